@@ -1,0 +1,85 @@
+"""The one way a file gets its final name: temporary name in the same folder, fsync, hash, rename, fsync of the folder."""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+HASH_CHUNK_BYTES = 8 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """A durable file: what stands under its final name after a power cut."""
+
+    path: Path
+    sha256: str
+    num_bytes: int
+
+
+def temporary(final: Path) -> Path:
+    """Return the name a file has until it is sealed: hidden, and in the same folder, so that the rename is atomic."""
+    return final.with_name(f".{final.name}.tmp")
+
+
+def fsync_folder(folder: Path) -> None:
+    """Make the entries of `folder` durable. Raises OSError."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def sha256_of(path: Path) -> tuple[str, int]:
+    """Return the hex sha256 and the length in bytes of a file. Raises OSError."""
+    digest, num_bytes = hashlib.sha256(), 0
+    buffer = bytearray(HASH_CHUNK_BYTES)
+    view = memoryview(buffer)
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            digest.update(view[:count])
+            num_bytes += count
+    return digest.hexdigest(), num_bytes
+
+
+def seal(final: Path) -> Sealed:
+    """Give the complete file at `temporary(final)` its final name, durably. Raises OSError; then nothing final exists.
+
+    The hash is taken from the file as the kernel holds it after fsync, not from the writer's buffers.
+    """
+    temp = temporary(final)
+    fd = os.open(temp, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    digest, num_bytes = sha256_of(temp)
+    temp.replace(final)
+    fsync_folder(final.parent)
+    return Sealed(final, digest, num_bytes)
+
+
+@contextmanager
+def sealing(final: Path) -> Iterator[Path]:
+    """Yield the temporary path to write to; seal it on success, remove it on any error."""
+    final.parent.mkdir(parents=True, exist_ok=True)
+    temp = temporary(final)
+    try:
+        yield temp
+        seal(final)
+    except BaseException:
+        temp.unlink(missing_ok=True)
+        raise
+
+
+def move_durably(source: Path, final: Path) -> None:
+    """Move a sealed file to another folder of the same filesystem; doing it again is harmless. Raises OSError."""
+    if not source.exists() and final.exists():
+        return
+    final.parent.mkdir(parents=True, exist_ok=True)
+    source.replace(final)
+    fsync_folder(final.parent)
+    fsync_folder(source.parent)

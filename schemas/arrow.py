@@ -1,0 +1,109 @@
+"""The Arrow schemas on disk: the shard, the light index, the frozen plan; and the bytes of a layer.
+
+Settings and their measurements: a row group is one row, a layer one uncompressed PLAIN page of a `large_binary` column,
+without dictionary and statistics, so that a reader takes one layer of one row with one `pread`.
+"""
+
+from typing import Any
+
+import pyarrow as pa
+
+from schemas.identity import DTYPE_BYTES
+
+METADATA_KEY = b"quarry"
+"""Key of the JSON document (`Provenance`) in a shard's Parquet key-value metadata."""
+
+LAYER_PREFIX = "layer_"
+
+
+def layer_columns(layer_ids: tuple[int, ...], compression: str) -> tuple[str, ...]:
+    """Return the state columns in file order: one a layer, or two (`_hi`, `_lo`) with `planes`."""
+    if compression == "planes":
+        return tuple(f"{LAYER_PREFIX}{k}_{plane}" for k in layer_ids for plane in ("hi", "lo"))
+    return tuple(f"{LAYER_PREFIX}{k}" for k in layer_ids)
+
+
+def shard_schema(layer_ids: tuple[int, ...], hidden_size: int, dtype: str, compression: str) -> pa.Schema:
+    """Return a shard's schema.
+
+    A layer's value is the raw little-endian `[T, H]` of `dtype` in C order. `checksums` holds the xxh3_64 of each *layer's*
+    raw bytes (before any split into planes), in ascending layer order.
+    """
+    fields = [
+        pa.field("sample_id", pa.string(), nullable=False),
+        pa.field("source_id", pa.string(), nullable=True),
+        pa.field("num_tokens", pa.int32(), nullable=False),
+        pa.field("prompt_tokens", pa.int32(), nullable=False),
+        pa.field("hidden_size", pa.int32(), nullable=False),
+        pa.field("input_ids", pa.list_(pa.field("element", pa.int32(), nullable=False)), nullable=False),
+        pa.field("loss_mask", pa.list_(pa.field("element", pa.uint8(), nullable=False)), nullable=False),
+    ]
+    for name in layer_columns(layer_ids, compression):
+        about = {"dtype": dtype, "shape": f"[num_tokens, {hidden_size}]", "layout": "C,little-endian"}
+        fields.append(pa.field(name, pa.large_binary(), nullable=False, metadata=about))
+    fields.append(pa.field("checksums", pa.list_(pa.field("element", pa.uint64(), nullable=False)), nullable=False))
+    return pa.schema(fields)
+
+
+def writer_options(schema: pa.Schema) -> dict[str, Any]:
+    """Return the keyword arguments of `pq.ParquetWriter` for a shard of `schema`; each is there for a measured reason.
+
+    Statistics over the state columns alone cost more than all else together; dictionaries cost and never hit.
+    `write_batch_size=1` keeps a page to one value, so a value may reach 2 GiB - 64 KiB.
+    """
+    codecs: dict[str, str] = {}
+    for field in schema:
+        if field.name.startswith(LAYER_PREFIX):
+            codecs[field.name] = "zstd" if field.name.endswith("_hi") else "none"
+        elif pa.types.is_list(field.type):
+            codecs[f"{field.name}.list.element"] = "zstd"
+        else:
+            codecs[field.name] = "none"
+    levels = {name: 1 for name, codec in codecs.items() if codec == "zstd"}
+    return {
+        "compression": codecs,
+        "compression_level": levels,
+        "use_dictionary": False,
+        "write_statistics": ["sample_id", "num_tokens"],
+        "write_page_index": True,
+        "write_batch_size": 1,
+        "data_page_version": "1.0",
+        "store_schema": True,
+    }
+
+
+INDEX_SCHEMA = pa.schema(
+    [
+        pa.field("sample_id", pa.string(), nullable=False),
+        pa.field("source_id", pa.string(), nullable=True),
+        pa.field("num_tokens", pa.int32(), nullable=False),
+        pa.field("prompt_tokens", pa.int32(), nullable=False),
+        pa.field("supervised_tokens", pa.int32(), nullable=False),
+        pa.field("input_ids", pa.list_(pa.field("element", pa.int32(), nullable=False)), nullable=False),
+        pa.field("loss_mask", pa.list_(pa.field("element", pa.uint8(), nullable=False)), nullable=False),
+        pa.field("shard", pa.string(), nullable=False),
+        pa.field("row", pa.int32(), nullable=False),
+        pa.field("next_token", pa.int32(), nullable=True),
+        pa.field("next_logprob", pa.float32(), nullable=True),
+    ]
+)
+"""`next_token` and `next_logprob` are the engine's own argmax after the row's last token and its log-probability, kept for the
+sampled rows, so that the logit check can be repeated on a finished dataset. `shard` is a path inside the repository."""
+
+PLAN_SCHEMA = pa.schema(
+    [
+        pa.field("position", pa.int64(), nullable=False),
+        pa.field("sample_id", pa.string(), nullable=False),
+        pa.field("source_id", pa.string(), nullable=True),
+        pa.field("prompt_tokens", pa.int32(), nullable=False),
+        pa.field("input_ids", pa.list_(pa.field("element", pa.int32(), nullable=False)), nullable=False),
+        pa.field("loss_mask", pa.list_(pa.field("element", pa.uint8(), nullable=False)), nullable=False),
+    ]
+)
+"""One row a sample of one unit, in plan order; a row's number in this file is its `row` on the way through the engine.
+`position` counts the source's rows from 0 and is what a reject is recorded under."""
+
+
+def state_bytes(num_tokens: int, num_layers: int, hidden_size: int, dtype: str) -> int:
+    """Return the bytes of `[num_layers, num_tokens, hidden_size]` states of `dtype`."""
+    return num_tokens * num_layers * hidden_size * DTYPE_BYTES[dtype]

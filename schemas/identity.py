@@ -1,0 +1,99 @@
+"""Identity: what must be equal for two runs to be the same dataset, and how layers are named in every convention."""
+
+import hashlib
+import json
+from typing import Literal
+
+from schemas.base import Wire
+from schemas.request import CapturePasses, Compression, Dtype, Generate, LossRule, TooLong
+
+SCHEMA_VERSION = 1
+
+DTYPE_BYTES: dict[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
+
+NormKind = Literal["rmsnorm", "gemma_rmsnorm", "layernorm"]
+"""`gemma_rmsnorm` multiplies by (1 + weight)."""
+
+
+class FinalNorm(Wire):
+    """The target's final norm: with its weight (`final_norm.safetensors`) anyone can make the post-norm state."""
+
+    kind: NormKind
+    eps: float
+
+
+class LayerInfo(Wire):
+    """One captured layer in the three conventions of the field.
+
+    vLLM id `k` is the residual stream after `k` decoder layers. Hugging Face's `hidden_states[k]` is the same tensor for
+    k < N, but its entry N is post-norm, so `hf_index` is null there. `zero_based` counts layer outputs from 0 (SGLang,
+    ModelOpt, DFlash); null for the embeddings.
+    """
+
+    vllm_id: int
+    hf_index: int | None
+    zero_based: int | None
+    norm_state: Literal["residual_stream", "pre_final_norm"]
+
+
+def layer_info(layer_id: int, num_layers: int) -> LayerInfo:
+    """Name vLLM layer id `layer_id` of a model of `num_layers` decoder layers in every convention."""
+    last = layer_id == num_layers
+    return LayerInfo(
+        vllm_id=layer_id,
+        hf_index=None if last else layer_id,
+        zero_based=layer_id - 1 if layer_id else None,
+        norm_state="pre_final_norm" if last else "residual_stream",
+    )
+
+
+class Identity(Wire):
+    """Everything that decides the bytes of a dataset apart from the engine's rounding. A resumed job may not change it."""
+
+    schema_version: int = SCHEMA_VERSION
+    model: str
+    revision: str
+    """Commit of the model repository, or the sha256 of a local model's config and weight index."""
+    dtype: Dtype
+    hidden_size: int
+    num_layers: int
+    layer_ids: tuple[int, ...]
+    tokenizer_sha256: str
+    template_sha256: str | None
+    source_fingerprint: str
+    loss: LossRule
+    max_tokens: int
+    on_too_long: TooLong
+    generate: Generate | None
+    capture: CapturePasses | None
+    compression: Compression
+
+    def sha256(self) -> str:
+        """Return the digest of the canonical JSON."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def state_bytes_per_token(self) -> int:
+        """Bytes of hidden states that one token costs, uncompressed."""
+        return len(self.layer_ids) * self.hidden_size * DTYPE_BYTES[self.dtype]
+
+
+class EngineInfo(Wire):
+    """The engine that computed the states, with the options that can change their rounding."""
+
+    name: str
+    version: str
+    device: str
+    options: dict[str, str | int | float | bool | None]
+
+
+class Provenance(Wire):
+    """Who made a dataset, from what: stands in every shard's metadata and in the manifest."""
+
+    job_id: str
+    identity: Identity
+    layers: tuple[LayerInfo, ...]
+    final_norm: FinalNorm
+    engine: EngineInfo
+    service_version: str

@@ -1,0 +1,137 @@
+"""States of a job and of a unit with their legal moves, and what the HTTP routes say of them."""
+
+from datetime import datetime
+from enum import StrEnum
+
+from pydantic import Field
+
+from schemas.base import Wire
+from schemas.names import JobId
+from schemas.request import ExtractRequest
+
+
+class JobState(StrEnum):
+    """Where a job stands. BLOCKED waits for a person or for space: `resume` continues it with everything kept."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    PUBLISHING = "publishing"
+    COMPLETED = "completed"
+    BLOCKED = "blocked"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+JOB_MOVES: dict[JobState, frozenset[JobState]] = {
+    JobState.QUEUED: frozenset({JobState.RUNNING, JobState.FAILED, JobState.BLOCKED, JobState.CANCELLED}),
+    JobState.RUNNING: frozenset({JobState.PUBLISHING, JobState.FAILED, JobState.BLOCKED, JobState.CANCELLED}),
+    JobState.PUBLISHING: frozenset({JobState.COMPLETED, JobState.FAILED, JobState.BLOCKED, JobState.CANCELLED}),
+    JobState.BLOCKED: frozenset({JobState.QUEUED, JobState.CANCELLED}),
+    JobState.FAILED: frozenset({JobState.QUEUED}),
+    JobState.CANCELLED: frozenset({JobState.QUEUED}),
+    JobState.COMPLETED: frozenset(),
+}
+"""Every legal move. `resume` is the move to QUEUED: planning and capture go on from what is committed."""
+
+ENDED_JOB_STATES = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED})
+
+
+class UnitState(StrEnum):
+    """Where a unit stands. LEASED units carry an owner, an epoch and a deadline."""
+
+    PENDING = "pending"
+    LEASED = "leased"
+    DONE = "done"
+    FAILED = "failed"
+
+
+UNIT_MOVES: dict[UnitState, frozenset[UnitState]] = {
+    UnitState.PENDING: frozenset({UnitState.LEASED}),
+    UnitState.LEASED: frozenset({UnitState.DONE, UnitState.PENDING, UnitState.FAILED, UnitState.LEASED}),
+    UnitState.FAILED: frozenset({UnitState.PENDING}),
+    UnitState.DONE: frozenset(),
+}
+"""LEASED -> LEASED is the next epoch taking over an expired lease."""
+
+
+class Problem(Wire):
+    """RFC 9457 problem details. `type` is stable; `field` names the request's field at fault and `cure` says what to do."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    field: str | None = None
+    cure: str | None = None
+
+
+class Progress(Wire):
+    """Counters of a job. A sample is planned once and ends either written or rejected."""
+
+    plan_done: bool = False
+    samples_planned: int = 0
+    samples_written: int = 0
+    samples_rejected: int = 0
+    tokens_planned: int = 0
+    tokens_written: int = 0
+    bytes_written: int = 0
+    units_planned: int = 0
+    units_done: int = 0
+    units_failed: int = 0
+
+
+class JobView(Wire):
+    """What `GET /jobs/{id}` says."""
+
+    id: JobId
+    state: JobState
+    request: ExtractRequest
+    progress: Progress
+    problem: Problem | None = None
+    identity_sha256: str | None = None
+    hub_commit: str | None = Field(default=None, description="commit of the dataset repository that holds the whole job")
+    created_at: datetime
+    updated_at: datetime
+
+
+class JobPage(Wire):
+    """A page of jobs, newest first; `next_cursor` is null on the last one."""
+
+    jobs: tuple[JobView, ...]
+    next_cursor: str | None = None
+
+
+class ShardView(Wire):
+    """A committed shard: its path inside the dataset, and what the connector's receipt said."""
+
+    path: str
+    sha256: str
+    bytes: int
+    rows: int
+    tokens: int
+    unit: int
+    epoch: int
+
+
+class RejectView(Wire):
+    """A sample that is not in the dataset, and why. `position` counts the source's rows from 0."""
+
+    position: int
+    source_id: str | None
+    sample_id: str | None
+    reason: str
+    detail: str
+
+
+class Estimate(Wire):
+    """What a job would need. `seconds` is null where no rate is known."""
+
+    samples: int
+    rejected: int
+    tokens: int
+    bytes: int
+    shards: int
+    commits: int
+    bytes_per_token: int
+    layer_ids: tuple[int, ...]
+    seconds: float | None = None

@@ -1,0 +1,72 @@
+"""The manifest: a job's whole account. Every planned sample is in a shard or among the rejects."""
+
+from pydantic import Field
+
+from schemas.base import Wire
+from schemas.identity import SCHEMA_VERSION, Provenance
+from schemas.job import RejectView
+from schemas.request import ExtractRequest
+
+
+class FileEntry(Wire):
+    """A file of the dataset: its path inside the repository and what its bytes must be."""
+
+    path: str
+    sha256: str
+    bytes: int
+
+
+class LayerStats(Wire):
+    """A layer over the rows of a shard: mean over tokens of the root mean square over H, and the largest magnitude."""
+
+    layer_id: int
+    mean_rms: float
+    max_abs: float
+
+
+class ShardEntry(FileEntry):
+    """A shard, its index file, and the attempt that made it."""
+
+    rows: int
+    tokens: int
+    unit: int
+    epoch: int
+    layers: tuple[LayerStats, ...]
+
+
+class CheckReport(Wire):
+    """What was proven, in numbers."""
+
+    rows_checked: int = Field(description="rows under the always-on checks: every one")
+    logit_rows: int = Field(description="rows whose last logits were recomputed from the sealed bytes")
+    logit_argmax_agree: int
+    logit_max_error: float = Field(description="largest |log-probability difference| over the logit rows")
+    canary: str = Field(description="'passed', 'cached' or 'skipped by request'")
+    canary_min_cosine: float | None = None
+
+
+class Totals(Wire):
+    """Sums over the job."""
+
+    samples_planned: int
+    samples_written: int
+    samples_rejected: int
+    tokens: int
+    supervised_tokens: int
+    bytes: int
+
+
+class Manifest(Wire):
+    """What stands in `manifests/<job>.json`. `complete` is true: a manifest is only written of a whole job."""
+
+    schema_version: int = SCHEMA_VERSION
+    provenance: Provenance
+    identity_sha256: str
+    request: ExtractRequest
+    shards: tuple[ShardEntry, ...]
+    indexes: tuple[FileEntry, ...]
+    extras: tuple[FileEntry, ...] = Field(description="final_norm.safetensors and the token counts")
+    rejects: tuple[RejectView, ...]
+    totals: Totals
+    checks: CheckReport
+    complete: bool = True

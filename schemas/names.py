@@ -1,0 +1,89 @@
+"""The only parsers of names that users give, and the only makers of names on disk and on the Hub.
+
+Every name is a function of the plan (job, unit, epoch, rank), never of a clock, a pid or a random number, so that a step
+done twice writes the same name. A name that passed here holds no path separator, no dot-dot and no control character.
+"""
+
+import hashlib
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, StringConstraints
+
+JOB_ID_PATTERN = r"^j-[0-9a-f]{16}$"
+REPO_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}$"
+CONFIG_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
+
+MAX_UNITS = 100_000
+"""Units of one job: five digits in a shard's name, and under the Hub's 100k files of a repository."""
+
+
+def _repo_id(value: str) -> str:
+    """Apply the Hub's rules beyond the pattern: no `--`, no `..`, no trailing `.git` or punctuation."""
+    for part in value.split("/"):
+        if "--" in part or ".." in part or part.endswith((".git", ".", "-")):
+            raise ValueError(f"{value!r} is not a Hub repository id: '--', '..' and a trailing '.git', '.' or '-' are not allowed")
+    return value
+
+
+JobId = Annotated[str, StringConstraints(pattern=JOB_ID_PATTERN)]
+"""`j-` and 16 hex digits."""
+RepoId = Annotated[str, StringConstraints(pattern=REPO_ID_PATTERN), AfterValidator(_repo_id)]
+"""`namespace/name` of a Hub repository."""
+ConfigName = Annotated[str, StringConstraints(pattern=CONFIG_NAME_PATTERN)]
+"""A `datasets` configuration's name."""
+
+
+def job_id_from_key(key: str) -> str:
+    """Return the job id of an idempotency key: the same key is the same job on any machine."""
+    return "j-" + hashlib.blake2b(key.encode(), digest_size=8).hexdigest()
+
+
+def is_job_id(value: str) -> bool:
+    """Say whether `value` has the form of a job id."""
+    return re.fullmatch(JOB_ID_PATTERN, value) is not None
+
+
+def _checked_job(job_id: str) -> str:
+    if not is_job_id(job_id):
+        raise ValueError(f"{job_id!r} is not a job id (expected {JOB_ID_PATTERN})")
+    return job_id
+
+
+def _checked_unit(unit: int) -> int:
+    if not 0 <= unit < MAX_UNITS:
+        raise ValueError(f"unit {unit} is outside 0..{MAX_UNITS - 1}")
+    return unit
+
+
+def shard_file(unit: int, rank: int = 0, num_ranks: int = 1) -> str:
+    """Return a shard's file name; the rank is named only where several ranks write."""
+    suffix = f"-r{rank}" if num_ranks > 1 else ""
+    return f"train-{_checked_unit(unit):05d}{suffix}.parquet"
+
+
+def shard_path(job_id: str, unit: int, rank: int = 0, num_ranks: int = 1) -> str:
+    """Return a shard's path inside the dataset repository."""
+    return f"data/{_checked_job(job_id)}/{shard_file(unit, rank, num_ranks)}"
+
+
+def index_path(job_id: str, unit: int) -> str:
+    """Return the path of a unit's light index (ids, lengths, masks) inside the dataset repository."""
+    return f"index/{_checked_job(job_id)}/train-{_checked_unit(unit):05d}.parquet"
+
+
+def manifest_path(job_id: str) -> str:
+    """Return the path of a job's manifest inside the dataset repository; several jobs may share one repository."""
+    return f"manifests/{_checked_job(job_id)}.json"
+
+
+def plan_path(job_id: str, unit: int) -> str:
+    """Return the path of a unit's frozen samples below the work root."""
+    return f"{_checked_job(job_id)}/plan/unit-{_checked_unit(unit):05d}.parquet"
+
+
+def attempt_dir(job_id: str, unit: int, epoch: int) -> str:
+    """Return the folder below the work root that attempt (unit, epoch) alone writes into."""
+    if epoch < 1:
+        raise ValueError(f"epoch {epoch} is below 1")
+    return f"{_checked_job(job_id)}/attempts/{_checked_unit(unit):05d}-{epoch}"

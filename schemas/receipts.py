@@ -1,0 +1,138 @@
+r"""What crosses the socket between the service and the connector, one JSON document a line, both ways.
+
+The service listens; every connector worker (one a rank) connects when the engine starts and says `Hello`. The service opens
+a unit before it submits the unit's first request; the connector answers each unit with exactly one `UnitSealed` or
+`UnitFailed` a rank. `UnitSealed` is the only proof of durability: it is sent after fsync, rename and fsync of the folder.
+
+    service                                connector (rank r)
+      <-- Hello
+      OpenUnit -->
+      SkipRow --> (a row the engine will never see)
+      <-- UnitSealed | UnitFailed          (every row of rank r is written, rejected, void or skipped)
+      AbandonUnit -->                      (lease lost or job cancelled: forget it, delete the temporary file; no answer)
+      Flush --> ... <-- Flushed            (the copy and writer queues were empty: now the engine may be shut down)
+
+Rows of a unit are spread over ranks by `row % num_ranks`.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from schemas.base import Wire
+from schemas.identity import Provenance
+from schemas.manifest import LayerStats
+from schemas.names import JobId
+from schemas.request import Compression
+
+
+class UnitKey(Wire):
+    """One attempt at one unit."""
+
+    job_id: JobId
+    unit: int = Field(ge=0)
+    epoch: int = Field(ge=1)
+
+
+class Hello(Wire):
+    """The connector's first line: what it found the engine's cache to be. Shapes are `[blocks, layers, block, hidden]`."""
+
+    kind: Literal["hello"] = "hello"
+    rank: int
+    num_ranks: int
+    engine_version: str
+    device: str
+    cache_shape: tuple[int, int, int, int]
+    cache_dtype: str
+    pool_bytes: int
+
+
+class OpenUnit(Wire):
+    """Begin attempt `key`: `num_rows` rows of the unit's plan file will pass. The folder is derived from the key."""
+
+    kind: Literal["open"] = "open"
+    key: UnitKey
+    num_rows: int = Field(ge=1)
+    compression: Compression
+    provenance: Provenance
+
+
+class SkipRow(Wire):
+    """Row `row` will never reach the engine."""
+
+    kind: Literal["skip"] = "skip"
+    key: UnitKey
+    row: int = Field(ge=0)
+    reason: str
+
+
+class AbandonUnit(Wire):
+    """Forget attempt `key`."""
+
+    kind: Literal["abandon"] = "abandon"
+    key: UnitKey
+
+
+class Flush(Wire):
+    """Answer `Flushed` with the same token once nothing is waiting to be copied or written."""
+
+    kind: Literal["flush"] = "flush"
+    token: int
+
+
+class RejectedRow(Wire):
+    """A row that passed the engine but may not be stored, e.g. not finite."""
+
+    row: int
+    reason: str
+    detail: str
+
+
+class UnitSealed(Wire):
+    """Attempt `key` is durable on rank `rank`. `file` is null when no row was written.
+
+    `rows[i]` is the plan row that stands in row group `i` of the file; `num_tokens[i]` its length T.
+    """
+
+    kind: Literal["sealed"] = "sealed"
+    key: UnitKey
+    rank: int
+    file: str | None
+    sha256: str
+    bytes: int
+    rows: tuple[int, ...]
+    num_tokens: tuple[int, ...]
+    rejected: tuple[RejectedRow, ...] = ()
+    void: tuple[int, ...] = Field(default=(), description="rows whose request was aborted or failed in the engine")
+    layers: tuple[LayerStats, ...] = ()
+
+
+class UnitFailed(Wire):
+    """Attempt `key` cannot become durable. `errno` is the operating system's, where there is one (28: the disk is full)."""
+
+    kind: Literal["failed"] = "failed"
+    key: UnitKey
+    rank: int
+    reason: str
+    detail: str
+    errno: int | None = None
+
+
+class Flushed(Wire):
+    """Everything that came before `Flush` with this token has left the queues."""
+
+    kind: Literal["flushed"] = "flushed"
+    rank: int
+    token: int
+
+
+ToConnector = Annotated[OpenUnit | SkipRow | AbandonUnit | Flush, Field(discriminator="kind")]
+FromConnector = Annotated[Hello | UnitSealed | UnitFailed | Flushed, Field(discriminator="kind")]
+
+TO_CONNECTOR: TypeAdapter[ToConnector] = TypeAdapter(ToConnector)
+FROM_CONNECTOR: TypeAdapter[FromConnector] = TypeAdapter(FromConnector)
+
+
+def line(message: Wire) -> bytes:
+    """Return `message` as one line of JSON, newline included."""
+    return message.model_dump_json().encode() + b"\n"

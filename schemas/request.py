@@ -1,0 +1,169 @@
+"""The body of `POST /extract` and `POST /estimate`: what to capture, from what, how, and where it goes. Every bound is here."""
+
+import json
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, JsonValue, StringConstraints, model_validator
+
+from schemas.base import Wire
+from schemas.names import ConfigName, RepoId
+
+MAX_LAYER_ID = 1024
+MAX_LAYERS = 128
+MAX_SAMPLE_TOKENS = 2_097_152
+MAX_INLINE_SAMPLES = 100_000
+MAX_MESSAGES = 10_000
+MAX_TEXT_CHARS = 16_777_216
+MAX_TEMPLATE_CHARS = 262_144
+MAX_TOKEN_ID = 2**31 - 1
+
+Text = Annotated[str, StringConstraints(max_length=MAX_TEXT_CHARS)]
+Name = Annotated[str, StringConstraints(min_length=1, max_length=512)]
+TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID, strict=True)]
+LayerId = Annotated[int, Field(ge=0, le=MAX_LAYER_ID, strict=True)]
+
+LayerPreset = Literal["eagle3", "eagle", "mtp", "dflash"]
+LossRule = Literal["assistant", "last_turn", "all"]
+TooLong = Literal["truncate", "reject"]
+Dtype = Literal["bfloat16", "float16", "float32"]
+Compression = Literal["none", "planes"]
+CapturePasses = Literal["auto", "one_pass", "second_prefill"]
+
+
+class Message(Wire):
+    """One turn, in the OpenAI form. `content` may be null only where `tool_calls` are given."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text | None = None
+    name: Name | None = None
+    reasoning_content: Text | None = None
+    tool_calls: tuple[dict[str, JsonValue], ...] | None = Field(default=None, max_length=256)
+    tool_call_id: Name | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.content is None and not self.tool_calls:
+            raise ValueError("a message needs 'content', or 'tool_calls' in an assistant turn")
+        return self
+
+    def for_template(self) -> dict[str, Any]:
+        """Return the mapping that a chat template sees: only the keys that were given."""
+        return {key: value for key, value in self.model_dump(mode="json").items() if value is not None}
+
+
+class Sample(Wire):
+    """One sample: exactly one of `messages`, `text` or `token_ids` (with an optional `loss_mask` of the same length)."""
+
+    id: Name | None = None
+    messages: tuple[Message, ...] | None = Field(default=None, min_length=1, max_length=MAX_MESSAGES)
+    tools: tuple[dict[str, JsonValue], ...] | None = Field(default=None, max_length=256)
+    text: Text | None = None
+    token_ids: tuple[TokenId, ...] | None = Field(default=None, max_length=MAX_SAMPLE_TOKENS)
+    loss_mask: tuple[Literal[0, 1], ...] | None = Field(default=None, max_length=MAX_SAMPLE_TOKENS)
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Self:
+        forms = [name for name in ("messages", "text", "token_ids") if getattr(self, name) is not None]
+        if len(forms) != 1:
+            raise ValueError(f"give exactly one of 'messages', 'text' or 'token_ids'; got {forms or 'none'}")
+        if self.loss_mask is not None:
+            if self.token_ids is None:
+                raise ValueError("'loss_mask' goes with 'token_ids'")
+            if len(self.loss_mask) != len(self.token_ids):
+                raise ValueError(f"'loss_mask' has {len(self.loss_mask)} flags for {len(self.token_ids)} token ids")
+        if self.tools is not None and self.messages is None:
+            raise ValueError("'tools' goes with 'messages'")
+        return self
+
+
+class InlineSource(Wire):
+    """Samples in the request itself."""
+
+    kind: Literal["inline"]
+    samples: tuple[Sample, ...] = Field(min_length=1, max_length=MAX_INLINE_SAMPLES)
+
+
+class FileSource(Wire):
+    """A JSONL or Parquet file (or a folder of them, in name order) under one of the service's allowed roots."""
+
+    kind: Literal["file"]
+    path: Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+    limit: int | None = Field(default=None, ge=1, description="take only the first rows")
+
+
+class HubSource(Wire):
+    """A dataset on the Hub, streamed through `datasets`."""
+
+    kind: Literal["hub"]
+    repo_id: RepoId
+    config: Name | None = None
+    split: Name = "train"
+    revision: Name | None = None
+    limit: int | None = Field(default=None, ge=1, description="take only the first rows")
+
+
+Source = Annotated[InlineSource | FileSource | HubSource, Field(discriminator="kind")]
+
+
+class Generate(Wire):
+    """The target answers each prompt; prompt and answer are captured.
+
+    `capture`: `one_pass` takes the states of the decode steps themselves; the last sampled token was never an input, so
+    it has no state and is not stored. `second_prefill` runs prompt and answer again against the prefix cache and so holds
+    every token. `auto` is `one_pass` where the engine is known to do that rightly, else `second_prefill`.
+    """
+
+    max_tokens: int = Field(ge=1, le=131_072)
+    temperature: float = Field(default=0.0, ge=0.0, le=2.0)
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    top_k: int = Field(default=0, ge=0, le=1_000_000, description="0 keeps every token")
+    seed: int | None = Field(default=None, ge=0, le=2**63 - 1)
+    stop: tuple[Annotated[str, StringConstraints(min_length=1, max_length=256)], ...] = Field(default=(), max_length=16)
+    capture: CapturePasses = "auto"
+
+
+class Storage(Wire):
+    """How the shards look on disk."""
+
+    compression: Compression = "none"
+    shard_bytes: int = Field(default=2_147_483_648, ge=65_536, le=17_179_869_184, description="size a shard is planned for")
+
+
+class HubTarget(Wire):
+    """The dataset repository that the shards are pushed to."""
+
+    repo_id: RepoId
+    private: bool = True
+    config_name: ConfigName = "default"
+
+
+class ExtractRequest(Wire):
+    """The whole job. Layer ids are vLLM's: `k` is the residual stream after `k` decoder layers, `N` is pre-final-norm."""
+
+    model: Name
+    revision: Name | None = None
+    dtype: Literal["auto"] | Dtype = "auto"
+    layers: LayerPreset | tuple[LayerId, ...] = Field(default="eagle3")
+    final_layer: bool = True
+    source: Source
+    loss: LossRule = "assistant"
+    chat_template: Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEMPLATE_CHARS)] | None = None
+    max_tokens: int = Field(default=4096, ge=1, le=MAX_SAMPLE_TOKENS)
+    on_too_long: TooLong = "truncate"
+    generate: Generate | None = None
+    storage: Storage = Storage()
+    canary: Literal["run", "skip"] = "run"
+    hub: HubTarget | None = None
+
+    @model_validator(mode="after")
+    def _layer_list(self) -> Self:
+        if isinstance(self.layers, tuple):
+            if not 1 <= len(self.layers) <= MAX_LAYERS:
+                raise ValueError(f"'layers' needs 1 to {MAX_LAYERS} ids; got {len(self.layers)}")
+            if len(set(self.layers)) != len(self.layers):
+                raise ValueError(f"'layers' names an id twice: {sorted(self.layers)}")
+        return self
+
+    def canonical_json(self) -> str:
+        """Return the request as JSON with sorted keys: equal requests give equal text."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=True)

@@ -1,0 +1,78 @@
+"""Settings: environment variables with the prefix `QUARRY_`, secrets from files."""
+
+from pathlib import Path
+
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    """Everything that can be set. One instance is made at start and passed down; nothing reads the environment later."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="QUARRY_", extra="forbid", frozen=True, secrets_dir=None, env_ignore_empty=True
+    )
+
+    data_dir: Path = Path("quarry-data")
+    """Holds the database, plans and attempts, and `jobs/<job>/`, the finished datasets."""
+    out_dir: Path | None = None
+    """The one dataset folder of a foreground run; null puts each job's dataset under `data_dir/jobs/`."""
+    database_url: str | None = None
+    """SQLAlchemy URL; null is SQLite at `data_dir/quarry.db`. PostgreSQL: `postgresql+psycopg://...`."""
+    source_roots: tuple[Path, ...] = ()
+    """Folders that file sources may be read from. None: file sources are refused."""
+    model_roots: tuple[Path, ...] = ()
+    """Folders that local models may be loaded from. None: only models on the Hub."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8642, ge=0, le=65535)
+    max_body_bytes: int = Field(default=64 * 2**20, ge=1024)
+
+    hub_endpoint: str | None = None
+    """Base URL of the Hub; null is the public one."""
+    hub_token: SecretStr | None = None
+    hub_token_file: Path | None = None
+    """File that holds the Hub token; read at each use, so that it can be replaced while the service runs."""
+
+    engine: str = "service.vllm_engine:VllmEngine"
+    """Import path of the engine class."""
+    engine_options: dict[str, str | int | float | bool | None] = {}
+    """More keyword arguments of vLLM's engine, as JSON."""
+    tensor_parallel_size: int = Field(default=1, ge=1, le=64)
+    gpu_memory_utilization: float | None = Field(default=None, gt=0.0, le=1.0)
+    engine_start_timeout_s: float = Field(default=1800.0, gt=0)
+    pool_bytes: int = Field(default=1 * 2**30, ge=2**16)
+    """Host memory that a connector worker drains through; grown at start to hold one sample of the longest length."""
+    writer_threads: int = Field(default=2, ge=1, le=64)
+
+    lease_s: float = Field(default=60.0, ge=1.0)
+    """How long a unit, a plan or a repository stays with a silent owner."""
+    poll_s: float = Field(default=0.5, gt=0)
+    """How often an idle worker looks for work."""
+    unit_attempts: int = Field(default=3, ge=1, le=100)
+    """Attempts at a unit before the job fails with the last error."""
+    unit_max_samples: int = Field(default=4096, ge=1, le=65_536)
+    units_in_flight: int = Field(default=2, ge=1, le=16)
+    """Units one worker holds at once, so that the engine sees no bubble between them."""
+    logit_share: float = Field(default=0.01, ge=0.0, le=1.0)
+    logit_rows_min: int = Field(default=8, ge=0)
+    """Rows of each unit whose logits are recomputed from the sealed bytes: the share, and at least so many."""
+
+    def database(self) -> str:
+        """Return the store's URL."""
+        return self.database_url or f"sqlite:///{self.data_dir.resolve() / 'quarry.db'}"
+
+    def token(self) -> str | None:
+        """Return the Hub token now in force, or none."""
+        if self.hub_token_file is not None:
+            return self.hub_token_file.read_text().strip() or None
+        return self.hub_token.get_secret_value() if self.hub_token else None
+
+    @property
+    def work_root(self) -> Path:
+        """Plans and attempts, by job; see `schemas.names`."""
+        return self.data_dir / "work"
+
+    def dataset_dir(self, job_id: str) -> Path:
+        """Return the folder that holds a job's finished dataset, in the layout of the Hub repository."""
+        return self.out_dir if self.out_dir is not None else self.data_dir / "jobs" / job_id
