@@ -1,9 +1,22 @@
 """The pydantic base of every value that crosses a border: frozen, and an unknown field is an error."""
 
-from pydantic import BaseModel, ConfigDict
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+MAX_FIELDS = 128
+"""Fields one object may be sent with; no value of ours has nearly as many."""
 
 
 class Wire(BaseModel):
     """Immutable; refuses unknown fields, so that a misspelt option is an error and not a shrug."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few_fields(cls, data: Any) -> Any:
+        """Refuse an object of countless unknown fields at once: each would become an error object of its own."""
+        if isinstance(data, dict) and len(data) > MAX_FIELDS:
+            raise ValueError(f"{len(data)} fields; at most {MAX_FIELDS} can be given")
+        return data

@@ -2,6 +2,7 @@
 
 from datetime import datetime
 from enum import StrEnum
+from typing import Literal
 
 from pydantic import Field
 
@@ -113,6 +114,13 @@ class ShardView(Wire):
     epoch: int
 
 
+class ShardPage(Wire):
+    """Committed shards in path order; `next_after` is null on the last page."""
+
+    shards: tuple[ShardView, ...]
+    next_after: int | None = None
+
+
 class RejectView(Wire):
     """A sample that is not in the dataset, and why. `position` counts the source's rows from 0."""
 
@@ -121,6 +129,19 @@ class RejectView(Wire):
     sample_id: str | None
     reason: str
     detail: str
+
+
+class RejectPage(Wire):
+    """Rejected samples by position; `next_after` is the position to go on from, null on the last page."""
+
+    rejects: tuple[RejectView, ...]
+    next_after: int | None = None
+
+
+class Health(Wire):
+    """What `GET /healthz` and `GET /readyz` say when all is well."""
+
+    status: Literal["ok"] = "ok"
 
 
 class Estimate(Wire):

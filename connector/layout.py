@@ -1,0 +1,89 @@
+"""Where the cache-only layer's states lie in the engine's cache: checked once at start, refused by name when it does not fit.
+
+Legend: B blocks, L captured layers, S slots (tokens) a block, H hidden size.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+CACHE_LAYER_MARK = "cache_only_layers."
+"""Part of the name of vLLM's cache-only layer; the spec's type differs between the scheduler's and the worker's view."""
+
+FIRST_SUPPORTED = (0, 22)
+FIRST_BLSH = (0, 29)
+LAST_SUPPORTED = (0, 33)
+"""vLLM versions: [B, S, L, H] views before 0.29, [B, L, S, H] from there on."""
+
+DTYPE_NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}
+
+
+class LayoutError(ValueError):
+    """The engine's cache is not what this connector was written for; the engine must not start."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheGroup:
+    """The cache-only layer's place in the engine's KV cache configuration."""
+
+    group_id: int
+    layer_name: str
+    block_size: int
+    """S, the group's own; hybrids give it another one than the target's attention."""
+
+
+def parse_version(version: str) -> tuple[int, int]:
+    """Return (major, minor) of an engine version. Raises LayoutError for one that is not supported, with its number."""
+    try:
+        major, minor = (int(part) for part in version.split("+")[0].split(".")[:2])
+    except ValueError as error:
+        raise LayoutError(f"vLLM version {version!r} cannot be read; supported are 0.22 to 0.33") from error
+    if not FIRST_SUPPORTED <= (major, minor) <= LAST_SUPPORTED:
+        raise LayoutError(f"vLLM {version} is not known to this connector; supported are 0.22 to 0.33")
+    return major, minor
+
+
+def find_cache_group(kv_cache_groups: list[Any]) -> CacheGroup:
+    """Find the one cache-only layer by name among vLLM's KV cache groups. Raises LayoutError."""
+    found = [
+        CacheGroup(group_id, name, _block_size(group.kv_cache_spec, name))
+        for group_id, group in enumerate(kv_cache_groups)
+        for name in group.layer_names
+        if CACHE_LAYER_MARK in name
+    ]
+    if len(found) != 1:
+        names = [name for group in kv_cache_groups for name in group.layer_names]
+        raise LayoutError(
+            f"expected one cache-only layer, found {len(found)} among {names}; "
+            "start the engine with the speculative method 'extract_hidden_states' and without pipeline parallelism"
+        )
+    return found[0]
+
+
+def _block_size(spec: Any, layer_name: str) -> int:  # noqa: ANN401 - vLLM's KVCacheSpec
+    """Return the slots a block; a uniform group (worker's view) holds one spec a layer."""
+    per_layer = getattr(spec, "kv_cache_specs", None)
+    return int((per_layer[layer_name] if per_layer else spec).block_size)
+
+
+def view_BLSH(  # noqa: N802 - axes
+    cache: torch.Tensor, group: CacheGroup, num_layers: int, hidden_size: int, dtype: torch.dtype, version: str
+) -> torch.Tensor:
+    """Return the layer's cache as a `[B, L, S, H]` view, whatever the axis order and physical layout; no copy.
+
+    Raises LayoutError if the shape, dtype or block size is not what the engine's configuration says.
+    """
+    ordered = parse_version(version) >= FIRST_BLSH
+    expected = (num_layers, group.block_size) if ordered else (group.block_size, num_layers)
+    if cache.dim() != 4 or tuple(cache.shape[1:]) != (*expected, hidden_size):
+        raise LayoutError(
+            f"the cache of {group.layer_name} has shape {tuple(cache.shape)}; vLLM {version} should give "
+            f"(blocks, {expected[0]}, {expected[1]}, {hidden_size}) for {num_layers} layers and {group.block_size} slots a block"
+        )
+    if cache.dtype != dtype or dtype not in DTYPE_NAMES:
+        raise LayoutError(
+            f"the cache of {group.layer_name} holds {cache.dtype}, the model computes in {dtype}; "
+            "states are stored as bfloat16, float16 or float32, never quantized"
+        )
+    return cache if ordered else cache.permute(0, 2, 1, 3)

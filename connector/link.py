@@ -1,0 +1,64 @@
+"""The connector's end of the socket to the service: lines of JSON, both ways; `schemas.receipts` is the protocol."""
+
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from schemas.receipts import TO_CONNECTOR, FromConnector, ToConnector, line
+
+logger = logging.getLogger(__name__)
+
+
+class Link:
+    """A connected stream socket with one reading thread. `send` may be called from any thread.
+
+    `on_message` is called on the reading thread; `on_lost` once, when the service is gone without `close` from this side.
+    """
+
+    def __init__(
+        self, path: Path, on_message: Callable[[ToConnector], None], on_lost: Callable[[], None]
+    ) -> None:
+        """Connect. Raises OSError when the service does not listen at `path`."""
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.connect(str(path))
+        self._on_message, self._on_lost = on_message, on_lost
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._read, name="quarry-link", daemon=True)
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._thread.start()
+
+    def send(self, message: FromConnector) -> None:
+        """Send one line. A service that is gone is noticed here as on the reading side."""
+        try:
+            with self._lock:
+                self._socket.sendall(line(message))
+        except OSError:
+            self._lost()
+
+    def close(self) -> None:
+        """End the connection from this side."""
+        self._closing.set()
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            logger.debug("the service closed the socket first")
+        self._socket.close()
+
+    def _read(self) -> None:
+        try:
+            with self._socket.makefile("rb") as lines:
+                for text in lines:
+                    self._on_message(TO_CONNECTOR.validate_json(text))
+        except OSError as error:
+            logger.debug("the socket to the service broke: %s", error)
+        self._lost()
+
+    def _lost(self) -> None:
+        if not self._closing.is_set():
+            self._closing.set()
+            self._on_lost()

@@ -1,0 +1,189 @@
+"""One attempt's shard on one rank: rows in, one sealed Parquet file and its receipt out.
+
+Single-threaded: a `UnitWriter` lives on one writer thread. Layer columns are Arrow views of the slab's own memory, so that
+the Parquet encoder's copy into its page is the only one after the gather.
+
+Legend: T tokens, L captured layers, H hidden size.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+import xxhash
+
+from connector.rowcheck import NotFinite, StatesWrongError, check_distinct, check_row
+from connector.seal import seal, temporary
+from connector.wire import DrainJob, hash_ids
+from schemas.arrow import METADATA_KEY, PLAN_SCHEMA, shard_schema, writer_options
+from schemas.identity import DTYPE_BYTES
+from schemas.manifest import LayerStats
+from schemas.names import attempt_dir, plan_path, shard_file
+from schemas.planes import split_planes
+from schemas.receipts import OpenUnit, RejectedRow, UnitSealed
+
+
+class UnitWriter:
+    """Writes the rows of one attempt that fall to this rank. Raises OSError, pa.ArrowException and StatesWrongError."""
+
+    def __init__(self, order: OpenUnit, work_root: Path, rank: int, num_ranks: int) -> None:
+        """Read the unit's plan; the file is created with its first row."""
+        self.key = order.key
+        self._order = order
+        identity = order.provenance.identity
+        self._layer_ids = identity.layer_ids
+        self._hidden_size = identity.hidden_size
+        self._width = DTYPE_BYTES[identity.dtype]
+        self._rank = rank
+        self._plan = pq.read_table(work_root / plan_path(order.key.job_id, order.key.unit), schema=PLAN_SCHEMA)
+        if self._plan.num_rows != order.num_rows:
+            raise StatesWrongError(f"the plan holds {self._plan.num_rows} rows, the order says {order.num_rows}")
+        self._open_rows = {row for row in range(order.num_rows) if row % num_ranks == rank}
+        folder = work_root / attempt_dir(order.key.job_id, order.key.unit, order.key.epoch)
+        self._final = folder / shard_file(order.key.unit, rank, num_ranks)
+        self._schema = shard_schema(self._layer_ids, self._hidden_size, identity.dtype, order.compression).with_metadata(
+            {METADATA_KEY: order.provenance.model_dump_json().encode()}
+        )
+        self._file: pq.ParquetWriter | None = None
+        self._rows: list[int] = []
+        self._num_tokens: list[int] = []
+        self._rejected: list[RejectedRow] = []
+        self._void: list[int] = []
+        self._sum_rms = [0.0] * len(self._layer_ids)
+        self._max_abs = [0.0] * len(self._layer_ids)
+
+    @property
+    def complete(self) -> bool:
+        """Say whether every row of this rank has come to an end."""
+        return not self._open_rows
+
+    def write(self, job: DrainJob, states_LTH: torch.Tensor) -> None:  # noqa: N803 - axes
+        """Append the row of `job` as one row group; a row that is not finite is rejected by name instead."""
+        row = job.ref.row
+        self._end_row(row)
+        planned = self._plan.slice(row, 1)
+        ids, mask = self._ids_and_mask(job, planned)
+        if not mask.any():
+            detail = "the target's answer holds no token with a state"
+            self._rejected.append(RejectedRow(row=row, reason="nothing-supervised", detail=detail))
+            return
+        readings = check_row(states_LTH, self._layer_ids)
+        if isinstance(readings, NotFinite):
+            detail = f"layer {readings.layer_id} is not finite in {readings.num_tokens} of {job.num_tokens} tokens"
+            self._rejected.append(RejectedRow(row=row, reason="not-finite", detail=detail))
+            return
+        raw = [layer.reshape(-1).view(torch.uint8).numpy() for layer in states_LTH]
+        checksums = [xxhash.xxh3_64_intdigest(layer.data) for layer in raw]
+        check_distinct(checksums, self._layer_ids)
+        columns = [
+            planned["sample_id"].combine_chunks(),
+            planned["source_id"].combine_chunks(),
+            pa.array([job.num_tokens], pa.int32()),
+            planned["prompt_tokens"].combine_chunks(),
+            pa.array([self._hidden_size], pa.int32()),
+            _one_list(ids, pa.int32()),
+            _one_list(mask, pa.uint8()),
+            *self._layer_arrays(raw),
+            _one_list(np.array(checksums, dtype=np.uint64), pa.uint64()),
+        ]
+        if self._file is None:
+            self._final.parent.mkdir(parents=True, exist_ok=True)
+            self._file = pq.ParquetWriter(temporary(self._final), self._schema, **writer_options(self._schema))
+        self._file.write_table(pa.Table.from_arrays(columns, schema=self._schema), row_group_size=1)
+        self._rows.append(row)
+        self._num_tokens.append(job.num_tokens)
+        for index, reading in enumerate(readings):
+            self._sum_rms[index] += reading.sum_rms
+            self._max_abs[index] = max(self._max_abs[index], reading.max_abs)
+
+    def void(self, row: int) -> None:
+        """Note that the engine ended `row` without its states."""
+        self._end_row(row)
+        self._void.append(row)
+
+    def skip(self, row: int) -> None:
+        """Note that `row` never went to the engine; rows of other ranks are ignored."""
+        self._open_rows.discard(row)
+
+    def seal(self) -> UnitSealed:
+        """Close, seal and receipt the file; the answer is the proof of durability."""
+        about = {
+            "key": self.key,
+            "rank": self._rank,
+            "rejected": tuple(self._rejected),
+            "void": tuple(self._void),
+        }
+        if self._file is None:
+            return UnitSealed(file=None, sha256="", bytes=0, rows=(), num_tokens=(), **about)
+        self._file.close()
+        sealed = seal(self._final)
+        tokens = sum(self._num_tokens)
+        stats = tuple(
+            LayerStats(layer_id=layer_id, mean_rms=self._sum_rms[index] / tokens, max_abs=self._max_abs[index])
+            for index, layer_id in enumerate(self._layer_ids)
+        )
+        return UnitSealed(
+            file=self._final.name,
+            sha256=sealed.sha256,
+            bytes=sealed.num_bytes,
+            rows=tuple(self._rows),
+            num_tokens=tuple(self._num_tokens),
+            layers=stats,
+            **about,
+        )
+
+    def discard(self) -> None:
+        """Close and delete what is not sealed. Raises OSError only if the file system refuses the deletion."""
+        if self._file is not None:
+            try:
+                self._file.close()
+            except (OSError, pa.ArrowException):
+                # Writing the footer fails like the write that brought us here; the file goes away either way.
+                self._file = None
+        temporary(self._final).unlink(missing_ok=True)
+
+    def _end_row(self, row: int) -> None:
+        if row not in self._open_rows:
+            raise StatesWrongError(f"row {row} came twice, or belongs to another rank")
+        self._open_rows.remove(row)
+
+    def _ids_and_mask(self, job: DrainJob, planned: pa.Table) -> tuple[np.ndarray, np.ndarray]:
+        """Return T token ids (int32) and T flags (uint8): the plan's, then the generated ones, which are supervised."""
+        ids = planned["input_ids"].combine_chunks().values.to_numpy()
+        mask = planned["loss_mask"].combine_chunks().values.to_numpy()
+        if job.ref.planned_tokens != len(ids) or hash_ids(ids) != job.planned_hash:
+            raise StatesWrongError(f"row {job.ref.row}: the engine ran other token ids than the plan's")
+        if job.num_tokens != len(ids) + len(job.generated_ids):
+            raise StatesWrongError(f"row {job.ref.row}: {job.num_tokens} states for {len(ids)} planned token ids")
+        if job.generated_ids:
+            ids = np.concatenate([ids, np.asarray(job.generated_ids, dtype=np.int32)])
+            mask = np.concatenate([mask, np.ones(len(job.generated_ids), dtype=np.uint8)])
+        return ids, mask
+
+    def _layer_arrays(self, raw: Sequence[np.ndarray]) -> list[pa.Array]:
+        if self._order.compression == "none":
+            return [_one_binary(layer) for layer in raw]
+        arrays = []
+        for layer in raw:
+            num_elements = layer.size // self._width
+            hi = np.empty(num_elements, dtype=np.uint8)
+            lo = np.empty(num_elements * (self._width - 1), dtype=np.uint8)
+            split_planes(layer, self._width, hi, lo)
+            arrays += [_one_binary(hi), _one_binary(lo)]
+        return arrays
+
+
+def _one_binary(data: np.ndarray) -> pa.Array:
+    """Return a large_binary array of one value whose bytes are `data`'s own memory."""
+    offsets = pa.py_buffer(np.array([0, data.nbytes], dtype=np.int64))
+    return pa.Array.from_buffers(pa.large_binary(), 1, [None, offsets, pa.py_buffer(data)])
+
+
+def _one_list(values: np.ndarray, kind: pa.DataType) -> pa.Array:
+    """Return a list array of one value."""
+    item = pa.array(values, kind)
+    offsets = pa.array([0, len(item)], pa.int32())
+    return pa.ListArray.from_arrays(offsets, item, type=pa.list_(pa.field("element", kind, nullable=False)))

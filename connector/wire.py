@@ -1,0 +1,76 @@
+"""What crosses from the scheduler half to the worker half, once a step, pickled. Nothing crosses back but request ids.
+
+Small on purpose: block ids and counts. Token ids travel only for the tokens that are not in the unit's plan (an answer that
+the target generated); the rest is a hash that the writer compares with the plan.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from schemas.receipts import UnitKey
+
+PARAMS_KEY = "quarry"
+"""Our entry in a request's `kv_transfer_params`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowRef:
+    """Which row of which attempt a request is; rides in `kv_transfer_params`, since the engine renames requests.
+
+    `planned_tokens` is how many leading tokens of the request are the plan's; anything after them was generated.
+    """
+
+    key: UnitKey
+    row: int
+    planned_tokens: int
+
+    def params(self) -> dict[str, Any]:
+        """Return the `kv_transfer_params` of the request: plain types, for msgpack."""
+        return {PARAMS_KEY: [self.key.job_id, self.key.unit, self.key.epoch, self.row, self.planned_tokens]}
+
+    @classmethod
+    def of(cls, params: dict[str, Any] | None) -> "RowRef | None":
+        """Return the reference in `params`; None for a request that is not ours to capture."""
+        if not params or PARAMS_KEY not in params:
+            return None
+        job_id, unit, epoch, row, planned_tokens = params[PARAMS_KEY]
+        return cls(UnitKey(job_id=job_id, unit=unit, epoch=epoch), row, planned_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class DrainJob:
+    """A finished request whose states lie in the cache and whose blocks are held until `req_id` is reported as sent.
+
+    `block_ids` are the cache-only group's, in token order; they hold `num_tokens` tokens, the last block maybe partly.
+    """
+
+    req_id: str
+    ref: RowRef
+    num_tokens: int
+    block_ids: tuple[int, ...]
+    planned_hash: int
+    generated_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class VoidRow:
+    """A request that ended without all its states: aborted, failed, or short of blocks."""
+
+    ref: RowRef
+    reason: str
+
+
+@dataclass(slots=True)
+class StepWork:
+    """Everything that one engine step hands over, in the order the requests finished."""
+
+    items: list[DrainJob | VoidRow] = field(default_factory=list)
+
+
+def hash_ids(token_ids: Sequence[int]) -> int:
+    """Return the xxh3_64 of token ids as int32 little-endian: equal on both sides of the wire."""
+    return xxhash.xxh3_64_intdigest(np.asarray(token_ids, dtype="<i4").tobytes())

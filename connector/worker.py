@@ -1,0 +1,145 @@
+"""The worker half: copies finished requests out of the cache into the host pool and hands them to the writers.
+
+Runs in the engine's worker process; `step` on its step thread, messages on the link's thread. Requests that find the pool
+full wait ungathered with their blocks held; that, and nothing else, slows the engine down.
+
+Legend: B blocks, L captured layers, S slots a block, H hidden size, T tokens.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from connector.gather import Copy, gather_for
+from connector.layout import DTYPE_NAMES
+from connector.link import Link
+from connector.pool import HostPool, Slab
+from connector.wire import DrainJob, StepWork, VoidRow
+from connector.writers import WriterPool
+from schemas.receipts import AbandonUnit, Hello, OpenUnit, SkipRow, ToConnector
+
+
+@dataclass(frozen=True, slots=True)
+class DrainConfig:
+    """The operator's part of the set-up; comes from the engine's start options, never from a request."""
+
+    work_root: Path
+    socket_path: Path
+    pool_bytes: int
+    writer_threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where this worker stands among the engine's ranks."""
+
+    rank: int
+    num_ranks: int
+    engine_version: str
+
+
+class WorkerHalf:
+    """Owns the pool, the gather, the writers and the link of one rank."""
+
+    def __init__(
+        self,
+        config: DrainConfig,
+        place: Place,
+        cache_BLSH: torch.Tensor,  # noqa: N803 - axes
+        max_tokens: int,
+        on_lost: Callable[[], None],
+    ) -> None:
+        """Connect to the service and say what was found. The pool holds at least one request of `max_tokens`.
+
+        Raises OSError without a listening service, MemoryError without memory for the pool.
+        """
+        num_blocks, num_layers, num_slots, hidden_size = cache_BLSH.shape
+        self._shape_LH = (num_layers, hidden_size)
+        self._dtype = cache_BLSH.dtype
+        self._row_bytes_per_token = num_layers * hidden_size * cache_BLSH.element_size()
+        pool_bytes = max(config.pool_bytes, max_tokens * self._row_bytes_per_token)
+        self._pool = HostPool(pool_bytes, pinned=cache_BLSH.is_cuda)
+        self._gather = gather_for(cache_BLSH)
+        self._waiting: deque[DrainJob] = deque()
+        self._copying: deque[tuple[DrainJob, Slab, Copy]] = deque()
+        self._sent: set[str] = set()
+        self._link = Link(config.socket_path, self._on_message, on_lost)
+        self._writers = WriterPool(
+            num_threads=config.writer_threads,
+            work_root=config.work_root,
+            rank=place.rank,
+            num_ranks=place.num_ranks,
+            pool=self._pool,
+            dtype=self._dtype,
+            shape_LH=self._shape_LH,
+            tell=self._link.send,
+        )
+        self._place = place
+        self._link.start()
+        self._link.send(
+            Hello(
+                rank=place.rank,
+                num_ranks=place.num_ranks,
+                engine_version=place.engine_version,
+                device=str(cache_BLSH.device),
+                cache_shape=(num_blocks, num_layers, num_slots, hidden_size),
+                cache_dtype=DTYPE_NAMES[cache_BLSH.dtype],
+                pool_bytes=self._pool.num_bytes,
+            )
+        )
+
+    def step(self, work: StepWork) -> set[str]:
+        """Take the step's work, copy what fits, and return the requests whose blocks may be freed now. Never blocks."""
+        for item in work.items:
+            if item.ref.row % self._place.num_ranks != self._place.rank:
+                continue
+            if isinstance(item, VoidRow):
+                self._writers.end_row(item.ref.key, item.ref.row, void=True)
+            else:
+                self._waiting.append(item)
+        self._start_copies()
+        self._finish_copies()
+        sent, self._sent = self._sent, set()
+        return sent
+
+    def stop(self) -> None:
+        """Write what is queued, then let go of everything."""
+        self._writers.stop()
+        self._link.close()
+
+    @property
+    def idle(self) -> bool:
+        """Say whether nothing waits to be copied."""
+        return not self._waiting and not self._copying
+
+    def _start_copies(self) -> None:
+        while self._waiting:
+            job = self._waiting[0]
+            if not self._writers.is_open(job.ref.key):
+                self._sent.add(job.req_id)
+            else:
+                slab = self._pool.acquire(job.num_tokens * self._row_bytes_per_token)
+                if slab is None:
+                    return
+                num_layers, hidden_size = self._shape_LH
+                out = self._pool.tensor(slab, self._dtype, (num_layers, job.num_tokens, hidden_size))
+                self._copying.append((job, slab, self._gather.start(job.block_ids, out)))
+            self._waiting.popleft()
+
+    def _finish_copies(self) -> None:
+        # One stream copies in order, so the first unfinished copy ends the search.
+        while self._copying and self._copying[0][2].done():
+            job, slab, _ = self._copying.popleft()
+            self._writers.put_row(job, slab)
+            self._sent.add(job.req_id)
+
+    def _on_message(self, message: ToConnector) -> None:
+        if isinstance(message, OpenUnit):
+            self._writers.open(message)
+        elif isinstance(message, SkipRow):
+            self._writers.end_row(message.key, message.row, void=False)
+        elif isinstance(message, AbandonUnit):
+            self._writers.abandon(message.key)

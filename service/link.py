@@ -1,0 +1,169 @@
+"""The service's end of the connector's socket: opens units, collects receipts, notices a vanished engine.
+
+Listens on a Unix socket in a folder of its own (mode 0700), whose path goes to the connector with the engine's start
+options. One connection a rank. Everything here runs on the worker's event loop.
+"""
+
+import asyncio
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from schemas.receipts import (
+    FROM_CONNECTOR,
+    AbandonUnit,
+    Hello,
+    OpenUnit,
+    SkipRow,
+    ToConnector,
+    UnitFailed,
+    UnitKey,
+    UnitOpened,
+    UnitSealed,
+    line,
+)
+from service.errors import EngineDied
+
+LINE_BYTES = 64 * 2**20
+"""The longest line: a receipt of a unit with 65,536 rows is a few megabytes."""
+
+Receipt = UnitSealed | UnitFailed
+
+
+class _Attempt:
+    """What is awaited of one open attempt: every rank's readiness, then every rank's receipt."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self.num_ranks = num_ranks
+        self.opened: set[int] = set()
+        self.receipts: dict[int, Receipt] = {}
+        loop = asyncio.get_running_loop()
+        self.ready: asyncio.Future[None] = loop.create_future()
+        self.ended: asyncio.Future[tuple[Receipt, ...]] = loop.create_future()
+
+    def fail(self, error: EngineDied) -> None:
+        for future in (self.ready, self.ended):
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # marks it as seen: only one of the two is awaited
+
+
+class EngineLink:
+    """All connections to one engine's connector workers."""
+
+    def __init__(self) -> None:
+        """Make the socket's folder; `listen` binds it. Unix paths are short, so the folder is a temporary one."""
+        self._folder = Path(tempfile.mkdtemp(prefix="quarry-"))
+        self.path = self._folder / "engine.sock"
+        self._server: asyncio.Server | None = None
+        self._streams: dict[int, asyncio.StreamWriter] = {}
+        self._attempts: dict[UnitKey, _Attempt] = {}
+        self._hello: asyncio.Future[tuple[Hello, ...]] | None = None
+        self._hellos: dict[int, Hello] = {}
+        self._lost: EngineDied | None = None
+
+    async def listen(self) -> None:
+        """Begin to accept connector workers."""
+        self._hello = asyncio.get_running_loop().create_future()
+        self._server = await asyncio.start_unix_server(self._serve, self.path, limit=LINE_BYTES)
+
+    async def hello(self, timeout_s: float) -> tuple[Hello, ...]:
+        """Return what every rank said of itself, by rank. Raises EngineDied if they do not all come in time."""
+        assert self._hello is not None, "listen() comes first"  # noqa: S101
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._hello), timeout_s)
+        except TimeoutError as error:
+            raise EngineDied(f"the engine's connector did not come up within {timeout_s:.0f} s") from error
+
+    async def open(self, order: OpenUnit) -> None:
+        """Open an attempt on every rank and wait until they are ready. Raises EngineDied."""
+        if self._lost is not None:
+            raise self._lost
+        attempt = self._attempts[order.key] = _Attempt(len(self._streams))
+        await self._send(order)
+        await attempt.ready
+
+    async def skip(self, key: UnitKey, row: int, reason: str) -> None:
+        """Say that `row` will not reach the engine."""
+        await self._send(SkipRow(key=key, row=row, reason=reason))
+
+    async def abandon(self, key: UnitKey) -> None:
+        """Forget an attempt; harmless if it ended already."""
+        attempt = self._attempts.pop(key, None)
+        if attempt is not None:
+            attempt.fail(EngineDied("the attempt was abandoned"))
+            await self._send(AbandonUnit(key=key))
+
+    async def receipts(self, key: UnitKey) -> tuple[Receipt, ...]:
+        """Wait for the receipts of every rank, in rank order. Raises EngineDied."""
+        try:
+            return await self._attempts[key].ended
+        finally:
+            self._attempts.pop(key, None)
+
+    async def close(self) -> None:
+        """Stop listening and let go of the connections."""
+        if self._server is not None:
+            self._server.close()
+        for stream in self._streams.values():
+            stream.close()
+        self._lose(EngineDied("the engine was stopped"))
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _send(self, message: ToConnector) -> None:
+        for stream in list(self._streams.values()):
+            # A connection that broke is noticed by its reader, which fails every attempt.
+            with contextlib.suppress(ConnectionError):
+                stream.write(line(message))
+                await stream.drain()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        rank: int | None = None
+        try:
+            async for text in reader:
+                message = FROM_CONNECTOR.validate_json(text)
+                if isinstance(message, Hello):
+                    rank = message.rank
+                    self._greet(message, writer)
+                else:
+                    self._take(message)
+        except (ConnectionError, ValueError) as error:
+            self._lose(EngineDied(f"the socket to the engine broke: {error}"))
+        finally:
+            writer.close()
+            if rank is not None:
+                self._streams.pop(rank, None)
+                self._lose(EngineDied(f"rank {rank} of the engine went away"))
+
+    def _greet(self, hello: Hello, writer: asyncio.StreamWriter) -> None:
+        self._streams[hello.rank] = writer
+        self._hellos[hello.rank] = hello
+        if len(self._hellos) == hello.num_ranks and self._hello is not None and not self._hello.done():
+            self._hello.set_result(tuple(self._hellos[rank] for rank in sorted(self._hellos)))
+
+    def _take(self, message: UnitOpened | Receipt) -> None:
+        attempt = self._attempts.get(message.key)
+        if attempt is None:
+            return
+        if isinstance(message, UnitOpened):
+            attempt.opened.add(message.rank)
+        else:
+            attempt.receipts[message.rank] = message
+        # A rank that could not even open the unit has answered all the same: its receipt says why.
+        if len(attempt.opened | attempt.receipts.keys()) == attempt.num_ranks and not attempt.ready.done():
+            attempt.ready.set_result(None)
+        failed = isinstance(message, UnitFailed)
+        if (failed or len(attempt.receipts) == attempt.num_ranks) and not attempt.ended.done():
+            attempt.ended.set_result(_in_rank_order(attempt.receipts.values()))
+
+    def _lose(self, error: EngineDied) -> None:
+        if self._lost is None:
+            self._lost = error
+        for attempt in self._attempts.values():
+            attempt.fail(error)
+
+
+def _in_rank_order(receipts: Sequence[Receipt] | object) -> tuple[Receipt, ...]:
+    return tuple(sorted(receipts, key=lambda receipt: receipt.rank))  # type: ignore[call-overload, no-any-return]
