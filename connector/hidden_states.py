@@ -5,6 +5,9 @@ The layout is taken as the engine gives it, so that the target's own attention k
 """
 
 import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,6 +25,7 @@ from connector.layout import CacheGroup, LayoutError, find_cache_group, view_BLS
 from connector.scheduler import SchedulerHalf
 from connector.wire import StepWork
 from connector.worker import DrainConfig, Place, WorkerHalf
+from schemas.receipts import Refused, line
 
 EXIT_SERVICE_GONE = 75
 """Exit status of an engine process whose service vanished (EX_TEMPFAIL)."""
@@ -40,7 +44,8 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[mi
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:  # noqa: ANN401 - vLLM's
         """Find the cache-only group; build the scheduler half now, the worker half when the cache exists."""
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
-        self._group: CacheGroup = find_cache_group(kv_cache_config.kv_cache_groups)
+        with _telling_refusals(self._kv_transfer_config):
+            self._group: CacheGroup = find_cache_group(kv_cache_config.kv_cache_groups)
         self._scheduler = SchedulerHalf(self._group.block_size, self._group.group_id)
         self._worker: WorkerHalf | None = None
         self._finished: set[str] = set()
@@ -78,7 +83,8 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[mi
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Check the cache and start the worker half. Raises LayoutError; the engine then does not start."""
-        self._worker = _start_worker(self._vllm_config, self._kv_transfer_config, self._group, kv_caches)
+        with _telling_refusals(self._kv_transfer_config):
+            self._worker = _start_worker(self._vllm_config, self._kv_transfer_config, self._group, kv_caches)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         """Run the worker half's step and report the requests whose blocks may be freed."""
@@ -107,6 +113,18 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[mi
         """Stop the worker half, if this process has one."""
         if self._worker is not None:
             self._worker.stop()
+
+
+@contextmanager
+def _telling_refusals(transfer_config: Any) -> Iterator[None]:  # noqa: ANN401 - vLLM's
+    """Pass a LayoutError on to the service before it ends the engine, whose own message names no cause."""
+    try:
+        yield
+    except (LayoutError, MemoryError) as error:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as to_service:
+            to_service.connect(transfer_config.get_from_extra_config("socket_path", None))
+            to_service.sendall(line(Refused(detail=str(error))))
+        raise
 
 
 def _start_worker(

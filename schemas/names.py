@@ -17,6 +17,10 @@ CONFIG_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
 MAX_UNITS = 100_000
 """Units of one job: five digits in a shard's name, and under the Hub's 100k files of a repository."""
 
+CARD_PATH = "README.md"
+FINAL_NORM_PATH = "final_norm.safetensors"
+"""One a repository: it holds the states of one model."""
+
 
 def _repo_id(value: str) -> str:
     """Apply the Hub's rules beyond the pattern: no `--`, no `..`, no trailing `.git` or punctuation."""
@@ -75,6 +79,11 @@ def index_path(job_id: str, unit: int) -> str:
 def manifest_path(job_id: str) -> str:
     """Return the path of a job's manifest inside the dataset repository; several jobs may share one repository."""
     return f"manifests/{_checked_job(job_id)}.json"
+
+
+def token_freq_path(job_id: str) -> str:
+    """Return the path of a job's counts of supervised tokens inside the dataset repository."""
+    return f"token_freq/{_checked_job(job_id)}.parquet"
 
 
 def plan_path(job_id: str, unit: int) -> str:

@@ -5,7 +5,7 @@ a unit before it submits the unit's first request; the connector answers each un
 `UnitFailed` a rank. `UnitSealed` is the only proof of durability: it is sent after fsync, rename and fsync of the folder.
 
     service                                connector (rank r)
-      <-- Hello
+      <-- Hello                            (or Refused: the engine's cache is not what it should be)
       OpenUnit -->
       <-- UnitOpened                       (only now are the unit's requests submitted)
       SkipRow -->                          (a row the engine will never see)
@@ -48,6 +48,13 @@ class Hello(Wire):
     """[B, L, S, H]: blocks, captured layers, slots a block, hidden size."""
     cache_dtype: str
     pool_bytes: int
+
+
+class Refused(Wire):
+    """The connector will not drive this engine: layout, dtype or version. Said instead of `Hello`; the engine then stops."""
+
+    kind: Literal["refused"] = "refused"
+    detail: str
 
 
 class OpenUnit(Wire):
@@ -126,7 +133,7 @@ class UnitFailed(Wire):
 
 
 ToConnector = Annotated[OpenUnit | SkipRow | AbandonUnit, Field(discriminator="kind")]
-FromConnector = Annotated[Hello | UnitOpened | UnitSealed | UnitFailed, Field(discriminator="kind")]
+FromConnector = Annotated[Hello | Refused | UnitOpened | UnitSealed | UnitFailed, Field(discriminator="kind")]
 
 TO_CONNECTOR: TypeAdapter[ToConnector] = TypeAdapter(ToConnector)
 FROM_CONNECTOR: TypeAdapter[FromConnector] = TypeAdapter(FromConnector)

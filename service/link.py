@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from schemas.receipts import (
@@ -16,6 +16,7 @@ from schemas.receipts import (
     AbandonUnit,
     Hello,
     OpenUnit,
+    Refused,
     SkipRow,
     ToConnector,
     UnitFailed,
@@ -63,6 +64,13 @@ class EngineLink:
         self._hello: asyncio.Future[tuple[Hello, ...]] | None = None
         self._hellos: dict[int, Hello] = {}
         self._lost: EngineDied | None = None
+        self.refusal: str | None = None
+        """Why the connector would not drive the engine, if it said so."""
+
+    @property
+    def alive(self) -> bool:
+        """Say whether every connection that was made still stands."""
+        return self._lost is None
 
     async def listen(self) -> None:
         """Begin to accept connector workers."""
@@ -127,6 +135,8 @@ class EngineLink:
                 if isinstance(message, Hello):
                     rank = message.rank
                     self._greet(message, writer)
+                elif isinstance(message, Refused):
+                    self.refusal = message.detail
                 else:
                     self._take(message)
         except (ConnectionError, ValueError) as error:
@@ -165,5 +175,5 @@ class EngineLink:
             attempt.fail(error)
 
 
-def _in_rank_order(receipts: Sequence[Receipt] | object) -> tuple[Receipt, ...]:
-    return tuple(sorted(receipts, key=lambda receipt: receipt.rank))  # type: ignore[call-overload, no-any-return]
+def _in_rank_order(receipts: Iterable[Receipt]) -> tuple[Receipt, ...]:
+    return tuple(sorted(receipts, key=lambda receipt: receipt.rank))

@@ -54,6 +54,13 @@ class Settings(BaseSettings):
     unit_max_samples: int = Field(default=4096, ge=1, le=65_536)
     units_in_flight: int = Field(default=2, ge=1, le=16)
     """Units one worker holds at once, so that the engine sees no bubble between them."""
+    in_flight_tokens: int = Field(default=65_536, ge=1)
+    in_flight_requests: int = Field(default=512, ge=1)
+    """Bounds on what one worker has in its engine at once; several steps' batches keep the engine full."""
+    drain_s: float = Field(default=120.0, ge=0)
+    """After SIGTERM: how long units in the engine may take to end before they are given back."""
+    publish_attempts: int = Field(default=10, ge=1, le=1000)
+    """Attempts of one process at publishing a job, each with retries of its own, before the job waits for a person."""
     logit_share: float = Field(default=0.01, ge=0.0, le=1.0)
     logit_rows_min: int = Field(default=8, ge=0)
     """Rows of each unit whose logits are recomputed from the sealed bytes: the share, and at least so many."""

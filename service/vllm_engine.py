@@ -42,11 +42,16 @@ class VllmEngine:
         try:
             # The core connects to our link while it starts, so the loop must stay free.
             self._llm = await asyncio.to_thread(_build, arguments)
-        except (RuntimeError, ValueError, OSError, TypeError, NotImplementedError, AssertionError) as error:
-            raise EngineRefused(
+        except ValueError as error:
+            # vLLM's own reading of the configuration: it would fail again.
+            raise EngineRefused(f"vLLM refuses {spec.weights.name}: {error}", field="model") from error
+        except (RuntimeError, OSError) as error:
+            if link.refusal is not None:
+                raise EngineRefused(link.refusal, field="model") from error
+            raise EngineDied(
                 f"vLLM did not start for {spec.weights.name}: {error}",
                 field="model",
-                cure="the engine's log above names the cause; layouts and versions that Quarry refuses are named there too",
+                cure="the engine's log names the cause, e.g. too little memory, or a model without auxiliary hidden states",
             ) from error
         hellos = await link.hello(settings.engine_start_timeout_s)
         config = self._llm.vllm_config

@@ -1,0 +1,51 @@
+"""Landing: a committed unit's files move from their attempt's folder to their place in the dataset folder.
+
+The commit comes first and names the attempt; the move only follows it, so doing it again, or finishing it after a crash, is
+harmless. An attempt that was never committed cannot land, whatever it wrote.
+"""
+
+from pathlib import Path
+
+from connector.seal import move_durably
+from schemas.manifest import FileEntry
+from schemas.names import attempt_dir
+from schemas.receipts import UnitKey
+from service.errors import WriteFailed
+from service.settings import Settings
+from service.store import Store, UnitCommit
+
+INDEX_FILE = "index.parquet"
+"""Name of a unit's index file inside its attempt's folder."""
+
+
+def attempt_folder(settings: Settings, key: UnitKey) -> Path:
+    """Return the folder that attempt `key` alone writes into."""
+    return settings.work_root / attempt_dir(key.job_id, key.unit, key.epoch)
+
+
+def land_unit(settings: Settings, commit: UnitCommit) -> None:
+    """Move one committed unit's files. Raises WriteFailed naming the file that is in neither place."""
+    folder = attempt_folder(settings, commit.key)
+    dataset = settings.dataset_dir(commit.key.job_id)
+    for entry in commit.shards:
+        _move(folder / Path(entry.path).name, dataset, entry)
+    if commit.index is not None:
+        _move(folder / INDEX_FILE, dataset, commit.index)
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def _move(source: Path, dataset: Path, entry: FileEntry) -> None:
+    try:
+        move_durably(source, dataset / entry.path)
+    except FileNotFoundError as error:
+        raise WriteFailed(
+            f"{entry.path} was committed, but is neither in its attempt's folder nor in the dataset",
+            cure="restore the data folder, or cancel the job and start it again",
+        ) from error
+
+
+def land(store: Store, settings: Settings, job_id: str) -> None:
+    """Land every committed unit of a job."""
+    for commit in store.unit_commits(job_id):
+        land_unit(settings, commit)

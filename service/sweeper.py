@@ -1,0 +1,54 @@
+"""Removes what lost attempts left behind, and the plan and attempt folders of jobs that are complete.
+
+Never touches an attempt that is leased or committed: the store says which those are, and it is asked after the folder was
+listed, so that an attempt begun in between is never mistaken for a lost one.
+"""
+
+import re
+import shutil
+from pathlib import Path
+
+from schemas.job import JobState, UnitState
+from schemas.names import is_job_id
+from service.errors import NotFound
+from service.settings import Settings
+from service.store import Store
+
+ATTEMPT_NAME = re.compile(r"^(\d{5})-(\d+)$")
+
+
+def sweep(store: Store, settings: Settings) -> list[Path]:
+    """Sweep every job's work folder; return what was removed. Raises OSError."""
+    removed: list[Path] = []
+    if settings.work_root.is_dir():
+        for folder in sorted(settings.work_root.iterdir()):
+            if is_job_id(folder.name):
+                removed += _sweep_job(store, folder)
+    return removed
+
+
+def _sweep_job(store: Store, folder: Path) -> list[Path]:
+    attempts = sorted((folder / "attempts").glob("*"))
+    try:
+        state = store.job(folder.name).state
+    except NotFound:
+        return _remove([folder])
+    if state is JobState.COMPLETED:
+        return _remove([folder])
+    kept = {
+        (row.unit, row.epoch)
+        for row in store.units(folder.name)
+        if row.state in {UnitState.LEASED, UnitState.DONE}
+    }
+    lost = []
+    for attempt in attempts:
+        match = ATTEMPT_NAME.match(attempt.name)
+        if match and (int(match[1]), int(match[2])) not in kept:
+            lost.append(attempt)
+    return _remove(lost)
+
+
+def _remove(paths: list[Path]) -> list[Path]:
+    for path in paths:
+        shutil.rmtree(path)
+    return paths

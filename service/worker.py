@@ -1,0 +1,178 @@
+"""The worker process: a planner beside it, a publisher thread, and the capture loop with the engine in the middle.
+
+The three never talk to each other; each takes its work from the store under a lease, so any of them may die and come back.
+"""
+
+import asyncio
+import logging
+import multiprocessing
+import os
+import secrets
+import signal
+import socket
+import threading
+import time
+from multiprocessing.process import BaseProcess
+
+from schemas.job import ENDED_JOB_STATES, JobState
+from service.capture import Capture
+from service.lifeline import die_with_parent
+from service.settings import Settings
+from service.store import Store
+from service.sweeper import sweep
+
+logger = logging.getLogger(__name__)
+
+EXIT_OK = 0
+EXIT_JOB_NOT_COMPLETE = 3
+
+SWEEP_S = 300.0
+CHILD_STOP_S = 10.0
+RESTART_S = 2.0
+
+
+def owner_name(role: str) -> str:
+    """Return who holds a lease: host, process, and a token that a later process of the same number does not have."""
+    return f"{role}@{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+
+
+def run_worker(settings: Settings, *, only_job: str | None = None) -> int:
+    """Work until SIGTERM or SIGINT, then drain; with `only_job`, until that job has ended. Return the exit status."""
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    store = Store(settings.database())
+    store.migrate()
+    sweep(store, settings)
+    planner = PlannerProcess(settings)
+    publisher = PublisherThread(settings)
+    planner.start()
+    publisher.start()
+    try:
+        asyncio.run(_main(store, settings, only_job, planner, publisher))
+    finally:
+        publisher.stop()
+        planner.stop()
+        state = store.job(only_job).state if only_job is not None else None
+        store.close()
+    return EXIT_OK if state in {None, JobState.COMPLETED} else EXIT_JOB_NOT_COMPLETE
+
+
+async def _main(
+    store: Store,
+    settings: Settings,
+    only_job: str | None,
+    planner: "PlannerProcess",
+    publisher: "PublisherThread",
+) -> None:
+    capture = Capture(store, settings, owner_name("capture"), only_job=only_job)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, capture.stop.set)
+    keeper = asyncio.create_task(_keep(store, settings, planner))
+    try:
+        await capture.run()
+        if only_job is not None:
+            await _until_ended(store, only_job, capture.stop, publisher)
+    finally:
+        keeper.cancel()
+        await asyncio.gather(keeper, return_exceptions=True)
+
+
+async def _keep(store: Store, settings: Settings, planner: "PlannerProcess") -> None:
+    """Start the planner again if it died; sweep now and then."""
+    swept = time.monotonic()
+    while True:
+        await asyncio.sleep(RESTART_S)
+        planner.restart_if_dead()
+        if time.monotonic() - swept > SWEEP_S:
+            await asyncio.to_thread(sweep, store, settings)
+            swept = time.monotonic()
+
+
+async def _until_ended(store: Store, job_id: str, stop: asyncio.Event, publisher: "PublisherThread") -> None:
+    """Wait for the publisher to end the one job, or for a signal."""
+    while not stop.is_set():
+        state = (await asyncio.to_thread(store.job, job_id)).state
+        if state in ENDED_JOB_STATES or state is JobState.BLOCKED or not publisher.is_alive():
+            return
+        await asyncio.sleep(0.1)
+
+
+class PlannerProcess:
+    """Planning in a process of its own: tokenizing holds the GIL that the engine's front end needs."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Prepare; `start` starts it."""
+        self._settings = settings
+        self._context = multiprocessing.get_context("spawn")
+        self._process: BaseProcess | None = None
+
+    def start(self) -> None:
+        """Start the process."""
+        self._process = self._context.Process(
+            target=plan_until_stopped, args=(self._settings, os.getpid()), name="quarry-planner", daemon=True
+        )
+        self._process.start()
+
+    def restart_if_dead(self) -> None:
+        """Start it again after a crash; plans begin where the store says."""
+        if self._process is not None and not self._process.is_alive():
+            logger.error("the planner ended with status %s; starting it again", self._process.exitcode)
+            self.start()
+
+    def stop(self) -> None:
+        """End it: an unfinished plan is continued by the next planner, with the same bytes."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.join(CHILD_STOP_S)
+            if self._process.is_alive():
+                self._process.kill()
+                self._process.join()
+
+
+def plan_until_stopped(settings: Settings, parent_pid: int) -> None:
+    """Run the planning loop; the entry point of the planner process."""
+    die_with_parent(parent_pid)
+    from service.planning import run_planning
+
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the worker decides; a terminal's Ctrl-C reaches the whole group
+    store = Store(settings.database())
+    owner = owner_name("planner")
+    while not stop.is_set():
+        if not run_planning(store, settings, owner, stop.is_set):
+            stop.wait(settings.poll_s)
+    store.close()
+
+
+class PublisherThread:
+    """Publishing in a thread: hashing and uploading release the GIL."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Prepare; `start` starts it."""
+        self._settings = settings
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="quarry-publisher", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def is_alive(self) -> bool:
+        """Say whether it still runs."""
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        """Ask it to end after the upload it is in; whatever was pushed is not pushed again."""
+        self._stop.set()
+        self._thread.join(CHILD_STOP_S)
+
+    def _run(self) -> None:
+        from service.publisher import run_publishing
+
+        store = Store(self._settings.database())
+        owner = owner_name("publisher")
+        while not self._stop.is_set():
+            if not run_publishing(store, self._settings, owner, self._stop.is_set):
+                self._stop.wait(self._settings.poll_s)
+        store.close()

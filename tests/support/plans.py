@@ -1,0 +1,87 @@
+"""Frozen plans and orders for tests that begin behind the planner."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from connector.seal import sealing
+from schemas.arrow import PLAN_SCHEMA
+from schemas.identity import EngineInfo, FinalNorm, Identity, Provenance, layer_info
+from schemas.names import job_id_from_key, plan_path
+from schemas.receipts import OpenUnit, UnitKey
+
+JOB = job_id_from_key("a test")
+
+
+def identity(
+    *, layer_ids: tuple[int, ...] = (2, 4, 8), hidden_size: int = 16, dtype: str = "bfloat16", num_layers: int = 8, **changes: object
+) -> Identity:
+    """Return an identity that only its shape matters of."""
+    values: dict[str, object] = {
+        "model": "a/model",
+        "revision": "0" * 40,
+        "dtype": dtype,
+        "hidden_size": hidden_size,
+        "num_layers": num_layers,
+        "layer_ids": layer_ids,
+        "tokenizer_sha256": "1" * 64,
+        "template_sha256": None,
+        "source_fingerprint": "2" * 64,
+        "loss": "all",
+        "max_tokens": 4096,
+        "on_too_long": "reject",
+        "generate": None,
+        "capture": None,
+        "compression": "none",
+    }
+    return Identity.model_validate(values | changes)
+
+
+def provenance(about: Identity) -> Provenance:
+    """Return the provenance of a test's engine."""
+    return Provenance(
+        job_id=JOB,
+        identity=about,
+        layers=tuple(layer_info(layer_id, about.num_layers) for layer_id in about.layer_ids),
+        final_norm=FinalNorm(kind="rmsnorm", eps=1e-6),
+        engine=EngineInfo(name="test", version="1", device="cpu", options={}),
+        service_version="0",
+    )
+
+
+def random_ids(lengths: Sequence[int], *, vocab_size: int = 500, seed: int = 0) -> list[list[int]]:
+    """Return token ids of the given lengths."""
+    draw = np.random.default_rng(seed)
+    return [draw.integers(0, vocab_size, length).tolist() for length in lengths]
+
+
+def write_plan(work_root: Path, token_ids: Sequence[Sequence[int]], *, unit: int = 0, job_id: str = JOB) -> Path:
+    """Seal a unit's plan; every token is supervised."""
+    path = work_root / plan_path(job_id, unit)
+    table = pa.table(
+        {
+            "position": pa.array(range(len(token_ids)), pa.int64()),
+            "sample_id": [f"{unit:04x}{row:028x}" for row in range(len(token_ids))],
+            "source_id": [f"row {row}" for row in range(len(token_ids))],
+            "prompt_tokens": pa.array([len(ids) for ids in token_ids], pa.int32()),
+            "input_ids": pa.array([list(ids) for ids in token_ids], PLAN_SCHEMA.field("input_ids").type),
+            "loss_mask": pa.array([[1] * len(ids) for ids in token_ids], PLAN_SCHEMA.field("loss_mask").type),
+        },
+        schema=PLAN_SCHEMA,
+    )
+    with sealing(path) as temp:
+        pq.write_table(table, temp)
+    return path
+
+
+def order(about: Identity, num_rows: int, *, unit: int = 0, epoch: int = 1) -> OpenUnit:
+    """Return the order that opens an attempt."""
+    return OpenUnit(
+        key=UnitKey(job_id=JOB, unit=unit, epoch=epoch),
+        num_rows=num_rows,
+        compression=about.compression,
+        provenance=provenance(about),
+    )

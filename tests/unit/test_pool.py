@@ -1,0 +1,50 @@
+import torch
+from hypothesis import given, settings, strategies as st
+
+import pytest
+
+from connector.pool import ALIGN_BYTES, HostPool
+
+
+def test_a_slab_is_given_until_the_pool_is_full_and_again_after_a_release():
+    pool = HostPool(3 * ALIGN_BYTES, pinned=False)
+    first, second, third = (pool.acquire(ALIGN_BYTES) for _ in range(3))
+    assert pool.acquire(1) is None
+    assert first is not None and second is not None and third is not None
+    pool.release(second)
+    assert pool.acquire(2 * ALIGN_BYTES) is None
+    pool.release(first)
+    again = pool.acquire(2 * ALIGN_BYTES)
+    assert again is not None and again.offset == 0
+
+
+def test_a_slab_that_can_never_fit_is_an_error_and_not_an_endless_wait():
+    with pytest.raises(ValueError, match="do not fit"):
+        HostPool(ALIGN_BYTES, pinned=False).acquire(ALIGN_BYTES + 1)
+
+
+def test_a_slabs_tensor_is_the_pools_own_memory():
+    pool = HostPool(ALIGN_BYTES, pinned=False)
+    slab = pool.acquire(24)
+    assert slab is not None
+    pool.tensor(slab, torch.bfloat16, (3, 4)).fill_(1.5)
+    assert pool.tensor(slab, torch.bfloat16, (12,)).tolist() == [1.5] * 12
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 5 * ALIGN_BYTES), st.integers(0, 7)), max_size=60))
+def test_slabs_never_overlap_and_every_byte_comes_back(steps):
+    pool = HostPool(16 * ALIGN_BYTES, pinned=False)
+    held = []
+    for num_bytes, release in steps:
+        slab = pool.acquire(num_bytes)
+        if slab is not None:
+            held.append(slab)
+        spans = sorted((one.offset, one.offset + one.reserved_bytes) for one in held)
+        assert all(left[1] <= right[0] for left, right in zip(spans, spans[1:], strict=False))
+        assert pool.free_bytes == pool.num_bytes - sum(one.reserved_bytes for one in held)
+        if release < len(held):
+            pool.release(held.pop(release))
+    for slab in held:
+        pool.release(slab)
+    assert pool.acquire(pool.num_bytes) is not None

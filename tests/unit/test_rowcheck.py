@@ -1,0 +1,54 @@
+import pytest
+import torch
+
+from connector.rowcheck import NotFinite, StatesWrongError, check_distinct, check_row
+
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_healthy_rows_pass_and_are_read_right(dtype):
+    states = torch.randn(2, 5, 64).to(dtype)
+    readings = check_row(states, (2, 8))
+    for reading, layer in zip(readings, states.float(), strict=True):
+        assert reading.sum_rms == pytest.approx(float(layer.pow(2).mean(1).sqrt().sum()), rel=1e-3)
+        assert reading.max_abs == float(layer.abs().max())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_one_value_that_is_not_finite_is_found(dtype, bad):
+    states = torch.randn(2, 5, 64).to(dtype)
+    states[1, 3, 17] = bad
+    assert check_row(states, (2, 8)) == NotFinite(8, 1)
+
+
+def test_a_single_zero_row_is_wrong():
+    states = torch.randn(2, 5, 64)
+    states[1, 4] = 0
+    with pytest.raises(StatesWrongError, match="layer 8 is all zero in 1 of 5"):
+        check_row(states, (2, 8))
+
+
+def test_a_constant_layer_is_wrong():
+    states = torch.randn(2, 5, 64)
+    states[0] = 0.25
+    with pytest.raises(StatesWrongError, match="layer 2 is constant"):
+        check_row(states, (2, 8))
+
+
+def test_the_embedding_of_a_padding_token_may_be_zero():
+    states = torch.randn(2, 5, 64)
+    states[0, 2] = 0
+    assert len(check_row(states, (0, 8))) == 2
+
+
+def test_large_magnitudes_are_no_infinity():
+    states = torch.full((1, 2, 8), 3e38, dtype=torch.bfloat16)
+    states[0, 0, 0] = -1e38
+    assert check_row(states, (4,))[0].max_abs > 2e38
+
+
+def test_two_equal_layers_are_wrong():
+    with pytest.raises(StatesWrongError, match="layers 2 and 8"):
+        check_distinct([5, 6, 5], (2, 4, 8))

@@ -1,0 +1,65 @@
+import pytest
+
+from connector.scheduler import SchedulerHalf
+from connector.wire import DrainJob, RowRef, VoidRow, hash_ids
+from schemas.receipts import UnitKey
+from tests.support.fake_engine import FakeRequest, Status
+from tests.support.plans import JOB
+
+REF = RowRef(UnitKey(job_id=JOB, unit=3, epoch=2), 7, 5)
+
+
+def finish(half: SchedulerHalf, *, tokens: int = 6, computed: int = 5, blocks: int = 2, status=Status.FINISHED_LENGTH_CAPPED, ref=REF):
+    request = FakeRequest("r-1", status, ref.params() if ref else None, computed, list(range(tokens)))
+    held = half.request_finished(request, ([99], list(range(blocks))))
+    return held, half.take_work().items
+
+
+def test_a_prefilled_request_is_held_and_its_job_leaves_the_sampled_token_out():
+    held, items = finish(SchedulerHalf(4, 1))
+    assert held
+    assert items == [DrainJob("r-1", REF, 5, (0, 1), hash_ids(range(5)), ())]
+
+
+def test_generated_tokens_travel_because_they_are_not_in_the_plan():
+    _, items = finish(SchedulerHalf(4, 1), tokens=9, computed=8)
+    assert items[0].generated_ids == (5, 6, 7)
+    assert items[0].num_tokens == 8
+    assert items[0].planned_hash == hash_ids(range(5))
+
+
+def test_blocks_beyond_the_last_state_are_left_out():
+    _, items = finish(SchedulerHalf(4, 1), computed=9, blocks=4)
+    assert items[0].block_ids == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"status": Status.FINISHED_ABORTED}, "FINISHED_ABORTED"),
+        ({"computed": 4}, "only 4 of 5"),
+        ({"blocks": 1}, "cannot hold"),
+    ],
+)
+def test_a_request_without_all_its_states_is_void_and_its_blocks_are_freed_at_once(change, reason):
+    held, items = finish(SchedulerHalf(4, 1), **change)
+    assert not held
+    assert isinstance(items[0], VoidRow)
+    assert reason in items[0].reason
+
+
+def test_a_request_that_never_had_blocks_is_void():
+    half = SchedulerHalf(4, 1)
+    assert not half.request_finished(FakeRequest("r", Status.FINISHED_ABORTED, REF.params(), 0, [1, 2]), ())
+    assert isinstance(half.take_work().items[0], VoidRow)
+
+
+def test_a_request_that_is_not_ours_is_let_go():
+    held, items = finish(SchedulerHalf(4, 1), ref=None)
+    assert (held, items) == (False, [])
+
+
+def test_work_is_handed_over_once():
+    half = SchedulerHalf(4, 1)
+    finish(half)
+    assert half.take_work().items == []

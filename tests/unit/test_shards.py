@@ -1,0 +1,146 @@
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+import xxhash
+
+from connector.rowcheck import StatesWrongError
+from connector.seal import sha256_of, temporary
+from connector.shards import UnitWriter
+from connector.wire import DrainJob, RowRef, hash_ids
+from schemas.arrow import METADATA_KEY, shard_schema
+from schemas.identity import Provenance
+from schemas.names import attempt_dir
+from schemas.planes import merge_planes
+from tests.support.fake_engine import states_TH
+from tests.support.plans import JOB, identity, order, random_ids, write_plan
+
+
+def job(about, ids, row, *, generated=(), planned_hash=None):
+    ref = RowRef(order(about, 1).key, row, len(ids))
+    return DrainJob(f"r{row}", ref, len(ids) + len(generated), (), planned_hash or hash_ids(ids), tuple(generated))
+
+
+def states(about, ids):
+    return torch.stack([states_TH(list(ids), k, about.hidden_size, about.dtype) for k in about.layer_ids])
+
+
+def writer(tmp_path, about, ids, *, rank=0, num_ranks=1):
+    write_plan(tmp_path, ids)
+    return UnitWriter(order(about, len(ids)), tmp_path, rank, num_ranks)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("compression", ["none", "planes"])
+def test_a_sealed_shard_holds_every_byte_of_every_row(tmp_path, dtype, compression):
+    about = identity(dtype=dtype, compression=compression)
+    ids = random_ids([1, 5, 33])
+    unit = writer(tmp_path, about, ids)
+    for row in (2, 0, 1):
+        unit.write(job(about, ids[row], row), states(about, ids[row]))
+    assert unit.complete
+    receipt = unit.seal()
+    path = tmp_path / attempt_dir(JOB, 0, 1) / receipt.file
+    assert (receipt.sha256, receipt.bytes) == sha256_of(path)
+    assert receipt.rows == (2, 0, 1)
+    file = pq.ParquetFile(path)
+    assert file.schema_arrow.equals(shard_schema(about.layer_ids, about.hidden_size, dtype, compression), check_metadata=False)
+    assert file.num_row_groups == 3
+    assert Provenance.model_validate_json(file.schema_arrow.metadata[METADATA_KEY]).identity == about
+    width = 4 if dtype == "float32" else 2
+    for group, row in enumerate(receipt.rows):
+        stored = file.read_row_group(group).to_pylist()[0]
+        assert stored["input_ids"] == ids[row]
+        assert stored["num_tokens"] == stored["prompt_tokens"] == len(ids[row])
+        for index, k in enumerate(about.layer_ids):
+            expected = states(about, ids[row])[index].view(torch.uint8).numpy().tobytes()
+            if compression == "planes":
+                hi, lo = (np.frombuffer(stored[f"layer_{k}_{plane}"], np.uint8) for plane in ("hi", "lo"))
+                raw = merge_planes(hi, lo, width).tobytes()
+            else:
+                raw = stored[f"layer_{k}"]
+            assert raw == expected
+            assert stored["checksums"][index] == xxhash.xxh3_64_intdigest(expected)
+
+
+def test_generated_tokens_are_appended_and_supervised(tmp_path):
+    about, ids = identity(), random_ids([4])
+    unit = writer(tmp_path, about, ids)
+    unit.write(job(about, ids[0], 0, generated=(7, 8)), states(about, [*ids[0], 7, 8]))
+    row = pq.read_table(tmp_path / attempt_dir(JOB, 0, 1) / unit.seal().file).to_pylist()[0]
+    assert row["input_ids"] == [*ids[0], 7, 8]
+    assert row["loss_mask"] == [1] * 6
+    assert (row["num_tokens"], row["prompt_tokens"]) == (6, 4)
+
+
+def test_a_row_that_is_not_finite_is_rejected_and_the_others_are_kept(tmp_path):
+    about, ids = identity(), random_ids([4, 4])
+    unit = writer(tmp_path, about, ids)
+    broken = states(about, ids[0])
+    broken[1, 2, 3] = float("nan")
+    unit.write(job(about, ids[0], 0), broken)
+    unit.write(job(about, ids[1], 1), states(about, ids[1]))
+    receipt = unit.seal()
+    assert receipt.rows == (1,)
+    assert [(reject.row, reject.reason) for reject in receipt.rejected] == [(0, "not-finite")]
+
+
+def test_rows_are_spread_over_ranks_and_each_rank_answers_for_its_own(tmp_path):
+    about, ids = identity(), random_ids([2] * 5)
+    ranks = [writer(tmp_path, about, ids, rank=rank, num_ranks=2) for rank in (0, 1)]
+    for row in range(5):
+        ranks[row % 2].write(job(about, ids[row], row), states(about, ids[row]))
+    receipts = [unit.seal() for unit in ranks]
+    assert [receipt.rows for receipt in receipts] == [(0, 2, 4), (1, 3)]
+    assert [receipt.file for receipt in receipts] == ["train-00000-r0.parquet", "train-00000-r1.parquet"]
+
+
+def test_a_unit_without_any_row_written_has_no_file(tmp_path):
+    about, ids = identity(), random_ids([2, 2])
+    unit = writer(tmp_path, about, ids)
+    unit.void(0)
+    unit.skip(1)
+    receipt = unit.seal()
+    assert receipt.file is None
+    assert receipt.void == (0,)
+    assert not (tmp_path / attempt_dir(JOB, 0, 1)).exists()
+
+
+def test_other_token_ids_than_the_plans_are_refused(tmp_path):
+    about, ids = identity(), random_ids([4])
+    unit = writer(tmp_path, about, ids)
+    with pytest.raises(StatesWrongError, match="other token ids"):
+        unit.write(job(about, ids[0], 0, planned_hash=hash_ids([1, 2, 3, 4])), states(about, ids[0]))
+
+
+def test_a_row_that_comes_twice_is_refused(tmp_path):
+    about, ids = identity(), random_ids([4, 4])
+    unit = writer(tmp_path, about, ids)
+    unit.write(job(about, ids[0], 0), states(about, ids[0]))
+    with pytest.raises(StatesWrongError, match="came twice"):
+        unit.write(job(about, ids[0], 0), states(about, ids[0]))
+
+
+def test_two_equal_layers_are_refused(tmp_path):
+    about, ids = identity(), random_ids([4])
+    unit = writer(tmp_path, about, ids)
+    same = states(about, ids[0])
+    same[1] = same[0]
+    with pytest.raises(StatesWrongError, match="hold the same states"):
+        unit.write(job(about, ids[0], 0), same)
+
+
+def test_discarding_leaves_no_file(tmp_path):
+    about, ids = identity(), random_ids([4, 4])
+    unit = writer(tmp_path, about, ids)
+    unit.write(job(about, ids[0], 0), states(about, ids[0]))
+    final = tmp_path / attempt_dir(JOB, 0, 1) / "train-00000.parquet"
+    assert temporary(final).exists()
+    unit.discard()
+    assert list(final.parent.iterdir()) == []
+
+
+def test_a_plan_that_is_not_there_is_the_operating_systems_error(tmp_path):
+    with pytest.raises(FileNotFoundError, match="unit-00000"):
+        UnitWriter(order(identity(), 1), tmp_path, 0, 1)
