@@ -55,9 +55,14 @@ def _checked_job(job_id: str) -> str:
 
 
 def _checked_unit(unit: int) -> int:
-    if not 0 <= unit < MAX_UNITS:
-        raise ValueError(f"unit {unit} is outside 0..{MAX_UNITS - 1}")
+    if not 0 <= unit < 2 * MAX_UNITS:
+        raise ValueError(f"unit {unit} is outside 0..{2 * MAX_UNITS - 1}")
     return unit
+
+
+def canary_unit(unit: int) -> int:
+    """Return the number under which the canary before `unit` is captured: above every unit of a plan."""
+    return MAX_UNITS + _checked_unit(unit) % MAX_UNITS
 
 
 def shard_file(unit: int, rank: int = 0, num_ranks: int = 1) -> str:

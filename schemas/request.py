@@ -22,7 +22,9 @@ MAX_TEMPLATE_CHARS = 262_144
 MAX_TOKEN_ID = 2**31 - 1
 
 Text = Annotated[str, StringConstraints(max_length=MAX_TEXT_CHARS)]
-Name = Annotated[str, StringConstraints(min_length=1, max_length=512)]
+NO_NUL = r"^[^\x00]+$"
+"""No file system and no PostgreSQL text holds a NUL."""
+Name = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=NO_NUL)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID, strict=True)]
 LayerId = Annotated[int, Field(ge=0, le=MAX_LAYER_ID, strict=True)]
 
@@ -102,7 +104,7 @@ class FileSource(Wire):
     """A JSONL or Parquet file (or a folder of them, in name order) under one of the service's allowed roots."""
 
     kind: Literal["file"]
-    path: Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+    path: Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=NO_NUL)]
     limit: int | None = Field(default=None, ge=1, description="take only the first rows")
 
 

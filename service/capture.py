@@ -6,19 +6,21 @@ lease was lost is abandoned; its successor elsewhere has another epoch and anoth
 
 import asyncio
 import logging
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
-from schemas.job import ENDED_JOB_STATES, JobState, Problem
+from schemas.job import ENDED_JOB_STATES, JobState
 from schemas.receipts import UnitKey
 from service.budget import InFlight
-from service.engine import EngineSpec
-from service.errors import EngineDied, LeaseLost, Outcome, QuarryError
+from service.errors import EngineDied, LeaseLost, QuarryError, StoreUnavailable
 from service.landing import land_unit
 from service.running import EngineHouse, Running
 from service.settings import Settings
-from service.store import Store, UnitLease
-from service.unit_run import UnitRun
+from service.store import Store, UnitCommit, UnitLease
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Capture:
@@ -58,41 +60,56 @@ class Capture:
         """Lease and start one unit if there is room; return whether there was one."""
         if len(self._runs) >= self._settings.units_in_flight:
             return False
-        lease = await asyncio.to_thread(
-            self._store.lease_unit, self._owner, self._settings.lease_s, prefer_job=self._job
-        )
+        try:
+            lease = await asyncio.to_thread(
+                self._store.lease_unit, self._owner, self._settings.lease_s, prefer_job=self._job
+            )
+        except StoreUnavailable as error:
+            logger.warning("no unit can be leased: %s", error)
+            return False
         if lease is None:
             return False
         self._held[lease.key] = lease
-        try:
-            spec = await self._house.inspect(lease.request)
-            running = await self._engine_for(spec, lease)
-        except QuarryError as error:
-            await self._fail(lease, error)
-            return True
-        self._job = lease.key.job_id
-        task = asyncio.create_task(self._run_unit(lease, running))
-        self._runs[lease.key] = task
-        task.add_done_callback(lambda _: self._runs.pop(lease.key, None))
+        running = await self._supervised(lease, self._engine_for(lease))
+        if running is not None and lease.key in self._held:
+            self._job = lease.key.job_id
+            task = asyncio.create_task(self._run_unit(lease, running))
+            self._runs[lease.key] = task
+            task.add_done_callback(lambda _: self._runs.pop(lease.key, None))
         return True
 
-    async def _engine_for(self, spec: EngineSpec, lease: UnitLease) -> Running:
-        """Return an engine that serves `spec`; units of the old one end first. Runs the canary on a new pair."""
-        if not self._house.serves(spec):
+    async def _engine_for(self, lease: UnitLease) -> Running:
+        """Return an engine that serves the lease's job; units of the old one end first. Runs a new job's canary."""
+        spec = await self._house.inspect(lease.request)
+        running = self._house.running
+        if running is None or not running.serves(spec):
             await asyncio.gather(*self._runs.values(), return_exceptions=True)
             logger.info("starting the engine for %s", lease.request.model)
-            await self._house.switch(spec)
-        running = self._house.running
-        if running is None:
-            raise EngineDied("the engine stopped")
+            running = await self._house.switch(spec)
+        if lease.key.job_id != self._job:
+            # Imports torch, like all that reads states; the worker's start does not wait for it.
+            from service.canary_run import ensure_canary
+
+            await ensure_canary(running, lease, self._store, self._settings)
         return running
 
     async def _run_unit(self, lease: UnitLease, running: Running) -> None:
+        from service.unit_run import UnitRun
+
+        run = UnitRun(lease, running, self._budget, self._settings)
+        commit = await self._supervised(lease, run.run())
+        if commit is not None:
+            await self._supervised(lease, self._commit(lease, commit))
+
+    async def _commit(self, lease: UnitLease, commit: UnitCommit) -> None:
+        await asyncio.to_thread(self._store.commit_unit, commit, self._owner)
+        self._held.pop(lease.key, None)
+        await asyncio.to_thread(land_unit, self._settings, commit)
+
+    async def _supervised(self, lease: UnitLease, work: Coroutine[Any, Any, T]) -> T | None:
+        """Return what `work` returns; whatever it raises ends the attempt, and nothing else."""
         try:
-            commit = await UnitRun(lease, running, self._budget, self._settings).run()
-            await asyncio.to_thread(self._store.commit_unit, commit, self._owner)
-            del self._held[lease.key]
-            await asyncio.to_thread(land_unit, self._settings, commit)
+            return await work
         except LeaseLost as error:
             logger.info("unit %s: %s", lease.key, error)
             self._held.pop(lease.key, None)
@@ -102,11 +119,12 @@ class Capture:
             # Supervisor: a unit that ended without a word would keep its lease for as long as this process beats.
             logger.exception("unit %s", lease.key)
             await self._fail(lease, QuarryError(f"internal error: {error!r}"))
+        return None
 
     async def _fail(self, lease: UnitLease, error: QuarryError) -> None:
         """Record why an attempt ended; the error's class decides what becomes of the unit and the job."""
         self._held.pop(lease.key, None)
-        problem: Problem = error.problem()
+        problem = error.problem()
         logger.warning("unit %s failed: %s", lease.key, problem.detail)
         try:
             await asyncio.to_thread(
@@ -117,11 +135,12 @@ class Capture:
                 error.outcome,
                 self._settings.unit_attempts,
             )
-        except LeaseLost as lost:
+        except (LeaseLost, StoreUnavailable) as lost:
+            # Nothing can be recorded: the lease runs out, and the unit's next attempt meets the error again or not.
             logger.info("unit %s: %s", lease.key, lost)
-        if isinstance(error, EngineDied) and error.outcome is Outcome.RETRY:
-            running = self._house.running
-            if running is not None and not running.link.alive:
+        if isinstance(error, EngineDied):
+            self._job = None
+            if self._house.running is not None and not self._house.running.link.alive:
                 await self._house.stop()
 
     async def _beat(self) -> None:
@@ -131,9 +150,14 @@ class Capture:
             keys = list(self._held)
             if not keys:
                 continue
-            lost = await asyncio.to_thread(
-                self._store.extend_units, keys, self._owner, self._settings.lease_s
-            )
+            try:
+                lost = await asyncio.to_thread(
+                    self._store.extend_units, keys, self._owner, self._settings.lease_s
+                )
+            except StoreUnavailable as error:
+                # The leases live on for three more beats; if the store does not come back, they expire.
+                logger.warning("leases could not be extended: %s", error)
+                continue
             for key in lost:
                 self._held.pop(key, None)
                 if task := self._runs.get(key):
@@ -165,7 +189,7 @@ class Capture:
             del self._held[key]
             try:
                 await asyncio.to_thread(self._store.release_unit, key, self._owner)
-            except LeaseLost as error:
+            except (LeaseLost, StoreUnavailable) as error:
                 logger.info("unit %s: %s", key, error)
 
 

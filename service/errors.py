@@ -12,6 +12,7 @@
     |   |-- IdempotencyConflict        same key, other body
     |   |-- IdentityChanged            a resumed job would no longer be the same dataset
     |   `-- IllegalMove                the job's state does not allow it
+    |-- StoreUnavailable          503  the database or the data folder cannot be used now: tried again
     |-- LeaseLost                 503  another attempt owns the unit now; this one is void
     |-- EngineRefused             500  the engine cannot be driven rightly (layout, version, model): permanent
     |-- EngineDied                503  the engine stopped: the unit is tried again
@@ -137,6 +138,14 @@ class IllegalMove(Conflict):
     """The job's state does not allow this."""
 
     title = "Not possible in this state"
+
+
+class StoreUnavailable(QuarryError):
+    """The database does not answer or has another version's tables, or the data folder cannot be written."""
+
+    status = 503
+    outcome = Outcome.RETRY
+    title = "The store is not available"
 
 
 class LeaseLost(QuarryError):

@@ -48,6 +48,10 @@ class Running:
     link: EngineLink
     head: "Head"
 
+    def serves(self, spec: EngineSpec) -> bool:
+        """Say whether a job of `spec` can be run as it is."""
+        return self.spec.covers(spec) and self.link.alive
+
     def provenance(self, job_id: str, identity: Identity) -> Provenance:
         """Say who makes the dataset, from what."""
         return Provenance(
@@ -72,10 +76,6 @@ class EngineHouse:
         """Return the spec of a job; downloads weights if they are missing. Raises UnknownModel, UnknownLayer."""
         target = await asyncio.to_thread(inspect_target, request, self._settings)
         return await asyncio.to_thread(spec_for, request, target, self._settings)
-
-    def serves(self, spec: EngineSpec) -> bool:
-        """Say whether the running engine can take a job of `spec` as it is."""
-        return self.running is not None and self.running.spec.covers(spec) and self.running.link.alive
 
     async def switch(self, spec: EngineSpec) -> Running:
         """Stop what runs and start an engine for `spec`. Raises EngineRefused, EngineDied."""

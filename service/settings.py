@@ -40,6 +40,8 @@ class Settings(BaseSettings):
     """More keyword arguments of vLLM's engine, as JSON."""
     tensor_parallel_size: int = Field(default=1, ge=1, le=64)
     gpu_memory_utilization: float | None = Field(default=None, gt=0.0, le=1.0)
+    cpu_kv_cache_gib: int = Field(default=2, ge=1)
+    """KV cache of the engine's CPU build, which would otherwise take nine tenths of the machine's memory."""
     engine_start_timeout_s: float = Field(default=1800.0, gt=0)
     pool_bytes: int = Field(default=1 * 2**30, ge=2**16)
     """Host memory that a connector worker drains through; grown at start to hold one sample of the longest length."""
@@ -59,11 +61,13 @@ class Settings(BaseSettings):
     """Bounds on what one worker has in its engine at once; several steps' batches keep the engine full."""
     drain_s: float = Field(default=120.0, ge=0)
     """After SIGTERM: how long units in the engine may take to end before they are given back."""
-    publish_attempts: int = Field(default=10, ge=1, le=1000)
-    """Attempts of one process at publishing a job, each with retries of its own, before the job waits for a person."""
+    publish_deadline_s: float = Field(default=6 * 3600.0, gt=0)
+    """How long a job is tried to be published while the Hub does not answer, before it waits for a person."""
     logit_share: float = Field(default=0.01, ge=0.0, le=1.0)
     logit_rows_min: int = Field(default=8, ge=0)
     """Rows of each unit whose logits are recomputed from the sealed bytes: the share, and at least so many."""
+    canary_max_bytes: int | None = Field(default=None, ge=1)
+    """Weights that the canary's reference may load on the CPU; null is half of the available memory."""
 
     def database(self) -> str:
         """Return the store's URL."""

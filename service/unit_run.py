@@ -5,7 +5,6 @@ attempt's files are then orphans that the sweeper takes.
 """
 
 import asyncio
-import errno
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,19 +16,18 @@ from schemas.arrow import PLAN_SCHEMA
 from schemas.job import RejectView
 from schemas.manifest import ShardEntry
 from schemas.names import index_path, plan_path, shard_path
-from schemas.receipts import OpenUnit, UnitFailed, UnitKey, UnitSealed
+from schemas.receipts import OpenUnit, UnitKey, UnitSealed
 from schemas.request import Generate
 from service.budget import InFlight
 from service.checks import Witness, check_unit, logit_rows
 from service.engine import Answer, Prompt, PromptRefused
-from service.errors import DiskFull, EngineDied, QuarryError, StatesWrong, WriteFailed
+from service.errors import QuarryError, WriteFailed
 from service.index import write_index
 from service.landing import INDEX_FILE, attempt_folder
+from service.receipt_errors import raise_failure
 from service.running import Running
 from service.settings import Settings
 from service.store import UnitCommit, UnitLease
-
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +86,13 @@ class UnitRun:
         )
         try:
             await link.open(order)
-            receipts = await self._capture()
+            sealed = await self._capture()
         except BaseException:
             await link.abandon(self._key)
             raise
-        sealed = [receipt for receipt in receipts if isinstance(receipt, UnitSealed)]
         return await asyncio.to_thread(self._verify, order, plan, sealed)
 
-    async def _capture(self) -> Sequence[UnitSealed | UnitFailed]:
+    async def _capture(self) -> tuple[UnitSealed, ...]:
         """Run every row and wait for the receipts; a failed receipt ends the rows at once."""
         receipts = asyncio.create_task(self._running.link.receipts(self._key))
         rows = asyncio.create_task(self._run_rows())
@@ -104,11 +101,9 @@ class UnitRun:
             if rows.done():
                 rows.result()
             else:
-                _raise_failure(receipts.result())
+                raise_failure(receipts.result())
                 await rows
-            answers = await receipts
-            _raise_failure(answers)
-            return answers
+            return raise_failure(await receipts)
         finally:
             for task in (receipts, rows):
                 task.cancel()
@@ -214,17 +209,3 @@ def shard_entries(key: UnitKey, sealed: Sequence[UnitSealed]) -> tuple[ShardEntr
         for receipt in sealed
         if receipt.file is not None
     )
-
-
-def _raise_failure(receipts: Sequence[UnitSealed | UnitFailed]) -> None:
-    """Translate the first failed receipt into the error that decides what becomes of the unit."""
-    for receipt in receipts:
-        if isinstance(receipt, UnitFailed):
-            said = f"unit {receipt.key.unit}, rank {receipt.rank}: {receipt.detail}"
-            if receipt.errno in FULL:
-                raise DiskFull(said, cure="free space in the data folder, then resume the job")
-            if receipt.reason == "states-wrong":
-                raise StatesWrong(said)
-            if receipt.reason == "internal":
-                raise EngineDied(said)
-            raise WriteFailed(said)

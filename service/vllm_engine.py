@@ -38,6 +38,8 @@ class VllmEngine:
 
     async def start(self, spec: EngineSpec, settings: Settings, link: EngineLink) -> None:
         """Start vLLM; seconds for a tiny model on a CPU, minutes for a large one."""
+        # Read by the CPU build alone, in the core's process; an operator's own value stands.
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(settings.cpu_kv_cache_gib))
         arguments = engine_arguments(spec, settings, link)
         try:
             # The core connects to our link while it starts, so the loop must stay free.

@@ -1,0 +1,51 @@
+# One word an act, the same at the desk and in CI. Settings of the tools stand in pyproject.toml.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+INSTALLED := .venv/installed
+INSTALL_LOG := .venv/install.log
+TORCH_INDEX := https://download.pytorch.org/whl/cpu
+
+.PHONY: help install fmt lint test demo lock clean
+
+help:
+	@echo "make install | fmt | lint | test | demo | lock | clean"
+
+install: $(INSTALLED)
+
+$(INSTALLED): requirements/cpu.txt requirements/dev.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null \
+	  || { echo "Python 3.11 is needed: install it, or run make with PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@echo "installing into .venv: a few minutes the first time"
+	@$(PYTHON) -m venv .venv
+	@{ $(BIN)/python -m pip install --quiet --no-deps -r requirements/cpu.txt -r requirements/dev.txt \
+	  && $(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable . ; } >$(INSTALL_LOG) 2>&1 \
+	  || { cat $(INSTALL_LOG) >&2; \
+	       if grep -q 'No matching distribution found for torch==' $(INSTALL_LOG); then \
+	         echo "the CPU build of torch is not in your indexes: PIP_EXTRA_INDEX_URL=$(TORCH_INDEX) make install" >&2; \
+	       fi; exit 1; }
+	@touch $@
+
+fmt: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest
+
+demo: install
+	@$(BIN)/python -m examples.demo
+
+# The long tests (`crash`) and the benchmark (`bench`) are words of their own; they go here.
+
+lock: install
+	$(BIN)/python requirements/lock.py
+
+# Keeps .venv, so that the next word is quick, and data folders of a service, which are not ours to delete.
+clean:
+	rm -rf .cache demo-out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""The benchmark behind every claim about speed: `python -m benchmarks.bench`."""

@@ -1,0 +1,1 @@
+"""The demo, its small target model, and its conversations."""

@@ -1,0 +1,173 @@
+"""The canary: a few prompts whose captured states must be the reference's, layer by layer. Pure comparison.
+
+Imports torch: import it lazily. The logit check cannot see an auxiliary layer that is off by one; this can.
+
+Legend: T tokens, H hidden size, J candidate layers.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from schemas.base import Wire
+from schemas.identity import EngineInfo, Identity
+from schemas.request import Dtype
+from service.errors import StatesWrong
+
+POST_NORM = -1
+"""Stands for layer N after the final norm among a reference's layers; it is never right to capture."""
+
+_MIN_COSINE: dict[Dtype, float] = {"bfloat16": 0.99, "float16": 0.999, "float32": 0.9999}
+"""A right capture is a few roundings per decoder layer away: relative errors of 5e-2, 4e-3 and 4e-6 were seen
+after 8 layers, cosines of 0.9987, 0.99999 and 1. The rest is room for depth and for other kernels."""
+_MIN_TOKENS = 0.9
+"""Share of each prompt's tokens that must fit: rounding alone flips a mixture of experts' router on a few."""
+_CLOSER = 0.5
+_LENGTHS = (1, 17, 129)
+_SHARED_PREFIX = 100
+_CURE = "this engine cannot be trusted with these layers of this model: choose others, or report it"
+
+
+class LayerCanary(Wire):
+    """One layer: `cosine` is the worst prompt's median over tokens, `max_rel_error` the worst token's."""
+
+    layer_id: int
+    cosine: float
+    max_rel_error: float
+    best_match_layer: int
+
+
+class CanaryReport(Wire):
+    """A passed canary."""
+
+    prompts: int
+    tokens: int
+    layers: tuple[LayerCanary, ...]
+
+    @property
+    def min_cosine(self) -> float:
+        """The worst layer's cosine."""
+        return min(layer.cosine for layer in self.layers)
+
+
+@dataclass(frozen=True, slots=True)
+class _Distance:
+    """One prompt, one layer: cosine to its reference [T], relative distance to each candidate [J, T]."""
+
+    candidates: tuple[int, ...]
+    cosine_T: torch.Tensor
+    error_JT: torch.Tensor
+
+
+def canary_key(identity: Identity, engine: EngineInfo) -> str:
+    """Return what a passed canary is remembered under: all that can change which states are captured."""
+    about = {
+        "model": identity.model,
+        "revision": identity.revision,
+        "dtype": identity.dtype,
+        "layer_ids": identity.layer_ids,
+        "engine": engine.model_dump(mode="json"),
+    }
+    return hashlib.sha256(json.dumps(about, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def canary_prompts(vocab_size: int, max_len: int) -> list[list[int]]:
+    """Return prompts of 1 to 129 token ids, none longer than `max_len`; always the same ones.
+
+    The last shares a long prefix with the one before it, which a prefix cache serves. Ids come from the
+    middle of the vocabulary, because both ends hold special tokens that some models act upon.
+    """
+    draw = np.random.default_rng(20_260_101)
+    low, high = vocab_size // 4, max(vocab_size // 4 + 1, 3 * vocab_size // 4)
+    lengths = sorted({min(length, max_len) for length in _LENGTHS})
+    prompts = [draw.integers(low, high, length).tolist() for length in lengths]
+    shared = min(_SHARED_PREFIX, max_len - 1)
+    if shared > 0:
+        prompts.append(prompts[-1][:shared] + draw.integers(low, high, lengths[-1] - shared).tolist())
+    return prompts
+
+
+def judge(
+    captured: Sequence[Mapping[int, torch.Tensor]],
+    reference: Sequence[Mapping[int, torch.Tensor]],
+    layer_ids: Sequence[int],
+    num_layers: int,
+    dtype: Dtype,
+) -> CanaryReport:
+    """Hold captured states against the reference's, both by prompt and layer id, each [T, H].
+
+    The reference holds every layer 0..N and POST_NORM. Each captured layer must point where its own reference
+    points and must not be clearly nearer to another: a token at which neighbours cannot be told apart (a
+    massive first token) does not count against it, but over all tokens its own layer must be the nearest.
+
+    Raises:
+        StatesWrong: names the layer, the distance, and which layer it looks like.
+    """
+    layers = []
+    for layer_id in layer_ids:
+        distances = [
+            _distance(layer_id, got[layer_id], want) for got, want in zip(captured, reference, strict=True)
+        ]
+        for distance in distances:
+            _check_prompt(layer_id, num_layers, distance, _MIN_COSINE[dtype])
+        candidates = distances[0].candidates
+        median_J = torch.cat([distance.error_JT for distance in distances], dim=1).median(dim=1).values
+        best = candidates[int(median_J.argmin())]
+        own = candidates.index(layer_id)
+        if best != layer_id:
+            seen, due = float(median_J.min()), float(median_J[own])
+            about = f"median distance {due:.2e} to its own reference, {seen:.2e} to that layer"
+            looks = _looks_like(best, num_layers)
+            raise StatesWrong(f"canary: layer {layer_id} {looks}: {about}", field="layers", cure=_CURE)
+        layers.append(
+            LayerCanary(
+                layer_id=layer_id,
+                cosine=min(float(distance.cosine_T.median()) for distance in distances),
+                max_rel_error=max(float(distance.error_JT[own].max()) for distance in distances),
+                best_match_layer=best,
+            )
+        )
+    tokens = sum(len(states[layer_ids[0]]) for states in captured)
+    return CanaryReport(prompts=len(captured), tokens=tokens, layers=tuple(layers))
+
+
+def _distance(layer_id: int, got_TH: torch.Tensor, want: Mapping[int, torch.Tensor]) -> _Distance:
+    """Measure in float64: float32 cannot tell cosines near 1 apart."""
+    own_TH = want[layer_id].double()
+    if got_TH.shape != own_TH.shape:
+        shapes = f"{list(got_TH.shape)}, the reference {list(own_TH.shape)}"
+        raise StatesWrong(f"canary: layer {layer_id} has shape {shapes}", field="layers")
+    got_TH = got_TH.double()
+    candidates = tuple(sorted(want))
+    size_T = torch.linalg.vector_norm(own_TH, dim=1).clamp_min(torch.finfo(torch.float64).tiny)
+    error_JT = torch.stack(
+        [torch.linalg.vector_norm(got_TH - want[other].double(), dim=1) / size_T for other in candidates]
+    )
+    return _Distance(candidates, torch.cosine_similarity(got_TH, own_TH, dim=1), error_JT)
+
+
+def _check_prompt(layer_id: int, num_layers: int, distance: _Distance, min_cosine: float) -> None:
+    own_T = distance.error_JT[distance.candidates.index(layer_id)]
+    nearer_T = distance.error_JT.amin(dim=0) < _CLOSER * own_T
+    fits_T = (distance.cosine_T >= min_cosine) & ~nearer_T
+    share = float(fits_T.double().mean())
+    if share >= _MIN_TOKENS:
+        return
+    misfits_JT = distance.error_JT[:, ~fits_T]
+    best = distance.candidates[int(misfits_JT.median(dim=1).values.nan_to_num(torch.inf).argmin())]
+    cosine = float(distance.cosine_T[~fits_T].median())
+    looks = _looks_like(best, num_layers) if best != layer_id else "fits no layer of the model"
+    if not bool(own_T.isfinite().all()):
+        looks = "is not finite"
+    about = f"{1 - share:.0%} of {len(fits_T)} tokens, median cosine {cosine:.4f}, {min_cosine} is due"
+    raise StatesWrong(f"canary: layer {layer_id} {looks}: {about}", field="layers", cure=_CURE)
+
+
+def _looks_like(layer_id: int, num_layers: int) -> str:
+    if layer_id == POST_NORM:
+        return f"looks like layer {num_layers} after the final norm"
+    return f"looks like layer {layer_id}"

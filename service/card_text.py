@@ -1,0 +1,175 @@
+"""The text of the dataset card: what stands in the repository, what was proven, and how a row is read."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from textwrap import fill
+
+from schemas.identity import LayerInfo
+from schemas.manifest import Manifest
+
+INDEX_CONFIG = "index"
+WIDTH = 100
+
+READ_PLAIN = """\
+raw = torch.frombuffer(bytearray(row["{column}"]), dtype=torch.{dtype})
+hidden = raw.view(row["num_tokens"], row["hidden_size"])
+supervised = torch.tensor(row["loss_mask"], dtype=torch.bool)"""
+
+READ_PLANES = """\
+hi, lo = (torch.frombuffer(bytearray(row["{column}_" + p]), dtype=torch.uint8) for p in ("hi", "lo"))
+raw = torch.cat([lo.view(len(hi), -1), hi.view(-1, 1)], dim=1).view(torch.{dtype})
+hidden = raw.view(row["num_tokens"], row["hidden_size"])"""
+
+READING = """\
+## Reading a row
+
+```python
+import pyarrow.parquet as pq, torch
+row = pq.ParquetFile("{shard}").read_row_group(0).to_pylist()[0]
+{lines}
+```
+
+{note}
+
+{trap}"""
+
+SUMMARY = (
+    "{samples:,} samples, {tokens:,} tokens, for training EAGLE-style drafters. One row a sample, one column a "
+    "layer, un-shifted: row `t` of a column is the state of token `t`."
+)
+FILES = (
+    "`manifests/<job>.json` accounts for every sample and holds the sha256 of each file; "
+    "`token_freq/<job>.parquet` counts the supervised tokens; `final_norm.safetensors` is the target's final norm: "
+    "with it anyone can make the post-norm state from the pre-norm one."
+)
+READING_NOTE = (
+    "A row group is one row; name the `columns` you need, and only those are read. "
+    "`layer_<k>` holds raw little-endian `[num_tokens, hidden_size]` of the dtype below, in C order."
+)
+READING_TRAP = (
+    "**Trap:** with `datasets`, do not read the states through `with_format('torch')` or `with_format('numpy')`: "
+    "both make fixed-width strings of binary values and strip their trailing zero bytes. "
+    "Take the plain Python rows, or `with_format('arrow')`."
+)
+
+
+def card_text(groups: Mapping[str, Sequence[Manifest]]) -> str:
+    """Return the card's body; `groups` holds the jobs of every states configuration, each at least one."""
+    every = [manifest for group in groups.values() for manifest in group]
+    first = every[0]
+    samples = sum(manifest.totals.samples_written for manifest in every)
+    tokens = sum(manifest.totals.tokens for manifest in every)
+    configs = [
+        f"- `{INDEX_CONFIG}` (default): ids, lengths, token ids, masks, and where the states of a sample are."
+    ]
+    configs += [f"- `{name}`: the states of {len(groups[name])} job(s)." for name in sorted(groups)]
+    parts = [
+        f"# Hidden states of {first.provenance.identity.model}",
+        _paragraph(SUMMARY.format(samples=samples, tokens=tokens)),
+        "\n".join(configs),
+        _paragraph(FILES),
+        _reading(first),
+    ]
+    for name in sorted(groups):
+        group = groups[name]
+        parts += [
+            f"## Configuration `{name}`",
+            _model(group[0]),
+            _layers(group[0]),
+            _jobs(group),
+            _proof(group),
+        ]
+        parts += _rejects(group)
+    return "\n\n".join(parts)
+
+
+def _reading(manifest: Manifest) -> str:
+    identity = manifest.provenance.identity
+    lines = READ_PLANES if identity.compression == "planes" else READ_PLAIN
+    return READING.format(
+        shard=manifest.shards[0].path,
+        lines=lines.format(column=f"layer_{identity.layer_ids[-1]}", dtype=identity.dtype),
+        note=_paragraph(READING_NOTE),
+        trap=_paragraph(READING_TRAP),
+    )
+
+
+def _model(manifest: Manifest) -> str:
+    identity, norm = manifest.provenance.identity, manifest.provenance.final_norm
+    local = identity.model.startswith(("/", "."))
+    model = f"`{identity.model}`" if local else f"[{identity.model}](https://huggingface.co/{identity.model})"
+    return _table(
+        ("target", model),
+        [
+            ("revision", f"`{identity.revision}`"),
+            ("dtype, hidden size", f"{identity.dtype}, {identity.hidden_size}"),
+            ("decoder layers", str(identity.num_layers)),
+            ("final norm", f"{norm.kind}, eps {norm.eps:g}"),
+            (
+                "storage",
+                f"{identity.compression}, {identity.state_bytes_per_token:,} bytes a token uncompressed",
+            ),
+        ],
+    )
+
+
+def _layers(manifest: Manifest) -> str:
+    def told(layer: LayerInfo) -> tuple[str, ...]:
+        state = "pre-final-norm" if layer.norm_state == "pre_final_norm" else "residual stream"
+        ids = (layer.vllm_id, layer.hf_index, layer.zero_based)
+        return (
+            f"`layer_{layer.vllm_id}`",
+            *("-" if number is None else str(number) for number in ids),
+            state,
+        )
+
+    header = ("column", "vLLM id", "HF `hidden_states` index", "0-based layer output", "state")
+    return _table(header, [told(layer) for layer in manifest.provenance.layers])
+
+
+def _jobs(group: Sequence[Manifest]) -> str:
+    rows = []
+    for manifest in group:
+        made, totals = manifest.provenance, manifest.totals
+        template = made.identity.template_sha256
+        counts = (totals.samples_written, totals.samples_rejected, totals.tokens, totals.supervised_tokens)
+        engine = f"{made.engine.name} {made.engine.version} on {made.engine.device}"
+        rows.append(
+            (
+                f"`{made.job_id}`",
+                *(f"{count:,}" for count in (*counts, totals.bytes)),
+                made.identity.loss,
+                f"`{template[:16]}`" if template else "-",
+                f"{engine}, quarry {made.service_version}",
+            )
+        )
+    counted = ("samples", "rejected", "tokens", "supervised", "shard bytes")
+    return _table(("job", *counted, "loss mask", "template sha256", "made by"), rows)
+
+
+def _proof(group: Sequence[Manifest]) -> str:
+    rows = []
+    for manifest in group:
+        checks, cosine = manifest.checks, manifest.checks.canary_min_cosine
+        canary = checks.canary if cosine is None else f"{checks.canary}, cosine >= {cosine:.6f}"
+        numbers = (checks.rows_checked, checks.logit_rows, checks.logit_argmax_agree)
+        told = (*(f"{number:,}" for number in numbers), f"{checks.logit_max_error:.3g}", canary)
+        rows.append((f"`{manifest.provenance.job_id}`", *told))
+    return _table(
+        ("job", "rows checked", "against logits", "same argmax", "max logprob error", "canary"), rows
+    )
+
+
+def _rejects(group: Sequence[Manifest]) -> list[str]:
+    reasons = Counter(reject.reason for manifest in group for reject in manifest.rejects)
+    rows = [(why, f"{count:,}") for why, count in sorted(reasons.items())]
+    return [_table(("rejected because", "samples"), rows)] if rows else []
+
+
+def _paragraph(text: str) -> str:
+    return fill(text, WIDTH, break_on_hyphens=False, break_long_words=False)
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

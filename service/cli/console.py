@@ -1,0 +1,62 @@
+"""What people and scripts see: problems on stderr, exit codes, settings made from options."""
+
+import logging
+import sys
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_settings import SettingsError
+
+from schemas.job import Problem
+from service.errors import DatasetBroken, OptionRefused, QuarryError, RequestError
+from service.settings import Settings
+
+EXIT_BROKEN = 1
+EXIT_USAGE = 2
+EXIT_NOT_COMPLETE = 3
+
+
+def exit_code(error: QuarryError) -> int:
+    """Return the exit code of a command that ended with `error`."""
+    match error:
+        case DatasetBroken():
+            return EXIT_BROKEN
+        case RequestError():
+            return EXIT_USAGE
+        case _:
+            return EXIT_NOT_COMPLETE
+
+
+def complain(problem: Problem) -> None:
+    """Print a problem to stderr: what, where, and what to do."""
+    lines = [f"error: {problem.title}: {problem.detail}"]
+    if problem.field:
+        lines.append(f"  field: {problem.field}")
+    if problem.cure:
+        lines.append(f"  cure:  {problem.cure}")
+    print("\n".join(lines), file=sys.stderr)
+
+
+def load_settings(**options: Any) -> Settings:  # noqa: ANN401 - a value of any setting
+    """Return the settings of the environment; an option that was given wins.
+
+    Raises:
+        OptionRefused: naming the first setting that cannot be used.
+    """
+    try:
+        return Settings(**{name: value for name, value in options.items() if value is not None})
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        name = str(first["loc"][0])
+        raise OptionRefused(
+            first["msg"], field=name, cure=f"mend the option or QUARRY_{name.upper()}"
+        ) from error
+    except SettingsError as error:
+        raise OptionRefused(str(error), cure="lists and objects in QUARRY_ variables are JSON") from error
+
+
+def log_to_stderr(level: int = logging.INFO) -> None:
+    """Let this process's loggers write lines to stderr."""
+    logging.basicConfig(
+        level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )

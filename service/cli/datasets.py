@@ -1,0 +1,59 @@
+"""`quarry verify` and `quarry publish`: verbs on a finished dataset."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+
+from schemas.request import HubTarget
+from service.cli.console import EXIT_BROKEN, load_settings
+from service.errors import OptionRefused
+
+
+def verify(
+    dataset: Annotated[
+        str, typer.Argument(metavar="PATH_OR_REPO", help="A folder, or a Hub dataset repository.")
+    ],
+    model: Annotated[
+        Path | None,
+        typer.Option(exists=True, file_okay=False, help="Folder of the target, for the logit check."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Check everything that can be checked of a finished dataset."""
+    from service.verify import verify_dataset, verify_remote
+
+    settings = load_settings()
+    if Path(dataset).is_dir():
+        report = verify_dataset(Path(dataset), model_folder=model)
+    else:
+        report = verify_remote(dataset, settings, model_folder=model)
+    print(report.model_dump_json() if as_json else report)
+    if not report.ok:
+        raise typer.Exit(EXIT_BROKEN)
+
+
+def publish(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", exists=True, file_okay=False)],
+    repo_id: Annotated[str, typer.Argument(help="namespace/name of the dataset repository.")],
+    public: Annotated[bool, typer.Option("--public", help="Make a new repository public.")] = False,
+    config_name: Annotated[str, typer.Option(help="Name of the dataset's configuration.")] = "default",
+) -> None:
+    """Push a finished dataset to the Hub; what is there already is not sent again."""
+    from service.publisher import check_target, publish_folder
+
+    settings = load_settings()
+    hub = hub_target(repo_id, public=public, config_name=config_name)
+    check_target(hub, settings)
+    commit = publish_folder(folder, hub, settings)
+    print(f"{repo_id}: commit {commit}")
+
+
+def hub_target(repo_id: str, *, public: bool, config_name: str) -> HubTarget:
+    """Return the checked target. Raises OptionRefused."""
+    try:
+        return HubTarget(repo_id=repo_id, private=not public, config_name=config_name)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise OptionRefused(first["msg"], field=str(first["loc"][0]), cure="give 'namespace/name'") from error

@@ -1,0 +1,57 @@
+"""`quarry estimate` and `quarry extract`: verbs on a job file."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from service.cli.console import EXIT_NOT_COMPLETE, complain, load_settings, log_to_stderr
+from service.job_file import own_roots, read_job_file
+
+JobFile = Annotated[
+    Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="The job, as JSON or YAML.")
+]
+
+
+def estimate(
+    file: JobFile, as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False
+) -> None:
+    """Say what a job would need, without running anything."""
+    request = read_job_file(file)
+    settings = own_roots(load_settings(), request, file)
+    from service.estimate import estimate_request
+
+    found = estimate_request(request, settings)
+    if as_json:
+        print(found.model_dump_json())
+        return
+    for name, value in found.model_dump().items():
+        print(f"{name:16} {value if value is not None else 'unknown'}")
+
+
+def extract(
+    file: JobFile,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", file_okay=False, help="Folder of the dataset.")
+    ],
+    strict: Annotated[bool, typer.Option("--strict", help="Count rejected samples as a failure.")] = False,
+) -> None:
+    """Run one job here, without a server; run it again to go on where it stopped."""
+    from service.foreground import extract_to
+    from service.progress_bar import amounts, progress_display
+
+    log_to_stderr()
+    request = read_job_file(file)
+    settings = own_roots(load_settings(), request, file)
+    ending = extract_to(out, request, settings, progress_display(sys.stderr))
+    if ending.signal is not None:
+        print(f"stopped; run the same command again to go on ({ending.state.value})", file=sys.stderr)
+        raise typer.Exit(128 + ending.signal)
+    if ending.problem is not None:
+        complain(ending.problem)
+    if not ending.completed:
+        raise typer.Exit(EXIT_NOT_COMPLETE)
+    print(f"{out}: {ending.progress.samples_written} samples, {amounts(ending.progress)}")
+    if strict and ending.progress.samples_rejected:
+        raise typer.Exit(EXIT_NOT_COMPLETE)

@@ -1,0 +1,104 @@
+"""`quarry jobs`: the jobs of a running service."""
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+from schemas.job import JobPage, JobState, JobView, RejectPage
+from schemas.names import is_job_id
+from service.cli.console import EXIT_NOT_COMPLETE, complain
+from service.client import Client
+
+app = typer.Typer(
+    help="List, follow, cancel and resume the jobs of a running service.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+def _checked_id(value: str) -> str:
+    if not is_job_id(value):
+        raise typer.BadParameter("a job id is 'j-' and 16 hex digits")
+    return value
+
+
+Server = Annotated[str, typer.Option(envvar="QUARRY_SERVER", help="Base URL of the service.")]
+JobIdArgument = Annotated[str, typer.Argument(metavar="ID", callback=_checked_id)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
+
+DEFAULT_SERVER = "http://127.0.0.1:8642"
+
+
+@app.command("list")
+def list_jobs(
+    state: Annotated[JobState | None, typer.Option(help="Only jobs in this state.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=200, help="At most so many, the newest.")] = 50,
+    server: Server = DEFAULT_SERVER,
+    as_json: AsJson = False,
+) -> None:
+    """List jobs, newest first."""
+    with Client(server) as client:
+        page = JobPage.model_validate(client.get("/jobs", state=state, limit=limit))
+    for job in page.jobs:
+        print(job.model_dump_json() if as_json else line(job))
+
+
+@app.command()
+def show(job_id: JobIdArgument, server: Server = DEFAULT_SERVER) -> None:
+    """Print a job as JSON."""
+    with Client(server) as client:
+        print(json.dumps(client.get(f"/jobs/{job_id}"), indent=2))
+
+
+@app.command()
+def watch(job_id: JobIdArgument, server: Server = DEFAULT_SERVER) -> None:
+    """Follow a job until it has ended or is blocked."""
+    from service.progress_bar import progress_display
+
+    event = None
+    with Client(server) as client, progress_display(sys.stderr) as display:
+        for event in client.follow(job_id):
+            display.show(event)
+    if event is not None and event.problem is not None:
+        complain(event.problem)
+    if event is None or event.state is not JobState.COMPLETED:
+        raise typer.Exit(EXIT_NOT_COMPLETE)
+
+
+@app.command()
+def cancel(job_id: JobIdArgument, server: Server = DEFAULT_SERVER) -> None:
+    """Stop a job; what it has committed is kept."""
+    with Client(server) as client:
+        print(line(JobView.model_validate(client.post(f"/jobs/{job_id}/cancel"))))
+
+
+@app.command()
+def resume(job_id: JobIdArgument, server: Server = DEFAULT_SERVER) -> None:
+    """Queue a blocked, failed or cancelled job again."""
+    with Client(server) as client:
+        print(line(JobView.model_validate(client.post(f"/jobs/{job_id}/resume"))))
+
+
+@app.command()
+def rejects(job_id: JobIdArgument, server: Server = DEFAULT_SERVER, as_json: AsJson = False) -> None:
+    """Print the samples that are not in the dataset, and why."""
+    after: int | None = None
+    with Client(server) as client:
+        while True:
+            page = RejectPage.model_validate(client.get(f"/jobs/{job_id}/rejects", after=after))
+            for one in page.rejects:
+                told = f"{one.position}\t{one.source_id or '-'}\t{one.reason}\t{one.detail}"
+                print(one.model_dump_json() if as_json else told)
+            if page.next_after is None:
+                return
+            after = page.next_after
+
+
+def line(job: JobView) -> str:
+    """Return a job in one line."""
+    done = job.progress.samples_written + job.progress.samples_rejected
+    planned = f"{job.progress.samples_planned}{'' if job.progress.plan_done else '+'}"
+    made = f"{job.created_at:%Y-%m-%d %H:%M:%S}"
+    return f"{job.id}  {job.state.value:10}  {done}/{planned} samples  {made}  {job.request.model}"

@@ -1,0 +1,113 @@
+"""Text -> token ids and the characters each token stands for, by the target's own tokenizer."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from service.errors import TemplateRefused, UnknownModel
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """One tokenization of one text. `ids` int64 `[T]`; token `t` stands for characters `[starts[t], ends[t])`.
+
+    `starts` and `ends` are int64 `[T]` and never fall, or empty where they were not asked for.
+    """
+
+    ids: npt.NDArray[np.int64]
+    starts: npt.NDArray[np.int64]
+    ends: npt.NDArray[np.int64]
+
+    def tokens(self, start: int, end: int) -> slice:
+        """Return the tokens that have a character in `[start, end)`; one without characters belongs to its place."""
+        first = np.searchsorted(np.maximum(self.ends, self.starts + 1), start, side="right")
+        return slice(int(first), int(np.searchsorted(self.starts, end, side="left")))
+
+
+class TextTokenizer:
+    """The tokenizer in `folder`, of a model called `model` in messages. Not thread-safe.
+
+    `marks` are the texts of its added tokens, with their ids. Raises UnknownModel where there is none to load.
+    """
+
+    def __init__(self, folder: Path, model: str) -> None:
+        self._model = model
+        self._tokenizer = _load(folder, model)
+        self.marks: Mapping[str, int] = {
+            token.content: token_id for token_id, token in self._tokenizer.added_tokens_decoder.items()
+        }
+        self._mark_ids = np.asarray(sorted(self.marks.values()), dtype=np.int64)
+
+    @property
+    def special_tokens(self) -> Mapping[str, str]:
+        """What templates know by names such as `bos_token`."""
+        named: Mapping[str, str] = self._tokenizer.special_tokens_map
+        return named
+
+    @property
+    def chat_templates(self) -> str | Mapping[str, str] | None:
+        """The model's own template, or its templates by name."""
+        own: str | dict[str, str] | None = self._tokenizer.chat_template
+        return own
+
+    def chat_template(self, override: str | None, *, with_tools: bool) -> str | None:
+        """Return the template's text for one conversation: the override, or the model's own, which may be absent."""
+        try:
+            chosen: str = self._tokenizer.get_chat_template(override, tools=[{}] if with_tools else None)
+        except ValueError:
+            return None
+        return chosen
+
+    def encode(self, text: str, *, special: bool = False, offsets: bool = False) -> Encoding:
+        """Tokenize `text` whole. `special` adds what the tokenizer puts around plain text (a template writes its own).
+
+        Raises UnicodeEncodeError for lone surrogates; TemplateRefused where `offsets` cannot be had.
+        """
+        text.encode()
+        if offsets and not self._tokenizer.is_fast:
+            raise TemplateRefused(
+                f"the tokenizer of {self._model!r} does not say which characters a token stands for",
+                field="loss",
+                cure="use a model with a tokenizer.json, or 'loss': 'all', or 'token_ids' with a 'loss_mask'",
+            )
+        found = self._tokenizer(
+            text,
+            add_special_tokens=special,
+            return_offsets_mapping=offsets,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            verbose=False,
+        )
+        spans = np.asarray(found["offset_mapping"] if offsets else [], dtype=np.int64).reshape(-1, 2)
+        return Encoding(np.asarray(found["input_ids"], dtype=np.int64), spans[:, 0], spans[:, 1])
+
+    def end_of_turn(self, text: str, encoding: Encoding, start: int, end: int) -> int:
+        """Return where the last mark in `text[start:end]` ends if nothing but white space follows it, else `end`.
+
+        Templates write a newline after the end-of-turn mark; no model has to produce it.
+        """
+        inside = encoding.tokens(start, end)
+        marked = np.flatnonzero(np.isin(encoding.ids[inside], self._mark_ids))
+        if len(marked):
+            after = int(encoding.ends[inside.start + marked[-1]])
+            if text[after:end].isspace():
+                return after
+        return end
+
+
+def _load(folder: Path, model: str) -> Any:  # noqa: ANN401 - transformers is not typed
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ImportError) as error:
+        reason = str(error).strip().split("\n", 1)[0]
+        raise UnknownModel(
+            f"the tokenizer of {model!r} cannot be loaded: {reason}",
+            field="model",
+            cure="give a model with a tokenizer that transformers loads without remote code",
+        ) from error

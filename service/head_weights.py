@@ -1,0 +1,206 @@
+"""Finds a target's final norm and output head by name in its safetensors files; the rest is never read.
+
+Imports torch: import it lazily. Names and norm kinds come from small tables; what they do not decide is
+refused by name, because with a guessed norm every logit check would fail, or worse, pass.
+
+Legend: H hidden size, V vocabulary.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from schemas.identity import FinalNorm, NormKind
+from service.errors import EngineRefused
+
+_WRAPPERS = r"(?:(?:model|language_model|text_model|thinker|llm|transformer|backbone|gpt_neox|decoder)\.)*"
+_NORMS = r"(?:norm|ln_f|norm_f|final_norm|final_layernorm|final_layer_norm)"
+_HEADS = r"(?:lm_head|embed_out|output_layer|output)"
+_EMBEDDINGS = r"(?:embed_tokens|embed_in|wte|tok_embeddings|word_embeddings|embeddings)"
+
+FINAL_NORM_MODULE = re.compile(_WRAPPERS + _NORMS)
+"""The full dotted name of the final norm, as a module or, with `.weight` behind it, in a checkpoint.
+
+Wrappers are named one by one, so that the norms of vision towers, encoders and `mtp` blocks never match."""
+
+_NORM_KINDS: dict[str, NormKind] = {
+    **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3_text", "rnj1"), "gemma_rmsnorm"),
+    **dict.fromkeys(("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), "gemma_rmsnorm"),
+    **dict.fromkeys(("qwen3_next", "step3p5"), "gemma_rmsnorm"),
+    **dict.fromkeys(("gpt2", "gptj", "gpt_bigcode", "gpt_neox", "codegen", "bloom", "opt"), "layernorm"),
+    **dict.fromkeys(("phi", "phimoe", "starcoder2", "stablelm", "falcon", "persimmon"), "layernorm"),
+    **dict.fromkeys(("cohere", "cohere2", "dbrx", "orion", "biogpt", "mpt"), "layernorm"),
+}
+"""By `model_type`, where it is not the plain RMSNorm."""
+_BARE_LAYERNORM_EPS = {"olmo": 1e-5}
+"""Final norms without a weight, whose epsilon stands in the model's code and not in its config."""
+_REFUSED_NORMS = {"nemotron": "a LayerNorm that multiplies by (1 + weight)"}
+_RMS_EPS_KEYS = ("rms_norm_eps", "rms_norm_epsilon", "norm_eps", "layer_norm_epsilon", "layernorm_epsilon")
+_LAYERNORM_EPS_KEYS = ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps", "rms_norm_eps")
+_FLOATS = frozenset({torch.bfloat16, torch.float16, torch.float32})
+
+
+@dataclass(frozen=True, slots=True)
+class NormWeights:
+    """The final norm as stored, on CPU; a norm without a weight has a weight of ones."""
+
+    norm: FinalNorm
+    weight_H: torch.Tensor
+    bias_H: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class HeadWeights:
+    """The output head as stored, on CPU, cut to the config's vocabulary.
+
+    With z = `weight_VH` @ y + `bias_V`, a logit is `scale * z`, or `scale * soft_cap * tanh(z / soft_cap)`.
+    """
+
+    weight_VH: torch.Tensor
+    bias_V: torch.Tensor | None
+    scale: float
+    soft_cap: float | None
+
+
+def text_config(folder: Path) -> dict[str, Any]:
+    """Return the language model's part of `config.json`, defaults filled in where transformers knows it.
+
+    Raises EngineRefused.
+    """
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    try:
+        raw = json.loads((folder / "config.json").read_text())
+        if raw.get("model_type") in CONFIG_MAPPING:
+            config = AutoConfig.from_pretrained(folder, local_files_only=True)
+            known: dict[str, Any] = config.get_text_config().to_dict()
+            return known
+    except (OSError, ValueError) as error:
+        raise EngineRefused(f"{folder}: config.json cannot be read: {error}", field="model") from error
+    text: dict[str, Any] = raw.get("text_config", raw)
+    return text
+
+
+def read_norm(folder: Path, config: Mapping[str, Any]) -> NormWeights:
+    """Read the final norm of the model in `folder`. Raises EngineRefused, naming what is unsure."""
+    files = tensor_files(folder)
+    weight_name = _find(files, FINAL_NORM_MODULE.pattern + r"\.weight")
+    bias_name = _find(files, FINAL_NORM_MODULE.pattern + r"\.bias")
+    model_type = str(config.get("model_type"))
+    norm = _norm_kind(folder, model_type, config, has_bias=bias_name is not None)
+    if weight_name is not None:
+        weight_H = _read(files, weight_name)
+    elif model_type in _BARE_LAYERNORM_EPS:
+        weight_H = torch.ones(int(config["hidden_size"]))
+    else:
+        about = "no tensor is named like a final norm (model.norm.weight and its kin)"
+        raise EngineRefused(f"{folder}: {about}", field="model")
+    return NormWeights(norm, weight_H, _read(files, bias_name) if bias_name else None)
+
+
+def read_head(folder: Path, config: Mapping[str, Any]) -> HeadWeights:
+    """Read the output head, or the embedding it is tied to. Raises EngineRefused, naming what is missing."""
+    files = tensor_files(folder)
+    own = _find(files, _WRAPPERS + _HEADS + r"\.weight")
+    embedding = _find(files, _WRAPPERS + r"(?:embeddings?\.)?" + _EMBEDDINGS + r"\.weight")
+    tied = bool(config.get("tie_word_embeddings", own is None))
+    name = (embedding or own) if tied else own
+    if name is None:
+        raise EngineRefused(
+            f"{folder}: no tensor is named like an output head (lm_head.weight and its kin), "
+            f"and tie_word_embeddings is {tied}",
+            field="model",
+        )
+    bias_name = _find(files, _WRAPPERS + _HEADS + r"\.bias")
+    weight_VH = _read(files, name)
+    vocab_size = int(config.get("vocab_size", len(weight_VH)))
+    if len(weight_VH) < vocab_size:
+        raise EngineRefused(
+            f"{folder}: {name} has {len(weight_VH)} rows for a vocabulary of {vocab_size}", field="model"
+        )
+    cap = config.get("final_logit_softcapping")
+    return HeadWeights(
+        weight_VH=weight_VH[:vocab_size],
+        bias_V=_read(files, bias_name)[:vocab_size] if bias_name else None,
+        scale=_logit_scale(config),
+        soft_cap=float(cap) if cap else None,
+    )
+
+
+def _logit_scale(config: Mapping[str, Any]) -> float:
+    """Return what logits are multiplied by. Granite divides by `logits_scaling`, HyperCLOVA multiplies."""
+    scale = float(config.get("logit_scale") or 1.0) * float(config.get("lm_head_multiplier") or 1.0)
+    if scaling := config.get("logits_scaling"):
+        scale = scale * scaling if config.get("model_type") == "hyperclovax" else scale / scaling
+    if base := config.get("dim_model_base"):
+        # MiniCPM divides the normed state instead, which is the same on paper.
+        scale *= base / config["hidden_size"]
+    if width := config.get("mup_width_multiplier"):
+        scale /= width
+    return float(scale)
+
+
+def _norm_kind(folder: Path, model_type: str, config: Mapping[str, Any], *, has_bias: bool) -> FinalNorm:
+    if model_type in _BARE_LAYERNORM_EPS:
+        return FinalNorm(kind="layernorm", eps=_BARE_LAYERNORM_EPS[model_type])
+    if model_type in _REFUSED_NORMS:
+        about = f"the final norm of {model_type} is {_REFUSED_NORMS[model_type]}"
+        raise EngineRefused(f"{folder}: {about}, which is not supported", field="model")
+    kind = _NORM_KINDS.get(model_type, "rmsnorm")
+    if has_bias and kind != "layernorm":
+        about = f"the final norm has a bias, and {model_type!r} is not known to end in a LayerNorm"
+        raise EngineRefused(f"{folder}: {about}", field="model")
+    keys = _LAYERNORM_EPS_KEYS if kind == "layernorm" else _RMS_EPS_KEYS
+    eps = next((config[key] for key in keys if config.get(key) is not None), None)
+    if eps is None:
+        about = f"config.json names no epsilon of the final norm ({', '.join(keys)})"
+        raise EngineRefused(f"{folder}: {about}", field="model")
+    return FinalNorm(kind=kind, eps=float(eps))
+
+
+def tensor_files(folder: Path) -> dict[str, Path]:
+    """Return the file of every tensor, by the weight index or the one file there is. Raises EngineRefused."""
+    index = folder / "model.safetensors.index.json"
+    single = folder / "model.safetensors"
+    try:
+        if index.is_file():
+            files = json.loads(index.read_text())["weight_map"]
+            return {name: folder / Path(file).name for name, file in files.items()}
+        if not single.is_file():
+            found = sorted(folder.glob("*.safetensors"))
+            if len(found) != 1:
+                raise EngineRefused(
+                    f"{folder}: found neither model.safetensors.index.json nor a single safetensors file",
+                    field="model",
+                    cure="the proof against the model needs its weights as safetensors",
+                )
+            single = found[0]
+        with safe_open(single, framework="pt") as file:
+            return dict.fromkeys(file.keys(), single)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise EngineRefused(f"{folder}: the weight index cannot be read: {error}", field="model") from error
+
+
+def _find(names: Iterable[str], pattern: str) -> str | None:
+    """Return the one name that is all `pattern`, or none. Raises EngineRefused if there are several."""
+    found = [name for name in names if re.fullmatch(pattern, name)]
+    if len(found) > 1:
+        raise EngineRefused(f"cannot tell the final norm or output head among {sorted(found)}", field="model")
+    return found[0] if found else None
+
+
+def _read(files: Mapping[str, Path], name: str) -> torch.Tensor:
+    try:
+        with safe_open(files[name], framework="pt") as file:
+            tensor: torch.Tensor = file.get_tensor(name)
+    except (OSError, SafetensorError) as error:
+        raise EngineRefused(f"{files[name]}: {name} cannot be read: {error}", field="model") from error
+    if tensor.dtype not in _FLOATS:
+        raise EngineRefused(f"{files[name]}: {name} is {tensor.dtype}, a quantized head", field="model")
+    return tensor

@@ -1,0 +1,38 @@
+"""What Prometheus scrapes of the jobs: read from the store each time, so that every process says the same."""
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from schemas.job import JobState
+from service.store import Store
+
+
+class JobMetrics(Collector):
+    """Jobs by state, and what all jobs together have planned and written."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def describe(self) -> list[Metric]:
+        """Return nothing: without this the registry would read the store when the collector is added."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield one gauge for the states, zeros included, and a counter for each total."""
+        counts = self._store.counts()
+        jobs = GaugeMetricFamily("quarry_jobs", "Jobs by state.", labels=["state"])
+        for state in JobState:
+            jobs.add_metric([state.value], counts.get(state, 0))
+        yield jobs
+        totals = self._store.totals()
+        for name, what, value in (
+            ("samples_written", "Samples in committed shards.", totals.samples_written),
+            ("samples_rejected", "Samples that are in no shard, with a reason.", totals.samples_rejected),
+            ("tokens_written", "Tokens in committed shards.", totals.tokens_written),
+            ("bytes_written", "Bytes of committed shards.", totals.bytes_written),
+            ("units_done", "Units committed.", totals.units_done),
+            ("units_failed", "Units that failed for good.", totals.units_failed),
+        ):
+            yield CounterMetricFamily(f"quarry_{name}", what, value=value)

@@ -1,0 +1,128 @@
+"""Shows a job's progress to whoever waits for it: a bar on a terminal, a line now and then elsewhere."""
+
+import sys
+import time
+from types import TracebackType
+from typing import Protocol, Self, TextIO
+
+from schemas.events import Event
+from schemas.job import JobState, Progress
+
+LINE_EVERY_S = 5.0
+
+
+class ProgressDisplay(Protocol):
+    """Takes each event of one job as it is seen; used in a `with` block."""
+
+    def __enter__(self) -> Self:
+        """Begin to show."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave the screen clean."""
+
+    def show(self, event: Event) -> None:
+        """Show how the job stands."""
+
+
+class Bar:
+    """A live bar of samples, drawn by rich."""
+
+    def __init__(self, stream: TextIO) -> None:
+        """Draw on `stream`, a terminal."""
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress as RichProgress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+
+        self._rich = RichProgress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[amounts]}"),
+            TimeRemainingColumn(),
+            console=Console(file=stream),
+        )
+        self._task = self._rich.add_task(JobState.QUEUED.value, total=None, amounts="")
+
+    def __enter__(self) -> Self:
+        """Begin to draw."""
+        self._rich.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave the last bar on the screen."""
+        self._rich.stop()
+
+    def show(self, event: Event) -> None:
+        """Move the bar. Its length is known when planning is done."""
+        progress = event.progress
+        self._rich.update(
+            self._task,
+            description=event.state.value,
+            total=progress.samples_planned if progress.plan_done else None,
+            completed=progress.samples_written + progress.samples_rejected,
+            amounts=amounts(progress),
+        )
+
+
+class Lines:
+    """A plain line at each change of state, and one every few seconds between."""
+
+    def __init__(self, stream: TextIO) -> None:
+        """Write to `stream`."""
+        self._stream = stream
+        self._state: JobState | None = None
+        self._told_at = 0.0
+
+    def __enter__(self) -> Self:
+        """Do nothing."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Do nothing."""
+
+    def show(self, event: Event) -> None:
+        """Write a line if it is time for one."""
+        now = time.monotonic()
+        if event.state is self._state and now - self._told_at < LINE_EVERY_S:
+            return
+        self._state, self._told_at = event.state, now
+        progress = event.progress
+        done = progress.samples_written + progress.samples_rejected
+        planned = f"{progress.samples_planned}{'' if progress.plan_done else '+'}"
+        print(
+            f"{event.state.value}: {done}/{planned} samples, {amounts(progress)}",
+            file=self._stream,
+            flush=True,
+        )
+
+
+def progress_display(stream: TextIO = sys.stderr) -> ProgressDisplay:
+    """Return what fits `stream`."""
+    return Bar(stream) if stream.isatty() else Lines(stream)
+
+
+def amounts(progress: Progress) -> str:
+    """Return `12,345 tokens, 1.2 GiB`, with the rejected samples where there are any."""
+    told = f"{progress.tokens_written:,} tokens, {readable_bytes(progress.bytes_written)}"
+    return f"{told}, {progress.samples_rejected} rejected" if progress.samples_rejected else told
+
+
+def readable_bytes(num_bytes: int) -> str:
+    """Return `num_bytes` in the largest binary unit that leaves at least 1."""
+    size = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"

@@ -1,0 +1,91 @@
+"""Reads a job description: JSON bytes or a parsed document -> `ExtractRequest`, or an error by field."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails, from_json
+
+from schemas.request import ExtractRequest
+from service.errors import RequestError
+
+MAX_ERRORS_TOLD = 20
+
+Fault = tuple[str | None, ErrorDetails]
+"""A dotted path in the document, or None for the whole of it, and what pydantic says of that place."""
+
+_CURES = {
+    "extra_forbidden": "remove the field, or mend its spelling",
+    "missing": "add the field",
+}
+
+
+def parse_json(raw: bytes) -> object:
+    """Return the document in `raw` (UTF-8 JSON, at most 200 levels deep, no NaN, no lone surrogate).
+
+    Raises:
+        RequestError: with the line and column of the first fault.
+    """
+    try:
+        return from_json(raw, allow_inf_nan=False)
+    except ValueError as error:
+        raise RequestError(f"the body is not JSON: {error}", cure="send one JSON object in UTF-8") from error
+
+
+def parse_request(document: object) -> ExtractRequest:
+    """Return the checked request.
+
+    Raises:
+        RequestError: `field` is the dotted path of the first fault, `detail` lists up to `MAX_ERRORS_TOLD`.
+    """
+    try:
+        return ExtractRequest.model_validate(document)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False, include_context=False)
+        raise invalid(_causes([(dotted(one, document), one) for one in found])) from error
+
+
+def invalid(faults: Sequence[Fault]) -> RequestError:
+    """Return one error that names the first of `faults` in `field` and tells them all in `detail`."""
+    lines = dict.fromkeys(
+        f"{field}: {_message(one)}" if field else _message(one) for field, one in faults[:MAX_ERRORS_TOLD]
+    )
+    more = len(faults) - MAX_ERRORS_TOLD
+    detail = "; ".join(lines) + (f"; and {more} more" if more > 0 else "")
+    field, first = faults[0]
+    return RequestError(detail, field=field, cure=_CURES.get(first["type"]))
+
+
+def dotted(fault: ErrorDetails, document: object) -> str | None:
+    """Return where `fault` lies in `document` as `source.samples.3.messages`, or None for the whole of it.
+
+    Pydantic's own path also holds the names of union branches, which nobody wrote: only what can be followed
+    in `document` is kept, and the name of a field that is missing.
+    """
+    parts: list[str] = []
+    here: Any = document
+    last = len(fault["loc"]) - 1
+    for number, part in enumerate(fault["loc"]):
+        if (isinstance(here, dict) and part in here) or (
+            isinstance(here, list | tuple) and isinstance(part, int) and part < len(here)
+        ):
+            parts.append(str(part))
+            here = here[part]
+        elif fault["type"] == "missing" and number == last:
+            parts.append(str(part))
+    return ".".join(parts) or None
+
+
+def _causes(faults: Sequence[Fault]) -> list[Fault]:
+    """Return `faults` without those of a place inside which another lies.
+
+    A tuple that lost its members to errors is also too short, and a union complains of every branch: the
+    fault that lies deepest is the one that was made.
+    """
+    paths = [field.split(".") if field else [] for field, _ in faults]
+    inner = {tuple(path[:length]) for path in paths for length in range(len(path))}
+    return [fault for fault, path in zip(faults, paths, strict=True) if tuple(path) not in inner]
+
+
+def _message(fault: ErrorDetails) -> str:
+    return fault["msg"].removeprefix("Value error, ")

@@ -1,0 +1,53 @@
+"""What a route is given: the settings and the store of its application, and the job that its path names."""
+
+from threading import Event as Flag
+from typing import Annotated
+
+from fastapi import Depends, Path, Request
+
+from schemas.base import Wire
+from schemas.names import is_job_id
+from service.errors import NotFound
+from service.settings import Settings
+from service.store import JobRow, Store
+
+
+class NoOptions(Wire):
+    """The query or body of a route that takes none: any field is an unknown one."""
+
+
+def settings_of(request: Request) -> Settings:
+    """Return the settings that the application was made with."""
+    settings: Settings = request.app.state.settings
+    return settings
+
+
+def store_of(request: Request) -> Store:
+    """Return the application's store; it is thread-safe and closed by the application."""
+    store: Store = request.app.state.store
+    return store
+
+
+def stopping_of(request: Request) -> Flag:
+    """Return the flag that is set when the server begins to shut down."""
+    stopping: Flag = request.app.state.stopping
+    return stopping
+
+
+SettingsOf = Annotated[Settings, Depends(settings_of)]
+StoreOf = Annotated[Store, Depends(store_of)]
+StoppingOf = Annotated[Flag, Depends(stopping_of)]
+
+
+def job_of(store: StoreOf, job_id: Annotated[str, Path(description="`j-` and 16 hex digits")]) -> JobRow:
+    """Return the job that the path names.
+
+    Raises:
+        NotFound: also for an id that no job can have, so that such a string never reaches the database.
+    """
+    if not is_job_id(job_id):
+        raise NotFound(f"there is no job {job_id!r}", field="job_id", cure="GET /jobs lists the jobs")
+    return store.job(job_id)
+
+
+JobOf = Annotated[JobRow, Depends(job_of)]

@@ -1,0 +1,30 @@
+"""Sources: inline samples, files under allowed roots, Hub datasets -> numbered rows, each a sample or a named reject."""
+
+from typing import assert_never
+
+from schemas.request import FileSource, HubSource, InlineSource
+from service.settings import Settings
+from service.sources.files import FileRows
+from service.sources.hub import HubRows
+from service.sources.inline import InlineRows
+from service.sources.rows import RejectReason, RowReject, RowSource, SourceRow
+
+__all__ = ["RejectReason", "RowReject", "RowSource", "SourceRow", "fingerprint", "open_source"]
+
+
+def open_source(source: InlineSource | FileSource | HubSource, settings: Settings) -> RowSource:
+    """Find the source and check that it may be read. Raises SourceRefused naming the field, HubUnavailable."""
+    match source:
+        case InlineSource():
+            return InlineRows(source)
+        case FileSource():
+            return FileRows.find(source, settings.source_roots)
+        case HubSource():
+            return HubRows.find(source, settings)
+        case _:
+            assert_never(source)
+
+
+def fingerprint(source: InlineSource | FileSource | HubSource, settings: Settings) -> str:
+    """Return a digest of what the source holds now. Raises SourceRefused, HubUnavailable."""
+    return open_source(source, settings).fingerprint()

@@ -1,0 +1,74 @@
+"""What every source yields: numbered rows, each a sample or a named reject."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from schemas.request import Sample
+
+MAX_DETAIL_CHARS = 500
+
+
+class RejectReason(StrEnum):
+    """Why a row is not in the dataset. The names are stable: people count and filter by them."""
+
+    NOT_JSON = "not-json"
+    LINE_TOO_LONG = "line-too-long"
+    NOT_AN_OBJECT = "not-an-object"
+    NO_SAMPLE = "no-sample"
+    UNKNOWN_ROLE = "unknown-role"
+    NOT_TEXT = "not-text"
+    BAD_TOOL_CALL = "bad-tool-call"
+    INVALID_SAMPLE = "invalid-sample"
+    NO_PROMPT = "no-prompt"
+    TEMPLATE_FAILED = "template-failed"
+    RENDER_TOO_LONG = "render-too-long"
+    TURN_BOUNDARIES = "turn-boundaries"
+    EMPTY = "empty"
+    ID_OUTSIDE_VOCABULARY = "id-outside-vocabulary"
+    TOO_LONG = "too-long"
+    NOTHING_SUPERVISED = "nothing-supervised"
+    DUPLICATE = "duplicate"
+
+
+@dataclass(frozen=True, slots=True)
+class RowReject:
+    """A row that cannot become a sample. `detail` is for people, valid Unicode, at most `MAX_DETAIL_CHARS` long."""
+
+    reason: RejectReason
+    detail: str
+
+    def __post_init__(self) -> None:
+        """Bound the detail, and escape lone surrogates: it may quote what a user wrote."""
+        text = self.detail.encode(errors="backslashreplace").decode()
+        if len(text) > MAX_DETAIL_CHARS:
+            text = text[: MAX_DETAIL_CHARS - 3] + "..."
+        object.__setattr__(self, "detail", text)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRow:
+    """Row `position` (from 0, over the whole source) and what it holds.
+
+    `source_id` is the id that the user gave, else the file and row number, else the row number.
+    """
+
+    position: int
+    source_id: str
+    content: Sample | RowReject
+
+
+class RowSource(Protocol):
+    """A source that was found and may be read. Both methods may be called more than once and say the same."""
+
+    def fingerprint(self) -> str:
+        """Return a digest that changes when the rows do. Raises SourceRefused, HubUnavailable."""
+        ...
+
+    def rows(self) -> Iterator[SourceRow]:
+        """Yield the rows in order, in bounded memory; a bad row is a reject.
+
+        Raises SourceRefused where the source cannot be read (on) or holds no row, HubUnavailable.
+        """
+        ...

@@ -1,0 +1,18 @@
+"""Canary reports, one a combination of model, layers and engine, so that a passed one is not run again."""
+
+from sqlalchemy import select
+
+from service.store.database import Transaction
+from service.store.tables import CANARY
+
+
+def canary(tx: Transaction, key: str) -> str | None:
+    """Return the report stored under `key`."""
+    report: str | None = tx.connection.scalar(select(CANARY.c.report).where(CANARY.c.key == key))
+    return report
+
+
+def record(tx: Transaction, key: str, report_json: str) -> None:
+    """Store a report, in place of an older one."""
+    new = tx.insert(CANARY).values(key=key, report=report_json)
+    tx.connection.execute(new.on_conflict_do_update(index_elements=["key"], set_={"report": report_json}))

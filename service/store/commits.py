@@ -1,0 +1,137 @@
+"""Unit commits: a unit is done and its shards exist in one transaction; and what was committed, read back."""
+
+from collections import defaultdict
+from dataclasses import replace
+
+from sqlalchemy import ColumnElement, insert, select
+
+from schemas.identity import Provenance
+from schemas.job import RejectView, UnitState
+from schemas.manifest import FileEntry, ShardEntry
+from schemas.receipts import UnitKey
+from service.errors import IdentityChanged, StatesWrong
+from service.store import units
+from service.store.database import Transaction
+from service.store.ledger import LockedJob, LockedUnit, move_unit
+from service.store.plans import add_rejects
+from service.store.tables import REJECT, SHARD, UNIT_COMMIT
+from service.store.values import UnitCommit
+
+
+def commit(tx: Transaction, made: UnitCommit, owner: str) -> None:
+    """Make a unit done with everything it is made of, or keep nothing.
+
+    Raises LeaseLost, IdentityChanged, StatesWrong.
+    """
+    job, unit = units.held(tx, made.key, owner)
+    _check_identity(job, made.provenance)
+    _check_account(unit, made)
+    new = insert(UNIT_COMMIT).values(
+        job_id=job.id,
+        unit=unit.unit,
+        epoch=unit.epoch,
+        provenance=made.provenance,
+        index_file=made.index,
+        num_tokens=made.num_tokens,
+        supervised_tokens=made.supervised_tokens,
+        checks=made.checks,
+    )
+    tx.connection.execute(new)
+    if made.shards:
+        rows = [{"job_id": job.id, "unit": unit.unit, "path": e.path, "entry": e} for e in made.shards]
+        tx.connection.execute(insert(SHARD), rows)
+    add_rejects(tx, job.id, unit.unit, made.rejects)
+    move_unit(
+        tx,
+        replace(job, provenance=job.provenance or made.provenance),
+        unit,
+        replace(unit, state=UnitState.DONE, lease_until=None, problem=None),
+        units_done=1,
+        samples_written=sum(entry.rows for entry in made.shards),
+        samples_rejected=len(made.rejects),
+        tokens_written=made.num_tokens,
+        bytes_written=sum(entry.bytes for entry in made.shards),
+    )
+
+
+def unit_commits(tx: Transaction, job_id: str) -> list[UnitCommit]:
+    """Return what was committed, in unit order."""
+    shards_of, rejects_of = _by_unit(tx, job_id)
+    query = select(UNIT_COMMIT).where(UNIT_COMMIT.c.job_id == job_id).order_by(UNIT_COMMIT.c.unit)
+    return [
+        UnitCommit(
+            key=UnitKey(job_id=job_id, unit=row["unit"], epoch=row["epoch"]),
+            provenance=row["provenance"],
+            shards=tuple(shards_of[row["unit"]]),
+            index=row["index_file"],
+            rejects=tuple(rejects_of[row["unit"]]),
+            num_tokens=row["num_tokens"],
+            supervised_tokens=row["supervised_tokens"],
+            checks=row["checks"],
+        )
+        for row in tx.connection.execute(query).mappings()
+    ]
+
+
+def shards(tx: Transaction, job_id: str) -> list[ShardEntry]:
+    """Return the committed shards of a job, in unit order."""
+    query = select(SHARD.c.entry).where(SHARD.c.job_id == job_id).order_by(SHARD.c.unit, SHARD.c.path)
+    return list(tx.connection.scalars(query))
+
+
+def indexes(tx: Transaction, job_id: str) -> list[FileEntry]:
+    """Return the committed index files of a job, in unit order."""
+    query = (
+        select(UNIT_COMMIT.c.index_file).where(UNIT_COMMIT.c.job_id == job_id).order_by(UNIT_COMMIT.c.unit)
+    )
+    return [entry for entry in tx.connection.scalars(query) if entry is not None]
+
+
+def rejects(tx: Transaction, job_id: str, after: int, limit: int) -> list[RejectView]:
+    """Return rejects at positions above `after`, in that order, of the plan and of the units alike."""
+    query = select(REJECT.c.entry).where(REJECT.c.job_id == job_id, REJECT.c.position > after)
+    return list(tx.connection.scalars(query.order_by(REJECT.c.position).limit(limit)))
+
+
+def _by_unit(tx: Transaction, job_id: str) -> tuple[dict[int, list[ShardEntry]], dict[int, list[RejectView]]]:
+    """Return the shards and the rejects of every unit that has some."""
+    shards_of: dict[int, list[ShardEntry]] = defaultdict(list)
+    for entry in shards(tx, job_id):
+        shards_of[entry.unit].append(entry)
+    of_units: ColumnElement[bool] = (REJECT.c.job_id == job_id) & REJECT.c.unit.is_not(None)
+    rejects_of: dict[int, list[RejectView]] = defaultdict(list)
+    query = select(REJECT.c.unit, REJECT.c.entry).where(of_units).order_by(REJECT.c.position)
+    for unit, view in tx.connection.execute(query):
+        rejects_of[unit].append(view)
+    return shards_of, rejects_of
+
+
+def _check_identity(job: LockedJob, provenance: Provenance) -> None:
+    """Refuse states of another dataset, or of another engine than the first unit's.
+
+    Raises IdentityChanged.
+    """
+    if provenance.identity != job.identity:
+        raise IdentityChanged(f"the unit was captured for another identity than that of job {job.id}")
+    first = job.provenance or provenance
+    was, now = (f"{p.engine.name} {p.engine.version}" for p in (first, provenance))
+    if was != now:
+        raise IdentityChanged(
+            f"job {job.id} was begun with {was}; {now} may round differently",
+            cure=f"resume with {was}, or submit a new job",
+        )
+
+
+def _check_account(unit: LockedUnit, made: UnitCommit) -> None:
+    """Refuse a commit that loses or doubles a sample, or whose files are another attempt's.
+
+    Raises StatesWrong.
+    """
+    accounted = sum(entry.rows for entry in made.shards) + len(made.rejects)
+    if accounted != unit.num_samples:
+        raise StatesWrong(f"unit {unit.unit} accounts for {accounted} of its {unit.num_samples} samples")
+    for entry in made.shards:
+        if (entry.unit, entry.epoch) != (unit.unit, unit.epoch):
+            raise StatesWrong(
+                f"{entry.path} is of unit {entry.unit} epoch {entry.epoch}, not of this attempt"
+            )

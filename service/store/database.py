@@ -1,0 +1,154 @@
+"""Connections and transactions: what each database must be told, so that one statement text is right on both.
+
+A write transaction on SQLite holds the database's one write lock from its start. On PostgreSQL it
+locks one job's row first (`ledger.lock_job`) and rows of `role_lease` last; it never locks two jobs, so that
+no two transactions can wait for each other.
+"""
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import psycopg
+from sqlalchemy import URL, Connection, Engine, Table, create_engine, event, make_url
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
+from sqlalchemy.pool import ConnectionPoolEntry
+
+from service.errors import DiskFull, OptionRefused, StoreUnavailable
+
+DRIVERS = ("sqlite", "postgresql", "postgresql+psycopg")
+
+WAIT_MS = 30_000
+"""How long a statement waits for another's lock; on PostgreSQL also how long a stopped process keeps one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """An open transaction, and the one time that everything in it is compared with and stamped by."""
+
+    connection: Connection
+    now: datetime
+
+    def insert(self, table: Table) -> sqlite.Insert | postgresql.Insert:
+        """Return an INSERT that may say ON CONFLICT; the two dialects render it alike."""
+        if self.connection.dialect.name == "postgresql":
+            return postgresql.insert(table)
+        return sqlite.insert(table)
+
+
+class Database:
+    """An engine and a clock. Threads may share it; a process makes its own, and inherits none by fork."""
+
+    def __init__(self, url: str, clock: Callable[[], float]) -> None:
+        """Prepare connections to `url`, opening none; `clock` returns seconds since 1970.
+
+        Raises OptionRefused.
+        """
+        self._clock = clock
+        self._engine = _engine(_checked(url))
+        self._writer = self._engine.execution_options(immediate=True)
+
+    @contextmanager
+    def read(self) -> Iterator[Transaction]:
+        """Open a transaction that changes nothing; on SQLite it waits for nobody. Raises StoreUnavailable."""
+        with _translated(), self._engine.begin() as connection:
+            yield self._transaction(connection)
+
+    @contextmanager
+    def write(self) -> Iterator[Transaction]:
+        """Open a transaction that becomes visible whole at its end, or not at all.
+
+        Raises DiskFull, StoreUnavailable; after the latter it may have become visible all the same.
+        """
+        with _translated(), self._writer.begin() as connection:
+            yield self._transaction(connection)
+
+    def close(self) -> None:
+        """Close every idle connection."""
+        self._engine.dispose()
+
+    def _transaction(self, connection: Connection) -> Transaction:
+        return Transaction(connection, datetime.fromtimestamp(self._clock(), UTC))
+
+
+def _checked(url: str) -> URL:
+    """Return the parsed URL if it is SQLite in a file or PostgreSQL. Raises OptionRefused."""
+    cure = "use sqlite:////path/quarry.db or postgresql+psycopg://user@host/name"
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise OptionRefused("the database URL cannot be read", field="database_url", cure=cure) from error
+    in_memory = parsed.database in (None, "", ":memory:")
+    if parsed.drivername not in DRIVERS or (parsed.drivername == "sqlite" and in_memory):
+        detail = f"{parsed.drivername!r} without a file or server is not a durable database that Quarry knows"
+        raise OptionRefused(detail, field="database_url", cure=cure)
+    return parsed
+
+
+def _engine(url: URL) -> Engine:
+    """Return an engine with the hooks of its dialect.
+
+    Both keep a pool of connections. Closing the last one to an SQLite database checkpoints the whole WAL, and
+    without a pool every transaction would pay for that. The pool has no bound there: writers wait for the
+    database's lock anyway, and readers need not wait.
+    """
+    if url.get_backend_name() == "postgresql":
+        engine = create_engine(url.set(drivername="postgresql+psycopg"), pool_pre_ping=True)
+        event.listen(engine, "connect", _prepare_postgresql)
+        return engine
+    engine = create_engine(url, max_overflow=-1)
+    Path(str(url.database)).parent.mkdir(parents=True, exist_ok=True)
+    event.listen(engine, "connect", _prepare_sqlite)
+    event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _prepare_postgresql(connection: DBAPIConnection, entry: ConnectionPoolEntry) -> None:
+    # A process stopped in the middle of a transaction must not hold a job's row for ever.
+    cursor = connection.cursor()
+    cursor.execute(f"SET idle_in_transaction_session_timeout = {WAIT_MS}")
+    cursor.execute(f"SET lock_timeout = {WAIT_MS}")
+    cursor.close()
+    connection.commit()
+
+
+def _prepare_sqlite(connection: DBAPIConnection, entry: ConnectionPoolEntry) -> None:
+    connection.isolation_level = None  # the driver's own BEGIN comes too late and takes no write lock
+    cursor = connection.cursor()
+    cursor.execute(f"PRAGMA busy_timeout = {WAIT_MS}")
+    cursor.execute("PRAGMA journal_mode = WAL")
+    cursor.execute("PRAGMA synchronous = FULL")
+    cursor.execute("PRAGMA foreign_keys = ON")
+    cursor.close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    # A transaction that reads first and writes later would fail on SQLite when another wrote in between.
+    immediate = connection.get_execution_options().get("immediate", False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """Turn what the driver says of the database itself into the service's errors; errors of ours pass."""
+    try:
+        yield
+    except DBAPIError as error:
+        if _disk_full(error.orig):
+            cure = "free space where the database is, then resume the job"
+            raise DiskFull("the database cannot grow", cure=cure) from error
+        if isinstance(error, OperationalError) or error.connection_invalidated:
+            cure = "start the database, or mend QUARRY_DATABASE_URL"
+            raise StoreUnavailable("the database does not answer", cure=cure) from error
+        raise
+
+
+def _disk_full(error: BaseException | None) -> bool:
+    if isinstance(error, sqlite3.OperationalError):
+        return error.sqlite_errorcode == sqlite3.SQLITE_FULL
+    return isinstance(error, psycopg.errors.DiskFull)

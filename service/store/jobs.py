@@ -1,0 +1,147 @@
+"""Jobs: accepted once a key, read, listed, counted, cancelled and resumed."""
+
+import hashlib
+from dataclasses import replace
+
+from sqlalchemy import Select, func, insert, select
+
+from schemas.events import Event
+from schemas.job import JobState, Progress, UnitState
+from schemas.request import ExtractRequest
+from service.errors import IdempotencyConflict, NotFound, RequestError
+from service.store.database import Transaction
+from service.store.ledger import lock_job, move_job, move_unit, progress_of, record, units_in
+from service.store.stopping import stop
+from service.store.tables import EVENT, JOB, REQUEST
+from service.store.values import JobRow
+
+JOB_COLUMNS = [column for column in JOB.c if column.name not in ("number", "publish_subject", "last_event")]
+
+
+def submit(
+    tx: Transaction, job_id: str, idempotency_key: str, request: ExtractRequest
+) -> tuple[JobRow, bool]:
+    """Insert a job unless its key has one; say whether it is new. Raises IdempotencyConflict."""
+    request_sha256 = hashlib.sha256(request.canonical_json().encode()).hexdigest()
+    new = tx.insert(JOB).values(
+        id=job_id,
+        idempotency_key=idempotency_key,
+        request_sha256=request_sha256,
+        publish_subject=request.hub.repo_id if request.hub else job_id,
+        state=JobState.QUEUED,
+        last_event=0,
+        created_at=tx.now,
+        updated_at=tx.now,
+        **Progress().model_dump(),
+    )
+    if tx.connection.scalar(new.on_conflict_do_nothing().returning(JOB.c.id)):
+        tx.connection.execute(insert(REQUEST).values(job_id=job_id, body=request))
+        record(tx, lock_job(tx, job_id), "state", "submitted")
+        return job(tx, job_id), True
+    same = select(JOB.c.id).where(
+        JOB.c.idempotency_key == idempotency_key, JOB.c.request_sha256 == request_sha256
+    )
+    stored = tx.connection.scalar(same)
+    if stored is None:
+        raise IdempotencyConflict(
+            "this idempotency key already stands for a job with another request",
+            field="Idempotency-Key",
+            cure="repeat the first request unchanged, or send this one under a new key",
+        )
+    return job(tx, stored), False
+
+
+def job(tx: Transaction, job_id: str) -> JobRow:
+    """Return a job. Raises NotFound."""
+    rows = _rows(tx, _with_request().where(JOB.c.id == job_id))
+    if not rows:
+        raise NotFound(f"there is no job {job_id}", field="job_id")
+    return rows[0]
+
+
+def jobs(
+    tx: Transaction, state: JobState | None, cursor: str | None, limit: int
+) -> tuple[list[JobRow], str | None]:
+    """Return a page of jobs, newest first, and the cursor of the next.
+
+    Raises RequestError for an unknown cursor.
+    """
+    query = _with_request().order_by(JOB.c.number.desc()).limit(limit + 1)
+    if state is not None:
+        query = query.where(JOB.c.state == state)
+    if cursor is not None:
+        last = tx.connection.scalar(select(JOB.c.number).where(JOB.c.id == cursor))
+        if last is None:
+            raise RequestError(
+                "the cursor is of no page", field="cursor", cure="begin again without a cursor"
+            )
+        query = query.where(JOB.c.number < last)
+    rows = _rows(tx, query)
+    return rows[:limit], rows[limit - 1].id if len(rows) > limit else None
+
+
+def request(tx: Transaction, job_id: str) -> ExtractRequest:
+    """Return a job's request, which never changes and so needs no lock."""
+    body: ExtractRequest = tx.connection.scalars(
+        select(REQUEST.c.body).where(REQUEST.c.job_id == job_id)
+    ).one()
+    return body
+
+
+def cancel(tx: Transaction, job_id: str) -> JobRow:
+    """Stop a job for good or until it is resumed; a cancelled one stays as it is.
+
+    Raises NotFound, IllegalMove.
+    """
+    locked = lock_job(tx, job_id)
+    if locked.state is not JobState.CANCELLED:
+        stop(tx, locked, JobState.CANCELLED)
+    return job(tx, job_id)
+
+
+def resume(tx: Transaction, job_id: str) -> JobRow:
+    """Queue a stopped job again, with fresh attempts for its failed units. Raises NotFound, IllegalMove."""
+    locked = move_job(tx, lock_job(tx, job_id), JobState.QUEUED)
+    for unit in units_in(tx, locked, UnitState.FAILED):
+        fresh = replace(unit, state=UnitState.PENDING, attempts=0)
+        locked = move_unit(tx, locked, unit, fresh, units_failed=-1)
+    return job(tx, job_id)
+
+
+def counts(tx: Transaction) -> dict[JobState, int]:
+    """Return the number of jobs in every state."""
+    found = tx.connection.execute(select(JOB.c.state, func.count()).group_by(JOB.c.state))
+    return dict.fromkeys(JobState, 0) | {state: number for state, number in found}
+
+
+def state(tx: Transaction, job_id: str) -> JobState:
+    """Return a job's state. Raises NotFound."""
+    found: JobState | None = tx.connection.scalar(select(JOB.c.state).where(JOB.c.id == job_id))
+    if found is None:
+        raise NotFound(f"there is no job {job_id}", field="job_id")
+    return found
+
+
+def totals(tx: Transaction) -> Progress:
+    """Return the counters of all jobs together."""
+    names = [name for name in Progress.model_fields if name != "plan_done"]
+    columns = [func.coalesce(func.sum(JOB.c[name]), 0).label(name) for name in names]
+    sums = tx.connection.execute(select(*columns))
+    return Progress.model_validate(dict(sums.mappings().one()))
+
+
+def events(tx: Transaction, job_id: str, after: int, limit: int) -> list[Event]:
+    """Return the events of a job after the one numbered `after`, in order."""
+    query = select(EVENT.c.entry).where(EVENT.c.job_id == job_id, EVENT.c.id > after)
+    return list(tx.connection.scalars(query.order_by(EVENT.c.id).limit(limit)))
+
+
+def _with_request() -> Select[*tuple[object, ...]]:
+    return select(*JOB_COLUMNS, REQUEST.c.body.label("request")).join(REQUEST)
+
+
+def _rows(tx: Transaction, query: Select[*tuple[object, ...]]) -> list[JobRow]:
+    """Return the jobs of a query over `_with_request`."""
+    rows = tx.connection.execute(query).mappings()
+    names = [name for name in JobRow.__slots__ if name != "progress"]
+    return [JobRow(progress=progress_of(row), **{name: row[name] for name in names}) for row in rows]

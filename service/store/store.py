@@ -1,0 +1,261 @@
+"""The store's verbs, each one transaction: opened here, carried out in the module of its noun."""
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from schemas.events import Event
+from schemas.identity import Identity
+from schemas.job import JobState, Problem, Progress, RejectView
+from schemas.manifest import FileEntry, ShardEntry
+from schemas.receipts import UnitKey
+from schemas.request import ExtractRequest
+from service.errors import Outcome
+from service.store import canaries, commits, jobs, plans, publishing, roles, stopping, units
+from service.store.database import Database, Transaction
+from service.store.migration import check, migrate
+from service.store.values import (
+    JobRow,
+    PlanLease,
+    PlannedUnit,
+    PublishLease,
+    UnitCommit,
+    UnitLease,
+    UnitRow,
+)
+
+Lease = TypeVar("Lease", PlanLease, UnitLease, PublishLease)
+
+
+class Store:
+    """Jobs, units and leases in SQLite or PostgreSQL, shared by any number of threads and processes.
+
+    A lease carries an epoch: what its holder writes after another took over raises LeaseLost and is not kept.
+    Times are UTC. A verb about an unknown job raises NotFound, but its lists are empty. Every verb may raise
+    StoreUnavailable, and DiskFull where it writes.
+    """
+
+    def __init__(self, url: str, clock: Callable[[], float] = time.time) -> None:
+        """Prepare a store at an SQLAlchemy URL; `clock` gives seconds since 1970. Raises OptionRefused."""
+        self._database = Database(url, clock)
+
+    def migrate(self) -> None:
+        """Bring the tables to this version; processes that start at once take turns."""
+        migrate(self._database)
+
+    def close(self) -> None:
+        """Close the idle connections."""
+        self._database.close()
+
+    def submit(self, job_id: str, idempotency_key: str, request: ExtractRequest) -> tuple[JobRow, bool]:
+        """Return the job of a key, and whether it is new. Raises IdempotencyConflict for another request."""
+        with self._database.write() as tx:
+            return jobs.submit(tx, job_id, idempotency_key, request)
+
+    def job(self, job_id: str) -> JobRow:
+        """Return a job. Raises NotFound."""
+        with self._database.read() as tx:
+            return jobs.job(tx, job_id)
+
+    def jobs(
+        self, *, state: JobState | None = None, cursor: str | None = None, limit: int = 50
+    ) -> tuple[list[JobRow], str | None]:
+        """Return a page of jobs, newest first, and the next page's cursor.
+
+        Raises RequestError for a bad cursor.
+        """
+        with self._database.read() as tx:
+            return jobs.jobs(tx, state, cursor, limit)
+
+    def cancel(self, job_id: str) -> JobRow:
+        """Stop a job and void its leases; a cancelled one stays as it is. Raises NotFound, IllegalMove."""
+        with self._database.write() as tx:
+            return jobs.cancel(tx, job_id)
+
+    def resume(self, job_id: str) -> JobRow:
+        """Queue a stopped job with all it has; failed units start afresh. Raises NotFound, IllegalMove."""
+        with self._database.write() as tx:
+            return jobs.resume(tx, job_id)
+
+    def fail_job(
+        self, job_id: str, problem: Problem, *, lease: PlanLease | PublishLease | None = None
+    ) -> None:
+        """Fail a job and void its leases; with `lease`, only while that is held.
+
+        Raises NotFound, IllegalMove, LeaseLost.
+        """
+        with self._database.write() as tx:
+            stopping.end(tx, job_id, JobState.FAILED, problem, lease)
+
+    def block_job(
+        self, job_id: str, problem: Problem, *, lease: PlanLease | PublishLease | None = None
+    ) -> None:
+        """Let a job wait for a person or for space; otherwise like `fail_job`."""
+        with self._database.write() as tx:
+            stopping.end(tx, job_id, JobState.BLOCKED, problem, lease)
+
+    def counts(self) -> dict[JobState, int]:
+        """Return the number of jobs in every state."""
+        with self._database.read() as tx:
+            return jobs.counts(tx)
+
+    def state(self, job_id: str) -> JobState:
+        """Return a job's state without reading its request, which may be large. Raises NotFound."""
+        with self._database.read() as tx:
+            return jobs.state(tx, job_id)
+
+    def totals(self) -> Progress:
+        """Return the counters of all jobs together; `plan_done` is false."""
+        with self._database.read() as tx:
+            return jobs.totals(tx)
+
+    def check(self) -> None:
+        """Say nothing if the database answers and its tables are this version's. Raises StoreUnavailable."""
+        check(self._database)
+
+    def events(self, job_id: str, *, after: int = 0, limit: int = 500) -> list[Event]:
+        """Return events numbered above `after`, in order; none that comes later gets a lower number."""
+        with self._database.read() as tx:
+            return jobs.events(tx, job_id, after, limit)
+
+    def lease_plan(self, owner: str, ttl_s: float) -> PlanLease | None:
+        """Lease the planning of the oldest job that has no planner; queued jobs run, planned ones too."""
+        return self._lease(plans.next_job, plans.lease, owner, ttl_s)
+
+    def extend_plan(self, lease: PlanLease, ttl_s: float) -> None:
+        """Let the lease run for `ttl_s` from now. Raises LeaseLost."""
+        with self._database.write() as tx:
+            roles.extend(tx, lease, ttl_s)
+
+    def set_identity(self, lease: PlanLease, identity: Identity) -> None:
+        """Fix what the dataset is, before its first unit. Raises IdentityChanged, LeaseLost."""
+        with self._database.write() as tx:
+            plans.set_identity(tx, lease, identity)
+
+    def add_unit(self, lease: PlanLease, unit: PlannedUnit, rejects: Sequence[RejectView]) -> None:
+        """Add a unit and the rejects planned with it; the same again is nothing.
+
+        Raises IdentityChanged if it was planned with other samples, LeaseLost.
+        """
+        with self._database.write() as tx:
+            plans.add_unit(tx, lease, unit, rejects)
+
+    def finish_plan(self, lease: PlanLease, rejects: Sequence[RejectView]) -> None:
+        """Close the plan with the rejects after its last unit, and end the lease.
+
+        Raises SourceRefused if the plan is empty, LeaseLost.
+        """
+        with self._database.write() as tx:
+            plans.finish(tx, lease, rejects)
+
+    def lease_unit(self, owner: str, ttl_s: float, *, prefer_job: str | None = None) -> UnitLease | None:
+        """Lease the lowest free unit of the preferred running job, or else of the oldest that has one."""
+        return self._lease(partial(units.next_job, prefer_job=prefer_job), units.lease, owner, ttl_s)
+
+    def extend_units(self, keys: Sequence[UnitKey], owner: str, ttl_s: float) -> list[UnitKey]:
+        """Let the leases run for `ttl_s` from now; return the keys of those that are lost."""
+        lost: list[UnitKey] = []
+        for job_id in dict.fromkeys(key.job_id for key in keys):
+            with self._database.write() as tx:
+                of_job = [key for key in keys if key.job_id == job_id]
+                lost += units.extend(tx, job_id, of_job, owner, ttl_s)
+        return lost
+
+    def commit_unit(self, commit: UnitCommit, owner: str) -> None:
+        """Make a unit done, with its shards, index and rejects, or change nothing.
+
+        Raises:
+            LeaseLost: another attempt owns the unit, it is done already, or its job was stopped.
+            IdentityChanged: captured for another identity, or by another engine than the job's first unit.
+            StatesWrong: a sample is missing or doubled, or a shard is another attempt's.
+        """
+        with self._database.write() as tx:
+            commits.commit(tx, commit, owner)
+
+    def release_unit(self, key: UnitKey, owner: str) -> None:
+        """Give a unit back; the attempt does not count. Raises LeaseLost."""
+        with self._database.write() as tx:
+            units.release(tx, key, owner)
+
+    def fail_unit(
+        self, key: UnitKey, owner: str, problem: Problem, outcome: Outcome, max_attempts: int
+    ) -> None:
+        """End an attempt with a problem. Raises LeaseLost.
+
+        RETRY lets the unit wait again until it has had `max_attempts`, then fails it and its job; FAIL fails
+        both at once; BLOCK blocks the job, and the attempt does not count.
+        """
+        with self._database.write() as tx:
+            units.fail(tx, key, owner, problem, outcome, max_attempts)
+
+    def lease_publish(self, owner: str, ttl_s: float) -> PublishLease | None:
+        """Lease the publishing of the oldest whole job whose repository nobody commits to."""
+        return self._lease(publishing.next_job, publishing.lease, owner, ttl_s)
+
+    def extend_publish(self, lease: PublishLease, ttl_s: float) -> None:
+        """Let the lease run for `ttl_s` from now. Raises LeaseLost."""
+        with self._database.write() as tx:
+            roles.extend(tx, lease, ttl_s)
+
+    def complete_job(self, lease: PublishLease, hub_commit: str | None) -> None:
+        """Complete a job; `hub_commit` holds it whole, and is null without a repository. Raises LeaseLost."""
+        with self._database.write() as tx:
+            publishing.complete(tx, lease, hub_commit)
+
+    def units(self, job_id: str) -> list[UnitRow]:
+        """Return the units of a job, lowest first."""
+        with self._database.read() as tx:
+            return units.units(tx, job_id)
+
+    def shards(self, job_id: str) -> list[ShardEntry]:
+        """Return the committed shards of a job, in unit order."""
+        with self._database.read() as tx:
+            return commits.shards(tx, job_id)
+
+    def indexes(self, job_id: str) -> list[FileEntry]:
+        """Return the committed index files of a job, in unit order."""
+        with self._database.read() as tx:
+            return commits.indexes(tx, job_id)
+
+    def unit_commits(self, job_id: str) -> list[UnitCommit]:
+        """Return what was committed, in unit order."""
+        with self._database.read() as tx:
+            return commits.unit_commits(tx, job_id)
+
+    def rejects(self, job_id: str, *, after: int = -1, limit: int = 1000) -> list[RejectView]:
+        """Return rejects at positions above `after`, in that order, of the plan and of the units alike."""
+        with self._database.read() as tx:
+            return commits.rejects(tx, job_id, after, limit)
+
+    def canary(self, key: str) -> str | None:
+        """Return the canary report stored under `key`."""
+        with self._database.read() as tx:
+            return canaries.canary(tx, key)
+
+    def record_canary(self, key: str, report_json: str) -> None:
+        """Store a canary report, in place of an older one."""
+        with self._database.write() as tx:
+            canaries.record(tx, key, report_json)
+
+    def _lease(
+        self,
+        next_job: Callable[[Transaction], str | None],
+        take: Callable[[Transaction, str, ExtractRequest, str, float], Lease | None],
+        owner: str,
+        ttl_s: float,
+    ) -> Lease | None:
+        """Try job after job, each in a transaction; one that another took meanwhile is no longer the next.
+
+        The request, which may be large, is read before the job is locked.
+        """
+        while True:
+            with self._database.read() as tx:
+                job_id = next_job(tx)
+                if job_id is None:
+                    return None
+                request = jobs.request(tx, job_id)
+            with self._database.write() as tx:
+                lease = take(tx, job_id, request, owner, ttl_s)
+            if lease is not None:
+                return lease

@@ -1,0 +1,186 @@
+"""The tables: a column for what a statement decides on or orders by, a JSON document for what is read whole.
+
+A job's request stands in its own table: it may hold 64 MiB of inline samples, and SQLite writes a whole row
+anew at every change of a counter beside it.
+"""
+
+from datetime import UTC, datetime
+
+from pydantic import BaseModel
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    DateTime,
+    Dialect,
+    Enum,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
+from sqlalchemy.types import TypeDecorator
+
+from schemas.events import Event
+from schemas.identity import Identity, Provenance
+from schemas.job import JobState, Problem, Progress, RejectView, UnitState
+from schemas.manifest import FileEntry, ShardEntry, UnitChecks
+from schemas.request import ExtractRequest
+
+
+class Document(TypeDecorator[BaseModel]):
+    """A pydantic value as its JSON. Text, since JSONB refuses the NUL characters that samples may hold."""
+
+    impl = Text
+    cache_ok = True
+
+    def __init__(self, model: type[BaseModel]) -> None:
+        """Store values of `model`."""
+        super().__init__()
+        self.model = model
+
+    def process_bind_param(self, value: BaseModel | None, dialect: Dialect) -> str | None:
+        """Return the JSON text; NUL and other control characters are escaped in it."""
+        return None if value is None else value.model_dump_json()
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> BaseModel | None:
+        """Return the value, checked against its contract again."""
+        return None if value is None else self.model.model_validate_json(value)
+
+
+class UtcTime(TypeDecorator[datetime]):
+    """An aware time in UTC. SQLite stores it without its zone, PostgreSQL answers in the session's."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Return the time in UTC."""
+        return None if value is None else value.astimezone(UTC)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Return the time in UTC, aware."""
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+def _states(kind: type[JobState] | type[UnitState]) -> Enum:
+    return Enum(kind, native_enum=False, length=16, values_callable=lambda states: [s.value for s in states])
+
+
+METADATA = MetaData()
+
+JOB = Table(
+    "job",
+    METADATA,
+    # The order of submission. SQLite numbers only a column of the type INTEGER by itself.
+    Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True),
+    Column("id", String(32), nullable=False, unique=True),
+    Column("idempotency_key", Text, nullable=False, unique=True),
+    Column("request_sha256", String(64), nullable=False),
+    Column("publish_subject", Text, nullable=False),
+    Column("state", _states(JobState), nullable=False),
+    *(
+        Column(name, Boolean if name == "plan_done" else BigInteger, nullable=False)
+        for name in Progress.model_fields
+    ),
+    Column("problem", Document(Problem)),
+    Column("identity", Document(Identity)),
+    Column("provenance", Document(Provenance)),
+    Column("hub_commit", Text),
+    Column("last_event", BigInteger, nullable=False),
+    Column("created_at", UtcTime, nullable=False),
+    Column("updated_at", UtcTime, nullable=False),
+    Index("job_by_state", "state", "number"),
+)
+
+REQUEST = Table(
+    "request",
+    METADATA,
+    Column("job_id", ForeignKey("job.id"), primary_key=True),
+    Column("body", Document(ExtractRequest), nullable=False),
+)
+
+UNIT = Table(
+    "unit",
+    METADATA,
+    Column("job_id", ForeignKey("job.id"), primary_key=True),
+    Column("unit", Integer, primary_key=True, autoincrement=False),
+    Column("state", _states(UnitState), nullable=False),
+    Column("epoch", Integer, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("owner", Text),
+    Column("lease_until", UtcTime),
+    Column("num_samples", Integer, nullable=False),
+    Column("num_tokens", BigInteger, nullable=False),
+    Column("plan_sha256", String(64), nullable=False),
+    Column("problem", Document(Problem)),
+    Index("unit_by_state", "job_id", "state", "unit"),
+)
+
+UNIT_COMMIT = Table(
+    "unit_commit",
+    METADATA,
+    Column("job_id", String(32), primary_key=True),
+    Column("unit", Integer, primary_key=True, autoincrement=False),
+    Column("epoch", Integer, nullable=False),
+    Column("provenance", Document(Provenance), nullable=False),
+    Column("index_file", Document(FileEntry)),
+    Column("num_tokens", BigInteger, nullable=False),
+    Column("supervised_tokens", BigInteger, nullable=False),
+    Column("checks", Document(UnitChecks), nullable=False),
+    ForeignKeyConstraint(["job_id", "unit"], ["unit.job_id", "unit.unit"]),
+)
+
+SHARD = Table(
+    "shard",
+    METADATA,
+    Column("job_id", String(32), primary_key=True),
+    Column("unit", Integer, primary_key=True, autoincrement=False),
+    Column("path", String(255), primary_key=True),
+    Column("entry", Document(ShardEntry), nullable=False),
+    ForeignKeyConstraint(["job_id", "unit"], ["unit.job_id", "unit.unit"]),
+)
+
+REJECT = Table(
+    "reject",
+    METADATA,
+    Column("job_id", ForeignKey("job.id"), primary_key=True),
+    Column("position", BigInteger, primary_key=True, autoincrement=False),
+    # Null: rejected while planning, so never a sample of a unit.
+    Column("unit", Integer),
+    Column("entry", Document(RejectView), nullable=False),
+)
+
+EVENT = Table(
+    "event",
+    METADATA,
+    Column("job_id", ForeignKey("job.id"), primary_key=True),
+    Column("id", BigInteger, primary_key=True, autoincrement=False),
+    Column("entry", Document(Event), nullable=False),
+)
+
+ROLE_LEASE = Table(
+    "role_lease",
+    METADATA,
+    Column("role", String(16), primary_key=True),
+    Column("subject", String(255), primary_key=True),
+    Column("job_id", ForeignKey("job.id"), nullable=False),
+    Column("epoch", Integer, nullable=False),
+    # Null: given back.
+    Column("owner", Text),
+    Column("lease_until", UtcTime, nullable=False),
+    Index("role_lease_by_job", "job_id"),
+)
+
+CANARY = Table(
+    "canary",
+    METADATA,
+    Column("key", Text, primary_key=True),
+    Column("report", Text, nullable=False),
+)

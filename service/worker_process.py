@@ -1,0 +1,126 @@
+"""A `quarry worker` as a child process: started, told to drain, ended for certain, and started again."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO
+
+from pydantic import SecretStr
+
+from service.settings import Settings
+
+FAST_CRASH_S = 60.0
+"""A worker that lives shorter than this crashed fast: it will hardly fare better the next time."""
+MAX_FAST_CRASHES = 5
+FIRST_DELAY_S = 1.0
+LINGER_S = 2.0
+JOB_ENDED_CODES = frozenset({0, 3})
+"""What a worker of one job exits with when it has no more to do: 0 if the job is complete, 3 if it is not."""
+STOP_MARGIN_S = 30.0
+"""Beyond `drain_s`: what a worker needs to give units back and to stop its engine."""
+
+
+def worker_command(*arguments: str) -> list[str]:
+    """Return the command line of a worker that ends when this process does (see `service.lifeline`)."""
+    return [sys.executable, "-m", "service.cli", "worker", "--parent-pid", str(os.getpid()), *arguments]
+
+
+def stop_grace_s(settings: Settings) -> float:
+    """Return how long a worker that was told to end is waited for before it is killed."""
+    return settings.drain_s + STOP_MARGIN_S
+
+
+def settings_environment(settings: Settings, base: Mapping[str, str]) -> dict[str, str]:
+    """Return `base` changed so that `Settings()` of a process with that environment equals `settings`."""
+    environment = {name: value for name, value in base.items() if name.upper() not in _VARIABLES}
+    for field, variable in ((name, f"QUARRY_{name.upper()}") for name in Settings.model_fields):
+        value = getattr(settings, field)
+        if isinstance(value, SecretStr):
+            environment[variable] = value.get_secret_value()
+        elif isinstance(value, tuple | dict):
+            environment[variable] = json.dumps(value, default=str)
+        elif value is not None:
+            environment[variable] = str(value)
+    return environment
+
+
+_VARIABLES = frozenset(f"QUARRY_{name.upper()}" for name in Settings.model_fields)
+
+
+class WorkerProcess:
+    """One child process in a session of its own: the terminal's Ctrl-C reaches it through its parent only.
+
+    Must be made by a thread that lives as long as the child, and is used by that thread alone: the kernel
+    tells a child of its parent's death when the *thread* that started it ends.
+    """
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], output: IO[bytes] | None = None
+    ) -> None:
+        """Start it; its output goes to `output`, or where this process's goes. Raises OSError."""
+        self._child = subprocess.Popen(  # noqa: S603 - the command is our own
+            command,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT if output is not None else None,
+            start_new_session=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        """The process id, which is also its group's."""
+        return self._child.pid
+
+    def exit_code(self) -> int | None:
+        """Return its exit code (negative: the signal that killed it), or None while it runs.
+
+        What a killed worker started and left behind is ended before its process id can be given to another:
+        an engine would keep its GPU memory from the next worker. `LINGER_S` is for cleaning up shared memory.
+        """
+        if self._child.returncode is None:
+            ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is None:
+                return None
+            if ended.si_code != os.CLD_EXITED:
+                os.killpg(self.pid, signal.SIGTERM)
+                time.sleep(LINGER_S)
+                os.killpg(self.pid, signal.SIGKILL)
+            self._child.wait()
+        return self._child.returncode
+
+    def terminate(self) -> None:
+        """Ask it to drain and end. Harmless when it has ended."""
+        if self._child.returncode is None:
+            self._child.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it and everything that it started, at once."""
+        if self._child.returncode is None:
+            os.killpg(self.pid, signal.SIGKILL)
+
+
+@dataclass(frozen=True, slots=True)
+class Restarts:
+    """How often a worker crashed fast in a row; decides whether it is started again, and when."""
+
+    fast_crashes: int = 0
+
+    def after(self, lived_s: float) -> "Restarts":
+        """Return the count after a worker that lived `lived_s` ended by itself."""
+        return Restarts(self.fast_crashes + 1 if lived_s < FAST_CRASH_S else 0)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether starting it once more is of no use."""
+        return self.fast_crashes >= MAX_FAST_CRASHES
+
+    @property
+    def delay_s(self) -> float:
+        """Seconds to wait before the next start: 0 after a long life, doubling with each fast crash."""
+        return FIRST_DELAY_S * 2 ** (self.fast_crashes - 1) if self.fast_crashes else 0.0

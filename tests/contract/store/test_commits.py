@@ -1,0 +1,250 @@
+"""Unit commits: all of an attempt or nothing of it, and exact accounts."""
+
+from dataclasses import replace
+
+import pytest
+from sqlalchemy.exc import IntegrityError
+
+from schemas.job import UnitState
+from service.errors import IdentityChanged, LeaseLost, StatesWrong
+from service.store import Store, UnitCommit, commits, jobs, plans
+from service.store.database import Database
+from tests.support.store_cases import (
+    CHECKS,
+    IDENTITY,
+    OWNER,
+    TTL_S,
+    Clock,
+    a_request,
+    capture,
+    job_id,
+    lease_unit,
+    made,
+    planned,
+    provenance,
+    reject,
+    shard,
+    start_plan,
+    start_units,
+)
+
+
+def account(store: Store) -> tuple[object, ...]:
+    """Return all that a commit could leave behind."""
+    name = job_id(1)
+    return (
+        store.job(name),
+        store.units(name),
+        store.shards(name),
+        store.indexes(name),
+        store.unit_commits(name),
+        store.rejects(name),
+        store.events(name),
+    )
+
+
+def test_a_commit_makes_the_unit_done_with_all_it_is_made_of(store: Store) -> None:
+    start_units(store, units=1)
+    lease = lease_unit(store)
+    commit = made(lease, rejects=(reject(1, "not-finite"),))
+    store.commit_unit(commit, OWNER)
+    assert store.unit_commits(job_id(1)) == [commit]
+    assert store.shards(job_id(1)) == list(commit.shards)
+    assert store.indexes(job_id(1)) == [commit.index]
+    assert store.rejects(job_id(1)) == list(commit.rejects)
+    assert store.units(job_id(1))[0].state is UnitState.DONE
+    assert store.job(job_id(1)).provenance == commit.provenance
+
+
+def test_progress_counts_what_was_written_and_rejected(store: Store) -> None:
+    lease = start_plan(store)
+    store.add_unit(lease, planned(0, 3), (reject(0),))
+    store.add_unit(lease, planned(1, 2), ())
+    store.finish_plan(lease, ())
+    store.commit_unit(made(lease_unit(store), rejects=(reject(2), reject(3))), OWNER)
+    store.commit_unit(made(lease_unit(store)), OWNER)
+    progress = store.job(job_id(1)).progress
+    assert (progress.units_done, progress.units_planned) == (2, 2)
+    assert (progress.samples_written, progress.samples_rejected, progress.samples_planned) == (3, 3, 6)
+    assert (progress.tokens_written, progress.bytes_written) == (15, 3000)
+
+
+def test_commits_are_read_back_in_unit_order_with_their_own_shards_and_rejects(store: Store) -> None:
+    lease = start_plan(store)
+    for unit in range(3):
+        store.add_unit(lease, planned(unit), ())
+    store.finish_plan(lease, (reject(90),))
+    leases = [lease_unit(store) for _ in range(3)]
+    done = [made(leases[0], (reject(1),)), made(leases[1]), made(leases[2], (reject(4), reject(5)))]
+    for commit in reversed(done):
+        store.commit_unit(commit, OWNER)
+    assert store.unit_commits(job_id(1)) == done
+    assert [entry.unit for entry in store.shards(job_id(1))] == [0, 1]
+    assert store.indexes(job_id(1)) == [done[0].index, done[1].index]
+
+
+def test_rejects_of_plan_and_units_are_paged_by_position(store: Store) -> None:
+    lease = start_plan(store)
+    store.add_unit(lease, planned(0), (reject(3),))
+    store.finish_plan(lease, (reject(9),))
+    store.commit_unit(made(lease_unit(store), (reject(0), reject(5))), OWNER)
+    first = store.rejects(job_id(1), limit=3)
+    assert [entry.position for entry in first] == [0, 3, 5]
+    assert store.rejects(job_id(1), after=5) == [reject(9)]
+
+
+def test_a_second_commit_of_the_same_attempt_is_refused(store: Store) -> None:
+    start_units(store, units=1)
+    commit = made(lease_unit(store))
+    store.commit_unit(commit, OWNER)
+    before = account(store)
+    with pytest.raises(LeaseLost):
+        store.commit_unit(commit, OWNER)
+    assert account(store) == before
+
+
+def test_nothing_of_a_zombie_is_visible(store: Store, clock: Clock) -> None:
+    """1. A worker stops beating. 2. Its unit is leased anew. 3. It wakes and commits before, and 4. after the new owner."""
+    start_units(store, units=1)
+    zombie = made(lease_unit(store), rejects=(reject(0),))
+    clock.advance(TTL_S)
+    heir = made(lease_unit(store, "heir"))
+    before = account(store)
+    with pytest.raises(LeaseLost):
+        store.commit_unit(zombie, OWNER)
+    assert account(store) == before
+    store.commit_unit(heir, "heir")
+    with pytest.raises(LeaseLost):
+        store.commit_unit(zombie, OWNER)
+    assert store.unit_commits(job_id(1)) == [heir]
+
+
+def test_a_worker_that_beat_too_late_may_commit_while_nobody_took_over(store: Store, clock: Clock) -> None:
+    start_units(store, units=1)
+    commit = made(lease_unit(store))
+    clock.advance(10 * TTL_S)
+    store.commit_unit(commit, OWNER)
+    assert store.unit_commits(job_id(1)) == [commit]
+
+
+def lost_row(commit: UnitCommit) -> UnitCommit:
+    return replace(commit, shards=(commit.shards[0].model_copy(update={"rows": 1}),))
+
+
+def doubled_row(commit: UnitCommit) -> UnitCommit:
+    return replace(commit, rejects=(reject(0),))
+
+
+def foreign_unit(commit: UnitCommit) -> UnitCommit:
+    return replace(commit, shards=(commit.shards[0].model_copy(update={"unit": 1}),))
+
+
+def foreign_epoch(commit: UnitCommit) -> UnitCommit:
+    return replace(commit, shards=(commit.shards[0].model_copy(update={"epoch": 2}),))
+
+
+@pytest.mark.parametrize("spoil", [lost_row, doubled_row, foreign_unit, foreign_epoch])
+def test_a_commit_that_does_not_account_for_its_unit_is_refused(store: Store, spoil) -> None:
+    start_units(store, units=2)
+    lease = lease_unit(store)
+    before = account(store)
+    with pytest.raises(StatesWrong):
+        store.commit_unit(spoil(made(lease)), OWNER)
+    assert account(store) == before
+    store.commit_unit(made(lease), OWNER)
+
+
+def test_a_commit_for_another_identity_is_refused(store: Store) -> None:
+    start_units(store, units=1)
+    lease = lease_unit(store)
+    other = provenance(identity=IDENTITY.model_copy(update={"revision": "decade"}))
+    with pytest.raises(IdentityChanged):
+        store.commit_unit(replace(made(lease), provenance=other), OWNER)
+    assert store.job(job_id(1)).provenance is None
+
+
+def test_a_commit_by_another_engine_than_the_first_is_refused(store: Store) -> None:
+    start_units(store, units=2)
+    store.commit_unit(made(lease_unit(store)), OWNER)
+    lease = lease_unit(store)
+    with pytest.raises(IdentityChanged) as refused:
+        store.commit_unit(replace(made(lease), provenance=provenance(engine_version="0.33.0")), OWNER)
+    assert "vllm 0.32.0" in refused.value.detail
+    assert "0.33.0" in refused.value.detail
+    assert store.job(job_id(1)).provenance == provenance()
+
+
+def test_a_unit_keeps_its_own_provenance(store: Store) -> None:
+    """A job may be resumed by a newer service; the job says who made its first unit."""
+    start_units(store, units=2)
+    store.commit_unit(made(lease_unit(store)), OWNER)
+    newer = provenance().model_copy(update={"service_version": "0.2.0"})
+    store.commit_unit(replace(made(lease_unit(store)), provenance=newer), OWNER)
+    assert [commit.provenance for commit in store.unit_commits(job_id(1))] == [provenance(), newer]
+    assert store.job(job_id(1)).provenance == provenance()
+
+
+def test_shards_of_several_ranks_make_one_unit(store: Store) -> None:
+    start_units(store, units=1)
+    lease = lease_unit(store)
+    halves = tuple(shard(lease, 1).model_copy(update={"path": f"data/r{rank}.parquet"}) for rank in (1, 0))
+    store.commit_unit(replace(made(lease), shards=halves), OWNER)
+    assert [entry.path for entry in store.shards(job_id(1))] == ["data/r0.parquet", "data/r1.parquet"]
+    assert store.job(job_id(1)).progress.samples_written == 2
+
+
+def test_an_error_that_is_not_a_number_is_kept(store: Store) -> None:
+    start_units(store, units=1)
+    checks = CHECKS.model_copy(update={"logit_max_error": float("inf")})
+    store.commit_unit(replace(made(lease_unit(store)), checks=checks), OWNER)
+    assert store.unit_commits(job_id(1))[0].checks == checks
+
+
+def test_a_commit_that_breaks_in_the_database_leaves_nothing(store: Store) -> None:
+    """The unit's row, its shard and its first reject are written before the second reject is found to be there already."""
+    lease = start_plan(store)
+    store.add_unit(lease, planned(0), (reject(9),))
+    store.finish_plan(lease, ())
+    unit = lease_unit(store)
+    before = account(store)
+    with pytest.raises(IntegrityError):
+        store.commit_unit(replace(made(unit, (reject(0), reject(9)))), OWNER)
+    assert account(store) == before
+    store.commit_unit(made(unit), OWNER)
+
+
+class Crash(Exception):
+    """Stands for whatever ends a process in the middle of a transaction."""
+
+
+def test_a_crash_before_the_end_of_a_commit_leaves_nothing(store: Store, database: Database) -> None:
+    start_units(store, units=1)
+    commit = made(lease_unit(store))
+    before = account(store)
+    with pytest.raises(Crash), database.write() as tx:
+        commits.commit(tx, commit, OWNER)
+        assert commits.shards(tx, job_id(1)) == list(commit.shards)
+        raise Crash
+    assert account(store) == before
+    store.commit_unit(commit, OWNER)
+
+
+def test_a_crash_before_the_end_of_any_other_change_leaves_nothing(store: Store, database: Database) -> None:
+    lease = start_plan(store)
+    before = account(store)
+    with pytest.raises(Crash), database.write() as tx:
+        plans.add_unit(tx, lease, planned(0), (reject(1),))
+        plans.finish(tx, lease, (reject(2),))
+        jobs.submit(tx, job_id(2), "key-2", a_request())
+        jobs.cancel(tx, job_id(1))
+        raise Crash
+    assert account(store) == before
+    assert [row.id for row in store.jobs()[0]] == [job_id(1)]
+    store.add_unit(lease, planned(0), ())
+
+
+def test_units_of_other_jobs_stay_apart(store: Store) -> None:
+    capture(store, units=1, number=1)
+    capture(store, units=2, number=2)
+    assert [entry.path for entry in store.shards(job_id(1))] == [f"data/{job_id(1)}/train-00000.parquet"]
+    assert len(store.shards(job_id(2))) == len(store.unit_commits(job_id(2))) == 2

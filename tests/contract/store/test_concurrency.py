@@ -1,0 +1,255 @@
+"""Many at once: threads and processes on one database never get the same thing twice, and counters stay exact."""
+
+import multiprocessing
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
+from multiprocessing.synchronize import Barrier as ProcessBarrier
+from typing import TypeVar
+
+import pytest
+
+from schemas.job import JobState
+from service.errors import IllegalMove, LeaseLost
+from service.store import Store
+from tests.support.store_cases import (
+    OWNER,
+    PROBLEM,
+    TTL_S,
+    Clock,
+    a_request,
+    capture,
+    job_id,
+    lease_publish,
+    lease_unit,
+    made,
+    planned,
+    reject,
+    start_plan,
+    start_units,
+    submit,
+)
+
+THREADS = 8
+Result = TypeVar("Result")
+
+
+def together(act: Callable[[int], Result], threads: int = THREADS) -> list[Result]:
+    """Return what `act(number)` returns in every thread; they begin at the same time."""
+    gate = threading.Barrier(threads)
+
+    def one(number: int) -> Result:
+        gate.wait()
+        return act(number)
+
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(one, range(threads)))
+
+
+def lease_all(store: Store, owner: str) -> list[tuple[str, int, int]]:
+    """Lease until nothing is left; return job, unit and epoch of each."""
+    leases = []
+    while lease := store.lease_unit(owner, TTL_S):
+        leases.append((lease.key.job_id, lease.key.unit, lease.key.epoch))
+    return leases
+
+
+def test_threads_that_lease_five_hundred_units_get_each_once(store: Store) -> None:
+    start_units(store, units=300, number=1)
+    start_units(store, units=200, number=2)
+    leases = together(lambda number: lease_all(store, f"thread-{number}"))
+    expected = [(job_id(1), unit, 1) for unit in range(300)] + [(job_id(2), unit, 1) for unit in range(200)]
+    assert sorted(sum(leases, [])) == expected
+    events = store.events(job_id(1), limit=10_000)
+    assert [event.id for event in events] == list(range(1, len(events) + 1))
+
+
+def test_threads_take_over_expired_leases_once_each(store: Store, clock: Clock) -> None:
+    start_units(store, units=60)
+    lease_all(store, "zombie")
+    clock.advance(TTL_S)
+    leases = together(lambda number: lease_all(store, f"thread-{number}"))
+    assert sorted(sum(leases, [])) == [(job_id(1), unit, 2) for unit in range(60)]
+
+
+def lease_in_process(url: str, name: str, gate: ProcessBarrier, found: "multiprocessing.Queue[object]") -> None:
+    store = Store(url, Clock())
+    gate.wait()
+    found.put(lease_all(store, name))
+    store.close()
+
+
+def test_processes_that_lease_the_same_units_get_each_once(store: Store, url: str) -> None:
+    start_units(store, units=60)
+    spawning = multiprocessing.get_context("spawn")
+    gate, found = spawning.Barrier(3), spawning.Queue()
+    processes = [
+        spawning.Process(target=lease_in_process, args=(url, f"process-{number}", gate, found)) for number in range(3)
+    ]
+    for process in processes:
+        process.start()
+    leases = [found.get() for _ in processes]
+    for process in processes:
+        process.join()
+    found.close()
+    found.join_thread()
+    assert sorted(sum(leases, [])) == [(job_id(1), unit, 1) for unit in range(60)]
+
+
+def test_counters_are_exact_when_threads_plan_capture_and_give_back_at_once(store: Store) -> None:
+    """One thread plans while seven capture what there is; each gives back its first lease, so that units change hands."""
+    plan = start_plan(store)
+    units = 40
+    planning = threading.Event()
+
+    def act(number: int) -> int:
+        if number == 0:
+            for unit in range(units):
+                store.add_unit(plan, planned(unit, 3), (reject(100 + unit),))
+            store.finish_plan(plan, ())
+            planning.set()
+            return 0
+        owner, done, gave_back = f"thread-{number}", 0, False
+        while True:
+            ended = planning.is_set()
+            lease = store.lease_unit(owner, TTL_S)
+            if lease is None:
+                if ended:
+                    return done
+            elif not gave_back:
+                gave_back = True
+                store.release_unit(lease.key, owner)
+            else:
+                store.commit_unit(made(lease, (reject(lease.key.unit),)), owner)
+                done += 1
+
+    assert sum(together(act)) == units
+    progress = store.job(job_id(1)).progress
+    assert (progress.units_planned, progress.units_done, progress.samples_planned) == (units, units, 4 * units)
+    assert (progress.samples_written, progress.samples_rejected) == (2 * units, 2 * units)
+    assert (progress.tokens_written, progress.bytes_written) == (10 * units, 2000 * units)
+    events = store.events(job_id(1), limit=10_000)
+    assert [event.id for event in events] == list(range(1, len(events) + 1))
+    assert [event.progress.units_done for event in events] == sorted(event.progress.units_done for event in events)
+
+
+def test_of_two_planners_one_gets_the_job(store: Store) -> None:
+    submit(store)
+    leases = together(lambda number: store.lease_plan(f"thread-{number}", TTL_S))
+    assert len([lease for lease in leases if lease is not None]) == 1
+
+
+def test_planners_get_different_jobs(store: Store) -> None:
+    for number in range(THREADS):
+        submit(store, number)
+    leases = together(lambda number: store.lease_plan(f"thread-{number}", TTL_S))
+    assert {lease.job_id for lease in leases if lease} == {job_id(number) for number in range(THREADS)}
+
+
+def test_of_many_publishers_to_one_repository_one_gets_a_lease(store: Store) -> None:
+    for number in range(4):
+        capture(store, number=number, repo_id="org/data")
+    for turn in range(4):
+        leases = together(lambda number: store.lease_publish(f"thread-{number}", TTL_S))
+        (lease,) = [lease for lease in leases if lease is not None]
+        assert (lease.job_id, lease.epoch) == (job_id(turn), turn + 1)
+        store.complete_job(lease, None)
+
+
+def test_the_same_key_sent_many_times_at_once_is_one_job(store: Store) -> None:
+    answers = together(lambda number: store.submit(job_id(1), "key", a_request()))
+    assert sorted(created for _, created in answers) == [False] * (THREADS - 1) + [True]
+    assert {row.id for row, _ in answers} == {job_id(1)}
+
+
+def test_of_many_commits_of_one_attempt_one_is_taken(store: Store) -> None:
+    start_units(store, units=1)
+    commit = made(lease_unit(store))
+
+    def act(number: int) -> bool:
+        try:
+            store.commit_unit(commit, OWNER)
+        except LeaseLost:
+            return False
+        return True
+
+    assert sum(together(act)) == 1
+    assert store.unit_commits(job_id(1)) == [commit]
+    assert store.job(job_id(1)).progress.units_done == 1
+
+
+@pytest.mark.parametrize("turn", range(5))
+def test_a_cancel_among_commits_leaves_a_job_that_can_be_resumed_and_completed(store: Store, turn: int) -> None:
+    """Threads capture while one cancels: what was committed before stays, what comes after is refused."""
+    start_units(store, units=20)
+
+    def act(number: int) -> int:
+        done = 0
+        if number == 0:
+            store.cancel(job_id(1))
+        else:
+            while lease := store.lease_unit(f"thread-{number}", TTL_S):
+                try:
+                    store.commit_unit(made(lease), f"thread-{number}")
+                except LeaseLost:
+                    break
+                done += 1
+        return done
+
+    done = sum(together(act, threads=4))
+    assert store.job(job_id(1)).progress.units_done == done == len(store.shards(job_id(1)))
+    store.resume(job_id(1))
+    assert store.lease_plan(OWNER, TTL_S) is None
+    while lease := store.lease_unit(OWNER, TTL_S):
+        store.commit_unit(made(lease), OWNER)
+    store.complete_job(lease_publish(store), None)
+    assert store.job(job_id(1)).progress.units_done == len(store.shards(job_id(1))) == 20
+
+
+def test_beats_and_stops_at_once_never_wait_for_each_other_for_ever(store: Store) -> None:
+    """Beats over several jobs, in opposite orders, against cancel and resume of the same jobs."""
+    numbers = (1, 2, 3)
+    for number in numbers:
+        start_units(store, units=10, number=number)
+    keys = []
+    while lease := store.lease_unit(OWNER, TTL_S):
+        keys.append(lease.key)
+
+    def act(number: int) -> None:
+        for _ in repeat(None, 10):
+            if number % 2:
+                store.extend_units(keys if number % 4 == 1 else keys[::-1], OWNER, TTL_S)
+            else:
+                for job in numbers if number % 4 else numbers[::-1]:
+                    for verb in (store.cancel, store.resume):
+                        try:
+                            verb(job_id(job))
+                        except IllegalMove:
+                            continue
+
+    together(act, threads=4)
+    assert set(store.extend_units(keys, OWNER, TTL_S)) == set(keys)
+    assert all(store.state(job_id(number)) in (JobState.QUEUED, JobState.CANCELLED) for number in numbers)
+    assert all(row.attempts == 0 for number in numbers for row in store.units(job_id(number)))
+
+
+def test_a_job_that_fails_while_others_commit_keeps_its_account(store: Store) -> None:
+    start_units(store, units=20)
+
+    def act(number: int) -> None:
+        while lease := store.lease_unit(f"thread-{number}", TTL_S):
+            try:
+                store.commit_unit(made(lease), f"thread-{number}")
+            except LeaseLost:
+                return
+            if number == 0:
+                try:
+                    store.fail_job(job_id(1), PROBLEM)
+                except IllegalMove:
+                    return
+
+    together(act, threads=4)
+    row = store.job(job_id(1))
+    assert row.state is JobState.FAILED
+    assert row.progress.units_done == len(store.unit_commits(job_id(1)))

@@ -1,0 +1,150 @@
+"""What the databases are told: durability, foreign keys, migrations by many at once, and their errors by our names."""
+
+import multiprocessing
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import insert, text
+from sqlalchemy.exc import IntegrityError
+
+from service.errors import DiskFull, OptionRefused, StoreUnavailable
+from service.store import Store, jobs
+from service.store.database import Database
+from service.store.tables import METADATA, UNIT
+from tests.support.pg import Postgres
+from tests.support.store_cases import a_request, job_id, submit
+
+
+def test_the_migrations_make_the_tables_of_the_code(store: Store, database: Database) -> None:
+    with database.read() as tx:
+        assert compare_metadata(MigrationContext.configure(tx.connection), METADATA) == []
+
+
+def test_migrating_again_keeps_everything(store: Store) -> None:
+    row = submit(store)
+    store.migrate()
+    assert store.job(row.id) == row
+    store.check()
+
+
+def test_a_database_without_tables_is_not_ready(url: str) -> None:
+    empty = Store(url)
+    with pytest.raises(StoreUnavailable) as refused:
+        empty.check()
+    assert refused.value.cure
+    empty.migrate()
+    empty.check()
+    empty.close()
+
+
+def migrate_and_submit(url: str, number: int) -> None:
+    opened = Store(url)
+    opened.migrate()
+    opened.submit(job_id(number), f"key-{number}", a_request())
+    opened.close()
+
+
+def test_processes_that_start_at_once_migrate_once(url: str) -> None:
+    spawning = multiprocessing.get_context("spawn")
+    processes = [spawning.Process(target=migrate_and_submit, args=(url, number)) for number in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    after = Store(url)
+    assert {row.id for row in after.jobs()[0]} == {job_id(number) for number in range(3)}
+    after.close()
+
+
+def test_a_commit_survives_power_loss_and_a_stopped_process_holds_no_lock_for_ever(
+    store: Store, database: Database
+) -> None:
+    settings = {
+        "sqlite": {
+            "PRAGMA journal_mode": "wal",
+            "PRAGMA synchronous": 2,
+            "PRAGMA foreign_keys": 1,
+            "PRAGMA busy_timeout": 30_000,
+        },
+        "postgresql": {
+            "SHOW synchronous_commit": "on",
+            "SHOW idle_in_transaction_session_timeout": "30s",
+            "SHOW lock_timeout": "30s",
+        },
+    }
+    with database.read() as tx:
+        for ask, expected in settings[tx.connection.dialect.name].items():
+            assert tx.connection.scalar(text(ask)) == expected
+
+
+def test_a_row_without_its_job_is_refused(store: Store, database: Database) -> None:
+    stray = dict.fromkeys(("unit", "epoch", "attempts", "num_samples", "num_tokens"), 0)
+    stray |= {"job_id": job_id(9), "state": "pending", "plan_sha256": ""}
+    with pytest.raises(IntegrityError), database.write() as tx:
+        tx.connection.execute(insert(UNIT).values(stray))
+
+
+def test_a_reader_sees_the_last_commit_while_a_writer_is_at_work(store: Store, database: Database) -> None:
+    submit(store, 1)
+    with database.write() as tx:
+        jobs.submit(tx, job_id(2), "key-2", a_request())
+        assert [row.id for row in store.jobs()[0]] == [job_id(1)]
+    assert [row.id for row in store.jobs()[0]] == [job_id(2), job_id(1)]
+
+
+def test_a_database_that_cannot_grow_says_that_the_disk_is_full(store: Store, database: Database) -> None:
+    with pytest.raises(DiskFull) as refused, database.write() as tx:
+        if tx.connection.dialect.name == "sqlite":
+            pages = tx.connection.scalar(text("PRAGMA page_count"))
+            tx.connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
+            jobs.submit(tx, job_id(1), "key", a_request("x" * 100_000))
+        else:
+            tx.connection.exec_driver_sql("DO $$ BEGIN RAISE 'full' USING ERRCODE = 'disk_full'; END $$")
+    assert refused.value.cure
+    assert store.jobs() == ([], None)
+    submit(store, 1)
+
+
+def test_a_database_that_is_not_there_is_unavailable(tmp_path: Path) -> None:
+    for url in (f"sqlite:///{tmp_path}", f"postgresql+psycopg://quarry@/none?host={tmp_path}"):
+        absent = Store(url)
+        with pytest.raises(StoreUnavailable) as refused:
+            absent.jobs()
+        assert refused.value.cure
+        absent.close()
+
+
+@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
+def test_a_connection_that_dies_is_unavailable_once_and_then_replaced(
+    store: Store, database: Database, postgres: Postgres
+) -> None:
+    with pytest.raises(StoreUnavailable), database.write() as tx:
+        jobs.submit(tx, job_id(1), "key-1", a_request())
+        server = tx.connection.scalar(text("SELECT pg_backend_pid()"))
+        with postgres.admin() as admin:
+            admin.execute("SELECT pg_terminate_backend(%s, 10000)", (server,))
+        tx.connection.execute(text("SELECT 1"))
+    assert store.jobs() == ([], None)
+    with database.write() as tx:
+        jobs.submit(tx, job_id(1), "key-1", a_request())
+    assert len(store.jobs()[0]) == 1
+
+
+@pytest.mark.parametrize(
+    "given", ["nonsense", "mysql://host/name", "sqlite://", "sqlite:///:memory:", "postgresql+asyncpg://host/name"]
+)
+def test_a_database_that_could_lose_a_job_is_refused_by_name(given: str) -> None:
+    with pytest.raises(OptionRefused) as refused:
+        Store(given)
+    assert refused.value.field == "database_url"
+    assert refused.value.cure
+
+
+def test_the_folder_of_a_new_database_is_made(tmp_path: Path) -> None:
+    store = Store(f"sqlite:///{tmp_path / 'a%b' / 'c' / 'quarry.db'}")
+    store.migrate()
+    assert submit(store) == store.job(job_id(1))
+    store.close()

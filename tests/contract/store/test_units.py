@@ -1,0 +1,206 @@
+"""Units: one owner an epoch, fair leases, and what an attempt's end does to the unit and to its job."""
+
+from dataclasses import replace
+
+import pytest
+
+from schemas.job import JobState, UnitState
+from schemas.receipts import UnitKey
+from service.errors import LeaseLost, NotFound, Outcome
+from service.store import Store, UnitRow, units
+from service.store.database import Database
+from tests.support.store_cases import (
+    IDENTITY,
+    OWNER,
+    PROBLEM,
+    TTL_S,
+    Clock,
+    a_request,
+    job_id,
+    lease_unit,
+    made,
+    start_plan,
+    start_units,
+)
+
+
+def only(store: Store) -> UnitRow:
+    (row,) = store.units(job_id(1))
+    return row
+
+
+def test_there_is_nothing_to_lease_without_units(store: Store) -> None:
+    start_plan(store)
+    assert store.lease_unit(OWNER, TTL_S) is None
+
+
+def test_a_lease_says_all_that_an_attempt_needs(store: Store) -> None:
+    start_units(store, units=1)
+    lease = lease_unit(store)
+    assert lease.key == UnitKey(job_id=job_id(1), unit=0, epoch=1)
+    assert (lease.owner, lease.request, lease.identity) == (OWNER, a_request(), IDENTITY)
+    assert (lease.num_samples, lease.num_tokens, lease.attempts) == (2, 10, 1)
+    assert only(store) == UnitRow(0, UnitState.LEASED, 1, 1, 2, 10, None)
+
+
+def test_the_lowest_unit_of_the_oldest_job_comes_first(store: Store) -> None:
+    start_units(store, units=2, number=2)
+    start_units(store, units=2, number=1)
+    order = [(lease.key.job_id, lease.key.unit) for lease in (lease_unit(store) for _ in range(4))]
+    assert order == [(job_id(2), 0), (job_id(2), 1), (job_id(1), 0), (job_id(1), 1)]
+    assert store.lease_unit(OWNER, TTL_S) is None
+
+
+def test_the_preferred_job_comes_before_older_ones_while_it_has_work(store: Store) -> None:
+    start_units(store, units=2, number=1)
+    start_units(store, units=1, number=2)
+    assert lease_unit(store, job=job_id(2)).key.job_id == job_id(2)
+    assert lease_unit(store, job=job_id(2)).key.job_id == job_id(1)
+    assert lease_unit(store, job=job_id(9)).key.job_id == job_id(1)
+
+
+def test_a_lease_that_ran_out_goes_to_the_next_with_the_next_epoch(store: Store, clock: Clock) -> None:
+    start_units(store, units=1)
+    first = lease_unit(store)
+    clock.advance(TTL_S - 1)
+    assert store.lease_unit("another", TTL_S) is None
+    clock.advance(1)
+    second = lease_unit(store, "another")
+    assert second.key == first.key.model_copy(update={"epoch": 2})
+    assert second.attempts == 2
+
+
+def test_extended_leases_do_not_run_out(store: Store, clock: Clock) -> None:
+    start_units(store, units=2)
+    leases = [lease_unit(store), lease_unit(store)]
+    clock.advance(TTL_S - 1)
+    assert store.extend_units([lease.key for lease in leases], OWNER, TTL_S) == []
+    clock.advance(TTL_S - 1)
+    assert store.lease_unit("another", TTL_S) is None
+
+
+def test_extending_returns_the_leases_that_are_lost(store: Store, clock: Clock) -> None:
+    """Lost are: one taken over, one of a cancelled job, one of another owner; kept is the one that is still ours."""
+    start_units(store, units=1, number=1)
+    start_units(store, units=1, number=2)
+    start_units(store, units=2, number=3)
+    taken = lease_unit(store)
+    clock.advance(TTL_S)
+    lease_unit(store, "another")
+    cancelled = lease_unit(store)
+    kept = lease_unit(store)
+    foreign = lease_unit(store, "another")
+    store.cancel(job_id(2))
+    keys = [foreign.key, kept.key, cancelled.key, taken.key]
+    assert set(store.extend_units(keys, OWNER, TTL_S)) == {foreign.key, cancelled.key, taken.key}
+    assert store.extend_units([], OWNER, TTL_S) == []
+
+
+def test_extending_a_unit_of_no_job_is_not_found(store: Store) -> None:
+    with pytest.raises(NotFound):
+        store.extend_units([UnitKey(job_id=job_id(9), unit=0, epoch=1)], OWNER, TTL_S)
+
+
+def test_a_released_unit_waits_as_if_the_attempt_had_not_been(store: Store) -> None:
+    start_units(store, units=1)
+    lease = lease_unit(store)
+    store.release_unit(lease.key, OWNER)
+    assert only(store) == UnitRow(0, UnitState.PENDING, 1, 0, 2, 10, None)
+    assert lease_unit(store, "another").key.epoch == 2
+
+
+@pytest.mark.parametrize("change", ["epoch", "owner", "unit", "released", "done", "cancelled", "resumed", "taken"])
+def test_no_write_of_an_attempt_that_lost_its_unit_is_kept(store: Store, clock: Clock, change: str) -> None:
+    start_units(store, units=1)
+    lease = lease_unit(store)
+    key, owner = lease.key, OWNER
+    if change == "epoch":
+        key = key.model_copy(update={"epoch": 2})
+    elif change == "owner":
+        owner = "another"
+    elif change == "unit":
+        key = key.model_copy(update={"unit": 7})
+    elif change == "released":
+        store.release_unit(key, owner)
+    elif change == "done":
+        store.commit_unit(made(lease), owner)
+    elif change == "taken":
+        clock.advance(TTL_S)
+        lease_unit(store, owner)
+    else:
+        store.cancel(job_id(1))
+        if change == "resumed":
+            store.resume(job_id(1))
+            assert store.lease_plan(OWNER, TTL_S) is None
+    before = store.job(job_id(1)), store.units(job_id(1)), store.events(job_id(1))
+    for write in (
+        lambda: store.release_unit(key, owner),
+        lambda: store.fail_unit(key, owner, PROBLEM, Outcome.FAIL, 3),
+        lambda: store.commit_unit(replace(made(lease), key=key), owner),
+    ):
+        with pytest.raises(LeaseLost):
+            write()
+    assert store.extend_units([key], owner, TTL_S) == [key]
+    assert (store.job(job_id(1)), store.units(job_id(1)), store.events(job_id(1))) == before
+
+
+def test_a_failed_attempt_is_tried_again_until_the_last(store: Store) -> None:
+    start_units(store, units=1)
+    store.fail_unit(lease_unit(store).key, OWNER, PROBLEM, Outcome.RETRY, 2)
+    assert only(store) == UnitRow(0, UnitState.PENDING, 1, 1, 2, 10, PROBLEM)
+    assert store.state(job_id(1)) is JobState.RUNNING
+    store.fail_unit(lease_unit(store).key, OWNER, PROBLEM, Outcome.RETRY, 2)
+    assert only(store) == UnitRow(0, UnitState.FAILED, 2, 2, 2, 10, PROBLEM)
+    job = store.job(job_id(1))
+    assert (job.state, job.problem, job.progress.units_failed) == (JobState.FAILED, PROBLEM, 1)
+
+
+def test_a_permanent_problem_fails_the_job_at_once_and_frees_its_other_units(store: Store) -> None:
+    start_units(store, units=2)
+    first, other = lease_unit(store), lease_unit(store, "another")
+    store.fail_unit(first.key, OWNER, PROBLEM, Outcome.FAIL, 3)
+    rows = store.units(job_id(1))
+    assert [(row.state, row.attempts) for row in rows] == [(UnitState.FAILED, 1), (UnitState.PENDING, 0)]
+    assert store.state(job_id(1)) is JobState.FAILED
+    with pytest.raises(LeaseLost):
+        store.commit_unit(made(other), "another")
+    assert store.lease_unit(OWNER, TTL_S) is None
+
+
+def test_a_blocking_problem_blocks_the_job_and_does_not_count(store: Store) -> None:
+    start_units(store, units=1)
+    store.fail_unit(lease_unit(store).key, OWNER, PROBLEM, Outcome.BLOCK, 1)
+    assert only(store) == UnitRow(0, UnitState.PENDING, 1, 0, 2, 10, PROBLEM)
+    job = store.job(job_id(1))
+    assert (job.state, job.problem, job.progress.units_failed) == (JobState.BLOCKED, PROBLEM, 0)
+
+
+def test_a_commit_clears_the_problem_of_the_attempt_before(store: Store) -> None:
+    start_units(store, units=1)
+    store.fail_unit(lease_unit(store).key, OWNER, PROBLEM, Outcome.RETRY, 3)
+    store.commit_unit(made(lease_unit(store)), OWNER)
+    assert only(store) == UnitRow(0, UnitState.DONE, 2, 2, 2, 10, None)
+
+
+def test_each_move_of_a_unit_is_told(store: Store) -> None:
+    start_units(store, units=1)
+    known = len(store.events(job_id(1)))
+    store.fail_unit(lease_unit(store).key, OWNER, PROBLEM, Outcome.RETRY, 3)
+    store.commit_unit(made(lease_unit(store)), OWNER)
+    told = store.events(job_id(1), after=known)
+    assert [(event.kind, event.message, event.problem) for event in told] == [
+        ("unit", "unit 0: pending -> leased (epoch 1)", None),
+        ("unit", "unit 0: leased -> pending (epoch 1)", PROBLEM),
+        ("unit", "unit 0: pending -> leased (epoch 2)", None),
+        ("unit", "unit 0: leased -> done (epoch 2)", None),
+    ]
+
+
+def test_a_worker_that_chose_a_job_too_late_gets_nothing(store: Store, database: Database) -> None:
+    start_units(store, number=1)
+    store.cancel(job_id(1))
+    start_units(store, units=1, number=2)
+    lease_unit(store)
+    for number in (1, 2):
+        with database.write() as tx:
+            assert units.lease(tx, job_id(number), a_request(), "late", TTL_S) is None

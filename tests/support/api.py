@@ -1,0 +1,161 @@
+"""What tests of the HTTP side share: a small target, bodies, a server on the loopback, jobs moved by hand."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import uvicorn
+
+from schemas.job import JobState, RejectView
+from schemas.manifest import FileEntry, LayerStats, ShardEntry, UnitChecks
+from schemas.names import index_path, shard_path
+from service.app import create_app
+from service.serve import ApiServer
+from service.settings import Settings
+from service.store import PlanLease, PlannedUnit, Store, UnitCommit
+from tests.support.plans import identity, provenance
+
+OWNER = "test"
+TTL_S = 3600.0
+LAYERS = 4
+
+
+def small_target(folder: Path) -> Path:
+    """Write a config that names a small Llama; there are no weights and no tokenizer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 64,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": 4,
+        "intermediate_size": 128,
+        "vocab_size": 128,
+        "max_position_embeddings": 256,
+        "dtype": "float32",
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def api_settings(folder: Path, **changes: Any) -> Settings:
+    """Return settings below `folder`, where local models and source files may also lie."""
+    values: dict[str, Any] = {
+        "data_dir": folder / "data",
+        "model_roots": (folder,),
+        "source_roots": (folder,),
+    }
+    return Settings(**(values | changes))
+
+
+def job_body(model: Path, **changes: Any) -> dict[str, Any]:
+    """Return a body of two inline samples."""
+    samples = [{"id": "a", "text": "the quick brown fox"}, {"id": "b", "token_ids": [1, 2, 3]}]
+    body = {
+        "model": str(model),
+        "layers": [1, 2],
+        "loss": "all",
+        "source": {"kind": "inline", "samples": samples},
+    }
+    return body | changes
+
+
+@contextmanager
+def serving(settings: Settings) -> Iterator[httpx2.Client]:
+    """Serve the real application with uvicorn on a free port; yield a client of it."""
+    with server_and_client(settings) as (_, client):
+        yield client
+
+
+@contextmanager
+def server_and_client(settings: Settings) -> Iterator[tuple[ApiServer, httpx2.Client]]:
+    """As `serving`, with the server, so that a test can end it."""
+    app = create_app(settings)
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", timeout_graceful_shutdown=5)
+    server = ApiServer(config, app.state.stopping)
+    listener = config.bind_socket()
+    port = listener.getsockname()[1]
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        # A bound socket that is not yet listened on refuses connections: retry until the server listens.
+        transport = httpx2.HTTPTransport(retries=20)
+        with httpx2.Client(
+            base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False, transport=transport
+        ) as client:
+            client.get("/healthz").raise_for_status()
+            yield server, client
+    finally:
+        server.end()
+        thread.join(30)
+    assert not thread.is_alive()
+
+
+@contextmanager
+def stored(settings: Settings) -> Iterator[Store]:
+    """Open the store of `settings` from beside the server, as a worker would."""
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    store = Store(settings.database())
+    store.migrate()
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def reject(position: int) -> RejectView:
+    """Return a reject of a row."""
+    return RejectView(
+        position=position, source_id=f"row {position}", sample_id=None, reason="empty", detail="no tokens"
+    )
+
+
+def begin(store: Store, job_id: str) -> PlanLease:
+    """Take a queued job into planning."""
+    lease = store.lease_plan(OWNER, TTL_S)
+    assert lease is not None
+    assert lease.job_id == job_id
+    store.set_identity(lease, identity(layer_ids=(1, 2, LAYERS), hidden_size=64, num_layers=LAYERS))
+    return lease
+
+
+def complete(store: Store, job_id: str, *, units: int = 2, rejects: int = 0) -> None:
+    """Move a queued job to its end: units of one sample each, and rejects of the rows after them."""
+    plan = begin(store, job_id)
+    for unit in range(units):
+        planned = PlannedUnit(unit=unit, num_samples=1, num_tokens=4, plan_sha256=f"{unit:064x}")
+        store.add_unit(plan, planned, ())
+    store.finish_plan(plan, [reject(units + number) for number in range(rejects)])
+    for _ in range(units):
+        lease = store.lease_unit(OWNER, TTL_S)
+        assert lease is not None
+        unit, epoch = lease.key.unit, lease.key.epoch
+        shard = ShardEntry(
+            path=shard_path(job_id, unit),
+            sha256="a" * 64,
+            bytes=1000,
+            rows=1,
+            tokens=4,
+            unit=unit,
+            epoch=epoch,
+            layers=(LayerStats(layer_id=1, mean_rms=1.0, max_abs=2.0),),
+        )
+        commit = UnitCommit(
+            key=lease.key,
+            provenance=provenance(lease.identity),
+            shards=(shard,),
+            index=FileEntry(path=index_path(job_id, unit), sha256="b" * 64, bytes=10),
+            rejects=(),
+            num_tokens=4,
+            supervised_tokens=4,
+            checks=UnitChecks(rows_checked=1, logit_rows=0, logit_argmax_agree=0, logit_max_error=0.0),
+        )
+        store.commit_unit(commit, OWNER)
+    publish = store.lease_publish(OWNER, TTL_S)
+    assert publish is not None
+    store.complete_job(publish, None)
+    assert store.state(job_id) is JobState.COMPLETED

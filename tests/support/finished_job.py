@@ -1,0 +1,225 @@
+"""A job whose units are done and whose files have landed: shards and indexes of random states, its account."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from safetensors.numpy import save
+
+from connector.seal import sealing
+from schemas.arrow import INDEX_SCHEMA, layer_columns, shard_schema, writer_options
+from schemas.identity import DTYPE_BYTES, EngineInfo, FinalNorm, Identity, Provenance, layer_info
+from schemas.job import RejectView
+from schemas.manifest import FileEntry, LayerStats, Manifest, ShardEntry, UnitChecks
+from schemas.names import index_path, job_id_from_key, shard_path
+from schemas.planes import split_planes
+from schemas.receipts import UnitKey
+from schemas.request import ExtractRequest, HubTarget, InlineSource, Sample, Storage
+from service.assemble import Account, assemble
+from service.extras import file_entry
+from service.store import PlannedUnit, Store, UnitCommit
+
+JOB = job_id_from_key("first")
+OTHER_JOB = job_id_from_key("second")
+LAYERS = (2, 4)
+HIDDEN = 8
+FINAL_NORM = save({"weight": np.ones(HIDDEN, np.float32)}, metadata={"final_norm": "{}"})
+OTHER_NORM = save({"weight": np.zeros(HIDDEN, np.float32)}, metadata={"final_norm": "{}"})
+OWNER = "test"
+TTL_S = 600.0
+
+
+def row_tokens(unit: int, row: int) -> list[int]:
+    """Return the token ids of a row: as many as tell units and rows apart."""
+    return [unit, row, 7, 7][: 2 + (unit + row) % 3]
+
+
+def layer_bytes(unit: int, row: int, layer_id: int, dtype: str = "bfloat16") -> bytes:
+    """Return the states of a layer; they end in zero bytes, which a careless reader strips."""
+    draw = np.random.default_rng((unit, row, layer_id))
+    num_bytes = len(row_tokens(unit, row)) * HIDDEN * DTYPE_BYTES[dtype]
+    return draw.integers(0, 100, num_bytes - 4, dtype=np.uint8).tobytes() + bytes(4)
+
+
+def an_identity(
+    compression: str = "none", layer_ids: tuple[int, ...] = LAYERS, **changes: object
+) -> Identity:
+    """Return the identity of the job's dataset."""
+    values: dict[str, object] = {
+        "model": "org/model",
+        "revision": "c0ffee",
+        "dtype": "bfloat16",
+        "hidden_size": HIDDEN,
+        "num_layers": 4,
+        "layer_ids": layer_ids,
+        "tokenizer_sha256": "1" * 64,
+        "template_sha256": "3" * 64,
+        "source_fingerprint": "2" * 64,
+        "loss": "assistant",
+        "max_tokens": 64,
+        "on_too_long": "reject",
+        "generate": None,
+        "capture": None,
+        "compression": compression,
+    }
+    return Identity.model_validate(values | changes)
+
+
+def a_request(hub: HubTarget | None = None, compression: str = "none") -> ExtractRequest:
+    """Return a request that the job may have come from."""
+    source = InlineSource(kind="inline", samples=(Sample(text="hello"),))
+    return ExtractRequest(
+        model="org/model", layers=LAYERS, source=source, hub=hub, storage=Storage(compression=compression)
+    )
+
+
+def land_files(
+    dataset: Path, job_id: str, about: Identity, unit: int, epoch: int, rows: int
+) -> tuple[ShardEntry, FileEntry]:
+    """Write a unit's shard and index where landing puts them."""
+    tokens = [row_tokens(unit, row) for row in range(rows)]
+    masks = [[0] + [1] * (len(ids) - 1) for ids in tokens]
+    common = {
+        "sample_id": [f"{job_id}-{unit}-{row}" for row in range(rows)],
+        "source_id": [f"row {row}" for row in range(rows)],
+        "num_tokens": [len(ids) for ids in tokens],
+        "prompt_tokens": [len(ids) for ids in tokens],
+        "input_ids": tokens,
+        "loss_mask": masks,
+    }
+    columns = common | {"hidden_size": [HIDDEN] * rows, "checksums": [[0] * len(about.layer_ids)] * rows}
+    for layer_id in about.layer_ids:
+        values = [layer_bytes(unit, row, layer_id, about.dtype) for row in range(rows)]
+        names = layer_columns((layer_id,), about.compression)
+        columns |= dict(zip(names, _planes(values, about), strict=True))
+    schema = shard_schema(about.layer_ids, HIDDEN, about.dtype, about.compression)
+    shard, index = shard_path(job_id, unit), index_path(job_id, unit)
+    with (
+        sealing(dataset / shard) as temporary,
+        pq.ParquetWriter(temporary, schema, **writer_options(schema)) as writer,
+    ):
+        table = pa.table({name: columns[name] for name in schema.names}, schema=schema)
+        writer.write_table(table, row_group_size=1)
+    light = common | {
+        "supervised_tokens": [sum(mask) for mask in masks],
+        "shard": [shard] * rows,
+        "row": list(range(rows)),
+        "next_token": [None] * rows,
+        "next_logprob": [None] * rows,
+    }
+    with sealing(dataset / index) as temporary:
+        pq.write_table(
+            pa.table({name: light[name] for name in INDEX_SCHEMA.names}, schema=INDEX_SCHEMA), temporary
+        )
+    entry = ShardEntry(
+        **file_entry(dataset, shard).model_dump(),
+        rows=rows,
+        tokens=sum(len(ids) for ids in tokens),
+        unit=unit,
+        epoch=epoch,
+        layers=tuple(LayerStats(layer_id=k, mean_rms=1.0, max_abs=2.0) for k in about.layer_ids),
+    )
+    return entry, file_entry(dataset, index)
+
+
+def _planes(values: list[bytes], about: Identity) -> list[list[bytes]]:
+    if about.compression == "none":
+        return [values]
+    width = DTYPE_BYTES[about.dtype]
+    his, los = [], []
+    for value in values:
+        raw = np.frombuffer(value, np.uint8)
+        hi, lo = np.empty(len(raw) // width, np.uint8), np.empty(len(raw) // width * (width - 1), np.uint8)
+        split_planes(raw, width, hi, lo)
+        his.append(hi.tobytes())
+        los.append(lo.tobytes())
+    return [his, los]
+
+
+def a_provenance(job_id: str, about: Identity) -> Provenance:
+    """Return the provenance of the job's units."""
+    return Provenance(
+        job_id=job_id,
+        identity=about,
+        layers=tuple(layer_info(k, about.num_layers) for k in about.layer_ids),
+        final_norm=FinalNorm(kind="rmsnorm", eps=1e-6),
+        engine=EngineInfo(name="vllm", version="0.32.0", device="cpu", options={}),
+        service_version="0.1.0",
+    )
+
+
+def a_reject(position: int) -> RejectView:
+    """Return the reject of a sample."""
+    return RejectView(position=position, source_id=None, sample_id=None, reason="empty", detail="no tokens")
+
+
+def a_commit(dataset: Path, key: UnitKey, about: Identity, rows: int) -> UnitCommit:
+    """Write a unit's files and return its commit."""
+    shard, index = land_files(dataset, key.job_id, about, key.unit, key.epoch, rows)
+    return UnitCommit(
+        key=key,
+        provenance=a_provenance(key.job_id, about),
+        shards=(shard,),
+        index=index,
+        rejects=(),
+        num_tokens=shard.tokens,
+        supervised_tokens=shard.tokens - rows,
+        checks=UnitChecks(
+            rows_checked=rows, logit_rows=1, logit_argmax_agree=1, logit_max_error=0.25 + key.unit
+        ),
+    )
+
+
+def an_account(
+    dataset: Path,
+    job_id: str = JOB,
+    *,
+    units: int = 2,
+    rows: int = 3,
+    rejects: int = 1,
+    hub: HubTarget | None = None,
+    about: Identity | None = None,
+) -> Account:
+    """Write a job's files into `dataset` and return what the store would say of it."""
+    about = about or an_identity()
+    keys = [UnitKey(job_id=job_id, unit=unit, epoch=1) for unit in range(units)]
+    return Account(
+        job_id=job_id,
+        request=a_request(hub, about.compression),
+        provenance=a_provenance(job_id, about),
+        samples_planned=units * rows + rejects,
+        commits=tuple(a_commit(dataset, key, about, rows) for key in keys),
+        rejects=tuple(a_reject(units * rows + number) for number in range(rejects)),
+    )
+
+
+def a_dataset(
+    dataset: Path, job_id: str = JOB, *, final_norm: bytes = FINAL_NORM, **changes: object
+) -> Manifest:
+    """Make a complete dataset folder of one job; another job's stays in it."""
+    return assemble(dataset, an_account(dataset, job_id, **changes), final_norm, "passed", 0.9999)
+
+
+def run_to_publishing(
+    store: Store, dataset: Path, job_id: str, request: ExtractRequest, *, units: int = 2, rows: int = 3
+) -> None:
+    """Take a job through the store until only its publishing is left; its last sample is rejected."""
+    store.submit(job_id, job_id, request)
+    plan = store.lease_plan(OWNER, TTL_S)
+    assert plan is not None
+    store.set_identity(plan, an_identity())
+    tokens = [sum(len(row_tokens(unit, row)) for row in range(rows)) for unit in range(units)]
+    for unit in range(units):
+        store.add_unit(plan, PlannedUnit(unit, rows, tokens[unit], f"{unit:064x}"), ())
+    store.finish_plan(plan, [a_reject(units * rows)])
+    for _ in range(units):
+        lease = store.lease_unit(OWNER, TTL_S)
+        assert lease is not None
+        store.commit_unit(a_commit(dataset, lease.key, lease.identity, rows), OWNER)
+
+
+def without_last_commit(account: Account) -> Account:
+    """Return the account with its last unit forgotten."""
+    return replace(account, commits=account.commits[:-1])

@@ -1,0 +1,100 @@
+"""Pushes and downloads in a process of its own: the client chooses LFS or xet, and its endpoint, on import.
+
+The process reads one JSON command a line and answers with one. Waits between tries are noted, not waited.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Literal, Self
+
+Mode = Literal["lfs", "xet"]
+
+
+class HubClient:
+    """The process, in one mode; its caches lie below `home`. Use it as a context manager."""
+
+    def __init__(self, mode: Mode, home: Path, endpoint: str | None = None) -> None:
+        """Prepare; `endpoint` becomes the default one of the client."""
+        environment = os.environ | {
+            "HF_HOME": str(home),
+            "HF_HUB_DISABLE_XET": "1" if mode == "lfs" else "0",
+            "HF_XET_CLIENT_RETRY_BASE_DELAY": "1ms",
+        }
+        if endpoint is not None:
+            environment["HF_ENDPOINT"] = endpoint
+        self._environment = environment
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.hub_client"],
+            env=self._environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()
+
+    def ask(self, verb: str, **arguments: Any) -> dict[str, Any]:
+        """Return the answer to a command."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps({"verb": verb, **arguments}) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+
+def push(folder: str, endpoint: str, token: str, hub: dict[str, Any]) -> dict[str, Any]:
+    """Push a dataset folder; return the commit, or the problem."""
+    from schemas.request import HubTarget
+    from service.errors import QuarryError
+    from service.hub import Patience
+    from service.publisher import publish_folder
+    from service.settings import Settings
+
+    waits: list[float] = []
+    patience = Patience(sleep=waits.append)
+    settings = Settings(hub_endpoint=endpoint, hub_token=token)
+    try:
+        commit = publish_folder(Path(folder), HubTarget(**hub), settings, patience)
+    except QuarryError as error:
+        return {"error": type(error).__name__, **error.problem().model_dump(), "waits": waits}
+    return {"commit": commit, "waits": waits}
+
+
+def download(repo_id: str, token: str, folder: str) -> dict[str, Any]:
+    """Download a whole repository with the client's own snapshot."""
+    from huggingface_hub import snapshot_download
+
+    return {"folder": snapshot_download(repo_id, repo_type="dataset", token=token, local_dir=folder)}
+
+
+def load(repo_id: str, token: str | None, config: str | None, streaming: bool) -> dict[str, Any]:
+    """Load a configuration with `datasets`; return its rows, binary values as hex."""
+    from datasets import load_dataset
+
+    rows = load_dataset(repo_id, config, split="train", token=token, streaming=streaming)
+    return {"rows": [{k: v.hex() if isinstance(v, bytes) else v for k, v in row.items()} for row in rows]}
+
+
+def main() -> None:
+    """Answer commands until the input ends."""
+    import huggingface_hub.utils._http as client
+
+    client.time.sleep = lambda _: None
+    verbs = {"push": push, "download": download, "load": load}
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what the libraries print must not be taken for an answer
+    for line in sys.stdin:
+        command = json.loads(line)
+        answers.write(json.dumps(verbs[command.pop("verb")](**command)) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,225 @@
+"""Small sealed attempts and datasets made from given states by pyarrow alone, apart from the connector's own writer."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+import xxhash
+
+from connector.seal import sha256_of
+from schemas.arrow import METADATA_KEY, PLAN_SCHEMA, shard_schema, writer_options
+from schemas.identity import DTYPE_BYTES, EngineInfo, Identity, Provenance, layer_info
+from schemas.manifest import CheckReport, FileEntry, LayerStats, Manifest, ShardEntry, Totals
+from schemas.names import FINAL_NORM_PATH, index_path, manifest_path, shard_file, shard_path
+from schemas.receipts import UnitKey, UnitSealed
+from schemas.request import ExtractRequest
+from service.head import final_norm_bytes
+from service.index import write_index
+from service.logit_check import Witness
+from tests.support.plans import JOB, identity
+from tests.support.tiny_models import HIDDEN_SIZE, NUM_LAYERS, VOCAB_SIZE, TinyModel
+
+LAYER_IDS = (1, 2, NUM_LAYERS)
+LENGTHS = (1, 7, 16, 17, 33)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRow:
+    """One row to write. `states` are [T, H] by layer id; `checksums` overrides the true ones."""
+
+    sample_id: str
+    source_id: str | None
+    prompt_tokens: int
+    input_ids: list[int]
+    loss_mask: list[int]
+    states: dict[int, torch.Tensor]
+    checksums: list[int] | None = None
+
+
+def raw_bytes(states_TH: torch.Tensor) -> bytes:
+    """Return a tensor's own bytes."""
+    return states_TH.contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def write_shard(path: Path, rows: Sequence[ShardRow], told: Provenance) -> None:
+    """Write `rows` as a shard, one row group each."""
+    about = told.identity
+    schema = shard_schema(about.layer_ids, about.hidden_size, about.dtype, about.compression)
+    schema = schema.with_metadata({METADATA_KEY: told.model_dump_json().encode()})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with pq.ParquetWriter(path, schema, **writer_options(schema)) as file:
+        for row in rows:
+            raw = {layer_id: raw_bytes(states) for layer_id, states in row.states.items()}
+            values = {
+                "sample_id": row.sample_id,
+                "source_id": row.source_id,
+                "num_tokens": len(row.input_ids),
+                "prompt_tokens": row.prompt_tokens,
+                "hidden_size": about.hidden_size,
+                "input_ids": row.input_ids,
+                "loss_mask": row.loss_mask,
+                "checksums": row.checksums or [xxhash.xxh3_64_intdigest(raw[k]) for k in about.layer_ids],
+            }
+            width = DTYPE_BYTES[about.dtype]
+            for layer_id in about.layer_ids:
+                if about.compression == "none":
+                    values[f"layer_{layer_id}"] = raw[layer_id]
+                else:
+                    data = bytearray(raw[layer_id])
+                    values[f"layer_{layer_id}_hi"] = bytes(data[width - 1 :: width])
+                    del data[width - 1 :: width]
+                    values[f"layer_{layer_id}_lo"] = bytes(data)
+            file.write_table(pa.Table.from_pylist([values], schema=schema), row_group_size=1)
+
+
+def write_plan_of(path: Path, rows: Sequence[ShardRow]) -> Path:
+    """Write the frozen samples that `rows` were captured from."""
+    columns = [
+        {
+            "position": position,
+            "sample_id": row.sample_id,
+            "source_id": row.source_id,
+            "prompt_tokens": row.prompt_tokens,
+            "input_ids": row.input_ids,
+            "loss_mask": row.loss_mask,
+        }
+        for position, row in enumerate(rows)
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(columns, schema=PLAN_SCHEMA), path)
+    return path
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """What a right engine would give for one unit: rows of all `LENGTHS`, and its word on each last token."""
+
+    model: TinyModel
+    about: Identity
+    rows: list[ShardRow]
+    witnesses: dict[int, Witness]
+
+    @property
+    def provenance(self) -> Provenance:
+        return Provenance(
+            job_id=JOB,
+            identity=self.about,
+            layers=tuple(layer_info(k, self.about.num_layers) for k in self.about.layer_ids),
+            final_norm=self.model.final_norm,
+            engine=EngineInfo(name="transformers", version="1", device="cpu", options={}),
+            service_version="0",
+        )
+
+
+def capture(
+    model: TinyModel, *, dtype: str, unit: int = 0, lengths: Sequence[int] = LENGTHS, **changes: object
+) -> Capture:
+    """Run `model` over one unit's samples."""
+    layer_ids = changes.pop("layer_ids", LAYER_IDS)
+    about = identity(
+        layer_ids=layer_ids, hidden_size=HIDDEN_SIZE, num_layers=NUM_LAYERS, dtype=dtype, **changes
+    )
+    draw = torch.Generator().manual_seed(100 + unit)
+    rows, witnesses = [], {}
+    for row, length in enumerate(lengths):
+        ids = torch.randint(0, VOCAB_SIZE, (length,), generator=draw).tolist()
+        says = model.run(ids)
+        name = xxhash.xxh3_128_hexdigest(f"{unit}/{row}")
+        mask = [int(place >= length // 2) for place in range(length)]
+        states = {layer_id: says.layers[layer_id] for layer_id in layer_ids}
+        rows.append(ShardRow(name, f"row {row}" if row % 2 else None, length, ids, mask, states))
+        witnesses[row] = Witness(says.next_token, says.next_logprob)
+    return Capture(model, about, rows, witnesses)
+
+
+def seal_attempt(
+    folder: Path, told: Provenance, rows: Mapping[int, ShardRow], *, unit: int = 0, rank: int = 0, num_ranks: int = 1
+) -> UnitSealed:
+    """Write one rank's rows, by plan row in file order, and return the receipt of the file."""
+    path = folder / shard_file(unit, rank, num_ranks)
+    write_shard(path, list(rows.values()), told)
+    digest, num_bytes = sha256_of(path)
+    return UnitSealed(
+        key=UnitKey(job_id=told.job_id, unit=unit, epoch=1),
+        rank=rank,
+        file=path.name,
+        sha256=digest,
+        bytes=num_bytes,
+        rows=tuple(rows),
+        num_tokens=tuple(len(row.input_ids) for row in rows.values()),
+        layers=tuple(LayerStats(layer_id=k, mean_rms=1.0, max_abs=1.0) for k in told.identity.layer_ids),
+    )
+
+
+def with_states(row: ShardRow, layer_id: int, states_TH: torch.Tensor) -> ShardRow:
+    """Return `row` with other states in one layer, checksummed like any others."""
+    return replace(row, states=row.states | {layer_id: states_TH})
+
+
+def entry_of(folder: Path, path: str) -> FileEntry:
+    """Return the manifest's entry of a file as it is now."""
+    digest, num_bytes = sha256_of(folder / path)
+    return FileEntry(path=path, sha256=digest, bytes=num_bytes)
+
+
+def write_manifest(folder: Path, told: Provenance, units: Mapping[int, Sequence[ShardRow]]) -> Manifest:
+    """Write the manifest of what stands in `folder` now, one shard a unit."""
+    shards = tuple(
+        ShardEntry(
+            **entry_of(folder, shard_path(told.job_id, unit)).model_dump(),
+            rows=len(rows),
+            tokens=sum(len(row.input_ids) for row in rows),
+            unit=unit,
+            epoch=1,
+            layers=(),
+        )
+        for unit, rows in units.items()
+    )
+    num_rows = sum(len(rows) for rows in units.values())
+    request = {"model": told.identity.model, "source": {"kind": "inline", "samples": [{"text": "a"}]}}
+    manifest = Manifest(
+        provenance=told,
+        identity_sha256=told.identity.sha256(),
+        request=ExtractRequest.model_validate(request),
+        shards=shards,
+        indexes=tuple(entry_of(folder, index_path(told.job_id, unit)) for unit in units),
+        extras=(entry_of(folder, FINAL_NORM_PATH),),
+        rejects=(),
+        totals=Totals(
+            samples_planned=num_rows,
+            samples_written=num_rows,
+            samples_rejected=0,
+            tokens=sum(entry.tokens for entry in shards),
+            supervised_tokens=sum(sum(row.loss_mask) for rows in units.values() for row in rows),
+            bytes=sum(entry.bytes for entry in shards),
+        ),
+        checks=CheckReport(
+            rows_checked=num_rows, logit_rows=0, logit_argmax_agree=0, logit_max_error=0.0, canary="passed"
+        ),
+    )
+    path = folder / manifest_path(told.job_id)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(manifest.model_dump_json(indent=1))
+    return manifest
+
+
+def write_unit(folder: Path, scratch: Path, captured: Capture, rows: Sequence[ShardRow], unit: int) -> None:
+    """Write one unit's shard of `rows` with its index, whose witnesses are the captured ones."""
+    told = captured.provenance
+    file, path = folder / shard_path(JOB, unit), shard_path(JOB, unit)
+    write_shard(file, rows, told)
+    plan = write_plan_of(scratch / f"plan-{unit}.parquet", captured.rows)
+    write_index(folder / index_path(JOB, unit), index_path(JOB, unit), [(file, path)], plan, captured.witnesses)
+
+
+def write_dataset(folder: Path, scratch: Path, units: Mapping[int, Capture]) -> Manifest:
+    """Write a whole finished dataset of one job."""
+    for unit, captured in units.items():
+        write_unit(folder, scratch, captured, captured.rows, unit)
+    first = next(iter(units.values()))
+    (folder / FINAL_NORM_PATH).write_bytes(final_norm_bytes(first.model.folder))
+    (folder / "README.md").write_text("a card\n")
+    return write_manifest(folder, first.provenance, {unit: one.rows for unit, one in units.items()})

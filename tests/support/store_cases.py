@@ -1,0 +1,182 @@
+"""Values and short ways to a given state of a job, for tests of whatever stands on the store."""
+
+from collections.abc import Sequence
+
+from schemas.identity import EngineInfo, FinalNorm, Identity, Provenance, layer_info
+from schemas.job import JobState, Problem, RejectView
+from schemas.manifest import FileEntry, LayerStats, ShardEntry, UnitChecks
+from schemas.names import index_path, shard_path
+from schemas.request import ExtractRequest, HubTarget, InlineSource, Sample
+from service.store import JobRow, PlanLease, PlannedUnit, PublishLease, Store, UnitCommit, UnitLease
+
+TTL_S = 60.0
+OWNER = "worker-1"
+PROBLEM = Problem(type="urn:quarry:write-failed", title="A shard could not be written", status=503, detail="why")
+IDENTITY = Identity(
+    model="org/model",
+    revision="c0ffee",
+    dtype="bfloat16",
+    hidden_size=64,
+    num_layers=4,
+    layer_ids=(1, 2, 4),
+    tokenizer_sha256="1" * 64,
+    template_sha256=None,
+    source_fingerprint="2" * 64,
+    loss="all",
+    max_tokens=4096,
+    on_too_long="truncate",
+    generate=None,
+    capture=None,
+    compression="none",
+)
+CHECKS = UnitChecks(rows_checked=2, logit_rows=1, logit_argmax_agree=1, logit_max_error=0.001)
+
+
+class Clock:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        """Begin at some second."""
+        self.now_s = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        """Return seconds since 1970."""
+        return self.now_s
+
+    def advance(self, seconds: float) -> None:
+        """Move on."""
+        self.now_s += seconds
+
+
+def job_id(number: int) -> str:
+    """Return a job id of the right form."""
+    return f"j-{number:016x}"
+
+
+def a_request(text: str = "hello", repo_id: str | None = None) -> ExtractRequest:
+    """Return a request of one inline sample."""
+    source = InlineSource(kind="inline", samples=(Sample(text=text),))
+    return ExtractRequest(
+        model="org/model", source=source, loss="all", hub=HubTarget(repo_id=repo_id) if repo_id else None
+    )
+
+
+def provenance(number: int = 1, engine_version: str = "0.32.0", identity: Identity = IDENTITY) -> Provenance:
+    """Return the provenance of a job's units."""
+    return Provenance(
+        job_id=job_id(number),
+        identity=identity,
+        layers=tuple(layer_info(k, identity.num_layers) for k in identity.layer_ids),
+        final_norm=FinalNorm(kind="rmsnorm", eps=1e-6),
+        engine=EngineInfo(name="vllm", version=engine_version, device="cpu", options={}),
+        service_version="0.1.0",
+    )
+
+
+def planned(unit: int, num_samples: int = 2) -> PlannedUnit:
+    """Return a planned unit of five tokens a sample."""
+    return PlannedUnit(unit, num_samples, 5 * num_samples, f"{unit:064x}")
+
+
+def reject(position: int, reason: str = "empty-mask") -> RejectView:
+    """Return a reject of the source's row `position`."""
+    return RejectView(position=position, source_id=None, sample_id=None, reason=reason, detail="no token is supervised")
+
+
+def shard(lease: UnitLease, rows: int) -> ShardEntry:
+    """Return the entry of a shard that `lease` may have made."""
+    job, unit, epoch = lease.key.job_id, lease.key.unit, lease.key.epoch
+    layers = (LayerStats(layer_id=4, mean_rms=1.0, max_abs=3.0),)
+    path = shard_path(job, unit)
+    return ShardEntry(
+        path=path, sha256=f"{epoch:064x}", bytes=1000 * rows, rows=rows, tokens=5 * rows, unit=unit, epoch=epoch, layers=layers
+    )
+
+
+def made(lease: UnitLease, rejects: Sequence[RejectView] = (), number: int = 1) -> UnitCommit:
+    """Return a whole commit for `lease`: what is not rejected is written."""
+    rows = lease.num_samples - len(rejects)
+    return UnitCommit(
+        key=lease.key,
+        provenance=provenance(number),
+        shards=(shard(lease, rows),) if rows else (),
+        index=FileEntry(path=index_path(lease.key.job_id, lease.key.unit), sha256="3" * 64, bytes=100) if rows else None,
+        rejects=tuple(rejects),
+        num_tokens=5 * rows,
+        supervised_tokens=3 * rows,
+        checks=CHECKS,
+    )
+
+
+def submit(store: Store, number: int = 1, repo_id: str | None = None) -> JobRow:
+    """Submit job `number`."""
+    return store.submit(job_id(number), f"key-{number}", a_request(repo_id=repo_id))[0]
+
+
+def start_plan(store: Store, number: int = 1, repo_id: str | None = None) -> PlanLease:
+    """Submit a job and lease its planning, its identity fixed."""
+    submit(store, number, repo_id)
+    lease = lease_plan(store)
+    store.set_identity(lease, IDENTITY)
+    return lease
+
+
+def start_units(store: Store, units: int = 2, number: int = 1, repo_id: str | None = None) -> PlanLease:
+    """Bring a job to where all its units wait and its plan is done; the lease that comes back is over."""
+    lease = start_plan(store, number, repo_id)
+    for unit in range(units):
+        store.add_unit(lease, planned(unit), ())
+    store.finish_plan(lease, () if units else (reject(0),))
+    return lease
+
+
+def capture(store: Store, units: int = 1, number: int = 1, repo_id: str | None = None) -> None:
+    """Bring a job to where all its units are done."""
+    start_units(store, units, number, repo_id)
+    for _ in range(units):
+        store.commit_unit(made(lease_unit(store, job=job_id(number)), number=number), OWNER)
+
+
+def reach(store: Store, state: JobState, number: int = 1) -> JobRow:
+    """Bring a new job to `state`."""
+    name = job_id(number)
+    if state is JobState.QUEUED:
+        return submit(store, number)
+    if state is JobState.RUNNING:
+        start_plan(store, number)
+    elif state is JobState.CANCELLED:
+        submit(store, number)
+        store.cancel(name)
+    elif state is JobState.FAILED:
+        start_plan(store, number)
+        store.fail_job(name, PROBLEM)
+    elif state is JobState.BLOCKED:
+        start_plan(store, number)
+        store.block_job(name, PROBLEM)
+    else:
+        capture(store, number=number)
+        lease = lease_publish(store)
+        if state is JobState.COMPLETED:
+            store.complete_job(lease, None)
+    return store.job(name)
+
+
+def lease_plan(store: Store, owner: str = OWNER) -> PlanLease:
+    """Lease a plan that must be there."""
+    lease = store.lease_plan(owner, TTL_S)
+    assert lease is not None
+    return lease
+
+
+def lease_unit(store: Store, owner: str = OWNER, job: str | None = None) -> UnitLease:
+    """Lease a unit that must be there."""
+    lease = store.lease_unit(owner, TTL_S, prefer_job=job)
+    assert lease is not None
+    return lease
+
+
+def lease_publish(store: Store, owner: str = OWNER) -> PublishLease:
+    """Lease a publishing that must be there."""
+    lease = store.lease_publish(owner, TTL_S)
+    assert lease is not None
+    return lease

