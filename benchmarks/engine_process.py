@@ -1,4 +1,4 @@
-"""One engine row in a process of its own, kept through all rounds and stopped by signal while another row runs.
+"""One engine row in a process of its own, kept through all rounds, stopped by signal while another row runs.
 
 A stopped engine takes no CPU; one that merely waits spins for a second after its last step.
 """
@@ -7,7 +7,6 @@ import asyncio
 import multiprocessing
 import os
 from collections import deque
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +14,7 @@ from typing import Any, Literal
 import psutil  # type: ignore[import-untyped]
 
 from benchmarks.meter import TreeMeter, tree
+from benchmarks.turns import EngineTurn
 from benchmarks.workload import Workload
 
 START_TIMEOUT_S = 600.0
@@ -22,23 +22,12 @@ TURN_TIMEOUT_S = 3600.0
 STOP_TIMEOUT_S = 60.0
 LOG_TAIL_LINES = 15
 
-Order = tuple[Literal["prepare"], int] | tuple[Literal["measure", "clean"], None] | None
-"""What the benchmark asks of the process; None ends it."""
+Order = tuple[Literal["prepare"], int] | tuple[Literal["measure", "clean"], None]
+"""What the benchmark asks of the process; the end of the pipe ends it."""
 
 
 class EngineLost(RuntimeError):
     """The engine process ended or did not answer; the message holds the end of its log."""
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One row's figures of one round. Peak memory is of the whole process tree, weights and caches included."""
-
-    seconds: float
-    cpu_s: float
-    peak_rss_bytes: int
-    files: int
-    bytes: int
 
 
 class EngineProcess:
@@ -62,7 +51,7 @@ class EngineProcess:
         self._receive(START_TIMEOUT_S)
         self._suspend()
 
-    def run(self, turn: int) -> Turn:
+    def run(self, turn: int) -> EngineTurn:
         """Wake the engine, let it work once, measure that, and stop it again by signal. Raises EngineLost."""
         self._resume()
         self._ask(("prepare", turn))
@@ -72,7 +61,7 @@ class EngineProcess:
             seconds = self._ask(("measure", None))
         written = self._ask(("clean", None))
         self._suspend()
-        return Turn(seconds, meter.cpu_s, meter.peak_rss_bytes, written.files, written.bytes)
+        return EngineTurn(seconds, meter.cpu_s, meter.peak_rss_bytes, written.files, written.bytes)
 
     def stop(self) -> None:
         """End the engine; harmless when it is already gone."""
@@ -128,7 +117,9 @@ class EngineProcess:
         return processes
 
 
-def _main(kind: str, work: Workload, weights: Path, folder: Path, log: Path, orders: "Connection[Any, Order]") -> None:
+def _main(
+    kind: str, work: Workload, weights: Path, folder: Path, log: Path, orders: "Connection[Any, Order]"
+) -> None:
     """Serve one row until the pipe ends; whatever the engine says goes to `log`."""
     with log.open("ab") as sink:
         os.dup2(sink.fileno(), 1)
@@ -136,7 +127,9 @@ def _main(kind: str, work: Workload, weights: Path, folder: Path, log: Path, ord
     asyncio.run(_serve(kind, work, weights, folder, orders))
 
 
-async def _serve(kind: str, work: Workload, weights: Path, folder: Path, orders: "Connection[Any, Order]") -> None:
+async def _serve(
+    kind: str, work: Workload, weights: Path, folder: Path, orders: "Connection[Any, Order]"
+) -> None:
     from benchmarks.rows import ROWS
 
     row = ROWS[kind](work, weights, folder)
@@ -150,7 +143,8 @@ async def _serve(kind: str, work: Workload, weights: Path, folder: Path, orders:
                 return
             match order:
                 case ("prepare", int(turn)):
-                    orders.send(await row.prepare(turn))
+                    await row.prepare(turn)
+                    orders.send(None)
                 case ("measure", _):
                     orders.send(await row.measure())
                 case ("clean", _):

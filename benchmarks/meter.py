@@ -43,7 +43,8 @@ class TreeMeter:
             self.cpu_s += self._used_s()
 
     def _used_s(self) -> float:
-        return sum(times.user + times.system for times in (process.cpu_times() for process in self._tree))
+        used = [process.cpu_times() for process in self._tree]
+        return float(sum(times.user + times.system for times in used))
 
     def _sample(self) -> None:
         while True:

@@ -1,7 +1,7 @@
-"""The engine rows: what each one runs, and when it counts as done. Runs in an engine process (`benchmarks.engine_process`).
+"""The engine rows: what each one runs, and when it counts as done. One a child of `benchmarks.engine_process`.
 
-Every engine is started with Quarry's own arguments, less the capture (plain) or with vLLM's example connector in the place
-of ours (example), and is fed through the service's own bound on what is in flight.
+Every engine is started with Quarry's own arguments, less the capture (plain) or with vLLM's example connector
+in the place of ours (example), and is fed through the service's own bound on what is in flight.
 """
 
 import asyncio
@@ -31,6 +31,8 @@ STOP_TIMEOUT_S = 30.0
 FILES_TIMEOUT_S = 120.0
 FILES_POLL_S = 0.005
 
+CAPTURE_ARGUMENTS = frozenset({"speculative_config", "kv_transfer_config"})
+
 
 class RowFailed(RuntimeError):
     """A row that did not do its whole work has no figure."""
@@ -45,7 +47,7 @@ class Written:
 
 
 class Row(Protocol):
-    """One engine, kept through all rounds. A round is `prepare`, `measure`, `clean`; only `measure` is measured."""
+    """One engine, kept through all rounds. A round is `prepare`, `measure`, `clean`; `measure` counts."""
 
     async def start(self) -> None:
         """Start the engine."""
@@ -83,7 +85,7 @@ class PlainRow:
 
     def arguments(self, quarry: dict[str, Any]) -> dict[str, Any]:
         """Return this row's engine arguments, given Quarry's."""
-        return {name: value for name, value in quarry.items() if name not in {"speculative_config", "kv_transfer_config"}}
+        return {name: value for name, value in quarry.items() if name not in CAPTURE_ARGUMENTS}
 
     async def prepare(self, turn: int) -> None:
         """Note the round: request ids are made of it."""
@@ -112,18 +114,18 @@ class PlainRow:
 
     async def _run(self, prompt: Prompt) -> None:
         assert self._llm is not None, "start() comes first"
-        output = None
+        last = None
         stream = self._llm.generate(
             {"prompt_token_ids": list(prompt.token_ids)}, sampling_parameters(prompt), prompt.request_id
         )
         async for output in stream:
-            pass
-        if output is None or not output.finished or output.outputs[0].finish_reason != "length":
+            last = output
+        if last is None or last.outputs[0].finish_reason != "length":
             raise RowFailed(f"request {prompt.request_id} did not end well")
 
 
 class ExampleRow(PlainRow):
-    """vLLM's example connector. Done when every request's file is there and opens as safetensors of all its tokens.
+    """vLLM's example connector. Done when every request's file opens as safetensors of all its tokens.
 
     That is not durable: the connector never calls fsync, and this row adds none.
     """
@@ -167,7 +169,7 @@ class ExampleRow(PlainRow):
         deadline = time.monotonic() + FILES_TIMEOUT_S
         while len(tokens) < len(self._prompts):
             for path in set(self._files.glob("*.safetensors")) - tokens.keys():
-                # A file that is still being written is shorter than its header says, which safetensors refuses.
+                # A file still being written is shorter than its header says, which safetensors refuses.
                 with contextlib.suppress(SafetensorError), safe_open(path, framework="pt") as file:
                     tokens[path] = file.get_slice("hidden_states").get_shape()[0]
             if time.monotonic() > deadline:
@@ -177,7 +179,7 @@ class ExampleRow(PlainRow):
 
 
 class QuarryRow:
-    """Our connector. Done when every unit's receipt is there: its shard is then checked, sealed and durable."""
+    """Our connector. Done when every unit's receipt is there: its shard is checked, sealed and durable."""
 
     def __init__(self, work: Workload, weights: Path, folder: Path) -> None:
         """Run `work` on the target in `weights`; files go below `folder`."""
@@ -185,7 +187,9 @@ class QuarryRow:
         self._spec = spec_of(work, weights)
         self._settings = settings_of(folder)
         self._about = identity(
-            layer_ids=work.target.layer_ids, hidden_size=work.target.hidden_size, num_layers=work.target.num_layers
+            layer_ids=work.target.layer_ids,
+            hidden_size=work.target.hidden_size,
+            num_layers=work.target.num_layers,
         )
         self._orders: list[OpenUnit] = []
         self._link = EngineLink()
@@ -199,7 +203,9 @@ class QuarryRow:
     async def prepare(self, turn: int) -> None:
         """Write the plans of the round's units, as the planner would have done long before."""
         first = turn * len(self._units)
-        self._orders = [order(self._about, len(rows), unit=first + index) for index, rows in enumerate(self._units)]
+        self._orders = [
+            order(self._about, len(rows), unit=unit) for unit, rows in enumerate(self._units, start=first)
+        ]
         for told, rows in zip(self._orders, self._units, strict=True):
             write_plan(self._settings.work_root, rows, unit=told.key.unit)
 
@@ -258,7 +264,7 @@ def spec_of(work: Workload, weights: Path) -> EngineSpec:
 
 
 def settings_of(folder: Path) -> Settings:
-    """Return the service's settings with `folder` as its data; prefix caching is off, since every round repeats the prompts."""
+    """Return the service's settings for `folder`; no prefix caching, since rounds repeat the prompts."""
     return Settings(
         data_dir=folder,
         engine_options={

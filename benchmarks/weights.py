@@ -1,4 +1,4 @@
-"""Puts a target of random weights on disk. vLLM's own dummy weights are too small: layers would round to the same states."""
+"""Puts a target of random weights on disk: with vLLM's tiny dummy weights, layers round to equal states."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from benchmarks.workload import Target
 
 
 def write_target(target: Target, folder: Path) -> None:
-    """Write `config.json` and bfloat16 weights of a Llama of this shape into `folder`; no tokenizer, since none is used."""
+    """Write config and bfloat16 weights of a Llama of this shape into `folder`; no row needs a tokenizer."""
     import torch
     from transformers import AutoModelForCausalLM, LlamaConfig
 

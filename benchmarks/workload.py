@@ -3,11 +3,12 @@
 Legend: L captured layers, H hidden size.
 """
 
+import itertools
 import random
 from dataclasses import dataclass
 
 MAX_NUM_BATCHED_TOKENS = 2048
-"""Tokens a step, told to every engine: left alone, vLLM chooses another number when a speculative method is on."""
+"""Tokens a step, told to every engine: vLLM's own choice depends on the speculative method."""
 
 STATE_BYTES = 2
 """Bytes of one bfloat16."""
@@ -39,7 +40,7 @@ class Target:
 TARGETS = {
     # About 150 M parameters for 8 KiB of states a token: the engine is the bound, as on a real node.
     "compute": Target(1024, 2816, 12, 16, 8, 64, 4096, (2, 6, 10, 12), 192, 320, 64, 24),
-    # Hardly any arithmetic for 32 KiB of states a token: the drain is the bound, harder than any real model asks.
+    # Hardly any arithmetic for 32 KiB of states a token: the drain is the bound, as with no real model.
     "drain": Target(4096, 64, 4, 1, 1, 64, 512, (1, 2, 3, 4), 256, 768, 48, 16),
 }
 
@@ -64,7 +65,7 @@ class Workload:
         return [tuple(draw.choices(vocab, k=length)) for length in lengths]
 
     def units(self) -> list[list[tuple[int, ...]]]:
-        """Return the prompts cut into `num_units` runs of consecutive ones, their sizes differing by at most one."""
+        """Return the prompts cut into `num_units` runs of consecutive ones, equal but for one prompt."""
         prompts = self.prompts()
         bounds = [len(prompts) * index // self.num_units for index in range(self.num_units + 1)]
-        return [prompts[begin:end] for begin, end in zip(bounds, bounds[1:], strict=False)]
+        return [prompts[begin:end] for begin, end in itertools.pairwise(bounds)]

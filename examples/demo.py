@@ -43,9 +43,9 @@ STOPPED = frozenset({JobState.BLOCKED, JobState.FAILED, JobState.CANCELLED})
 SETTINGS = {
     "QUARRY_MODEL_ROOTS": json.dumps([str(OUT)]),
     "QUARRY_SOURCE_ROOTS": json.dumps([str(JOB_FILE.parent)]),
-    # Without these vLLM compiles for a minute and takes most of the memory for its cache.
+    # Without these vLLM compiles for a minute and takes more memory for its cache than this model can use.
     "QUARRY_ENGINE_OPTIONS": json.dumps({"enforce_eager": True}),
-    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "QUARRY_CPU_KV_CACHE_GIB": "1",
 }
 
 CONSOLE = Console()

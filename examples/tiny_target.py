@@ -64,7 +64,7 @@ class Recipe:
     chat_template: str = CHAT_TEMPLATE
     tied: bool = False
     seed: int = 0
-    steps: int = 420
+    steps: int = 360
     batch: int = 4
     window: int = 256
     learning_rate: float = 3e-3
@@ -151,6 +151,9 @@ def train(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerFast", recipe
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.95))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, recipe.steps))
     losses = []
+    # One thread is nearly as fast on so small a model, and does not crawl where the cores have other work.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     model.train()
     for batch in _batches(stream, recipe):
         loss = model(input_ids=batch, labels=batch).loss
@@ -161,6 +164,7 @@ def train(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerFast", recipe
         optimizer.zero_grad()
         losses.append(loss.item())
     model.eval()
+    torch.set_num_threads(threads)
     return Training(_mean(losses[:10]), _mean(losses[-10:]), recipe.steps * recipe.batch * recipe.window)
 
 
@@ -188,7 +192,9 @@ def save(
 ) -> None:
     """Write safetensors, configs, tokenizer and chat template to `folder`."""
     import torch
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     model.to(getattr(torch, recipe.dtype)).save_pretrained(folder)

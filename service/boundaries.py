@@ -1,11 +1,13 @@
-"""Where the assistant's turns stand in a rendered conversation, found by rendering parts of it. Pure but for the template.
+"""Where the assistant's turns stand in a rendered conversation, found by rendering parts of it.
 
-A turn begins where the prompt ends that the model was given for it: the conversation so far, rendered with the generation
-prompt. It ends with its end-of-turn mark. Both are taken from renderings and must be literal prefixes of the whole one.
+A turn begins where the prompt ends that the model was given for it: the conversation so far, rendered with
+the generation prompt. It ends with its end-of-turn mark. Both are taken from renderings and must be literal
+prefixes of the whole one.
 
-A template may render an earlier turn differently once a later one exists (Qwen3 drops its reasoning, gpt-oss changes its
-end mark). Then the turn is found by what stands around it: the conversation is rendered again with the turn's content
-replaced by a stand-in, and all that comes before and after it must stand in the whole rendering letter for letter.
+A template may render an earlier turn differently once a later one exists (Qwen3 drops its reasoning,
+gpt-oss changes its end mark). Then the turn is found by what stands around it: the conversation is rendered
+again with the turn's content replaced by a stand-in, and all that comes before and after it must stand in
+the whole rendering letter for letter.
 """
 
 from collections.abc import Collection, Sequence
@@ -30,8 +32,8 @@ class RenderBudgetSpent(Exception):
 class TurnFinder:
     """Finds assistant turns of one conversation.
 
-    `whole` is the rendering of all `messages` without a generation prompt. `marks` are the texts of the tokenizer's added
-    tokens: an end-of-turn mark is one of them.
+    `whole` is the rendering of all `messages` without a generation prompt. `marks` are the texts of the
+    tokenizer's added tokens: an end-of-turn mark is one of them.
     """
 
     def __init__(
@@ -46,7 +48,7 @@ class TurnFinder:
         self._stand_in = _absent_from(whole)
 
     def span(self, turn: int) -> Span:
-        """Return the characters `[start, end)` of `whole` that the model itself has to write in `messages[turn]`.
+        """Return the characters `[start, end)` of `whole` that the model has to write in `messages[turn]`.
 
         Raises UnstableBoundaries, RenderBudgetSpent; RenderFailed, RenderTooLong of the template.
         """
@@ -68,7 +70,7 @@ class TurnFinder:
         return start, end
 
     def _surrounded(self, turn: int) -> Span:
-        """Find the turn by the text before and after it, taken from a rendering with a stand-in for its content."""
+        """Find the turn by what stands around it in a rendering with a stand-in for its content."""
         plain = {"role": "assistant", "content": self._stand_in}
         ended = self._render([*self._messages[:turn], plain])
         closing = self._split(ended)[1]
@@ -82,7 +84,7 @@ class TurnFinder:
             rest = after[len(self._mark_of(after)) :]
         else:
             raise UnstableBoundaries(
-                f"a turn that ends the conversation is closed by {closing[:80]!r}, which an earlier turn is not"
+                f"the last turn is closed by {closing[:80]!r}, which an earlier turn is not"
             )
         end = len(self._whole) - len(rest)
         if not (self._whole.startswith(before) and self._whole.endswith(rest) and len(before) <= end):
@@ -136,7 +138,10 @@ PROBE: Messages = (
 
 
 def probe(template: ChatTemplate, marks: Collection[str]) -> None:
-    """Check a template on two plain exchanges. Raises UnstableBoundaries; RenderFailed, RenderTooLong of the template."""
+    """Check a template on two plain exchanges.
+
+    Raises UnstableBoundaries; RenderFailed, RenderTooLong of the template.
+    """
     whole = template.render(PROBE, None, add_generation_prompt=False).text
     finder = TurnFinder(template, PROBE, None, whole, marks)
     for turn in (1, 3):

@@ -22,6 +22,9 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+LONGEST_BEAT_S = 5.0
+"""A cancelled job is noticed by its units' next beat."""
+
 
 class Capture:
     """Runs until `stop` is set, or until job `only_job` needs no more capture."""
@@ -53,8 +56,10 @@ class Capture:
     async def _finished(self) -> bool:
         if self._only_job is None or self._runs:
             return False
-        state = (await asyncio.to_thread(self._store.job, self._only_job)).state
-        return state in ENDED_JOB_STATES or state in {JobState.PUBLISHING, JobState.BLOCKED}
+        job = await asyncio.to_thread(self._store.job, self._only_job)
+        if job.state in ENDED_JOB_STATES or job.state in {JobState.PUBLISHING, JobState.BLOCKED}:
+            return True
+        return job.progress.plan_done and job.progress.units_done == job.progress.units_planned
 
     async def _serve_one(self) -> bool:
         """Lease and start one unit if there is room; return whether there was one."""
@@ -146,7 +151,7 @@ class Capture:
     async def _beat(self) -> None:
         """Keep the leases; cancel the units that were lost."""
         while True:
-            await asyncio.sleep(self._settings.lease_s / 4)
+            await asyncio.sleep(min(self._settings.lease_s / 4, LONGEST_BEAT_S))
             keys = list(self._held)
             if not keys:
                 continue

@@ -55,7 +55,7 @@ class Client:
         return self._json("POST", path, {})
 
     def follow(self, job_id: str) -> Iterator[Event]:
-        """Yield a job's events from the first until it has ended or is blocked; take up a lost stream again."""
+        """Yield a job's events from the first until it has ended or is blocked; a lost stream is resumed."""
         state, last, lost = JobView.model_validate(self.get(f"/jobs/{job_id}")).state, 0, 0
         while True:
             try:

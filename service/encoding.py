@@ -13,9 +13,10 @@ from service.errors import TemplateRefused, UnknownModel
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """One tokenization of one text. `ids` int64 `[T]`; token `t` stands for characters `[starts[t], ends[t])`.
+    """One tokenization of one text.
 
-    `starts` and `ends` are int64 `[T]` and never fall, or empty where they were not asked for.
+    `ids` is int64 `[T]`; token `t` stands for characters `[starts[t], ends[t])`. `starts` and `ends` are
+    int64 `[T]` and never fall, or empty where they were not asked for.
     """
 
     ids: npt.NDArray[np.int64]
@@ -23,7 +24,7 @@ class Encoding:
     ends: npt.NDArray[np.int64]
 
     def tokens(self, start: int, end: int) -> slice:
-        """Return the tokens that have a character in `[start, end)`; one without characters belongs to its place."""
+        """Return the tokens with a character in `[start, end)`; one without any belongs to its place."""
         first = np.searchsorted(np.maximum(self.ends, self.starts + 1), start, side="right")
         return slice(int(first), int(np.searchsorted(self.starts, end, side="left")))
 
@@ -31,7 +32,8 @@ class Encoding:
 class TextTokenizer:
     """The tokenizer in `folder`, of a model called `model` in messages. Not thread-safe.
 
-    `marks` are the texts of its added tokens, with their ids. Raises UnknownModel where there is none to load.
+    `marks` are the texts of its added tokens, with their ids. Raises UnknownModel where there is none to
+    load.
     """
 
     def __init__(self, folder: Path, model: str) -> None:
@@ -55,7 +57,7 @@ class TextTokenizer:
         return own
 
     def chat_template(self, override: str | None, *, with_tools: bool) -> str | None:
-        """Return the template's text for one conversation: the override, or the model's own, which may be absent."""
+        """Return the template's text for one conversation: the override, or the model's own if it has one."""
         try:
             chosen: str = self._tokenizer.get_chat_template(override, tools=[{}] if with_tools else None)
         except ValueError:
@@ -63,9 +65,10 @@ class TextTokenizer:
         return chosen
 
     def encode(self, text: str, *, special: bool = False, offsets: bool = False) -> Encoding:
-        """Tokenize `text` whole. `special` adds what the tokenizer puts around plain text (a template writes its own).
+        """Tokenize `text` whole.
 
-        Raises UnicodeEncodeError for lone surrogates; TemplateRefused where `offsets` cannot be had.
+        `special` adds what the tokenizer puts around plain text; a template writes its own. Raises
+        UnicodeEncodeError for lone surrogates; TemplateRefused where `offsets` cannot be had.
         """
         text.encode()
         if offsets and not self._tokenizer.is_fast:
@@ -86,7 +89,7 @@ class TextTokenizer:
         return Encoding(np.asarray(found["input_ids"], dtype=np.int64), spans[:, 0], spans[:, 1])
 
     def end_of_turn(self, text: str, encoding: Encoding, start: int, end: int) -> int:
-        """Return where the last mark in `text[start:end]` ends if nothing but white space follows it, else `end`.
+        """Return where the last mark in `text[start:end]` ends if only white space follows it, else `end`.
 
         Templates write a newline after the end-of-turn mark; no model has to produce it.
         """

@@ -14,8 +14,8 @@ from service.tokens import SampleTokenizer
 def estimate_request(request: ExtractRequest, settings: Settings) -> Estimate:
     """Read and tokenize the whole source and add up; time grows with the source, memory with one unit.
 
-    `tokens` and `bytes` are upper bounds in a `generate` job: every answer is counted at its longest. `bytes` are the
-    states before compression. Raises what planning the job would raise.
+    `tokens` and `bytes` are upper bounds in a `generate` job: every answer is counted at its longest.
+    `bytes` are the states before compression. Raises what planning the job would raise.
     """
     target = inspect_target(request, settings)
     tokenizer = SampleTokenizer(target, request)

@@ -1,4 +1,4 @@
-"""What the Hub says when a model or a dataset is read -> the service's errors: refused for good, or not available."""
+"""What the Hub says when something is read -> the service's errors: refused for good, or not available."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,8 +12,9 @@ REFUSED_STATUS = frozenset({400, 401, 403, 404, 410, 416})
 def reading_hub(what: str, refused: type[RequestError], field: str, cure: str) -> Iterator[None]:
     """Translate the errors of the Hub's libraries while `what` is read.
 
-    Raises `refused` naming `field` and `cure` where the Hub knows no such thing, denies it, or holds something that
-    the libraries cannot read; HubUnavailable where it did not answer, or answered with a server error.
+    Raises `refused` naming `field` and `cure` where the Hub knows no such thing, denies it, or holds
+    something that the libraries cannot read; HubUnavailable where it did not answer, or answered with a
+    server error.
     """
     import httpx2
     import pyarrow as pa

@@ -34,7 +34,7 @@ def read_job_file(path: Path) -> ExtractRequest:
 
 
 def own_roots(settings: Settings, request: ExtractRequest, path: Path) -> Settings:
-    """Return settings that let `request`, read from `path`, use what it names; its author could read it anyway.
+    """Return settings that let `request`, read from `path`, use what it names; its author can read it anyway.
 
     A relative source is looked for beside the job file first, then in the current folder.
     """

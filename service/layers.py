@@ -1,7 +1,8 @@
 """Presets and lists of layers -> vLLM layer ids. Pure.
 
-vLLM id `k` is the residual stream after `k` decoder layers, so a model of N layers has ids 0 (embeddings) to N (pre-norm).
-The engine sorts and de-duplicates a list without a word and broadcasts some bad ones, so nothing unchecked may reach it.
+vLLM id `k` is the residual stream after `k` decoder layers, so a model of N layers has ids 0 (embeddings)
+to N (pre-norm). The engine sorts and de-duplicates a list without a word and broadcasts some bad ones, so
+nothing unchecked may reach it.
 """
 
 from collections.abc import Callable
@@ -39,16 +40,17 @@ PRESETS: dict[LayerPreset, Callable[[int], list[int]]] = {
 def resolve_layers(
     layers: LayerPreset | tuple[int, ...], final_layer: bool, num_layers: int
 ) -> tuple[int, ...]:
-    """Return the ascending vLLM ids to capture of a model of `num_layers` decoder layers; N is added with `final_layer`.
+    """Return the ascending vLLM ids to capture of a model of `num_layers` decoder layers.
 
-    Raises UnknownLayer: an id outside 0..N, an id twice, a preset that collapses on so shallow a model, or nothing left.
+    N is added with `final_layer`. Raises UnknownLayer: an id outside 0..N, an id twice, a preset that
+    collapses on so shallow a model, or nothing left.
     """
     ids = _preset_ids(layers, num_layers) if isinstance(layers, str) else _listed_ids(layers, num_layers)
     if final_layer:
         ids.add(num_layers)
     if not ids:
         raise UnknownLayer(
-            f"preset '{layers}' captures only the last layer, and 'final_layer' is false: nothing is left to capture",
+            f"preset '{layers}' captures only the last layer, and 'final_layer' is false: nothing is left",
             field="final_layer",
             cure="leave 'final_layer' true, or give a list of layer ids",
         )
@@ -70,7 +72,7 @@ def _listed_ids(layers: tuple[int, ...], num_layers: int) -> set[int]:
     outside = sorted(k for k in layers if not 0 <= k <= num_layers)
     if outside:
         raise UnknownLayer(
-            f"the model has the layer ids 0 (embeddings) to {num_layers} (last layer, pre-norm); it has no {outside}",
+            f"the model has layer ids 0 (embeddings) to {num_layers} (pre-norm); it has no {outside}",
             field="layers",
             cure=f"give ids from 0 to {num_layers}, for example {_suggestion(num_layers)}",
         )

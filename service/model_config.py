@@ -1,4 +1,4 @@
-"""`config.json` -> the few numbers of a target that planning needs, for any model type, without loading torch if possible."""
+"""`config.json` -> the few numbers of a target that planning needs, for any model type."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -34,7 +34,7 @@ LENGTH_INCLUDES_SCALING = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """What `config.json` says. `max_model_len` is the engine's: its longest sequence, prompt and answer together."""
+    """What `config.json` says. `max_model_len` is the engine's: prompt and answer together."""
 
     architectures: tuple[str, ...]
     num_layers: int
@@ -45,7 +45,7 @@ class ModelConfig:
 
 
 def read_config(folder: Path, dtype: str) -> ModelConfig:
-    """Read `folder`/config.json; `dtype` is the request's, `auto` takes the config's (float32 if it names none).
+    """Read `folder`/config.json; `dtype` is the request's: `auto` takes the config's, or float32.
 
     Raises UnknownModel (field `model`), OptionRefused (field `dtype`).
     """
@@ -133,7 +133,7 @@ def _dtype(asked: str, values: _Values) -> Dtype:
 
 
 def _max_model_len(values: _Values) -> int:
-    """Derive the longest sequence as vLLM does from a config, so that no planned sample is too long for it."""
+    """Derive the longest sequence as vLLM does, so that no planned sample is too long for it."""
     declared = values.find(("model_max_length",))
     lengths = [length for key in LENGTH_KEYS if (length := values.find((key,))) is not None]
     longest = declared if declared is not None else min(lengths, default=None)

@@ -1,4 +1,4 @@
-"""`model` and `revision` -> a local folder with the target's config, tokenizer and template, and the exact revision."""
+"""`model` and `revision` -> a folder with config, tokenizer and template, and its exact revision."""
 
 import hashlib
 import json
@@ -51,8 +51,8 @@ class ModelFolder:
 def locate_model(model: str, revision: str | None, settings: Settings) -> ModelFolder:
     """Find a local model, or fetch the small files of a Hub model (never weights).
 
-    A `model` that is an absolute path or begins with a dot is local. Raises UnknownModel naming `model` or `revision`;
-    HubUnavailable where the Hub does not answer.
+    A `model` that is an absolute path or begins with a dot is local. Raises UnknownModel naming `model` or
+    `revision`; HubUnavailable where the Hub does not answer.
     """
     if model.startswith(("/", ".")):
         if revision is not None:
@@ -115,7 +115,7 @@ def _hub_snapshot(model: str, revision: str | None, settings: Settings) -> Model
 
 
 def files_digest(folder: Path, patterns: Iterable[str]) -> str:
-    """Return the sha256 over the names and whole contents of the files of `folder` that match, in name order."""
+    """Return the sha256 over names and whole contents of the files of `folder` that match, in name order."""
     digest = hashlib.sha256()
     for path in _matching(folder, patterns):
         _add(digest, path.relative_to(folder).as_posix(), hashlib.sha256(path.read_bytes()).hexdigest())
@@ -123,11 +123,12 @@ def files_digest(folder: Path, patterns: Iterable[str]) -> str:
 
 
 def local_revision(folder: Path) -> str:
-    """Return the revision of a local model: a sha256 that does not move with copying, touching or renaming the folder.
+    """Return the revision of a local model: a sha256.
 
-    It covers the whole content of config, weight index, tokenizer and template files; of each weight file its name, its
-    length and, for safetensors, its header (names, types, shapes and offsets of the tensors). It does not read the
-    weights: overwriting values in place under equal shapes is not seen. Raises UnknownModel.
+    It does not move with copying, touching or renaming the folder. It covers the whole content of config,
+    weight index, tokenizer and template files; of each weight file its name, its length and, for
+    safetensors, its header (names, types, shapes and offsets of the tensors). It does not read the weights:
+    overwriting values in place under equal shapes is not seen. Raises UnknownModel.
     """
     digest = hashlib.sha256()
     _add(digest, "small", files_digest(folder, (*CONFIG_FILES, *TOKENIZER_FILES)))

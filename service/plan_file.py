@@ -18,7 +18,7 @@ NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def write_plan(path: Path, samples: Sequence[PlannedSample]) -> str:
-    """Seal `samples` as rows of `PLAN_SCHEMA` at `path` and return the file's sha256. Raises DiskFull, WriteFailed."""
+    """Seal `samples` as `PLAN_SCHEMA` at `path`; return the file's sha256. Raises DiskFull, WriteFailed."""
     try:
         with sealing(path) as temporary:
             # One row group and no statistics: a unit is read whole.

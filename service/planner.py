@@ -1,4 +1,4 @@
-"""Tokenized rows -> units of about one shard each. Pure and streaming: it holds one unit, and the ids of all samples."""
+"""Tokenized rows -> units of about one shard each. Pure; holds one unit, and the ids of all samples."""
 
 import hashlib
 from collections.abc import Iterable, Iterator
@@ -20,7 +20,7 @@ class RowOutcome:
 
 @dataclass(frozen=True, slots=True)
 class PlannedSample:
-    """A sample of a unit. `ids` int32 `[T]`, `mask` uint8 `[T]`; all T tokens are prompt when it is planned."""
+    """A sample of a unit. `ids` int32 `[T]`, `mask` uint8 `[T]`; all T tokens are prompt."""
 
     position: int
     sample_id: str
@@ -36,7 +36,10 @@ class PlannedSample:
 
 @dataclass(frozen=True, slots=True)
 class UnitDraft:
-    """A unit's samples in source order, and the rejects seen since the last one. Only the very last may lack samples."""
+    """A unit's samples in source order, and the rejects seen since the unit before.
+
+    Only the very last draft may be without samples.
+    """
 
     samples: tuple[PlannedSample, ...]
     rejects: tuple[RejectView, ...]
@@ -51,7 +54,8 @@ class UnitDraft:
 class UnitBounds:
     """When a unit is full. A sample that alone passes `unit_bytes` has a unit to itself.
 
-    `bytes_per_token` is what the states of one token take; `answer_tokens` is the most that each sample may grow by.
+    `bytes_per_token` is what the states of one token take; `answer_tokens` is the most that each sample may
+    grow by.
     """
 
     bytes_per_token: int
@@ -94,7 +98,7 @@ def plan_units(outcomes: Iterable[RowOutcome], bounds: UnitBounds) -> Iterator[U
 
 
 def sample_digest(source_id: str, tokenized: Tokenized) -> bytes:
-    """Return the 16 bytes of a sample's id: blake2b over its source id, int32 little-endian ids and uint8 mask."""
+    """Return a sample's id, 16 bytes: blake2b over its source id, int32 little-endian ids and uint8 mask."""
     digest = hashlib.blake2b(digest_size=16)
     parts = (
         source_id.encode(),

@@ -1,4 +1,4 @@
-"""The planning loop's body: one job from its lease to a finished plan. Units may be captured while it goes on."""
+"""The planning loop's body: one job from its lease to a finished plan; units run while it goes on."""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -18,32 +18,47 @@ from service.target import Target, inspect_target
 from service.tokenizing import outcomes
 from service.tokens import SampleTokenizer
 
+SILENT_LEASES = 20
+"""Planners that may vanish over one job, killed or crashed, before it waits for a person."""
+
 
 def run_planning(store: Store, settings: Settings, owner: str, stop: Callable[[], bool]) -> bool:
     """Plan the oldest job that waits for it; return whether there was one.
 
-    An error that is the request's or the model's fails the job, one that waits for a person blocks it. A passing one is
-    left for the next lease; after `settings.unit_attempts` leases it blocks the job, so that nobody waits in silence.
-    Raises StoreUnavailable where no job could even be leased.
+    An error that is the request's or the model's fails the job, one that waits for a person blocks it. A
+    passing one is left for the next lease; after `settings.unit_attempts` leases it blocks the job, and so
+    does planning that ends again and again without a word. `resume` gives as many tries again. Raises
+    StoreUnavailable where no job could even be leased.
     """
     lease = store.lease_plan(owner, settings.lease_s)
     if lease is None:
         return False
     try:
-        plan_job(lease, store, settings, stop=stop)
+        if lease.epoch % SILENT_LEASES == 0:
+            _stop_killing_planners(lease, store)
+        else:
+            plan_job(lease, store, settings, stop=stop)
     except (LeaseLost, StoreUnavailable):
-        # Another planner has the job, or nothing can be recorded now: the lease runs out and the job is leased again.
+        # Another planner has the job, or nothing can be recorded now: the lease runs out and is taken again.
         return True
     except QuarryError as error:
         _end(store, settings, lease, error)
     return True
 
 
+def _stop_killing_planners(lease: PlanLease, store: Store) -> None:
+    problem = QuarryError(
+        f"planning ended {SILENT_LEASES - 1} times without a result",
+        cure="look for the reason in the planner's log and the kernel's (memory), then resume",
+    ).problem()
+    store.block_job(lease.job_id, problem, lease=lease)
+
+
 def _end(store: Store, settings: Settings, lease: PlanLease, error: QuarryError) -> None:
     try:
         if error.outcome is Outcome.FAIL:
             store.fail_job(lease.job_id, error.problem(), lease=lease)
-        elif error.outcome is Outcome.BLOCK or lease.epoch >= settings.unit_attempts:
+        elif error.outcome is Outcome.BLOCK or lease.epoch % settings.unit_attempts == 0:
             store.block_job(lease.job_id, error.problem(), lease=lease)
     except (LeaseLost, IllegalMove, StoreUnavailable):
         # The job was cancelled or taken over meanwhile, or the next lease will meet the same error.
@@ -53,7 +68,8 @@ def _end(store: Store, settings: Settings, lease: PlanLease, error: QuarryError)
 def plan_job(lease: PlanLease, store: Store, settings: Settings, *, stop: Callable[[], bool]) -> bool:
     """Plan a job to its end and return true; false where `stop` said so before, and the next lease goes on.
 
-    A plan made again writes the same bytes, so units that exist already stay as they are. Raises any QuarryError.
+    A plan made again writes the same bytes, so units that exist already stay as they are. Raises any
+    QuarryError.
     """
     request = lease.request
     with _kept(lease, store, settings.lease_s) as check_lease:
@@ -81,7 +97,7 @@ def plan_job(lease: PlanLease, store: Store, settings: Settings, *, stop: Callab
 def _while_held(
     rows: Iterable[RowOutcome], check_lease: Callable[[], None], stop: Callable[[], bool]
 ) -> Iterator[RowOutcome]:
-    """Pass rows on until `stop`; raises LeaseLost as soon as it is known, and not at the end of a long unit."""
+    """Pass rows on until `stop`; raises LeaseLost when it is known, not at the end of a long unit."""
     for row in rows:
         check_lease()
         if stop():
@@ -92,7 +108,7 @@ def _while_held(
 def identity_of(
     request: ExtractRequest, target: Target, tokenizer: SampleTokenizer, source: RowSource
 ) -> Identity:
-    """Return what the dataset of `request` is. Raises SourceRefused, HubUnavailable from reading the source."""
+    """Return what the dataset of `request` is. Raises what reading the source raises."""
     return Identity(
         model=target.model,
         revision=target.revision,

@@ -15,7 +15,7 @@ from service.request_body import invalid
 
 PROBLEM_MEDIA_TYPE = "application/problem+json"
 
-LOG = logging.getLogger("quarry.http")
+LOG = logging.getLogger(__name__)
 
 _TITLES = {
     400: "Bad request",

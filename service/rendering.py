@@ -1,4 +1,4 @@
-"""Messages -> the text that a chat template makes of them, bounded in size and time, the same on every day."""
+"""Messages -> what a chat template makes of them, bounded in size and time, the same on every day."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -11,14 +11,19 @@ from service.errors import TemplateRefused
 MAX_RENDER_CHARS = 2**24
 """Longest rendering of one sample."""
 RENDER_TIMEOUT_S = 60.0
-"""A template that writes on and on is stopped; a rendering takes milliseconds."""
+"""A template that goes on and on is stopped; a rendering takes milliseconds."""
 
 PLAN_DATE = datetime(2024, 7, 26)
-"""What `strftime_now` says in a template: a plan made again on another day must have the same bytes. It is the day
-that Llama's own templates fall back to."""
+"""What `strftime_now` says in a template: a plan made again on another day must have the same bytes.
+
+It is the day that Llama's own templates fall back to.
+"""
 
 FIELD = "chat_template"
 CURE = "pass a 'chat_template' that marks the assistant's text with {% generation %} ... {% endgeneration %}"
+
+TICK = "quarry_tick"
+"""Name of the call that every turn of a template's loops makes."""
 
 Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]] | None
@@ -34,7 +39,7 @@ class RenderTooLong(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """A rendered conversation. `generated` are the character spans `[start, end)` inside `{% generation %}`."""
+    """A rendered conversation; `generated` are its characters `[start, end)` inside `{% generation %}`."""
 
     text: str
     generated: tuple[tuple[int, int], ...]
@@ -44,13 +49,14 @@ class ChatTemplate:
     """One compiled template with the tokenizer's special tokens as variables. Runs in jinja's sandbox.
 
     `source` is the template's text. `marks_generation` says whether it has `{% generation %}` blocks.
-    Raises TemplateRefused where it is not a template, or marks generation where positions cannot be known.
+    Not thread-safe. Raises TemplateRefused where it is not a template, or marks generation where positions
+    cannot be known.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, Any]) -> None:
         import jinja2
 
-        # Private, and what vLLM's own renderer builds on: a template must mean here what it means when served.
+        # Private, and what vLLM's renderer builds on: a template must mean here what it means when served.
         from transformers.utils.chat_template_utils import _compile_jinja_template
 
         self.source = source
@@ -68,8 +74,11 @@ class ChatTemplate:
         )
         try:
             # Past the cache: an environment tracks one rendering at a time, so two threads may not share it.
-            self._template = _compile_jinja_template.__wrapped__(source)
-            self.marks_generation = _marks_generation(self._template.environment.parse(source))
+            self._environment = _compile_jinja_template.__wrapped__(source).environment
+            tree = self._environment.parse(source)
+            self.marks_generation = _marks_generation(tree)
+            _tick_in_loops(tree)
+            self._template = self._environment.from_string(tree)
         except jinja2.TemplateError as error:
             raise TemplateRefused(
                 f"the chat template does not compile: {error}", field=FIELD, cure="mend the template's syntax"
@@ -81,25 +90,29 @@ class ChatTemplate:
         spans: list[tuple[int, int]] = []
         num_chars = 0
         deadline = time.monotonic() + RENDER_TIMEOUT_S
+
+        def tick() -> None:
+            if time.monotonic() > deadline:
+                raise TemplateRefused(
+                    f"the chat template does not end within {RENDER_TIMEOUT_S:g} s",
+                    field=FIELD,
+                    cure="mend the template's loops",
+                )
+
+        told = {
+            "messages": messages,
+            "tools": tools,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+            TICK: tick,
+        }
         try:
-            with self._template.environment.activate_tracker(pieces, spans):
-                for piece in self._template.generate(
-                    messages=messages,
-                    tools=tools,
-                    documents=None,
-                    add_generation_prompt=add_generation_prompt,
-                    **self._variables,
-                ):
+            with self._environment.activate_tracker(pieces, spans):
+                for piece in self._template.generate(**self._variables, **told):
                     pieces.append(piece)
                     num_chars += len(piece)
                     if num_chars > MAX_RENDER_CHARS:
                         raise RenderTooLong
-                    if time.monotonic() > deadline:
-                        raise TemplateRefused(
-                            f"the chat template does not end within {RENDER_TIMEOUT_S:.0f} s",
-                            field=FIELD,
-                            cure="mend the template's loops",
-                        )
         except self._failures as error:
             raise RenderFailed(f"{type(error).__name__}: {error}") from error
         return Rendering("".join(pieces), tuple(span for span in spans if span[0] < span[1]))
@@ -108,8 +121,8 @@ class ChatTemplate:
 def _marks_generation(tree: Any) -> bool:  # noqa: ANN401 - a jinja2 node; the library is loaded late
     """Say whether the template has `{% generation %}`.
 
-    Raises TemplateRefused where such a block stands inside a macro, a `set`, a `filter` or a `call` block: these
-    write to a buffer of their own, so the spans that transformers reports would be shifted.
+    Raises TemplateRefused where such a block stands inside a macro, a `set`, a `filter` or a `call` block:
+    these write to a buffer of their own, so the spans that transformers reports would be shifted.
     """
     from jinja2 import nodes
 
@@ -117,13 +130,21 @@ def _marks_generation(tree: Any) -> bool:  # noqa: ANN401 - a jinja2 node; the l
         calls = root.find_all(nodes.CallBlock)
         return [call for call in calls if getattr(call.call.node, "name", None) == "_generation_support"]
 
-    marked = blocks(tree)
     for buffered in tree.find_all((nodes.Macro, nodes.AssignBlock, nodes.FilterBlock, nodes.CallBlock)):
         if any(block is not buffered for block in blocks(buffered)):
             raise TemplateRefused(
-                f"the chat template has {{% generation %}} inside a {type(buffered).__name__}, line {buffered.lineno}:"
-                " its position in the text cannot be known",
+                f"the chat template has {{% generation %}} inside a {type(buffered).__name__}, line"
+                f" {buffered.lineno}: its position in the text cannot be known",
                 field=FIELD,
-                cure="move {% generation %} out of macros, 'set', 'filter', 'call' and other generation blocks",
+                cure="move {% generation %} out of macros and of set, filter, call and generation blocks",
             )
-    return bool(marked)
+    return bool(blocks(tree))
+
+
+def _tick_in_loops(tree: Any) -> None:  # noqa: ANN401 - as above
+    """Let every turn of every loop call `TICK`: nothing else can stop a loop that writes nothing."""
+    from jinja2 import nodes
+
+    for loop in tree.find_all(nodes.For):
+        call = nodes.Call(nodes.Name(TICK, "load"), [], [], None, None)
+        loop.body.insert(0, nodes.ExprStmt(call).set_lineno(loop.lineno))

@@ -10,6 +10,7 @@ from schemas.request import ExtractRequest
 from service.errors import RequestError
 
 MAX_ERRORS_TOLD = 20
+MAX_QUOTED_CHARS = 300
 
 Fault = tuple[str | None, ErrorDetails]
 """A dotted path in the document, or None for the whole of it, and what pydantic says of that place."""
@@ -63,16 +64,16 @@ def dotted(fault: ErrorDetails, document: object) -> str | None:
     in `document` is kept, and the name of a field that is missing.
     """
     parts: list[str] = []
-    here: Any = document
+    here: Any = document  # whatever JSON holds
     last = len(fault["loc"]) - 1
     for number, part in enumerate(fault["loc"]):
-        if (isinstance(here, dict) and part in here) or (
-            isinstance(here, list | tuple) and isinstance(part, int) and part < len(here)
-        ):
-            parts.append(str(part))
+        if isinstance(here, dict) and part in here:
             here = here[part]
-        elif fault["type"] == "missing" and number == last:
-            parts.append(str(part))
+        elif isinstance(here, list | tuple) and isinstance(part, int) and part < len(here):
+            here = here[part]
+        elif fault["type"] != "missing" or number != last:
+            continue
+        parts.append(clipped(str(part)))
     return ".".join(parts) or None
 
 
@@ -88,4 +89,9 @@ def _causes(faults: Sequence[Fault]) -> list[Fault]:
 
 
 def _message(fault: ErrorDetails) -> str:
-    return fault["msg"].removeprefix("Value error, ")
+    return clipped(fault["msg"].removeprefix("Value error, "))
+
+
+def clipped(text: str) -> str:
+    """Return `text`, cut where it is long: a message may quote what was sent."""
+    return text if len(text) <= MAX_QUOTED_CHARS else f"{text[:MAX_QUOTED_CHARS]}..."

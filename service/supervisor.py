@@ -8,7 +8,7 @@ from typing import IO
 
 from service.worker_process import Restarts, WorkerProcess
 
-LOG = logging.getLogger("quarry.supervisor")
+LOG = logging.getLogger(__name__)
 
 CHECK_S = 0.2
 

@@ -1,4 +1,4 @@
-"""The target: what a request's model is, where its small files stand, and which of its layers are captured."""
+"""The target: what a request's model is, where its small files stand, which of its layers are captured."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +14,10 @@ from service.settings import Settings
 class Target:
     """A model that exists and whose layers were checked.
 
-    `folder` holds config and tokenizer files: the model's own folder, or a Hub snapshot without weights. `revision` is the
-    commit, or the digest of a local model (`model_folder.local_revision`). `layer_ids` are vLLM's, ascending, unique.
-    `max_model_len` bounds prompt and answer together; a prompt is at most `max_model_len - 1` tokens.
+    `folder` holds config and tokenizer files: the model's own folder, or a Hub snapshot without weights.
+    `revision` is the commit, or the digest of a local model (`model_folder.local_revision`). `layer_ids`
+    are vLLM's, ascending, unique. `max_model_len` bounds prompt and answer together; a prompt is at most
+    `max_model_len - 1` tokens.
     """
 
     model: str
@@ -32,10 +33,10 @@ class Target:
 
 
 def inspect_target(request: ExtractRequest, settings: Settings) -> Target:
-    """Read the model's config (fetched from the Hub if it is not local); never weights, never code from the repository.
+    """Read the model's config, fetched from the Hub if it is not local; never weights, never its code.
 
-    Raises UnknownModel (`model`, `revision`), UnknownLayer (`layers`, `final_layer`), OptionRefused (`dtype`),
-    HubUnavailable.
+    Raises UnknownModel (`model`, `revision`), UnknownLayer (`layers`, `final_layer`), OptionRefused
+    (`dtype`), HubUnavailable.
     """
     found = locate_model(request.model, request.revision, settings)
     config = read_config(found.folder, request.dtype)

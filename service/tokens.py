@@ -43,8 +43,9 @@ class _Chat:
 class SampleTokenizer:
     """Tokenizes the samples of one job. Not thread-safe.
 
-    `limit_tokens` is the longest sample: the request's `max_tokens`, and what the engine takes as a prompt, less the
-    room for an answer in a `generate` job. Raises UnknownModel (no usable tokenizer), TemplateRefused, OptionRefused.
+    `limit_tokens` is the longest sample: the request's `max_tokens`, and what the engine takes as a prompt,
+    less the room for an answer in a `generate` job. Raises UnknownModel (no usable tokenizer),
+    TemplateRefused, OptionRefused.
     """
 
     def __init__(self, target: Target, request: ExtractRequest) -> None:
@@ -60,10 +61,11 @@ class SampleTokenizer:
             self._compiled(request.chat_template)
 
     def encode(self, sample: Sample) -> Tokenized | RowReject:
-        """Return the tokens of a sample; never none, and in a `generate` job the prompt, with nothing supervised.
+        """Return the tokens of a sample, at least one; in a `generate` job the prompt, unsupervised.
 
-        A longer one than `limit_tokens` is cut at the end or rejected as the request says; a prompt is never cut,
-        because it would lose the header of the answer. Raises TemplateRefused where the template itself is at fault.
+        A longer one than `limit_tokens` is cut at the end or rejected as the request says; a prompt is
+        never cut, because it would lose the header of the answer. Raises TemplateRefused where the template
+        itself is at fault.
         """
         try:
             found = self._encode(sample)
@@ -123,7 +125,7 @@ class SampleTokenizer:
         return Tokenized(encoding.ids.astype(np.int32), mask)
 
     def _marked_spans(self, chat: _Chat, last_turn: int) -> Sequence[Span]:
-        """Return the `{% generation %}` spans; for the last turn alone those that the turns before it do not have."""
+        """Return the `{% generation %}` spans; for the last turn those that the turns before do not have."""
         spans = chat.rendering.generated
         before = chat.messages[:last_turn]
         if self._request.loss == "assistant" or not any(message["role"] == "assistant" for message in before):
@@ -193,7 +195,8 @@ class SampleTokenizer:
         except (UnstableBoundaries, RenderFailed, RenderTooLong) as error:
             digest = hashlib.sha256(template.source.encode()).hexdigest()
             raise TemplateRefused(
-                f"the chat template {digest[:12]} of {self._target.model!r} has no stable turn boundaries: {error}",
+                f"the chat template {digest[:12]} of {self._target.model!r} has no stable turn boundaries:"
+                f" {error}",
                 field=FIELD,
                 cure=CURE,
             ) from error
@@ -210,7 +213,7 @@ def _limit(target: Target, request: ExtractRequest) -> int:
         return limit
     if limit <= request.generate.max_tokens:
         raise OptionRefused(
-            f"an answer of {request.generate.max_tokens} tokens leaves no room for a prompt within {limit} tokens",
+            f"an answer of {request.generate.max_tokens} tokens leaves no room for a prompt within {limit}",
             field="generate.max_tokens",
             cure=f"ask for fewer than {limit} tokens, or raise 'max_tokens'",
         )
@@ -226,7 +229,7 @@ def _template_digest(template: str | Mapping[str, str] | None) -> str | None:
 
 
 def _for_template(message: Message) -> dict[str, Any]:
-    """Return what a template sees: as when served, `content` is always there and call arguments are no JSON text."""
+    """Return what a template sees, as when served: always `content`, and call arguments as an object."""
     seen = {"content": "", **message.for_template()}
     for call in seen.get("tool_calls", ()):
         function = call.get("function")

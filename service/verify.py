@@ -7,6 +7,9 @@ import json
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
 from pathlib import Path, PurePosixPath
 
 from pydantic import ValidationError, computed_field
@@ -19,7 +22,7 @@ from service.errors import EngineRefused, NotFound, OptionRefused
 from service.head import Head
 from service.hub_reading import reading_hub
 from service.settings import Settings
-from service.verify_unit import Finding, Proof, verify_unit
+from service.verify_unit import Finding, Proof, UnitOutcome, verify_unit
 
 __all__ = ["Finding", "VerifyReport", "verify_dataset", "verify_remote"]
 
@@ -218,10 +221,13 @@ def _verify_job(
     findings = [
         Finding(path=entry.path, what=what) for entry in _entries(job) for what in _file_faults(folder, entry)
     ]
-    outcomes = []
-    if all(_is_inside(entry.path) for entry in _entries(job)):
-        outcomes = [verify_unit(folder, job, unit, proof) for unit in sorted({e.unit for e in job.shards})]
-    for outcome in outcomes:
+    outcomes: list[UnitOutcome] = []
+    units = {entry.unit for entry in job.shards} if all(_is_inside(e.path) for e in _entries(job)) else set()
+    for unit in sorted(units):
+        files = {index_path(job.provenance.job_id, unit)} | {e.path for e in job.shards if e.unit == unit}
+        damaged = sorted(files & {finding.path for finding in findings})
+        outcome = _verify_damaged(folder, job, unit, damaged) if damaged else verify_unit(folder, job, unit, proof)
+        outcomes.append(outcome)
         findings += outcome.findings
     manifest = manifest_path(job.provenance.job_id)
     written = Counter(sample_id for outcome in outcomes for sample_id in outcome.sample_ids)
@@ -241,6 +247,17 @@ def _verify_job(
         "logit_argmax_agree": sum(outcome.logit_argmax_agree for outcome in outcomes),
     }
     return findings, counts, max((outcome.logit_max_error for outcome in outcomes), default=0.0)
+
+
+def _verify_damaged(folder: Path, job: Manifest, unit: int, damaged: list[str]) -> UnitOutcome:
+    """Verify a unit with wrong bytes in a process of its own, because pyarrow aborts over some of them."""
+    with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
+        try:
+            return pool.submit(verify_unit, folder, job, unit, None).result()
+        except BrokenProcessPool:
+            outcome = UnitOutcome()
+            outcome.fault(", ".join(damaged), "so damaged that the Parquet reader died")
+            return outcome
 
 
 def _is_inside(path: str) -> bool:

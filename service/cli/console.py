@@ -57,6 +57,7 @@ def load_settings(**options: Any) -> Settings:  # noqa: ANN401 - a value of any 
 
 def log_to_stderr(level: int = logging.INFO) -> None:
     """Let this process's loggers write lines to stderr."""
+    logging.getLogger("alembic").setLevel(logging.WARNING)
     logging.basicConfig(
         level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )

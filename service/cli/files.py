@@ -1,5 +1,6 @@
 """`quarry estimate` and `quarry extract`: verbs on a job file."""
 
+import logging
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -41,7 +42,7 @@ def extract(
     from service.foreground import extract_to
     from service.progress_bar import amounts, progress_display
 
-    log_to_stderr()
+    log_to_stderr(logging.WARNING)
     request = read_job_file(file)
     settings = own_roots(load_settings(), request, file)
     ending = extract_to(out, request, settings, progress_display(sys.stderr))

@@ -1,4 +1,4 @@
-"""Sources: inline samples, files under allowed roots, Hub datasets -> numbered rows, each a sample or a named reject."""
+"""Sources: inline samples, allowed files, Hub datasets -> numbered rows, each a sample or a named reject."""
 
 from typing import assert_never
 
@@ -13,7 +13,7 @@ __all__ = ["RejectReason", "RowReject", "RowSource", "SourceRow", "fingerprint",
 
 
 def open_source(source: InlineSource | FileSource | HubSource, settings: Settings) -> RowSource:
-    """Find the source and check that it may be read. Raises SourceRefused naming the field, HubUnavailable."""
+    """Find the source and check that it may be read. Raises SourceRefused, HubUnavailable."""
     match source:
         case InlineSource():
             return InlineRows(source)

@@ -1,7 +1,8 @@
 """A row of somebody's dataset -> one `Sample`, or a named reject. Pure.
 
-Understood, in this order where a row has several: `messages` (OpenAI), `conversations` (ShareGPT), `token_ids` or
-`input_ids` (with `loss_mask`), `text`, `prompt`. Other columns, and keys of a message that mean nothing here, are ignored.
+Understood, in this order where a row has several: `messages` (OpenAI), `conversations` (ShareGPT),
+`token_ids` or `input_ids` (with `loss_mask`), `text`, `prompt`. Other columns, and keys of a message that
+mean nothing here, are ignored.
 """
 
 import json
@@ -176,7 +177,7 @@ def _function_calls(value: object) -> list[dict[str, Any]]:
 
 
 def _tools(value: object) -> object:
-    """Return the tool schemas; datasets often hold them as JSON text, because their shapes differ from row to row."""
+    """Return the tool schemas; datasets often hold them as JSON text, since their shapes differ by row."""
     if not value:
         return None
     if isinstance(value, str):

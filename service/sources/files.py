@@ -41,7 +41,7 @@ class FileRows:
 
     @classmethod
     def find(cls, source: FileSource, roots: tuple[Path, ...]) -> "FileRows":
-        """Resolve the path, following links, and list what it holds. Raises SourceRefused (field `source.path`)."""
+        """Resolve the path, following links, and list what it holds. Raises SourceRefused."""
         path = _allowed(Path(source.path), roots)
         if path.is_file():
             if not path.name.endswith(SUFFIXES):
@@ -107,7 +107,7 @@ def _hidden(path: Path) -> bool:
 
 
 def _allowed(path: Path, roots: tuple[Path, ...]) -> Path:
-    """Return `path` resolved; a relative one is looked for under each root. Says nothing of what lies outside."""
+    """Return `path` resolved, a relative one under the roots. Says nothing of what lies outside them."""
     real_roots = [root.resolve() for root in roots]
     candidates = [path.resolve()] if path.is_absolute() else [(root / path).resolve() for root in real_roots]
     inside = [found for found in candidates if any(found.is_relative_to(root) for root in real_roots)]

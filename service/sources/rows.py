@@ -34,7 +34,7 @@ class RejectReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RowReject:
-    """A row that cannot become a sample. `detail` is for people, valid Unicode, at most `MAX_DETAIL_CHARS` long."""
+    """A row that cannot become a sample; `detail` is for people, at most `MAX_DETAIL_CHARS` long."""
 
     reason: RejectReason
     detail: str

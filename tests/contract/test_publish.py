@@ -29,8 +29,7 @@ REPO = "org/states"
 TOKEN = "hf_may_write"
 READ_TOKEN = "hf_may_read"
 
-READ_ENDPOINTS = ["info", "auth_check", "tree", "paths_info", "resolve"]
-WRITE_ENDPOINTS = ["create", "preupload", "validate", "commit"]
+ENDPOINTS = ["info", "auth_check", "tree", "paths_info", "resolve", "create", "preupload", "validate", "commit"]
 MODE_ENDPOINTS = {"lfs": ["lfs_batch", "lfs_put", "lfs_verify"], "xet": ["xet_write_token"]}
 
 FAULTS = {
@@ -155,35 +154,15 @@ def test_datasets_loads_the_light_index_by_default_and_the_states_by_name(
     assert states[4]["layer_4"] == layer_bytes(1, 1, 4).hex()
 
 
-def endpoint_of_mode(mode: Mode, endpoint: str) -> bool:
-    return endpoint in [*READ_ENDPOINTS, *WRITE_ENDPOINTS, *MODE_ENDPOINTS[mode]]
-
-
-ALL_ENDPOINTS = [*READ_ENDPOINTS, *WRITE_ENDPOINTS, *MODE_ENDPOINTS["lfs"], *MODE_ENDPOINTS["xet"]]
-
-
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("endpoint", READ_ENDPOINTS + WRITE_ENDPOINTS)
-def test_a_fault_at_an_endpoint_of_both_modes_ends_in_the_same_tree_and_one_commit(
-    desk: Desk, endpoint: str, fault: str
-) -> None:
-    desk.hub.fail(endpoint, FAULTS[fault])
-    answer = desk.push()
-    assert answer.get("commit") == desk.repo.head.oid, answer
-    assert desk.titles() == [f"Add {JOB}"]
-    assert desk.pushed() == etags(desk.dataset)
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_at_an_endpoint_of_one_mode_ends_in_the_same_tree_and_one_commit(
-    desk: Desk, fault: str
-) -> None:
-    for number, endpoint in enumerate(MODE_ENDPOINTS[desk.mode]):
+def test_a_fault_at_any_endpoint_ends_in_the_same_tree_and_one_commit(desk: Desk, fault: str) -> None:
+    for endpoint in ENDPOINTS + MODE_ENDPOINTS[desk.mode]:
+        desk.hub.forget()
         desk.hub.fail(endpoint, FAULTS[fault])
-        answer = desk.push(repo_id=f"org/states-{number}")
-        repo = desk.hub.repo(f"org/states-{number}")
-        assert answer.get("commit") == repo.head.oid, answer
-        assert [commit.title for commit in repo.commits[1:]] == [f"Add {JOB}"]
+        answer = desk.push()
+        assert answer.get("commit") == desk.repo.head.oid, (endpoint, answer)
+        assert desk.titles() == [f"Add {JOB}"]
+        assert desk.pushed() == etags(desk.dataset)
 
 
 def test_a_connection_lost_at_any_call_of_any_endpoint_changes_nothing(desk: Desk) -> None:
@@ -192,9 +171,7 @@ def test_a_connection_lost_at_any_call_of_any_endpoint_changes_nothing(desk: Des
     calls = dict(desk.hub.calls)
     for endpoint, count in calls.items():
         for nth in range(2, count + 1):
-            desk.hub.heal()
-            desk.hub.repos.pop(("dataset", REPO), None)
-            desk.hub.objects.clear()
+            desk.hub.forget()
             desk.hub.fail(endpoint, Fault(drop="after", nth=nth))
             answer = desk.push()
             assert answer.get("commit") == desk.repo.head.oid, (endpoint, nth, answer)

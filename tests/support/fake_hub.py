@@ -130,6 +130,12 @@ class FakeHub:
     def heal(self) -> None:
         self._faults.clear()
 
+    def forget(self) -> None:
+        """Lose all repositories, objects and faults."""
+        self.repos.clear()
+        self.objects.clear()
+        self._faults.clear()
+
     def know_xet(self, folder: Path) -> None:
         """Tell the xet hashes of the files below `folder`, by their sha256."""
         files = sorted(str(path) for path in folder.rglob("*") if path.is_file())

@@ -1,6 +1,5 @@
 """A job whose units are done and whose files have landed: shards and indexes of random states, its account."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ from schemas.planes import split_planes
 from schemas.receipts import UnitKey
 from schemas.request import ExtractRequest, HubTarget, InlineSource, Sample, Storage
 from service.assemble import Account, assemble
+from service.canary import CanaryReport, LayerCanary, canary_key
 from service.extras import file_entry
 from service.store import PlannedUnit, Store, UnitCommit
 
@@ -27,6 +27,7 @@ LAYERS = (2, 4)
 HIDDEN = 8
 FINAL_NORM = save({"weight": np.ones(HIDDEN, np.float32)}, metadata={"final_norm": "{}"})
 OTHER_NORM = save({"weight": np.zeros(HIDDEN, np.float32)}, metadata={"final_norm": "{}"})
+ENGINE = EngineInfo(name="vllm", version="0.32.0", device="cpu", options={})
 OWNER = "test"
 TTL_S = 600.0
 
@@ -145,7 +146,7 @@ def a_provenance(job_id: str, about: Identity) -> Provenance:
         identity=about,
         layers=tuple(layer_info(k, about.num_layers) for k in about.layer_ids),
         final_norm=FinalNorm(kind="rmsnorm", eps=1e-6),
-        engine=EngineInfo(name="vllm", version="0.32.0", device="cpu", options={}),
+        engine=ENGINE,
         service_version="0.1.0",
     )
 
@@ -206,6 +207,9 @@ def run_to_publishing(
     store: Store, dataset: Path, job_id: str, request: ExtractRequest, *, units: int = 2, rows: int = 3
 ) -> None:
     """Take a job through the store until only its publishing is left; its last sample is rejected."""
+    layer = LayerCanary(layer_id=LAYERS[0], cosine=0.9999, max_rel_error=0.001, best_match_layer=LAYERS[0])
+    report = CanaryReport(prompts=1, tokens=1, layers=(layer,))
+    store.record_canary(canary_key(an_identity(), ENGINE), report.model_dump_json())
     store.submit(job_id, job_id, request)
     plan = store.lease_plan(OWNER, TTL_S)
     assert plan is not None
@@ -218,8 +222,3 @@ def run_to_publishing(
         lease = store.lease_unit(OWNER, TTL_S)
         assert lease is not None
         store.commit_unit(a_commit(dataset, lease.key, lease.identity, rows), OWNER)
-
-
-def without_last_commit(account: Account) -> Account:
-    """Return the account with its last unit forgotten."""
-    return replace(account, commits=account.commits[:-1])

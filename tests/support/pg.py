@@ -61,7 +61,7 @@ def server_binaries() -> Path:
         found.append(Path(on_path).resolve())
     if not found:
         raise RuntimeError(
-            f"these tests run against a real PostgreSQL, and 'initdb' is neither on PATH nor in {DEBIAN_FOLDERS}: "
+            f"these tests need a real PostgreSQL, and 'initdb' is neither on PATH nor in {DEBIAN_FOLDERS}: "
             "install the server, e.g. Debian's package 'postgresql'"
         )
     return found[-1].parent
@@ -97,7 +97,12 @@ def _run(command: list[str | Path], as_root: bool) -> None:
     with tempfile.TemporaryFile() as output:
         user = {"user": SERVER_USER, "extra_groups": []} if as_root else {}
         done = subprocess.run(  # type: ignore[call-overload]
-            [str(part) for part in command], cwd="/", stdout=output, stderr=subprocess.STDOUT, check=False, **user
+            [str(part) for part in command],
+            cwd="/",
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            check=False,
+            **user,
         )
         output.seek(0)
         if done.returncode:

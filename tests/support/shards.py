@@ -127,7 +127,7 @@ def capture(
     for row, length in enumerate(lengths):
         ids = torch.randint(0, VOCAB_SIZE, (length,), generator=draw).tolist()
         says = model.run(ids)
-        name = xxhash.xxh3_128_hexdigest(f"{unit}/{row}")
+        name = xxhash.xxh3_128_hexdigest(f"{unit}/{row}".encode())
         mask = [int(place >= length // 2) for place in range(length)]
         states = {layer_id: says.layers[layer_id] for layer_id in layer_ids}
         rows.append(ShardRow(name, f"row {row}" if row % 2 else None, length, ids, mask, states))

@@ -11,7 +11,9 @@ from service.store import JobRow, PlanLease, PlannedUnit, PublishLease, Store, U
 
 TTL_S = 60.0
 OWNER = "worker-1"
-PROBLEM = Problem(type="urn:quarry:write-failed", title="A shard could not be written", status=503, detail="why")
+PROBLEM = Problem(
+    type="urn:quarry:write-failed", title="A shard could not be written", status=503, detail="why"
+)
 IDENTITY = Identity(
     model="org/model",
     revision="c0ffee",
@@ -80,7 +82,9 @@ def planned(unit: int, num_samples: int = 2) -> PlannedUnit:
 
 def reject(position: int, reason: str = "empty-mask") -> RejectView:
     """Return a reject of the source's row `position`."""
-    return RejectView(position=position, source_id=None, sample_id=None, reason=reason, detail="no token is supervised")
+    return RejectView(
+        position=position, source_id=None, sample_id=None, reason=reason, detail="no token is supervised"
+    )
 
 
 def shard(lease: UnitLease, rows: int) -> ShardEntry:
@@ -89,7 +93,14 @@ def shard(lease: UnitLease, rows: int) -> ShardEntry:
     layers = (LayerStats(layer_id=4, mean_rms=1.0, max_abs=3.0),)
     path = shard_path(job, unit)
     return ShardEntry(
-        path=path, sha256=f"{epoch:064x}", bytes=1000 * rows, rows=rows, tokens=5 * rows, unit=unit, epoch=epoch, layers=layers
+        path=path,
+        sha256=f"{epoch:064x}",
+        bytes=1000 * rows,
+        rows=rows,
+        tokens=5 * rows,
+        unit=unit,
+        epoch=epoch,
+        layers=layers,
     )
 
 
@@ -100,7 +111,9 @@ def made(lease: UnitLease, rejects: Sequence[RejectView] = (), number: int = 1) 
         key=lease.key,
         provenance=provenance(number),
         shards=(shard(lease, rows),) if rows else (),
-        index=FileEntry(path=index_path(lease.key.job_id, lease.key.unit), sha256="3" * 64, bytes=100) if rows else None,
+        index=FileEntry(path=index_path(lease.key.job_id, lease.key.unit), sha256="3" * 64, bytes=100)
+        if rows
+        else None,
         rejects=tuple(rejects),
         num_tokens=5 * rows,
         supervised_tokens=3 * rows,

@@ -38,7 +38,8 @@ CHATML = """\
 LLAMA3 = """\
 {{- bos_token }}
 {%- for message in messages %}
-    {{- '<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n' + message.content | trim + '<|eot_id|>' }}
+    {{- '<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n' }}
+    {{- message.content | trim + '<|eot_id|>' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"""
 """Nothing follows the end mark; content is trimmed."""
@@ -67,7 +68,8 @@ QWEN3 = """\
         {%- endif %}
         {{- message.content }}
         {%- for call in message.tool_calls or [] %}
-            {{- '<tool_call>\\n' + call.function.name + ' ' + call.function.arguments | tojson + '\\n</tool_call>' }}
+            {{- '<tool_call>\\n' + call.function.name + ' ' }}
+            {{- call.function.arguments | tojson + '\\n</tool_call>' }}
         {%- endfor %}
         {{- '<|im_end|>\\n' }}
     {%- else %}

@@ -1,4 +1,4 @@
-"""Planning a job against the real store: what stands afterwards, and what a crash or another planner leaves."""
+"""Planning a job against the real store: what stands afterwards, and what another planner finds."""
 
 import json
 import threading
@@ -14,7 +14,7 @@ from schemas.arrow import PLAN_SCHEMA
 from schemas.job import JobState
 from schemas.names import plan_path
 from schemas.request import ExtractRequest, Generate
-from service.planning import resolve_capture, run_planning
+from service.planning import SILENT_LEASES, resolve_capture, run_planning
 from service.settings import Settings
 from service.store import PlanLease, Store
 from tests.support import templates
@@ -252,7 +252,7 @@ def test_an_empty_source_fails_the_job(house: House) -> None:
 
 
 def test_a_passing_error_is_tried_again_and_then_waits_for_a_person(house: House) -> None:
-    """1. the plans' folder is a file, so none can be written  2. three leases try  3. the job is blocked  4. resumed, it ends."""
+    """1. a file stands where plans go  2. three leases try  3. the job is blocked  4. resumed, it ends."""
     house.submit()
     house.settings.work_root.write_text("in the way")
     for attempt in range(house.settings.unit_attempts):
@@ -265,6 +265,20 @@ def test_a_passing_error_is_tried_again_and_then_waits_for_a_person(house: House
     house.settings.work_root.unlink()
     house.store.resume(JOB)
     assert house.plan() is True
+    assert house.store.job(JOB).progress.plan_done
+
+
+def test_a_job_that_kills_its_planners_waits_for_a_person(house: House) -> None:
+    """1. nineteen planners vanish with the job  2. the next one blocks it  3. resumed, it is planned."""
+    house.submit()
+    for _ in range(SILENT_LEASES - 1):
+        assert house.store.lease_plan("vanishes", 60) is not None
+        house.clock.advance(61)
+    assert house.plan() is True
+    job = house.store.job(JOB)
+    assert job.state is JobState.BLOCKED and job.problem is not None and "19 times" in job.problem.detail
+    house.store.resume(JOB)
+    house.plan()
     assert house.store.job(JOB).progress.plan_done
 
 

@@ -124,6 +124,12 @@ def test_more_errors_than_are_told_are_counted():
     assert error.detail.endswith("and 7 more")
 
 
+def test_a_long_name_or_value_is_quoted_in_part():
+    for error in (refusal(**{"x" * 1_000_000: 1}), refusal(source={"kind": "y" * 1_000_000})):
+        assert len(error.detail) < 2000
+        assert len(error.field or "") < 2000
+
+
 def test_a_nul_in_a_text_is_kept():
     request = parse_request(
         parse_json(json.dumps(GOOD | {"source": with_samples({"text": "a\0b"})}).encode())

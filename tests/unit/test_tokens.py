@@ -182,7 +182,7 @@ def test_a_template_from_the_request_replaces_the_models(tmp_path: Path) -> None
     "template",
     [
         "{% for %}",
-        "{% macro say(m) %}{% generation %}{{ m.content }}{% endgeneration %}{% endmacro %}{{ say(messages[0]) }}",
+        "{% macro f(m) %}{% generation %}{{ m }}{% endgeneration %}{% endmacro %}{{ f(messages) }}",
     ],
 )
 def test_a_template_that_cannot_be_used_is_refused_before_any_sample(tmp_path: Path, template: str) -> None:
@@ -205,7 +205,7 @@ def test_a_sample_that_the_template_refuses_is_a_reject(tmp_path: Path) -> None:
 
 
 def test_a_template_that_writes_without_end_rejects_the_sample(tmp_path: Path) -> None:
-    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{{ messages[0].content }}{% endfor %}{% endfor %}"
+    endless = "{% for a in range(9999) %}" * 2 + "{{ messages[0].content }}" + "{% endfor %}" * 2
     found = rejected(a_tokenizer(tmp_path, endless, loss="all"), chat("user: " + "x" * 100_000))
     assert found.reason is RejectReason.RENDER_TOO_LONG
 

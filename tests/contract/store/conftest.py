@@ -1,4 +1,4 @@
-"""Every test of this folder runs on SQLite and on a real PostgreSQL, with a clock that only the test moves."""
+"""The tests of this folder run on SQLite and on a real PostgreSQL, with a clock that only a test moves."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -104,7 +104,7 @@ def test_a_second_commit_of_the_same_attempt_is_refused(store: Store) -> None:
 
 
 def test_nothing_of_a_zombie_is_visible(store: Store, clock: Clock) -> None:
-    """1. A worker stops beating. 2. Its unit is leased anew. 3. It wakes and commits before, and 4. after the new owner."""
+    """1. A worker stops beating. 2. Its unit is leased anew. 3. It commits before, and 4. after its heir."""
     start_units(store, units=1)
     zombie = made(lease_unit(store), rejects=(reject(0),))
     clock.advance(TTL_S)
@@ -201,7 +201,7 @@ def test_an_error_that_is_not_a_number_is_kept(store: Store) -> None:
 
 
 def test_a_commit_that_breaks_in_the_database_leaves_nothing(store: Store) -> None:
-    """The unit's row, its shard and its first reject are written before the second reject is found to be there already."""
+    """The shard and the first reject are written before the second is found to be there already."""
     lease = start_plan(store)
     store.add_unit(lease, planned(0), (reject(9),))
     store.finish_plan(lease, ())

@@ -1,10 +1,10 @@
-"""Many at once: threads and processes on one database never get the same thing twice, and counters stay exact."""
+"""Many at once: threads and processes never get the same thing twice, and counters stay exact."""
 
 import multiprocessing
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from itertools import repeat
+from itertools import chain, repeat
 from multiprocessing.synchronize import Barrier as ProcessBarrier
 from typing import TypeVar
 
@@ -60,7 +60,7 @@ def test_threads_that_lease_five_hundred_units_get_each_once(store: Store) -> No
     start_units(store, units=200, number=2)
     leases = together(lambda number: lease_all(store, f"thread-{number}"))
     expected = [(job_id(1), unit, 1) for unit in range(300)] + [(job_id(2), unit, 1) for unit in range(200)]
-    assert sorted(sum(leases, [])) == expected
+    assert sorted(chain.from_iterable(leases)) == expected
     events = store.events(job_id(1), limit=10_000)
     assert [event.id for event in events] == list(range(1, len(events) + 1))
 
@@ -70,10 +70,12 @@ def test_threads_take_over_expired_leases_once_each(store: Store, clock: Clock) 
     lease_all(store, "zombie")
     clock.advance(TTL_S)
     leases = together(lambda number: lease_all(store, f"thread-{number}"))
-    assert sorted(sum(leases, [])) == [(job_id(1), unit, 2) for unit in range(60)]
+    assert sorted(chain.from_iterable(leases)) == [(job_id(1), unit, 2) for unit in range(60)]
 
 
-def lease_in_process(url: str, name: str, gate: ProcessBarrier, found: "multiprocessing.Queue[object]") -> None:
+def lease_in_process(
+    url: str, name: str, gate: ProcessBarrier, found: "multiprocessing.Queue[object]"
+) -> None:
     store = Store(url, Clock())
     gate.wait()
     found.put(lease_all(store, name))
@@ -85,7 +87,8 @@ def test_processes_that_lease_the_same_units_get_each_once(store: Store, url: st
     spawning = multiprocessing.get_context("spawn")
     gate, found = spawning.Barrier(3), spawning.Queue()
     processes = [
-        spawning.Process(target=lease_in_process, args=(url, f"process-{number}", gate, found)) for number in range(3)
+        spawning.Process(target=lease_in_process, args=(url, f"process-{number}", gate, found))
+        for number in range(3)
     ]
     for process in processes:
         process.start()
@@ -94,11 +97,11 @@ def test_processes_that_lease_the_same_units_get_each_once(store: Store, url: st
         process.join()
     found.close()
     found.join_thread()
-    assert sorted(sum(leases, [])) == [(job_id(1), unit, 1) for unit in range(60)]
+    assert sorted(chain.from_iterable(leases)) == [(job_id(1), unit, 1) for unit in range(60)]
 
 
 def test_counters_are_exact_when_threads_plan_capture_and_give_back_at_once(store: Store) -> None:
-    """One thread plans while seven capture what there is; each gives back its first lease, so that units change hands."""
+    """One thread plans while seven capture; each gives back its first lease, so that units change hands."""
     plan = start_plan(store)
     units = 40
     planning = threading.Event()
@@ -126,12 +129,18 @@ def test_counters_are_exact_when_threads_plan_capture_and_give_back_at_once(stor
 
     assert sum(together(act)) == units
     progress = store.job(job_id(1)).progress
-    assert (progress.units_planned, progress.units_done, progress.samples_planned) == (units, units, 4 * units)
+    assert (progress.units_planned, progress.units_done, progress.samples_planned) == (
+        units,
+        units,
+        4 * units,
+    )
     assert (progress.samples_written, progress.samples_rejected) == (2 * units, 2 * units)
     assert (progress.tokens_written, progress.bytes_written) == (10 * units, 2000 * units)
     events = store.events(job_id(1), limit=10_000)
     assert [event.id for event in events] == list(range(1, len(events) + 1))
-    assert [event.progress.units_done for event in events] == sorted(event.progress.units_done for event in events)
+    assert [event.progress.units_done for event in events] == sorted(
+        event.progress.units_done for event in events
+    )
 
 
 def test_of_two_planners_one_gets_the_job(store: Store) -> None:
@@ -179,8 +188,10 @@ def test_of_many_commits_of_one_attempt_one_is_taken(store: Store) -> None:
     assert store.job(job_id(1)).progress.units_done == 1
 
 
-@pytest.mark.parametrize("turn", range(5))
-def test_a_cancel_among_commits_leaves_a_job_that_can_be_resumed_and_completed(store: Store, turn: int) -> None:
+@pytest.mark.parametrize("turn", range(2))
+def test_a_cancel_among_commits_leaves_a_job_that_can_be_resumed_and_completed(
+    store: Store, turn: int
+) -> None:
     """Threads capture while one cancels: what was committed before stays, what comes after is refused."""
     start_units(store, units=20)
 

@@ -1,4 +1,4 @@
-"""What the databases are told: durability, foreign keys, migrations by many at once, and their errors by our names."""
+"""What the databases are told: durability, foreign keys, migrations at once; and their errors as ours."""
 
 import multiprocessing
 from pathlib import Path
@@ -134,7 +134,8 @@ def test_a_connection_that_dies_is_unavailable_once_and_then_replaced(
 
 
 @pytest.mark.parametrize(
-    "given", ["nonsense", "mysql://host/name", "sqlite://", "sqlite:///:memory:", "postgresql+asyncpg://host/name"]
+    "given",
+    ["nonsense", "mysql://host/name", "sqlite://", "sqlite:///:memory:", "postgresql+asyncpg://host/name"],
 )
 def test_a_database_that_could_lose_a_job_is_refused_by_name(given: str) -> None:
     with pytest.raises(OptionRefused) as refused:

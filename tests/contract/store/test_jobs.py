@@ -138,7 +138,12 @@ def test_a_view_names_the_identity_once_it_is_known(store: Store) -> None:
 @pytest.mark.parametrize("state", JobState)
 @pytest.mark.parametrize(
     ("verb", "target"),
-    [("cancel", JobState.CANCELLED), ("resume", JobState.QUEUED), ("fail", JobState.FAILED), ("block", JobState.BLOCKED)],
+    [
+        ("cancel", JobState.CANCELLED),
+        ("resume", JobState.QUEUED),
+        ("fail", JobState.FAILED),
+        ("block", JobState.BLOCKED),
+    ],
 )
 def test_a_verb_moves_a_job_exactly_where_the_table_allows_it(
     store: Store, state: JobState, verb: str, target: JobState
@@ -199,7 +204,7 @@ def test_cancel_voids_the_lease_on_the_repository(store: Store) -> None:
 
 
 def test_a_resumed_job_goes_on_with_what_it_has(store: Store) -> None:
-    """1. One of two units is done. 2. The other fails for good. 3. After resume only the other is left, tried afresh."""
+    """1. One of two units is done. 2. The other fails for good. 3. After resume only that one is left."""
     start_units(store)
     store.commit_unit(made(lease_unit(store)), OWNER)
     store.fail_unit(lease_unit(store).key, OWNER, PROBLEM, Outcome.FAIL, 3)

@@ -109,7 +109,7 @@ def test_one_repository_has_one_committer_at_a_time(store: Store) -> None:
 
 
 def test_a_stale_publisher_is_fenced_by_another_job_of_its_repository(store: Store, clock: Clock) -> None:
-    """1. Job 1's publisher stops beating; job 1 is blocked and 2. job 2 gets the repository. 3. The first one wakes."""
+    """1. Job 1's publisher stops beating. 2. Job 2 gets the repository. 3. The first publisher wakes."""
     capture(store, number=1, repo_id=REPO)
     capture(store, number=2, repo_id=REPO)
     stale = lease_publish(store)

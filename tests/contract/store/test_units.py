@@ -80,7 +80,7 @@ def test_extended_leases_do_not_run_out(store: Store, clock: Clock) -> None:
 
 
 def test_extending_returns_the_leases_that_are_lost(store: Store, clock: Clock) -> None:
-    """Lost are: one taken over, one of a cancelled job, one of another owner; kept is the one that is still ours."""
+    """Lost are one taken over, one of a cancelled job and one of another owner; the fourth is still ours."""
     start_units(store, units=1, number=1)
     start_units(store, units=1, number=2)
     start_units(store, units=2, number=3)
@@ -109,7 +109,9 @@ def test_a_released_unit_waits_as_if_the_attempt_had_not_been(store: Store) -> N
     assert lease_unit(store, "another").key.epoch == 2
 
 
-@pytest.mark.parametrize("change", ["epoch", "owner", "unit", "released", "done", "cancelled", "resumed", "taken"])
+@pytest.mark.parametrize(
+    "change", ["epoch", "owner", "unit", "released", "done", "cancelled", "resumed", "taken"]
+)
 def test_no_write_of_an_attempt_that_lost_its_unit_is_kept(store: Store, clock: Clock, change: str) -> None:
     start_units(store, units=1)
     lease = lease_unit(store)

@@ -1,0 +1,146 @@
+"""Verbs in any order, right and wrong: counters are always the sums of the rows, and every move is legal."""
+
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from schemas.job import JOB_MOVES, JobState, UnitState
+from service.errors import Conflict, LeaseLost, Outcome
+from service.store import PlanLease, PublishLease, Store, UnitLease
+from tests.support.pg import Postgres
+from tests.support.store_cases import (
+    IDENTITY,
+    OWNER,
+    PROBLEM,
+    TTL_S,
+    Clock,
+    job_id,
+    made,
+    planned,
+    reject,
+    submit,
+)
+
+JOB = job_id(1)
+
+
+class Walk:
+    """One job and everybody who ever worked on it: old leases are kept and used again, as zombies would."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self.store, self.clock = store, clock
+        self.plans: list[PlanLease] = []
+        self.units: list[UnitLease] = []
+        self.publishers: list[PublishLease] = []
+        submit(store)
+
+    def lease_plan(self, pick: int) -> None:
+        if lease := self.store.lease_plan(OWNER, TTL_S):
+            self.plans.append(lease)
+            self.store.set_identity(lease, IDENTITY)
+
+    def add_unit(self, pick: int) -> None:
+        if self.plans:
+            self.store.add_unit(self.plans[-1 - pick % len(self.plans)], planned(pick), (reject(100 + pick),))
+
+    def finish_plan(self, pick: int) -> None:
+        if self.plans and self.store.units(JOB):
+            self.store.finish_plan(self.plans[-1 - pick % len(self.plans)], (reject(200),))
+
+    def lease_unit(self, pick: int) -> None:
+        if lease := self.store.lease_unit(OWNER, TTL_S):
+            assert lease.key not in [other.key for other in self.units]
+            self.units.append(lease)
+
+    def commit_unit(self, pick: int) -> None:
+        if self.units:
+            lease = self.units[-1 - pick % len(self.units)]
+            self.store.commit_unit(made(lease, (reject(lease.key.unit),)), OWNER)
+
+    def release_unit(self, pick: int) -> None:
+        if self.units:
+            self.store.release_unit(self.units[-1 - pick % len(self.units)].key, OWNER)
+
+    def fail_unit(self, pick: int) -> None:
+        if self.units:
+            key = self.units[-1 - pick % len(self.units)].key
+            self.store.fail_unit(key, OWNER, PROBLEM, list(Outcome)[pick % 3], 2)
+
+    def publish(self, pick: int) -> None:
+        if lease := self.store.lease_publish(OWNER, TTL_S):
+            self.publishers.append(lease)
+
+    def complete(self, pick: int) -> None:
+        if self.publishers:
+            self.store.complete_job(self.publishers[-1 - pick % len(self.publishers)], None)
+
+    def cancel(self, pick: int) -> None:
+        self.store.cancel(JOB)
+
+    def resume(self, pick: int) -> None:
+        self.store.resume(JOB)
+
+    def wait(self, pick: int) -> None:
+        self.clock.advance(TTL_S * pick / 2)
+
+    def check(self) -> None:
+        """Compare every counter with the rows it counts."""
+        row, units, commits = self.store.job(JOB), self.store.units(JOB), self.store.unit_commits(JOB)
+        states = [unit.state for unit in units]
+        progress = row.progress
+        rejects = self.store.rejects(JOB)
+        assert progress.units_planned == len(units)
+        assert progress.units_done == states.count(UnitState.DONE) == len(commits)
+        assert progress.units_failed == states.count(UnitState.FAILED)
+        assert progress.tokens_planned == sum(unit.num_tokens for unit in units)
+        assert progress.samples_rejected == len(rejects)
+        of_plan = len(rejects) - sum(len(commit.rejects) for commit in commits)
+        assert progress.samples_planned == sum(unit.num_samples for unit in units) + of_plan
+        assert progress.samples_written == sum(shard.rows for shard in self.store.shards(JOB))
+        assert progress.tokens_written == sum(commit.num_tokens for commit in commits)
+        if row.state is not JobState.RUNNING:
+            assert UnitState.LEASED not in states
+        if row.state is JobState.COMPLETED:
+            assert progress.samples_written + progress.samples_rejected == progress.samples_planned
+        events = self.store.events(JOB, limit=10_000)
+        assert [event.id for event in events] == list(range(1, len(events) + 1))
+        assert events[-1].progress == progress
+        for before, after in pairwise(events):
+            assert after.state is before.state or after.state in JOB_MOVES[before.state]
+
+
+AHEAD = [
+    Walk.lease_plan, Walk.add_unit, Walk.lease_unit, Walk.commit_unit,
+    Walk.finish_plan, Walk.publish, Walk.complete,
+]  # fmt: skip
+ASIDE = [Walk.release_unit, Walk.fail_unit, Walk.cancel, Walk.resume, Walk.wait]
+VERBS: list[Callable[[Walk, int], None]] = [*AHEAD, *AHEAD, *AHEAD, *ASIDE]
+"""Mostly what brings a job on, so that many walks come far."""
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+@given(steps=st.lists(st.tuples(st.sampled_from(VERBS), st.integers(0, 3)), min_size=30, max_size=60))
+@settings(max_examples=20, deadline=None)
+def test_counters_rows_and_events_agree_after_any_verbs(
+    steps, kind: str, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> None:
+    with ExitStack() as ends:
+        if kind == "sqlite":
+            folder: Path = tmp_path_factory.mktemp("walk")
+            url = f"sqlite:///{folder / 'quarry.db'}"
+        else:
+            server: Postgres = request.getfixturevalue("postgres")
+            url = ends.enter_context(server.database())
+        clock = Clock()
+        store = Store(url, clock)
+        ends.callback(store.close)
+        store.migrate()
+        walk = Walk(store, clock)
+        for verb, pick in steps:
+            with suppress(Conflict, LeaseLost):
+                verb(walk, pick)
+            walk.check()

@@ -1,0 +1,284 @@
+"""Whole jobs on the fake engine: every sample ends in a shard or among the rejects, whatever goes wrong."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from schemas.job import JobState, UnitState
+from schemas.manifest import Manifest
+from connector.seal import temporary
+from schemas.names import attempt_dir, manifest_path, shard_file
+from schemas.request import Generate
+from service.capture import Capture
+from service.landing import land
+from service.sweeper import sweep
+from service.verify import verify_dataset
+from tests.support.fake_engine import FakeEngine, states_TH
+from tests.support.jobs import Shop, conversations, request
+from tests.support.tiny_model import random_target
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    return random_target(
+        tmp_path_factory.mktemp("models") / "target", arch="qwen3", layers=8, hidden=64, dtype="bfloat16", max_position=512
+    )
+
+
+@pytest.fixture
+def shop(tmp_path, target):
+    with_shop = Shop.open(tmp_path, target)
+    yield with_shop
+    with_shop.store.close()
+
+
+def assert_whole(shop, job_id, *, written, rejected):
+    """Every planned sample once, every state the fake's, and the dataset passes its own verification."""
+    rows = shop.rows(job_id)
+    assert len({row["sample_id"] for row in rows}) == len(rows) == written
+    for row in rows:
+        for k in (2, 4, 5, 8):
+            truth = states_TH(row["input_ids"], k, 64, "bfloat16").view(torch.uint8).numpy().tobytes()
+            assert row[f"layer_{k}"] == truth
+    folder = shop.settings.dataset_dir(job_id)
+    manifest = Manifest.model_validate_json((folder / manifest_path(job_id)).read_text())
+    assert len(manifest.rejects) == rejected
+    assert manifest.totals.samples_planned == written + rejected
+    report = verify_dataset(folder)
+    assert report.ok, report.findings
+
+
+def test_a_job_ends_with_every_sample_written_or_rejected_by_reason(shop, target):
+    samples = [
+        *conversations(60),
+        {"id": "empty", "text": ""},
+        {"id": "silent", "messages": [{"role": "user", "content": "no answer follows"}]},
+        {"id": "foreign", "token_ids": [1, 2, 999_999]},
+        {"id": "ids", "token_ids": [5, 6, 7], "loss_mask": [0, 1, 1]},
+        {"id": "unsupervised", "token_ids": [5, 6, 8], "loss_mask": [0, 0, 0]},
+        {"id": "refused by the engine", "token_ids": [13, 13, 8]},
+    ]
+    job = shop.run(request(target, samples))
+    assert job.state is JobState.COMPLETED, job.problem
+    assert_whole(shop, job.id, written=61, rejected=5)
+    by_id = {reject.source_id: reject.reason for reject in shop.store.rejects(job.id)}
+    assert by_id.keys() == {"empty", "silent", "foreign", "unsupervised", "refused by the engine"}
+    assert by_id["refused by the engine"] == "engine-refused"
+    assert len(shop.store.shards(job.id)) > 3
+
+
+@pytest.mark.parametrize("capture", ["one_pass", "second_prefill"])
+def test_a_generate_job_holds_prompt_and_answer(shop, target, capture):
+    samples = [{"id": f"q{n}", "messages": [{"role": "user", "content": f"Question {n}"}]} for n in range(12)]
+    body = request(target, samples, generate=Generate(max_tokens=7, capture=capture).model_dump())
+    job = shop.run(body)
+    assert job.state is JobState.COMPLETED, job.problem
+    assert_whole(shop, job.id, written=12, rejected=0)
+    for row in shop.rows(job.id):
+        answer = row["num_tokens"] - row["prompt_tokens"]
+        assert answer == (6 if capture == "one_pass" else 7)
+        assert row["loss_mask"] == [0] * row["prompt_tokens"] + [1] * answer
+
+
+def test_planes_hold_the_same_states_in_less_space(shop, target):
+    body = request(target, conversations(20), storage={"shard_bytes": 262_144, "compression": "planes"})
+    job = shop.run(body)
+    assert job.state is JobState.COMPLETED, job.problem
+    report = verify_dataset(shop.settings.dataset_dir(job.id))
+    assert report.ok, report.findings
+
+
+def test_a_unit_whose_lease_was_lost_is_void_and_its_successor_commits(shop, target):
+    job_id = shop.submit(request(target, conversations(40)))
+    shop.plan()
+    stalled = shop.store.lease_unit("a stalled worker", 0.0)
+    assert stalled is not None
+    shop.capture(job_id)
+    shop.publish()
+    assert shop.store.job(job_id).state is JobState.COMPLETED
+    assert_whole(shop, job_id, written=40, rejected=0)
+    (taken,) = [row for row in shop.store.units(job_id) if row.unit == stalled.key.unit]
+    assert taken.epoch == stalled.key.epoch + 1
+
+
+def test_a_dead_engine_costs_an_attempt_and_no_sample(shop, target, monkeypatch):
+    deaths = iter([True, False])
+    healthy = FakeEngine.run
+
+    async def run(self, prompt):
+        if self.requests == 5 and next(deaths, False):
+            self.die()
+        return await healthy(self, prompt)
+
+    monkeypatch.setattr(FakeEngine, "run", run)
+    job = shop.run(request(target, conversations(40)))
+    assert job.state is JobState.COMPLETED, job.problem
+    assert_whole(shop, job.id, written=40, rejected=0)
+    assert max(row.attempts for row in shop.store.units(job.id)) == 2
+
+
+def test_states_that_are_not_the_models_fail_the_job_by_name(shop, target, monkeypatch):
+    healthy, plant = FakeEngine._compute, iter([False, False, True])
+
+    def compute(self, token_ids, blocks):
+        healthy(self, token_ids, blocks)
+        if next(plant, False):
+            self._cache[blocks[-1], -1] *= -1
+
+    monkeypatch.setattr(FakeEngine, "_compute", compute)
+    shop.settings = shop.settings.model_copy(update={"logit_share": 1.0})
+    job = shop.run(request(target, conversations(20)))
+    assert job.state is JobState.FAILED
+    assert job.problem is not None and job.problem.type == "urn:quarry:states-wrong"
+    assert "row" in job.problem.detail
+    assert not list(shop.settings.dataset_dir(job.id).glob("manifests/*"))
+
+
+def test_a_row_that_is_not_finite_is_rejected_and_the_rest_is_whole(shop, target, monkeypatch):
+    healthy, plant = FakeEngine._compute, iter([False, False, True])
+
+    def compute(self, token_ids, blocks):
+        healthy(self, token_ids, blocks)
+        if next(plant, False):
+            self._cache[blocks[0], 1, 0, 3] = float("nan")
+
+    monkeypatch.setattr(FakeEngine, "_compute", compute)
+    job = shop.run(request(target, conversations(20)))
+    assert job.state is JobState.COMPLETED, job.problem
+    assert_whole(shop, job.id, written=19, rejected=1)
+    assert [reject.reason for reject in shop.store.rejects(job.id)] == ["not-finite"]
+
+
+def test_a_full_disk_blocks_the_job_and_it_resumes_whole(shop, target):
+    """1. The first shard's file is a device that is always full. 2. The job is blocked. 3. It resumes and completes."""
+    job_id = shop.submit(request(target, conversations(20)))
+    shop.plan()
+    folder = shop.settings.work_root / attempt_dir(job_id, 0, 1)
+    folder.mkdir(parents=True)
+    temporary(folder / shard_file(0)).symlink_to("/dev/full")
+    shop.capture(job_id)
+    blocked = shop.store.job(job_id)
+    assert blocked.state is JobState.BLOCKED
+    assert blocked.problem is not None and blocked.problem.type == "urn:quarry:disk-full"
+    shop.store.resume(job_id)
+    shop.plan()
+    shop.capture(job_id)
+    shop.publish()
+    assert_whole(shop, job_id, written=20, rejected=0)
+
+
+def test_a_folder_that_cannot_be_written_costs_attempts_and_then_fails_the_job_by_name(shop, target):
+    job_id = shop.submit(request(target, conversations(20)))
+    shop.plan()
+    attempts = shop.settings.work_root / job_id / "attempts"
+    attempts.write_bytes(b"not a folder")
+    shop.capture(job_id)
+    failed = shop.store.job(job_id)
+    assert failed.state is JobState.FAILED
+    assert failed.problem is not None and failed.problem.type == "urn:quarry:write-failed"
+    attempts.unlink()
+    shop.store.resume(job_id)
+    shop.plan()
+    shop.capture(job_id)
+    shop.publish()
+    assert_whole(shop, job_id, written=20, rejected=0)
+
+
+def test_a_cancelled_job_stops_and_resumes_from_what_was_committed(shop, target):
+    job_id = shop.submit(request(target, conversations(60)))
+    shop.plan()
+
+    async def some() -> None:
+        loop = Capture(shop.store, shop.settings, "worker")
+        task = asyncio.create_task(loop.run())
+        while shop.store.job(job_id).progress.units_done < 2:
+            await asyncio.sleep(0.01)
+        shop.store.cancel(job_id)
+        loop.stop.set()
+        await task
+
+    asyncio.run(asyncio.wait_for(some(), 60))
+    done = [row.unit for row in shop.store.units(job_id) if row.state is UnitState.DONE]
+    assert len(done) >= 2
+    assert shop.store.job(job_id).state is JobState.CANCELLED
+    epochs = {row.unit: row.epoch for row in shop.store.units(job_id)}
+    shop.store.resume(job_id)
+    shop.plan()
+    shop.capture(job_id)
+    shop.publish()
+    assert_whole(shop, job_id, written=60, rejected=0)
+    assert all(row.epoch == epochs[row.unit] for row in shop.store.units(job_id) if row.unit in done)
+
+
+def test_a_worker_that_is_told_to_stop_gives_its_units_back_at_once(shop, target):
+    shop.settings = shop.settings.model_copy(update={"drain_s": 0.0})
+    job_id = shop.submit(request(target, conversations(60)))
+    shop.plan()
+
+    async def stopped() -> None:
+        loop = Capture(shop.store, shop.settings, "worker")
+        task = asyncio.create_task(loop.run())
+        while not any(row.state is UnitState.LEASED for row in shop.store.units(job_id)):
+            await asyncio.sleep(0)
+        loop.stop.set()
+        await task
+
+    asyncio.run(asyncio.wait_for(stopped(), 60))
+    assert not any(row.state is UnitState.LEASED for row in shop.store.units(job_id))
+    shop.capture(job_id)
+    shop.publish()
+    assert_whole(shop, job_id, written=60, rejected=0)
+
+
+def test_files_of_a_commit_that_was_not_landed_are_landed_later(shop, target):
+    job_id = shop.submit(request(target, conversations(20)))
+    shop.plan()
+    shop.capture(job_id)
+    dataset = shop.settings.dataset_dir(job_id)
+    # Undo the landing, as a crash between commit and move would have left it.
+    for commit in shop.store.unit_commits(job_id):
+        folder = shop.settings.work_root / attempt_dir(job_id, commit.key.unit, commit.key.epoch)
+        folder.mkdir(parents=True)
+        (dataset / commit.shards[0].path).rename(folder / Path(commit.shards[0].path).name)
+    assert sweep(shop.store, shop.settings) == []
+    land(shop.store, shop.settings, job_id)
+    shop.publish()
+    assert_whole(shop, job_id, written=20, rejected=0)
+
+
+def test_the_sweeper_takes_lost_attempts_and_leaves_live_ones(shop, target):
+    job_id = shop.submit(request(target, conversations(20)))
+    shop.plan()
+    lease = shop.store.lease_unit("a living worker", 600.0)
+    live = shop.settings.work_root / attempt_dir(job_id, lease.key.unit, lease.key.epoch)
+    lost = shop.settings.work_root / attempt_dir(job_id, lease.key.unit, lease.key.epoch + 7)
+    for folder in (live, lost):
+        folder.mkdir(parents=True)
+        (folder / ".train-00000.parquet.tmp").write_bytes(b"half")
+    assert sweep(shop.store, shop.settings) == [lost]
+    assert live.exists()
+
+
+def test_a_completed_jobs_plans_are_swept(shop, target):
+    job = shop.run(request(target, conversations(5)))
+    assert sweep(shop.store, shop.settings) == [shop.settings.work_root / job.id]
+
+
+def test_the_same_job_planned_twice_has_the_same_samples(shop, target, tmp_path):
+    other = Shop.open(tmp_path / "other", target)
+    first = shop.run(request(target, conversations(30)))
+    second = other.run(request(target, conversations(30)))
+    ids = [sorted(row["sample_id"] for row in one.rows(job.id)) for one, job in ((shop, first), (other, second))]
+    assert ids[0] == ids[1]
+    assert first.identity == second.identity
+    other.store.close()
+
+
+def test_the_manifest_says_what_was_skipped(shop, target):
+    job = shop.run(request(target, conversations(3)))
+    manifest = json.loads((shop.settings.dataset_dir(job.id) / manifest_path(job.id)).read_text())
+    assert manifest["checks"]["canary"] == "skipped by request"
+    assert manifest["provenance"]["engine"]["name"] == "fake"

@@ -1,0 +1,252 @@
+"""The publisher on a real store and a loopback Hub: what becomes of a job whose units are all done."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from schemas.identity import Identity
+from schemas.job import JobState
+from schemas.names import FINAL_NORM_PATH, manifest_path
+from schemas.request import ExtractRequest, HubTarget
+from service.assemble import read_manifest
+from service.hub import Patience
+from service.publisher import run_publishing
+from service.settings import Settings
+from service.store import Store
+from tests.support.fake_hub import FakeHub
+from tests.support.finished_job import (
+    FINAL_NORM,
+    JOB,
+    OTHER_JOB,
+    OWNER,
+    TTL_S,
+    a_reject,
+    a_request,
+    an_identity,
+    run_to_publishing,
+)
+from tests.support.hub_state import Fault, Token
+
+REPO = "org/states"
+TOKEN = "hf_may_write"
+
+
+class Clock:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now_s = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[FakeHub]:
+    with FakeHub(cas=tmp_path / "cas") as hub:
+        hub.add_token(TOKEN, Token("me", orgs={"org": "write"}))
+        yield hub
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def settings(tmp_path: Path, hub: FakeHub) -> Settings:
+    return Settings(data_dir=tmp_path / "data", hub_endpoint=hub.url, hub_token=TOKEN)
+
+
+@pytest.fixture
+def store(settings: Settings, clock: Clock) -> Iterator[Store]:
+    settings.data_dir.mkdir()
+    store = Store(settings.database(), clock)
+    store.migrate()
+    yield store
+    store.close()
+
+
+def norm_of(request: ExtractRequest, identity: Identity, settings: Settings) -> bytes:
+    return FINAL_NORM
+
+
+def publish(store: Store, settings: Settings, *, stopped: bool = False) -> bool:
+    patience = Patience(attempts=3, sleep=lambda _: None)
+    return run_publishing(store, settings, OWNER, lambda: stopped, final_norm=norm_of, patience=patience)
+
+
+def prepare(
+    store: Store, settings: Settings, job_id: str = JOB, repo_id: str | None = REPO, **changes: str
+) -> None:
+    request = a_request(HubTarget(repo_id=repo_id) if repo_id else None).model_copy(update=changes)
+    run_to_publishing(store, settings.dataset_dir(job_id), job_id, request)
+
+
+def test_there_is_nothing_to_do_before_all_units_are_done(store: Store, settings: Settings) -> None:
+    store.submit(JOB, JOB, a_request())
+    assert not publish(store, settings)
+    assert store.state(JOB) is JobState.QUEUED
+
+
+def test_a_finished_job_is_completed_with_the_commit_that_holds_it(
+    store: Store, settings: Settings, hub: FakeHub
+) -> None:
+    prepare(store, settings)
+    assert publish(store, settings)
+    job = store.job(JOB)
+    assert job.state is JobState.COMPLETED
+    assert job.hub_commit == hub.repo(REPO).head.oid
+    manifest = read_manifest(settings.dataset_dir(JOB) / manifest_path(JOB))
+    assert manifest.totals.samples_planned == job.progress.samples_planned == 7
+    assert manifest.totals.samples_rejected == 1
+    assert (manifest.checks.canary, manifest.checks.canary_min_cosine) == ("passed", 0.9999)
+    assert not publish(store, settings)
+
+
+def test_a_job_without_a_repository_is_completed_with_its_folder_alone(
+    store: Store, settings: Settings, hub: FakeHub
+) -> None:
+    prepare(store, settings, repo_id=None)
+    assert publish(store, settings)
+    assert store.state(JOB) is JobState.COMPLETED
+    assert store.job(JOB).hub_commit is None
+    folder = settings.dataset_dir(JOB)
+    assert (folder / FINAL_NORM_PATH).read_bytes() == FINAL_NORM
+    assert (folder / "README.md").is_file()
+    assert not hub.calls
+
+
+def test_a_canary_that_was_skipped_is_told_in_the_manifest(store: Store, settings: Settings) -> None:
+    prepare(store, settings, repo_id=None, canary="skip")
+    publish(store, settings)
+    checks = read_manifest(settings.dataset_dir(JOB) / manifest_path(JOB)).checks
+    assert (checks.canary, checks.canary_min_cosine) == ("skipped by request", None)
+
+
+def test_a_denied_job_is_blocked_and_continues_when_the_right_is_given(
+    store: Store, settings: Settings, hub: FakeHub
+) -> None:
+    hub.add_token(TOKEN, Token("me", role="read", orgs={"org": "write"}))
+    prepare(store, settings)
+    assert publish(store, settings)
+    job = store.job(JOB)
+    assert job.state is JobState.BLOCKED
+    assert job.problem is not None
+    assert (job.problem.type, job.problem.field) == ("urn:quarry:hub-denied", "hub.repo_id")
+    hub.add_token(TOKEN, Token("me", orgs={"org": "write"}))
+    store.resume(JOB)
+    assert store.lease_plan(OWNER, TTL_S) is None
+    assert publish(store, settings)
+    assert store.state(JOB) is JobState.COMPLETED
+
+
+def test_a_silent_hub_leaves_the_job_to_the_next_lease(
+    store: Store, settings: Settings, hub: FakeHub, clock: Clock
+) -> None:
+    prepare(store, settings)
+    hub.fail("commit", Fault(status=503, times=10_000))
+    later = settings.model_copy(update={"publish_deadline_s": 1e9})
+    assert publish(store, later)
+    assert store.state(JOB) is JobState.PUBLISHING
+    assert not publish(store, later)
+    hub.heal()
+    clock.now_s += later.lease_s + 1
+    assert publish(store, later)
+    assert store.state(JOB) is JobState.COMPLETED
+    assert len(hub.repo(REPO).commits) == 2
+
+
+def test_a_hub_that_is_silent_for_too_long_blocks_the_job(
+    store: Store, settings: Settings, hub: FakeHub, clock: Clock
+) -> None:
+    clock.now_s = 1_000_000_000.0  # the job begins to be published long before now
+    prepare(store, settings)
+    hub.fail("commit", Fault(status=503, times=10_000))
+    assert publish(store, settings)
+    job = store.job(JOB)
+    assert job.state is JobState.BLOCKED
+    assert job.problem is not None
+    assert job.problem.type == "urn:quarry:hub-unavailable"
+
+
+def test_a_job_whose_every_sample_was_rejected_fails_naming_the_source(
+    store: Store, settings: Settings
+) -> None:
+    store.submit(JOB, JOB, a_request())
+    plan = store.lease_plan(OWNER, TTL_S)
+    assert plan is not None
+    store.set_identity(plan, an_identity())
+    store.finish_plan(plan, [a_reject(0)])
+    assert publish(store, settings)
+    job = store.job(JOB)
+    assert job.state is JobState.FAILED
+    assert job.problem is not None
+    assert (job.problem.type, job.problem.field) == ("urn:quarry:source-refused", "source")
+    assert not (settings.dataset_dir(JOB) / manifest_path(JOB)).exists()
+
+
+def test_a_shard_of_other_length_than_was_committed_fails_the_job(store: Store, settings: Settings) -> None:
+    prepare(store, settings)
+    shard = next((settings.dataset_dir(JOB) / "data").rglob("*.parquet"))
+    with shard.open("ab") as file:
+        file.write(b"x")
+    assert publish(store, settings)
+    job = store.job(JOB)
+    assert job.state is JobState.FAILED
+    assert job.problem is not None
+    assert job.problem.type == "urn:quarry:dataset-broken"
+    assert shard.name in job.problem.detail
+
+
+def test_two_jobs_of_one_repository_both_land(store: Store, settings: Settings, hub: FakeHub) -> None:
+    prepare(store, settings)
+    assert publish(store, settings)
+    prepare(store, settings, OTHER_JOB)
+    assert publish(store, settings)
+    assert store.job(OTHER_JOB).hub_commit == hub.repo(REPO).head.oid
+    assert {manifest_path(JOB), manifest_path(OTHER_JOB)} < set(hub.repo(REPO).head.tree)
+
+
+def test_a_job_that_is_cancelled_while_it_is_pushed_stays_cancelled(
+    store: Store, settings: Settings, hub: FakeHub
+) -> None:
+    prepare(store, settings)
+    hub.meanwhile("preupload", lambda: store.cancel(JOB))
+    assert publish(store, settings)
+    assert store.state(JOB) is JobState.CANCELLED
+    assert store.job(JOB).hub_commit is None
+
+
+def test_a_service_that_ends_leaves_the_job_to_the_next(
+    store: Store, settings: Settings, hub: FakeHub, clock: Clock
+) -> None:
+    prepare(store, settings)
+    assert publish(store, settings, stopped=True)
+    assert store.state(JOB) is JobState.PUBLISHING
+    clock.now_s += settings.lease_s + 1
+    assert publish(store, settings)
+    assert store.state(JOB) is JobState.COMPLETED
+
+
+def test_a_bug_fails_its_job_and_not_the_publisher(store: Store, settings: Settings) -> None:
+    prepare(store, settings)
+
+    def broken(request: ExtractRequest, identity: Identity, settings: Settings) -> bytes:
+        raise KeyError("a bug")
+
+    assert run_publishing(store, settings, OWNER, lambda: False, final_norm=broken)
+    job = store.job(JOB)
+    assert job.state is JobState.FAILED
+    assert job.problem is not None
+    assert "KeyError" in job.problem.detail
+
+
+def test_without_a_token_the_job_waits_for_one(store: Store, settings: Settings) -> None:
+    prepare(store, settings)
+    assert publish(store, settings.model_copy(update={"hub_token": None}))
+    job = store.job(JOB)
+    assert job.state is JobState.BLOCKED
+    assert job.problem is not None
+    assert "QUARRY_HUB_TOKEN_FILE" in (job.problem.cure or "")

@@ -1,0 +1,131 @@
+"""The README says what is so: its code runs, and its tables name what there is."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+import torch
+import yaml
+
+from schemas.arrow import shard_schema
+from schemas.identity import layer_info
+from schemas.request import ExtractRequest, FileSource
+from service.app import create_app
+from service.layers import resolve_layers
+from service.settings import Settings
+from tests.support.plans import identity, provenance
+from tests.support.shards import ShardRow, write_shard
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+EXAMPLES = re.findall(r"^```python\n(.*?)^```", README, flags=re.DOTALL | re.MULTILINE)
+HIDDEN_SIZE = 16
+
+
+def section(title: str) -> str:
+    found = re.search(rf"^##+ {re.escape(title)}\n(.*?)(?=^##+ )", README, flags=re.DOTALL | re.MULTILINE)
+    assert found is not None, title
+    return found[1]
+
+
+def first_cells(text: str) -> str:
+    return "\n".join(line.split("|")[1] for line in text.splitlines() if line.startswith("|"))
+
+
+@pytest.fixture
+def states() -> torch.Tensor:
+    """Five tokens; the last one's state ends in zeros, which is what the trap eats."""
+    hidden_TH = torch.randn(5, HIDDEN_SIZE, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+    hidden_TH[-1, -3:] = 0
+    return hidden_TH
+
+
+@pytest.fixture
+def shard(states: torch.Tensor, tmp_path: Path) -> Path:
+    path = tmp_path / "train-00000.parquet"
+    row = ShardRow("s-1", "a", 5, [1, 2, 3, 4, 5], [0, 0, 1, 1, 1], {2: states + 1, 4: states + 2, 8: states})
+    write_shard(path, [row], provenance(identity(hidden_size=HIDDEN_SIZE)))
+    return path
+
+
+@pytest.mark.parametrize("code", EXAMPLES)
+def test_the_reading_code_gives_the_states_back(code: str, shard: Path, states: torch.Tensor) -> None:
+    names: dict[str, Any] = {"shard": shard}
+    exec(compile(code, "README.md", "exec"), names)
+    assert torch.equal(names["hidden"], states)
+
+
+@pytest.mark.parametrize("form", ["torch", "numpy"])
+def test_the_trap_is_there(form: str, shard: Path, states: torch.Tensor, tmp_path: Path) -> None:
+    rows = datasets.Dataset.from_parquet(str(shard), cache_dir=str(tmp_path / "cache"))
+    value = rows.with_format(form)[0]["layer_8"]
+    assert len(bytes(value)) == states.numel() * 2 - 6
+    assert len(rows[0]["layer_8"]) == states.numel() * 2
+
+
+def test_the_reading_code_takes_five_lines() -> None:
+    assert [len(code.splitlines()) for code in EXAMPLES] == [5, 4]
+
+
+def test_the_table_of_columns_is_the_schema() -> None:
+    told = re.findall(r"`(\S+)`", first_cells(section("The dataset")))
+    names = shard_schema((7,), 16, "bfloat16", "none").names
+    assert told == [name.replace("layer_7", "layer_<k>") for name in names]
+
+
+def test_the_table_of_settings_names_every_setting() -> None:
+    told = re.findall(r"`(QUARRY_\w+)`", first_cells(section("Settings")))
+    assert sorted(told) == sorted(f"QUARRY_{name.upper()}" for name in Settings.model_fields)
+
+
+def test_the_table_of_routes_names_every_route(tmp_path: Path) -> None:
+    told = first_cells(section("A job over HTTP"))
+    app = create_app(Settings(data_dir=tmp_path))
+    paths = [path.replace("{job_id}", "{id}") for path in app.openapi()["paths"]]
+    assert paths
+    assert [
+        path
+        for path in paths
+        if f"{path}`" not in told and f"`{path.removeprefix('/jobs/{id}')}`" not in told
+    ] == []
+
+
+def test_the_body_that_curl_sends_is_a_request() -> None:
+    body = re.search(r"--json '(.*?)' ", section("A job over HTTP"), flags=re.DOTALL)
+    assert body is not None
+    assert ExtractRequest.model_validate_json(body[1]).model == "Qwen/Qwen3-8B"
+
+
+def test_the_example_job_is_a_request() -> None:
+    job = ExtractRequest.model_validate(yaml.safe_load((ROOT / "examples" / "job.yaml").read_text()))
+    assert isinstance(job.source, FileSource)
+    assert (ROOT / "examples" / job.source.path).is_file()
+
+
+@pytest.mark.parametrize("preset", ["eagle3", "eagle", "mtp", "dflash"])
+def test_the_table_of_presets_gives_their_layers(preset: Any) -> None:
+    row = re.search(rf"^\| .*`{preset}`.* \| (.*) \|$", section("Which layer is it"), flags=re.MULTILINE)
+    assert row is not None
+    told = [int(number) for number in re.findall(r"\d+", row[1])]
+    assert resolve_layers(preset, True, 36) == (*told, 36)
+
+
+def test_the_table_of_layers_says_what_the_metadata_says() -> None:
+    lines = [line for line in section("Which layer is it").splitlines() if line.startswith("| `layer")]
+    told = [[cell.split("(")[0].strip() for cell in line.split("|")[3:6]] for line in lines]
+    assert told == [layer_cells(0, "0"), layer_cells(5, "k"), layer_cells(8, "N")]
+
+
+def layer_cells(layer_id: int, symbol: str) -> list[str]:
+    """Return the three names of a layer of an 8-layer model, in terms of `symbol`."""
+    terms = {None: "-", layer_id: symbol, layer_id - 1: f"{symbol} - 1"}
+    info = layer_info(layer_id, 8)
+    return [terms[info.vllm_id], terms[info.hf_index], terms[info.zero_based]]
+
+
+def test_every_file_that_the_readme_points_to_exists() -> None:
+    links = re.findall(r"\]\(([^)#]+)\)", README)
+    assert links
+    assert [link for link in links if not (ROOT / link).exists()] == []
