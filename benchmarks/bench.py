@@ -36,6 +36,8 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
+    # vLLM ends its workers by signal; what they leave is cleaned up, and need not be announced.
+    "PYTHONWARNINGS": "ignore:resource_tracker",
 }
 """The same for every row; what the caller has set already stays."""
 

@@ -1,8 +1,8 @@
 """vLLM's ExampleHiddenStatesConnector without CUDA: its own code, torch.cuda answered by the CPU.
 
 Streams and events have nothing to wait for, since CPU copies are over when they return. The tensor that it
-gathers from the cache lies in host memory already, so it is its own host copy: the example is spared the second
-copy that it makes on a GPU. vLLM loads this through `kv_connector_module_path`, in the benchmark's engines only.
+gathers from the cache lies in host memory already, so it is its own host copy: the example is spared the
+second copy that it makes on a GPU. vLLM loads this through `kv_connector_module_path`.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""The engine rows: what each one runs, and when it counts as done. One a child of `benchmarks.engine_process`.
+"""The engine rows: what each runs, and when it counts as done. Each lives in a `benchmarks.engine_process`.
 
 Every engine is started with Quarry's own arguments, less the capture (plain) or with vLLM's example connector
 in the place of ours (example), and is fed through the service's own bound on what is in flight.

@@ -9,7 +9,9 @@ def write_target(target: Target, folder: Path) -> None:
     """Write config and bfloat16 weights of a Llama of this shape into `folder`; no row needs a tokenizer."""
     import torch
     from transformers import AutoModelForCausalLM, LlamaConfig
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=target.vocab_size,

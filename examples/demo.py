@@ -48,7 +48,7 @@ SETTINGS = {
     "QUARRY_CPU_KV_CACHE_GIB": "1",
 }
 
-CONSOLE = Console()
+CONSOLE = Console(soft_wrap=True)
 
 
 class DemoFailed(Exception):

@@ -34,22 +34,22 @@ row = pq.ParquetFile("{shard}").read_row_group(0).to_pylist()[0]
 {trap}"""
 
 SUMMARY = (
-    "{samples:,} samples, {tokens:,} tokens, for training EAGLE-style drafters. One row a sample, one column a "
-    "layer, un-shifted: row `t` of a column is the state of token `t`."
+    "{samples:,} samples, {tokens:,} tokens, for training EAGLE-style drafters. One row a sample, one column "
+    "a layer, un-shifted: row `t` of a column is the state of token `t`."
 )
 FILES = (
     "`manifests/<job>.json` accounts for every sample and holds the sha256 of each file; "
-    "`token_freq/<job>.parquet` counts the supervised tokens; `final_norm.safetensors` is the target's final norm: "
-    "with it anyone can make the post-norm state from the pre-norm one."
+    "`token_freq/<job>.parquet` counts the supervised tokens; `final_norm.safetensors` is the target's final "
+    "norm: with it anyone can make the post-norm state from the pre-norm one."
 )
 READING_NOTE = (
     "A row group is one row; name the `columns` you need, and only those are read. "
     "`layer_<k>` holds raw little-endian `[num_tokens, hidden_size]` of the dtype below, in C order."
 )
 READING_TRAP = (
-    "**Trap:** with `datasets`, do not read the states through `with_format('torch')` or `with_format('numpy')`: "
-    "both make fixed-width strings of binary values and strip their trailing zero bytes. "
-    "Take the plain Python rows, or `with_format('arrow')`."
+    "**Trap:** with `datasets`, do not read the states through `with_format('torch')` or "
+    "`with_format('numpy')`: both make fixed-width strings of binary values and strip their trailing zero "
+    "bytes. Take the plain Python rows, or `with_format('arrow')`."
 )
 
 

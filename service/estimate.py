@@ -1,5 +1,7 @@
 """What a job would need: its rows go through the same planner, and nothing is written."""
 
+import math
+
 from schemas.job import Estimate
 from schemas.request import ExtractRequest
 from service.planner import plan_units
@@ -33,7 +35,14 @@ def estimate_request(request: ExtractRequest, settings: Settings) -> Estimate:
         tokens=tokens,
         bytes=tokens * bounds.bytes_per_token,
         shards=shards,
-        commits=1 if request.hub is not None else 0,
+        commits=_commits(shards) if request.hub is not None else 0,
         bytes_per_token=bounds.bytes_per_token,
         layer_ids=target.layer_ids,
     )
+
+
+def _commits(shards: int) -> int:
+    """Return a job's commits: a shard has an index, the job a final norm, counts, manifest and card."""
+    from service.push import MAX_COMMIT_FILES
+
+    return math.ceil((2 * shards + 4) / MAX_COMMIT_FILES)

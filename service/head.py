@@ -5,7 +5,6 @@ Imports torch: import it lazily. The model itself is never read.
 Legend: N rows, H hidden size, V vocabulary, C a slice of the vocabulary.
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,43 +18,23 @@ from schemas.request import Dtype
 from service.errors import EngineRefused
 from service.head_weights import HeadWeights, NormWeights, read_head, read_norm, text_config
 
-_SIGMAS = 8.0
 _SLICE_ELEMENTS = 2**24
 _FLOAT32_ROUNDOFF = 2.0**-24
 
 
 @dataclass(frozen=True, slots=True)
-class Logprobs:
-    """Log-probabilities of the next token, and for each logit the error that rounding explains; float32.
+class Opinion:
+    """What N states say of the next token, beside one that somebody else named for each; all [N].
 
-    The bound is derived from the dtype and the weights, not fitted to data. With u the dtype's unit roundoff,
-    z = sum_j w_j y_j a logit of the normed state y, and s_j the share of y_j that comes from the stored state
-    x_j (for an RMSNorm s = y):
-
-    - independent: rounding the stored state, and the normed state thrice (before and after its weight in the
-      engine, once here), each moves element j by a uniform error of at most u. They add up to a Gaussian of
-      variance u^2/3 sum_j w_j^2 (s_j^2 + 3 y_j^2); 8 sigma of it is not met in 1e14 logits.
-    - common: the rounding of a few massive elements of x moves the norm's divisor, hence z, by at most u |z|;
-      z is stored in the dtype, u |z|; a matmul that is split over H may add up its parts in the dtype,
-      u (|z| + S) with S^2 = sum_j (w_j y_j)^2. A soft cap rounds three times more, a scale once.
-    - accumulation: H additions in float32 on either side walk sqrt(2 H) 2^-24 (|z| + S), as one sigma.
+    `logprob` is of the named token and `gap` how far its logit is below that of `own_token`, the argmax. The
+    sigmas are the deviations that rounding alone gives them.
     """
 
-    values_NV: torch.Tensor
-    logit_bounds_NV: torch.Tensor
-
-    def bound(self, row: int, token: int) -> float:
-        """Return how far row `row`'s log-probability of `token` may be from another right computation of it.
-
-        That is the logit's own error, and that of the log of the sum over all: log sum_v p_v exp(bound_v).
-        """
-        bounds_V = self.logit_bounds_NV[row]
-        return float(bounds_V[token] + torch.logsumexp(self.values_NV[row] + bounds_V, dim=0))
-
-    def may_swap(self, row: int, first: int, second: int) -> bool:
-        """Say whether rounding may have swapped the order of two tokens' logits in row `row`."""
-        gap = abs(float(self.values_NV[row, first] - self.values_NV[row, second]))
-        return gap <= float(self.logit_bounds_NV[row, first] + self.logit_bounds_NV[row, second])
+    own_token: torch.Tensor
+    logprob: torch.Tensor
+    sigma: torch.Tensor
+    gap: torch.Tensor
+    gap_sigma: torch.Tensor
 
 
 class Head:
@@ -86,19 +65,70 @@ class Head:
         return len(self._weight_VH)
 
     def logprobs(self, rows_NH: torch.Tensor) -> torch.Tensor:
-        """Return the log-probabilities [N, V] of the next token, float32, from pre-norm states [N, H]."""
-        return self.logprobs_with_bounds(rows_NH).values_NV
-
-    def logprobs_with_bounds(self, rows_NH: torch.Tensor) -> Logprobs:
-        """Return what pre-norm states [N, H] say of the next token, and how surely.
+        """Return the log-probabilities [N, V] of the next token, float32, from pre-norm states [N, H].
 
         The norm runs in float32 and its result is rounded to the dtype; the matmul runs in float32.
         """
+        normed_NH, _ = self._norm(rows_NH)
+        return torch.log_softmax(self._logits(normed_NH), dim=1)
+
+    def opinion(self, rows_NH: torch.Tensor, named_N: torch.Tensor) -> Opinion:
+        """Hold pre-norm states [N, H] against one named token each, `named_N` of 0..V-1.
+
+        The deviations follow from the dtype and the weights; nothing is fitted to data. With u the dtype's
+        unit roundoff, a rounding is a uniform relative error of at most u, of variance u^2/3. Let y be the
+        normed state and s the stored state's share in it (for an RMSNorm s = y), z a logit and c its slope
+        behind soft cap and scale. To first order errors e_j of y_j move the named token's log-probability by
+        sum_j d_j e_j with d = c_t w_t - sum_v p_v c_v w_v, and the gap by the same with d = c_o w_o - c_t w_t.
+        In units of u^2/3 the variances are:
+
+        - sum_j d_j^2 (s_j^2 + 3 y_j^2): the stored state is rounded once, the normed one before and after its
+          weight in the engine and once here;
+        - (d . y)^2: the norm's divisor moves with the rounding of a few massive elements;
+        - k z^2 + sum_j (c w_j y_j)^2 for each logit: it is stored in the dtype (k counts this, a scale, and a
+          soft cap thrice), and a matmul that is split over H may add up its parts in the dtype;
+
+        and beside them 2 H 2^-48 (z^2 + sum_j (c w_j y_j)^2) for H additions in float32 on either side, and
+        V 2^-48 for those of the softmax.
+        """
         normed_NH, share_NH = self._norm(rows_NH)
-        variance_NH = share_NH.square() + 3 * normed_NH.square()
-        logits, bounds = zip(*self._slices(normed_NH, variance_NH), strict=True)
-        logits_NV = torch.cat(logits, dim=1)
-        return Logprobs(torch.log_softmax(logits_NV, dim=1), torch.cat(bounds, dim=1))
+        logits_NV = self._logits(normed_NH)
+        logprobs_NV = torch.log_softmax(logits_NV, dim=1)
+        chance_NV, slope_NV = logprobs_NV.exp(), self._slope(logits_NV)
+        mean_NH = torch.zeros_like(normed_NH)
+        for start, weight_CH in self._slices():
+            part = slice(start, start + len(weight_CH))
+            mean_NH += (chance_NV[:, part] * slope_NV[:, part]) @ weight_CH
+        row_N = torch.arange(len(rows_NH))
+        own_N = logits_NV.argmax(dim=1)
+        own_NH = slope_NV[row_N, own_N, None] * self._weight_VH[own_N].float()
+        named_NH = slope_NV[row_N, named_N, None] * self._weight_VH[named_N].float()
+
+        unit = (torch.finfo(self.dtype).eps / 2) ** 2 / 3
+        roundings = 1 + (3 if self._soft_cap else 0) + (1 if self._scale != 1.0 else 0)
+        walk = 2 * normed_NH.shape[1] * _FLOAT32_ROUNDOFF**2
+
+        def through_norm(direction_NH: torch.Tensor) -> torch.Tensor:
+            each_N = (direction_NH.square() * (share_NH.square() + 3 * normed_NH.square())).sum(dim=1)
+            return unit * (each_N + (direction_NH * normed_NH).sum(dim=1).square())
+
+        def of_logit(token_N: torch.Tensor, direction_NH: torch.Tensor) -> torch.Tensor:
+            stored_N = logits_NV[row_N, token_N].square()
+            spread_N = (direction_NH * normed_NH).square().sum(dim=1)
+            return unit * (roundings * stored_N + spread_N) + walk * (stored_N + spread_N)
+
+        others_N = unit * roundings * (chance_NV * logits_NV).square().sum(dim=1)
+        softmax = self.vocab_size * _FLOAT32_ROUNDOFF**2
+        named_variance_N = of_logit(named_N, named_NH)
+        variance_N = through_norm(named_NH - mean_NH) + named_variance_N + others_N + softmax
+        gap_variance_N = through_norm(own_NH - named_NH) + named_variance_N + of_logit(own_N, own_NH)
+        return Opinion(
+            own_token=own_N,
+            logprob=logprobs_NV[row_N, named_N],
+            sigma=variance_N.sqrt(),
+            gap=logits_NV[row_N, own_N] - logits_NV[row_N, named_N],
+            gap_sigma=gap_variance_N.sqrt(),
+        )
 
     def _norm(self, rows_NH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the normed state, rounded to the dtype, and the state's share in it; both float32."""
@@ -114,29 +144,26 @@ class Head:
             normed_NH = normed_NH + self._norm_bias_H.float()
         return normed_NH.to(self.dtype).float(), x_NH * scale_NH
 
-    def _slices(
-        self, normed_NH: torch.Tensor, variance_NH: torch.Tensor
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield logits and bounds [N, C] by slices of the vocabulary, to keep the float32 copies small."""
-        u = torch.finfo(self.dtype).eps / 2
-        hidden_size = normed_NH.shape[1]
-        walk = math.sqrt(2 * hidden_size) * _FLOAT32_ROUNDOFF
-        after = (3 if self._soft_cap else 0) + (1 if self._scale != 1.0 else 0)
-        step = max(1, _SLICE_ELEMENTS // hidden_size)
+    def _logits(self, normed_NH: torch.Tensor) -> torch.Tensor:
+        """Return the logits [N, V] of normed states."""
+        z_NV = torch.cat([normed_NH @ weight_CH.T for _, weight_CH in self._slices()], dim=1)
+        if self._bias_V is not None:
+            z_NV = z_NV + self._bias_V.float()
+        if self._soft_cap is not None:
+            z_NV = torch.tanh(z_NV / self._soft_cap) * self._soft_cap
+        return z_NV * self._scale
+
+    def _slope(self, logits_NV: torch.Tensor) -> torch.Tensor:
+        """Return by how much each logit moves with its bare product of state and weight."""
+        if self._soft_cap is None:
+            return torch.full_like(logits_NV, self._scale)
+        return self._scale * (1 - (logits_NV / (self._scale * self._soft_cap)).square())
+
+    def _slices(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """Yield the head's weight in float32 by slices [C, H], each with its first token."""
+        step = max(1, _SLICE_ELEMENTS // self._weight_VH.shape[1])
         for start in range(0, self.vocab_size, step):
-            weight_CH = self._weight_VH[start : start + step].to(torch.float32, copy=True)
-            z_NC = normed_NH @ weight_CH.T
-            if self._bias_V is not None:
-                z_NC = z_NC + self._bias_V[start : start + step].float()
-            squared_HC = weight_CH.square_().T
-            spread_NC = (normed_NH.square() @ squared_HC).sqrt()
-            rounding_NC = (u / math.sqrt(3)) * (variance_NH @ squared_HC).sqrt()
-            size_NC = z_NC.abs() + spread_NC
-            bound_NC = _SIGMAS * (rounding_NC + walk * size_NC) + u * (2 * z_NC.abs() + size_NC)
-            if self._soft_cap is not None:
-                z_NC = torch.tanh(z_NC / self._soft_cap) * self._soft_cap
-            logits_NC = z_NC * self._scale
-            yield logits_NC, bound_NC * abs(self._scale) + after * u * logits_NC.abs()
+            yield start, self._weight_VH[start : start + step].float()
 
 
 def final_norm_bytes(folder: Path) -> bytes:

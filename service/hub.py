@@ -229,8 +229,8 @@ class Hub:
 
     @contextmanager
     def _translated(self, doing: str) -> Iterator[None]:
-        # The client raises ValueError or KeyError of an answer it cannot read, RuntimeError around a failed LFS
-        # upload, its xet half bare OSErrors; files are checked before, so none of these speaks of the disk.
+        # The client raises ValueError or KeyError of an answer it cannot read, RuntimeError of a failed LFS
+        # upload, its xet half bare OSErrors; files are checked before, so none of these is about the disk.
         try:
             yield
         except (httpx2.HTTPError, OSError, ValueError, KeyError, RuntimeError) as error:

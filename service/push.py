@@ -31,7 +31,7 @@ ONE_MODEL_CURE = "name another repository: one repository holds the states of on
 
 
 def push_job(hub: Hub, dataset: Path, job_id: str, check: Callable[[], None] = lambda: None) -> str:
-    """Push the job whose manifest stands in `dataset`; return a commit at which the repository holds it whole.
+    """Push the job whose manifest stands in `dataset`; return a commit that holds it whole.
 
     Nothing is deleted, here or there. `check` is called between uploads and before commits; it may raise.
 
@@ -165,7 +165,7 @@ class _Push:
         return path
 
     def _read_back(self, oid: str) -> None:
-        """Compare all files at `oid` with the manifest: small ones are read, of large ones the Hub's sha256."""
+        """Compare all files at `oid` with the manifest: small ones are read, large ones by sha256."""
         entries = [*self._files, self._own]
         remote = self._hub.find([entry.path for entry in entries], oid)
         for entry in entries:

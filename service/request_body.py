@@ -67,9 +67,11 @@ def dotted(fault: ErrorDetails, document: object) -> str | None:
     here: Any = document  # whatever JSON holds
     last = len(fault["loc"]) - 1
     for number, part in enumerate(fault["loc"]):
-        if isinstance(here, dict) and part in here:
-            here = here[part]
-        elif isinstance(here, list | tuple) and isinstance(part, int) and part < len(here):
+        if isinstance(here, dict):
+            inside = part in here
+        else:
+            inside = isinstance(here, list | tuple) and isinstance(part, int) and part < len(here)
+        if inside:
             here = here[part]
         elif fault["type"] != "missing" or number != last:
             continue

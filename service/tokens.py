@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from schemas.request import ExtractRequest, Message, Sample
-from service.boundaries import RenderBudgetSpent, Span, TurnFinder, UnstableBoundaries, probe
+from service.boundaries import PROBE, RenderBudgetSpent, Span, TurnFinder, UnstableBoundaries, probe
 from service.encoding import Encoding, TextTokenizer
 from service.errors import OptionRefused, TemplateRefused
 from service.model_folder import TOKENIZER_FILES, files_digest
@@ -53,7 +53,7 @@ class SampleTokenizer:
         self._request = request
         self._tokenizer = TextTokenizer(target.folder, target.model)
         self._templates: dict[str, ChatTemplate] = {}
-        self._probed: set[str] = set()
+        self._trailers: dict[str, str] = {}
         self.limit_tokens = _limit(target, request)
         self.tokenizer_sha256 = files_digest(target.folder, TOKENIZER_FILES)
         self.template_sha256 = _template_digest(request.chat_template or self._tokenizer.chat_templates)
@@ -135,9 +135,10 @@ class SampleTokenizer:
 
     def _found_spans(self, chat: _Chat, turns: list[int], encoding: Encoding) -> list[Span]:
         """Return the spans of `turns` by render boundaries, as far as the sample is kept."""
-        self._probe(chat.template)
+        trailer = self._trailer(chat.template)
         text = chat.rendering.text
-        finder = TurnFinder(chat.template, chat.messages, chat.tools, text, self._tokenizer.marks)
+        marks = self._tokenizer.marks
+        finder = TurnFinder(chat.template, chat.messages, chat.tools, text, marks, trailer)
         kept_chars = int(encoding.ends[: self.limit_tokens].max(initial=0))
         spans: list[Span] = []
         for turn in turns:
@@ -183,24 +184,29 @@ class SampleTokenizer:
 
     def _compiled(self, source: str) -> ChatTemplate:
         if source not in self._templates:
-            self._templates[source] = ChatTemplate(source, self._tokenizer.special_tokens)
+            template = ChatTemplate(source, self._tokenizer.special_tokens)
+            try:
+                template.render(PROBE, None, add_generation_prompt=False)
+            except (RenderFailed, RenderTooLong) as error:
+                reason = (
+                    f"the chat template {self._name(template)} does not render a plain conversation: {error}"
+                )
+                raise TemplateRefused(reason, field=FIELD, cure="pass a 'chat_template' that does") from error
+            self._templates[source] = template
         return self._templates[source]
 
-    def _probe(self, template: ChatTemplate) -> None:
-        """Refuse by name, at the first conversation, a template whose turns cannot be found."""
-        if template.source in self._probed:
-            return
-        try:
-            probe(template, self._tokenizer.marks)
-        except (UnstableBoundaries, RenderFailed, RenderTooLong) as error:
-            digest = hashlib.sha256(template.source.encode()).hexdigest()
-            raise TemplateRefused(
-                f"the chat template {digest[:12]} of {self._target.model!r} has no stable turn boundaries:"
-                f" {error}",
-                field=FIELD,
-                cure=CURE,
-            ) from error
-        self._probed.add(template.source)
+    def _name(self, template: ChatTemplate) -> str:
+        return f"{hashlib.sha256(template.source.encode()).hexdigest()[:12]} of {self._target.model!r}"
+
+    def _trailer(self, template: ChatTemplate) -> str:
+        """Refuse by name, at the first conversation, a template whose turns cannot be found; see `probe`."""
+        if template.source not in self._trailers:
+            try:
+                self._trailers[template.source] = probe(template, self._tokenizer.marks)
+            except (UnstableBoundaries, RenderFailed) as error:
+                reason = f"the chat template {self._name(template)} has no stable turn boundaries: {error}"
+                raise TemplateRefused(reason, field=FIELD, cure=CURE) from error
+        return self._trailers[template.source]
 
 
 def _all_supervised(ids: npt.NDArray[Any]) -> Tokenized:

@@ -1,4 +1,4 @@
-"""Pushing finished jobs to a Hub, with the real client in LFS and in xet mode, through everything that can go wrong."""
+"""Pushing finished jobs to a Hub, with the real client in LFS and xet mode, whatever goes wrong."""
 
 import hashlib
 import shutil
@@ -29,7 +29,17 @@ REPO = "org/states"
 TOKEN = "hf_may_write"
 READ_TOKEN = "hf_may_read"
 
-ENDPOINTS = ["info", "auth_check", "tree", "paths_info", "resolve", "create", "preupload", "validate", "commit"]
+ENDPOINTS = [
+    "info",
+    "auth_check",
+    "tree",
+    "paths_info",
+    "resolve",
+    "create",
+    "preupload",
+    "validate",
+    "commit",
+]
 MODE_ENDPOINTS = {"lfs": ["lfs_batch", "lfs_put", "lfs_verify"], "xet": ["xet_write_token"]}
 
 FAULTS = {
@@ -90,12 +100,21 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return first, second
 
 
+@pytest.fixture(scope="module")
+def hub(mode: Mode, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeHub]:
+    with FakeHub(cas=tmp_path_factory.mktemp("cas") if mode == "xet" else None) as hub:
+        yield hub
+
+
 @pytest.fixture
-def desk(mode: Mode, client: HubClient, folders: tuple[Path, Path], tmp_path: Path) -> Iterator[Desk]:
-    with FakeHub(cas=tmp_path / "cas" if mode == "xet" else None) as hub:
-        hub.add_token(TOKEN, Token("me", orgs={"org": "write"}))
-        hub.add_token(READ_TOKEN, Token("me", role="read", orgs={"org": "write"}))
-        yield Desk(hub, client, mode, *folders)
+def desk(hub: FakeHub, mode: Mode, client: HubClient, folders: tuple[Path, Path]) -> Desk:
+    hub.forget()
+    hub.tokens.clear()
+    hub.calls.clear()
+    hub.seen_authorizations.clear()
+    hub.add_token(TOKEN, Token("me", orgs={"org": "write"}))
+    hub.add_token(READ_TOKEN, Token("me", role="read", orgs={"org": "write"}))
+    return Desk(hub, client, mode, *folders)
 
 
 def etags(folder: Path) -> dict[str, str]:
@@ -191,7 +210,7 @@ def test_five_faults_in_a_row_are_outlived(desk: Desk, endpoint: str, fault: str
 
 
 def test_a_commit_whose_answer_was_lost_before_a_crash_is_not_made_again(desk: Desk) -> None:
-    """1. The commit stands, but its answer and all later calls are lost. 2. The push ends. 3. It runs again."""
+    """1. The commit stands, but its answer and all later calls are lost. 2. The push ends. 3. It runs."""
     desk.hub.fail("commit", Fault(drop="after"))
     desk.hub.fail("info", Fault(status=503, nth=4, times=1000))
     assert desk.push()["error"] == "HubUnavailable"
@@ -280,7 +299,7 @@ def test_two_jobs_share_a_repository_and_the_card_lists_both(desk: Desk, tmp_pat
 
 
 def test_a_job_pushed_by_another_in_between_is_merged_into_the_card(desk: Desk) -> None:
-    """1. We read the branch. 2. Another job lands. 3. Our commit is refused as stale. 4. We merge and commit."""
+    """1. We read the branch. 2. Another job lands. 3. Our commit is stale. 4. We merge and commit."""
     desk.hub.meanwhile("commit", lambda: desk.repo.add("another's", committed(desk.other)))
     assert desk.push()["commit"] == desk.repo.head.oid
     assert desk.titles() == ["another's", f"Add {JOB}"]

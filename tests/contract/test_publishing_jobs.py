@@ -43,7 +43,8 @@ class Clock:
 
 
 @pytest.fixture
-def hub(tmp_path: Path) -> Iterator[FakeHub]:
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     with FakeHub(cas=tmp_path / "cas") as hub:
         hub.add_token(TOKEN, Token("me", orgs={"org": "write"}))
         yield hub

@@ -10,10 +10,12 @@ from typing import Any
 import httpx2
 import uvicorn
 
-from schemas.job import JobState, RejectView
+from schemas.events import Event
+from schemas.job import JobState, Problem, RejectView
 from schemas.manifest import FileEntry, LayerStats, ShardEntry, UnitChecks
 from schemas.names import index_path, shard_path
 from service.app import create_app
+from service.problems import PROBLEM_MEDIA_TYPE
 from service.serve import ApiServer
 from service.settings import Settings
 from service.store import PlanLease, PlannedUnit, Store, UnitCommit
@@ -22,6 +24,8 @@ from tests.support.plans import identity, provenance
 OWNER = "test"
 TTL_S = 3600.0
 LAYERS = 4
+UNKNOWN = "j-0000000000000000"
+JSON = {"Content-Type": "application/json"}
 
 
 def small_target(folder: Path) -> Path:
@@ -159,3 +163,25 @@ def complete(store: Store, job_id: str, *, units: int = 2, rejects: int = 0) -> 
     assert publish is not None
     store.complete_job(publish, None)
     assert store.state(job_id) is JobState.COMPLETED
+
+
+def problem_of(response: httpx2.Response, status: int) -> Problem:
+    """Check that an answer is a problem document of `status`, and return it."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == PROBLEM_MEDIA_TYPE
+    problem = Problem.model_validate_json(response.content)
+    assert problem.status == status
+    return problem
+
+
+def events_of(response: httpx2.Response) -> list[Event]:
+    """Check the form of an event stream that has ended, and return what it held."""
+    events = []
+    for block in response.text.split("\n\n"):
+        lines = [line for line in block.splitlines() if not line.startswith(":")]
+        if lines:
+            fields = dict(line.split(": ", 1) for line in lines)
+            event = Event.model_validate_json(fields["data"])
+            assert (fields["id"], fields["event"]) == (str(event.id), event.kind)
+            events.append(event)
+    return events

@@ -1,7 +1,7 @@
 """A Hub on loopback: the HTTP API that `huggingface_hub` and `datasets` speak, for models and datasets.
 
 In LFS mode the uploaded bytes land here and their sha256 is checked. In xet mode the real Rust client stores
-its chunks in a local folder (`casUrl: local://...`); the server then only knows a file's sha256 and size, so a
+its chunks in a local folder (`casUrl: local://...`); the server then only knows sha256 and size, so a
 test that downloads says with `know_xet` which xet hashes its files have, as the real storage would.
 
 Every endpoint counts its calls and can be told to fail: `hub.fail("commit", Fault(status=503))`.
@@ -54,7 +54,7 @@ class Refusal(Exception):
 
 
 class Broken(Response):
-    """An answer that ends before its declared length, so that the server closes the connection under the client."""
+    """An answer shorter than it says, so that the server closes the connection under the client."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send(
@@ -135,6 +135,7 @@ class FakeHub:
         self.repos.clear()
         self.objects.clear()
         self._faults.clear()
+        self._meanwhile.clear()
 
     def know_xet(self, folder: Path) -> None:
         """Tell the xet hashes of the files below `folder`, by their sha256."""

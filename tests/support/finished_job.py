@@ -1,4 +1,4 @@
-"""A job whose units are done and whose files have landed: shards and indexes of random states, its account."""
+"""A job whose units are done and whose files have landed: shards of random states, indexes, its account."""
 
 from pathlib import Path
 

@@ -20,7 +20,7 @@ REGULAR_LIMIT_BYTES = 10 * 2**20
 class Fault:
     """What the n-th call of an endpoint (from 1, since the fault was set) meets instead of its answer.
 
-    With `status` it is refused unprocessed; with `drop` the connection breaks, before or after the call took effect.
+    With `status` it is refused unprocessed; with `drop` the connection breaks before or after it took effect.
     """
 
     status: int | None = None

@@ -103,7 +103,10 @@ GENERATION = """\
 """Says itself what the assistant writes."""
 
 TRAILER = CHATML + "{% if not add_generation_prompt %}{{ 'That was all.' }}{% endif %}"
-"""Appends text at the very end, so that a turn's end cannot be told from it."""
+"""Appends text at the very end, behind the last end mark."""
+
+UNMARKED_TRAILER = TRAILER.replace("<|im_end|>", "")
+"""Appends text at the very end, and has no end mark that it could be told from."""
 
 STRIPPED_REASONING = """\
 {%- for message in messages %}
@@ -111,6 +114,18 @@ STRIPPED_REASONING = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n<think>\\n' }}{% endif %}"""
 """Asks for reasoning that it then leaves out of the last turn too: no rendering follows its own prompt."""
+
+NEEDS_REASONING = """\
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' }}
+    {%- if message.role == 'assistant' %}
+        {%- if message.reasoning_content %}{{ '<think>\\n' + message.reasoning_content + '\\n</think>' }}
+        {%- else %}{{ '<think></think>' }}{% endif %}
+    {%- endif %}
+    {{- message.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n<think>\\n' }}{% endif %}"""
+"""Follows its own prompt only where an answer has reasoning."""
 
 STRICT_ROLES = (
     """\

@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 
+from schemas.manifest import FileEntry
 from schemas.request import ExtractRequest
 from service.errors import SourceRefused
 from service.estimate import estimate_request
 from service.planning import run_planning
+from service.push import batches
 from service.settings import Settings
 from service.store import Store
 from tests.support import templates
@@ -59,6 +61,15 @@ def test_answers_are_counted_at_their_longest(tmp_path: Path) -> None:
     settings = Settings(model_roots=(tmp_path,))
     found = estimate_request(a_request(tmp_path, generate={"max_tokens": 10}), settings)
     assert found.tokens == 351 + 4 * 10
+
+
+def test_the_commits_are_those_that_the_publisher_makes(tmp_path: Path) -> None:
+    samples = [{"token_ids": [i]} for i in range(120)]
+    request = a_request(tmp_path, source={"kind": "inline", "samples": samples}, hub={"repo_id": "org/set"})
+    settings = Settings(model_roots=(tmp_path,), unit_max_samples=1)
+    found = estimate_request(request, settings)
+    files = [FileEntry(path=str(i), sha256="0" * 64, bytes=1) for i in range(2 * found.shards + 2)]
+    assert found.shards == 120 and found.commits == len(batches(files)[0]) + 1
 
 
 def test_an_estimate_meets_the_errors_of_the_job(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from schemas.arrow import PLAN_SCHEMA
 from schemas.job import JobState
 from schemas.names import plan_path
 from schemas.request import ExtractRequest, Generate
+from service.errors import LeaseLost
 from service.planning import SILENT_LEASES, resolve_capture, run_planning
 from service.settings import Settings
 from service.store import PlanLease, Store
@@ -26,12 +27,17 @@ BYTES_PER_TOKEN = 2 * 64 * 2
 
 
 class WatchedStore(Store):
-    """A store that says when a plan's lease was extended."""
+    """A store that says when a plan's lease was extended, and when it was found lost."""
 
     extended: threading.Event
+    lost: threading.Event
 
     def extend_plan(self, lease: PlanLease, ttl_s: float) -> None:
-        super().extend_plan(lease, ttl_s)
+        try:
+            super().extend_plan(lease, ttl_s)
+        except LeaseLost:
+            self.lost.set()
+            raise
         self.extended.set()
 
 
@@ -49,7 +55,7 @@ class House:
         )
         self.settings.data_dir.mkdir()
         self.store = WatchedStore(self.settings.database(), clock)
-        self.store.extended = threading.Event()
+        self.store.extended, self.store.lost = threading.Event(), threading.Event()
         self.store.migrate()
 
     def write_rows(self, num: int, word: str = "row") -> None:
@@ -192,6 +198,24 @@ def test_a_planner_that_lost_its_lease_adds_nothing_more(house: House) -> None:
     assert house.store.units(JOB) == [] and house.store.job(JOB).state is JobState.RUNNING
 
 
+def test_a_planner_learns_of_a_lost_lease_before_its_unit_is_full(house: House) -> None:
+    house.submit()
+    house.settings = house.settings.model_copy(update={"lease_s": 0.05})
+    asked = []
+
+    def lose() -> bool:
+        asked.append(None)
+        if len(asked) == 1:
+            house.clock.advance(1)
+            while house.store.lease_plan("thief", 60) is None:
+                house.clock.advance(1)  # the lease was just extended
+            assert house.store.lost.wait(60)
+        return False
+
+    assert house.plan(stop=lose) is True
+    assert len(asked) < 4 and house.store.units(JOB) == []
+
+
 def test_a_job_cancelled_while_it_is_planned_stays_cancelled(house: House) -> None:
     house.submit()
     cancelled = threading.Event()
@@ -229,7 +253,7 @@ def test_a_job_of_rejects_alone_is_planned_without_units(house: House) -> None:
         ({"layers": [99]}, "unknown-layer", "layers"),
         ({"source": {"kind": "file", "path": "missing.jsonl"}}, "source-refused", "source.path"),
         ({"chat_template": "{% for %}"}, "template-refused", "chat_template"),
-        ({"chat_template": templates.TRAILER}, "template-refused", "chat_template"),
+        ({"chat_template": templates.UNMARKED_TRAILER}, "template-refused", "chat_template"),
         ({"generate": {"max_tokens": 100_000}}, "option-refused", "generate.max_tokens"),
     ],
 )

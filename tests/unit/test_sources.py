@@ -9,13 +9,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pydantic import TypeAdapter
+from pydantic import SecretStr, TypeAdapter
 
 from schemas.request import Sample, Source
 from service.errors import HubUnavailable, SourceRefused
 from service.settings import Settings
 from service.sources import RejectReason, RowReject, SourceRow, fingerprint, open_source
-from tests.support.fake_hub import FakeHub, Fault
+from tests.support.fake_hub import FakeHub, Fault, Token
 
 SOURCE: TypeAdapter[Any] = TypeAdapter(Source)
 
@@ -300,6 +300,23 @@ def test_what_a_hub_dataset_does_not_have_is_refused(hub: FakeHub, options: dict
         hub_rows(hub, **options)
     assert caught.value.field == "source.repo_id" and caught.value.cure
     assert options.get("repo_id", "org/set") in caught.value.detail
+
+
+def test_a_private_hub_dataset_needs_a_token_that_may_read_it(hub: FakeHub) -> None:
+    hub.add_repo("org/private", {"train.jsonl": b'{"text": "x"}\n'}, private=True)
+    hub.add_token("hf_reader", Token(user="me", role="read", orgs={"org": "read"}))
+    source = SOURCE.validate_python({"kind": "hub", "repo_id": "org/private"})
+    with pytest.raises(SourceRefused) as caught:
+        open_source(source, Settings(hub_endpoint=hub.url))
+    assert caught.value.field == "source.repo_id"
+    allowed = Settings(hub_endpoint=hub.url, hub_token=SecretStr("hf_reader"))
+    assert [row.content for row in open_source(source, allowed).rows()] == [Sample(text="x")]
+
+
+def test_an_empty_hub_dataset_is_refused(hub: FakeHub) -> None:
+    hub.add_repo("org/empty", {"README.md": b"nothing"})
+    with pytest.raises(SourceRefused):
+        hub_rows(hub, repo_id="org/empty")
 
 
 def test_a_hub_that_fails_is_not_a_refused_source(hub: FakeHub) -> None:

@@ -1,4 +1,4 @@
-"""The small targets of the demo and of the tests: the same recipe is the same target, and its template marks the answers."""
+"""The small targets: the same recipe is the same target, and its template marks the answers."""
 
 import json
 from dataclasses import replace

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from transformers import ByT5Tokenizer
 
 from schemas.request import ExtractRequest, Sample
 from service.errors import OptionRefused, TemplateRefused, UnknownModel
@@ -75,10 +76,21 @@ THOUGHT = (
         (templates.HARMONY, ["<|message|>It is one.<|end|>", "<|message|>Now two.<|return|>"]),
         (templates.GENERATION, ["It is one.<|im_end|>", "Now two.<|im_end|>"]),
         (templates.STRICT_ROLES, ["It is one.<|im_end|>", "Now two.<|im_end|>"]),
+        (templates.TRAILER, ["It is one.<|im_end|>", "Now two.<|im_end|>"]),
         (templates.QWEN3, ["It is one.<|im_end|>", "<think>\n\n</think>\n\nNow two.<|im_end|>"]),
         (templates.QWEN3_THINKING, ["It is one.<|im_end|>", "\n</think>\n\nNow two.<|im_end|>"]),
     ],
-    ids=["chatml", "llama3", "mistral", "harmony", "generation", "strict", "qwen3", "qwen3-thinking"],
+    ids=[
+        "chatml",
+        "llama3",
+        "mistral",
+        "harmony",
+        "generation",
+        "strict",
+        "trailer",
+        "qwen3",
+        "qwen3-thinking",
+    ],
 )
 def test_what_the_model_itself_writes_is_supervised(
     tmp_path: Path, template: str, expected: list[str]
@@ -161,7 +173,7 @@ def test_a_given_loss_mask_is_kept(tmp_path: Path) -> None:
     assert isinstance(found, Tokenized) and found.mask.tolist() == [0, 1, 0]
 
 
-@pytest.mark.parametrize("template", [templates.TRAILER, templates.STRIPPED_REASONING])
+@pytest.mark.parametrize("template", [templates.UNMARKED_TRAILER, templates.STRIPPED_REASONING])
 def test_a_template_without_stable_turns_is_refused_by_name_with_the_cure(
     tmp_path: Path, template: str
 ) -> None:
@@ -172,10 +184,26 @@ def test_a_template_without_stable_turns_is_refused_by_name_with_the_cure(
     assert str(tmp_path / "model") in caught.value.detail
 
 
+def test_a_template_that_does_not_render_a_plain_conversation_is_refused(tmp_path: Path) -> None:
+    only_parts = templates.CHATML.replace("message.content", "message.content[0].text")
+    with pytest.raises(TemplateRefused, match="does not render a plain conversation") as caught:
+        a_tokenizer(tmp_path, only_parts).encode(chat(*TWO))
+    assert caught.value.field == "chat_template" and caught.value.cure
+
+
+def test_a_template_that_is_stable_with_reasoning_alone_rejects_only_the_samples_without(
+    tmp_path: Path,
+) -> None:
+    tokenizer = a_tokenizer(tmp_path, templates.NEEDS_REASONING)
+    runs, _ = pieces(tokenizer, chat(*THOUGHT))
+    assert runs == ["Let me see.\n</think>Since.<|im_end|>", "Again.\n</think>Yes.<|im_end|>"]
+    assert rejected(tokenizer, chat(*TWO)).reason is RejectReason.TURN_BOUNDARIES
+
+
 def test_a_template_from_the_request_replaces_the_models(tmp_path: Path) -> None:
-    tokenizer = a_tokenizer(tmp_path, templates.TRAILER, chat_template=templates.GENERATION)
+    tokenizer = a_tokenizer(tmp_path, templates.STRIPPED_REASONING, chat_template=templates.GENERATION)
     assert pieces(tokenizer, chat(*TWO))[0] == ["It is one.<|im_end|>", "Now two.<|im_end|>"]
-    assert tokenizer.template_sha256 != a_tokenizer(tmp_path, templates.TRAILER).template_sha256
+    assert tokenizer.template_sha256 != a_tokenizer(tmp_path, templates.STRIPPED_REASONING).template_sha256
 
 
 @pytest.mark.parametrize(
@@ -205,7 +233,8 @@ def test_a_sample_that_the_template_refuses_is_a_reject(tmp_path: Path) -> None:
 
 
 def test_a_template_that_writes_without_end_rejects_the_sample(tmp_path: Path) -> None:
-    endless = "{% for a in range(9999) %}" * 2 + "{{ messages[0].content }}" + "{% endfor %}" * 2
+    loops = "{% for a in range(9999) %}" * 2 + "{{ messages[0].content }}" + "{% endfor %}" * 2
+    endless = "{% if messages[0].content | length > 20 %}" + loops + "{% endif %}" + templates.CHATML
     found = rejected(a_tokenizer(tmp_path, endless, loss="all"), chat("user: " + "x" * 100_000))
     assert found.reason is RejectReason.RENDER_TOO_LONG
 
@@ -350,3 +379,21 @@ def test_a_folder_without_a_tokenizer_is_an_unknown_model(tmp_path: Path) -> Non
     with pytest.raises(UnknownModel, match="tokenizer") as caught:
         SampleTokenizer(inspect_target(request, Settings(model_roots=(tmp_path,))), request)
     assert caught.value.field == "model"
+
+
+def test_a_tokenizer_without_offsets_serves_all_but_masks_of_conversations(tmp_path: Path) -> None:
+    folder = templates.write_target(tmp_path / "model", vocab_size=1000)
+    for path in folder.glob("tokenizer*"):
+        path.unlink()
+    ByT5Tokenizer(chat_template=templates.CHATML).save_pretrained(folder)
+
+    def slow(**options: Any) -> SampleTokenizer:
+        source = {"kind": "inline", "samples": [{"text": "x"}]}
+        request = ExtractRequest.model_validate({"model": str(folder), "source": source} | options)
+        return SampleTokenizer(inspect_target(request, Settings(model_roots=(tmp_path,))), request)
+
+    assert isinstance(slow(loss="all").encode(chat(*TWO)), Tokenized)
+    assert isinstance(slow().encode(Sample(text="abc")), Tokenized)
+    with pytest.raises(TemplateRefused, match="which characters") as caught:
+        slow().encode(chat(*TWO))
+    assert caught.value.field == "loss" and caught.value.cure

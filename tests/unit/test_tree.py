@@ -32,8 +32,8 @@ TORCH_FREE = ("connector.seal", "connector.wire")
 HEAVY = ("torch", "vllm", "transformers")
 
 MAY_USE_SQL = ("service/store/", "service/migrations/")
-BROAD_EXCEPTS = {"connector/writers.py": 1, "service/capture.py": 1}
-"""The two supervisors: a writer thread and the capture loop turn anything into the failure of a unit."""
+BROAD_EXCEPTS = {"connector/writers.py": 1, "service/capture.py": 1, "service/publisher.py": 1}
+"""The supervisors: each turns whatever escapes into the named failure of a unit or a job."""
 
 INDEX_HELP = "download.pytorch.org/whl/cpu"
 PLACES = re.compile(

@@ -1,0 +1,92 @@
+"""GET /jobs/{id}/events: every event once, in order, resumed after any of them, ended with the job."""
+
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from schemas.job import JobState, JobView, Problem
+from service.client import Client
+from service.store import Store
+from tests.support.api import (
+    api_settings,
+    begin,
+    complete,
+    events_of,
+    job_body,
+    problem_of,
+    server_and_client,
+    small_target,
+)
+
+
+def test_a_finished_job_sends_all_its_events_in_order_and_ends(
+    api: httpx2.Client, store: Store, job: JobView
+):
+    complete(store, job.id)
+    response = api.get(f"/jobs/{job.id}/events")
+    assert response.headers["content-type"].startswith("text/event-stream")
+    events = events_of(response)
+    assert [event.id for event in events] == list(range(1, len(events) + 1))
+    assert events[0].state is JobState.QUEUED
+    assert events[-1].state is JobState.COMPLETED
+
+
+def test_last_event_id_resumes_after_it_and_wins_over_the_query(
+    api: httpx2.Client, store: Store, job: JobView
+):
+    complete(store, job.id)
+    path = f"/jobs/{job.id}/events"
+    everything = events_of(api.get(path))
+    middle = everything[3].id
+    assert events_of(api.get(path, headers={"Last-Event-ID": str(middle)})) == everything[4:]
+    assert events_of(api.get(path, params={"after": middle})) == everything[4:]
+    assert (
+        events_of(api.get(path, params={"after": 0}, headers={"Last-Event-ID": str(middle)}))
+        == everything[4:]
+    )
+    assert events_of(api.get(path, params={"after": everything[-1].id})) == []
+
+
+def test_events_are_sent_while_the_job_goes_on(api: httpx2.Client, store: Store, job: JobView):
+    """1. A client listens to a queued job. 2. What happens reaches it. 3. The stream ends with the job."""
+    with Client(str(api.base_url)) as client:
+        events = client.follow(job.id)
+        assert next(events).state is JobState.QUEUED
+        begin(store, job.id)
+        assert next(events).state is JobState.RUNNING
+        store.cancel(job.id)
+        rest = list(events)
+    assert rest[-1].state is JobState.CANCELLED
+
+
+def test_a_blocked_job_ends_its_stream_and_a_resumed_one_goes_on_from_there(
+    api: httpx2.Client, store: Store, job: JobView
+):
+    begin(store, job.id)
+    waits = Problem(type="urn:quarry:disk-full", title="The disk is full", status=507, detail="no space")
+    store.block_job(job.id, waits)
+    before = events_of(api.get(f"/jobs/{job.id}/events"))
+    assert (before[-1].state, before[-1].problem) == (JobState.BLOCKED, waits)
+    store.resume(job.id)
+    store.cancel(job.id)
+    after = events_of(api.get(f"/jobs/{job.id}/events", headers={"Last-Event-ID": str(before[-1].id)}))
+    assert [event.state for event in after] == [JobState.QUEUED, JobState.CANCELLED]
+
+
+@pytest.mark.parametrize("value", ["x", "-1", str(2**63)])
+def test_an_event_id_that_cannot_be_is_refused(api: httpx2.Client, job: JobView, value: str):
+    path = f"/jobs/{job.id}/events"
+    assert problem_of(api.get(path, headers={"Last-Event-ID": value}), 422).field == "last-event-id"
+    assert problem_of(api.get(path, params={"after": value}), 422).field == "after"
+
+
+def test_open_streams_end_with_the_server_and_do_not_hold_it_up(tmp_path: Path):
+    """1. A client listens to a job that stands still. 2. The server ends. 3. The stream ends in order."""
+    with server_and_client(api_settings(tmp_path)) as (server, api):
+        made = api.post("/extract", json=job_body(small_target(tmp_path / "model"))).json()
+        with api.stream("GET", f"/jobs/{made['id']}/events") as response:
+            lines = response.iter_lines()
+            assert next(lines) == "event: state"
+            server.end()
+            assert sum(line.startswith("data: ") for line in lines) == 1

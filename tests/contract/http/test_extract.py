@@ -1,0 +1,141 @@
+"""POST /extract and /estimate: what becomes a job, what is the same job, what is refused by field."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from schemas.job import JobState, JobView
+from schemas.names import job_id_from_key
+from service.store import Store
+from tests.support.api import JSON, UNKNOWN, job_body, problem_of
+
+
+def test_an_accepted_job_is_queued_and_can_be_read_where_the_answer_says(api: httpx2.Client, model: Path):
+    response = api.post("/extract", json=job_body(model))
+    assert response.status_code == 202
+    view = JobView.model_validate(response.json())
+    assert view.state is JobState.QUEUED
+    assert view.request.model == str(model)
+    assert response.headers["location"] == f"/jobs/{view.id}"
+    assert api.get(response.headers["location"]).json() == response.json()
+
+
+def test_the_same_key_and_body_are_the_same_job(api: httpx2.Client, model: Path):
+    key = {"Idempotency-Key": "nightly 2026-01-01"}
+    first = api.post("/extract", json=job_body(model), headers=key)
+    again = api.post("/extract", json=job_body(model), headers=key)
+    assert (first.status_code, again.status_code) == (202, 202)
+    assert again.json() == first.json()
+    assert first.json()["id"] == job_id_from_key("nightly 2026-01-01")
+
+
+def test_the_same_key_with_another_body_is_a_conflict(api: httpx2.Client, model: Path):
+    key = {"Idempotency-Key": "taken"}
+    api.post("/extract", json=job_body(model), headers=key)
+    problem = problem_of(api.post("/extract", json=job_body(model, loss="last_turn"), headers=key), 409)
+    assert problem.type == "urn:quarry:idempotency-conflict"
+    assert problem.field == "Idempotency-Key"
+
+
+def test_without_a_key_every_post_is_a_job_of_its_own(api: httpx2.Client, model: Path):
+    ids = {api.post("/extract", json=job_body(model)).json()["id"] for _ in range(3)}
+    assert len(ids) == 3
+
+
+def test_a_repeated_post_finds_its_job_even_when_the_source_is_gone(api: httpx2.Client, model: Path):
+    source = model.parent / "once.jsonl"
+    source.write_text('{"text": "hello"}\n')
+    body = job_body(model, source={"kind": "file", "path": str(source)})
+    key = {"Idempotency-Key": "the source is gone"}
+    first = api.post("/extract", json=body, headers=key)
+    source.unlink()
+    assert api.post("/extract", json=body, headers=key).json() == first.json()
+
+
+@pytest.mark.parametrize("key", ["", "x" * 256, "tab\there", "caf\u00e9"])
+def test_a_key_that_is_not_short_printable_ascii_is_refused(api: httpx2.Client, model: Path, key: str):
+    headers = {"Idempotency-Key": key.encode("latin-1")}
+    response = api.post("/extract", json=job_body(model), headers=headers)
+    assert problem_of(response, 422).field == "idempotency-key"
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "field"),
+    [
+        ({"model": "/nowhere/at/all"}, "unknown-model", "model"),
+        ({"model": "not a model id"}, "unknown-model", "model"),
+        ({"layers": [99]}, "unknown-layer", "layers"),
+        ({"chat_template": "{% if x %}"}, "template-refused", "chat_template"),
+        ({"source": {"kind": "file", "path": "/etc/hostname"}}, "source-refused", "source.path"),
+        ({"source": {"kind": "file", "path": "missing.jsonl"}}, "source-refused", "source.path"),
+        ({"source": {"kind": "file", "path": "nul\0.jsonl"}}, "request-error", "source.path"),
+        ({"model": "./nul\0"}, "request-error", "model"),
+        ({"source": {"kind": "inline", "samples": []}}, "request-error", "source.samples"),
+        ({"storage": {"kompression": "none"}}, "request-error", "storage.kompression"),
+    ],
+)
+def test_a_job_that_cannot_run_is_refused_at_once_by_field(
+    api: httpx2.Client, store: Store, model: Path, changes: dict[str, Any], kind: str, field: str
+):
+    before = sum(store.counts().values())
+    problem = problem_of(api.post("/extract", json=job_body(model) | changes), 422)
+    assert (problem.type, problem.field) == (f"urn:quarry:{kind}", field)
+    assert sum(store.counts().values()) == before
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"{", b"[]", b"NaN", b"1" * 5000, b"[" * 50_000, b'{"model": "\\ud800"}', b"\xff", b"null"]
+)
+def test_bytes_that_are_no_job_are_refused_and_never_an_internal_error(api: httpx2.Client, raw: bytes):
+    for path in ("/extract", "/estimate"):
+        problem_of(api.post(path, content=raw, headers=JSON), 422)
+
+
+def test_a_deep_document_inside_a_tool_is_refused_or_kept_but_never_an_internal_error(
+    api: httpx2.Client, model: Path
+):
+    for depth in (50, 150, 190, 5000):
+        tool = b'{"a":' * depth + b"1" + b"}" * depth
+        sample = b'{"messages": [{"role": "user", "content": "x"}], "tools": [' + tool + b"]}"
+        source = b'{"kind": "inline", "samples": [' + sample + b"]}"
+        raw = json.dumps(job_body(model, source=0)).encode().replace(b'"source": 0', b'"source": ' + source)
+        response = api.post("/extract", content=raw, headers=JSON)
+        assert response.status_code in {202, 422}, (depth, response.text)
+        if response.status_code == 202:
+            assert api.get(response.headers["location"]).json() == response.json()
+
+
+def test_only_json_is_taken_so_that_a_page_of_another_origin_cannot_post(api: httpx2.Client, model: Path):
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"):
+        raw = json.dumps(job_body(model)).encode()
+        problem_of(api.post("/extract", content=raw, headers={"Content-Type": kind}), 415)
+    problem_of(api.post("/extract", content=raw), 415)
+
+
+def test_a_body_beyond_the_limit_is_refused_whether_it_says_its_length_or_not(
+    api: httpx2.Client, store: Store
+):
+    def chunks() -> Iterator[bytes]:
+        for _ in range(50):
+            yield b" " * 10_000
+
+    before = sum(store.counts().values())
+    declared = problem_of(api.post("/extract", content=b" " * 100_001, headers=JSON), 413)
+    chunked = problem_of(api.post("/extract", content=chunks(), headers=JSON), 413)
+    assert declared.type == chunked.type == "urn:quarry:content-too-large"
+    assert declared.cure is not None
+    assert sum(store.counts().values()) == before
+
+
+def test_a_declared_length_beyond_the_limit_is_refused_on_every_route(api: httpx2.Client):
+    problem_of(api.post(f"/jobs/{UNKNOWN}/cancel", content=b" " * 200_000, headers=JSON), 413)
+    problem_of(api.post("/nowhere", content=b" " * 200_000, headers=JSON), 413)
+
+
+def test_an_estimate_refuses_what_a_job_would_be_refused_for(api: httpx2.Client, model: Path):
+    assert problem_of(api.post("/estimate", json=job_body(model, layers=[99])), 422).field == "layers"
+    assert problem_of(api.post("/estimate", json=job_body(model, x=1)), 422).field == "x"

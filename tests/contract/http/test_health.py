@@ -1,0 +1,68 @@
+"""Health, readiness, metrics, and the form of every error that no route makes."""
+
+import sqlite3
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from schemas.job import JobState, JobView
+from service.errors import StoreUnavailable
+from service.store import Store
+from tests.support.api import api_settings, complete, problem_of, serving
+
+
+def test_health_and_readiness_are_ok(api: httpx2.Client):
+    assert api.get("/healthz").json() == {"status": "ok"}
+    assert api.get("/readyz").json() == {"status": "ok"}
+
+
+def test_a_data_folder_that_is_gone_is_not_ready(tmp_path: Path):
+    settings = api_settings(tmp_path, database_url=f"sqlite:///{tmp_path / 'elsewhere.db'}")
+    with serving(settings) as api:
+        api.get("/readyz").raise_for_status()
+        settings.data_dir.rmdir()
+        assert problem_of(api.get("/readyz"), 503).type == "urn:quarry:store-unavailable"
+        api.get("/healthz").raise_for_status()
+
+
+def test_a_database_of_another_version_is_not_ready(tmp_path: Path):
+    settings = api_settings(tmp_path)
+    with serving(settings) as api:
+        with sqlite3.connect(settings.data_dir / "quarry.db") as database:
+            database.execute("UPDATE alembic_version SET version_num = '9999'")
+        database.close()
+        problem = problem_of(api.get("/readyz"), 503)
+        assert problem.type == "urn:quarry:store-unavailable"
+        assert "9999" in problem.detail
+
+
+def test_a_database_that_does_not_answer_is_not_ready(tmp_path: Path):
+    store = Store(f"sqlite:///{tmp_path}")
+    with pytest.raises(StoreUnavailable):
+        store.check()
+    store.close()
+
+
+def test_metrics_count_requests_jobs_and_what_was_written(api: httpx2.Client, store: Store, job: JobView):
+    complete(store, job.id, units=3, rejects=1)
+    response = api.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain")
+    values = dict(line.rsplit(" ", 1) for line in response.text.splitlines() if not line.startswith("#"))
+    counts, totals = store.counts(), store.totals()
+    for state in JobState:
+        assert float(values[f'quarry_jobs{{state="{state}"}}']) == counts[state]
+    assert float(values["quarry_samples_written_total"]) == totals.samples_written > 0
+    assert float(values["quarry_samples_rejected_total"]) == totals.samples_rejected > 0
+    assert float(values["quarry_tokens_written_total"]) == totals.tokens_written > 0
+    assert float(values["quarry_bytes_written_total"]) == totals.bytes_written > 0
+    assert float(values['http_requests_total{handler="/extract",method="POST",status="202"}']) > 0
+
+
+def test_what_is_nowhere_and_what_is_done_wrongly_are_problems_too(api: httpx2.Client):
+    assert problem_of(api.get("/nowhere"), 404).type == "urn:quarry:not-found"
+    wrong = api.delete("/jobs")
+    assert problem_of(wrong, 405).type == "urn:quarry:method-not-allowed"
+    assert wrong.headers["allow"] == "GET"
+    for path in ("/docs", "/redoc"):
+        problem_of(api.get(path), 404)

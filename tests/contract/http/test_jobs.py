@@ -1,0 +1,140 @@
+"""GET /jobs and the routes of one job: read, cancelled, resumed, and what it wrote."""
+
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from schemas.job import JobView
+from schemas.names import manifest_path
+from service.settings import Settings
+from service.store import Store
+from tests.support.api import JSON, UNKNOWN, complete, job_body, problem_of
+
+
+def test_jobs_are_listed_newest_first_page_by_page_each_once(api: httpx2.Client, store: Store, model: Path):
+    made = [api.post("/extract", json=job_body(model)).json()["id"] for _ in range(5)]
+    listed: list[str] = []
+    cursor: str | None = None
+    while len(listed) < len(made):
+        query = {"limit": 2} | ({"cursor": cursor} if cursor else {})
+        page = api.get("/jobs", params=query).json()
+        listed += [one["id"] for one in page["jobs"]]
+        cursor = page["next_cursor"]
+    assert listed[: len(made)] == made[::-1]
+    assert len(set(listed)) == len(listed)
+
+
+def test_jobs_are_listed_by_state(api: httpx2.Client, store: Store, job: JobView):
+    store.cancel(job.id)
+    assert job.id in {one["id"] for one in api.get("/jobs", params={"state": "cancelled"}).json()["jobs"]}
+    assert job.id not in {one["id"] for one in api.get("/jobs", params={"state": "queued"}).json()["jobs"]}
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [
+        ("limit=0", "limit"),
+        ("limit=201", "limit"),
+        ("state=done", "state"),
+        ("x=1", "x"),
+        ("cursor=nonsense", "cursor"),
+    ],
+)
+def test_a_listing_that_cannot_be_given_names_the_parameter(api: httpx2.Client, query: str, field: str):
+    assert problem_of(api.get(f"/jobs?{query}"), 422).field == field
+
+
+ROUTES_OF_A_JOB = [
+    ("GET", ""),
+    ("POST", "/cancel"),
+    ("POST", "/resume"),
+    ("GET", "/events"),
+    ("GET", "/shards"),
+    ("GET", "/manifest"),
+    ("GET", "/rejects"),
+]
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES_OF_A_JOB)
+@pytest.mark.parametrize(
+    "job_id", [UNKNOWN, "nonsense", "j-XYZ", "%00", "j-0000000000000000%0a", "..%2f..%2fetc"]
+)
+def test_a_job_that_does_not_exist_is_not_found(api: httpx2.Client, method: str, path: str, job_id: str):
+    assert problem_of(api.request(method, f"/jobs/{job_id}{path}"), 404).type == "urn:quarry:not-found"
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES_OF_A_JOB)
+def test_an_unknown_parameter_is_refused_by_name(api: httpx2.Client, job: JobView, method: str, path: str):
+    assert problem_of(api.request(method, f"/jobs/{job.id}{path}?verbose=1"), 422).field == "verbose"
+
+
+@pytest.mark.parametrize("verb", ["cancel", "resume"])
+def test_a_verb_takes_no_body_but_an_empty_object(api: httpx2.Client, job: JobView, verb: str):
+    assert problem_of(api.post(f"/jobs/{job.id}/{verb}", json={"force": True}), 422).field == "force"
+    problem_of(api.post(f"/jobs/{job.id}/{verb}", content=b"{", headers=JSON), 422)
+
+
+def test_a_cancelled_job_is_resumed_and_may_be_cancelled_twice(api: httpx2.Client, job: JobView):
+    assert api.post(f"/jobs/{job.id}/cancel").json()["state"] == "cancelled"
+    assert api.post(f"/jobs/{job.id}/cancel").json()["state"] == "cancelled"
+    assert api.post(f"/jobs/{job.id}/resume", json={}).json()["state"] == "queued"
+    assert api.get(f"/jobs/{job.id}").json()["state"] == "queued"
+
+
+def test_a_verb_that_the_state_does_not_allow_is_a_conflict(api: httpx2.Client, store: Store, job: JobView):
+    assert problem_of(api.post(f"/jobs/{job.id}/resume"), 409).type == "urn:quarry:illegal-move"
+    complete(store, job.id)
+    assert problem_of(api.post(f"/jobs/{job.id}/cancel"), 409).cure is not None
+    problem_of(api.post(f"/jobs/{job.id}/resume"), 409)
+
+
+def test_shards_and_rejects_come_in_pages_without_gap_or_double(
+    api: httpx2.Client, store: Store, job: JobView
+):
+    complete(store, job.id, units=5, rejects=5)
+    for name, path_or_position in (("shards", "unit"), ("rejects", "position")):
+        found: list[int] = []
+        after: int | None = -1
+        while after is not None:
+            page = api.get(f"/jobs/{job.id}/{name}", params={"after": after, "limit": 2}).json()
+            found += [one[path_or_position] for one in page[name]]
+            assert len(page[name]) <= 2
+            after = page["next_after"]
+        assert found == sorted(set(found))
+        assert len(found) == 5
+
+
+def test_a_shard_is_told_with_its_receipt(api: httpx2.Client, store: Store, job: JobView):
+    complete(store, job.id, units=1)
+    (shard,) = api.get(f"/jobs/{job.id}/shards").json()["shards"]
+    assert shard == {
+        "path": f"data/{job.id}/train-00000.parquet",
+        "sha256": "a" * 64,
+        "bytes": 1000,
+        "rows": 1,
+        "tokens": 4,
+        "unit": 0,
+        "epoch": 1,
+    }
+
+
+@pytest.mark.parametrize("name", ["shards", "rejects"])
+@pytest.mark.parametrize("query", ["limit=0", "limit=10001", "after=-2", f"after={2**63}", "after=x"])
+def test_a_page_out_of_bounds_is_refused(api: httpx2.Client, job: JobView, name: str, query: str):
+    assert problem_of(api.get(f"/jobs/{job.id}/{name}?{query}"), 422).field == query.partition("=")[0]
+
+
+def test_a_manifest_is_sent_as_it_stands_once_the_job_is_complete(
+    api: httpx2.Client, store: Store, settings: Settings, job: JobView
+):
+    """1. Queued: a conflict. 2. Complete, but deleted here: not found. 3. Complete: the file's own bytes."""
+    assert problem_of(api.get(f"/jobs/{job.id}/manifest"), 409).type == "urn:quarry:illegal-move"
+    complete(store, job.id)
+    problem_of(api.get(f"/jobs/{job.id}/manifest"), 404)
+    path = settings.dataset_dir(job.id) / manifest_path(job.id)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b'{"complete": true}')
+    response = api.get(f"/jobs/{job.id}/manifest")
+    assert (response.status_code, response.headers["content-type"]) == (200, "application/json")
+    assert response.content == b'{"complete": true}'

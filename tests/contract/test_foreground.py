@@ -1,0 +1,223 @@
+"""`quarry extract` as a batch system runs it: a process with an exit code, on the tests' engine."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.manifest import Manifest
+from service.store import Store
+from service.verify import verify_dataset
+from tests.support.tiny_model import random_target
+
+ROOT = Path(__file__).parents[2]
+SAMPLES = [
+    {"id": "a", "text": "the quick brown fox"},
+    {"id": "b", "token_ids": [1, 2, 3, 4, 5]},
+    {"id": "silent", "messages": [{"role": "user", "content": "no answer follows"}]},
+]
+"""Two that are written and one that is rejected: nothing of it is supervised."""
+LONG_S = "600"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a target, and a job file that names both the target and its source by their relative paths."""
+    folder = tmp_path_factory.mktemp("extract")
+    random_target(folder / "model", layers=4, hidden=64)
+    lines = "".join(json.dumps(sample) + "\n" for sample in SAMPLES)
+    (folder / "samples.jsonl").write_text(lines)
+    write_job(folder)
+    return folder
+
+
+def write_job(folder: Path, name: str = "job.json", **changes: Any) -> Path:
+    source = {"kind": "file", "path": "samples.jsonl"}
+    body = {"model": "./model", "layers": [1, 2], "canary": "skip", "source": source} | changes
+    (folder / name).write_text(json.dumps(body))
+    return folder / name
+
+
+def environment(**settings: str) -> dict[str, str]:
+    """Return the environment of a run; the data folder and database in it must not be used."""
+    return os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "QUARRY_ENGINE": "tests.support.fake_engine:FakeEngine",
+        "QUARRY_LOGIT_SHARE": "0",
+        "QUARRY_LOGIT_ROWS_MIN": "0",
+        "QUARRY_DATA_DIR": "/nowhere",
+        "QUARRY_DATABASE_URL": "sqlite:////nowhere/at/all.db",
+        **settings,
+    }
+
+
+def command(job: Path, out: Path, *options: str) -> list[str]:
+    return [sys.executable, "-m", "service.cli", "extract", str(job), "--out", str(out), *options]
+
+
+def extract(job: Path, out: Path, *options: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    """Run to the end, in a folder that is not the job file's."""
+    return subprocess.run(
+        command(job, out, *options),
+        cwd=out.parent,
+        env=environment(**settings),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+@contextmanager
+def running(job: Path, out: Path, **settings: str) -> Iterator[subprocess.Popen[str]]:
+    """Start a run and wait until its job does; kill it in the end if it still lives."""
+    child = subprocess.Popen(
+        command(job, out), cwd=out.parent, env=environment(**settings), stderr=subprocess.PIPE, text=True
+    )
+    assert child.stderr is not None
+    try:
+        seen = []
+        for line in child.stderr:
+            seen.append(line)
+            if line.startswith("running: ") and "0/3 samples" in line:
+                break
+        assert child.poll() is None, seen
+        yield child
+    finally:
+        child.kill()
+        child.wait()
+        child.stderr.close()
+
+
+@pytest.fixture(scope="module")
+def complete(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that ended well, the job's own way of saying so checked."""
+    out = tmp_path_factory.mktemp("out") / "dataset"
+    done = extract(folder / "job.json", out)
+    assert done.returncode == 0, done.stderr
+    assert "completed: 3/3 samples" in done.stderr
+    assert "2 samples" in done.stdout
+    assert "1 rejected" in done.stdout
+    return out
+
+
+def manifest_of(out: Path) -> Manifest:
+    (path,) = (out / "manifests").glob("*.json")
+    return Manifest.model_validate_json(path.read_bytes())
+
+
+def test_a_run_leaves_exactly_the_dataset(complete: Path):
+    manifest = manifest_of(complete)
+    named = {entry.path for entry in (*manifest.shards, *manifest.indexes, *manifest.extras)}
+    found = {path.relative_to(complete).as_posix() for path in complete.rglob("*") if path.is_file()}
+    assert named < found
+    assert {path.partition("/")[0] for path in found - named} <= {"README.md", "manifests", ".gitattributes"}
+    assert (manifest.totals.samples_written, manifest.totals.samples_rejected) == (2, 1)
+    report = verify_dataset(complete)
+    assert report.ok, report.findings
+
+
+def test_a_run_again_on_a_complete_folder_changes_nothing(folder: Path, complete: Path):
+    before = {path: path.stat().st_mtime_ns for path in complete.rglob("*")}
+    # With no engine to load, only a run that starts no worker can succeed.
+    done = extract(folder / "job.json", complete, QUARRY_ENGINE="no.such:Engine")
+    assert done.returncode == 0, done.stderr
+    assert {path: path.stat().st_mtime_ns for path in complete.rglob("*")} == before
+
+
+def test_rejected_samples_are_a_failure_only_where_that_is_asked_for(folder: Path, complete: Path):
+    assert extract(folder / "job.json", complete, "--strict").returncode == 3
+
+
+def test_a_folder_with_another_jobs_dataset_is_refused(folder: Path, complete: Path):
+    other = write_job(folder, "other.json", layers=[3])
+    done = extract(other, complete)
+    assert done.returncode == 2
+    assert "--out" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_folder_with_files_of_others_is_refused_and_left_alone(folder: Path, tmp_path: Path):
+    out = tmp_path / "mine"
+    out.mkdir()
+    (out / "thesis.tex").write_text("words")
+    assert extract(folder / "job.json", out).returncode == 2
+    assert [path.name for path in out.iterdir()] == ["thesis.tex"]
+
+
+def test_a_request_that_cannot_run_leaves_no_trace(folder: Path, tmp_path: Path):
+    wrong = write_job(folder, "wrong.json", layers=[99])
+    done = extract(wrong, tmp_path / "out")
+    assert done.returncode == 2
+    assert "field: layers" in done.stderr
+    assert "cure:" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stopped_run_says_by_which_signal_and_goes_on_when_run_again(
+    folder: Path, tmp_path: Path, number: signal.Signals
+):
+    """1. A run that would take minutes is stopped. 2. Another job is refused its folder. 3. Run again, it ends."""
+    out = tmp_path / "out"
+    with running(folder / "job.json", out, QUARRY_FAKE_STEP_S=LONG_S, QUARRY_DRAIN_S="0") as child:
+        child.send_signal(number)
+        assert child.wait(120) == 128 + number
+    other = extract(write_job(folder, "other.json", layers=[3]), out)
+    assert (other.returncode, "another job" in other.stderr) == (2, True)
+    done = extract(folder / "job.json", out)
+    assert done.returncode == 0, done.stderr
+    assert not (out / ".quarry").exists()
+    assert manifest_of(out).totals.samples_written == 2
+
+
+def test_two_runs_in_one_folder_are_refused(folder: Path, tmp_path: Path):
+    out = tmp_path / "out"
+    with running(folder / "job.json", out, QUARRY_FAKE_STEP_S=LONG_S, QUARRY_DRAIN_S="0"):
+        second = extract(folder / "job.json", out)
+    assert (second.returncode, "another run" in second.stderr) == (2, True)
+
+
+def test_a_killed_run_takes_its_worker_with_it_and_is_taken_up_again(folder: Path, tmp_path: Path):
+    """1. The run is killed with no chance to clean up. 2. Its worker ends too. 3. Run again, it ends well."""
+    out = tmp_path / "out"
+    with running(folder / "job.json", out, QUARRY_FAKE_STEP_S=LONG_S, QUARRY_DRAIN_S="0") as child:
+        (worker,) = children_of(child.pid)
+        watch = os.pidfd_open(worker)
+        child.kill()
+        child.wait()
+    import select
+
+    assert select.select([watch], [], [], 120)[0] == [watch]
+    os.close(watch)
+    done = extract(folder / "job.json", out, QUARRY_LEASE_S="1")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_job_that_fails_is_told_by_problem_and_exit_code(folder: Path, tmp_path: Path):
+    """An engine that cannot be loaded is no job's fault: the worker crashes, and the run gives up in the end."""
+    out = tmp_path / "out"
+    empty = write_job(folder, "empty.json", source={"kind": "file", "path": "nothing.jsonl"})
+    (folder / "nothing.jsonl").write_text("\n")
+    done = extract(empty, out)
+    assert done.returncode == 3, done.stderr
+    assert "error: " in done.stderr
+    store = Store(f"sqlite:///{out / '.quarry' / 'quarry.db'}")
+    (row,) = store.jobs()[0]
+    store.close()
+    assert row.state == "failed"
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the processes that `pid` started, whichever of its threads did."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        found += [int(number) for number in (task / "children").read_text().split()]
+    return found
