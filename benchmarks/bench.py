@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -45,6 +46,8 @@ ENVIRONMENT = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print the report, keep the figures if asked to; return the exit status."""
     options = parse(arguments)
+    # Engines that are stopped by signal would outlive an end without clean-up.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     options.folder.mkdir(parents=True, exist_ok=True)

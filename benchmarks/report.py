@@ -27,16 +27,16 @@ WRITER_BASES = {"quarry-sealed": "write-fsync", "quarry-rows": "write"}
 """What a writer row is compared with: the plain way to the same promise."""
 
 ENGINE_NOTES = (
-    "[1] Counted until the last unit's receipt: rows checked and hashed, Parquet, fsync, sha256, rename, fsync "
-    "of the folder. Not in it: the logit check, which the service makes of the sealed file afterwards.",
-    "[2] Counted until each request's safetensors file opens with all its tokens. That is not durable: nobody "
-    "calls fsync in this row, and nothing is checked. Pinned memory, CUDA streams and events are replaced by "
-    "what a CPU has.",
+    "[1] Counted until the last unit's receipt: rows checked and hashed, Parquet, fsync, sha256, rename, "
+    "fsync of the folder. Not in it: the logit check, which the service makes of the sealed file afterwards.",
+    "[2] Counted until each request's safetensors file opens with all its tokens. That is not durable: "
+    "nobody calls fsync in this row, and nothing is checked. Pinned memory, CUDA streams and events are "
+    "replaced by what a CPU has.",
 )
 WRITER_NOTES = (
-    "[3] One thread, from the first row in the pool to the sealed file: checks, xxh3, Parquet, fsync, sha256, "
-    "rename, fsync of the folder. Its base is write() + fsync().",
-    "[4] The same without the seal: checks, xxh3, Parquet into the page cache. Its base is write() alone.",
+    "[3] One thread, from the first row in the pool to the sealed file: checks, xxh3, Parquet, fsync, "
+    "sha256, rename, fsync of the folder. Its base is write() + fsync().",
+    "[4] The same without the seal: checks, xxh3, Parquet into the page cache. Its base is write().",
 )
 
 

@@ -24,7 +24,10 @@ def spread(values: Iterable[float]) -> Spread:
 
 
 def paired(values: Sequence[float], base: Sequence[float]) -> Spread:
-    """Return the spread of value / base, round by round: what slows a whole round cancels out."""
+    """Return the spread of value / base, round by round: what slows a whole round cancels out.
+
+    Raises ValueError for unequal numbers of rounds.
+    """
     return spread(value / reference for value, reference in zip(values, base, strict=True))
 
 

@@ -58,7 +58,7 @@ class CudaGather:
         self._stage = torch.empty(
             (self._chunk_blocks, self._slots, hidden_size), dtype=cache_BLSH.dtype, device=cache_BLSH.device
         )
-        self._stream = torch.cuda.Stream(cache_BLSH.device)
+        self._stream = torch.cuda.Stream(cache_BLSH.device)  # type: ignore[no-untyped-call]
 
     def start(self, block_ids: Sequence[int], out_LTH: torch.Tensor) -> Copy:  # noqa: N803 - axes
         """Enqueue the copy of `block_ids` into the pinned `out_LTH` after everything now on the current stream."""
@@ -77,7 +77,7 @@ class CudaGather:
                     out_LTH[layer, begin : begin + count].copy_(
                         stage.view(-1, hidden_size)[:count], non_blocking=True
                     )
-            event = torch.cuda.Event()
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(self._stream)
         return _CudaCopy(event, index)
 
@@ -90,7 +90,7 @@ class _CudaCopy:
         self._index = index
 
     def done(self) -> bool:
-        return bool(self._event.query())
+        return bool(self._event.query())  # type: ignore[no-untyped-call]
 
 
 def gather_for(cache_BLSH: torch.Tensor) -> CpuGather | CudaGather:  # noqa: N803 - axes

@@ -32,7 +32,7 @@ EXIT_SERVICE_GONE = 75
 
 
 @dataclass
-class StepMetadata(KVConnectorMetadata):
+class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is not typed for us
     """One step's work on its way to the worker half."""
 
     work: StepWork = field(default_factory=StepWork)

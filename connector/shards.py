@@ -110,29 +110,31 @@ class UnitWriter:
 
     def seal(self) -> UnitSealed:
         """Close, seal and receipt the file; the answer is the proof of durability."""
-        about = {
-            "key": self.key,
-            "rank": self._rank,
-            "rejected": tuple(self._rejected),
-            "void": tuple(self._void),
-        }
-        if self._file is None:
-            return UnitSealed(file=None, sha256="", bytes=0, rows=(), num_tokens=(), **about)
-        self._file.close()
-        sealed = seal(self._final)
-        tokens = sum(self._num_tokens)
-        stats = tuple(
-            LayerStats(layer_id=layer_id, mean_rms=self._sum_rms[index] / tokens, max_abs=self._max_abs[index])
-            for index, layer_id in enumerate(self._layer_ids)
-        )
+        file: str | None = None
+        sha256, num_bytes = "", 0
+        stats: tuple[LayerStats, ...] = ()
+        if self._file is not None:
+            self._file.close()
+            sealed = seal(self._final)
+            file, sha256, num_bytes, stats = self._final.name, sealed.sha256, sealed.num_bytes, self._stats()
         return UnitSealed(
-            file=self._final.name,
-            sha256=sealed.sha256,
-            bytes=sealed.num_bytes,
+            key=self.key,
+            rank=self._rank,
+            file=file,
+            sha256=sha256,
+            bytes=num_bytes,
             rows=tuple(self._rows),
             num_tokens=tuple(self._num_tokens),
+            rejected=tuple(self._rejected),
+            void=tuple(self._void),
             layers=stats,
-            **about,
+        )
+
+    def _stats(self) -> tuple[LayerStats, ...]:
+        tokens = sum(self._num_tokens)
+        return tuple(
+            LayerStats(layer_id=layer_id, mean_rms=self._sum_rms[index] / tokens, max_abs=self._max_abs[index])
+            for index, layer_id in enumerate(self._layer_ids)
         )
 
     def discard(self) -> None:

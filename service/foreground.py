@@ -4,6 +4,7 @@ import fcntl
 import os
 import shutil
 import signal
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from types import FrameType
 
 from pydantic import ValidationError
 
+from schemas.events import Event
 from schemas.job import ENDED_JOB_STATES, JobState, Problem, Progress
 from schemas.manifest import Manifest
 from schemas.names import job_id_from_key, manifest_path
@@ -98,23 +100,20 @@ def _run(store: Store, job_id: str, settings: Settings, display: ProgressDisplay
                 output=log,
             )
             supervisor.start()
-            ending, seen = Ending(JobState.QUEUED, Progress()), 0
+            (last,) = deque(_events(store, job_id, 0), maxlen=1)  # what earlier runs did is not shown again
             alive = True
             while alive:
                 supervisor.join(POLL_S)
-                alive = (
-                    supervisor.is_alive()
-                )  # read before the events: the last look then sees the last of them
-                while events := store.events(job_id, after=seen, limit=PAGE_EVENTS):
-                    for event in events:
-                        display.show(event)
-                    seen = events[-1].id
-                    ending = Ending(events[-1].state, events[-1].progress, events[-1].problem)
+                alive = supervisor.is_alive()  # before the events: the last look then sees the last of them
+                for last in _events(store, job_id, last.id):
+                    display.show(last)
+                display.show(last)
                 if received:
                     supervisor.stop()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+    ending = Ending(last.state, last.progress, last.problem)
     if ending.state in ENDED_JOB_STATES or ending.state is JobState.BLOCKED:
         return ending
     if received:
@@ -123,6 +122,13 @@ def _run(store: Store, job_id: str, settings: Settings, display: ProgressDisplay
         "the worker ended before the job did", cure=f"see {log_path}, then run the same command again"
     )
     return Ending(ending.state, ending.progress, died.problem())
+
+
+def _events(store: Store, job_id: str, after: int) -> Iterator[Event]:
+    """Yield every event after the one numbered `after`; a job's first is its submission."""
+    while events := store.events(job_id, after=after, limit=PAGE_EVENTS):
+        yield from events
+        after = events[-1].id
 
 
 def _finished(out: Path, job_id: str, request: ExtractRequest) -> Ending | None:

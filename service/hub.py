@@ -26,7 +26,7 @@ from huggingface_hub import CommitOperationAdd, HfApi, set_client_factory
 from huggingface_hub.errors import HfHubHTTPError, RemoteEntryNotFoundError
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import disable_progress_bars
-from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt, stop_after_delay
+from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt, stop_before_delay
 from tenacity.wait import wait_exponential_jitter
 
 from schemas.request import HubTarget
@@ -85,7 +85,7 @@ class Patience:
 
         retrying = Retrying(
             retry=retry_if_exception_type(Passing),
-            stop=stop_after_attempt(self.attempts) | stop_after_delay(self.deadline_s),
+            stop=stop_after_attempt(self.attempts) | stop_before_delay(self.deadline_s),
             wait=wait,
             sleep=self.sleep,
             reraise=True,
@@ -94,7 +94,7 @@ class Patience:
             return retrying(call)
         except Passing as error:
             cure = "resume when the Hub answers again; everything is kept, and nothing is pushed twice"
-            raise HubUnavailable(f"{error.detail} (tried {self.attempts} times at most)", cure=cure) from None
+            raise HubUnavailable(f"{error.detail} (asked again for as long as allowed)", cure=cure) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,18 +257,18 @@ class Hub:
 
     def _check_namespace(self, who: dict[str, Any]) -> None:
         namespace = self.target.repo_id.split("/")[0]
-        roles = {org["name"]: org.get("roleInOrg") for org in who.get("orgs", [])} | {who["name"]: "admin"}
-        if roles.get(namespace) in (None, "read"):
-            raise self._denied(f"the token of {who['name']} may not create repositories under {namespace}")
         access = who.get("auth", {}).get("accessToken", {})
         if access.get("role") == "read":
             raise self._denied("the token may only read")
-        scoped = access.get("fineGrained", {}).get("scoped", [])
-        granted = any(
-            s["entity"].get("name") == namespace and "repo.write" in s["permissions"] for s in scoped
-        )
-        if access.get("role") == "fineGrained" and not granted:
-            raise self._denied(f"the fine-grained token has no write permission on {namespace}")
+        if access.get("role") == "fineGrained":
+            scopes = access.get("fineGrained", {}).get("scoped", [])
+            here = [scope for scope in scopes if scope["entity"].get("name") == namespace]
+            if not any("repo.write" in scope["permissions"] for scope in here):
+                raise self._denied(f"the fine-grained token has no write permission on {namespace}")
+            return
+        roles = {org["name"]: org.get("roleInOrg") for org in who.get("orgs", [])} | {who["name"]: "admin"}
+        if namespace not in roles or roles[namespace] == "read":
+            raise self._denied(f"the token of {who['name']} may not create repositories under {namespace}")
 
 
 def open_hub(target: HubTarget, settings: Settings, patience: Patience | None = None) -> Hub:

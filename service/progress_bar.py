@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol, Self, TextIO
 
@@ -12,7 +13,7 @@ LINE_EVERY_S = 5.0
 
 
 class ProgressDisplay(Protocol):
-    """Takes each event of one job as it is seen; used in a `with` block."""
+    """Takes the events of one job, each when it is seen and the last one until there is another."""
 
     def __enter__(self) -> Self:
         """Begin to show."""
@@ -23,7 +24,7 @@ class ProgressDisplay(Protocol):
         """Leave the screen clean."""
 
     def show(self, event: Event) -> None:
-        """Show how the job stands."""
+        """Show how the job stands; the same event may be shown again and again."""
 
 
 class Bar:
@@ -76,11 +77,11 @@ class Bar:
 class Lines:
     """A plain line at each change of state, and one every few seconds between."""
 
-    def __init__(self, stream: TextIO) -> None:
-        """Write to `stream`."""
-        self._stream = stream
+    def __init__(self, stream: TextIO, clock_s: Callable[[], float] = time.monotonic) -> None:
+        """Write to `stream`; `clock_s` gives seconds from any beginning."""
+        self._stream, self._clock_s = stream, clock_s
         self._state: JobState | None = None
-        self._told_at = 0.0
+        self._told_at, self._line = 0.0, ""
 
     def __enter__(self) -> Self:
         """Do nothing."""
@@ -92,19 +93,16 @@ class Lines:
         """Do nothing."""
 
     def show(self, event: Event) -> None:
-        """Write a line if it is time for one."""
-        now = time.monotonic()
-        if event.state is self._state and now - self._told_at < LINE_EVERY_S:
-            return
-        self._state, self._told_at = event.state, now
+        """Write a line if it says something new and is due."""
         progress = event.progress
         done = progress.samples_written + progress.samples_rejected
         planned = f"{progress.samples_planned}{'' if progress.plan_done else '+'}"
-        print(
-            f"{event.state.value}: {done}/{planned} samples, {amounts(progress)}",
-            file=self._stream,
-            flush=True,
-        )
+        line = f"{event.state.value}: {done}/{planned} samples, {amounts(progress)}"
+        now = self._clock_s()
+        due = event.state is not self._state or now - self._told_at >= LINE_EVERY_S
+        if due and line != self._line:
+            self._state, self._told_at, self._line = event.state, now, line
+            print(line, file=self._stream, flush=True)
 
 
 def progress_display(stream: TextIO = sys.stderr) -> ProgressDisplay:

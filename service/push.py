@@ -21,7 +21,7 @@ from service.assemble import read_manifest
 from service.card import render_card, states_config
 from service.errors import DatasetBroken, HubUnavailable, OptionRefused
 from service.extras import file_entry
-from service.hub import Hub, RemoteFile
+from service.hub import BRANCH, Hub, RemoteFile
 
 MAX_COMMIT_FILES = 100
 UPLOAD_GROUP_FILES = 8
@@ -127,7 +127,7 @@ class _Push:
             cure = "upgrade this service, or name another repository"
             raise OptionRefused(detail, field="hub.repo_id", cure=cure) from None
 
-    def _missing(self, entries: Sequence[FileEntry], revision: str = "main") -> list[FileEntry]:
+    def _missing(self, entries: Sequence[FileEntry], revision: str = BRANCH) -> list[FileEntry]:
         remote = self._hub.find([entry.path for entry in entries], revision)
         return [e for e in entries if e.path not in remote or not self._is_same(remote[e.path], e)]
 

@@ -43,7 +43,8 @@ class VllmEngine:
         arguments = engine_arguments(spec, settings, link)
         try:
             # The core connects to our link while it starts, so the loop must stay free.
-            self._llm = await asyncio.to_thread(_build, arguments)
+            llm = await asyncio.to_thread(_build, arguments)
+            self._llm = llm
         except ValueError as error:
             # vLLM's own reading of the configuration: it would fail again.
             raise EngineRefused(f"vLLM refuses {spec.weights.name}: {error}", field="model") from error
@@ -56,7 +57,7 @@ class VllmEngine:
                 cure="the engine's log names the cause, e.g. too little memory, or a model without auxiliary hidden states",
             ) from error
         hellos = await link.hello(settings.engine_start_timeout_s)
-        config = self._llm.vllm_config
+        config = llm.vllm_config
         self.info = EngineInfo(
             name="vllm",
             version=hellos[0].engine_version,

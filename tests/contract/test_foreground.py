@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -29,7 +30,7 @@ LONG_S = "600"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a target, and a job file that names both the target and its source by their relative paths."""
+    """A folder with a target, and a job file that names target and source by their relative paths."""
     folder = tmp_path_factory.mktemp("extract")
     random_target(folder / "model", layers=4, hidden=64)
     lines = "".join(json.dumps(sample) + "\n" for sample in SAMPLES)
@@ -165,7 +166,7 @@ def test_a_request_that_cannot_run_leaves_no_trace(folder: Path, tmp_path: Path)
 def test_a_stopped_run_says_by_which_signal_and_goes_on_when_run_again(
     folder: Path, tmp_path: Path, number: signal.Signals
 ):
-    """1. A run that would take minutes is stopped. 2. Another job is refused its folder. 3. Run again, it ends."""
+    """1. A run of many minutes is stopped. 2. Another job is refused its folder. 3. Run again, it ends."""
     out = tmp_path / "out"
     with running(folder / "job.json", out, QUARRY_FAKE_STEP_S=LONG_S, QUARRY_DRAIN_S="0") as child:
         child.send_signal(number)
@@ -193,8 +194,6 @@ def test_a_killed_run_takes_its_worker_with_it_and_is_taken_up_again(folder: Pat
         watch = os.pidfd_open(worker)
         child.kill()
         child.wait()
-    import select
-
     assert select.select([watch], [], [], 120)[0] == [watch]
     os.close(watch)
     done = extract(folder / "job.json", out, QUARRY_LEASE_S="1")
@@ -202,7 +201,6 @@ def test_a_killed_run_takes_its_worker_with_it_and_is_taken_up_again(folder: Pat
 
 
 def test_a_job_that_fails_is_told_by_problem_and_exit_code(folder: Path, tmp_path: Path):
-    """An engine that cannot be loaded is no job's fault: the worker crashes, and the run gives up in the end."""
     out = tmp_path / "out"
     empty = write_job(folder, "empty.json", source={"kind": "file", "path": "nothing.jsonl"})
     (folder / "nothing.jsonl").write_text("\n")

@@ -25,8 +25,8 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
+from tests.support.hub_answers import Broken, Refusal
 from tests.support.hub_state import (
     Blob,
     Commit,
@@ -42,25 +42,6 @@ from tests.support.hub_state import (
 )
 
 Handler = Callable[[Request], Awaitable[Response]]
-
-
-class Refusal(Exception):
-    """An error answer in the Hub's form."""
-
-    def __init__(self, status: int, message: str, code: str | None = None) -> None:
-        super().__init__(message)
-        headers = {"X-Error-Message": message} | ({"X-Error-Code": code} if code else {})
-        self.response = JSONResponse({"error": message}, status, headers)
-
-
-class Broken(Response):
-    """An answer shorter than it says, so that the server closes the connection under the client."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send(
-            {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"1000000")]}
-        )
-        await send({"type": "http.response.body", "body": b""})
 
 
 class FakeHub:

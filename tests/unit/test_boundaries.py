@@ -60,7 +60,7 @@ def test_a_template_whose_turns_cannot_be_told_apart_is_named_with_the_reason(
 
 
 def test_what_depends_on_the_turn_itself_is_not_guessed() -> None:
-    """An earlier turn that changes the text before it, in a rendering that is no continuation of its prompt."""
+    """An earlier turn whose length stands at the very beginning of every longer conversation."""
     shifting = "{{ messages[1].content | length if messages | length > 2 }}" + templates.CHATML
     with pytest.raises(UnstableBoundaries, match="depends on what it says"):
         finder(shifting)[0].span(1)

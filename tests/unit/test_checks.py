@@ -88,7 +88,7 @@ def test_many_right_rows_raise_no_false_alarm(unit):
     unit = replace(unit, captured=capture(model, dtype=dtype, lengths=[3 + n % 5 for n in range(150)]))
     checks = unit.check(unit.seal())
     assert checks.logit_rows == 150
-    assert checks.logit_argmax_agree > 145
+    assert checks.logit_argmax_agree > 135
 
 
 def post_norm(unit: Unit, row: ShardRow) -> torch.Tensor:

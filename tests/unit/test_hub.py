@@ -193,6 +193,17 @@ def test_patience_keeps_the_wait_it_was_asked_for() -> None:
     assert waits == [17.0, 0.0]
 
 
+def test_a_wait_beyond_the_deadline_is_not_begun() -> None:
+    waits: list[float] = []
+
+    def busy() -> None:
+        raise Passing("busy", 60.0)
+
+    with pytest.raises(HubUnavailable):
+        Patience(deadline_s=15.0, sleep=waits.append).retry(busy)
+    assert waits == []
+
+
 def test_other_errors_are_not_tried_again() -> None:
     tries: list[int] = []
 
