@@ -1,23 +1,35 @@
 """The always-on checks of one row's states, while they are hot in the host pool.
 
+They work on the bits, with numpy: without the sign bit, floats of any width are ordered like unsigned integers, and infinity
+and NaN are the largest. So one masked maximum over H tells a zero token, one that is not finite, and the magnitude. numpy
+stays on the writer's own thread; torch would start a team of threads beside the model's.
+
 Legend: T tokens, L captured layers, H hidden size.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+
+RMS_TOKENS = 16
+"""Tokens of a row, evenly spread, that the mean of the root mean square is taken over: a statistic, not a check."""
+
+SCRATCH_ELEMENTS = 65_536
+"""Elements that are masked at a time: they stay in the core's own cache."""
 
 
 class StatesWrongError(ValueError):
-    """The states cannot be the model's: zero rows, a constant layer, or two equal layers. The unit fails by this message."""
+    """The states cannot be the model's: zero tokens, a constant layer, or two equal layers. The unit fails by this message."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerReading:
-    """One layer of one row: the sum over tokens of the root mean square over H, and the largest magnitude."""
+    """One layer of one row: the mean over `RMS_TOKENS` of the root mean square over H, and the largest magnitude."""
 
-    sum_rms: float
+    mean_rms: float
     max_abs: float
 
 
@@ -29,29 +41,80 @@ class NotFinite:
     num_tokens: int
 
 
-def check_row(states_LTH: torch.Tensor, layer_ids: Sequence[int]) -> tuple[LayerReading, ...] | NotFinite:  # noqa: N803
-    """Check one row; return a reading a layer, or where it is not finite. Raises StatesWrongError.
+@dataclass(frozen=True, slots=True)
+class _Bits:
+    """A float format as unsigned integers: the type, the mask without the sign, and the bits of infinity."""
 
-    Layer 0, the embeddings, may hold zero rows (a padding token's embedding) and may be constant for a row of one token id.
-    """
-    readings = []
-    hidden_size = states_LTH.shape[2]
-    for layer_id, layer_TH in zip(layer_ids, states_LTH, strict=True):  # noqa: N806 - axes
-        rms_T = torch.linalg.vector_norm(layer_TH, dim=1, dtype=torch.float32) / hidden_size**0.5  # noqa: N806
-        low, high = (float(edge) for edge in torch.aminmax(layer_TH))
-        max_abs = max(abs(low), abs(high))
-        if not (max_abs < float("inf")):
-            # aminmax carries NaN through, so the negated comparison is true for NaN and for infinity alike.
-            bad = int((~torch.isfinite(layer_TH).all(dim=1)).sum())
-            return NotFinite(layer_id, bad)
-        if layer_id != 0:
-            zero = int((rms_T == 0).sum())
-            if zero:
-                raise StatesWrongError(f"layer {layer_id} is all zero in {zero} of {len(rms_T)} tokens")
-            if low == high:
-                raise StatesWrongError(f"layer {layer_id} is constant ({low})")
-        readings.append(LayerReading(float(rms_T.sum()), max_abs))
-    return tuple(readings)
+    kind: type[np.unsignedinteger]
+    magnitude: int
+    infinity: int
+
+
+_FORMATS = {
+    torch.bfloat16: _Bits(np.uint16, 0x7FFF, 0x7F80),
+    torch.float16: _Bits(np.uint16, 0x7FFF, 0x7C00),
+    torch.float32: _Bits(np.uint32, 0x7FFF_FFFF, 0x7F80_0000),
+}
+
+
+class RowChecker:
+    """Checks rows of one dtype; owns a small scratch buffer. Lives on one writer thread."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        """Raises KeyError for a dtype that is never stored."""
+        self._dtype = dtype
+        self._bits = _FORMATS[dtype]
+        self._scratch_TH: NDArray[np.unsignedinteger] = np.empty((0, 0), self._bits.kind)
+
+    def check(self, states_LTH: torch.Tensor, layer_ids: Sequence[int]) -> tuple[LayerReading, ...] | NotFinite:
+        """Check one contiguous row; return a reading a layer, or where it is not finite. Raises StatesWrongError.
+
+        Layer 0, the embeddings, may hold zero tokens (a padding token's) and may be constant.
+        """
+        readings = []
+        for layer_id, layer_TH in zip(layer_ids, states_LTH, strict=True):
+            bits_TH = layer_TH.view(torch.uint8).numpy().view(self._bits.kind)
+            largest_T = self._magnitudes(bits_TH)
+            not_finite = int((largest_T >= self._bits.infinity).sum())
+            if not_finite:
+                return NotFinite(layer_id, not_finite)
+            if layer_id != 0:
+                zero = int((largest_T == 0).sum())
+                if zero:
+                    raise StatesWrongError(f"layer {layer_id} is all zero in {zero} of {len(largest_T)} tokens")
+                if bits_TH.size > 1 and _constant(bits_TH):
+                    raise StatesWrongError(f"layer {layer_id} is constant ({float(layer_TH[0, 0])})")
+            readings.append(LayerReading(_mean_rms(layer_TH), self._float(int(largest_T.max()))))
+        return tuple(readings)
+
+    def _magnitudes(self, bits_TH: NDArray[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
+        """Return for each token the bits of its largest magnitude: [T]."""
+        num_tokens, hidden_size = bits_TH.shape
+        step = max(1, SCRATCH_ELEMENTS // hidden_size)
+        if self._scratch_TH.shape != (step, hidden_size):
+            self._scratch_TH = np.empty((step, hidden_size), self._bits.kind)
+        mask = self._bits.kind(self._bits.magnitude)
+        largest_T = np.empty(num_tokens, self._bits.kind)
+        for begin in range(0, num_tokens, step):
+            part_TH = bits_TH[begin : begin + step]
+            masked_TH = np.bitwise_and(part_TH, mask, out=self._scratch_TH[: len(part_TH)])
+            masked_TH.max(axis=1, out=largest_T[begin : begin + step])
+        return largest_T
+
+    def _float(self, bits: int) -> float:
+        return float(torch.from_numpy(np.array([bits], self._bits.kind)).view(self._dtype)[0])
+
+
+def _constant(bits_TH: NDArray[np.unsignedinteger]) -> bool:
+    """Say whether every value is the same; looks at the first token before it looks at all."""
+    first = bits_TH[0, 0]
+    return bool((bits_TH[0] == first).all() and (bits_TH == first).all())
+
+
+def _mean_rms(layer_TH: torch.Tensor) -> float:
+    step = max(1, len(layer_TH) // RMS_TOKENS)
+    chosen = layer_TH[::step].float()
+    return float(chosen.pow(2).mean(dim=1).sqrt().mean())
 
 
 def check_distinct(checksums: Sequence[int], layer_ids: Sequence[int]) -> None:

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import torch
 import xxhash
 
-from connector.rowcheck import NotFinite, StatesWrongError, check_distinct, check_row
+from connector.rowcheck import NotFinite, RowChecker, StatesWrongError, check_distinct
 from connector.seal import seal, temporary
 from connector.wire import DrainJob, hash_ids
 from schemas.arrow import METADATA_KEY, PLAN_SCHEMA, shard_schema, writer_options
@@ -37,6 +37,7 @@ class UnitWriter:
         self._layer_ids = identity.layer_ids
         self._hidden_size = identity.hidden_size
         self._width = DTYPE_BYTES[identity.dtype]
+        self._checker = RowChecker(getattr(torch, identity.dtype))
         self._rank = rank
         self._plan = pq.read_table(work_root / plan_path(order.key.job_id, order.key.unit), schema=PLAN_SCHEMA)
         if self._plan.num_rows != order.num_rows:
@@ -70,7 +71,7 @@ class UnitWriter:
             detail = "the target's answer holds no token with a state"
             self._rejected.append(RejectedRow(row=row, reason="nothing-supervised", detail=detail))
             return
-        readings = check_row(states_LTH, self._layer_ids)
+        readings = self._checker.check(states_LTH, self._layer_ids)
         if isinstance(readings, NotFinite):
             detail = f"layer {readings.layer_id} is not finite in {readings.num_tokens} of {job.num_tokens} tokens"
             self._rejected.append(RejectedRow(row=row, reason="not-finite", detail=detail))
@@ -96,7 +97,7 @@ class UnitWriter:
         self._rows.append(row)
         self._num_tokens.append(job.num_tokens)
         for index, reading in enumerate(readings):
-            self._sum_rms[index] += reading.sum_rms
+            self._sum_rms[index] += reading.mean_rms * job.num_tokens
             self._max_abs[index] = max(self._max_abs[index], reading.max_abs)
 
     def void(self, row: int) -> None:

@@ -23,7 +23,7 @@ class FileEntry(Wire):
 
 
 class LayerStats(Wire):
-    """A layer over the rows of a shard: mean over tokens of the root mean square over H, and the largest magnitude."""
+    """A layer over a shard: the largest magnitude, and the mean over sampled tokens of the root mean square over H."""
 
     layer_id: int
     mean_rms: float

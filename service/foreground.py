@@ -105,8 +105,9 @@ def _run(store: Store, job_id: str, settings: Settings, display: ProgressDisplay
             while alive:
                 supervisor.join(POLL_S)
                 alive = supervisor.is_alive()  # before the events: the last look then sees the last of them
-                for last in _events(store, job_id, last.id):
-                    display.show(last)
+                for event in _events(store, job_id, last.id):
+                    display.show(event)
+                    last = event
                 display.show(last)
                 if received:
                     supervisor.stop()

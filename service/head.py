@@ -79,7 +79,7 @@ class Head:
         unit roundoff, a rounding is a uniform relative error of at most u, of variance u^2/3. Let y be the
         normed state and s the stored state's share in it (for an RMSNorm s = y), z a logit and c its slope
         behind soft cap and scale. To first order errors e_j of y_j move the named token's log-probability by
-        sum_j d_j e_j with d = c_t w_t - sum_v p_v c_v w_v, and the gap by the same with d = c_o w_o - c_t w_t.
+        sum_j d_j e_j with d = c_t w_t - sum_v p_v c_v w_v, and the gap likewise with d = c_o w_o - c_t w_t.
         In units of u^2/3 the variances are:
 
         - sum_j d_j^2 (s_j^2 + 3 y_j^2): the stored state is rounded once, the normed one before and after its

@@ -54,7 +54,9 @@ class LogitVerdict:
 def logit_rows(sample_ids: Sequence[str], share: float, minimum: int) -> frozenset[int]:
     """Choose `share` of the rows, at least `minimum`: those whose sample ids have the smallest hashes."""
     count = min(len(sample_ids), max(minimum, math.ceil(share * len(sample_ids))))
-    ranked = sorted(range(len(sample_ids)), key=lambda row: (xxhash.xxh3_64_intdigest(sample_ids[row].encode()), row))
+    ranked = sorted(
+        range(len(sample_ids)), key=lambda row: (xxhash.xxh3_64_intdigest(sample_ids[row].encode()), row)
+    )
     return frozenset(ranked[:count])
 
 
@@ -62,8 +64,8 @@ def check_logits(head: Head, cases: Sequence[LogitCase]) -> LogitVerdict:
     """Recompute the next token's log-probability of each case and compare it with its witness.
 
     A row fails if the engine's token is not the states' own, or its log-probability another, beyond what
-    rounding explains. The rows together fail if their errors are too large as a whole, which shows what is only
-    slightly wrong in each of them. Both bounds are those of a sum of n squared unit Gaussians (Laurent and
+    rounding explains. The rows together fail if their errors are too large as a whole, which shows what is
+    only slightly wrong in each of them. Both bounds are those of a sum of n squared unit Gaussians (Laurent and
     Massart): at most n + 2 sqrt(n x) + 2 x but for a chance of exp(-x).
     """
     faults: list[str] = []
@@ -86,7 +88,9 @@ def check_logits(head: Head, cases: Sequence[LogitCase]) -> LogitVerdict:
     if total > limit:
         worst, where = max(sigmas)
         about = f"the log-probabilities of {len(sigmas)} rows are off by {total:.0f} squared sigmas together"
-        faults.append(f"{where}: {about}, rounding explains {limit:.0f}; this row is off by {worst:.1f} sigmas")
+        faults.append(
+            f"{where}: {about}, rounding explains {limit:.0f}; this row is off by {worst:.1f} sigmas"
+        )
     return LogitVerdict(len(cases), agree, max_error, tuple(faults))
 
 

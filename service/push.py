@@ -186,6 +186,8 @@ def _refuse_strangers(manifest: Manifest, job_id: str, files: Sequence[FileEntry
     if manifest.provenance.job_id != job_id:
         raise DatasetBroken(f"the manifest of {job_id} is that of {manifest.provenance.job_id}")
     folders = tuple(PurePosixPath(kind, job_id) for kind in ("data", "index"))
+    if FINAL_NORM_PATH not in [entry.path for entry in files]:
+        raise DatasetBroken(f"the manifest of {job_id} names no {FINAL_NORM_PATH}")
     single = {FINAL_NORM_PATH, token_freq_path(job_id)}
     for entry in files:
         if PurePosixPath(entry.path).parent not in folders and entry.path not in single:

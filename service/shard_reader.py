@@ -3,8 +3,8 @@
 Imports torch: import it lazily. A layer is read by one `preadv` at the place the footer names, past pyarrow,
 which would copy it twice; every length is checked before anything is allocated.
 
-A damaged file raises DatasetBroken, except that pyarrow ends the process over some damaged footers: read a file
-whose hash is wrong in a process of its own.
+A damaged file raises DatasetBroken, except that pyarrow ends the process over some damaged footers: read a
+file whose hash is wrong in a process of its own.
 
 Legend: T tokens, H hidden size.
 """

@@ -91,7 +91,7 @@ def verify_dataset(
     if not folder.is_dir():
         raise NotFound(f"{folder} is no folder")
     findings: list[Finding] = []
-    jobs = list(_manifests(folder, findings))
+    jobs = list(read_manifests(folder, findings))
     counts: Counter[str] = Counter()
     max_error = 0.0
     heads: dict[str, Head] = {}
@@ -153,8 +153,8 @@ def verify_remote(
         return verify_dataset(Path(copy), model_folder=model_folder, share=share, minimum=minimum, where=what)
 
 
-def _manifests(folder: Path, findings: list[Finding]) -> Iterator[Manifest]:
-    """Yield every manifest that can be read, and check each against itself."""
+def read_manifests(folder: Path, findings: list[Finding]) -> Iterator[Manifest]:
+    """Yield every manifest that can be read; what is wrong with any of them goes to `findings`."""
     files = sorted((folder / "manifests").glob("*.json"))
     if not files:
         findings.append(Finding(path="manifests/", what="holds no manifest"))
@@ -222,11 +222,15 @@ def _verify_job(
         Finding(path=entry.path, what=what) for entry in _entries(job) for what in _file_faults(folder, entry)
     ]
     outcomes: list[UnitOutcome] = []
+    wrong = {finding.path for finding in findings}
     units = {entry.unit for entry in job.shards} if all(_is_inside(e.path) for e in _entries(job)) else set()
     for unit in sorted(units):
         files = {index_path(job.provenance.job_id, unit)} | {e.path for e in job.shards if e.unit == unit}
-        damaged = sorted(files & {finding.path for finding in findings})
-        outcome = _verify_damaged(folder, job, unit, damaged) if damaged else verify_unit(folder, job, unit, proof)
+        damaged = sorted(path for path in files & wrong if (folder / path).is_file())
+        if damaged:
+            outcome = _verify_damaged(folder, job, unit, damaged)
+        else:
+            outcome = verify_unit(folder, job, unit, proof)
         outcomes.append(outcome)
         findings += outcome.findings
     manifest = manifest_path(job.provenance.job_id)

@@ -203,4 +203,3 @@ def _compare_index(
         if wrong:
             where = f"row {row} of {shard} ({light.sample_id})"
             outcome.fault(index, f"{where} differs in {', '.join(wrong)}")
-

@@ -422,6 +422,16 @@ def test_a_manifest_that_names_a_stranger_is_refused(desk: Desk, tmp_path: Path,
     assert desk.hub.calls["create"] == 0
 
 
+def test_a_manifest_without_the_final_norm_is_refused(desk: Desk, tmp_path: Path) -> None:
+    folder = tmp_path / "forged"
+    shutil.copytree(desk.dataset, folder)
+    file = folder / manifest_path(JOB)
+    manifest = Manifest.model_validate_json(file.read_bytes())
+    file.write_text(manifest.model_copy(update={"extras": ()}).model_dump_json())
+    assert desk.push(folder)["error"] == "DatasetBroken"
+    assert not desk.hub.calls
+
+
 def test_a_folder_without_a_manifest_is_refused(desk: Desk, tmp_path: Path) -> None:
     assert desk.push(tmp_path)["error"] == "DatasetBroken"
     assert not desk.hub.calls

@@ -260,10 +260,7 @@ class FakeHub:
             "sha": commit.oid,
             "private": repo.private,
             "gated": False,
-            "disabled": False,
-            "tags": [],
             "siblings": [{"rfilename": path} for path in sorted(commit.tree)],
-            "createdAt": "2026-01-01T00:00:00.000Z",
             "lastModified": "2026-01-01T00:00:00.000Z",
         }
         return JSONResponse(about)
@@ -318,13 +315,13 @@ class FakeHub:
         self._repo(request, write="xet-write-token" in request.url.path)
         if self.cas is None:
             raise Refusal(404, "xet is not enabled for this repository")
-        connection = {"casUrl": f"local://{self.cas}", "accessToken": "xet", "exp": int(time.time()) + 3600}
+        cas_url, expires = f"local://{self.cas}", int(time.time()) + 3600
         headers = {
-            "X-Xet-Cas-Url": str(connection["casUrl"]),
+            "X-Xet-Cas-Url": cas_url,
             "X-Xet-Access-Token": "xet",
-            "X-Xet-Token-Expiration": str(connection["exp"]),
+            "X-Xet-Token-Expiration": str(expires),
         }
-        return JSONResponse(connection, headers=headers)
+        return JSONResponse({"casUrl": cas_url, "accessToken": "xet", "exp": expires}, headers=headers)
 
     async def _commit(self, request: Request) -> Response:
         repo = self._repo(request, write=True)

@@ -1,4 +1,4 @@
-"""Small sealed attempts and datasets made from given states by pyarrow alone, apart from the connector's own writer."""
+"""Small sealed attempts and datasets of given states, written by pyarrow alone: not the connector's writer."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -136,7 +136,13 @@ def capture(
 
 
 def seal_attempt(
-    folder: Path, told: Provenance, rows: Mapping[int, ShardRow], *, unit: int = 0, rank: int = 0, num_ranks: int = 1
+    folder: Path,
+    told: Provenance,
+    rows: Mapping[int, ShardRow],
+    *,
+    unit: int = 0,
+    rank: int = 0,
+    num_ranks: int = 1,
 ) -> UnitSealed:
     """Write one rank's rows, by plan row in file order, and return the receipt of the file."""
     path = folder / shard_file(unit, rank, num_ranks)
@@ -212,7 +218,9 @@ def write_unit(folder: Path, scratch: Path, captured: Capture, rows: Sequence[Sh
     file, path = folder / shard_path(JOB, unit), shard_path(JOB, unit)
     write_shard(file, rows, told)
     plan = write_plan_of(scratch / f"plan-{unit}.parquet", captured.rows)
-    write_index(folder / index_path(JOB, unit), index_path(JOB, unit), [(file, path)], plan, captured.witnesses)
+    write_index(
+        folder / index_path(JOB, unit), index_path(JOB, unit), [(file, path)], plan, captured.witnesses
+    )
 
 
 def write_dataset(folder: Path, scratch: Path, units: Mapping[int, Capture]) -> Manifest:

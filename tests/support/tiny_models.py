@@ -32,7 +32,12 @@ _KINDS: dict[str, tuple[dict[str, Any], FinalNorm]] = {
         FinalNorm(kind="rmsnorm", eps=1e-6),
     ),
     "gemma2": (
-        {"num_key_value_heads": 2, "head_dim": 16, "tie_word_embeddings": True, "final_logit_softcapping": 8.0},
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "tie_word_embeddings": True,
+            "final_logit_softcapping": 8.0,
+        },
         FinalNorm(kind="gemma_rmsnorm", eps=1e-6),
     ),
     "gpt_neox": ({}, FinalNorm(kind="layernorm", eps=1e-5)),
@@ -45,7 +50,7 @@ MODEL_TYPES = tuple(_KINDS)
 
 @dataclass(frozen=True, slots=True)
 class EngineSays:
-    """One sequence through the model: every layer [T, H] with N before the final norm; argmax and its log-prob."""
+    """One sequence through the model: every layer [T, H], N before the final norm; argmax and logprob."""
 
     layers: dict[int, torch.Tensor]
     post_norm: torch.Tensor
@@ -72,7 +77,7 @@ class TinyModel:
         self.model.save_pretrained(folder, max_shard_size=shard_size)
 
     def run(self, token_ids: list[int]) -> EngineSays:
-        """Return the states and the next token's log-probabilities, as an engine of this dtype computes them."""
+        """Return the states and the next token's log-probabilities, as an engine of this dtype does."""
         seen: dict[str, torch.Tensor] = {}
         norm = next(m for name, m in self.model.named_modules() if FINAL_NORM_MODULE.fullmatch(name))
         hook = norm.register_forward_pre_hook(lambda _, args: seen.update(before=args[0]))

@@ -145,7 +145,9 @@ def measured(options: Options) -> tuple[object, ...]:
         (["--only", "network"], "--only"),
     ],
 )
-def test_a_bad_argument_is_refused_by_name(said: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bad_argument_is_refused_by_name(
+    said: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         parse(said)
     assert named in capsys.readouterr().err

@@ -115,7 +115,9 @@ def shifted_by_one_token(unit: Unit, row: ShardRow) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("plant", [post_norm, layer_before])
-def test_a_last_layer_that_is_wrong_in_every_row_is_named(unit, plant: Callable[[Unit, ShardRow], torch.Tensor]):
+def test_a_last_layer_that_is_wrong_in_every_row_is_named(
+    unit, plant: Callable[[Unit, ShardRow], torch.Tensor]
+):
     model, dtype = unit.captured.model, unit.captured.about.dtype
     unit = replace(unit, captured=capture(model, dtype=dtype, lengths=LENGTHS * 3))
     rows = [with_states(row, NUM_LAYERS, plant(unit, row)) for row in unit.captured.rows]
@@ -176,7 +178,9 @@ def test_two_layers_with_the_same_states_are_named(llama):
 
 def test_a_stored_checksum_that_does_not_fit_is_named(llama):
     row = replace(llama.captured.rows[2], checksums=[1, 2, 3])
-    with pytest.raises(StatesWrong, match=r"row 2 .*layer 1: its bytes have xxh3 \w{16}, 0000000000000001 is"):
+    with pytest.raises(
+        StatesWrong, match=r"row 2 .*layer 1: its bytes have xxh3 \w{16}, 0000000000000001 is"
+    ):
         llama.check(llama.seal([*llama.captured.rows[:2], row, *llama.captured.rows[3:]]))
 
 
@@ -192,7 +196,9 @@ def test_a_bit_flipped_in_the_sealed_file_is_found(llama):
         llama.check(receipt)
 
 
-@pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_bytes(path.read_bytes()[:-9])])
+@pytest.mark.parametrize(
+    "damage", [lambda path: path.unlink(), lambda path: path.write_bytes(path.read_bytes()[:-9])]
+)
 def test_a_sealed_file_that_is_gone_or_cut_short_is_tried_again(llama, damage):
     receipt = llama.seal()
     damage(llama.folder / receipt.file)
@@ -220,7 +226,9 @@ def test_a_row_with_fewer_states_than_tokens_is_tried_again(llama):
 def test_light_columns_that_depart_from_the_plan_are_named(llama, change, message):
     row = replace(llama.captured.rows[2], **change)
     receipt = llama.seal([*llama.captured.rows[:2], row, *llama.captured.rows[3:]])
-    with pytest.raises(StatesWrong, match=rf"unit 0, row 2 \({llama.captured.rows[2].sample_id}\): {message}"):
+    with pytest.raises(
+        StatesWrong, match=rf"unit 0, row 2 \({llama.captured.rows[2].sample_id}\): {message}"
+    ):
         llama.check(receipt)
 
 
@@ -266,7 +274,11 @@ def test_rows_that_the_engine_dropped_send_the_unit_back(llama):
 
 @pytest.mark.parametrize(
     ("rows", "message"),
-    [((0, 1, 2, 3), "row 4 has 0"), ((0, 1, 2, 3, 3), "row 3 has 2, row 4 has 0"), ((0, 1, 2, 3, 9), "row 9 has 1")],
+    [
+        ((0, 1, 2, 3), "row 4 has 0"),
+        ((0, 1, 2, 3, 3), "row 3 has 2, row 4 has 0"),
+        ((0, 1, 2, 3, 9), "row 9 has 1"),
+    ],
 )
 def test_every_planned_row_needs_one_end(llama, rows, message):
     receipt = llama.seal()
@@ -276,7 +288,10 @@ def test_every_planned_row_needs_one_end(llama, rows, message):
 
 def test_rejected_and_skipped_rows_are_ends_too(llama):
     receipt = seal_attempt(llama.folder, llama.captured.provenance, {2: llama.captured.rows[2]})
-    rejected = (RejectedRow(row=0, reason="not-finite", detail=""), RejectedRow(row=4, reason="not-finite", detail=""))
+    rejected = (
+        RejectedRow(row=0, reason="not-finite", detail=""),
+        RejectedRow(row=4, reason="not-finite", detail=""),
+    )
     checks = llama.check(receipt.model_copy(update={"rejected": rejected}), skipped={1, 3})
     assert (checks.rows_checked, checks.logit_rows) == (1, 1)
     with pytest.raises(StatesWrong, match="row 2 has 2"):
@@ -339,7 +354,12 @@ def test_a_witness_of_nan_proves_nothing(llama):
 def generated(row: ShardRow, prompt_tokens: int, mask: list[int] | None = None) -> tuple[ShardRow, ShardRow]:
     """Return a stored row whose tail is an answer, and its planned prompt."""
     answer = [1] * (len(row.input_ids) - prompt_tokens)
-    prompt = replace(row, prompt_tokens=prompt_tokens, input_ids=row.input_ids[:prompt_tokens], loss_mask=[0] * prompt_tokens)
+    prompt = replace(
+        row,
+        prompt_tokens=prompt_tokens,
+        input_ids=row.input_ids[:prompt_tokens],
+        loss_mask=[0] * prompt_tokens,
+    )
     stored = replace(row, prompt_tokens=prompt_tokens, loss_mask=prompt.loss_mask + (mask or answer))
     return stored, prompt
 
@@ -355,7 +375,9 @@ def test_a_generated_answer_follows_its_prompt_and_is_all_supervised(tmp_path):
     holes, _ = generated(unit.captured.rows[0], 10, mask=[1, 1, 0, 1, 1, 1, 1])
     with pytest.raises(StatesWrong, match="loss_mask of the answer differs at 2: 0 is stored, 1 is due"):
         unit.check(unit.seal([holes]), plan_file=plan_file)
-    other = replace(stored, input_ids=[*stored.input_ids[:9], 1 + stored.input_ids[9], *stored.input_ids[10:]])
+    other = replace(
+        stored, input_ids=[*stored.input_ids[:9], 1 + stored.input_ids[9], *stored.input_ids[10:]]
+    )
     with pytest.raises(StatesWrong, match="input_ids differs at 9"):
         unit.check(unit.seal([other]), plan_file=plan_file)
 

@@ -35,7 +35,12 @@ def test_every_written_row_stands_in_plan_order_with_its_place(tmp_path, unit):
     table = pq.read_table(tmp_path / "index.parquet")
     assert table.schema.equals(INDEX_SCHEMA)
     assert table["sample_id"].to_pylist() == ["s0", "s1", "s3", "s4"]
-    assert table["shard"].to_pylist() == ["data/r0.parquet", "data/r1.parquet", "data/r1.parquet", "data/r0.parquet"]
+    assert table["shard"].to_pylist() == [
+        "data/r0.parquet",
+        "data/r1.parquet",
+        "data/r1.parquet",
+        "data/r0.parquet",
+    ]
     assert table["row"].to_pylist() == [1, 1, 0, 0]
     assert table["input_ids"].to_pylist() == [rows[n].input_ids for n in (0, 1, 3, 4)]
     assert table["loss_mask"].to_pylist() == [rows[n].loss_mask for n in (0, 1, 3, 4)]

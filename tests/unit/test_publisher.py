@@ -23,7 +23,7 @@ def model(tmp_path: Path) -> Path:
 
 def a_request(model: Path) -> ExtractRequest:
     source = InlineSource(kind="inline", samples=(Sample(text="hello"),))
-    return ExtractRequest(model=str(model), source=source)
+    return ExtractRequest(model=str(model), layers=(1, 2), source=source)
 
 
 def test_the_final_norm_is_read_from_the_weights(model: Path, tmp_path: Path) -> None:

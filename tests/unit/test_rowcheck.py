@@ -1,9 +1,13 @@
 import pytest
 import torch
 
-from connector.rowcheck import NotFinite, StatesWrongError, check_distinct, check_row
+from connector.rowcheck import NotFinite, RowChecker, StatesWrongError, check_distinct
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+
+
+def check_row(states, layer_ids):
+    return RowChecker(states.dtype).check(states, layer_ids)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -11,7 +15,7 @@ def test_healthy_rows_pass_and_are_read_right(dtype):
     states = torch.randn(2, 5, 64).to(dtype)
     readings = check_row(states, (2, 8))
     for reading, layer in zip(readings, states.float(), strict=True):
-        assert reading.sum_rms == pytest.approx(float(layer.pow(2).mean(1).sqrt().sum()), rel=1e-3)
+        assert reading.mean_rms == pytest.approx(float(layer.pow(2).mean(1).sqrt().mean()), rel=1e-3)
         assert reading.max_abs == float(layer.abs().max())
 
 
@@ -41,6 +45,13 @@ def test_the_embedding_of_a_padding_token_may_be_zero():
     states = torch.randn(2, 5, 64)
     states[0, 2] = 0
     assert len(check_row(states, (0, 8))) == 2
+
+
+def test_one_checker_takes_rows_of_any_length_one_after_the_other():
+    checker = RowChecker(torch.bfloat16)
+    for num_tokens in (3, 200, 1, 50):
+        states = torch.randn(2, num_tokens, 64).to(torch.bfloat16)
+        assert [reading.max_abs for reading in checker.check(states, (2, 8))] == [float(layer.abs().max()) for layer in states]
 
 
 def test_large_magnitudes_are_no_infinity():

@@ -8,10 +8,13 @@ from typing import Any
 import httpx2
 import pytest
 
-from schemas.job import JobState, JobView
+from schemas.job import Estimate, JobState, JobView
 from schemas.names import job_id_from_key
 from service.store import Store
-from tests.support.api import JSON, UNKNOWN, job_body, problem_of
+from tests.support.api import JSON, UNKNOWN, api_settings, job_body, problem_of, serving
+from tests.support.fake_hub import FakeHub
+from tests.support.hub_state import Token
+from tests.support.tiny_model import random_target
 
 
 def test_an_accepted_job_is_queued_and_can_be_read_where_the_answer_says(api: httpx2.Client, model: Path):
@@ -139,3 +142,38 @@ def test_a_declared_length_beyond_the_limit_is_refused_on_every_route(api: httpx
 def test_an_estimate_refuses_what_a_job_would_be_refused_for(api: httpx2.Client, model: Path):
     assert problem_of(api.post("/estimate", json=job_body(model, layers=[99])), 422).field == "layers"
     assert problem_of(api.post("/estimate", json=job_body(model, x=1)), 422).field == "x"
+
+
+def test_a_repository_without_permission_is_refused_by_field_and_one_with_it_is_taken(
+    tmp_path: Path, model: Path
+):
+    """1. The token may not write there. 2. The same body to a repository where it may is a job."""
+    with FakeHub() as hub:
+        hub.add_token("hf_token", Token("me"))
+        settings = api_settings(tmp_path, model_roots=(model,), hub_endpoint=hub.url, hub_token="hf_token")
+        with serving(settings) as api:
+            body = job_body(model, hub={"repo_id": "someone/else"})
+            problem = problem_of(api.post("/extract", json=body), 403)
+            assert (problem.type, problem.field) == ("urn:quarry:hub-denied", "hub.repo_id")
+            assert "hf_token" not in problem.model_dump_json()
+            assert api.get("/jobs").json()["jobs"] == []
+            assert api.post("/extract", json=body | {"hub": {"repo_id": "me/states"}}).status_code == 202
+
+
+def test_a_hub_that_does_not_answer_is_unavailable_and_the_same_key_may_be_tried_again(
+    tmp_path: Path, model: Path
+):
+    settings = api_settings(tmp_path, model_roots=(model,), hub_endpoint="http://127.0.0.1:9", hub_token="t")
+    with serving(settings) as api:
+        key = {"Idempotency-Key": "again"}
+        problem_of(api.post("/extract", json=job_body(model, hub={"repo_id": "a/b"}), headers=key), 503)
+        assert api.post("/extract", json=job_body(model), headers=key).status_code == 202
+
+
+def test_an_estimate_counts_samples_tokens_and_bytes(tmp_path: Path):
+    target = random_target(tmp_path / "target", layers=4, hidden=64)
+    with serving(api_settings(tmp_path)) as api:
+        found = Estimate.model_validate(api.post("/estimate", json=job_body(target)).json())
+    assert (found.samples, found.rejected, found.layer_ids) == (2, 0, (1, 2, 4))
+    assert found.tokens > 3
+    assert found.bytes == found.tokens * found.bytes_per_token

@@ -1,0 +1,181 @@
+"""`quarry serve` as an operator runs it: a process that takes jobs, runs them, and ends in order."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from uvicorn.main import STARTUP_FAILURE
+
+from schemas.job import JobState
+from service.client import Client
+from service.serve import EXIT_WORKER_LOST
+from service.verify import verify_dataset
+from tests.support.children import children_of, wait_for_end
+from tests.support.tiny_model import random_target
+
+ROOT = Path(__file__).parents[2]
+SAMPLES = [{"id": str(number), "token_ids": [1, 2, 3, number]} for number in range(8)]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_target(tmp_path_factory.mktemp("target") / "model", layers=4, hidden=64)
+
+
+@dataclass(frozen=True)
+class Serving:
+    """A running `quarry serve`."""
+
+    process: subprocess.Popen[str]
+    url: str
+    worker: int | None
+
+    def post(self, target: Path, **changes: Any) -> str:
+        """Submit a job of a few samples and return its id."""
+        body = {
+            "model": str(target),
+            "layers": [1, 2],
+            "canary": "skip",
+            "source": {"kind": "inline", "samples": SAMPLES},
+        }
+        answer = httpx2.post(f"{self.url}/extract", json=body | changes, trust_env=False, timeout=60)
+        assert answer.status_code == 202, answer.text
+        return answer.json()["id"]
+
+
+@contextmanager
+def serving(
+    data_dir: Path, *options: str, python_path: str = str(ROOT), **settings: str
+) -> Iterator[Serving]:
+    """Start it on a free port and wait until it is ready; kill it in the end if it still lives."""
+    environment = os.environ | {
+        "PYTHONPATH": python_path,
+        "QUARRY_ENGINE": "tests.support.fake_engine:FakeEngine",
+        "QUARRY_MODEL_ROOTS": '["/"]',
+        "QUARRY_LOGIT_SHARE": "0",
+        "QUARRY_LOGIT_ROWS_MIN": "0",
+        "QUARRY_POLL_S": "0.05",
+        **settings,
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "service.cli",
+        "serve",
+        "--data-dir",
+        str(data_dir),
+        "--port",
+        "0",
+        *options,
+    ]
+    log = data_dir.with_suffix(".log")
+    with log.open("w") as file:
+        child = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=file, text=True)
+    assert child.stderr is not None
+    try:
+        seen, url, worker = "", None, None
+        while url is None or (worker is None and "--no-worker" not in options):
+            line = child.stderr.readline()
+            assert line, seen
+            seen += line
+            url = url or re.search(r"Uvicorn running on (\S+)", line)
+            worker = worker or re.search(r"worker (\d+) started", line)
+        transport = httpx2.HTTPTransport(retries=20)
+        with httpx2.Client(transport=transport, trust_env=False) as client:
+            client.get(f"{url[1]}/readyz").raise_for_status()
+        yield Serving(child, url[1], int(worker[1]) if worker else None)
+    finally:
+        child.kill()
+        child.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_service_without_a_worker_ends_in_order(tmp_path: Path, number: signal.Signals):
+    with serving(tmp_path / "data", "--no-worker") as service:
+        assert children_of(service.process.pid) == []
+        service.process.send_signal(number)
+        assert service.process.wait(60) == 0
+
+
+def test_a_service_runs_a_job_and_ends_in_order_with_its_worker(tmp_path: Path, target: Path):
+    """1. A job is posted and followed to its end. 2. Its dataset is right. 3. SIGTERM ends both processes."""
+    with serving(tmp_path / "data") as service:
+        job_id = service.post(target)
+        with Client(service.url) as client:
+            events = list(client.follow(job_id))
+            manifest = client.get(f"/jobs/{job_id}/manifest")
+        assert events[-1].state is JobState.COMPLETED, events[-1].problem
+        assert manifest["totals"]["samples_written"] == len(SAMPLES)
+        service.process.send_signal(signal.SIGTERM)
+        assert service.process.wait(120) == 0
+        wait_for_end(service.worker)
+    report = verify_dataset(tmp_path / "data" / "jobs" / job_id)
+    assert report.ok, report.findings
+
+
+def test_a_killed_worker_is_replaced_and_the_job_completes(tmp_path: Path, target: Path):
+    """1. A job is in the engine. 2. The worker is killed. 3. Another takes over after the lease."""
+    with serving(tmp_path / "data", QUARRY_FAKE_STEP_S="2", QUARRY_LEASE_S="1") as service:
+        with Client(service.url) as client:
+            events = client.follow(service.post(target))
+            assert any("leased" in event.message for event in events)
+            os.kill(service.worker, signal.SIGKILL)
+            *_, last = events
+        assert last.state is JobState.COMPLETED, last.problem
+        assert last.progress.samples_written == len(SAMPLES)
+        assert service.worker not in children_of(service.process.pid)
+
+
+def test_a_killed_service_takes_its_worker_with_it(tmp_path: Path):
+    with serving(tmp_path / "data") as service:
+        service.process.kill()
+        service.process.wait()
+        wait_for_end(service.worker)
+
+
+def test_a_service_whose_worker_cannot_live_ends_with_a_code_of_its_own(tmp_path: Path):
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "sitecustomize.py").write_text(
+        "import os, sys\nif 'worker' in sys.orig_argv:\n    os._exit(9)\n"
+    )
+    with serving(tmp_path / "data", python_path=f"{broken}:{ROOT}") as service:
+        assert service.process.wait(240) == EXIT_WORKER_LOST
+
+
+def test_a_port_that_is_taken_is_an_error_before_there_is_a_worker(tmp_path: Path):
+    with serving(tmp_path / "data", "--no-worker") as service:
+        port = service.url.rpartition(":")[2]
+        command = [
+            sys.executable,
+            "-m",
+            "service.cli",
+            "serve",
+            "--data-dir",
+            str(tmp_path / "b"),
+            "--port",
+            port,
+        ]
+        second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert second.returncode == STARTUP_FAILURE
+    assert "address already in use" in second.stderr
+    assert "worker" not in second.stderr
+
+
+def test_a_database_that_cannot_be_used_is_told_without_a_traceback(tmp_path: Path):
+    environment = os.environ | {"QUARRY_DATABASE_URL": "mysql://host/name", "QUARRY_DATA_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", "service.cli", "serve"]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, "field: database_url" in done.stderr) == (2, True)
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,67 @@
+"""`quarry verify` of a repository: the real client against a local Hub."""
+
+from pathlib import Path
+
+import pytest
+
+from schemas.names import shard_path
+from service.errors import OptionRefused
+from service.settings import Settings
+from service.verify import VerifyReport, verify_remote
+from tests.support.fake_hub import FakeHub
+from tests.support.hub_state import Token
+from tests.support.plans import JOB
+from tests.support.shards import LENGTHS, capture, write_dataset
+from tests.support.tiny_models import TinyModel
+
+REPO = "org/states"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return TinyModel(tmp_path_factory.mktemp("model"), "llama", "bfloat16")
+
+
+@pytest.fixture(scope="module")
+def files(model, tmp_path_factory) -> dict[str, bytes]:
+    root = tmp_path_factory.mktemp("dataset")
+    write_dataset(root / "made", root, {0: capture(model, dtype="bfloat16")})
+    made = [path for path in (root / "made").rglob("*") if path.is_file()]
+    return {path.relative_to(root / "made").as_posix(): path.read_bytes() for path in made}
+
+
+def verify(hub: FakeHub, scratch: Path, repo_id: str = REPO, **options: object) -> VerifyReport:
+    settings = Settings(hub_endpoint=hub.url, hub_token="hf_reads")
+    return verify_remote(repo_id, settings, scratch=scratch, **options)
+
+
+@pytest.fixture
+def hub():
+    with FakeHub() as hub:
+        hub.add_token("hf_reads", Token("me", role="read"))
+        yield hub
+
+
+def test_a_right_repository_has_no_findings_and_leaves_no_copy(hub, files, model, tmp_path):
+    hub.add_repo(REPO, files)
+    report = verify(hub, tmp_path, model_folder=model.folder)
+    assert report.ok, str(report)
+    assert report.rows == report.logit_rows == len(LENGTHS)
+    assert report.where == f"dataset {REPO}"
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_damaged_shard_of_a_repository_is_named(hub, files, tmp_path):
+    path = shard_path(JOB, 0)
+    hub.add_repo(REPO, files | {path: files[path][:-100]})
+    report = verify(hub, tmp_path)
+    assert not report.ok
+    assert {finding.path for finding in report.findings} == {path}
+
+
+@pytest.mark.parametrize(("repo_id", "revision"), [("org/none", None), (REPO, "none"), ("not a name", None)])
+def test_a_repository_or_revision_that_does_not_exist_is_named(hub, files, tmp_path, repo_id, revision):
+    hub.add_repo(REPO, files)
+    with pytest.raises(OptionRefused, match=repo_id) as refusal:
+        verify(hub, tmp_path, repo_id, revision=revision)
+    assert refusal.value.cure is not None

@@ -1,0 +1,70 @@
+"""Child processes for tests of those who keep them; whatever happens is waited for in the kernel."""
+
+import os
+import select
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Self
+
+DRAINS = """
+import signal, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+"""A child that ends in order when it is asked to."""
+IGNORES = """
+import signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+"""A child that does not listen."""
+
+
+def python(code: str) -> list[str]:
+    """Return the command that runs `code` in a new interpreter."""
+    return [sys.executable, "-c", code]
+
+
+def wait_for_end(pid: int) -> None:
+    """Return when a process has ended; it may already have. It need not be a child, and is not reaped."""
+    try:
+        watch = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        select.select([watch], [], [])
+    finally:
+        os.close(watch)
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the processes that a process started, whichever of its threads did."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(number) for task in tasks for number in (task / "children").read_text().split()]
+
+
+@dataclass(frozen=True)
+class Output:
+    """A pipe: children write to `write`, the test reads lines."""
+
+    read: IO[bytes]
+    write: IO[bytes]
+
+    @classmethod
+    @contextmanager
+    def opened(cls) -> Iterator[Self]:
+        """Open a pipe for the length of a block."""
+        read, write = os.pipe()
+        with os.fdopen(read, "rb") as reader, os.fdopen(write, "wb") as writer:
+            yield cls(reader, writer)
+
+    def line(self) -> str:
+        """Wait for a line and return it."""
+        return self.read.readline().decode().strip()
