@@ -6,10 +6,10 @@ INSTALLED := .venv/installed
 INSTALL_LOG := .venv/install.log
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: help install fmt lint test demo lock clean
+.PHONY: help install fmt lint test demo crash bench lock clean
 
 help:
-	@echo "make install | fmt | lint | test | demo | lock | clean"
+	@echo "make install | fmt | lint | test | demo | crash | bench | lock | clean"
 
 install: $(INSTALLED)
 
@@ -40,7 +40,12 @@ test: lint
 demo: install
 	@$(BIN)/python -m examples.demo
 
-# The long tests (`crash`) and the benchmark (`bench`) are words of their own; they go here.
+# The long form of the kill tests: 2,000 samples through vLLM, killed twice. `make test` runs the short form.
+crash: install
+	$(BIN)/python -m pytest tests/crash -m "long or not long"
+
+bench: install
+	$(BIN)/python -m benchmarks.bench
 
 lock: install
 	$(BIN)/python requirements/lock.py

@@ -59,9 +59,9 @@ def list_jobs(store: StoreOf, query: Annotated[JobsQuery, Query()]) -> JobPage:
 
 
 @router.get("/{job_id}", responses=problem_responses(404, 422))
-def read_job(job: JobOf, options: Annotated[NoOptions, Query()]) -> JobView:
+def read_job(job: JobOf, store: StoreOf, options: Annotated[NoOptions, Query()]) -> JobView:
     """Say how a job stands."""
-    return job.view()
+    return store.job(job.id).view()
 
 
 @router.post(

@@ -1,15 +1,17 @@
 """What a route is given: the settings and the store of its application, and the job that its path names."""
 
+from dataclasses import dataclass
 from threading import Event as Flag
 from typing import Annotated
 
 from fastapi import Depends, Path, Request
 
 from schemas.base import Wire
+from schemas.job import JobState
 from schemas.names import is_job_id
 from service.errors import NotFound
 from service.settings import Settings
-from service.store import JobRow, Store
+from service.store import Store
 
 
 class NoOptions(Wire):
@@ -39,7 +41,15 @@ StoreOf = Annotated[Store, Depends(store_of)]
 StoppingOf = Annotated[Flag, Depends(stopping_of)]
 
 
-def job_of(store: StoreOf, job_id: Annotated[str, Path(description="`j-` and 16 hex digits")]) -> JobRow:
+@dataclass(frozen=True, slots=True)
+class NamedJob:
+    """A job that exists, without its request, which may be 64 MiB. `state` is what it was a moment ago."""
+
+    id: str
+    state: JobState
+
+
+def job_of(store: StoreOf, job_id: Annotated[str, Path(description="`j-` and 16 hex digits")]) -> NamedJob:
     """Return the job that the path names.
 
     Raises:
@@ -47,7 +57,7 @@ def job_of(store: StoreOf, job_id: Annotated[str, Path(description="`j-` and 16 
     """
     if not is_job_id(job_id):
         raise NotFound(f"there is no job {job_id!r}", field="job_id", cure="GET /jobs lists the jobs")
-    return store.job(job_id)
+    return NamedJob(job_id, store.state(job_id))
 
 
-JobOf = Annotated[JobRow, Depends(job_of)]
+JobOf = Annotated[NamedJob, Depends(job_of)]

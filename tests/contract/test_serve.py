@@ -167,7 +167,7 @@ def test_a_port_that_is_taken_is_an_error_before_there_is_a_worker(tmp_path: Pat
         ]
         second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert second.returncode == STARTUP_FAILURE
-    assert "address already in use" in second.stderr
+    assert "Address already in use" in second.stderr
     assert "worker" not in second.stderr
 
 
