@@ -1,4 +1,6 @@
-"""Copies a request's states from paged blocks into a host slab, layer by layer contiguous: the only copy on the host side.
+"""Copies a request's states from paged blocks into a host slab, layer by layer contiguous.
+
+The only copy on the host side.
 
 Legend: B blocks, L captured layers, S slots a block, H hidden size, T tokens of the request.
 """
@@ -27,12 +29,12 @@ class _Finished:
 class CpuGather:
     """Copies on the calling thread. One strided copy a block: 6x faster than indexing by token."""
 
-    def __init__(self, cache_BLSH: torch.Tensor) -> None:  # noqa: N803 - axes
+    def __init__(self, cache_BLSH: torch.Tensor) -> None:
         """Read from `cache_BLSH`, a view of the engine's own memory."""
         self._cache = cache_BLSH
         self._slots = cache_BLSH.shape[2]
 
-    def start(self, block_ids: Sequence[int], out_LTH: torch.Tensor) -> Copy:  # noqa: N803 - axes
+    def start(self, block_ids: Sequence[int], out_LTH: torch.Tensor) -> Copy:
         """Fill `out_LTH` from `block_ids`, in token order."""
         num_tokens = out_LTH.shape[1]
         for index, block in enumerate(block_ids):
@@ -43,13 +45,15 @@ class CpuGather:
 
 
 class CudaGather:
-    """Copies on a stream of its own: gather into a fixed device buffer, then to pinned memory, chunk by chunk.
+    """Copies on a stream of its own.
 
-    The main stream is never waited for on the host. One chunk is gathered after the other on the same stream, so that the
-    staging buffer is free again when the next gather begins.
+    Gather into a fixed device buffer, then to pinned memory, chunk by chunk.
+
+    The main stream is never waited for on the host. One chunk is gathered after the other on the same
+    stream, so that the staging buffer is free again when the next gather begins.
     """
 
-    def __init__(self, cache_BLSH: torch.Tensor, stage_bytes: int = STAGE_BYTES) -> None:  # noqa: N803 - axes
+    def __init__(self, cache_BLSH: torch.Tensor, stage_bytes: int = STAGE_BYTES) -> None:
         """Allocate the staging buffer on the cache's device."""
         self._cache = cache_BLSH
         _, _, self._slots, hidden_size = cache_BLSH.shape
@@ -60,8 +64,8 @@ class CudaGather:
         )
         self._stream = torch.cuda.Stream(cache_BLSH.device)  # type: ignore[no-untyped-call]
 
-    def start(self, block_ids: Sequence[int], out_LTH: torch.Tensor) -> Copy:  # noqa: N803 - axes
-        """Enqueue the copy of `block_ids` into the pinned `out_LTH` after everything now on the current stream."""
+    def start(self, block_ids: Sequence[int], out_LTH: torch.Tensor) -> Copy:
+        """Enqueue the copy of `block_ids` into the pinned `out_LTH`, behind what the current stream holds."""
         num_layers, num_tokens, hidden_size = out_LTH.shape
         index = torch.tensor(block_ids, dtype=torch.int64).pin_memory()
         self._stream.wait_stream(torch.cuda.current_stream(self._cache.device))
@@ -93,6 +97,6 @@ class _CudaCopy:
         return bool(self._event.query())  # type: ignore[no-untyped-call]
 
 
-def gather_for(cache_BLSH: torch.Tensor) -> CpuGather | CudaGather:  # noqa: N803 - axes
+def gather_for(cache_BLSH: torch.Tensor) -> CpuGather | CudaGather:
     """Return the gather for the device that the cache lies on."""
     return CudaGather(cache_BLSH) if cache_BLSH.is_cuda else CpuGather(cache_BLSH)

@@ -1,7 +1,10 @@
-"""The facade that vLLM loads (`kv_connector_module_path="connector.hidden_states"`): builds one half by role and forwards.
+"""The facade that vLLM loads (`kv_connector_module_path="connector.hidden_states"`).
 
-Both halves live in `connector.scheduler` and `connector.worker`; this file is the only one that knows vLLM's connector API.
-The layout is taken as the engine gives it, so that the target's own attention keeps the layout it runs best with.
+Builds one half by role and forwards.
+
+Both halves live in `connector.scheduler` and `connector.worker`; this file is the only one that knows vLLM's
+connector API. The layout is taken as the engine gives it, so that the target's own attention keeps the layout
+it runs best with.
 """
 
 import os
@@ -62,7 +65,9 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[mi
         """Do nothing: there is nothing to load."""
 
     def request_finished_all_groups(
-        self, request: Any, block_ids: tuple[list[int], ...]  # noqa: ANN401
+        self,
+        request: Any,  # noqa: ANN401
+        block_ids: tuple[list[int], ...],
     ) -> tuple[bool, dict[str, Any] | None]:
         """Hand a finished request to the scheduler half; True holds its blocks."""
         return self._scheduler.request_finished(request, block_ids), None
@@ -104,7 +109,10 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[mi
         """Do nothing: there is nothing to load."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:  # noqa: ANN401
-        """Do nothing: the cache-only layer has stored the states itself; they are drained when the request ends."""
+        """Do nothing: the cache-only layer has stored the states itself.
+
+        They are drained when the request ends.
+        """
 
     def wait_for_save(self) -> None:
         """Do nothing: blocks are held until drained."""
@@ -128,10 +136,16 @@ def _telling_refusals(transfer_config: Any) -> Iterator[None]:  # noqa: ANN401 -
 
 
 def _start_worker(
-    vllm_config: Any, transfer_config: Any, group: CacheGroup, kv_caches: dict[str, torch.Tensor]  # noqa: ANN401 - vLLM's
+    vllm_config: Any,  # noqa: ANN401 - vLLM's
+    transfer_config: Any,  # noqa: ANN401 - vLLM's
+    group: CacheGroup,
+    kv_caches: dict[str, torch.Tensor],
 ) -> WorkerHalf:
     """Check what the engine gives against its own configuration and build the worker half."""
-    from vllm.distributed.parallel_state import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
+    from vllm.distributed.parallel_state import (
+        get_tensor_model_parallel_rank,
+        get_tensor_model_parallel_world_size,
+    )
 
     if vllm_config.parallel_config.pipeline_parallel_size != 1:
         raise LayoutError("pipeline_parallel_size must be 1: the captured layers lie on different stages")
@@ -167,5 +181,8 @@ def _engine_version() -> str:
 
 
 def _stop_process() -> None:
-    """End this process at once: its service is gone, nothing it computes can be committed, and it holds the device."""
+    """End this process at once.
+
+    Its service is gone, nothing it computes can be committed, and it holds the device.
+    """
     os._exit(EXIT_SERVICE_GONE)

@@ -1,4 +1,6 @@
-"""Where the cache-only layer's states lie in the engine's cache: checked once at start, refused by name when it does not fit.
+"""Where the cache-only layer's states lie in the engine's cache.
+
+Checked once at start, refused by name when it does not fit.
 
 Legend: B blocks, L captured layers, S slots (tokens) a block, H hidden size.
 """
@@ -9,7 +11,10 @@ from typing import Any
 import torch
 
 CACHE_LAYER_MARK = "cache_only_layers."
-"""Part of the name of vLLM's cache-only layer; the spec's type differs between the scheduler's and the worker's view."""
+"""Part of the name of vLLM's cache-only layer.
+
+The spec's type differs between the scheduler's and the worker's view.
+"""
 
 FIRST_SUPPORTED = (0, 22)
 FIRST_BLSH = (0, 29)
@@ -34,7 +39,10 @@ class CacheGroup:
 
 
 def parse_version(version: str) -> tuple[int, int]:
-    """Return (major, minor) of an engine version. Raises LayoutError for one that is not supported, with its number."""
+    """Return (major, minor) of an engine version.
+
+    Raises LayoutError for one that is not supported, with its number.
+    """
     try:
         major, minor = (int(part) for part in version.split("+")[0].split(".")[:2])
     except ValueError as error:
@@ -56,7 +64,7 @@ def find_cache_group(kv_cache_groups: list[Any]) -> CacheGroup:
         names = [name for group in kv_cache_groups for name in group.layer_names]
         raise LayoutError(
             f"expected one cache-only layer, found {len(found)} among {names}; "
-            "start the engine with the speculative method 'extract_hidden_states' and without pipeline parallelism"
+            "start the engine with the method 'extract_hidden_states' and without pipeline parallelism"
         )
     return found[0]
 
@@ -67,10 +75,17 @@ def _block_size(spec: Any, layer_name: str) -> int:  # noqa: ANN401 - vLLM's KVC
     return int((per_layer[layer_name] if per_layer else spec).block_size)
 
 
-def view_BLSH(  # noqa: N802 - axes
-    cache: torch.Tensor, group: CacheGroup, num_layers: int, hidden_size: int, dtype: torch.dtype, version: str
+def view_BLSH(
+    cache: torch.Tensor,
+    group: CacheGroup,
+    num_layers: int,
+    hidden_size: int,
+    dtype: torch.dtype,
+    version: str,
 ) -> torch.Tensor:
-    """Return the layer's cache as a `[B, L, S, H]` view, whatever the axis order and physical layout; no copy.
+    """Return the layer's cache as a `[B, L, S, H]` view, whatever the axis order and physical layout.
+
+    No copy.
 
     Raises LayoutError if the shape, dtype or block size is not what the engine's configuration says.
     """
@@ -79,7 +94,8 @@ def view_BLSH(  # noqa: N802 - axes
     if cache.dim() != 4 or tuple(cache.shape[1:]) != (*expected, hidden_size):
         raise LayoutError(
             f"the cache of {group.layer_name} has shape {tuple(cache.shape)}; vLLM {version} should give "
-            f"(blocks, {expected[0]}, {expected[1]}, {hidden_size}) for {num_layers} layers and {group.block_size} slots a block"
+            f"(blocks, {expected[0]}, {expected[1]}, {hidden_size}) for {num_layers} layers and "
+            f"{group.block_size} slots a block"
         )
     if cache.dtype != dtype or dtype not in DTYPE_NAMES:
         raise LayoutError(

@@ -1,4 +1,7 @@
-"""The connector's end of the socket to the service: lines of JSON, both ways; `schemas.receipts` is the protocol."""
+"""The connector's end of the socket to the service: lines of JSON, both ways.
+
+`schemas.receipts` is the protocol.
+"""
 
 import logging
 import socket
@@ -14,7 +17,8 @@ logger = logging.getLogger(__name__)
 class Link:
     """A connected stream socket with one reading thread. `send` may be called from any thread.
 
-    `on_message` is called on the reading thread; `on_lost` once, when the service is gone without `close` from this side.
+    `on_message` is called on the reading thread; `on_lost` once, when the service is gone without `close`
+    from this side.
     """
 
     def __init__(

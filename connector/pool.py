@@ -1,7 +1,9 @@
-"""The bounded host memory that every state passes through: one buffer, first fit, reused for the life of the engine.
+"""The bounded host memory that every state passes through.
 
-A full pool is the back-pressure: the worker half leaves requests ungathered, their blocks stay held, and the scheduler
-admits less. First fit keeps the low addresses warm; memory never touched is never paged in.
+One buffer, first fit, reused for the life of the engine.
+
+A full pool is the back-pressure: the worker half leaves requests ungathered, their blocks stay held, and the
+scheduler admits less. First fit keeps the low addresses warm; memory never touched is never paged in.
 """
 
 import bisect
@@ -24,10 +26,16 @@ class Slab:
 
 
 class HostPool:
-    """Allocates slabs from one buffer of `num_bytes`; thread-safe. Pinned on CUDA machines, plain memory otherwise."""
+    """Allocates slabs from one buffer of `num_bytes`; thread-safe.
+
+    Pinned on CUDA machines, plain memory otherwise.
+    """
 
     def __init__(self, num_bytes: int, *, pinned: bool) -> None:
-        """Allocate the buffer at once, so that a machine without the memory is refused at start. Raises MemoryError."""
+        """Allocate the buffer at once, so that a machine without the memory is refused at start.
+
+        Raises MemoryError.
+        """
         self.num_bytes = _aligned(num_bytes)
         try:
             self._buffer = torch.empty(self.num_bytes, dtype=torch.uint8, pin_memory=pinned)
@@ -38,7 +46,10 @@ class HostPool:
         """(offset, bytes) of free pieces, sorted by offset, never adjacent."""
 
     def acquire(self, num_bytes: int) -> Slab | None:
-        """Return a slab of `num_bytes`, or None while the pool is too full. Raises ValueError if it can never fit."""
+        """Return a slab of `num_bytes`, or None while the pool is too full.
+
+        Raises ValueError if it can never fit.
+        """
         want = _aligned(num_bytes)
         if want > self.num_bytes:
             raise ValueError(f"{num_bytes} bytes do not fit a pool of {self.num_bytes}")

@@ -1,8 +1,9 @@
 """The always-on checks of one row's states, while they are hot in the host pool.
 
-They work on the bits, with numpy: without the sign bit, floats of any width are ordered like unsigned integers, and infinity
-and NaN are the largest. So one masked maximum over H tells a zero token, one that is not finite, and the magnitude. numpy
-stays on the writer's own thread; torch would start a team of threads beside the model's.
+They work on the bits, with numpy: without the sign bit, floats of any width are ordered like unsigned
+integers, and infinity and NaN are the largest. So one masked maximum over H tells a zero token, one that is
+not finite, and the magnitude. numpy stays on the writer's own thread; torch would start a team of threads
+beside the model's.
 
 Legend: T tokens, L captured layers, H hidden size.
 """
@@ -15,19 +16,28 @@ import torch
 from numpy.typing import NDArray
 
 RMS_TOKENS = 16
-"""Tokens of a row, evenly spread, that the mean of the root mean square is taken over: a statistic, not a check."""
+"""Tokens of a row, evenly spread, that the mean of the root mean square is taken over.
+
+A statistic, not a check.
+"""
 
 SCRATCH_ELEMENTS = 65_536
 """Elements that are masked at a time: they stay in the core's own cache."""
 
 
 class StatesWrongError(ValueError):
-    """The states cannot be the model's: zero tokens, a constant layer, or two equal layers. The unit fails by this message."""
+    """The states cannot be the model's: zero tokens, a constant layer, or two equal layers.
+
+    The unit fails by this message.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class LayerReading:
-    """One layer of one row: the mean over `RMS_TOKENS` of the root mean square over H, and the largest magnitude."""
+    """What is kept of one layer of one row.
+
+    The mean over `RMS_TOKENS` of the root mean square over H, and the largest magnitude.
+    """
 
     mean_rms: float
     max_abs: float
@@ -35,7 +45,10 @@ class LayerReading:
 
 @dataclass(frozen=True, slots=True)
 class NotFinite:
-    """A row that holds NaN or infinity: the model overflowed on this sample, so the sample is rejected, not the unit."""
+    """A row that holds NaN or infinity.
+
+    The model overflowed on this sample, so the sample is rejected, not the unit.
+    """
 
     layer_id: int
     num_tokens: int
@@ -66,8 +79,12 @@ class RowChecker:
         self._bits = _FORMATS[dtype]
         self._scratch_TH: NDArray[np.unsignedinteger] = np.empty((0, 0), self._bits.kind)
 
-    def check(self, states_LTH: torch.Tensor, layer_ids: Sequence[int]) -> tuple[LayerReading, ...] | NotFinite:
-        """Check one contiguous row; return a reading a layer, or where it is not finite. Raises StatesWrongError.
+    def check(
+        self, states_LTH: torch.Tensor, layer_ids: Sequence[int]
+    ) -> tuple[LayerReading, ...] | NotFinite:
+        """Check one contiguous row; return a reading a layer, or where it is not finite.
+
+        Raises StatesWrongError.
 
         Layer 0, the embeddings, may hold zero tokens (a padding token's) and may be constant.
         """
@@ -81,7 +98,9 @@ class RowChecker:
             if layer_id != 0:
                 zero = int((largest_T == 0).sum())
                 if zero:
-                    raise StatesWrongError(f"layer {layer_id} is all zero in {zero} of {len(largest_T)} tokens")
+                    raise StatesWrongError(
+                        f"layer {layer_id} is all zero in {zero} of {len(largest_T)} tokens"
+                    )
                 if bits_TH.size > 1 and _constant(bits_TH):
                     raise StatesWrongError(f"layer {layer_id} is constant ({float(layer_TH[0, 0])})")
             readings.append(LayerReading(_mean_rms(layer_TH), self._float(int(largest_T.max()))))

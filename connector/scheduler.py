@@ -1,7 +1,10 @@
-"""The scheduler half: decides which finished requests are drained. Runs in the engine core's process, on its step thread.
+"""The scheduler half: decides which finished requests are drained.
 
-Only a request that finished by stop or length and has every token computed becomes a drain job; its blocks stay held until
-the worker half reports it. Anything else of ours is void: its blocks are freed at once and the writer is told.
+Runs in the engine core's process, on its step thread.
+
+Only a request that finished by stop or length and has every token computed becomes a drain job; its blocks
+stay held until the worker half reports it. Anything else of ours is void: its blocks are freed at once and
+the writer is told.
 """
 
 from typing import Any, Protocol
@@ -9,7 +12,10 @@ from typing import Any, Protocol
 from connector.wire import DrainJob, RowRef, StepWork, VoidRow, hash_ids
 
 DRAINED_STATUSES = frozenset({"FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED", "FINISHED_REPETITION"})
-"""Names of vLLM's RequestStatus after which the states are whole. Compared by name: an abort must never match by value."""
+"""Names of vLLM's RequestStatus after which the states are whole. Compared by name.
+
+An abort must never match by value.
+"""
 
 
 class FinishedRequest(Protocol):
@@ -21,7 +27,7 @@ class FinishedRequest(Protocol):
     num_computed_tokens: int
 
     @property
-    def all_token_ids(self) -> Any:
+    def all_token_ids(self) -> Any:  # noqa: ANN401 - vLLM's own sequence type
         """Prompt and output token ids."""
 
 
@@ -35,7 +41,10 @@ class SchedulerHalf:
         self._work = StepWork()
 
     def request_finished(self, request: FinishedRequest, block_ids: tuple[list[int], ...]) -> bool:
-        """Take over a finished request; return True if its blocks must be held until the worker half has copied them."""
+        """Take over a finished request.
+
+        Return True if its blocks must be held until the worker half has copied them.
+        """
         ref = RowRef.of(request.kv_transfer_params)
         if ref is None:
             return False

@@ -1,4 +1,7 @@
-"""The one way a file gets its final name: temporary name in the same folder, fsync, hash, rename, fsync of the folder."""
+"""The one way a file gets its final name.
+
+Temporary name in the same folder, fsync, hash, rename, fsync of the folder.
+"""
 
 import hashlib
 import os
@@ -20,7 +23,10 @@ class Sealed:
 
 
 def temporary(final: Path) -> Path:
-    """Return the name a file has until it is sealed: hidden, and in the same folder, so that the rename is atomic."""
+    """Return the name a file has until it is sealed.
+
+    Hidden, and in the same folder, so that the rename is atomic.
+    """
     return final.with_name(f".{final.name}.tmp")
 
 
@@ -46,7 +52,9 @@ def sha256_of(path: Path) -> tuple[str, int]:
 
 
 def seal(final: Path) -> Sealed:
-    """Give the complete file at `temporary(final)` its final name, durably. Raises OSError; then nothing final exists.
+    """Give the complete file at `temporary(final)` its final name, durably. Raises OSError.
+
+    Then nothing final exists.
 
     The hash is taken from the file as the kernel holds it after fsync, not from the writer's buffers.
     """
@@ -76,7 +84,10 @@ def sealing(final: Path) -> Iterator[Path]:
 
 
 def move_durably(source: Path, final: Path) -> None:
-    """Move a sealed file to another folder of the same filesystem; doing it again is harmless. Raises OSError."""
+    """Move a sealed file to another folder of the same filesystem; doing it again is harmless.
+
+    Raises OSError.
+    """
     if not source.exists() and final.exists():
         return
     final.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 """One attempt's shard on one rank: rows in, one sealed Parquet file and its receipt out.
 
-Single-threaded: a `UnitWriter` lives on one writer thread. Layer columns are Arrow views of the slab's own memory, so that
-the Parquet encoder's copy into its page is the only one after the gather.
+Single-threaded: a `UnitWriter` lives on one writer thread. Layer columns are Arrow views of the slab's own
+memory, so that the Parquet encoder's copy into its page is the only one after the gather.
 
 Legend: T tokens, L captured layers, H hidden size.
 """
@@ -27,7 +27,10 @@ from schemas.receipts import OpenUnit, RejectedRow, UnitSealed
 
 
 class UnitWriter:
-    """Writes the rows of one attempt that fall to this rank. Raises OSError, pa.ArrowException and StatesWrongError."""
+    """Writes the rows of one attempt that fall to this rank.
+
+    Raises OSError, pa.ArrowException and StatesWrongError.
+    """
 
     def __init__(self, order: OpenUnit, work_root: Path, rank: int, num_ranks: int) -> None:
         """Read the unit's plan; the file is created with its first row."""
@@ -39,15 +42,19 @@ class UnitWriter:
         self._width = DTYPE_BYTES[identity.dtype]
         self._checker = RowChecker(getattr(torch, identity.dtype))
         self._rank = rank
-        self._plan = pq.read_table(work_root / plan_path(order.key.job_id, order.key.unit), schema=PLAN_SCHEMA)
+        self._plan = pq.read_table(
+            work_root / plan_path(order.key.job_id, order.key.unit), schema=PLAN_SCHEMA
+        )
         if self._plan.num_rows != order.num_rows:
-            raise StatesWrongError(f"the plan holds {self._plan.num_rows} rows, the order says {order.num_rows}")
+            raise StatesWrongError(
+                f"the plan holds {self._plan.num_rows} rows, the order says {order.num_rows}"
+            )
         self._open_rows = {row for row in range(order.num_rows) if row % num_ranks == rank}
         folder = work_root / attempt_dir(order.key.job_id, order.key.unit, order.key.epoch)
         self._final = folder / shard_file(order.key.unit, rank, num_ranks)
-        self._schema = shard_schema(self._layer_ids, self._hidden_size, identity.dtype, order.compression).with_metadata(
-            {METADATA_KEY: order.provenance.model_dump_json().encode()}
-        )
+        self._schema = shard_schema(
+            self._layer_ids, self._hidden_size, identity.dtype, order.compression
+        ).with_metadata({METADATA_KEY: order.provenance.model_dump_json().encode()})
         self._file: pq.ParquetWriter | None = None
         self._rows: list[int] = []
         self._num_tokens: list[int] = []
@@ -61,7 +68,7 @@ class UnitWriter:
         """Say whether every row of this rank has come to an end."""
         return not self._open_rows
 
-    def write(self, job: DrainJob, states_LTH: torch.Tensor) -> None:  # noqa: N803 - axes
+    def write(self, job: DrainJob, states_LTH: torch.Tensor) -> None:
         """Append the row of `job` as one row group; a row that is not finite is rejected by name instead."""
         row = job.ref.row
         self._end_row(row)
@@ -73,7 +80,9 @@ class UnitWriter:
             return
         readings = self._checker.check(states_LTH, self._layer_ids)
         if isinstance(readings, NotFinite):
-            detail = f"layer {readings.layer_id} is not finite in {readings.num_tokens} of {job.num_tokens} tokens"
+            detail = (
+                f"layer {readings.layer_id} is not finite in {readings.num_tokens} of {job.num_tokens} tokens"
+            )
             self._rejected.append(RejectedRow(row=row, reason="not-finite", detail=detail))
             return
         raw = [layer.reshape(-1).view(torch.uint8).numpy() for layer in states_LTH]
@@ -92,7 +101,9 @@ class UnitWriter:
         ]
         if self._file is None:
             self._final.parent.mkdir(parents=True, exist_ok=True)
-            self._file = pq.ParquetWriter(temporary(self._final), self._schema, **writer_options(self._schema))
+            self._file = pq.ParquetWriter(
+                temporary(self._final), self._schema, **writer_options(self._schema)
+            )
         self._file.write_table(pa.Table.from_arrays(columns, schema=self._schema), row_group_size=1)
         self._rows.append(row)
         self._num_tokens.append(job.num_tokens)
@@ -134,12 +145,17 @@ class UnitWriter:
     def _stats(self) -> tuple[LayerStats, ...]:
         tokens = sum(self._num_tokens)
         return tuple(
-            LayerStats(layer_id=layer_id, mean_rms=self._sum_rms[index] / tokens, max_abs=self._max_abs[index])
+            LayerStats(
+                layer_id=layer_id, mean_rms=self._sum_rms[index] / tokens, max_abs=self._max_abs[index]
+            )
             for index, layer_id in enumerate(self._layer_ids)
         )
 
     def discard(self) -> None:
-        """Close and delete what is not sealed. Raises OSError only if the file system refuses the deletion."""
+        """Close and delete what is not sealed.
+
+        Raises OSError only if the file system refuses the deletion.
+        """
         if self._file is not None:
             try:
                 self._file.close()
@@ -154,13 +170,18 @@ class UnitWriter:
         self._open_rows.remove(row)
 
     def _ids_and_mask(self, job: DrainJob, planned: pa.Table) -> tuple[np.ndarray, np.ndarray]:
-        """Return T token ids (int32) and T flags (uint8): the plan's, then the generated ones, which are supervised."""
+        """Return T token ids (int32) and T flags (uint8).
+
+        The plan's, then the generated ones, which are supervised.
+        """
         ids = planned["input_ids"].combine_chunks().values.to_numpy()
         mask = planned["loss_mask"].combine_chunks().values.to_numpy()
         if job.ref.planned_tokens != len(ids) or hash_ids(ids) != job.planned_hash:
             raise StatesWrongError(f"row {job.ref.row}: the engine ran other token ids than the plan's")
         if job.num_tokens != len(ids) + len(job.generated_ids):
-            raise StatesWrongError(f"row {job.ref.row}: {job.num_tokens} states for {len(ids)} planned token ids")
+            raise StatesWrongError(
+                f"row {job.ref.row}: {job.num_tokens} states for {len(ids)} planned token ids"
+            )
         if job.generated_ids:
             ids = np.concatenate([ids, np.asarray(job.generated_ids, dtype=np.int32)])
             mask = np.concatenate([mask, np.ones(len(job.generated_ids), dtype=np.uint8)])

@@ -1,7 +1,9 @@
-"""What crosses from the scheduler half to the worker half, once a step, pickled. Nothing crosses back but request ids.
+"""What crosses from the scheduler half to the worker half, once a step, pickled.
 
-Small on purpose: block ids and counts. Token ids travel only for the tokens that are not in the unit's plan (an answer that
-the target generated); the rest is a hash that the writer compares with the plan.
+Nothing crosses back but request ids.
+
+Small on purpose: block ids and counts. Token ids travel only for the tokens that are not in the unit's plan
+(an answer that the target generated); the rest is a hash that the writer compares with the plan.
 """
 
 from collections.abc import Sequence
@@ -19,9 +21,12 @@ PARAMS_KEY = "quarry"
 
 @dataclass(frozen=True, slots=True)
 class RowRef:
-    """Which row of which attempt a request is; rides in `kv_transfer_params`, since the engine renames requests.
+    """Which row of which attempt a request is.
 
-    `planned_tokens` is how many leading tokens of the request are the plan's; anything after them was generated.
+    Rides in `kv_transfer_params`, since the engine renames requests.
+
+    `planned_tokens` is how many leading tokens of the request are the plan's; anything after them was
+    generated.
     """
 
     key: UnitKey
@@ -43,9 +48,10 @@ class RowRef:
 
 @dataclass(frozen=True, slots=True)
 class DrainJob:
-    """A finished request whose states lie in the cache and whose blocks are held until `req_id` is reported as sent.
+    """A finished request whose states lie in the cache; its blocks are held until `req_id` is reported.
 
-    `block_ids` are the cache-only group's, in token order; they hold `num_tokens` tokens, the last block maybe partly.
+    `block_ids` are the cache-only group's, in token order; they hold `num_tokens` tokens, the last block
+    maybe partly.
     """
 
     req_id: str

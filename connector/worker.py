@@ -1,7 +1,7 @@
-"""The worker half: copies finished requests out of the cache into the host pool and hands them to the writers.
+"""The worker half: copies finished requests from the cache into the host pool, for the writers.
 
-Runs in the engine's worker process; `step` on its step thread, messages on the link's thread. Requests that find the pool
-full wait ungathered with their blocks held; that, and nothing else, slows the engine down.
+Runs in the engine's worker process; `step` on its step thread, messages on the link's thread. Requests that
+find the pool full wait ungathered with their blocks held; that, and nothing else, slows the engine down.
 
 Legend: B blocks, L captured layers, S slots a block, H hidden size, T tokens.
 """
@@ -48,11 +48,13 @@ class WorkerHalf:
         self,
         config: DrainConfig,
         place: Place,
-        cache_BLSH: torch.Tensor,  # noqa: N803 - axes
+        cache_BLSH: torch.Tensor,
         max_tokens: int,
         on_lost: Callable[[], None],
     ) -> None:
-        """Connect to the service and say what was found. The pool holds at least one request of `max_tokens`.
+        """Connect to the service and say what was found.
+
+        The pool holds at least one request of `max_tokens`.
 
         Raises OSError without a listening service, MemoryError without memory for the pool.
         """
@@ -92,7 +94,10 @@ class WorkerHalf:
         )
 
     def step(self, work: StepWork) -> set[str]:
-        """Take the step's work, copy what fits, and return the requests whose blocks may be freed now. Never blocks."""
+        """Take the step's work, copy what fits, and return the requests whose blocks may be freed now.
+
+        Never blocks.
+        """
         for item in work.items:
             if item.ref.row % self._place.num_ranks != self._place.rank:
                 continue

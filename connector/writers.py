@@ -1,7 +1,8 @@
-"""The writer threads: each owns some of the open attempts, writes their rows in the order they come, and receipts them.
+"""The writer threads: each owns some of the open attempts, writes their rows and receipts them.
 
-A unit stays on one thread for its life, so a file has one writer; threads take units in turn. Everything heavy (Parquet,
-hashing, fsync) releases the GIL. An attempt that fails is receipted as failed and forgotten; its later rows are dropped.
+A unit stays on one thread for its life, so a file has one writer; threads take units in turn. Everything
+heavy (Parquet, hashing, fsync) releases the GIL. An attempt that fails is receipted as failed and forgotten;
+its later rows are dropped.
 """
 
 import errno
@@ -72,7 +73,7 @@ class WriterPool:
         num_ranks: int,
         pool: HostPool,
         dtype: torch.dtype,
-        shape_LH: tuple[int, int],  # noqa: N803 - axes
+        shape_LH: tuple[int, int],
         tell: Callable[[FromConnector], None],
     ) -> None:
         """Start the threads."""
@@ -82,7 +83,10 @@ class WriterPool:
         self._turn = itertools.cycle(range(num_threads))
         self._lock = threading.Lock()
         self._home: dict[UnitKey, int] = {}
-        """Which thread owns an open attempt. An attempt that is not here is over: what still comes for it is dropped."""
+        """Which thread owns an open attempt. An attempt that is not here is over.
+
+        What still comes for it is dropped.
+        """
         self._threads = [
             threading.Thread(target=self._run, args=(own,), name=f"quarry-writer-{index}", daemon=True)
             for index, own in enumerate(self._queues)
@@ -102,7 +106,10 @@ class WriterPool:
             return key in self._home
 
     def put_row(self, job: DrainJob, slab: Slab) -> None:
-        """Hand over a filled slab; the writer releases it. Waits only if the queue of `QUEUE_ITEMS` is full."""
+        """Hand over a filled slab; the writer releases it.
+
+        Waits only if the queue of `QUEUE_ITEMS` is full.
+        """
         home = self._home_of(job.ref.key)
         if home is None:
             self._pool.release(slab)
@@ -141,20 +148,28 @@ class WriterPool:
             try:
                 self._serve(units, key, item)
             except StatesWrongError as error:
-                self._fail(units, key, UnitFailed(key=key, rank=self._rank, reason="states-wrong", detail=str(error)))
+                self._fail(
+                    units, key, UnitFailed(key=key, rank=self._rank, reason="states-wrong", detail=str(error))
+                )
             except (OSError, pa.ArrowException) as error:
-                self._fail(units, key, _write_failure(key, self._rank, error, opening=isinstance(item, OpenUnit)))
-            except Exception as error:  # noqa: BLE001
+                self._fail(
+                    units, key, _write_failure(key, self._rank, error, opening=isinstance(item, OpenUnit))
+                )
+            except Exception as error:
                 # Supervisor: a thread that died without a word would leave its units unanswered for ever.
                 logger.exception("writer thread failed on %s", key)
-                self._fail(units, key, UnitFailed(key=key, rank=self._rank, reason="internal", detail=repr(error)))
+                self._fail(
+                    units, key, UnitFailed(key=key, rank=self._rank, reason="internal", detail=repr(error))
+                )
             finally:
                 if isinstance(item, _Row):
                     self._pool.release(item.slab)
         for unit in units.values():
             unit.discard()
 
-    def _serve(self, units: dict[UnitKey, UnitWriter], key: UnitKey, item: OpenUnit | _Row | _Ended | _Abandon) -> None:
+    def _serve(
+        self, units: dict[UnitKey, UnitWriter], key: UnitKey, item: OpenUnit | _Row | _Ended | _Abandon
+    ) -> None:
         if isinstance(item, OpenUnit):
             units[key] = UnitWriter(item, self._work_root, self._rank, self._num_ranks)
             self._tell(UnitOpened(key=key, rank=self._rank))
@@ -178,7 +193,10 @@ class WriterPool:
             self._tell(receipt)
 
     def _fail(self, units: dict[UnitKey, UnitWriter], key: UnitKey, failure: UnitFailed) -> None:
-        """Receipt a failed attempt; the disk may refuse the deletion too, and the sweeper takes what is left."""
+        """Receipt a failed attempt.
+
+        The disk may refuse the deletion too, and the sweeper takes what is left.
+        """
         unit = units.pop(key, None)
         self._close(key)
         if unit is not None:

@@ -1,7 +1,9 @@
 """The Arrow schemas on disk: the shard, the light index, the frozen plan; and the bytes of a layer.
 
-Settings and their measurements: a row group is one row, a layer one uncompressed PLAIN page of a `large_binary` column,
-without dictionary and statistics, so that a reader takes one layer of one row with one `pread`.
+Settings and their measurements: a row group is one row, a layer one uncompressed PLAIN page of a
+`large_binary` column, without dictionary and statistics, so that a reader takes one layer of one row with
+one
+`pread`.
 """
 
 from typing import Any
@@ -26,8 +28,8 @@ def layer_columns(layer_ids: tuple[int, ...], compression: str) -> tuple[str, ..
 def shard_schema(layer_ids: tuple[int, ...], hidden_size: int, dtype: str, compression: str) -> pa.Schema:
     """Return a shard's schema.
 
-    A layer's value is the raw little-endian `[T, H]` of `dtype` in C order. `checksums` holds the xxh3_64 of each *layer's*
-    raw bytes (before any split into planes), in ascending layer order.
+    A layer's value is the raw little-endian `[T, H]` of `dtype` in C order. `checksums` holds the xxh3_64 of
+    each *layer's* raw bytes (before any split into planes), in ascending layer order.
     """
     fields = [
         pa.field("sample_id", pa.string(), nullable=False),
@@ -41,14 +43,19 @@ def shard_schema(layer_ids: tuple[int, ...], hidden_size: int, dtype: str, compr
     for name in layer_columns(layer_ids, compression):
         about = {"dtype": dtype, "shape": f"[num_tokens, {hidden_size}]", "layout": "C,little-endian"}
         fields.append(pa.field(name, pa.large_binary(), nullable=False, metadata=about))
-    fields.append(pa.field("checksums", pa.list_(pa.field("element", pa.uint64(), nullable=False)), nullable=False))
+    fields.append(
+        pa.field("checksums", pa.list_(pa.field("element", pa.uint64(), nullable=False)), nullable=False)
+    )
     return pa.schema(fields)
 
 
 def writer_options(schema: pa.Schema) -> dict[str, Any]:
-    """Return the keyword arguments of `pq.ParquetWriter` for a shard of `schema`; each is there for a measured reason.
+    """Return the keyword arguments of `pq.ParquetWriter` for a shard of `schema`.
 
-    Statistics over the state columns alone cost more than all else together; dictionaries cost and never hit.
+    Each is there for a measured reason.
+
+    Statistics over the state columns alone cost more than all else together; dictionaries cost and never
+    hit.
     `write_batch_size=1` keeps a page to one value, so a value may reach 2 GiB - 64 KiB.
     """
     codecs: dict[str, str] = {}
@@ -87,8 +94,9 @@ INDEX_SCHEMA = pa.schema(
         pa.field("next_logprob", pa.float32(), nullable=True),
     ]
 )
-"""`next_token` and `next_logprob` are the engine's own argmax after the row's last token and its log-probability, kept for the
-sampled rows, so that the logit check can be repeated on a finished dataset. `shard` is a path inside the repository."""
+"""`next_token` and `next_logprob` are the engine's own argmax after the row's last token and its log-probability.
+They are kept for the sampled rows, so that the logit check can be repeated on a finished dataset. `shard` is a
+path inside the repository."""
 
 PLAN_SCHEMA = pa.schema(
     [
@@ -100,7 +108,9 @@ PLAN_SCHEMA = pa.schema(
         pa.field("loss_mask", pa.list_(pa.field("element", pa.uint8(), nullable=False)), nullable=False),
     ]
 )
-"""One row a sample of one unit, in plan order; a row's number in this file is its `row` on the way through the engine.
+"""One row a sample of one unit, in plan order.
+
+A row's number in this file is its `row` on the way through the engine.
 `position` counts the source's rows from 0 and is what a reject is recorded under."""
 
 

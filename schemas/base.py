@@ -15,8 +15,11 @@ class Wire(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _few_fields(cls, data: Any) -> Any:
-        """Refuse an object of countless unknown fields at once: each would become an error object of its own."""
+    def _few_fields(cls, data: Any) -> Any:  # noqa: ANN401 - whatever was sent
+        """Refuse an object of countless unknown fields at once.
+
+        Each would become an error object of its own.
+        """
         if isinstance(data, dict) and len(data) > MAX_FIELDS:
             raise ValueError(f"{len(data)} fields; at most {MAX_FIELDS} can be given")
         return data

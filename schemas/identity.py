@@ -1,4 +1,4 @@
-"""Identity: what must be equal for two runs to be the same dataset, and how layers are named in every convention."""
+"""What must be equal for two runs to be the same dataset, and how layers are named in every convention."""
 
 import hashlib
 import json
@@ -16,7 +16,10 @@ NormKind = Literal["rmsnorm", "gemma_rmsnorm", "layernorm"]
 
 
 class FinalNorm(Wire):
-    """The target's final norm: with its weight (`final_norm.safetensors`) anyone can make the post-norm state."""
+    """The target's final norm.
+
+    With its weight (`final_norm.safetensors`) anyone can make the post-norm state.
+    """
 
     kind: NormKind
     eps: float
@@ -25,9 +28,9 @@ class FinalNorm(Wire):
 class LayerInfo(Wire):
     """One captured layer in the three conventions of the field.
 
-    vLLM id `k` is the residual stream after `k` decoder layers. Hugging Face's `hidden_states[k]` is the same tensor for
-    k < N, but its entry N is post-norm, so `hf_index` is null there. `zero_based` counts layer outputs from 0 (SGLang,
-    ModelOpt, DFlash); null for the embeddings.
+    vLLM id `k` is the residual stream after `k` decoder layers. Hugging Face's `hidden_states[k]` is the same
+    tensor for k < N, but its entry N is post-norm, so `hf_index` is null there. `zero_based` counts layer
+    outputs from 0 (SGLang, ModelOpt, DFlash); null for the embeddings.
     """
 
     vllm_id: int
@@ -48,7 +51,10 @@ def layer_info(layer_id: int, num_layers: int) -> LayerInfo:
 
 
 class Identity(Wire):
-    """Everything that decides the bytes of a dataset apart from the engine's rounding. A resumed job may not change it."""
+    """Everything that decides the bytes of a dataset apart from the engine's rounding.
+
+    A resumed job may not change it.
+    """
 
     schema_version: int = SCHEMA_VERSION
     model: str

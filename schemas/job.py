@@ -12,7 +12,10 @@ from schemas.request import ExtractRequest
 
 
 class JobState(StrEnum):
-    """Where a job stands. BLOCKED waits for a person or for space: `resume` continues it with everything kept."""
+    """Where a job stands. BLOCKED waits for a person or for space.
+
+    `resume` continues it with everything kept.
+    """
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -26,7 +29,9 @@ class JobState(StrEnum):
 JOB_MOVES: dict[JobState, frozenset[JobState]] = {
     JobState.QUEUED: frozenset({JobState.RUNNING, JobState.FAILED, JobState.BLOCKED, JobState.CANCELLED}),
     JobState.RUNNING: frozenset({JobState.PUBLISHING, JobState.FAILED, JobState.BLOCKED, JobState.CANCELLED}),
-    JobState.PUBLISHING: frozenset({JobState.COMPLETED, JobState.FAILED, JobState.BLOCKED, JobState.CANCELLED}),
+    JobState.PUBLISHING: frozenset(
+        {JobState.COMPLETED, JobState.FAILED, JobState.BLOCKED, JobState.CANCELLED}
+    ),
     JobState.BLOCKED: frozenset({JobState.QUEUED, JobState.CANCELLED}),
     JobState.FAILED: frozenset({JobState.QUEUED}),
     JobState.CANCELLED: frozenset({JobState.QUEUED}),
@@ -56,7 +61,10 @@ UNIT_MOVES: dict[UnitState, frozenset[UnitState]] = {
 
 
 class Problem(Wire):
-    """RFC 9457 problem details. `type` is stable; `field` names the request's field at fault and `cure` says what to do."""
+    """RFC 9457 problem details. `type` is stable.
+
+    `field` names the request's field at fault and `cure` says what to do.
+    """
 
     type: str
     title: str
@@ -90,7 +98,9 @@ class JobView(Wire):
     progress: Progress
     problem: Problem | None = None
     identity_sha256: str | None = None
-    hub_commit: str | None = Field(default=None, description="commit of the dataset repository that holds the whole job")
+    hub_commit: str | None = Field(
+        default=None, description="commit of the dataset repository that holds the whole job"
+    )
     created_at: datetime
     updated_at: datetime
 

@@ -23,7 +23,10 @@ class FileEntry(Wire):
 
 
 class LayerStats(Wire):
-    """A layer over a shard: the largest magnitude, and the mean over sampled tokens of the root mean square over H."""
+    """What is kept of one layer over a shard.
+
+    The largest magnitude, and the mean over sampled tokens of the root mean square over H.
+    """
 
     layer_id: int
     mean_rms: float
@@ -79,7 +82,10 @@ def body_sha256(body: Mapping[str, Any]) -> str:
 
 
 class Manifest(Wire):
-    """What stands in `manifests/<job>.json`. `complete` is true: a manifest is only written of a whole job."""
+    """What stands in `manifests/<job>.json`. `complete` is true.
+
+    A manifest is only written of a whole job.
+    """
 
     schema_version: int = SCHEMA_VERSION
     provenance: Provenance

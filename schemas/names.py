@@ -1,7 +1,8 @@
 """The only parsers of names that users give, and the only makers of names on disk and on the Hub.
 
-Every name is a function of the plan (job, unit, epoch, rank), never of a clock, a pid or a random number, so that a step
-done twice writes the same name. A name that passed here holds no path separator, no dot-dot and no control character.
+Every name is a function of the plan (job, unit, epoch, rank), never of a clock, a pid or a random number, so
+that a step done twice writes the same name. A name that passed here holds no path separator, no dot-dot and
+no control character.
 """
 
 import hashlib
@@ -26,7 +27,9 @@ def _repo_id(value: str) -> str:
     """Apply the Hub's rules beyond the pattern: no `--`, no `..`, no trailing `.git` or punctuation."""
     for part in value.split("/"):
         if "--" in part or ".." in part or part.endswith((".git", ".", "-")):
-            raise ValueError(f"{value!r} is not a Hub repository id: '--', '..' and a trailing '.git', '.' or '-' are not allowed")
+            raise ValueError(
+                f"{value!r} is not a Hub repository id: no '--', no '..', no '.git', '.' or '-' at an end"
+            )
     return value
 
 
@@ -82,7 +85,10 @@ def index_path(job_id: str, unit: int) -> str:
 
 
 def manifest_path(job_id: str) -> str:
-    """Return the path of a job's manifest inside the dataset repository; several jobs may share one repository."""
+    """Return the path of a job's manifest inside the dataset repository.
+
+    Several jobs may share one repository.
+    """
     return f"manifests/{_checked_job(job_id)}.json"
 
 

@@ -1,7 +1,7 @@
 """The lossless `planes` form of a layer: the most significant byte of every element apart from the rest.
 
-For a little-endian element of `w` bytes the high plane holds byte `w - 1` (sign and exponent, which compress), the low plane
-bytes `0 .. w - 2` in order (mantissa, which does not).
+For a little-endian element of `w` bytes the high plane holds byte `w - 1` (sign and exponent, which
+compress), the low plane bytes `0 .. w - 2` in order (mantissa, which does not).
 """
 
 import numpy as np
@@ -11,14 +11,17 @@ Bytes = NDArray[np.uint8]
 
 
 def split_planes(raw: Bytes, width: int, hi: Bytes, lo: Bytes) -> None:
-    """Split `raw` of `n * width` bytes into `hi` of `n` and `lo` of `n * (width - 1)` bytes, in place, without allocating."""
+    """Split `raw` of `n * width` bytes into `hi` of `n` and `lo` of `n * (width - 1)`, without allocating."""
     elements = raw.reshape(-1, width)
     hi[:] = elements[:, width - 1]
     lo.reshape(-1, width - 1)[:] = elements[:, : width - 1]
 
 
 def merge_planes(hi: Bytes, lo: Bytes, width: int) -> Bytes:
-    """Return the raw bytes that `split_planes` took apart. Raises ValueError if the lengths do not fit each other."""
+    """Return the raw bytes that `split_planes` took apart.
+
+    Raises ValueError if the lengths do not fit each other.
+    """
     if lo.size != hi.size * (width - 1):
         raise ValueError(f"planes of {hi.size} and {lo.size} bytes do not fit elements of {width} bytes")
     raw = np.empty((hi.size, width), dtype=np.uint8)

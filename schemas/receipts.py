@@ -1,8 +1,10 @@
 r"""What crosses the socket between the service and the connector, one JSON document a line, both ways.
 
-The service listens; every connector worker (one a rank) connects when the engine starts and says `Hello`. The service opens
-a unit before it submits the unit's first request; the connector answers each unit with exactly one `UnitSealed` or
-`UnitFailed` a rank. `UnitSealed` is the only proof of durability: it is sent after fsync, rename and fsync of the folder.
+The service listens; every connector worker (one a rank) connects when the engine starts and says `Hello`. The
+service opens a unit before it submits the unit's first request; the connector answers each unit with exactly
+one `UnitSealed` or
+`UnitFailed` a rank. `UnitSealed` is the only proof of durability: it is sent after fsync, rename and fsync of
+the folder.
 
     service                                connector (rank r)
       <-- Hello                            (or Refused: the engine's cache is not what it should be)
@@ -10,11 +12,12 @@ a unit before it submits the unit's first request; the connector answers each un
       <-- UnitOpened                       (only now are the unit's requests submitted)
       SkipRow -->                          (a row the engine will never see)
       <-- UnitSealed | UnitFailed          (every row of rank r is written, rejected, void or skipped)
-      AbandonUnit -->                      (lease lost or job cancelled: forget it, delete the temporary file; no answer)
+      AbandonUnit -->                      (lease lost or job cancelled: forget it, delete the temporary file;
+      no answer)
 
-Rows of a unit are spread over ranks by `row % num_ranks`. The service stops the engine only when every unit it opened was
-answered or abandoned: the receipts are the flush barrier. A connector whose socket ends stops its process, since nothing
-that a vanished service asked for can be committed.
+Rows of a unit are spread over ranks by `row % num_ranks`. The service stops the engine only when every unit
+it opened was answered or abandoned: the receipts are the flush barrier. A connector whose socket ends stops
+its process, since nothing that a vanished service asked for can be committed.
 """
 
 from typing import Annotated, Literal
@@ -37,7 +40,10 @@ class UnitKey(Wire):
 
 
 class Hello(Wire):
-    """The connector's first line: what it found the engine's cache to be. Shapes are `[blocks, layers, block, hidden]`."""
+    """The connector's first line: what it found the engine's cache to be.
+
+    Shapes are `[blocks, layers, block, hidden]`.
+    """
 
     kind: Literal["hello"] = "hello"
     rank: int
@@ -51,14 +57,20 @@ class Hello(Wire):
 
 
 class Refused(Wire):
-    """The connector will not drive this engine: layout, dtype or version. Said instead of `Hello`; the engine then stops."""
+    """The connector will not drive this engine: layout, dtype or version. Said instead of `Hello`.
+
+    The engine then stops.
+    """
 
     kind: Literal["refused"] = "refused"
     detail: str
 
 
 class OpenUnit(Wire):
-    """Begin attempt `key`: `num_rows` rows of the unit's plan file will pass. The folder is derived from the key."""
+    """Begin attempt `key`: `num_rows` rows of the unit's plan file will pass.
+
+    The folder is derived from the key.
+    """
 
     kind: Literal["open"] = "open"
     key: UnitKey
@@ -114,7 +126,9 @@ class UnitSealed(Wire):
     rows: tuple[int, ...]
     num_tokens: tuple[int, ...]
     rejected: tuple[RejectedRow, ...] = ()
-    void: tuple[int, ...] = Field(default=(), description="rows whose request was aborted or failed in the engine")
+    void: tuple[int, ...] = Field(
+        default=(), description="rows whose request was aborted or failed in the engine"
+    )
     layers: tuple[LayerStats, ...] = ()
 
 
@@ -122,7 +136,10 @@ FailReason = Literal["write-failed", "states-wrong", "plan-unreadable", "interna
 
 
 class UnitFailed(Wire):
-    """Attempt `key` cannot become durable. `errno` is the operating system's, where there is one (28: the disk is full)."""
+    """Attempt `key` cannot become durable. `errno` is the operating system's, where there is one (28.
+
+    The disk is full).
+    """
 
     kind: Literal["failed"] = "failed"
     key: UnitKey

@@ -1,7 +1,7 @@
 """The body of `POST /extract` and `POST /estimate`: what to capture, from what, how, and where it goes.
 
-Every bound is here. The long tuples fail fast, one error each: a body of a million wrong values would otherwise make a
-million error objects, at 500 bytes and 7 microseconds apiece.
+Every bound is here. The long tuples fail fast, one error each: a body of a million wrong values would
+otherwise make a million error objects, at 500 bytes and 7 microseconds apiece.
 """
 
 import json
@@ -67,10 +67,15 @@ class Message(Wire):
 
 
 class Sample(Wire):
-    """One sample: exactly one of `messages`, `text` or `token_ids` (with an optional `loss_mask` of the same length)."""
+    """One sample, in one of three forms.
+
+    Exactly one of `messages`, `text` or `token_ids` (with an optional `loss_mask` of the same length).
+    """
 
     id: Name | None = None
-    messages: tuple[Message, ...] | None = Field(default=None, min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+    messages: tuple[Message, ...] | None = Field(
+        default=None, min_length=1, max_length=MAX_MESSAGES, fail_fast=True
+    )
     tools: tuple[JsonObject, ...] | None = Field(default=None, max_length=256)
     text: Text | None = None
     token_ids: tuple[TokenId, ...] | None = Field(default=None, max_length=MAX_SAMPLE_TOKENS, fail_fast=True)
@@ -87,7 +92,9 @@ class Sample(Wire):
             if self.token_ids is None:
                 raise ValueError("'loss_mask' goes with 'token_ids'")
             if len(self.loss_mask) != len(self.token_ids):
-                raise ValueError(f"'loss_mask' has {len(self.loss_mask)} flags for {len(self.token_ids)} token ids")
+                raise ValueError(
+                    f"'loss_mask' has {len(self.loss_mask)} flags for {len(self.token_ids)} token ids"
+                )
         if self.tools is not None and self.messages is None:
             raise ValueError("'tools' goes with 'messages'")
         return self
@@ -101,7 +108,7 @@ class InlineSource(Wire):
 
 
 class FileSource(Wire):
-    """A JSONL or Parquet file (or a folder of them, in name order) under one of the service's allowed roots."""
+    """A JSONL or Parquet file, or a folder of them in name order, under one of the allowed roots."""
 
     kind: Literal["file"]
     path: Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=NO_NUL)]
@@ -125,9 +132,10 @@ Source = Annotated[InlineSource | FileSource | HubSource, Field(discriminator="k
 class Generate(Wire):
     """The target answers each prompt; prompt and answer are captured.
 
-    `capture`: `one_pass` takes the states of the decode steps themselves; the last sampled token was never an input, so
-    it has no state and is not stored. `second_prefill` runs prompt and answer again against the prefix cache and so holds
-    every token. `auto` is `one_pass` where the engine is known to do that rightly, else `second_prefill`.
+    `capture`: `one_pass` takes the states of the decode steps themselves; the last sampled token was never
+    an input, so it has no state and is not stored. `second_prefill` runs prompt and answer again against the
+    prefix cache and so holds every token. `auto` is `one_pass` where the engine is known to do that rightly,
+    else `second_prefill`.
     """
 
     max_tokens: int = Field(ge=1, le=131_072)
@@ -135,7 +143,9 @@ class Generate(Wire):
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     top_k: int = Field(default=0, ge=0, le=1_000_000, description="0 keeps every token")
     seed: int | None = Field(default=None, ge=0, le=2**63 - 1)
-    stop: tuple[Annotated[str, StringConstraints(min_length=1, max_length=256)], ...] = Field(default=(), max_length=16)
+    stop: tuple[Annotated[str, StringConstraints(min_length=1, max_length=256)], ...] = Field(
+        default=(), max_length=16
+    )
     capture: CapturePasses = "auto"
 
 
@@ -143,7 +153,9 @@ class Storage(Wire):
     """How the shards look on disk."""
 
     compression: Compression = "none"
-    shard_bytes: int = Field(default=2_147_483_648, ge=65_536, le=17_179_869_184, description="size a shard is planned for")
+    shard_bytes: int = Field(
+        default=2_147_483_648, ge=65_536, le=17_179_869_184, description="size a shard is planned for"
+    )
 
 
 class HubTarget(Wire):
@@ -155,7 +167,10 @@ class HubTarget(Wire):
 
 
 class ExtractRequest(Wire):
-    """The whole job. Layer ids are vLLM's: `k` is the residual stream after `k` decoder layers, `N` is pre-final-norm."""
+    """The whole job. Layer ids are vLLM's.
+
+    `k` is the residual stream after `k` decoder layers, `N` is pre-final-norm.
+    """
 
     model: Name
     revision: Name | None = None
@@ -164,7 +179,9 @@ class ExtractRequest(Wire):
     final_layer: bool = True
     source: Source
     loss: LossRule = "assistant"
-    chat_template: Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEMPLATE_CHARS)] | None = None
+    chat_template: Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEMPLATE_CHARS)] | None = (
+        None
+    )
     max_tokens: int = Field(default=4096, ge=1, le=MAX_SAMPLE_TOKENS)
     on_too_long: TooLong = "truncate"
     generate: Generate | None = None
@@ -184,4 +201,6 @@ class ExtractRequest(Wire):
 
     def canonical_json(self) -> str:
         """Return the request as JSON with sorted keys: equal requests give equal text."""
-        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+        return json.dumps(
+            self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=True
+        )

@@ -1,1 +1,4 @@
-"""The front end, the planner, the worker and the publisher. Imports torch and vLLM only where they run, never at start."""
+"""The front end, the planner, the worker and the publisher.
+
+Imports torch and vLLM only where they run, never at start.
+"""

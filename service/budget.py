@@ -1,7 +1,8 @@
 """How much may be in the engine at once: a bound on tokens and on requests, first come first served.
 
-Without it every request of a unit would wait inside the engine, and the units behind could not be told apart from it. With
-it the engine always holds more than one step's batch, and a new unit's rows follow the last one's without a bubble.
+Without it every request of a unit would wait inside the engine, and the units behind could not be told apart
+from it. With it the engine always holds more than one step's batch, and a new unit's rows follow the last
+one's without a bubble.
 """
 
 import asyncio

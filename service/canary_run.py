@@ -1,4 +1,6 @@
-"""Runs the canary before a job's first unit: its prompts take the very path that rows take, and are read from a sealed file.
+"""Runs the canary before a job's first unit.
+
+Its prompts take the very path that rows take, and are read from a sealed file.
 
 Imports torch: import it lazily.
 """

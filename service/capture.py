@@ -1,7 +1,9 @@
-"""The capture loop of one worker process: leases units, keeps the engine full with them, commits what they become.
+"""The capture loop of one worker process.
 
-Several units are held at once, so that one's verification and commit overlap the next one's forward passes. A unit whose
-lease was lost is abandoned; its successor elsewhere has another epoch and another folder.
+Leases units, keeps the engine full with them, commits what they become.
+
+Several units are held at once, so that one's verification and commit overlap the next one's forward passes.
+A unit whose lease was lost is abandoned; its successor elsewhere has another epoch and another folder.
 """
 
 import asyncio
@@ -40,7 +42,10 @@ class Capture:
         self.stop = asyncio.Event()
 
     async def run(self) -> None:
-        """Serve units until stopped; then let those in the engine end, give the others back, and stop the engine."""
+        """Serve units until stopped.
+
+        Then let those in the engine end, give the others back, and stop the engine.
+        """
         heart = asyncio.create_task(self._beat())
         try:
             while not self.stop.is_set() and not await self._finished():
@@ -84,7 +89,10 @@ class Capture:
         return True
 
     async def _engine_for(self, lease: UnitLease) -> Running:
-        """Return an engine that serves the lease's job; units of the old one end first. Runs a new job's canary."""
+        """Return an engine that serves the lease's job; units of the old one end first.
+
+        Runs a new job's canary.
+        """
         spec = await self._house.inspect(lease.request)
         running = self._house.running
         if running is None or not running.serves(spec):
@@ -120,8 +128,9 @@ class Capture:
             self._held.pop(lease.key, None)
         except QuarryError as error:
             await self._fail(lease, error)
-        except Exception as error:  # noqa: BLE001
-            # Supervisor: a unit that ended without a word would keep its lease for as long as this process beats.
+        except Exception as error:
+            # Supervisor: a unit that ended without a word would keep its lease for as long as this process
+            # beats.
             logger.exception("unit %s", lease.key)
             await self._fail(lease, QuarryError(f"internal error: {error!r}"))
         return None
@@ -141,7 +150,8 @@ class Capture:
                 self._settings.unit_attempts,
             )
         except (LeaseLost, StoreUnavailable) as lost:
-            # Nothing can be recorded: the lease runs out, and the unit's next attempt meets the error again or not.
+            # Nothing can be recorded: the lease runs out, and the unit's next attempt meets the error again
+            # or not.
             logger.info("unit %s: %s", lease.key, lost)
         if isinstance(error, EngineDied):
             self._job = None
@@ -185,7 +195,7 @@ class Capture:
             await asyncio.wait(self._runs.values(), timeout=self._settings.drain_s)
 
     async def _give_back(self) -> None:
-        """Cancel what still runs and return its leases, so that another worker need not wait for them to expire."""
+        """Cancel what still runs and return its leases, so that nobody waits for them to expire."""
         tasks = list(self._runs.values())
         for task in tasks:
             task.cancel()
@@ -196,5 +206,3 @@ class Capture:
                 await asyncio.to_thread(self._store.release_unit, key, self._owner)
             except (LeaseLost, StoreUnavailable) as error:
                 logger.info("unit %s: %s", key, error)
-
-

@@ -1,4 +1,6 @@
-"""The seam to an engine: what a running engine can serve, what goes in, what comes back. vLLM and the tests' engine fill it.
+"""The seam to an engine: what a running engine can serve, what goes in, what comes back.
+
+vLLM and the tests' engine fill it.
 
 Durability is not part of an answer: it comes over the link, from the connector (`service.link`).
 """
@@ -42,7 +44,9 @@ class EngineSpec:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One request. `ref` names the row whose states are captured; without it nothing is. `generate` asks for an answer.
+    """One request. `ref` names the row whose states are captured; without it nothing is.
+
+    `generate` asks for an answer.
 
     `witness` asks for the log-probability of the engine's own choice after the last token.
     """
@@ -56,7 +60,10 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the engine answered: the sampled tokens, and its argmax after the last token with a state, if asked for."""
+    """What the engine answered.
+
+    The sampled tokens, and its argmax after the last token with a state, if asked for.
+    """
 
     token_ids: tuple[int, ...]
     next_token: int | None = None

@@ -1,4 +1,6 @@
-"""Every error of the service: its HTTP status, its stable type, and what happens to the work when it is raised.
+"""Every error of the service.
+
+Its HTTP status, its stable type, and what happens to the work when it is raised.
 
     QuarryError
     |-- RequestError              422  what a user can mend in the request; names the field and the cure
@@ -14,16 +16,20 @@
     |   `-- IllegalMove                the job's state does not allow it
     |-- StoreUnavailable          503  the database or the data folder cannot be used now: tried again
     |-- LeaseLost                 503  another attempt owns the unit now; this one is void
-    |-- EngineRefused             500  the engine cannot be driven rightly (layout, version, model): permanent
+    |-- EngineRefused             500  the engine cannot be driven rightly (layout, version, model):
+    permanent
     |-- EngineDied                503  the engine stopped: the unit is tried again
     |-- StatesWrong               500  rows that disagree with the model: permanent, never published
     |-- WriteFailed               503  a shard could not be written: tried again
     |-- DiskFull                  507  waits for space: the job is blocked, everything is kept
-    |-- HubDenied                 403  `hub.repo_id`: no right to write; the job is blocked, everything is kept
+    |-- HubDenied                 403  `hub.repo_id`: no right to write; the job is blocked, everything is
+    kept
     |-- HubUnavailable            503  the Hub did not answer rightly: tried again
-    `-- DatasetBroken             422  `quarry verify`: bytes, counts or values of a finished dataset are wrong
+    `-- DatasetBroken             422  `quarry verify`: bytes, counts or values of a finished dataset are
+    wrong
 
-An error's class alone decides between failing, trying again and waiting for a person; its message never does.
+An error's class alone decides between failing, trying again and waiting for a person; its message never
+does.
 """
 
 from enum import StrEnum
@@ -41,7 +47,10 @@ class Outcome(StrEnum):
 
 
 class QuarryError(Exception):
-    """Base of all. `detail` is for people; `field` is a path in the request such as `source.path`; `cure` is what to do."""
+    """Base of all. `detail` is for people; `field` is a path in the request such as `source.path`.
+
+    `cure` is what to do.
+    """
 
     status: ClassVar[int] = 500
     outcome: ClassVar[Outcome] = Outcome.FAIL

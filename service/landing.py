@@ -1,7 +1,7 @@
 """Landing: a committed unit's files move from their attempt's folder to their place in the dataset folder.
 
-The commit comes first and names the attempt; the move only follows it, so doing it again, or finishing it after a crash, is
-harmless. An attempt that was never committed cannot land, whatever it wrote.
+The commit comes first and names the attempt; the move only follows it, so doing it again, or finishing it
+after a crash, is harmless. An attempt that was never committed cannot land, whatever it wrote.
 """
 
 from pathlib import Path

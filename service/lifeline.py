@@ -1,4 +1,7 @@
-"""Children that do not outlive their parent: a worker without its service, or a planner without its worker, ends at once."""
+"""Children that do not outlive their parent.
+
+A worker without its service, or a planner without its worker, ends at once.
+"""
 
 import ctypes
 import os

@@ -1,7 +1,7 @@
 """The service's end of the connector's socket: opens units, collects receipts, notices a vanished engine.
 
-Listens on a Unix socket in a folder of its own (mode 0700), whose path goes to the connector with the engine's start
-options. One connection a rank. Everything here runs on the worker's event loop.
+Listens on a Unix socket in a folder of its own (mode 0700), whose path goes to the connector with the
+engine's start options. One connection a rank. Everything here runs on the worker's event loop.
 """
 
 import asyncio
@@ -55,7 +55,10 @@ class EngineLink:
     """All connections to one engine's connector workers."""
 
     def __init__(self) -> None:
-        """Make the socket's folder; `listen` binds it. Unix paths are short, so the folder is a temporary one."""
+        """Make the socket's folder; `listen` binds it.
+
+        Unix paths are short, so the folder is a temporary one.
+        """
         self._folder = Path(tempfile.mkdtemp(prefix="quarry-"))
         self.path = self._folder / "engine.sock"
         self._server: asyncio.Server | None = None
@@ -78,7 +81,10 @@ class EngineLink:
         self._server = await asyncio.start_unix_server(self._serve, self.path, limit=LINE_BYTES)
 
     async def hello(self, timeout_s: float) -> tuple[Hello, ...]:
-        """Return what every rank said of itself, by rank. Raises EngineDied if they do not all come in time."""
+        """Return what every rank said of itself, by rank.
+
+        Raises EngineDied if they do not all come in time.
+        """
         assert self._hello is not None, "listen() comes first"  # noqa: S101
         try:
             return await asyncio.wait_for(asyncio.shield(self._hello), timeout_s)

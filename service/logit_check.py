@@ -34,7 +34,10 @@ class Witness:
 
 @dataclass(frozen=True, slots=True)
 class LogitCase:
-    """One row under the check: `state_H` is its last token's pre-norm state, `where` names it in messages."""
+    """One row under the check.
+
+    `state_H` is its last token's pre-norm state, `where` names it in messages.
+    """
 
     where: str
     state_H: torch.Tensor
@@ -65,8 +68,8 @@ def check_logits(head: Head, cases: Sequence[LogitCase]) -> LogitVerdict:
 
     A row fails if the engine's token is not the states' own, or its log-probability another, beyond what
     rounding explains. The rows together fail if their errors are too large as a whole, which shows what is
-    only slightly wrong in each of them. Both bounds are those of a sum of n squared unit Gaussians (Laurent and
-    Massart): at most n + 2 sqrt(n x) + 2 x but for a chance of exp(-x).
+    only slightly wrong in each of them. Both bounds are those of a sum of n squared unit Gaussians (Laurent
+    and Massart): at most n + 2 sqrt(n x) + 2 x but for a chance of exp(-x).
     """
     faults: list[str] = []
     sigmas: list[tuple[float, str]] = []

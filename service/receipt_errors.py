@@ -17,7 +17,10 @@ ERRORS: dict[str, type[QuarryError]] = {
 
 
 def raise_failure(receipts: Sequence[UnitSealed | UnitFailed]) -> tuple[UnitSealed, ...]:
-    """Return the receipts if all are of sealed files. Raises DiskFull, StatesWrong, EngineDied, WriteFailed."""
+    """Return the receipts if all are of sealed files.
+
+    Raises DiskFull, StatesWrong, EngineDied, WriteFailed.
+    """
     sealed = []
     for receipt in receipts:
         if isinstance(receipt, UnitSealed):

@@ -1,4 +1,7 @@
-"""The engine a worker has running, with all that belongs to its life: link, head, provenance. Switched between jobs."""
+"""The engine a worker has running, with all that belongs to its life: link, head, provenance.
+
+Switched between jobs.
+"""
 
 import asyncio
 import importlib
@@ -19,7 +22,10 @@ if TYPE_CHECKING:
 
 
 def spec_for(request: ExtractRequest, target: Target, settings: Settings) -> EngineSpec:
-    """Return what a job needs of an engine. The length is rounded up to a power of two, so that jobs can share one."""
+    """Return what a job needs of an engine.
+
+    The length is rounded up to a power of two, so that jobs can share one.
+    """
     longest = min(request.max_tokens + 1, target.max_model_len)
     return EngineSpec(
         weights=fetch_weights(target, settings),
@@ -73,7 +79,10 @@ class EngineHouse:
         self.running: Running | None = None
 
     async def inspect(self, request: ExtractRequest) -> EngineSpec:
-        """Return the spec of a job; downloads weights if they are missing. Raises UnknownModel, UnknownLayer."""
+        """Return the spec of a job; downloads weights if they are missing.
+
+        Raises UnknownModel, UnknownLayer.
+        """
         target = await asyncio.to_thread(inspect_target, request, self._settings)
         return await asyncio.to_thread(spec_for, request, target, self._settings)
 

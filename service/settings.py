@@ -7,7 +7,10 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
 class Settings(BaseSettings):
-    """Everything that can be set. One instance is made at start and passed down; nothing reads the environment later."""
+    """Everything that can be set. One instance is made at start and passed down.
+
+    Nothing reads the environment later.
+    """
 
     model_config = SettingsConfigDict(
         env_prefix="QUARRY_", extra="forbid", frozen=True, secrets_dir=None, env_ignore_empty=True
@@ -44,7 +47,10 @@ class Settings(BaseSettings):
     """KV cache of the engine's CPU build, which would otherwise take nine tenths of the machine's memory."""
     engine_start_timeout_s: float = Field(default=1800.0, gt=0)
     pool_bytes: int = Field(default=1 * 2**30, ge=2**16)
-    """Host memory that a connector worker drains through; grown at start to hold one sample of the longest length."""
+    """Host memory that a connector worker drains through.
+
+    Grown at start to hold one sample of the longest length.
+    """
     writer_threads: int = Field(default=2, ge=1, le=64)
 
     lease_s: float = Field(default=60.0, ge=1.0)
@@ -65,7 +71,10 @@ class Settings(BaseSettings):
     """How long a job is tried to be published while the Hub does not answer, before it waits for a person."""
     logit_share: float = Field(default=0.01, ge=0.0, le=1.0)
     logit_rows_min: int = Field(default=8, ge=0)
-    """Rows of each unit whose logits are recomputed from the sealed bytes: the share, and at least so many."""
+    """Rows of each unit whose logits are recomputed from the sealed bytes.
+
+    The share, and at least so many.
+    """
     canary_max_bytes: int | None = Field(default=None, ge=1)
     """Weights that the canary's reference may load on the CPU; null is half of the available memory."""
 

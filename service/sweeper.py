@@ -1,7 +1,7 @@
 """Removes what lost attempts left behind, and the plan and attempt folders of jobs that are complete.
 
-Never touches an attempt that is leased or committed: the store says which those are, and it is asked after the folder was
-listed, so that an attempt begun in between is never mistaken for a lost one.
+Never touches an attempt that is leased or committed: the store says which those are, and it is asked after
+the folder was listed, so that an attempt begun in between is never mistaken for a lost one.
 """
 
 import re

@@ -1,7 +1,9 @@
-"""One attempt at one unit: from its plan through the engine to verified, sealed files and the commit that names them.
+"""One attempt at one unit.
 
-Runs on the worker's event loop; disk and checks go to threads. Whatever goes wrong raises one of `service.errors`; the
-attempt's files are then orphans that the sweeper takes.
+From its plan through the engine to verified, sealed files and the commit that names them.
+
+Runs on the worker's event loop; disk and checks go to threads. Whatever goes wrong raises one of
+`service.errors`; the attempt's files are then orphans that the sweeper takes.
 """
 
 import asyncio
@@ -74,7 +76,10 @@ class UnitRun:
         self._rows: list[PlannedRow] = []
 
     async def run(self) -> UnitCommit:
-        """Capture, verify, and return what there is to commit. On cancellation the connector forgets the attempt."""
+        """Capture, verify, and return what there is to commit.
+
+        On cancellation the connector forgets the attempt.
+        """
         plan = self._settings.work_root / plan_path(self._key.job_id, self._key.unit)
         self._rows = await asyncio.to_thread(read_plan, plan)
         link = self._running.link
@@ -158,7 +163,7 @@ class UnitRun:
         )
 
     def _verify(self, order: OpenUnit, plan: Path, sealed: Sequence[UnitSealed]) -> UnitCommit:
-        """Check the sealed files against plan and model, write the index beside them, and say what to commit."""
+        """Hold the sealed files against plan and model, write their index, and say what to commit."""
         folder = attempt_folder(self._settings, self._key)
         checks = check_unit(
             attempt=folder,
@@ -179,7 +184,11 @@ class UnitRun:
         index, supervised = None, 0
         if files:
             index, supervised = write_index(
-                folder / INDEX_FILE, index_path(self._key.job_id, self._key.unit), files, plan, self._witnesses
+                folder / INDEX_FILE,
+                index_path(self._key.job_id, self._key.unit),
+                files,
+                plan,
+                self._witnesses,
             )
         return UnitCommit(
             key=self._key,

@@ -1,25 +1,30 @@
-"""The real engine: vLLM's AsyncLLM with the `extract_hidden_states` proposer and our connector. Imported only where it runs."""
+"""The real engine: vLLM's AsyncLLM with the `extract_hidden_states` proposer and our connector.
+
+Imported only where it runs.
+"""
 
 import asyncio
 import contextlib
 import os
 from typing import Any
 
-os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # read by vLLM at import; a service that handles others' data stays silent
+os.environ.setdefault(
+    "VLLM_NO_USAGE_STATS", "1"
+)  # read by vLLM at import; a service that handles others' data stays silent
 
-from vllm import SamplingParams  # noqa: E402
-from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: E402
-from vllm.exceptions import VLLMValidationError  # noqa: E402
-from vllm.outputs import RequestOutput  # noqa: E402
-from vllm.sampling_params import RequestOutputKind  # noqa: E402
-from vllm.v1.engine.async_llm import AsyncLLM  # noqa: E402
-from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError  # noqa: E402
+from vllm import SamplingParams
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.exceptions import VLLMValidationError
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from schemas.identity import EngineInfo  # noqa: E402
-from service.engine import Answer, EngineSpec, Prompt, PromptRefused  # noqa: E402
-from service.errors import EngineDied, EngineRefused  # noqa: E402
-from service.link import EngineLink  # noqa: E402
-from service.settings import Settings  # noqa: E402
+from schemas.identity import EngineInfo
+from service.engine import Answer, EngineSpec, Prompt, PromptRefused
+from service.errors import EngineDied, EngineRefused
+from service.link import EngineLink
+from service.settings import Settings
 
 STOP_TIMEOUT_S = 30.0
 """How long the engine's processes may take to end; by then every unit was receipted or abandoned."""
@@ -54,7 +59,7 @@ class VllmEngine:
             raise EngineDied(
                 f"vLLM did not start for {spec.weights.name}: {error}",
                 field="model",
-                cure="the engine's log names the cause, e.g. too little memory, or a model without auxiliary hidden states",
+                cure="see the engine's log: too little memory, or a model without auxiliary hidden states",
             ) from error
         hellos = await link.hello(settings.engine_start_timeout_s)
         config = llm.vllm_config
@@ -110,7 +115,10 @@ def _build(arguments: dict[str, Any]) -> AsyncLLM:
 
 
 def engine_arguments(spec: EngineSpec, settings: Settings, link: EngineLink) -> dict[str, Any]:
-    """Return AsyncEngineArgs' keywords for a spec; the operator's `engine_options` come last, but never the capture's own."""
+    """Return AsyncEngineArgs' keywords for a spec.
+
+    The operator's `engine_options` come last, but never the capture's own.
+    """
     arguments: dict[str, Any] = {
         "model": str(spec.weights),
         "dtype": spec.dtype,

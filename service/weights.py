@@ -11,7 +11,9 @@ WEIGHT_FILES = ("*.safetensors", "*.json", "*.model", "*.jinja", "*.txt")
 
 
 def fetch_weights(target: Target, settings: Settings) -> Path:
-    """Return the folder that holds config, tokenizer and safetensors; downloads what is missing of a Hub model.
+    """Return the folder that holds config, tokenizer and safetensors.
+
+    Downloads what is missing of a Hub model.
 
     Raises UnknownModel naming the cure if there are no safetensors.
     """
@@ -38,6 +40,8 @@ def fetch_weights(target: Target, settings: Settings) -> Path:
             ) from None
     if not any(folder.glob("*.safetensors")):
         raise UnknownModel(
-            f"{target.model} holds no safetensors files", field="model", cure="convert the weights to safetensors"
+            f"{target.model} holds no safetensors files",
+            field="model",
+            cure="convert the weights to safetensors",
         )
     return folder

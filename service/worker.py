@@ -1,6 +1,7 @@
-"""The worker process: a planner beside it, a publisher thread, and the capture loop with the engine in the middle.
+"""The worker process: a planner beside it, a publisher thread, and the capture loop with the engine.
 
-The three never talk to each other; each takes its work from the store under a lease, so any of them may die and come back.
+The three never talk to each other; each takes its work from the store under a lease, so any of them may die
+and come back.
 """
 
 import asyncio
@@ -32,12 +33,18 @@ RESTART_S = 2.0
 
 
 def owner_name(role: str) -> str:
-    """Return who holds a lease: host, process, and a token that a later process of the same number does not have."""
+    """Return who holds a lease.
+
+    Host, process, and a token that a later process of the same number does not have.
+    """
     return f"{role}@{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
 
 
 def run_worker(settings: Settings, *, only_job: str | None = None) -> int:
-    """Work until SIGTERM or SIGINT, then drain; with `only_job`, until that job has ended. Return the exit status."""
+    """Work until SIGTERM or SIGINT, then drain; with `only_job`, until that job has ended.
+
+    Return the exit status.
+    """
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     store = Store(settings.database())
     store.migrate()
@@ -136,7 +143,9 @@ def plan_until_stopped(settings: Settings, parent_pid: int) -> None:
 
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the worker decides; a terminal's Ctrl-C reaches the whole group
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # the worker decides; a terminal's Ctrl-C reaches the whole group
     store = Store(settings.database())
     owner = owner_name("planner")
     while not stop.is_set():

@@ -1,4 +1,4 @@
-"""What users get wrong: each mistake is answered with the field and the cure, and costs nothing that was right."""
+"""What users get wrong is answered with the field and the cure, and costs nothing that was right."""
 
 from collections.abc import Iterator
 from pathlib import Path

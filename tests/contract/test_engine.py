@@ -1,7 +1,9 @@
-"""One conformance suite for everything that fills `service.engine.Engine`: the tests' engine and vLLM's CPU build.
+"""One conformance suite for everything that fills `service.engine.Engine`.
 
-Each test captures rows through the real connector and reads the sealed file back. The truth is the fake's pure function,
-or a transformers forward pass of the same weights.
+The tests' engine and vLLM's CPU build.
+
+Each test captures rows through the real connector and reads the sealed file back. The truth is the fake's
+pure function, or a transformers forward pass of the same weights.
 """
 
 import asyncio
@@ -69,7 +71,13 @@ class Bench:
                 return None
             task = asyncio.create_task(
                 self.engine.run(
-                    Prompt(f"u{unit}-{row}", ids, RowRef(told.key, row, len(ids)), witness=True, generate=generate)
+                    Prompt(
+                        f"u{unit}-{row}",
+                        ids,
+                        RowRef(told.key, row, len(ids)),
+                        witness=True,
+                        generate=generate,
+                    )
                 )
             )
             if row in cancel:
@@ -109,12 +117,19 @@ class Bench:
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return random_target(
-        tmp_path_factory.mktemp("target") / "qwen3", arch="qwen3", layers=8, hidden=128, dtype="float32", max_position=MAX_LEN
+        tmp_path_factory.mktemp("target") / "qwen3",
+        arch="qwen3",
+        layers=8,
+        hidden=128,
+        dtype="float32",
+        max_position=MAX_LEN,
     )
 
 
 @pytest.fixture(scope="module", params=["fake", pytest.param("vllm", marks=pytest.mark.engine)])
-def bench(request: pytest.FixtureRequest, target: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+def bench(
+    request: pytest.FixtureRequest, target: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Bench]:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
@@ -209,7 +224,11 @@ def test_a_skipped_row_does_not_hold_the_unit(bench):
 def test_an_answer_is_captured_with_its_prompt_but_for_the_last_sampled_token(bench):
     prompts = random_ids([1, 15, 127, 130, 40], vocab_size=bench.vocab_size, seed=6)
     _, rows, answers = bench.capture(prompts, generate=Generate(max_tokens=20))
-    ids = {row: [*prompts[row], *answer.token_ids[:-1]] for row, answer in enumerate(answers) if answer is not None}
+    ids = {
+        row: [*prompts[row], *answer.token_ids[:-1]]
+        for row, answer in enumerate(answers)
+        if answer is not None
+    }
     assert all(len(answer.token_ids) == 20 for answer in answers if answer is not None)
     bench.assert_right(rows, ids)
 

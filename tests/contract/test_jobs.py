@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from connector.seal import temporary
 from schemas.job import JobState, UnitState
 from schemas.manifest import Manifest
-from connector.seal import temporary
 from schemas.names import attempt_dir, manifest_path, shard_file
 from schemas.request import Generate
 from service.capture import Capture
@@ -24,7 +24,12 @@ from tests.support.tiny_model import random_target
 @pytest.fixture(scope="module")
 def target(tmp_path_factory):
     return random_target(
-        tmp_path_factory.mktemp("models") / "target", arch="qwen3", layers=8, hidden=64, dtype="bfloat16", max_position=512
+        tmp_path_factory.mktemp("models") / "target",
+        arch="qwen3",
+        layers=8,
+        hidden=64,
+        dtype="bfloat16",
+        max_position=512,
     )
 
 
@@ -153,7 +158,10 @@ def test_a_row_that_is_not_finite_is_rejected_and_the_rest_is_whole(shop, target
 
 
 def test_a_full_disk_blocks_the_job_and_it_resumes_whole(shop, target):
-    """1. The first shard's file is a device that is always full. 2. The job is blocked. 3. It resumes and completes."""
+    """1. The first shard's file is a device that is always full. 2. The job is blocked. 3.
+
+    It resumes and completes.
+    """
     job_id = shop.submit(request(target, conversations(20)))
     shop.plan()
     folder = shop.settings.work_root / attempt_dir(job_id, 0, 1)
@@ -271,7 +279,9 @@ def test_the_same_job_planned_twice_has_the_same_samples(shop, target, tmp_path)
     other = Shop.open(tmp_path / "other", target)
     first = shop.run(request(target, conversations(30)))
     second = other.run(request(target, conversations(30)))
-    ids = [sorted(row["sample_id"] for row in one.rows(job.id)) for one, job in ((shop, first), (other, second))]
+    ids = [
+        sorted(row["sample_id"] for row in one.rows(job.id)) for one, job in ((shop, first), (other, second))
+    ]
     assert ids[0] == ids[1]
     assert first.identity == second.identity
     other.store.close()

@@ -1,7 +1,9 @@
-"""kill -9 of the worker in the middle of a job: after a restart the job completes, every sample exactly once.
+"""kill -9 of the worker in the middle of a job.
 
-The worker runs as it is deployed, in a process of its own with its planner, publisher and engine. The short forms run the
-fake engine; the long form (`make crash`) runs 2,000 samples through vLLM.
+After a restart the job completes, every sample exactly once.
+
+The worker runs as it is deployed, in a process of its own with its planner, publisher and engine. The short
+forms run the fake engine; the long form (`make crash`) runs 2,000 samples through vLLM.
 """
 
 import os
@@ -79,8 +81,9 @@ def survive(shop: Shop, job_id: str, log: Path, kills: int, *, fake_step_s: floa
         before = shop.store.job(job_id).progress.units_done
         # Each kill comes after at least one more unit, so that every round makes progress and loses work.
         wait_until(
-            lambda before=before: shop.store.job(job_id).progress.units_done > before
-            or shop.store.job(job_id).state in ENDED,
+            lambda before=before: (
+                shop.store.job(job_id).progress.units_done > before or shop.store.job(job_id).state in ENDED
+            ),
             f"no unit was committed before kill {kill}",
             patience_s,
         )

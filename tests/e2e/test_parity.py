@@ -1,10 +1,13 @@
-"""From a request to the Hub and back: the states read from the Hub's copy are the model's, for every captured layer.
+"""From a request to the Hub and back.
 
-Real vLLM, real connector, real huggingface_hub against a local server. Lengths sit around the engine's block, prefill is
-chunked, prefixes are shared and prefix caching is on. The truth is a transformers forward pass in a process of its own.
+The states read from the Hub's copy are the model's, for every captured layer.
 
-float32 is held to an absolute relative tolerance. bfloat16 has none of its own: transformers in bfloat16 is itself so far
-from transformers in float32, and the engine may not be further away than that.
+Real vLLM, real connector, real huggingface_hub against a local server. Lengths sit around the engine's block,
+prefill is chunked, prefixes are shared and prefix caching is on. The truth is a transformers forward pass in
+a process of its own.
+
+float32 is held to an absolute relative tolerance. bfloat16 has none of its own: transformers in bfloat16 is
+itself so far from transformers in float32, and the engine may not be further away than that.
 """
 
 from pathlib import Path
@@ -35,7 +38,10 @@ SECRET = "hf_parity"
 
 
 def prompts() -> list[list[int]]:
-    """Lengths around one block, several chunks, up to the longest; then rows that share a prefix of two and a half blocks."""
+    """Lengths around one block, several chunks, up to the longest.
+
+    Then rows that share a prefix of two and a half blocks.
+    """
     lengths = [1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 2 * CHUNK + 1, 3 * CHUNK, MAX_LEN - 1]
     alone = random_ids(lengths, vocab_size=1500, seed=1)
     head = random_ids([2 * BLOCK + BLOCK // 2], vocab_size=1500, seed=2)[0]
@@ -81,7 +87,7 @@ def stored_states(folder: Path, job_id: str) -> dict[str, tuple[list[int], dict[
     return found
 
 
-def errors_T(got: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:  # noqa: N802 - axes
+def errors_T(got: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
     return (got - truth).norm(dim=1) / truth.norm(dim=1)
 
 
@@ -103,7 +109,8 @@ def test_the_hubs_copy_holds_the_models_states(tmp_path, arch, dtype, record_pro
         hub.add_token(SECRET, Token(user="team"))
         job_id = extract(tmp_path, hub, target, samples)
         folder = tmp_path / "copy"
-        # The real storage knows the hashes that its own chunks were given; here only they are told, the bytes are not.
+        # The real storage knows the hashes that its own chunks were given; here only they are told, the bytes
+        # are not.
         hub.know_xet(tmp_path / "data" / "jobs" / job_id)
         with HubClient("xet", tmp_path / "home", hub.url) as client:
             client.ask("download", repo_id=REPO, token=SECRET, folder=str(folder))
@@ -124,7 +131,8 @@ def test_the_hubs_copy_holds_the_models_states(tmp_path, arch, dtype, record_pro
                 assert float(error.max()) <= FLOAT32_TOLERANCE, (row, k)
             else:
                 own = errors_T(rounded[row][k], exact[row][k])
-                # A router may flip on single tokens either way, so a mixture of experts is held by its median.
+                # A router may flip on single tokens either way, so a mixture of experts is held by its
+                # median.
                 assert float(error.median()) <= 1.5 * float(own.median()) + 1e-3, (row, k)
     record_property("worst relative error by layer", str(worst))
     print(f"{arch} {dtype}: worst relative error over all tokens: {worst}")

@@ -1,8 +1,11 @@
-"""An engine without a model: the real connector halves over a paged cache in memory, states a pure function of the tokens.
+"""An engine without a model.
 
-It fills the same seam as vLLM (`service.engine.Engine`), uses the same link, pool, writers and shards, and runs in
-milliseconds, so that hundreds of tests can drive whole jobs. What it does not have is attention: the state of layer k at
-position t depends on the token, t and k alone, so a test knows every value without running anything.
+The real connector halves over a paged cache in memory, states a pure function of the tokens.
+
+It fills the same seam as vLLM (`service.engine.Engine`), uses the same link, pool, writers and shards, and
+runs in milliseconds, so that hundreds of tests can drive whole jobs. What it does not have is attention: the
+state of layer k at position t depends on the token, t and k alone, so a test knows every value without
+running anything.
 
 Legend: B blocks, L captured layers, S slots a block, H hidden size, T tokens.
 """

@@ -28,7 +28,10 @@ def conversations(count: int, *, longest: int = 60) -> list[dict[str, Any]]:
             "id": f"c{number}",
             "messages": [
                 {"role": "user", "content": f"Question {number}: what is in module {number * 7 % 101}?"},
-                {"role": "assistant", "content": f"Answer {number}. " + "It holds things. " * (number * 13 % longest)},
+                {
+                    "role": "assistant",
+                    "content": f"Answer {number}. " + "It holds things. " * (number * 13 % longest),
+                },
             ],
         }
         for number in range(count)

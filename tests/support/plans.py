@@ -17,7 +17,12 @@ JOB = job_id_from_key("a test")
 
 
 def identity(
-    *, layer_ids: tuple[int, ...] = (2, 4, 8), hidden_size: int = 16, dtype: str = "bfloat16", num_layers: int = 8, **changes: object
+    *,
+    layer_ids: tuple[int, ...] = (2, 4, 8),
+    hidden_size: int = 16,
+    dtype: str = "bfloat16",
+    num_layers: int = 8,
+    **changes: object,
 ) -> Identity:
     """Return an identity that only its shape matters of."""
     values: dict[str, object] = {
@@ -58,7 +63,9 @@ def random_ids(lengths: Sequence[int], *, vocab_size: int = 500, seed: int = 0) 
     return [draw.integers(0, vocab_size, length).tolist() for length in lengths]
 
 
-def write_plan(work_root: Path, token_ids: Sequence[Sequence[int]], *, unit: int = 0, job_id: str = JOB) -> Path:
+def write_plan(
+    work_root: Path, token_ids: Sequence[Sequence[int]], *, unit: int = 0, job_id: str = JOB
+) -> Path:
     """Seal a unit's plan; every token is supervised."""
     path = work_root / plan_path(job_id, unit)
     table = pa.table(

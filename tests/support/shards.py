@@ -1,4 +1,7 @@
-"""Small sealed attempts and datasets of given states, written by pyarrow alone: not the connector's writer."""
+"""Small sealed attempts and datasets of given states, written by pyarrow alone.
+
+Not the connector's writer.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -95,7 +98,10 @@ def write_plan_of(path: Path, rows: Sequence[ShardRow]) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """What a right engine would give for one unit: rows of all `LENGTHS`, and its word on each last token."""
+    """What a right engine would give for one unit.
+
+    Rows of all `LENGTHS`, and its word on each last token.
+    """
 
     model: TinyModel
     about: Identity

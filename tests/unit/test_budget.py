@@ -25,7 +25,9 @@ def test_requests_pass_in_their_order_and_never_above_the_bounds():
                 await settle()
 
         # The small one behind the large one waits: otherwise a stream of small ones would starve it.
-        await asyncio.gather(request("a", 60), request("b", 60), request("c", 10), *(request(i, 30) for i in range(9)))
+        await asyncio.gather(
+            request("a", 60), request("b", 60), request("c", 10), *(request(i, 30) for i in range(9))
+        )
         assert order == ["a", "b", "c", *range(9)]
         assert (budget.tokens, budget.requests) == (0, 0)
 

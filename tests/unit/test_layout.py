@@ -30,7 +30,9 @@ def test_in_a_uniform_group_the_layers_own_spec_gives_the_block_size():
     assert find_cache_group(groups) == CacheGroup(0, GROUP.layer_name, 32)
 
 
-@pytest.mark.parametrize("names", [["model.layers.0.attn"], ["a.cache_only_layers.8", "b.cache_only_layers.8"]])
+@pytest.mark.parametrize(
+    "names", [["model.layers.0.attn"], ["a.cache_only_layers.8", "b.cache_only_layers.8"]]
+)
 def test_none_or_several_cache_only_layers_are_refused(names):
     with pytest.raises(LayoutError, match="expected one cache-only layer"):
         find_cache_group([Group([name], Spec(4)) for name in names])
@@ -44,7 +46,9 @@ def cache(order: str, physical: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("physical", ["BLSH", "BSLH"])
-@pytest.mark.parametrize(("version", "order"), [("0.22.1", "BSLH"), ("0.28.0", "BSLH"), ("0.29.0", "BLSH"), ("0.33.0", "BLSH")])
+@pytest.mark.parametrize(
+    ("version", "order"), [("0.22.1", "BSLH"), ("0.28.0", "BSLH"), ("0.29.0", "BLSH"), ("0.33.0", "BLSH")]
+)
 def test_every_supported_version_and_physical_layout_gives_the_same_view(version, order, physical):
     given, truth = cache(order, physical)
     view = view_BLSH(given, GROUP, 3, 8, torch.float32, version)
@@ -53,7 +57,9 @@ def test_every_supported_version_and_physical_layout_gives_the_same_view(version
 
 
 @pytest.mark.parametrize(
-    "shape", [(5, 4, 3, 8), (5, 3, 4, 16), (5, 3, 8, 8), (5, 2, 4, 8), (5, 3, 32)], ids=["axes", "hidden", "block", "layers", "dims"]
+    "shape",
+    [(5, 4, 3, 8), (5, 3, 4, 16), (5, 3, 8, 8), (5, 2, 4, 8), (5, 3, 32)],
+    ids=["axes", "hidden", "block", "layers", "dims"],
 )
 def test_a_cache_of_another_shape_is_refused_with_both_shapes(shape):
     with pytest.raises(LayoutError, match="has shape"):

@@ -1,7 +1,8 @@
-import torch
-from hypothesis import given, settings, strategies as st
+from itertools import pairwise
 
 import pytest
+import torch
+from hypothesis import given, settings, strategies as st
 
 from connector.pool import ALIGN_BYTES, HostPool
 
@@ -41,7 +42,7 @@ def test_slabs_never_overlap_and_every_byte_comes_back(steps):
         if slab is not None:
             held.append(slab)
         spans = sorted((one.offset, one.offset + one.reserved_bytes) for one in held)
-        assert all(left[1] <= right[0] for left, right in zip(spans, spans[1:], strict=False))
+        assert all(left[1] <= right[0] for left, right in pairwise(spans))
         assert pool.free_bytes == pool.num_bytes - sum(one.reserved_bytes for one in held)
         if release < len(held):
             pool.release(held.pop(release))

@@ -51,7 +51,9 @@ def test_one_checker_takes_rows_of_any_length_one_after_the_other():
     checker = RowChecker(torch.bfloat16)
     for num_tokens in (3, 200, 1, 50):
         states = torch.randn(2, num_tokens, 64).to(torch.bfloat16)
-        assert [reading.max_abs for reading in checker.check(states, (2, 8))] == [float(layer.abs().max()) for layer in states]
+        assert [reading.max_abs for reading in checker.check(states, (2, 8))] == [
+            float(layer.abs().max()) for layer in states
+        ]
 
 
 def test_large_magnitudes_are_no_infinity():

@@ -9,7 +9,15 @@ from tests.support.plans import JOB
 REF = RowRef(UnitKey(job_id=JOB, unit=3, epoch=2), 7, 5)
 
 
-def finish(half: SchedulerHalf, *, tokens: int = 6, computed: int = 5, blocks: int = 2, status=Status.FINISHED_LENGTH_CAPPED, ref=REF):
+def finish(
+    half: SchedulerHalf,
+    *,
+    tokens: int = 6,
+    computed: int = 5,
+    blocks: int = 2,
+    status=Status.FINISHED_LENGTH_CAPPED,
+    ref=REF,
+):
     request = FakeRequest("r-1", status, ref.params() if ref else None, computed, list(range(tokens)))
     held = half.request_finished(request, ([99], list(range(blocks))))
     return held, half.take_work().items

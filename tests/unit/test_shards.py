@@ -1,4 +1,3 @@
-
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -19,7 +18,9 @@ from tests.support.plans import JOB, identity, order, random_ids, write_plan
 
 def job(about, ids, row, *, generated=(), planned_hash=None):
     ref = RowRef(order(about, 1).key, row, len(ids))
-    return DrainJob(f"r{row}", ref, len(ids) + len(generated), (), planned_hash or hash_ids(ids), tuple(generated))
+    return DrainJob(
+        f"r{row}", ref, len(ids) + len(generated), (), planned_hash or hash_ids(ids), tuple(generated)
+    )
 
 
 def states(about, ids):
@@ -45,7 +46,9 @@ def test_a_sealed_shard_holds_every_byte_of_every_row(tmp_path, dtype, compressi
     assert (receipt.sha256, receipt.bytes) == sha256_of(path)
     assert receipt.rows == (2, 0, 1)
     file = pq.ParquetFile(path)
-    assert file.schema_arrow.equals(shard_schema(about.layer_ids, about.hidden_size, dtype, compression), check_metadata=False)
+    assert file.schema_arrow.equals(
+        shard_schema(about.layer_ids, about.hidden_size, dtype, compression), check_metadata=False
+    )
     assert file.num_row_groups == 3
     assert Provenance.model_validate_json(file.schema_arrow.metadata[METADATA_KEY]).identity == about
     width = 4 if dtype == "float32" else 2

@@ -32,7 +32,7 @@ from tests.support.store_cases import (
 
 
 def test_a_submitted_job_reads_back_as_it_was_given(store: Store, clock: Clock) -> None:
-    request = a_request("naïve \x00 text")
+    request = a_request("na\u00efve \x00 text")
     row, created = store.submit(job_id(1), "key", request)
     assert created
     assert row == store.job(job_id(1))
