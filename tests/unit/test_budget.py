@@ -38,7 +38,8 @@ def test_a_request_larger_than_the_budget_passes_alone():
     async def scenario():
         budget = InFlight(10, 3)
         async with budget.hold(1000):
-            other = asyncio.create_task(budget.hold(1).__aenter__())
+            behind = budget.hold(1)
+            other = asyncio.create_task(behind.__aenter__())
             await settle()
             assert not other.done()
         await other
@@ -53,8 +54,9 @@ def test_a_cancelled_request_gives_its_place_back(granted):
         budget = InFlight(10, 3)
         holder = budget.hold(10)
         await holder.__aenter__()
-        waiting = asyncio.create_task(budget.hold(10).__aenter__())
-        behind = asyncio.create_task(budget.hold(10).__aenter__())
+        second, third = budget.hold(10), budget.hold(10)
+        waiting = asyncio.create_task(second.__aenter__())
+        behind = asyncio.create_task(third.__aenter__())
         await settle()
         if granted:
             await holder.__aexit__(None, None, None)

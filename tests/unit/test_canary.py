@@ -135,6 +135,34 @@ def test_a_token_at_which_layers_cannot_be_told_apart_does_not_count_against_its
     assert [layer.best_match_layer for layer in report.layers] == list(LAYER_IDS)
 
 
+def close_layers(num_prompts: int = 4) -> States:
+    """Layers 0..4 and the post-norm, each a hundredth away from the one before, as in deep models."""
+    draw = torch.Generator().manual_seed(8)
+    prompts = []
+    for _ in range(num_prompts):
+        layers = [torch.randn(20, HIDDEN_SIZE, generator=draw)]
+        for _ in range(NUM_LAYERS + 1):
+            layers.append(layers[-1] + 0.01 * torch.randn(20, HIDDEN_SIZE, generator=draw))
+        prompts.append(dict(enumerate(layers[:-1])) | {POST_NORM: layers[-1]})
+    return prompts
+
+
+def test_close_layers_are_told_apart_even_in_one_prompt():
+    reference = close_layers()
+    captured = [{2: prompt[2]} for prompt in reference]
+    assert judge(captured, reference, (2,), NUM_LAYERS, "bfloat16").layers[0].best_match_layer == 2
+    captured[3] = {2: reference[3][1]}
+    with pytest.raises(StatesWrong, match="layer 2 looks like layer 1: 100% of 20 tokens"):
+        judge(captured, reference, (2,), NUM_LAYERS, "bfloat16")
+
+
+def test_states_slightly_nearer_to_another_layer_everywhere_are_found():
+    reference = close_layers()
+    captured = [{2: 0.45 * prompt[2] + 0.55 * prompt[1]} for prompt in reference]
+    with pytest.raises(StatesWrong, match="layer 2 looks like layer 1: median distance"):
+        judge(captured, reference, (2,), NUM_LAYERS, "bfloat16")
+
+
 def test_a_few_tokens_whose_router_flipped_are_forgiven(run):
     def plant(captured: States) -> None:
         captured[2][2][5:13] += 0.5 * captured[2][2][20:28]

@@ -76,8 +76,9 @@ def test_an_engine_that_rounds_differently_stays_within_rounding():
     told = head.opinion(states.to(dtype), top)
     sigmas = (told.logprob - engine[torch.arange(4000), top]).abs() / told.sigma
     assert sigmas.max() < 6
-    # Tight, too: were the deviations much too large, nothing small would ever be found.
-    assert 0.3 < sigmas.square().mean().sqrt() < 1.1
+    # Not all of the roundings that are allowed for happen here, but most: were the deviations much too large,
+    # nothing small would ever be found.
+    assert 0.4 < sigmas.square().mean().sqrt() < 0.7
     swapped = told.own_token != top
     assert swapped.any()
     assert (told.gap / told.gap_sigma)[swapped].max() < 6
