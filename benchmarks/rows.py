@@ -20,11 +20,11 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from benchmarks.workload import MAX_NUM_BATCHED_TOKENS, Workload
 from connector.wire import RowRef
 from schemas.receipts import OpenUnit, UnitSealed
-from service.budget import InFlight
-from service.engine import EngineSpec, Prompt
-from service.link import EngineLink
+from service.capture.budget import InFlight
+from service.capture.engine import EngineSpec, Prompt
+from service.capture.link import EngineLink
+from service.capture.vllm_engine import VllmEngine, engine_arguments, sampling_parameters
 from service.settings import Settings
-from service.vllm_engine import VllmEngine, engine_arguments, sampling_parameters
 from tests.support.plans import JOB, identity, order, write_plan
 
 STOP_TIMEOUT_S = 30.0

@@ -94,9 +94,9 @@ INDEX_SCHEMA = pa.schema(
         pa.field("next_logprob", pa.float32(), nullable=True),
     ]
 )
-"""`next_token` and `next_logprob` are the engine's own argmax after the row's last token and its log-probability.
-They are kept for the sampled rows, so that the logit check can be repeated on a finished dataset. `shard` is a
-path inside the repository."""
+"""`next_token` and `next_logprob` are the engine's own argmax after a row's last token and how likely it is.
+They are kept for the sampled rows, so that the logit check can be repeated on a finished dataset. `shard` is
+a path inside the repository."""
 
 PLAN_SCHEMA = pa.schema(
     [

@@ -22,6 +22,9 @@ CARD_PATH = "README.md"
 FINAL_NORM_PATH = "final_norm.safetensors"
 """One a repository: it holds the states of one model."""
 
+MAX_COMMIT_FILES = 100
+"""Files of one commit to the Hub, which answers within its minute up to about this many."""
+
 
 def _repo_id(value: str) -> str:
     """Apply the Hub's rules beyond the pattern: no `--`, no `..`, no trailing `.git` or punctuation."""

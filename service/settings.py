@@ -37,7 +37,7 @@ class Settings(BaseSettings):
     hub_token_file: Path | None = None
     """File that holds the Hub token; read at each use, so that it can be replaced while the service runs."""
 
-    engine: str = "service.vllm_engine:VllmEngine"
+    engine: str = "service.capture.vllm_engine:VllmEngine"
     """Import path of the engine class."""
     engine_options: dict[str, str | int | float | bool | None] = {}
     """More keyword arguments of vLLM's engine, as JSON."""

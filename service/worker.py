@@ -16,7 +16,7 @@ import time
 from multiprocessing.process import BaseProcess
 
 from schemas.job import ENDED_JOB_STATES, JobState
-from service.capture import Capture
+from service.capture.loop import Capture
 from service.lifeline import die_with_parent
 from service.settings import Settings
 from service.store import Store
@@ -139,7 +139,7 @@ class PlannerProcess:
 def plan_until_stopped(settings: Settings, parent_pid: int) -> None:
     """Run the planning loop; the entry point of the planner process."""
     die_with_parent(parent_pid)
-    from service.planning import run_planning
+    from service.plan.planning import run_planning
 
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
@@ -177,7 +177,7 @@ class PublisherThread:
         self._thread.join(CHILD_STOP_S)
 
     def _run(self) -> None:
-        from service.publisher import run_publishing
+        from service.publish.publisher import run_publishing
 
         store = Store(self._settings.database())
         owner = owner_name("publisher")

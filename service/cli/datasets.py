@@ -22,7 +22,7 @@ def verify(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Check everything that can be checked of a finished dataset."""
-    from service.verify import verify_dataset, verify_remote
+    from service.proof.verify import verify_dataset, verify_remote
 
     settings = load_settings()
     if Path(dataset).is_dir():
@@ -41,7 +41,7 @@ def publish(
     config_name: Annotated[str, typer.Option(help="Name of the dataset's configuration.")] = "default",
 ) -> None:
     """Push a finished dataset to the Hub; what is there already is not sent again."""
-    from service.publisher import check_target, publish_folder
+    from service.publish.publisher import check_target, publish_folder
 
     settings = load_settings()
     hub = hub_target(repo_id, public=public, config_name=config_name)

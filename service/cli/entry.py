@@ -8,8 +8,8 @@ from typing import NoReturn
 import typer
 
 from service.cli import datasets, files, jobs, processes
+from service.cli.client import ProblemReceived
 from service.cli.console import EXIT_NOT_COMPLETE, EXIT_USAGE, complain, exit_code
-from service.client import ProblemReceived
 from service.errors import QuarryError
 
 app = typer.Typer(

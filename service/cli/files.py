@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from service.cli.console import EXIT_NOT_COMPLETE, complain, load_settings, log_to_stderr
-from service.job_file import own_roots, read_job_file
+from service.cli.job_file import own_roots, read_job_file
 
 JobFile = Annotated[
     Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="The job, as JSON or YAML.")
@@ -21,7 +21,7 @@ def estimate(
     """Say what a job would need, without running anything."""
     request = read_job_file(file)
     settings = own_roots(load_settings(), request, file)
-    from service.estimate import estimate_request
+    from service.plan.estimate import estimate_request
 
     found = estimate_request(request, settings)
     if as_json:
@@ -39,8 +39,8 @@ def extract(
     strict: Annotated[bool, typer.Option("--strict", help="Count rejected samples as a failure.")] = False,
 ) -> None:
     """Run one job here, without a server; run it again to go on where it stopped."""
-    from service.foreground import extract_to
-    from service.progress_bar import amounts, progress_display
+    from service.cli.foreground import extract_to
+    from service.cli.progress_bar import amounts, progress_display
 
     log_to_stderr(logging.WARNING)
     request = read_job_file(file)

@@ -8,8 +8,8 @@ import typer
 
 from schemas.job import JobPage, JobState, JobView, RejectPage
 from schemas.names import is_job_id
+from service.cli.client import Client
 from service.cli.console import EXIT_NOT_COMPLETE, complain
-from service.client import Client
 
 app = typer.Typer(
     help="List, follow, cancel and resume the jobs of a running service.",
@@ -55,7 +55,7 @@ def show(job_id: JobIdArgument, server: Server = DEFAULT_SERVER) -> None:
 @app.command()
 def watch(job_id: JobIdArgument, server: Server = DEFAULT_SERVER) -> None:
     """Follow a job until it has ended or is blocked."""
-    from service.progress_bar import progress_display
+    from service.cli.progress_bar import progress_display
 
     event = None
     with Client(server) as client, progress_display(sys.stderr) as display:

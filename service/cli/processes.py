@@ -21,7 +21,7 @@ def serve(
     ] = True,
 ) -> None:
     """Serve the HTTP API and run jobs, until SIGTERM or SIGINT."""
-    from service.serve import serve as serve_until_signalled
+    from service.api.serve import serve as serve_until_signalled
 
     log_to_stderr()
     settings = load_settings(data_dir=data_dir, host=host, port=port)

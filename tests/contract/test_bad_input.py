@@ -8,6 +8,7 @@ import pytest
 
 from schemas.job import JobState
 from schemas.request import ExtractRequest
+from service.api.submit import submit
 from service.errors import (
     HubDenied,
     OptionRefused,
@@ -17,7 +18,6 @@ from service.errors import (
     UnknownLayer,
     UnknownModel,
 )
-from service.submit import submit
 from tests.support.fake_hub import FakeHub
 from tests.support.hub_state import Token
 from tests.support.jobs import Shop, conversations, request

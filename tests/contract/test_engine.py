@@ -1,4 +1,4 @@
-"""One conformance suite for everything that fills `service.engine.Engine`.
+"""One conformance suite for everything that fills `service.capture.engine.Engine`.
 
 The tests' engine and vLLM's CPU build.
 
@@ -19,9 +19,9 @@ from connector.wire import RowRef
 from schemas.names import attempt_dir
 from schemas.receipts import AbandonUnit, UnitFailed, UnitKey, UnitSealed
 from schemas.request import Generate
-from service.engine import Answer, Engine, EngineSpec, Prompt, PromptRefused
-from service.head import Head
-from service.link import EngineLink
+from service.capture.engine import Answer, Engine, EngineSpec, Prompt, PromptRefused
+from service.capture.link import EngineLink
+from service.proof.head import Head
 from service.settings import Settings
 from tests.support.fake_engine import FakeEngine, states_TH
 from tests.support.loop_thread import LoopThread
@@ -145,7 +145,7 @@ def bench(
         return states_TH(token_ids, layer_id, 128, "float32")
 
     if request.param == "vllm":
-        from service.vllm_engine import VllmEngine
+        from service.capture.vllm_engine import VllmEngine
 
         engine: Engine = VllmEngine()
     else:

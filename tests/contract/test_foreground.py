@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from schemas.manifest import Manifest
+from service.proof.verify import verify_dataset
 from service.store import Store
-from service.verify import verify_dataset
 from tests.support.children import children_of, wait_for_end
 from tests.support.tiny_model import random_target
 

@@ -12,10 +12,10 @@ from schemas.job import JobState, UnitState
 from schemas.manifest import Manifest
 from schemas.names import attempt_dir, manifest_path, shard_file
 from schemas.request import Generate
-from service.capture import Capture
-from service.landing import land
+from service.capture.landing import land
+from service.capture.loop import Capture
+from service.proof.verify import verify_dataset
 from service.sweeper import sweep
-from service.verify import verify_dataset
 from tests.support.fake_engine import FakeEngine, states_TH
 from tests.support.jobs import Shop, conversations, request
 from tests.support.tiny_model import random_target

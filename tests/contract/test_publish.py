@@ -11,7 +11,7 @@ import pytest
 
 from schemas.manifest import Manifest
 from schemas.names import manifest_path
-from service.card import assigned_configs
+from service.publish.card import assigned_configs
 from tests.support.fake_hub import FakeHub
 from tests.support.finished_job import (
     FINAL_NORM,

@@ -9,9 +9,9 @@ from schemas.identity import Identity
 from schemas.job import JobState
 from schemas.names import FINAL_NORM_PATH, manifest_path
 from schemas.request import ExtractRequest, HubTarget
-from service.assemble import read_manifest
-from service.hub import Patience
-from service.publisher import run_publishing
+from service.publish.assemble import read_manifest
+from service.publish.hub import Patience
+from service.publish.publisher import run_publishing
 from service.settings import Settings
 from service.store import Store
 from tests.support.fake_hub import FakeHub

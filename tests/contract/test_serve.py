@@ -16,9 +16,9 @@ import pytest
 from uvicorn.main import STARTUP_FAILURE
 
 from schemas.job import JobState
-from service.client import Client
-from service.serve import EXIT_WORKER_LOST
-from service.verify import verify_dataset
+from service.api.serve import EXIT_WORKER_LOST
+from service.cli.client import Client
+from service.proof.verify import verify_dataset
 from tests.support.children import children_of, wait_for_end
 from tests.support.tiny_model import random_target
 

@@ -6,8 +6,8 @@ import pytest
 
 from schemas.names import shard_path
 from service.errors import OptionRefused
+from service.proof.verify import VerifyReport, verify_remote
 from service.settings import Settings
-from service.verify import VerifyReport, verify_remote
 from tests.support.fake_hub import FakeHub
 from tests.support.hub_state import Token
 from tests.support.plans import JOB

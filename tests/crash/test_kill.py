@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 
 from schemas.job import JobState
+from service.api.worker_process import settings_environment
+from service.proof.verify import verify_dataset
 from service.settings import Settings
-from service.verify import verify_dataset
-from service.worker_process import settings_environment
 from tests.support.jobs import ENDED, Shop, conversations, request
 from tests.support.tiny_model import random_target
 
@@ -129,7 +129,7 @@ def test_two_thousand_samples_on_vllm_survive_kills(tmp_path, target):
         tmp_path,
         target,
         lease_s=5.0,
-        engine="service.vllm_engine:VllmEngine",
+        engine="service.capture.vllm_engine:VllmEngine",
         engine_options={"enforce_eager": True},
         pool_bytes=2**24,
     )

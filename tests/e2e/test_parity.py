@@ -18,9 +18,9 @@ import torch
 
 from schemas.job import JobState
 from schemas.request import Dtype
-from service.reference import reference_states
-from service.shard_reader import ShardReader
-from service.verify import verify_dataset
+from service.proof.reference import reference_states
+from service.proof.shard_reader import ShardReader
+from service.proof.verify import verify_dataset
 from tests.support.fake_hub import FakeHub
 from tests.support.hub_client import HubClient
 from tests.support.hub_state import Token
@@ -54,7 +54,7 @@ def extract(tmp_path: Path, hub: FakeHub, target: Path, samples: list[list[int]]
     shop = Shop.open(
         tmp_path,
         target,
-        engine="service.vllm_engine:VllmEngine",
+        engine="service.capture.vllm_engine:VllmEngine",
         engine_options={"enforce_eager": True, "max_num_batched_tokens": CHUNK, "max_num_seqs": 8},
         hub_endpoint=hub.url,
         hub_token=SECRET,

@@ -12,8 +12,8 @@ import yaml
 from schemas.arrow import shard_schema
 from schemas.identity import layer_info
 from schemas.request import ExtractRequest, FileSource
-from service.app import create_app
-from service.layers import resolve_layers
+from service.api.app import create_app
+from service.plan.layers import resolve_layers
 from service.settings import Settings
 from tests.support.plans import identity, provenance
 from tests.support.shards import ShardRow, write_shard

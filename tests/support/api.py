@@ -14,9 +14,9 @@ from schemas.events import Event
 from schemas.job import JobState, Problem, RejectView
 from schemas.manifest import FileEntry, LayerStats, ShardEntry, UnitChecks
 from schemas.names import index_path, shard_path
-from service.app import create_app
-from service.problems import PROBLEM_MEDIA_TYPE
-from service.serve import ApiServer
+from service.api.app import create_app
+from service.api.problems import PROBLEM_MEDIA_TYPE
+from service.api.serve import ApiServer
 from service.settings import Settings
 from service.store import PlanLease, PlannedUnit, Store, UnitCommit
 from tests.support.plans import identity, provenance

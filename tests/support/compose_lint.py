@@ -9,8 +9,8 @@ from typing import Any
 import yaml
 from jsonschema import Draft202012Validator
 
+from service.api.worker_process import STOP_MARGIN_S
 from service.settings import Settings
-from service.worker_process import STOP_MARGIN_S
 
 SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSWORD|API_KEY")
 VARIABLE = re.compile(r"\$\{(?P<name>\w+)(?P<rest>[^}]*)\}")

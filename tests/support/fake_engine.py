@@ -2,10 +2,10 @@
 
 The real connector halves over a paged cache in memory, states a pure function of the tokens.
 
-It fills the same seam as vLLM (`service.engine.Engine`), uses the same link, pool, writers and shards, and
-runs in milliseconds, so that hundreds of tests can drive whole jobs. What it does not have is attention: the
-state of layer k at position t depends on the token, t and k alone, so a test knows every value without
-running anything.
+It fills the same seam as vLLM (`service.capture.engine.Engine`), uses the same link, pool, writers and
+shards, and runs in milliseconds, so that hundreds of tests can drive whole jobs. What it does not have is
+attention: the state of layer k at position t depends on the token, t and k alone, so a test knows every value
+without running anything.
 
 Legend: B blocks, L captured layers, S slots a block, H hidden size, T tokens.
 """
@@ -25,10 +25,10 @@ from connector.scheduler import SchedulerHalf
 from connector.wire import StepWork
 from connector.worker import DrainConfig, Place, WorkerHalf
 from schemas.identity import EngineInfo
-from service.engine import Answer, EngineSpec, Prompt, PromptRefused
+from service.capture.engine import Answer, EngineSpec, Prompt, PromptRefused
+from service.capture.link import EngineLink
 from service.errors import EngineDied
-from service.head import Head
-from service.link import EngineLink
+from service.proof.head import Head
 from service.settings import Settings
 
 NUM_BLOCKS = 512

@@ -16,9 +16,9 @@ from schemas.names import index_path, job_id_from_key, shard_path
 from schemas.planes import split_planes
 from schemas.receipts import UnitKey
 from schemas.request import ExtractRequest, HubTarget, InlineSource, Sample, Storage
-from service.assemble import Account, assemble
-from service.canary import CanaryReport, LayerCanary, canary_key
-from service.extras import file_entry
+from service.proof.canary import CanaryReport, LayerCanary, canary_key
+from service.publish.assemble import Account, assemble
+from service.publish.extras import file_entry
 from service.store import PlannedUnit, Store, UnitCommit
 
 JOB = job_id_from_key("first")

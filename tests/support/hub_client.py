@@ -53,8 +53,8 @@ def push(folder: str, endpoint: str, token: str, hub: dict[str, Any]) -> dict[st
     """Push a dataset folder; return the commit, or the problem."""
     from schemas.request import HubTarget
     from service.errors import QuarryError
-    from service.hub import Patience
-    from service.publisher import publish_folder
+    from service.publish.hub import Patience
+    from service.publish.publisher import publish_folder
     from service.settings import Settings
 
     waits: list[float] = []

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 from schemas.job import JobState
 from schemas.names import job_id_from_key
 from schemas.request import ExtractRequest
-from service.capture import Capture
-from service.planning import run_planning
-from service.publisher import run_publishing
+from service.capture.loop import Capture
+from service.plan.planning import run_planning
+from service.publish.publisher import run_publishing
 from service.settings import Settings
 from service.store import JobRow, Store
 

@@ -19,9 +19,9 @@ from schemas.manifest import CheckReport, FileEntry, LayerStats, Manifest, Shard
 from schemas.names import FINAL_NORM_PATH, index_path, manifest_path, shard_file, shard_path
 from schemas.receipts import UnitKey, UnitSealed
 from schemas.request import ExtractRequest
-from service.head import final_norm_bytes
-from service.index import write_index
-from service.logit_check import Witness
+from service.proof.head import final_norm_bytes
+from service.proof.index import write_index
+from service.proof.logit_check import Witness
 from tests.support.plans import JOB, identity
 from tests.support.tiny_models import HIDDEN_SIZE, NUM_LAYERS, VOCAB_SIZE, TinyModel
 

@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from schemas.identity import FinalNorm
 from schemas.request import Dtype
-from service.head_weights import FINAL_NORM_MODULE
+from service.proof.head_weights import FINAL_NORM_MODULE
 
 # Models this small only lose by threads that wait for each other on a busy machine.
 torch.set_num_threads(1)

@@ -32,7 +32,7 @@ TORCH_FREE = ("connector.seal", "connector.wire")
 HEAVY = ("torch", "vllm", "transformers")
 
 MAY_USE_SQL = ("service/store/", "service/migrations/")
-BROAD_EXCEPTS = {"connector/writers.py": 1, "service/capture.py": 1, "service/publisher.py": 1}
+BROAD_EXCEPTS = {"connector/writers.py": 1, "service/capture/loop.py": 1, "service/publish/publisher.py": 1}
 """The supervisors: each turns whatever escapes into the named failure of a unit or a job."""
 
 INDEX_HELP = "download.pytorch.org/whl/cpu"
@@ -145,6 +145,23 @@ def test_imports_follow_the_data(package: str) -> None:
     assert wrong == {}
 
 
+STEPS = ("store", "plan", "proof", "capture", "publish", "api", "worker", "cli")
+"""The service's parts in the order that data takes; a part imports only what stands before it."""
+
+
+def test_the_services_parts_import_only_what_comes_before_them_in_the_datas_path() -> None:
+    backwards = []
+    for path in sources("service"):
+        part = path.relative_to(ROOT / "service").with_suffix("").parts[0]
+        if part not in STEPS:
+            continue
+        for name in imported(ast.parse(path.read_text())):
+            of = name.split(".")[1] if name.startswith("service.") else ""
+            if of in STEPS and STEPS.index(of) > STEPS.index(part):
+                backwards.append(f"{path.relative_to(ROOT)}: {name}")
+    assert backwards == []
+
+
 @pytest.mark.parametrize(
     ("package", "line"),
     [
@@ -160,7 +177,7 @@ def test_an_import_against_the_data_is_found(package: str, line: str) -> None:
 
 
 def test_the_front_end_starts_without_the_engine() -> None:
-    assert modules_loaded_by("service.app", "service.cli").isdisjoint(HEAVY)
+    assert modules_loaded_by("service.api.app", "service.cli").isdisjoint(HEAVY)
 
 
 def test_what_the_service_takes_from_the_connector_is_free_of_torch() -> None:
@@ -231,7 +248,7 @@ def test_no_file_names_a_registry_or_a_path_of_one_machine() -> None:
     ],
 )
 def test_a_registry_or_a_path_is_found(text: str) -> None:
-    assert places_named("service/app.py", text) != []
+    assert places_named("service/api/app.py", text) != []
 
 
 def test_every_text_is_ascii() -> None:

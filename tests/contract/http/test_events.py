@@ -6,7 +6,7 @@ import httpx2
 import pytest
 
 from schemas.job import JobState, JobView, Problem
-from service.client import Client
+from service.cli.client import Client
 from service.store import Store
 from tests.support.api import (
     api_settings,

@@ -1,0 +1,71 @@
+"""Builds the FastAPI application: settings, lifespan, routers, middleware. No logic."""
+
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from prometheus_client import CollectorRegistry
+from prometheus_fastapi_instrumentator import Instrumentator
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware.body_limit import RequestBodyLimitMiddleware
+
+from service.api import problems
+from service.api.body_limit import DeclaredLengthLimit
+from service.api.metrics import JobMetrics
+from service.api.routes import extract, health, jobs
+from service.settings import Settings
+from service.store import Store
+
+
+def _operation_id(route: APIRoute) -> str:
+    return route.name
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """Return the application. Its store is opened and migrated when the server starts, closed when it stops.
+
+    `app.state.stopping` may be set by whoever runs the server: open event streams then end.
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        settings.data_dir.mkdir(parents=True, exist_ok=True)
+        store = Store(settings.database())
+        try:
+            await run_in_threadpool(store.migrate)
+            app.state.store = store
+            app.state.registry.register(JobMetrics(store))
+            yield
+        finally:
+            store.close()
+
+    app = FastAPI(
+        title="Quarry",
+        description="Hidden states of a target LLM as proven, durable training sets for drafters.",
+        version=version("eagle-quarry"),
+        lifespan=lifespan,
+        # FastAPI's pages load scripts from another host, into a page that may start jobs.
+        docs_url=None,
+        redoc_url=None,
+        generate_unique_id_function=_operation_id,
+        # One schema a model, whether it is read or written.
+        separate_input_output_schemas=False,
+    )
+    app.state.settings = settings
+    app.state.stopping = threading.Event()
+    app.state.registry = CollectorRegistry()
+    problems.install(app)
+    for module in (extract, jobs, health):
+        app.include_router(module.router)
+    app.add_middleware(RequestBodyLimitMiddleware, max_body_size=settings.max_body_bytes)
+    app.add_middleware(DeclaredLengthLimit, max_body_bytes=settings.max_body_bytes)
+    Instrumentator(
+        should_group_status_codes=False,
+        should_exclude_streaming_duration=True,
+        excluded_handlers=["/metrics", "/healthz", "/readyz"],
+        registry=app.state.registry,
+    ).instrument(app)
+    return app

@@ -1,0 +1,94 @@
+"""Turns every error of a route into an RFC 9457 `application/problem+json` document."""
+
+import logging
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any, cast
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from schemas.job import Problem
+from service.api.request_body import invalid
+from service.errors import QuarryError
+
+PROBLEM_MEDIA_TYPE = "application/problem+json"
+
+LOG = logging.getLogger(__name__)
+
+_TITLES = {
+    400: "Bad request",
+    404: "Not found",
+    405: "Method not allowed",
+    413: "Content too large",
+    415: "Unsupported media type",
+    500: "Internal error",
+}
+_CURES = {
+    405: "use one of the methods in the Allow header",
+    413: "read the samples from a file or the Hub, or raise QUARRY_MAX_BODY_BYTES",
+    415: "send the body as JSON with 'Content-Type: application/json'",
+}
+
+
+def http_problem(status: int, detail: str) -> Problem:
+    """Return the document of a plain HTTP error; `type` is the title in kebab case."""
+    title = _TITLES.get(status, HTTPStatus(status).phrase)
+    return Problem(
+        type=f"urn:quarry:{title.lower().replace(' ', '-')}",
+        title=title,
+        status=status,
+        detail=detail,
+        cure=_CURES.get(status),
+    )
+
+
+def problem_response(problem: Problem, headers: Mapping[str, str] | None = None) -> Response:
+    """Return `problem` as a response; members without a value are left out."""
+    return Response(
+        problem.model_dump_json(exclude_none=True),
+        status_code=problem.status,
+        headers=dict(headers) if headers else None,
+        media_type=PROBLEM_MEDIA_TYPE,
+    )
+
+
+def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Return the OpenAPI entries of a route that may answer with problems of `statuses`."""
+    content = {PROBLEM_MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    return {s: {"description": _TITLES.get(s, HTTPStatus(s).phrase), "content": content} for s in statuses}
+
+
+def install(app: FastAPI) -> None:
+    """Add the handlers, so that no error leaves `app` in another form."""
+    app.add_exception_handler(QuarryError, _quarry_error)
+    app.add_exception_handler(RequestValidationError, _invalid_parameters)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _unexpected)
+
+
+async def _quarry_error(request: Request, error: Exception) -> Response:
+    error = cast(QuarryError, error)
+    if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        LOG.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return problem_response(error.problem())
+
+
+async def _invalid_parameters(request: Request, error: Exception) -> Response:
+    """Answer a parameter out of its bounds; the first part of a fault's path says where it was sent."""
+    error = cast(RequestValidationError, error)
+    faults = [(".".join(str(part) for part in fault["loc"][1:]) or None, fault) for fault in error.errors()]
+    return problem_response(invalid(faults).problem())
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    error = cast(HTTPException, error)
+    return problem_response(http_problem(error.status_code, error.detail), error.headers)
+
+
+async def _unexpected(request: Request, error: Exception) -> Response:
+    """Answer without a word of the cause; starlette raises `error` on, and the server logs its traceback."""
+    return problem_response(
+        http_problem(HTTPStatus.INTERNAL_SERVER_ERROR, "the service failed; its log says why")
+    )

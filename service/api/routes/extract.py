@@ -1,0 +1,73 @@
+"""POST /extract and POST /estimate: read the body, then make a job of it or say what it would need."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Header, HTTPException, Query, Request, Response
+
+from schemas.job import Estimate, JobView
+from schemas.request import ExtractRequest
+from service.api.problems import problem_responses
+from service.api.request_body import parse_json, parse_request
+from service.api.routes.resources import NoOptions, SettingsOf, StoreOf
+from service.api.submit import new_key, submit
+
+router = APIRouter(tags=["extract"])
+
+BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/ExtractRequest"}}},
+    }
+}
+"""The body is read by hand, off the event loop, because a 64 MiB document takes seconds to check."""
+
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        min_length=1,
+        max_length=255,
+        pattern=r"^[ -~]+$",
+        description="the same key with the same body is the same job; with another body it is a conflict",
+    ),
+]
+
+
+async def raw_body(request: Request) -> bytes:
+    """Return the body. Only JSON is taken: a page of another origin cannot send that without asking."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise HTTPException(415, f"the body's content type is {kind or 'not given'}")
+    return await request.body()
+
+
+def extract_request(raw: Annotated[bytes, Depends(raw_body)]) -> ExtractRequest:
+    """Return the checked body; runs in a thread."""
+    return parse_request(parse_json(raw))
+
+
+Body = Annotated[ExtractRequest, Depends(extract_request)]
+
+
+@router.post(
+    "/extract", status_code=202, openapi_extra=BODY, responses=problem_responses(403, 409, 413, 415, 422, 503)
+)
+def extract(
+    body: Body,
+    response: Response,
+    store: StoreOf,
+    settings: SettingsOf,
+    options: Annotated[NoOptions, Query()],
+    idempotency_key: IdempotencyKey = None,
+) -> JobView:
+    """Accept a job. The answer is the job as it stands; `Location` is where to follow it."""
+    row = submit(body, idempotency_key or new_key(), store, settings)
+    response.headers["Location"] = f"/jobs/{row.id}"
+    return row.view()
+
+
+@router.post("/estimate", openapi_extra=BODY, responses=problem_responses(413, 415, 422, 503))
+def estimate(body: Body, settings: SettingsOf, options: Annotated[NoOptions, Query()]) -> Estimate:
+    """Say what a job would need, without running anything."""
+    from service.plan.estimate import estimate_request  # reads samples with transformers and pyarrow
+
+    return estimate_request(body, settings)

@@ -1,0 +1,132 @@
+"""The jobs: read, cancel and resume them, follow their events, read what they wrote."""
+
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+from fastapi import APIRouter, Body, Depends, Header, Query
+from fastapi.responses import FileResponse
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+from pydantic import Field
+
+from schemas.base import Wire
+from schemas.job import JobPage, JobState, JobView, RejectPage, ShardPage, ShardView
+from schemas.manifest import Manifest
+from schemas.names import manifest_path
+from service.api.problems import problem_responses
+from service.api.routes.resources import JobOf, NoOptions, SettingsOf, StoppingOf, StoreOf
+from service.api.sse import job_events
+from service.errors import IllegalMove, NotFound
+
+MAX_ID = 2**63 - 1
+"""The largest number a database column holds."""
+
+
+def no_options(
+    query: Annotated[NoOptions, Query()], body: Annotated[NoOptions | None, Body()] = None
+) -> None:
+    """Refuse any query parameter, and any body but an empty object."""
+
+
+router = APIRouter(prefix="/jobs", tags=["jobs"])
+
+
+class JobsQuery(Wire):
+    """Which page of jobs."""
+
+    state: JobState | None = None
+    cursor: str | None = Field(default=None, max_length=256, description="`next_cursor` of the page before")
+    limit: int = Field(default=50, ge=1, le=200)
+
+
+class EventsQuery(Wire):
+    """Where to begin in the events; a `Last-Event-ID` header wins over it."""
+
+    after: int = Field(default=0, ge=0, le=MAX_ID)
+
+
+class PageQuery(Wire):
+    """Which part of a job's list: `next_after` of the page before."""
+
+    after: int = Field(default=-1, ge=-1, le=MAX_ID)
+    limit: int = Field(default=1000, ge=1, le=10_000)
+
+
+@router.get("", responses=problem_responses(422))
+def list_jobs(store: StoreOf, query: Annotated[JobsQuery, Query()]) -> JobPage:
+    """List jobs, newest first."""
+    rows, cursor = store.jobs(state=query.state, cursor=query.cursor, limit=query.limit)
+    return JobPage(jobs=tuple(row.view() for row in rows), next_cursor=cursor)
+
+
+@router.get("/{job_id}", responses=problem_responses(404, 422))
+def read_job(job: JobOf, store: StoreOf, options: Annotated[NoOptions, Query()]) -> JobView:
+    """Say how a job stands."""
+    return store.job(job.id).view()
+
+
+@router.post(
+    "/{job_id}/cancel", dependencies=[Depends(no_options)], responses=problem_responses(404, 409, 422)
+)
+def cancel_job(job: JobOf, store: StoreOf) -> JobView:
+    """Stop a job; what it has committed is kept for a resume."""
+    return store.cancel(job.id).view()
+
+
+@router.post(
+    "/{job_id}/resume", dependencies=[Depends(no_options)], responses=problem_responses(404, 409, 422)
+)
+def resume_job(job: JobOf, store: StoreOf) -> JobView:
+    """Queue a blocked, failed or cancelled job again; it goes on from what is committed."""
+    return store.resume(job.id).view()
+
+
+@router.get("/{job_id}/events", response_class=EventSourceResponse, responses=problem_responses(404, 422))
+async def follow_job(
+    job: JobOf,
+    store: StoreOf,
+    stopping: StoppingOf,
+    query: Annotated[EventsQuery, Query()],
+    last_event_id: Annotated[int | None, Header(ge=0, le=MAX_ID)] = None,
+) -> AsyncIterator[ServerSentEvent]:
+    """Send state changes and progress until the job has ended or is blocked."""
+    after = query.after if last_event_id is None else last_event_id
+    async for event in job_events(store, job.id, job.state, after, stopping):
+        yield event
+
+
+@router.get("/{job_id}/shards", responses=problem_responses(404, 422))
+def list_shards(job: JobOf, store: StoreOf, query: Annotated[PageQuery, Query()]) -> ShardPage:
+    """List committed shards; `after` counts shards in the order of their units."""
+    shards = store.shards(job.id)
+    page = shards[query.after + 1 : query.after + 1 + query.limit]
+    last = query.after + len(page)
+    return ShardPage(
+        shards=tuple(ShardView(**entry.model_dump(exclude={"layers"})) for entry in page),
+        next_after=last if last + 1 < len(shards) else None,
+    )
+
+
+@router.get(
+    "/{job_id}/manifest",
+    response_class=FileResponse,
+    responses={200: {"model": Manifest}, **problem_responses(404, 409, 422)},
+)
+def read_manifest(job: JobOf, settings: SettingsOf, options: Annotated[NoOptions, Query()]) -> FileResponse:
+    """Send the whole account of a completed job, as it stands in the dataset."""
+    if job.state is not JobState.COMPLETED:
+        raise IllegalMove(
+            f"job {job.id} is {job.state}: a manifest is only made of a completed job", field="job_id"
+        )
+    path = settings.dataset_dir(job.id) / manifest_path(job.id)
+    if not path.is_file():
+        raise NotFound(f"the dataset of job {job.id} is no longer on this machine", field="job_id")
+    return FileResponse(path, media_type="application/json")
+
+
+@router.get("/{job_id}/rejects", responses=problem_responses(404, 422))
+def list_rejects(job: JobOf, store: StoreOf, query: Annotated[PageQuery, Query()]) -> RejectPage:
+    """List the samples that are not in the dataset, by their position in the source."""
+    rejects = store.rejects(job.id, after=query.after, limit=query.limit)
+    return RejectPage(
+        rejects=tuple(rejects), next_after=rejects[-1].position if len(rejects) == query.limit else None
+    )

@@ -1,0 +1,84 @@
+"""`quarry serve`: the API in this process and one worker beside it, until a signal comes."""
+
+import os
+import signal
+import threading
+from types import FrameType
+
+import uvicorn
+
+from service.api.app import create_app
+from service.api.supervisor import Supervisor
+from service.api.worker_process import settings_environment, stop_grace_s, worker_command
+from service.settings import Settings
+from service.store import Store
+
+EXIT_WORKER_LOST = 4
+"""The worker crashed fast again and again; serving on would only take jobs that nobody runs."""
+EXIT_NOT_STARTED = 1
+CLOSE_CONNECTIONS_S = 10
+
+
+class ApiServer(uvicorn.Server):
+    """Uvicorn, which tells open event streams to end when it is asked to stop: they would hold it up."""
+
+    def __init__(self, config: uvicorn.Config, stopping: threading.Event) -> None:
+        """Serve `config`; `stopping` is set when the shutdown begins."""
+        super().__init__(config)
+        self._stopping = stopping
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin the shutdown; called in a signal handler."""
+        self._stopping.set()
+        super().handle_exit(sig, frame)
+
+    def end(self) -> None:
+        """Begin the shutdown, from any thread."""
+        self._stopping.set()
+        self.should_exit = True
+
+
+def serve(settings: Settings, *, with_worker: bool = True) -> int:
+    """Serve until SIGTERM or SIGINT, then drain; return the exit code. Must run in the main thread.
+
+    Raises:
+        QuarryError: the database cannot be used.
+    """
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    store = Store(settings.database())
+    store.migrate()  # before the worker looks at it, and before uvicorn would turn an error into a traceback
+    store.close()
+    app = create_app(settings)
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        timeout_graceful_shutdown=CLOSE_CONNECTIONS_S,
+        server_header=False,
+    )
+    server = ApiServer(config, app.state.stopping)
+    listener = config.bind_socket()  # exits with a message if the port is taken, before there is a worker
+    # Uvicorn raises the signal that ended it once more when it is done; by then it has been obeyed.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _obeyed)
+    supervisor = Supervisor(
+        worker_command(),
+        settings_environment(settings, os.environ),
+        stop_grace_s(settings),
+        on_giving_up=server.end,
+    )
+    if with_worker:
+        supervisor.start()
+    try:
+        server.run(sockets=[listener])
+    finally:
+        if with_worker:
+            supervisor.stop()
+            supervisor.join()
+    if supervisor.gave_up.is_set():
+        return EXIT_WORKER_LOST
+    return 0 if server.started else EXIT_NOT_STARTED
+
+
+def _obeyed(number: int, frame: FrameType | None) -> None:
+    """Do nothing."""

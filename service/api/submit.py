@@ -1,0 +1,53 @@
+"""What a body of `POST /extract` goes through: errors that are cheap to find are found, then it is a job."""
+
+import secrets
+
+from schemas.names import job_id_from_key
+from schemas.request import ExtractRequest
+from service.errors import NotFound
+from service.settings import Settings
+from service.store import JobRow, Store
+
+
+def new_key() -> str:
+    """Return an idempotency key for a client that sent none."""
+    return secrets.token_hex(16)
+
+
+def submit(request: ExtractRequest, key: str, store: Store, settings: Settings) -> JobRow:
+    """Return the job of `key`, made now if it is new.
+
+    A job that exists is not checked again: its source may be gone by now, and the client only repeats itself.
+
+    Raises:
+        RequestError: model, layers, template or source cannot be used; names the field.
+        HubDenied: the Hub repository cannot be written to.
+        HubUnavailable: the Hub does not answer, so nothing can be said of the request.
+        IdempotencyConflict: `key` stands for another request.
+    """
+    job_id = job_id_from_key(key)
+    try:
+        store.state(job_id)
+    except NotFound:
+        check(request, settings)
+    return store.submit(job_id, key, request)[0]
+
+
+def check(request: ExtractRequest, settings: Settings) -> None:
+    """Find what is wrong with `request` without reading samples or weights; may ask the Hub.
+
+    Imports pyarrow, transformers and huggingface_hub, each when it is needed first. Raises as `submit` does.
+    """
+    from service.plan.sources import open_source
+    from service.plan.target import inspect_target
+
+    inspect_target(request, settings)
+    open_source(request.source, settings)
+    if request.chat_template is not None:
+        from service.plan.rendering import ChatTemplate
+
+        ChatTemplate(request.chat_template, {})
+    if request.hub is not None:
+        from service.publish.publisher import check_target
+
+        check_target(request.hub, settings)

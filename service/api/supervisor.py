@@ -1,0 +1,77 @@
+"""Keeps one worker process running: starts it again when it dies, gives up in the end, stops it in order."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO
+
+from service.api.worker_process import Restarts, WorkerProcess
+
+LOG = logging.getLogger(__name__)
+
+CHECK_S = 0.2
+
+
+class Supervisor(threading.Thread):
+    """Runs workers one after another, in a thread that owns them. `start` it once; `join` it after `stop`.
+
+    It ends when it is stopped, when a worker ends with one of `last_codes` (its work is done), or when
+    `Restarts` says that another start is of no use; then `gave_up` is set and `on_giving_up` called, in this
+    thread.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        stop_grace_s: float,
+        *,
+        last_codes: frozenset[int] = frozenset(),
+        output: IO[bytes] | None = None,
+        on_giving_up: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Prepare; a worker gets `stop_grace_s` to drain before it is killed. Its output goes to `output`."""
+        super().__init__(name="worker-supervisor", daemon=True)
+        self._command, self._environment, self._output = command, environment, output
+        self._stop_grace_s = stop_grace_s
+        self._last_codes = last_codes
+        self._on_giving_up = on_giving_up
+        self._stopping = threading.Event()
+        self.gave_up = threading.Event()
+
+    def stop(self) -> None:
+        """Ask for the worker's orderly end. May be called from a signal handler, and again."""
+        self._stopping.set()
+
+    def run(self) -> None:
+        """Run workers until one of the three ends."""
+        restarts = Restarts()
+        while not self._stopping.wait(restarts.delay_s):
+            born = time.monotonic()
+            code = self._live(WorkerProcess(self._command, self._environment, self._output))
+            if self._stopping.is_set() or code in self._last_codes:
+                return
+            restarts = restarts.after(time.monotonic() - born)
+            if restarts.exhausted:
+                LOG.error("the worker ended with code %d, %d times in a row", code, restarts.fast_crashes)
+                self.gave_up.set()
+                self._on_giving_up()
+                return
+            LOG.warning("the worker ended with code %d; starting it again in %.0f s", code, restarts.delay_s)
+
+    def _live(self, worker: WorkerProcess) -> int:
+        """Return the exit code of `worker`, which is asked to end when this supervisor is."""
+        LOG.info("worker %d started", worker.pid)
+        deadline: float | None = None
+        while (code := worker.exit_code()) is None:
+            if deadline is None:
+                if self._stopping.wait(CHECK_S):
+                    worker.terminate()
+                    deadline = time.monotonic() + self._stop_grace_s
+                continue
+            time.sleep(CHECK_S)
+            if time.monotonic() > deadline:
+                LOG.warning("worker %d did not drain in %.0f s and is killed", worker.pid, self._stop_grace_s)
+                worker.kill()
+        return code

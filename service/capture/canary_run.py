@@ -1,0 +1,115 @@
+"""Runs the canary before a job's first unit.
+
+Its prompts take the very path that rows take, and are read from a sealed file.
+
+Imports torch: import it lazily.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from connector.wire import RowRef
+from schemas.names import attempt_dir, canary_unit, plan_path
+from schemas.receipts import OpenUnit, UnitKey, UnitSealed
+from service.capture.engine import Prompt
+from service.capture.receipt_errors import raise_failure
+from service.capture.running import Running
+from service.errors import EngineDied
+from service.plan.plan_file import write_plan
+from service.plan.planner import PlannedSample
+from service.proof.canary import canary_key, canary_prompts, judge
+from service.proof.reference import reference_states
+from service.proof.shard_reader import ShardReader
+from service.settings import Settings
+from service.store import Store, UnitLease
+
+
+async def ensure_canary(running: Running, lease: UnitLease, store: Store, settings: Settings) -> None:
+    """Return at once if the canary is skipped or passed before; else run it and record that it passed.
+
+    Raises StatesWrong naming the layer, EngineRefused where there is no reference, EngineDied.
+    """
+    if lease.request.canary == "skip":
+        return
+    key = canary_key(lease.identity, running.engine.info)
+    if await asyncio.to_thread(store.canary, key) is not None:
+        return
+    prompts = canary_prompts(running.head.vocab_size, running.spec.max_model_len - 1)
+    captured = await _capture(running, lease, settings, prompts)
+    reference = await asyncio.to_thread(
+        reference_states,
+        running.spec.weights,
+        prompts,
+        running.spec.dtype,
+        max_bytes=settings.canary_max_bytes,
+        timeout_s=settings.engine_start_timeout_s,
+    )
+    identity = lease.identity
+    report = judge(captured, reference, identity.layer_ids, identity.num_layers, identity.dtype)
+    await asyncio.to_thread(store.record_canary, key, report.model_dump_json())
+
+
+async def _capture(
+    running: Running, lease: UnitLease, settings: Settings, prompts: Sequence[Sequence[int]]
+) -> list[dict[int, torch.Tensor]]:
+    """Capture `prompts` as a unit of their own; return by prompt and layer id the states [T, H]."""
+    key = UnitKey(job_id=lease.key.job_id, unit=canary_unit(lease.key.unit), epoch=lease.key.epoch)
+    plan = settings.work_root / plan_path(key.job_id, key.unit)
+    folder = settings.work_root / attempt_dir(key.job_id, key.unit, key.epoch)
+    await asyncio.to_thread(write_plan, plan, [_sample(row, ids) for row, ids in enumerate(prompts)])
+    order = OpenUnit(
+        key=key,
+        num_rows=len(prompts),
+        compression=lease.identity.compression,
+        provenance=running.provenance(key.job_id, lease.identity),
+    )
+    link = running.link
+    try:
+        await link.open(order)
+        receipts = asyncio.create_task(link.receipts(key))
+        for row, ids in enumerate(prompts):
+            # One after the other, so that the last prompt's prefix is in the cache when it comes.
+            ref = RowRef(key, row, len(ids))
+            await running.engine.run(Prompt(f"canary-{key.job_id}-{key.epoch}-{row}", tuple(ids), ref))
+        sealed = raise_failure(await receipts)
+        return await asyncio.to_thread(_read, folder, sealed, len(prompts))
+    finally:
+        await link.abandon(key)
+        await asyncio.to_thread(_clear, plan, folder)
+
+
+def _sample(row: int, ids: Sequence[int]) -> PlannedSample:
+    return PlannedSample(
+        position=row,
+        sample_id=f"canary-{row}",
+        source_id=f"canary-{row}",
+        ids=np.asarray(ids, dtype=np.int32),
+        mask=np.ones(len(ids), dtype=np.uint8),
+    )
+
+
+def _read(folder: Path, receipts: Sequence[UnitSealed], num_prompts: int) -> list[dict[int, torch.Tensor]]:
+    states: list[dict[int, torch.Tensor]] = [{} for _ in range(num_prompts)]
+    for receipt in receipts:
+        if receipt.file is None:
+            continue
+        with ShardReader(folder / receipt.file) as reader:
+            for place, row in enumerate(receipt.rows):
+                layer_ids = reader.provenance.identity.layer_ids
+                states[row] = {layer_id: reader.layer(place, layer_id) for layer_id in layer_ids}
+    if not all(states):
+        missing = [row for row, layers in enumerate(states) if not layers]
+        raise EngineDied(f"the canary's prompts {missing} came back without states")
+    return states
+
+
+def _clear(plan: Path, folder: Path) -> None:
+    plan.unlink(missing_ok=True)
+    if folder.is_dir():
+        for file in folder.iterdir():
+            file.unlink()
+        folder.rmdir()

@@ -1,0 +1,90 @@
+"""The seam to an engine: what a running engine can serve, what goes in, what comes back.
+
+vLLM and the tests' engine fill it.
+
+Durability is not part of an answer: it comes over the link, from the connector (`service.capture.link`).
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from connector.wire import RowRef
+from schemas.identity import EngineInfo
+from schemas.request import Dtype, Generate
+from service.capture.link import EngineLink
+from service.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """Everything of a job that an engine is started for. A running engine serves a job if `covers` says so.
+
+    `max_model_len` counts tokens, the sampled one included. `decode` asks for rightly captured decode steps.
+    """
+
+    weights: Path
+    revision: str
+    dtype: Dtype
+    layer_ids: tuple[int, ...]
+    hidden_size: int
+    max_model_len: int
+    decode: bool
+
+    def covers(self, other: "EngineSpec") -> bool:
+        """Say whether an engine started for this spec can serve `other` as well."""
+        same = (self.weights, self.revision, self.dtype, self.layer_ids) == (
+            other.weights,
+            other.revision,
+            other.dtype,
+            other.layer_ids,
+        )
+        return same and self.max_model_len >= other.max_model_len and (self.decode or not other.decode)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One request. `ref` names the row whose states are captured; without it nothing is.
+
+    `generate` asks for an answer.
+
+    `witness` asks for the log-probability of the engine's own choice after the last token.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    ref: RowRef | None
+    witness: bool = False
+    generate: Generate | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the engine answered.
+
+    The sampled tokens, and its argmax after the last token with a state, if asked for.
+    """
+
+    token_ids: tuple[int, ...]
+    next_token: int | None = None
+    next_logprob: float | None = None
+
+
+class PromptRefused(ValueError):
+    """The engine will not take this prompt; the sample is rejected by this message and the unit goes on."""
+
+
+class Engine(Protocol):
+    """One engine at a time; `start` and `stop` bracket its life. Used from one event loop."""
+
+    info: EngineInfo
+    """Valid after `start`."""
+
+    async def start(self, spec: EngineSpec, settings: Settings, link: EngineLink) -> None:
+        """Start and wait until every rank's connector said hello. Raises EngineRefused, EngineDied."""
+
+    async def run(self, prompt: Prompt) -> Answer:
+        """Run one request. Cancelling the awaiting task aborts it. Raises PromptRefused, EngineDied."""
+
+    async def stop(self) -> None:
+        """Stop; nothing captured but not receipted survives. Harmless when not started."""

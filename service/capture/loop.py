@@ -1,0 +1,208 @@
+"""The capture loop of one worker process.
+
+Leases units, keeps the engine full with them, commits what they become.
+
+Several units are held at once, so that one's verification and commit overlap the next one's forward passes.
+A unit whose lease was lost is abandoned; its successor elsewhere has another epoch and another folder.
+"""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from schemas.job import ENDED_JOB_STATES, JobState
+from schemas.receipts import UnitKey
+from service.capture.budget import InFlight
+from service.capture.landing import land_unit
+from service.capture.running import EngineHouse, Running
+from service.errors import EngineDied, LeaseLost, QuarryError, StoreUnavailable
+from service.settings import Settings
+from service.store import Store, UnitCommit, UnitLease
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+LONGEST_BEAT_S = 5.0
+"""A cancelled job is noticed by its units' next beat."""
+
+
+class Capture:
+    """Runs until `stop` is set, or until job `only_job` needs no more capture."""
+
+    def __init__(self, store: Store, settings: Settings, owner: str, *, only_job: str | None = None) -> None:
+        """Hold nothing until `run`."""
+        self._store, self._settings, self._owner, self._only_job = store, settings, owner, only_job
+        self._house = EngineHouse(settings)
+        self._budget = InFlight(settings.in_flight_tokens, settings.in_flight_requests)
+        self._runs: dict[UnitKey, asyncio.Task[None]] = {}
+        self._held: dict[UnitKey, UnitLease] = {}
+        self._job: str | None = None
+        self.stop = asyncio.Event()
+
+    async def run(self) -> None:
+        """Serve units until stopped.
+
+        Then let those in the engine end, give the others back, and stop the engine.
+        """
+        heart = asyncio.create_task(self._beat())
+        try:
+            while not self.stop.is_set() and not await self._finished():
+                if not await self._serve_one():
+                    await self._pause()
+            await self._drain()
+        finally:
+            heart.cancel()
+            await self._give_back()
+            await asyncio.gather(heart, return_exceptions=True)
+            await self._house.stop()
+
+    async def _finished(self) -> bool:
+        if self._only_job is None or self._runs:
+            return False
+        job = await asyncio.to_thread(self._store.job, self._only_job)
+        if job.state in ENDED_JOB_STATES or job.state in {JobState.PUBLISHING, JobState.BLOCKED}:
+            return True
+        return job.progress.plan_done and job.progress.units_done == job.progress.units_planned
+
+    async def _serve_one(self) -> bool:
+        """Lease and start one unit if there is room; return whether there was one."""
+        if len(self._runs) >= self._settings.units_in_flight:
+            return False
+        try:
+            lease = await asyncio.to_thread(
+                self._store.lease_unit, self._owner, self._settings.lease_s, prefer_job=self._job
+            )
+        except StoreUnavailable as error:
+            logger.warning("no unit can be leased: %s", error)
+            return False
+        if lease is None:
+            return False
+        self._held[lease.key] = lease
+        running = await self._supervised(lease, self._engine_for(lease))
+        if running is not None and lease.key in self._held:
+            self._job = lease.key.job_id
+            task = asyncio.create_task(self._run_unit(lease, running))
+            self._runs[lease.key] = task
+            task.add_done_callback(lambda _: self._runs.pop(lease.key, None))
+        return True
+
+    async def _engine_for(self, lease: UnitLease) -> Running:
+        """Return an engine that serves the lease's job; units of the old one end first.
+
+        Runs a new job's canary.
+        """
+        spec = await self._house.inspect(lease.request)
+        running = self._house.running
+        if running is None or not running.serves(spec):
+            await asyncio.gather(*self._runs.values(), return_exceptions=True)
+            logger.info("starting the engine for %s", lease.request.model)
+            running = await self._house.switch(spec)
+        if lease.key.job_id != self._job:
+            # Imports torch, like all that reads states; the worker's start does not wait for it.
+            from service.capture.canary_run import ensure_canary
+
+            await ensure_canary(running, lease, self._store, self._settings)
+        return running
+
+    async def _run_unit(self, lease: UnitLease, running: Running) -> None:
+        from service.capture.unit_run import UnitRun
+
+        run = UnitRun(lease, running, self._budget, self._settings)
+        commit = await self._supervised(lease, run.run())
+        if commit is not None:
+            await self._supervised(lease, self._commit(lease, commit))
+
+    async def _commit(self, lease: UnitLease, commit: UnitCommit) -> None:
+        await asyncio.to_thread(self._store.commit_unit, commit, self._owner)
+        self._held.pop(lease.key, None)
+        await asyncio.to_thread(land_unit, self._settings, commit)
+
+    async def _supervised(self, lease: UnitLease, work: Coroutine[Any, Any, T]) -> T | None:
+        """Return what `work` returns; whatever it raises ends the attempt, and nothing else."""
+        try:
+            return await work
+        except LeaseLost as error:
+            logger.info("unit %s: %s", lease.key, error)
+            self._held.pop(lease.key, None)
+        except QuarryError as error:
+            await self._fail(lease, error)
+        except Exception as error:
+            # Supervisor: a unit that ended without a word would keep its lease for as long as this process
+            # beats.
+            logger.exception("unit %s", lease.key)
+            await self._fail(lease, QuarryError(f"internal error: {error!r}"))
+        return None
+
+    async def _fail(self, lease: UnitLease, error: QuarryError) -> None:
+        """Record why an attempt ended; the error's class decides what becomes of the unit and the job."""
+        self._held.pop(lease.key, None)
+        problem = error.problem()
+        logger.warning("unit %s failed: %s", lease.key, problem.detail)
+        try:
+            await asyncio.to_thread(
+                self._store.fail_unit,
+                lease.key,
+                self._owner,
+                problem,
+                error.outcome,
+                self._settings.unit_attempts,
+            )
+        except (LeaseLost, StoreUnavailable) as lost:
+            # Nothing can be recorded: the lease runs out, and the unit's next attempt meets the error again
+            # or not.
+            logger.info("unit %s: %s", lease.key, lost)
+        if isinstance(error, EngineDied):
+            self._job = None
+            if self._house.running is not None and not self._house.running.link.alive:
+                await self._house.stop()
+
+    async def _beat(self) -> None:
+        """Keep the leases; cancel the units that were lost."""
+        while True:
+            await asyncio.sleep(min(self._settings.lease_s / 4, LONGEST_BEAT_S))
+            keys = list(self._held)
+            if not keys:
+                continue
+            try:
+                lost = await asyncio.to_thread(
+                    self._store.extend_units, keys, self._owner, self._settings.lease_s
+                )
+            except StoreUnavailable as error:
+                # The leases live on for three more beats; if the store does not come back, they expire.
+                logger.warning("leases could not be extended: %s", error)
+                continue
+            for key in lost:
+                self._held.pop(key, None)
+                if task := self._runs.get(key):
+                    task.cancel()
+
+    async def _pause(self) -> None:
+        """Wait for a unit to end, for `stop`, or for the next look at the store."""
+        stop = asyncio.create_task(self.stop.wait())
+        try:
+            await asyncio.wait(
+                {stop, *self._runs.values()},
+                timeout=self._settings.poll_s,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        finally:
+            stop.cancel()
+
+    async def _drain(self) -> None:
+        if self._runs:
+            await asyncio.wait(self._runs.values(), timeout=self._settings.drain_s)
+
+    async def _give_back(self) -> None:
+        """Cancel what still runs and return its leases, so that nobody waits for them to expire."""
+        tasks = list(self._runs.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for key in list(self._held):
+            del self._held[key]
+            try:
+                await asyncio.to_thread(self._store.release_unit, key, self._owner)
+            except (LeaseLost, StoreUnavailable) as error:
+                logger.info("unit %s: %s", key, error)

@@ -1,0 +1,112 @@
+"""The engine a worker has running, with all that belongs to its life: link, head, provenance.
+
+Switched between jobs.
+"""
+
+import asyncio
+import importlib
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from schemas.identity import Identity, Provenance, layer_info
+from schemas.request import ExtractRequest
+from service.capture.engine import Engine, EngineSpec
+from service.capture.link import EngineLink
+from service.plan.target import Target, inspect_target
+from service.plan.weights import fetch_weights
+from service.settings import Settings
+
+if TYPE_CHECKING:
+    from service.proof.head import Head
+
+
+def spec_for(request: ExtractRequest, target: Target, settings: Settings) -> EngineSpec:
+    """Return what a job needs of an engine.
+
+    The length is rounded up to a power of two, so that jobs can share one.
+    """
+    longest = min(request.max_tokens + 1, target.max_model_len)
+    return EngineSpec(
+        weights=fetch_weights(target, settings),
+        revision=target.revision,
+        dtype=target.dtype,
+        layer_ids=target.layer_ids,
+        hidden_size=target.hidden_size,
+        max_model_len=min(1 << (longest - 1).bit_length(), target.max_model_len),
+        decode=request.generate is not None,
+    )
+
+
+def load_engine(settings: Settings) -> Engine:
+    """Make the engine class that the settings name; imports it only now."""
+    module, name = settings.engine.split(":")
+    engine: Engine = getattr(importlib.import_module(module), name)()
+    return engine
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A started engine and the weights of its head."""
+
+    spec: EngineSpec
+    engine: Engine
+    link: EngineLink
+    head: "Head"
+
+    def serves(self, spec: EngineSpec) -> bool:
+        """Say whether a job of `spec` can be run as it is."""
+        return self.spec.covers(spec) and self.link.alive
+
+    def provenance(self, job_id: str, identity: Identity) -> Provenance:
+        """Say who makes the dataset, from what."""
+        return Provenance(
+            job_id=job_id,
+            identity=identity,
+            layers=tuple(layer_info(layer_id, identity.num_layers) for layer_id in identity.layer_ids),
+            final_norm=self.head.final_norm,
+            engine=self.engine.info,
+            service_version=version("eagle-quarry"),
+        )
+
+
+class EngineHouse:
+    """Holds at most one running engine."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Begin without one."""
+        self._settings = settings
+        self.running: Running | None = None
+
+    async def inspect(self, request: ExtractRequest) -> EngineSpec:
+        """Return the spec of a job; downloads weights if they are missing.
+
+        Raises UnknownModel, UnknownLayer.
+        """
+        target = await asyncio.to_thread(inspect_target, request, self._settings)
+        return await asyncio.to_thread(spec_for, request, target, self._settings)
+
+    async def switch(self, spec: EngineSpec) -> Running:
+        """Stop what runs and start an engine for `spec`. Raises EngineRefused, EngineDied."""
+        from service.proof.head import Head
+
+        await self.stop()
+        head = await asyncio.to_thread(Head.load, spec.weights, spec.dtype)
+        engine = load_engine(self._settings)
+        link = EngineLink()
+        try:
+            await link.listen()
+            await engine.start(spec, self._settings, link)
+        except BaseException:
+            await engine.stop()
+            await link.close()
+            raise
+        self.running = Running(spec, engine, link, head)
+        return self.running
+
+    async def stop(self) -> None:
+        """Stop the running engine, if there is one."""
+        if self.running is not None:
+            running, self.running = self.running, None
+            await running.engine.stop()
+            await running.link.close()

@@ -1,0 +1,220 @@
+"""One attempt at one unit.
+
+From its plan through the engine to verified, sealed files and the commit that names them.
+
+Runs on the worker's event loop; disk and checks go to threads. Whatever goes wrong raises one of
+`service.errors`; the attempt's files are then orphans that the sweeper takes.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from connector.wire import RowRef
+from schemas.arrow import PLAN_SCHEMA
+from schemas.job import RejectView
+from schemas.manifest import ShardEntry
+from schemas.names import index_path, plan_path, shard_path
+from schemas.receipts import OpenUnit, UnitKey, UnitSealed
+from schemas.request import Generate
+from service.capture.budget import InFlight
+from service.capture.engine import Answer, Prompt, PromptRefused
+from service.capture.landing import INDEX_FILE, attempt_folder
+from service.capture.receipt_errors import raise_failure
+from service.capture.running import Running
+from service.errors import QuarryError, WriteFailed
+from service.proof.checks import Witness, check_unit, logit_rows
+from service.proof.index import write_index
+from service.settings import Settings
+from service.store import UnitCommit, UnitLease
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRow:
+    """One row of the unit's plan file; `row` is its number there."""
+
+    row: int
+    position: int
+    sample_id: str
+    source_id: str | None
+    token_ids: tuple[int, ...]
+
+
+def read_plan(path: Path) -> list[PlannedRow]:
+    """Read a unit's frozen samples. Raises WriteFailed if the file is not there or not whole."""
+    try:
+        table = pq.read_table(path, schema=PLAN_SCHEMA)
+    except (OSError, ValueError) as error:
+        raise WriteFailed(f"the plan {path.name} cannot be read: {error}") from error
+    return [
+        PlannedRow(row, position, sample_id, source_id, tuple(ids))
+        for row, (position, sample_id, source_id, ids) in enumerate(
+            zip(
+                table["position"].to_pylist(),
+                table["sample_id"].to_pylist(),
+                table["source_id"].to_pylist(),
+                table["input_ids"].to_pylist(),
+                strict=True,
+            )
+        )
+    ]
+
+
+class UnitRun:
+    """Runs one leased unit on the running engine. `run` is called once."""
+
+    def __init__(self, lease: UnitLease, running: Running, budget: InFlight, settings: Settings) -> None:
+        """Take over the lease; nothing happens before `run`."""
+        self._lease, self._running, self._budget, self._settings = lease, running, budget, settings
+        self._key = lease.key
+        self._witnesses: dict[int, Witness] = {}
+        self._skipped: set[int] = set()
+        self._rejects: list[RejectView] = []
+        self._rows: list[PlannedRow] = []
+
+    async def run(self) -> UnitCommit:
+        """Capture, verify, and return what there is to commit.
+
+        On cancellation the connector forgets the attempt.
+        """
+        plan = self._settings.work_root / plan_path(self._key.job_id, self._key.unit)
+        self._rows = await asyncio.to_thread(read_plan, plan)
+        link = self._running.link
+        order = OpenUnit(
+            key=self._key,
+            num_rows=len(self._rows),
+            compression=self._lease.identity.compression,
+            provenance=self._running.provenance(self._key.job_id, self._lease.identity),
+        )
+        try:
+            await link.open(order)
+            sealed = await self._capture()
+        except BaseException:
+            await link.abandon(self._key)
+            raise
+        return await asyncio.to_thread(self._verify, order, plan, sealed)
+
+    async def _capture(self) -> tuple[UnitSealed, ...]:
+        """Run every row and wait for the receipts; a failed receipt ends the rows at once."""
+        receipts = asyncio.create_task(self._running.link.receipts(self._key))
+        rows = asyncio.create_task(self._run_rows())
+        try:
+            await asyncio.wait({receipts, rows}, return_when=asyncio.FIRST_COMPLETED)
+            if rows.done():
+                rows.result()
+            else:
+                raise_failure(receipts.result())
+                await rows
+            return raise_failure(await receipts)
+        finally:
+            for task in (receipts, rows):
+                task.cancel()
+            await asyncio.gather(receipts, rows, return_exceptions=True)
+
+    async def _run_rows(self) -> None:
+        watched = logit_rows(
+            [row.sample_id for row in self._rows], self._settings.logit_share, self._settings.logit_rows_min
+        )
+        try:
+            async with asyncio.TaskGroup() as group:
+                for row in self._rows:
+                    group.create_task(self._run_row(row, witness=row.row in watched))
+        except* QuarryError as errors:
+            raise errors.exceptions[0] from None
+
+    async def _run_row(self, row: PlannedRow, *, witness: bool) -> None:
+        generate = self._lease.request.generate
+        room = len(row.token_ids) + (generate.max_tokens if generate else 0)
+        async with self._budget.hold(room):
+            try:
+                answer = await self._ask(row, generate, witness=witness)
+            except PromptRefused as error:
+                self._skipped.add(row.row)
+                await self._running.link.skip(self._key, row.row, str(error))
+                self._reject(row.row, "engine-refused", str(error))
+                return
+        if witness and answer.next_token is not None and answer.next_logprob is not None:
+            self._witnesses[row.row] = Witness(answer.next_token, answer.next_logprob)
+
+    async def _ask(self, row: PlannedRow, generate: Generate | None, *, witness: bool) -> Answer:
+        """Run the row's request, or two of them where the answer is captured by a second prefill."""
+        name = f"{self._key.job_id}-{self._key.unit}-{self._key.epoch}-{row.row}"
+        ref = RowRef(self._key, row.row, len(row.token_ids))
+        engine = self._running.engine
+        token_ids = row.token_ids
+        if generate is not None and self._lease.identity.capture == "second_prefill":
+            answer = await engine.run(Prompt(f"{name}-answer", token_ids, None, generate=generate))
+            token_ids, generate = token_ids + answer.token_ids, None
+        return await engine.run(Prompt(name, token_ids, ref, witness=witness, generate=generate))
+
+    def _reject(self, row: int, reason: str, detail: str) -> None:
+        planned = self._rows[row]
+        self._rejects.append(
+            RejectView(
+                position=planned.position,
+                source_id=planned.source_id,
+                sample_id=planned.sample_id,
+                reason=reason,
+                detail=detail,
+            )
+        )
+
+    def _verify(self, order: OpenUnit, plan: Path, sealed: Sequence[UnitSealed]) -> UnitCommit:
+        """Hold the sealed files against plan and model, write their index, and say what to commit."""
+        folder = attempt_folder(self._settings, self._key)
+        checks = check_unit(
+            attempt=folder,
+            plan_file=plan,
+            receipts=sealed,
+            skipped=self._skipped,
+            witnesses=self._witnesses,
+            head=self._running.head,
+            identity=self._lease.identity,
+            logit_share=self._settings.logit_share,
+            logit_rows_min=self._settings.logit_rows_min,
+        )
+        for receipt in sealed:
+            for reject in receipt.rejected:
+                self._reject(reject.row, reject.reason, reject.detail)
+        shards = shard_entries(self._key, sealed)
+        files = [(folder / Path(entry.path).name, entry.path) for entry in shards]
+        index, supervised = None, 0
+        if files:
+            index, supervised = write_index(
+                folder / INDEX_FILE,
+                index_path(self._key.job_id, self._key.unit),
+                files,
+                plan,
+                self._witnesses,
+            )
+        return UnitCommit(
+            key=self._key,
+            provenance=order.provenance,
+            shards=shards,
+            index=index,
+            rejects=tuple(sorted(self._rejects, key=lambda reject: reject.position)),
+            num_tokens=sum(entry.tokens for entry in shards),
+            supervised_tokens=supervised,
+            checks=checks,
+        )
+
+
+def shard_entries(key: UnitKey, sealed: Sequence[UnitSealed]) -> tuple[ShardEntry, ...]:
+    """Return the manifest's entries of the files that were written, in rank order."""
+    return tuple(
+        ShardEntry(
+            path=shard_path(key.job_id, key.unit, receipt.rank, len(sealed)),
+            sha256=receipt.sha256,
+            bytes=receipt.bytes,
+            rows=len(receipt.rows),
+            tokens=sum(receipt.num_tokens),
+            unit=key.unit,
+            epoch=key.epoch,
+            layers=receipt.layers,
+        )
+        for receipt in sealed
+        if receipt.file is not None
+    )

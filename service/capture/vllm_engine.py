@@ -1,0 +1,187 @@
+"""The real engine: vLLM's AsyncLLM with the `extract_hidden_states` proposer and our connector.
+
+Imported only where it runs.
+"""
+
+import asyncio
+import contextlib
+import os
+from typing import Any
+
+os.environ.setdefault(
+    "VLLM_NO_USAGE_STATS", "1"
+)  # read by vLLM at import; a service that handles others' data stays silent
+
+from vllm import SamplingParams
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.exceptions import VLLMValidationError
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+from schemas.identity import EngineInfo
+from service.capture.engine import Answer, EngineSpec, Prompt, PromptRefused
+from service.capture.link import EngineLink
+from service.errors import EngineDied, EngineRefused
+from service.settings import Settings
+
+STOP_TIMEOUT_S = 30.0
+"""How long the engine's processes may take to end; by then every unit was receipted or abandoned."""
+
+FINISHED_WELL = frozenset({"stop", "length"})
+
+
+class VllmEngine:
+    """AsyncLLM in this process's event loop; its core and workers are processes of their own."""
+
+    info: EngineInfo
+
+    def __init__(self) -> None:
+        """Hold nothing until `start`."""
+        self._llm: AsyncLLM | None = None
+
+    async def start(self, spec: EngineSpec, settings: Settings, link: EngineLink) -> None:
+        """Start vLLM; seconds for a tiny model on a CPU, minutes for a large one."""
+        # Read by the CPU build alone, in the core's process; an operator's own value stands.
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(settings.cpu_kv_cache_gib))
+        arguments = engine_arguments(spec, settings, link)
+        try:
+            # The core connects to our link while it starts, so the loop must stay free.
+            llm = await asyncio.to_thread(_build, arguments)
+            self._llm = llm
+        except ValueError as error:
+            # vLLM's own reading of the configuration: it would fail again.
+            raise EngineRefused(f"vLLM refuses {spec.weights.name}: {error}", field="model") from error
+        except (RuntimeError, OSError) as error:
+            if link.refusal is not None:
+                raise EngineRefused(link.refusal, field="model") from error
+            raise EngineDied(
+                f"vLLM did not start for {spec.weights.name}: {error}",
+                field="model",
+                cure="see the engine's log: too little memory, or a model without auxiliary hidden states",
+            ) from error
+        hellos = await link.hello(settings.engine_start_timeout_s)
+        config = llm.vllm_config
+        self.info = EngineInfo(
+            name="vllm",
+            version=hellos[0].engine_version,
+            device=hellos[0].device,
+            options={
+                "async_scheduling": bool(config.scheduler_config.async_scheduling),
+                "block_size": hellos[0].cache_shape[2],
+                "enforce_eager": bool(config.model_config.enforce_eager),
+                "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
+                "prefix_caching": bool(config.cache_config.enable_prefix_caching),
+                "quantization": config.model_config.quantization,
+                "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
+            },
+        )
+
+    async def run(self, prompt: Prompt) -> Answer:
+        """Submit one request and wait for its last output."""
+        assert self._llm is not None, "start() comes first"  # noqa: S101
+        last: RequestOutput | None = None
+        stream = self._llm.generate(
+            {"prompt_token_ids": list(prompt.token_ids)}, sampling_parameters(prompt), prompt.request_id
+        )
+        try:
+            async with contextlib.aclosing(stream):
+                async for output in stream:
+                    last = output
+        except EngineDeadError as error:
+            raise EngineDied("the engine's core died; its log names the cause") from error
+        except (VLLMValidationError, ValueError) as error:
+            raise PromptRefused(str(error)) from error
+        except EngineGenerateError as error:
+            raise EngineDied(f"request {prompt.request_id} failed in the engine: {error}") from error
+        if last is None or not last.outputs or last.outputs[0].finish_reason not in FINISHED_WELL:
+            reason = last.outputs[0].finish_reason if last is not None and last.outputs else None
+            raise EngineDied(f"request {prompt.request_id} ended as {reason} in the engine")
+        return _answer(last, witness=prompt.witness)
+
+    async def stop(self) -> None:
+        """End the engine's processes."""
+        if self._llm is not None:
+            llm, self._llm = self._llm, None
+            if llm.output_handler is not None:
+                # It would take the end of the core for its death, and say so loudly.
+                llm.output_handler.cancel()
+            await asyncio.to_thread(llm.shutdown, STOP_TIMEOUT_S)
+
+
+def _build(arguments: dict[str, Any]) -> AsyncLLM:
+    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+
+
+def engine_arguments(spec: EngineSpec, settings: Settings, link: EngineLink) -> dict[str, Any]:
+    """Return AsyncEngineArgs' keywords for a spec.
+
+    The operator's `engine_options` come last, but never the capture's own.
+    """
+    arguments: dict[str, Any] = {
+        "model": str(spec.weights),
+        "dtype": spec.dtype,
+        "max_model_len": spec.max_model_len,
+        # Stop strings need the detokenizer; prefill alone does not.
+        "skip_tokenizer_init": not spec.decode,
+        "tensor_parallel_size": settings.tensor_parallel_size,
+        "disable_log_stats": True,
+        "enable_log_requests": False,
+        **settings.engine_options,
+        "speculative_config": {
+            "method": "extract_hidden_states",
+            "num_speculative_tokens": 1,
+            "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": list(spec.layer_ids)}},
+        },
+        "kv_transfer_config": {
+            "kv_connector": "HiddenStatesConnector",
+            "kv_connector_module_path": "connector.hidden_states",
+            "kv_role": "kv_producer",
+            "kv_connector_extra_config": {
+                "work_root": str(settings.work_root.resolve()),
+                "socket_path": str(link.path),
+                "pool_bytes": settings.pool_bytes,
+                "writer_threads": settings.writer_threads,
+            },
+        },
+    }
+    if settings.gpu_memory_utilization is not None:
+        arguments["gpu_memory_utilization"] = settings.gpu_memory_utilization
+    if spec.decode:
+        # V1's runner takes wrong tokens after a repeated one when this method decodes under async scheduling.
+        arguments["async_scheduling"] = False
+    return arguments
+
+
+def sampling_parameters(prompt: Prompt) -> SamplingParams:
+    """Return the request's sampling parameters: one greedy token, or the answer that was asked for."""
+    extra = {"kv_transfer_params": prompt.ref.params()} if prompt.ref is not None else None
+    common: dict[str, Any] = {
+        "extra_args": extra,
+        "logprobs": 1 if prompt.witness else None,
+        "output_kind": RequestOutputKind.FINAL_ONLY,
+    }
+    generate = prompt.generate
+    if generate is None:
+        return SamplingParams(max_tokens=1, temperature=0.0, detokenize=False, **common)
+    return SamplingParams(
+        max_tokens=generate.max_tokens,
+        temperature=generate.temperature,
+        top_p=generate.top_p,
+        top_k=generate.top_k,
+        seed=generate.seed,
+        stop=list(generate.stop) or None,
+        detokenize=bool(generate.stop),
+        **common,
+    )
+
+
+def _answer(output: RequestOutput, *, witness: bool) -> Answer:
+    """Take the sampled tokens, and the most likely token at the last position with its log-probability."""
+    completion = output.outputs[0]
+    token_ids = tuple(completion.token_ids)
+    if not witness or not completion.logprobs:
+        return Answer(token_ids)
+    best = max(completion.logprobs[-1].items(), key=lambda item: item[1].logprob)
+    return Answer(token_ids, int(best[0]), float(best[1].logprob))

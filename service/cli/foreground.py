@@ -1,0 +1,207 @@
+"""`quarry extract`: one job, one worker, no server; its state lies in `OUT/.quarry` until `OUT` is whole."""
+
+import fcntl
+import os
+import shutil
+import signal
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from pydantic import ValidationError
+
+from schemas.events import Event
+from schemas.job import ENDED_JOB_STATES, JobState, Problem, Progress
+from schemas.manifest import Manifest
+from schemas.names import job_id_from_key, manifest_path
+from schemas.request import ExtractRequest
+from service.api.submit import check
+from service.api.supervisor import Supervisor
+from service.api.worker_process import JOB_ENDED_CODES, settings_environment, stop_grace_s, worker_command
+from service.cli.progress_bar import ProgressDisplay
+from service.errors import EngineDied, OptionRefused
+from service.settings import Settings
+from service.store import Store
+
+PRIVATE = ".quarry"
+SPENT = ".quarry.done"
+"""What `PRIVATE` is renamed to before it is deleted: a run that is half deleted is never taken up again."""
+LOG_FILE = "worker.log"
+POLL_S = 0.2
+PAGE_EVENTS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a run ended. `signal` is the one that stopped it; the job then goes on with the next run."""
+
+    state: JobState
+    progress: Progress
+    problem: Problem | None = None
+    signal: int | None = None
+
+    @property
+    def completed(self) -> bool:
+        """Whether the dataset is whole."""
+        return self.state is JobState.COMPLETED
+
+
+def extract_to(out: Path, request: ExtractRequest, settings: Settings, display: ProgressDisplay) -> Ending:
+    """Run `request` until `out` holds its dataset and nothing else, or a signal comes. Main thread only.
+
+    The job's id is made of the request, so that the same request in the same folder is the same job.
+
+    Raises:
+        OptionRefused: `out` holds another job, is in use, or is not empty.
+        RequestError, HubDenied, HubUnavailable: as `service.api.submit.check`; then nothing is written.
+    """
+    key = request.canonical_json()
+    job_id = job_id_from_key(key)
+    private = out / PRIVATE
+    if not private.exists():
+        finished = _finished(out, job_id, request)
+        if finished is not None:
+            return finished
+        _refuse_filled(out)
+        check(request, settings)
+    private.mkdir(parents=True, exist_ok=True)
+    settings = settings.model_copy(update={"data_dir": private, "out_dir": out, "database_url": None})
+    with _alone(private), _opened(settings) as store:
+        _refuse_other(store, job_id, out)
+        row, _ = store.submit(job_id, key, request)
+        if row.state in {JobState.FAILED, JobState.CANCELLED, JobState.BLOCKED}:
+            store.resume(job_id)
+        ending = _run(store, job_id, settings, display)
+    if ending.completed:
+        private.rename(out / SPENT)
+        shutil.rmtree(out / SPENT)
+    return ending
+
+
+def _run(store: Store, job_id: str, settings: Settings, display: ProgressDisplay) -> Ending:
+    """Run a worker until the job rests or a signal comes, showing what it does."""
+    received: list[int] = []
+
+    def receive(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+
+    before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
+    log_path = settings.data_dir / LOG_FILE
+    try:
+        with log_path.open("ab") as log, display:
+            supervisor = Supervisor(
+                worker_command("--only-job", job_id),
+                settings_environment(settings, os.environ),
+                stop_grace_s(settings),
+                last_codes=JOB_ENDED_CODES,
+                output=log,
+            )
+            supervisor.start()
+            (last,) = deque(_events(store, job_id, 0), maxlen=1)  # what earlier runs did is not shown again
+            alive = True
+            while alive:
+                supervisor.join(POLL_S)
+                alive = supervisor.is_alive()  # before the events: the last look then sees the last of them
+                for event in _events(store, job_id, last.id):
+                    display.show(event)
+                    last = event
+                display.show(last)
+                if received:
+                    supervisor.stop()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    ending = Ending(last.state, last.progress, last.problem)
+    if ending.state in ENDED_JOB_STATES or ending.state is JobState.BLOCKED:
+        return ending
+    if received:
+        return Ending(ending.state, ending.progress, signal=received[0])
+    died = EngineDied(
+        "the worker ended before the job did", cure=f"see {log_path}, then run the same command again"
+    )
+    return Ending(ending.state, ending.progress, died.problem())
+
+
+def _events(store: Store, job_id: str, after: int) -> Iterator[Event]:
+    """Yield every event after the one numbered `after`; a job's first is its submission."""
+    while events := store.events(job_id, after=after, limit=PAGE_EVENTS):
+        yield from events
+        after = events[-1].id
+
+
+def _finished(out: Path, job_id: str, request: ExtractRequest) -> Ending | None:
+    """Return the ending of a run that made `out` whole before, if it was this job's."""
+    path = out / manifest_path(job_id)
+    if not path.is_file():
+        return None
+    shutil.rmtree(out / SPENT, ignore_errors=True)
+    try:
+        manifest = Manifest.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise OptionRefused(
+            f"{path} is not a manifest of this version", field="--out", cure="give an empty folder"
+        ) from error
+    if manifest.request != request:
+        raise OptionRefused(
+            f"{out} holds the dataset of another request", field="--out", cure="give an empty folder"
+        )
+    totals = manifest.totals
+    return Ending(
+        JobState.COMPLETED,
+        Progress(
+            plan_done=True,
+            samples_planned=totals.samples_planned,
+            samples_written=totals.samples_written,
+            samples_rejected=totals.samples_rejected,
+            tokens_written=totals.tokens,
+            bytes_written=totals.bytes,
+        ),
+    )
+
+
+def _refuse_filled(out: Path) -> None:
+    """Refuse a folder that holds something, so that in the end it holds exactly the dataset."""
+    if out.is_dir() and any(out.iterdir()):
+        raise OptionRefused(
+            f"{out} is not empty and holds no unfinished run of this job",
+            field="--out",
+            cure="give an empty folder",
+        )
+
+
+def _refuse_other(store: Store, job_id: str, out: Path) -> None:
+    rows, _ = store.jobs(limit=1)
+    if rows and rows[0].id != job_id:
+        raise OptionRefused(
+            f"{out} holds the unfinished run of another job ({rows[0].id})",
+            field="--out",
+            cure="run that job's file, delete the folder, or give an empty one",
+        )
+
+
+@contextmanager
+def _opened(settings: Settings) -> Iterator[Store]:
+    store = Store(settings.database())
+    try:
+        store.migrate()
+        yield store
+    finally:
+        store.close()
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock: of two runs, the first to end would delete the other's state."""
+    with (folder / "lock").open("wb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise OptionRefused(
+                f"another run is using {folder.parent}",
+                field="--out",
+                cure="wait for it, or give another folder",
+            ) from error
+        yield

@@ -1,0 +1,58 @@
+"""A job file on this machine -> a checked request, and the folders that whoever runs it may read."""
+
+from pathlib import Path
+
+import yaml  # type: ignore[import-untyped]
+
+from schemas.request import ExtractRequest, FileSource
+from service.api.request_body import parse_json, parse_request
+from service.errors import RequestError
+from service.settings import Settings
+
+MAX_FILE_BYTES = 1 << 30
+
+
+def read_job_file(path: Path) -> ExtractRequest:
+    """Return the request in `path`: JSON if the name ends so, else YAML. A model `./...` is beside the file.
+
+    Raises:
+        RequestError: it cannot be read or parsed, or a field is wrong.
+    """
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise RequestError(
+                f"{path} is larger than {MAX_FILE_BYTES} bytes", cure="put the samples into a file source"
+            )
+        raw = path.read_bytes()
+    except OSError as error:
+        raise RequestError(f"{path} cannot be read: {error.strerror}", cure="check the path") from error
+    request = parse_request(parse_json(raw) if path.suffix == ".json" else _parse_yaml(path, raw))
+    if request.model.startswith("."):
+        beside = (path.resolve().parent / request.model).resolve()
+        return request.model_copy(update={"model": str(beside)})
+    return request
+
+
+def own_roots(settings: Settings, request: ExtractRequest, path: Path) -> Settings:
+    """Return settings that let `request`, read from `path`, use what it names; its author can read it anyway.
+
+    A relative source is looked for beside the job file first, then in the current folder.
+    """
+    base = path.resolve().parent
+    sources = [base, Path.cwd()]
+    if isinstance(request.source, FileSource):
+        sources.append((base / request.source.path).resolve().parent)
+    models = [Path(request.model).parent] if request.model.startswith("/") else []
+    return settings.model_copy(
+        update={
+            "source_roots": (*sources, *settings.source_roots),
+            "model_roots": (*models, *settings.model_roots),
+        }
+    )
+
+
+def _parse_yaml(path: Path, raw: bytes) -> object:
+    try:
+        return yaml.safe_load(raw)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise RequestError(f"{path} is not YAML: {error}", cure="mend the file, or name it .json") from error

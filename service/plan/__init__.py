@@ -1,0 +1,1 @@
+"""From a request to frozen samples: target, source, template, tokens, loss mask, units."""

@@ -1,0 +1,47 @@
+"""What a job would need: its rows go through the same planner, and nothing is written."""
+
+import math
+
+from schemas.job import Estimate
+from schemas.names import MAX_COMMIT_FILES
+from schemas.request import ExtractRequest
+from service.plan.planner import plan_units
+from service.plan.planning import unit_bounds
+from service.plan.sources import open_source
+from service.plan.target import inspect_target
+from service.plan.tokenizing import outcomes
+from service.plan.tokens import SampleTokenizer
+from service.settings import Settings
+
+
+def estimate_request(request: ExtractRequest, settings: Settings) -> Estimate:
+    """Read and tokenize the whole source and add up; time grows with the source, memory with one unit.
+
+    `tokens` and `bytes` are upper bounds in a `generate` job: every answer is counted at its longest.
+    `bytes` are the states before compression. Raises what planning the job would raise.
+    """
+    target = inspect_target(request, settings)
+    tokenizer = SampleTokenizer(target, request)
+    source = open_source(request.source, settings)
+    bounds = unit_bounds(request, target, settings)
+    samples = rejected = tokens = shards = 0
+    for draft in plan_units(outcomes(source, tokenizer), bounds):
+        rejected += len(draft.rejects)
+        samples += len(draft.samples)
+        tokens += draft.num_tokens + len(draft.samples) * bounds.answer_tokens
+        shards += bool(draft.samples)
+    return Estimate(
+        samples=samples,
+        rejected=rejected,
+        tokens=tokens,
+        bytes=tokens * bounds.bytes_per_token,
+        shards=shards,
+        commits=_commits(shards) if request.hub is not None else 0,
+        bytes_per_token=bounds.bytes_per_token,
+        layer_ids=target.layer_ids,
+    )
+
+
+def _commits(shards: int) -> int:
+    """Return a job's commits: a shard has an index, the job a final norm, counts, manifest and card."""
+    return math.ceil((2 * shards + 4) / MAX_COMMIT_FILES)

@@ -1,0 +1,160 @@
+"""`model` and `revision` -> a folder with config, tokenizer and template, and its exact revision."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from schemas.names import RepoId
+from service.errors import UnknownModel
+from service.plan.hub_reading import reading_hub
+from service.settings import Settings
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "*.model",
+    "*.tiktoken",
+    "chat_template.jinja",
+    "chat_template.json",
+    "additional_chat_templates/*.jinja",
+)
+"""What a tokenizer and its chat template are made from."""
+CONFIG_FILES = ("config.json", "generation_config.json", "*.safetensors.index.json")
+WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
+
+LEGACY_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}$"
+"""An id from before namespaces, such as `gpt2`."""
+MAX_HEADER_BYTES = 100_000_000
+"""The safetensors format's own bound on a header."""
+
+REPO_ID: TypeAdapter[str] = TypeAdapter(RepoId)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    """A readable folder and the revision that it is: a commit on the Hub, or the digest of a local model."""
+
+    folder: Path
+    revision: str
+
+
+def locate_model(model: str, revision: str | None, settings: Settings) -> ModelFolder:
+    """Find a local model, or fetch the small files of a Hub model (never weights).
+
+    A `model` that is an absolute path or begins with a dot is local. Raises UnknownModel naming `model` or
+    `revision`; HubUnavailable where the Hub does not answer.
+    """
+    if model.startswith(("/", ".")):
+        if revision is not None:
+            raise UnknownModel(
+                f"{model!r} is a folder; a folder has no revisions",
+                field="revision",
+                cure="leave 'revision' null",
+            )
+        folder = _local_folder(model, settings.model_roots)
+        return ModelFolder(folder, local_revision(folder))
+    return _hub_snapshot(model, revision, settings)
+
+
+def _local_folder(model: str, roots: tuple[Path, ...]) -> Path:
+    folder = Path(model).resolve()
+    if not any(folder.is_relative_to(root.resolve()) for root in roots):
+        raise UnknownModel(
+            f"{model!r} is not inside a folder that models may be loaded from",
+            field="model",
+            cure="add its folder to QUARRY_MODEL_ROOTS, or give a model id of the Hub",
+        )
+    if not (folder / "config.json").is_file():
+        raise UnknownModel(
+            f"{model!r} holds no config.json",
+            field="model",
+            cure="give the folder that config.json stands in",
+        )
+    return folder
+
+
+def _hub_snapshot(model: str, revision: str | None, settings: Settings) -> ModelFolder:
+    cure = "check the id and the revision, and that the Hub token may read it"
+    try:
+        if re.fullmatch(LEGACY_ID_PATTERN, model) is None:
+            REPO_ID.validate_python(model)
+    except ValidationError as error:
+        raise UnknownModel(
+            f"{model!r} is neither a model id of the Hub nor a path",
+            field="model",
+            cure="give an id such as 'Qwen/Qwen3-8B', an absolute path, or a path that begins with './'",
+        ) from error
+    from huggingface_hub import snapshot_download
+
+    what = f"model {model!r}" + (f" at revision {revision!r}" if revision else "")
+    with reading_hub(what, UnknownModel, "revision" if revision else "model", cure):
+        folder = Path(
+            snapshot_download(
+                model,
+                revision=revision,
+                endpoint=settings.hub_endpoint,
+                token=settings.token(),
+                allow_patterns=[*CONFIG_FILES, *TOKENIZER_FILES],
+            )
+        )
+    if not (folder / "config.json").is_file():
+        raise UnknownModel(
+            f"{what} has no config.json", field="model", cure="give a model in the transformers format"
+        )
+    return ModelFolder(folder, folder.name)
+
+
+def files_digest(folder: Path, patterns: Iterable[str]) -> str:
+    """Return the sha256 over names and whole contents of the files of `folder` that match, in name order."""
+    digest = hashlib.sha256()
+    for path in _matching(folder, patterns):
+        _add(digest, path.relative_to(folder).as_posix(), hashlib.sha256(path.read_bytes()).hexdigest())
+    return digest.hexdigest()
+
+
+def local_revision(folder: Path) -> str:
+    """Return the revision of a local model: a sha256.
+
+    It does not move with copying, touching or renaming the folder. It covers the whole content of config,
+    weight index, tokenizer and template files; of each weight file its name, its length and, for
+    safetensors, its header (names, types, shapes and offsets of the tensors). It does not read the weights:
+    overwriting values in place under equal shapes is not seen. Raises UnknownModel.
+    """
+    digest = hashlib.sha256()
+    _add(digest, "small", files_digest(folder, (*CONFIG_FILES, *TOKENIZER_FILES)))
+    for path in _matching(folder, WEIGHT_FILES):
+        _add(digest, path.name, str(path.stat().st_size))
+        if path.suffix == ".safetensors":
+            _add(digest, "header", hashlib.sha256(_safetensors_header(path)).hexdigest())
+    return digest.hexdigest()
+
+
+def _safetensors_header(path: Path) -> bytes:
+    with path.open("rb") as file:
+        length = file.read(8)
+        num_bytes = int.from_bytes(length, "little")
+        header = file.read(num_bytes) if num_bytes <= MAX_HEADER_BYTES else b""
+    if len(length) != 8 or len(header) != num_bytes:
+        raise UnknownModel(
+            f"{path.name} is not a whole safetensors file", field="model", cure="copy the model again"
+        )
+    return header
+
+
+def _matching(folder: Path, patterns: Iterable[str]) -> list[Path]:
+    return sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()})
+
+
+def _add(digest: "hashlib._Hash", *parts: str) -> None:
+    """Feed each part with its length, so that no two lists of parts read alike."""
+    digest.update(json.dumps(parts).encode())

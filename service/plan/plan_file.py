@@ -1,0 +1,51 @@
+"""A unit's frozen samples as a sealed Parquet file: the same samples are the same bytes."""
+
+import errno
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from connector.seal import sealing, sha256_of
+from schemas.arrow import PLAN_SCHEMA
+from service.errors import DiskFull, WriteFailed
+from service.plan.planner import PlannedSample
+
+NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+def write_plan(path: Path, samples: Sequence[PlannedSample]) -> str:
+    """Seal `samples` as `PLAN_SCHEMA` at `path`; return the file's sha256. Raises DiskFull, WriteFailed."""
+    try:
+        with sealing(path) as temporary:
+            # One row group and no statistics: a unit is read whole.
+            pq.write_table(_table(samples), temporary, compression="zstd", write_statistics=False)
+        return sha256_of(path)[0]
+    except OSError as error:
+        kind = DiskFull if error.errno in NO_SPACE else WriteFailed
+        raise kind(
+            f"the plan file {path.name} cannot be written: {error.strerror or error}",
+            cure="free space in the data folder" if kind is DiskFull else None,
+        ) from error
+
+
+def _table(samples: Sequence[PlannedSample]) -> pa.Table:
+    columns = [
+        pa.array([sample.position for sample in samples], pa.int64()),
+        pa.array([sample.sample_id for sample in samples], pa.string()),
+        pa.array([sample.source_id for sample in samples], pa.string()),
+        pa.array([sample.prompt_tokens for sample in samples], pa.int32()),
+        _lists([sample.ids for sample in samples], PLAN_SCHEMA.field("input_ids").type),
+        _lists([sample.mask for sample in samples], PLAN_SCHEMA.field("loss_mask").type),
+    ]
+    return pa.Table.from_arrays(columns, schema=PLAN_SCHEMA)
+
+
+def _lists(values: Sequence[npt.NDArray[np.integer]], kind: pa.ListType) -> pa.ListArray:
+    """Return one list a sample without making a Python object of each token."""
+    ends = np.cumsum([0, *(len(value) for value in values)], dtype=np.int32)
+    flat = pa.array(np.concatenate(values), kind.value_type)
+    return pa.ListArray.from_arrays(pa.array(ends), flat, type=kind)

@@ -1,0 +1,30 @@
+"""Sources: inline samples, allowed files, Hub datasets -> numbered rows, each a sample or a named reject."""
+
+from typing import assert_never
+
+from schemas.request import FileSource, HubSource, InlineSource
+from service.plan.sources.files import FileRows
+from service.plan.sources.hub import HubRows
+from service.plan.sources.inline import InlineRows
+from service.plan.sources.rows import RejectReason, RowReject, RowSource, SourceRow
+from service.settings import Settings
+
+__all__ = ["RejectReason", "RowReject", "RowSource", "SourceRow", "fingerprint", "open_source"]
+
+
+def open_source(source: InlineSource | FileSource | HubSource, settings: Settings) -> RowSource:
+    """Find the source and check that it may be read. Raises SourceRefused, HubUnavailable."""
+    match source:
+        case InlineSource():
+            return InlineRows(source)
+        case FileSource():
+            return FileRows.find(source, settings.source_roots)
+        case HubSource():
+            return HubRows.find(source, settings)
+        case _:
+            assert_never(source)
+
+
+def fingerprint(source: InlineSource | FileSource | HubSource, settings: Settings) -> str:
+    """Return a digest of what the source holds now. Raises SourceRefused, HubUnavailable."""
+    return open_source(source, settings).fingerprint()

@@ -1,0 +1,167 @@
+"""JSONL and Parquet files, or a folder of them, under the allowed roots."""
+
+import gzip
+import hashlib
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import IO, cast
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from connector.seal import sha256_of
+from schemas.request import FileSource, Sample
+from service.errors import SourceRefused
+from service.plan.sources.conversations import COLUMNS, row_id, sample_of
+from service.plan.sources.rows import RejectReason, RowReject, SourceRow
+
+JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".ndjson.gz")
+PARQUET_SUFFIXES = (".parquet",)
+SUFFIXES = JSONL_SUFFIXES + PARQUET_SUFFIXES
+
+MAX_LINE_BYTES = 64 * 2**20
+"""A JSONL line beyond this is a reject; the reader never holds more of it than this."""
+PARQUET_BATCH_ROWS = 64
+
+_Read = tuple[str | None, Sample | RowReject]
+"""A row's own id, and what it holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileRows:
+    """The rows of `files`, in name order. `names` are the files' paths below the source's folder."""
+
+    source: FileSource
+    files: tuple[Path, ...]
+    names: tuple[str, ...]
+
+    @classmethod
+    def find(cls, source: FileSource, roots: tuple[Path, ...]) -> "FileRows":
+        """Resolve the path, following links, and list what it holds. Raises SourceRefused."""
+        path = _allowed(Path(source.path), roots)
+        if path.is_file():
+            if not path.name.endswith(SUFFIXES):
+                raise _refused(f"{source.path!r} is not a {', '.join(SUFFIXES)} file", _CONVERT)
+            return cls(source, (path,), (path.name,))
+        if not path.is_dir():
+            raise _refused(f"there is no file or folder {source.path!r}", "check the path")
+        found = sorted(
+            (entry.relative_to(path).as_posix(), entry)
+            for entry in path.rglob("*")
+            if entry.name.endswith(SUFFIXES) and entry.is_file() and not _hidden(entry.relative_to(path))
+        )
+        if not found:
+            raise _refused(f"{source.path!r} holds no {', '.join(SUFFIXES)} file", _CONVERT)
+        files = tuple(_allowed(entry, roots) for _, entry in found)
+        return cls(source, files, tuple(name for name, _ in found))
+
+    def fingerprint(self) -> str:
+        """Return the sha256 over the files' names and contents, and the limit."""
+        digest = hashlib.sha256(json.dumps(self.source.limit).encode())
+        for name, path in zip(self.names, self.files, strict=True):
+            try:
+                sha256, _ = sha256_of(path)
+            except OSError as error:
+                raise _unreadable(name, error) from error
+            digest.update(json.dumps([name, sha256]).encode())
+        return f"file:{digest.hexdigest()}"
+
+    def rows(self) -> Iterator[SourceRow]:
+        """Yield the rows, numbered on over the files."""
+        position = -1
+        for position, (source_id, content) in enumerate(islice(self._contents(), self.source.limit)):
+            yield SourceRow(position, source_id, content)
+        if position < 0:
+            raise _refused(f"{self.source.path!r} holds no row", "give a source with at least one row")
+
+    def _contents(self) -> Iterator[tuple[str, Sample | RowReject]]:
+        for name, path in zip(self.names, self.files, strict=True):
+            read = _parquet_rows if name.endswith(PARQUET_SUFFIXES) else _jsonl_rows
+            try:
+                for row, (given, content) in enumerate(read(path)):
+                    yield given or f"{name}:{row}", content
+            except (OSError, EOFError, zlib.error, pa.ArrowException) as error:
+                raise _unreadable(name, error) from error
+
+
+_CONVERT = "give JSON Lines (one object a line; `jq -c '.[]'` makes it from an array) or Parquet"
+
+
+def _refused(detail: str, cure: str) -> SourceRefused:
+    return SourceRefused(detail, field="source.path", cure=cure)
+
+
+def _unreadable(name: str, error: Exception) -> SourceRefused:
+    what = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return _refused(
+        f"{name!r} cannot be read: {what or type(error).__name__}", "check that the file is whole"
+    )
+
+
+def _hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+def _allowed(path: Path, roots: tuple[Path, ...]) -> Path:
+    """Return `path` resolved, a relative one under the roots. Says nothing of what lies outside them."""
+    real_roots = [root.resolve() for root in roots]
+    candidates = [path.resolve()] if path.is_absolute() else [(root / path).resolve() for root in real_roots]
+    inside = [found for found in candidates if any(found.is_relative_to(root) for root in real_roots)]
+    if not inside:
+        raise _refused(
+            f"{str(path)!r} is not inside a folder that sources may be read from",
+            "move it into one of them, or add its folder to QUARRY_SOURCE_ROOTS",
+        )
+    return next((found for found in inside if found.exists()), inside[0])
+
+
+def _jsonl_rows(path: Path) -> Iterator[_Read]:
+    with _opened(path) as file:
+        first = True
+        while line := file.readline(MAX_LINE_BYTES + 1):
+            if len(line) > MAX_LINE_BYTES:
+                _skip_line(file)
+                yield (
+                    None,
+                    RowReject(RejectReason.LINE_TOO_LONG, f"a line is longer than {MAX_LINE_BYTES} bytes"),
+                )
+            elif text := line.strip():
+                if first and text.startswith(b"["):
+                    raise _refused(f"{path.name!r} holds a JSON array, not one object a line", _CONVERT)
+                yield _parsed(text)
+            else:
+                continue
+            first = False
+
+
+def _opened(path: Path) -> IO[bytes]:
+    return cast(IO[bytes], gzip.open(path, "rb")) if path.name.endswith(".gz") else path.open("rb")
+
+
+def _skip_line(file: IO[bytes]) -> None:
+    while (rest := file.readline(MAX_LINE_BYTES)) and not rest.endswith(b"\n"):
+        pass
+
+
+def _parsed(line: bytes) -> _Read:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        return None, RowReject(RejectReason.NOT_JSON, f"{type(error).__name__}: {error}")
+    return row_id(row), sample_of(row)
+
+
+def _parquet_rows(path: Path) -> Iterator[_Read]:
+    # Memory mapping and pre-buffering would hold whole row groups.
+    with pq.ParquetFile(path, pre_buffer=False) as file:
+        columns = [name for name in file.schema_arrow.names if name in COLUMNS]
+        if not columns:
+            raise _refused(
+                f"{path.name!r} has none of the columns {', '.join(COLUMNS)}", "rename its columns"
+            )
+        for batch in file.iter_batches(batch_size=PARQUET_BATCH_ROWS, columns=columns, use_threads=False):
+            yield from ((row_id(row), sample_of(row)) for row in batch.to_pylist())

@@ -1,0 +1,85 @@
+"""Datasets on the Hub, streamed through `datasets`."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from schemas.request import HubSource
+from service.errors import SourceRefused
+from service.plan.hub_reading import reading_hub
+from service.plan.sources.conversations import COLUMNS, row_id, sample_of
+from service.plan.sources.rows import SourceRow
+from service.settings import Settings
+
+_CURE = "check the id, the configuration, the split and the revision, and that the Hub token may read it"
+_FIELD = "source.repo_id"
+
+
+@dataclass(frozen=True, slots=True)
+class HubRows:
+    """The rows of one split at one commit, so that fingerprint and rows speak of the same data."""
+
+    source: HubSource
+    commit: str
+    settings: Settings
+
+    @classmethod
+    def find(cls, source: HubSource, settings: Settings) -> "HubRows":
+        """Resolve the revision to a commit. Raises SourceRefused (field `source.repo_id`), HubUnavailable."""
+        from huggingface_hub import HfApi
+
+        with reading_hub(_what(source), SourceRefused, _FIELD, _CURE):
+            api = HfApi(endpoint=settings.hub_endpoint, token=settings.token())
+            commit = api.dataset_info(source.repo_id, revision=source.revision).sha
+        if commit is None:
+            raise SourceRefused(f"{_what(source)} has no commit", field=_FIELD, cure=_CURE)
+        return cls(source, commit, settings)
+
+    def fingerprint(self) -> str:
+        """Return the repository, configuration, split, limit and commit."""
+        source = self.source
+        return (
+            f"hub:{source.repo_id}@{self.commit}:{source.config or 'default'}:{source.split}:{source.limit}"
+        )
+
+    def rows(self) -> Iterator[SourceRow]:
+        """Yield the rows as they arrive; nothing is kept on disk."""
+        position = -1
+        for position, row in enumerate(islice(self._stream(), self.source.limit)):
+            yield SourceRow(position, row_id(row) or str(position), sample_of(row))
+        if position < 0:
+            raise SourceRefused(
+                f"{_what(self.source)} holds no row", field=_FIELD, cure="choose another split"
+            )
+
+    def _stream(self) -> Iterator[Mapping[str, Any]]:
+        import datasets
+        from datasets.exceptions import DatasetsError
+
+        if self.settings.hub_endpoint is not None:
+            # The library takes the endpoint from its module alone; in this process it is always the same one.
+            datasets.config.HF_ENDPOINT = self.settings.hub_endpoint
+        with reading_hub(_what(self.source), SourceRefused, _FIELD, _CURE):
+            try:
+                stream = datasets.load_dataset(
+                    # The scheme keeps `datasets` from taking a local folder of the same name.
+                    f"hf://datasets/{self.source.repo_id}",
+                    name=self.source.config,
+                    split=self.source.split,
+                    revision=self.commit,
+                    streaming=True,
+                    token=self.settings.token(),
+                )
+                if stream.column_names is not None:
+                    # Images and audio would be fetched and decoded only to be ignored.
+                    stream = stream.select_columns([name for name in stream.column_names if name in COLUMNS])
+                yield from stream
+            except DatasetsError as error:
+                raise SourceRefused(
+                    f"{_what(self.source)} cannot be read: {error}"[:1000], field=_FIELD, cure=_CURE
+                ) from error
+
+
+def _what(source: HubSource) -> str:
+    return f"dataset {source.repo_id!r}, split {source.split!r}"

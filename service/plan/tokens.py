@@ -1,0 +1,247 @@
+"""A sample -> token ids and loss mask by the target's tokenizer and chat template, or a named reject."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from schemas.request import ExtractRequest, Message, Sample
+from service.errors import OptionRefused, TemplateRefused
+from service.plan.boundaries import PROBE, RenderBudgetSpent, Span, TurnFinder, UnstableBoundaries, probe
+from service.plan.encoding import Encoding, TextTokenizer
+from service.plan.model_folder import TOKENIZER_FILES, files_digest
+from service.plan.rendering import CURE, FIELD, ChatTemplate, RenderFailed, Rendering, RenderTooLong
+from service.plan.sources.rows import RejectReason, RowReject
+from service.plan.target import Target
+
+Ids = npt.NDArray[np.int32]
+Mask = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenized:
+    """`ids` int32 `[T]`, `mask` uint8 `[T]`, 1 where the token is supervised."""
+
+    ids: Ids
+    mask: Mask
+
+
+@dataclass(frozen=True, slots=True)
+class _Chat:
+    """A conversation as its template sees it, and its rendering without a generation prompt."""
+
+    template: ChatTemplate
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None
+    rendering: Rendering
+
+
+class SampleTokenizer:
+    """Tokenizes the samples of one job. Not thread-safe.
+
+    `limit_tokens` is the longest sample: the request's `max_tokens`, and what the engine takes as a prompt,
+    less the room for an answer in a `generate` job. Raises UnknownModel (no usable tokenizer),
+    TemplateRefused, OptionRefused.
+    """
+
+    def __init__(self, target: Target, request: ExtractRequest) -> None:
+        self._target = target
+        self._request = request
+        self._tokenizer = TextTokenizer(target.folder, target.model)
+        self._templates: dict[str, ChatTemplate] = {}
+        self._trailers: dict[str, str] = {}
+        self.limit_tokens = _limit(target, request)
+        self.tokenizer_sha256 = files_digest(target.folder, TOKENIZER_FILES)
+        self.template_sha256 = _template_digest(request.chat_template or self._tokenizer.chat_templates)
+        if request.chat_template is not None:
+            self._compiled(request.chat_template)
+
+    def encode(self, sample: Sample) -> Tokenized | RowReject:
+        """Return the tokens of a sample, at least one; in a `generate` job the prompt, unsupervised.
+
+        A longer one than `limit_tokens` is cut at the end or rejected as the request says; a prompt is
+        never cut, because it would lose the header of the answer. Raises TemplateRefused where the template
+        itself is at fault.
+        """
+        try:
+            found = self._encode(sample)
+        except RenderFailed as error:
+            return RowReject(RejectReason.TEMPLATE_FAILED, str(error))
+        except RenderTooLong:
+            return RowReject(RejectReason.RENDER_TOO_LONG, "the rendered conversation is too long")
+        except RenderBudgetSpent:
+            return RowReject(
+                RejectReason.RENDER_TOO_LONG, "the conversation has too many turns for its length"
+            )
+        except UnstableBoundaries as error:
+            return RowReject(RejectReason.TURN_BOUNDARIES, str(error))
+        except UnicodeEncodeError as error:
+            return RowReject(RejectReason.INVALID_SAMPLE, f"not a Unicode text: {error.reason}")
+        return found if isinstance(found, RowReject) else self._checked(found)
+
+    def _encode(self, sample: Sample) -> Tokenized | RowReject:
+        if sample.token_ids is not None:
+            ids = np.asarray(sample.token_ids, dtype=np.int32)
+            if sample.loss_mask is None:
+                return _all_supervised(ids)
+            return Tokenized(ids, np.asarray(sample.loss_mask, dtype=np.uint8))
+        if sample.text is not None:
+            return _all_supervised(self._tokenizer.encode(sample.text, special=True).ids)
+        messages = [_for_template(message) for message in sample.messages or ()]
+        tools = list(sample.tools) if sample.tools else None
+        template = self._template(with_tools=tools is not None)
+        if self._request.generate is None:
+            rendering = template.render(messages, tools, add_generation_prompt=False)
+            return self._conversation(_Chat(template, messages, tools, rendering))
+        asked = messages[:-1] if messages[-1]["role"] == "assistant" else messages
+        if not asked:
+            return RowReject(RejectReason.NO_PROMPT, "nothing comes before the assistant's turn")
+        prompt = template.render(asked, tools, add_generation_prompt=True)
+        return _all_supervised(self._tokenizer.encode(prompt.text).ids)
+
+    def _conversation(self, chat: _Chat) -> Tokenized | RowReject:
+        text = chat.rendering.text
+        if self._request.loss == "all":
+            return _all_supervised(self._tokenizer.encode(text).ids)
+        turns = [i for i, message in enumerate(chat.messages) if message["role"] == "assistant"]
+        if not turns:
+            return RowReject(RejectReason.NOTHING_SUPERVISED, "the conversation has no assistant turn")
+        if self._request.loss == "last_turn":
+            turns = turns[-1:]
+        encoding = self._tokenizer.encode(text, offsets=True)
+        if self._request.on_too_long == "reject" and len(encoding.ids) > self.limit_tokens:
+            return self._too_long(len(encoding.ids))
+        if chat.template.marks_generation:
+            spans = self._marked_spans(chat, turns[-1])
+        else:
+            spans = self._found_spans(chat, turns, encoding)
+        mask = np.zeros(len(encoding.ids), dtype=np.uint8)
+        for start, end in spans:
+            mask[encoding.tokens(start, end)] = 1
+        return Tokenized(encoding.ids.astype(np.int32), mask)
+
+    def _marked_spans(self, chat: _Chat, last_turn: int) -> Sequence[Span]:
+        """Return the `{% generation %}` spans; for the last turn those that the turns before do not have."""
+        spans = chat.rendering.generated
+        before = chat.messages[:last_turn]
+        if self._request.loss == "assistant" or not any(message["role"] == "assistant" for message in before):
+            return spans
+        earlier = chat.template.render(before, chat.tools, add_generation_prompt=False)
+        return spans[len(earlier.generated) :]
+
+    def _found_spans(self, chat: _Chat, turns: list[int], encoding: Encoding) -> list[Span]:
+        """Return the spans of `turns` by render boundaries, as far as the sample is kept."""
+        trailer = self._trailer(chat.template)
+        text = chat.rendering.text
+        marks = self._tokenizer.marks
+        finder = TurnFinder(chat.template, chat.messages, chat.tools, text, marks, trailer)
+        kept_chars = int(encoding.ends[: self.limit_tokens].max(initial=0))
+        spans: list[Span] = []
+        for turn in turns:
+            start, end = finder.span(turn)
+            if start >= kept_chars:
+                break
+            spans.append((start, self._tokenizer.end_of_turn(text, encoding, start, end)))
+        return spans
+
+    def _checked(self, found: Tokenized) -> Tokenized | RowReject:
+        """Apply what holds of every sample: not empty, ids in range, not too long, something supervised."""
+        ids, mask = found.ids, found.mask
+        if len(ids) == 0:
+            return RowReject(RejectReason.EMPTY, "the sample has no tokens")
+        outside = ids[ids >= self._target.vocab_size]
+        if len(outside):
+            detail = f"token id {outside[0]} is not below the model's vocabulary of {self._target.vocab_size}"
+            return RowReject(RejectReason.ID_OUTSIDE_VOCABULARY, detail)
+        generates = self._request.generate is not None
+        if len(ids) > self.limit_tokens:
+            if generates or self._request.on_too_long == "reject":
+                return self._too_long(len(ids))
+            ids, mask = ids[: self.limit_tokens], mask[: self.limit_tokens]
+        if generates:
+            return Tokenized(ids, np.zeros_like(mask))
+        if not mask.any():
+            cut = f" among the first {self.limit_tokens}" if len(ids) < len(found.ids) else ""
+            return RowReject(RejectReason.NOTHING_SUPERVISED, f"no token{cut} is supervised")
+        return Tokenized(ids, mask)
+
+    def _too_long(self, num_tokens: int) -> RowReject:
+        return RowReject(RejectReason.TOO_LONG, f"{num_tokens} tokens, {self.limit_tokens} are allowed")
+
+    def _template(self, *, with_tools: bool) -> ChatTemplate:
+        source = self._tokenizer.chat_template(self._request.chat_template, with_tools=with_tools)
+        if source is None:
+            raise TemplateRefused(
+                f"the tokenizer of {self._target.model!r} has no chat template",
+                field=FIELD,
+                cure="pass a 'chat_template', or give 'text' or 'token_ids' samples",
+            )
+        return self._compiled(source)
+
+    def _compiled(self, source: str) -> ChatTemplate:
+        if source not in self._templates:
+            template = ChatTemplate(source, self._tokenizer.special_tokens)
+            try:
+                template.render(PROBE, None, add_generation_prompt=False)
+            except (RenderFailed, RenderTooLong) as error:
+                reason = (
+                    f"the chat template {self._name(template)} does not render a plain conversation: {error}"
+                )
+                raise TemplateRefused(reason, field=FIELD, cure="pass a 'chat_template' that does") from error
+            self._templates[source] = template
+        return self._templates[source]
+
+    def _name(self, template: ChatTemplate) -> str:
+        return f"{hashlib.sha256(template.source.encode()).hexdigest()[:12]} of {self._target.model!r}"
+
+    def _trailer(self, template: ChatTemplate) -> str:
+        """Refuse by name, at the first conversation, a template whose turns cannot be found; see `probe`."""
+        if template.source not in self._trailers:
+            try:
+                self._trailers[template.source] = probe(template, self._tokenizer.marks)
+            except (UnstableBoundaries, RenderFailed) as error:
+                reason = f"the chat template {self._name(template)} has no stable turn boundaries: {error}"
+                raise TemplateRefused(reason, field=FIELD, cure=CURE) from error
+        return self._trailers[template.source]
+
+
+def _all_supervised(ids: npt.NDArray[Any]) -> Tokenized:
+    return Tokenized(ids.astype(np.int32), np.ones(len(ids), dtype=np.uint8))
+
+
+def _limit(target: Target, request: ExtractRequest) -> int:
+    limit = min(request.max_tokens, target.max_model_len - 1)
+    if request.generate is None:
+        return limit
+    if limit <= request.generate.max_tokens:
+        raise OptionRefused(
+            f"an answer of {request.generate.max_tokens} tokens leaves no room for a prompt within {limit}",
+            field="generate.max_tokens",
+            cure=f"ask for fewer than {limit} tokens, or raise 'max_tokens'",
+        )
+    return limit - request.generate.max_tokens
+
+
+def _template_digest(template: str | Mapping[str, str] | None) -> str | None:
+    """Return the sha256 of the template's text, or of all named templates' where a tokenizer has several."""
+    if template is None:
+        return None
+    text = template if isinstance(template, str) else json.dumps(template, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _for_template(message: Message) -> dict[str, Any]:
+    """Return what a template sees, as when served: always `content`, and call arguments as an object."""
+    seen = {"content": "", **message.for_template()}
+    for call in seen.get("tool_calls", ()):
+        function = call.get("function")
+        if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+            try:
+                function["arguments"] = json.loads(function["arguments"])
+            except ValueError:
+                continue
+    return seen

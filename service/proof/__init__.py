@@ -1,0 +1,1 @@
+"""What proves states right: head, logit check, canary, row proofs, `quarry verify`."""

@@ -1,0 +1,190 @@
+"""Proves one sealed attempt against its plan and against what the engine said, before it is committed.
+
+Imports torch: import it lazily. Everything is read back from the sealed files, nothing is taken from memory.
+
+Legend: T tokens, H hidden size.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set as AbstractSet
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from schemas.arrow import PLAN_SCHEMA
+from schemas.identity import Identity
+from schemas.manifest import UnitChecks
+from schemas.receipts import UnitSealed
+from service.errors import DatasetBroken, EngineDied, EngineRefused, StatesWrong, WriteFailed
+from service.proof.head import Head
+from service.proof.logit_check import LogitCase, Witness, check_logits, logit_rows
+from service.proof.row_proof import prove_row
+from service.proof.shard_reader import LightRow, ShardReader
+
+__all__ = ["Witness", "check_unit", "logit_rows"]
+
+
+def check_unit(
+    *,
+    attempt: Path,
+    plan_file: Path,
+    receipts: Sequence[UnitSealed],
+    witnesses: Mapping[int, Witness],
+    head: Head | None,
+    identity: Identity,
+    logit_share: float,
+    logit_rows_min: int,
+    skipped: AbstractSet[int] = frozenset(),
+) -> UnitChecks:
+    """Hold one attempt's sealed files against the unit's plan, their receipts and the engine's witnesses.
+
+    Args:
+        attempt: the attempt's folder, which holds the files that the receipts name.
+        plan_file: the unit's frozen samples; a row's number in it is its row everywhere else.
+        receipts: what every rank said of this attempt.
+        witnesses: by plan row; one is needed for each written row among `logit_rows` of the plan.
+        head: of the model; may be absent only where layer N was not captured, which leaves no logit check.
+        identity: of the job; every shard must carry it.
+        logit_share: share of the unit's rows under the logit check.
+        logit_rows_min: and at least so many.
+        skipped: plan rows that the service never sent to the engine.
+
+    Raises:
+        EngineDied: the engine dropped rows; the unit is tried again.
+        WriteFailed: a sealed file is not what its receipt says; the unit is tried again.
+        StatesWrong: rows disagree with the plan or with the model, named with both values.
+    """
+    unit = f"unit {receipts[0].key.unit}"
+    plan = pq.read_table(plan_file, schema=PLAN_SCHEMA)
+    _account(unit, plan.num_rows, receipts, skipped)
+    chosen = logit_rows(plan.column("sample_id").to_pylist(), logit_share, logit_rows_min)
+    cases: list[LogitCase] = []
+    for receipt in receipts:
+        if receipt.file is None:
+            continue
+        try:
+            _check_size(attempt / receipt.file, receipt)
+            with ShardReader(attempt / receipt.file) as reader:
+                _check_shard(unit, reader, receipt, plan, identity)
+                cases += _prove(unit, reader, receipt, chosen, witnesses)
+        except (DatasetBroken, OSError) as error:
+            raise WriteFailed(f"{unit}: a sealed file cannot be read back: {error}") from error
+    rows_checked = sum(len(receipt.rows) for receipt in receipts)
+    if not cases:
+        return UnitChecks(rows_checked=rows_checked, logit_rows=0, logit_argmax_agree=0, logit_max_error=0.0)
+    if head is None:
+        raise EngineRefused(f"{unit}: layer {identity.num_layers} cannot be proven without the output head")
+    verdict = check_logits(head, cases)
+    if verdict.faults:
+        raise StatesWrong("; ".join(verdict.faults))
+    return UnitChecks(
+        rows_checked=rows_checked,
+        logit_rows=verdict.rows,
+        logit_argmax_agree=verdict.argmax_agree,
+        logit_max_error=verdict.max_error,
+    )
+
+
+def _account(unit: str, num_rows: int, receipts: Sequence[UnitSealed], skipped: AbstractSet[int]) -> None:
+    """Every plan row came to exactly one end, and none to the end of an engine that lost it."""
+    void = sorted(row for receipt in receipts for row in receipt.void)
+    if void:
+        raise EngineDied(f"{unit}: the engine dropped rows {_few(void)}")
+    ends = Counter(skipped)
+    for receipt in receipts:
+        if len(receipt.rows) != len(receipt.num_tokens):
+            counts = f"{len(receipt.rows)} rows and {len(receipt.num_tokens)} lengths"
+            raise StatesWrong(f"{unit}: the receipt has {counts}")
+        ends.update(receipt.rows)
+        ends.update(reject.row for reject in receipt.rejected)
+    wrong = sorted(row for row in ends.keys() | set(range(num_rows)) if ends[row] != 1 or row >= num_rows)
+    if wrong:
+        told = ", ".join(f"row {row} has {ends[row]}" for row in wrong[:5])
+        raise StatesWrong(f"{unit}: each of {num_rows} planned rows needs one end; {told}")
+
+
+def _check_size(path: Path, receipt: UnitSealed) -> None:
+    """Compare lengths only: the sha256 was taken from the file itself when it was sealed."""
+    num_bytes = path.stat().st_size
+    if num_bytes != receipt.bytes:
+        raise DatasetBroken(f"{path.name} has {num_bytes} bytes, its receipt says {receipt.bytes}")
+
+
+def _check_shard(
+    unit: str, reader: ShardReader, receipt: UnitSealed, plan: pa.Table, identity: Identity
+) -> None:
+    """The shard is of this job and holds the planned rows, in the receipt's order."""
+    provenance = reader.provenance
+    if provenance.identity != identity or provenance.job_id != receipt.key.job_id:
+        raise StatesWrong(f"{unit}: {receipt.file} carries another identity, of job {provenance.job_id}")
+    if len(reader.light) != len(receipt.rows):
+        counts = f"{len(reader.light)} rows, its receipt {len(receipt.rows)}"
+        raise StatesWrong(f"{unit}: {receipt.file} has {counts}")
+    planned = plan.take(pa.array(receipt.rows, pa.int64()))
+    generates = identity.generate is not None
+    for place, (row, num_tokens) in enumerate(zip(receipt.rows, receipt.num_tokens, strict=True)):
+        fault = _plan_fault(reader.light[place], planned, place, num_tokens, generates=generates)
+        if fault is not None:
+            raise StatesWrong(f"{unit}, row {row} ({planned['sample_id'][place]}): {fault}")
+
+
+def _plan_fault(
+    light: LightRow, planned: pa.Table, place: int, num_tokens: int, *, generates: bool
+) -> str | None:
+    """Return how a stored row departs from row `place` of `planned`, with both values, or none."""
+    plan_ids = np.asarray(planned["input_ids"][place].values)
+    plan_mask = np.asarray(planned["loss_mask"][place].values)
+    pairs = {
+        "sample_id": (light.sample_id, planned["sample_id"][place].as_py()),
+        "source_id": (light.source_id, planned["source_id"][place].as_py()),
+        "prompt_tokens": (light.prompt_tokens, planned["prompt_tokens"][place].as_py()),
+        "num_tokens": (light.num_tokens, num_tokens),
+    }
+    for name, (stored, due) in pairs.items():
+        if stored != due:
+            return f"{name} is {stored!r}, {due!r} is due"
+    length = len(plan_ids)
+    if light.num_tokens < length or (light.num_tokens > length and not generates):
+        return f"{light.num_tokens} tokens are stored, {length} were planned"
+    for name, stored_ids, due_ids in (
+        ("input_ids", light.input_ids[:length], plan_ids),
+        ("loss_mask", light.loss_mask[:length], plan_mask),
+        ("loss_mask of the answer", light.loss_mask[length:], np.ones(light.num_tokens - length, np.uint8)),
+    ):
+        differs = np.flatnonzero(stored_ids != due_ids)
+        if differs.size:
+            at = int(differs[0])
+            return f"{name} differs at {at}: {stored_ids[at]} is stored, {due_ids[at]} is due"
+    return None
+
+
+def _prove(
+    unit: str,
+    reader: ShardReader,
+    receipt: UnitSealed,
+    chosen: AbstractSet[int],
+    witnesses: Mapping[int, Witness],
+) -> list[LogitCase]:
+    """Read the chosen rows again; return those whose logits can be checked."""
+    cases = []
+    for place, row in enumerate(receipt.rows):
+        if row not in chosen:
+            continue
+        where = f"{unit}, row {row} ({reader.light[place].sample_id})"
+        proof = prove_row(reader, place)
+        if proof.faults:
+            raise StatesWrong(f"{where}: {'; '.join(proof.faults)}")
+        if proof.last_H is None:
+            continue
+        if row not in witnesses:
+            raise StatesWrong(f"{where}: the engine gave no log-probability to prove it by")
+        cases.append(LogitCase(where, proof.last_H, witnesses[row]))
+    return cases
+
+
+def _few(rows: Sequence[int]) -> str:
+    """Return the first rows of a list, and how many more there are."""
+    shown = ", ".join(str(row) for row in rows[:10])
+    return shown if len(rows) <= 10 else f"{shown} and {len(rows) - 10} more"

@@ -1,0 +1,297 @@
+"""`quarry verify`: reads a finished dataset again, on disk or on the Hub, and says all that is wrong with it.
+
+Imports torch by way of the shard reader: import it lazily. Nothing in the dataset is trusted, paths included.
+"""
+
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from pathlib import Path, PurePosixPath
+
+from pydantic import ValidationError, computed_field
+
+from connector.seal import sha256_of
+from schemas.base import Wire
+from schemas.manifest import FileEntry, Manifest, body_sha256
+from schemas.names import index_path, manifest_path
+from service.errors import EngineRefused, NotFound, OptionRefused
+from service.plan.hub_reading import reading_hub
+from service.proof.head import Head
+from service.proof.verify_unit import Finding, Proof, UnitOutcome, verify_unit
+from service.settings import Settings
+
+__all__ = ["Finding", "VerifyReport", "verify_dataset", "verify_remote"]
+
+_DATA_FOLDERS = frozenset({"data", "index", "manifests"})
+_DATA_SUFFIXES = frozenset({".parquet", ".safetensors"})
+_SHOWN = 50
+
+
+class VerifyReport(Wire):
+    """What was read and what was found. `logit_max_error` is the largest |log-probability difference|.
+
+    As a string it is the plain lines that the command prints, the verdict last.
+    """
+
+    where: str
+    jobs: int
+    shards: int
+    rows: int
+    tokens: int
+    bytes: int
+    logit_rows: int
+    logit_argmax_agree: int
+    logit_max_error: float
+    findings: tuple[Finding, ...]
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def ok(self) -> bool:
+        """Say whether nothing is wrong."""
+        return not self.findings
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.where}: {self.jobs} jobs, {self.shards} shards, {self.bytes} bytes",
+            f"{self.rows} rows of {self.tokens} tokens read again, every layer",
+        ]
+        if self.logit_rows:
+            agree = f"{self.logit_argmax_agree} of {self.logit_rows} rows agree on the next token"
+            lines.append(f"logit check: {agree}, largest log-probability error {self.logit_max_error:.4f}")
+        else:
+            lines.append("logit check: not made (it needs the model's folder, layer N and witnesses)")
+        lines += [f"error: {finding.path}: {finding.what}" for finding in self.findings[:_SHOWN]]
+        if len(self.findings) > _SHOWN:
+            lines.append(f"error: and {len(self.findings) - _SHOWN} more")
+        broken = f"the dataset is BROKEN: {len(self.findings)} errors"
+        lines.append("the dataset is right" if self.ok else broken)
+        return "\n".join(lines)
+
+
+def verify_dataset(
+    folder: Path, *, model_folder: Path | None = None, share: float = 1.0, minimum: int = 0, where: str = ""
+) -> VerifyReport:
+    """Read everything below `folder` again: manifests, hashes, every layer of every row, indexes, totals.
+
+    Args:
+        folder: a dataset in the layout of its Hub repository.
+        model_folder: the target's config and safetensors; without it there is no logit check.
+        share: share of the rows with a recorded witness that are logit-checked, and
+        minimum: at least so many a shard.
+        where: what to call the dataset; its folder if empty.
+
+    Raises:
+        NotFound: there is no such folder.
+        EngineRefused: the model folder holds no readable head, or another model's.
+    """
+    if not folder.is_dir():
+        raise NotFound(f"{folder} is no folder")
+    findings: list[Finding] = []
+    jobs = list(read_manifests(folder, findings))
+    counts: Counter[str] = Counter()
+    max_error = 0.0
+    heads: dict[str, Head] = {}
+    for job in jobs:
+        proof = None
+        if model_folder is not None:
+            dtype = job.provenance.identity.dtype
+            if dtype not in heads:
+                heads[dtype] = Head.load(model_folder, dtype)
+            proof = Proof(heads[dtype], share, minimum)
+            _check_model(model_folder, heads[dtype], job)
+        found, tallied, error = _verify_job(folder, job, proof)
+        findings += found
+        counts.update(tallied)
+        max_error = max(max_error, error)
+    findings += _strays(folder, jobs)
+    return VerifyReport(
+        where=where or str(folder),
+        jobs=len(jobs),
+        shards=sum(len(job.shards) for job in jobs),
+        rows=counts["rows"],
+        tokens=counts["tokens"],
+        bytes=sum(entry.bytes for job in jobs for entry in _entries(job)),
+        logit_rows=counts["logit_rows"],
+        logit_argmax_agree=counts["logit_argmax_agree"],
+        logit_max_error=max_error,
+        findings=tuple(findings),
+    )
+
+
+def verify_remote(
+    repo_id: str,
+    settings: Settings,
+    *,
+    revision: str | None = None,
+    model_folder: Path | None = None,
+    share: float = 1.0,
+    minimum: int = 0,
+    scratch: Path | None = None,
+) -> VerifyReport:
+    """Download a dataset repository into a temporary folder below `scratch`, verify it, delete the copy.
+
+    Raises OptionRefused (no such repository or revision), HubUnavailable, and what `verify_dataset` raises.
+    """
+    from huggingface_hub import snapshot_download
+
+    with tempfile.TemporaryDirectory(prefix="quarry-verify-", dir=scratch) as copy:
+        what = f"dataset {repo_id}" + (f" at {revision}" if revision else "")
+        cure = "check the name, the revision and the token's rights"
+        with reading_hub(what, OptionRefused, "repo_id", cure):
+            snapshot_download(
+                repo_id,
+                repo_type="dataset",
+                revision=revision,
+                local_dir=copy,
+                endpoint=settings.hub_endpoint,
+                token=settings.token(),
+            )
+        return verify_dataset(Path(copy), model_folder=model_folder, share=share, minimum=minimum, where=what)
+
+
+def read_manifests(folder: Path, findings: list[Finding]) -> Iterator[Manifest]:
+    """Yield every manifest that can be read; what is wrong with any of them goes to `findings`."""
+    files = sorted((folder / "manifests").glob("*.json"))
+    if not files:
+        findings.append(Finding(path="manifests/", what="holds no manifest"))
+    for file in files:
+        path = file.relative_to(folder).as_posix()
+        try:
+            raw = file.read_bytes()
+            manifest = Manifest.model_validate_json(raw)
+            told, due = json.loads(raw).get("sha256"), body_sha256(json.loads(raw))
+        except (OSError, ValidationError) as error:
+            findings.append(Finding(path=path, what=f"cannot be read: {error}"))
+            continue
+        if told != due:
+            findings.append(Finding(path=path, what=f"its content has sha256 {due}, it says {told}"))
+        findings += [Finding(path=path, what=what) for what in _manifest_faults(path, manifest)]
+        yield manifest
+
+
+def _manifest_faults(path: str, job: Manifest) -> Iterator[str]:
+    totals, identity = job.totals, job.provenance.identity
+    job_id = job.provenance.job_id
+    units = {entry.unit for entry in job.shards}
+    rows = sum(entry.rows for entry in job.shards)
+    pairs = {
+        "file name": (path, manifest_path(job_id)),
+        "identity_sha256": (job.identity_sha256, identity.sha256()),
+        "layers": ([layer.vllm_id for layer in job.provenance.layers], list(identity.layer_ids)),
+        "totals.samples_written": (totals.samples_written, rows),
+        "totals.samples_rejected": (totals.samples_rejected, len(job.rejects)),
+        "totals.samples_planned": (totals.samples_planned, rows + len(job.rejects)),
+        "totals.tokens": (totals.tokens, sum(entry.tokens for entry in job.shards)),
+        "totals.bytes": (totals.bytes, sum(entry.bytes for entry in job.shards)),
+        "checks.rows_checked": (job.checks.rows_checked, rows),
+        "indexes": (sorted(e.path for e in job.indexes), sorted(index_path(job_id, unit) for unit in units)),
+        "complete": (job.complete, True),
+    }
+    for name, (told, due) in pairs.items():
+        if told != due:
+            yield f"{name} is {told!r}, {due!r} is due"
+    for entry, count in Counter(entry.path for entry in _entries(job)).items():
+        if count > 1:
+            yield f"names {entry} {count} times"
+
+
+def _check_model(model_folder: Path, head: Head, job: Manifest) -> None:
+    told, found = job.provenance, (head.final_norm, len(head.norm_weight))
+    if found != (told.final_norm, told.identity.hidden_size):
+        raise EngineRefused(
+            f"{model_folder} ends in {found[0].kind} (eps {found[0].eps}) over {found[1]} elements, "
+            f"the model of job {told.job_id} in {told.final_norm.kind} (eps {told.final_norm.eps}) over "
+            f"{told.identity.hidden_size}",
+            cure=f"give the folder of {told.identity.model} at revision {told.identity.revision}",
+        )
+
+
+def _entries(job: Manifest) -> tuple[FileEntry, ...]:
+    return (*job.shards, *job.indexes, *job.extras)
+
+
+def _verify_job(
+    folder: Path, job: Manifest, proof: Proof | None
+) -> tuple[list[Finding], dict[str, int], float]:
+    """Return what is wrong with one job's files, what was counted, and the largest logit error."""
+    findings = [
+        Finding(path=entry.path, what=what) for entry in _entries(job) for what in _file_faults(folder, entry)
+    ]
+    outcomes: list[UnitOutcome] = []
+    wrong = {finding.path for finding in findings}
+    units = {entry.unit for entry in job.shards} if all(_is_inside(e.path) for e in _entries(job)) else set()
+    for unit in sorted(units):
+        files = {index_path(job.provenance.job_id, unit)} | {e.path for e in job.shards if e.unit == unit}
+        damaged = sorted(path for path in files & wrong if (folder / path).is_file())
+        if damaged:
+            outcome = _verify_damaged(folder, job, unit, damaged)
+        else:
+            outcome = verify_unit(folder, job, unit, proof)
+        outcomes.append(outcome)
+        findings += outcome.findings
+    manifest = manifest_path(job.provenance.job_id)
+    written = Counter(sample_id for outcome in outcomes for sample_id in outcome.sample_ids)
+    rejected = Counter(reject.position for reject in job.rejects)
+    twice = [f"sample {sample_id} is written {n} times" for sample_id, n in written.items() if n > 1]
+    twice += [f"position {position} is rejected {n} times" for position, n in rejected.items() if n > 1]
+    findings += [Finding(path=manifest, what=what) for what in twice]
+    supervised = sum(outcome.supervised_tokens for outcome in outcomes)
+    if not findings and supervised != job.totals.supervised_tokens:
+        told = job.totals.supervised_tokens
+        what = f"totals.supervised_tokens is {told}, {supervised} is due"
+        findings.append(Finding(path=manifest, what=what))
+    counts = {
+        "rows": sum(len(outcome.sample_ids) for outcome in outcomes),
+        "tokens": sum(outcome.tokens for outcome in outcomes),
+        "logit_rows": sum(outcome.logit_rows for outcome in outcomes),
+        "logit_argmax_agree": sum(outcome.logit_argmax_agree for outcome in outcomes),
+    }
+    return findings, counts, max((outcome.logit_max_error for outcome in outcomes), default=0.0)
+
+
+def _verify_damaged(folder: Path, job: Manifest, unit: int, damaged: list[str]) -> UnitOutcome:
+    """Verify a unit with wrong bytes in a process of its own, because pyarrow aborts over some of them."""
+    with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
+        try:
+            return pool.submit(verify_unit, folder, job, unit, None).result()
+        except BrokenProcessPool:
+            outcome = UnitOutcome()
+            outcome.fault(", ".join(damaged), "so damaged that the Parquet reader died")
+            return outcome
+
+
+def _is_inside(path: str) -> bool:
+    """Say whether a manifest's path stays inside the dataset."""
+    parts = PurePosixPath(path)
+    return not parts.is_absolute() and ".." not in parts.parts
+
+
+def _file_faults(folder: Path, entry: FileEntry) -> Iterator[str]:
+    if not _is_inside(entry.path):
+        yield "a path that leaves the dataset"
+        return
+    file = folder / entry.path
+    if not file.is_file():
+        yield "is missing"
+        return
+    digest, num_bytes = sha256_of(file)
+    if num_bytes != entry.bytes:
+        yield f"has {num_bytes} bytes, the manifest says {entry.bytes}"
+    elif digest != entry.sha256:
+        yield f"has sha256 {digest}, the manifest says {entry.sha256}"
+
+
+def _strays(folder: Path, jobs: list[Manifest]) -> Iterator[Finding]:
+    """Yield data files that no manifest names. Hidden folders at the top belong to tools."""
+    named = {entry.path for job in jobs for entry in _entries(job)}
+    for file in sorted(folder.rglob("*")):
+        path = file.relative_to(folder)
+        if not file.is_file() or path.parts[0].startswith(".") or path.as_posix() in named:
+            continue
+        manifest = path.parts[0] == "manifests" and len(path.parts) == 2 and path.suffix == ".json"
+        if not manifest and (path.parts[0] in _DATA_FOLDERS or path.suffix in _DATA_SUFFIXES):
+            yield Finding(path=path.as_posix(), what="no manifest names this file")

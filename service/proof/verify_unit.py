@@ -1,0 +1,205 @@
+"""Verifies one unit of a finished dataset: its shards row by row, and its index against them.
+
+Imports torch: import it lazily.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from schemas.arrow import INDEX_SCHEMA
+from schemas.base import Wire
+from schemas.manifest import Manifest, ShardEntry
+from schemas.names import index_path
+from service.errors import DatasetBroken
+from service.proof.head import Head
+from service.proof.logit_check import LogitCase, Witness, check_logits, logit_rows
+from service.proof.row_proof import prove_row
+from service.proof.shard_reader import LightRow, ShardReader
+
+_SCALARS = ("sample_id", "source_id", "num_tokens", "prompt_tokens")
+_LISTS = ("input_ids", "loss_mask")
+IndexRows = dict[tuple[str, int], dict[str, Any]]
+"""An index file's rows as Python values, by shard path and row in it."""
+
+
+class Finding(Wire):
+    """One thing that is wrong, in the file at `path` inside the dataset."""
+
+    path: str
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What the logit check runs with: `share` of the rows that have a witness, at least `minimum`."""
+
+    head: Head
+    share: float
+    minimum: int
+
+
+@dataclass(slots=True)
+class UnitOutcome:
+    """Counts over what could be read, and everything found wrong."""
+
+    findings: list[Finding] = field(default_factory=list)
+    sample_ids: list[str] = field(default_factory=list)
+    tokens: int = 0
+    supervised_tokens: int = 0
+    logit_rows: int = 0
+    logit_argmax_agree: int = 0
+    logit_max_error: float = 0.0
+
+    def fault(self, path: str, what: str) -> None:
+        """Note what is wrong in the file at `path`."""
+        self.findings.append(Finding(path=path, what=what))
+
+
+def verify_unit(folder: Path, job: Manifest, unit: int, proof: Proof | None) -> UnitOutcome:
+    """Read all of unit `unit` of `job` below `folder` again. Files that cannot be read become findings."""
+    outcome = UnitOutcome()
+    index = index_path(job.provenance.job_id, unit)
+    indexed = _read_index(folder, index, outcome)
+    for entry in job.shards:
+        if entry.unit != unit or not (folder / entry.path).is_file():
+            continue
+        of_shard = {row: values for (shard, row), values in (indexed or {}).items() if shard == entry.path}
+        try:
+            with ShardReader(folder / entry.path) as reader:
+                _verify_shard(reader, entry, job, outcome)
+                if indexed is not None:
+                    _compare_index(reader, entry.path, index, of_shard, outcome)
+                cases = list(_rows(reader, entry.path, of_shard, proof, outcome))
+        except DatasetBroken as error:
+            outcome.fault(entry.path, error.detail)
+            continue
+        if proof is not None and cases:
+            verdict = check_logits(proof.head, cases)
+            outcome.logit_rows += verdict.rows
+            outcome.logit_argmax_agree += verdict.argmax_agree
+            outcome.logit_max_error = max(outcome.logit_max_error, verdict.max_error)
+            for fault in verdict.faults:
+                outcome.fault(entry.path, fault)
+    known = {entry.path for entry in job.shards if entry.unit == unit}
+    for shard, row in indexed or ():
+        if shard not in known:
+            outcome.fault(index, f"names row {row} of {shard}, no shard of unit {unit}")
+    return outcome
+
+
+def _read_index(folder: Path, path: str, outcome: UnitOutcome) -> IndexRows | None:
+    """Return the index's rows, or none if it cannot be read; a missing file is named elsewhere."""
+    if not (folder / path).is_file():
+        return None
+    try:
+        table = pq.read_table(folder / path)
+        table.validate(full=True)
+        if not table.schema.equals(INDEX_SCHEMA):
+            outcome.fault(path, "its columns are not those of an index")
+            return None
+        rows = table.to_pylist()
+    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+        outcome.fault(path, f"cannot be read: {error}")
+        return None
+    indexed = {(row["shard"], row["row"]): row for row in rows}
+    if len(indexed) != len(rows):
+        outcome.fault(path, f"{len(rows)} rows name {len(indexed)} rows of shards")
+    return indexed
+
+
+def _verify_shard(reader: ShardReader, entry: ShardEntry, job: Manifest, outcome: UnitOutcome) -> None:
+    """The shard is of this job, and as long as the manifest says."""
+    told = reader.provenance
+    for name in ("job_id", "identity", "layers", "final_norm"):
+        if getattr(told, name) != getattr(job.provenance, name):
+            outcome.fault(entry.path, f"its {name} is not the manifest's")
+    tokens = sum(light.num_tokens for light in reader.light)
+    if (len(reader.light), tokens) != (entry.rows, entry.tokens):
+        found = f"{len(reader.light)} rows of {tokens} tokens"
+        outcome.fault(entry.path, f"{found}, the manifest says {entry.rows} of {entry.tokens}")
+
+
+def _rows(
+    reader: ShardReader,
+    path: str,
+    indexed: Mapping[int, dict[str, Any]],
+    proof: Proof | None,
+    outcome: UnitOutcome,
+) -> Iterator[LogitCase]:
+    """Prove every row; yield those whose logits can be checked."""
+    chosen = _with_witness(reader, indexed, proof)
+    for row, light in enumerate(reader.light):
+        where = f"row {row} ({light.sample_id})"
+        outcome.sample_ids.append(light.sample_id)
+        outcome.tokens += light.num_tokens
+        outcome.supervised_tokens += int(light.loss_mask.sum())
+        vocab_size = proof.head.vocab_size if proof is not None else None
+        faults = list(_light_faults(light, vocab_size))
+        last_H = None
+        try:
+            proven = prove_row(reader, row)
+            faults += proven.faults
+            last_H = proven.last_H
+        except DatasetBroken as error:
+            faults.append(error.detail)
+        for fault in faults:
+            outcome.fault(path, f"{where}: {fault}")
+        if row in chosen and last_H is not None:
+            yield LogitCase(where, last_H, chosen[row])
+
+
+def _with_witness(
+    reader: ShardReader, indexed: Mapping[int, dict[str, Any]], proof: Proof | None
+) -> dict[int, Witness]:
+    """Return the witnesses of the rows to check."""
+    if proof is None:
+        return {}
+    said = {
+        row: Witness(values["next_token"], values["next_logprob"])
+        for row, values in indexed.items()
+        if values["next_token"] is not None and values["next_logprob"] is not None
+    }
+    rows = sorted(row for row in said if row < len(reader.light))
+    places = logit_rows([reader.light[row].sample_id for row in rows], proof.share, proof.minimum)
+    return {rows[place]: said[rows[place]] for place in places}
+
+
+def _light_faults(light: LightRow, vocab_size: int | None) -> Iterator[str]:
+    low, high = int(light.input_ids.min()), int(light.input_ids.max())
+    if low < 0 or (vocab_size is not None and high >= vocab_size):
+        yield f"token ids {low}..{high} are outside the vocabulary of {vocab_size or 'any model'}"
+    if int(light.loss_mask.max()) > 1:
+        yield f"loss_mask holds {int(light.loss_mask.max())}; 0 and 1 are flags"
+
+
+def _compare_index(
+    reader: ShardReader,
+    shard: str,
+    index: str,
+    indexed: Mapping[int, dict[str, Any]],
+    outcome: UnitOutcome,
+) -> None:
+    """Every row of the shard stands in the index once, with the same light columns, and no other row does."""
+    rows = len(reader.light)
+    absent = sorted(set(range(rows)) - indexed.keys())
+    extra = sorted(indexed.keys() - set(range(rows)))
+    for numbers, what in ((absent, "lacks"), (extra, "names a missing")):
+        if numbers:
+            outcome.fault(index, f"{what} row {numbers[0]} of {shard} ({len(numbers)} such rows)")
+    for row, light in enumerate(reader.light):
+        if row not in indexed:
+            continue
+        values = indexed[row]
+        pairs = {name: (values[name], getattr(light, name)) for name in _SCALARS}
+        pairs["supervised_tokens"] = (values["supervised_tokens"], int(light.loss_mask.sum()))
+        wrong = [f"{name} {told!r} for {due!r}" for name, (told, due) in pairs.items() if told != due]
+        wrong += [name for name in _LISTS if not np.array_equal(values[name], getattr(light, name))]
+        if wrong:
+            where = f"row {row} of {shard} ({light.sample_id})"
+            outcome.fault(index, f"{where} differs in {', '.join(wrong)}")

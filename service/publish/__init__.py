@@ -1,0 +1,1 @@
+"""From committed units to a complete dataset folder, and from there to the Hub."""

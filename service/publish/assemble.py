@@ -1,0 +1,192 @@
+"""Makes a finished job's dataset folder complete: counts, final norm, manifest and card beside its files.
+
+The manifest comes last but for the card, and only when every planned sample is accounted for, so a folder
+that has one is whole. The same job gives the same bytes.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import ValidationError
+
+from connector.seal import sealing
+from schemas.identity import Provenance
+from schemas.job import RejectView
+from schemas.manifest import CheckReport, FileEntry, Manifest, ShardEntry, Totals
+from schemas.names import CARD_PATH, manifest_path
+from schemas.request import ExtractRequest
+from service.errors import DatasetBroken, SourceRefused
+from service.publish.card import render_card
+from service.publish.extras import write_final_norm, write_token_freq
+from service.store import PublishLease, Store, UnitCommit
+
+PAGE_REJECTS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What the store knows of a job whose units are all done. `rejects` are the plan's and the units'."""
+
+    job_id: str
+    request: ExtractRequest
+    provenance: Provenance
+    samples_planned: int
+    commits: tuple[UnitCommit, ...]
+    rejects: tuple[RejectView, ...]
+
+    @property
+    def shards(self) -> tuple[ShardEntry, ...]:
+        """The shards, in unit order."""
+        return tuple(shard for commit in self.commits for shard in commit.shards)
+
+    @property
+    def indexes(self) -> tuple[FileEntry, ...]:
+        """The index files, in unit order."""
+        return tuple(commit.index for commit in self.commits if commit.index is not None)
+
+
+def account_of(store: Store, lease: PublishLease) -> Account:
+    """Read a job's account. Raises SourceRefused (`source`) where every sample was rejected."""
+    commits = tuple(store.unit_commits(lease.job_id))
+    if lease.provenance is None or not any(commit.shards for commit in commits):
+        raise SourceRefused(
+            "every sample was rejected, so there is nothing to store",
+            field="source",
+            cure="read the reasons among the job's rejects, mend the source or the limits, start a new job",
+        )
+    return Account(
+        job_id=lease.job_id,
+        request=lease.request,
+        provenance=lease.provenance,
+        samples_planned=store.job(lease.job_id).progress.samples_planned,
+        commits=commits,
+        rejects=tuple(_all_rejects(store, lease.job_id)),
+    )
+
+
+def assemble(
+    dataset: Path, account: Account, final_norm: bytes, canary: str, cosine: float | None
+) -> Manifest:
+    """Write the extras, the manifest and the card of `account` into `dataset`, where its files have landed.
+
+    Args:
+        dataset: the dataset folder; other jobs may stand in it.
+        account: the job's.
+        final_norm: the content of `final_norm.safetensors`.
+        canary: what the manifest says of the canary, and
+        cosine: the smallest cosine that it saw, if it ran.
+
+    Raises:
+        DatasetBroken: a sample, a token or a file is missing; then there is no manifest.
+        OptionRefused: the folder holds another model's states, or a configuration of other columns.
+        OSError: as the file system says.
+    """
+    for entry in (*account.shards, *account.indexes):
+        _check_file(dataset, entry)
+    totals = _totals(account)
+    _check_rows(dataset, account, totals)
+    token_freq, supervised = write_token_freq(
+        dataset, account.job_id, [entry.path for entry in account.indexes]
+    )
+    if supervised != totals.supervised_tokens:
+        raise DatasetBroken(
+            f"the index holds {supervised} supervised tokens, the units {totals.supervised_tokens}"
+        )
+    manifest = Manifest(
+        provenance=account.provenance,
+        identity_sha256=account.provenance.identity.sha256(),
+        request=account.request,
+        shards=account.shards,
+        indexes=account.indexes,
+        extras=(write_final_norm(dataset, final_norm), token_freq),
+        rejects=account.rejects,
+        totals=totals,
+        checks=_checks(account.commits, canary, cosine),
+    )
+    with sealing(dataset / manifest_path(account.job_id)) as temporary:
+        temporary.write_text(manifest.model_dump_json(indent=1) + "\n")
+    _write_card(dataset)
+    return manifest
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Return a manifest on disk. Raises DatasetBroken."""
+    try:
+        return Manifest.model_validate_json(path.read_bytes())
+    except (FileNotFoundError, ValidationError) as error:
+        raise DatasetBroken(f"{path.name} is not a manifest of this version") from error
+
+
+def read_manifests(dataset: Path) -> list[Manifest]:
+    """Return the manifests in a dataset folder, in job order. Raises DatasetBroken."""
+    return [read_manifest(path) for path in sorted((dataset / "manifests").glob("*.json"))]
+
+
+def _write_card(dataset: Path) -> None:
+    card = dataset / CARD_PATH
+    existing = card.read_text() if card.exists() else None
+    text = render_card(read_manifests(dataset), existing=existing)
+    with sealing(card) as temporary:
+        temporary.write_text(text)
+
+
+def _all_rejects(store: Store, job_id: str) -> Iterator[RejectView]:
+    after = -1
+    while page := store.rejects(job_id, after=after, limit=PAGE_REJECTS):
+        yield from page
+        after = page[-1].position
+
+
+def _check_file(dataset: Path, entry: FileEntry) -> None:
+    file = dataset / entry.path
+    if not file.is_file():
+        raise DatasetBroken(f"{entry.path} is missing")
+    if file.stat().st_size != entry.bytes:
+        raise DatasetBroken(f"{entry.path} has {file.stat().st_size} bytes, {entry.bytes} were committed")
+
+
+def _totals(account: Account) -> Totals:
+    written = sum(shard.rows for shard in account.shards)
+    rejected = len(account.rejects)
+    if written + rejected != account.samples_planned:
+        raise DatasetBroken(
+            f"{account.samples_planned} samples were planned, {written} are written and {rejected} rejected"
+        )
+    tokens = sum(shard.tokens for shard in account.shards)
+    committed = sum(commit.num_tokens for commit in account.commits)
+    if tokens != committed:
+        raise DatasetBroken(f"the shards hold {tokens} tokens, the units {committed}")
+    return Totals(
+        samples_planned=account.samples_planned,
+        samples_written=written,
+        samples_rejected=rejected,
+        tokens=tokens,
+        supervised_tokens=sum(commit.supervised_tokens for commit in account.commits),
+        bytes=sum(shard.bytes for shard in account.shards),
+    )
+
+
+def _check_rows(dataset: Path, account: Account, totals: Totals) -> None:
+    rows = 0
+    for entry in account.indexes:
+        try:
+            rows += pq.read_metadata(dataset / entry.path).num_rows
+        except pa.ArrowInvalid as error:
+            raise DatasetBroken(f"{entry.path} cannot be read: {error}") from error
+    if rows != totals.samples_written:
+        raise DatasetBroken(f"the index holds {rows} rows, the shards {totals.samples_written}")
+
+
+def _checks(commits: Sequence[UnitCommit], canary: str, cosine: float | None) -> CheckReport:
+    made = [commit.checks for commit in commits]
+    return CheckReport(
+        rows_checked=sum(checks.rows_checked for checks in made),
+        logit_rows=sum(checks.logit_rows for checks in made),
+        logit_argmax_agree=sum(checks.logit_argmax_agree for checks in made),
+        logit_max_error=max((checks.logit_max_error for checks in made), default=0.0),
+        canary=canary,
+        canary_min_cosine=cosine,
+    )

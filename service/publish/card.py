@@ -1,0 +1,121 @@
+"""The dataset card: README.md and its YAML, made from the manifests of a repository.
+
+The light `index` is the default configuration, so that the Hub's viewer stays usable; the states are another
+one, named by `hub.config_name` (`states` where that is left at `default`). A configuration lists the folders
+of the jobs whose manifest is there instead of a glob, so that a job still being pushed is not loaded.
+
+Ours are the text between two markers and a few YAML keys; what a person wrote around them is kept.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+from huggingface_hub import DatasetCard, DatasetCardData
+
+from schemas.identity import Identity
+from schemas.manifest import Manifest
+from service.errors import OptionRefused
+from service.publish.card_text import INDEX_CONFIG, card_text
+
+DEFAULT_STATES_CONFIG = "states"
+TAGS = ("hidden-states", "speculative-decoding", "eagle", "quarry")
+BEGIN = "<!-- quarry:begin (rewritten at every push; text outside of the two markers is kept) -->"
+END = "<!-- quarry:end -->"
+
+JOB_IN_PATH = re.compile(r"data/(j-[0-9a-f]{16})/\*\.parquet")
+
+
+def states_config(name: str) -> str:
+    """Return the states' configuration for a `hub.config_name`. Raises OptionRefused (`hub.config_name`)."""
+    if name == INDEX_CONFIG:
+        cure = f"choose another name, such as {DEFAULT_STATES_CONFIG!r}"
+        detail = f"{INDEX_CONFIG!r} is the light configuration of every dataset"
+        raise OptionRefused(detail, field="hub.config_name", cure=cure)
+    return DEFAULT_STATES_CONFIG if name == "default" else name
+
+
+def assigned_configs(card: str | None) -> dict[str, str]:
+    """Return the configuration of each job that `card` lists. Raises OptionRefused if its YAML is broken."""
+    found: dict[str, str] = {}
+    for config in _parsed(card)[0].get("configs") or []:
+        for job_id in JOB_IN_PATH.findall(str(config.get("data_files"))):
+            found[job_id] = config["config_name"]
+    return found
+
+
+def render_card(
+    manifests: Sequence[Manifest], configs: Mapping[str, str] | None = None, existing: str | None = None
+) -> str:
+    """Return README.md of a repository that holds the jobs of `manifests`: the same jobs give the same text.
+
+    `configs` names the states' configuration of a job; one that is not in it keeps what it has in `existing`,
+    the card that is to be replaced, or gets what its request says.
+
+    Raises:
+        OptionRefused: two jobs of one configuration differ in model, layers or layout (`hub.config_name`).
+    """
+    chosen = assigned_configs(existing) | dict(configs or {})
+    groups: dict[str, list[Manifest]] = {}
+    for manifest in sorted(manifests, key=lambda m: m.provenance.job_id):
+        hub = manifest.request.hub
+        name = chosen.get(manifest.provenance.job_id) or states_config(hub.config_name if hub else "default")
+        groups.setdefault(name, []).append(manifest)
+    for name, group in groups.items():
+        _refuse_mixed(name, group)
+    theirs, text = _parsed(existing)
+    before, _, rest = text.partition(BEGIN)
+    parts = (before, f"{BEGIN}\n{card_text(groups)}\n{END}", rest.partition(END)[2])
+    header = DatasetCardData(**_metadata(theirs, groups)).to_yaml()
+    return f"---\n{header}\n---\n\n" + "\n\n".join(part.strip() for part in parts if part.strip()) + "\n"
+
+
+def _parsed(card: str | None) -> tuple[dict[str, Any], str]:
+    """Return the YAML and the text of a card."""
+    if not card or not card.startswith("---"):
+        return {}, card or ""
+    try:
+        parsed = DatasetCard(card)
+    except (ValueError, yaml.YAMLError) as error:
+        cure = "mend or remove README.md of the repository"
+        raise OptionRefused("the YAML of README.md is broken", field="hub.repo_id", cure=cure) from error
+    return parsed.data.to_dict(), parsed.text
+
+
+def _metadata(theirs: Mapping[str, Any], groups: Mapping[str, Sequence[Manifest]]) -> dict[str, Any]:
+    members = {name: [manifest.provenance.job_id for manifest in groups[name]] for name in sorted(groups)}
+    jobs = sorted(job_id for ids in members.values() for job_id in ids)
+    configs = [{"config_name": INDEX_CONFIG, "default": True, "data_files": _files(INDEX_CONFIG, jobs)}]
+    configs += [{"config_name": name, "data_files": _files("data", ids)} for name, ids in members.items()]
+    foreign = [c for c in theirs.get("configs") or [] if c["config_name"] not in {INDEX_CONFIG, *groups}]
+    model = next(iter(groups.values()))[0].provenance.identity.model
+    tags = list(theirs.get("tags") or [])
+    return {
+        "pretty_name": f"Hidden states of {model}",
+        "task_categories": ["text-generation"],
+        **theirs,
+        "tags": tags + [tag for tag in TAGS if tag not in tags],
+        "configs": configs + foreign,
+    }
+
+
+def _files(folder: str, jobs: Sequence[str]) -> list[dict[str, Any]]:
+    return [{"split": "train", "path": [f"{folder}/{job}/*.parquet" for job in jobs]}]
+
+
+def _shape(identity: Identity) -> tuple[object, ...]:
+    one = identity
+    return one.model, one.revision, one.layer_ids, one.hidden_size, one.dtype, one.compression
+
+
+def _refuse_mixed(name: str, group: Sequence[Manifest]) -> None:
+    first = group[0].provenance
+    for manifest in group[1:]:
+        if _shape(manifest.provenance.identity) != _shape(first.identity):
+            raise OptionRefused(
+                f"configuration {name!r} would mix jobs {first.job_id} and {manifest.provenance.job_id}, "
+                "which differ in model, layers or layout",
+                field="hub.config_name",
+                cure="give one of them another configuration name",
+            )

@@ -1,0 +1,319 @@
+"""One dataset repository on the Hub behind a handful of verbs; each answers or raises one of three errors.
+
+`HubDenied` waits for a person, `Passing` may be tried again, `Stale` says that the branch moved under a
+guarded commit. The class follows from HTTP status and exception type, never from a text. Who tries again:
+
+    verb                        the client itself            ours
+    check_right, ensure, head,  never                        here, bounded by `Patience`
+    find, files, read
+    upload                      429 and 5xx, a few times     the caller, which first reads what arrived
+    commit                      never                        the caller, which first reads what arrived
+
+No error holds the client's exception: its request carries the token.
+"""
+
+import functools
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import httpx2
+from huggingface_hub import CommitOperationAdd, HfApi, set_client_factory
+from huggingface_hub.errors import HfHubHTTPError, RemoteEntryNotFoundError
+from huggingface_hub.hf_api import RepoFile
+from huggingface_hub.utils import disable_progress_bars
+from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt, stop_before_delay
+from tenacity.wait import wait_exponential_jitter
+
+from schemas.request import HubTarget
+from service.errors import HubDenied, HubUnavailable, OptionRefused
+from service.publish.card import states_config
+from service.settings import Settings
+
+Result = TypeVar("Result")
+
+FIELD = "hub.repo_id"
+BRANCH = "main"
+PATHS_PER_CALL = 500
+CONNECT_S = 30.0
+SILENCE_S = 180.0
+"""A commit may take the Hub a minute; a connection that is silent for longer is dead. The client's own limit
+is none."""
+
+PASSING_STATUSES = frozenset({408, 409, 425, 429})
+NO_WRITE_CURE = (
+    "set QUARRY_HUB_TOKEN_FILE to a token that may write there, or name another repository; then resume"
+)
+
+
+class Passing(Exception):
+    """The Hub did not answer rightly, but may the next time. `retry_after_s` is what its answer asked for."""
+
+    def __init__(self, detail: str, retry_after_s: float | None = None) -> None:
+        """Keep the detail apart from the wait."""
+        super().__init__(detail)
+        self.detail = detail
+        self.retry_after_s = retry_after_s
+
+
+class Stale(Passing):
+    """The branch has moved since the parent of a guarded commit was read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long the Hub is asked again: `attempts` calls in `deadline_s`, with growing waits and jitter."""
+
+    attempts: int = 8
+    first_wait_s: float = 1.0
+    longest_wait_s: float = 60.0
+    deadline_s: float = 900.0
+    sleep: Callable[[float], None] = time.sleep
+
+    def retry(self, call: Callable[[], Result]) -> Result:
+        """Return `call()`, called again while it raises `Passing`. Raises HubUnavailable at the end."""
+        growing = wait_exponential_jitter(self.first_wait_s, self.longest_wait_s, jitter=self.first_wait_s)
+
+        def wait(state: RetryCallState) -> float:
+            error = state.outcome.exception() if state.outcome else None
+            asked = error.retry_after_s if isinstance(error, Passing) else None
+            return growing(state) if asked is None else asked
+
+        retrying = Retrying(
+            retry=retry_if_exception_type(Passing),
+            stop=stop_after_attempt(self.attempts) | stop_before_delay(self.deadline_s),
+            wait=wait,
+            sleep=self.sleep,
+            reraise=True,
+        )
+        try:
+            return retrying(call)
+        except Passing as error:
+            cure = "resume when the Hub answers again; everything is kept, and nothing is pushed twice"
+            raise HubUnavailable(f"{error.detail} (asked again for as long as allowed)", cure=cure) from None
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """A file of the repository. Large ones have a `sha256`; of the others `git_oid` is the blob's SHA-1."""
+
+    path: str
+    num_bytes: int
+    sha256: str | None
+    git_oid: str
+
+
+class Hub:
+    """The repository `target.repo_id`, seen with one token."""
+
+    def __init__(
+        self, target: HubTarget, *, endpoint: str | None, token: str | None, patience: Patience | None = None
+    ) -> None:
+        """Make no call yet. Raises HubDenied without a token."""
+        if token is None:
+            cure = "set QUARRY_HUB_TOKEN_FILE to a file that holds a token with write access"
+            raise HubDenied(
+                f"pushing to {target.repo_id} needs a Hub token, and none is set", field=FIELD, cure=cure
+            )
+        _set_client_up()
+        self.target = target
+        self.patience = patience or Patience()
+        self._api = HfApi(endpoint=endpoint, token=token, library_name="eagle-quarry")
+        self._secret = token
+        self._where: dict[str, Any] = {"repo_id": target.repo_id, "repo_type": "dataset"}
+
+    def check_right(self) -> None:
+        """Return if the token may write here or create the repository. Raises HubDenied, OptionRefused."""
+        if self._exists():
+            self._check_writable()
+        else:
+            self._check_namespace(self._ask("ask whose the token is", self._api.whoami))
+
+    def ensure(self) -> None:
+        """Return when the repository exists and the token may write to it; create it when it is missing."""
+        self._ask("create the repository", self._create_if_missing)
+        self._check_writable()
+
+    def head(self) -> str:
+        """Return the commit that the main branch stands at."""
+        return str(self._ask("read the branch", lambda: self._api.repo_info(**self._where)).sha)
+
+    def find(self, paths: Sequence[str], revision: str = BRANCH) -> dict[str, RemoteFile]:
+        """Return those of `paths` that are files at `revision`."""
+        found: dict[str, RemoteFile] = {}
+        for start in range(0, len(paths), PATHS_PER_CALL):
+            some = list(paths[start : start + PATHS_PER_CALL])
+            call = functools.partial(self._api.get_paths_info, paths=some, revision=revision, **self._where)
+            found |= _files(self._ask("read the tree", call))
+        return found
+
+    def files(self, folder: str, revision: str = BRANCH) -> list[RemoteFile]:
+        """Return the files directly in `folder` at `revision`, in name order; none without such a folder."""
+
+        def listing() -> list[Any]:
+            try:
+                return list(self._api.list_repo_tree(**self._where, path_in_repo=folder, revision=revision))
+            except RemoteEntryNotFoundError:
+                return []
+
+        found = _files(self._ask("list the tree", listing))
+        return [found[path] for path in sorted(found)]
+
+    def read(self, path: str, revision: str = BRANCH) -> bytes | None:
+        """Return a small file's bytes at `revision`, or None when there is none."""
+
+        def download() -> bytes | None:
+            with tempfile.TemporaryDirectory(prefix="quarry-") as folder:
+                try:
+                    local = self._api.hf_hub_download(
+                        **self._where, filename=path, revision=revision, local_dir=folder
+                    )
+                except RemoteEntryNotFoundError:
+                    return None
+                return Path(local).read_bytes()
+
+        return self._ask(f"read {path}", download)
+
+    def upload(self, additions: Sequence[CommitOperationAdd]) -> None:
+        """Upload the large ones' bytes; what the Hub has is not sent again. Raises Passing, HubDenied."""
+        try:
+            with self._translated("upload"):
+                self._api.preupload_lfs_files(
+                    self.target.repo_id, additions, repo_type="dataset", revision=BRANCH, free_memory=False
+                )
+        except Passing as error:
+            # The xet client hides the status of a refused token behind a ConnectionError.
+            self.check_right()
+            raise error from None
+
+    def commit(self, additions: Sequence[CommitOperationAdd], message: str, parent: str | None = None) -> str:
+        """Commit uploaded files; return the oid. Raises Passing, Stale (only with `parent`), HubDenied.
+
+        After any error the commit may stand all the same: read before sending it again.
+        """
+        with self._translated("commit"):
+            done = self._api.create_commit(
+                **self._where,
+                operations=list(additions),
+                commit_message=message,
+                revision=BRANCH,
+                parent_commit=parent,
+            )
+        return str(done.oid)
+
+    def _ask(self, doing: str, call: Callable[[], Result]) -> Result:
+        def once() -> Result:
+            with self._translated(doing):
+                return call()
+
+        return self.patience.retry(once)
+
+    def _exists(self) -> bool:
+        return bool(self._ask("look for the repository", lambda: self._api.repo_exists(**self._where)))
+
+    def _create_if_missing(self) -> None:
+        # Not `exist_ok`: after a conflict or a lost answer the next try looks whether it exists now.
+        if not self._api.repo_exists(**self._where):
+            self._api.create_repo(**self._where, private=self.target.private)
+
+    def _check_writable(self) -> None:
+        self._ask("check the right to write", lambda: self._api.auth_check(**self._where, write=True))
+        info = self._ask("read the repository", lambda: self._api.repo_info(**self._where))
+        if self.target.private and not info.private:
+            cure = "set hub.private to false, or name another repository"
+            raise OptionRefused(f"{self.target.repo_id} exists and is public", field="hub.private", cure=cure)
+
+    @contextmanager
+    def _translated(self, doing: str) -> Iterator[None]:
+        # The client raises ValueError or KeyError of an answer it cannot read, RuntimeError of a failed LFS
+        # upload, its xet half bare OSErrors; files are checked before, so none of these is about the disk.
+        try:
+            yield
+        except (httpx2.HTTPError, OSError, ValueError, KeyError, RuntimeError) as error:
+            self._raise(doing, error)
+
+    def _raise(self, doing: str, error: BaseException) -> NoReturn:
+        answer = _answer(error)
+        what = f"could not {doing} in {self.target.repo_id}"
+        if answer is None:
+            raise Passing(f"{what}: {type(_root(error)).__name__}") from None
+        status, said = answer.response.status_code, self._redacted(answer.server_message or "")
+        what = f"{what}: HTTP {status}{': ' + said if said else ''}"
+        if status == 412:
+            raise Stale(what) from None
+        if status in PASSING_STATUSES or status >= 500:
+            raise Passing(what, _retry_after_s(answer)) from None
+        raise self._denied(what) from None
+
+    def _denied(self, detail: str) -> HubDenied:
+        return HubDenied(f"{self.target.repo_id}: {detail}", field=FIELD, cure=NO_WRITE_CURE)
+
+    def _redacted(self, text: str) -> str:
+        return text.replace(self._secret, "***").replace("\n", " ")[:500]
+
+    def _check_namespace(self, who: dict[str, Any]) -> None:
+        namespace = self.target.repo_id.split("/")[0]
+        access = who.get("auth", {}).get("accessToken", {})
+        if access.get("role") == "read":
+            raise self._denied("the token may only read")
+        if access.get("role") == "fineGrained":
+            scopes = access.get("fineGrained", {}).get("scoped", [])
+            here = [scope for scope in scopes if scope["entity"].get("name") == namespace]
+            if not any("repo.write" in scope["permissions"] for scope in here):
+                raise self._denied(f"the fine-grained token has no write permission on {namespace}")
+            return
+        roles = {org["name"]: org.get("roleInOrg") for org in who.get("orgs", [])} | {who["name"]: "admin"}
+        if namespace not in roles or roles[namespace] == "read":
+            raise self._denied(f"the token of {who['name']} may not create repositories under {namespace}")
+
+
+def open_hub(target: HubTarget, settings: Settings, patience: Patience | None = None) -> Hub:
+    """Return the repository with the token and endpoint now in force. Raises HubDenied without a token."""
+    return Hub(target, endpoint=settings.hub_endpoint, token=settings.token(), patience=patience)
+
+
+def check_target(hub: HubTarget, settings: Settings, patience: Patience | None = None) -> None:
+    """Return if the token may write to `hub`, or may create it. A client waits, so patience is short.
+
+    Raises HubDenied (`hub.repo_id`), OptionRefused (`hub.private`, `hub.config_name`), HubUnavailable.
+    """
+    states_config(hub.config_name)
+    short = Patience(attempts=3, longest_wait_s=3.0, deadline_s=15.0)
+    open_hub(hub, settings, patience or short).check_right()
+
+
+@functools.cache
+def _set_client_up() -> None:
+    timeout = httpx2.Timeout(SILENCE_S, connect=CONNECT_S, pool=None)
+    set_client_factory(lambda: httpx2.Client(follow_redirects=True, timeout=timeout))
+    disable_progress_bars()
+
+
+def _files(entries: Sequence[Any]) -> dict[str, RemoteFile]:
+    return {
+        entry.path: RemoteFile(entry.path, entry.size, entry.lfs.sha256 if entry.lfs else None, entry.blob_id)
+        for entry in entries
+        if isinstance(entry, RepoFile)
+    }
+
+
+def _root(error: BaseException) -> BaseException:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def _answer(error: BaseException | None) -> HfHubHTTPError | None:
+    """Return the Hub's answer that `error` was raised from, if there was one."""
+    while error is not None and not isinstance(error, HfHubHTTPError):
+        error = error.__cause__
+    return error
+
+
+def _retry_after_s(answer: HfHubHTTPError) -> float | None:
+    asked = answer.response.headers.get("Retry-After", "").strip()
+    return float(asked) if asked.isdigit() else None

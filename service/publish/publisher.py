@@ -1,0 +1,174 @@
+"""The publisher: completes the dataset of a finished job, pushes it where it was asked for, ends the job."""
+
+import errno
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+
+from schemas.identity import Identity
+from schemas.names import is_job_id
+from schemas.request import ExtractRequest, HubTarget
+from service.capture.landing import land
+from service.errors import (
+    DatasetBroken,
+    DiskFull,
+    IdentityChanged,
+    IllegalMove,
+    LeaseLost,
+    Outcome,
+    QuarryError,
+    StoreUnavailable,
+    WriteFailed,
+)
+from service.publish.assemble import account_of, assemble
+from service.publish.hub import Patience, check_target, open_hub
+from service.publish.lease_keeper import LeaseKeeper
+from service.publish.push import push_job
+from service.settings import Settings
+from service.store import PublishLease, Store
+
+__all__ = ["check_target", "publish_folder", "run_publishing"]
+
+logger = logging.getLogger(__name__)
+
+FinalNormOf = Callable[[ExtractRequest, Identity, Settings], bytes]
+
+
+class Stopped(Exception):
+    """The service ends; the lease runs out and the next process continues."""
+
+
+def target_final_norm(request: ExtractRequest, identity: Identity, settings: Settings) -> bytes:
+    """Return `final_norm.safetensors` of the captured model. Raises IdentityChanged, UnknownModel."""
+    from service.plan.target import inspect_target
+    from service.plan.weights import fetch_weights
+    from service.proof.head import final_norm_bytes
+
+    local = request.model.startswith(("/", "."))
+    pinned = request if local else request.model_copy(update={"revision": identity.revision})
+    target = inspect_target(pinned, settings)
+    if target.revision != identity.revision:
+        cure = "put the model back as it was, or start a new job"
+        raise IdentityChanged(f"{request.model} was changed since it was captured", field="model", cure=cure)
+    return final_norm_bytes(fetch_weights(target, settings))
+
+
+def run_publishing(
+    store: Store,
+    settings: Settings,
+    owner: str,
+    stopped: Callable[[], bool],
+    *,
+    final_norm: FinalNormOf = target_final_norm,
+    patience: Patience | None = None,
+) -> bool:
+    """Publish one job if one is ready, however long its upload takes; return whether there was one.
+
+    What goes wrong ends in the job: failed, blocked with everything kept, or left to the next lease.
+    """
+    try:
+        lease = store.lease_publish(owner, settings.lease_s)
+    except StoreUnavailable as error:
+        logger.warning("no job can be published: %s", error)
+        return False
+    if lease is None:
+        return False
+    try:
+        with LeaseKeeper(store, lease, settings.lease_s) as keeper:
+            check = partial(_check, keeper, stopped)
+            commit = _publish(store, settings, lease, check, final_norm, patience)
+            store.complete_job(lease, commit)
+    except (LeaseLost, Stopped):
+        logger.info("job %s is left to another publisher", lease.job_id)
+    except QuarryError as error:
+        _end(store, settings, lease, error)
+    except Exception as error:
+        # Supervisor: one job's bug must not end the publishing of all others.
+        logger.exception("job %s", lease.job_id)
+        _end(store, settings, lease, QuarryError(f"internal error: {type(error).__name__}"))
+    return True
+
+
+def publish_folder(folder: Path, hub: HubTarget, settings: Settings, patience: Patience | None = None) -> str:
+    """Push every job of a complete dataset folder; return the last commit. What is there is not sent again.
+
+    Raises DatasetBroken where there is no manifest, and what `push_job` raises.
+    """
+    jobs = sorted(path.stem for path in (folder / "manifests").glob("*.json") if is_job_id(path.stem))
+    if not jobs:
+        raise DatasetBroken(f"{folder} holds no manifest", cure="give the folder of a finished dataset")
+    remote = open_hub(hub, settings, patience)
+    return [push_job(remote, folder, job_id) for job_id in jobs][-1]
+
+
+def _check(keeper: LeaseKeeper, stopped: Callable[[], bool]) -> None:
+    keeper.check()
+    if stopped():
+        raise Stopped
+
+
+def _publish(
+    store: Store,
+    settings: Settings,
+    lease: PublishLease,
+    check: Callable[[], None],
+    final_norm: FinalNormOf,
+    patience: Patience | None,
+) -> str | None:
+    """Return the commit that holds the job, or none where no repository was asked for."""
+    dataset = settings.dataset_dir(lease.job_id)
+    land(store, settings, lease.job_id)
+    account = account_of(store, lease)
+    check()
+    norm = final_norm(lease.request, lease.identity, settings)
+    canary, cosine = _canary(store, lease)
+    with _disk_errors():
+        assemble(dataset, account, norm, canary, cosine)
+    check()
+    if lease.request.hub is None:
+        return None
+    return push_job(open_hub(lease.request.hub, settings, patience), dataset, lease.job_id, check)
+
+
+def _canary(store: Store, lease: PublishLease) -> tuple[str, float | None]:
+    """Return what the manifest says of the canary, and the smallest cosine it saw."""
+    from service.proof.canary import CanaryReport, canary_key
+
+    if lease.request.canary == "skip":
+        return "skipped by request", None
+    report = store.canary(canary_key(lease.identity, lease.provenance.engine)) if lease.provenance else None
+    if report is None:
+        raise DatasetBroken("no canary is recorded for this model and engine", cure="resume the job")
+    return "passed", CanaryReport.model_validate_json(report).min_cosine
+
+
+def _end(store: Store, settings: Settings, lease: PublishLease, error: QuarryError) -> None:
+    """Let the error's class decide; one that may pass is left to the next lease, but not for ever."""
+    logger.warning("job %s was not published: %s", lease.job_id, error.problem().detail)
+    try:
+        if error.outcome is Outcome.FAIL:
+            store.fail_job(lease.job_id, error.problem(), lease=lease)
+        elif error.outcome is Outcome.BLOCK or _waited_too_long(store, settings, lease.job_id):
+            store.block_job(lease.job_id, error.problem(), lease=lease)
+    except (LeaseLost, IllegalMove, StoreUnavailable) as lost:
+        logger.info("job %s: %s", lease.job_id, lost)
+
+
+def _waited_too_long(store: Store, settings: Settings, job_id: str) -> bool:
+    # Nothing changes a publishing job until it ends, so its last change is when publishing began.
+    waited = datetime.now(UTC) - store.job(job_id).updated_at
+    return waited > timedelta(seconds=settings.publish_deadline_s)
+
+
+@contextmanager
+def _disk_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            cure = "make space, then resume the job"
+            raise DiskFull("no space is left for the manifest and the card", cure=cure) from error
+        raise WriteFailed(f"the dataset could not be completed: {error.strerror}") from error

@@ -1,1 +1,0 @@
-"""The routes, a file for each noun; `service.app` puts them together."""

@@ -1,0 +1,89 @@
+"""Every error class leaves as its own problem document, and an unknown error says nothing of its cause."""
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+from fastapi import FastAPI, HTTPException
+from starlette.testclient import TestClient
+
+from schemas.job import Problem
+from service import errors
+from service.api import problems
+from service.api.problems import PROBLEM_MEDIA_TYPE
+from service.errors import QuarryError
+
+SECRET = "postgresql://user:secret@host/name"
+
+
+def family(root: type[QuarryError]) -> Iterator[type[QuarryError]]:
+    yield root
+    for child in root.__subclasses__():
+        yield from family(child)
+
+
+FAMILY = [kind for kind in family(QuarryError) if kind.__module__ == errors.__name__]
+
+
+def client_raising(error: Exception) -> TestClient:
+    app = FastAPI()
+    problems.install(app)
+
+    @app.get("/")
+    def fail() -> None:
+        raise error
+
+    return TestClient(app, raise_server_exceptions=False)
+
+
+@pytest.mark.parametrize("kind", FAMILY)
+def test_an_error_class_answers_with_its_status_its_type_and_its_three_parts(kind: type[QuarryError]):
+    error = kind("what is wrong", field="source.path", cure="mend it")
+    response = client_raising(error).get("/")
+    assert response.status_code == kind.status
+    assert response.headers["content-type"] == PROBLEM_MEDIA_TYPE
+    assert Problem.model_validate_json(response.content) == error.problem()
+
+
+def test_the_types_of_the_error_classes_are_all_different():
+    types = [kind("").problem().type for kind in FAMILY]
+    assert len(set(types)) == len(types) > 10
+
+
+def test_parts_that_an_error_does_not_have_are_left_out():
+    response = client_raising(errors.NotFound("no such job")).get("/")
+    assert set(response.json()) == {"type", "title", "status", "detail"}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in FAMILY if kind.status >= 500])
+def test_a_failure_of_the_service_is_logged_with_its_traceback(
+    kind: type[QuarryError], caplog: pytest.LogCaptureFixture
+):
+    client_raising(kind("what is wrong")).get("/")
+    (record,) = [one for one in caplog.records if one.name == problems.LOG.name]
+    assert record.exc_info is not None
+    assert record.exc_info[0] is kind
+
+
+def test_a_mistake_of_the_user_is_not_logged_as_a_failure(caplog: pytest.LogCaptureFixture):
+    with caplog.at_level(logging.DEBUG, logger=problems.LOG.name):
+        client_raising(errors.NotFound("no such job")).get("/")
+    assert [one for one in caplog.records if one.name == problems.LOG.name] == []
+
+
+def test_an_unknown_error_tells_nothing_of_its_cause():
+    response = client_raising(RuntimeError(SECRET)).get("/")
+    problem = Problem.model_validate_json(response.content)
+    assert (response.status_code, problem.type) == (500, "urn:quarry:internal-error")
+    assert response.headers["content-type"] == PROBLEM_MEDIA_TYPE
+    assert "secret" not in response.text
+    assert "RuntimeError" not in response.text
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 413, 415, 418, 429, 500, 503])
+def test_a_plain_http_error_is_a_problem_and_keeps_its_headers(status: int):
+    response = client_raising(HTTPException(status, "why", headers={"Retry-After": "3"})).get("/")
+    problem = Problem.model_validate_json(response.content)
+    assert (response.status_code, problem.status, problem.detail) == (status, status, "why")
+    assert response.headers["retry-after"] == "3"
+    assert problem.type.startswith("urn:quarry:")

@@ -1,0 +1,138 @@
+"""A body that is wrong says where, in its author's words; and no body costs more than it weighs."""
+
+import json
+from typing import Any
+
+import pytest
+
+from schemas.request import ExtractRequest
+from service.api.request_body import MAX_ERRORS_TOLD, parse_json, parse_request
+from service.errors import RequestError
+
+GOOD: dict[str, Any] = {"model": "a/b", "source": {"kind": "inline", "samples": [{"text": "hello"}]}}
+
+
+def refusal(**changes: Any) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        parse_request(GOOD | changes)
+    return caught.value
+
+
+def with_samples(*samples: Any) -> dict[str, Any]:
+    return {"kind": "inline", "samples": list(samples)}
+
+
+def test_a_good_body_becomes_a_request_and_its_own_json_reads_back_equal():
+    request = parse_request(GOOD)
+    assert parse_request(parse_json(request.canonical_json().encode())) == request
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"modle": "x"}, "modle"),
+        ({"layers": "eagle9"}, "layers"),
+        ({"layers": [1, 1]}, "layers"),
+        ({"layers": [1, 2000]}, "layers.1"),
+        ({"layers": []}, "layers"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 10**400}, "max_tokens"),
+        ({"max_tokens": 1e300}, "max_tokens"),
+        ({"source": {}}, "source"),
+        ({"source": {"kind": "ftp"}}, "source"),
+        ({"source": {"kind": "inline"}}, "source.samples"),
+        ({"source": {"kind": "file", "path": "x", "sample": 1}}, "source.sample"),
+        ({"source": with_samples({"text": "a"}, {"txt": "a"})}, "source.samples.1.txt"),
+        ({"source": with_samples({"text": "a", "token_ids": [1]})}, "source.samples.0"),
+        ({"source": with_samples({"messages": [{"role": "user"}]})}, "source.samples.0.messages.0"),
+        (
+            {"source": with_samples({"messages": [{"role": "king", "content": ""}]})},
+            "source.samples.0.messages.0.role",
+        ),
+        ({"source": with_samples({"token_ids": [1, -1]})}, "source.samples.0.token_ids.1"),
+        ({"source": with_samples({"token_ids": [1, True]})}, "source.samples.0.token_ids.1"),
+        ({"generate": {"max_tokens": 4, "temperature": float("nan")}}, "generate.temperature"),
+        ({"storage": {"compression": "zip"}}, "storage.compression"),
+        ({"hub": {"repo_id": "no-slash"}}, "hub.repo_id"),
+        ({"hub": {"repo_id": "../etc/passwd"}}, "hub.repo_id"),
+    ],
+)
+def test_a_wrong_field_is_named_by_its_path_in_the_body(changes: dict[str, Any], field: str):
+    assert refusal(**changes).field == field
+
+
+def test_an_unknown_field_and_a_missing_one_say_what_to_do():
+    assert refusal(x=1).cure == "remove the field, or mend its spelling"
+    with pytest.raises(RequestError) as caught:
+        parse_request({"model": "a/b"})
+    assert (caught.value.field, caught.value.cure) == ("source", "add the field")
+
+
+def test_several_wrong_fields_are_all_told_and_the_first_is_named():
+    error = refusal(dtype="int4", loss="none")
+    assert error.field == "dtype"
+    assert "dtype:" in error.detail
+    assert "loss:" in error.detail
+
+
+def test_a_body_that_is_not_an_object_is_refused():
+    for document in (None, 1, "x", [GOOD]):
+        with pytest.raises(RequestError) as caught:
+            parse_request(document)
+        assert caught.value.field is None
+
+
+def test_an_infinity_inside_a_tool_is_refused_by_name():
+    tools = [{"type": "function", "limit": float("inf")}]
+    error = refusal(source=with_samples({"messages": [{"role": "user", "content": "x"}], "tools": tools}))
+    assert error.field == "source.samples.0.tools.0"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b"NaN",
+        b'{"model": NaN}',
+        b'{"model": "\\ud800"}',
+        b"[" * 100_000,
+        b"1" * 10_000,
+        b"{'model': 'x'}",
+        b"{} {}",
+    ],
+)
+def test_what_is_not_json_is_refused_with_the_place_of_the_fault(raw: bytes):
+    with pytest.raises(RequestError, match="line 1 column"):
+        parse_json(raw)
+
+
+def test_a_million_wrong_token_ids_are_one_error():
+    error = refusal(source=with_samples(*[{"token_ids": ["x"] * 100_000}] * 10))
+    assert error.field == "source.samples.0.token_ids.0"
+    assert len(error.detail) < 1000
+
+
+def test_a_million_unknown_fields_are_one_error():
+    error = refusal(**{f"x{number}": 1 for number in range(100_000)})
+    assert len(error.detail) < 1000
+
+
+def test_more_errors_than_are_told_are_counted():
+    error = refusal(**{f"x{number}": 1 for number in range(MAX_ERRORS_TOLD + 7)})
+    assert error.detail.endswith("and 7 more")
+
+
+def test_a_long_name_or_value_is_quoted_in_part():
+    for error in (refusal(**{"x" * 1_000_000: 1}), refusal(source={"kind": "y" * 1_000_000})):
+        assert len(error.detail) < 2000
+        assert len(error.field or "") < 2000
+
+
+def test_a_nul_in_a_text_is_kept():
+    request = parse_request(
+        parse_json(json.dumps(GOOD | {"source": with_samples({"text": "a\0b"})}).encode())
+    )
+    assert isinstance(request, ExtractRequest)
+    assert "a\\u0000b" in request.canonical_json()

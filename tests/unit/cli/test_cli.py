@@ -1,0 +1,289 @@
+"""The command line: what is printed where, and which exit code a script gets."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.job import JobState
+from schemas.names import job_id_from_key
+from schemas.request import ExtractRequest
+from service.api.submit import check, new_key
+from service.cli import main
+from service.cli.job_file import own_roots, read_job_file
+from service.settings import Settings
+from service.store import Store
+from tests.support.api import UNKNOWN, api_settings, complete, job_body, serving, small_target, stored
+from tests.support.shards import capture, write_dataset
+from tests.support.tiny_models import TinyModel
+
+ROOT = Path(__file__).parents[3]
+
+
+class Ran:
+    """What a command did."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+
+Run = Callable[..., Ran]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run the command line in this process."""
+
+    def run_it(*arguments: object) -> Ran:
+        with pytest.raises(SystemExit) as ended:
+            main([str(one) for one in arguments])
+        printed = capsys.readouterr()
+        assert isinstance(ended.value.code, int)
+        return Ran(ended.value.code, printed.out, printed.err)
+
+    return run_it
+
+
+@pytest.fixture
+def job_file(tmp_path: Path) -> Callable[..., Path]:
+    def write(name: str = "job.json", **changes: Any) -> Path:
+        body = job_body(small_target(tmp_path / "model")) | changes
+        (tmp_path / name).write_text(json.dumps(body))
+        return tmp_path / name
+
+    return write
+
+
+# The whole
+
+
+def test_help_names_every_verb_and_needs_no_engine():
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "service.cli", "--help"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for verb in ("serve", "worker", "estimate", "extract", "verify", "publish", "jobs"):
+        assert f"\n  {verb} " in done.stdout
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
+    assert imported.isdisjoint({"torch", "vllm", "transformers", "datasets", "pyarrow", "sqlalchemy"})
+
+
+@pytest.mark.parametrize(
+    "arguments", [["nonsense"], ["extract"], ["serve", "--port", "x"], ["jobs", "show", "x"]]
+)
+def test_wrong_usage_is_exit_code_2(run: Run, arguments: list[str]):
+    assert run(*arguments).code == 2
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "field"),
+    [
+        ("QUARRY_PORT", "99999", "port"),
+        ("QUARRY_LEASE_S", "soon", "lease_s"),
+    ],
+)
+def test_a_wrong_setting_is_named(
+    run: Run, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, field: str
+):
+    monkeypatch.setenv(variable, value)
+    ran = run("worker")
+    assert (ran.code, f"field: {field}" in ran.err, variable in ran.err) == (2, True, True)
+    assert "Traceback" not in ran.err
+
+
+def test_a_list_that_is_no_json_is_a_wrong_setting(run: Run, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("QUARRY_SOURCE_ROOTS", "/data")
+    ran = run("worker")
+    assert (ran.code, "source_roots" in ran.err, "JSON" in ran.err) == (2, True, True)
+
+
+# Job files
+
+
+@pytest.mark.parametrize("verb", [["estimate"], ["extract", "--out", "out"]])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "not JSON"),
+        ('{"model": "a/b"}', "field: source"),
+        ('{"model": "a/b", "modle": 1}', "field: source"),
+        (
+            '{"model": "a/b", "source": {"kind": "inline", "samples": [{"txt": "x"}]}}',
+            "field: source.samples.0",
+        ),
+    ],
+)
+def test_a_job_file_that_is_wrong_is_told_by_field(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: list[str], text: str, said: str
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.json").write_text(text)
+    ran = run(*verb, tmp_path / "job.json")
+    assert (ran.code, ran.out) == (2, "")
+    assert said in ran.err
+    assert "cure:" in ran.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_yaml_and_json_are_the_same_job(tmp_path: Path):
+    (tmp_path / "job.json").write_text(json.dumps(job_body(tmp_path)))
+    (tmp_path / "job.yaml").write_text(
+        f"model: {tmp_path}\nlayers: [1, 2]\nloss: all\nsource:\n  kind: inline\n  samples:\n"
+        "    - {id: a, text: the quick brown fox}\n    - id: b\n      token_ids: [1, 2, 3]\n"
+    )
+    assert read_job_file(tmp_path / "job.yaml") == read_job_file(tmp_path / "job.json")
+
+
+@pytest.mark.parametrize("text", ["a: [", "a: !!python/object:os.system {}", "{" * 3000, "2024-99-99"])
+def test_yaml_that_cannot_be_read_is_a_wrong_job_file(run: Run, tmp_path: Path, text: str):
+    (tmp_path / "job.yaml").write_text(text)
+    assert run("estimate", tmp_path / "job.yaml").code == 2
+
+
+def test_a_job_file_may_name_what_lies_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The roots of the service hold for what strangers send; who runs a file can read these files anyway."""
+    monkeypatch.chdir("/")
+    folder = tmp_path / "jobs"
+    small_target(folder / "model")
+    (tmp_path / "samples.jsonl").write_text('{"text": "x"}\n')
+    source = {"kind": "file", "path": "../samples.jsonl"}
+    (folder / "job.json").write_text(json.dumps(job_body(folder, source=source) | {"model": "./model"}))
+    request = read_job_file(folder / "job.json")
+    assert request.model == str(folder / "model")
+    check(request, own_roots(Settings(), request, folder / "job.json"))
+
+
+def test_an_estimate_of_a_job_that_cannot_run_says_why(run: Run, job_file: Callable[..., Path]):
+    ran = run("estimate", job_file(layers=[99]))
+    assert (ran.code, "field: layers" in ran.err) == (2, True)
+
+
+# Datasets
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    return TinyModel(tmp_path_factory.mktemp("target") / "model", "llama", "bfloat16")
+
+
+@pytest.fixture
+def dataset(tmp_path: Path, model: TinyModel) -> Path:
+    write_dataset(tmp_path / "dataset", tmp_path, {0: capture(model, dtype="bfloat16", lengths=(3, 5))})
+    return tmp_path / "dataset"
+
+
+def test_a_right_dataset_is_verified_with_exit_code_0(run: Run, dataset: Path, model: TinyModel):
+    ran = run("verify", dataset)
+    assert (ran.code, "the dataset is right" in ran.out) == (0, True)
+    with_logits = run("verify", dataset, "--model", model.folder)
+    assert (with_logits.code, "2 of 2 rows agree" in with_logits.out) == (0, True)
+    as_json = run("verify", dataset, "--json")
+    assert json.loads(as_json.out)["ok"] is True
+
+
+def test_a_broken_dataset_is_told_with_exit_code_1(run: Run, dataset: Path):
+    shard = next(dataset.glob("data/*/*.parquet"))
+    shard.write_bytes(shard.read_bytes()[:-1])
+    ran = run("verify", dataset)
+    assert (ran.code, shard.name in ran.out) == (1, True)
+    assert json.loads(run("verify", dataset, "--json").out)["ok"] is False
+
+
+def test_what_is_neither_a_folder_nor_a_repository_is_wrong_usage(run: Run, tmp_path: Path):
+    ran = run("verify", tmp_path / "missing")
+    assert (ran.code, "cure:" in ran.err) == (2, True)
+
+
+def test_only_a_finished_dataset_is_published_and_only_to_a_repository(
+    run: Run, tmp_path: Path, dataset: Path
+):
+    assert run("publish", tmp_path / "missing", "a/b").code == 2
+    ran = run("publish", dataset, "no-slash")
+    assert (ran.code, "field: repo_id" in ran.err) == (2, True)
+
+
+# The jobs of a running service
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Store, dict[str, Any]]]:
+    """A server's address, its store, and a body that it takes."""
+    folder = tmp_path_factory.mktemp("service")
+    settings = api_settings(folder)
+    with serving(settings) as api, stored(settings) as store:
+        yield str(api.base_url), store, job_body(small_target(folder / "model"))
+
+
+@pytest.fixture
+def jobs(run: Run, service: tuple[str, Store, dict[str, Any]]) -> Run:
+    """Run a verb of `quarry jobs` against the server."""
+    server, _, _ = service
+    return lambda verb, *arguments: run("jobs", verb, *arguments, "--server", server)
+
+
+@pytest.fixture
+def job(service: tuple[str, Store, dict[str, Any]]) -> Iterator[str]:
+    """The id of a queued job, the only one that can run."""
+    _, store, body = service
+    for row in store.jobs()[0]:
+        if row.state is JobState.QUEUED:
+            store.cancel(row.id)
+    key = new_key()
+    job_id = job_id_from_key(key)
+    store.submit(job_id, key, ExtractRequest.model_validate(body))
+    return job_id
+
+
+def test_jobs_are_listed_shown_cancelled_and_resumed(jobs: Run, job: str):
+    assert job in jobs("list").out
+    assert json.loads(jobs("list", "--json").out.splitlines()[0])["id"] == job
+    assert json.loads(jobs("show", job).out)["state"] == "queued"
+    assert "cancelled" in jobs("cancel", job).out
+    assert job in jobs("list", "--state", "cancelled").out
+    assert "queued" in jobs("resume", job).out
+
+
+def test_every_reject_is_printed(jobs: Run, job: str, service: tuple[str, Store, dict[str, Any]]):
+    complete(service[1], job, units=1, rejects=1500)
+    lines = jobs("rejects", job).out.splitlines()
+    assert len(lines) == 1500
+    assert lines[0].split("\t") == ["1", "row 1", "empty", "no tokens"]
+    assert json.loads(jobs("rejects", job, "--json").out.splitlines()[-1])["position"] == 1500
+
+
+def test_a_job_is_watched_to_its_end(jobs: Run, job: str, service: tuple[str, Store, dict[str, Any]]):
+    complete(service[1], job)
+    ran = jobs("watch", job)
+    assert (ran.code, "completed: 2/2 samples" in ran.err) == (0, True)
+
+
+def test_a_watched_job_that_does_not_complete_is_exit_code_3(jobs: Run, job: str):
+    jobs("cancel", job)
+    ran = jobs("watch", job)
+    assert (ran.code, "cancelled" in ran.err) == (3, True)
+
+
+@pytest.mark.parametrize("verb", ["show", "cancel", "resume", "rejects", "watch"])
+def test_the_services_own_words_are_printed_for_what_it_refuses(jobs: Run, verb: str):
+    ran = jobs(verb, UNKNOWN)
+    assert (ran.code, ran.out) == (3, "")
+    assert f"there is no job {UNKNOWN}" in ran.err
+
+
+def test_a_service_that_is_not_there_is_told_with_a_cure(run: Run):
+    ran = run("jobs", "list", "--server", "http://127.0.0.1:9")
+    assert ran.code == 3
+    assert "quarry serve" in ran.err
+    assert "Traceback" not in ran.err
+
+
+def test_a_server_that_is_not_ours_is_told_apart(run: Run, service: tuple[str, Store, dict[str, Any]]):
+    ran = run("jobs", "list", "--server", f"{service[0]}/nowhere")
+    assert ran.code == 3

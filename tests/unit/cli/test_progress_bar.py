@@ -1,0 +1,72 @@
+"""What somebody who waits sees: a bar on a terminal, few and telling lines elsewhere."""
+
+import io
+from datetime import UTC, datetime
+
+from schemas.events import Event
+from schemas.job import JobState, Progress
+from service.cli.progress_bar import LINE_EVERY_S, Bar, Lines, amounts, progress_display, readable_bytes
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def event(state: JobState = JobState.RUNNING, **progress: int) -> Event:
+    return Event(id=1, at=datetime.now(UTC), kind="state", state=state, progress=Progress(**progress))
+
+
+def test_a_terminal_gets_a_bar_and_a_file_gets_lines():
+    assert isinstance(progress_display(Terminal()), Bar)
+    assert isinstance(progress_display(io.StringIO()), Lines)
+
+
+def test_a_line_is_written_at_each_state_and_then_now_and_again():
+    stream, clock = io.StringIO(), Clock()
+    lines = Lines(stream, clock)
+    with lines:
+        lines.show(event(JobState.QUEUED))
+        lines.show(event(samples_planned=4))
+        lines.show(event(samples_planned=9))
+        clock.now_s += LINE_EVERY_S
+        lines.show(event(samples_planned=9, samples_written=2, plan_done=True))
+        clock.now_s += LINE_EVERY_S
+        lines.show(event(samples_planned=9, samples_written=2, plan_done=True))
+    assert stream.getvalue().splitlines() == [
+        "queued: 0/0+ samples, 0 tokens, 0 B",
+        "running: 0/4+ samples, 0 tokens, 0 B",
+        "running: 2/9 samples, 0 tokens, 0 B",
+    ]
+
+
+def test_a_bar_shows_state_and_counts():
+    stream = Terminal()
+    with Bar(stream) as bar:
+        bar.show(
+            event(
+                JobState.COMPLETED, samples_planned=9, samples_written=8, samples_rejected=1, plan_done=True
+            )
+        )
+    assert "completed" in stream.getvalue()
+    assert "9/9" in stream.getvalue()
+
+
+def test_amounts_tell_of_rejects_only_where_there_are_some():
+    assert amounts(Progress(tokens_written=12345, bytes_written=1536)) == "12,345 tokens, 1.5 KiB"
+    assert amounts(Progress(samples_rejected=2)).endswith("2 rejected")
+
+
+def test_bytes_are_told_in_the_largest_unit_that_fits():
+    told = [readable_bytes(number) for number in (0, 1023, 1024, 3 * 2**20, 5 * 2**30, 7 * 2**40, 9 * 2**50)]
+    assert told == ["0 B", "1023 B", "1.0 KiB", "3.0 MiB", "5.0 GiB", "7.0 TiB", "9216.0 TiB"]

@@ -1,0 +1,142 @@
+"""Rows of other people's datasets: what becomes a sample, and what a reject."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from schemas.request import Sample
+from service.plan.sources import RejectReason, RowReject
+from service.plan.sources.conversations import sample_of
+
+
+def turns(sample: Sample | RowReject) -> list[dict[str, Any]]:
+    assert isinstance(sample, Sample), sample
+    return [message.for_template() for message in sample.messages or ()]
+
+
+def reason(row: Any) -> RejectReason:
+    found = sample_of(row)
+    assert isinstance(found, RowReject), found
+    return found.reason
+
+
+ASK, ANSWER = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
+
+
+def test_openai_messages_are_read_and_keys_that_mean_nothing_are_ignored() -> None:
+    row = {"messages": [ASK | {"weight": 0, "name": None}, ANSWER | {"tool_calls": []}], "score": 3}
+    assert turns(sample_of(row)) == [ASK, ANSWER]
+
+
+def test_content_may_be_a_list_of_text_parts() -> None:
+    parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
+    assert turns(sample_of({"messages": [{"role": "user", "content": parts}]}))[0]["content"] == "one two"
+
+
+def test_reasoning_tool_calls_and_tools_are_kept() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    row = {
+        "messages": [
+            ASK,
+            {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "hm"},
+            {"role": "tool", "content": "1", "tool_call_id": "c"},
+        ],
+        "tools": json.dumps([{"type": "function", "function": {"name": "f"}}]),
+    }
+    found = sample_of(row)
+    assert turns(found)[1] == {"role": "assistant", "tool_calls": [call], "reasoning_content": "hm"}
+    assert isinstance(found, Sample) and found.tools == ({"type": "function", "function": {"name": "f"}},)
+
+
+def test_sharegpt_conversations_are_read_with_their_roles() -> None:
+    said = [("system", "s"), ("human", "h"), ("gpt", "g"), ("user", "u"), ("function_call", '{"name": "f"}')]
+    said += [("observation", "o"), ("tool", "t"), ("assistant", "a")]
+    row = {"conversations": [{"from": who, "value": what} for who, what in said]}
+    found = turns(sample_of(row))
+    expected = ["system", "user", "assistant", "user", "assistant", "tool", "tool", "assistant"]
+    assert [turn["role"] for turn in found] == expected
+    assert found[4]["tool_calls"] == [{"type": "function", "function": {"name": "f", "arguments": {}}}]
+    assert [turn.get("content") for turn in found] == ["s", "h", "g", "u", None, "o", "t", "a"]
+
+
+def test_conversations_may_hold_openai_turns_and_a_system_column() -> None:
+    assert turns(sample_of({"conversations": [ASK, ANSWER], "system": "be brief"})) == [
+        {"role": "system", "content": "be brief"},
+        ASK,
+        ANSWER,
+    ]
+
+
+@pytest.mark.parametrize("column", ["text", "prompt"])
+def test_plain_text_is_read(column: str) -> None:
+    assert sample_of({column: "hello", "id": 7}) == Sample(id="7", text="hello")
+
+
+@pytest.mark.parametrize("column", ["token_ids", "input_ids"])
+def test_token_ids_are_read_with_their_mask(column: str) -> None:
+    assert sample_of({column: [1, 2], "loss_mask": [0, 1]}) == Sample(token_ids=(1, 2), loss_mask=(0, 1))
+
+
+def test_messages_go_before_a_prompt_column() -> None:
+    assert turns(sample_of({"prompt": "q", "messages": [ASK, ANSWER]})) == [ASK, ANSWER]
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ([1], RejectReason.NOT_AN_OBJECT),
+        (None, RejectReason.NOT_AN_OBJECT),
+        ({}, RejectReason.NO_SAMPLE),
+        ({"question": "q"}, RejectReason.NO_SAMPLE),
+        ({"messages": None, "text": None}, RejectReason.NO_SAMPLE),
+        ({"messages": "hello"}, RejectReason.INVALID_SAMPLE),
+        ({"messages": ["hello"]}, RejectReason.INVALID_SAMPLE),
+        ({"messages": []}, RejectReason.INVALID_SAMPLE),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, RejectReason.UNKNOWN_ROLE),
+        ({"messages": [{"content": "x"}]}, RejectReason.UNKNOWN_ROLE),
+        ({"messages": [{"role": ["user"], "content": "x"}]}, RejectReason.UNKNOWN_ROLE),
+        ({"messages": [{"role": "user"}]}, RejectReason.INVALID_SAMPLE),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, RejectReason.NOT_TEXT),
+        ({"messages": [{"role": "user", "content": [3]}]}, RejectReason.NOT_TEXT),
+        ({"messages": [{"role": "user", "content": 3}]}, RejectReason.NOT_TEXT),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, RejectReason.INVALID_SAMPLE),
+        ({"messages": [ASK], "tools": "{"}, RejectReason.INVALID_SAMPLE),
+        ({"messages": [ASK], "tools": "3"}, RejectReason.INVALID_SAMPLE),
+        ({"conversations": [{"from": "wizard", "value": "x"}]}, RejectReason.UNKNOWN_ROLE),
+        ({"conversations": [{"from": "human"}]}, RejectReason.NOT_TEXT),
+        ({"conversations": [{"from": "function_call", "value": "f("}]}, RejectReason.BAD_TOOL_CALL),
+        ({"conversations": [{"from": "function_call", "value": "[]"}]}, RejectReason.BAD_TOOL_CALL),
+        ({"token_ids": [1, "2"]}, RejectReason.INVALID_SAMPLE),
+        ({"token_ids": [1, -2]}, RejectReason.INVALID_SAMPLE),
+        ({"token_ids": [1, 2], "loss_mask": [1]}, RejectReason.INVALID_SAMPLE),
+        ({"token_ids": [1, 2], "loss_mask": [1, 2]}, RejectReason.INVALID_SAMPLE),
+        ({"text": 3}, RejectReason.NOT_TEXT),
+        ({"text": "x", "id": ["a"]}, RejectReason.INVALID_SAMPLE),
+        ({"text": "x", "id": "a" * 1000}, RejectReason.INVALID_SAMPLE),
+    ],
+)
+def test_a_bad_row_is_a_reject_with_a_reason(row: Any, expected: RejectReason) -> None:
+    assert reason(row) is expected
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["role", "content", "from", "value", "type", "text", "tool_calls", "x"]), inner
+        )
+    ),
+    max_leaves=12,
+)
+KEYS = st.sampled_from(
+    ["id", "messages", "conversations", "system", "tools", "token_ids", "loss_mask", "text", "prompt"]
+)
+
+
+@given(st.dictionaries(KEYS, JSON, max_size=4))
+def test_no_row_raises(row: dict[str, Any]) -> None:
+    found = sample_of(row)
+    assert isinstance(found, Sample) or (found.reason in RejectReason and 0 < len(found.detail) <= 500)

@@ -1,0 +1,78 @@
+"""The estimate is what planning the same request gives."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.manifest import FileEntry
+from schemas.request import ExtractRequest
+from service.errors import SourceRefused
+from service.plan.estimate import estimate_request
+from service.plan.planning import run_planning
+from service.publish.push import batches
+from service.settings import Settings
+from service.store import Store
+from tests.support import templates
+from tests.support.store_cases import job_id
+
+SAMPLES = [{"token_ids": [1] * n} for n in (200, 100, 50, 1)] + [{"token_ids": [999_999]}, {"token_ids": []}]
+
+
+def a_request(root: Path, **options: Any) -> ExtractRequest:
+    model = templates.write_target(root / "model")
+    body = {
+        "model": str(model),
+        "layers": [2],
+        "storage": {"shard_bytes": 65_536},
+        "source": {"kind": "inline", "samples": SAMPLES},
+    }
+    return ExtractRequest.model_validate(body | options)
+
+
+def test_an_estimate_adds_up_and_writes_nothing(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path / "data", model_roots=(tmp_path,))
+    found = estimate_request(a_request(tmp_path, hub={"repo_id": "org/set"}), settings)
+    assert (found.samples, found.rejected, found.tokens) == (4, 2, 351)
+    assert (found.bytes_per_token, found.bytes, found.layer_ids) == (256, 351 * 256, (2, 8))
+    assert (found.shards, found.commits, found.seconds) == (2, 1, None)
+    assert not settings.data_dir.exists()
+
+
+def test_an_estimate_agrees_with_the_plan(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path, model_roots=(tmp_path,))
+    request = a_request(tmp_path)
+    found = estimate_request(request, settings)
+    store = Store(settings.database())
+    store.migrate()
+    store.submit(job_id(1), "key", request)
+    run_planning(store, settings, "planner", lambda: False)
+    progress = store.job(job_id(1)).progress
+    store.close()
+    planned = (
+        progress.samples_planned - progress.samples_rejected,
+        progress.tokens_planned,
+        progress.units_planned,
+    )
+    assert planned == (found.samples, found.tokens, found.shards) and found.commits == 0
+
+
+def test_answers_are_counted_at_their_longest(tmp_path: Path) -> None:
+    settings = Settings(model_roots=(tmp_path,))
+    found = estimate_request(a_request(tmp_path, generate={"max_tokens": 10}), settings)
+    assert found.tokens == 351 + 4 * 10
+
+
+def test_the_commits_are_those_that_the_publisher_makes(tmp_path: Path) -> None:
+    samples = [{"token_ids": [i]} for i in range(120)]
+    request = a_request(tmp_path, source={"kind": "inline", "samples": samples}, hub={"repo_id": "org/set"})
+    settings = Settings(model_roots=(tmp_path,), unit_max_samples=1)
+    found = estimate_request(request, settings)
+    files = [FileEntry(path=str(i), sha256="0" * 64, bytes=1) for i in range(2 * found.shards + 2)]
+    assert found.shards == 120 and found.commits == len(batches(files)[0]) + 1
+
+
+def test_an_estimate_meets_the_errors_of_the_job(tmp_path: Path) -> None:
+    request = a_request(tmp_path, source={"kind": "file", "path": "missing.jsonl"})
+    with pytest.raises(SourceRefused):
+        estimate_request(request, Settings(model_roots=(tmp_path,), source_roots=(tmp_path,)))

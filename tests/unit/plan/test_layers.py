@@ -1,0 +1,76 @@
+"""Presets and lists of layers as vLLM ids."""
+
+import pytest
+
+from service.errors import UnknownLayer
+from service.plan.layers import PRESETS, resolve_layers
+
+
+@pytest.mark.parametrize(
+    ("preset", "num_layers", "expected"),
+    [
+        ("eagle3", 36, (2, 18, 33, 36)),
+        ("eagle3", 32, (2, 16, 29, 32)),
+        ("eagle3", 7, (2, 3, 4, 7)),
+        ("eagle", 32, (32,)),
+        ("mtp", 61, (61,)),
+        ("dflash", 36, (2, 10, 18, 26, 34, 36)),
+        ("dflash", 8, (2, 3, 4, 5, 6, 8)),
+    ],
+)
+def test_a_preset_names_the_layers_that_its_drafters_read(
+    preset: str, num_layers: int, expected: tuple[int, ...]
+) -> None:
+    assert resolve_layers(preset, True, num_layers) == expected
+
+
+@pytest.mark.parametrize(
+    ("preset", "num_layers"), [("eagle3", 6), ("eagle3", 3), ("dflash", 7), ("dflash", 1)]
+)
+def test_a_preset_that_collapses_is_refused_with_the_depth_and_a_list_that_works(
+    preset: str, num_layers: int
+) -> None:
+    with pytest.raises(UnknownLayer, match=f"with {num_layers} layers") as caught:
+        resolve_layers(preset, True, num_layers)
+    assert caught.value.field == "layers" and caught.value.cure is not None
+    suggested = caught.value.cure.split("example ")[1].strip("[]").split(", ")
+    assert resolve_layers(tuple(int(k) for k in suggested), True, num_layers)
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+@pytest.mark.parametrize("num_layers", range(1, 129))
+def test_a_preset_gives_ascending_ids_of_the_model_or_is_refused(preset: str, num_layers: int) -> None:
+    try:
+        ids = resolve_layers(preset, True, num_layers)
+    except UnknownLayer:
+        assert num_layers < 8
+        return
+    assert list(ids) == sorted(set(ids)) and ids[0] >= 1 and ids[-1] == num_layers
+
+
+def test_a_list_is_sorted_and_the_last_layer_added_once() -> None:
+    assert resolve_layers((6, 0, 3), True, 8) == (0, 3, 6, 8)
+    assert resolve_layers((8, 2), True, 8) == (2, 8)
+
+
+def test_the_last_layer_is_left_out_where_asked() -> None:
+    assert resolve_layers((6, 3), False, 8) == (3, 6)
+    assert resolve_layers("eagle3", False, 36) == (2, 18, 33)
+
+
+@pytest.mark.parametrize("layers", [(9,), (2, 99), (-1, 2)])
+def test_an_id_that_the_model_does_not_have_is_refused_with_the_range(layers: tuple[int, ...]) -> None:
+    with pytest.raises(UnknownLayer, match=r"0 \(embeddings\) to 8") as caught:
+        resolve_layers(layers, True, 8)
+    assert caught.value.field == "layers"
+
+
+def test_an_id_named_twice_is_refused() -> None:
+    with pytest.raises(UnknownLayer, match="twice"):
+        resolve_layers((2, 2, 4), True, 8)
+
+
+def test_a_job_without_any_layer_is_refused() -> None:
+    with pytest.raises(UnknownLayer) as caught:
+        resolve_layers("mtp", False, 8)
+    assert caught.value.field == "final_layer"

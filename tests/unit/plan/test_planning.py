@@ -1,0 +1,321 @@
+"""Planning a job against the real store: what stands afterwards, and what another planner finds."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from connector.seal import sha256_of
+from schemas.arrow import PLAN_SCHEMA
+from schemas.job import JobState
+from schemas.names import plan_path
+from schemas.request import ExtractRequest, Generate
+from service.errors import LeaseLost
+from service.plan.planning import SILENT_LEASES, resolve_capture, run_planning
+from service.settings import Settings
+from service.store import PlanLease, Store
+from tests.support import templates
+from tests.support.store_cases import Clock, job_id
+
+JOB = job_id(1)
+BYTES_PER_TOKEN = 2 * 64 * 2
+"""Two layers of 64 bfloat16 values."""
+
+
+class WatchedStore(Store):
+    """A store that says when a plan's lease was extended, and when it was found lost."""
+
+    extended: threading.Event
+    lost: threading.Event
+
+    def extend_plan(self, lease: PlanLease, ttl_s: float) -> None:
+        try:
+            super().extend_plan(lease, ttl_s)
+        except LeaseLost:
+            self.lost.set()
+            raise
+        self.extended.set()
+
+
+class House:
+    """A data folder, a target, a source of twelve conversations of which three are bad, and a store."""
+
+    def __init__(self, root: Path, clock: Clock) -> None:
+        self.root = root
+        self.clock = clock
+        self.model = templates.write_target(root / "model")
+        self.source = root / "rows.jsonl"
+        self.write_rows(12)
+        self.settings = Settings(
+            data_dir=root / "data", model_roots=(root,), source_roots=(root,), unit_max_samples=4
+        )
+        self.settings.data_dir.mkdir()
+        self.store = WatchedStore(self.settings.database(), clock)
+        self.store.extended, self.store.lost = threading.Event(), threading.Event()
+        self.store.migrate()
+
+    def write_rows(self, num: int, word: str = "row") -> None:
+        rows = [
+            {
+                "messages": [
+                    {"role": "user", "content": f"{word} {i}"},
+                    {"role": "assistant", "content": "yes"},
+                ]
+            }
+            if i % 4 != 3
+            else {"id": f"bad-{i}"}
+            for i in range(num)
+        ]
+        self.source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def submit(self, **options: Any) -> None:
+        body = {
+            "model": str(self.model),
+            "layers": [2],
+            "source": {"kind": "file", "path": str(self.source)},
+        } | options
+        self.store.submit(JOB, "key", ExtractRequest.model_validate(body))
+
+    def plan(self, stop: Callable[[], bool] = lambda: False, owner: str = "planner") -> bool:
+        return run_planning(self.store, self.settings, owner, stop)
+
+    def plan_file(self, unit: int) -> Path:
+        return self.settings.work_root / plan_path(JOB, unit)
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    made = House(tmp_path, Clock())
+    yield made
+    made.store.close()
+
+
+def test_without_a_job_there_is_nothing_to_plan(house: House) -> None:
+    assert house.plan() is False
+
+
+def test_a_plan_is_units_with_sealed_files_and_rejects(house: House) -> None:
+    house.submit()
+    assert house.plan() is True
+    job = house.store.job(JOB)
+    assert job.state is JobState.RUNNING and job.problem is None and job.progress.plan_done
+    assert (job.progress.samples_planned, job.progress.samples_rejected, job.progress.units_planned) == (
+        12,
+        3,
+        3,
+    )
+    assert [(r.position, r.source_id, r.reason) for r in house.store.rejects(JOB)] == [
+        (3, "bad-3", "no-sample"),
+        (7, "bad-7", "no-sample"),
+        (11, "bad-11", "no-sample"),
+    ]
+    lease = house.store.lease_unit("worker", 60)
+    assert lease is not None and (lease.key.unit, lease.num_samples) == (0, 4)
+    table = pq.read_table(house.plan_file(0))
+    assert table.schema.equals(PLAN_SCHEMA) and table.column("position").to_pylist() == [0, 1, 2, 4]
+    assert table.column("source_id").to_pylist() == [f"rows.jsonl:{i}" for i in (0, 1, 2, 4)]
+    lengths = [len(ids) for ids in table.column("input_ids").to_pylist()]
+    assert table.column("prompt_tokens").to_pylist() == lengths and sum(lengths) == lease.num_tokens
+    assert [len(mask) for mask in table.column("loss_mask").to_pylist()] == lengths
+    assert all(1 in mask for mask in table.column("loss_mask").to_pylist())
+
+
+def test_the_identity_says_what_the_dataset_is(house: House) -> None:
+    house.submit(loss="last_turn", storage={"compression": "planes"})
+    house.plan()
+    identity = house.store.job(JOB).identity
+    assert identity is not None and identity.state_bytes_per_token == BYTES_PER_TOKEN
+    assert (identity.layer_ids, identity.num_layers, identity.dtype) == ((2, 8), 8, "bfloat16")
+    assert (identity.loss, identity.compression, identity.capture) == ("last_turn", "planes", None)
+    assert identity.source_fingerprint.startswith("file:") and identity.template_sha256
+
+
+def test_units_are_as_large_as_a_shard(house: House) -> None:
+    house.write_rows(800)
+    house.submit(storage={"shard_bytes": 65_536})
+    house.settings = house.settings.model_copy(update={"unit_max_samples": 4096})
+    house.plan()
+    sizes = [unit.num_tokens * BYTES_PER_TOKEN for unit in house.store.units(JOB)]
+    assert len(sizes) > 2 and all(0.8 * 65_536 < size <= 65_536 for size in sizes[:-1])
+
+
+def test_the_same_plan_has_the_same_bytes_anywhere(house: House, tmp_path: Path) -> None:
+    house.submit()
+    house.plan()
+    other = House(tmp_path / "other", Clock())
+    other.submit()
+    other.plan()
+    assert [sha256_of(house.plan_file(u)) for u in range(3)] == [
+        sha256_of(other.plan_file(u)) for u in range(3)
+    ]
+    other.store.close()
+
+
+def test_a_planner_that_stops_leaves_the_rest_to_the_next_one(house: House) -> None:
+    """1. stop after the second unit  2. the lease runs out  3. another planner ends with the same plan."""
+    house.submit()
+    house.plan(stop=lambda: len(house.store.units(JOB)) >= 2)
+    assert not house.store.job(JOB).progress.plan_done and len(house.store.units(JOB)) == 2
+    assert house.plan(owner="second") is False
+    before = [(unit, sha256_of(house.plan_file(unit.unit))) for unit in house.store.units(JOB)]
+    house.clock.advance(house.settings.lease_s + 1)
+    assert house.plan(owner="second") is True
+    job = house.store.job(JOB)
+    assert (
+        job.progress.plan_done and job.progress.samples_planned == 12 and job.progress.samples_rejected == 3
+    )
+    after = [(unit, sha256_of(house.plan_file(unit.unit))) for unit in house.store.units(JOB)]
+    assert after[:2] == before and len(after) == 3
+
+
+def test_a_source_that_changed_between_two_planners_fails_the_job(house: House) -> None:
+    house.submit()
+    house.plan(stop=lambda: len(house.store.units(JOB)) >= 1)
+    house.write_rows(12, word="other")
+    house.clock.advance(house.settings.lease_s + 1)
+    house.plan(owner="second")
+    job = house.store.job(JOB)
+    assert job.state is JobState.FAILED and job.problem is not None
+    assert job.problem.type == "urn:quarry:identity-changed" and "source_fingerprint" in job.problem.detail
+
+
+def test_a_planner_that_lost_its_lease_adds_nothing_more(house: House) -> None:
+    house.submit()
+    taken = threading.Event()
+
+    def lose() -> bool:
+        if not taken.is_set():
+            taken.set()
+            house.clock.advance(house.settings.lease_s + 1)
+            assert house.store.lease_plan("thief", 60) is not None
+        return False
+
+    house.plan(stop=lose)
+    assert house.store.units(JOB) == [] and house.store.job(JOB).state is JobState.RUNNING
+
+
+def test_a_planner_learns_of_a_lost_lease_before_its_unit_is_full(house: House) -> None:
+    house.submit()
+    house.settings = house.settings.model_copy(update={"lease_s": 0.05})
+    asked = []
+
+    def lose() -> bool:
+        asked.append(None)
+        if len(asked) == 1:
+            house.clock.advance(1)
+            while house.store.lease_plan("thief", 60) is None:
+                house.clock.advance(1)  # the lease was just extended
+            assert house.store.lost.wait(60)
+        return False
+
+    assert house.plan(stop=lose) is True
+    assert len(asked) < 4 and house.store.units(JOB) == []
+
+
+def test_a_job_cancelled_while_it_is_planned_stays_cancelled(house: House) -> None:
+    house.submit()
+    cancelled = threading.Event()
+
+    def cancel() -> bool:
+        if not cancelled.is_set():
+            cancelled.set()
+            house.store.cancel(JOB)
+        return False
+
+    assert house.plan(stop=cancel) is True
+    assert house.store.job(JOB).state is JobState.CANCELLED and house.store.units(JOB) == []
+
+
+def test_a_long_plan_keeps_its_lease(house: House) -> None:
+    house.submit()
+    house.settings = house.settings.model_copy(update={"lease_s": 0.05})
+    house.plan(stop=lambda: not house.store.extended.wait(60))
+    assert house.store.extended.is_set() and house.store.job(JOB).progress.plan_done
+
+
+def test_a_job_of_rejects_alone_is_planned_without_units(house: House) -> None:
+    house.source.write_text('{"no": 1}\n{"no": 2}\n')
+    house.submit()
+    house.plan()
+    job = house.store.job(JOB)
+    assert job.state is JobState.RUNNING and job.progress.plan_done
+    assert (job.progress.units_planned, job.progress.samples_rejected) == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "field"),
+    [
+        ({"model": "/nowhere"}, "unknown-model", "model"),
+        ({"layers": [99]}, "unknown-layer", "layers"),
+        ({"source": {"kind": "file", "path": "missing.jsonl"}}, "source-refused", "source.path"),
+        ({"chat_template": "{% for %}"}, "template-refused", "chat_template"),
+        ({"chat_template": templates.UNMARKED_TRAILER}, "template-refused", "chat_template"),
+        ({"generate": {"max_tokens": 100_000}}, "option-refused", "generate.max_tokens"),
+    ],
+)
+def test_what_the_request_gets_wrong_fails_the_job_and_names_the_field(
+    house: House, options: dict[str, Any], kind: str, field: str
+) -> None:
+    house.submit(**options)
+    assert house.plan() is True
+    job = house.store.job(JOB)
+    assert job.state is JobState.FAILED and job.problem is not None and job.problem.cure
+    assert (job.problem.type, job.problem.field) == (f"urn:quarry:{kind}", field)
+
+
+def test_an_empty_source_fails_the_job(house: House) -> None:
+    house.source.write_text("\n")
+    house.submit()
+    house.plan()
+    job = house.store.job(JOB)
+    assert job.state is JobState.FAILED and job.problem is not None and "no row" in job.problem.detail
+
+
+def test_a_passing_error_is_tried_again_and_then_waits_for_a_person(house: House) -> None:
+    """1. a file stands where plans go  2. three leases try  3. the job is blocked  4. resumed, it ends."""
+    house.submit()
+    house.settings.work_root.write_text("in the way")
+    for attempt in range(house.settings.unit_attempts):
+        assert house.store.job(JOB).state in {JobState.QUEUED, JobState.RUNNING}, attempt
+        assert house.plan() is True
+        house.clock.advance(house.settings.lease_s + 1)
+    job = house.store.job(JOB)
+    assert job.state is JobState.BLOCKED and job.problem is not None
+    assert job.problem.type == "urn:quarry:write-failed"
+    house.settings.work_root.unlink()
+    house.store.resume(JOB)
+    assert house.plan() is True
+    assert house.store.job(JOB).progress.plan_done
+
+
+def test_a_job_that_kills_its_planners_waits_for_a_person(house: House) -> None:
+    """1. nineteen planners vanish with the job  2. the next one blocks it  3. resumed, it is planned."""
+    house.submit()
+    for _ in range(SILENT_LEASES - 1):
+        assert house.store.lease_plan("vanishes", 60) is not None
+        house.clock.advance(61)
+    assert house.plan() is True
+    job = house.store.job(JOB)
+    assert job.state is JobState.BLOCKED and job.problem is not None and "19 times" in job.problem.detail
+    house.store.resume(JOB)
+    house.plan()
+    assert house.store.job(JOB).progress.plan_done
+
+
+def test_a_generate_job_is_planned_with_room_for_its_answers(house: House) -> None:
+    house.submit(generate={"max_tokens": 200}, storage={"shard_bytes": 65_536})
+    house.plan()
+    identity = house.store.job(JOB).identity
+    assert identity is not None and identity.capture == "one_pass"
+    assert [unit.num_samples for unit in house.store.units(JOB)] == [1] * 9
+    assert not any(pq.read_table(house.plan_file(0)).column("loss_mask").to_pylist()[0])
+
+
+def test_auto_capture_is_one_pass_and_a_choice_is_kept() -> None:
+    assert resolve_capture(None) is None
+    assert resolve_capture(Generate(max_tokens=1)) == "one_pass"
+    assert resolve_capture(Generate(max_tokens=1, capture="second_prefill")) == "second_prefill"

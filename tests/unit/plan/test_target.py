@@ -1,0 +1,256 @@
+"""Models: where they may be, what their configs say, and which revision they are."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from schemas.request import ExtractRequest
+from service.errors import HubUnavailable, OptionRefused, RequestError, UnknownLayer, UnknownModel
+from service.plan.model_folder import local_revision
+from service.plan.target import Target, inspect_target
+from service.settings import Settings
+from tests.support import templates
+from tests.support.fake_hub import FakeHub
+
+
+def a_request(model: str | Path, **options: Any) -> ExtractRequest:
+    source = {"kind": "inline", "samples": [{"text": "x"}]}
+    return ExtractRequest.model_validate({"model": str(model), "source": source} | options)
+
+
+def with_config(folder: Path, config: dict[str, Any]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def inspect(root: Path, model: str | Path, **options: Any) -> Target:
+    return inspect_target(a_request(model, **options), Settings(model_roots=(root,)))
+
+
+def refusal(root: Path, model: str | Path, **options: Any) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        inspect(root, model, **options)
+    assert caught.value.cure
+    return caught.value
+
+
+PLAIN = {"num_hidden_layers": 8, "hidden_size": 64, "vocab_size": 100, "max_position_embeddings": 512}
+
+
+def test_a_local_model_is_read_from_its_config(tmp_path: Path) -> None:
+    folder = templates.write_target(tmp_path / "m", num_hidden_layers=10, max_position_embeddings=128)
+    found = inspect(tmp_path, folder, layers=[3])
+    assert (found.num_layers, found.hidden_size, found.dtype, found.max_model_len) == (
+        10,
+        64,
+        "bfloat16",
+        128,
+    )
+    assert (
+        found.layer_ids == (3, 10) and found.folder == folder and found.architectures == ("LlamaForCausalLM",)
+    )
+
+
+def test_a_relative_model_path_begins_with_a_dot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_config(tmp_path / "m", PLAIN)
+    monkeypatch.chdir(tmp_path)
+    assert inspect(tmp_path, "./m").folder == tmp_path / "m"
+
+
+def test_a_model_type_that_nobody_knows_is_read_as_plain_json(tmp_path: Path) -> None:
+    found = inspect(tmp_path, with_config(tmp_path / "m", PLAIN | {"model_type": "never-heard-of"}))
+    assert (found.num_layers, found.vocab_size, found.dtype) == (8, 100, "float32")
+
+
+def test_older_names_in_a_config_are_understood(tmp_path: Path) -> None:
+    old = {"n_layer": 12, "n_embd": 32, "vocab_size": 50, "n_positions": 77, "torch_dtype": "float16"}
+    found = inspect(tmp_path, with_config(tmp_path / "m", old))
+    assert (found.num_layers, found.hidden_size, found.max_model_len, found.dtype) == (12, 32, 77, "float16")
+
+
+def test_the_text_part_of_a_multimodal_config_counts(tmp_path: Path) -> None:
+    config = {
+        "dtype": "bfloat16",
+        "text_config": PLAIN,
+        "vision_config": {"num_hidden_layers": 99},
+        "hidden_size": 1,
+    }
+    found = inspect(tmp_path, with_config(tmp_path / "m", config))
+    assert (found.num_layers, found.hidden_size, found.dtype) == (8, 64, "bfloat16")
+
+
+def test_what_a_published_config_leaves_out_is_its_class_default(tmp_path: Path) -> None:
+    config = {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", "num_hidden_layers": 34}}
+    found = inspect(tmp_path, with_config(tmp_path / "m", config))
+    assert (found.num_layers, found.hidden_size, found.vocab_size) == (34, 2304, 262208)
+    assert found.max_model_len == 131072
+
+
+@pytest.mark.parametrize(
+    ("rope", "expected"),
+    [
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, 2048),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, 1024),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}},
+            512,
+        ),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 512),
+        (
+            {
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "linear", "factor": 2},
+                    "other": {"rope_type": "default"},
+                }
+            },
+            1024,
+        ),
+        ({"rope_scaling": {"type": "longrope"}, "original_max_position_embeddings": 64}, 64),
+        ({"rope_scaling": None}, 512),
+        ({"model_max_length": 256}, 256),
+    ],
+)
+def test_the_longest_sequence_is_the_one_that_the_engine_derives(
+    tmp_path: Path, rope: dict[str, Any], expected: int
+) -> None:
+    assert inspect(tmp_path, with_config(tmp_path / "m", PLAIN | rope)).max_model_len == expected
+
+
+def test_a_dtype_that_cannot_be_stored_is_refused_and_can_be_overridden(tmp_path: Path) -> None:
+    folder = with_config(tmp_path / "m", PLAIN | {"dtype": "float8_e4m3fn"})
+    error = refusal(tmp_path, folder)
+    assert isinstance(error, OptionRefused) and error.field == "dtype"
+    assert inspect(tmp_path, folder, dtype="float16").dtype == "float16"
+
+
+@pytest.mark.parametrize(
+    "config",
+    ["[]", "{", "{}", json.dumps(PLAIN | {"num_hidden_layers": "8"}), json.dumps(PLAIN | {"vocab_size": 0})],
+)
+def test_a_config_that_says_nothing_usable_is_an_unknown_model(tmp_path: Path, config: str) -> None:
+    folder = with_config(tmp_path / "m", {})
+    (folder / "config.json").write_text(config)
+    assert isinstance(refusal(tmp_path, folder), UnknownModel)
+
+
+def test_a_config_that_its_class_refuses_is_an_unknown_model(tmp_path: Path) -> None:
+    folder = with_config(tmp_path / "m", {"model_type": "llama", "hidden_size": "wide"})
+    assert isinstance(refusal(tmp_path, folder), UnknownModel)
+
+
+def test_a_local_model_outside_the_roots_is_refused_with_the_setting_to_change(tmp_path: Path) -> None:
+    folder = with_config(tmp_path / "elsewhere", PLAIN)
+    (tmp_path / "root").mkdir()
+    error = refusal(tmp_path / "root", folder)
+    assert isinstance(error, UnknownModel) and error.field == "model"
+    assert error.cure is not None and "QUARRY_MODEL_ROOTS" in error.cure
+
+
+@pytest.mark.parametrize("path", ["root/link", "root/../elsewhere"])
+def test_no_link_and_no_dots_lead_out_of_the_roots(tmp_path: Path, path: str) -> None:
+    with_config(tmp_path / "elsewhere", PLAIN)
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root" / "link").symlink_to(tmp_path / "elsewhere")
+    assert "QUARRY_MODEL_ROOTS" in str(refusal(tmp_path / "root", tmp_path / path).cure)
+
+
+def test_a_folder_without_a_config_and_a_revision_of_a_folder_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    assert "config.json" in refusal(tmp_path, tmp_path / "m").detail
+    with_config(tmp_path / "m", PLAIN)
+    assert refusal(tmp_path, tmp_path / "m", revision="main").field == "revision"
+
+
+@pytest.mark.parametrize("model", ["a/b/c", "no spaces", "org/name--x", "org/..", "~/m", "org\\name", ""])
+def test_what_is_neither_id_nor_path_is_refused_without_asking_anybody(tmp_path: Path, model: str) -> None:
+    request = a_request("x").model_copy(update={"model": model})
+    with pytest.raises(UnknownModel) as caught:
+        inspect_target(request, Settings(hub_endpoint="http://127.0.0.1:1"))
+    assert caught.value.field == "model"
+
+
+def test_bad_layers_name_their_field(tmp_path: Path) -> None:
+    folder = with_config(tmp_path / "m", PLAIN)
+    assert isinstance(refusal(tmp_path, folder, layers=[9]), UnknownLayer)
+
+
+def weights(folder: Path, **tensors: Any) -> None:
+    save_file({name: np.asarray(value) for name, value in tensors.items()}, folder / "model.safetensors")
+
+
+def test_the_revision_of_a_folder_does_not_move_with_copies_and_touches(tmp_path: Path) -> None:
+    first, second = (templates.write_target(tmp_path / name) for name in ("a", "b"))
+    for folder in (first, second):
+        weights(folder, w=[1.0, 2.0])
+        (folder / "README.md").write_text(str(folder))
+    os.utime(second / "model.safetensors", (1, 1))
+    assert local_revision(first) == local_revision(second)
+
+
+@pytest.mark.parametrize(
+    "change", ["config", "template", "vocabulary", "tensor-name", "tensor-shape", "more-weights"]
+)
+def test_the_revision_of_a_folder_changes_with_what_it_is_made_of(tmp_path: Path, change: str) -> None:
+    folder = templates.write_target(tmp_path / "m")
+    weights(folder, w=[1.0, 2.0])
+    before = local_revision(folder)
+    match change:
+        case "config":
+            templates.write_target(folder, num_hidden_layers=9)
+        case "template":
+            (folder / "chat_template.jinja").write_text("other")
+        case "vocabulary":
+            text = (folder / "tokenizer.json").read_text()
+            (folder / "tokenizer.json").write_text(text + " ")
+        case "tensor-name":
+            weights(folder, v=[1.0, 2.0])
+        case "tensor-shape":
+            weights(folder, w=[[1.0, 2.0]])
+        case "more-weights":
+            (folder / "model-2.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    assert local_revision(folder) != before
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 8, (100).to_bytes(8, "little") + b"{}"])
+def test_a_broken_weight_file_is_an_unknown_model(tmp_path: Path, content: bytes) -> None:
+    folder = with_config(tmp_path / "m", PLAIN)
+    (folder / "model.safetensors").write_bytes(content)
+    assert isinstance(refusal(tmp_path, folder), UnknownModel)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    with FakeHub() as hub:
+        files = {path.name: path.read_bytes() for path in templates.write_target(tmp_path / "hub").iterdir()}
+        hub.add_repo("org/model", {**files, "model.safetensors": b"weights are not fetched"}, kind="model")
+        yield hub
+
+
+def test_a_hub_model_is_its_commit_and_its_weights_stay_there(hub: FakeHub) -> None:
+    found = inspect_target(a_request("org/model"), Settings(hub_endpoint=hub.url))
+    assert found.revision == hub.repo("org/model", "model").head.oid == found.folder.name
+    assert (found.folder / "tokenizer.json").is_file() and not list(found.folder.glob("*.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("model", "revision", "field"), [("org/none", None, "model"), ("org/model", "no-such", "revision")]
+)
+def test_a_hub_model_or_revision_that_is_not_there_is_named(
+    hub: FakeHub, model: str, revision: str, field: str
+) -> None:
+    with pytest.raises(UnknownModel) as caught:
+        inspect_target(a_request(model, revision=revision), Settings(hub_endpoint=hub.url))
+    assert caught.value.field == field and repr(model) in caught.value.detail
+
+
+def test_a_hub_that_is_down_is_not_an_unknown_model(hub: FakeHub) -> None:
+    with pytest.raises(HubUnavailable):
+        inspect_target(a_request("org/other"), Settings(hub_endpoint="http://127.0.0.1:1"))

@@ -1,0 +1,399 @@
+"""Token ids and loss masks: checked by decoding what is supervised."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import ByT5Tokenizer
+
+from schemas.request import ExtractRequest, Sample
+from service.errors import OptionRefused, TemplateRefused, UnknownModel
+from service.plan.sources import RejectReason, RowReject
+from service.plan.target import inspect_target
+from service.plan.tokens import SampleTokenizer, Tokenized
+from service.settings import Settings
+from tests.support import templates
+
+
+def a_tokenizer(tmp_path: Path, template: str | None = templates.CHATML, **options: Any) -> SampleTokenizer:
+    config = options.pop("config", {})
+    folder = templates.write_target(tmp_path / "model", template, **config)
+    request = ExtractRequest.model_validate(
+        {"model": str(folder), "source": {"kind": "inline", "samples": [{"text": "x"}]}} | options
+    )
+    return SampleTokenizer(inspect_target(request, Settings(model_roots=(tmp_path,))), request)
+
+
+def chat(*turns: str | dict[str, Any], **more: Any) -> Sample:
+    """Turns are `role: content`, or whole messages."""
+    messages = [
+        dict(zip(("role", "content"), turn.split(": ", 1), strict=True)) if isinstance(turn, str) else turn
+        for turn in turns
+    ]
+    return Sample.model_validate({"messages": messages} | more)
+
+
+def pieces(tokenizer: SampleTokenizer, sample: Sample) -> tuple[list[str], str]:
+    """Return the texts of each run of supervised tokens, and the whole text."""
+    found = tokenizer.encode(sample)
+    assert isinstance(found, Tokenized), found
+    assert (
+        found.ids.dtype == np.int32 and found.mask.dtype == np.uint8 and found.ids.shape == found.mask.shape
+    )
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], found.mask, [0]])))
+    runs = [decode(tokenizer, found.ids[a:b]) for a, b in edges.reshape(-1, 2)]
+    return runs, decode(tokenizer, found.ids)
+
+
+def decode(tokenizer: SampleTokenizer, ids: Any) -> str:
+    text: str = tokenizer._tokenizer._tokenizer.decode(list(ids), skip_special_tokens=False)
+    return text
+
+
+def rejected(tokenizer: SampleTokenizer, sample: Sample) -> RowReject:
+    found = tokenizer.encode(sample)
+    assert isinstance(found, RowReject), found
+    return found
+
+
+TWO = ("user: What is it?", "assistant: It is one.", "user: And now?", "assistant: Now two.")
+THOUGHT = (
+    "user: Why?",
+    {"role": "assistant", "content": "Since.", "reasoning_content": "Let me see."},
+    "user: Sure?",
+    {"role": "assistant", "content": "Yes.", "reasoning_content": "Again."},
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (templates.CHATML, ["It is one.<|im_end|>", "Now two.<|im_end|>"]),
+        (templates.LLAMA3, ["It is one.<|eot_id|>", "Now two.<|eot_id|>"]),
+        (templates.MISTRAL, [" It is one.</s>", " Now two.</s>"]),
+        (templates.HARMONY, ["<|message|>It is one.<|end|>", "<|message|>Now two.<|return|>"]),
+        (templates.GENERATION, ["It is one.<|im_end|>", "Now two.<|im_end|>"]),
+        (templates.STRICT_ROLES, ["It is one.<|im_end|>", "Now two.<|im_end|>"]),
+        (templates.TRAILER, ["It is one.<|im_end|>", "Now two.<|im_end|>"]),
+        (templates.QWEN3, ["It is one.<|im_end|>", "<think>\n\n</think>\n\nNow two.<|im_end|>"]),
+        (templates.QWEN3_THINKING, ["It is one.<|im_end|>", "\n</think>\n\nNow two.<|im_end|>"]),
+    ],
+    ids=[
+        "chatml",
+        "llama3",
+        "mistral",
+        "harmony",
+        "generation",
+        "strict",
+        "trailer",
+        "qwen3",
+        "qwen3-thinking",
+    ],
+)
+def test_what_the_model_itself_writes_is_supervised(
+    tmp_path: Path, template: str, expected: list[str]
+) -> None:
+    runs, _ = pieces(a_tokenizer(tmp_path, template), chat(*TWO))
+    assert runs == expected
+
+
+def test_reasoning_is_supervised_where_the_template_keeps_it(tmp_path: Path) -> None:
+    runs, whole = pieces(a_tokenizer(tmp_path, templates.QWEN3), chat(*THOUGHT))
+    assert runs == ["Since.<|im_end|>", "<think>\nAgain.\n</think>\n\nYes.<|im_end|>"]
+    assert "Let me see." not in whole
+
+
+def test_a_tool_call_of_an_earlier_exchange_is_found_though_its_reasoning_is_dropped(tmp_path: Path) -> None:
+    call = {"type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    turns = (
+        "user: One and one?",
+        {"role": "assistant", "reasoning_content": "I add.", "tool_calls": [call]},
+        {"role": "tool", "content": "2"},
+        "assistant: Two.",
+        *TWO[:2],
+    )
+    runs, whole = pieces(
+        a_tokenizer(tmp_path, templates.QWEN3),
+        chat(*turns, tools=[{"type": "function", "function": {"name": "add"}}]),
+    )
+    assert runs == [
+        '<tool_call>\nadd {"a": 1}\n</tool_call><|im_end|>',
+        "Two.<|im_end|>",
+        "<think>\n\n</think>\n\nIt is one.<|im_end|>",
+    ]
+    assert "# Tools" in whole and "I add." not in whole
+
+
+def test_a_tool_turn_and_a_system_turn_are_not_supervised(tmp_path: Path) -> None:
+    call = {"type": "function", "function": {"name": "now", "arguments": {}}}
+    turns = (
+        "system: Be brief.",
+        "user: Time?",
+        {"role": "assistant", "reasoning_content": "Look.", "tool_calls": [call]},
+        {"role": "tool", "content": "noon"},
+        "assistant: Noon.",
+    )
+    runs, _ = pieces(a_tokenizer(tmp_path, templates.QWEN3), chat(*turns))
+    assert runs == [
+        "<think>\nLook.\n</think>\n\n<tool_call>\nnow {}\n</tool_call><|im_end|>",
+        "<think>\n\n</think>\n\nNoon.<|im_end|>",
+    ]
+
+
+def test_a_conversation_that_begins_with_the_assistant_has_its_first_turn_supervised(tmp_path: Path) -> None:
+    runs, _ = pieces(a_tokenizer(tmp_path), chat("assistant: Hello.", "user: Hi.", "assistant: Well?"))
+    assert runs == ["Hello.<|im_end|>", "Well?<|im_end|>"]
+
+
+@pytest.mark.parametrize("template", [templates.CHATML, templates.GENERATION, templates.QWEN3])
+def test_last_turn_supervises_the_last_assistant_turn_alone(tmp_path: Path, template: str) -> None:
+    runs, _ = pieces(a_tokenizer(tmp_path, template, loss="last_turn"), chat(*TWO, "user: Bye."))
+    assert runs == ["Now two.<|im_end|>"]
+
+
+def test_loss_all_supervises_every_token_even_with_unstable_turns(tmp_path: Path) -> None:
+    runs, whole = pieces(a_tokenizer(tmp_path, templates.TRAILER, loss="all"), chat(*TWO))
+    assert runs == [whole] and whole.endswith("That was all.")
+
+
+def test_plain_text_and_bare_token_ids_are_supervised_whole(tmp_path: Path) -> None:
+    tokenizer = a_tokenizer(tmp_path)
+    runs, whole = pieces(tokenizer, Sample(text="One line of text."))
+    assert runs == [whole] == ["One line of text."]
+    found = tokenizer.encode(Sample(token_ids=(5, 6, 7)))
+    assert (
+        isinstance(found, Tokenized) and found.ids.tolist() == [5, 6, 7] and found.mask.tolist() == [1, 1, 1]
+    )
+
+
+def test_a_given_loss_mask_is_kept(tmp_path: Path) -> None:
+    found = a_tokenizer(tmp_path).encode(Sample(token_ids=(5, 6, 7), loss_mask=(0, 1, 0)))
+    assert isinstance(found, Tokenized) and found.mask.tolist() == [0, 1, 0]
+
+
+@pytest.mark.parametrize("template", [templates.UNMARKED_TRAILER, templates.STRIPPED_REASONING])
+def test_a_template_without_stable_turns_is_refused_by_name_with_the_cure(
+    tmp_path: Path, template: str
+) -> None:
+    with pytest.raises(TemplateRefused, match="no stable turn boundaries") as caught:
+        a_tokenizer(tmp_path, template).encode(chat(*TWO[:2]))
+    assert caught.value.field == "chat_template"
+    assert caught.value.cure is not None and "{% generation %}" in caught.value.cure
+    assert str(tmp_path / "model") in caught.value.detail
+
+
+def test_a_template_that_does_not_render_a_plain_conversation_is_refused(tmp_path: Path) -> None:
+    only_parts = templates.CHATML.replace("message.content", "message.content[0].text")
+    with pytest.raises(TemplateRefused, match="does not render a plain conversation") as caught:
+        a_tokenizer(tmp_path, only_parts).encode(chat(*TWO))
+    assert caught.value.field == "chat_template" and caught.value.cure
+
+
+def test_a_template_that_is_stable_with_reasoning_alone_rejects_only_the_samples_without(
+    tmp_path: Path,
+) -> None:
+    tokenizer = a_tokenizer(tmp_path, templates.NEEDS_REASONING)
+    runs, _ = pieces(tokenizer, chat(*THOUGHT))
+    assert runs == ["Let me see.\n</think>Since.<|im_end|>", "Again.\n</think>Yes.<|im_end|>"]
+    assert rejected(tokenizer, chat(*TWO)).reason is RejectReason.TURN_BOUNDARIES
+
+
+def test_a_template_from_the_request_replaces_the_models(tmp_path: Path) -> None:
+    tokenizer = a_tokenizer(tmp_path, templates.STRIPPED_REASONING, chat_template=templates.GENERATION)
+    assert pieces(tokenizer, chat(*TWO))[0] == ["It is one.<|im_end|>", "Now two.<|im_end|>"]
+    assert tokenizer.template_sha256 != a_tokenizer(tmp_path, templates.STRIPPED_REASONING).template_sha256
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for %}",
+        "{% macro f(m) %}{% generation %}{{ m }}{% endgeneration %}{% endmacro %}{{ f(messages) }}",
+    ],
+)
+def test_a_template_that_cannot_be_used_is_refused_before_any_sample(tmp_path: Path, template: str) -> None:
+    with pytest.raises(TemplateRefused) as caught:
+        a_tokenizer(tmp_path, chat_template=template)
+    assert caught.value.field == "chat_template"
+
+
+def test_messages_need_a_template(tmp_path: Path) -> None:
+    tokenizer = a_tokenizer(tmp_path, None)
+    assert tokenizer.template_sha256 is None
+    assert isinstance(tokenizer.encode(Sample(text="text needs none")), Tokenized)
+    with pytest.raises(TemplateRefused, match="has no chat template"):
+        tokenizer.encode(chat(*TWO))
+
+
+def test_a_sample_that_the_template_refuses_is_a_reject(tmp_path: Path) -> None:
+    found = rejected(a_tokenizer(tmp_path, templates.STRICT_ROLES), chat("assistant: Hello.", "user: Hi."))
+    assert found.reason is RejectReason.TEMPLATE_FAILED and "roles must alternate" in found.detail
+
+
+def test_a_template_that_writes_without_end_rejects_the_sample(tmp_path: Path) -> None:
+    loops = "{% for a in range(9999) %}" * 2 + "{{ messages[0].content }}" + "{% endfor %}" * 2
+    endless = "{% if messages[0].content | length > 20 %}" + loops + "{% endif %}" + templates.CHATML
+    found = rejected(a_tokenizer(tmp_path, endless, loss="all"), chat("user: " + "x" * 100_000))
+    assert found.reason is RejectReason.RENDER_TOO_LONG
+
+
+def test_a_turn_that_says_what_the_template_cuts_is_a_reject_and_no_failed_job(tmp_path: Path) -> None:
+    cut = templates.CHATML.replace(
+        "message.content +", "message.content.replace('assistant\\n', '') +"
+    ).replace(
+        "{%- for message in messages %}",
+        "{%- for message in messages %}{{ '!' if 'boom' in messages[-1].content }}",
+    )
+    tokenizer = a_tokenizer(tmp_path, cut)
+    assert isinstance(tokenizer.encode(chat(*TWO)), Tokenized)
+    assert rejected(tokenizer, chat("user: Go.", "assistant: boom")).reason is RejectReason.TURN_BOUNDARIES
+
+
+@pytest.mark.parametrize(
+    ("sample", "reason"),
+    [
+        (Sample(token_ids=()), RejectReason.EMPTY),
+        (Sample(text=""), RejectReason.EMPTY),
+        (Sample(token_ids=(1, 100_000)), RejectReason.ID_OUTSIDE_VOCABULARY),
+        (Sample(token_ids=(1, 2), loss_mask=(0, 0)), RejectReason.NOTHING_SUPERVISED),
+        (chat("user: Anybody?"), RejectReason.NOTHING_SUPERVISED),
+        (
+            chat("user: x", {"role": "assistant", "content": "", "tool_calls": [{"a": "\ud800"}]}),
+            RejectReason.INVALID_SAMPLE,
+        ),
+    ],
+    ids=["no-ids", "no-text", "bad-id", "zero-mask", "no-assistant", "surrogate"],
+)
+def test_a_sample_that_cannot_be_trained_on_is_a_named_reject(
+    tmp_path: Path, sample: Sample, reason: RejectReason
+) -> None:
+    template = templates.CHATML.replace(
+        "message.content +", "message.content + (message.tool_calls or '') | tojson +"
+    )
+    assert rejected(a_tokenizer(tmp_path, template), sample).reason is reason
+
+
+def test_a_long_sample_is_cut_with_its_mask(tmp_path: Path) -> None:
+    whole = a_tokenizer(tmp_path).encode(chat(*TWO))
+    cut = a_tokenizer(tmp_path, max_tokens=26).encode(chat(*TWO))
+    assert isinstance(whole, Tokenized) and isinstance(cut, Tokenized) and len(whole.ids) > 26
+    assert cut.ids.tolist() == whole.ids[:26].tolist() and cut.mask.tolist() == whole.mask[:26].tolist()
+
+
+@pytest.mark.parametrize("on_too_long", ["truncate", "reject"])
+def test_a_long_sample_is_rejected_where_asked_or_where_nothing_supervised_is_left(
+    tmp_path: Path, on_too_long: str
+) -> None:
+    found = rejected(a_tokenizer(tmp_path, max_tokens=4, on_too_long=on_too_long), chat(*TWO))
+    expected = {"truncate": RejectReason.NOTHING_SUPERVISED, "reject": RejectReason.TOO_LONG}
+    assert found.reason is expected[on_too_long]
+
+
+@pytest.mark.parametrize(("length", "kept"), [(98, 98), (99, 99), (100, 99), (150, 99)])
+def test_no_prompt_is_longer_than_the_engine_takes(tmp_path: Path, length: int, kept: int) -> None:
+    tokenizer = a_tokenizer(tmp_path, config={"max_position_embeddings": 100})
+    found = tokenizer.encode(Sample(token_ids=(1,) * length))
+    assert isinstance(found, Tokenized) and len(found.ids) == kept
+
+
+def test_a_generate_job_asks_with_the_conversation_before_the_last_answer(tmp_path: Path) -> None:
+    tokenizer = a_tokenizer(tmp_path, generate={"max_tokens": 8})
+    asked = tokenizer.encode(chat(*TWO))
+    assert isinstance(asked, Tokenized) and not asked.mask.any()
+    assert decode(tokenizer, asked.ids).endswith("And now?<|im_end|>\n<|im_start|>assistant\n")
+    same = tokenizer.encode(chat(*TWO[:3]))
+    assert isinstance(same, Tokenized) and same.ids.tolist() == asked.ids.tolist()
+    assert rejected(tokenizer, chat("assistant: Hello.")).reason is RejectReason.NO_PROMPT
+
+
+def test_a_generate_job_leaves_room_for_the_answer_and_never_cuts_a_prompt(tmp_path: Path) -> None:
+    tokenizer = a_tokenizer(tmp_path, generate={"max_tokens": 40}, config={"max_position_embeddings": 51})
+    assert tokenizer.limit_tokens == 10
+    assert isinstance(tokenizer.encode(Sample(token_ids=(1,) * 10)), Tokenized)
+    assert rejected(tokenizer, Sample(token_ids=(1,) * 11)).reason is RejectReason.TOO_LONG
+
+
+def test_an_answer_that_leaves_no_room_for_a_prompt_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OptionRefused) as caught:
+        a_tokenizer(tmp_path, generate={"max_tokens": 4096}, max_tokens=4096)
+    assert caught.value.field == "generate.max_tokens"
+
+
+def test_call_arguments_given_as_json_text_reach_the_template_as_an_object(tmp_path: Path) -> None:
+    def with_arguments(arguments: Any) -> list[int]:
+        call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+        found = a_tokenizer(tmp_path, templates.QWEN3).encode(
+            chat("user: x", {"role": "assistant", "tool_calls": [call]})
+        )
+        assert isinstance(found, Tokenized)
+        ids: list[int] = found.ids.tolist()
+        return ids
+
+    assert with_arguments('{"a": [1, 2]}') == with_arguments({"a": [1, 2]}) != with_arguments("no json")
+
+
+def test_the_day_does_not_change_the_tokens(tmp_path: Path) -> None:
+    _, whole = pieces(a_tokenizer(tmp_path, templates.DATED), chat(*TWO))
+    assert whole.startswith("2024-07-26")
+
+
+def test_ids_are_those_of_one_tokenization_of_the_whole_rendering(tmp_path: Path) -> None:
+    tokenizer = a_tokenizer(tmp_path, templates.MISTRAL)
+    found = tokenizer.encode(chat(*TWO))
+    assert isinstance(found, Tokenized)
+    hf = tokenizer._tokenizer._tokenizer
+    messages = [{"role": t.split(": ")[0], "content": t.split(": ")[1]} for t in TWO]
+    assert found.ids.tolist() == hf.apply_chat_template(messages, tokenize=True, return_dict=False)
+
+
+def test_the_mask_of_generation_marks_is_what_transformers_makes_of_them(tmp_path: Path) -> None:
+    tokenizer = a_tokenizer(tmp_path, templates.GENERATION)
+    found = tokenizer.encode(chat(*TWO))
+    assert isinstance(found, Tokenized)
+    messages = [{"role": t.split(": ")[0], "content": t.split(": ")[1]} for t in TWO]
+    theirs = tokenizer._tokenizer._tokenizer.apply_chat_template(
+        messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+    )
+    assert found.mask.tolist() == theirs["assistant_masks"] and found.ids.tolist() == theirs["input_ids"]
+
+
+@pytest.mark.parametrize(
+    "content", ["naive cafe", "na\u00efve caf\u00e9 \U0001f600\U0001f469\u200d\U0001f52c!", "  spaced  "]
+)
+def test_any_content_is_supervised_whole(tmp_path: Path, content: str) -> None:
+    runs, whole = pieces(a_tokenizer(tmp_path), chat("user: Say.", {"role": "assistant", "content": content}))
+    assert runs == [content + "<|im_end|>"] and whole.count("<|im_end|>") == 2
+
+
+def test_a_folder_without_a_tokenizer_is_an_unknown_model(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(
+        json.dumps({"num_hidden_layers": 8, "hidden_size": 4, "vocab_size": 9, "max_position_embeddings": 32})
+    )
+    request = ExtractRequest.model_validate(
+        {"model": str(folder), "source": {"kind": "inline", "samples": [{"text": "x"}]}}
+    )
+    with pytest.raises(UnknownModel, match="tokenizer") as caught:
+        SampleTokenizer(inspect_target(request, Settings(model_roots=(tmp_path,))), request)
+    assert caught.value.field == "model"
+
+
+def test_a_tokenizer_without_offsets_serves_all_but_masks_of_conversations(tmp_path: Path) -> None:
+    folder = templates.write_target(tmp_path / "model", vocab_size=1000)
+    for path in folder.glob("tokenizer*"):
+        path.unlink()
+    ByT5Tokenizer(chat_template=templates.CHATML).save_pretrained(folder)
+
+    def slow(**options: Any) -> SampleTokenizer:
+        source = {"kind": "inline", "samples": [{"text": "x"}]}
+        request = ExtractRequest.model_validate({"model": str(folder), "source": source} | options)
+        return SampleTokenizer(inspect_target(request, Settings(model_roots=(tmp_path,))), request)
+
+    assert isinstance(slow(loss="all").encode(chat(*TWO)), Tokenized)
+    assert isinstance(slow().encode(Sample(text="abc")), Tokenized)
+    with pytest.raises(TemplateRefused, match="which characters") as caught:
+        slow().encode(chat(*TWO))
+    assert caught.value.field == "loss" and caught.value.cure

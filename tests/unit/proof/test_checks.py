@@ -1,0 +1,394 @@
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from schemas.manifest import UnitChecks
+from schemas.receipts import RejectedRow, UnitSealed
+from service.errors import EngineDied, EngineRefused, StatesWrong, WriteFailed
+from service.proof.checks import Witness, check_unit, logit_rows
+from service.proof.head import Head
+from tests.support.shards import (
+    LENGTHS,
+    Capture,
+    ShardRow,
+    capture,
+    seal_attempt,
+    with_states,
+    write_plan_of,
+)
+from tests.support.tiny_models import NUM_LAYERS, VOCAB_SIZE, TinyModel
+
+CASES = [("llama", "float32"), ("llama", "bfloat16"), ("qwen3", "bfloat16"), ("gemma2", "bfloat16")]
+CASES += [("gpt_neox", "bfloat16"), ("gpt_neox", "float32"), ("gemma2", "float16")]
+LAST = len(LENGTHS) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    folder: Path
+    captured: Capture
+    head: Head
+
+    def seal(self, rows: list[ShardRow] | None = None) -> UnitSealed:
+        rows = self.captured.rows if rows is None else rows
+        return seal_attempt(self.folder, self.captured.provenance, dict(enumerate(rows)))
+
+    def check(self, *receipts: UnitSealed, **changes: object) -> UnitChecks:
+        values = {
+            "attempt": self.folder,
+            "plan_file": write_plan_of(self.folder / "plan.parquet", self.captured.rows),
+            "receipts": receipts,
+            "witnesses": self.captured.witnesses,
+            "head": self.head,
+            "identity": self.captured.about,
+            "logit_share": 1.0,
+            "logit_rows_min": 0,
+        }
+        return check_unit(**(values | changes))
+
+
+def make_unit(tmp_path: Path, model_type: str, dtype: str, **changes: object) -> Unit:
+    model = TinyModel(tmp_path / "model", model_type, dtype)
+    captured = capture(model, dtype=dtype, **changes)
+    return Unit(tmp_path / "attempt", captured, Head.load(model.folder, dtype))
+
+
+@pytest.fixture(scope="module", params=CASES, ids="-".join)
+def any_model(request, tmp_path_factory):
+    """One unit for each model and dtype; tests seal other files into folders of their own."""
+    return make_unit(tmp_path_factory.mktemp("unit"), *request.param)
+
+
+@pytest.fixture
+def unit(any_model, tmp_path):
+    return replace(any_model, folder=tmp_path)
+
+
+@pytest.fixture(scope="module")
+def shared_llama(tmp_path_factory):
+    return make_unit(tmp_path_factory.mktemp("llama"), "llama", "bfloat16")
+
+
+@pytest.fixture
+def llama(shared_llama, tmp_path):
+    return replace(shared_llama, folder=tmp_path)
+
+
+def test_right_states_pass_and_are_counted(unit):
+    checks = unit.check(unit.seal())
+    assert checks.rows_checked == checks.logit_rows == checks.logit_argmax_agree == len(LENGTHS)
+    assert checks.logit_max_error < 0.05
+
+
+def test_many_right_rows_raise_no_false_alarm(unit):
+    model, dtype = unit.captured.model, unit.captured.about.dtype
+    unit = replace(unit, captured=capture(model, dtype=dtype, lengths=[3 + n % 5 for n in range(150)]))
+    checks = unit.check(unit.seal())
+    assert checks.logit_rows == 150
+    assert checks.logit_argmax_agree > 135
+
+
+def post_norm(unit: Unit, row: ShardRow) -> torch.Tensor:
+    return unit.captured.model.run(row.input_ids).post_norm
+
+
+def layer_before(unit: Unit, row: ShardRow) -> torch.Tensor:
+    return unit.captured.model.run(row.input_ids).layers[NUM_LAYERS - 1]
+
+
+def of_another_row(unit: Unit, row: ShardRow) -> torch.Tensor:
+    other = unit.captured.rows[LAST - 1 if row == unit.captured.rows[LAST] else LAST]
+    return other.states[NUM_LAYERS].repeat(40, 1)[: len(row.input_ids)]
+
+
+def stale_block_at_the_end(unit: Unit, row: ShardRow) -> torch.Tensor:
+    states = row.states[NUM_LAYERS].clone()
+    states[-16:] = unit.captured.rows[LAST - 1].states[NUM_LAYERS][: min(16, len(states))]
+    return states
+
+
+def shifted_by_one_token(unit: Unit, row: ShardRow) -> torch.Tensor:
+    return row.states[NUM_LAYERS].roll(1, dims=0)
+
+
+@pytest.mark.parametrize("plant", [post_norm, layer_before])
+def test_a_last_layer_that_is_wrong_in_every_row_is_named(
+    unit, plant: Callable[[Unit, ShardRow], torch.Tensor]
+):
+    model, dtype = unit.captured.model, unit.captured.about.dtype
+    unit = replace(unit, captured=capture(model, dtype=dtype, lengths=LENGTHS * 3))
+    rows = [with_states(row, NUM_LAYERS, plant(unit, row)) for row in unit.captured.rows]
+    with pytest.raises(StatesWrong, match=r"unit 0, row \d+ \(\w+\): .*(states say token|rounding explains)"):
+        unit.check(unit.seal(rows))
+
+
+@pytest.mark.parametrize("plant", [of_another_row, stale_block_at_the_end, shifted_by_one_token])
+def test_a_wrong_last_layer_is_named_with_both_values(unit, plant: Callable[[Unit, ShardRow], torch.Tensor]):
+    row = unit.captured.rows[LAST]
+    rows = [*unit.captured.rows[:LAST], with_states(row, NUM_LAYERS, plant(unit, row))]
+    message = rf"unit 0, row {LAST} \({row.sample_id}\): .*(stored states say token|rounding explains)"
+    with pytest.raises(StatesWrong, match=message):
+        unit.check(unit.seal(rows))
+
+
+def test_states_of_two_rows_that_changed_places_are_found(llama):
+    """Both rows have 17 tokens, and everything but the states stays."""
+    unit = replace(llama, captured=capture(llama.captured.model, dtype="bfloat16", lengths=(17, 17)))
+    first, second = unit.captured.rows
+    rows = [replace(first, states=second.states), replace(second, states=first.states)]
+    with pytest.raises(StatesWrong, match=r"row 0 .*; unit 0, row 1 "):
+        unit.check(unit.seal(rows))
+
+
+@pytest.mark.parametrize("layer_id", [1, NUM_LAYERS])
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [(0.0, "all zero in 16 of 33 tokens, the first at 17"), (float("nan"), "not finite"), (3.0, "constant")],
+)
+def test_a_block_of_impossible_values_is_named(llama, layer_id, value, message):
+    states = llama.captured.rows[LAST].states[layer_id].clone()
+    states[-16:] = value
+    rows = [*llama.captured.rows[:LAST], with_states(llama.captured.rows[LAST], layer_id, states)]
+    with pytest.raises(StatesWrong, match=rf"row {LAST} .*layer {layer_id}: {message}"):
+        llama.check(llama.seal(rows))
+
+
+def test_infinity_is_not_finite(llama):
+    states = llama.captured.rows[LAST].states[2].clone()
+    states[4, 5] = float("-inf")
+    rows = [*llama.captured.rows[:LAST], with_states(llama.captured.rows[LAST], 2, states)]
+    with pytest.raises(StatesWrong, match="layer 2: not finite in 1 of 33 tokens, the first at 4"):
+        llama.check(llama.seal(rows))
+
+
+def test_zero_embeddings_of_a_padding_token_are_right(tmp_path):
+    unit = make_unit(tmp_path, "llama", "bfloat16", layer_ids=(0, NUM_LAYERS))
+    row = with_states(unit.captured.rows[LAST], 0, torch.zeros_like(unit.captured.rows[LAST].states[0]))
+    assert unit.check(unit.seal([*unit.captured.rows[:LAST], row])).logit_rows == len(LENGTHS)
+
+
+def test_two_layers_with_the_same_states_are_named(llama):
+    row = with_states(llama.captured.rows[2], 2, llama.captured.rows[2].states[1])
+    with pytest.raises(StatesWrong, match=r"row 2 .*layers 1 and 2 hold the same states"):
+        llama.check(llama.seal([*llama.captured.rows[:2], row, *llama.captured.rows[3:]]))
+
+
+def test_a_stored_checksum_that_does_not_fit_is_named(llama):
+    row = replace(llama.captured.rows[2], checksums=[1, 2, 3])
+    with pytest.raises(
+        StatesWrong, match=r"row 2 .*layer 1: its bytes have xxh3 \w{16}, 0000000000000001 is"
+    ):
+        llama.check(llama.seal([*llama.captured.rows[:2], row, *llama.captured.rows[3:]]))
+
+
+def test_a_bit_flipped_in_the_sealed_file_is_found(llama):
+    receipt = llama.seal()
+    path = llama.folder / receipt.file
+    data = bytearray(path.read_bytes())
+    at = data.find(llama.captured.rows[LAST].states[2].view(torch.uint8).numpy().tobytes())
+    assert at > 0
+    data[at + 77] ^= 16
+    path.write_bytes(data)
+    with pytest.raises(StatesWrong, match=rf"row {LAST} .*layer 2: its bytes have xxh3"):
+        llama.check(receipt)
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda path: path.unlink(), lambda path: path.write_bytes(path.read_bytes()[:-9])]
+)
+def test_a_sealed_file_that_is_gone_or_cut_short_is_tried_again(llama, damage):
+    receipt = llama.seal()
+    damage(llama.folder / receipt.file)
+    with pytest.raises(WriteFailed, match="cannot be read back"):
+        llama.check(receipt)
+
+
+def test_a_row_with_fewer_states_than_tokens_is_tried_again(llama):
+    row = llama.captured.rows[LAST]
+    short = replace(row, states={k: states[:-2] for k, states in row.states.items()})
+    with pytest.raises(WriteFailed, match=r"layer_1 takes"):
+        llama.check(llama.seal([*llama.captured.rows[:LAST], short]))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sample_id": "another"}, r"sample_id is 'another', '\w+' is due"),
+        ({"source_id": "another"}, r"source_id is 'another', None is due"),
+        ({"prompt_tokens": 3}, "prompt_tokens is 3, 16 is due"),
+        ({"input_ids": [7] * 16}, r"input_ids differs at 0: 7 is stored, \d+ is due"),
+        ({"loss_mask": [1] * 16}, "loss_mask differs at 0: 1 is stored, 0 is due"),
+    ],
+)
+def test_light_columns_that_depart_from_the_plan_are_named(llama, change, message):
+    row = replace(llama.captured.rows[2], **change)
+    receipt = llama.seal([*llama.captured.rows[:2], row, *llama.captured.rows[3:]])
+    with pytest.raises(
+        StatesWrong, match=rf"unit 0, row 2 \({llama.captured.rows[2].sample_id}\): {message}"
+    ):
+        llama.check(receipt)
+
+
+def test_a_truncated_row_departs_from_the_plan(llama):
+    row = llama.captured.rows[LAST]
+    states = {k: states[:-1] for k, states in row.states.items()}
+    short = replace(
+        row, prompt_tokens=32, input_ids=row.input_ids[:-1], loss_mask=row.loss_mask[:-1], states=states
+    )
+    with pytest.raises(StatesWrong, match=r"prompt_tokens is 32, 33 is due"):
+        llama.check(llama.seal([*llama.captured.rows[:LAST], short]))
+    longer_prompt = replace(short, prompt_tokens=32)
+    plan = [*llama.captured.rows[:LAST], replace(row, prompt_tokens=32)]
+    plan_file = write_plan_of(llama.folder / "other.parquet", plan)
+    with pytest.raises(StatesWrong, match=r"32 tokens are stored, 33 were planned"):
+        llama.check(llama.seal([*llama.captured.rows[:LAST], longer_prompt]), plan_file=plan_file)
+
+
+def test_receipt_and_file_must_agree_on_lengths_and_rows(llama):
+    receipt = llama.seal()
+    with pytest.raises(StatesWrong, match=r"row 0 .*num_tokens is 1, 2 is due"):
+        llama.check(receipt.model_copy(update={"num_tokens": (2, *LENGTHS[1:])}))
+    fewer = llama.seal(llama.captured.rows[:-1]).model_copy(
+        update={"rows": receipt.rows, "num_tokens": receipt.num_tokens}
+    )
+    with pytest.raises(StatesWrong, match="has 4 rows, its receipt 5"):
+        llama.check(fewer)
+    with pytest.raises(StatesWrong, match="5 rows and 4 lengths"):
+        llama.check(receipt.model_copy(update={"num_tokens": LENGTHS[1:]}))
+
+
+def test_a_shard_of_another_job_is_refused(llama):
+    other = llama.captured.about.model_copy(update={"revision": "f" * 40})
+    with pytest.raises(StatesWrong, match="carries another identity"):
+        llama.check(llama.seal(), identity=other)
+
+
+def test_rows_that_the_engine_dropped_send_the_unit_back(llama):
+    receipt = llama.seal(llama.captured.rows[:3]).model_copy(update={"void": (3, 4)})
+    with pytest.raises(EngineDied, match="the engine dropped rows 3, 4"):
+        llama.check(receipt)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ((0, 1, 2, 3), "row 4 has 0"),
+        ((0, 1, 2, 3, 3), "row 3 has 2, row 4 has 0"),
+        ((0, 1, 2, 3, 9), "row 9 has 1"),
+    ],
+)
+def test_every_planned_row_needs_one_end(llama, rows, message):
+    receipt = llama.seal()
+    with pytest.raises(StatesWrong, match=rf"each of 5 planned rows needs one end; .*{message}"):
+        llama.check(receipt.model_copy(update={"rows": rows, "num_tokens": LENGTHS[: len(rows)]}))
+
+
+def test_rejected_and_skipped_rows_are_ends_too(llama):
+    receipt = seal_attempt(llama.folder, llama.captured.provenance, {2: llama.captured.rows[2]})
+    rejected = (
+        RejectedRow(row=0, reason="not-finite", detail=""),
+        RejectedRow(row=4, reason="not-finite", detail=""),
+    )
+    checks = llama.check(receipt.model_copy(update={"rejected": rejected}), skipped={1, 3})
+    assert (checks.rows_checked, checks.logit_rows) == (1, 1)
+    with pytest.raises(StatesWrong, match="row 2 has 2"):
+        llama.check(receipt.model_copy(update={"rejected": rejected}), skipped={1, 2, 3})
+
+
+def test_a_unit_whose_every_row_was_rejected_has_no_file(llama):
+    rejected = tuple(RejectedRow(row=row, reason="not-finite", detail="") for row in range(len(LENGTHS)))
+    receipt = llama.seal().model_copy(
+        update={"file": None, "rows": (), "num_tokens": (), "rejected": rejected, "bytes": 0}
+    )
+    assert llama.check(receipt).rows_checked == 0
+
+
+def test_rows_spread_over_ranks_in_any_order_are_one_unit(llama):
+    rows = llama.captured.rows
+    told = llama.captured.provenance
+    even = seal_attempt(llama.folder, told, {4: rows[4], 0: rows[0], 2: rows[2]}, rank=0, num_ranks=2)
+    odd = seal_attempt(llama.folder, told, {3: rows[3], 1: rows[1]}, rank=1, num_ranks=2)
+    assert llama.check(even, odd).logit_argmax_agree == 5
+    with pytest.raises(StatesWrong, match=r"row 0 .*sample_id"):
+        llama.check(even.model_copy(update={"rows": (0, 4, 2)}), odd)
+
+
+def test_planes_are_checked_like_plain_layers(tmp_path):
+    unit = make_unit(tmp_path, "llama", "bfloat16", compression="planes")
+    assert unit.check(unit.seal()).logit_argmax_agree == len(LENGTHS)
+    zero = with_states(unit.captured.rows[3], 2, torch.zeros_like(unit.captured.rows[3].states[2]))
+    with pytest.raises(StatesWrong, match="layer 2: all zero in 17 of 17"):
+        unit.check(unit.seal([*unit.captured.rows[:3], zero, unit.captured.rows[4]]))
+
+
+def test_without_the_last_layer_no_logits_are_checked(tmp_path):
+    unit = make_unit(tmp_path, "llama", "bfloat16", layer_ids=(1, 2))
+    checks = unit.check(unit.seal(), head=None)
+    assert (checks.rows_checked, checks.logit_rows) == (5, 0)
+
+
+def test_a_captured_last_layer_is_never_left_unproven(llama):
+    with pytest.raises(EngineRefused, match="cannot be proven without the output head"):
+        llama.check(llama.seal(), head=None)
+    witnesses = {row: witness for row, witness in llama.captured.witnesses.items() if row != 3}
+    with pytest.raises(StatesWrong, match=r"row 3 .*gave no log-probability"):
+        llama.check(llama.seal(), witnesses=witnesses)
+
+
+@pytest.mark.parametrize("token", [VOCAB_SIZE, -1])
+def test_a_witness_outside_the_vocabulary_is_named(llama, token):
+    witnesses = llama.captured.witnesses | {1: Witness(token, -0.5)}
+    with pytest.raises(StatesWrong, match=rf"row 1 .*next token {token} is outside the vocabulary"):
+        llama.check(llama.seal(), witnesses=witnesses)
+
+
+def test_a_witness_of_nan_proves_nothing(llama):
+    witnesses = llama.captured.witnesses | {1: Witness(5, float("nan"))}
+    with pytest.raises(StatesWrong, match=r"row 1 .*not finite"):
+        llama.check(llama.seal(), witnesses=witnesses)
+
+
+def generated(row: ShardRow, prompt_tokens: int, mask: list[int] | None = None) -> tuple[ShardRow, ShardRow]:
+    """Return a stored row whose tail is an answer, and its planned prompt."""
+    answer = [1] * (len(row.input_ids) - prompt_tokens)
+    prompt = replace(
+        row,
+        prompt_tokens=prompt_tokens,
+        input_ids=row.input_ids[:prompt_tokens],
+        loss_mask=[0] * prompt_tokens,
+    )
+    stored = replace(row, prompt_tokens=prompt_tokens, loss_mask=prompt.loss_mask + (mask or answer))
+    return stored, prompt
+
+
+GENERATE = {"max_tokens": 64}
+
+
+def test_a_generated_answer_follows_its_prompt_and_is_all_supervised(tmp_path):
+    unit = make_unit(tmp_path, "llama", "bfloat16", generate=GENERATE, capture="one_pass", lengths=(17,))
+    stored, prompt = generated(unit.captured.rows[0], 10)
+    plan_file = write_plan_of(tmp_path / "prompts.parquet", [prompt])
+    assert unit.check(unit.seal([stored]), plan_file=plan_file).logit_rows == 1
+    holes, _ = generated(unit.captured.rows[0], 10, mask=[1, 1, 0, 1, 1, 1, 1])
+    with pytest.raises(StatesWrong, match="loss_mask of the answer differs at 2: 0 is stored, 1 is due"):
+        unit.check(unit.seal([holes]), plan_file=plan_file)
+    other = replace(
+        stored, input_ids=[*stored.input_ids[:9], 1 + stored.input_ids[9], *stored.input_ids[10:]]
+    )
+    with pytest.raises(StatesWrong, match="input_ids differs at 9"):
+        unit.check(unit.seal([other]), plan_file=plan_file)
+
+
+def test_logit_rows_are_a_share_and_at_least_the_minimum_and_never_change():
+    ids = [f"sample {n}" for n in range(1000)]
+    chosen = logit_rows(ids, 0.01, 8)
+    assert len(chosen) == 10
+    assert chosen == logit_rows(ids, 0.01, 8)
+    assert len(logit_rows(ids, 0.0, 8)) == 8
+    assert len(logit_rows(ids[:5], 0.01, 8)) == 5
+    assert logit_rows(ids, 1.0, 0) == frozenset(range(1000))
+    assert {ids[row] for row in logit_rows(ids[::-1], 0.01, 8)} != set()
+    assert {ids[::-1][row] for row in logit_rows(ids[::-1], 0.01, 8)} == {ids[row] for row in chosen}

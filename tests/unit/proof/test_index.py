@@ -1,0 +1,66 @@
+from dataclasses import replace
+
+import pyarrow.parquet as pq
+import pytest
+
+from connector.seal import sha256_of
+from schemas.arrow import INDEX_SCHEMA
+from service.errors import WriteFailed
+from service.proof.index import write_index
+from service.proof.logit_check import Witness
+from tests.support.plans import identity, provenance
+from tests.support.shards import write_plan_of, write_shard
+from tests.unit.test_shard_reader import LAYERS, random_rows
+
+PATH = "index/j-0123456789abcdef/train-00000.parquet"
+
+
+@pytest.fixture
+def unit(tmp_path):
+    """Five planned rows, four written over two ranks in another order than planned."""
+    rows = random_rows("bfloat16", lengths=(1, 5, 9, 3, 7))
+    rows = [replace(row, loss_mask=[n % 2 for n in range(len(row.input_ids))]) for row in rows]
+    plan = write_plan_of(tmp_path / "plan.parquet", rows)
+    told = provenance(identity(layer_ids=LAYERS))
+    write_shard(tmp_path / "r0.parquet", [rows[4], rows[0]], told)
+    write_shard(tmp_path / "r1.parquet", [rows[3], rows[1]], told)
+    shards = [(tmp_path / "r0.parquet", "data/r0.parquet"), (tmp_path / "r1.parquet", "data/r1.parquet")]
+    return rows, plan, shards
+
+
+def test_every_written_row_stands_in_plan_order_with_its_place(tmp_path, unit):
+    rows, plan, shards = unit
+    witnesses = {3: Witness(17, -0.25), 2: Witness(1, -1.0)}
+    entry, supervised = write_index(tmp_path / "index.parquet", PATH, shards, plan, witnesses)
+    table = pq.read_table(tmp_path / "index.parquet")
+    assert table.schema.equals(INDEX_SCHEMA)
+    assert table["sample_id"].to_pylist() == ["s0", "s1", "s3", "s4"]
+    assert table["shard"].to_pylist() == [
+        "data/r0.parquet",
+        "data/r1.parquet",
+        "data/r1.parquet",
+        "data/r0.parquet",
+    ]
+    assert table["row"].to_pylist() == [1, 1, 0, 0]
+    assert table["input_ids"].to_pylist() == [rows[n].input_ids for n in (0, 1, 3, 4)]
+    assert table["loss_mask"].to_pylist() == [rows[n].loss_mask for n in (0, 1, 3, 4)]
+    assert table["supervised_tokens"].to_pylist() == [0, 2, 1, 3]
+    assert table["next_token"].to_pylist() == [None, None, 17, None]
+    assert table["next_logprob"].to_pylist() == [None, None, -0.25, None]
+    assert supervised == 6
+    assert (entry.path, (entry.sha256, entry.bytes)) == (PATH, sha256_of(tmp_path / "index.parquet"))
+
+
+def test_writing_it_again_gives_the_same_bytes(tmp_path, unit):
+    _, plan, shards = unit
+    first, _ = write_index(tmp_path / "index.parquet", PATH, shards, plan, {})
+    second, _ = write_index(tmp_path / "again.parquet", PATH, shards[::-1], plan, {})
+    assert first == second
+
+
+def test_a_shard_that_cannot_be_read_back_is_tried_again_and_leaves_nothing(tmp_path, unit):
+    _, plan, shards = unit
+    shards[1][0].write_bytes(b"PAR1")
+    with pytest.raises(WriteFailed, match=r"r1\.parquet"):
+        write_index(tmp_path / "index.parquet", PATH, shards, plan, {})
+    assert not list(tmp_path.glob("*index*"))

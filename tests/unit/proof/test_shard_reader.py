@@ -1,0 +1,160 @@
+import random
+from dataclasses import replace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from schemas.arrow import METADATA_KEY, shard_schema
+from service.errors import DatasetBroken
+from service.proof.shard_reader import ShardReader
+from tests.support.plans import identity, provenance
+from tests.support.shards import ShardRow, write_shard
+
+LAYERS = (0, 3, 8)
+
+
+def random_rows(dtype: str, lengths: tuple[int, ...] = (1, 5, 130), hidden_size: int = 16) -> list[ShardRow]:
+    """Random bit patterns, NaN payloads and trailing zeros included."""
+    draw = torch.Generator().manual_seed(3)
+    rows = []
+    for number, length in enumerate(lengths):
+        states = {}
+        for layer_id in LAYERS:
+            width = torch.finfo(getattr(torch, dtype)).bits // 8
+            raw = torch.randint(0, 256, (length * hidden_size * width,), generator=draw, dtype=torch.uint8)
+            raw[-width:] = 0
+            states[layer_id] = raw.view(getattr(torch, dtype)).view(length, hidden_size)
+        ids = torch.randint(0, 500, (length,), generator=draw).tolist()
+        rows.append(ShardRow(f"s{number}", None, length, ids, [1] * length, states))
+    return rows
+
+
+def bits(states_TH: torch.Tensor) -> torch.Tensor:
+    return states_TH.contiguous().view(torch.uint8)
+
+
+@pytest.mark.parametrize("compression", ["none", "planes"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_every_layer_of_every_row_comes_back_bit_for_bit(tmp_path, dtype, compression):
+    rows = random_rows(dtype)
+    about = identity(layer_ids=LAYERS, dtype=dtype, compression=compression)
+    write_shard(tmp_path / "s.parquet", rows, provenance(about))
+    with ShardReader(tmp_path / "s.parquet") as reader:
+        assert reader.provenance.identity == about
+        assert reader.num_rows == len(rows)
+        for row, expected in enumerate(rows):
+            light = reader.light[row]
+            assert (light.sample_id, light.source_id) == (expected.sample_id, None)
+            assert light.input_ids.tolist() == expected.input_ids
+            assert light.loss_mask.tolist() == expected.loss_mask
+            for layer_id in LAYERS:
+                states = reader.layer(row, layer_id)
+                assert states.shape == (len(expected.input_ids), 16)
+                assert states.dtype == getattr(torch, dtype)
+                assert torch.equal(bits(states), bits(expected.states[layer_id]))
+
+
+def test_a_row_with_fewer_states_than_tokens_is_named(tmp_path):
+    row = random_rows("bfloat16")[1]
+    short = {layer_id: states[:-1] for layer_id, states in row.states.items()}
+    about = identity(layer_ids=LAYERS)
+    write_shard(tmp_path / "s.parquet", [replace(row, states=short)], provenance(about))
+    with (
+        ShardReader(tmp_path / "s.parquet") as reader,
+        pytest.raises(DatasetBroken, match=r"row 0: layer_3 takes"),
+    ):
+        reader.layer(0, 3)
+
+
+def test_a_row_whose_page_has_room_but_another_length_is_named(tmp_path):
+    """A value a few bytes short still fits between page header and payload; its own length prefix tells."""
+    row = random_rows("bfloat16", lengths=(1,), hidden_size=2)[0]
+    long = {layer_id: states.repeat(3, 1) for layer_id, states in row.states.items()}
+    about = identity(layer_ids=LAYERS, hidden_size=2)
+    write_shard(tmp_path / "s.parquet", [replace(row, states=long)], provenance(about))
+    with (
+        ShardReader(tmp_path / "s.parquet") as reader,
+        pytest.raises(DatasetBroken, match="not one uncompressed"),
+    ):
+        reader.layer(0, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"loss_mask": [1] * 4}, r"row 0 \(s1\): loss_mask is 4, 5 is due"),
+        ({"checksums": [1, 2]}, r"row 0 \(s1\): checksums is 2, 3 is due"),
+        ({"prompt_tokens": 6}, r"prompt_tokens 6"),
+    ],
+)
+def test_light_columns_that_disagree_in_length_are_named(tmp_path, change, message):
+    row = replace(random_rows("bfloat16")[1], **change)
+    write_shard(tmp_path / "s.parquet", [row], provenance(identity(layer_ids=LAYERS)))
+    with ShardReader(tmp_path / "s.parquet") as reader, pytest.raises(DatasetBroken, match=message):
+        _ = reader.light
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1 and nothing like a footer PAR1"])
+def test_a_file_that_is_not_parquet_is_named(tmp_path, content):
+    (tmp_path / "s.parquet").write_bytes(content)
+    with pytest.raises(DatasetBroken, match=r"s\.parquet: the file cannot be opened"):
+        ShardReader(tmp_path / "s.parquet")
+
+
+def test_a_parquet_file_without_provenance_is_refused(tmp_path):
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "s.parquet")
+    with pytest.raises(DatasetBroken, match="no 'quarry' document"):
+        ShardReader(tmp_path / "s.parquet")
+
+
+def test_a_provenance_that_does_not_validate_is_named(tmp_path):
+    schema = pa.schema([pa.field("a", pa.int32())], metadata={METADATA_KEY: b'{"job_id": 1}'})
+    pq.write_table(pa.table({"a": [1]}, schema=schema), tmp_path / "s.parquet")
+    with pytest.raises(DatasetBroken, match="provenance in its metadata is wrong at 'job_id'"):
+        ShardReader(tmp_path / "s.parquet")
+
+
+def test_columns_other_than_the_provenance_asks_for_are_refused(tmp_path):
+    told = provenance(identity(layer_ids=(1, 2)))
+    schema = shard_schema((1, 3), 16, "bfloat16", "none")
+    schema = schema.with_metadata({METADATA_KEY: told.model_dump_json().encode()})
+    pq.write_table(schema.empty_table(), tmp_path / "s.parquet")
+    with pytest.raises(DatasetBroken, match="columns are not those"):
+        ShardReader(tmp_path / "s.parquet")
+
+
+def test_several_rows_in_a_row_group_are_refused(tmp_path):
+    rows = random_rows("bfloat16", lengths=(2, 3))
+    write_shard(tmp_path / "s.parquet", rows, provenance(identity(layer_ids=LAYERS)))
+    table = pq.read_table(tmp_path / "s.parquet")
+    pq.write_table(table, tmp_path / "t.parquet")
+    with pytest.raises(DatasetBroken, match="2 rows in 1 row groups"):
+        ShardReader(tmp_path / "t.parquet")
+
+
+@pytest.mark.parametrize("compression", ["none", "planes"])
+def test_damaged_files_never_raise_anything_but_dataset_broken(tmp_path, compression):
+    """300 copies with a flipped bit before the footer, or cut short: each reads back or is named."""
+    about = identity(layer_ids=LAYERS, compression=compression)
+    write_shard(tmp_path / "s.parquet", random_rows("bfloat16"), provenance(about))
+    whole = (tmp_path / "s.parquet").read_bytes()
+    footer = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    draw = random.Random(9)
+    broken = 0
+    for _ in range(300):
+        data = bytearray(whole)
+        data[draw.randrange(4, footer)] ^= 1 << draw.randrange(8)
+        if draw.random() < 0.2:
+            del data[draw.randrange(len(data)) :]
+        (tmp_path / "t.parquet").write_bytes(data)
+        try:
+            with ShardReader(tmp_path / "t.parquet") as reader:
+                for row in range(len(reader.light)):
+                    for layer_id in reader.provenance.identity.layer_ids:
+                        reader.layer(row, layer_id)
+        except DatasetBroken as error:
+            assert "t.parquet" in error.detail
+            broken += 1
+    assert broken > 60

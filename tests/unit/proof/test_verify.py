@@ -1,0 +1,379 @@
+import json
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from schemas.manifest import Manifest, body_sha256
+from schemas.names import FINAL_NORM_PATH, index_path, manifest_path, shard_path
+from service.errors import EngineRefused, NotFound
+from service.proof.verify import Finding, VerifyReport, read_manifests, verify_dataset
+from tests.support.plans import JOB
+from tests.support.shards import (
+    LENGTHS,
+    Capture,
+    ShardRow,
+    capture,
+    with_states,
+    write_dataset,
+    write_manifest,
+    write_unit,
+)
+from tests.support.tiny_models import NUM_LAYERS, VOCAB_SIZE, TinyModel
+
+SHARD, INDEX, MANIFEST = shard_path(JOB, 1), index_path(JOB, 1), manifest_path(JOB)
+UNITS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    folder: Path
+    scratch: Path
+    units: dict[int, Capture]
+
+    @property
+    def model(self) -> Path:
+        return self.units[0].model.folder
+
+    def verify(self, **options: object) -> VerifyReport:
+        return verify_dataset(self.folder, **({"model_folder": self.model} | options))
+
+    def rewrite(self, rows: list[ShardRow]) -> None:
+        """Put other rows into unit 1, with index and manifest to match."""
+        write_unit(self.folder, self.scratch, self.units[1], rows, 1)
+        write_manifest(self.folder, self.units[1].provenance, {0: self.units[0].rows, 1: rows})
+
+    def edit_manifest(self, change: Callable[[dict], None]) -> None:
+        """Change the manifest's document and sign it again."""
+        path = self.folder / MANIFEST
+        body = json.loads(path.read_text())
+        change(body)
+        path.write_text(json.dumps(body | {"sha256": body_sha256(body)}))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    root = tmp_path_factory.mktemp("dataset")
+    model = TinyModel(root / "model", "llama", "bfloat16")
+    units = {unit: capture(model, dtype="bfloat16", unit=unit) for unit in range(UNITS)}
+    write_dataset(root / "made", root, units)
+    return Dataset(root / "made", root, units)
+
+
+@pytest.fixture
+def dataset(made, tmp_path):
+    shutil.copytree(made.folder, tmp_path / "dataset")
+    return replace(made, folder=tmp_path / "dataset", scratch=tmp_path)
+
+
+def said(report: VerifyReport) -> str:
+    return "\n".join(f"{finding.path}: {finding.what}" for finding in report.findings)
+
+
+def test_a_right_dataset_has_no_findings(made):
+    report = made.verify()
+    assert report.ok, said(report)
+    assert (report.jobs, report.shards, report.rows) == (1, UNITS, UNITS * len(LENGTHS))
+    assert report.tokens == UNITS * sum(LENGTHS)
+    assert report.logit_rows == report.logit_argmax_agree == UNITS * len(LENGTHS)
+    assert str(report).splitlines()[-1] == "the dataset is right"
+    assert json.loads(report.model_dump_json())["ok"] is True
+
+
+def test_without_the_model_all_but_the_logits_is_checked(made):
+    report = made.verify(model_folder=None)
+    assert report.ok
+    assert (report.rows, report.logit_rows) == (UNITS * len(LENGTHS), 0)
+    assert "logit check: not made" in str(report)
+
+
+def test_a_share_of_the_witnesses_can_be_asked_for(made):
+    assert made.verify(share=0.0, minimum=2).logit_rows == 2 * UNITS
+
+
+@pytest.mark.parametrize(("compression", "dtype"), [("planes", "bfloat16"), ("none", "float32")])
+def test_other_forms_of_right_datasets_are_right(tmp_path, compression, dtype):
+    model = TinyModel(tmp_path / "model", "gpt_neox", dtype)
+    units = {0: capture(model, dtype=dtype, compression=compression, layer_ids=(0, 2, NUM_LAYERS))}
+    write_dataset(tmp_path / "dataset", tmp_path, units)
+    report = verify_dataset(tmp_path / "dataset", model_folder=tmp_path / "model")
+    assert report.ok, said(report)
+
+
+@pytest.mark.parametrize("path", [SHARD, INDEX, FINAL_NORM_PATH])
+def test_a_flipped_bit_in_any_data_file_is_found_and_the_file_named(dataset, path):
+    data = bytearray((dataset.folder / path).read_bytes())
+    draw = random.Random(path)
+    data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+    (dataset.folder / path).write_bytes(data)
+    report = dataset.verify()
+    assert f"{path}: has sha256" in said(report)
+    assert str(report).splitlines()[-1].startswith("the dataset is BROKEN")
+
+
+def test_a_flipped_bit_in_a_layer_is_found_and_the_row_and_layer_named(dataset):
+    path = dataset.folder / SHARD
+    data = bytearray(path.read_bytes())
+    row = dataset.units[1].rows[3]
+    data[data.find(row.states[2].view(torch.uint8).numpy().tobytes()) + 100] ^= 4
+    path.write_bytes(data)
+    assert f"{SHARD}: row 3 ({row.sample_id}): layer 2: its bytes have xxh3" in said(dataset.verify())
+
+
+def test_a_footer_over_which_the_parquet_reader_dies_is_a_finding(dataset):
+    """One bit makes an empty histogram of a column's size statistics two long; pyarrow aborts its process."""
+    path = dataset.folder / SHARD
+    data = bytearray(path.read_bytes())
+    column = data.rfind(b"layer_1\x15\x00")
+    at = data.find(b"\x19\x06\x19\x06\x00\x00", column) + 1
+    assert 0 < column < at < column + 100
+    data[at] ^= 0x20
+    path.write_bytes(data)
+    assert f"{SHARD}: so damaged that the Parquet reader died" in said(dataset.verify())
+
+
+def test_every_flipped_bit_of_the_manifest_is_found(dataset):
+    """600 single bits: each leaves a manifest that is refused, fails its hash, or means the same."""
+    path = dataset.folder / MANIFEST
+    whole = path.read_bytes()
+    right = Manifest.model_validate_json(whole)
+    draw = random.Random(4)
+    for _ in range(600):
+        data = bytearray(whole)
+        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+        path.write_bytes(data)
+        findings: list[Finding] = []
+        read = list(read_manifests(dataset.folder, findings))
+        assert findings or read == [right]
+
+
+def test_a_truncated_shard_is_named(dataset):
+    path = dataset.folder / SHARD
+    path.write_bytes(path.read_bytes()[:-1000])
+    findings = said(dataset.verify())
+    assert f"{SHARD}: has " in findings
+    assert f"{SHARD}: train-00001.parquet: the file cannot be opened as Parquet" in findings
+
+
+@pytest.mark.parametrize("path", [SHARD, INDEX, FINAL_NORM_PATH])
+def test_a_deleted_file_is_named(dataset, path):
+    (dataset.folder / path).unlink()
+    assert f"{path}: is missing" in said(dataset.verify())
+
+
+def test_two_shards_that_changed_places_are_named(dataset):
+    first, second = dataset.folder / shard_path(JOB, 0), dataset.folder / SHARD
+    other = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(other)
+    findings = said(dataset.verify())
+    assert f"{shard_path(JOB, 0)}: has " in findings
+    assert f"{SHARD}: has " in findings
+    assert "differs in sample_id" in findings
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "data/extra.parquet",
+        f"data/{JOB}/.train-00002.parquet.tmp",
+        "other.parquet",
+        "index/note.txt",
+        "x/y.safetensors",
+    ],
+)
+def test_a_data_file_that_no_manifest_names_is_named(dataset, path):
+    (dataset.folder / path).parent.mkdir(exist_ok=True)
+    (dataset.folder / path).write_bytes(b"x")
+    assert said(dataset.verify()) == f"{path}: no manifest names this file"
+
+
+def test_files_of_tools_and_the_card_are_no_data(dataset):
+    for path in (".quarry/quarry.db", ".cache/huggingface/x.parquet", ".gitattributes", "LICENSE"):
+        (dataset.folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (dataset.folder / path).write_bytes(b"x")
+    assert dataset.verify().ok
+
+
+def test_a_dataset_without_a_manifest_is_broken(dataset):
+    (dataset.folder / MANIFEST).unlink()
+    findings = said(dataset.verify())
+    assert "manifests/: holds no manifest" in findings
+    assert f"{SHARD}: no manifest names this file" in findings
+
+
+def test_a_folder_that_does_not_exist_is_not_found(tmp_path):
+    with pytest.raises(NotFound):
+        verify_dataset(tmp_path / "none")
+
+
+def zero_block(dataset: Dataset, row: ShardRow) -> ShardRow:
+    states = row.states[1].clone()
+    states[16:] = 0
+    return with_states(row, 1, states)
+
+
+def not_a_number(dataset: Dataset, row: ShardRow) -> ShardRow:
+    states = row.states[2].clone()
+    states[5, 5] = float("nan")
+    return with_states(row, 2, states)
+
+
+def equal_layers(dataset: Dataset, row: ShardRow) -> ShardRow:
+    return with_states(row, 2, row.states[1])
+
+
+def stale_end(dataset: Dataset, row: ShardRow) -> ShardRow:
+    states = row.states[NUM_LAYERS].clone()
+    states[-16:] = dataset.units[0].rows[2].states[NUM_LAYERS]
+    return with_states(row, NUM_LAYERS, states)
+
+
+def layer_before(dataset: Dataset, row: ShardRow) -> ShardRow:
+    says = dataset.units[1].model.run(row.input_ids)
+    return with_states(row, NUM_LAYERS, says.layers[NUM_LAYERS - 1])
+
+
+@pytest.mark.parametrize(
+    ("plant", "what"),
+    [
+        (zero_block, "layer 1: all zero in 17 of 33 tokens, the first at 16"),
+        (not_a_number, "layer 2: not finite in 1 of 33 tokens, the first at 5"),
+        (equal_layers, "layers 1 and 2 hold the same states"),
+        (stale_end, "the stored states say token"),
+        (layer_before, "token 37 has log-probability"),
+    ],
+)
+def test_wrong_states_behind_right_hashes_are_found_and_the_row_named(dataset, plant, what):
+    rows = list(dataset.units[1].rows)
+    rows[4] = plant(dataset, rows[4])
+    dataset.rewrite(rows)
+    report = dataset.verify()
+    assert [finding.path for finding in report.findings] == [SHARD]
+    assert report.findings[0].what.startswith(f"row 4 ({rows[4].sample_id}): {what}")
+
+
+def test_a_row_shorter_than_its_tokens_is_named(dataset):
+    rows = list(dataset.units[1].rows)
+    rows[4] = replace(rows[4], states={k: states[:-1] for k, states in rows[4].states.items()})
+    dataset.rewrite(rows)
+    assert f"{SHARD}: row 4 ({rows[4].sample_id}): train-00001.parquet: row 4: layer_1 takes" in said(
+        dataset.verify()
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (
+            {"input_ids": [VOCAB_SIZE] * 16},
+            f"token ids {VOCAB_SIZE}..{VOCAB_SIZE} are outside the vocabulary of 512",
+        ),
+        ({"input_ids": [-1] * 16}, "token ids -1..-1 are outside the vocabulary of 512"),
+        ({"loss_mask": [2] * 16}, "loss_mask holds 2; 0 and 1 are flags"),
+    ],
+)
+def test_ids_and_flags_out_of_range_are_named(dataset, change, what):
+    rows = list(dataset.units[1].rows)
+    rows[2] = replace(rows[2], **change)
+    dataset.rewrite(rows)
+    assert f"{SHARD}: row 2 ({rows[2].sample_id}): {what}" in said(dataset.verify())
+
+
+def test_a_sample_that_is_written_twice_is_named(dataset):
+    rows = [*dataset.units[1].rows[:4], dataset.units[0].rows[4]]
+    twice = dataset.units[0].rows[4]
+    captured = replace(
+        dataset.units[1],
+        rows=rows,
+        witnesses={**dataset.units[1].witnesses, 4: dataset.units[0].witnesses[4]},
+    )
+    replace(dataset, units={0: dataset.units[0], 1: captured}).rewrite(rows)
+    assert said(dataset.verify()) == f"{MANIFEST}: sample {twice.sample_id} is written 2 times"
+
+
+def rewrite_index(dataset: Dataset, change: Callable[[list[dict]], None]) -> None:
+    path = dataset.folder / INDEX
+    table = pq.read_table(path)
+    rows = table.to_pylist()
+    change(rows)
+    pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), path)
+    write_manifest(
+        dataset.folder, dataset.units[1].provenance, {n: unit.rows for n, unit in dataset.units.items()}
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda rows: rows.pop(2), f"lacks row 2 of {SHARD} (1 such rows)"),
+        (lambda rows: rows[2].update(row=1), "5 rows name 4 rows of shards"),
+        (lambda rows: rows[2].update(row=9), f"names a missing row 9 of {SHARD}"),
+        (
+            lambda rows: rows[2].update(shard="data/x.parquet"),
+            "names row 2 of data/x.parquet, no shard of unit 1",
+        ),
+        (lambda rows: rows[2].update(num_tokens=3), "differs in num_tokens 3 for 16"),
+        (lambda rows: rows[2].update(loss_mask=[0]), "differs in loss_mask"),
+        (lambda rows: rows[2].update(supervised_tokens=1), "differs in supervised_tokens 1 for 8"),
+    ],
+)
+def test_an_index_that_departs_from_its_shard_is_named(dataset, change, what):
+    rewrite_index(dataset, change)
+    findings = said(dataset.verify())
+    assert f"{INDEX}: " in findings
+    assert what in findings
+
+
+def test_a_witness_that_the_states_do_not_bear_out_is_named(dataset):
+    rewrite_index(dataset, lambda rows: rows[2].update(next_logprob=-9.0))
+    assert f"{SHARD}: row 2 (" in said(dataset.verify())
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda body: body["totals"].update(tokens=1), "totals.tokens is 1, 148 is due"),
+        (lambda body: body["totals"].update(supervised_tokens=1), "totals.supervised_tokens is 1, "),
+        (lambda body: body["totals"].update(samples_planned=11), "totals.samples_planned is 11, 10 is due"),
+        (lambda body: body["totals"].update(bytes=1), "totals.bytes is 1"),
+        (lambda body: body["checks"].update(rows_checked=1), "checks.rows_checked is 1, 10 is due"),
+        (lambda body: body["provenance"]["identity"].update(revision="f" * 40), "identity_sha256 is"),
+        (
+            lambda body: body["provenance"]["final_norm"].update(kind="layernorm"),
+            "its final_norm is not the manifest's",
+        ),
+        (lambda body: body["indexes"].pop(), "indexes is"),
+        (lambda body: body["shards"].append(body["shards"][0]), "2 times"),
+        (lambda body: body["shards"][0].update(rows=4), "5 rows of 74 tokens, the manifest says 4 of 74"),
+        (lambda body: body["shards"][0].update(path="../secret.parquet"), "a path that leaves the dataset"),
+        (lambda body: body["extras"][0].update(path="/etc/passwd"), "a path that leaves the dataset"),
+        (lambda body: body.update(complete=False), "complete is False"),
+    ],
+)
+def test_a_manifest_that_contradicts_itself_or_the_files_is_named(dataset, change, what):
+    dataset.edit_manifest(change)
+    assert what in said(dataset.verify(model_folder=None))
+
+
+def test_a_manifest_changed_by_hand_does_not_fit_its_own_hash(dataset):
+    path = dataset.folder / MANIFEST
+    path.write_text(path.read_text().replace('"device": "cpu"', '"device": "gpu"'))
+    assert "its content has sha256" in said(dataset.verify())
+
+
+def test_a_manifest_under_another_jobs_name_is_named(dataset):
+    (dataset.folder / MANIFEST).rename(dataset.folder / "manifests" / "j-0000000000000000.json")
+    assert "manifests/j-0000000000000000.json: file name is" in said(dataset.verify())
+
+
+def test_the_folder_of_another_model_is_refused(dataset, tmp_path):
+    TinyModel(tmp_path / "other", "gemma2", "bfloat16")
+    with pytest.raises(EngineRefused, match="ends in gemma_rmsnorm"):
+        dataset.verify(model_folder=tmp_path / "other")

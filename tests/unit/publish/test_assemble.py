@@ -1,0 +1,158 @@
+"""A job's folder becomes complete, or nothing says that it is."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from datasets import load_dataset
+
+from connector.seal import sha256_of
+from schemas.manifest import body_sha256
+from schemas.names import CARD_PATH, manifest_path
+from service.errors import DatasetBroken, OptionRefused
+from service.publish.assemble import Account, assemble, read_manifest, read_manifests
+from tests.support.finished_job import (
+    FINAL_NORM,
+    JOB,
+    OTHER_JOB,
+    OTHER_NORM,
+    a_dataset,
+    a_reject,
+    an_account,
+    layer_bytes,
+)
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {f.relative_to(folder).as_posix(): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
+
+
+def finish(folder: Path, account: Account) -> None:
+    assemble(folder, account, FINAL_NORM, "passed", None)
+
+
+def test_every_file_is_in_the_manifest_with_what_its_bytes_are(tmp_path: Path) -> None:
+    manifest = a_dataset(tmp_path)
+    entries = [*manifest.shards, *manifest.indexes, *manifest.extras]
+    assert {entry.path for entry in entries} | {manifest_path(JOB), CARD_PATH} == set(files_of(tmp_path))
+    for entry in entries:
+        assert sha256_of(tmp_path / entry.path) == (entry.sha256, entry.bytes)
+
+
+def test_the_manifest_accounts_for_every_sample_and_token(tmp_path: Path) -> None:
+    manifest = a_dataset(tmp_path, units=3, rows=2, rejects=4)
+    totals = manifest.totals
+    assert (totals.samples_planned, totals.samples_written, totals.samples_rejected) == (10, 6, 4)
+    assert totals.tokens == sum(shard.tokens for shard in manifest.shards)
+    assert totals.supervised_tokens == totals.tokens - 6
+    assert totals.bytes == sum(shard.bytes for shard in manifest.shards)
+    checks = manifest.checks
+    assert (checks.rows_checked, checks.logit_rows, checks.logit_argmax_agree) == (6, 3, 3)
+    assert checks.logit_max_error == 2.25
+    assert manifest.complete
+
+
+def test_the_manifest_on_disk_is_the_one_returned_and_carries_its_own_digest(tmp_path: Path) -> None:
+    manifest = a_dataset(tmp_path)
+    assert read_manifest(tmp_path / manifest_path(JOB)) == manifest
+    assert manifest.sha256 == body_sha256(manifest.model_dump(mode="json"))
+
+
+def test_the_same_job_gives_the_same_bytes_however_often(tmp_path: Path) -> None:
+    account = an_account(tmp_path / "a")
+    finish(tmp_path / "a", account)
+    first = files_of(tmp_path / "a")
+    finish(tmp_path / "a", account)
+    a_dataset(tmp_path / "b")
+    finish(tmp_path / "b", account)
+    assert files_of(tmp_path / "a") == files_of(tmp_path / "b") == first
+
+
+def forget_a_unit(folder: Path, account: Account) -> Account:
+    return replace(account, commits=account.commits[:-1])
+
+
+def forget_a_reject(folder: Path, account: Account) -> Account:
+    return replace(account, rejects=())
+
+
+def reject_twice(folder: Path, account: Account) -> Account:
+    return replace(account, rejects=(*account.rejects, a_reject(99)))
+
+
+def lose_a_shard(folder: Path, account: Account) -> Account:
+    (folder / account.shards[1].path).unlink()
+    return account
+
+
+def cut_a_shard(folder: Path, account: Account) -> Account:
+    path = folder / account.shards[0].path
+    path.write_bytes(path.read_bytes()[:-1])
+    return account
+
+
+def lose_an_index(folder: Path, account: Account) -> Account:
+    commits = (replace(account.commits[0], index=None), *account.commits[1:])
+    return replace(account, commits=commits)
+
+
+def miscount_supervised(folder: Path, account: Account) -> Account:
+    commits = (replace(account.commits[0], supervised_tokens=1), *account.commits[1:])
+    return replace(account, commits=commits)
+
+
+def miscount_tokens(folder: Path, account: Account) -> Account:
+    commits = (replace(account.commits[0], num_tokens=1), *account.commits[1:])
+    return replace(account, commits=commits)
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        forget_a_unit,
+        forget_a_reject,
+        reject_twice,
+        lose_a_shard,
+        cut_a_shard,
+        lose_an_index,
+        miscount_supervised,
+        miscount_tokens,
+    ],
+)
+def test_an_account_that_does_not_add_up_leaves_no_manifest(tmp_path: Path, harm: object) -> None:
+    account = harm(tmp_path, an_account(tmp_path))
+    with pytest.raises(DatasetBroken):
+        finish(tmp_path, account)
+    assert not (tmp_path / manifest_path(JOB)).exists()
+    assert not (tmp_path / CARD_PATH).exists()
+
+
+def test_two_jobs_share_a_folder_and_the_card_lists_both(tmp_path: Path) -> None:
+    a_dataset(tmp_path)
+    a_dataset(tmp_path, OTHER_JOB)
+    assert [m.provenance.job_id for m in read_manifests(tmp_path)] == sorted([JOB, OTHER_JOB])
+    card = (tmp_path / CARD_PATH).read_text()
+    assert f"data/{JOB}/*.parquet" in card
+    assert f"data/{OTHER_JOB}/*.parquet" in card
+
+
+def test_another_model_is_refused_in_the_same_folder(tmp_path: Path) -> None:
+    a_dataset(tmp_path)
+    with pytest.raises(OptionRefused):
+        a_dataset(tmp_path, OTHER_JOB, final_norm=OTHER_NORM)
+    assert not (tmp_path / manifest_path(OTHER_JOB)).exists()
+
+
+def test_something_else_in_place_of_a_manifest_is_named(tmp_path: Path) -> None:
+    a_dataset(tmp_path)
+    (tmp_path / "manifests" / "notes.json").write_text("{}")
+    with pytest.raises(DatasetBroken, match=r"notes\.json"):
+        read_manifests(tmp_path)
+
+
+def test_datasets_streams_the_folder_as_it_stands(tmp_path: Path) -> None:
+    a_dataset(tmp_path)
+    light = list(load_dataset(str(tmp_path), split="train", streaming=True))
+    states = list(load_dataset(str(tmp_path), "states", split="train", streaming=True))
+    assert [row["sample_id"] for row in light] == [row["sample_id"] for row in states]
+    assert states[3]["layer_2"] == layer_bytes(1, 0, 2)

@@ -1,0 +1,188 @@
+"""The dataset card, made from manifests."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub import DatasetCard
+
+from schemas.manifest import Manifest
+from schemas.request import HubTarget
+from service.errors import OptionRefused
+from service.publish.card import assigned_configs, render_card, states_config
+from tests.support.finished_job import (
+    JOB,
+    OTHER_JOB,
+    a_dataset,
+    an_identity,
+    layer_bytes,
+)
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Manifest:
+    return a_dataset(tmp_path / "first")
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Manifest:
+    return a_dataset(tmp_path / "other", OTHER_JOB)
+
+
+def yaml_of(card: str) -> dict[str, Any]:
+    return DatasetCard(card).data.to_dict()
+
+
+def test_the_light_index_is_the_default_and_the_states_are_the_second(manifest: Manifest) -> None:
+    configs = yaml_of(render_card([manifest]))["configs"]
+    assert [config["config_name"] for config in configs] == ["index", "states"]
+    assert configs[0]["default"]
+    assert configs[0]["data_files"] == [{"split": "train", "path": [f"index/{JOB}/*.parquet"]}]
+    assert configs[1]["data_files"] == [{"split": "train", "path": [f"data/{JOB}/*.parquet"]}]
+
+
+def test_the_licence_is_left_out_because_it_is_not_known(manifest: Manifest) -> None:
+    assert "license" not in yaml_of(render_card([manifest]))
+
+
+def test_the_same_manifests_give_the_same_card_in_any_order(manifest: Manifest, other: Manifest) -> None:
+    card = render_card([manifest, other])
+    assert render_card([other, manifest]) == card
+    assert render_card([other, manifest], existing=card) == card
+    assert render_card([manifest, other], existing=render_card([other])) == card
+
+
+@pytest.mark.parametrize(
+    ("fact"),
+    [
+        "[org/model](https://huggingface.co/org/model)",
+        "`c0ffee`",
+        "| dtype, hidden size | bfloat16, 8 |",
+        "| `layer_2` | 2 | 2 | 1 | residual stream |",
+        "| `layer_4` | 4 | - | 3 | pre-final-norm |",
+        "rmsnorm, eps 1e-06",
+        "| assistant |",
+        "`3333333333333333`",
+        "6 samples, 18 tokens",
+        "vllm 0.32.0 on cpu, quarry 0.1.0",
+        "| empty | 1 |",
+        f"| `{JOB}` | 6 | 2 | 2 | 1.25 | passed, cosine >= 0.999900 |",
+        "strip their trailing zero bytes",
+    ],
+)
+def test_the_card_tells_what_a_reader_must_know(manifest: Manifest, fact: str) -> None:
+    assert fact in " ".join(render_card([manifest]).split("\n"))
+
+
+@pytest.mark.parametrize("compression", ["none", "planes"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_lines_that_the_card_gives_read_a_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compression: str, dtype: str
+) -> None:
+    manifest = a_dataset(tmp_path, about=an_identity(compression, dtype=dtype))
+    code = re.search(r"```python\n(.*?)```", render_card([manifest]), re.DOTALL)
+    assert code is not None
+    assert code[1].count("\n") == 5
+    monkeypatch.chdir(tmp_path)
+    found: dict[str, Any] = {}
+    exec(code[1], found)
+    hidden = found["hidden"]
+    assert hidden.dtype is getattr(torch, dtype)
+    assert list(hidden.shape) == [2, 8]
+    assert hidden.contiguous().view(torch.uint8).numpy().tobytes() == layer_bytes(0, 0, 4, dtype)
+
+
+def test_jobs_of_one_configuration_are_listed_under_it(manifest: Manifest, other: Manifest) -> None:
+    card = render_card([manifest, other], {OTHER_JOB: "late"})
+    assert assigned_configs(card) == {JOB: "states", OTHER_JOB: "late"}
+    assert [config["config_name"] for config in yaml_of(card)["configs"]] == ["index", "late", "states"]
+
+
+def test_a_job_keeps_the_configuration_that_the_present_card_gives_it(
+    manifest: Manifest, other: Manifest
+) -> None:
+    before = render_card([manifest], {JOB: "early"})
+    assert assigned_configs(render_card([manifest, other], existing=before)) == {
+        JOB: "early",
+        OTHER_JOB: "states",
+    }
+
+
+def test_a_job_gets_the_configuration_of_its_request(tmp_path: Path) -> None:
+    hub = HubTarget(repo_id="org/states", config_name="mine")
+    assert assigned_configs(render_card([a_dataset(tmp_path, hub=hub)])) == {JOB: "mine"}
+
+
+@pytest.mark.parametrize("change", [{"layer_ids": (1, 4)}, {"dtype": "float16"}, {"revision": "other"}])
+def test_jobs_of_different_columns_are_refused_in_one_configuration(
+    manifest: Manifest, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    other = a_dataset(tmp_path / "other", OTHER_JOB, about=an_identity(**change))
+    with pytest.raises(OptionRefused) as refused:
+        render_card([manifest, other])
+    assert refused.value.field == "hub.config_name"
+    assert refused.value.cure
+    render_card([manifest, other], {OTHER_JOB: "its-own"})
+
+
+def test_text_and_yaml_of_a_person_survive_and_ours_is_not_doubled(
+    manifest: Manifest, other: Manifest
+) -> None:
+    card = render_card([manifest])
+    edited = card.replace("pretty_name: ", "license: mit\npretty_name: Mine or ").replace(
+        "tags:\n", "tags:\n- mine\n"
+    )
+    edited = edited.replace("<!-- quarry:begin", "Before.\n\n<!-- quarry:begin") + "\nAfter.\n"
+    again = render_card([manifest, other], existing=edited)
+    metadata = yaml_of(again)
+    assert metadata["license"] == "mit"
+    assert metadata["pretty_name"].startswith("Mine")
+    assert metadata["tags"][0] == "mine"
+    assert len(metadata["tags"]) == len(set(metadata["tags"]))
+    assert (
+        again.index("Before.")
+        < again.index("quarry:begin")
+        < again.index("quarry:end")
+        < again.index("After.")
+    )
+    assert again.count("# Hidden states of") == 1
+    assert render_card([manifest, other], existing=again) == again
+
+
+def test_a_configuration_of_somebody_else_stays(manifest: Manifest) -> None:
+    theirs = "---\nconfigs:\n- config_name: raw\n  data_files: raw/*.jsonl\n---\nhello\n"
+    configs = yaml_of(render_card([manifest], existing=theirs))["configs"]
+    assert configs[-1] == {"config_name": "raw", "data_files": "raw/*.jsonl"}
+
+
+def test_a_card_without_yaml_keeps_its_text(manifest: Manifest) -> None:
+    assert "just text" in render_card([manifest], existing="just text")
+
+
+def test_a_card_with_broken_yaml_is_refused(manifest: Manifest) -> None:
+    with pytest.raises(OptionRefused) as refused:
+        render_card([manifest], existing="---\na: [\n---\ntext")
+    assert refused.value.field == "hub.repo_id"
+
+
+def test_a_local_model_is_no_link(tmp_path: Path) -> None:
+    card = render_card([a_dataset(tmp_path, about=an_identity(model="/models/mine"))])
+    assert "| target | `/models/mine` |" in card
+
+
+def test_a_reason_with_a_bar_does_not_break_the_table(manifest: Manifest) -> None:
+    odd = manifest.rejects[0].model_copy(update={"reason": "a|b"})
+    assert r"| a\|b | 1 |" in render_card([manifest.model_copy(update={"rejects": (odd,)})])
+
+
+@pytest.mark.parametrize(("given", "config"), [("default", "states"), ("mine", "mine")])
+def test_default_means_the_states_configuration(given: str, config: str) -> None:
+    assert states_config(given) == config
+
+
+def test_the_name_of_the_light_configuration_is_taken() -> None:
+    with pytest.raises(OptionRefused) as refused:
+        states_config("index")
+    assert refused.value.field == "hub.config_name"

@@ -1,0 +1,40 @@
+"""The final norm of the model that was captured, read for publishing."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load, save_file
+
+from schemas.request import ExtractRequest, InlineSource, Sample
+from service.errors import IdentityChanged
+from service.plan.model_folder import local_revision
+from service.publish.publisher import target_final_norm
+from tests.support.api import api_settings, small_target
+from tests.support.finished_job import an_identity
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = small_target(tmp_path / "model")
+    save_file({"model.norm.weight": torch.arange(64, dtype=torch.float32)}, folder / "model.safetensors")
+    return folder
+
+
+def a_request(model: Path) -> ExtractRequest:
+    source = InlineSource(kind="inline", samples=(Sample(text="hello"),))
+    return ExtractRequest(model=str(model), layers=(1, 2), source=source)
+
+
+def test_the_final_norm_is_read_from_the_weights(model: Path, tmp_path: Path) -> None:
+    identity = an_identity(model=str(model), revision=local_revision(model))
+    content = target_final_norm(a_request(model), identity, api_settings(tmp_path))
+    assert torch.equal(load(content)["weight"], torch.arange(64, dtype=torch.float32))
+
+
+def test_a_model_that_was_changed_since_is_refused(model: Path, tmp_path: Path) -> None:
+    identity = an_identity(model=str(model), revision=local_revision(model))
+    (model / "generation_config.json").write_text("{}")
+    with pytest.raises(IdentityChanged) as changed:
+        target_final_norm(a_request(model), identity, api_settings(tmp_path))
+    assert changed.value.field == "model"
