@@ -1,0 +1,201 @@
+"""What a repository may hold: several jobs, a person's card, many commits; and what is never pushed."""
+
+import hashlib
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.manifest import Manifest
+from schemas.names import manifest_path
+from service.publish.card import assigned_configs
+from tests.support.desk import REPO, TOKEN, Desk, etags
+from tests.support.finished_job import (
+    FINAL_NORM,
+    JOB,
+    OTHER_JOB,
+    OTHER_NORM,
+    a_dataset,
+    an_identity,
+)
+from tests.support.hub_client import HubClient
+from tests.support.hub_state import Fault, Repo, large_blob, regular_blob
+
+
+def test_a_public_repository_is_refused_where_a_private_one_was_asked_for(desk: Desk) -> None:
+    desk.hub.add_repo(REPO, private=False)
+    answer = desk.push()
+    assert (answer["error"], answer["field"]) == ("OptionRefused", "hub.private")
+    assert desk.push(private=False)["commit"] == desk.repo.head.oid
+
+
+def test_two_jobs_share_a_repository_and_the_card_lists_both(desk: Desk, tmp_path: Path) -> None:
+    desk.push()
+    desk.push(desk.other)
+    assert desk.titles() == [f"Add {JOB}", f"Add {OTHER_JOB}"]
+    both = etags(desk.dataset) | etags(desk.other)
+    assert {p: e for p, e in desk.pushed().items() if p != "README.md"} == {
+        p: e for p, e in both.items() if p != "README.md"
+    }
+    desk.hub.know_xet(desk.dataset)
+    desk.hub.know_xet(desk.other)
+    with HubClient(desk.mode, tmp_path / "home", desk.hub.url) as reader:
+        rows = reader.ask("load", repo_id=REPO, token=TOKEN, config="states", streaming=False)["rows"]
+    assert {row["sample_id"][:18] for row in rows} == {JOB, OTHER_JOB}
+    assert len(rows) == 12
+
+
+def test_a_job_pushed_by_another_in_between_is_merged_into_the_card(desk: Desk) -> None:
+    """1. We read the branch. 2. Another job lands. 3. Our commit is stale. 4. We merge and commit."""
+    desk.hub.meanwhile("commit", lambda: desk.repo.add("another's", committed(desk.other)))
+    assert desk.push()["commit"] == desk.repo.head.oid
+    assert desk.titles() == ["another's", f"Add {JOB}"]
+    assert set(assigned_configs(card_of(desk.repo))) == {JOB, OTHER_JOB}
+
+
+def committed(folder: Path) -> dict[str, Any]:
+    """Return a folder's files as a commit of a client in LFS mode holds them."""
+    files = {}
+    for file in folder.rglob("*"):
+        if file.is_file():
+            content = file.read_bytes()
+            large = file.suffix in (".parquet", ".safetensors")
+            digest = hashlib.sha256(content).hexdigest()
+            blob = large_blob(digest, len(content), content) if large else regular_blob(content)
+            files[file.relative_to(folder).as_posix()] = blob
+    return files
+
+
+def card_of(repo: Repo) -> str:
+    content = repo.head.tree["README.md"].content
+    assert content is not None
+    return content.decode()
+
+
+def test_what_a_person_wrote_into_the_card_is_kept(desk: Desk) -> None:
+    card = b"---\nlicense: mit\nlanguage:\n- en\n---\n\nRead this first.\n"
+    desk.hub.add_repo(REPO, {"README.md": card}, private=True)
+    desk.push()
+    card_now = card_of(desk.repo)
+    assert "license: mit" in card_now
+    assert "Read this first." in card_now
+    assert JOB in card_now
+
+
+def test_states_of_another_model_are_refused_before_a_byte_is_sent(desk: Desk, tmp_path: Path) -> None:
+    desk.push()
+    a_dataset(tmp_path / "other", OTHER_JOB, final_norm=OTHER_NORM)
+    desk.hub.calls.clear()
+    answer = desk.push(tmp_path / "other")
+    assert (answer["error"], answer["field"]) == ("OptionRefused", "hub.repo_id")
+    assert answer["cure"]
+    assert desk.hub.calls["preupload"] == 0
+    assert len(desk.repo.commits) == 2
+
+
+def test_other_layers_need_a_configuration_of_their_own(desk: Desk, tmp_path: Path) -> None:
+    desk.push()
+    a_dataset(tmp_path / "other", OTHER_JOB, final_norm=FINAL_NORM, about=an_identity(layer_ids=(1, 4)))
+    answer = desk.push(tmp_path / "other")
+    assert (answer["error"], answer["field"]) == ("OptionRefused", "hub.config_name")
+    assert desk.push(tmp_path / "other", config_name="early")["commit"] == desk.repo.head.oid
+    assert assigned_configs(card_of(desk.repo)) == {JOB: "states", OTHER_JOB: "early"}
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A job of 122 files besides manifest and card."""
+    folder = tmp_path_factory.mktemp("many")
+    a_dataset(folder, units=60, rows=1)
+    return folder
+
+
+def test_many_files_take_several_commits_and_the_manifest_comes_with_the_last(desk: Desk, many: Path) -> None:
+    desk.push(many)
+    assert desk.titles() == [f"Add files of {JOB}", f"Add {JOB}"]
+    start, half, whole = desk.repo.commits
+    added = [len(half.tree) - len(start.tree), len(whole.tree) - len(half.tree)]
+    assert added == [24, 100]
+    assert manifest_path(JOB) not in half.tree
+    assert "README.md" not in half.tree
+    assert desk.pushed() == etags(many)
+    assert sum(desk.hub.calls[e] for e in ("info", "tree", "paths_info", "preupload", "commit")) < 40
+
+
+def test_a_push_that_broke_between_two_commits_continues_with_the_second(desk: Desk, many: Path) -> None:
+    desk.hub.fail("commit", Fault(status=503, nth=2, times=10_000))
+    assert desk.push(many)["error"] == "HubUnavailable"
+    assert desk.titles() == [f"Add files of {JOB}"]
+    desk.hub.heal()
+    desk.hub.calls.clear()
+    assert desk.push(many)["commit"] == desk.repo.head.oid
+    assert desk.titles() == [f"Add files of {JOB}", f"Add {JOB}"]
+    assert desk.hub.calls["commit"] == 1
+
+
+def test_a_folder_of_two_jobs_is_pushed_job_by_job(desk: Desk, tmp_path: Path) -> None:
+    a_dataset(tmp_path / "both")
+    a_dataset(tmp_path / "both", OTHER_JOB)
+    answer = desk.push(tmp_path / "both")
+    assert answer["commit"] == desk.repo.head.oid
+    assert sorted(desk.titles()) == sorted([f"Add {JOB}", f"Add {OTHER_JOB}"])
+    assert desk.pushed() == etags(tmp_path / "both")
+
+
+def test_a_shard_that_changed_after_sealing_is_never_committed(desk: Desk, tmp_path: Path) -> None:
+    folder = tmp_path / "rotten"
+    shutil.copytree(desk.dataset, folder)
+    shard = next((folder / "data").rglob("*.parquet"))
+    content = bytearray(shard.read_bytes())
+    content[40] ^= 1
+    shard.write_bytes(content)
+    answer = desk.push(folder)
+    assert answer["error"] == "DatasetBroken"
+    assert shard.name in answer["detail"]
+    assert desk.titles() == []
+
+
+@pytest.mark.parametrize("path", ["/etc/hostname", "data/../../secret.parquet", "notes.txt"])
+def test_a_manifest_that_names_a_stranger_is_refused(desk: Desk, tmp_path: Path, path: str) -> None:
+    folder = tmp_path / "forged"
+    shutil.copytree(desk.dataset, folder)
+    file = folder / manifest_path(JOB)
+    manifest = Manifest.model_validate_json(file.read_bytes())
+    stranger = manifest.extras[0].model_copy(update={"path": path})
+    forged = manifest.model_copy(update={"extras": (*manifest.extras, stranger)})
+    file.write_text(forged.model_dump_json())
+    answer = desk.push(folder)
+    assert answer["error"] == "DatasetBroken"
+    assert desk.hub.calls["create"] == 0
+
+
+def test_a_manifest_without_the_final_norm_is_refused(desk: Desk, tmp_path: Path) -> None:
+    folder = tmp_path / "forged"
+    shutil.copytree(desk.dataset, folder)
+    file = folder / manifest_path(JOB)
+    manifest = Manifest.model_validate_json(file.read_bytes())
+    file.write_text(manifest.model_copy(update={"extras": ()}).model_dump_json())
+    assert desk.push(folder)["error"] == "DatasetBroken"
+    assert not desk.hub.calls
+
+
+def test_a_folder_without_a_manifest_is_refused(desk: Desk, tmp_path: Path) -> None:
+    assert desk.push(tmp_path)["error"] == "DatasetBroken"
+    assert not desk.hub.calls
+
+
+def test_a_remote_file_that_is_not_what_was_sealed_ends_as_unavailable(desk: Desk) -> None:
+    """1. Our commit lands. 2. Somebody overwrites a shard before it is read back."""
+    path = next(p for p in etags(desk.dataset) if p.startswith("data/"))
+    desk.push()
+    desk.repo.add("vandal", {path: large_blob("0" * 64, 1, b"x")})
+
+    def again() -> None:
+        desk.repo.commits[-1].tree[path] = large_blob("0" * 64, 1, b"x")
+
+    desk.hub.fail("paths_info", Fault(status=503, nth=10_000))
+    desk.hub.meanwhile("commit", lambda: desk.hub.meanwhile("paths_info", again))
+    answer = desk.push()
+    assert answer["error"] == "HubUnavailable"
+    assert path in answer["detail"]
