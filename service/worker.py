@@ -74,32 +74,35 @@ async def _main(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, capture.stop.set)
-    keeper = asyncio.create_task(_keep(store, settings, planner))
+    keeper = asyncio.create_task(_keep(store, settings, planner, publisher))
     try:
         await capture.run()
         if only_job is not None:
-            await _until_ended(store, only_job, capture.stop, publisher)
+            await _until_ended(store, only_job, capture.stop)
     finally:
         keeper.cancel()
         await asyncio.gather(keeper, return_exceptions=True)
 
 
-async def _keep(store: Store, settings: Settings, planner: "PlannerProcess") -> None:
-    """Start the planner again if it died; sweep now and then."""
+async def _keep(
+    store: Store, settings: Settings, planner: "PlannerProcess", publisher: "PublisherThread"
+) -> None:
+    """Start the planner or the publisher again if it died; sweep now and then."""
     swept = time.monotonic()
     while True:
         await asyncio.sleep(RESTART_S)
         planner.restart_if_dead()
+        publisher.restart_if_dead()
         if time.monotonic() - swept > SWEEP_S:
             await asyncio.to_thread(sweep, store, settings)
             swept = time.monotonic()
 
 
-async def _until_ended(store: Store, job_id: str, stop: asyncio.Event, publisher: "PublisherThread") -> None:
+async def _until_ended(store: Store, job_id: str, stop: asyncio.Event) -> None:
     """Wait for the publisher to end the one job, or for a signal."""
     while not stop.is_set():
         state = (await asyncio.to_thread(store.job, job_id)).state
-        if state in ENDED_JOB_STATES or state is JobState.BLOCKED or not publisher.is_alive():
+        if state in ENDED_JOB_STATES or state is JobState.BLOCKED:
             return
         await asyncio.sleep(0.1)
 
@@ -161,15 +164,21 @@ class PublisherThread:
         """Prepare; `start` starts it."""
         self._settings = settings
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="quarry-publisher", daemon=True)
+        self._thread = self._new()
 
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
 
-    def is_alive(self) -> bool:
-        """Say whether it still runs."""
-        return self._thread.is_alive()
+    def restart_if_dead(self) -> None:
+        """Start it again after a crash; what was pushed is not pushed again."""
+        if not self._thread.is_alive() and not self._stop.is_set():
+            logger.error("the publisher ended; starting it again")
+            self._thread = self._new()
+            self._thread.start()
+
+    def _new(self) -> threading.Thread:
+        return threading.Thread(target=self._run, name="quarry-publisher", daemon=True)
 
     def stop(self) -> None:
         """Ask it to end after the upload it is in; whatever was pushed is not pushed again."""

@@ -93,7 +93,7 @@ class Capture:
 
         Runs a new job's canary.
         """
-        spec = await self._house.inspect(lease.request)
+        spec = await self._house.inspect(lease)
         running = self._house.running
         if running is None or not running.serves(spec):
             await asyncio.gather(*self._runs.values(), return_exceptions=True)

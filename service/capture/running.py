@@ -13,9 +13,10 @@ from schemas.identity import Identity, Provenance, layer_info
 from schemas.request import ExtractRequest
 from service.capture.engine import Engine, EngineSpec
 from service.capture.link import EngineLink
-from service.plan.target import Target, inspect_target
+from service.plan.target import Target, planned_target
 from service.plan.weights import fetch_weights
 from service.settings import Settings
+from service.store import UnitLease
 
 if TYPE_CHECKING:
     from service.proof.head import Head
@@ -77,14 +78,22 @@ class EngineHouse:
         """Begin without one."""
         self._settings = settings
         self.running: Running | None = None
+        self._inspected: tuple[str, EngineSpec] | None = None
 
-    async def inspect(self, request: ExtractRequest) -> EngineSpec:
-        """Return the spec of a job; downloads weights if they are missing.
+    async def inspect(self, lease: UnitLease) -> EngineSpec:
+        """Return the spec of a unit's job; asks the Hub and downloads weights once a job.
 
-        Raises UnknownModel, UnknownLayer.
+        Raises IdentityChanged, UnknownModel, UnknownLayer.
         """
-        target = await asyncio.to_thread(inspect_target, request, self._settings)
-        return await asyncio.to_thread(spec_for, request, target, self._settings)
+        job_id = lease.key.job_id
+        if self._inspected is None or self._inspected[0] != job_id:
+            spec = await asyncio.to_thread(self._spec_of, lease)
+            self._inspected = (job_id, spec)
+        return self._inspected[1]
+
+    def _spec_of(self, lease: UnitLease) -> EngineSpec:
+        target = planned_target(lease.request, lease.identity, self._settings)
+        return spec_for(lease.request, target, self._settings)
 
     async def switch(self, spec: EngineSpec) -> Running:
         """Stop what runs and start an engine for `spec`. Raises EngineRefused, EngineDied."""

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from schemas.identity import Identity
 from schemas.request import Dtype, ExtractRequest
+from service.errors import IdentityChanged
 from service.plan.layers import resolve_layers
 from service.plan.model_config import read_config
 from service.plan.model_folder import locate_model
@@ -52,3 +54,19 @@ def inspect_target(request: ExtractRequest, settings: Settings) -> Target:
         max_model_len=config.max_model_len,
         layer_ids=resolve_layers(request.layers, request.final_layer, config.num_layers),
     )
+
+
+def planned_target(request: ExtractRequest, identity: Identity, settings: Settings) -> Target:
+    """Return the target that a job was planned for, however its branch moved since.
+
+    A model on the Hub is read at the planned commit. Raises IdentityChanged (`model`) for a local one that is
+    not the same any more, and what `inspect_target` raises.
+    """
+    local = request.model.startswith(("/", "."))
+    pinned = request if local else request.model_copy(update={"revision": identity.revision})
+    target = inspect_target(pinned, settings)
+    if target.revision != identity.revision:
+        cure = "put the model back as it was, or start a new job"
+        detail = f"{request.model} was changed since the job was planned"
+        raise IdentityChanged(detail, field="model", cure=cure)
+    return target

@@ -15,7 +15,6 @@ from service.capture.landing import land
 from service.errors import (
     DatasetBroken,
     DiskFull,
-    IdentityChanged,
     IllegalMove,
     LeaseLost,
     Outcome,
@@ -43,16 +42,11 @@ class Stopped(Exception):
 
 def target_final_norm(request: ExtractRequest, identity: Identity, settings: Settings) -> bytes:
     """Return `final_norm.safetensors` of the captured model. Raises IdentityChanged, UnknownModel."""
-    from service.plan.target import inspect_target
+    from service.plan.target import planned_target
     from service.plan.weights import fetch_weights
     from service.proof.head import final_norm_bytes
 
-    local = request.model.startswith(("/", "."))
-    pinned = request if local else request.model_copy(update={"revision": identity.revision})
-    target = inspect_target(pinned, settings)
-    if target.revision != identity.revision:
-        cure = "put the model back as it was, or start a new job"
-        raise IdentityChanged(f"{request.model} was changed since it was captured", field="model", cure=cure)
+    target = planned_target(request, identity, settings)
     return final_norm_bytes(fetch_weights(target, settings))
 
 

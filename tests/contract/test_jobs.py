@@ -292,3 +292,18 @@ def test_the_manifest_says_what_was_skipped(shop, target):
     manifest = json.loads((shop.settings.dataset_dir(job.id) / manifest_path(job.id)).read_text())
     assert manifest["checks"]["canary"] == "skipped by request"
     assert manifest["provenance"]["engine"]["name"] == "fake"
+
+
+def test_a_model_that_changed_after_planning_is_refused_before_anything_is_captured(tmp_path):
+    target = random_target(tmp_path / "models" / "mine", arch="llama", layers=8, hidden=64, max_position=256)
+    shop = Shop.open(tmp_path, target)
+    job_id = shop.submit(request(target, conversations(5, longest=4)))
+    shop.plan()
+    random_target(target, arch="llama", layers=8, hidden=64, max_position=256, tied=True)
+    shop.capture(job_id)
+    job = shop.store.job(job_id)
+    assert job.state is JobState.FAILED
+    assert job.problem is not None
+    assert (job.problem.type, job.problem.field) == ("urn:quarry:identity-changed", "model")
+    assert job.progress.samples_written == 0
+    shop.store.close()
