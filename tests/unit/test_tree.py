@@ -6,6 +6,7 @@ import importlib.metadata
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -128,6 +129,23 @@ def test_no_file_is_too_long_to_hold_in_the_head() -> None:
     every = sources(*PACKAGES, "tests", "examples", "benchmarks", "requirements")
     lengths = {path.relative_to(ROOT).as_posix(): len(path.read_text().splitlines()) for path in every}
     assert {path: lines for path, lines in lengths.items() if lines > MAX_LINES} == {}
+
+
+IMPORTED_AS = {"yaml": "pyyaml", "pydantic_core": "pydantic"}
+ENGINES_OWN = {"torch", "vllm"}
+"""Named by requirements/cpu.txt or the base image: which build is wanted is not the wheel's to say."""
+
+
+def test_every_package_that_is_imported_is_declared() -> None:
+    text = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    declared = {re.split(r"[\[<>=]", line)[0].lower().replace("_", "-") for line in text}
+    used = {
+        name.split(".")[0]
+        for path in sources(*PACKAGES)
+        for name in imported(ast.parse(path.read_text()))
+        if name and name.split(".")[0] not in {*sys.stdlib_module_names, *PACKAGES, *ENGINES_OWN}
+    }
+    assert {IMPORTED_AS.get(name, name).replace("_", "-") for name in used} - declared == set()
 
 
 def test_every_file_is_named_for_its_job() -> None:
