@@ -18,6 +18,7 @@ from service.proof.verify import verify_dataset
 from service.sweeper import sweep
 from tests.support.fake_engine import FakeEngine, states_TH
 from tests.support.jobs import Shop, conversations, request
+from tests.support.pg import running_postgres
 from tests.support.tiny_model import random_target
 
 
@@ -307,3 +308,35 @@ def test_a_model_that_changed_after_planning_is_refused_before_anything_is_captu
     assert (job.problem.type, job.problem.field) == ("urn:quarry:identity-changed", "model")
     assert job.progress.samples_written == 0
     shop.store.close()
+
+
+def test_an_engine_is_started_anew_only_for_a_job_that_it_cannot_serve(shop, target, monkeypatch):
+    started = []
+    start = FakeEngine.start
+
+    async def counted(self, spec, settings, link):
+        started.append(spec.layer_ids)
+        await start(self, spec, settings, link)
+
+    monkeypatch.setattr(FakeEngine, "start", counted)
+    bodies = [
+        request(target, conversations(4)),
+        request(target, conversations(6)),
+        request(target, conversations(4), layers="eagle"),
+        request(target, conversations(5), layers="mtp"),
+    ]
+    jobs = [shop.submit(body, str(number)) for number, body in enumerate(bodies)]
+    shop.plan()
+    shop.capture(jobs[-1])
+    shop.publish()
+    assert [shop.store.job(job_id).state for job_id in jobs] == [JobState.COMPLETED] * 4
+    assert started == [(2, 4, 5, 8), (8,)]
+
+
+def test_a_whole_job_runs_on_postgresql(tmp_path, target):
+    with running_postgres() as server, server.database() as url:
+        shop = Shop.open(tmp_path, target, database_url=url)
+        job = shop.run(request(target, conversations(30)))
+        assert job.state is JobState.COMPLETED, job.problem
+        assert_whole(shop, job.id, written=30, rejected=0)
+        shop.store.close()

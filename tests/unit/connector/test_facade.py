@@ -1,0 +1,102 @@
+"""The facade that vLLM loads: it forwards, and a refusal reaches the service before it ends the engine."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+
+from connector.hidden_states import HiddenStatesConnector, StepMetadata, _telling_refusals
+from connector.layout import LayoutError
+from connector.wire import RowRef
+from schemas.receipts import UnitKey
+from service.capture.link import EngineLink
+from tests.support.fake_engine import FakeRequest, Status
+from tests.support.plans import JOB
+
+
+class Transfer:
+    """vLLM's KVTransferConfig, as far as the facade reads it."""
+
+    is_kv_producer = True
+
+    def __init__(self, **extra: Any) -> None:
+        self._extra = extra
+
+    def get_from_extra_config(self, key: str, default: Any) -> Any:
+        return self._extra.get(key, default)
+
+
+def groups(name: str = "draft.cache_only_layers.8") -> SimpleNamespace:
+    spec = SimpleNamespace(block_size=4)
+    return SimpleNamespace(kv_cache_groups=[SimpleNamespace(layer_names=[name], kv_cache_spec=spec)])
+
+
+def facade(transfer: Transfer, cache: SimpleNamespace) -> HiddenStatesConnector:
+    return HiddenStatesConnector(
+        SimpleNamespace(kv_transfer_config=transfer), KVConnectorRole.SCHEDULER, cache
+    )
+
+
+async def told(raise_in: Any) -> str | None:
+    """Return what the service heard while `raise_in(path)` refused."""
+    link = EngineLink()
+    await link.listen()
+    with pytest.raises((LayoutError, MemoryError)):
+        await asyncio.to_thread(raise_in, str(link.path))
+    async with asyncio.timeout(5):
+        while link.refusal is None:
+            await asyncio.sleep(0.001)
+    await link.close()
+    return link.refusal
+
+
+def test_an_engine_without_the_cache_only_layer_is_refused_and_the_service_hears_why():
+    heard = asyncio.run(told(lambda path: facade(Transfer(socket_path=path), groups("model.layers.0.attn"))))
+    assert heard is not None
+    assert "expected one cache-only layer" in heard
+    assert "model.layers.0.attn" in heard
+
+
+def test_a_machine_without_the_memory_is_refused_and_the_service_hears_why():
+    def refuse(path: str) -> None:
+        with _telling_refusals(Transfer(socket_path=path)):
+            raise MemoryError("no 10 bytes for the host pool")
+
+    assert asyncio.run(told(refuse)) == "no 10 bytes for the host pool"
+
+
+def test_a_finished_request_is_held_and_its_work_travels_with_the_next_step():
+    connector = facade(Transfer(), groups())
+    ref = RowRef(UnitKey(job_id=JOB, unit=0, epoch=1), 2, 5)
+    request = FakeRequest("r", Status.FINISHED_LENGTH_CAPPED, ref.params(), 5, [1, 2, 3, 4, 5, 6])
+    assert connector.request_finished_all_groups(request, ([0, 1],)) == (True, None)
+    metadata = connector.build_connector_meta(None)
+    assert isinstance(metadata, StepMetadata)
+    assert [item.ref for item in metadata.work.items] == [ref]
+    assert connector.build_connector_meta(None).work.items == []
+
+
+def test_nothing_is_ever_loaded_and_one_rank_reports_a_request():
+    connector = facade(Transfer(), groups())
+    assert connector.get_num_new_matched_tokens(None, 7) == (0, False)
+    assert connector.get_finished_count() == 1
+
+
+class Worker:
+    """A worker half that has copied what it is told to have copied."""
+
+    def __init__(self, *steps: set[str]) -> None:
+        self._steps = iter(steps)
+
+    def step(self, work: Any) -> set[str]:
+        return next(self._steps)
+
+
+def test_a_request_is_reported_as_sent_only_after_the_engine_said_that_it_is_finished():
+    connector = facade(Transfer(), groups())
+    connector._worker = Worker({"early"}, set(), {"late"})
+    assert connector.get_finished({"late"}) == (None, None)
+    assert connector.get_finished({"early"}) == ({"early"}, None)
+    assert connector.get_finished(set()) == ({"late"}, None)
