@@ -26,7 +26,9 @@ def show_dataset(dataset: Path, job: JobView, target: Path, console: Console) ->
     console.print(f"   {samples}; {totals.tokens} tokens; {totals.bytes / 1e6:.1f} MB of shards")
     for config in datasets.get_dataset_config_names(str(dataset)):
         rows = datasets.load_dataset(str(dataset), config, split="train", streaming=True)
-        console.print(f"   datasets, configuration {config!r}: {', '.join(next(iter(rows)))}")
+        # To the end: pyarrow may abort a process that exits right beside a half-read stream.
+        count = sum(1 for _ in rows)
+        console.print(f"   datasets, configuration {config!r}: {count} rows of {', '.join(rows.features)}")
     show_row(dataset / manifest.shards[0].path, manifest, target, console)
 
 

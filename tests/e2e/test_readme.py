@@ -66,7 +66,7 @@ def test_the_trap_is_there(form: str, shard: Path, states: torch.Tensor, tmp_pat
 
 
 def test_the_reading_code_takes_five_lines() -> None:
-    assert [len(code.splitlines()) for code in EXAMPLES] == [5, 4]
+    assert [len(code.splitlines()) for code in EXAMPLES] == [5, 3]
 
 
 def test_the_table_of_columns_is_the_schema() -> None:
@@ -126,6 +126,6 @@ def layer_cells(layer_id: int, symbol: str) -> list[str]:
 
 
 def test_every_file_that_the_readme_points_to_exists() -> None:
-    links = re.findall(r"\]\(([^)#]+)\)", README)
+    links = [link for link in re.findall(r"\]\(([^)#]+)\)", README) if not link.startswith("https:")]
     assert links
     assert [link for link in links if not (ROOT / link).exists()] == []
