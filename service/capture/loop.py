@@ -81,7 +81,8 @@ class Capture:
             return False
         self._held[lease.key] = lease
         running = await self._supervised(lease, self._engine_for(lease))
-        if running is not None and lease.key in self._held:
+        # An engine takes minutes to start: the lease may be lost by then, or the worker told to stop.
+        if running is not None and lease.key in self._held and not self.stop.is_set():
             self._job = lease.key.job_id
             task = asyncio.create_task(self._run_unit(lease, running))
             self._runs[lease.key] = task

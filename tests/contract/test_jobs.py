@@ -102,8 +102,7 @@ def test_a_unit_whose_lease_was_lost_is_void_and_its_successor_commits(shop, tar
     shop.plan()
     stalled = shop.store.lease_unit("a stalled worker", 0.0)
     assert stalled is not None
-    shop.capture(job_id)
-    shop.publish()
+    shop.finish(job_id)
     assert shop.store.job(job_id).state is JobState.COMPLETED
     assert_whole(shop, job_id, written=40, rejected=0)
     (taken,) = [row for row in shop.store.units(job_id) if row.unit == stalled.key.unit]
@@ -173,9 +172,7 @@ def test_a_full_disk_blocks_the_job_and_it_resumes_whole(shop, target):
     assert blocked.state is JobState.BLOCKED
     assert blocked.problem is not None and blocked.problem.type == "urn:quarry:disk-full"
     shop.store.resume(job_id)
-    shop.plan()
-    shop.capture(job_id)
-    shop.publish()
+    shop.finish(job_id)
     assert_whole(shop, job_id, written=20, rejected=0)
 
 
@@ -190,9 +187,7 @@ def test_a_folder_that_cannot_be_written_costs_attempts_and_then_fails_the_job_b
     assert failed.problem is not None and failed.problem.type == "urn:quarry:write-failed"
     attempts.unlink()
     shop.store.resume(job_id)
-    shop.plan()
-    shop.capture(job_id)
-    shop.publish()
+    shop.finish(job_id)
     assert_whole(shop, job_id, written=20, rejected=0)
 
 
@@ -215,9 +210,7 @@ def test_a_cancelled_job_stops_and_resumes_from_what_was_committed(shop, target)
     assert shop.store.job(job_id).state is JobState.CANCELLED
     epochs = {row.unit: row.epoch for row in shop.store.units(job_id)}
     shop.store.resume(job_id)
-    shop.plan()
-    shop.capture(job_id)
-    shop.publish()
+    shop.finish(job_id)
     assert_whole(shop, job_id, written=60, rejected=0)
     assert all(row.epoch == epochs[row.unit] for row in shop.store.units(job_id) if row.unit in done)
 
@@ -237,8 +230,7 @@ def test_a_worker_that_is_told_to_stop_gives_its_units_back_at_once(shop, target
 
     asyncio.run(asyncio.wait_for(stopped(), 60))
     assert not any(row.state is UnitState.LEASED for row in shop.store.units(job_id))
-    shop.capture(job_id)
-    shop.publish()
+    shop.finish(job_id)
     assert_whole(shop, job_id, written=60, rejected=0)
 
 

@@ -11,8 +11,8 @@ from service.settings import Settings
 from tests.support.fake_hub import FakeHub
 from tests.support.hub_state import Token
 from tests.support.plans import JOB
+from tests.support.reference_models import TinyModel
 from tests.support.shards import LENGTHS, capture, write_dataset
-from tests.support.tiny_models import TinyModel
 
 REPO = "org/states"
 

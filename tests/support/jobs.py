@@ -94,6 +94,10 @@ class Shop:
     def run(self, body: ExtractRequest, key: str = "a job") -> JobRow:
         """Run one job through all three roles and return how it ended."""
         job_id = self.submit(body, key)
+        return self.finish(job_id)
+
+    def finish(self, job_id: str) -> JobRow:
+        """Run a job from where it stands to its end."""
         self.plan()
         if self.store.job(job_id).state not in ENDED:
             self.capture(job_id)

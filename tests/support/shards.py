@@ -23,7 +23,7 @@ from service.proof.head import final_norm_bytes
 from service.proof.index import write_index
 from service.proof.logit_check import Witness
 from tests.support.plans import JOB, identity
-from tests.support.tiny_models import HIDDEN_SIZE, NUM_LAYERS, VOCAB_SIZE, TinyModel
+from tests.support.reference_models import HIDDEN_SIZE, NUM_LAYERS, VOCAB_SIZE, TinyModel
 
 LAYER_IDS = (1, 2, NUM_LAYERS)
 LENGTHS = (1, 7, 16, 17, 33)

@@ -18,8 +18,8 @@ from service.cli.job_file import own_roots, read_job_file
 from service.settings import Settings
 from service.store import Store
 from tests.support.api import UNKNOWN, api_settings, complete, job_body, serving, small_target, stored
+from tests.support.reference_models import TinyModel
 from tests.support.shards import capture, write_dataset
-from tests.support.tiny_models import TinyModel
 
 ROOT = Path(__file__).parents[3]
 

@@ -9,7 +9,7 @@ from service.errors import EngineRefused, StatesWrong
 from service.proof.canary import POST_NORM, CanaryReport, canary_key, canary_prompts, judge
 from service.proof.reference import available_bytes, loaded_bytes, reference_states
 from tests.support.plans import identity
-from tests.support.tiny_models import HIDDEN_SIZE, NUM_LAYERS, VOCAB_SIZE, TinyModel
+from tests.support.reference_models import HIDDEN_SIZE, NUM_LAYERS, VOCAB_SIZE, TinyModel
 
 LAYER_IDS = (0, 1, 2, NUM_LAYERS)
 States = list[dict[int, torch.Tensor]]

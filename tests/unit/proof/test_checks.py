@@ -10,6 +10,7 @@ from schemas.receipts import RejectedRow, UnitSealed
 from service.errors import EngineDied, EngineRefused, StatesWrong, WriteFailed
 from service.proof.checks import Witness, check_unit, logit_rows
 from service.proof.head import Head
+from tests.support.reference_models import NUM_LAYERS, VOCAB_SIZE, TinyModel
 from tests.support.shards import (
     LENGTHS,
     Capture,
@@ -19,7 +20,6 @@ from tests.support.shards import (
     with_states,
     write_plan_of,
 )
-from tests.support.tiny_models import NUM_LAYERS, VOCAB_SIZE, TinyModel
 
 CASES = [("llama", "float32"), ("llama", "bfloat16"), ("qwen3", "bfloat16"), ("gemma2", "bfloat16")]
 CASES += [("gpt_neox", "bfloat16"), ("gpt_neox", "float32"), ("gemma2", "float16")]

@@ -10,7 +10,7 @@ from schemas.identity import FinalNorm
 from service.errors import EngineRefused
 from service.proof.head import Head, Opinion, final_norm_bytes
 from service.proof.head_weights import HeadWeights, NormWeights
-from tests.support.tiny_models import HIDDEN_SIZE, MODEL_TYPES, NUM_LAYERS, VOCAB_SIZE, TinyModel
+from tests.support.reference_models import HIDDEN_SIZE, MODEL_TYPES, NUM_LAYERS, VOCAB_SIZE, TinyModel
 
 
 def token_ids(length: int, seed: int = 0) -> list[int]:

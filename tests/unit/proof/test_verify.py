@@ -15,6 +15,7 @@ from schemas.names import FINAL_NORM_PATH, index_path, manifest_path, shard_path
 from service.errors import EngineRefused, NotFound
 from service.proof.verify import Finding, VerifyReport, read_manifests, verify_dataset
 from tests.support.plans import JOB
+from tests.support.reference_models import NUM_LAYERS, VOCAB_SIZE, TinyModel
 from tests.support.shards import (
     LENGTHS,
     Capture,
@@ -25,7 +26,6 @@ from tests.support.shards import (
     write_manifest,
     write_unit,
 )
-from tests.support.tiny_models import NUM_LAYERS, VOCAB_SIZE, TinyModel
 
 SHARD, INDEX, MANIFEST = shard_path(JOB, 1), index_path(JOB, 1), manifest_path(JOB)
 UNITS = 2
