@@ -10,7 +10,7 @@ from service.proof.index import write_index
 from service.proof.logit_check import Witness
 from tests.support.plans import identity, provenance
 from tests.support.shards import write_plan_of, write_shard
-from tests.unit.test_shard_reader import LAYERS, random_rows
+from tests.unit.proof.test_shard_reader import LAYERS, random_rows
 
 PATH = "index/j-0123456789abcdef/train-00000.parquet"
 
