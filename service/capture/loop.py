@@ -1,6 +1,4 @@
-"""The capture loop of one worker process.
-
-Leases units, keeps the engine full with them, commits what they become.
+"""The capture loop of one worker process: leases units, keeps the engine full, commits what they become.
 
 Several units are held at once, so that one's verification and commit overlap the next one's forward passes.
 A unit whose lease was lost is abandoned; its successor elsewhere has another epoch and another folder.
@@ -49,6 +47,9 @@ class Capture:
         heart = asyncio.create_task(self._beat())
         try:
             while not self.stop.is_set() and not await self._finished():
+                if heart.done():
+                    # Without a heartbeat every lease is lost in a while: better to end now, and loudly.
+                    heart.result()
                 if not await self._serve_one():
                     await self._pause()
             await self._drain()

@@ -15,6 +15,7 @@ from schemas.request import Generate
 from service.capture.landing import land
 from service.capture.loop import Capture
 from service.proof.verify import verify_dataset
+from service.store import Store
 from service.sweeper import sweep
 from tests.support.fake_engine import FakeEngine, states_TH
 from tests.support.jobs import Shop, conversations, request
@@ -332,3 +333,28 @@ def test_a_whole_job_runs_on_postgresql(tmp_path, target):
         assert job.state is JobState.COMPLETED, job.problem
         assert_whole(shop, job.id, written=30, rejected=0)
         shop.store.close()
+
+
+def test_a_worker_whose_heartbeat_broke_ends_loudly_and_gives_its_units_back(tmp_path, target, monkeypatch):
+    shop = Shop.open(tmp_path, target, lease_s=1.0)
+    job_id = shop.submit(request(target, conversations(20)))
+    shop.plan()
+    healthy, extend = FakeEngine.run, Store.extend_units
+
+    async def slow(self, prompt):
+        await asyncio.sleep(1.0)
+        return await healthy(self, prompt)
+
+    def broken(self, keys, owner, ttl_s):
+        raise RuntimeError("a bug in the heartbeat")
+
+    monkeypatch.setattr(FakeEngine, "run", slow)
+    monkeypatch.setattr(Store, "extend_units", broken)
+    with pytest.raises(RuntimeError, match="a bug in the heartbeat"):
+        shop.capture(job_id)
+    assert not any(row.state is UnitState.LEASED for row in shop.store.units(job_id))
+    monkeypatch.setattr(FakeEngine, "run", healthy)
+    monkeypatch.setattr(Store, "extend_units", extend)
+    shop.finish(job_id)
+    assert_whole(shop, job_id, written=20, rejected=0)
+    shop.store.close()
