@@ -96,7 +96,7 @@ class WorkerHalf:
     def step(self, work: StepWork) -> set[str]:
         """Take the step's work, copy what fits, and return the requests whose blocks may be freed now.
 
-        Never blocks.
+        Waits for nothing but room in a writer's queue of `QUEUE_ITEMS`.
         """
         for item in work.items:
             if item.ref.row % self._place.num_ranks != self._place.rank:
@@ -114,11 +114,6 @@ class WorkerHalf:
         """Write what is queued, then let go of everything."""
         self._writers.stop()
         self._link.close()
-
-    @property
-    def idle(self) -> bool:
-        """Say whether nothing waits to be copied."""
-        return not self._waiting and not self._copying
 
     def _start_copies(self) -> None:
         while self._waiting:

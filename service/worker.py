@@ -75,13 +75,17 @@ async def _main(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, capture.stop.set)
     keeper = asyncio.create_task(_keep(store, settings, planner, publisher))
+    # A keeper that broke would leave a dead planner dead: the worker drains, and ends with its error.
+    keeper.add_done_callback(lambda _: capture.stop.set())
     try:
         await capture.run()
         if only_job is not None:
             await _until_ended(store, only_job, capture.stop)
     finally:
         keeper.cancel()
-        await asyncio.gather(keeper, return_exceptions=True)
+        await asyncio.wait({keeper})
+    if not keeper.cancelled():
+        keeper.result()
 
 
 async def _keep(

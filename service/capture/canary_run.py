@@ -70,12 +70,11 @@ async def _capture(
     link = running.link
     try:
         await link.open(order)
-        receipts = asyncio.create_task(link.receipts(key))
         for row, ids in enumerate(prompts):
             # One after the other, so that the last prompt's prefix is in the cache when it comes.
             ref = RowRef(key, row, len(ids))
             await running.engine.run(Prompt(f"canary-{key.job_id}-{key.epoch}-{row}", tuple(ids), ref))
-        sealed = raise_failure(await receipts)
+        sealed = raise_failure(await link.receipts(key))
         return await asyncio.to_thread(_read, folder, sealed, len(prompts))
     finally:
         await link.abandon(key)

@@ -80,6 +80,10 @@ class Engine(Protocol):
     info: EngineInfo
     """Valid after `start`."""
 
+    @property
+    def alive(self) -> bool:
+        """Say whether requests can still be answered; an engine that died never comes back."""
+
     async def start(self, spec: EngineSpec, settings: Settings, link: EngineLink) -> None:
         """Start and wait until every rank's connector said hello. Raises EngineRefused, EngineDied."""
 

@@ -157,7 +157,7 @@ class Capture:
             logger.info("unit %s: %s", lease.key, lost)
         if isinstance(error, EngineDied):
             self._job = None
-            if self._house.running is not None and not self._house.running.link.alive:
+            if self._house.running is not None and not self._house.running.alive:
                 await self._house.stop()
 
     async def _beat(self) -> None:

@@ -55,9 +55,14 @@ class Running:
     link: EngineLink
     head: "Head"
 
+    @property
+    def alive(self) -> bool:
+        """Say whether engine and connector both still answer; either may die first."""
+        return self.engine.alive and self.link.alive
+
     def serves(self, spec: EngineSpec) -> bool:
         """Say whether a job of `spec` can be run as it is."""
-        return self.spec.covers(spec) and self.link.alive
+        return self.spec.covers(spec) and self.alive
 
     def provenance(self, job_id: str, identity: Identity) -> Provenance:
         """Say who makes the dataset, from what."""

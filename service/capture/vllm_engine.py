@@ -41,6 +41,11 @@ class VllmEngine:
         """Hold nothing until `start`."""
         self._llm: AsyncLLM | None = None
 
+    @property
+    def alive(self) -> bool:
+        """Ask the front end, which learns of the core's death by its process."""
+        return self._llm is not None and not self._llm.errored
+
     async def start(self, spec: EngineSpec, settings: Settings, link: EngineLink) -> None:
         """Start vLLM; seconds for a tiny model on a CPU, minutes for a large one."""
         # Read by the CPU build alone, in the core's process; an operator's own value stands.

@@ -11,7 +11,6 @@ from schemas.request import ExtractRequest
 from service.api.submit import submit
 from service.errors import (
     HubDenied,
-    OptionRefused,
     QuarryError,
     SourceRefused,
     TemplateRefused,
@@ -128,15 +127,12 @@ def test_a_sample_longer_than_the_model_is_truncated_when_that_is_asked_for(shop
     assert row["num_tokens"] == 255
 
 
-@pytest.mark.parametrize("layers", ["dflash", (1, 2)])
-def test_an_unknown_combination_is_never_silently_mended(shop, target, layers):
-    """Layer lists are stored sorted with N added; nothing else about them changes."""
-    try:
-        job = shop.run(request(target, GOOD, layers=layers))
-    except (UnknownLayer, OptionRefused) as error:
-        assert error.field == "layers"
-    else:
-        assert job.identity is not None
-        expected = (1, 2, 8) if layers == (1, 2) else job.identity.layer_ids
-        assert job.identity.layer_ids == expected
-        assert list(job.identity.layer_ids) == sorted(set(job.identity.layer_ids))
+@pytest.mark.parametrize(
+    ("layers", "expected"), [("dflash", (2, 3, 4, 5, 6, 8)), ((2, 1), (1, 2, 8)), ((8,), (8,))]
+)
+def test_layer_lists_are_stored_sorted_with_the_last_layer_added_and_nothing_else_about_them_changes(
+    shop, target, layers, expected
+):
+    job = shop.run(request(target, GOOD, layers=layers))
+    assert job.identity is not None
+    assert job.identity.layer_ids == expected

@@ -358,3 +358,27 @@ def test_a_worker_whose_heartbeat_broke_ends_loudly_and_gives_its_units_back(tmp
     shop.finish(job_id)
     assert_whole(shop, job_id, written=20, rejected=0)
     shop.store.close()
+
+
+def test_an_engine_that_died_behind_a_living_socket_is_replaced_before_the_attempts_run_out(
+    shop, target, monkeypatch
+):
+    """1. The first engine answers nothing any more, but its connector lives. 2. A second one is started."""
+    started = []
+    healthy, start = FakeEngine.run, FakeEngine.start
+
+    async def counted(self, spec, settings, link):
+        started.append(self)
+        await start(self, spec, settings, link)
+
+    async def run(self, prompt):
+        if self is started[0] and self.requests == 5:
+            self._dead = True
+        return await healthy(self, prompt)
+
+    monkeypatch.setattr(FakeEngine, "start", counted)
+    monkeypatch.setattr(FakeEngine, "run", run)
+    job = shop.run(request(target, conversations(40)))
+    assert job.state is JobState.COMPLETED, job.problem
+    assert len(started) == 2
+    assert_whole(shop, job.id, written=40, rejected=0)

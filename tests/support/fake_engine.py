@@ -85,6 +85,10 @@ class FakeEngine:
         self.requests = 0
         self.step_delay_s = float(os.environ.get("QUARRY_FAKE_STEP_S", "0"))
 
+    @property
+    def alive(self) -> bool:
+        return self._worker is not None and not self._dead
+
     async def start(self, spec: EngineSpec, settings: Settings, link: EngineLink) -> None:
         self._spec = spec
         self._cache = torch.zeros(
