@@ -16,6 +16,8 @@ from benchmarks.options import NUM_UNITS, Options, parse
 from benchmarks.report import (
     ENGINE_ROWS,
     WRITER_ROWS,
+    checks_cost,
+    checks_line,
     engine_figures,
     engine_table,
     header,
@@ -87,13 +89,15 @@ def run_engines(options: Options, scratch: Path) -> dict[str, object]:
         f"{target.state_bytes_per_token / 1024:.0f} KiB of states a token; bfloat16, eager, "
         f"no prefix caching, {MAX_NUM_BATCHED_TOKENS} tokens a step; rounds: {options.rounds}"
     )
-    print(engine_table(figures, said, options.command("engines")), flush=True)
+    cost = checks_cost(turns)
+    print(engine_table(figures, said, options.command("engines")), checks_line(cost), sep="\n", flush=True)
     return {
         "workload": asdict(work),
         "tokens_a_round": num_tokens,
         "orders": orders,
         "rounds": {kind: [asdict(turn) for turn in of_kind] for kind, of_kind in turns.items()},
         "summary": {kind: asdict(of_kind) for kind, of_kind in figures.items()},
+        "checks": asdict(cost),
     }
 
 

@@ -8,22 +8,26 @@ import asyncio
 import contextlib
 import shutil
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import pyarrow.parquet as pq
 from safetensors import SafetensorError, safe_open
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from benchmarks.workload import MAX_NUM_BATCHED_TOKENS, Workload
 from connector.wire import RowRef
+from schemas.names import attempt_dir, plan_path
 from schemas.receipts import OpenUnit, UnitSealed
 from service.capture.budget import InFlight
 from service.capture.engine import EngineSpec, Prompt
 from service.capture.link import EngineLink
 from service.capture.vllm_engine import VllmEngine, engine_arguments, sampling_parameters
+from service.proof.checks import Witness, check_unit, logit_rows
+from service.proof.head import Head
 from service.settings import Settings
 from tests.support.plans import JOB, identity, order, write_plan
 
@@ -179,7 +183,10 @@ class ExampleRow(PlainRow):
 
 
 class QuarryRow:
-    """Our connector. Done when every unit's receipt is there: its shard is checked, sealed and durable."""
+    """Our connector, at default settings. Done when every unit could be committed.
+
+    Its shard is checked, sealed, durable, receipted, and the logits of its sample are proven.
+    """
 
     def __init__(self, work: Workload, weights: Path, folder: Path) -> None:
         """Run `work` on the target in `weights`; files go below `folder`."""
@@ -194,6 +201,7 @@ class QuarryRow:
         self._orders: list[OpenUnit] = []
         self._link = EngineLink()
         self._engine = VllmEngine()
+        self._head = Head.load(weights, self._about.dtype)
 
     async def start(self) -> None:
         """Start vLLM with our connector."""
@@ -232,20 +240,75 @@ class QuarryRow:
         self, told: OpenUnit, rows: list[tuple[int, ...]], budget: InFlight, gate: asyncio.Semaphore
     ) -> None:
         key = told.key
+        watched = self.watched(told)
         prompts = [
-            Prompt(f"{key.unit}-{row}", ids, RowRef(key, row, len(ids))) for row, ids in enumerate(rows)
+            Prompt(f"{key.unit}-{row}", ids, RowRef(key, row, len(ids)), witness=row in watched)
+            for row, ids in enumerate(rows)
         ]
+        witnesses: dict[int, Witness] = {}
+
+        async def run(prompt: Prompt) -> None:
+            answer = await self._engine.run(prompt)
+            if prompt.ref is not None and answer.next_token is not None and answer.next_logprob is not None:
+                witnesses[prompt.ref.row] = Witness(answer.next_token, answer.next_logprob)
+
         async with gate:
             await self._link.open(told)
-            await run_bounded(self._engine.run, prompts, budget)
+            await run_bounded(run, prompts, budget)
             (receipt,) = await self._link.receipts(key)
-        if not isinstance(receipt, UnitSealed) or len(receipt.rows) != told.num_rows:
-            raise RowFailed(f"unit {key.unit} was not written whole: {receipt}")
+            if not isinstance(receipt, UnitSealed) or len(receipt.rows) != told.num_rows:
+                raise RowFailed(f"unit {key.unit} was not written whole: {receipt}")
+            await asyncio.to_thread(self.prove, receipt, witnesses)
+
+    def watched(self, told: OpenUnit) -> frozenset[int]:
+        """Return the rows of a unit whose logits are proven."""
+        settings = self._settings
+        return logit_rows(self._sample_ids(told), settings.logit_share, settings.logit_rows_min)
+
+    def prove(self, receipt: UnitSealed, witnesses: Mapping[int, Witness]) -> None:
+        """Hold the sealed unit against its plan and the model, as the service does before it commits."""
+        key = receipt.key
+        check_unit(
+            attempt=self._settings.work_root / attempt_dir(key.job_id, key.unit, key.epoch),
+            plan_file=self._settings.work_root / plan_path(key.job_id, key.unit),
+            receipts=[receipt],
+            witnesses=witnesses,
+            head=self._head,
+            identity=self._about,
+            logit_share=self._settings.logit_share,
+            logit_rows_min=self._settings.logit_rows_min,
+        )
+
+    def _sample_ids(self, told: OpenUnit) -> list[str]:
+        plan = self._settings.work_root / plan_path(told.key.job_id, told.key.unit)
+        ids: list[str] = pq.read_table(plan, columns=["sample_id"])["sample_id"].to_pylist()
+        return ids
+
+
+class _UncheckedEngine(VllmEngine):
+    connector_module = "benchmarks.unchecked"
+
+
+class UncheckedRow(QuarryRow):
+    """The same without the checks: what it costs less is what they cost. The file's checksums stay."""
+
+    def __init__(self, work: Workload, weights: Path, folder: Path) -> None:
+        """Load the connector whose rows are not checked."""
+        super().__init__(work, weights, folder)
+        self._engine = _UncheckedEngine()
+
+    def watched(self, told: OpenUnit) -> frozenset[int]:
+        """Ask the engine for no log-probabilities."""
+        return frozenset()
+
+    def prove(self, receipt: UnitSealed, witnesses: Mapping[int, Witness]) -> None:
+        """Prove nothing."""
 
 
 ROWS: dict[str, Callable[[Workload, Path, Path], Row]] = {
     "plain": PlainRow,
     "quarry": QuarryRow,
+    "unchecked": UncheckedRow,
     "example": ExampleRow,
 }
 

@@ -36,6 +36,8 @@ class VllmEngine:
     """AsyncLLM in this process's event loop; its core and workers are processes of their own."""
 
     info: EngineInfo
+    connector_module = "connector.hidden_states"
+    """Where vLLM finds `HiddenStatesConnector`; a subclass names another to measure or to plant faults."""
 
     def __init__(self) -> None:
         """Hold nothing until `start`."""
@@ -50,7 +52,7 @@ class VllmEngine:
         """Start vLLM; seconds for a tiny model on a CPU, minutes for a large one."""
         # Read by the CPU build alone, in the core's process; an operator's own value stands.
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(settings.cpu_kv_cache_gib))
-        arguments = engine_arguments(spec, settings, link)
+        arguments = engine_arguments(spec, settings, link, self.connector_module)
         try:
             # The core connects to our link while it starts, so the loop must stay free.
             llm = await asyncio.to_thread(_build, arguments)
@@ -119,7 +121,12 @@ def _build(arguments: dict[str, Any]) -> AsyncLLM:
     return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
 
 
-def engine_arguments(spec: EngineSpec, settings: Settings, link: EngineLink) -> dict[str, Any]:
+def engine_arguments(
+    spec: EngineSpec,
+    settings: Settings,
+    link: EngineLink,
+    connector_module: str = VllmEngine.connector_module,
+) -> dict[str, Any]:
     """Return AsyncEngineArgs' keywords for a spec.
 
     The operator's `engine_options` come last, but never the capture's own.
@@ -141,7 +148,7 @@ def engine_arguments(spec: EngineSpec, settings: Settings, link: EngineLink) -> 
         },
         "kv_transfer_config": {
             "kv_connector": "HiddenStatesConnector",
-            "kv_connector_module_path": "connector.hidden_states",
+            "kv_connector_module_path": connector_module,
             "kv_role": "kv_producer",
             "kv_connector_extra_config": {
                 "work_root": str(settings.work_root.resolve()),

@@ -8,6 +8,8 @@ from benchmarks.options import NUM_UNITS, PARTS, Options, parse
 from benchmarks.report import (
     ENGINE_ROWS,
     WRITER_ROWS,
+    checks_cost,
+    checks_line,
     engine_figures,
     engine_table,
     writer_figures,
@@ -81,6 +83,17 @@ def test_engine_figures_are_rates_ratios_to_plain_and_the_most_of_what_was_used(
     assert quarry.cpu_s_per_mtoken == Spread(median=3750.0, low=2500.0, high=5000.0)
     assert quarry.cpu_ratio == Spread(1.25, 1.25, 1.25)
     assert (quarry.bytes, quarry.files, quarry.peak_rss_bytes) == (10, 2, 7)
+
+
+def test_what_the_checks_cost_is_taken_within_a_round() -> None:
+    turns = {
+        "quarry": [engine_turn(2.04, 1.02), engine_turn(4.12, 2.02)],
+        "unchecked": [engine_turn(2.0, 1.0), engine_turn(4.0, 2.0)],
+    }
+    cost = checks_cost(turns)
+    assert cost.seconds_ratio == Spread(pytest.approx(1.025), pytest.approx(1.02), pytest.approx(1.03))
+    assert cost.cpu_ratio == Spread(pytest.approx(1.015), pytest.approx(1.01), pytest.approx(1.02))
+    assert checks_line(cost).startswith("The checks: 1.02 (1.02..1.03) of the time without them, 1.0")
 
 
 def test_a_writer_row_is_compared_with_the_plain_way_to_the_same_promise() -> None:
