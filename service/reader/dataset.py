@@ -1,0 +1,127 @@
+"""The map-style dataset: row number in, view out."""
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+from service.reader.errors import ReaderError
+from service.reader.files import Files, files_of
+from service.reader.norm import FinalNorm, read_final_norm
+from service.reader.places import Places
+from service.reader.row import Row
+from service.reader.shard import About, Shard
+from service.reader.views import View
+
+OPEN_SHARDS = 64
+"""Shards kept open at once by one process."""
+
+
+class QuarryDataset(Dataset[Any]):
+    """Every row of a dataset in index order. Safe in DataLoader workers and from several threads."""
+
+    def __init__(
+        self,
+        where: str | os.PathLike[str],
+        view: View | None = None,
+        *,
+        jobs: Iterable[str] | None = None,
+        revision: str | None = None,
+        pin_memory: bool = False,
+        memory_map: bool = False,
+    ) -> None:
+        """Read the index and one footer; no states.
+
+        Args:
+            where: a folder in the layout of a dataset repository, or `hf://datasets/NAMESPACE/NAME`.
+            view: what to make of a row; without one, rows come as they are stored.
+            jobs: ids of the jobs whose rows are wanted; all if null.
+            revision: branch, tag or commit, for a repository.
+            pin_memory: read states straight into pinned memory.
+            memory_map: return states as private maps of the page cache instead of copies (local folders).
+
+        Raises:
+            ReaderError: no dataset, jobs of several models or layers in it, or a view it cannot serve.
+        """
+        self._files: Files = files_of(where, revision)
+        self._places = Places(self._files, frozenset(jobs) if jobs is not None else None)
+        self._view = view
+        self._pinned, self._mapped = pin_memory, memory_map
+        self._shards: OrderedDict[str, Shard] = OrderedDict()
+        self._lock = threading.Lock()
+        if not len(self._places):
+            raise ReaderError("the dataset holds no rows")
+        self.about: About = self._shard(self._places[0].shard).about
+        self._norm: FinalNorm = read_final_norm(self._files, self.about)
+        if view is not None:
+            view.check(self.about)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @property
+    def num_tokens(self) -> list[int]:
+        """T of every row, for samplers that fill batches by tokens."""
+        return self._places.num_tokens
+
+    def __getitem__(self, number: int) -> Any:  # noqa: ANN401 - a Row, or what the view makes of it
+        row = self.row(number)
+        return row if self._view is None else self._view(row)
+
+    def row(self, number: int) -> Row:
+        """Return a row as it is stored; its states are read when asked for. Raises ReaderError."""
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"row {number} of {len(self)}")
+        number %= len(self)
+        place = self._places[number]
+        light = self._places.light(number)
+        shard = self._shard(place.shard)
+
+        def read(layer_id: int) -> torch.Tensor:
+            return shard.layer(
+                place.row, layer_id, place.num_tokens, pinned=self._pinned, mapped=self._mapped
+            )
+
+        return Row(
+            sample_id=light["sample_id"],
+            source_id=light["source_id"],
+            prompt_tokens=light["prompt_tokens"],
+            input_ids=torch.tensor(light["input_ids"], dtype=torch.int64),
+            loss_mask=torch.tensor(light["loss_mask"], dtype=torch.uint8),
+            layer_ids=self.about.layer_ids,
+            num_layers=self.about.num_layers,
+            read=read,
+            norm=self._norm,
+        )
+
+    def shard_of(self, number: int) -> str:
+        """Return the path of the shard that holds a row: rows of one shard lie side by side."""
+        return self._places[number].shard
+
+    def _shard(self, path: str) -> Shard:
+        with self._lock:
+            if path in self._shards:
+                self._shards.move_to_end(path)
+                return self._shards[path]
+            shard = Shard(self._files.open(path), path)
+            if hasattr(self, "about") and shard.about != self.about:
+                raise ReaderError(
+                    f"{path} holds other states than the first shard ({shard.about} against {self.about}): "
+                    "name the jobs that belong together in 'jobs'"
+                )
+            self._shards[path] = shard
+            if len(self._shards) > OPEN_SHARDS:
+                self._shards.popitem(last=False)
+            return shard
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave open files and the lock behind: a worker process opens its own."""
+        return {name: value for name, value in self.__dict__.items() if name not in {"_shards", "_lock"}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._shards, self._lock = OrderedDict(), threading.Lock()

@@ -1,0 +1,96 @@
+"""The iterable dataset: every row once an epoch, spread over ranks and workers, shuffled, resumable."""
+
+import os
+import random
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import IterableDataset, get_worker_info
+
+from service.reader.dataset import QuarryDataset
+from service.reader.errors import ReaderError
+
+
+class QuarryStream(IterableDataset[Any]):
+    """Yields the rows of a `QuarryDataset` that fall to this rank and worker.
+
+    The order depends on `seed` and the epoch alone: shards are shuffled, and rows within a window of
+    `window` rows, so that reading stays local. Rank r of R ranks with W workers takes every (R * W)-th row of
+    that order. With `even`, the last rows that would give some ranks one row more are left out, since a rank
+    that ends early hangs collective operations.
+
+    `state_dict` and `load_state_dict` are those of torchdata's StatefulDataLoader, one state a worker.
+    Without it, `start` skips that many rows of this rank.
+    """
+
+    def __init__(
+        self,
+        dataset: QuarryDataset,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        window: int = 4096,
+        even: bool = True,
+        start: int = 0,
+    ) -> None:
+        """Take rank and world size from `RANK` and `WORLD_SIZE` if not given. Raises ReaderError."""
+        self._dataset = dataset
+        self._rank = int(os.environ.get("RANK", "0")) if rank is None else rank
+        self._world_size = int(os.environ.get("WORLD_SIZE", "1")) if world_size is None else world_size
+        if not 0 <= self._rank < self._world_size:
+            raise ReaderError(f"rank {self._rank} of {self._world_size} does not exist")
+        if window < 1 or start < 0:
+            raise ReaderError(f"window {window} must be at least 1, start {start} at least 0")
+        self._shuffle, self._seed, self._window, self._even = shuffle, seed, window, even
+        self._start = start
+        self._epoch = self._done = self._skip = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin epoch `epoch`: another order, nothing skipped."""
+        self._epoch, self._start, self._done, self._skip = epoch, 0, 0, 0
+
+    def __len__(self) -> int:
+        """Return this rank's rows of the epoch, less those that `start` skips."""
+        return len(self._mine())
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        worker, num_workers = (info.id, info.num_workers) if info else (0, 1)
+        self._done, self._skip = self._skip, 0
+        for number in self._mine()[worker::num_workers][self._done :]:
+            self._done += 1
+            yield self._dataset[number]
+
+    def state_dict(self) -> dict[str, int]:
+        """Return where this worker is."""
+        return {"epoch": self._epoch, "start": self._start, "done": self._done}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on from where a worker was, with the next iteration."""
+        self._epoch, self._start, self._skip = state["epoch"], state["start"], state["done"]
+
+    def order(self) -> list[int]:
+        """Return the epoch's row numbers in the order of all ranks together."""
+        numbers = list(range(len(self._dataset)))
+        if not self._shuffle:
+            return numbers
+        draw = random.Random(f"{self._seed}/{self._epoch}")  # noqa: S311 - an order, not a secret
+        by_shard: dict[str, list[int]] = {}
+        for number in numbers:
+            by_shard.setdefault(self._dataset.shard_of(number), []).append(number)
+        shards = list(by_shard.values())
+        draw.shuffle(shards)
+        ordered = [number for shard in shards for number in shard]
+        for begin in range(0, len(ordered), self._window):
+            part = ordered[begin : begin + self._window]
+            draw.shuffle(part)
+            ordered[begin : begin + self._window] = part
+        return ordered
+
+    def _mine(self) -> list[int]:
+        ordered = self.order()
+        if self._even:
+            ordered = ordered[: len(ordered) // self._world_size * self._world_size]
+        return ordered[self._rank :: self._world_size][self._start :]

@@ -1,0 +1,111 @@
+"""The stream: every row once an epoch, whatever the ranks, workers, seeds and restarts."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from service.reader import Eagle3, QuarryDataset, QuarryStream, ReaderError
+from tests.contract.reader.conftest import NUM_SAMPLES
+
+
+def ids(rows) -> list[str]:
+    return [row.sample_id for row in rows]
+
+
+def of_rank(plain, rank: int, world_size: int, **changes) -> QuarryStream:
+    return QuarryStream(QuarryDataset(plain), rank=rank, world_size=world_size, **changes)
+
+
+@pytest.mark.parametrize("world_size", [1, 3, 4])
+def test_ranks_share_the_rows_and_none_is_read_twice(plain, world_size):
+    shares = [ids(of_rank(plain, rank, world_size)) for rank in range(world_size)]
+    assert len({len(share) for share in shares}) == 1
+    read = [sample_id for share in shares for sample_id in share]
+    assert len(read) == len(set(read)) == NUM_SAMPLES // world_size * world_size
+
+
+def test_without_even_no_row_is_left_out(plain):
+    shares = [ids(of_rank(plain, rank, 3, even=False)) for rank in range(3)]
+    assert sorted(map(len, shares)) == [13, 13, 14]
+    assert len({sample_id for share in shares for sample_id in share}) == NUM_SAMPLES
+
+
+def test_an_epoch_has_an_order_of_its_own_that_the_seed_repeats(plain):
+    stream = of_rank(plain, 0, 1, seed=5)
+    first = ids(stream)
+    assert first == ids(stream)
+    stream.set_epoch(1)
+    second = ids(stream)
+    assert second != first
+    assert sorted(second) == sorted(first)
+    again = of_rank(plain, 0, 1, seed=5)
+    again.set_epoch(1)
+    assert ids(again) == second
+    assert ids(of_rank(plain, 0, 1, seed=6)) != first
+
+
+def test_without_shuffling_rows_come_in_index_order(plain):
+    assert ids(of_rank(plain, 0, 1, shuffle=False)) == [row.sample_id for row in QuarryDataset(plain)]
+
+
+def test_a_window_keeps_reading_local(plain):
+    dataset = QuarryDataset(plain)
+    stream = QuarryStream(dataset, rank=0, world_size=1, window=1)
+    shards = [dataset.shard_of(number) for number in stream.order()]
+    changes = sum(here != there for here, there in pairwise(shards))
+    assert changes == len(set(shards)) - 1 > 0
+
+
+@pytest.mark.parametrize("stop", [0, 1, 17, NUM_SAMPLES])
+def test_a_restored_stream_goes_on_where_it_was(plain, stop):
+    whole = ids(of_rank(plain, 0, 1))
+    stream = of_rank(plain, 0, 1)
+    rows = iter(stream)
+    before = [next(rows).sample_id for _ in range(stop)]
+    state = stream.state_dict()
+    resumed = of_rank(plain, 0, 1)
+    resumed.load_state_dict(state)
+    assert before + ids(resumed) == whole
+    assert ids(resumed) == whole
+
+
+def test_start_skips_rows_of_the_first_epoch_only(plain):
+    whole = ids(of_rank(plain, 1, 2))
+    stream = of_rank(plain, 1, 2, start=7)
+    assert ids(stream) == whole[7:]
+    assert len(stream) == len(whole) - 7
+    stream.set_epoch(1)
+    assert len(ids(stream)) == len(whole)
+
+
+def test_workers_share_a_ranks_rows(plain):
+    stream = QuarryStream(QuarryDataset(plain, view=Eagle3()), rank=0, world_size=2)
+    loader = DataLoader(stream, batch_size=None, num_workers=2, multiprocessing_context="spawn")
+    alone = sorted(view["input_ids"].tolist() for view in stream)
+    assert sorted(view["input_ids"].tolist() for view in loader) == alone
+    assert len(alone) == NUM_SAMPLES // 2
+
+
+def test_a_map_style_loader_batches_by_a_sampler(plain):
+    dataset = QuarryDataset(plain, view=Eagle3())
+    loader = DataLoader(dataset, batch_size=4, shuffle=True, collate_fn=list)
+    seen = [view for batch in loader for view in batch]
+    assert len(seen) == NUM_SAMPLES
+    assert all(isinstance(view["hidden_states"], torch.Tensor) for view in seen)
+
+
+def test_rank_and_world_size_come_from_the_launcher(plain, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert ids(QuarryStream(QuarryDataset(plain))) == ids(of_rank(plain, 1, 2))
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [({"rank": 2}, "rank 2 of 2"), ({"window": 0}, "window 0"), ({"start": -1}, "start -1")],
+)
+def test_impossible_arguments_are_refused(plain, changes, told):
+    with pytest.raises(ReaderError, match=told):
+        QuarryStream(QuarryDataset(plain), **({"rank": 0, "world_size": 2} | changes))
