@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import typer
 
-from service.cli import datasets, files, jobs, processes
+from service.cli import datasets, export, files, jobs, processes
 from service.cli.client import ProblemReceived
 from service.cli.console import EXIT_NOT_COMPLETE, EXIT_USAGE, complain, exit_code
 from service.errors import QuarryError
@@ -30,6 +30,7 @@ app.command()(files.estimate)
 app.command()(files.extract)
 app.command()(datasets.verify)
 app.command()(datasets.publish)
+app.command()(export.export)
 app.add_typer(jobs.app, name="jobs")
 
 

@@ -26,7 +26,7 @@ class QuarryDataset(Dataset[Any]):
 
     def __init__(
         self,
-        where: str | os.PathLike[str],
+        where: str | os.PathLike[str] | Files,
         view: View | None = None,
         *,
         jobs: Iterable[str] | None = None,
@@ -37,7 +37,8 @@ class QuarryDataset(Dataset[Any]):
         """Read the index and one footer; no states.
 
         Args:
-            where: a folder in the layout of a dataset repository, or `hf://datasets/NAMESPACE/NAME`.
+            where: a folder in the layout of a dataset repository, or `hf://datasets/NAMESPACE/NAME`, or the
+                files of either, opened before.
             view: what to make of a row; without one, rows come as they are stored.
             jobs: ids of the jobs whose rows are wanted; all if null.
             revision: branch, tag or commit, for a repository.
@@ -47,7 +48,7 @@ class QuarryDataset(Dataset[Any]):
         Raises:
             ReaderError: no dataset, jobs of several models or layers in it, or a view it cannot serve.
         """
-        self._files: Files = files_of(where, revision)
+        self._files: Files = files_of(where, revision) if isinstance(where, str | os.PathLike) else where
         self._places = Places(self._files, frozenset(jobs) if jobs is not None else None)
         self._view = view
         self._pinned, self._mapped = pin_memory, memory_map
@@ -67,6 +68,11 @@ class QuarryDataset(Dataset[Any]):
     def num_tokens(self) -> list[int]:
         """T of every row, for samplers that fill batches by tokens."""
         return self._places.num_tokens
+
+    @property
+    def sample_ids(self) -> list[str]:
+        """The id of every row's sample."""
+        return self._places.sample_ids
 
     def __getitem__(self, number: int) -> Any:  # noqa: ANN401 - a Row, or what the view makes of it
         row = self.row(number)

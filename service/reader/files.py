@@ -38,6 +38,9 @@ class Files(Protocol):
     def open(self, path: str) -> RangeFile:
         """Open a file. Raises ReaderError."""
 
+    def read(self, path: str) -> bytes:
+        """Return a small file whole. Raises ReaderError."""
+
 
 def files_of(where: str | os.PathLike[str], revision: str | None = None) -> Files:
     """Return the files of a folder, or of a dataset repository named `hf://datasets/NAMESPACE/NAME`.
@@ -67,6 +70,13 @@ class LocalFiles:
     def open(self, path: str) -> "LocalFile":
         """Open a file. Raises ReaderError."""
         return LocalFile(self._folder / path)
+
+    def read(self, path: str) -> bytes:
+        """Return a small file whole. Raises ReaderError."""
+        try:
+            return (self._folder / path).read_bytes()
+        except OSError as error:
+            raise ReaderError(f"{path} cannot be read: {error.strerror}") from error
 
 
 class LocalFile:
@@ -137,6 +147,14 @@ class HubFiles:
     def open(self, path: str) -> "HubFile":
         """Name a file; nothing is read yet."""
         return HubFile(self._fs, self._root + path)
+
+    def read(self, path: str) -> bytes:
+        """Return a small file whole. Raises ReaderError."""
+        try:
+            content: bytes = self._fs.cat_file(self._root + path)
+        except OSError as error:
+            raise ReaderError(f"{path} cannot be read: {error}") from error
+        return content
 
 
 class HubFile:

@@ -50,6 +50,12 @@ class Places:
     def __getitem__(self, number: int) -> Place:
         return Place(self._shards[number], self._rows[number], self.num_tokens[number])
 
+    @property
+    def sample_ids(self) -> list[str]:
+        """The id of every row's sample."""
+        ids: list[str] = self._table["sample_id"].to_pylist()
+        return ids
+
     def light(self, number: int) -> dict[str, Any]:
         """Return a row's `sample_id`, `source_id`, `prompt_tokens`, `input_ids` and `loss_mask`."""
         (row,) = self._table.slice(number, 1).select(_LIGHT).to_pylist()

@@ -1,0 +1,69 @@
+"""`quarry export`: a finished dataset in the format of a drafter's trainer."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from service.errors import OptionRefused
+from service.export.options import Algorithm, ExportOptions, FormatName, chosen_algorithm, parsed_layers
+
+
+def export(
+    dataset: Annotated[
+        str, typer.Argument(metavar="DATASET", help="A folder, or hf://datasets/NAMESPACE/NAME.")
+    ],
+    to: Annotated[FormatName, typer.Option("--to", help="Whose trainer reads it.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", file_okay=False, help="Folder to write.")],
+    layers: Annotated[
+        str | None,
+        typer.Option(metavar="IDS", help="Auxiliary layers by vLLM's ids, such as 2,16,29; all if left out."),
+    ] = None,
+    algorithm: Annotated[
+        Algorithm | None, typer.Option(help="Kind of drafter; the trainer's usual one if left out.")
+    ] = None,
+    draft_vocab: Annotated[
+        int | None, typer.Option("--draft-vocab", metavar="N", help="Size of the drafter's vocabulary.")
+    ] = None,
+    job: Annotated[
+        list[str] | None, typer.Option("--job", metavar="ID", help="A job of the dataset; all if left out.")
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Folder of the target, if not where the dataset's model was."),
+    ] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="Branch, tag or commit of a dataset repository.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", metavar="N", min=1, help="Length of every row, for nemo.")
+    ] = None,
+) -> None:
+    """Write a dataset as a trainer reads it; run it again to go on where it stopped."""
+    options = ExportOptions(
+        to=to,
+        algorithm=chosen_algorithm(to, algorithm),
+        layers=parsed_layers(layers),
+        draft_vocab=draft_vocab,
+        jobs=tuple(job or ()),
+        target=target,
+        revision=revision,
+        max_tokens=max_tokens,
+    )
+    _check_place(out)
+    from service.export.run import export as write
+
+    done = write(dataset, out, options)
+    left_out = done.rows_in_dataset - done.rows
+    print(done.notes)
+    print(f"{out}: {done.rows} rows" + (f", {left_out} left out" if left_out else ""))
+
+
+def _check_place(out: Path) -> None:
+    """Refuse a folder that cannot be made or written, before anything is read."""
+    nearest = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise OptionRefused(
+            f"{nearest} cannot be written", field="out", cure="name a folder that can be written"
+        )

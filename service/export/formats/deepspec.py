@@ -1,0 +1,123 @@
+"""DeepSpec's target cache, version 2: `shard-<n>.bin`, `samples.idx` and `manifest.json`.
+
+Un-shifted; layers are counted from 0, the embeddings are -1. A row's tensors lie one behind the other in a
+shard: ids int32, attention mask uint8, loss mask uint8, auxiliary states bfloat16 [T, A * H], and the last
+layer after the final norm, bfloat16 [T, H]. The index has a record of 56 bytes a row.
+"""
+
+import itertools
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from connector.seal import sealing
+from service.errors import OptionRefused
+from service.export.format import Piece
+from service.export.saving import seal_json
+from service.export.source import Source
+from service.reader import Row
+
+VERSION = 2
+RECORD = struct.Struct("<QIIQQQQQ")
+SHARD_BYTES = 2**30
+_STATE_BYTES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class DeepSpec:
+    """The files that DeepSpec reads with `data.target_cache_path`."""
+
+    source: Source
+    shard_bytes: int
+
+    @property
+    def trainer_layers(self) -> list[int]:
+        """Counted from 0."""
+        return self.source.zero_based
+
+    def pieces(self) -> Iterator[Piece]:
+        """Yield shards of whole rows, each full but the last; a row larger than a shard has its own."""
+        number = begin = size = 0
+        for row, num_tokens in enumerate(self.source.rows.num_tokens):
+            row_bytes = sum(self._sizes(num_tokens))
+            if size and size + row_bytes > self.shard_bytes:
+                yield Piece(_shard(number), range(begin, row))
+                number, begin, size = number + 1, row, 0
+            size += row_bytes
+        yield Piece(_shard(number), range(begin, len(self.source.rows)))
+
+    def write(self, temporary: Path, rows: Iterable[Row]) -> None:
+        """Write a shard, a row at a time."""
+        with temporary.open("wb") as file:
+            for row in rows:
+                tensors = (
+                    row.input_ids.int(),
+                    torch.ones(row.num_tokens, dtype=torch.uint8),
+                    row.loss_mask,
+                    row.auxiliary(self.source.layers).bfloat16(),
+                    row.last_normed().bfloat16(),
+                )
+                for tensor in tensors:
+                    file.write(tensor.contiguous().view(torch.uint8).numpy().data)
+
+    def finish(self, out: Path) -> None:
+        """Write the index, which follows from the lengths alone, and the manifest."""
+        shards = list(self.pieces())
+        with sealing(out / "samples.idx") as temporary, temporary.open("wb") as file:
+            for shard_id, shard in enumerate(shards):
+                offset = 0
+                for number in shard.numbers:
+                    num_tokens = self.source.rows.num_tokens[number]
+                    *starts, offset = itertools.accumulate(self._sizes(num_tokens), initial=offset)
+                    file.write(RECORD.pack(number, shard_id, num_tokens, *starts))
+        manifest = {
+            "version": VERSION,
+            "num_samples": len(self.source.rows),
+            "num_shards": len(shards),
+            "target_layer_ids": self.trainer_layers,
+            "hidden_dtype": "bfloat16",
+            "token_dtype": "int32",
+            "mask_dtype": "uint8",
+            "index_record_size": RECORD.size,
+            "hidden_size": self.source.rows.about.hidden_size,
+            "shards": [{"shard_id": number, "file_name": shard.path} for number, shard in enumerate(shards)],
+            "target_model_name_or_path": self._model,
+        }
+        seal_json(out / "manifest.json", manifest)
+
+    def _sizes(self, num_tokens: int) -> tuple[int, ...]:
+        states = num_tokens * self.source.rows.about.hidden_size * _STATE_BYTES
+        return 4 * num_tokens, num_tokens, num_tokens, states * len(self.source.layers), states
+
+    @property
+    def _model(self) -> str:
+        return self.source.options.target or self.source.identity.model
+
+    def notes(self, out: Path) -> str:
+        """Return the command."""
+        return (
+            "# Train with DeepSpec\n\n```sh\npython train.py \\\n    --config YOUR_CONFIG.py \\\n"
+            f'    --opts "data.target_cache_path={out.absolute()}"\n```\n\n'
+            f"The config's target must be named {self._model!r}, letter for letter, and its "
+            f"`target_layer_ids` must be {self.trainer_layers}: layers counted from 0; vLLM's ids are "
+            f"{self.source.vllm_layers}. "
+            "The last layer is after the final norm.\n"
+        )
+
+
+def _shard(number: int) -> str:
+    return f"shard-{number:05d}.bin"
+
+
+def make(source: Source) -> DeepSpec:
+    """Return the format. Raises OptionRefused (`draft_vocab`)."""
+    if source.options.draft_vocab is not None:
+        raise OptionRefused(
+            "DeepSpec drafts from the target's whole vocabulary",
+            field="draft_vocab",
+            cure="leave --draft-vocab out",
+        )
+    return DeepSpec(source, SHARD_BYTES)

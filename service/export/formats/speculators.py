@@ -1,0 +1,133 @@
+"""speculators 0.9: an Arrow dataset of ids and masks, and `hidden_states/hs_<row>.safetensors` beside it.
+
+Un-shifted. `hidden_states` is [T, A + 1, H]: the auxiliary layers ascending, then the last one before the
+final norm, which the trainer applies itself; its `--target-layer-ids` are vLLM's. For MTP the one layer is
+written after the final norm instead: vLLM feeds an MTP drafter that, and this trainer applies no norm there.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import torch
+from safetensors.torch import save_file
+
+from connector.seal import sealing
+from service.export.format import Piece, one_file_each
+from service.export.options import Algorithm
+from service.export.saving import seal_json, seal_torch
+from service.export.source import Source
+from service.export.target import find_target
+from service.export.vocabulary import save_npy, token_counts, vocabulary_map
+from service.reader import Row
+
+_ARROW_FILE = "data-00000-of-00001.arrow"
+_ROWS_A_BATCH = 256
+_SCHEMA = pa.schema(
+    [
+        ("input_ids", pa.list_(pa.int64())),
+        ("loss_mask", pa.list_(pa.int64())),
+        ("seq_len", pa.int64()),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Speculators:
+    """The files that `speculators train --data-path` reads."""
+
+    source: Source
+
+    @property
+    def trainer_layers(self) -> list[int]:
+        """VLLM's ids."""
+        return list(self.source.layers)
+
+    def pieces(self) -> Iterator[Piece]:
+        """Yield a file a row, numbered as the Arrow rows are."""
+        return one_file_each("hidden_states/hs_{number}.safetensors", range(len(self.source.rows)))
+
+    def write(self, temporary: Path, rows: Iterable[Row]) -> None:
+        """Write one row's states."""
+        for row in rows:
+            last = row.last_normed() if self.source.options.algorithm is Algorithm.MTP else row.last()
+            states = [*(row.layer(layer_id) for layer_id in self.source.layers), last]
+            tensors = {"hidden_states": torch.stack(states, dim=1), "token_ids": row.input_ids}
+            save_file(tensors, temporary)
+
+    def finish(self, out: Path) -> None:
+        """Write the Arrow dataset, the token counts and the vocabulary map."""
+        self._write_arrow(out)
+        counts = token_counts(self.source)
+        seal_torch(out / "token_freq.pt", counts)
+        size = self.source.options.draft_vocab
+        if size is not None:
+            d2t_D, t2d_V = vocabulary_map(counts, size, find_target(self.source).vocab_size)
+            for name, tensor in (("d2t", d2t_D), ("t2d", t2d_V)):
+                with sealing(out / f"{name}-{size}.npy") as temporary:
+                    save_npy(temporary, tensor)
+
+    def _write_arrow(self, out: Path) -> None:
+        with (
+            sealing(out / _ARROW_FILE) as temporary,
+            pa.OSFile(str(temporary), "wb") as file,
+            pa.ipc.new_stream(file, _SCHEMA) as stream,
+        ):
+            for begin in range(0, len(self.source.rows), _ROWS_A_BATCH):
+                numbers = range(begin, min(begin + _ROWS_A_BATCH, len(self.source.rows)))
+                stream.write_batch(self._batch(numbers))
+        value = {"_type": "Value", "dtype": "int64"}
+        listed = {"_type": "List", "feature": value}
+        features = {"input_ids": listed, "loss_mask": listed, "seq_len": value}
+        seal_json(out / "dataset_info.json", {"features": features})
+        about = json.dumps({job: manifest.sha256 for job, manifest in self.source.manifests.items()})
+        state = {
+            "_data_files": [{"filename": _ARROW_FILE}],
+            "_fingerprint": hashlib.sha256(about.encode()).hexdigest()[:16],
+            "_format_columns": ["input_ids", "loss_mask", "seq_len"],
+            "_format_kwargs": {},
+            "_format_type": "torch",
+            "_output_all_columns": False,
+            "_split": None,
+        }
+        seal_json(out / "state.json", state)
+
+    def _batch(self, numbers: range) -> pa.RecordBatch:
+        rows = [self.source.rows.row(number) for number in numbers]
+        columns = [
+            pa.array([row.input_ids.tolist() for row in rows], _SCHEMA.field(0).type),
+            pa.array([row.loss_mask.tolist() for row in rows], _SCHEMA.field(1).type),
+            pa.array([row.num_tokens for row in rows], pa.int64()),
+        ]
+        return pa.record_batch(columns, schema=_SCHEMA)
+
+    def notes(self, out: Path) -> str:
+        """Return the command; the norm is named because its own loader cannot tell."""
+        options = self.source.options
+        model = options.target or self.source.identity.model
+        lines = [
+            "speculators train",
+            f"--speculator-type {options.algorithm}",
+            f"--verifier-name-or-path {model}",
+            f"--data-path {out.absolute()}",
+            "--on-missing raise",
+        ]
+        if self.source.layers:
+            lines.append(f"--target-layer-ids {' '.join(map(str, self.source.layers))}")
+        if options.draft_vocab is not None:
+            lines.append(f"--draft-vocab-size {options.draft_vocab}")
+        norm = "after" if options.algorithm is Algorithm.MTP else "before"
+        command = " \\\n    ".join(lines)
+        return (
+            f"# Train with speculators\n\n```sh\n{command}\n```\n\n"
+            f"Auxiliary layers, as vLLM counts: {self.source.vllm_layers}. The last layer is {norm} the "
+            "final norm.\n"
+        )
+
+
+def make(source: Source) -> Speculators:
+    """Return the format."""
+    return Speculators(source)

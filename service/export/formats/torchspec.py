@@ -1,0 +1,109 @@
+"""TorchSpec, offline replay: `dataset.json`, `manifest.jsonl` and `samples/<sha1 of the id>.pt`.
+
+Un-shifted. `hidden_states` are the auxiliary layers, `last_hidden_states` the last one before the final norm,
+which `dataset.json` declares, so that the trainer applies the norm itself. The mask is run lengths that
+alternate from unsupervised to supervised.
+"""
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from service.errors import OptionRefused
+from service.export.format import Piece
+from service.export.saving import save_torch, seal_json, seal_text, seal_torch
+from service.export.source import Source
+from service.export.target import find_target
+from service.export.vocabulary import token_counts, vocabulary_map
+from service.reader import Row
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TorchSpec:
+    """The files that TorchSpec reads with `inference_engine_type: offline`."""
+
+    source: Source
+
+    @property
+    def trainer_layers(self) -> list[int]:
+        """Counted from 0."""
+        return self.source.zero_based
+
+    def pieces(self) -> Iterator[Piece]:
+        """Yield a file a row, named by the sample's id."""
+        for number, sample_id in enumerate(self.source.rows.sample_ids):
+            yield Piece(_path(sample_id), range(number, number + 1))
+
+    def write(self, temporary: Path, rows: Iterable[Row]) -> None:
+        """Write one row."""
+        for row in rows:
+            content = {
+                "input_ids": row.input_ids[None],
+                "hidden_states": row.auxiliary(self.source.layers)[None],
+                "last_hidden_states": row.last()[None],
+                "data_id": row.sample_id,
+                "packed_loss_mask": packed(row.loss_mask.tolist()),
+                "metadata": {},
+            }
+            save_torch(temporary, content)
+
+    def finish(self, out: Path) -> None:
+        """Write the dataset's description, the list of rows and the vocabulary map."""
+        seal_json(out / "dataset.json", {"version": VERSION, "last_hidden_states_prenorm": True})
+        lines = [
+            json.dumps({"split": "train", "data_id": sample_id, "file": _path(sample_id)})
+            for sample_id in self.source.rows.sample_ids
+        ]
+        seal_text(out / "manifest.jsonl", "\n".join(lines) + "\n")
+        if self.source.options.draft_vocab is not None:
+            sizes = self.source.options.draft_vocab, find_target(self.source).vocab_size
+            d2t_D, t2d_V = vocabulary_map(token_counts(self.source), *sizes)
+            seal_torch(out / "vocab_mapping.pt", {"d2t": d2t_D, "t2d": t2d_V})
+
+    def notes(self, out: Path) -> str:
+        """Return the command."""
+        model = self.source.options.target or self.source.identity.model
+        layers = ",".join(map(str, self.trainer_layers))
+        command = " \\\n    ".join(
+            [
+                "python3 -m torchspec.train_entry --config YOUR_CONFIG.yaml",
+                f"model.target_model_path={model}",
+                "inference.inference_engine_type=offline",
+                f"inference.offline.data_path={out.absolute()}",
+                f"'inference.aux_hidden_states_layers=[{layers}]'",
+            ]
+        )
+        return (
+            f"# Train with TorchSpec\n\n```sh\n{command}\n```\n\n"
+            f"Auxiliary layers are counted from 0; vLLM's ids are {self.source.vllm_layers}. The last layer "
+            "is before the final norm, as `dataset.json` says. The trainer needs a version with "
+            "`torchspec/offline`.\n"
+        )
+
+
+def packed(mask: list[int]) -> str:
+    """Return a mask as run lengths, the first of them of zeros: `0 0 1 1 1 0` is `2,3,1`."""
+    runs = [(value, len(list(run))) for value, run in itertools.groupby(mask)]
+    lead = [0] if runs and runs[0][0] else []
+    return ",".join(str(length) for length in [*lead, *(length for _, length in runs)])
+
+
+def _path(sample_id: str) -> str:
+    name = hashlib.sha1(sample_id.encode(), usedforsecurity=False).hexdigest()
+    return f"samples/{name}.pt"
+
+
+def make(source: Source) -> TorchSpec:
+    """Return the format. Raises OptionRefused (`job`)."""
+    if len(set(source.rows.sample_ids)) != len(source.rows):
+        raise OptionRefused(
+            "two rows have the same sample id, and TorchSpec names files by it",
+            field="job",
+            cure="export one job at a time",
+        )
+    return TorchSpec(source)

@@ -1,0 +1,69 @@
+"""`export.json`: what an export is of, so that it goes on where it stopped and never mixes two."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from service.errors import IdentityChanged, OptionRefused
+from service.export.saving import seal_json, seal_text
+from service.export.source import Source
+
+RECORD = "export.json"
+NOTES = "TRAIN.md"
+RECORD_VERSION = 1
+_OPTION_OF = {"format": "to", "algorithm": "algorithm", "layers": "layers", "draft_vocab": "draft-vocab"}
+_OPTION_OF |= {"jobs": "job", "max_tokens": "max-tokens", "target": "target"}
+
+
+def identity_of(source: Source, trainer_layers: list[int]) -> dict[str, Any]:
+    """Return whatever decides the export's bytes: the dataset's manifests and the options."""
+    options, identity = source.options, source.identity
+    return {
+        "record_version": RECORD_VERSION,
+        "format": str(options.to),
+        "algorithm": str(options.algorithm),
+        "layers": list(source.layers),
+        "trainer_layers": trainer_layers,
+        "draft_vocab": options.draft_vocab,
+        "max_tokens": options.max_tokens,
+        "target": options.target,
+        "jobs": {job: manifest.sha256 for job, manifest in source.manifests.items()},
+        "model": identity.model,
+        "revision": identity.revision,
+        "dtype": identity.dtype,
+        "hidden_size": identity.hidden_size,
+        "num_layers": identity.num_layers,
+        "rows_in_dataset": len(source.rows),
+    }
+
+
+def begin(out: Path, identity: dict[str, Any]) -> bool:
+    """Record the export in `out` before its first file, or check that it is the one begun there.
+
+    Returns whether it is finished already. Raises OptionRefused (`out`), IdentityChanged naming the field.
+    """
+    path = out / RECORD
+    if not path.exists():
+        if out.exists() and any(not entry.name.endswith(".tmp") for entry in out.iterdir()):
+            raise OptionRefused(
+                f"{out} holds files and no {RECORD}", field="out", cure="name an empty folder or a new one"
+            )
+        seal_json(path, identity | {"complete": False})
+        return False
+    found = json.loads(path.read_text(encoding="utf-8"))
+    for name, value in identity.items():
+        if found.get(name) != value:
+            cure = f"give the same --{_OPTION_OF[name]}" if name in _OPTION_OF else "export the same dataset"
+            raise IdentityChanged(
+                f"{out} was begun with {name} {json.dumps(found.get(name))}, not {json.dumps(value)}",
+                field=name,
+                cure=f"{cure} to go on, or name another folder in --out",
+            )
+    return bool(found["complete"])
+
+
+def end(out: Path, identity: dict[str, Any], rows: int, notes: str) -> None:
+    """Record that every file is there."""
+    with_notes = identity | {"complete": True, "rows": rows}
+    seal_text(out / NOTES, notes)
+    seal_json(out / RECORD, with_notes)

@@ -1,0 +1,70 @@
+"""Drives an export: one piece after another, each sealed before the next, what is there already skipped."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+from connector.seal import sealing
+from service.errors import OptionRefused, SourceRefused
+from service.export.format import Format
+from service.export.options import ExportOptions, FormatName
+from service.export.record import begin, end, identity_of
+from service.export.source import Source, open_source
+from service.reader import ReaderError, Row
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A finished export. `rows` are in its files, of `rows_in_dataset`; `notes` say how to train."""
+
+    rows: int
+    rows_in_dataset: int
+    notes: str
+
+
+def export(
+    where: str, out: Path, options: ExportOptions, told: Callable[[int, int], None] = lambda _done, _all: None
+) -> Exported:
+    """Write the dataset `where` to the folder `out`, or go on where an earlier call stopped.
+
+    `told` hears of rows done and rows in the dataset after each file. Raises SourceRefused (`dataset`,
+    `job`), OptionRefused, IdentityChanged, DatasetBroken, UnknownModel, HubUnavailable, OSError.
+    """
+    try:
+        return _export(open_source(where, options), out, told)
+    except ReaderError as error:
+        cure = "run 'quarry verify' on it, or name the root of a dataset that Quarry made"
+        raise SourceRefused(str(error), field="dataset", cure=cure) from error
+
+
+def format_of(source: Source) -> Format:
+    """Return the format that the options name. Raises OptionRefused."""
+    to = source.options.to
+    if source.options.max_tokens is not None and to is not FormatName.NEMO:
+        cure = "leave --max-tokens out; the trainer cuts rows itself"
+        raise OptionRefused(f"{to} takes rows of any length", field="max_tokens", cure=cure)
+    made: Format = import_module(f"service.export.formats.{to}").make(source)
+    return made
+
+
+def _export(source: Source, out: Path, told: Callable[[int, int], None]) -> Exported:
+    made = format_of(source)
+    identity = identity_of(source, made.trainer_layers)
+    finished = begin(out, identity)
+    notes, done = made.notes(out), 0
+    for piece in made.pieces():
+        if not (out / piece.path).exists():
+            with sealing(out / piece.path) as temporary:
+                made.write(temporary, _rows(source, piece.numbers))
+        done += len(piece.numbers)
+        told(done, len(source.rows))
+    if not finished:
+        made.finish(out)
+        end(out, identity, done, notes)
+    return Exported(done, len(source.rows), notes)
+
+
+def _rows(source: Source, numbers: Iterable[int]) -> Iterator[Row]:
+    for number in numbers:
+        yield source.rows.row(number)

@@ -1,0 +1,133 @@
+"""The dataset that is exported: its rows, and what its manifests say of them."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from schemas.identity import Identity
+from schemas.manifest import Manifest, body_sha256
+from service.errors import DatasetBroken, OptionRefused, SourceRefused
+from service.export.options import STATES_OF_LAST_ONLY, ExportOptions
+from service.reader import QuarryDataset
+from service.reader.files import Files, files_of
+
+MANIFESTS = "manifests"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Rows of whole jobs that hold the same states. `layers` are the auxiliary ones to write, ascending."""
+
+    rows: QuarryDataset
+    files: Files
+    manifests: dict[str, Manifest]
+    options: ExportOptions
+    layers: tuple[int, ...]
+
+    @property
+    def identity(self) -> Identity:
+        """The identity of the first job; the others agree in whatever decides the tensors."""
+        return next(iter(self.manifests.values())).provenance.identity
+
+    @property
+    def zero_based(self) -> list[int]:
+        """The auxiliary layers counted from the first layer's output, which is 0; the embeddings are -1."""
+        return [layer_id - 1 for layer_id in self.layers]
+
+    @property
+    def vllm_layers(self) -> str:
+        """The auxiliary layers for people."""
+        return ", ".join(str(layer_id) for layer_id in self.layers) or "none"
+
+
+def open_source(where: str, options: ExportOptions) -> Source:
+    """Open a folder or `hf://datasets/NAMESPACE/NAME`; reads manifests, indexes and one footer.
+
+    Raises SourceRefused (`dataset`, `job`), OptionRefused (`layers`), DatasetBroken, ReaderError.
+    """
+    files = files_of(where, options.revision)
+    manifests = _manifests(files, options.jobs)
+    _check_alike(manifests)
+    rows = QuarryDataset(files, jobs=manifests)
+    written = sum(manifest.totals.samples_written for manifest in manifests.values())
+    if len(rows) != written:
+        raise DatasetBroken(f"the indexes hold {len(rows)} rows, the manifests {written}", field="dataset")
+    return Source(rows, files, manifests, options, _layers(rows, options))
+
+
+def _manifests(files: Files, jobs: Iterable[str]) -> dict[str, Manifest]:
+    paths = {path.rpartition("/")[2].removesuffix(".json"): path for path in files.find(MANIFESTS, ".json")}
+    wanted = tuple(jobs) or tuple(paths)
+    if not wanted:
+        cure = "name the root of a dataset that Quarry made, of a job that is complete"
+        raise SourceRefused("the dataset holds no manifest", field="dataset", cure=cure)
+    for job in wanted:
+        if job not in paths:
+            found = ", ".join(paths) or "none"
+            raise SourceRefused(f"the dataset holds no job {job}", field="job", cure=f"it holds: {found}")
+    return {job: _manifest(paths[job], files.read(paths[job])) for job in sorted(set(wanted))}
+
+
+def _manifest(path: str, content: bytes) -> Manifest:
+    try:
+        body: dict[str, Any] = json.loads(content)
+        manifest = Manifest.model_validate(body)
+    except (ValueError, ValidationError) as error:
+        raise DatasetBroken(f"{path} is no manifest: {error}", field="dataset") from error
+    if body_sha256(body) != manifest.sha256:
+        raise DatasetBroken(f"{path} was changed after it was made", field="dataset")
+    return manifest
+
+
+_DECIDE_TENSORS = ("model", "revision", "dtype", "hidden_size", "num_layers", "layer_ids", "compression")
+
+
+def _check_alike(manifests: dict[str, Manifest]) -> None:
+    first_job, *others = manifests
+    first = manifests[first_job].provenance.identity
+    for job in others:
+        identity = manifests[job].provenance.identity
+        for name in _DECIDE_TENSORS:
+            if getattr(identity, name) != getattr(first, name):
+                raise SourceRefused(
+                    f"the jobs {first_job} and {job} differ in {name}",
+                    field="job",
+                    cure="name jobs of the same states in --job",
+                )
+
+
+def _layers(rows: QuarryDataset, options: ExportOptions) -> tuple[int, ...]:
+    about = rows.about
+    if about.num_layers not in about.layer_ids:
+        raise OptionRefused(
+            f"the dataset holds layers {list(about.layer_ids)} and not the last one, {about.num_layers}, "
+            "which every trainer needs",
+            field="layers",
+            cure="extract with the final layer",
+        )
+    if options.algorithm in STATES_OF_LAST_ONLY:
+        if options.layers is not None:
+            raise OptionRefused(
+                f"{options.algorithm} is fed the last layer alone", field="layers", cure="leave --layers out"
+            )
+        return ()
+    if options.layers is None:
+        chosen = tuple(layer_id for layer_id in about.layer_ids if layer_id != about.num_layers)
+        if not chosen:
+            raise OptionRefused(
+                f"the dataset holds the last layer alone, and {options.algorithm} is fed others",
+                field="layers",
+                cure="extract auxiliary layers",
+            )
+        return chosen
+    missing = sorted(set(options.layers) - set(about.layer_ids))
+    if missing:
+        raise OptionRefused(
+            f"the dataset holds layers {list(about.layer_ids)}, not {missing}",
+            field="layers",
+            cure="name some of those it holds, by vLLM's ids",
+        )
+    return options.layers

@@ -1,0 +1,71 @@
+"""What trainers ask of the target that the dataset does not hold: its vocabulary, its type, its weights."""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from service.errors import OptionRefused
+from service.export.source import Source
+from service.plan.model_config import read_config
+from service.plan.model_folder import locate_model
+from service.proof.head_weights import read_head, tensor_files, text_config
+from service.settings import Settings
+
+_EMBEDDING = re.compile(r"(?:\w+\.)*?(?:embed_tokens|embed_in|wte|tok_embeddings|word_embeddings)\.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class TargetFolder:
+    """A folder with the target's `config.json`; its weights may be missing."""
+
+    folder: Path
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens in the target's output. Raises UnknownModel."""
+        return read_config(self.folder, "auto").vocab_size
+
+    @property
+    def model_type(self) -> str:
+        """The `model_type` of the config."""
+        config: dict[str, Any] = json.loads((self.folder / "config.json").read_bytes())
+        return str(config.get("model_type", ""))
+
+    def embedding_and_head(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the input embedding and the output head, [V, H] float32 each. Raises EngineRefused."""
+        files = tensor_files(self.folder)
+        names = [name for name in files if _EMBEDDING.fullmatch(name)]
+        if len(names) != 1:
+            raise OptionRefused(
+                f"{self.folder}: cannot tell the input embedding among {sorted(names)}",
+                field="target",
+                cure="use a format that needs no weights of the target",
+            )
+        with safe_open(files[names[0]], framework="pt") as file:
+            embedding_VH: torch.Tensor = file.get_tensor(names[0])
+        head = read_head(self.folder, text_config(self.folder))
+        return embedding_VH.float().contiguous(), head.weight_VH.float().contiguous()
+
+
+def find_target(source: Source) -> TargetFolder:
+    """Find the target: `options.target`, or the model that the dataset names.
+
+    Of a model on the Hub only the small files are fetched. Raises OptionRefused (`target`), UnknownModel,
+    HubUnavailable.
+    """
+    identity, named = source.identity, source.options.target
+    folder = Path(named or identity.model)
+    if (folder / "config.json").is_file():
+        return TargetFolder(folder)
+    if named is not None or identity.model.startswith(("/", ".")):
+        raise OptionRefused(
+            f"{folder} holds no config.json, and this export needs the target's",
+            field="target",
+            cure="name the folder of the model that the dataset was made with in --target",
+        )
+    return TargetFolder(locate_model(identity.model, identity.revision, Settings()).folder)

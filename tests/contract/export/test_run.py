@@ -1,0 +1,248 @@
+"""An export goes on where it stopped to the same bytes, refuses to mix, and reads no more than it writes."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from service.errors import DatasetBroken, IdentityChanged, OptionRefused, SourceRefused
+from service.export.options import ALGORITHMS, Algorithm, FormatName
+from service.export.run import export
+from service.export.saving import save_torch
+from service.reader.shard import Shard
+from tests.contract.export.conftest import files_of, wanted
+from tests.contract.reader.conftest import finished
+from tests.support.fake_hub import FakeHub
+
+
+class Stopped(BaseException):
+    """The user's patience ended."""
+
+
+def stop_at(files: int):
+    def told(_done: int, _all: int) -> None:
+        nonlocal files
+        files -= 1
+        if not files:
+            raise Stopped
+
+    return told
+
+
+@pytest.mark.parametrize("to", FormatName)
+def test_a_stopped_export_goes_on_to_the_same_bytes(dataset, tmp_path, to):
+    options, out = wanted(to), tmp_path / "out"
+    export(str(dataset), out, options)
+    whole = files_of(out)
+    shutil.rmtree(out)
+    with pytest.raises(Stopped):
+        export(str(dataset), out, options, stop_at(1))
+    assert set(files_of(out)) < set(whole)
+    assert json.loads((out / "export.json").read_text())["complete"] is False
+    export(str(dataset), out, options)
+    assert files_of(out) == whole
+    assert json.loads(whole["export.json"])["complete"] is True
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from service.export import saving
+from service.export.options import Algorithm, ExportOptions, FormatName
+from service.export.run import export
+
+def told(done, _all):
+    if done == 5:
+        real = saving.torch.save
+        def half(content, file):
+            real(content, file)
+            file.flush()
+            os.truncate(file.name, os.path.getsize(file.name) // 2)
+            os.kill(os.getpid(), signal.SIGKILL)
+        saving.torch.save = half
+
+export(sys.argv[1], Path(sys.argv[2]), ExportOptions(FormatName.SPECFORGE, Algorithm.EAGLE3), told)
+"""
+
+
+def test_a_file_half_written_when_the_process_was_killed_is_written_again(dataset, tmp_path):
+    """1. Export. 2. Export again, killed in the sixth file. 3. Go on: same bytes, no temporary file."""
+    out, options = tmp_path / "out", wanted("specforge")
+    export(str(dataset), out, options)
+    whole = files_of(out)
+    shutil.rmtree(out)
+    done = subprocess.run([sys.executable, "-c", KILLED, str(dataset), str(out)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    cut = files_of(out)
+    assert [name for name in cut if name.endswith(".tmp")] == ["data/rows_0-2000/.data_5.ckpt.tmp"]
+    assert "data/rows_0-2000/data_5.ckpt" not in cut
+    export(str(dataset), out, options)
+    assert files_of(out) == whole
+
+
+def test_a_finished_export_is_left_as_it_is(dataset, tmp_path):
+    out = tmp_path / "out"
+    first = export(str(dataset), out, wanted("eagle"))
+    times = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    again = export(str(dataset), out, wanted("eagle"))
+    assert again == first
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == times
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "cure"),
+    [
+        ({"layers": (2, 4, 5, 8)}, "layers", "--layers"),
+        ({"draft_vocab": 30}, "draft_vocab", "--draft-vocab"),
+        ({"to": FormatName.MODELOPT}, "format", "--to"),
+        ({"algorithm": Algorithm.DFLASH}, "algorithm", "--algorithm"),
+    ],
+)
+def test_other_settings_are_refused_by_name(dataset, tmp_path, changes, field, cure):
+    export(str(dataset), tmp_path / "out", wanted("torchspec"))
+    before = files_of(tmp_path / "out")
+    with pytest.raises(IdentityChanged, match=f"was begun with {field}") as refused:
+        export(str(dataset), tmp_path / "out", wanted("torchspec", **changes))
+    assert refused.value.field == field
+    assert f"give the same {cure} to go on" in str(refused.value.cure)
+    assert files_of(tmp_path / "out") == before
+
+
+def test_another_dataset_is_refused(dataset, target, tmp_path):
+    other = finished(tmp_path / "other", target, loss="all")
+    export(str(dataset), tmp_path / "out", wanted("modelopt"))
+    with pytest.raises(IdentityChanged) as refused:
+        export(str(other), tmp_path / "out", wanted("modelopt"))
+    assert refused.value.field == "jobs"
+
+
+def test_a_folder_with_something_else_in_it_is_refused(dataset, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(OptionRefused, match=r"holds files and no export\.json") as refused:
+        export(str(dataset), tmp_path, wanted("modelopt"))
+    assert refused.value.field == "out"
+
+
+@pytest.mark.parametrize(
+    ("to", "changes", "field", "told"),
+    [
+        ("modelopt", {"layers": (3,)}, "layers", r"holds layers \[2, 4, 5, 8\], not \[3\]"),
+        ("specforge", {"layers": (2, 4)}, "layers", "three decoder layers, not on 2, 4"),
+        ("angelslim", {"layers": (4,)}, "layers", "three decoder layers, not on 4"),
+        ("eagle", {"layers": (4,)}, "layers", "eagle is fed the last layer alone"),
+        ("eagle", {"draft_vocab": 9}, "draft_vocab", "whole vocabulary"),
+        ("deepspec", {"draft_vocab": 9}, "draft_vocab", "whole vocabulary"),
+        ("nemo", {"draft_vocab": 9}, "draft_vocab", "whole vocabulary"),
+        ("modelopt", {"max_tokens": 9}, "max_tokens", "takes rows of any length"),
+        ("nemo", {"target": "/nowhere"}, "target", "holds no config.json"),
+    ],
+)
+def test_what_a_trainer_cannot_use_is_refused_before_anything_is_written(
+    dataset, tmp_path, to, changes, field, told
+):
+    with pytest.raises(OptionRefused, match=told) as refused:
+        export(str(dataset), tmp_path / "out", wanted(to, **changes))
+    assert refused.value.field == field
+    assert refused.value.cure
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_dataset_without_a_whole_job_is_refused(dataset, tmp_path):
+    shutil.copytree(dataset, tmp_path / "copy")
+    shutil.rmtree(tmp_path / "copy/manifests")
+    with pytest.raises(SourceRefused, match="holds no manifest") as refused:
+        export(str(tmp_path / "copy"), tmp_path / "out", wanted("modelopt"))
+    assert refused.value.field == "dataset"
+    with pytest.raises(SourceRefused, match="holds no job j-0") as refused:
+        export(str(dataset), tmp_path / "out", wanted("modelopt", jobs=("j-0",)))
+    assert refused.value.field == "job"
+    with pytest.raises(SourceRefused, match="is no folder"):
+        export(str(tmp_path / "nothing"), tmp_path / "out", wanted("modelopt"))
+
+
+def test_a_changed_manifest_is_found(dataset, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(dataset, copy)
+    (manifest,) = copy.glob("manifests/*.json")
+    content = json.loads(manifest.read_text())
+    content["totals"]["tokens"] += 1
+    manifest.write_text(json.dumps(content))
+    with pytest.raises(DatasetBroken, match="was changed after it was made"):
+        export(str(copy), tmp_path / "out", wanted("modelopt"))
+
+
+def test_every_format_can_be_written_for_something():
+    assert set(ALGORITHMS) == set(FormatName)
+
+
+@pytest.mark.parametrize(("to", "layers", "read"), [("eagle", None, {8}), ("modelopt", (4,), {4, 8})])
+def test_layers_that_are_not_written_are_not_read(dataset, tmp_path, monkeypatch, to, layers, read):
+    real, asked = Shard.layer, set()
+
+    def layer(shard, row, layer_id, *rest, **how):
+        asked.add(layer_id)
+        return real(shard, row, layer_id, *rest, **how)
+
+    monkeypatch.setattr(Shard, "layer", layer)
+    export(str(dataset), tmp_path / "out", wanted(to, layers=layers))
+    assert asked == read
+
+
+HUB = """
+import sys
+from pathlib import Path
+from service.export.options import Algorithm, ExportOptions, FormatName
+from service.export.run import export
+export("hf://datasets/org/states", Path(sys.argv[1]), ExportOptions(FormatName.SPECFORGE, Algorithm.EAGLE3))
+"""
+
+
+def test_a_repository_on_the_hub_gives_the_same_files(dataset, tmp_path):
+    out = tmp_path / "out"
+    export(str(dataset), out, wanted("specforge"))
+    whole = files_of(out)
+    shutil.rmtree(out)
+    with FakeHub() as hub:
+        hub.add_repo("org/states", files_of(dataset))
+        environment = os.environ | {
+            "HF_ENDPOINT": hub.url,
+            "HF_HOME": str(tmp_path / "hf"),
+            "HF_HUB_DISABLE_XET": "1",
+        }
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", HUB, str(out)],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=environment,
+        )
+    assert done.returncode == 0, done.stderr
+    assert files_of(out) == whole
+    assert not any(path.stat().st_size > 100_000 for path in (tmp_path / "hf").rglob("*") if path.is_file())
+
+
+def test_no_tensor_drags_the_storage_of_a_larger_one_along(tmp_path):
+    save_torch(tmp_path / "row", {"part": torch.zeros(1_000_000)[:4]})
+    assert (tmp_path / "row").stat().st_size < 5_000
+
+
+def test_the_command_line_names_what_it_wrote(dataset, tmp_path):
+    out = tmp_path / "out"
+    told = [sys.executable, "-m", "service.cli", "export", str(dataset), "--out", str(out)]
+    done = subprocess.run(
+        [*told, "--to", "modelopt", "--layers", "2,5"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "data.offline_data_path=" in done.stdout
+    assert done.stdout.endswith(f"{out}: 40 rows\n")
+    assert (out / "TRAIN.md").read_text() in done.stdout
+    again = subprocess.run([*told, "--to", "modelopt"], capture_output=True, text=True, check=False)
+    assert again.returncode == 3
+    assert "field: layers" in again.stderr
+    assert Path(out / "export.json").exists()
