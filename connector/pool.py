@@ -7,7 +7,9 @@ scheduler admits less. First fit keeps the low addresses warm; memory never touc
 """
 
 import bisect
+import mmap
 import threading
+import weakref
 from dataclasses import dataclass
 
 import torch
@@ -38,12 +40,27 @@ class HostPool:
         """
         self.num_bytes = _aligned(num_bytes)
         try:
-            self._buffer = torch.empty(self.num_bytes, dtype=torch.uint8, pin_memory=pinned)
-        except RuntimeError as error:
+            # Mapped, since malloc's large pieces do not begin on a page border.
+            memory = mmap.mmap(-1, self.num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            self._buffer = torch.frombuffer(memory, dtype=torch.uint8)
+            if pinned:
+                self._pin()
+        except (OSError, RuntimeError) as error:
             raise MemoryError(f"no {self.num_bytes} bytes for the host pool: {error}") from error
         self._lock = threading.Lock()
         self._free: list[tuple[int, int]] = [(0, self.num_bytes)]
         """(offset, bytes) of free pieces, sorted by offset, never adjacent."""
+
+    def _pin(self) -> None:
+        """Lock the pages for the device until the pool goes.
+
+        torch's own pinned memory comes in powers of two: up to twice what was asked for.
+        """
+        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        address = self._buffer.data_ptr()
+        torch.cuda.check_error(runtime.cudaHostRegister(address, self.num_bytes, 0))
+        # The process's end unlocks by itself, and the CUDA context may be gone by then.
+        weakref.finalize(self, runtime.cudaHostUnregister, address).atexit = False
 
     def acquire(self, num_bytes: int) -> Slab | None:
         """Return a slab of `num_bytes`, or None while the pool is too full.

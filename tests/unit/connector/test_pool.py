@@ -1,3 +1,4 @@
+import gc
 from itertools import pairwise
 
 import pytest
@@ -49,3 +50,26 @@ def test_slabs_never_overlap_and_every_byte_comes_back(steps):
     for slab in held:
         pool.release(slab)
     assert pool.acquire(pool.num_bytes) is not None
+
+
+def test_every_slab_begins_on_a_page_border():
+    pool = HostPool(3 * ALIGN_BYTES, pinned=False)
+    slabs = [pool.acquire(1), pool.acquire(ALIGN_BYTES)]
+    for slab in slabs:
+        assert slab is not None
+        assert pool.tensor(slab, torch.uint8, (slab.num_bytes,)).data_ptr() % ALIGN_BYTES == 0
+
+
+def test_a_slabs_tensor_outlives_the_pool():
+    pool = HostPool(ALIGN_BYTES, pinned=False)
+    slab = pool.acquire(ALIGN_BYTES)
+    assert slab is not None
+    states = pool.tensor(slab, torch.uint8, (ALIGN_BYTES,)).fill_(7)
+    del pool
+    gc.collect()
+    assert states.sum() == 7 * ALIGN_BYTES
+
+
+def test_a_pool_that_the_machine_cannot_hold_is_refused_at_once():
+    with pytest.raises(MemoryError, match="for the host pool"):
+        HostPool(2**62, pinned=False)
