@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import pyarrow.parquet as pq
 from safetensors import SafetensorError, safe_open
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -26,7 +25,7 @@ from service.capture.budget import InFlight
 from service.capture.engine import EngineSpec, Prompt
 from service.capture.link import EngineLink
 from service.capture.vllm_engine import VllmEngine, engine_arguments, sampling_parameters
-from service.proof.checks import Witness, check_unit, logit_rows
+from service.proof.checks import Witness, check_unit
 from service.proof.head import Head
 from service.settings import Settings
 from tests.support.plans import JOB, identity, order, write_plan
@@ -188,6 +187,9 @@ class QuarryRow:
     Its shard is checked, sealed, durable, receipted, and the logits of its sample are proven.
     """
 
+    witnessed = True
+    """Ask the engine for what every row's last state is held against."""
+
     def __init__(self, work: Workload, weights: Path, folder: Path) -> None:
         """Run `work` on the target in `weights`; files go below `folder`."""
         self._units = work.units()
@@ -240,17 +242,16 @@ class QuarryRow:
         self, told: OpenUnit, rows: list[tuple[int, ...]], budget: InFlight, gate: asyncio.Semaphore
     ) -> None:
         key = told.key
-        watched = self.watched(told)
         prompts = [
-            Prompt(f"{key.unit}-{row}", ids, RowRef(key, row, len(ids)), witness=row in watched)
+            Prompt(f"{key.unit}-{row}", ids, RowRef(key, row, len(ids)), witness=self.witnessed)
             for row, ids in enumerate(rows)
         ]
         witnesses: dict[int, Witness] = {}
 
         async def run(prompt: Prompt) -> None:
             answer = await self._engine.run(prompt)
-            if prompt.ref is not None and answer.next_token is not None and answer.next_logprob is not None:
-                witnesses[prompt.ref.row] = Witness(answer.next_token, answer.next_logprob)
+            if prompt.ref is not None and answer.likely:
+                witnesses[prompt.ref.row] = Witness.of(answer.likely)
 
         async with gate:
             await self._link.open(told)
@@ -259,11 +260,6 @@ class QuarryRow:
             if not isinstance(receipt, UnitSealed) or len(receipt.rows) != told.num_rows:
                 raise RowFailed(f"unit {key.unit} was not written whole: {receipt}")
             await asyncio.to_thread(self.prove, receipt, witnesses)
-
-    def watched(self, told: OpenUnit) -> frozenset[int]:
-        """Return the rows of a unit whose logits are proven."""
-        settings = self._settings
-        return logit_rows(self._sample_ids(told), settings.logit_share, settings.logit_rows_min)
 
     def prove(self, receipt: UnitSealed, witnesses: Mapping[int, Witness]) -> None:
         """Hold the sealed unit against its plan and the model, as the service does before it commits."""
@@ -279,11 +275,6 @@ class QuarryRow:
             logit_rows_min=self._settings.logit_rows_min,
         )
 
-    def _sample_ids(self, told: OpenUnit) -> list[str]:
-        plan = self._settings.work_root / plan_path(told.key.job_id, told.key.unit)
-        ids: list[str] = pq.read_table(plan, columns=["sample_id"])["sample_id"].to_pylist()
-        return ids
-
 
 class _UncheckedEngine(VllmEngine):
     connector_module = "benchmarks.unchecked"
@@ -292,14 +283,12 @@ class _UncheckedEngine(VllmEngine):
 class UncheckedRow(QuarryRow):
     """The same without the checks: what it costs less is what they cost. The file's checksums stay."""
 
+    witnessed = False
+
     def __init__(self, work: Workload, weights: Path, folder: Path) -> None:
         """Load the connector whose rows are not checked."""
         super().__init__(work, weights, folder)
         self._engine = _UncheckedEngine()
-
-    def watched(self, told: OpenUnit) -> frozenset[int]:
-        """Ask the engine for no log-probabilities."""
-        return frozenset()
 
     def prove(self, receipt: UnitSealed, witnesses: Mapping[int, Witness]) -> None:
         """Prove nothing."""

@@ -78,6 +78,7 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[mi
 
     def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:  # noqa: ANN401
         """Send the step's work along."""
+        self._scheduler.scheduled(scheduler_output)
         return StepMetadata(self._scheduler.take_work())
 
     def get_finished_count(self) -> int:
@@ -90,6 +91,12 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[mi
         """Check the cache and start the worker half. Raises LayoutError; the engine then does not start."""
         with _telling_refusals(self._kv_transfer_config):
             self._worker = _start_worker(self._vllm_config, self._kv_transfer_config, self._group, kv_caches)
+
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        """Begin the step: of the worker's hooks, this one comes before the forward pass in every version."""
+        super().bind_connector_metadata(connector_metadata)
+        if self._worker is not None and isinstance(connector_metadata, StepMetadata):
+            self._worker.begin(connector_metadata.work)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         """Run the worker half's step and report the requests whose blocks may be freed."""

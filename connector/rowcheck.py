@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from connector.marks import MARKS
+
 RMS_TOKENS = 16
 """Tokens of a row, evenly spread, that the mean of the root mean square is taken over.
 
@@ -26,7 +28,7 @@ SCRATCH_ELEMENTS = 65_536
 
 
 class StatesWrongError(ValueError):
-    """The states cannot be the model's: zero tokens, a constant layer, or two equal layers.
+    """The states cannot be the model's: never stored, zero tokens, a constant layer, or two equal layers.
 
     The unit fails by this message.
     """
@@ -92,6 +94,8 @@ class RowChecker:
         for layer_id, layer_TH in zip(layer_ids, states_LTH, strict=True):
             bits_TH = layer_TH.view(torch.uint8).numpy().view(self._bits.kind)
             largest_T = self._magnitudes(bits_TH)
+            if largest_T.max() >= MARKS[self._dtype]:
+                self._refuse_marks(bits_TH, layer_id)
             not_finite = int((largest_T >= self._bits.infinity).sum())
             if not_finite:
                 return NotFinite(layer_id, not_finite)
@@ -101,10 +105,21 @@ class RowChecker:
                     raise StatesWrongError(
                         f"layer {layer_id} is all zero in {zero} of {len(largest_T)} tokens"
                     )
-                if bits_TH.size > 1 and _constant(bits_TH):
-                    raise StatesWrongError(f"layer {layer_id} is constant ({float(layer_TH[0, 0])})")
+                constant = _constant(bits_TH)
+                if constant:
+                    raise StatesWrongError(
+                        f"layer {layer_id} is constant in {constant} of {len(bits_TH)} tokens"
+                    )
             readings.append(LayerReading(_mean_rms(layer_TH), self._float(int(largest_T.max()))))
         return tuple(readings)
+
+    def _refuse_marks(self, bits_TH: NDArray[np.unsignedinteger], layer_id: int) -> None:
+        marked = np.flatnonzero((bits_TH[:, [0, -1]] == MARKS[self._dtype]).all(axis=1))
+        if marked.size:
+            raise StatesWrongError(
+                f"layer {layer_id}: the engine stored no state for {marked.size} of {len(bits_TH)} tokens, "
+                f"the first at {marked[0]}"
+            )
 
     def _magnitudes(self, bits_TH: NDArray[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
         """Return for each token the bits of its largest magnitude: [T]."""
@@ -124,10 +139,10 @@ class RowChecker:
         return float(torch.from_numpy(np.array([bits], self._bits.kind)).view(self._dtype)[0])
 
 
-def _constant(bits_TH: NDArray[np.unsignedinteger]) -> bool:
-    """Say whether every value is the same; looks at the first token before it looks at all."""
-    first = bits_TH[0, 0]
-    return bool((bits_TH[0] == first).all() and (bits_TH == first).all())
+def _constant(bits_TH: NDArray[np.unsignedinteger]) -> int:
+    """Count the tokens whose values are all the same; looks at two of each before it looks at all."""
+    alike = bits_TH[bits_TH[:, 0] == bits_TH[:, -1]]
+    return int((alike == alike[:, :1]).all(axis=1).sum())
 
 
 def _mean_rms(layer_TH: torch.Tensor) -> float:

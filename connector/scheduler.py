@@ -7,6 +7,7 @@ stay held until the worker half reports it. Anything else of ours is void: its b
 the writer is told.
 """
 
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 from connector.wire import DrainJob, RowRef, StepWork, VoidRow, hash_ids
@@ -29,6 +30,13 @@ class FinishedRequest(Protocol):
     @property
     def all_token_ids(self) -> Any:  # noqa: ANN401 - vLLM's own sequence type
         """Prompt and output token ids."""
+
+
+class ScheduledStep(Protocol):
+    """What this half reads of vLLM's SchedulerOutput."""
+
+    scheduled_new_reqs: list[Any]
+    scheduled_cached_reqs: Any
 
 
 class SchedulerHalf:
@@ -81,7 +89,28 @@ class SchedulerHalf:
             return f"{held} blocks of {self._block_size} slots cannot hold {num_tokens} tokens"
         return None
 
+    def scheduled(self, step: ScheduledStep) -> None:
+        """Note the blocks that this step was given; those that the prefix cache filled are not among them."""
+        for table, num_computed in _tables(step):
+            blocks = table[self._group_id] if table else []
+            # A block that is computed in part was copied from the prefix cache.
+            self._work.fresh += blocks[-(-num_computed // self._block_size) :]
+
     def take_work(self) -> StepWork:
         """Return what finished since the last call, and begin anew."""
         work, self._work = self._work, StepWork()
         return work
+
+
+def _tables(step: ScheduledStep) -> Iterator[tuple[tuple[list[int], ...] | None, int]]:
+    """Yield each scheduled request's block ids by group, and how many of their tokens are computed.
+
+    A running request's are only those that were added in this step.
+    """
+    for request in step.scheduled_new_reqs:
+        yield request.block_ids, request.num_computed_tokens
+    cached = step.scheduled_cached_reqs
+    for req_id, blocks, num_computed in zip(
+        cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
+    ):
+        yield blocks, num_computed if req_id in cached.resumed_req_ids else 0

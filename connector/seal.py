@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import xxhash
+
 HASH_CHUNK_BYTES = 8 * 2**20
 
 
@@ -19,6 +21,7 @@ class Sealed:
 
     path: Path
     sha256: str
+    xxh3: str
     num_bytes: int
 
 
@@ -51,12 +54,23 @@ def sha256_of(path: Path) -> tuple[str, int]:
     return digest.hexdigest(), num_bytes
 
 
+def xxh3_of(path: Path) -> str:
+    """Return the hex xxh3_128 of a file: at the speed of memory, for reading it again. Raises OSError."""
+    digest = xxhash.xxh3_128()
+    buffer = bytearray(HASH_CHUNK_BYTES)
+    view = memoryview(buffer)
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            digest.update(view[:count])
+    return digest.hexdigest()
+
+
 def seal(final: Path) -> Sealed:
     """Give the complete file at `temporary(final)` its final name, durably. Raises OSError.
 
     Then nothing final exists.
 
-    The hash is taken from the file as the kernel holds it after fsync, not from the writer's buffers.
+    The hashes are taken from the file as the kernel holds it after fsync, not from the writer's buffers.
     """
     temp = temporary(final)
     fd = os.open(temp, os.O_RDONLY)
@@ -65,9 +79,10 @@ def seal(final: Path) -> Sealed:
     finally:
         os.close(fd)
     digest, num_bytes = sha256_of(temp)
+    xxh3 = xxh3_of(temp)
     temp.replace(final)
     fsync_folder(final.parent)
-    return Sealed(final, digest, num_bytes)
+    return Sealed(final, digest, xxh3, num_bytes)
 
 
 @contextmanager

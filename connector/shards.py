@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 import xxhash
+from numpy.typing import NDArray
 
 from connector.rowcheck import NotFinite, RowChecker, StatesWrongError, check_distinct
 from connector.seal import seal, temporary
@@ -37,7 +38,7 @@ class UnitWriter:
         self.key = order.key
         self._order = order
         identity = order.provenance.identity
-        self._layer_ids = identity.layer_ids
+        self.layer_ids = identity.layer_ids
         self._hidden_size = identity.hidden_size
         self._width = DTYPE_BYTES[identity.dtype]
         self._checker = RowChecker(getattr(torch, identity.dtype))
@@ -53,41 +54,44 @@ class UnitWriter:
         folder = work_root / attempt_dir(order.key.job_id, order.key.unit, order.key.epoch)
         self._final = folder / shard_file(order.key.unit, rank, num_ranks)
         self._schema = shard_schema(
-            self._layer_ids, self._hidden_size, identity.dtype, order.compression
+            self.layer_ids, self._hidden_size, identity.dtype, order.compression
         ).with_metadata({METADATA_KEY: order.provenance.model_dump_json().encode()})
         self._file: pq.ParquetWriter | None = None
         self._rows: list[int] = []
         self._num_tokens: list[int] = []
         self._rejected: list[RejectedRow] = []
         self._void: list[int] = []
-        self._sum_rms = [0.0] * len(self._layer_ids)
-        self._max_abs = [0.0] * len(self._layer_ids)
+        self._sum_rms = [0.0] * len(self.layer_ids)
+        self._max_abs = [0.0] * len(self.layer_ids)
 
     @property
     def complete(self) -> bool:
         """Say whether every row of this rank has come to an end."""
         return not self._open_rows
 
-    def write(self, job: DrainJob, states_LTH: torch.Tensor) -> None:
-        """Append the row of `job` as one row group; a row that is not finite is rejected by name instead."""
+    def write(self, job: DrainJob, states_LTH: torch.Tensor) -> NDArray[np.int32] | None:
+        """Append the row of `job` as one row group, and return its token ids.
+
+        A row that is not finite is rejected by name instead, and there is nothing to return.
+        """
         row = job.ref.row
         self._end_row(row)
         planned = self._plan.slice(row, 1)
         ids, mask = self._ids_and_mask(job, planned)
-        if not mask.any():
-            detail = "the target's answer holds no token with a state"
-            self._rejected.append(RejectedRow(row=row, reason="nothing-supervised", detail=detail))
-            return
-        readings = self._checker.check(states_LTH, self._layer_ids)
+        readings = self._checker.check(states_LTH, self.layer_ids)
         if isinstance(readings, NotFinite):
             detail = (
                 f"layer {readings.layer_id} is not finite in {readings.num_tokens} of {job.num_tokens} tokens"
             )
             self._rejected.append(RejectedRow(row=row, reason="not-finite", detail=detail))
-            return
+            return None
+        if not mask.any():
+            detail = "the target's answer holds no token with a state"
+            self._rejected.append(RejectedRow(row=row, reason="nothing-supervised", detail=detail))
+            return ids
         raw = [layer.reshape(-1).view(torch.uint8).numpy() for layer in states_LTH]
         checksums = [xxhash.xxh3_64_intdigest(layer.data) for layer in raw]
-        check_distinct(checksums, self._layer_ids)
+        check_distinct(checksums, self.layer_ids)
         columns = [
             planned["sample_id"].combine_chunks(),
             planned["source_id"].combine_chunks(),
@@ -110,6 +114,7 @@ class UnitWriter:
         for index, reading in enumerate(readings):
             self._sum_rms[index] += reading.mean_rms * job.num_tokens
             self._max_abs[index] = max(self._max_abs[index], reading.max_abs)
+        return ids
 
     def void(self, row: int) -> None:
         """Note that the engine ended `row` without its states."""
@@ -123,17 +128,19 @@ class UnitWriter:
     def seal(self) -> UnitSealed:
         """Close, seal and receipt the file; the answer is the proof of durability."""
         file: str | None = None
-        sha256, num_bytes = "", 0
+        sha256, xxh3, num_bytes = "", "", 0
         stats: tuple[LayerStats, ...] = ()
         if self._file is not None:
             self._file.close()
             sealed = seal(self._final)
-            file, sha256, num_bytes, stats = self._final.name, sealed.sha256, sealed.num_bytes, self._stats()
+            file, stats = self._final.name, self._stats()
+            sha256, xxh3, num_bytes = sealed.sha256, sealed.xxh3, sealed.num_bytes
         return UnitSealed(
             key=self.key,
             rank=self._rank,
             file=file,
             sha256=sha256,
+            xxh3=xxh3,
             bytes=num_bytes,
             rows=tuple(self._rows),
             num_tokens=tuple(self._num_tokens),
@@ -148,7 +155,7 @@ class UnitWriter:
             LayerStats(
                 layer_id=layer_id, mean_rms=self._sum_rms[index] / tokens, max_abs=self._max_abs[index]
             )
-            for index, layer_id in enumerate(self._layer_ids)
+            for index, layer_id in enumerate(self.layer_ids)
         )
 
     def discard(self) -> None:
@@ -169,7 +176,7 @@ class UnitWriter:
             raise StatesWrongError(f"row {row} came twice, or belongs to another rank")
         self._open_rows.remove(row)
 
-    def _ids_and_mask(self, job: DrainJob, planned: pa.Table) -> tuple[np.ndarray, np.ndarray]:
+    def _ids_and_mask(self, job: DrainJob, planned: pa.Table) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
         """Return T token ids (int32) and T flags (uint8).
 
         The plan's, then the generated ones, which are supervised.

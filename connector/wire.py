@@ -72,9 +72,14 @@ class VoidRow:
 
 @dataclass(slots=True)
 class StepWork:
-    """Everything that one engine step hands over, in the order the requests finished."""
+    """Everything that one engine step hands over.
+
+    `items` are in the order the requests finished. `fresh` are the cache-only group's blocks that the step
+    was given and that hold nothing of their new request yet.
+    """
 
     items: list[DrainJob | VoidRow] = field(default_factory=list)
+    fresh: list[int] = field(default_factory=list)
 
 
 def hash_ids(token_ids: Sequence[int]) -> int:

@@ -16,7 +16,9 @@ import torch
 from connector.gather import Copy, gather_for
 from connector.layout import DTYPE_NAMES
 from connector.link import Link
+from connector.marks import Marker
 from connector.pool import HostPool, Slab
+from connector.seen import SeenStates
 from connector.wire import DrainJob, StepWork, VoidRow
 from connector.writers import WriterPool
 from schemas.receipts import AbandonUnit, Hello, OpenUnit, SkipRow, ToConnector
@@ -65,6 +67,7 @@ class WorkerHalf:
         pool_bytes = max(config.pool_bytes, max_tokens * self._row_bytes_per_token)
         self._pool = HostPool(pool_bytes, pinned=cache_BLSH.is_cuda)
         self._gather = gather_for(cache_BLSH)
+        self._marker = Marker(cache_BLSH)
         self._waiting: deque[DrainJob] = deque()
         self._copying: deque[tuple[DrainJob, Slab, Copy]] = deque()
         self._sent: set[str] = set()
@@ -78,6 +81,7 @@ class WorkerHalf:
             dtype=self._dtype,
             shape_LH=self._shape_LH,
             tell=self._link.send,
+            seen=SeenStates(num_layers, num_blocks * num_slots),
         )
         self._place = place
         self._link.start()
@@ -92,6 +96,10 @@ class WorkerHalf:
                 pool_bytes=self._pool.num_bytes,
             )
         )
+
+    def begin(self, work: StepWork) -> None:
+        """Mark the step's fresh blocks; called before the engine computes into them."""
+        self._marker.mark(work.fresh)
 
     def step(self, work: StepWork) -> set[str]:
         """Take the step's work, copy what fits, and return the requests whose blocks may be freed now.
@@ -116,6 +124,7 @@ class WorkerHalf:
         self._link.close()
 
     def _start_copies(self) -> None:
+        started: list[tuple[DrainJob, Slab]] = []
         while self._waiting:
             job = self._waiting[0]
             if not self._writers.is_open(job.ref.key):
@@ -123,17 +132,21 @@ class WorkerHalf:
             else:
                 slab = self._pool.acquire(job.num_tokens * self._row_bytes_per_token)
                 if slab is None:
-                    return
-                num_layers, hidden_size = self._shape_LH
-                out = self._pool.tensor(slab, self._dtype, (num_layers, job.num_tokens, hidden_size))
-                self._copying.append((job, slab, self._gather.start(job.block_ids, out)))
+                    break
+                started.append((job, slab))
             self._waiting.popleft()
+        copies = self._gather.start([(job.block_ids, self._states_LTH(job, slab)) for job, slab in started])
+        self._copying += [(job, slab, copy) for (job, slab), copy in zip(started, copies, strict=True)]
+
+    def _states_LTH(self, job: DrainJob, slab: Slab) -> torch.Tensor:
+        num_layers, hidden_size = self._shape_LH
+        return self._pool.tensor(slab, self._dtype, (num_layers, job.num_tokens, hidden_size))
 
     def _finish_copies(self) -> None:
         # One stream copies in order, so the first unfinished copy ends the search.
         while self._copying and self._copying[0][2].done():
-            job, slab, _ = self._copying.popleft()
-            self._writers.put_row(job, slab)
+            job, slab, copy = self._copying.popleft()
+            self._writers.put_row(job, slab, copy.sums())
             self._sent.add(job.req_id)
 
     def _on_message(self, message: ToConnector) -> None:

@@ -10,16 +10,19 @@ import itertools
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import torch
 
 from connector.pool import HostPool, Slab
 from connector.rowcheck import StatesWrongError
+from connector.seen import SeenStates
 from connector.shards import UnitWriter
+from connector.sums import Sums, token_sums
 from connector.wire import DrainJob
 from schemas.receipts import (
     FromConnector,
@@ -37,8 +40,11 @@ QUEUE_ITEMS = 8192
 
 @dataclass(frozen=True, slots=True)
 class _Row:
+    """`sums_LT` are the sums of the states where the copy was read."""
+
     job: DrainJob
     slab: Slab
+    sums_LT: Sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +81,10 @@ class WriterPool:
         dtype: torch.dtype,
         shape_LH: tuple[int, int],
         tell: Callable[[FromConnector], None],
+        seen: SeenStates,
     ) -> None:
         """Start the threads."""
+        self._seen = seen
         self._work_root, self._rank, self._num_ranks = work_root, rank, num_ranks
         self._pool, self._dtype, self._shape_LH, self._tell = pool, dtype, shape_LH, tell
         self._queues: list[queue.Queue[_Item]] = [queue.Queue(QUEUE_ITEMS) for _ in range(num_threads)]
@@ -105,8 +113,8 @@ class WriterPool:
         with self._lock:
             return key in self._home
 
-    def put_row(self, job: DrainJob, slab: Slab) -> None:
-        """Hand over a filled slab; the writer releases it.
+    def put_row(self, job: DrainJob, slab: Slab, sums_LT: Sums) -> None:
+        """Hand over a filled slab with the sums of what it was filled from; the writer releases it.
 
         Waits only if the queue of `QUEUE_ITEMS` is full.
         """
@@ -114,7 +122,7 @@ class WriterPool:
         if home is None:
             self._pool.release(slab)
         else:
-            self._queues[home].put(_Row(job, slab))
+            self._queues[home].put(_Row(job, slab, sums_LT))
 
     def end_row(self, key: UnitKey, row: int, *, void: bool) -> None:
         """Note a row that will not be written."""
@@ -180,8 +188,7 @@ class WriterPool:
         elif key not in units:
             return
         elif isinstance(item, _Row):
-            shape = (self._shape_LH[0], item.job.num_tokens, self._shape_LH[1])
-            units[key].write(item.job, self._pool.tensor(item.slab, self._dtype, shape))
+            self._write(units[key], item)
         elif item.void:
             units[key].void(item.row)
         else:
@@ -191,6 +198,16 @@ class WriterPool:
             del units[key]
             self._close(key)
             self._tell(receipt)
+
+    def _write(self, unit: UnitWriter, row: _Row) -> None:
+        """Write a row that is still what was copied, and hold its states against those of other rows."""
+        num_layers, hidden_size = self._shape_LH
+        states_LTH = self._pool.tensor(row.slab, self._dtype, (num_layers, row.job.num_tokens, hidden_size))
+        sums_LT = token_sums(states_LTH)
+        _refuse_changed(row, sums_LT, unit.layer_ids)
+        token_ids_T = unit.write(row.job, states_LTH)
+        if token_ids_T is not None:
+            self._seen.check(sums_LT, token_ids_T, unit.layer_ids)
 
     def _fail(self, units: dict[UnitKey, UnitWriter], key: UnitKey, failure: UnitFailed) -> None:
         """Receipt a failed attempt.
@@ -209,6 +226,15 @@ class WriterPool:
     def _close(self, key: UnitKey) -> None:
         with self._lock:
             self._home.pop(key, None)
+
+
+def _refuse_changed(row: _Row, sums_LT: Sums, layer_ids: Sequence[int]) -> None:
+    """Raise StatesWrongError if states in the slab are no longer those that were copied into it."""
+    changed = np.argwhere(sums_LT != row.sums_LT)
+    if len(changed):
+        layer, token = changed[0]
+        where = f"{len(changed)} of {sums_LT.size}, the first at token {token} of layer {layer_ids[layer]}"
+        raise StatesWrongError(f"row {row.job.ref.row}: states are no longer what was copied: {where}")
 
 
 def _write_failure(key: UnitKey, rank: int, error: Exception, *, opening: bool) -> UnitFailed:

@@ -52,6 +52,34 @@ class UnitChecks(Wire):
     logit_max_error: float
 
 
+class LayerAgreement(Wire):
+    """One captured layer against the reference: cosine and relative distance of a token's state."""
+
+    layer_id: int
+    cosine: float = Field(description="median over a prompt's tokens, of the worst prompt")
+    max_rel_error: float = Field(description="of the worst token: a router that flipped shows here")
+    best_match_layer: int = Field(description="the layer of the reference that it is nearest to: its own")
+
+
+class CanaryReport(Wire):
+    """A passed canary: how near the engine's states were to those of a forward pass by another library."""
+
+    job_id: str | None = Field(
+        default=None, description="the job it ran for; others of the same model and engine rely on it"
+    )
+    prompts: int
+    tokens: int
+    layers: tuple[LayerAgreement, ...]
+    reference: str | None = Field(default=None, description="the library of the reference, with its version")
+    seconds: float | None = Field(default=None, description="that the reference took")
+    peak_bytes: int | None = Field(default=None, description="that the reference's process held at most")
+
+    @property
+    def min_cosine(self) -> float:
+        """The worst layer's cosine."""
+        return min(layer.cosine for layer in self.layers)
+
+
 class CheckReport(Wire):
     """What was proven, in numbers."""
 
@@ -61,6 +89,9 @@ class CheckReport(Wire):
     logit_max_error: float = Field(description="largest |log-probability difference| over the logit rows")
     canary: str = Field(description="'passed', 'cached' or 'skipped by request'")
     canary_min_cosine: float | None = None
+    canary_report: CanaryReport | None = Field(
+        default=None, description="the numbers of the canary that passed; manifests before it have none"
+    )
 
 
 class Totals(Wire):

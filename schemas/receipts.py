@@ -114,6 +114,7 @@ class RejectedRow(Wire):
 class UnitSealed(Wire):
     """Attempt `key` is durable on rank `rank`. `file` is null when no row was written.
 
+    `sha256` goes into the manifest; `xxh3` (128 bits) is for reading the file again before the commit.
     `rows[i]` is the plan row that stands in row group `i` of the file; `num_tokens[i]` its length T.
     """
 
@@ -122,6 +123,7 @@ class UnitSealed(Wire):
     rank: int
     file: str | None
     sha256: str
+    xxh3: str
     bytes: int
     rows: tuple[int, ...]
     num_tokens: tuple[int, ...]

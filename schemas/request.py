@@ -134,8 +134,8 @@ class Generate(Wire):
 
     `capture`: `one_pass` takes the states of the decode steps themselves; the last sampled token was never
     an input, so it has no state and is not stored. `second_prefill` runs prompt and answer again against the
-    prefix cache and so holds every token. `auto` is `one_pass` where the engine is known to do that rightly,
-    else `second_prefill`.
+    prefix cache and so holds every token. A `stop` string is found outside the engine, which drops the request
+    and its states, so it takes the second prefill. `auto` is `one_pass` where that is right.
     """
 
     max_tokens: int = Field(ge=1, le=131_072)
@@ -147,6 +147,15 @@ class Generate(Wire):
         default=(), max_length=16
     )
     capture: CapturePasses = "auto"
+
+    @model_validator(mode="after")
+    def _no_stop_strings_in_one_pass(self) -> Self:
+        if self.capture == "one_pass" and self.stop:
+            raise ValueError(
+                "'stop' strings drop an answer before its states are read in 'one_pass'; "
+                "say 'capture': 'second_prefill' or 'auto'"
+            )
+        return self
 
 
 class Storage(Wire):

@@ -42,13 +42,17 @@ class EngineSpec:
         return same and self.max_model_len >= other.max_model_len and (self.decode or not other.decode)
 
 
+WITNESS_TOKENS = 16
+"""So many that even rows that end in the same words, as chats do, are told apart. vLLM gives 20 at most."""
+
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """One request. `ref` names the row whose states are captured; without it nothing is.
 
     `generate` asks for an answer.
 
-    `witness` asks for the log-probability of the engine's own choice after the last token.
+    `witness` asks for the `WITNESS_TOKENS` tokens that the engine holds most likely after the last token.
     """
 
     request_id: str
@@ -62,12 +66,12 @@ class Prompt:
 class Answer:
     """What the engine answered.
 
-    The sampled tokens, and its argmax after the last token with a state, if asked for.
+    The sampled tokens, and if asked for, the most likely tokens after the last token with a state: each with
+    its log-probability, the most likely first.
     """
 
     token_ids: tuple[int, ...]
-    next_token: int | None = None
-    next_logprob: float | None = None
+    likely: tuple[tuple[int, float], ...] = ()
 
 
 class PromptRefused(ValueError):
@@ -88,7 +92,10 @@ class Engine(Protocol):
         """Start and wait until every rank's connector said hello. Raises EngineRefused, EngineDied."""
 
     async def run(self, prompt: Prompt) -> Answer:
-        """Run one request. Cancelling the awaiting task aborts it. Raises PromptRefused, EngineDied."""
+        """Run one request. Cancelling the awaiting task aborts it.
+
+        Raises PromptRefused, EngineRefused, EngineDied.
+        """
 
     async def stop(self) -> None:
         """Stop; nothing captured but not receipted survives. Harmless when not started."""

@@ -14,7 +14,7 @@ from schemas.receipts import UnitKey
 from service.capture.budget import InFlight
 from service.capture.landing import land_unit
 from service.capture.running import EngineHouse, Running
-from service.errors import EngineDied, LeaseLost, QuarryError, StoreUnavailable
+from service.errors import EngineDied, LeaseLost, QuarryError, StatesWrong, StoreUnavailable
 from service.settings import Settings
 from service.store import Store, UnitCommit, UnitLease
 
@@ -37,6 +37,8 @@ class Capture:
         self._runs: dict[UnitKey, asyncio.Task[None]] = {}
         self._held: dict[UnitKey, UnitLease] = {}
         self._job: str | None = None
+        self._distrusted = False
+        """Whether the running engine gave wrong states, which its prefix cache may hold and give again."""
         self.stop = asyncio.Event()
 
     async def run(self) -> None:
@@ -97,10 +99,11 @@ class Capture:
         """
         spec = await self._house.inspect(lease)
         running = self._house.running
-        if running is None or not running.serves(spec):
+        if running is None or self._distrusted or not running.serves(spec):
             await asyncio.gather(*self._runs.values(), return_exceptions=True)
             logger.info("starting the engine for %s", lease.request.model)
             running = await self._house.switch(spec)
+            self._distrusted = False
         if lease.key.job_id != self._job:
             # Imports torch, like all that reads states; the worker's start does not wait for it.
             from service.capture.canary_run import ensure_canary
@@ -155,6 +158,7 @@ class Capture:
             # Nothing can be recorded: the lease runs out, and the unit's next attempt meets the error again
             # or not.
             logger.info("unit %s: %s", lease.key, lost)
+        self._distrusted |= isinstance(error, StatesWrong)
         if isinstance(error, EngineDied):
             self._job = None
             if self._house.running is not None and not self._house.running.alive:

@@ -1,9 +1,11 @@
-"""What a failed receipt means: the error that decides what becomes of the unit."""
+"""What a failed receipt means, and one that does not come: the error that decides about the unit."""
 
+import asyncio
 import errno
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
 from schemas.receipts import UnitFailed, UnitSealed
+from service.capture.link import Receipt
 from service.errors import DiskFull, EngineDied, QuarryError, StatesWrong, WriteFailed
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -14,6 +16,18 @@ ERRORS: dict[str, type[QuarryError]] = {
     "write-failed": WriteFailed,
     "plan-unreadable": WriteFailed,
 }
+
+
+async def in_time(receipts: Awaitable[tuple[Receipt, ...]], timeout_s: float) -> tuple[Receipt, ...]:
+    """Wait for the receipts of rows that were all answered: that of a lost row would never come.
+
+    Raises EngineDied.
+    """
+    try:
+        return await asyncio.wait_for(receipts, timeout_s)
+    except TimeoutError as error:
+        what = f"every row was answered, but no receipt came within {timeout_s:.0f} s"
+        raise EngineDied(what) from error
 
 
 def raise_failure(receipts: Sequence[UnitSealed | UnitFailed]) -> tuple[UnitSealed, ...]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from connector.seal import sha256_of
 from connector.wire import RowRef
 from schemas.arrow import PLAN_SCHEMA
 from schemas.job import RejectView
@@ -23,7 +24,7 @@ from schemas.request import Generate
 from service.capture.budget import InFlight
 from service.capture.engine import Answer, Prompt, PromptRefused
 from service.capture.landing import INDEX_FILE, attempt_folder
-from service.capture.receipt_errors import raise_failure
+from service.capture.receipt_errors import in_time, raise_failure
 from service.capture.running import Running
 from service.errors import QuarryError, WriteFailed
 from service.proof.checks import Witness, check_unit, logit_rows
@@ -43,9 +44,15 @@ class PlannedRow:
     token_ids: tuple[int, ...]
 
 
-def read_plan(path: Path) -> list[PlannedRow]:
-    """Read a unit's frozen samples. Raises WriteFailed if the file is not there or not whole."""
+def read_plan(path: Path, sha256: str) -> list[PlannedRow]:
+    """Read a unit's frozen samples. Raises WriteFailed if the file is not there or not what was sealed."""
     try:
+        digest, _ = sha256_of(path)
+        if digest != sha256:
+            raise WriteFailed(
+                f"the plan {path.name} has sha256 {digest}, it was sealed as {sha256}",
+                cure="restore the data folder, or cancel the job and start it again",
+            )
         table = pq.read_table(path, schema=PLAN_SCHEMA)
     except (OSError, ValueError) as error:
         raise WriteFailed(f"the plan {path.name} cannot be read: {error}") from error
@@ -81,7 +88,7 @@ class UnitRun:
         On cancellation the connector forgets the attempt.
         """
         plan = self._settings.work_root / plan_path(self._key.job_id, self._key.unit)
-        self._rows = await asyncio.to_thread(read_plan, plan)
+        self._rows = await asyncio.to_thread(read_plan, plan, self._lease.plan_sha256)
         link = self._running.link
         order = OpenUnit(
             key=self._key,
@@ -108,38 +115,35 @@ class UnitRun:
             else:
                 raise_failure(receipts.result())
                 await rows
-            return raise_failure(await receipts)
+            return raise_failure(await in_time(receipts, self._settings.receipt_timeout_s))
         finally:
             for task in (receipts, rows):
                 task.cancel()
             await asyncio.gather(receipts, rows, return_exceptions=True)
 
     async def _run_rows(self) -> None:
-        watched = logit_rows(
-            [row.sample_id for row in self._rows], self._settings.logit_share, self._settings.logit_rows_min
-        )
         try:
             async with asyncio.TaskGroup() as group:
                 for row in self._rows:
-                    group.create_task(self._run_row(row, witness=row.row in watched))
+                    group.create_task(self._run_row(row))
         except* QuarryError as errors:
             raise errors.exceptions[0] from None
 
-    async def _run_row(self, row: PlannedRow, *, witness: bool) -> None:
+    async def _run_row(self, row: PlannedRow) -> None:
         generate = self._lease.request.generate
         room = len(row.token_ids) + (generate.max_tokens if generate else 0)
         async with self._budget.hold(room):
             try:
-                answer = await self._ask(row, generate, witness=witness)
+                answer = await self._ask(row, generate)
             except PromptRefused as error:
                 self._skipped.add(row.row)
                 await self._running.link.skip(self._key, row.row, str(error))
                 self._reject(row.row, "engine-refused", str(error))
                 return
-        if witness and answer.next_token is not None and answer.next_logprob is not None:
-            self._witnesses[row.row] = Witness(answer.next_token, answer.next_logprob)
+        if answer.likely:
+            self._witnesses[row.row] = Witness.of(answer.likely)
 
-    async def _ask(self, row: PlannedRow, generate: Generate | None, *, witness: bool) -> Answer:
+    async def _ask(self, row: PlannedRow, generate: Generate | None) -> Answer:
         """Run the row's request, or two of them where the answer is captured by a second prefill."""
         name = f"{self._key.job_id}-{self._key.unit}-{self._key.epoch}-{row.row}"
         ref = RowRef(self._key, row.row, len(row.token_ids))
@@ -148,7 +152,7 @@ class UnitRun:
         if generate is not None and self._lease.identity.capture == "second_prefill":
             answer = await engine.run(Prompt(f"{name}-answer", token_ids, None, generate=generate))
             token_ids, generate = token_ids + answer.token_ids, None
-        return await engine.run(Prompt(name, token_ids, ref, witness=witness, generate=generate))
+        return await engine.run(Prompt(name, token_ids, ref, witness=True, generate=generate))
 
     def _reject(self, row: int, reason: str, detail: str) -> None:
         planned = self._rows[row]
@@ -182,13 +186,16 @@ class UnitRun:
         shards = shard_entries(self._key, sealed)
         files = [(folder / Path(entry.path).name, entry.path) for entry in shards]
         index, supervised = None, 0
+        sampled = logit_rows(
+            [row.sample_id for row in self._rows], self._settings.logit_share, self._settings.logit_rows_min
+        )
         if files:
             index, supervised = write_index(
                 folder / INDEX_FILE,
                 index_path(self._key.job_id, self._key.unit),
                 files,
                 plan,
-                self._witnesses,
+                {row: said for row, said in self._witnesses.items() if row in sampled},
             )
         return UnitCommit(
             key=self._key,

@@ -5,6 +5,7 @@ Imported only where it runs.
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 from typing import Any
 
@@ -21,8 +22,10 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from schemas.identity import EngineInfo
-from service.capture.engine import Answer, EngineSpec, Prompt, PromptRefused
+from service.capture.engine import WITNESS_TOKENS, Answer, EngineSpec, Prompt, PromptRefused
+from service.capture.engine_options import check_engine_options, check_generate, check_started
 from service.capture.link import EngineLink
+from service.capture.model_route import find_route
 from service.errors import EngineDied, EngineRefused
 from service.settings import Settings
 
@@ -50,12 +53,15 @@ class VllmEngine:
 
     async def start(self, spec: EngineSpec, settings: Settings, link: EngineLink) -> None:
         """Start vLLM; seconds for a tiny model on a CPU, minutes for a large one."""
+        known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+        check_engine_options(settings.engine_options, known, decode=spec.decode)
         # Read by the CPU build alone, in the core's process; an operator's own value stands.
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(settings.cpu_kv_cache_gib))
         arguments = engine_arguments(spec, settings, link, self.connector_module)
         try:
             # The core connects to our link while it starts, so the loop must stay free.
-            llm = await asyncio.to_thread(_build, arguments)
+            route = await asyncio.to_thread(find_route, arguments)
+            llm = await asyncio.to_thread(_build, arguments | dict(route.overrides))
             self._llm = llm
         except ValueError as error:
             # vLLM's own reading of the configuration: it would fail again.
@@ -79,15 +85,20 @@ class VllmEngine:
                 "block_size": hellos[0].cache_shape[2],
                 "enforce_eager": bool(config.model_config.enforce_eager),
                 "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
+                "model_class": route.model_class,
+                "model_runner": "V2" if getattr(config, "use_v2_model_runner", False) else "V1",
                 "prefix_caching": bool(config.cache_config.enable_prefix_caching),
                 "quantization": config.model_config.quantization,
+                "route": route.kind,
                 "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
             },
         )
+        check_started(self.info, decode=spec.decode)
 
     async def run(self, prompt: Prompt) -> Answer:
         """Submit one request and wait for its last output."""
         assert self._llm is not None, "start() comes first"  # noqa: S101
+        check_generate(prompt.generate, self.info)
         last: RequestOutput | None = None
         stream = self._llm.generate(
             {"prompt_token_ids": list(prompt.token_ids)}, sampling_parameters(prompt), prompt.request_id
@@ -137,6 +148,8 @@ def engine_arguments(
         "max_model_len": spec.max_model_len,
         # Stop strings need the detokenizer; prefill alone does not.
         "skip_tokenizer_init": not spec.decode,
+        # Prompts are token ids, so no place is kept for images by a model that also sees.
+        "language_model_only": True,
         "tensor_parallel_size": settings.tensor_parallel_size,
         "disable_log_stats": True,
         "enable_log_requests": False,
@@ -171,7 +184,7 @@ def sampling_parameters(prompt: Prompt) -> SamplingParams:
     extra = {"kv_transfer_params": prompt.ref.params()} if prompt.ref is not None else None
     common: dict[str, Any] = {
         "extra_args": extra,
-        "logprobs": 1 if prompt.witness else None,
+        "logprobs": WITNESS_TOKENS if prompt.witness else None,
         "output_kind": RequestOutputKind.FINAL_ONLY,
     }
     generate = prompt.generate
@@ -190,10 +203,11 @@ def sampling_parameters(prompt: Prompt) -> SamplingParams:
 
 
 def _answer(output: RequestOutput, *, witness: bool) -> Answer:
-    """Take the sampled tokens, and the most likely token at the last position with its log-probability."""
+    """Take the sampled tokens, and the most likely ones at the last position with their log-probabilities."""
     completion = output.outputs[0]
     token_ids = tuple(completion.token_ids)
     if not witness or not completion.logprobs:
         return Answer(token_ids)
-    best = max(completion.logprobs[-1].items(), key=lambda item: item[1].logprob)
-    return Answer(token_ids, int(best[0]), float(best[1].logprob))
+    said = sorted(completion.logprobs[-1].items(), key=lambda item: -item[1].logprob)
+    # The sampled token is among them even where it is less likely.
+    return Answer(token_ids, tuple((int(token), float(one.logprob)) for token, one in said[:WITNESS_TOKENS]))

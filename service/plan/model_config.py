@@ -30,6 +30,8 @@ LENGTH_INCLUDES_SCALING = frozenset(
     {"su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling"}
 )
 """Rope types whose `max_position_embeddings` is the scaled length already."""
+SCALED_LENGTH_MODELS = "gemma3"
+"""Part of the model types of which that is true for every rope type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +144,8 @@ def _max_model_len(values: _Values) -> int:
             (values.defaults()[key] for key in LENGTH_KEYS if values.defaults().get(key)), DEFAULT_LENGTH
         )
     scalings = list(_rope_scalings(values.find(("rope_parameters", "rope_scaling"))))
+    if SCALED_LENGTH_MODELS in str(values.find(("model_type",))):
+        return int(longest)
     factor = 1.0
     for scaling in scalings:
         kind = scaling.get("rope_type", scaling.get("type"))

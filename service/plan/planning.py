@@ -132,10 +132,13 @@ def resolve_capture(generate: Generate | None) -> CapturePasses | None:
     """Return how answers are captured; null where nothing is generated.
 
     `auto` is one pass: the engine is run without asynchronous scheduling for such jobs, and then it is right.
+    Only a stop string, which aborts the request from outside the engine, takes a second prefill.
     """
     if generate is None:
         return None
-    return "one_pass" if generate.capture == "auto" else generate.capture
+    if generate.capture != "auto":
+        return generate.capture
+    return "second_prefill" if generate.stop else "one_pass"
 
 
 def unit_bounds(request: ExtractRequest, target: Target, settings: Settings) -> UnitBounds:

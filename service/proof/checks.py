@@ -13,14 +13,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from connector.seal import xxh3_of
 from schemas.arrow import PLAN_SCHEMA
 from schemas.identity import Identity
 from schemas.manifest import UnitChecks
 from schemas.receipts import UnitSealed
 from service.errors import DatasetBroken, EngineDied, EngineRefused, StatesWrong, WriteFailed
+from service.proof.gap_check import check_gaps
 from service.proof.head import Head
 from service.proof.logit_check import LogitCase, Witness, check_logits, logit_rows
 from service.proof.row_proof import prove_row
+from service.proof.sample_name import name_fault
 from service.proof.shard_reader import LightRow, ShardReader
 
 __all__ = ["Witness", "check_unit", "logit_rows"]
@@ -44,7 +47,7 @@ def check_unit(
         attempt: the attempt's folder, which holds the files that the receipts name.
         plan_file: the unit's frozen samples; a row's number in it is its row everywhere else.
         receipts: what every rank said of this attempt.
-        witnesses: by plan row; one is needed for each written row among `logit_rows` of the plan.
+        witnesses: by plan row; where layer N was captured, one is needed for each written row.
         head: of the model; may be absent only where layer N was not captured, which leaves no logit check.
         identity: of the job; every shard must carry it.
         logit_share: share of the unit's rows under the logit check.
@@ -60,15 +63,15 @@ def check_unit(
     plan = pq.read_table(plan_file, schema=PLAN_SCHEMA)
     _account(unit, plan.num_rows, receipts, skipped)
     chosen = logit_rows(plan.column("sample_id").to_pylist(), logit_share, logit_rows_min)
-    cases: list[LogitCase] = []
+    cases: dict[int, LogitCase] = {}
     for receipt in receipts:
         if receipt.file is None:
             continue
         try:
-            _check_size(attempt / receipt.file, receipt)
+            _check_bytes(attempt / receipt.file, receipt)
             with ShardReader(attempt / receipt.file) as reader:
                 _check_shard(unit, reader, receipt, plan, identity)
-                cases += _prove(unit, reader, receipt, chosen, witnesses)
+                cases |= _prove(unit, reader, receipt, chosen, witnesses)
         except (DatasetBroken, OSError) as error:
             raise WriteFailed(f"{unit}: a sealed file cannot be read back: {error}") from error
     rows_checked = sum(len(receipt.rows) for receipt in receipts)
@@ -76,9 +79,10 @@ def check_unit(
         return UnitChecks(rows_checked=rows_checked, logit_rows=0, logit_argmax_agree=0, logit_max_error=0.0)
     if head is None:
         raise EngineRefused(f"{unit}: layer {identity.num_layers} cannot be proven without the output head")
-    verdict = check_logits(head, cases)
-    if verdict.faults:
-        raise StatesWrong("; ".join(verdict.faults))
+    verdict = check_logits(head, [case for row, case in cases.items() if row in chosen])
+    faults = verdict.faults or check_gaps(head, list(cases.values())).faults
+    if faults:
+        raise StatesWrong("; ".join(faults))
     return UnitChecks(
         rows_checked=rows_checked,
         logit_rows=verdict.rows,
@@ -105,11 +109,14 @@ def _account(unit: str, num_rows: int, receipts: Sequence[UnitSealed], skipped: 
         raise StatesWrong(f"{unit}: each of {num_rows} planned rows needs one end; {told}")
 
 
-def _check_size(path: Path, receipt: UnitSealed) -> None:
-    """Compare lengths only: the sha256 was taken from the file itself when it was sealed."""
+def _check_bytes(path: Path, receipt: UnitSealed) -> None:
+    """Hold every byte against the receipt; the sha256 would say the same at a tenth of the speed."""
     num_bytes = path.stat().st_size
     if num_bytes != receipt.bytes:
         raise DatasetBroken(f"{path.name} has {num_bytes} bytes, its receipt says {receipt.bytes}")
+    xxh3 = xxh3_of(path)
+    if xxh3 != receipt.xxh3:
+        raise DatasetBroken(f"{path.name} has xxh3 {xxh3}, its receipt says {receipt.xxh3}")
 
 
 def _check_shard(
@@ -125,7 +132,9 @@ def _check_shard(
     planned = plan.take(pa.array(receipt.rows, pa.int64()))
     generates = identity.generate is not None
     for place, (row, num_tokens) in enumerate(zip(receipt.rows, receipt.num_tokens, strict=True)):
-        fault = _plan_fault(reader.light[place], planned, place, num_tokens, generates=generates)
+        light = reader.light[place]
+        # The plan was read several times on the way here; the name tells whether it was the same each time.
+        fault = _plan_fault(light, planned, place, num_tokens, generates=generates) or name_fault(light)
         if fault is not None:
             raise StatesWrong(f"{unit}, row {row} ({planned['sample_id'][place]}): {fault}")
 
@@ -166,21 +175,19 @@ def _prove(
     receipt: UnitSealed,
     chosen: AbstractSet[int],
     witnesses: Mapping[int, Witness],
-) -> list[LogitCase]:
-    """Read the chosen rows again; return those whose logits can be checked."""
-    cases = []
+) -> dict[int, LogitCase]:
+    """Read every row again, the chosen ones value by value; return by row what can be held to the head."""
+    cases = {}
     for place, row in enumerate(receipt.rows):
-        if row not in chosen:
-            continue
         where = f"{unit}, row {row} ({reader.light[place].sample_id})"
-        proof = prove_row(reader, place)
+        proof = prove_row(reader, place, values=row in chosen)
         if proof.faults:
             raise StatesWrong(f"{where}: {'; '.join(proof.faults)}")
         if proof.last_H is None:
             continue
         if row not in witnesses:
             raise StatesWrong(f"{where}: the engine gave no log-probability to prove it by")
-        cases.append(LogitCase(where, proof.last_H, witnesses[row]))
+        cases[row] = LogitCase(where, proof.last_H, witnesses[row])
     return cases
 
 

@@ -37,6 +37,17 @@ class Opinion:
     gap_sigma: torch.Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Gaps:
+    """By how much the logits of N states differ between the first of K tokens and each of them; both [N, K].
+
+    The sigmas are the deviations that rounding alone gives the gaps.
+    """
+
+    gap: torch.Tensor
+    sigma: torch.Tensor
+
+
 class Head:
     """Final norm and output head of one model, in the dtype that the engine runs it in."""
 
@@ -104,24 +115,13 @@ class Head:
         own_NH = slope_NV[row_N, own_N, None] * self._weight_VH[own_N].float()
         named_NH = slope_NV[row_N, named_N, None] * self._weight_VH[named_N].float()
 
-        unit = (torch.finfo(self.dtype).eps / 2) ** 2 / 3
-        roundings = 1 + (3 if self._soft_cap else 0) + (1 if self._scale != 1.0 else 0)
-        walk = 2 * normed_NH.shape[1] * _FLOAT32_ROUNDOFF**2
-
-        def through_norm(direction_NH: torch.Tensor) -> torch.Tensor:
-            each_N = (direction_NH.square() * (share_NH.square() + 3 * normed_NH.square())).sum(dim=1)
-            return unit * (each_N + (direction_NH * normed_NH).sum(dim=1).square())
-
-        def of_logit(token_N: torch.Tensor, direction_NH: torch.Tensor) -> torch.Tensor:
-            stored_N = logits_NV[row_N, token_N].square()
-            spread_N = (direction_NH * normed_NH).square().sum(dim=1)
-            return unit * (roundings * stored_N + spread_N) + walk * (stored_N + spread_N)
-
-        others_N = unit * roundings * (chance_NV * logits_NV).square().sum(dim=1)
+        rounding = _Rounding(normed_NH, share_NH, self._unit, self._roundings)
+        others_N = self._unit * self._roundings * (chance_NV * logits_NV).square().sum(dim=1)
         softmax = self.vocab_size * _FLOAT32_ROUNDOFF**2
-        named_variance_N = of_logit(named_N, named_NH)
-        variance_N = through_norm(named_NH - mean_NH) + named_variance_N + others_N + softmax
-        gap_variance_N = through_norm(own_NH - named_NH) + named_variance_N + of_logit(own_N, own_NH)
+        named_variance_N = rounding.of_logit(logits_NV[row_N, named_N], named_NH)
+        own_variance_N = rounding.of_logit(logits_NV[row_N, own_N], own_NH)
+        variance_N = rounding.through_norm(named_NH - mean_NH) + named_variance_N + others_N + softmax
+        gap_variance_N = rounding.through_norm(own_NH - named_NH) + named_variance_N + own_variance_N
         return Opinion(
             own_token=own_N,
             logprob=logprobs_NV[row_N, named_N],
@@ -129,6 +129,32 @@ class Head:
             gap=logits_NV[row_N, own_N] - logits_NV[row_N, named_N],
             gap_sigma=gap_variance_N.sqrt(),
         )
+
+    def gaps(self, rows_NH: torch.Tensor, tokens_NK: torch.Tensor) -> Gaps:
+        """Hold pre-norm states [N, H] against K tokens each of 0..V-1; reads K rows of the head for each.
+
+        A difference of logits is one of log-probabilities too, so that no sum over the vocabulary is needed.
+        The deviations are those of `opinion`.
+        """
+        normed_NH, share_NH = self._norm(rows_NH)
+        weight_NKH = self._weight_VH[tokens_NK].float()
+        bias_NK = None if self._bias_V is None else self._bias_V[tokens_NK].float()
+        logits_NK = self._shaped(torch.einsum("nh,nkh->nk", normed_NH, weight_NKH), bias_NK)
+        direction_NKH = self._slope(logits_NK)[..., None] * weight_NKH
+        rounding = _Rounding(normed_NH[:, None], share_NH[:, None], self._unit, self._roundings)
+        each_NK = rounding.of_logit(logits_NK, direction_NKH)
+        variance_NK = rounding.through_norm(direction_NKH[:, :1] - direction_NKH) + each_NK[:, :1] + each_NK
+        return Gaps(logits_NK[:, :1] - logits_NK, variance_NK.sqrt())
+
+    @property
+    def _unit(self) -> float:
+        """Variance of one rounding to the dtype, relative to the square of what is rounded."""
+        return float((torch.finfo(self.dtype).eps / 2) ** 2 / 3)
+
+    @property
+    def _roundings(self) -> int:
+        """Count how often a logit is rounded to the dtype."""
+        return 1 + (3 if self._soft_cap else 0) + (1 if self._scale != 1.0 else 0)
 
     def _norm(self, rows_NH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the normed state, rounded to the dtype, and the state's share in it; both float32."""
@@ -147,23 +173,51 @@ class Head:
     def _logits(self, normed_NH: torch.Tensor) -> torch.Tensor:
         """Return the logits [N, V] of normed states."""
         z_NV = torch.cat([normed_NH @ weight_CH.T for _, weight_CH in self._slices()], dim=1)
-        if self._bias_V is not None:
-            z_NV = z_NV + self._bias_V.float()
-        if self._soft_cap is not None:
-            z_NV = torch.tanh(z_NV / self._soft_cap) * self._soft_cap
-        return z_NV * self._scale
+        return self._shaped(z_NV, None if self._bias_V is None else self._bias_V.float())
 
-    def _slope(self, logits_NV: torch.Tensor) -> torch.Tensor:
+    def _shaped(self, bare: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Make logits of bare products of states and weights: bias, soft cap, scale."""
+        if bias is not None:
+            bare = bare + bias
+        if self._soft_cap is not None:
+            bare = torch.tanh(bare / self._soft_cap) * self._soft_cap
+        return bare * self._scale
+
+    def _slope(self, logits: torch.Tensor) -> torch.Tensor:
         """Return by how much each logit moves with its bare product of state and weight."""
         if self._soft_cap is None:
-            return torch.full_like(logits_NV, self._scale)
-        return self._scale * (1 - (logits_NV / (self._scale * self._soft_cap)).square())
+            return torch.full_like(logits, self._scale)
+        return self._scale * (1 - (logits / (self._scale * self._soft_cap)).square())
 
     def _slices(self) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield the head's weight in float32 by slices [C, H], each with its first token."""
         step = max(1, _SLICE_ELEMENTS // self._weight_VH.shape[1])
         for start in range(0, self.vocab_size, step):
             yield start, self._weight_VH[start : start + step].float()
+
+
+@dataclass(frozen=True, slots=True)
+class _Rounding:
+    """The variances of `Head.opinion` for normed states and the stored ones' share in them, both [..., H].
+
+    `unit` is the variance of one rounding, `roundings` how many a logit goes through.
+    """
+
+    normed: torch.Tensor
+    share: torch.Tensor
+    unit: float
+    roundings: int
+
+    def through_norm(self, direction: torch.Tensor) -> torch.Tensor:
+        """Return the variance that the norm's roundings give to a product with `direction` [..., H]."""
+        each = (direction.square() * (self.share.square() + 3 * self.normed.square())).sum(dim=-1)
+        return self.unit * (each + (direction * self.normed).sum(dim=-1).square())
+
+    def of_logit(self, logit: torch.Tensor, direction: torch.Tensor) -> torch.Tensor:
+        """Return the variance of a logit [...] by itself, `direction` [..., H] being its gradient."""
+        walk = 2 * self.normed.shape[-1] * _FLOAT32_ROUNDOFF**2
+        spread = (direction * self.normed).square().sum(dim=-1)
+        return self.unit * (self.roundings * logit.square() + spread) + walk * (logit.square() + spread)
 
 
 def final_norm_bytes(folder: Path) -> bytes:

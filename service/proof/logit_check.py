@@ -10,6 +10,7 @@ Legend: N rows, H hidden size.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 import xxhash
@@ -26,10 +27,18 @@ class Witness:
     """What the engine itself said after a row's last token: its most likely next token, and how likely.
 
     At a temperature above 0 the sampled token may be another; the witness is the raw logits' argmax even so.
+    `others` are the next likely tokens with their log-probabilities, for `service.proof.gap_check`.
     """
 
     next_token: int
     next_logprob: float
+    others: tuple[tuple[int, float], ...] = ()
+
+    @classmethod
+    def of(cls, likely: Sequence[tuple[int, float]]) -> Self:
+        """Make one of the engine's most likely tokens with their log-probabilities, the most likely first."""
+        (next_token, next_logprob), *others = likely
+        return cls(next_token, next_logprob, tuple(others))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +54,21 @@ class LogitCase:
 
 
 @dataclass(frozen=True, slots=True)
+class LogitReading:
+    """One row: the log-probability that the engine told, and the one found by its states.
+
+    `sigma` is the deviation of their difference that rounding explains; a row may be off by `MOST_SIGMAS`.
+    """
+
+    where: str
+    told: float
+    found: float
+    sigma: float
+    agrees: bool
+    fault: bool
+
+
+@dataclass(frozen=True, slots=True)
 class LogitVerdict:
     """The outcome over many rows. `argmax_agree` counts equal tokens; a swap by rounding is no fault."""
 
@@ -52,6 +76,7 @@ class LogitVerdict:
     argmax_agree: int
     max_error: float
     faults: tuple[str, ...]
+    readings: tuple[LogitReading, ...] = ()
 
 
 def logit_rows(sample_ids: Sequence[str], share: float, minimum: int) -> frozenset[int]:
@@ -73,6 +98,7 @@ def check_logits(head: Head, cases: Sequence[LogitCase]) -> LogitVerdict:
     """
     faults: list[str] = []
     sigmas: list[tuple[float, str]] = []
+    readings: list[LogitReading] = []
     agree, max_error = 0, 0.0
     for start in range(0, len(cases), _BATCH_ROWS):
         batch = cases[start : start + _BATCH_ROWS]
@@ -82,7 +108,10 @@ def check_logits(head: Head, cases: Sequence[LogitCase]) -> LogitVerdict:
         for row, case in enumerate(batch):
             fault, error = _compare(opinion, row, case.witness, head.vocab_size)
             max_error = max(max_error, error)
-            agree += int(opinion.own_token[row]) == case.witness.next_token
+            agrees = int(opinion.own_token[row]) == case.witness.next_token
+            agree += agrees
+            found = (float(opinion.logprob[row]), float(opinion.sigma[row]), agrees, fault is not None)
+            readings.append(LogitReading(case.where, case.witness.next_logprob, *found))
             if fault is None:
                 sigmas.append((error / float(opinion.sigma[row]), case.where))
             else:
@@ -94,7 +123,7 @@ def check_logits(head: Head, cases: Sequence[LogitCase]) -> LogitVerdict:
         faults.append(
             f"{where}: {about}, rounding explains {limit:.0f}; this row is off by {worst:.1f} sigmas"
         )
-    return LogitVerdict(len(cases), agree, max_error, tuple(faults))
+    return LogitVerdict(len(cases), agree, max_error, tuple(faults), tuple(readings))
 
 
 def _most(count: int) -> float:
@@ -102,20 +131,23 @@ def _most(count: int) -> float:
     return count + 2 * math.sqrt(count * _DOUBT) + 2 * _DOUBT
 
 
+MOST_SIGMAS = math.sqrt(_most(1))
+"""How far off a single row may be."""
+
+
 def _compare(opinion: Opinion, row: int, witness: Witness, vocab_size: int) -> tuple[str | None, float]:
     """Return a fault or none, and the |log-probability difference|."""
     if not 0 <= witness.next_token < vocab_size:
         return f"the engine's next token {witness.next_token} is outside the vocabulary", math.inf
-    most_sigmas = math.sqrt(_most(1))
     logprob, sigma = float(opinion.logprob[row]), float(opinion.sigma[row])
     error = abs(logprob - witness.next_logprob)
     if not math.isfinite(error):
         return "its log-probabilities are not finite", math.inf
     own_token = int(opinion.own_token[row])
-    if float(opinion.gap[row]) > most_sigmas * float(opinion.gap_sigma[row]):
+    if float(opinion.gap[row]) > MOST_SIGMAS * float(opinion.gap_sigma[row]):
         return f"the stored states say token {own_token}, the engine said {witness.next_token}", error
-    if not error <= most_sigmas * sigma:
+    if not error <= MOST_SIGMAS * sigma:
         says = f"token {witness.next_token} has log-probability {logprob:.4f} by the stored states"
-        explained = f"rounding explains {most_sigmas * sigma:.4f}"
+        explained = f"rounding explains {MOST_SIGMAS * sigma:.4f}"
         return f"{says}, {witness.next_logprob:.4f} by the engine; {explained}", error
     return None, error

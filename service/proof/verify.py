@@ -12,15 +12,16 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from pathlib import Path, PurePosixPath
 
-from pydantic import ValidationError, computed_field
+from pydantic import Field, ValidationError, computed_field
 
 from connector.seal import sha256_of
 from schemas.base import Wire
-from schemas.manifest import FileEntry, Manifest, body_sha256
+from schemas.manifest import CheckReport, FileEntry, Manifest, body_sha256
 from schemas.names import index_path, manifest_path
 from service.errors import EngineRefused, NotFound, OptionRefused
 from service.plan.hub_reading import reading_hub
 from service.proof.head import Head
+from service.proof.report.tally import DatasetTally, JobTally
 from service.proof.verify_unit import Finding, Proof, UnitOutcome, verify_unit
 from service.settings import Settings
 
@@ -34,6 +35,7 @@ _SHOWN = 50
 class VerifyReport(Wire):
     """What was read and what was found. `logit_max_error` is the largest |log-probability difference|.
 
+    `proven` is what each job's manifest says of its capture: the canary cannot be repeated without an engine.
     As a string it is the plain lines that the command prints, the verdict last.
     """
 
@@ -46,6 +48,7 @@ class VerifyReport(Wire):
     logit_rows: int
     logit_argmax_agree: int
     logit_max_error: float
+    proven: dict[str, CheckReport] = Field(default_factory=dict)
     findings: tuple[Finding, ...]
 
     @computed_field  # type: ignore[prop-decorator]
@@ -64,6 +67,8 @@ class VerifyReport(Wire):
             lines.append(f"logit check: {agree}, largest log-probability error {self.logit_max_error:.4f}")
         else:
             lines.append("logit check: not made (it needs the model's folder, layer N and witnesses)")
+        for job_id, checks in self.proven.items():
+            lines += _canary_lines(job_id, checks)
         lines += [f"error: {finding.path}: {finding.what}" for finding in self.findings[:_SHOWN]]
         if len(self.findings) > _SHOWN:
             lines.append(f"error: and {len(self.findings) - _SHOWN} more")
@@ -73,7 +78,13 @@ class VerifyReport(Wire):
 
 
 def verify_dataset(
-    folder: Path, *, model_folder: Path | None = None, share: float = 1.0, minimum: int = 0, where: str = ""
+    folder: Path,
+    *,
+    model_folder: Path | None = None,
+    share: float = 1.0,
+    minimum: int = 0,
+    where: str = "",
+    tally: DatasetTally | None = None,
 ) -> VerifyReport:
     """Read everything below `folder` again: manifests, hashes, every layer of every row, indexes, totals.
 
@@ -83,6 +94,7 @@ def verify_dataset(
         share: share of the rows with a recorded witness that are logit-checked, and
         minimum: at least so many a shard.
         where: what to call the dataset; its folder if empty.
+        tally: is given what a page of the dataset shows.
 
     Raises:
         NotFound: there is no such folder.
@@ -103,7 +115,7 @@ def verify_dataset(
                 heads[dtype] = Head.load(model_folder, dtype)
             proof = Proof(heads[dtype], share, minimum)
             _check_model(model_folder, heads[dtype], job)
-        found, tallied, error = _verify_job(folder, job, proof)
+        found, tallied, error = _verify_job(folder, job, proof, tally.job(job) if tally is not None else None)
         findings += found
         counts.update(tallied)
         max_error = max(max_error, error)
@@ -118,6 +130,7 @@ def verify_dataset(
         logit_rows=counts["logit_rows"],
         logit_argmax_agree=counts["logit_argmax_agree"],
         logit_max_error=max_error,
+        proven={job.provenance.job_id: job.checks for job in jobs},
         findings=tuple(findings),
     )
 
@@ -131,6 +144,7 @@ def verify_remote(
     share: float = 1.0,
     minimum: int = 0,
     scratch: Path | None = None,
+    tally: DatasetTally | None = None,
 ) -> VerifyReport:
     """Download a dataset repository into a temporary folder below `scratch`, verify it, delete the copy.
 
@@ -150,7 +164,9 @@ def verify_remote(
                 endpoint=settings.hub_endpoint,
                 token=settings.token(),
             )
-        return verify_dataset(Path(copy), model_folder=model_folder, share=share, minimum=minimum, where=what)
+        return verify_dataset(
+            Path(copy), model_folder=model_folder, share=share, minimum=minimum, where=what, tally=tally
+        )
 
 
 def read_manifests(folder: Path, findings: list[Finding]) -> Iterator[Manifest]:
@@ -210,12 +226,21 @@ def _check_model(model_folder: Path, head: Head, job: Manifest) -> None:
         )
 
 
+def _canary_lines(job_id: str, checks: CheckReport) -> Iterator[str]:
+    report = checks.canary_report
+    against = f", against {report.reference}" if report is not None and report.reference else ""
+    yield f"canary of {job_id}: {checks.canary}{against}"
+    for layer in report.layers if report is not None else ():
+        numbers = f"cosine {layer.cosine:.6f}, largest relative error {layer.max_rel_error:.2e}"
+        yield f"  layer {layer.layer_id}: {numbers}, nearest to layer {layer.best_match_layer}"
+
+
 def _entries(job: Manifest) -> tuple[FileEntry, ...]:
     return (*job.shards, *job.indexes, *job.extras)
 
 
 def _verify_job(
-    folder: Path, job: Manifest, proof: Proof | None
+    folder: Path, job: Manifest, proof: Proof | None, tally: JobTally | None
 ) -> tuple[list[Finding], dict[str, int], float]:
     """Return what is wrong with one job's files, what was counted, and the largest logit error."""
     findings = [
@@ -228,9 +253,9 @@ def _verify_job(
         files = {index_path(job.provenance.job_id, unit)} | {e.path for e in job.shards if e.unit == unit}
         damaged = sorted(path for path in files & wrong if (folder / path).is_file())
         if damaged:
-            outcome = _verify_damaged(folder, job, unit, damaged)
+            outcome = _verify_damaged(folder, job, unit, damaged, tally)
         else:
-            outcome = verify_unit(folder, job, unit, proof)
+            outcome = verify_unit(folder, job, unit, proof, tally)
         outcomes.append(outcome)
         findings += outcome.findings
     manifest = manifest_path(job.provenance.job_id)
@@ -253,15 +278,28 @@ def _verify_job(
     return findings, counts, max((outcome.logit_max_error for outcome in outcomes), default=0.0)
 
 
-def _verify_damaged(folder: Path, job: Manifest, unit: int, damaged: list[str]) -> UnitOutcome:
+def _verify_damaged(
+    folder: Path, job: Manifest, unit: int, damaged: list[str], tally: JobTally | None
+) -> UnitOutcome:
     """Verify a unit with wrong bytes in a process of its own, because pyarrow aborts over some of them."""
+    part = None if tally is None else JobTally()
     with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
         try:
-            return pool.submit(verify_unit, folder, job, unit, None).result()
+            outcome, part = pool.submit(_verify_tallied, folder, job, unit, part).result()
         except BrokenProcessPool:
             outcome = UnitOutcome()
             outcome.fault(", ".join(damaged), "so damaged that the Parquet reader died")
             return outcome
+    if tally is not None and part is not None:
+        tally.merge(part)
+    return outcome
+
+
+def _verify_tallied(
+    folder: Path, job: Manifest, unit: int, tally: JobTally | None
+) -> tuple[UnitOutcome, JobTally | None]:
+    """Return the tally too: in another process it is a copy that is filled."""
+    return verify_unit(folder, job, unit, None, tally), tally
 
 
 def _is_inside(path: str) -> bool:

@@ -19,7 +19,9 @@ from schemas.names import index_path
 from service.errors import DatasetBroken
 from service.proof.head import Head
 from service.proof.logit_check import LogitCase, Witness, check_logits, logit_rows
+from service.proof.report.tally import JobTally
 from service.proof.row_proof import prove_row
+from service.proof.sample_name import name_fault
 from service.proof.shard_reader import LightRow, ShardReader
 
 _SCALARS = ("sample_id", "source_id", "num_tokens", "prompt_tokens")
@@ -61,8 +63,13 @@ class UnitOutcome:
         self.findings.append(Finding(path=path, what=what))
 
 
-def verify_unit(folder: Path, job: Manifest, unit: int, proof: Proof | None) -> UnitOutcome:
-    """Read all of unit `unit` of `job` below `folder` again. Files that cannot be read become findings."""
+def verify_unit(
+    folder: Path, job: Manifest, unit: int, proof: Proof | None, tally: JobTally | None = None
+) -> UnitOutcome:
+    """Read all of unit `unit` of `job` below `folder` again. Files that cannot be read become findings.
+
+    What is read is counted in `tally`, if there is one.
+    """
     outcome = UnitOutcome()
     index = index_path(job.provenance.job_id, unit)
     indexed = _read_index(folder, index, outcome)
@@ -75,7 +82,7 @@ def verify_unit(folder: Path, job: Manifest, unit: int, proof: Proof | None) -> 
                 _verify_shard(reader, entry, job, outcome)
                 if indexed is not None:
                     _compare_index(reader, entry.path, index, of_shard, outcome)
-                cases = list(_rows(reader, entry.path, of_shard, proof, outcome))
+                cases = list(_rows(reader, entry.path, of_shard, proof, outcome, tally))
         except DatasetBroken as error:
             outcome.fault(entry.path, error.detail)
             continue
@@ -86,6 +93,10 @@ def verify_unit(folder: Path, job: Manifest, unit: int, proof: Proof | None) -> 
             outcome.logit_max_error = max(outcome.logit_max_error, verdict.max_error)
             for fault in verdict.faults:
                 outcome.fault(entry.path, fault)
+            if tally is not None:
+                tally.logits(entry.path, verdict.readings)
+    if tally is not None:
+        tally.settle()
     known = {entry.path for entry in job.shards if entry.unit == unit}
     for shard, row in indexed or ():
         if shard not in known:
@@ -131,9 +142,11 @@ def _rows(
     indexed: Mapping[int, dict[str, Any]],
     proof: Proof | None,
     outcome: UnitOutcome,
+    tally: JobTally | None,
 ) -> Iterator[LogitCase]:
     """Prove every row; yield those whose logits can be checked."""
     chosen = _with_witness(reader, indexed, proof)
+    watch = None if tally is None else tally.layer
     for row, light in enumerate(reader.light):
         where = f"row {row} ({light.sample_id})"
         outcome.sample_ids.append(light.sample_id)
@@ -141,9 +154,11 @@ def _rows(
         outcome.supervised_tokens += int(light.loss_mask.sum())
         vocab_size = proof.head.vocab_size if proof is not None else None
         faults = list(_light_faults(light, vocab_size))
+        if tally is not None:
+            tally.row(path, row, light)
         last_H = None
         try:
-            proven = prove_row(reader, row)
+            proven = prove_row(reader, row, watch)
             faults += proven.faults
             last_H = proven.last_H
         except DatasetBroken as error:
@@ -176,6 +191,9 @@ def _light_faults(light: LightRow, vocab_size: int | None) -> Iterator[str]:
         yield f"token ids {low}..{high} are outside the vocabulary of {vocab_size or 'any model'}"
     if int(light.loss_mask.max()) > 1:
         yield f"loss_mask holds {int(light.loss_mask.max())}; 0 and 1 are flags"
+    misnamed = name_fault(light)
+    if misnamed is not None:
+        yield misnamed
 
 
 def _compare_index(

@@ -47,7 +47,14 @@ def lease(
     move_unit(tx, job, before, after)
     key = UnitKey(job_id=job_id, unit=after.unit, epoch=after.epoch)
     return UnitLease(
-        key, owner, request, job.known_identity, after.num_samples, after.num_tokens, after.attempts
+        key=key,
+        owner=owner,
+        request=request,
+        identity=job.known_identity,
+        num_samples=after.num_samples,
+        num_tokens=after.num_tokens,
+        attempts=after.attempts,
+        plan_sha256=after.plan_sha256,
     )
 
 

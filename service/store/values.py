@@ -64,7 +64,7 @@ class PlannedUnit:
 
 @dataclass(frozen=True, slots=True)
 class UnitLease:
-    """The right to one attempt at a unit. `attempts` counts this one."""
+    """The right to one attempt at a unit. `attempts` counts this one; `plan_sha256` is its plan file's."""
 
     key: UnitKey
     owner: str
@@ -73,6 +73,7 @@ class UnitLease:
     num_samples: int
     num_tokens: int
     attempts: int
+    plan_sha256: str
 
 
 @dataclass(frozen=True, slots=True)

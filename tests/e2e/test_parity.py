@@ -11,28 +11,24 @@ itself so far from transformers in float32, and the engine may not be further aw
 """
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
 from schemas.job import JobState
-from schemas.request import Dtype
-from service.proof.reference import reference_states
-from service.proof.shard_reader import ShardReader
 from service.proof.verify import verify_dataset
+from tests.support.engine_bench import relative_T
 from tests.support.fake_hub import FakeHub
 from tests.support.hub_client import HubClient
 from tests.support.hub_state import Token
-from tests.support.jobs import Shop, request
+from tests.support.jobs import request
 from tests.support.plans import random_ids
+from tests.support.real_engine import TOLERANCE, by_id, reference, stored_rows, vllm_shop
 from tests.support.tiny_model import random_target
 
 BLOCK = 128
 MAX_LEN = 1024
 CHUNK = 256
 LAYERS = (0, 2, 4, 5, 8)
-FLOAT32_TOLERANCE = 2e-5
 REPO = "team/states"
 SECRET = "hf_parity"
 
@@ -51,18 +47,16 @@ def prompts() -> list[list[int]]:
 
 def extract(tmp_path: Path, hub: FakeHub, target: Path, samples: list[list[int]]) -> str:
     """Run the job on vLLM and return its id."""
-    shop = Shop.open(
+    shop = vllm_shop(
         tmp_path,
         target,
-        engine="service.capture.vllm_engine:VllmEngine",
-        engine_options={"enforce_eager": True, "max_num_batched_tokens": CHUNK, "max_num_seqs": 8},
+        engine_options={"max_num_batched_tokens": CHUNK, "max_num_seqs": 8},
         hub_endpoint=hub.url,
         hub_token=SECRET,
-        logit_share=1.0,
     )
     body = request(
         target,
-        [{"id": str(row), "token_ids": ids} for row, ids in enumerate(samples)],
+        by_id(samples),
         layers=LAYERS[:-1],
         max_tokens=MAX_LEN,
         canary="run",
@@ -74,26 +68,6 @@ def extract(tmp_path: Path, hub: FakeHub, target: Path, samples: list[list[int]]
     assert job.state is JobState.COMPLETED, job.problem
     assert job.progress.samples_written == len(samples)
     return job.id
-
-
-def stored_states(folder: Path, job_id: str) -> dict[str, tuple[list[int], dict[int, torch.Tensor]]]:
-    """Return by source id the token ids and the states [T, H] of every layer."""
-    found: dict[str, tuple[list[int], dict[int, torch.Tensor]]] = {}
-    for shard in sorted((folder / "data" / job_id).glob("*.parquet")):
-        with ShardReader(shard) as reader:
-            for row, light in enumerate(reader.light):
-                layers = {k: reader.layer(row, k).float() for k in LAYERS}
-                found[str(light.source_id)] = (light.input_ids.tolist(), layers)
-    return found
-
-
-def errors_T(got: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
-    return (got - truth).norm(dim=1) / truth.norm(dim=1)
-
-
-def reference(target: Path, samples: list[list[int]], dtype: Dtype) -> list[dict[int, torch.Tensor]]:
-    answer = reference_states(target, samples, dtype, max_bytes=None, timeout_s=300)
-    return [{k: layers[k].float() for k in LAYERS} for layers in answer]
 
 
 @pytest.mark.engine
@@ -116,23 +90,21 @@ def test_the_hubs_copy_holds_the_models_states(tmp_path, arch, dtype, record_pro
             client.ask("download", repo_id=REPO, token=SECRET, folder=str(folder))
     report = verify_dataset(folder, model_folder=target)
     assert report.ok, report.findings
-    stored = stored_states(folder, job_id)
-    assert len(stored) == len(samples)
+    stored = stored_rows(folder, job_id, LAYERS)
+    assert {name: row.ids for name, row in stored.items()} == {str(n): ids for n, ids in enumerate(samples)}
     exact = reference(target, samples, "float32")
     rounded = exact if dtype == "float32" else reference(target, samples, dtype)
-    worst: dict[str, Any] = {}
-    for row, ids in enumerate(samples):
-        got_ids, got = stored[str(row)]
-        assert got_ids == ids
+    worst = dict.fromkeys(LAYERS, 0.0)
+    for row, (truth, own) in enumerate(zip(exact, rounded, strict=True)):
         for k in LAYERS:
-            error = errors_T(got[k], exact[row][k])
-            worst[f"layer {k}"] = max(worst.get(f"layer {k}", 0.0), float(error.max()))
+            error = relative_T(stored[str(row)].layers[k], truth[k])
+            worst[k] = max(worst[k], float(error.max()))
             if dtype == "float32":
-                assert float(error.max()) <= FLOAT32_TOLERANCE, (row, k)
+                assert float(error.max()) <= TOLERANCE, (row, k)
             else:
-                own = errors_T(rounded[row][k], exact[row][k])
                 # A router may flip on single tokens either way, so a mixture of experts is held by its
                 # median.
-                assert float(error.median()) <= 1.5 * float(own.median()) + 1e-3, (row, k)
+                rounding = float(relative_T(own[k], truth[k]).median())
+                assert float(error.median()) <= 1.5 * rounding + 1e-3, (row, k)
     record_property("worst relative error by layer", str(worst))
     print(f"{arch} {dtype}: worst relative error over all tokens: {worst}")

@@ -25,7 +25,7 @@ from connector.scheduler import SchedulerHalf
 from connector.wire import StepWork
 from connector.worker import DrainConfig, Place, WorkerHalf
 from schemas.identity import EngineInfo
-from service.capture.engine import Answer, EngineSpec, Prompt, PromptRefused
+from service.capture.engine import WITNESS_TOKENS, Answer, EngineSpec, Prompt, PromptRefused
 from service.capture.link import EngineLink
 from service.errors import EngineDied
 from service.proof.head import Head
@@ -66,13 +66,16 @@ def states_TH(token_ids: list[int], layer_id: int, hidden_size: int, dtype: str)
     ids = torch.tensor(token_ids, dtype=torch.float32)[:, None]
     positions = torch.arange(len(token_ids), dtype=torch.float32)[:, None]
     columns = torch.arange(hidden_size, dtype=torch.float32)[None, :]
-    return torch.sin(ids * 0.37 + positions * 0.11 + columns * 0.73 + layer_id * 1.9).to(DTYPES[dtype])
+    # A frequency of its own for each column, so that no two tokens and no two positions share a state.
+    waves = ids * (0.37 + columns * 0.0137) + positions * (0.11 + columns * 0.0071)
+    return torch.sin(waves + columns * 0.73 + layer_id * 1.9).to(DTYPES[dtype])
 
 
 class FakeEngine:
     """One step a request, blocks from a free list, freed when the worker half says so."""
 
     info: EngineInfo
+    worker_half = WorkerHalf
 
     def __init__(self) -> None:
         self._worker: WorkerHalf | None = None
@@ -83,6 +86,7 @@ class FakeEngine:
         self._dead = False
         self._stepper: asyncio.Task[None] | None = None
         self.requests = 0
+        self.computing = 0
         self.step_delay_s = float(os.environ.get("QUARRY_FAKE_STEP_S", "0"))
 
     @property
@@ -97,7 +101,7 @@ class FakeEngine:
         self._scheduler = SchedulerHalf(SLOTS, 0)
         config = DrainConfig(settings.work_root, link.path, settings.pool_bytes, settings.writer_threads)
         self._worker = await asyncio.to_thread(
-            WorkerHalf, config, Place(0, 1, "0.32.0"), self._cache, spec.max_model_len, self._on_lost
+            self.worker_half, config, Place(0, 1, "0.32.0"), self._cache, spec.max_model_len, self._on_lost
         )
         await link.hello(30.0)
         self.info = EngineInfo(name="fake", version="1", device="cpu", options={"block_size": SLOTS})
@@ -112,6 +116,7 @@ class FakeEngine:
         sampled = self._sample(prompt)
         computed = list(prompt.token_ids) + sampled[:-1]
         blocks = await self._allocate(-(-len(computed) // SLOTS))
+        self._worker.begin(StepWork(fresh=blocks))
         params = prompt.ref.params() if prompt.ref is not None else None
         request = FakeRequest(
             f"{prompt.request_id}-{next(self._names):08x}",
@@ -120,6 +125,7 @@ class FakeEngine:
             len(computed),
             computed + sampled[-1:],
         )
+        self.computing += 1
         try:
             await asyncio.sleep(self.step_delay_s)
         except asyncio.CancelledError:
@@ -127,12 +133,14 @@ class FakeEngine:
             self._scheduler.request_finished(request, (blocks,))
             self._free += blocks
             raise
+        finally:
+            self.computing -= 1
         self._compute(computed, blocks)
         if self._scheduler.request_finished(request, (blocks,)):
             self._waiting_sent[request.request_id] = blocks
         else:
             await self._release(blocks)
-        return Answer(tuple(sampled), *(self._witness(computed) if prompt.witness else (None, None)))
+        return Answer(tuple(sampled), self._likely(computed) if prompt.witness else ())
 
     async def stop(self) -> None:
         if self._stepper is not None:
@@ -152,19 +160,23 @@ class FakeEngine:
         count = prompt.generate.max_tokens if prompt.generate is not None else 1
         return [(sum(prompt.token_ids) + index) % 50 + 1 for index in range(count)]
 
-    def _compute(self, token_ids: list[int], blocks: list[int]) -> None:
-        for index, layer_id in enumerate(self._spec.layer_ids):
-            layer = states_TH(token_ids, layer_id, self._spec.hidden_size, self._spec.dtype)
-            for number, block in enumerate(blocks):
-                part = layer[number * SLOTS : (number + 1) * SLOTS]
-                self._cache[block, index, : len(part)] = part
+    def _states(self, token_ids: list[int]) -> torch.Tensor:
+        """Return the states of every captured layer: [L, T, H]."""
+        spec = self._spec
+        return torch.stack([states_TH(token_ids, k, spec.hidden_size, spec.dtype) for k in spec.layer_ids])
 
-    def _witness(self, token_ids: list[int]) -> tuple[int, float]:
+    def _compute(self, token_ids: list[int], blocks: list[int]) -> None:
+        states_LTH = self._states(token_ids)
+        for number, block in enumerate(blocks):
+            part = states_LTH[:, number * SLOTS : (number + 1) * SLOTS]
+            self._cache[block, :, : part.shape[1]] = part
+
+    def _likely(self, token_ids: list[int]) -> tuple[tuple[int, float], ...]:
         """Answer what the head says of the fake states: the logit check must hold on a healthy fake, too."""
-        last = states_TH(token_ids, self._spec.layer_ids[-1], self._spec.hidden_size, self._spec.dtype)[-1:]
+        last = self._states(token_ids)[-1, -1:]
         logprobs = _head(self._spec.weights, self._spec.dtype).logprobs(last)[0]
-        best = int(logprobs.argmax())
-        return best, float(logprobs[best])
+        best = logprobs.topk(WITNESS_TOKENS)
+        return tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
 
     async def _allocate(self, count: int) -> list[int]:
         async with self._blocks_freed:

@@ -11,12 +11,20 @@ from connector.seal import sealing
 from schemas.arrow import INDEX_SCHEMA, layer_columns, shard_schema, writer_options
 from schemas.identity import DTYPE_BYTES, EngineInfo, FinalNorm, Identity, Provenance, layer_info
 from schemas.job import RejectView
-from schemas.manifest import FileEntry, LayerStats, Manifest, ShardEntry, UnitChecks
+from schemas.manifest import (
+    CanaryReport,
+    FileEntry,
+    LayerAgreement,
+    LayerStats,
+    Manifest,
+    ShardEntry,
+    UnitChecks,
+)
 from schemas.names import index_path, job_id_from_key, shard_path
 from schemas.planes import split_planes
 from schemas.receipts import UnitKey
 from schemas.request import ExtractRequest, HubTarget, InlineSource, Sample, Storage
-from service.proof.canary import CanaryReport, LayerCanary, canary_key
+from service.proof.canary import canary_key
 from service.publish.assemble import Account, assemble
 from service.publish.extras import file_entry
 from service.store import PlannedUnit, Store, UnitCommit
@@ -196,20 +204,27 @@ def an_account(
     )
 
 
+def a_canary(job_id: str = JOB) -> CanaryReport:
+    """Return the numbers of a canary that passed for `job_id`."""
+    layers = tuple(
+        LayerAgreement(layer_id=k, cosine=0.9999, max_rel_error=0.00123, best_match_layer=k) for k in LAYERS
+    )
+    cost = {"reference": "transformers 5.19.0", "seconds": 4.5, "peak_bytes": 500_000_000}
+    return CanaryReport(job_id=job_id, prompts=4, tokens=276, layers=layers, **cost)
+
+
 def a_dataset(
     dataset: Path, job_id: str = JOB, *, final_norm: bytes = FINAL_NORM, **changes: object
 ) -> Manifest:
     """Make a complete dataset folder of one job; another job's stays in it."""
-    return assemble(dataset, an_account(dataset, job_id, **changes), final_norm, "passed", 0.9999)
+    return assemble(dataset, an_account(dataset, job_id, **changes), final_norm, "passed", a_canary(job_id))
 
 
 def run_to_publishing(
     store: Store, dataset: Path, job_id: str, request: ExtractRequest, *, units: int = 2, rows: int = 3
 ) -> None:
     """Take a job through the store until only its publishing is left; its last sample is rejected."""
-    layer = LayerCanary(layer_id=LAYERS[0], cosine=0.9999, max_rel_error=0.001, best_match_layer=LAYERS[0])
-    report = CanaryReport(prompts=1, tokens=1, layers=(layer,))
-    store.record_canary(canary_key(an_identity(), ENGINE), report.model_dump_json())
+    store.record_canary(canary_key(an_identity(), ENGINE), a_canary(job_id).model_dump_json())
     store.submit(job_id, job_id, request)
     plan = store.lease_plan(OWNER, TTL_S)
     assert plan is not None

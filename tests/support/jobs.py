@@ -55,6 +55,8 @@ class Shop:
 
     settings: Settings
     store: Store
+    patience_s: float = 120.0
+    """How long a capture may take before it counts as stuck."""
 
     @classmethod
     def open(cls, folder: Path, target: Path, **settings: Any) -> "Shop":
@@ -84,7 +86,7 @@ class Shop:
     def capture(self, job_id: str, *, owner: str = "worker") -> None:
         """Capture until the job needs no more of it."""
         loop = Capture(self.store, self.settings, owner, only_job=job_id)
-        asyncio.run(asyncio.wait_for(loop.run(), 120))
+        asyncio.run(asyncio.wait_for(loop.run(), self.patience_s))
 
     def publish(self) -> None:
         """Publish everything that is ready."""

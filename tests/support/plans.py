@@ -12,6 +12,8 @@ from schemas.arrow import PLAN_SCHEMA
 from schemas.identity import EngineInfo, FinalNorm, Identity, Provenance, layer_info
 from schemas.names import job_id_from_key, plan_path
 from schemas.receipts import OpenUnit, UnitKey
+from service.plan.planner import sample_digest
+from service.plan.tokens import Tokenized
 
 JOB = job_id_from_key("a test")
 
@@ -63,15 +65,22 @@ def random_ids(lengths: Sequence[int], *, vocab_size: int = 500, seed: int = 0) 
     return [draw.integers(0, vocab_size, length).tolist() for length in lengths]
 
 
+def sample_id(source_id: str | None, ids: Sequence[int], mask: Sequence[int]) -> str:
+    """Return a sample's id."""
+    content = Tokenized(np.asarray(ids, np.int32), np.asarray(mask, np.uint8))
+    return sample_digest(source_id or "", content).hex()
+
+
 def write_plan(
     work_root: Path, token_ids: Sequence[Sequence[int]], *, unit: int = 0, job_id: str = JOB
 ) -> Path:
     """Seal a unit's plan; every token is supervised."""
     path = work_root / plan_path(job_id, unit)
+    names = [sample_id(f"row {row}", ids, [1] * len(ids)) for row, ids in enumerate(token_ids)]
     table = pa.table(
         {
             "position": pa.array(range(len(token_ids)), pa.int64()),
-            "sample_id": [f"{unit:04x}{row:028x}" for row in range(len(token_ids))],
+            "sample_id": names,
             "source_id": [f"row {row}" for row in range(len(token_ids))],
             "prompt_tokens": pa.array([len(ids) for ids in token_ids], pa.int32()),
             "input_ids": pa.array([list(ids) for ids in token_ids], PLAN_SCHEMA.field("input_ids").type),

@@ -9,7 +9,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from schemas.identity import FinalNorm
 from schemas.request import Dtype
+from service.capture.engine import WITNESS_TOKENS
 from service.proof.head_weights import FINAL_NORM_MODULE
+from service.proof.logit_check import Witness
 
 # Models this small only lose by threads that wait for each other on a busy machine.
 torch.set_num_threads(1)
@@ -57,6 +59,13 @@ class EngineSays:
     next_token: int
     next_logprob: float
     logprobs: torch.Tensor
+
+    @property
+    def witness(self) -> Witness:
+        best = self.logprobs.topk(WITNESS_TOKENS).indices.tolist()
+        # As an engine does, put the argmax first where two tokens are as likely.
+        order = [self.next_token, *(token for token in best if token != self.next_token)]
+        return Witness.of([(token, float(self.logprobs[token])) for token in order])
 
 
 class TinyModel:

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import torch
 import xxhash
 
-from connector.seal import sha256_of
+from connector.seal import sha256_of, xxh3_of
 from schemas.arrow import METADATA_KEY, PLAN_SCHEMA, shard_schema, writer_options
 from schemas.identity import DTYPE_BYTES, EngineInfo, Identity, Provenance, layer_info
 from schemas.manifest import CheckReport, FileEntry, LayerStats, Manifest, ShardEntry, Totals
@@ -22,7 +22,7 @@ from schemas.request import ExtractRequest
 from service.proof.head import final_norm_bytes
 from service.proof.index import write_index
 from service.proof.logit_check import Witness
-from tests.support.plans import JOB, identity
+from tests.support.plans import JOB, identity, sample_id
 from tests.support.reference_models import HIDDEN_SIZE, NUM_LAYERS, VOCAB_SIZE, TinyModel
 
 LAYER_IDS = (1, 2, NUM_LAYERS)
@@ -133,11 +133,11 @@ def capture(
     for row, length in enumerate(lengths):
         ids = torch.randint(0, VOCAB_SIZE, (length,), generator=draw).tolist()
         says = model.run(ids)
-        name = xxhash.xxh3_128_hexdigest(f"{unit}/{row}".encode())
+        source = f"row {row}" if row % 2 else None
         mask = [int(place >= length // 2) for place in range(length)]
         states = {layer_id: says.layers[layer_id] for layer_id in layer_ids}
-        rows.append(ShardRow(name, f"row {row}" if row % 2 else None, length, ids, mask, states))
-        witnesses[row] = Witness(says.next_token, says.next_logprob)
+        rows.append(ShardRow(sample_id(source, ids, mask), source, length, ids, mask, states))
+        witnesses[row] = says.witness
     return Capture(model, about, rows, witnesses)
 
 
@@ -159,6 +159,7 @@ def seal_attempt(
         rank=rank,
         file=path.name,
         sha256=digest,
+        xxh3=xxh3_of(path),
         bytes=num_bytes,
         rows=tuple(rows),
         num_tokens=tuple(len(row.input_ids) for row in rows.values()),

@@ -9,6 +9,7 @@ from schemas.identity import Identity
 from schemas.job import JobState
 from schemas.names import FINAL_NORM_PATH, manifest_path
 from schemas.request import ExtractRequest, HubTarget
+from service.proof.canary import canary_key
 from service.publish.assemble import read_manifest
 from service.publish.hub import Patience
 from service.publish.publisher import run_publishing
@@ -16,11 +17,13 @@ from service.settings import Settings
 from service.store import Store
 from tests.support.fake_hub import FakeHub
 from tests.support.finished_job import (
+    ENGINE,
     FINAL_NORM,
     JOB,
     OTHER_JOB,
     OWNER,
     TTL_S,
+    a_canary,
     a_reject,
     a_request,
     an_identity,
@@ -103,6 +106,7 @@ def test_a_finished_job_is_completed_with_the_commit_that_holds_it(
     assert manifest.totals.samples_planned == job.progress.samples_planned == 7
     assert manifest.totals.samples_rejected == 1
     assert (manifest.checks.canary, manifest.checks.canary_min_cosine) == ("passed", 0.9999)
+    assert manifest.checks.canary_report == a_canary()
     assert not publish(store, settings)
 
 
@@ -124,6 +128,16 @@ def test_a_canary_that_was_skipped_is_told_in_the_manifest(store: Store, setting
     publish(store, settings)
     checks = read_manifest(settings.dataset_dir(JOB) / manifest_path(JOB)).checks
     assert (checks.canary, checks.canary_min_cosine) == ("skipped by request", None)
+    assert checks.canary_report is None
+
+
+def test_a_job_that_relies_on_an_earlier_canary_keeps_its_numbers(store: Store, settings: Settings) -> None:
+    prepare(store, settings, repo_id=None)
+    earlier = a_canary("j-" + "e" * 16)
+    store.record_canary(canary_key(an_identity(), ENGINE), earlier.model_dump_json())
+    publish(store, settings)
+    checks = read_manifest(settings.dataset_dir(JOB) / manifest_path(JOB)).checks
+    assert (checks.canary, checks.canary_report) == ("cached", earlier)
 
 
 def test_a_denied_job_is_blocked_and_continues_when_the_right_is_given(

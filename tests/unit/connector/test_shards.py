@@ -5,7 +5,7 @@ import torch
 import xxhash
 
 from connector.rowcheck import StatesWrongError
-from connector.seal import sha256_of, temporary
+from connector.seal import sha256_of, temporary, xxh3_of
 from connector.shards import UnitWriter
 from connector.wire import DrainJob, RowRef, hash_ids
 from schemas.arrow import METADATA_KEY, shard_schema
@@ -44,6 +44,7 @@ def test_a_sealed_shard_holds_every_byte_of_every_row(tmp_path, dtype, compressi
     receipt = unit.seal()
     path = tmp_path / attempt_dir(JOB, 0, 1) / receipt.file
     assert (receipt.sha256, receipt.bytes) == sha256_of(path)
+    assert receipt.xxh3 == xxh3_of(path)
     assert receipt.rows == (2, 0, 1)
     file = pq.ParquetFile(path)
     assert file.schema_arrow.equals(

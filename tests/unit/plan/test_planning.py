@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from pydantic import ValidationError
 
 from connector.seal import sha256_of
 from schemas.arrow import PLAN_SCHEMA
@@ -319,3 +320,10 @@ def test_auto_capture_is_one_pass_and_a_choice_is_kept() -> None:
     assert resolve_capture(None) is None
     assert resolve_capture(Generate(max_tokens=1)) == "one_pass"
     assert resolve_capture(Generate(max_tokens=1, capture="second_prefill")) == "second_prefill"
+
+
+def test_a_stop_string_takes_a_second_prefill_and_is_refused_in_one_pass() -> None:
+    """The engine's front end finds it, and aborts the request with all its states."""
+    assert resolve_capture(Generate(max_tokens=1, stop=("end",))) == "second_prefill"
+    with pytest.raises(ValidationError, match=r"'stop' strings .* say 'capture': 'second_prefill' or 'auto'"):
+        Generate(max_tokens=1, stop=("end",), capture="one_pass")

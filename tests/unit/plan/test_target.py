@@ -93,6 +93,12 @@ def test_what_a_published_config_leaves_out_is_its_class_default(tmp_path: Path)
     assert found.max_model_len == 131072
 
 
+def test_the_length_of_gemma_3_is_the_scaled_one_already(tmp_path: Path) -> None:
+    rope = {"full_attention": {"rope_type": "linear", "factor": 8.0}}
+    config = PLAIN | {"model_type": "gemma3_text", "rope_parameters": rope}
+    assert inspect(tmp_path, with_config(tmp_path / "m", config)).max_model_len == 512
+
+
 @pytest.mark.parametrize(
     ("rope", "expected"),
     [

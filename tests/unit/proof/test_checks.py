@@ -10,6 +10,7 @@ from schemas.receipts import RejectedRow, UnitSealed
 from service.errors import EngineDied, EngineRefused, StatesWrong, WriteFailed
 from service.proof.checks import Witness, check_unit, logit_rows
 from service.proof.head import Head
+from tests.support.plans import sample_id
 from tests.support.reference_models import NUM_LAYERS, VOCAB_SIZE, TinyModel
 from tests.support.shards import (
     LENGTHS,
@@ -192,8 +193,8 @@ def test_a_bit_flipped_in_the_sealed_file_is_found(llama):
     assert at > 0
     data[at + 77] ^= 16
     path.write_bytes(data)
-    with pytest.raises(StatesWrong, match=rf"row {LAST} .*layer 2: its bytes have xxh3"):
-        llama.check(receipt)
+    with pytest.raises(WriteFailed, match=r"has xxh3 \w{32}, its receipt says"):
+        llama.check(receipt, logit_share=0.0)
 
 
 @pytest.mark.parametrize(
@@ -354,12 +355,9 @@ def test_a_witness_of_nan_proves_nothing(llama):
 def generated(row: ShardRow, prompt_tokens: int, mask: list[int] | None = None) -> tuple[ShardRow, ShardRow]:
     """Return a stored row whose tail is an answer, and its planned prompt."""
     answer = [1] * (len(row.input_ids) - prompt_tokens)
-    prompt = replace(
-        row,
-        prompt_tokens=prompt_tokens,
-        input_ids=row.input_ids[:prompt_tokens],
-        loss_mask=[0] * prompt_tokens,
-    )
+    ids, silent = row.input_ids[:prompt_tokens], [0] * prompt_tokens
+    row = replace(row, sample_id=sample_id(row.source_id, ids, silent))
+    prompt = replace(row, prompt_tokens=prompt_tokens, input_ids=ids, loss_mask=silent)
     stored = replace(row, prompt_tokens=prompt_tokens, loss_mask=prompt.loss_mask + (mask or answer))
     return stored, prompt
 

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from schemas.manifest import Manifest, body_sha256
+from schemas.manifest import CanaryReport, Manifest, body_sha256
 from schemas.names import FINAL_NORM_PATH, index_path, manifest_path, shard_path
 from service.errors import EngineRefused, NotFound
 from service.proof.verify import Finding, VerifyReport, read_manifests, verify_dataset
@@ -74,6 +74,26 @@ def dataset(made, tmp_path):
 
 def said(report: VerifyReport) -> str:
     return "\n".join(f"{finding.path}: {finding.what}" for finding in report.findings)
+
+
+def test_the_canarys_numbers_are_told_layer_by_layer(dataset):
+    layer = {"layer_id": 2, "cosine": 0.99987, "max_rel_error": 0.0021, "best_match_layer": 2}
+    numbers = {"prompts": 4, "tokens": 276, "layers": [layer], "reference": "transformers 5.19.0"}
+    dataset.edit_manifest(lambda body: body["checks"].update(canary="cached", canary_report=numbers))
+    report = dataset.verify()
+    assert report.ok
+    lines = str(report).splitlines()
+    at = lines.index(f"canary of {JOB}: cached, against transformers 5.19.0")
+    told = "  layer 2: cosine 0.999870, largest relative error 2.10e-03, nearest to layer 2"
+    assert lines[at + 1] == told
+    assert report.proven[JOB].canary_report == CanaryReport.model_validate(numbers)
+
+
+def test_a_manifest_from_before_the_canarys_numbers_is_read(dataset):
+    dataset.edit_manifest(lambda body: body["checks"].pop("canary_report"))
+    report = dataset.verify()
+    assert report.ok
+    assert f"canary of {JOB}: passed" in str(report).splitlines()
 
 
 def test_a_right_dataset_has_no_findings(made):

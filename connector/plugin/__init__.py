@@ -1,0 +1,21 @@
+"""Makes vLLM return hidden states where its own classes do not: entry point `vllm.general_plugins`.
+
+vLLM calls `register` in each of its processes. No file of vLLM is changed: its registry is told of classes.
+"""
+
+from connector.plugin.carried import BACKEND, BACKEND_CLASSES, CARRIED, MODELS
+
+CLASSES = "connector.plugin.classes"
+
+
+def register() -> None:
+    """Name our class for each architecture that we carry; it is made when vLLM first loads it."""
+    from vllm import ModelRegistry
+
+    for architecture, known in list(ModelRegistry.models.items()):
+        place = (getattr(known, "module_name", None), getattr(known, "class_name", None))
+        about = CARRIED.get(architecture)
+        if about is not None and place == (f"{MODELS}.{about.module}", about.model):
+            ModelRegistry.register_model(architecture, f"{CLASSES}:{architecture}")
+        elif place[0] == BACKEND and place[1] in BACKEND_CLASSES:
+            ModelRegistry.register_model(architecture, f"{CLASSES}:{place[1]}")

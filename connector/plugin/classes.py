@@ -1,0 +1,85 @@
+"""The carried classes, made when vLLM first loads one: `connector.plugin.classes:MixtralForCausalLM`."""
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+from vllm.model_executor.models.interfaces import EagleModelMixin, SupportsEagle3, supports_eagle3
+
+from connector.plugin.backend import RecordsInput
+from connector.plugin.carried import BACKEND, BACKEND_CLASSES, CARRIED, MODELS, Carried
+from connector.plugin.recording import RecordingDecoder
+
+
+def __getattr__(name: str) -> type:
+    if name in CARRIED:
+        made = carried_class(CARRIED[name])
+    elif name in BACKEND_CLASSES:
+        made = backend_class(name)
+    else:
+        raise AttributeError(name)
+    globals()[name] = made
+    return made
+
+
+def carried_class(about: Carried) -> type:
+    """Return the engine's class with support for auxiliary hidden states.
+
+    That is its own class where it supports them by itself, and where its decoder is not the one we know.
+    """
+    module = importlib.import_module(f"{MODELS}.{about.module}")
+    engine_class: Any = getattr(module, about.model)
+    if supports_eagle3(engine_class) or not (about.decoder is None or hasattr(module, about.decoder)):
+        own: type = engine_class
+        return own
+
+    class ReturnsStates(engine_class, SupportsEagle3):  # type: ignore[misc]
+        def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:  # noqa: ANN401 - vLLM's type
+            with _recorded_decoder(module, about):
+                super().__init__(vllm_config=vllm_config, prefix=prefix)
+
+    return _named_as(engine_class, ReturnsStates)
+
+
+def backend_class(name: str) -> type:
+    """Return a class of the engine's Transformers backend that can return state 0 as well."""
+    engine_class: Any = getattr(importlib.import_module(BACKEND), name)
+
+    class ReturnsInput(RecordsInput, engine_class):  # type: ignore[misc]
+        pass
+
+    return _named_as(engine_class, ReturnsInput)
+
+
+@contextmanager
+def _recorded_decoder(module: ModuleType, about: Carried) -> Iterator[None]:
+    """Let the constructors in `module` make a decoder that records, for as long as the context lasts."""
+    if about.decoder is None:
+        yield
+        return
+    engine_decoder = getattr(module, about.decoder)
+    setattr(module, about.decoder, _recording(engine_decoder, sums=about.sums))
+    try:
+        yield
+    finally:
+        setattr(module, about.decoder, engine_decoder)
+
+
+def _recording(engine_decoder: Any, *, sums: bool) -> type:  # noqa: ANN401 - a class of vLLM
+    if issubclass(engine_decoder, EagleModelMixin):
+        own: type = engine_decoder
+        return own
+
+    class Decoder(RecordingDecoder, engine_decoder):  # type: ignore[misc]
+        engine_forward = staticmethod(engine_decoder.forward)
+
+    Decoder.sums = sums
+    return _named_as(engine_decoder, Decoder)
+
+
+def _named_as(engine_class: type, made: type) -> type:
+    """Give a class the name by which the engine knows the one that it stands for."""
+    made.__name__ = made.__qualname__ = engine_class.__name__
+    return made

@@ -1,0 +1,93 @@
+"""A decoder that also returns the residual stream between its layers, by running the engine's own forward.
+
+Runs in vLLM's workers, eagerly and under torch.compile. Nothing of the engine's loop is written again here:
+its forward is given a view of the decoder whose layers record what passes through them.
+
+Legend: T tokens of a step, H hidden size.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from vllm.model_executor.models.interfaces import EagleModelMixin
+
+LAYER_TAKES = ("positions", "hidden_states")
+"""How the parameters of a layer's forward begin, in every decoder that can be carried."""
+
+
+class RecordingDecoder(EagleModelMixin):  # type: ignore[misc]  # vLLM is not typed for us
+    """Stands before an engine's decoder in a class's bases, and calls its forward.
+
+    `_maybe_add_hidden_state` is the engine's own: it keeps state k, [T, H], if k was asked for.
+    """
+
+    engine_forward: ClassVar[Callable[..., Any]]
+    """The forward of the engine's decoder, as a static method: it is called with a view of the decoder."""
+    sums: ClassVar[bool]
+    """Whether the stream is the sum of the two tensors that a layer returns, or the first (or only) one."""
+    layers: Any
+
+    # torch.compile marks the dynamic dimensions by these names, so they are spelt out.
+    def forward(
+        self,
+        input_ids: torch.Tensor | None,
+        positions: torch.Tensor,
+        intermediate_tensors: Any = None,  # noqa: ANN401 - vLLM's type, null without pipeline stages
+        inputs_embeds: torch.Tensor | None = None,
+        **more: Any,  # noqa: ANN401 - what a multimodal model sends along
+    ) -> Any:  # noqa: ANN401 - with states a pair, as the engine's runner knows it
+        """Return what the engine's forward returns, and the states that were asked for: [T, H], ascending."""
+        rest = (input_ids, positions, intermediate_tensors, inputs_embeds)
+        if not self.aux_hidden_state_layers:
+            return self.engine_forward(self, *rest, **more)
+        states: list[torch.Tensor] = []
+        view = _View(self, [_Recorded(self, states, k, layer) for k, layer in enumerate(self.layers)])
+        hidden_TH = self.engine_forward(view, *rest, **more)
+        return hidden_TH, states
+
+    def _set_aux_hidden_state_layers(self, layers: tuple[int, ...]) -> None:
+        """Take the ids of the states to return.
+
+        Raises TypeError if a layer is not called as this class knows it.
+        """
+        for layer in self.layers:
+            takes = tuple(inspect.signature(layer.forward).parameters)[: len(LAYER_TAKES)]
+            if takes != LAYER_TAKES:
+                raise TypeError(f"{type(layer).__name__} takes {takes}, not {LAYER_TAKES}")
+        super()._set_aux_hidden_state_layers(layers)
+
+
+class _View:
+    """The decoder, but for its layers."""
+
+    def __init__(self, decoder: RecordingDecoder, layers: list["_Recorded"]) -> None:
+        self.decoder = decoder
+        self.layers = layers
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the decoder has
+        return getattr(self.decoder, name)
+
+
+class _Recorded:
+    """Layer k of a decoder, for one forward pass: keeps state k + 1, and before the first layer state 0."""
+
+    def __init__(
+        self,
+        decoder: RecordingDecoder,
+        states: list[torch.Tensor],
+        k: int,
+        layer: torch.nn.Module,
+    ) -> None:
+        self.decoder, self.states, self.k, self.layer = decoder, states, k, layer
+
+    def __call__(self, positions: torch.Tensor, hidden_states: torch.Tensor, *rest: Any, **more: Any) -> Any:  # noqa: ANN401 - as the layer's
+        if self.k == 0 and 0 in self.decoder.aux_hidden_state_layers:
+            # A copy: without compilation, fused norms add to the first layer's input in place.
+            self.states.append(hidden_states.clone())
+        out = self.layer(positions, hidden_states, *rest, **more)
+        first, second = (out[0], out[1]) if isinstance(out, tuple) else (out, None)
+        residual = second if self.decoder.sums else None
+        self.decoder._maybe_add_hidden_state(self.states, self.k + 1, first, residual)
+        return out

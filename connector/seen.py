@@ -1,0 +1,82 @@
+"""Remembers the states of the last tokens drained, and which token each belongs to.
+
+A state begins as its own token's embedding, so the same bytes cannot be the states of two different tokens.
+Rows that hold another row's block, or a block twice, are found by that: no model is asked, and nothing is
+sampled.
+
+A state is told by its sum (`connector.sums`). Layer 0 is left out: two tokens may have the same embedding,
+and with learned positions one token has many.
+
+Legend: T tokens, L captured layers, E entries.
+"""
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from connector.rowcheck import StatesWrongError
+from connector.sums import Sums
+
+ENTRIES_MAX = 2**20
+"""Bounds the memory: 12 bytes an entry and layer."""
+_LEAST_PAIRS = 2
+"""Different pairs of tokens that share a state with earlier rows before a row is refused.
+
+A single pair may be two tokens of the vocabulary that were never trained and have the same embedding. Within
+one row there is no such excuse: its tokens have different tokens before them.
+"""
+
+
+class SeenStates:
+    """A table a layer, each state in the one place that its sum names: what is older is overwritten.
+
+    It holds as many tokens as the engine's cache, since what a stale block holds was drained no longer ago
+    than that. All writer threads share one.
+    """
+
+    def __init__(self, num_layers: int, num_tokens: int) -> None:
+        """Make room for `num_tokens`, the slots of the engine's cache."""
+        entries = min(ENTRIES_MAX, 1 << num_tokens.bit_length())
+        self._mask = entries - 1
+        self._sums_LE = np.zeros((num_layers, entries), np.int64)
+        self._tokens_LE = np.full((num_layers, entries), -1, np.int32)
+        self._lock = threading.Lock()
+
+    def check(self, sums_LT: Sums, token_ids_T: NDArray[np.int32], layer_ids: Sequence[int]) -> None:
+        """Hold a row against the rows before it and against itself, and remember it.
+
+        Raises StatesWrongError.
+        """
+        with self._lock:
+            for layer, layer_id in enumerate(layer_ids):
+                if layer_id == 0:
+                    continue
+                sums_T = sums_LT[layer]
+                places_T = (sums_T ^ (sums_T >> 32)) & self._mask
+                self._compare(layer, layer_id, sums_T, places_T, token_ids_T, _LEAST_PAIRS)
+                self._sums_LE[layer, places_T] = sums_T
+                self._tokens_LE[layer, places_T] = token_ids_T
+                self._compare(layer, layer_id, sums_T, places_T, token_ids_T, 1)
+
+    def _compare(
+        self,
+        layer: int,
+        layer_id: int,
+        sums_T: Sums,
+        places_T: Sums,
+        token_ids_T: NDArray[np.int32],
+        least_pairs: int,
+    ) -> None:
+        then_T = self._tokens_LE[layer, places_T]
+        same_T = (self._sums_LE[layer, places_T] == sums_T) & (then_T >= 0) & (then_T != token_ids_T)
+        wrong = np.flatnonzero(same_T)
+        pairs = {(int(token_ids_T[at]), int(then_T[at])) for at in wrong}
+        if len(pairs) >= least_pairs:
+            at = wrong[0]
+            first = f"token {token_ids_T[at]} at {at} has the state of token {then_T[at]}"
+            raise StatesWrongError(
+                f"layer {layer_id} holds the states of other tokens at {len(wrong)} of {len(sums_T)}, "
+                f"a stale block or another row's: {first}"
+            )

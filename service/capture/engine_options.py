@@ -1,0 +1,176 @@
+"""What the engine may not be told or asked: names it does not know, and what would spoil or lose rows.
+
+Options are asked before the engine starts, so that a wrong word costs a second instead of a start of minutes.
+"""
+
+import difflib
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from schemas.identity import EngineInfo
+from schemas.request import Generate
+from service.capture.engine import WITNESS_TOKENS
+from service.errors import EngineRefused
+
+SETTING = "QUARRY_ENGINE_OPTIONS"
+
+OURS = {
+    **dict.fromkeys(
+        ("model", "revision", "code_revision", "tokenizer", "tokenizer_revision", "hf_config_path"),
+        "name the model in the job",
+    ),
+    "dtype": "name it in the job",
+    "max_model_len": "set the job's 'max_tokens'",
+    "skip_tokenizer_init": "leave it out",
+    "tensor_parallel_size": "set QUARRY_TENSOR_PARALLEL_SIZE",
+    **dict.fromkeys(
+        ("speculative_config", "spec_method", "spec_model", "spec_tokens"),
+        "leave it out: the engine holds one speculator, and that is the one that extracts",
+    ),
+    **dict.fromkeys(
+        ("kv_transfer_config", "kv_offloading_size"),
+        "leave it out: the engine holds one connector, and that is the one that drains",
+    ),
+    **dict.fromkeys(
+        ("hf_overrides", "model_impl", "model_class_overrides"),
+        "leave it out: Quarry takes the engine's Transformers backend where the model needs it",
+    ),
+}
+"""Options that Quarry sets by itself, and what to do instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Why an option must keep one of its `harmless` values, and what to do instead."""
+
+    harmless: Callable[[Any], bool]
+    why: str
+    cure: str
+
+
+def _one_of(*values: object) -> Callable[[Any], bool]:
+    return lambda value: value in values
+
+
+_WORKERS = "run one worker for each engine"
+RULES = {
+    "pipeline_parallel_size": Rule(
+        _one_of(1), "the captured layers would lie on different stages", "set QUARRY_TENSOR_PARALLEL_SIZE"
+    ),
+    **dict.fromkeys(
+        ("data_parallel_size", "data_parallel_size_local"),
+        Rule(_one_of(None, 1), "the ranks of several engines could not be told apart", _WORKERS),
+    ),
+    **dict.fromkeys(
+        ("data_parallel_rank", "data_parallel_start_rank"),
+        Rule(_one_of(None), "the ranks of several engines could not be told apart", _WORKERS),
+    ),
+    **dict.fromkeys(
+        ("data_parallel_hybrid_lb", "data_parallel_external_lb", "data_parallel_multi_port_external_lb"),
+        Rule(_one_of(False), "the ranks of several engines could not be told apart", _WORKERS),
+    ),
+    **dict.fromkeys(
+        ("prefill_context_parallel_size", "decode_context_parallel_size"),
+        Rule(_one_of(1), "each rank would hold the states of some tokens only", "leave it at 1"),
+    ),
+    "nnodes": Rule(_one_of(1), "the engine's workers reach Quarry by a socket of this machine", _WORKERS),
+    "distributed_executor_backend": Rule(
+        _one_of(None, "mp", "uni"),
+        "the engine's workers reach Quarry by a socket of this machine",
+        "leave it out, or say 'mp'",
+    ),
+    "enable_dbo": Rule(
+        _one_of(False), "the extracting speculator does not split a batch in two", "leave it out"
+    ),
+    "kv_sharing_fast_prefill": Rule(
+        _one_of(False), "the upper layers would skip the prompt, whose states are wanted", "leave it out"
+    ),
+    "kv_cache_dtype": Rule(
+        _one_of("auto"),
+        "a cache of another dtype changes what the layers compute, and states are never stored so",
+        "leave it out",
+    ),
+    "enable_lora": Rule(_one_of(False), "no job can name an adapter", "merge it into the model's weights"),
+    "runner": Rule(
+        _one_of("auto", "generate"),
+        "a pooling engine runs no speculator, so nothing is extracted",
+        "leave it out",
+    ),
+    "convert": Rule(
+        _one_of("auto", "none"),
+        "a converted model has another head than the rows are proven by",
+        "leave it out",
+    ),
+    "logprobs_mode": Rule(
+        _one_of("raw_logprobs"), "rows are proven by the engine's raw log-probabilities", "leave it out"
+    ),
+    "max_logprobs": Rule(
+        lambda value: isinstance(value, int) and (value == -1 or value >= WITNESS_TOKENS),
+        "rows are proven by the engine's log-probabilities",
+        f"say {WITNESS_TOKENS} or more",
+    ),
+    **dict.fromkeys(
+        ("max_num_queued_reqs", "max_num_queued_tokens"),
+        Rule(
+            _one_of(None),
+            "the engine would turn samples away instead of letting them wait",
+            "set QUARRY_IN_FLIGHT_REQUESTS and QUARRY_IN_FLIGHT_TOKENS",
+        ),
+    ),
+}
+"""Options that have a value under which rows are wrong or missing."""
+
+DECODE_RULES = {
+    "async_scheduling": Rule(
+        _one_of(None, False),
+        "one of the engine's model runners takes wrong tokens after a repeated one when it decodes so",
+        "leave it out: it is on where the job lets it",
+    ),
+}
+"""The same for an engine that captures what it generates."""
+
+
+def check_engine_options(options: Mapping[str, Any], known: Collection[str], *, decode: bool) -> None:
+    """Raise EngineRefused for the first option that cannot be honoured, with its name and what to do.
+
+    Args:
+        options: the operator's, by the engine's own names.
+        known: every name that the installed engine takes.
+        decode: whether the engine is to capture what it generates.
+    """
+    rules = RULES | (DECODE_RULES if decode else {})
+    for name, value in options.items():
+        if name in OURS:
+            raise _refused(name, f"{name!r} is set by Quarry itself", OURS[name])
+        if name.startswith("_") or name not in known:
+            near = difflib.get_close_matches(name, known, n=3)
+            cure = f"did you mean {', '.join(near)}?" if near else "see vLLM's EngineArgs for the names"
+            raise _refused(name, f"the engine has no option {name!r}", cure)
+        if name in rules and not rules[name].harmless(value):
+            rule = rules[name]
+            raise _refused(name, f"{name!r} cannot be {value!r}: {rule.why}", rule.cure)
+
+
+def check_started(engine: EngineInfo, *, decode: bool) -> None:
+    """Raise EngineRefused if the engine went another way than it was told, and that way is wrong."""
+    if decode and engine.options["async_scheduling"]:
+        raise EngineRefused(
+            f"the engine turned async_scheduling on by itself: {DECODE_RULES['async_scheduling'].why}",
+            field="generate",
+            cure="generate the answers before, and send them as conversations",
+        )
+
+
+def check_generate(generate: Generate | None, engine: EngineInfo) -> None:
+    """Raise EngineRefused for answers that this engine does not draw as it is asked to."""
+    if generate is not None and generate.temperature > 0 and engine.device == "cpu":
+        raise EngineRefused(
+            "vLLM's CPU build draws with a temperature, top_p and top_k read from memory that was never set",
+            field="generate.temperature",
+            cure="ask for greedy answers (temperature 0), or capture on a GPU",
+        )
+
+
+def _refused(name: str, detail: str, cure: str) -> EngineRefused:
+    return EngineRefused(f"{SETTING}: {detail}", field=f"{SETTING}.{name}", cure=cure)

@@ -1,0 +1,95 @@
+"""Which class computes a model's states: decided before the engine starts, and said in the manifest.
+
+First the engine's own class, if it can return states. Then ours (`connector.plugin`), which has the engine's
+kernels. Then the engine's Transformers backend. A model that none of them can run is refused.
+
+No class is loaded for this, because that may initialize CUDA, after which a process can start no engine: what
+a class can do is read from its source. Imports vllm: import it lazily.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.model_executor.models import ModelRegistry
+
+from connector.plugin import CLASSES
+from connector.plugin.carried import BACKEND, CARRIED, MODELS
+from service.capture.class_graph import defines, inherits
+from service.errors import EngineRefused
+
+RouteKind = Literal["native", "plugin", "transformers"]
+
+RETURNS_STATES = "SupportsEagle3"
+"""The interface that the engine's runners ask for before they extract."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRoute:
+    """The class that will run, where it comes from, and what the engine must be told for it."""
+
+    kind: RouteKind
+    model_class: str
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+
+
+def find_route(arguments: Mapping[str, Any]) -> ModelRoute:
+    """Return the route of the model that an engine is to be started for with these arguments.
+
+    Reads the model's config, no weights. Raises EngineRefused (`model`), ValueError as the engine would.
+    """
+    config = AsyncEngineArgs(**arguments).create_model_config()
+    route = registered_route(config.architecture) or _backend_route(config)
+    if route is None:
+        raise EngineRefused(
+            f"no class for {config.architecture} can return hidden states: neither the engine's own, nor "
+            "ours, nor its Transformers backend",
+            field="model",
+            cure="take another model: docs/architectures.md says which architectures were run",
+        )
+    return route
+
+
+def registered_route(architecture: str) -> ModelRoute | None:
+    """Return the route by the class that the engine's registry names, if that can return states.
+
+    Where its source does not tell, the engine's own class gets the benefit: it refuses by itself.
+    """
+    known = ModelRegistry.models.get(architecture)
+    module = getattr(known, "module_name", None)
+    if module is None:
+        # A class that was registered as such, by another plug-in; or a name that the engine rewrites.
+        return ModelRoute("native", getattr(getattr(known, "model_cls", None), "__name__", architecture))
+    name = known.class_name
+    if module == CLASSES:
+        return _carried_route(name)
+    if inherits(module, name, RETURNS_STATES) is False:
+        return None
+    return ModelRoute("transformers" if module == BACKEND else "native", name)
+
+
+def _carried_route(name: str) -> ModelRoute | None:
+    if name not in CARRIED:
+        return ModelRoute("transformers", name)
+    about = CARRIED[name]
+    module = f"{MODELS}.{about.module}"
+    if inherits(module, about.model, RETURNS_STATES):
+        return ModelRoute("native", about.model)
+    if about.decoder is not None and not defines(module, about.decoder):
+        return None
+    return ModelRoute("plugin", about.model)
+
+
+def _backend_route(config: Any) -> ModelRoute | None:  # noqa: ANN401 - the engine's ModelConfig
+    """Return the route by the engine's Transformers backend; none if that cannot run the model."""
+    from transformers import MODEL_MAPPING
+
+    if type(config.hf_config) not in MODEL_MAPPING:
+        return None
+    if not MODEL_MAPPING[type(config.hf_config)].is_backend_compatible():
+        return None
+    name: str = config._get_transformers_backend_cls()
+    if registered_route(name) is None:
+        return None
+    return ModelRoute("transformers", name, {"hf_overrides": {"architectures": [name]}})

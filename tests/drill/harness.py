@@ -1,0 +1,183 @@
+"""Runs one planted job through the whole service on the tests' engine, and says what stopped it."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from schemas.job import JobState
+from schemas.names import plan_path
+from service.capture import canary_run
+from service.proof.logit_check import logit_rows
+from service.proof.reference import reference_states
+from service.proof.verify import VerifyReport, verify_dataset
+from service.settings import Settings
+from tests.drill.table import Plant
+from tests.support import planted_connector
+from tests.support.jobs import Shop, request
+from tests.support.model_engine import ModelEngine
+from tests.support.plans import random_ids
+from tests.support.planted_connector import Order, PlantedHalf
+
+LAYERS = (2, 4, 8)
+SLOTS = 16
+LENGTHS = [2 * SLOTS + SLOTS // 2, 3 * SLOTS - 1, 2 * SLOTS + 1, 1]
+NUM_SAMPLES = 24
+LOST_S = 3.0
+"""How long a receipt that never comes is waited for."""
+
+
+class PlantedEngine(ModelEngine):
+    worker_half = PlantedHalf
+
+
+class LayerBeforeEngine(PlantedEngine):
+    """Captures layer k - 1 under the name of auxiliary layer k."""
+
+    def _states(self, token_ids: list[int]) -> Any:
+        *auxiliary, last = self._spec.layer_ids
+        return self._forward(token_ids)[0][[*(k - 1 for k in auxiliary), last]]
+
+
+class LastButOneEngine(PlantedEngine):
+    """Captures layer N - 1 under the name of layer N."""
+
+    def _states(self, token_ids: list[int]) -> Any:
+        *auxiliary, last = self._spec.layer_ids
+        return self._forward(token_ids)[0][[*auxiliary, last - 1]]
+
+
+@dataclass(frozen=True, slots=True)
+class Caught:
+    """What stopped a planted job: the class of the problem, or `reject`, or `finding`, and its words."""
+
+    kind: str
+    said: str
+
+
+@dataclass
+class Drill:
+    """One target, whose reference is computed once; every plant has a service of its own."""
+
+    target: Path
+    monkeypatch: pytest.MonkeyPatch
+    folder: Path
+    runs: int = field(default=0)
+    canary: str = "run"
+
+    def capture(
+        self,
+        plant: str | None,
+        *,
+        everywhere: bool = False,
+        engine: str = "PlantedEngine",
+        before: Callable[[Path], None] = lambda plan: None,
+        **settings: Any,
+    ) -> Caught | None:
+        """Run a job with `plant` in a row that no logits are sampled of; none: nobody noticed.
+
+        `before` is given the plan's path before the capture.
+        """
+        self.runs += 1
+        folder = self.folder / str(self.runs)
+        timeout_s = LOST_S if plant == "row-lost" else 120.0
+        told = {"engine": f"tests.drill.harness:{engine}", "unit_attempts": 1, "receipt_timeout_s": timeout_s}
+        shop = Shop.open(folder, self.target, **(told | settings))
+        try:
+            return self._run(shop, plant, everywhere=everywhere, before=before)
+        finally:
+            shop.store.close()
+
+    def _run(
+        self, shop: Shop, plant: str | None, *, everywhere: bool, before: Callable[[Path], None]
+    ) -> Caught | None:
+        lengths = (LENGTHS * NUM_SAMPLES)[:NUM_SAMPLES]
+        samples = [
+            {
+                "id": f"s{row}",
+                "token_ids": ids,
+                "loss_mask": [*(row >> place % 5 & 1 for place in range(len(ids) - 1)), 1],
+            }
+            for row, ids in enumerate(random_ids(lengths, vocab_size=1500))
+        ]
+        body = request(
+            self.target, samples, layers=LAYERS[:-1], canary=self.canary, storage={"shard_bytes": 4_194_304}
+        )
+        job_id = shop.submit(body)
+        shop.plan()
+        plan = shop.settings.work_root / plan_path(job_id, 0)
+        path = shop.settings.data_dir / "plant.json"
+        self.monkeypatch.setenv(planted_connector.ORDER, str(path))
+        if plant is not None:
+            row, other = (None, None) if everywhere else victims(plan, shop.settings)
+            Order(plant, str(self.target), row, other).save()
+        before(plan)
+        shop.capture(job_id)
+        shop.publish()
+        return outcome(shop, job_id)
+
+
+def victims(plan: Path, settings: Settings) -> tuple[int, int]:
+    """Return two rows of one length, late in the unit, whose logits are not among the sampled ones."""
+    table = pq.read_table(plan)
+    sampled = logit_rows(table["sample_id"].to_pylist(), settings.logit_share, settings.logit_rows_min)
+    lengths = [len(ids) for ids in table["input_ids"].to_pylist()]
+    full = [row for row, length in enumerate(lengths) if length == lengths[0]]
+    first, second = [row for row in full if row not in sampled and row > len(lengths) // 3][:2]
+    return first, second
+
+
+def outcome(shop: Shop, job_id: str) -> Caught | None:
+    """Say how a job ended; a dataset that nobody objected to is verified, too."""
+    job = shop.store.job(job_id)
+    if job.problem is not None:
+        return Caught(job.problem.type.removeprefix("urn:quarry:"), job.problem.detail)
+    assert job.state is JobState.COMPLETED, job
+    rejects = shop.store.rejects(job_id)
+    if rejects:
+        return Caught("reject", "; ".join(f"{reject.reason}: {reject.detail}" for reject in rejects))
+    return findings(verify_dataset(shop.settings.dataset_dir(job_id)))
+
+
+def findings(report: VerifyReport) -> Caught | None:
+    return None if report.ok else Caught("finding", str(report))
+
+
+def dataset_of(drill: Drill) -> Path:
+    """Return the dataset of a healthy job."""
+    assert drill.capture(None) is None
+    (dataset,) = (drill.folder / str(drill.runs) / "data" / "jobs").iterdir()
+    return dataset
+
+
+def verified(dataset: Path, scratch: Path, damage: Callable[[Path], None]) -> Caught | None:
+    """Verify a damaged copy of `dataset`."""
+    copy = scratch / "copy"
+    shutil.copytree(dataset, copy)
+    damage(copy)
+    return findings(verify_dataset(copy))
+
+
+def assert_caught(plant: Plant, caught: Caught | None) -> None:
+    """The planted failure stopped the job, and by the check that should have found it."""
+    assert caught is not None, f"{plant.name} survived"
+    assert (caught.kind, plant.says in caught.said) == (plant.kind, True), caught
+
+
+@contextmanager
+def one_reference(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Compute the canary's reference once for all jobs of one target."""
+    once: dict[Path, Any] = {}
+
+    async def states(folder: Path, *given: Any, **more: Any) -> Any:
+        if folder not in once:
+            once[folder] = await reference_states(folder, *given, **more)
+        return once[folder]
+
+    monkeypatch.setattr(canary_run, "reference_states", states)
+    yield

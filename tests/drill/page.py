@@ -1,0 +1,175 @@
+"""Makes `docs/proof.md` of the drill's table and of what was measured: `python -m tests.drill.page`."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.drill.table import LIMITS, PLANTS, Check, Plant, Stage
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "proof.md"
+RESULTS = ROOT / "benchmarks" / "results"
+
+HEAD = """\
+# What is proven, by what, and when
+
+Every failure below is planted by the drill (`tests/drill`), which asserts that the named check stops it at
+default settings; with a check switched off the drill fails. This page is made of the drill's own table
+(`python -m tests.drill.page`), and a test compares the two.
+
+## The checks
+
+"Every row" means every one: nothing in this table is sampled but the logit check.
+"""
+
+ABOUT: dict[Check | str, tuple[str, str]] = {
+    Check.PLAN: ("before a unit runs", "the sha256 of the unit's plan is the one in the store"),
+    Check.MARKS: (
+        "every row, capture",
+        "a fresh block's slots are marked before the engine computes into them; a mark that is left was "
+        "never overwritten",
+    ),
+    Check.ACCOUNT: (
+        "every row, capture",
+        "each row comes once, with as many states as tokens, for the plan's token ids",
+    ),
+    Check.VALUES: (
+        "every row, capture",
+        "every value is finite; no token is all zero or all one value; no two layers are equal. A row with "
+        "NaN or infinity is rejected by name, since the model may overflow; anything else fails the unit",
+    ),
+    Check.SEEN: (
+        "every row, capture",
+        "the same bytes are never the states of two tokens, among as many as the engine's cache holds. Layer "
+        "0 is left out: its states are embeddings",
+    ),
+    Check.COPY: (
+        "every row, capture",
+        "the sum of every state, taken where the engine's cache is read, is the sum of what is written",
+    ),
+    Check.CANARY: (
+        "once for a model, its layers and an engine, before the first unit commits",
+        "a few prompts through transformers: every captured layer is nearest to its own reference",
+    ),
+    Check.RECEIPT: (
+        "every file, before the unit commits",
+        "the sealed file, read again, has the xxh3 that its receipt told over the socket",
+    ),
+    Check.UNIT: (
+        "every row, before the unit commits",
+        "ids, mask, lengths and names are the plan's; every layer's bytes have their xxh3; every planned row "
+        "has one end",
+    ),
+    Check.NAME: (
+        "every row, before the unit commits, and in `quarry verify`",
+        "a sample's id is the hash of its source id, tokens and mask",
+    ),
+    Check.LAST: (
+        "every row, before the unit commits",
+        "through norm and head, the last state's logits of the 16 tokens that the engine held most likely "
+        "differ as the engine's log-probabilities do, within what rounding explains",
+    ),
+    "logit check": (
+        "1 % of the rows, at least 8 a unit, before it commits; again in `quarry verify --model`",
+        "the whole softmax of the last state gives the engine's next token and its log-probability, row by "
+        "row and all rows together",
+    ),
+    Check.SILENCE: (
+        "every unit, capture",
+        "an engine that has answered every row has to hand over every row",
+    ),
+    Check.PUSH: (
+        "every file, at the push and after it",
+        "what was sent and what the Hub holds have the manifest's sha256",
+    ),
+    Check.VERIFY: (
+        "whenever it is run, on a folder or a repository",
+        "all files against the manifest's sha256, all rows against their own xxh3 and names, index, totals",
+    ),
+}
+
+LIMITS_HEAD = """
+## What cannot be seen
+
+- In a single row, a mistake that keeps every state within its row, each of them once, and layer N's last
+  state in its place (below): no check that looks at one row can tell. An engine makes such a mistake in every
+  row, because the same code runs for each, and then the canary stops the job.
+- Two rows that exchange their states, if what follows each of them is as likely: of the demo's conversations,
+  which all end in the same words, 2 pairs in 1,000 would pass in one direction, and both have to.
+- A model whose canary was skipped has only the checks of every row: an auxiliary layer that is off by one
+  passes.
+- Without layer N (`"final_layer": false`) there is no last token to hold against the engine.
+- States of a row that another rank drained are not among those seen before: each rank knows its own rows.
+"""
+
+
+def page() -> str:
+    """Return the whole page."""
+    return "\n".join([HEAD, *_checks(), *_plants(), LIMITS_HEAD, *_limits(), *_healthy()]) + "\n"
+
+
+def _checks() -> Iterator[str]:
+    costs = json.loads((RESULTS / "checks.json").read_text())
+    yield "| check | when | what it holds against what | cost |"
+    yield "| --- | --- | --- | --- |"
+    for check, (when, what) in ABOUT.items():
+        us = costs["us_per_token"].get(str(check))
+        yield f"| {check} | {when} | {what} | {f'{us:.2f}' if us is not None else '-'} |"
+    kib = costs["bytes_per_token"] >> 10
+    total = sum(costs["us_per_token"].values())
+    yield ""
+    yield (
+        f"Cost is in microseconds of one core for a token of {kib} KiB of states, {total:.0f} together "
+        "(figures and machine: `benchmarks/results/checks.json`; again: `python -m benchmarks.checks`). They "
+        "run on the writers' threads and in the service, beside the engine. `make bench` measures what they "
+        "cost a job."
+    )
+
+
+def _plants() -> Iterator[str]:
+    yield "\n## The failures"
+    for stage in Stage:
+        yield f"\n**Planted in {stage}**\n"
+        yield "| failure | caught by | as |"
+        yield "| --- | --- | --- |"
+        for plant in PLANTS:
+            if plant.stage is stage:
+                yield f"| {plant.what} | {plant.check} | {_outcome(plant)} |"
+
+
+def _outcome(plant: Plant) -> str:
+    if plant.kind == "reject":
+        return "the row is rejected, with its reason"
+    return "a finding" if plant.kind == "finding" else f"`{plant.kind}`"
+
+
+def _limits() -> Iterator[str]:
+    yield "| in one row | in every row |"
+    yield "| --- | --- |"
+    for plant in LIMITS:
+        yield f"| {plant.what}: not seen | {plant.check} |"
+
+
+def _healthy() -> Iterator[str]:
+    kept = json.loads((RESULTS / "healthy.json").read_text())
+    models = kept["models"]
+    yield "\n## False alarms\n"
+    alarms = sum(len(one["alarms"]) for one in models)
+    samples = sum(one["samples"] for one in models)
+    yield (
+        f"{samples:,} healthy samples on vLLM, every row's logits checked: {alarms} alarms (`make healthy`). "
+        "The last columns say how near the worst row came to one: the part of what rounding may explain."
+    )
+    yield "\n| architecture | dtype | samples | tokens | alarms | logit check | last token |"
+    yield "| --- | --- | --- | --- | --- | --- | --- |"
+    for one in models:
+        margins = one["margins"]
+        counts = f"{one['samples']:,} | {one['tokens']:,} | {len(one['alarms'])}"
+        yield (
+            f"| {one['architecture']} | {one['dtype']} | {counts} | {margins['logit']:.0%} | "
+            f"{margins['last_token']:.0%} |"
+        )
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

@@ -1,0 +1,173 @@
+"""The drill on vLLM's CPU build: the failures that need a model, planted into its own cache.
+
+One engine runs them all, a job after the other; a second one captures the layer before.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from schemas.names import plan_path
+from service.capture.budget import InFlight
+from service.capture.canary_run import ensure_canary
+from service.capture.running import EngineHouse, spec_for
+from service.capture.unit_run import UnitRun
+from service.errors import QuarryError, problem_slug
+from service.plan.target import planned_target
+from tests.drill.harness import LAYERS, Caught, one_reference, victims
+from tests.drill.table import PLANTS, Check, Plant, Stage
+from tests.support import planted_connector
+from tests.support.jobs import Shop, request
+from tests.support.loop_thread import LoopThread
+from tests.support.plans import random_ids
+from tests.support.planted_connector import Order
+from tests.support.tiny_model import random_target
+
+BLOCK = 128
+LENGTHS = (2 * BLOCK + BLOCK // 2, 3 * BLOCK - 1, BLOCK + 1, 1)
+NUM_SAMPLES = 24
+
+
+@dataclass(frozen=True)
+class Session:
+    """A started engine, and a service of its own for each plant: the store would remember a canary."""
+
+    loop: LoopThread
+    house: EngineHouse
+    folder: Path
+    target: Path
+
+    def capture(self, name: str, plant: str | None, *, everywhere: bool = False) -> Caught | None:
+        shop = open_shop(self.folder, self.target, name)
+        lengths = (LENGTHS * NUM_SAMPLES)[:NUM_SAMPLES]
+        samples = [
+            {"id": f"{name} {row}", "token_ids": ids}
+            for row, ids in enumerate(random_ids(lengths, vocab_size=1500))
+        ]
+        body = request(
+            self.target, samples, layers=LAYERS[:-1], canary="run", storage={"shard_bytes": 16_777_216}
+        )
+        job_id = shop.submit(body, name)
+        shop.plan()
+        lease = shop.store.lease_unit("drill", 600.0)
+        assert lease is not None
+        order = Path(self.folder / "plant.json")
+        order.unlink(missing_ok=True)
+        if plant is not None:
+            plan = shop.settings.work_root / plan_path(job_id, 0)
+            row, other = (None, None) if everywhere else victims(plan, shop.settings)
+            Order(plant, str(self.target), row, other).save()
+
+        async def attempt() -> None:
+            running = self.house.running
+            if running is None:
+                target = planned_target(body, lease.identity, shop.settings)
+                running = await self.house.switch(spec_for(body, target, shop.settings))
+            await ensure_canary(running, lease, shop.store, shop.settings)
+            budget = InFlight(shop.settings.in_flight_tokens, shop.settings.in_flight_requests)
+            await UnitRun(lease, running, budget, shop.settings).run()
+
+        try:
+            self.loop.call(attempt())
+        except QuarryError as error:
+            return Caught(problem_slug(type(error)), error.detail)
+        finally:
+            shop.store.close()
+        return None
+
+
+def open_shop(folder: Path, target: Path, name: str) -> Shop:
+    """Every shop has a store of its own and the one data folder that the engine's connector writes into."""
+    return Shop.open(
+        folder,
+        target,
+        database_url=f"sqlite:///{folder / name}.db",
+        engine="tests.drill.vllm_engines:PlantedVllm",
+        # What is planted into a block would stay in the prefix cache, for the jobs that come after.
+        engine_options={
+            "enforce_eager": True,
+            "enable_prefix_caching": False,
+            "max_num_batched_tokens": 512,
+            "max_num_seqs": 16,
+        },
+    )
+
+
+@contextmanager
+def session(folder: Path, target: Path, engine: str) -> Iterator[Session]:
+    with pytest.MonkeyPatch.context() as monkeypatch, one_reference(monkeypatch):
+        monkeypatch.setenv(planted_connector.ORDER, str(folder / "plant.json"))
+        shop = open_shop(folder, target, "engine")
+        settings = shop.settings.model_copy(update={"engine": f"tests.drill.vllm_engines:{engine}"})
+        shop.store.close()
+        loop = LoopThread()
+        house = EngineHouse(settings)
+        try:
+            yield Session(loop, house, folder, target)
+        finally:
+            loop.call(house.stop())
+            loop.close()
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    return random_target(
+        tmp_path_factory.mktemp("models") / "qwen3",
+        arch="qwen3",
+        layers=8,
+        hidden=128,
+        dtype="bfloat16",
+        max_position=512,
+    )
+
+
+def plants(stage: Stage, *names: str) -> list[Plant]:
+    by_name = {plant.name: plant for plant in PLANTS if plant.stage is stage}
+    return [by_name[name] for name in names]
+
+
+IN_ONE_ROW = plants(
+    Stage.CACHE,
+    *("zero-block", "never-stored", "stale-block", "stale-prefix", "stale-tail", "another-row"),
+    *("exchanged-rows", "shifted", "post-norm"),
+)
+IN_EVERY_ROW = plants(Stage.EVERYWHERE, "exchanged-layers", "post-norm", "shifted", "zero-states")
+PROOF_OF = {
+    Check.VALUES: ("is all zero in",),
+    Check.MARKS: ("stored no state for",),
+    Check.SEEN: ("holds the states of other tokens",),
+    Check.LAST: ("by the stored states",),
+    Check.CANARY: ("canary: layer",),
+}
+
+
+def assert_caught(plant: Plant, caught: Caught | None) -> None:
+    assert caught is not None, f"{plant.name} survived"
+    assert any(words in caught.said for words in PROOF_OF[plant.check]), caught
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(900)
+def test_what_is_planted_into_vllms_cache_is_caught(target, tmp_path):
+    """1. A healthy job passes. 2. Each plant is caught by its check. 3. A healthy job passes again."""
+    with session(tmp_path, target, "PlantedVllm") as vllm:
+        assert vllm.capture("healthy", None) is None
+        for plant in IN_ONE_ROW:
+            assert_caught(plant, vllm.capture(plant.name, plant.name))
+        for plant in IN_EVERY_ROW:
+            assert_caught(plant, vllm.capture(f"every {plant.name}", plant.name, everywhere=True))
+        assert vllm.capture("healthy again", None) is None
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(600)
+def test_the_layer_before_is_caught_on_vllm(target, tmp_path):
+    with session(tmp_path, target, "LayerBeforeVllm") as vllm:
+        (plant,) = plants(Stage.EVERYWHERE, "layer-before")
+        caught = vllm.capture("layer before", None)
+        assert_caught(plant, caught)
+        assert caught is not None
+        assert plant.says in caught.said

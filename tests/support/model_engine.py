@@ -1,0 +1,50 @@
+"""The tests' engine with a model in it: states and next tokens are those of a transformers forward pass.
+
+Slower than the pure function of `tests.support.fake_engine`, and what the canary and the logit check need.
+"""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from service.capture.engine import WITNESS_TOKENS
+from service.proof.head_weights import FINAL_NORM_MODULE
+from tests.support.fake_engine import DTYPES, FakeEngine
+
+
+@cache
+def _model(weights: Path, dtype: str) -> Any:
+    return AutoModelForCausalLM.from_pretrained(weights, dtype=DTYPES[dtype]).eval()
+
+
+@cache
+def _forward(weights: Path, dtype: str, token_ids: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return all layers' states, the last before the final norm [N+1, T, H], and the last logits [V]."""
+    model = _model(weights, dtype)
+    seen: dict[str, torch.Tensor] = {}
+    norm = next(part for name, part in model.named_modules() if FINAL_NORM_MODULE.fullmatch(name))
+    hook = norm.register_forward_pre_hook(lambda _, args: seen.update(before=args[0]))
+    try:
+        with torch.inference_mode():
+            said = model(torch.tensor([token_ids]), output_hidden_states=True, use_cache=False)
+    finally:
+        hook.remove()
+    states = torch.stack([states[0] for states in (*said.hidden_states[:-1], seen["before"])])
+    return states.clone(), said.logits[0, -1].float().clone()
+
+
+class ModelEngine(FakeEngine):
+    """Runs each request by itself."""
+
+    def _states(self, token_ids: list[int]) -> torch.Tensor:
+        return self._forward(token_ids)[0][list(self._spec.layer_ids)]
+
+    def _likely(self, token_ids: list[int]) -> tuple[tuple[int, float], ...]:
+        best = torch.log_softmax(self._forward(token_ids)[1], dim=0).topk(WITNESS_TOKENS)
+        return tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+
+    def _forward(self, token_ids: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        return _forward(self._spec.weights, self._spec.dtype, tuple(token_ids))

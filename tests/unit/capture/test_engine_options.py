@@ -1,0 +1,143 @@
+"""What an operator may not tell the engine is refused by name, with a cure, before the engine starts."""
+
+import dataclasses
+
+import pytest
+
+from schemas.identity import EngineInfo
+from schemas.request import Generate
+from service.capture.engine_options import (
+    DECODE_RULES,
+    OURS,
+    RULES,
+    check_engine_options,
+    check_generate,
+    check_started,
+)
+from service.errors import EngineRefused
+
+KNOWN = {*OURS, *RULES, *DECODE_RULES, "block_size", "enforce_eager", "max_num_seqs"}
+
+
+def refusal(options, *, decode=False):
+    with pytest.raises(EngineRefused) as caught:
+        check_engine_options(options, KNOWN, decode=decode)
+    (name,) = options
+    assert caught.value.field == f"QUARRY_ENGINE_OPTIONS.{name}"
+    assert repr(name) in caught.value.detail
+    assert caught.value.cure
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("pipeline_parallel_size", 2),
+        ("data_parallel_size", 2),
+        ("data_parallel_size_local", 2),
+        ("data_parallel_rank", 0),
+        ("data_parallel_start_rank", 0),
+        ("data_parallel_hybrid_lb", True),
+        ("data_parallel_external_lb", True),
+        ("data_parallel_multi_port_external_lb", True),
+        ("prefill_context_parallel_size", 2),
+        ("decode_context_parallel_size", 2),
+        ("nnodes", 2),
+        ("distributed_executor_backend", "ray"),
+        ("enable_dbo", True),
+        ("kv_sharing_fast_prefill", True),
+        ("kv_cache_dtype", "fp8"),
+        ("enable_lora", True),
+        ("runner", "pooling"),
+        ("convert", "embed"),
+        ("logprobs_mode", "processed_logprobs"),
+        ("max_logprobs", 1),
+        ("max_num_queued_reqs", 5),
+        ("max_num_queued_tokens", 5),
+    ],
+)
+def test_an_option_that_would_spoil_or_lose_rows_is_refused(name, value):
+    assert f"cannot be {value!r}: " in refusal({name: value}).detail
+
+
+def test_every_rule_is_tried_above():
+    (mark,) = test_an_option_that_would_spoil_or_lose_rows_is_refused.pytestmark
+    assert {name for name, _ in mark.args[1]} == RULES.keys()
+
+
+@pytest.mark.parametrize("name", list(OURS))
+def test_what_quarry_sets_itself_is_refused(name):
+    assert "set by Quarry itself" in refusal({name: "anything"}).detail
+
+
+def test_harmless_values_of_the_same_options_pass():
+    harmless = {
+        "pipeline_parallel_size": 1,
+        "data_parallel_size": 1,
+        "distributed_executor_backend": "mp",
+        "kv_cache_dtype": "auto",
+        "enable_lora": False,
+        "runner": "generate",
+        "max_logprobs": 20,
+        "async_scheduling": True,
+    }
+    check_engine_options(harmless, KNOWN, decode=False)
+    check_engine_options({"block_size": 32, "max_num_seqs": 8, "enforce_eager": True}, KNOWN, decode=True)
+
+
+def test_asynchronous_scheduling_is_refused_where_answers_are_captured_and_only_there():
+    assert "wrong tokens" in refusal({"async_scheduling": True}, decode=True).detail
+    check_engine_options({"async_scheduling": False}, KNOWN, decode=True)
+
+
+def test_an_unknown_name_is_refused_with_its_neighbours():
+    assert "max_num_seqs" in str(refusal({"max_num_seq": 8}).cure)
+
+
+def test_an_unknown_name_without_neighbours_says_where_the_names_stand():
+    assert "EngineArgs" in str(refusal({"zzz": 8}).cure)
+
+
+def test_a_private_name_of_the_engine_is_no_option():
+    assert "no option" in refusal({"_api_process_count": 1}).detail
+
+
+def test_the_installed_engine_knows_every_name_that_is_refused():
+    """A name that the engine gave up would be refused as unknown; one that it renamed would pass."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+    assert {*OURS, *RULES, *DECODE_RULES} - known == set()
+
+
+def test_the_engines_own_values_are_harmless_where_it_names_them():
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    own = {
+        field.name: getattr(AsyncEngineArgs, field.name, None)
+        for field in dataclasses.fields(AsyncEngineArgs)
+    }
+    check_engine_options({name: own[name] for name in {*RULES, *DECODE_RULES}}, KNOWN, decode=True)
+
+
+def engine(device="cpu", **options):
+    told = {"async_scheduling": False} | options
+    return EngineInfo(name="vllm", version="0", device=device, options=told)
+
+
+def test_an_engine_that_turned_asynchronous_scheduling_on_by_itself_may_not_capture_answers():
+    with pytest.raises(EngineRefused, match="async_scheduling"):
+        check_started(engine(async_scheduling=True), decode=True)
+    check_started(engine(async_scheduling=True), decode=False)
+    check_started(engine(), decode=True)
+
+
+def test_answers_at_a_temperature_are_refused_on_the_cpu_build_and_only_there():
+    drawn = Generate(max_tokens=4, temperature=0.7)
+    with pytest.raises(EngineRefused) as caught:
+        check_generate(drawn, engine())
+    assert caught.value.field == "generate.temperature"
+    assert "temperature 0" in str(caught.value.cure)
+    check_generate(drawn, engine(device="cuda:0"))
+    check_generate(Generate(max_tokens=4, top_p=0.5, seed=1), engine())
+    check_generate(None, engine())

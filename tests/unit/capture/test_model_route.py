@@ -1,0 +1,126 @@
+"""The route of a model, decided from its config alone."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+from vllm import ModelRegistry
+
+from connector.plugin import register
+from service.capture.engine import EngineSpec
+from service.capture.link import EngineLink
+from service.capture.model_route import ModelRoute, find_route, registered_route
+from service.capture.vllm_engine import engine_arguments
+from service.errors import EngineRefused
+from service.settings import Settings
+
+SHAPE = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+}
+
+
+@pytest.fixture(autouse=True)
+def plugin() -> None:
+    """vLLM registers it when it makes its arguments; here some are never made."""
+    register()
+
+
+def arguments(folder: Path, architecture: str, model_type: str, **more: Any) -> dict[str, Any]:
+    """Write a config without weights, and return what an engine would be asked with."""
+    config = AutoConfig.for_model(model_type, **SHAPE, **more).to_dict() | {"architectures": [architecture]}
+    return asked(folder, config)
+
+
+def asked(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
+    (folder / "config.json").write_text(json.dumps(config))
+    spec = EngineSpec(folder, "r", "float32", (1,), SHAPE["hidden_size"], 128, decode=False)
+    return engine_arguments(spec, Settings(), EngineLink(), "connector.hidden_states")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "route"),
+    [
+        ("LlamaForCausalLM", ModelRoute("native", "LlamaForCausalLM")),
+        ("Qwen3VLForConditionalGeneration", ModelRoute("native", "Qwen3VLForConditionalGeneration")),
+        ("MixtralForCausalLM", ModelRoute("plugin", "MixtralForCausalLM")),
+        ("Step3p5ForCausalLM", ModelRoute("plugin", "Step3p5ForCausalLM")),
+        ("PhiForCausalLM", ModelRoute("transformers", "TransformersForCausalLM")),
+        ("FlexOlmoForCausalLM", ModelRoute("transformers", "TransformersMoEForCausalLM")),
+        ("Cohere2ForCausalLM", None),
+        ("GPT2LMHeadModel", None),
+    ],
+)
+def test_the_registry_and_the_sources_tell_the_route(architecture, route):
+    assert registered_route(architecture) == route
+
+
+def test_a_class_whose_source_does_not_tell_gets_the_benefit():
+    assert registered_route("KimiLinearForCausalLM").kind == "native"
+
+
+def test_a_class_that_another_plugin_registered_is_taken_as_it_is():
+    made = type("ByAnother", (ModelRegistry.models["LlamaForCausalLM"].load_model_cls(),), {})
+    ModelRegistry.register_model("ByAnotherForCausalLM", made)
+    try:
+        assert registered_route("ByAnotherForCausalLM") == ModelRoute("native", "ByAnother")
+    finally:
+        del ModelRegistry.models["ByAnotherForCausalLM"]
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    ("architecture", "model_type", "more", "route"),
+    [
+        ("LlamaForCausalLM", "llama", {}, ModelRoute("native", "LlamaForCausalLM")),
+        ("GemmaForCausalLM", "gemma", {"head_dim": 16}, ModelRoute("plugin", "GemmaForCausalLM")),
+        (
+            "Cohere2ForCausalLM",
+            "cohere2",
+            {},
+            ModelRoute(
+                "transformers",
+                "TransformersForCausalLM",
+                {"hf_overrides": {"architectures": ["TransformersForCausalLM"]}},
+            ),
+        ),
+        (
+            "Ernie4_5_MoeForCausalLM",
+            "ernie4_5_moe",
+            {"moe_num_experts": 4},
+            ModelRoute(
+                "transformers",
+                "TransformersMoEForCausalLM",
+                {"hf_overrides": {"architectures": ["TransformersMoEForCausalLM"]}},
+            ),
+        ),
+    ],
+)
+def test_a_models_config_decides(tmp_path, architecture, model_type, more, route):
+    assert find_route(arguments(tmp_path, architecture, model_type, **more)) == route
+
+
+@pytest.mark.engine
+def test_a_model_that_no_class_returns_states_of_is_refused_by_name(tmp_path):
+    config = {"architectures": ["Step3TextForCausalLM"], "model_type": "step3_text", **SHAPE}
+    with pytest.raises(EngineRefused, match="Step3TextForCausalLM") as refused:
+        find_route(asked(tmp_path, config))
+    assert refused.value.field == "model"
+    assert refused.value.cure is not None
+
+
+def test_a_model_that_also_sees_is_started_for_text_alone(tmp_path):
+    assert asked(tmp_path, {})["language_model_only"] is True
+
+
+def test_no_device_is_touched():
+    import torch
+
+    registered_route("MixtralForCausalLM")
+    assert not torch.cuda.is_initialized()

@@ -1,0 +1,85 @@
+"""What vLLM's registry is told, and the classes that it finds by it."""
+
+import subprocess
+import sys
+
+import pytest
+from vllm import ModelRegistry
+from vllm.model_executor.models.interfaces import supports_eagle3
+from vllm.plugins import load_general_plugins
+
+from connector.plugin import CLASSES, register
+from connector.plugin.carried import BACKEND_CLASSES, CARRIED, MODELS, Carried
+from connector.plugin.classes import backend_class, carried_class
+
+
+def test_vllm_finds_the_plugin_by_its_entry_point():
+    load_general_plugins()
+    assert ModelRegistry.models["MixtralForCausalLM"].module_name == CLASSES
+
+
+def test_every_carried_class_is_one_that_the_engine_has():
+    load_general_plugins()
+    ours = {name for name, known in ModelRegistry.models.items() if vars(known).get("module_name") == CLASSES}
+    assert set(CARRIED) <= ours
+
+
+def test_registering_again_changes_nothing():
+    register()
+    before = dict(ModelRegistry.models)
+    register()
+    assert ModelRegistry.models == before
+
+
+def test_an_architecture_that_this_engine_has_elsewhere_is_left_alone():
+    before = ModelRegistry.models["OlmoeForCausalLM"]
+    ModelRegistry.register_model("OlmoeForCausalLM", f"{MODELS}.elsewhere:OlmoeForCausalLM")
+    try:
+        register()
+        assert ModelRegistry.models["OlmoeForCausalLM"].module_name == f"{MODELS}.elsewhere"
+    finally:
+        ModelRegistry.models["OlmoeForCausalLM"] = before
+
+
+def test_an_architecture_of_the_transformers_backend_gets_our_class_of_it():
+    register()
+    known = ModelRegistry.models["PhiForCausalLM"]
+    assert (known.module_name, known.class_name) == (CLASSES, "TransformersForCausalLM")
+
+
+@pytest.mark.parametrize("architecture", ["Step3p5ForCausalLM", "MixtralForCausalLM", "Glm4ForCausalLM"])
+def test_a_carried_class_supports_states_under_the_engines_name(architecture):
+    made = carried_class(CARRIED[architecture])
+    assert supports_eagle3(made)
+    assert made.__name__ == CARRIED[architecture].model
+    assert made.__bases__[0].__module__.startswith(MODELS)
+
+
+def test_a_class_that_supports_states_by_itself_stays_as_it_is():
+    made = carried_class(Carried("llama", "LlamaForCausalLM", "LlamaModel"))
+    assert made.__module__ == f"{MODELS}.llama"
+
+
+def test_a_class_with_a_decoder_that_we_do_not_know_stays_as_it_is():
+    made = carried_class(Carried("mixtral", "MixtralForCausalLM", "AnotherDecoder"))
+    assert made.__module__ == f"{MODELS}.mixtral"
+    assert not supports_eagle3(made)
+
+
+@pytest.mark.parametrize("name", BACKEND_CLASSES[:2])
+def test_a_class_of_the_backend_keeps_its_name(name):
+    made = backend_class(name)
+    assert made.__name__ == name
+    assert supports_eagle3(made)
+
+
+def test_nothing_else_is_found_among_the_classes():
+    import connector.plugin.classes
+
+    with pytest.raises(AttributeError):
+        connector.plugin.classes.LlamaForCausalLM  # noqa: B018
+
+
+def test_the_table_costs_no_import_of_the_engine():
+    code = "import sys, connector.plugin; sys.exit('vllm' in sys.modules or 'torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,111 @@
+import numpy as np
+import pytest
+import torch
+
+from connector.rowcheck import StatesWrongError
+from connector.seen import SeenStates
+from connector.sums import token_sums
+
+LAYERS = (2, 8)
+HIDDEN = 64
+
+
+def states(tokens: int, seed: int) -> torch.Tensor:
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randn(len(LAYERS), tokens, HIDDEN, generator=draw).to(torch.bfloat16)
+
+
+def ids(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.int32)
+
+
+def row(tokens: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the sums of a row's states, and its token ids."""
+    return token_sums(states(tokens, seed)), np.arange(tokens, dtype=np.int32) + 1000 * seed
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("hidden_size", [64, 6, 3])
+def test_a_sum_tells_every_single_bit_of_a_state(dtype, hidden_size):
+    healthy = torch.randn(2, 3, hidden_size).to(dtype)
+    before = token_sums(healthy)
+    assert before.shape == (2, 3)
+    flipped = healthy.clone()
+    flipped.view(torch.uint8)[1, 2, -1] ^= 1
+    after = token_sums(flipped)
+    assert (before != after).tolist() == [[False] * 3, [False, False, True]]
+
+
+def test_rows_of_other_tokens_and_other_states_pass():
+    seen = SeenStates(2, 4096)
+    for seed in range(50):
+        seen.check(*row(40, seed), LAYERS)
+
+
+def test_the_same_tokens_may_have_the_same_states_again():
+    seen = SeenStates(2, 4096)
+    sums, tokens = row(40, 1)
+    seen.check(sums, tokens, LAYERS)
+    seen.check(sums[:, :16], tokens[:16], LAYERS)
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_a_block_of_an_earlier_row_is_named_by_its_first_token(layer):
+    seen = SeenStates(2, 4096)
+    old, old_tokens = row(40, 1)
+    seen.check(old, old_tokens, LAYERS)
+    sums, tokens = row(40, 2)
+    sums[layer, 16:32] = old[layer, 16:32]
+    message = rf"layer {LAYERS[layer]} holds .* at 16 of 40, .*: token 2016 at 16 has the state of token 1016"
+    with pytest.raises(StatesWrongError, match=message):
+        seen.check(sums, tokens, LAYERS)
+
+
+def test_a_block_of_another_place_is_found_too():
+    seen = SeenStates(2, 4096)
+    old, old_tokens = row(40, 1)
+    seen.check(old, old_tokens, LAYERS)
+    sums, tokens = row(40, 2)
+    sums[:, 35:] = old[:, 3:8]
+    with pytest.raises(StatesWrongError, match="at 5 of 40"):
+        seen.check(sums, tokens, LAYERS)
+
+
+def test_a_state_twice_in_one_row_is_found_by_a_single_token():
+    sums, tokens = row(40, 1)
+    sums[1, 7] = sums[1, 6]
+    with pytest.raises(StatesWrongError, match="layer 8 holds the states of other tokens at 1 of 40"):
+        SeenStates(2, 4096).check(sums, tokens, LAYERS)
+
+
+def test_one_pair_of_tokens_with_one_embedding_is_no_fault_between_rows():
+    seen = SeenStates(2, 4096)
+    sums, tokens = row(40, 1)
+    seen.check(sums, tokens, LAYERS)
+    twin = tokens.copy()
+    twin[0] = 7
+    seen.check(sums[:, :1], twin[:1], LAYERS)
+
+
+def test_embeddings_may_repeat():
+    sums, tokens = row(40, 1)
+    sums[0, 1:] = sums[0, 0]
+    SeenStates(2, 4096).check(sums, tokens, (0, 8))
+
+
+def test_what_is_older_than_the_cache_holds_is_forgotten():
+    seen = SeenStates(2, 64)
+    old, old_tokens = row(40, 1)
+    seen.check(old, old_tokens, LAYERS)
+    for seed in range(100, 140):
+        seen.check(*row(40, seed), LAYERS)
+    seen.check(old, old_tokens + 500, LAYERS)
+
+
+def test_a_row_of_one_token_is_remembered():
+    seen = SeenStates(2, 64)
+    sums, tokens = row(2, 1)
+    seen.check(sums[:, :1], tokens[:1], LAYERS)
+    seen.check(sums[:, 1:], tokens[1:], LAYERS)
+    with pytest.raises(StatesWrongError, match="at 2 of 2"):
+        seen.check(sums, ids(5, 6), LAYERS)
