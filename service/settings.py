@@ -65,6 +65,8 @@ class Settings(BaseSettings):
     in_flight_tokens: int = Field(default=65_536, ge=1)
     in_flight_requests: int = Field(default=512, ge=1)
     """Bounds on what one worker has in its engine at once; several steps' batches keep the engine full."""
+    receipt_timeout_s: float = Field(default=600.0, gt=0)
+    """How long the last rows of a unit may take to be written after the engine has answered them all."""
     drain_s: float = Field(default=120.0, ge=0)
     """After SIGTERM: how long units in the engine may take to end before they are given back."""
     publish_deadline_s: float = Field(default=6 * 3600.0, gt=0)
@@ -76,7 +78,10 @@ class Settings(BaseSettings):
     The share, and at least so many.
     """
     canary_max_bytes: int | None = Field(default=None, ge=1)
-    """Weights that the canary's reference may load on the CPU; null is half of the available memory."""
+    """Memory that the canary's reference may take on the CPU; null is half of what is available then.
+
+    It holds one decoder layer at a time, so the largest layer must fit, not the model.
+    """
 
     def database(self) -> str:
         """Return the store's URL."""

@@ -16,7 +16,7 @@ from connector.wire import RowRef
 from schemas.names import attempt_dir, canary_unit, plan_path
 from schemas.receipts import OpenUnit, UnitKey, UnitSealed
 from service.capture.engine import Prompt
-from service.capture.receipt_errors import raise_failure
+from service.capture.receipt_errors import in_time, raise_failure
 from service.capture.running import Running
 from service.errors import EngineDied
 from service.plan.plan_file import write_plan
@@ -39,18 +39,41 @@ async def ensure_canary(running: Running, lease: UnitLease, store: Store, settin
     if await asyncio.to_thread(store.canary, key) is not None:
         return
     prompts = canary_prompts(running.head.vocab_size, running.spec.max_model_len - 1)
-    captured = await _capture(running, lease, settings, prompts)
-    reference = await asyncio.to_thread(
-        reference_states,
-        running.spec.weights,
-        prompts,
-        running.spec.dtype,
-        max_bytes=settings.canary_max_bytes,
-        timeout_s=settings.engine_start_timeout_s,
+    # Beside the capture: loading transformers takes longer than the engine needs for these prompts.
+    referring = asyncio.create_task(
+        reference_states(
+            running.spec.weights,
+            prompts,
+            running.spec.dtype,
+            max_bytes=settings.canary_max_bytes,
+            timeout_s=settings.engine_start_timeout_s,
+        )
     )
+    try:
+        captured = await _capture(running, lease, settings, prompts)
+        reference = await referring
+    finally:
+        referring.cancel()
+        await asyncio.gather(referring, return_exceptions=True)
     identity = lease.identity
-    report = judge(captured, reference, identity.layer_ids, identity.num_layers, identity.dtype)
-    await asyncio.to_thread(store.record_canary, key, report.model_dump_json())
+    report = await asyncio.to_thread(
+        judge,
+        captured,
+        reference.states,
+        identity.layer_ids,
+        identity.num_layers,
+        identity.dtype,
+        reference.activation_bits,
+    )
+    told = report.model_copy(
+        update={
+            "job_id": lease.key.job_id,
+            "reference": reference.library,
+            "seconds": round(reference.seconds, 3),
+            "peak_bytes": reference.peak_bytes,
+        }
+    )
+    await asyncio.to_thread(store.record_canary, key, told.model_dump_json())
 
 
 async def _capture(
@@ -74,7 +97,7 @@ async def _capture(
             # One after the other, so that the last prompt's prefix is in the cache when it comes.
             ref = RowRef(key, row, len(ids))
             await running.engine.run(Prompt(f"canary-{key.job_id}-{key.epoch}-{row}", tuple(ids), ref))
-        sealed = raise_failure(await link.receipts(key))
+        sealed = raise_failure(await in_time(link.receipts(key), settings.receipt_timeout_s))
         return await asyncio.to_thread(_read, folder, sealed, len(prompts))
     finally:
         await link.abandon(key)

@@ -1,5 +1,8 @@
 """`quarry verify` and `quarry publish`: verbs on a finished dataset."""
 
+import os
+import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -20,18 +23,38 @@ def verify(
         typer.Option(exists=True, file_okay=False, help="Folder of the target, for the logit check."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    page: Annotated[
+        Path | None,
+        typer.Option("--report", metavar="FILE", dir_okay=False, help="Write an HTML page with charts."),
+    ] = None,
 ) -> None:
     """Check everything that can be checked of a finished dataset."""
+    from service.proof.report.tally import DatasetTally
     from service.proof.verify import verify_dataset, verify_remote
 
     settings = load_settings()
+    if page is not None:
+        _check_place(page)
+    tally = DatasetTally() if page is not None else None
     if Path(dataset).is_dir():
-        report = verify_dataset(Path(dataset), model_folder=model)
+        report = verify_dataset(Path(dataset), model_folder=model, tally=tally)
     else:
-        report = verify_remote(dataset, settings, model_folder=model)
+        report = verify_remote(dataset, settings, model_folder=model, tally=tally)
     print(report.model_dump_json() if as_json else report)
+    if page is not None and tally is not None:
+        from service.proof.report.page import write_page
+
+        write_page(page, report, tally, model, datetime.now(UTC))
+        print(f"the page is {page}", file=sys.stderr)
     if not report.ok:
         raise typer.Exit(EXIT_BROKEN)
+
+
+def _check_place(page: Path) -> None:
+    """Refuse a page that could not be written, before hours of reading. Raises OptionRefused (`report`)."""
+    if not os.access(page.absolute().parent, os.W_OK | os.X_OK):
+        cure = "name a file in a folder that exists and can be written"
+        raise OptionRefused(f"{page} cannot be written", field="report", cure=cure)
 
 
 def publish(

@@ -1,80 +1,90 @@
-"""Reference states by a transformers forward pass on the CPU, run as `python -m service.proof.reference`.
+"""Reference states by a transformers forward pass on the CPU, in a process that holds one layer at a time.
 
-A process of its own, because vLLM's Transformers backend patches transformers inside its process. JSON goes
-in by standard input, safetensors come out by a file. Imports torch: import it lazily.
+The model is built without weights and its own forward runs unchanged; before each decoder layer every prompt
+waits until that layer's tensors have been read from the safetensors files, and they are dropped behind it.
+So the files are read once, in the memory of the largest layer, for any architecture that transformers has.
+`device_map` with disk offload, which transformers gets from accelerate, was the alternative: it writes the
+experts of a mixture a second time to disk, because it reads single tensors and cannot convert while it
+reads, and it reads the files once a prompt.
+
+Imports torch: import it lazily.
 
 Legend: T tokens, H hidden size.
 """
 
+import asyncio
 import json
 import os
-import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import load_file
 
-from schemas.identity import DTYPE_BYTES
 from schemas.request import Dtype
 from service.errors import EngineRefused
-from service.proof.canary import POST_NORM
-from service.proof.head_weights import FINAL_NORM_MODULE, tensor_files, text_config
+from service.proof.canary import CANARY_SKIP
 
-_SKIP = 'say "canary": "skip" to go without it; the manifest will record that'
+_EXIT_REFUSED = 3
+"""Exit status of the process when its last line of standard error is a refusal, as JSON."""
+_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    # Tensors are converted one after the other, not all of a layer at once: half the memory.
+    "HF_DEACTIVATE_ASYNC_LOAD": "1",
+}
 
 
-def reference_states(
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What the reference says, and what that cost.
+
+    `states` are by prompt the ones [T, H] of layers 0..N (N before the final norm) and POST_NORM; `library`
+    computed them; `seconds` is the process's life, `peak_bytes` the most that it held, mapped files included.
+    `activation_bits` are those to which an engine rounds the inputs of products besides, where the model's
+    quantization says so.
+    """
+
+    states: tuple[dict[int, torch.Tensor], ...]
+    library: str
+    seconds: float
+    peak_bytes: int
+    activation_bits: int | None
+
+
+async def reference_states(
     folder: Path, prompts: Sequence[Sequence[int]], dtype: Dtype, *, max_bytes: int | None, timeout_s: float
-) -> list[dict[int, torch.Tensor]]:
-    """Return for each prompt the states [T, H] of every layer 0..N (N before the final norm) and POST_NORM.
+) -> Reference:
+    """Run the reference on `prompts`; a cancelled call leaves no process behind.
 
     Args:
         folder: config and safetensors of the model.
         prompts: token ids; T is each one's length.
         dtype: the one the engine runs the model in.
-        max_bytes: of weights to load; null is half of the memory that is available now.
-        timeout_s: for loading and running the model.
+        max_bytes: that the process may hold; null is half of the memory that is available now.
+        timeout_s: for all of it.
 
     Raises:
-        EngineRefused: the weights are too big, or transformers cannot run the model.
+        EngineRefused: one layer is too big, or transformers cannot run the model (`canary`).
     """
     bound = available_bytes() // 2 if max_bytes is None else max_bytes
-    needed = loaded_bytes(folder, dtype)
-    if needed > bound:
-        raise EngineRefused(
-            f"the canary needs {needed} bytes of weights in memory, {bound} are allowed",
-            field="canary",
-            cure=_SKIP,
-        )
     with tempfile.TemporaryDirectory(prefix="quarry-reference-") as scratch:
         out = Path(scratch) / "states.safetensors"
-        token_ids = [list(ids) for ids in prompts]
-        order = {"folder": str(folder), "prompts": token_ids, "dtype": dtype, "out": str(out)}
-        try:
-            subprocess.run(
-                [sys.executable, "-m", "service.proof.reference"],
-                input=json.dumps(order).encode(),
-                capture_output=True,
-                check=True,
-                timeout=timeout_s,
-                env=os.environ | {"HF_HUB_OFFLINE": "1"},
-            )
-            tensors = load_file(out)
-        except subprocess.TimeoutExpired as error:
-            what = f"the reference took more than {timeout_s} s"
-            raise EngineRefused(what, field="canary", cure=_SKIP) from error
-        except subprocess.CalledProcessError as error:
-            said = error.stderr.decode(errors="replace").strip().rsplit("\n", 1)[-1]
-            raise EngineRefused(f"the reference failed: {said}", field="canary", cure=_SKIP) from error
-    states: list[dict[int, torch.Tensor]] = [{} for _ in prompts]
-    for name, tensor in tensors.items():
-        prompt, layer_id = name.split("/")
-        states[int(prompt)][int(layer_id)] = tensor
-    return states
+        order = {
+            "folder": str(folder),
+            "prompts": [list(ids) for ids in prompts],
+            "dtype": dtype,
+            "max_bytes": bound,
+            "out": str(out),
+        }
+        began = time.monotonic()
+        await _serve(json.dumps(order).encode(), timeout_s)
+        seconds = time.monotonic() - began
+        return await asyncio.to_thread(_read, out, len(prompts), seconds)
 
 
 def available_bytes() -> int:
@@ -83,48 +93,40 @@ def available_bytes() -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
 
 
-def loaded_bytes(folder: Path, dtype: Dtype) -> int:
-    """Return about what the weights take in `dtype`, from the sizes of their files. Raises EngineRefused."""
-    stored = sum(file.stat().st_size for file in set(tensor_files(folder).values()))
-    width = DTYPE_BYTES.get(str(text_config(folder).get("dtype")), DTYPE_BYTES[dtype])
-    return stored * DTYPE_BYTES[dtype] // width
+async def _serve(order: bytes, timeout_s: float) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "service.proof.reference_process"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        env=os.environ | _ENVIRONMENT,
+    )
+    try:
+        _, errors = await asyncio.wait_for(process.communicate(order), timeout_s)
+    except TimeoutError as error:
+        what = f"the reference took more than {timeout_s:g} s"
+        raise EngineRefused(what, field="canary", cure=CANARY_SKIP) from error
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        raise _refusal(process.returncode, errors.decode(errors="replace").strip().rsplit("\n", 1)[-1])
 
 
-def run_model(folder: Path, prompts: Sequence[Sequence[int]], dtype: str) -> dict[str, torch.Tensor]:
-    """Run the model on each prompt in this process; return tensors [T, H] named `prompt/layer`.
-
-    Raises ValueError and OSError, by transformers or because the final norm cannot be found.
-    """
-    from transformers import AutoModelForCausalLM
-
-    # Eager attention knows sinks and soft caps, which the fused kernels leave out for some models.
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=getattr(torch, dtype), attn_implementation="eager", local_files_only=True
-    ).eval()
-    norms = [module for name, module in model.named_modules() if FINAL_NORM_MODULE.fullmatch(name)]
-    if len(norms) != 1:
-        raise ValueError(f"{len(norms)} modules of {type(model).__name__} are named like a final norm")
-    seen: dict[str, torch.Tensor] = {}
-    norms[0].register_forward_pre_hook(lambda _, args: seen.update(before=args[0]))
-    norms[0].register_forward_hook(lambda _, args, output: seen.update(after=output))
-    tensors: dict[str, torch.Tensor] = {}
-    for number, ids in enumerate(prompts):
-        with torch.inference_mode():
-            output = model(torch.tensor([ids]), output_hidden_states=True, use_cache=False)
-        layers = dict(enumerate(output.hidden_states[:-1]))
-        num_layers = model.config.get_text_config().num_hidden_layers
-        if len(layers) != num_layers:
-            raise ValueError(f"{len(layers)} hidden states of {num_layers} decoder layers")
-        layers |= {num_layers: seen["before"], POST_NORM: seen["after"]}
-        tensors |= {f"{number}/{layer_id}": states[0].clone() for layer_id, states in layers.items()}
-    return tensors
+def _refusal(status: int, said: str) -> EngineRefused:
+    if status == _EXIT_REFUSED:
+        return EngineRefused(**json.loads(said), field="canary")
+    why = f"signal {-status} ended it" if status < 0 else said
+    return EngineRefused(f"the reference failed: {why}", field="canary", cure=CANARY_SKIP)
 
 
-def main() -> None:
-    """Serve one order from standard input."""
-    order = json.load(sys.stdin)
-    save_file(run_model(Path(order["folder"]), order["prompts"], order["dtype"]), order["out"])
-
-
-if __name__ == "__main__":
-    main()
+def _read(file: Path, num_prompts: int, seconds: float) -> Reference:
+    states: tuple[dict[int, torch.Tensor], ...] = tuple({} for _ in range(num_prompts))
+    with safe_open(file, framework="pt") as opened:
+        told = opened.metadata()
+    for name, tensor in load_file(file).items():
+        prompt, layer_id = name.split("/")
+        states[int(prompt)][int(layer_id)] = tensor
+    bits = int(told["activation_bits"]) or None
+    return Reference(states, told["library"], seconds, int(told["peak_bytes"]), bits)

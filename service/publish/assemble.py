@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from connector.seal import sealing
 from schemas.identity import Provenance
 from schemas.job import RejectView
-from schemas.manifest import CheckReport, FileEntry, Manifest, ShardEntry, Totals
+from schemas.manifest import CanaryReport, CheckReport, FileEntry, Manifest, ShardEntry, Totals
 from schemas.names import CARD_PATH, manifest_path
 from schemas.request import ExtractRequest
 from service.errors import DatasetBroken, SourceRefused
@@ -68,7 +68,7 @@ def account_of(store: Store, lease: PublishLease) -> Account:
 
 
 def assemble(
-    dataset: Path, account: Account, final_norm: bytes, canary: str, cosine: float | None
+    dataset: Path, account: Account, final_norm: bytes, canary: str, report: CanaryReport | None
 ) -> Manifest:
     """Write the extras, the manifest and the card of `account` into `dataset`, where its files have landed.
 
@@ -77,7 +77,7 @@ def assemble(
         account: the job's.
         final_norm: the content of `final_norm.safetensors`.
         canary: what the manifest says of the canary, and
-        cosine: the smallest cosine that it saw, if it ran.
+        report: the numbers of the one that passed, if it was not skipped.
 
     Raises:
         DatasetBroken: a sample, a token or a file is missing; then there is no manifest.
@@ -104,7 +104,7 @@ def assemble(
         extras=(write_final_norm(dataset, final_norm), token_freq),
         rejects=account.rejects,
         totals=totals,
-        checks=_checks(account.commits, canary, cosine),
+        checks=_checks(account.commits, canary, report),
     )
     with sealing(dataset / manifest_path(account.job_id)) as temporary:
         temporary.write_text(manifest.model_dump_json(indent=1) + "\n")
@@ -180,7 +180,7 @@ def _check_rows(dataset: Path, account: Account, totals: Totals) -> None:
         raise DatasetBroken(f"the index holds {rows} rows, the shards {totals.samples_written}")
 
 
-def _checks(commits: Sequence[UnitCommit], canary: str, cosine: float | None) -> CheckReport:
+def _checks(commits: Sequence[UnitCommit], canary: str, report: CanaryReport | None) -> CheckReport:
     made = [commit.checks for commit in commits]
     return CheckReport(
         rows_checked=sum(checks.rows_checked for checks in made),
@@ -188,5 +188,6 @@ def _checks(commits: Sequence[UnitCommit], canary: str, cosine: float | None) ->
         logit_argmax_agree=sum(checks.logit_argmax_agree for checks in made),
         logit_max_error=max((checks.logit_max_error for checks in made), default=0.0),
         canary=canary,
-        canary_min_cosine=cosine,
+        canary_min_cosine=report.min_cosine if report is not None else None,
+        canary_report=report,
     )

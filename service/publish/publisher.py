@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from schemas.identity import Identity
+from schemas.manifest import CanaryReport
 from schemas.names import is_job_id
 from schemas.request import ExtractRequest, HubTarget
 from service.capture.landing import land
@@ -118,25 +119,26 @@ def _publish(
     account = account_of(store, lease)
     check()
     norm = final_norm(lease.request, lease.identity, settings)
-    canary, cosine = _canary(store, lease)
+    canary, report = _canary(store, lease)
     with _disk_errors():
-        assemble(dataset, account, norm, canary, cosine)
+        assemble(dataset, account, norm, canary, report)
     check()
     if lease.request.hub is None:
         return None
     return push_job(open_hub(lease.request.hub, settings, patience), dataset, lease.job_id, check)
 
 
-def _canary(store: Store, lease: PublishLease) -> tuple[str, float | None]:
-    """Return what the manifest says of the canary, and the smallest cosine it saw."""
-    from service.proof.canary import CanaryReport, canary_key
+def _canary(store: Store, lease: PublishLease) -> tuple[str, CanaryReport | None]:
+    """Return what the manifest says of the canary, and the numbers of the one that passed."""
+    from service.proof.canary import canary_key
 
     if lease.request.canary == "skip":
         return "skipped by request", None
-    report = store.canary(canary_key(lease.identity, lease.provenance.engine)) if lease.provenance else None
-    if report is None:
+    stored = store.canary(canary_key(lease.identity, lease.provenance.engine)) if lease.provenance else None
+    if stored is None:
         raise DatasetBroken("no canary is recorded for this model and engine", cure="resume the job")
-    return "passed", CanaryReport.model_validate_json(report).min_cosine
+    report = CanaryReport.model_validate_json(stored)
+    return "passed" if report.job_id == lease.job_id else "cached", report
 
 
 def _end(store: Store, settings: Settings, lease: PublishLease, error: QuarryError) -> None:

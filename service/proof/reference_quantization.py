@@ -1,0 +1,90 @@
+"""Quantized targets: how the reference turns their weights back into numbers, and what it cannot.
+
+Imports torch and transformers: import it in the reference's own process.
+
+The stored weights are what the engine computes with, so the reference multiplies with exactly those values in
+the model's dtype. What an engine may do besides, rounding the inputs of each product to 8 bits, is left out
+here and allowed for by `service.proof.canary`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig
+from transformers.core_model_loading import ConversionOps, WeightConverter
+from transformers.quantizers.auto import AutoHfQuantizer
+
+from service.errors import EngineRefused
+from service.proof.canary import CANARY_SKIP
+
+_STORED = ("weight", "weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx")
+"""What compressed-tensors calls the parts of one weight."""
+_ACTIVATION_BITS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """transformers' quantizer, set to dequantize, more conversions, and the bits of the products' inputs."""
+
+    quantizer: Any
+    conversions: tuple[WeightConverter, ...]
+    activation_bits: int | None
+
+
+def quantization_of(config: PreTrainedConfig) -> Quantization | None:
+    """Return how to read a model's weights, or none where they are stored plainly. Raises EngineRefused."""
+    text = config.get_text_config(decoder=True)
+    told = getattr(config, "quantization_config", None) or getattr(text, "quantization_config", None)
+    if told is None:
+        return None
+    method = str(told.get("quant_method"))
+    if method == "compressed-tensors":
+        return _compressed_tensors(told)
+    if method not in ("fp8", "mxfp4"):
+        raise _refused(f"weights quantized by {method!r} cannot be read on the CPU")
+    quantizer = AutoHfQuantizer.from_config(dict(told) | {"dequantize": True}, pre_quantized=True)
+    return Quantization(quantizer, (), _ACTIVATION_BITS if method == "fp8" else None)
+
+
+def _compressed_tensors(told: Mapping[str, Any]) -> Quantization:
+    quantizer = AutoHfQuantizer.from_config(dict(told) | {"dequantize": True}, pre_quantized=True)
+    quantizer.validate_environment()
+    schemes = list(quantizer.quantization_config.quantization_config.config_groups.values())
+    if len(schemes) != 1:
+        raise _refused(f"weights of {len(schemes)} quantization schemes are not told apart")
+    inputs = schemes[0].input_activations
+    if inputs is not None and inputs.num_bits != _ACTIVATION_BITS:
+        raise _refused(f"products of {inputs.num_bits}-bit inputs are too far from the model's")
+    converter = WeightConverter(
+        source_patterns=[f"{name}$" for name in _STORED],
+        target_patterns="weight",
+        operations=[_Decompress(schemes[0], told.get("format"))],
+    )
+    return Quantization(quantizer, (converter,), inputs.num_bits if inputs is not None else None)
+
+
+class _Decompress(ConversionOps):  # type: ignore[misc]
+    """Makes one weight of its stored parts; a weight that is stored plainly passes."""
+
+    def __init__(self, scheme: Any, form: str | None) -> None:  # noqa: ANN401 - untyped in compressed-tensors
+        self._scheme, self._form = scheme, form
+
+    def convert(
+        self, input_dict: dict[str, list[torch.Tensor]], *, full_layer_name: str, **kwargs: object
+    ) -> dict[str, torch.Tensor]:
+        from compressed_tensors.compressors import BaseCompressor  # type: ignore[import-untyped]
+        from compressed_tensors.compressors.format import infer_module_format  # type: ignore[import-untyped]
+
+        parts = {name.removesuffix("$"): tensors[0] for name, tensors in input_dict.items()}
+        if parts.keys() == {"weight"}:
+            return {full_layer_name: parts["weight"]}
+        form = self._scheme.format or self._form or infer_module_format(torch.nn.Linear, self._scheme)
+        compressor = BaseCompressor.get_value_from_registry(str(getattr(form, "value", form)))
+        weight: torch.Tensor = compressor.decompress(parts, self._scheme)["weight"]
+        return {full_layer_name: weight}
+
+
+def _refused(what: str) -> EngineRefused:
+    return EngineRefused(f"no reference: {what}", field="canary", cure=CANARY_SKIP)

@@ -1,0 +1,167 @@
+"""Reads the reference's weights where a forward pass stands, and lets go of them when it has moved on.
+
+Imports torch and transformers: import it in the reference's own process.
+
+A part is a decoder layer, or any other module with tensors of its own. Names and tensors are converted by
+transformers' own loading code and mapping (renamed modules, fused experts), given one part's tensors at a
+time. A tensor that is stored as it is used is not copied: its pages are those of the mapped file.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import parse_local_safetensors_file_metadata
+from huggingface_hub.utils import TensorInfo
+from safetensors import safe_open
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    WeightConverter,
+    WeightRenaming,
+    convert_and_load_state_dict_in_model,
+    dot_natural_key,
+    rename_source_key,
+)
+from transformers.modeling_utils import LoadStateDictConfig
+
+from service.proof.head_weights import tensor_files
+from service.proof.reference_model import Skeleton
+
+_STORED_AS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+
+
+class WeightStream:
+    """The safetensors files of a model, and which of its parts are in memory."""
+
+    def __init__(self, skeleton: Skeleton, folder: Path, dtype: torch.dtype) -> None:
+        """Read names only. Raises EngineRefused where the files' index cannot be read."""
+        self._model = skeleton.model
+        self._layers = frozenset(skeleton.layers)
+        self._text = skeleton.final_norm.rpartition(".")[0]
+        self._files = tensor_files(folder)
+        quantizer, conversions = None, ()
+        if skeleton.quantization is not None:
+            quantizer, conversions = skeleton.quantization.quantizer, skeleton.quantization.conversions
+        self._mapping = [*get_model_conversion_mapping(self._model, hf_quantizer=quantizer), *conversions]
+        self._loading = LoadStateDictConfig(
+            dtype=dtype,
+            dtype_plan=self._model._get_dtype_plan(dtype),
+            weight_mapping=self._mapping,
+            hf_quantizer=quantizer,
+        )
+        self._empty: dict[str, torch.Tensor] = self._model.state_dict(keep_vars=True)
+        self._names: dict[str, list[str]] = defaultdict(list)
+        for name in self._empty:
+            self._names[self._part_of(name)].append(name)
+        self._keys: dict[str, list[tuple[str, str, bool]]] = defaultdict(list)
+        for key, name, converted in self._renamed():
+            self._keys[self._part_of(name)].append((key, name, converted))
+        self._held: set[str] = set()
+
+    @property
+    def parts(self) -> Sequence[str]:
+        """The decoder layers, and the other modules that have tensors."""
+        return list(self._names)
+
+    def largest_part(self) -> int:
+        """Return the bytes that the most demanding part of the language model needs.
+
+        They are its pages of the files, and for a tensor that is converted what it becomes, twice, because a
+        conversion of several steps holds two of them.
+        """
+        stored: dict[str, TensorInfo] = {}
+        for path in set(self._files.values()):
+            stored |= parse_local_safetensors_file_metadata(path).tensors
+        sizes = [0]
+        for part, keys in self._keys.items():
+            made = {
+                name: self._empty[name].nbytes
+                for key, name, converted in keys
+                if name in self._empty
+                and (converted or _STORED_AS.get(stored[key].dtype) is not self._empty[name].dtype)
+            }
+            if part.startswith(self._text):
+                offsets = [stored[key].data_offsets for key, _, _ in keys]
+                sizes.append(sum(end - begin for begin, end in offsets) + 2 * sum(made.values()))
+        return max(sizes)
+
+    def load(self, part: str) -> None:
+        """Fill the tensors of `part`. Raises ValueError naming one that the files do not give."""
+        if part in self._held:
+            return
+        self._held.add(part)
+        with ExitStack() as stack:
+            opened: dict[Path, Any] = {}
+            slices = {}
+            for key, _, _ in self._keys[part]:
+                path = self._files[key]
+                if path not in opened:
+                    opened[path] = stack.enter_context(safe_open(path, framework="pt"))
+                slices[key] = opened[path].get_slice(key)
+            told, _ = convert_and_load_state_dict_in_model(self._model, slices, self._loading)
+        for name, why in told.conversion_errors.items():
+            raise ValueError(f"{name}: {why.strip()}")
+        for name, stored, due in told.mismatched_keys:
+            raise ValueError(f"{name} has shape {list(stored)}, the model wants {list(due)}")
+        for name in self._names[part]:
+            self._finish(name)
+
+    def drop(self) -> None:
+        """Let go of every part that is in memory."""
+        for part in self._held:
+            for name in self._names[part]:
+                self._set(name, self._empty[name])
+        self._held.clear()
+
+    def _finish(self, name: str) -> None:
+        """See that a tensor is there, in the model's shape and dtype."""
+        tensor, due = self._model.get_parameter_or_buffer(name), self._empty[name]
+        if tensor.is_meta:
+            self._tie(name)
+        elif tensor.shape != due.shape:
+            raise ValueError(f"{name} has shape {list(tensor.shape)}, the model wants {list(due.shape)}")
+        elif tensor.dtype is not due.dtype:
+            # The loader leaves what a quantized model has besides in the dtype of its file.
+            cast = tensor.to(due.dtype)
+            is_parameter = isinstance(tensor, torch.nn.Parameter)
+            self._set(name, torch.nn.Parameter(cast, requires_grad=False) if is_parameter else cast)
+
+    def _tie(self, name: str) -> None:
+        """Fill a tensor that stands in the files under the name of one that it is tied to."""
+        for pair in self._model.all_tied_weights_keys.items():
+            if name not in pair:
+                continue
+            other = pair[1] if name == pair[0] else pair[0]
+            part = self._part_of(other)
+            if any(told == other for _, told, _ in self._keys[part]):
+                self.load(part)
+                self._set(name, self._model.get_parameter_or_buffer(other))
+                return
+        raise ValueError(f"the safetensors files hold nothing for {name}")
+
+    def _renamed(self) -> Iterator[tuple[str, str, bool]]:
+        """Yield each tensor in the files, what transformers calls it, and whether it is converted."""
+        renamings = [entry for entry in self._mapping if isinstance(entry, WeightRenaming)]
+        converters = [entry for entry in self._mapping if isinstance(entry, WeightConverter)]
+        prefix = self._model.base_model_prefix
+        # In the loader's own order: some renamings begin only with a name that comes first.
+        for key in sorted(self._files, key=dot_natural_key):
+            name, converter = rename_source_key(key, renamings, converters, prefix, self._empty)
+            if name not in self._empty and key in self._empty:
+                name, converter = key, None
+            yield key, name, converter is not None
+
+    def _part_of(self, name: str) -> str:
+        """Return the decoder layer that `name` is inside of, or the module that it stands on."""
+        at = -1
+        while (at := name.find(".", at + 1)) != -1:
+            if name[:at] in self._layers:
+                return name[:at]
+        return name.rpartition(".")[0]
+
+    def _set(self, name: str, tensor: torch.Tensor) -> None:
+        owner, _, attribute = name.rpartition(".")
+        setattr(self._model.get_submodule(owner), attribute, tensor)

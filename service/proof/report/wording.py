@@ -1,0 +1,60 @@
+"""Numbers as people read them, and text of a dataset made safe to look at. Pure.
+
+The template escapes; what is done here keeps text from hiding, reordering or flooding what stands around it.
+"""
+
+import math
+import re
+
+MAX_TEXT_CHARS = 200
+_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+_REORDERING = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
+_HIDDEN = re.compile(f"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff{_REORDERING}]")
+
+
+def count(number: int) -> str:
+    """Return `12,345`."""
+    return f"{number:,}"
+
+
+def size(num_bytes: int) -> str:
+    """Return `47.1 MB`; units are powers of 1000, like a disk's."""
+    power = 0
+    value = float(num_bytes)
+    while value >= 999.5 and power < len(_UNITS) - 1:
+        value, power = value / 1000, power + 1
+    digits = f"{value:,.0f}" if power == 0 or value >= 1000 else f"{value:.3g}"
+    return f"{digits} {_UNITS[power]}"
+
+
+def number(value: float | None) -> str:
+    """Return four significant digits, plain where that is short; `-` for none."""
+    if value is None:
+        return "-"
+    if math.isnan(value):
+        return "not a number"
+    if math.isinf(value):
+        return "infinite" if value > 0 else "-infinite"
+    if value == 0 or 1e-3 <= abs(value) < 1e6:
+        return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+    mantissa, _, exponent = f"{value:.2e}".partition("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def percent(share: float) -> str:
+    """Return `70.1 %`; only what is whole says 0 or 100."""
+    if 0 < share < 0.001:
+        return "< 0.1 %"
+    if 0.999 < share < 1:
+        return "> 99.9 %"
+    return f"{100 * share:.3g} %"
+
+
+def visible(text: str) -> str:
+    """Return `text` with a name for every character that would hide or reorder others; line ends are kept."""
+    return _HIDDEN.sub(lambda found: f"<U+{ord(found[0]):04X}>", text)
+
+
+def short(text: str, limit: int = MAX_TEXT_CHARS) -> str:
+    """Return `text` visible, and cut where it is longer than a line can be."""
+    return visible(text if len(text) <= limit else f"{text[:limit]}...").replace("\n", " ")

@@ -1,0 +1,100 @@
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from service.proof.reference_model import Skeleton, build_skeleton
+from service.proof.reference_weights import WeightStream
+from tests.architectures.recipes import RECIPES
+from tests.architectures.target import make_model
+from tests.support.reference_models import HIDDEN_SIZE, VOCAB_SIZE, TinyModel
+
+EMBEDDINGS = "model.embed_tokens"
+
+
+def open_stream(folder: Path, dtype: torch.dtype = torch.bfloat16) -> tuple[Skeleton, WeightStream]:
+    skeleton = build_skeleton(folder, dtype)
+    return skeleton, WeightStream(skeleton, folder, dtype)
+
+
+def rewrite(folder: Path, change: dict[str, torch.Tensor | None]) -> None:
+    """Put tensors in place of others of the same name, or take them out."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file) | change
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, file)
+
+
+def test_an_embedding_that_stands_under_the_name_of_the_head_it_is_tied_to_is_found(tmp_path):
+    model = TinyModel(tmp_path, "qwen3", "bfloat16")
+    weight = model.model.lm_head.weight.detach().clone()
+    rewrite(tmp_path, {f"{EMBEDDINGS}.weight": None, "lm_head.weight": weight})
+    skeleton, weights = open_stream(tmp_path)
+    weights.load(EMBEDDINGS)
+    assert torch.equal(skeleton.model.model.embed_tokens.weight, weight)
+    weights.drop()
+    assert skeleton.model.model.embed_tokens.weight.is_meta
+    assert skeleton.model.lm_head.weight.is_meta
+
+
+def test_a_tensor_that_no_file_holds_is_named(tmp_path):
+    TinyModel(tmp_path, "llama", "bfloat16")
+    rewrite(tmp_path, {"model.layers.1.mlp.up_proj.weight": None})
+    skeleton, weights = open_stream(tmp_path)
+    weights.load(skeleton.layers[0])
+    with pytest.raises(ValueError, match=r"hold nothing for model\.layers\.1\.mlp\.up_proj\.weight"):
+        weights.load(skeleton.layers[1])
+
+
+def test_an_untied_embedding_is_not_taken_from_the_head(tmp_path):
+    TinyModel(tmp_path, "llama", "bfloat16")
+    rewrite(tmp_path, {f"{EMBEDDINGS}.weight": None})
+    _, weights = open_stream(tmp_path)
+    with pytest.raises(ValueError, match=r"hold nothing for model\.embed_tokens\.weight"):
+        weights.load(EMBEDDINGS)
+
+
+def test_a_tensor_of_another_shape_is_named_with_both(tmp_path):
+    TinyModel(tmp_path, "llama", "bfloat16")
+    rewrite(tmp_path, {"model.norm.weight": torch.ones(3)})
+    _, weights = open_stream(tmp_path)
+    with pytest.raises(ValueError, match=r"model\.norm\.weight has shape \[3\], the model wants \[64\]"):
+        weights.load("model.norm")
+
+
+def test_experts_that_do_not_fit_together_are_named(tmp_path):
+    make_model(RECIPES["MixtralForCausalLM"]).save_pretrained(tmp_path)
+    names = sorted(name for name in load_file(tmp_path / "model.safetensors") if ".experts.0." in name)
+    rewrite(tmp_path, {names[0]: torch.ones(3, 3)})
+    skeleton, weights = open_stream(tmp_path)
+    with pytest.raises(ValueError, match="experts"):
+        weights.load(skeleton.layers[0])
+
+
+@pytest.mark.parametrize(
+    ("stored", "width", "copies"),
+    # A tensor that is used as it is stored is not copied; one that is converted is counted twice.
+    [("bfloat16", 2, 0), ("float32", 4, 2), ("float16", 2, 2)],
+)
+def test_the_largest_part_counts_what_is_read_and_what_is_made_of_it(tmp_path, stored, width, copies):
+    TinyModel(tmp_path, "llama", stored)
+    _, weights = open_stream(tmp_path)
+    assert weights.largest_part() == VOCAB_SIZE * HIDDEN_SIZE * (width + copies * 2)
+
+
+def test_fused_experts_are_counted_as_stored_and_as_made(tmp_path):
+    make_model(RECIPES["MixtralForCausalLM"]).to(torch.bfloat16).save_pretrained(tmp_path)
+    skeleton, weights = open_stream(tmp_path)
+    layer = skeleton.model.get_submodule(skeleton.layers[0])
+    everything = sum(tensor.nbytes for tensor in layer.state_dict().values())
+    fused = sum(t.nbytes for name, t in layer.state_dict().items() if "experts." in name)
+    assert weights.largest_part() == everything + 2 * fused
+
+
+def test_what_is_not_in_the_language_model_is_not_counted(tmp_path):
+    model = make_model(RECIPES["LlavaForConditionalGeneration"]).to(torch.bfloat16)
+    model.save_pretrained(tmp_path)
+    _, weights = open_stream(tmp_path)
+    text = model.model.language_model
+    layer = sum(t.nbytes for t in text.layers[0].state_dict().values())
+    assert weights.largest_part() == max(layer, text.embed_tokens.weight.nbytes)

@@ -1,0 +1,385 @@
+import base64
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
+from schemas.manifest import Manifest, body_sha256
+from schemas.names import index_path, manifest_path, shard_path
+from service.errors import WriteFailed
+from service.proof.report.page import MAX_FINDINGS, render_page, write_page
+from service.proof.report.tally import DatasetTally
+from service.proof.verify import Finding, VerifyReport, verify_dataset
+from tests.support.html_page import Node, read_page
+from tests.support.plans import JOB, sample_id
+from tests.support.reference_models import NUM_LAYERS, VOCAB_SIZE, TinyModel
+from tests.support.shards import (
+    LAYER_IDS,
+    LENGTHS,
+    Capture,
+    ShardRow,
+    capture,
+    with_states,
+    write_dataset,
+    write_manifest,
+    write_unit,
+)
+
+NOW = datetime(2025, 3, 1, 12, 30, tzinfo=UTC)
+EVIL = "<script>document.title='owned'</script><img src=x onerror=alert(1)>"
+OTHER_JOB = "j-00000000000000aa"
+
+
+@pytest.fixture(scope="module")
+def unit(tmp_path_factory) -> Capture:
+    """One unit of a model whose vocabulary holds markup and a mark that turns text around."""
+    model = TinyModel(tmp_path_factory.mktemp("model"), "llama", "bfloat16")
+    words = {f"w{number} ": number for number in range(VOCAB_SIZE - 2)}
+    words |= {EVIL: VOCAB_SIZE - 2, "\u202e": VOCAB_SIZE - 1}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0 "))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(model.folder)
+    return capture(model, dtype="bfloat16")
+
+
+@pytest.fixture
+def made(unit, tmp_path) -> Path:
+    write_dataset(tmp_path / "dataset", tmp_path, {0: unit})
+    return tmp_path / "dataset"
+
+
+@pytest.fixture
+def rewrite(made, tmp_path, unit) -> Callable[[list[ShardRow]], None]:
+    """Put other rows into the dataset's only unit, with index and manifest to match."""
+
+    def change(rows: list[ShardRow]) -> None:
+        write_unit(made, tmp_path, replace(unit, rows=rows), rows, 0)
+        write_manifest(made, unit.provenance, {0: rows})
+
+    return change
+
+
+def pages(folder: Path, model_folder: Path | None = None) -> tuple[VerifyReport, str]:
+    """Verify a dataset and return what was found, and its page."""
+    tally = DatasetTally()
+    report = verify_dataset(folder, model_folder=model_folder, tally=tally)
+    return report, render_page(report, tally, model_folder, NOW)
+
+
+def page(folder: Path, model_folder: Path | None = None) -> Node:
+    return read_page(pages(folder, model_folder)[1])
+
+
+def renamed(row: ShardRow, **changes: object) -> ShardRow:
+    """Return a row with other contents under the name that they ask for."""
+    other = replace(row, **changes)
+    planned = slice(0, other.prompt_tokens)
+    name = sample_id(other.source_id, other.input_ids[planned], other.loss_mask[planned])
+    return replace(other, sample_id=name)
+
+
+def test_the_page_of_a_right_dataset_says_so_first(made, unit):
+    root = page(made, unit.model.folder)
+    verdict = root.one("section", "verdict")
+    assert verdict.text() == (
+        "The dataset is right Nothing wrong was found. 5 rows of 74 tokens were read again, every layer."
+    )
+    assert root.one("head").one("title").text() == f"Right: {made}"
+    assert root.all("section", "findings") == []
+    assert [check.attributes["class"] for check in root.one("ul", "checks").all("li")] == ["passed"] * 5
+
+
+def test_counting_for_a_page_changes_nothing_of_the_report(made, unit):
+    assert pages(made, unit.model.folder)[0] == verify_dataset(made, model_folder=unit.model.folder)
+
+
+def test_the_page_loads_and_runs_nothing(made, unit):
+    _, text = pages(made, unit.model.folder)
+    root = read_page(text)
+    assert {node.tag for node in root.nodes()}.isdisjoint(
+        {"script", "link", "img", "iframe", "object", "form"}
+    )
+    for node in root.nodes():
+        assert not [name for name in node.attributes if name.startswith("on") or name in {"style", "src"}]
+        assert node.attributes.get("href", "#").startswith("#")
+    assert "url(" not in text
+    assert "@import" not in text
+
+
+def test_the_pages_policy_allows_its_own_style_alone(made):
+    root = page(made)
+    (policy,) = [meta.attributes["content"] for meta in root.all("meta") if "http-equiv" in meta.attributes]
+    (css,) = root.one("style").children
+    digest = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()
+    told = dict(part.strip().split(" ", 1) for part in policy.split(";"))
+    assert told.pop("style-src") == f"'sha256-{digest}'"
+    assert set(told) == {"default-src", "base-uri", "form-action"}
+    assert set(told.values()) == {"'none'"}
+
+
+def test_every_layer_is_named_in_the_three_conventions_and_measured(made, unit):
+    header, *rows = page(made).all("table")[0].cells()
+    assert header[:5] == ["column", "vLLM id", "HF index", "0-based output", "state"]
+    states = {k: torch.cat([row.states[k] for row in unit.rows]).double() for k in LAYER_IDS}
+    assert [row[:5] for row in rows] == [
+        ["layer_1", "1", "1", "0", "residual stream"],
+        ["layer_2", "2", "2", "1", "residual stream"],
+        [f"layer_{NUM_LAYERS}", str(NUM_LAYERS), "-", str(NUM_LAYERS - 1), "pre final norm"],
+    ]
+    for row, states_TH in zip(rows, states.values(), strict=True):
+        assert row[5] == str(sum(LENGTHS))
+        median = float(states_TH.square().mean(dim=1).sqrt().quantile(0.5))
+        assert float(row[7]) == pytest.approx(median, rel=0.06)
+        assert float(row[9]) == pytest.approx(float(states_TH.abs().max()), rel=1e-3)
+        assert row[10:] == ["0", "0", "0"]
+
+
+def test_every_chart_says_what_a_healthy_one_looks_like_and_tells_its_numbers(made, unit):
+    charts = page(made, unit.model.folder).all("figure")
+    assert [chart.one("h4").text() for chart in charts] == [
+        "Size of the states, layer by layer",
+        "Growth with depth",
+        "Along the row",
+        "Next token: engine against stored states",
+        "The difference, in units of rounding",
+        "Lengths",
+        "Supervised share",
+    ]
+    for chart in charts:
+        assert chart.one("svg").attributes["aria-label"]
+        assert "A healthy one:" in chart.one("figcaption").text()
+        assert len(chart.one("table").cells()) > 1
+
+
+def test_without_the_model_the_page_says_what_was_not_checked(made):
+    root = page(made)
+    open_checks = root.one("ul", "checks").all("li", "open")
+    assert [check.text() for check in open_checks] == [
+        "Logits not recomputed: it needs the model's folder: --model FOLDER"
+    ]
+    assert "Token ids, because no tokenizer was read: give --model FOLDER" in root.one("p", "key").text()
+    assert root.all("bdi", "id")
+
+
+def test_a_skipped_canary_is_no_passed_check(made):
+    edit(made, lambda body: body["checks"].update(canary="skipped by request"))
+    checks = page(made).one("ul", "checks").all("li", "open")
+    assert "Canary skipped by request at the capture of 1 job" in [check.text() for check in checks]
+
+
+def test_samples_are_shown_as_text_with_their_supervised_part_marked(made, unit):
+    root = page(made, unit.model.folder)
+    by_name = {row.source_id or row.sample_id: row for row in unit.rows}
+    articles = root.all("article")
+    assert len(articles) == 3
+    for article in articles:
+        row = by_name[article.one("h4").text()]
+        words = {VOCAB_SIZE - 2: EVIL, VOCAB_SIZE - 1: "<U+202E>"}
+        due = [words.get(token, f"w{token}") for token in row.input_ids]
+        half = len(due) // 2
+        shown = article.one("div", "tokens")
+        assert shown.text().split() == " ".join(due).split()
+        assert shown.one("mark").text().split() == " ".join(due[half:]).split()
+
+
+def test_the_border_between_prompt_and_answer_is_shown(made, unit, rewrite):
+    rewrite([renamed(row, prompt_tokens=max(1, len(row.input_ids) - 3)) for row in unit.rows])
+    root = page(made, unit.model.folder)
+    long = [node for node in root.all("article") if "the answer by the target begins at" in node.text()]
+    assert long
+    for article in long:
+        runs = article.one("div", "tokens")
+        assert len(runs.all("span", "border")) == 1
+        at = runs.children.index(runs.one("span", "border"))
+        after = [node for child in runs.children[at:] if isinstance(child, Node) for node in child.all("bdi")]
+        assert len(after) == 3
+
+
+def test_text_of_a_dataset_is_never_markup(made, unit, rewrite):
+    """The ways in: a source id, a token, a file's name, and what a manifest says of model and engine."""
+    tokens = [VOCAB_SIZE - 2, VOCAB_SIZE - 1]
+    rewrite(
+        [
+            renamed(row, source_id=f"{EVIL}{number}", input_ids=(tokens * 40)[: len(row.input_ids)])
+            for number, row in enumerate(unit.rows)
+        ]
+    )
+    (made / "data" / "<svg onload=alert(1)>.parquet").write_bytes(b"")
+    edit(made, lambda body: body["provenance"]["identity"].update(model=EVIL, revision=EVIL))
+    edit(made, lambda body: body["provenance"]["engine"].update(name=EVIL, options={EVIL: EVIL}))
+    edit(made, lambda body: body["checks"].update(canary=EVIL))
+    edit(made, lambda body: body["shards"][0].update(sha256=EVIL))
+    reject = {"position": 9, "source_id": None, "sample_id": None, "reason": EVIL, "detail": EVIL}
+    edit(made, lambda body: body["rejects"].append(reject))
+    report, text = pages(made, unit.model.folder)
+    root = read_page(text)
+    assert not report.ok
+    assert not {node.tag for node in root.nodes()} & {"script", "img"}
+    assert [svg for svg in root.all("svg") if "onload" in svg.attributes] == []
+    assert root.text().count("document.title='owned'") > 10
+    assert "\u202e" not in text
+    assert "<U+202E>" in root.text()
+
+
+def test_a_broken_dataset_has_its_findings_before_all_else(made, unit, rewrite):
+    rows = list(unit.rows)
+    states = rows[4].states[2].clone()
+    states[16:] = 0
+    rows[4] = with_states(rows[4], 2, states)
+    rewrite(rows)
+    root = page(made)
+    assert root.one("section", "verdict").text().startswith("The dataset is BROKEN 1 error found.")
+    fault = f"row 4 ({rows[4].sample_id}): layer 2: all zero in 17 of 33 tokens, the first at 16"
+    assert root.one("section", "findings").one("li").text() == f"{shard_path(JOB, 0)} {fault}"
+    sections = [node.attributes.get("class") for node in root.one("main").children if isinstance(node, Node)]
+    assert sections[:3] == ["verdict broken", "card findings", "tiles"]
+    assert [cell.text() for cell in root.all("td", "alarm")] == ["17"]
+    assert [node.attributes["class"] for node in root.one("ul", "checks").all("li")][1] == "failed"
+
+
+def test_a_row_that_the_engine_did_not_see_is_red(made, unit, rewrite):
+    says = unit.model.run(unit.rows[4].input_ids)
+    rows = [*unit.rows[:4], with_states(unit.rows[4], NUM_LAYERS, says.layers[NUM_LAYERS - 1])]
+    rewrite(rows)
+    root = page(made, unit.model.folder)
+    assert len(root.all("circle", "bad")) == 2
+    logits = root.one("ul", "checks").all("li")[3]
+    assert logits.attributes["class"] == "failed"
+    assert logits.text().startswith("Logits ")
+
+
+def test_a_damaged_shard_is_counted_as_far_as_it_can_be_read(made, unit):
+    """Its hash is wrong, so it is read in a process of its own, whose counts must come back."""
+    path = made / shard_path(JOB, 0)
+    data = bytearray(path.read_bytes())
+    data[data.find(unit.rows[3].states[2].view(torch.uint8).numpy().tobytes()) + 100] ^= 4
+    path.write_bytes(data)
+    root = page(made)
+    assert root.all("table")[0].cells()[1][5] == str(sum(LENGTHS))
+    assert len(root.all("article")) == 3
+
+
+@pytest.mark.parametrize("cut", [0, 1000])
+def test_a_shard_that_cannot_be_read_leaves_a_page_without_charts(made, cut):
+    path = made / shard_path(JOB, 0)
+    path.write_bytes(path.read_bytes()[:-1000] if cut else b"")
+    root = page(made)
+    assert root.all("figure") == []
+    assert root.all("article") == []
+    assert [row[5] for row in root.all("table")[0].cells()[1:]] == ["-"] * len(LAYER_IDS)
+    assert (
+        root.one("dl", "tiles")
+        .text()
+        .startswith("samples 0 of 5 0 rejected, with a reason tokens 0 - layers 3")
+    )
+
+
+def test_a_dataset_without_a_manifest_has_a_page(made):
+    (made / manifest_path(JOB)).unlink()
+    root = page(made)
+    assert root.all("section", "job") == []
+    assert "holds no manifest" in root.one("section", "findings").text()
+
+
+def test_several_jobs_have_a_section_each_and_a_list(made, unit, tmp_path):
+    other = second_job(made, tmp_path)
+    root = page(made)
+    sections = [node.attributes["id"] for node in root.all("section", "job")]
+    assert sections == [f"job-{other}", f"job-{JOB}"]
+    assert [link.attributes["href"] for link in root.one("nav").all("a")] == [f"#{name}" for name in sections]
+    for section in root.all("section", "job"):
+        assert len(section.all("figure")) == 5
+    assert root.one("dl", "tiles").text().startswith("samples 10 ")
+
+
+def test_the_shards_and_the_rejects_are_told(made, unit):
+    reject = {"position": 5, "source_id": None, "sample_id": None, "reason": "empty", "detail": "no tokens"}
+
+    def change(body: dict) -> None:
+        body["rejects"].append(reject)
+        body["totals"].update(samples_planned=6, samples_rejected=1)
+
+    edit(made, change)
+    report, text = pages(made)
+    assert report.ok, report.findings
+    *_, rejects, shards = read_page(text).all("table")
+    assert rejects.cells()[1] == ["empty", "1", "no tokens"]
+    manifest = Manifest.model_validate_json((made / manifest_path(JOB)).read_text())
+    (entry,) = manifest.shards
+    file, number, rows, tokens, _, digest = shards.cells()[1]
+    assert (file, number, rows, tokens, digest) == (entry.path, "0", "5", "74", entry.sha256[:12])
+
+
+def test_numbers_of_a_manifest_that_are_no_numbers_make_a_page(made):
+    def change(body: dict) -> None:
+        body["checks"].update(canary_min_cosine=float("nan"), logit_max_error=float("inf"))
+        body["provenance"]["final_norm"].update(eps=float("nan"))
+
+    edit(made, change)
+    assert "lowest cosine nan" in page(made).one("ul", "checks").text()
+
+
+def test_of_very_many_findings_the_first_are_listed_and_the_rest_counted():
+    findings = tuple(Finding(path=f"data/{number}", what="x" * 10_000) for number in range(MAX_FINDINGS + 5))
+    report = VerifyReport(
+        **dict.fromkeys(("jobs", "shards", "rows", "tokens", "bytes", "logit_rows", "logit_argmax_agree"), 0),
+        where="w" * 10_000,
+        logit_max_error=0.0,
+        findings=findings,
+    )
+    text = render_page(report, DatasetTally(), None, NOW)
+    section = read_page(text).one("section", "findings")
+    assert len(section.all("li")) == MAX_FINDINGS
+    assert "and 5 more" in section.text()
+    assert len(text) < 300_000
+
+
+def test_another_models_tokenizer_is_told(made, unit, tmp_path):
+    shutil.copytree(unit.model.folder, tmp_path / "model")
+    assert "are not those of the job" in page(made, tmp_path / "model").one("p", "key").text()
+
+
+def test_the_page_appears_whole_or_not_at_all(made, tmp_path):
+    tally = DatasetTally()
+    report = verify_dataset(made, tally=tally)
+    write_page(tmp_path / "page.html", report, tally, None, NOW)
+    assert (
+        read_page((tmp_path / "page.html").read_text(encoding="utf-8")).one("time").text()
+        == "2025-03-01 12:30 UTC"
+    )
+    (tmp_path / "file").write_text("")
+    with pytest.raises(WriteFailed, match="cannot be written"):
+        write_page(tmp_path / "file" / "page.html", report, tally, None, NOW)
+    assert sorted(path.name for path in tmp_path.glob("*page*")) == ["page.html"]
+
+
+def test_the_same_dataset_makes_the_same_page(made, unit):
+    assert pages(made, unit.model.folder)[1] == pages(made, unit.model.folder)[1]
+
+
+def edit(folder: Path, change: Callable[[dict], None]) -> None:
+    """Change the manifest's document and sign it again."""
+    path = folder / manifest_path(JOB)
+    body = json.loads(path.read_text())
+    change(body)
+    path.write_text(json.dumps(body | {"sha256": body_sha256(body)}))
+
+
+def second_job(folder: Path, scratch: Path) -> str:
+    """Put a copy of the job into the dataset under another id, as if run a second time; return the id."""
+    copy = scratch / "copy"
+    shutil.copytree(folder, copy)
+    for path in (shard_path, index_path):
+        (folder / path(OTHER_JOB, 0)).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(copy / path(JOB, 0), folder / path(OTHER_JOB, 0))
+    text = (copy / manifest_path(JOB)).read_text().replace(JOB, OTHER_JOB)
+    body = json.loads(text)
+    (folder / manifest_path(OTHER_JOB)).write_text(json.dumps(body | {"sha256": body_sha256(body)}))
+    return OTHER_JOB
