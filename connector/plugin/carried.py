@@ -44,7 +44,6 @@ CARRIED: dict[str, Carried] = {
     "GraniteMoeSharedForCausalLM": Carried(
         "granitemoeshared", "GraniteMoeSharedForCausalLM", "GraniteMoeSharedModel", sums=False
     ),
-    "PhiMoEForCausalLM": Carried("phimoe", "PhiMoEForCausalLM", "PhiMoEModel", sums=False),
     "NemotronForCausalLM": Carried("nemotron", "NemotronForCausalLM", "NemotronModel"),
     "Exaone4ForCausalLM": Carried("exaone4", "Exaone4ForCausalLM", "Exaone4Model", sums=False),
     "StableLmForCausalLM": Carried("stablelm", "StablelmForCausalLM", "StableLMEpochModel", sums=False),

@@ -54,10 +54,16 @@ def test_two_ranks_share_the_rows_and_every_row_is_right(tmp_path):
 @pytest.mark.long
 def test_rows_of_preempted_requests_are_right_on_both_ranks(tmp_path):
     target = target_in(tmp_path / "models")
-    tiny = {"block_size": 32, "num_gpu_blocks_override": 24, "max_num_seqs": 8, "disable_log_stats": False}
+    tiny = {"block_size": 32, "num_gpu_blocks_override": 26, "max_num_seqs": 8, "disable_log_stats": False}
     shop = vllm_shop(tmp_path, target, engine_options=tiny, tensor_parallel_size=2)
     told = {"max_tokens": 120, "capture": "one_pass"}
-    body = request(target, by_id(random_ids([60] * 12, vocab_size=1500)), generate=told, layers=LAYERS[:-1])
+    body = request(
+        target,
+        by_id(random_ids([60] * 12, vocab_size=1500)),
+        generate=told,
+        layers=LAYERS[:-1],
+        storage={"shard_bytes": 8_388_608},
+    )
     job = shop.run(body)
     shop.store.close()
     assert job.state is JobState.COMPLETED, job.problem

@@ -153,7 +153,7 @@ def _options(options: Mapping[str, object]) -> str:
 
 
 def _layer_table(names: Sequence[LayerInfo], layers: Mapping[int, LayerTally]) -> Table:
-    header = ("column", "vLLM id", "HF index", "0-based output", "state", "tokens")
+    header = ("column", "vLLM id", "HF index", "0\u2011based output", "state", "tokens measured")
     measured = (*_QUANTILES, "largest |value|", "all zero", "constant", "not finite")
     rows, alarms = [], set()
     for row, name in enumerate(names):

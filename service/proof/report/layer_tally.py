@@ -8,7 +8,6 @@ Legend: T tokens, H hidden size, P places in a row, B bins.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import numpy as np
 import torch
@@ -19,18 +18,37 @@ from service.proof.report.bins import BINS, PLACES, norm_bins, place_of, quantil
 _MEASURED_TOKENS, _MEASURED_ELEMENTS = 16, 2**16
 """Of a longer row about so many are measured, whichever is more: the first tokens, and some at even steps."""
 _FIRST_TOKENS = 4
-_WAITING_ROWS = 16
-"""Steps on many rows at once take less time than many small steps; memory for so many is a few MB a layer."""
+_BUFFER_BYTES = 2**20
 
 
-@dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A row to count: the places and bytes of its measured tokens, and the extremes of every token."""
+    """Rows whose measured tokens were copied and are not counted yet.
 
-    places: NDArray[np.int64]
-    raw: NDArray[np.uint8]
-    low_T: torch.Tensor
-    high_T: torch.Tensor
+    Steps on many rows at once take less time than many small steps, and a buffer that is kept less than new
+    ones.
+    """
+
+    def __init__(self, size: int, token_bytes: int) -> None:
+        self.raw: NDArray[np.uint8] = np.empty((size, token_bytes), np.uint8)
+        self.filled = 0
+        self.tokens: list[tuple[range, range]] = []
+        self.lows: list[torch.Tensor] = []
+        self.highs: list[torch.Tensor] = []
+
+    def take(self, raw: NDArray[np.uint8], tokens: tuple[range, range]) -> None:
+        """Copy some tokens of a row; there must be room for them."""
+        # numpy copies on this thread; torch would start a team of threads and wait for it.
+        for part in tokens:
+            end = self.filled + len(part)
+            self.raw[self.filled : end] = raw[part.start : part.stop : part.step]
+            self.filled = end
+        self.tokens.append(tokens)
+
+    def clear(self) -> None:
+        """Forget the rows and keep the buffer."""
+        self.filled = 0
+        for waiting in (self.tokens, self.lows, self.highs):
+            waiting.clear()
 
 
 @dataclass(slots=True)
@@ -47,7 +65,7 @@ class LayerTally:
     constant: int = 0
     not_finite: int = 0
     max_abs: float = 0.0
-    _waiting: list[_Waiting] = field(default_factory=list)
+    _waiting: _Waiting | None = None
 
     def add(self, states_TH: torch.Tensor, low_T: torch.Tensor, high_T: torch.Tensor) -> None:
         """Take one row's states; `low_T` and `high_T` are each token's smallest and largest value.
@@ -55,25 +73,32 @@ class LayerTally:
         They are counted some rows later, or by `settle`.
         """
         num_tokens, self.hidden_size = states_TH.shape
-        picked, places = _picked(num_tokens, max(_MEASURED_TOKENS, _MEASURED_ELEMENTS // self.hidden_size))
-        # numpy copies on this thread; torch would start a team of threads and wait for it.
-        raw = states_TH.view(torch.uint8).numpy()[picked]
-        self._waiting.append(_Waiting(places, raw, low_T, high_T))
-        if len(self._waiting) == _WAITING_ROWS:
+        most = max(_MEASURED_TOKENS, _MEASURED_ELEMENTS // self.hidden_size)
+        raw = states_TH.view(torch.uint8).numpy()
+        if self._waiting is None:
+            self._waiting = _Waiting(max(most, _BUFFER_BYTES // raw.shape[1]), raw.shape[1])
+        tokens = _measured(num_tokens, most)
+        if self._waiting.filled + sum(map(len, tokens)) > len(self._waiting.raw):
             self.settle()
+        self._waiting.take(raw, tokens)
+        self._waiting.lows.append(low_T)
+        self._waiting.highs.append(high_T)
 
     def settle(self) -> None:
         """Count what waits. The numbers are whole only afterwards."""
-        if not self._waiting:
+        waiting = self._waiting
+        if waiting is None or not waiting.filled:
             return
-        waiting, self._waiting = self._waiting, []
-        lows, highs = ([row.low_T for row in waiting], [row.high_T for row in waiting])
-        states_TH = torch.from_numpy(np.concatenate([row.raw for row in waiting])).view(lows[0].dtype)
+        low_T, high_T = torch.cat(waiting.lows), torch.cat(waiting.highs)
+        states_TH = torch.from_numpy(waiting.raw[: waiting.filled]).view(low_T.dtype)
         # A norm in bfloat16 is summed up in float32, and taken in a third of the time; float16 overflows.
         wide = None if states_TH.dtype == torch.bfloat16 else torch.float32
         bins = norm_bins(torch.linalg.vector_norm(states_TH, dim=1, dtype=wide))
-        np.add.at(self.counts_PB, (np.concatenate([row.places for row in waiting]), bins), 1)
-        low, high = torch.cat(lows).float().numpy(), torch.cat(highs).float().numpy()
+        tokens = np.concatenate(
+            [np.arange(*(p.start, p.stop, p.step)) for row in waiting.tokens for p in row]
+        )
+        np.add.at(self.counts_PB, (place_of(tokens), bins), 1)
+        low, high = low_T.float().numpy(), high_T.float().numpy()
         finite = np.isfinite(low) & np.isfinite(high)
         flat = (low == high) & finite
         zero = int((flat & (low == 0)).sum())
@@ -82,6 +107,7 @@ class LayerTally:
         self.not_finite += int((~finite).sum())
         if finite.any():
             self.max_abs = max(self.max_abs, -float(low[finite].min()), float(high[finite].max()))
+        waiting.clear()
 
     @property
     def tokens(self) -> int:
@@ -113,14 +139,8 @@ class LayerTally:
         self.max_abs = max(self.max_abs, other.max_abs)
 
 
-@lru_cache(maxsize=1)
-def _picked(num_tokens: int, most: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the tokens to measure of a row, about `most`, and their places.
-
-    The layers of a row follow each other, so that one answer is kept.
-    """
-    tokens = np.arange(num_tokens)
-    if num_tokens > most:
-        step = -(-(num_tokens - _FIRST_TOKENS) // (most - _FIRST_TOKENS))
-        tokens = np.concatenate([tokens[:_FIRST_TOKENS], tokens[_FIRST_TOKENS::step]])
-    return tokens, place_of(tokens)
+def _measured(num_tokens: int, most: int) -> tuple[range, range]:
+    """Return the tokens to measure of a row, at most `most`: the first ones, and others at even steps."""
+    first = min(_FIRST_TOKENS, num_tokens)
+    step = max(1, -(-(num_tokens - first) // (most - _FIRST_TOKENS)))
+    return range(first), range(first, num_tokens, step)

@@ -22,7 +22,7 @@ _LEFT, _RIGHT = 56.0, WIDTH - 58
 _GUTTER = 13.0
 _MIN_BINS, _MAX_BARS = 16, 90
 _MAX_LINES = 6
-_RIDGE_HEIGHT, _LEAST_HILL, _HIGHEST_HILL = 470.0, 13.0, 105.0
+_RIDGE_HEIGHT, _LEAST_HILL, _HIGHEST_HILL = 570.0, 13.0, 140.0
 """About as high as two charts with their words; a layer gets its share of it, within bounds."""
 _MIN_TALL_LAYERS = 4
 _FILLED = 0.92
@@ -54,7 +54,7 @@ def ridge(layers: Layers) -> Figure:
         if 0 < median < math.inf:
             canvas.line(scale.at(median), base, scale.at(median), base - height * 0.45, "median")
     canvas.x_axis(scale, bottom, "RMS of a token's state (log scale)")
-    header = ("layer", "tokens", "5 % below", "25 %", "median", "75 %", "95 %")
+    header = ("layer", "tokens measured", "5 % below", "25 %", "median", "75 %", "95 %")
     shares = (0.05, 0.25, 0.5, 0.75, 0.95)
     rows = tuple(
         (str(k), count(layer.tokens), *map(rms_text, layer.rms(shares))) for k, layer in layers.items()

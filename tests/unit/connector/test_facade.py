@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.v1.core.sched.output import SchedulerOutput
 
 from connector.hidden_states import HiddenStatesConnector, StepMetadata, _telling_refusals
 from connector.layout import LayoutError
@@ -72,10 +73,11 @@ def test_a_finished_request_is_held_and_its_work_travels_with_the_next_step():
     ref = RowRef(UnitKey(job_id=JOB, unit=0, epoch=1), 2, 5)
     request = FakeRequest("r", Status.FINISHED_LENGTH_CAPPED, ref.params(), 5, [1, 2, 3, 4, 5, 6])
     assert connector.request_finished_all_groups(request, ([0, 1],)) == (True, None)
-    metadata = connector.build_connector_meta(None)
+    step = SchedulerOutput.make_empty()
+    metadata = connector.build_connector_meta(step)
     assert isinstance(metadata, StepMetadata)
     assert [item.ref for item in metadata.work.items] == [ref]
-    assert connector.build_connector_meta(None).work.items == []
+    assert connector.build_connector_meta(step).work.items == []
 
 
 def test_nothing_is_ever_loaded_and_one_rank_reports_a_request():

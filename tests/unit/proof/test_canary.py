@@ -157,7 +157,7 @@ def rounded(run: Run) -> States:
 
 def test_an_engine_that_rounds_to_8_bits_may_be_further_away_but_no_layer_off(run):
     captured = rounded(run)
-    with pytest.raises(StatesWrong, match="0.99"):
+    with pytest.raises(StatesWrong, match=r"0\.99"):
         judge(captured, run.reference, LAYER_IDS, NUM_LAYERS, run.dtype)
     report = judge(captured, run.reference, LAYER_IDS, NUM_LAYERS, run.dtype, 8)
     assert [layer.best_match_layer for layer in report.layers] == list(LAYER_IDS)

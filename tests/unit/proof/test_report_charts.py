@@ -14,7 +14,8 @@ from service.proof.logit_check import MOST_SIGMAS, LogitReading
 from service.proof.report import model_charts, row_charts, state_charts
 from service.proof.report.canvas import Canvas, Scale, spanning, tick_text
 from service.proof.report.figure import Figure
-from service.proof.report.tally import JobTally, LayerTally
+from service.proof.report.layer_tally import LayerTally
+from service.proof.report.tally import JobTally
 
 SIZES = st.floats(1e-6, 1e7)
 
@@ -22,8 +23,12 @@ SIZES = st.floats(1e-6, 1e7)
 def layer(scale: float, *, tokens: int = 200, first: float = 1.0) -> LayerTally:
     states_TH = scale * torch.randn(tokens, 16, generator=torch.Generator().manual_seed(1))
     states_TH[0] *= first
-    tally = LayerTally()
+    return with_row(LayerTally(), states_TH)
+
+
+def with_row(tally: LayerTally, states_TH: torch.Tensor) -> LayerTally:
     tally.add(states_TH, *torch.aminmax(states_TH, dim=1))
+    tally.settle()
     return tally
 
 
@@ -61,9 +66,7 @@ def texts(figure: Figure) -> list[str]:
 
 
 def all_charts() -> list[Figure]:
-    broken = layer(1.0)
-    broken.add(torch.zeros(3, 16), torch.zeros(3), torch.zeros(3))
-    broken.add(torch.full((2, 16), math.inf), torch.full((2,), math.inf), torch.full((2,), math.inf))
+    broken = with_row(with_row(layer(1.0), torch.zeros(3, 16)), torch.full((2, 16), math.inf))
     empty, layers = LayerTally(), some_layers(5)
     bad = LogitReading("row 9", -0.5, -3.0, 0.01, False, True)
     unknown = LogitReading("row 8", math.nan, -3.0, 0.01, False, True)
@@ -169,9 +172,7 @@ def test_the_ridge_has_a_hill_for_every_layer_and_says_its_median(count):
 
 
 def test_tokens_that_cannot_be_right_stand_at_the_edges_of_the_ridge():
-    wrong = layer(1.0)
-    wrong.add(torch.zeros(3, 16), torch.zeros(3), torch.zeros(3))
-    figure = state_charts.ridge({1: layer(1.0), 4: wrong})
+    figure = state_charts.ridge({1: layer(1.0), 4: with_row(layer(1.0), torch.zeros(3, 16))})
     (box,) = marks(figure, "bad")
     assert float(box["x"]) < min(float(line["x1"]) for line in marks(figure, "grid"))
     assert figure.odd == "layer 4: 3 tokens all zero"

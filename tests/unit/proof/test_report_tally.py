@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from service.proof.logit_check import LogitReading
+from service.proof.report.layer_tally import LayerTally
 from service.proof.report.tally import (
     HEAD_TOKENS,
     MAX_FAULTY_POINTS,
@@ -15,7 +16,6 @@ from service.proof.report.tally import (
     TAIL_TOKENS,
     Few,
     JobTally,
-    LayerTally,
 )
 from service.proof.shard_reader import LightRow
 
@@ -37,6 +37,7 @@ def count(tally: JobTally | LayerTally, states_TH: torch.Tensor, layer_id: int =
         tally.layer(layer_id, states_TH, low_T, high_T)
     else:
         tally.add(states_TH, low_T, high_T)
+    tally.settle()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -161,3 +162,55 @@ def test_a_sample_that_can_be_shown_is_kept_whole():
     (sample,) = tally.samples.items()
     assert [part.ids for part in sample.parts] == [tuple(range(length))]
     assert set(sample.parts[0].supervised) == {True}
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3, 4, 5, 16, 17, 100, 5000])
+def test_of_a_long_row_the_first_tokens_and_some_others_are_measured(num_tokens):
+    tally = LayerTally()
+    count(tally, torch.ones(num_tokens, 8192))
+    assert min(num_tokens, 8) <= tally.tokens <= 16
+    assert tally.counts_PB[:4].sum() == min(num_tokens, 4)
+
+
+def test_what_is_measured_is_spread_over_the_whole_row():
+    tally = LayerTally()
+    states_TH = torch.ones(4096, 8192)
+    states_TH[2048:] = 4
+    count(tally, states_TH)
+    assert [tally.rms((share,))[0] for share in (0.4, 0.95)] == pytest.approx([1, 4], rel=0.1)
+
+
+def test_a_bad_token_of_a_long_row_is_known_even_if_it_is_not_measured():
+    states_TH = torch.randn(999, 4096, generator=torch.Generator().manual_seed(1))
+    states_TH[500] = 0
+    states_TH[777, 5] = math.nan
+    states_TH[888, 5] = 1e6
+    tally = LayerTally()
+    count(tally, states_TH)
+    assert tally.tokens < 999
+    assert tally.faults(1) == {"all zero": 1, "not finite": 1}
+    assert tally.max_abs == 1e6
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_many_rows_wait_and_are_counted_once(dtype):
+    tally, total = LayerTally(), 0
+    for number in range(200):
+        states_TH = torch.full((1 + number % 40, 4096), 1.0 + number % 3).to(dtype)
+        states_TH[:, ::2] *= -1
+        tally.add(states_TH, *torch.aminmax(states_TH, dim=1))
+        total += min(len(states_TH), 4) + len(range(4, len(states_TH), -(-(len(states_TH) - 4) // 12) or 1))
+    tally.settle()
+    tally.settle()
+    assert tally.tokens == total
+    found = [tally.rms((share,))[0] for share in (0.2, 0.5, 0.9)]
+    assert found == pytest.approx([1, 2, 3], rel=0.05)
+    assert tally.max_abs == 3
+
+
+def test_waiting_rows_hold_no_more_than_a_buffer():
+    tally = LayerTally()
+    for _ in range(300):
+        states_TH = torch.ones(50, 4096)
+        tally.add(states_TH, *torch.aminmax(states_TH, dim=1))
+        assert len(pickle.dumps(tally._waiting)) < 2**21

@@ -1,0 +1,118 @@
+"""What each check of every row costs by itself, on one core: `python -m benchmarks.checks --save`.
+
+The row is an 8B model's: 512 tokens, 4 layers of 4096 in bfloat16, 32 KiB of states a token. `make bench`
+measures all of them together, beside an engine.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.machine import machine_facts
+from benchmarks.writer import HIDDEN_SIZE, LAYER_IDS, NUM_LAYERS, NUM_TOKENS
+from connector.marks import Marker
+from connector.rowcheck import RowChecker
+from connector.seal import xxh3_of
+from connector.seen import SeenStates
+from connector.shards import UnitWriter
+from connector.sums import token_sums
+from connector.wire import DrainJob, RowRef, hash_ids
+from schemas.identity import FinalNorm
+from schemas.names import attempt_dir
+from service.proof.gap_check import check_gaps
+from service.proof.head import Head
+from service.proof.head_weights import HeadWeights, NormWeights
+from service.proof.logit_check import LogitCase, Witness
+from service.proof.row_proof import prove_row
+from service.proof.shard_reader import ShardReader
+from tests.support.plans import JOB, identity, order, random_ids, write_plan
+
+RESULTS = Path(__file__).parent / "results" / "checks.json"
+NUM_ROWS, ROUNDS = 8, 5
+SLOTS, VOCAB_SIZE, CACHE_TOKENS = 16, 128_256, 2**19
+
+
+def measure(folder: Path) -> dict[str, float]:
+    """Return the microseconds a token that each check takes, the best of a few rounds."""
+    torch.set_num_threads(1)
+    draw = torch.Generator().manual_seed(0)
+    shape = (NUM_LAYERS, NUM_TOKENS, HIDDEN_SIZE)
+    rows = [torch.randn(shape, generator=draw).to(torch.bfloat16) for _ in range(NUM_ROWS)]
+    ids = [np.asarray(one, np.int32) for one in random_ids([NUM_TOKENS] * NUM_ROWS)]
+    cache_BLSH = torch.zeros((NUM_TOKENS // SLOTS, NUM_LAYERS, SLOTS, HIDDEN_SIZE), dtype=torch.bfloat16)
+    marker, checker = Marker(cache_BLSH), RowChecker(torch.bfloat16)
+    seen, sums = SeenStates(NUM_LAYERS, CACHE_TOKENS), [token_sums(row) for row in rows]
+    file = _shard(folder, rows, ids)
+    head, cases = _head(rows, draw)
+    with ShardReader(file) as reader:
+        return {
+            "marks": _us(lambda row: marker.mark(range(len(cache_BLSH)))),
+            "values": _us(lambda row: checker.check(rows[row], LAYER_IDS)),
+            "copy sums": round(2 * _us(lambda row: token_sums(rows[row])), 3),
+            "states seen before": _us(lambda row: seen.check(sums[row], ids[row], LAYER_IDS)),
+            "receipt": _us(lambda row: xxh3_of(file), count=1),
+            "rows against the plan": _us(lambda row: prove_row(reader, row, values=False)),
+            "last token": _us(lambda row: check_gaps(head, cases[row : row + 1])),
+        }
+
+
+def _us(act: Callable[[int], object], count: int = NUM_ROWS) -> float:
+    """Return the microseconds a token of `act` over all rows, done row by row in `count` calls."""
+    best = float("inf")
+    for _ in range(ROUNDS):
+        begun = time.perf_counter()
+        for row in range(count):
+            act(row)
+        best = min(best, time.perf_counter() - begun)
+    return round(best / (NUM_ROWS * NUM_TOKENS) * 1e6, 3)
+
+
+def _shard(folder: Path, rows: list[torch.Tensor], ids: list[np.ndarray]) -> Path:
+    """Write the rows as the writer does; return the sealed file."""
+    write_plan(folder, [one.tolist() for one in ids])
+    about = identity(layer_ids=LAYER_IDS, hidden_size=HIDDEN_SIZE, num_layers=LAYER_IDS[-1])
+    told = order(about, NUM_ROWS)
+    unit = UnitWriter(told, folder, 0, 1)
+    for row, states in enumerate(rows):
+        ref = RowRef(told.key, row, NUM_TOKENS)
+        unit.write(DrainJob(str(row), ref, NUM_TOKENS, (), hash_ids(ids[row]), ()), states)
+    return folder / attempt_dir(JOB, 0, 1) / str(unit.seal().file)
+
+
+def _head(rows: list[torch.Tensor], draw: torch.Generator) -> tuple[Head, list[LogitCase]]:
+    """Return a head of an 8B model's size, and the rows with what it says of them."""
+    norm = NormWeights(FinalNorm(kind="rmsnorm", eps=1e-5), torch.ones(HIDDEN_SIZE), None)
+    weight_VH = 0.02 * torch.randn(VOCAB_SIZE, HIDDEN_SIZE, generator=draw).to(torch.bfloat16)
+    head = Head(norm, HeadWeights(weight_VH, None, 1.0, None), "bfloat16")
+    cases = []
+    for row, states in enumerate(rows):
+        best = head.logprobs(states[-1, -1:])[0].topk(16)
+        witness = Witness.of(list(zip(best.indices.tolist(), best.values.tolist(), strict=True)))
+        cases.append(LogitCase(str(row), states[-1, -1], witness))
+    return head, cases
+
+
+def main() -> None:
+    """Measure, say it, and keep it if asked."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.checks", description=__doc__)
+    parser.add_argument("--save", action="store_true", help=f"keep the figures in {RESULTS.name}")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="quarry-checks-") as folder:
+        facts = machine_facts(Path(folder))
+        found = measure(Path(folder))
+    for name, us in found.items():
+        print(f"{name:24} {us:8.3f} us a token")
+    print(f"{'together':24} {sum(found.values()):8.3f} us a token")
+    if options.save:
+        content = {"tokens": NUM_TOKENS, "bytes_per_token": 2 * NUM_LAYERS * HIDDEN_SIZE}
+        RESULTS.write_text(json.dumps(content | {"machine": facts, "us_per_token": found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,223 @@
+"""Counts false alarms: healthy samples through vLLM with every check on, each row's logits included.
+
+`python -m benchmarks.healthy --save` runs 1,000 samples on each of five architectures in two dtypes and keeps
+the figures. An alarm is anything that a check said: a failed unit, a rejected row, a finding of `quarry
+verify`.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.machine import machine_facts
+from schemas.manifest import Manifest
+from schemas.names import manifest_path
+from service.capture.loop import Capture
+from service.proof import checks
+from service.proof.head import Head
+from service.proof.logit_check import MOST_SIGMAS, LogitCase, LogitVerdict
+from service.proof.verify import verify_dataset
+from tests.architectures.recipe import MAX_POSITION, NUM_LAYERS, Recipe
+from tests.architectures.recipes import RECIPES
+from tests.architectures.target import make_target
+from tests.support.jobs import Shop, request
+
+ARCHITECTURES = (
+    "LlamaForCausalLM",
+    "Qwen3ForCausalLM",
+    "Qwen3MoeForCausalLM",
+    "GptOssForCausalLM",
+    "GraniteForCausalLM",
+)
+DTYPES = ("float32", "bfloat16")
+RESULTS = Path(__file__).parent / "results" / "healthy.json"
+LAYERS = (2, 4, 5)
+SHORT, LONG, LONG_SHARE = (8, 65), (200, 500), 0.2
+PREFIX_TOKENS, PREFIX_SHARE = 130, 0.5
+"""Half of the long samples begin with one of a few prefixes, which the prefix cache then serves."""
+
+
+@dataclass
+class Margins:
+    """How near healthy rows came to an alarm: each as a part of what its check lets pass."""
+
+    logit_rows: int = 0
+    logit_argmax_agree: int = 0
+    logit: float = 0.0
+    last_token: float = 0.0
+
+
+@dataclass
+class Outcome:
+    """One model's samples."""
+
+    architecture: str
+    dtype: str
+    samples: int
+    tokens: int = 0
+    seconds: float = 0.0
+    alarms: list[str] = field(default_factory=list)
+    margins: Margins = field(default_factory=Margins)
+    canary: dict[str, Any] = field(default_factory=dict)
+
+
+def samples(count: int, seed: int) -> list[list[int]]:
+    """Return token ids from the middle of the vocabulary: both ends hold ids that some models act upon."""
+    draw = np.random.default_rng(seed)
+    prefixes = [draw.integers(100, 400, PREFIX_TOKENS).tolist() for _ in range(4)]
+    rows = []
+    for _ in range(count):
+        long = draw.random() < LONG_SHARE
+        ids = draw.integers(100, 400, draw.integers(*(LONG if long else SHORT))).tolist()
+        if long and draw.random() < PREFIX_SHARE:
+            ids[:PREFIX_TOKENS] = prefixes[draw.integers(len(prefixes))]
+        rows.append(ids)
+    return rows
+
+
+@contextmanager
+def measured(margins: Margins) -> Iterator[None]:
+    """Note what the checks of every unit saw, and pass it on."""
+    check_logits, check_gaps = checks.check_logits, checks.check_gaps
+
+    def logits(head: Head, cases: Sequence[LogitCase]) -> LogitVerdict:
+        verdict = check_logits(head, cases)
+        margins.logit_rows += verdict.rows
+        margins.logit_argmax_agree += verdict.argmax_agree
+        off = [abs(one.told - one.found) / (one.sigma * MOST_SIGMAS) for one in verdict.readings]
+        margins.logit = max(margins.logit, *off)
+        return verdict
+
+    def gaps(head: Head, cases: Sequence[LogitCase]) -> Any:  # noqa: ANN401 - passed on as it is
+        verdict = check_gaps(head, cases)
+        margins.last_token = max(margins.last_token, verdict.max_sigmas / MOST_SIGMAS)
+        return verdict
+
+    checks.check_logits, checks.check_gaps = logits, gaps
+    try:
+        yield
+    finally:
+        checks.check_logits, checks.check_gaps = check_logits, check_gaps
+
+
+def run(recipe: Recipe, count: int, folder: Path) -> Outcome:
+    """Run one model's samples as a job of its own, then verify its dataset with all logits and with a few."""
+    outcome = Outcome(recipe.key, recipe.dtype, count)
+    target = make_target(folder / "models" / recipe.model_type, recipe)
+    rows = samples(count, seed=len(recipe.key))
+    outcome.tokens = sum(len(ids) for ids in rows)
+    options = {"enforce_eager": True, "max_num_batched_tokens": 1024} | recipe.options
+    shop = Shop.open(
+        folder,
+        target,
+        engine="service.capture.vllm_engine:VllmEngine",
+        engine_options=options,
+        logit_share=1.0,
+        unit_attempts=1,
+    )
+    body = request(
+        target,
+        [{"id": str(row), "token_ids": ids} for row, ids in enumerate(rows)],
+        layers=LAYERS,
+        max_tokens=MAX_POSITION,
+        canary="run",
+        storage={"shard_bytes": 33_554_432},
+    )
+    begun = time.monotonic()
+    job_id = shop.submit(body)
+    shop.plan()
+    with measured(outcome.margins):
+        asyncio.run(Capture(shop.store, shop.settings, "healthy", only_job=job_id).run())
+    shop.publish()
+    outcome.seconds = round(time.monotonic() - begun, 1)
+    outcome.alarms = list(alarms(shop, job_id, target))
+    outcome.canary = canary_of(shop, job_id)
+    shop.store.close()
+    return outcome
+
+
+def alarms(shop: Shop, job_id: str, target: Path) -> Iterator[str]:
+    """Yield everything that a check said."""
+    job = shop.store.job(job_id)
+    if job.problem is not None:
+        yield f"{job.problem.type}: {job.problem.detail}"
+        return
+    for reject in shop.store.rejects(job_id):
+        yield f"rejected: {reject.reason}: {reject.detail}"
+    for share, minimum in ((1.0, 0), (shop.settings.logit_share, shop.settings.logit_rows_min)):
+        report = verify_dataset(
+            shop.settings.dataset_dir(job_id), model_folder=target, share=share, minimum=minimum
+        )
+        for finding in report.findings:
+            yield f"verify: {finding.path}: {finding.what}"
+
+
+def canary_of(shop: Shop, job_id: str) -> dict[str, Any]:
+    """Return what the manifest says of the canary."""
+    path = shop.settings.dataset_dir(job_id) / manifest_path(job_id)
+    if not path.is_file():
+        return {}
+    told = Manifest.model_validate_json(path.read_bytes()).checks
+    return {name: value for name, value in told.model_dump(mode="json").items() if "canary" in name}
+
+
+def chosen(names: Sequence[str]) -> list[Recipe]:
+    """Return the recipes of architectures `names` in both dtypes."""
+    return [replace(RECIPES[name], dtype=dtype) for name in names for dtype in DTYPES]
+
+
+def told(outcome: Outcome) -> str:
+    """Return one line for people."""
+    margins = outcome.margins
+    return (
+        f"{outcome.architecture} {outcome.dtype}: {outcome.samples} samples of {outcome.tokens} tokens in "
+        f"{outcome.seconds} s, {len(outcome.alarms)} alarms; of what rounding explains: logits "
+        f"{margins.logit:.0%}, last token {margins.last_token:.0%}"
+    )
+
+
+def keep(outcome: Outcome, facts: dict[str, Any]) -> None:
+    """Put one model's figures into the results, in place of older ones of the same model."""
+    kept = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {"models": []}
+    others = [
+        one
+        for one in kept["models"]
+        if (one["architecture"], one["dtype"]) != (outcome.architecture, outcome.dtype)
+    ]
+    models = sorted([*others, asdict(outcome)], key=lambda one: (one["architecture"], one["dtype"]))
+    content = {"layers": [*LAYERS, NUM_LAYERS], "machine": facts, "models": models}
+    RESULTS.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def main() -> int:
+    """Run what was asked for; exit 1 if there was any alarm."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.healthy", description=__doc__)
+    parser.add_argument("--samples", type=int, default=1000, help="for each model and dtype")
+    parser.add_argument("--only", nargs="+", default=ARCHITECTURES, metavar="ARCHITECTURE")
+    parser.add_argument("--save", action="store_true", help=f"keep the figures in {RESULTS.name}")
+    options = parser.parse_args()
+    outcomes = []
+    for recipe in chosen(options.only):
+        with tempfile.TemporaryDirectory(prefix="quarry-healthy-") as folder:
+            facts = machine_facts(Path(folder))
+            outcomes.append(run(recipe, options.samples, Path(folder)))
+        if options.save:
+            keep(outcomes[-1], facts)
+        print(told(outcomes[-1]), *outcomes[-1].alarms[:5], sep="\n  ", flush=True)
+    total, wrong = sum(one.samples for one in outcomes), sum(len(one.alarms) for one in outcomes)
+    print(f"{total} samples, {wrong} alarms")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,41 @@
+"""The file of results: what was saved is loaded, one line a row."""
+
+from tests.architectures.results import Elsewhere, LayerNumbers, Matrix, Row, Verdict
+
+NUMBERS = LayerNumbers(layer_id=8, min_cosine=1.0, median_rel_error=1e-6, max_rel_error=2e-6)
+
+
+def a_row(key: str, verdict: Verdict = Verdict.PASS) -> Row:
+    return Row(
+        key=key,
+        architecture=key,
+        recipe="0" * 12,
+        verdict=verdict,
+        dtype="float32",
+        layers=(NUMBERS,),
+        versions={"torch": "1"},
+    )
+
+
+def test_what_was_saved_is_loaded(tmp_path):
+    there = Elsewhere(engine="an engine", device="a device", runner="V1", outcome="not run")
+    matrix = Matrix(
+        listed_by="an engine", listed={"text": ("A",)}, elsewhere=(there,), rows=(a_row("A"), a_row("B"))
+    )
+    matrix.save(tmp_path / "results.json")
+    assert Matrix.load(tmp_path / "results.json") == matrix
+
+
+def test_without_a_file_nothing_was_measured(tmp_path):
+    assert Matrix.load(tmp_path / "none.json") == Matrix()
+
+
+def test_a_row_takes_the_place_of_the_one_before_it(tmp_path):
+    matrix = Matrix().with_row(a_row("B")).with_row(a_row("A")).with_row(a_row("B", Verdict.REFUSED))
+    assert [(row.key, row.verdict) for row in matrix.rows] == [("A", Verdict.PASS), ("B", Verdict.REFUSED)]
+
+
+def test_each_row_stands_on_a_line_of_its_own(tmp_path):
+    Matrix(rows=(a_row("A"), a_row("B"))).save(tmp_path / "results.json")
+    lines = (tmp_path / "results.json").read_text().splitlines()
+    assert [line.count('"key"') for line in lines if '"key"' in line] == [1, 1]
