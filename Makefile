@@ -7,10 +7,10 @@ INSTALL_LOG := .venv/install.log
 TRAINERS := .cache/trainers/installed
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: help install fmt lint test demo crash bench lock clean
+.PHONY: help install fmt lint test demo crash bench architectures healthy lock clean
 
 help:
-	@echo "make install | fmt | lint | test | demo | crash | bench | lock | clean"
+	@echo "make install | fmt | lint | test | demo | crash | bench | architectures | healthy | lock | clean"
 
 install: $(INSTALLED)
 
@@ -52,6 +52,14 @@ crash: install
 
 bench: install
 	$(BIN)/python -m benchmarks.bench
+
+# Runs every architecture that is due as a job on the real engine and writes docs/architectures.md: hours.
+architectures: install
+	$(BIN)/python -m tests.architectures.matrix
+
+# 10,000 healthy samples on the real engine: an alarm is a fault of the checks.
+healthy: install
+	$(BIN)/python -m benchmarks.healthy --save
 
 lock: install
 	$(BIN)/python requirements/lock.py

@@ -134,8 +134,8 @@ class Generate(Wire):
 
     `capture`: `one_pass` takes the states of the decode steps themselves; the last sampled token was never
     an input, so it has no state and is not stored. `second_prefill` runs prompt and answer again against the
-    prefix cache and so holds every token. A `stop` string is found outside the engine, which drops the request
-    and its states, so it takes the second prefill. `auto` is `one_pass` where that is right.
+    prefix cache and so holds every token. A `stop` string is found outside the engine, which drops the
+    request and its states, so it takes the second prefill. `auto` is `one_pass` where that is right.
     """
 
     max_tokens: int = Field(ge=1, le=131_072)

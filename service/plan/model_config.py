@@ -52,7 +52,7 @@ def read_config(folder: Path, dtype: str) -> ModelConfig:
     Raises UnknownModel (field `model`), OptionRefused (field `dtype`).
     """
     try:
-        whole = json.loads((folder / "config.json").read_bytes())
+        whole = json.loads((folder / "config.json").read_bytes(), object_hook=_special_float)
     except (OSError, ValueError) as error:
         raise _refused(f"config.json cannot be read: {error}") from error
     if not isinstance(whole, dict):
@@ -73,13 +73,18 @@ def _refused(detail: str) -> UnknownModel:
     return UnknownModel(detail, field="model", cure="give a causal language model in the transformers format")
 
 
+def _special_float(value: dict[str, Any]) -> dict[str, Any] | float:
+    """Return the number that transformers writes as {"__float__": "Infinity"}, because JSON has none such."""
+    return float(value["__float__"]) if value.keys() == {"__float__"} else value
+
+
 class _Values:
     """Looks keys up in the text part, then in the whole config, then among its class's defaults."""
 
     def __init__(self, whole: Mapping[str, Any], text: Mapping[str, Any]) -> None:
         self._given = (text, whole)
         self._whole = whole
-        self._defaults: Mapping[str, Any] | None = None
+        self._completed: object | None = None
 
     def find(self, keys: tuple[str, ...]) -> Any:  # noqa: ANN401 - a JSON value
         for level in self._given:
@@ -91,33 +96,35 @@ class _Values:
     def number(self, keys: tuple[str, ...]) -> int:
         value = self.find(keys)
         if value is None:
-            # Published configs leave out what equals the class's default (Gemma 3: vocab_size).
-            value = next((self.defaults()[key] for key in keys if self.defaults().get(key) is not None), None)
+            # Published configs leave out what equals the class's default (Gemma 3: vocab_size), or what the
+            # class counts (Nemotron-H: num_hidden_layers).
+            value = self.default(keys)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise _refused(f"config.json gives no usable '{keys[0]}' (found {value!r})")
         return value
 
-    def defaults(self) -> Mapping[str, Any]:
-        if self._defaults is None:
-            self._defaults = _class_defaults(self._whole)
-        return self._defaults
+    def default(self, keys: tuple[str, ...]) -> Any:  # noqa: ANN401 - a JSON value
+        if self._completed is None:
+            self._completed = _completed(self._whole)
+        values = (getattr(self._completed, key, None) for key in keys)
+        return next((value for value in values if value is not None), None)
 
 
-def _class_defaults(whole: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the text config as transformers completes it; empty for a model type it does not know."""
+def _completed(whole: Mapping[str, Any]) -> object:
+    """Return the text config as transformers completes it; without attributes if it does not know the type."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     model_type = whole.get("model_type")
     if model_type not in CONFIG_MAPPING:
-        return {}
+        return object()
     try:
         config = AutoConfig.for_model(**whole)
     except (StrictDataclassError, ValueError, TypeError, LookupError, AttributeError) as error:
         raise _refused(f"config.json is not a valid config of '{model_type}': {error}") from error
-    defaults: dict[str, Any] = config.get_text_config().to_dict()
-    return defaults
+    text: object = config.get_text_config()
+    return text
 
 
 def _dtype(asked: str, values: _Values) -> Dtype:
@@ -140,9 +147,7 @@ def _max_model_len(values: _Values) -> int:
     lengths = [length for key in LENGTH_KEYS if (length := values.find((key,))) is not None]
     longest = declared if declared is not None else min(lengths, default=None)
     if longest is None:
-        longest = next(
-            (values.defaults()[key] for key in LENGTH_KEYS if values.defaults().get(key)), DEFAULT_LENGTH
-        )
+        longest = values.default(LENGTH_KEYS) or DEFAULT_LENGTH
     scalings = list(_rope_scalings(values.find(("rope_parameters", "rope_scaling"))))
     if SCALED_LENGTH_MODELS in str(values.find(("model_type",))):
         return int(longest)

@@ -16,6 +16,25 @@ ROUTED = {
 }
 DENSE_FIRST = ["dense"] + ["sparse"] * (NUM_LAYERS - 1)
 
+MIMO_V2 = {
+    # What the published config says of the same layers in keys of its own, which the engine reads.
+    "hybrid_layer_pattern": [int(kind == SLIDING[0]) for kind in SLIDING],
+    "moe_layer_freq": [int(kind == "sparse") for kind in DENSE_FIRST],
+    "swa_num_attention_heads": 4,
+    "swa_num_key_value_heads": 4,
+    "swa_head_dim": 32,
+    "swa_v_head_dim": 32,
+    "sliding_window_size": WINDOW,
+    "layernorm_epsilon": 1e-5,
+    "partial_rotary_factor": 0.5,
+    "rope_theta": 5e6,
+    "swa_rope_theta": 1e4,
+    "add_swa_attention_sink_bias": True,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+    },
+}
 SIGMOID_ROUTING = {"worker_extension_cls": "tests.support.cpu_routing.SigmoidRouting"}
 SIGMOID_NOTE = "the CPU build's router helped to sigmoid scores, which a GPU's has"
 
@@ -129,6 +148,7 @@ MIXTURES = (
         "MiMoV2FlashForCausalLM",
         "mimo_v2_flash",
         ROUTED
+        | MIMO_V2
         | {
             "v_head_dim": 32,
             "sliding_window": WINDOW,
@@ -136,6 +156,12 @@ MIXTURES = (
             "mlp_layer_types": DENSE_FIRST,
         },
     ),
-    Recipe("MiniMaxM2ForCausalLM", "minimax_m2", LOCAL, options=SIGMOID_ROUTING, note=SIGMOID_NOTE),
+    Recipe(
+        "MiniMaxM2ForCausalLM",
+        "minimax_m2",
+        LOCAL | {"rotary_dim": 16, "scoring_func": "sigmoid"},
+        options=SIGMOID_ROUTING,
+        note=SIGMOID_NOTE,
+    ),
     Recipe("PhiMoEForCausalLM", "phimoe", LOCAL),
 )

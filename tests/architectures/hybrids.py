@@ -57,6 +57,7 @@ HYBRIDS = (
         {
             "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"] * (NUM_LAYERS // 4),
             "ssm_state_size": 16,
+            "time_step_limit": [0.0, 100.0],
             "mamba_num_heads": 8,
             "mamba_head_dim": 32,
             "n_groups": 1,

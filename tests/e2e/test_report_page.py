@@ -1,4 +1,4 @@
-"""The page of `quarry verify --report` in a real browser: it looks right everywhere, and nothing in it runs."""
+"""The page of `quarry verify --report` in a browser: it looks right everywhere, and nothing in it runs."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,7 +57,8 @@ def test_the_page_loads_nothing_and_breaks_no_rule_of_its_policy(browser, page, 
 def test_the_page_fits_its_window(browser, page, width, dark):
     browser.open(page, width=width, dark=dark)
     assert browser.ask("document.documentElement.scrollWidth") <= width
-    wide = "[...document.querySelectorAll('svg, h1, h2, p, dd, li')].filter(e => e.getBoundingClientRect().right > innerWidth)"
+    every = "[...document.querySelectorAll('svg, h1, h2, p, dd, li')]"
+    wide = f"{every}.filter(e => e.getBoundingClientRect().right > innerWidth)"
     assert browser.ask(f"{wide}.length") == 0
 
 

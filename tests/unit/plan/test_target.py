@@ -93,6 +93,13 @@ def test_what_a_published_config_leaves_out_is_its_class_default(tmp_path: Path)
     assert found.max_model_len == 131072
 
 
+def test_a_config_may_hold_an_infinity_as_transformers_writes_it(tmp_path: Path) -> None:
+    blocks = ["linear_attention", "moe", "full_attention", "mlp"] * 2
+    config = {"model_type": "nemotron_h", "layers_block_type": blocks, "hidden_size": 64, "vocab_size": 100}
+    limit = {"time_step_limit": [0.0, {"__float__": "Infinity"}]}
+    assert inspect(tmp_path, with_config(tmp_path / "m", config | limit)).num_layers == 8
+
+
 def test_the_length_of_gemma_3_is_the_scaled_one_already(tmp_path: Path) -> None:
     rope = {"full_attention": {"rope_type": "linear", "factor": 8.0}}
     config = PLAIN | {"model_type": "gemma3_text", "rope_parameters": rope}

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from schemas.manifest import Manifest, body_sha256
 from schemas.names import index_path, manifest_path, shard_path
 from service.errors import WriteFailed
+from service.plan.model_folder import TOKENIZER_FILES, files_digest
 from service.proof.report.page import MAX_FINDINGS, render_page, write_page
 from service.proof.report.tally import DatasetTally
 from service.proof.verify import Finding, VerifyReport, verify_dataset
@@ -126,7 +127,7 @@ def test_the_pages_policy_allows_its_own_style_alone(made):
 
 def test_every_layer_is_named_in_the_three_conventions_and_measured(made, unit):
     header, *rows = page(made).all("table")[0].cells()
-    assert header[:5] == ["column", "vLLM id", "HF index", "0-based output", "state"]
+    assert header[:5] == ["column", "vLLM id", "HF index", "0\u2011based output", "state"]
     states = {k: torch.cat([row.states[k] for row in unit.rows]).double() for k in LAYER_IDS}
     assert [row[:5] for row in rows] == [
         ["layer_1", "1", "1", "0", "residual stream"],
@@ -341,9 +342,13 @@ def test_of_very_many_findings_the_first_are_listed_and_the_rest_counted():
     assert len(text) < 300_000
 
 
-def test_another_models_tokenizer_is_told(made, unit, tmp_path):
-    shutil.copytree(unit.model.folder, tmp_path / "model")
-    assert "are not those of the job" in page(made, tmp_path / "model").one("p", "key").text()
+def test_another_models_tokenizer_is_told(made, unit):
+    """The support's manifests name a tokenizer that no folder holds; then one that this folder holds."""
+    warning = "The tokenizer files of this folder are not those of the job"
+    assert warning in page(made, unit.model.folder).one("p", "key").text()
+    digest = files_digest(unit.model.folder, TOKENIZER_FILES)
+    edit(made, lambda body: body["provenance"]["identity"].update(tokenizer_sha256=digest))
+    assert page(made, unit.model.folder).one("p", "key").all("span", "muted") == []
 
 
 def test_the_page_appears_whole_or_not_at_all(made, tmp_path):

@@ -1,0 +1,40 @@
+"""The page of a repository: the real client against a local Hub, its copy gone before the page is drawn."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+from service.proof.report.page import render_page
+from service.proof.report.tally import DatasetTally
+from service.proof.verify import verify_remote
+from service.settings import Settings
+from tests.support.fake_hub import FakeHub
+from tests.support.html_page import read_page
+from tests.support.hub_state import Token
+from tests.support.reference_models import TinyModel
+from tests.support.shards import LENGTHS, capture, write_dataset
+
+REPO = "org/states"
+
+
+def test_a_repository_has_the_page_that_its_folder_has(tmp_path: Path) -> None:
+    model = TinyModel(tmp_path / "model", "llama", "bfloat16")
+    write_dataset(tmp_path / "made", tmp_path, {0: capture(model, dtype="bfloat16")})
+    files = {
+        path.relative_to(tmp_path / "made").as_posix(): path.read_bytes()
+        for path in (tmp_path / "made").rglob("*")
+        if path.is_file()
+    }
+    (tmp_path / "scratch").mkdir()
+    tally = DatasetTally()
+    with FakeHub() as hub:
+        hub.add_token("hf_reads", Token("me", role="read"))
+        hub.add_repo(REPO, files)
+        settings = Settings(hub_endpoint=hub.url, hub_token="hf_reads")
+        report = verify_remote(
+            REPO, settings, model_folder=model.folder, scratch=tmp_path / "scratch", tally=tally
+        )
+    assert not list((tmp_path / "scratch").iterdir())
+    root = read_page(render_page(report, tally, None, datetime(2025, 3, 1, tzinfo=UTC)))
+    assert root.one("h1").text() == f"dataset {REPO}"
+    assert len(root.all("figure")) == 7
+    assert root.one("dl", "tiles").text().startswith(f"samples {len(LENGTHS)} ")
