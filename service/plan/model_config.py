@@ -111,7 +111,7 @@ class _Values:
 
 
 def _completed(whole: Mapping[str, Any]) -> object:
-    """Return the text config as transformers completes it; without attributes if it does not know the type."""
+    """Return the text config as transformers completes it; nothing is in it if the type is unknown."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING

@@ -56,6 +56,7 @@ def assert_the_models(rows: dict[str, StoredRow], target: Path, about: str) -> N
     assert {k: error for k, error in worst.items() if not error <= TOLERANCE} == {}
 
 
+@pytest.mark.long
 @pytest.mark.engine
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
@@ -78,6 +79,7 @@ def test_a_class_without_states_is_helped_out_of_it(tmp_path, architecture, kind
     )
 
 
+@pytest.mark.long
 @pytest.mark.engine
 @pytest.mark.timeout(600)
 def test_step_3_5_is_extracted_and_its_canary_passes(tmp_path):
@@ -122,6 +124,7 @@ def extract_without_plugin(
     )
 
 
+@pytest.mark.long
 @pytest.mark.engine
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(

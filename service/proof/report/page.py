@@ -9,7 +9,7 @@ Imports torch by way of the tally: import it lazily.
 import base64
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import version
@@ -50,7 +50,7 @@ class Page:
     version: str
     verdict: str
     summary: str
-    findings: tuple[Finding, ...]
+    findings: tuple[tuple[str, tuple[str, ...]], ...]
     findings_left: int
     tiles: tuple[tuple[str, str, str], ...]
     checks: tuple[Check, ...]
@@ -85,17 +85,18 @@ def render_page(
     """Return the page as HTML; arguments as of `write_page`."""
     loaded = load_tokenizer(model_folder) if model_folder is not None else "give --model FOLDER to see text"
     tokenizer = None if isinstance(loaded, str) else loaded
+    checks = tuple(_checks(report, tally, model_folder is not None))
     page = Page(
         ok=report.ok,
         where=short(report.where),
         made_at=made_at,
         version=version("eagle-quarry"),
         verdict="The dataset is right" if report.ok else "The dataset is BROKEN",
-        summary=_summary(report),
-        findings=report.findings[:MAX_FINDINGS],
+        summary=_summary(report, checks),
+        findings=tuple(_by_file(report.findings[:MAX_FINDINGS])),
         findings_left=max(0, len(report.findings) - MAX_FINDINGS),
         tiles=tuple(_tiles(report, tally)),
-        checks=tuple(_checks(report, tally, model_folder is not None)),
+        checks=checks,
         text_note=_text_note(loaded, tally, model_folder),
         has_text=tokenizer is not None,
         jobs=tuple(job_view(job, counted, tokenizer) for job, counted in tally.jobs),
@@ -113,12 +114,18 @@ def render_page(
     return text
 
 
-def _summary(report: VerifyReport) -> str:
+def _summary(report: VerifyReport, checks: Sequence[Check]) -> str:
     errors = len(report.findings)
     found = f"{count(errors)} error{'s' if errors > 1 else ''} found" if errors else "Nothing wrong was found"
-    return (
-        f"{found}. {count(report.rows)} rows of {count(report.tokens)} tokens were read again, every layer."
-    )
+    read = f"{count(report.rows)} rows of {count(report.tokens)} tokens were read again, every layer"
+    left = ", ".join(dict.fromkeys(check.name.lower() for check in checks if check.state == "open"))
+    return f"{found}. {read}.{f' Not checked: {left}.' if left else ''}"
+
+
+def _by_file(findings: Sequence[Finding]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield what is wrong by the file that it is wrong in, in the order of the first error of each."""
+    for path in dict.fromkeys(finding.path for finding in findings):
+        yield path, tuple(finding.what for finding in findings if finding.path == path)
 
 
 def _tiles(report: VerifyReport, tally: DatasetTally) -> Iterator[tuple[str, str, str]]:

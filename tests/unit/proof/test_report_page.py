@@ -169,6 +169,12 @@ def test_without_the_model_the_page_says_what_was_not_checked(made):
     assert root.all("bdi", "id")
 
 
+def test_what_was_not_checked_stands_beside_the_verdict(made, unit):
+    edit(made, lambda body: body["checks"].update(canary="skipped by request"))
+    assert page(made).one("section", "verdict").text().endswith("every layer. Not checked: logits, canary.")
+    assert page(made, unit.model.folder).one("section", "verdict").text().endswith("Not checked: canary.")
+
+
 def test_a_skipped_canary_is_no_passed_check(made):
     edit(made, lambda body: body["checks"].update(canary="skipped by request"))
     checks = page(made).one("ul", "checks").all("li", "open")
@@ -238,7 +244,7 @@ def test_a_broken_dataset_has_its_findings_before_all_else(made, unit, rewrite):
     root = page(made)
     assert root.one("section", "verdict").text().startswith("The dataset is BROKEN 1 error found.")
     fault = f"row 4 ({rows[4].sample_id}): layer 2: all zero in 17 of 33 tokens, the first at 16"
-    assert root.one("section", "findings").one("li").text() == f"{shard_path(JOB, 0)} {fault}"
+    assert root.one("section", "findings").one("dl").text() == f"{shard_path(JOB, 0)} {fault}"
     sections = [node.attributes.get("class") for node in root.one("main").children if isinstance(node, Node)]
     assert sections[:3] == ["verdict broken", "card findings", "tiles"]
     assert [cell.text() for cell in root.all("td", "alarm")] == ["17"]
@@ -328,7 +334,8 @@ def test_numbers_of_a_manifest_that_are_no_numbers_make_a_page(made):
 
 
 def test_of_very_many_findings_the_first_are_listed_and_the_rest_counted():
-    findings = tuple(Finding(path=f"data/{number}", what="x" * 10_000) for number in range(MAX_FINDINGS + 5))
+    errors = MAX_FINDINGS + 5
+    findings = tuple(Finding(path=f"data/{number % 100}", what="x" * 10_000) for number in range(errors))
     report = VerifyReport(
         **dict.fromkeys(("jobs", "shards", "rows", "tokens", "bytes", "logit_rows", "logit_argmax_agree"), 0),
         where="w" * 10_000,
@@ -337,7 +344,8 @@ def test_of_very_many_findings_the_first_are_listed_and_the_rest_counted():
     )
     text = render_page(report, DatasetTally(), None, NOW)
     section = read_page(text).one("section", "findings")
-    assert len(section.all("li")) == MAX_FINDINGS
+    assert len(section.all("dd")) == MAX_FINDINGS
+    assert len(section.all("dt")) == 100
     assert "and 5 more" in section.text()
     assert len(text) < 300_000
 
