@@ -83,7 +83,7 @@ def main(arguments: Sequence[str]) -> None:
     for key in named or RECIPES:
         if named or "--again" in arguments or is_due(matrix, RECIPES[key]):
             row = measure(RECIPES[key])
-            # Read again: rows may be measured by several of us at once.
+            # Read again: a row that was saved meanwhile stays.
             matrix = Matrix.load().with_row(row)
             matrix.save()
             sys.stdout.write(f"{row.key}: {row.verdict} {row.reason or ''}\n")

@@ -7,6 +7,7 @@ from tests.architectures.limits import FLOAT32_TOLERANCE, LENGTHS, MEDIAN_FACTOR
 from tests.architectures.recipe import NUM_LAYERS
 from tests.architectures.recipes import RECIPES
 from tests.architectures.results import Matrix, Row, Verdict
+from tests.architectures.target import digest
 
 READ_VERSIONS = "0.22 to 0.33"
 
@@ -54,6 +55,7 @@ def render(matrix: Matrix) -> str:
     parts = (
         INTRO,
         f"{len(matrix.rows)} models: {said}.",
+        *pending(matrix),
         "## Pass",
         grid(
             ("architecture", "route", "layers", "dtype", "worst cosine", "worst error", "logits", "note"),
@@ -97,8 +99,20 @@ def failing(row: Row) -> tuple[str, ...]:
 
 
 def note_of(row: Row) -> str:
-    """Return what its recipe has to say to the reader."""
-    return RECIPES[row.key].note if row.key in RECIPES else ""
+    """Return what its recipe has to say to the reader, and whether it is another one by now."""
+    if row.key not in RECIPES:
+        return ""
+    recipe = RECIPES[row.key]
+    older = "" if row.recipe == digest(recipe) else "measured with an earlier form of its recipe"
+    return "; ".join(part for part in (recipe.note, older) if part)
+
+
+def pending(matrix: Matrix) -> tuple[str, ...]:
+    """Return a paragraph that names the recipes without a row, or none if each has one."""
+    names = [key for key in RECIPES if matrix.row(key) is None]
+    if not names:
+        return ()
+    return (f"**Not measured yet**, {len(names)} of {len(RECIPES)} recipes: {'; '.join(names)}.",)
 
 
 def cosine(value: float) -> str:

@@ -13,16 +13,11 @@ from tests.architectures.target import digest
 from tests.architectures.test_results import a_row
 from tests.architectures.versions import installed
 
-SHORT = ("GptOssForCausalLM", "PhiForCausalLM", "Gemma3ForCausalLM")
-"""Not run by other tests: attention sinks and windows, the Transformers backend, the plug-in."""
 
-
+@pytest.mark.long
 @pytest.mark.engine
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    "key",
-    [pytest.param(key, marks=[] if key in SHORT else [pytest.mark.long]) for key in RECIPES],
-)
+@pytest.mark.parametrize("key", RECIPES)
 def test_an_architecture_is_captured_as_the_table_says(key, record_property):
     told = Matrix.load().row(key)
     assert told is not None

@@ -7,7 +7,7 @@ import pytest
 
 from tests.architectures.recipes import RECIPES
 from tests.architectures.results import TABLE, LayerNumbers, Matrix, Verdict
-from tests.architectures.table import cosine, failing, passing, render
+from tests.architectures.table import cosine, failing, note_of, passing, pending, render
 from tests.architectures.target import digest
 from tests.architectures.test_results import a_row
 
@@ -65,6 +65,19 @@ def test_a_row_without_states_says_who_refused_and_what_the_logits_say_without_a
     assert cells[:3] == ("A", "refused", "the canary")
     assert cells[3] == "layer 1 | 2; without a canary 7 of 8 rows pass the logit check"
     assert "layer 1 \\| 2" in render(Matrix(rows=(row,)))
+
+
+def test_a_recipe_without_a_row_is_named_as_not_measured():
+    (said,) = pending(Matrix())
+    assert f"{len(RECIPES)} of {len(RECIPES)} recipes" in said
+    assert pending(Matrix(rows=tuple(a_row(key) for key in RECIPES))) == ()
+
+
+def test_a_row_of_an_earlier_recipe_says_so():
+    recipe = RECIPES["LlamaForCausalLM"]
+    older = a_row(recipe.key)
+    assert "earlier form of its recipe" in note_of(older)
+    assert note_of(older.model_copy(update={"recipe": digest(recipe)})) == ""
 
 
 @pytest.mark.parametrize(

@@ -188,6 +188,17 @@ def test_a_single_huge_token_can_be_seen_in_the_ridge():
     assert [base - y for x, y in points if x == right_most and y < base] == [2.0]
 
 
+def test_bars_of_equal_share_on_the_log_axis_are_equally_high():
+    sizes_T1 = torch.logspace(0, 2, 100_000)[:, None]
+    (hill,) = marks(state_charts.ridge({1: with_row(LayerTally(), sizes_T1)}), "hill")
+    heights = [float(point.split()[1]) for point in hill["d"].strip("MZ").split("L")]
+    base = heights[0]
+    inner = [base - height for height in heights if base - height > 10]
+    assert len(inner) > 50
+    assert max(inner) < 1.2 * sorted(inner)[len(inner) // 2]
+    assert sorted(inner)[3] > 0.8 * sorted(inner)[len(inner) // 2]
+
+
 def test_growth_draws_every_layers_median_and_largest_value():
     layers = some_layers(6)
     figure = state_charts.growth(layers)
