@@ -65,6 +65,19 @@ def xxh3_of(path: Path) -> str:
     return digest.hexdigest()
 
 
+def _hashes_of(path: Path) -> tuple[str, str, int]:
+    """Return the hex sha256, the hex xxh3_128 and the length in bytes, in one pass. Raises OSError."""
+    sha256, xxh3, num_bytes = hashlib.sha256(), xxhash.xxh3_128(), 0
+    buffer = bytearray(HASH_CHUNK_BYTES)
+    view = memoryview(buffer)
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            sha256.update(view[:count])
+            xxh3.update(view[:count])
+            num_bytes += count
+    return sha256.hexdigest(), xxh3.hexdigest(), num_bytes
+
+
 def seal(final: Path) -> Sealed:
     """Give the complete file at `temporary(final)` its final name, durably. Raises OSError.
 
@@ -73,26 +86,37 @@ def seal(final: Path) -> Sealed:
     The hashes are taken from the file as the kernel holds it after fsync, not from the writer's buffers.
     """
     temp = temporary(final)
-    fd = os.open(temp, os.O_RDONLY)
+    _fsync(temp)
+    sha256, xxh3, num_bytes = _hashes_of(temp)
+    _name(temp, final)
+    return Sealed(final, sha256, xxh3, num_bytes)
+
+
+def _fsync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
     finally:
         os.close(fd)
-    digest, num_bytes = sha256_of(temp)
-    xxh3 = xxh3_of(temp)
+
+
+def _name(temp: Path, final: Path) -> None:
     temp.replace(final)
     fsync_folder(final.parent)
-    return Sealed(final, digest, xxh3, num_bytes)
 
 
 @contextmanager
 def sealing(final: Path) -> Iterator[Path]:
-    """Yield the temporary path to write to; seal it on success, remove it on any error."""
+    """Yield the temporary path to write to; name it durably on success, remove it on any error.
+
+    Nobody asks for its hashes, so none are taken.
+    """
     final.parent.mkdir(parents=True, exist_ok=True)
     temp = temporary(final)
     try:
         yield temp
-        seal(final)
+        _fsync(temp)
+        _name(temp, final)
     except BaseException:
         temp.unlink(missing_ok=True)
         raise
