@@ -1,6 +1,7 @@
 """Makes vLLM return hidden states where its own classes do not: entry point `vllm.general_plugins`.
 
-vLLM calls `register` in each of its processes. No file of vLLM is changed: its registry is told of classes.
+And asks for what vLLM's CPU build takes without asking (`tiles`). vLLM calls `register` in each of its
+processes. No file of vLLM is changed: its registry is told of classes.
 """
 
 from connector.plugin.carried import BACKEND, BACKEND_CLASSES, CARRIED, MODELS
@@ -11,6 +12,10 @@ CLASSES = "connector.plugin.classes"
 def register() -> None:
     """Name our class for each architecture that we carry; it is made when vLLM first loads it."""
     from vllm import ModelRegistry
+
+    from connector.plugin.tiles import ask_for_tiles
+
+    ask_for_tiles()
 
     for architecture, known in list(ModelRegistry.models.items()):
         place = (getattr(known, "module_name", None), getattr(known, "class_name", None))

@@ -152,8 +152,16 @@ def check_engine_options(options: Mapping[str, Any], known: Collection[str], *, 
             raise _refused(name, f"{name!r} cannot be {value!r}: {rule.why}", rule.cure)
 
 
-def check_started(engine: EngineInfo, *, decode: bool) -> None:
-    """Raise EngineRefused if the engine went another way than it was told, and that way is wrong."""
+def check_started(engine: EngineInfo, *, decode: bool, max_model_len: int) -> None:
+    """Raise EngineRefused if the engine went a way of its own, and that way is wrong or has no end."""
+    budget = engine.options["max_num_batched_tokens"]
+    if not engine.options["chunked_prefill"] and budget < max_model_len:
+        raise _refused(
+            "max_num_batched_tokens",
+            f"this engine takes a prompt in one step alone, and a step has room for {budget} of the job's "
+            f"{max_model_len} tokens: a longer prompt would wait for ever",
+            f"say {max_model_len} or more, or lower the job's 'max_tokens'",
+        )
     if decode and engine.options["async_scheduling"]:
         raise EngineRefused(
             f"the engine turned async_scheduling on by itself: {DECODE_RULES['async_scheduling'].why}",

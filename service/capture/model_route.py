@@ -8,11 +8,13 @@ a class can do is read from its source. Imports vllm: import it lazily.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.model_executor.models import ModelRegistry
+from vllm.platforms import current_platform
+from vllm.triton_utils import HAS_TRITON
 
 from connector.plugin import CLASSES
 from connector.plugin.carried import BACKEND, CARRIED, MODELS
@@ -48,7 +50,23 @@ def find_route(arguments: Mapping[str, Any]) -> ModelRoute:
             field="model",
             cure="take another model: docs/architectures.md says which architectures were run",
         )
-    return route
+    return replace(route, overrides={**route.overrides, **_prefix_cache(config, arguments)})
+
+
+def _prefix_cache(config: Any, arguments: Mapping[str, Any]) -> Mapping[str, Any]:  # noqa: ANN401 - as below
+    """Turn the prefix cache off where the engine has no kernel that copies recurrent states for it.
+
+    It would stop over the first prompt. Raises EngineRefused if the operator asked for the cache.
+    """
+    if not (config.is_hybrid or config.is_attention_free) or HAS_TRITON or not current_platform.is_cpu():
+        return {}
+    if arguments.get("enable_prefix_caching"):
+        raise EngineRefused(
+            f"{config.architecture} is recurrent: vLLM's CPU build caches such states with Triton alone",
+            field="QUARRY_ENGINE_OPTIONS.enable_prefix_caching",
+            cure="leave it out",
+        )
+    return {"enable_prefix_caching": False}
 
 
 def registered_route(architecture: str) -> ModelRoute | None:

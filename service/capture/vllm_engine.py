@@ -83,6 +83,7 @@ class VllmEngine:
             options={
                 "async_scheduling": bool(config.scheduler_config.async_scheduling),
                 "block_size": hellos[0].cache_shape[2],
+                "chunked_prefill": bool(config.scheduler_config.enable_chunked_prefill),
                 "enforce_eager": bool(config.model_config.enforce_eager),
                 "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
                 "model_class": route.model_class,
@@ -93,7 +94,7 @@ class VllmEngine:
                 "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
             },
         )
-        check_started(self.info, decode=spec.decode)
+        check_started(self.info, decode=spec.decode, max_model_len=spec.max_model_len)
 
     async def run(self, prompt: Prompt) -> Answer:
         """Submit one request and wait for its last output."""

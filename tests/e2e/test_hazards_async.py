@@ -105,7 +105,7 @@ def test_decoding_under_asynchronous_scheduling_is_wrong_and_so_it_is_refused(fo
     )
     assert refused + wrong > 0
     with pytest.raises(EngineRefused, match="async_scheduling"):
-        check_started(forced.engine.info, decode=True)
+        check_started(forced.engine.info, decode=True, max_model_len=1)
 
 
 @pytest.mark.parametrize(("decode", "told"), [(True, False), (False, None)])

@@ -121,15 +121,25 @@ def test_the_engines_own_values_are_harmless_where_it_names_them():
 
 
 def engine(device="cpu", **options):
-    told = {"async_scheduling": False} | options
+    told = {"async_scheduling": False, "chunked_prefill": True, "max_num_batched_tokens": 64} | options
     return EngineInfo(name="vllm", version="0", device=device, options=told)
 
 
 def test_an_engine_that_turned_asynchronous_scheduling_on_by_itself_may_not_capture_answers():
     with pytest.raises(EngineRefused, match="async_scheduling"):
-        check_started(engine(async_scheduling=True), decode=True)
-    check_started(engine(async_scheduling=True), decode=False)
-    check_started(engine(), decode=True)
+        check_started(engine(async_scheduling=True), decode=True, max_model_len=128)
+    check_started(engine(async_scheduling=True), decode=False, max_model_len=128)
+    check_started(engine(), decode=True, max_model_len=128)
+
+
+def test_an_engine_that_could_never_take_the_longest_prompt_is_refused():
+    """vLLM turns chunks off by itself for latent attention on a CPU, and longer prompts wait for ever."""
+    whole = engine(chunked_prefill=False)
+    with pytest.raises(EngineRefused, match="128 tokens") as caught:
+        check_started(whole, decode=False, max_model_len=128)
+    assert caught.value.field == "QUARRY_ENGINE_OPTIONS.max_num_batched_tokens"
+    assert "'max_tokens'" in str(caught.value.cure)
+    check_started(whole, decode=False, max_model_len=64)
 
 
 def test_answers_at_a_temperature_are_refused_on_the_cpu_build_and_only_there():

@@ -9,6 +9,7 @@ from transformers import AutoConfig
 from vllm import ModelRegistry
 
 from connector.plugin import register
+from service.capture import model_route
 from service.capture.engine import EngineSpec
 from service.capture.link import EngineLink
 from service.capture.model_route import ModelRoute, find_route, registered_route
@@ -104,6 +105,22 @@ def test_a_class_that_another_plugin_registered_is_taken_as_it_is():
 )
 def test_a_models_config_decides(tmp_path, architecture, model_type, more, route):
     assert find_route(arguments(tmp_path, architecture, model_type, **more)) == route
+
+
+def recurrent(folder: Path, **options: Any) -> dict[str, Any]:
+    return arguments(folder, "Qwen3NextForCausalLM", "qwen3_next") | options
+
+
+@pytest.mark.engine
+def test_the_prefix_cache_is_off_where_recurrent_states_cannot_be_copied(tmp_path, monkeypatch):
+    route = find_route(recurrent(tmp_path))
+    assert route == ModelRoute("native", "Qwen3NextForCausalLM", {"enable_prefix_caching": False})
+    assert find_route(recurrent(tmp_path, enable_prefix_caching=False)) == route
+    with pytest.raises(EngineRefused, match="recurrent") as refused:
+        find_route(recurrent(tmp_path, enable_prefix_caching=True))
+    assert refused.value.field == "QUARRY_ENGINE_OPTIONS.enable_prefix_caching"
+    monkeypatch.setattr(model_route, "HAS_TRITON", True)
+    assert find_route(recurrent(tmp_path)).overrides == {}
 
 
 @pytest.mark.engine
