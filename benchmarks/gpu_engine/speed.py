@@ -126,8 +126,8 @@ class SpeedRun:
 
     def settings(self) -> dict[str, int]:
         """Return the service's settings that matter here: its defaults, if the environment says nothing."""
-        named = {"pool_bytes", "writer_threads", "units_in_flight", "in_flight_tokens", "in_flight_requests"}
-        return self._settings.model_dump(include=named)
+        named = {"pool_bytes", "units_in_flight", "in_flight_tokens", "in_flight_requests"}
+        return self._settings.model_dump(include=named) | {"writer_threads": self._settings.writers()}
 
     async def turn(self, row: str) -> tuple[float, float]:
         """Run every prompt through a row; return seconds and CPU seconds of all processes together."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from vllm import envs
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.model_executor.models import ModelRegistry
 from vllm.platforms import current_platform
@@ -23,6 +24,8 @@ from service.errors import EngineRefused
 
 RouteKind = Literal["native", "plugin", "transformers"]
 
+PLUGIN = "quarry"
+"""Our entry point's name in vLLM's list of plug-ins."""
 RETURNS_STATES = "SupportsEagle3"
 """The interface that the engine's runners ask for before they extract."""
 
@@ -48,7 +51,11 @@ def find_route(arguments: Mapping[str, Any]) -> ModelRoute:
             f"no class for {config.architecture} can return hidden states: neither the engine's own, nor "
             "ours, nor its Transformers backend",
             field="model",
-            cure="take another model: docs/architectures.md says which architectures were run",
+            cure=(
+                "take another model: docs/architectures.md says which architectures were run"
+                if envs.VLLM_PLUGINS is None or PLUGIN in envs.VLLM_PLUGINS
+                else f"name {PLUGIN!r} in VLLM_PLUGINS too: the engine may not load our classes"
+            ),
         )
     return replace(route, overrides={**route.overrides, **_prefix_cache(config, arguments)})
 

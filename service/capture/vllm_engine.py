@@ -168,7 +168,7 @@ def engine_arguments(
                 "work_root": str(settings.work_root.resolve()),
                 "socket_path": str(link.path),
                 "pool_bytes": settings.pool_bytes,
-                "writer_threads": settings.writer_threads,
+                "writer_threads": settings.writers(),
             },
         },
     }

@@ -20,10 +20,10 @@ BIASED = {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
 """What published configs say and the config class takes for granted."""
 V2 = ROUTED | LATENT | {"topk_method": "greedy"}
 
-COMPILED = {"enforce_eager": False, "max_num_batched_tokens": MAX_POSITION}
-"""Eager rotary embeddings of the CPU build turn a query's first head alone, with or without extraction.
-
-Prefill is not chunked with this attention on a CPU."""
+ON_CPU = {"max_num_batched_tokens": MAX_POSITION, "attention_backend": "CPU_MLA"}
+"""Prefill is not chunked with this attention on a CPU; the other backend, for AMX, takes no float32."""
+COMPILED = {"enforce_eager": False, **ON_CPU}
+"""Eager rotary embeddings of the CPU build turn a query's first head alone, with or without extraction."""
 
 LATENTS = (
     Recipe("DeepseekV2ForCausalLM", "deepseek_v2", V2, first_layer=1, options=COMPILED),
@@ -42,7 +42,7 @@ LATENTS = (
         first_layer=1,
         options=COMPILED,
     ),
-    Recipe("Glm4MoeLiteForCausalLM", "glm4_moe_lite", ROUTED | LATENT),
+    Recipe("Glm4MoeLiteForCausalLM", "glm4_moe_lite", ROUTED | LATENT, options=COMPILED),
     Recipe("MiniCPM3ForCausalLM", "minicpm3", LATENT | {"scale_emb": 12, "dim_model_base": 64}),
     Recipe(
         "LongcatFlashForCausalLM",
@@ -56,6 +56,7 @@ LATENTS = (
             "zero_expert_num": 2,
             "moe_topk": 2,
         },
+        options=COMPILED,
     ),
     Recipe(
         "DeepseekV4ForCausalLM",
@@ -74,5 +75,5 @@ LATENTS = (
         },
         first_layer=1,
     ),
-    Recipe("AXK1ForCausalLM", "axk1", ROUTED | LATENT | {"mlp_layer_types": DENSE_FIRST}),
+    Recipe("AXK1ForCausalLM", "axk1", ROUTED | LATENT | {"mlp_layer_types": DENSE_FIRST}, options=COMPILED),
 )

@@ -99,7 +99,7 @@ class FakeEngine:
             (NUM_BLOCKS, len(spec.layer_ids), SLOTS, spec.hidden_size), dtype=DTYPES[spec.dtype]
         )
         self._scheduler = SchedulerHalf(SLOTS, 0)
-        config = DrainConfig(settings.work_root, link.path, settings.pool_bytes, settings.writer_threads)
+        config = DrainConfig(settings.work_root, link.path, settings.pool_bytes, settings.writers())
         self._worker = await asyncio.to_thread(
             self.worker_half, config, Place(0, 1, "0.32.0"), self._cache, spec.max_model_len, self._on_lost
         )

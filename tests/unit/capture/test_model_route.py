@@ -107,6 +107,15 @@ def test_a_models_config_decides(tmp_path, architecture, model_type, more, route
     assert find_route(arguments(tmp_path, architecture, model_type, **more)) == route
 
 
+@pytest.mark.engine
+def test_a_list_of_plugins_without_ours_is_named(tmp_path, monkeypatch):
+    config = {"architectures": ["Step3TextForCausalLM"], "model_type": "step3_text", **SHAPE}
+    monkeypatch.setenv("VLLM_PLUGINS", "others")
+    with pytest.raises(EngineRefused) as refused:
+        find_route(asked(tmp_path, config))
+    assert "VLLM_PLUGINS" in str(refused.value.cure)
+
+
 def recurrent(folder: Path, **options: Any) -> dict[str, Any]:
     return arguments(folder, "Qwen3NextForCausalLM", "qwen3_next") | options
 

@@ -1,5 +1,6 @@
 import json
 import random
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -267,7 +268,8 @@ def layer_before(dataset: Dataset, row: ShardRow) -> ShardRow:
         (not_a_number, "layer 2: not finite in 1 of 33 tokens, the first at 5"),
         (equal_layers, "layers 1 and 2 hold the same states"),
         (stale_end, "the stored states say token"),
-        (layer_before, "token 37 has log-probability"),
+        # The model's own token, or the one that these states prefer: a matter of the CPU's rounding.
+        (layer_before, "(token 37 has log-probability|the stored states say token)"),
     ],
 )
 def test_wrong_states_behind_right_hashes_are_found_and_the_row_named(dataset, plant, what):
@@ -276,7 +278,7 @@ def test_wrong_states_behind_right_hashes_are_found_and_the_row_named(dataset, p
     dataset.rewrite(rows)
     report = dataset.verify()
     assert [finding.path for finding in report.findings] == [SHARD]
-    assert report.findings[0].what.startswith(f"row 4 ({rows[4].sample_id}): {what}")
+    assert re.match(rf"row 4 \({rows[4].sample_id}\): {what}", report.findings[0].what)
 
 
 def test_a_row_shorter_than_its_tokens_is_named(dataset):
