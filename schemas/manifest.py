@@ -59,6 +59,13 @@ class LayerAgreement(Wire):
     cosine: float = Field(description="median over a prompt's tokens, of the worst prompt")
     max_rel_error: float = Field(description="of the worst token: a router that flipped shows here")
     best_match_layer: int = Field(description="the layer of the reference that it is nearest to: its own")
+    median_rel_error: float | None = Field(
+        default=None,
+        description="of the median token; set where rounding goes far, and all is held to float32",
+    )
+    own_median_rel_error: float | None = Field(
+        default=None, description="the reference's own in the job's dtype, against itself in float32"
+    )
 
 
 class CanaryReport(Wire):
@@ -78,6 +85,19 @@ class CanaryReport(Wire):
     def min_cosine(self) -> float:
         """The worst layer's cosine."""
         return min(layer.cosine for layer in self.layers)
+
+    @property
+    def noise(self) -> str | None:
+        """Say how far the model's dtype takes it; nothing where the reference in that dtype was met."""
+        layers = [one for one in self.layers if one.own_median_rel_error is not None]
+        if not layers:
+            return None
+        worst = max(layers, key=lambda one: one.own_median_rel_error or 0.0)
+        return (
+            "against float32, since rounding takes this model far: "
+            f"at layer {worst.layer_id} the median token is {worst.median_rel_error:.2e} off, "
+            f"the reference's own in the job's dtype {worst.own_median_rel_error:.2e}"
+        )
 
 
 class CheckReport(Wire):

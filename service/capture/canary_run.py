@@ -6,23 +6,26 @@ Imports torch: import it lazily.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from connector.wire import RowRef
+from schemas.manifest import CanaryReport
 from schemas.names import attempt_dir, canary_unit, plan_path
 from schemas.receipts import OpenUnit, UnitKey, UnitSealed
+from schemas.request import Dtype
 from service.capture.engine import Prompt
 from service.capture.receipt_errors import in_time, raise_failure
 from service.capture.running import Running
-from service.errors import EngineDied
+from service.errors import EngineDied, EngineRefused, StatesWrong
 from service.plan.plan_file import write_plan
 from service.plan.planner import PlannedSample
 from service.proof.canary import canary_key, canary_prompts, judge
-from service.proof.reference import reference_states
+from service.proof.canary_noise import judge_by_noise
+from service.proof.reference import Reference, reference_states
 from service.proof.shard_reader import ShardReader
 from service.settings import Settings
 from service.store import Store, UnitLease
@@ -40,31 +43,20 @@ async def ensure_canary(running: Running, lease: UnitLease, store: Store, settin
         return
     prompts = canary_prompts(running.head.vocab_size, running.spec.max_model_len - 1)
     # Beside the capture: loading transformers takes longer than the engine needs for these prompts.
-    referring = asyncio.create_task(
-        reference_states(
-            running.spec.weights,
-            prompts,
-            running.spec.dtype,
-            max_bytes=settings.canary_max_bytes,
-            timeout_s=settings.engine_start_timeout_s,
-        )
-    )
+    referring = asyncio.create_task(_refer(running, settings, prompts, lease.identity.dtype))
     try:
         captured = await _capture(running, lease, settings, prompts)
         reference = await referring
     finally:
         referring.cancel()
         await asyncio.gather(referring, return_exceptions=True)
-    identity = lease.identity
-    report = await asyncio.to_thread(
-        judge,
-        captured,
-        reference.states,
-        identity.layer_ids,
-        identity.num_layers,
-        identity.dtype,
-        reference.activation_bits,
-    )
+    about = (lease.identity.layer_ids, lease.identity.num_layers, lease.identity.dtype)
+    try:
+        report = await asyncio.to_thread(judge, captured, reference.states, *about, reference.activation_bits)
+    except StatesWrong as wrong:
+        if lease.identity.dtype == "float32" or reference.activation_bits is not None:
+            raise
+        report = await _second_look(running, settings, prompts, captured, reference, about, wrong)
     told = report.model_copy(
         update={
             "job_id": lease.key.job_id,
@@ -74,6 +66,35 @@ async def ensure_canary(running: Running, lease: UnitLease, store: Store, settin
         }
     )
     await asyncio.to_thread(store.record_canary, key, told.model_dump_json())
+
+
+async def _refer(
+    running: Running, settings: Settings, prompts: Sequence[Sequence[int]], dtype: Dtype
+) -> Reference:
+    return await reference_states(
+        running.spec.weights,
+        prompts,
+        dtype,
+        max_bytes=settings.canary_max_bytes,
+        timeout_s=settings.engine_start_timeout_s,
+    )
+
+
+async def _second_look(
+    running: Running,
+    settings: Settings,
+    prompts: Sequence[Sequence[int]],
+    captured: Sequence[Mapping[int, torch.Tensor]],
+    rounded: Reference,
+    about: tuple[Sequence[int], int, Dtype],
+    wrong: StatesWrong,
+) -> CanaryReport:
+    """Return what the float32 reference says; raise what was `wrong` if that does not explain it."""
+    try:
+        exact = await _refer(running, settings, prompts, "float32")
+        return await asyncio.to_thread(judge_by_noise, captured, rounded.states, exact.states, *about)
+    except (EngineRefused, StatesWrong) as error:
+        raise wrong from error
 
 
 async def _capture(

@@ -36,11 +36,11 @@ _MIN_TOKENS = 0.9
 _CLOSER = 0.5
 _LENGTHS = (1, 17, 129)
 _SHARED_PREFIX = 100
-_CURE = "this engine cannot be trusted with these layers of this model: choose others, or report it"
+CURE = "this engine cannot be trusted with these layers of this model: choose others, or report it"
 
 
 @dataclass(frozen=True, slots=True)
-class _Distance:
+class Distance:
     """One prompt, one layer: cosine to its reference [T], relative distance to each candidate [J, T]."""
 
     candidates: tuple[int, ...]
@@ -98,7 +98,7 @@ def judge(
     min_cosine = _MIN_COSINE[dtype] if activation_bits is None else _MIN_COSINE_8BIT
     for layer_id in layer_ids:
         distances = [
-            _distance(layer_id, got[layer_id], want) for got, want in zip(captured, reference, strict=True)
+            distance_to(layer_id, got[layer_id], want) for got, want in zip(captured, reference, strict=True)
         ]
         for distance in distances:
             _check_prompt(layer_id, num_layers, distance, min_cosine)
@@ -109,8 +109,8 @@ def judge(
         if best != layer_id:
             seen, due = float(median_J.min()), float(median_J[own])
             about = f"median distance {due:.2e} to its own reference, {seen:.2e} to that layer"
-            looks = _looks_like(best, num_layers)
-            raise StatesWrong(f"canary: layer {layer_id} {looks}: {about}", field="layers", cure=_CURE)
+            looks = looks_like(best, num_layers)
+            raise StatesWrong(f"canary: layer {layer_id} {looks}: {about}", field="layers", cure=CURE)
         layers.append(
             LayerAgreement(
                 layer_id=layer_id,
@@ -123,8 +123,11 @@ def judge(
     return CanaryReport(prompts=len(captured), tokens=tokens, layers=tuple(layers))
 
 
-def _distance(layer_id: int, got_TH: torch.Tensor, want: Mapping[int, torch.Tensor]) -> _Distance:
-    """Measure in float64: float32 cannot tell cosines near 1 apart."""
+def distance_to(layer_id: int, got_TH: torch.Tensor, want: Mapping[int, torch.Tensor]) -> Distance:
+    """Measure [T, H] against a reference's layers; in float64: float32 cannot tell cosines near 1 apart.
+
+    Raises StatesWrong where there are fewer or more tokens.
+    """
     own_TH = want[layer_id].double()
     if got_TH.shape != own_TH.shape:
         shapes = f"{list(got_TH.shape)}, the reference {list(own_TH.shape)}"
@@ -135,10 +138,10 @@ def _distance(layer_id: int, got_TH: torch.Tensor, want: Mapping[int, torch.Tens
     error_JT = torch.stack(
         [torch.linalg.vector_norm(got_TH - want[other].double(), dim=1) / size_T for other in candidates]
     )
-    return _Distance(candidates, torch.cosine_similarity(got_TH, own_TH, dim=1), error_JT)
+    return Distance(candidates, torch.cosine_similarity(got_TH, own_TH, dim=1), error_JT)
 
 
-def _check_prompt(layer_id: int, num_layers: int, distance: _Distance, min_cosine: float) -> None:
+def _check_prompt(layer_id: int, num_layers: int, distance: Distance, min_cosine: float) -> None:
     own_T = distance.error_JT[distance.candidates.index(layer_id)]
     nearer_T = distance.error_JT.amin(dim=0) < _CLOSER * own_T
     fits_T = (distance.cosine_T >= min_cosine) & ~nearer_T
@@ -148,14 +151,15 @@ def _check_prompt(layer_id: int, num_layers: int, distance: _Distance, min_cosin
     misfits_JT = distance.error_JT[:, ~fits_T]
     best = distance.candidates[int(misfits_JT.median(dim=1).values.nan_to_num(torch.inf).argmin())]
     cosine = float(distance.cosine_T[~fits_T].median())
-    looks = _looks_like(best, num_layers) if best != layer_id else "fits no layer of the model"
+    looks = looks_like(best, num_layers) if best != layer_id else "fits no layer of the model"
     if not bool(own_T.isfinite().all()):
         looks = "is not finite"
     about = f"{1 - share:.0%} of {len(fits_T)} tokens, median cosine {cosine:.4f}, {min_cosine} is due"
-    raise StatesWrong(f"canary: layer {layer_id} {looks}: {about}", field="layers", cure=_CURE)
+    raise StatesWrong(f"canary: layer {layer_id} {looks}: {about}", field="layers", cure=CURE)
 
 
-def _looks_like(layer_id: int, num_layers: int) -> str:
+def looks_like(layer_id: int, num_layers: int) -> str:
+    """Say which layer of the reference states are nearest to."""
     if layer_id == POST_NORM:
         return f"looks like layer {num_layers} after the final norm"
     return f"looks like layer {layer_id}"

@@ -20,7 +20,7 @@ from schemas.identity import FinalNorm, NormKind
 from service.errors import EngineRefused
 
 _WRAPPERS = r"(?:(?:model|language_model|text_model|thinker|llm|transformer|backbone|gpt_neox|decoder)\.)*"
-_NORMS = r"(?:norm|ln_f|norm_f|final_norm|final_layernorm|final_layer_norm)"
+_NORMS = r"(?:norm|ln_f|norm_f|final_norm|final_layernorm|final_layer_norm|embedding_norm)"
 _HEADS = r"(?:lm_head|embed_out|output_layer|output)"
 _EMBEDDINGS = r"(?:embed_tokens|embed_in|wte|tok_embeddings|word_embeddings|embeddings)"
 
@@ -31,15 +31,18 @@ Wrappers are named one by one, so that the norms of vision towers, encoders and 
 
 _NORM_KINDS: dict[str, NormKind] = {
     **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3_text", "rnj1"), "gemma_rmsnorm"),
+    **dict.fromkeys(("vaultgemma", "recurrent_gemma", "minimax_m3_vl_text"), "gemma_rmsnorm"),
     **dict.fromkeys(("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), "gemma_rmsnorm"),
     **dict.fromkeys(("qwen3_next", "step3p5"), "gemma_rmsnorm"),
     **dict.fromkeys(("gpt2", "gptj", "gpt_bigcode", "gpt_neox", "codegen", "bloom", "opt"), "layernorm"),
     **dict.fromkeys(("phi", "phimoe", "starcoder2", "stablelm", "falcon", "persimmon"), "layernorm"),
-    **dict.fromkeys(("cohere", "cohere2", "dbrx", "orion", "biogpt", "mpt"), "layernorm"),
+    **dict.fromkeys(("cohere", "cohere2", "dbrx", "orion", "biogpt", "mpt", "jais2"), "layernorm"),
 }
 """By `model_type`, where it is not the plain RMSNorm."""
-_BARE_LAYERNORM_EPS = {"olmo": 1e-5}
-"""Final norms without a weight, whose epsilon stands in the model's code and not in its config."""
+_LAYERNORM_EPS = {"olmo": 1e-5, "opt": 1e-5, "dbrx": 1e-5}
+"""Of LayerNorms whose epsilon stands in the model's code and not in its config."""
+_BARE_LAYERNORMS = frozenset({"olmo"})
+"""Final norms without a weight."""
 _REFUSED_NORMS = {"nemotron": "a LayerNorm that multiplies by (1 + weight)"}
 _RMS_EPS_KEYS = ("rms_norm_eps", "rms_norm_epsilon", "norm_eps", "layer_norm_epsilon", "layernorm_epsilon")
 _LAYERNORM_EPS_KEYS = ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps", "rms_norm_eps")
@@ -93,10 +96,10 @@ def read_norm(folder: Path, config: Mapping[str, Any]) -> NormWeights:
     weight_name = _find(files, FINAL_NORM_MODULE.pattern + r"\.weight")
     bias_name = _find(files, FINAL_NORM_MODULE.pattern + r"\.bias")
     model_type = str(config.get("model_type"))
-    norm = _norm_kind(folder, model_type, config, has_bias=bias_name is not None)
+    norm = norm_kind(folder, model_type, config, has_bias=bias_name is not None)
     if weight_name is not None:
         weight_H = _read(files, weight_name)
-    elif model_type in _BARE_LAYERNORM_EPS:
+    elif model_type in _BARE_LAYERNORMS:
         weight_H = torch.ones(int(config["hidden_size"]))
     else:
         about = "no tensor is named like a final norm (model.norm.weight and its kin)"
@@ -146,13 +149,17 @@ def _logit_scale(config: Mapping[str, Any]) -> float:
     return float(scale)
 
 
-def _norm_kind(folder: Path, model_type: str, config: Mapping[str, Any], *, has_bias: bool) -> FinalNorm:
-    if model_type in _BARE_LAYERNORM_EPS:
-        return FinalNorm(kind="layernorm", eps=_BARE_LAYERNORM_EPS[model_type])
+def norm_kind(folder: Path, model_type: str, config: Mapping[str, Any], *, has_bias: bool) -> FinalNorm:
+    """Return kind and epsilon of a model type's final norm. Raises EngineRefused, naming what is unsure."""
+    if model_type in _LAYERNORM_EPS:
+        return FinalNorm(kind="layernorm", eps=_LAYERNORM_EPS[model_type])
     if model_type in _REFUSED_NORMS:
         about = f"the final norm of {model_type} is {_REFUSED_NORMS[model_type]}"
         raise EngineRefused(f"{folder}: {about}, which is not supported", field="model")
     kind = _NORM_KINDS.get(model_type, "rmsnorm")
+    if model_type == "cohere2_moe":
+        # Its config chooses: a root-mean-square norm where that one's epsilon is set.
+        kind = "layernorm" if config.get("rms_norm_eps") is None else "rmsnorm"
     if has_bias and kind != "layernorm":
         about = f"the final norm has a bias, and {model_type!r} is not known to end in a LayerNorm"
         raise EngineRefused(f"{folder}: {about}", field="model")

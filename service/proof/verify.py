@@ -233,6 +233,8 @@ def _canary_lines(job_id: str, checks: CheckReport) -> Iterator[str]:
     for layer in report.layers if report is not None else ():
         numbers = f"cosine {layer.cosine:.6f}, largest relative error {layer.max_rel_error:.2e}"
         yield f"  layer {layer.layer_id}: {numbers}, nearest to layer {layer.best_match_layer}"
+    if report is not None and report.noise is not None:
+        yield f"  {report.noise}"
 
 
 def _entries(job: Manifest) -> tuple[FileEntry, ...]:

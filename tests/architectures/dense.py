@@ -127,7 +127,8 @@ DENSE = (
         "cwm",
         {"bos_token_id": 0, "eos_token_id": 1, "sliding_window": WINDOW, "layer_types": SLIDING},
     ),
-    Recipe("CohereForCausalLM", "cohere", {"logit_scale": 0.0625}),
+    # The engine's class ties the head whatever the config says; published models are tied.
+    Recipe("CohereForCausalLM", "cohere", {"logit_scale": 0.0625, "tie_word_embeddings": True}),
     Recipe("Cohere2ForCausalLM", "cohere2", {"sliding_window": WINDOW, "layer_types": SLIDING}),
     Recipe("Ernie4_5ForCausalLM", "ernie4_5"),
     Recipe("Exaone4ForCausalLM", "exaone4", {"sliding_window": WINDOW, "layer_types": SLIDING}),

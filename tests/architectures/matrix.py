@@ -83,9 +83,7 @@ def main(arguments: Sequence[str]) -> None:
     for key in named or RECIPES:
         if named or "--again" in arguments or is_due(matrix, RECIPES[key]):
             row = measure(RECIPES[key])
-            # Read again: a row that was saved meanwhile stays.
-            matrix = Matrix.load().with_row(row)
-            matrix.save()
+            Matrix.keep(row)
             sys.stdout.write(f"{row.key}: {row.verdict} {row.reason or ''}\n")
     TABLE.write_text(render(Matrix.load()))
 

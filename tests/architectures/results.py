@@ -1,6 +1,8 @@
 """What was measured: `docs/architectures.json`, one line a row."""
 
+import fcntl
 import json
+import os
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self
@@ -93,8 +95,22 @@ class Matrix(Wire):
         return self.model_copy(update={"rows": tuple(sorted([*others, row], key=lambda each: each.key))})
 
     def save(self, path: Path = RESULTS) -> None:
-        """Write one line a row, so that a change of one row reads as one."""
+        """Write one line a row, so that a change of one row reads as one; a reader sees all of it or none."""
         whole: dict[str, Any] = self.model_dump(mode="json", exclude_defaults=True)
         rows = ",\n".join(f"  {json.dumps(row)}" for row in whole.pop("rows", []))
         head = json.dumps(whole, indent=1)[1:-2].lstrip("\n")
-        path.write_text("{\n" + (head + ",\n" if head.strip() else "") + f' "rows": [\n{rows}\n ]\n}}\n')
+        text = "{\n" + (head + ",\n" if head.strip() else "") + f' "rows": [\n{rows}\n ]\n}}\n'
+        beside = path.with_suffix(f".{os.getpid()}")
+        beside.write_text(text)
+        beside.replace(path)
+
+    @classmethod
+    def keep(cls, row: Row, path: Path = RESULTS) -> None:
+        """Put one row into the file, beside others that do the same."""
+        # The folder is locked, since the file becomes another one.
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            cls.load(path).with_row(row).save(path)
+        finally:
+            os.close(folder)

@@ -12,6 +12,7 @@ import pytest
 
 from schemas.job import JobState
 from schemas.names import plan_path
+from schemas.request import Dtype
 from service.capture import canary_run
 from service.proof.logit_check import logit_rows
 from service.proof.reference import reference_states
@@ -172,12 +173,12 @@ def assert_caught(plant: Plant, caught: Caught | None) -> None:
 @contextmanager
 def one_reference(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Compute the canary's reference once for all jobs of one target."""
-    once: dict[Path, Any] = {}
+    once: dict[tuple[Path, Dtype], Any] = {}
 
-    async def states(folder: Path, *given: Any, **more: Any) -> Any:
-        if folder not in once:
-            once[folder] = await reference_states(folder, *given, **more)
-        return once[folder]
+    async def states(folder: Path, prompts: Any, dtype: Dtype, **more: Any) -> Any:
+        if (folder, dtype) not in once:
+            once[folder, dtype] = await reference_states(folder, prompts, dtype, **more)
+        return once[folder, dtype]
 
     monkeypatch.setattr(canary_run, "reference_states", states)
     yield

@@ -14,10 +14,10 @@ from schemas.request import Generate
 from tests.support.engine_bench import Bench, by_row, until
 from tests.support.engine_probe import PROBED, ask
 from tests.support.plans import random_ids
-from tests.support.real_engine import free_blocks, meter, vllm_bench
+from tests.support.real_engine import meter, vllm_bench
 from tests.support.tiny_model import random_target
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600), pytest.mark.usefixtures("no_block_is_lost")]
 
 BLOCK, CHUNK, MAX_LEN = 32, 96, 512
 LAYERS = (2, 4, 8)
@@ -44,15 +44,6 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         pool_bytes=2**20,
     ) as bench:
         yield bench
-        print(f"worst relative error of a token over the module: {bench.worst:.1e}")
-
-
-@pytest.fixture(autouse=True)
-def no_block_is_lost(bench: Bench) -> Iterator[None]:
-    """Begin with an empty prefix cache, and end with every block free."""
-    bench.loop.call(free_blocks(bench))
-    yield
-    bench.loop.call(free_blocks(bench))
 
 
 def test_chunks_of_a_prefill_are_captured_right_beside_each_other(bench):

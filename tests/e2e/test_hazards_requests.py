@@ -25,7 +25,7 @@ from tests.support.plans import JOB, random_ids
 from tests.support.real_engine import free_blocks, meter, truth_of, vllm_bench
 from tests.support.tiny_model import random_target
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600), pytest.mark.usefixtures("no_block_is_lost")]
 
 MAX_LEN = 2048
 LAYERS = (2, 4, 8)
@@ -63,15 +63,6 @@ def bench(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Be
         pool_bytes=2**20,
     ) as bench:
         yield bench
-        print(f"worst relative error of a token over the module: {bench.worst:.1e}")
-
-
-@pytest.fixture(autouse=True)
-def no_block_is_lost(bench: Bench) -> Iterator[None]:
-    """Begin with an empty prefix cache, and end with every block free."""
-    bench.loop.call(free_blocks(bench))
-    yield
-    bench.loop.call(free_blocks(bench))
 
 
 def sealed(receipt: UnitSealed | UnitFailed) -> UnitSealed:

@@ -118,7 +118,7 @@ def vllm_bench(
     engine_options: Mapping[str, Any],
     **settings: Any,
 ) -> Iterator[Bench]:
-    """Start vLLM on a float32 target; it keeps its own counters, see `meter`."""
+    """Start vLLM on a float32 target; it keeps its own counters, see `meter`, and prints the worst error."""
     from transformers import AutoConfig
 
     from service.capture.vllm_engine import VllmEngine
@@ -136,6 +136,7 @@ def vllm_bench(
         vocab_size=config.vocab_size,
     ) as bench:
         yield bench
+        print(f"worst relative error of a token: {bench.worst:.1e}")
 
 
 def meter(name: str) -> float:
