@@ -154,8 +154,21 @@ class Health(Wire):
     status: Literal["ok"] = "ok"
 
 
+class Sizing(Wire):
+    """What a rate of tokens asks of the host, so that no GPU waits for its states to leave."""
+
+    gpus: int
+    tokens_per_s: float = Field(description="of one GPU")
+    seconds: float = Field(description="that all GPUs compute")
+    drain_bytes_per_s: float = Field(description="from each GPU over its own link")
+    drain_share: float = Field(description="of what one H200 was measured to drain beside a model")
+    writer_threads: int = Field(description="for each GPU, by what one thread was measured to seal")
+    disk_bytes_per_s: float = Field(description="of all GPUs together")
+    uplink_bits_per_s: float = Field(description="to push as fast as is captured; slower needs disk meanwhile")
+
+
 class Estimate(Wire):
-    """What a job would need. `seconds` is null where no rate is known."""
+    """What a job would need. `sizing` is null where no rate was given."""
 
     samples: int
     rejected: int
@@ -165,4 +178,4 @@ class Estimate(Wire):
     commits: int
     bytes_per_token: int
     layer_ids: tuple[int, ...]
-    seconds: float | None = None
+    sizing: Sizing | None = None

@@ -16,19 +16,28 @@ JobFile = Annotated[
 
 
 def estimate(
-    file: JobFile, as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False
+    file: JobFile,
+    tokens_per_s: Annotated[
+        float | None,
+        typer.Option(min=1e-3, help="Tokens a second of one GPU: say what that asks of the host."),
+    ] = None,
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs that work at that rate.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Say what a job would need, without running anything."""
     request = read_job_file(file)
     settings = own_roots(load_settings(), request, file)
     from service.plan.estimate import estimate_request
 
-    found = estimate_request(request, settings)
+    found = estimate_request(request, settings, tokens_per_s, gpus)
     if as_json:
         print(found.model_dump_json())
         return
-    for name, value in found.model_dump().items():
-        print(f"{name:16} {value if value is not None else 'unknown'}")
+    told = found.model_dump(exclude={"sizing"})
+    if found.sizing is not None:
+        told |= {name: f"{value:.6g}" for name, value in found.sizing.model_dump().items()}
+    for name, value in told.items():
+        print(f"{name:18} {value}")
 
 
 def extract(

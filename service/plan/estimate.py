@@ -7,6 +7,7 @@ from schemas.names import MAX_COMMIT_FILES
 from schemas.request import ExtractRequest
 from service.plan.planner import plan_units
 from service.plan.planning import unit_bounds
+from service.plan.sizing import size
 from service.plan.sources import open_source
 from service.plan.target import inspect_target
 from service.plan.tokenizing import outcomes
@@ -14,11 +15,14 @@ from service.plan.tokens import SampleTokenizer
 from service.settings import Settings
 
 
-def estimate_request(request: ExtractRequest, settings: Settings) -> Estimate:
+def estimate_request(
+    request: ExtractRequest, settings: Settings, tokens_per_s: float | None = None, gpus: int = 1
+) -> Estimate:
     """Read and tokenize the whole source and add up; time grows with the source, memory with one unit.
 
     `tokens` and `bytes` are upper bounds in a `generate` job: every answer is counted at its longest.
-    `bytes` are the states before compression. Raises what planning the job would raise.
+    `bytes` are the states before compression. With one GPU's `tokens_per_s` it says what that asks of the
+    host. Raises what planning the job would raise.
     """
     target = inspect_target(request, settings)
     tokenizer = SampleTokenizer(target, request)
@@ -39,6 +43,7 @@ def estimate_request(request: ExtractRequest, settings: Settings) -> Estimate:
         commits=_commits(shards) if request.hub is not None else 0,
         bytes_per_token=bounds.bytes_per_token,
         layer_ids=target.layer_ids,
+        sizing=None if tokens_per_s is None else size(tokens, bounds.bytes_per_token, tokens_per_s, gpus),
     )
 
 

@@ -3,7 +3,9 @@
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, HTTPException, Query, Request, Response
+from pydantic import Field
 
+from schemas.base import Wire
 from schemas.job import Estimate, JobView
 from schemas.request import ExtractRequest
 from service.api.problems import problem_responses
@@ -20,6 +22,14 @@ BODY: dict[str, Any] = {
     }
 }
 """The body is read by hand, off the event loop, because a 64 MiB document takes seconds to check."""
+
+
+class EstimateOptions(Wire):
+    """The query of `POST /estimate`: a rate to size the host for."""
+
+    tokens_per_s: float | None = Field(default=None, gt=0, description="of one GPU")
+    gpus: int = Field(default=1, ge=1, description="that work at that rate")
+
 
 IdempotencyKey = Annotated[
     str | None,
@@ -66,8 +76,8 @@ def extract(
 
 
 @router.post("/estimate", openapi_extra=BODY, responses=problem_responses(413, 415, 422, 503))
-def estimate(body: Body, settings: SettingsOf, options: Annotated[NoOptions, Query()]) -> Estimate:
+def estimate(body: Body, settings: SettingsOf, options: Annotated[EstimateOptions, Query()]) -> Estimate:
     """Say what a job would need, without running anything."""
     from service.plan.estimate import estimate_request  # reads samples with transformers and pyarrow
 
-    return estimate_request(body, settings)
+    return estimate_request(body, settings, options.tokens_per_s, options.gpus)

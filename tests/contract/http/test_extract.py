@@ -177,3 +177,13 @@ def test_an_estimate_counts_samples_tokens_and_bytes(tmp_path: Path):
     assert (found.samples, found.rejected, found.layer_ids) == (2, 0, (1, 2, 4))
     assert found.tokens > 3
     assert found.bytes == found.tokens * found.bytes_per_token
+    assert found.sizing is None
+
+
+def test_an_estimate_sizes_the_host_for_a_rate(tmp_path: Path):
+    body = job_body(random_target(tmp_path / "target", layers=4, hidden=64))
+    with serving(api_settings(tmp_path)) as api:
+        said = api.post("/estimate?tokens_per_s=1000&gpus=8", json=body).json()
+        problem_of(api.post("/estimate?tokens_per_s=0", json=body), 422)
+    assert said["sizing"]["seconds"] == pytest.approx(said["tokens"] / 8000)
+    assert said["sizing"]["disk_bytes_per_s"] == 8000 * said["bytes_per_token"]

@@ -10,10 +10,12 @@ from schemas.request import ExtractRequest
 from service.errors import SourceRefused
 from service.plan.estimate import estimate_request
 from service.plan.planning import run_planning
+from service.plan.sizing import DRAIN_BYTES_PER_S
 from service.publish.push import batches
 from service.settings import Settings
 from service.store import Store
 from tests.support import templates
+from tests.support.sizing_page import PAGE, render
 from tests.support.store_cases import job_id
 
 SAMPLES = [{"token_ids": [1] * n} for n in (200, 100, 50, 1)] + [{"token_ids": [999_999]}, {"token_ids": []}]
@@ -35,8 +37,21 @@ def test_an_estimate_adds_up_and_writes_nothing(tmp_path: Path) -> None:
     found = estimate_request(a_request(tmp_path, hub={"repo_id": "org/set"}), settings)
     assert (found.samples, found.rejected, found.tokens) == (4, 2, 351)
     assert (found.bytes_per_token, found.bytes, found.layer_ids) == (256, 351 * 256, (2, 8))
-    assert (found.shards, found.commits, found.seconds) == (2, 1, None)
+    assert (found.shards, found.commits, found.sizing) == (2, 1, None)
     assert not settings.data_dir.exists()
+
+
+def test_a_rate_says_what_it_asks_of_the_host(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path / "data", model_roots=(tmp_path,))
+    found = estimate_request(a_request(tmp_path), settings, tokens_per_s=4_000_000.0, gpus=8)
+    told = found.sizing
+    assert told is not None
+    assert (told.gpus, told.seconds) == (8, pytest.approx(351 / 32e6))
+    assert told.drain_bytes_per_s == 4e6 * 256
+    assert told.drain_share == pytest.approx(1.024e9 / DRAIN_BYTES_PER_S)
+    assert told.writer_threads == 5
+    assert told.disk_bytes_per_s == 8 * 1.024e9
+    assert told.uplink_bits_per_s == 64 * 1.024e9
 
 
 def test_an_estimate_agrees_with_the_plan(tmp_path: Path) -> None:
@@ -76,3 +91,7 @@ def test_an_estimate_meets_the_errors_of_the_job(tmp_path: Path) -> None:
     request = a_request(tmp_path, source={"kind": "file", "path": "missing.jsonl"})
     with pytest.raises(SourceRefused):
         estimate_request(request, Settings(model_roots=(tmp_path,), source_roots=(tmp_path,)))
+
+
+def test_the_page_on_sizing_is_made_from_the_same_arithmetic() -> None:
+    assert PAGE.read_text() == render(), "run python -m tests.support.sizing_page"

@@ -1,0 +1,96 @@
+"""Writes `docs/sizing.md`: python -m tests.support.sizing_page."""
+
+from pathlib import Path
+
+from service.plan.sizing import DRAIN_BYTES_PER_S, WRITER_BYTES_PER_S, size
+
+PAGE = Path(__file__).parents[2] / "docs" / "sizing.md"
+FLOPS_PER_S = 500e12
+"""Of one H200 at prefill: half of its dense bfloat16 peak."""
+TARGETS = (
+    # name, active parameters, hidden size, captured layers with the last, GPUs
+    ("8B dense", 8e9, 4096, 4, (1, 8, 64)),
+    ("70B dense", 70e9, 8192, 4, (8, 64)),
+    ("mixture of experts, 37B of 671B active", 37e9, 7168, 4, (8, 64)),
+)
+COLUMNS = (
+    "target, 3 auxiliary layers and the last",
+    "GPUs",
+    "tokens/s a GPU",
+    "a token",
+    f"drain a GPU (of {DRAIN_BYTES_PER_S / 1e9:.0f} GB/s)",
+    "writers a GPU",
+    "disk",
+    "uplink",
+    "dataset",
+    "time",
+)
+TOKENS = 1_000_000_000
+
+
+def render() -> str:
+    """Return the page."""
+    rows = []
+    for name, active, hidden, layers, counts in TARGETS:
+        rate, width = FLOPS_PER_S / (2 * active), 2 * hidden * layers
+        for gpus in counts:
+            told = size(TOKENS, width, rate, gpus)
+            cells = (
+                name,
+                gpus,
+                f"{rate:,.0f}",
+                f"{width // 1024} KiB",
+                f"{told.drain_bytes_per_s / 1e9:.2f} GB/s ({told.drain_share:.1%})",
+                told.writer_threads,
+                f"{told.disk_bytes_per_s / 1e9:.1f} GB/s",
+                f"{told.uplink_bits_per_s / 1e9:.0f} Gbit/s",
+                f"{TOKENS * width / 1e12:.0f} TB",
+                f"{told.seconds / 3600:.1f} h",
+            )
+            rows.append("| " + " | ".join(map(str, cells)) + " |")
+    head = "| " + " | ".join(COLUMNS) + " |"
+    rule = "| " + " | ".join("---" for _ in COLUMNS) + " |"
+    table = "\n".join((head, rule, *rows))
+    threads = f"{WRITER_BYTES_PER_S / 1e9:.2f}"
+    return f"""# Sizing
+
+What a host must carry so that no GPU waits for its states to leave: bytes of state a second are tokens a
+second times the bytes of a token, which are captured layers times hidden size times 2. `quarry estimate JOB
+--tokens-per-s RATE --gpus N` (or `POST /estimate?tokens_per_s=RATE&gpus=N`) says the same of a job of yours,
+with its own tokens; measure the rate with plain prefill on your node first.
+
+Measured on one H200's machine, with PCIe 5 x16 and 16 cores
+([gpu-drain.json](../benchmarks/results/gpu-drain.json), `python -m benchmarks.gpu_drain`):
+
+| what | GB/s |
+| --- | --- |
+| a plain copy into pinned memory | 55 |
+| Quarry's drain, alone | 51 to 55 |
+| Quarry's drain, beside a model that never pauses | {DRAIN_BYTES_PER_S / 1e9:.0f} |
+| rows proven and sealed, one of 8 threads, RAM disk | {threads} |
+| the same, all 8, RAM disk | 1.9 |
+| the same, all 8, that machine's own disk | 1.2 |
+
+On paper, for {TOKENS / 1e9:.0f} billion tokens. The rate is that of prefill at
+{FLOPS_PER_S / 1e12:.0f} TFLOP/s a GPU (half of an H200's dense bfloat16 peak) over 2 operations a
+parameter and token: an upper bound that engines reach in part, so what follows is what the host needs at
+most. Nothing of this table was run.
+
+{table}
+
+What that says:
+
+- **PCIe** is no bound: the smallest target, which makes the most bytes, takes a fortieth of what was
+  measured. Under tensor parallelism each rank drains its share over its own link.
+- **Writers**: proof and seal are work of cores, one for every {threads} GB/s. `QUARRY_WRITER_THREADS` is the
+  number for each rank, half of its share of the cores if you say nothing.
+- **Disk**: eight GPUs on an 8B target ask for more than one NVMe disk writes; stripe several, or give every
+  GPU a worker and a disk of its own. A slow disk slows the engine; nothing grows, nothing is lost.
+- **Uplink** is the bound of most clusters. A dataset is pushed while it is captured, and what waits for the
+  uplink waits on disk: size that for the difference, or send less (`planes` is lossless; fewer layers are
+  fewer bytes).
+"""
+
+
+if __name__ == "__main__":
+    PAGE.write_text(render())
