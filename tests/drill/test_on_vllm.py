@@ -150,7 +150,6 @@ def assert_caught(plant: Plant, caught: Caught | None) -> None:
     assert any(words in caught.said for words in PROOF_OF[plant.check]), caught
 
 
-@pytest.mark.long
 @pytest.mark.engine
 @pytest.mark.timeout(900)
 def test_what_is_planted_into_vllms_cache_is_caught(target, tmp_path):
@@ -164,7 +163,6 @@ def test_what_is_planted_into_vllms_cache_is_caught(target, tmp_path):
         assert vllm.capture("healthy again", None) is None
 
 
-@pytest.mark.long
 @pytest.mark.engine
 @pytest.mark.timeout(600)
 def test_the_layer_before_is_caught_on_vllm(target, tmp_path):
