@@ -7,10 +7,10 @@ INSTALL_LOG := .venv/install.log
 TRAINERS := .cache/trainers/installed
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: help install fmt lint test demo crash bench architectures healthy lock clean
+.PHONY: help install fmt lint test demo crash loop bench architectures healthy lock clean
 
 help:
-	@echo "make install | fmt | lint | test | demo | crash | bench | architectures | healthy | lock | clean"
+	@echo "make install | fmt | lint | test | demo | crash | loop | bench | architectures | healthy | lock | clean"
 
 install: $(INSTALLED)
 
@@ -49,6 +49,11 @@ demo: install
 # The long form of the kill tests: 2,000 samples through vLLM, killed twice. `make test` runs the short form.
 crash: install
 	$(BIN)/python -m pytest tests/crash -m "long or not long"
+
+# Trains drafters on Quarry's dataset, on the trainer's own dump and on wrong ones, serves each, and compares what
+# is accepted.
+loop: install $(TRAINERS)
+	$(BIN)/python -m benchmarks.loop --save
 
 bench: install
 	$(BIN)/python -m benchmarks.bench

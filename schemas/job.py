@@ -164,7 +164,7 @@ class Sizing(Wire):
     drain_share: float = Field(description="of what one H200 was measured to drain beside a model")
     writer_threads: int = Field(description="for each GPU, by what one thread was measured to seal")
     disk_bytes_per_s: float = Field(description="of all GPUs together")
-    uplink_bits_per_s: float = Field(description="to push as fast as is captured; slower needs disk meanwhile")
+    uplink_bits_per_s: float = Field(description="to push as fast as is captured; what is slower needs disk")
 
 
 class Estimate(Wire):

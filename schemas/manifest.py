@@ -125,6 +125,23 @@ class Totals(Wire):
     bytes: int
 
 
+class Coverage(Wire):
+    """How many of the supervised tokens are among the `draft_vocab` most frequent ones."""
+
+    draft_vocab: int
+    tokens: int
+
+
+class VocabularyStats(Wire):
+    """How the supervised tokens spread over the vocabulary. The count of each stands in `token_freq/`."""
+
+    token_ids: int = Field(description="different token ids that are supervised at least once")
+    coverage: tuple[Coverage, ...] = Field(
+        description="of common draft vocabularies that are smaller than that; `tokens` of the totals' "
+        "`supervised_tokens` could be drafted"
+    )
+
+
 def body_sha256(body: Mapping[str, Any]) -> str:
     """Return the digest of a manifest's canonical JSON without its own `sha256`."""
     rest = {name: value for name, value in body.items() if name != "sha256"}
@@ -148,6 +165,9 @@ class Manifest(Wire):
     rejects: tuple[RejectView, ...]
     totals: Totals
     checks: CheckReport
+    vocabulary: VocabularyStats | None = Field(
+        default=None, description="of the supervised tokens; manifests before it have none"
+    )
     complete: bool = True
     sha256: str = Field(
         default_factory=body_sha256,

@@ -155,7 +155,7 @@ def check_engine_options(options: Mapping[str, Any], known: Collection[str], *, 
 def check_started(engine: EngineInfo, *, decode: bool, max_model_len: int) -> None:
     """Raise EngineRefused if the engine went a way of its own, and that way is wrong or has no end."""
     budget = engine.options["max_num_batched_tokens"]
-    if not engine.options["chunked_prefill"] and budget < max_model_len:
+    if not engine.options["chunked_prefill"] and isinstance(budget, int) and budget < max_model_len:
         raise _refused(
             "max_num_batched_tokens",
             f"this engine takes a prompt in one step alone, and a step has room for {budget} of the job's "

@@ -45,7 +45,7 @@ ALGORITHMS: dict[FormatName, tuple[Algorithm, ...]] = {
     FormatName.ANGELSLIM: (Algorithm.EAGLE3,),
     FormatName.EAGLE: (Algorithm.EAGLE,),
     FormatName.DEEPSPEC: (Algorithm.DSPARK, Algorithm.DFLASH, Algorithm.EAGLE3),
-    FormatName.NEMO: (Algorithm.DSPARK,),
+    FormatName.NEMO: (Algorithm.DSPARK, Algorithm.EAGLE3),
 }
 """What each trainer's files can be written for; the first is the default."""
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from service.errors import IdentityChanged, OptionRefused
+from service.export.lock import LOCK
 from service.export.saving import seal_json, seal_text
 from service.export.source import Source
 
@@ -44,7 +45,7 @@ def begin(out: Path, identity: dict[str, Any]) -> bool:
     """
     path = out / RECORD
     if not path.exists():
-        if out.exists() and any(not entry.name.endswith(".tmp") for entry in out.iterdir()):
+        if any(entry.name != LOCK and not entry.name.endswith(".tmp") for entry in out.iterdir()):
             raise OptionRefused(
                 f"{out} holds files and no {RECORD}", field="out", cure="name an empty folder or a new one"
             )

@@ -8,6 +8,7 @@ from pathlib import Path
 from connector.seal import sealing
 from service.errors import OptionRefused, SourceRefused
 from service.export.format import Format
+from service.export.lock import locked
 from service.export.options import ExportOptions, FormatName
 from service.export.record import begin, end, identity_of
 from service.export.source import Source, open_source
@@ -28,8 +29,9 @@ def export(
 ) -> Exported:
     """Write the dataset `where` to the folder `out`, or go on where an earlier call stopped.
 
-    `told` hears of rows done and rows in the dataset after each file. Raises SourceRefused (`dataset`,
-    `job`), OptionRefused, IdentityChanged, DatasetBroken, UnknownModel, HubUnavailable, OSError.
+    One export at a time writes there. `told` hears of rows done and rows in the dataset after each file.
+    Raises SourceRefused (`dataset`, `job`), OptionRefused, IdentityChanged, DatasetBroken,
+    UnknownModel, EngineRefused, HubUnavailable, OSError.
     """
     try:
         return _export(open_source(where, options), out, told)
@@ -50,6 +52,11 @@ def format_of(source: Source) -> Format:
 
 def _export(source: Source, out: Path, told: Callable[[int, int], None]) -> Exported:
     made = format_of(source)
+    with locked(out):
+        return _write(source, made, out, told)
+
+
+def _write(source: Source, made: Format, out: Path, told: Callable[[int, int], None]) -> Exported:
     identity = identity_of(source, made.trainer_layers)
     finished = begin(out, identity)
     notes, done = made.notes(out), 0

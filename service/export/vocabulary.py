@@ -3,41 +3,64 @@
 Legend: V target's vocabulary, D draft vocabulary.
 """
 
+import hashlib
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 
+from schemas.manifest import Manifest
 from schemas.names import token_freq_path
 from service.errors import DatasetBroken, OptionRefused
 from service.export.source import Source
+from service.proof.token_counts import TokenCounts, TokenTally, read_counts
+from service.reader import Row
+
+COUNTS_FOLDER = "token_freq"
 
 
-def token_counts(source: Source) -> dict[int, int]:
-    """Return how often each token id is supervised in all rows of the export, ordered by id.
+def token_counts(source: Source, rows: Iterable[Row] | None = None) -> dict[int, int]:
+    """Return how often each token id is supervised, ordered by id.
 
-    From the dataset's `token_freq/` files. Raises DatasetBroken if they do not sum up to the manifests.
+    Args:
+        source: the dataset; its `token_freq/` files are summed up, and its index is counted where a job has
+            none.
+        rows: the rows that are exported, where they are not all of the dataset's or are cut; those are
+            counted. Their states are not read.
+
+    Raises DatasetBroken if a file is not the one that its manifest names.
     """
-    counts: dict[int, int] = {}
+    if rows is not None:
+        tally = TokenTally()
+        for row in rows:
+            tally.add(row.input_ids[row.loss_mask == 1].numpy())
+        return tally.counts().by_id()
+    total = TokenCounts.of([])
     for job, manifest in source.manifests.items():
-        path = token_freq_path(job)
-        try:
-            table: Any = pq.read_table(source.files.open(path).arrow())
-        except (OSError, pa.ArrowException) as error:
-            raise DatasetBroken(f"{path} cannot be read: {error}", field="dataset") from error
-        ids, times = table["token_id"].to_pylist(), table["count"].to_pylist()
-        if sum(times) != manifest.totals.supervised_tokens:
-            raise DatasetBroken(
-                f"{path} counts {sum(times)} supervised tokens, the manifest "
-                f"{manifest.totals.supervised_tokens}",
-                field="dataset",
-            )
-        for token_id, count in zip(ids, times, strict=True):
-            counts[token_id] = counts.get(token_id, 0) + count
-    return dict(sorted(counts.items()))
+        counts = _stored_counts(source, manifest, token_freq_path(job))
+        if counts is None:
+            return dict(sorted(source.rows.supervised_counts().items()))
+        total += counts
+    return total.by_id()
+
+
+def _stored_counts(source: Source, manifest: Manifest, path: str) -> TokenCounts | None:
+    """Return the counts of one job from its file, or none if there is no such file."""
+    entry = next((entry for entry in manifest.extras if entry.path == path), None)
+    if entry is None or path not in source.files.find(COUNTS_FOLDER, ".parquet"):
+        return None
+    content = source.files.read(path)
+    if hashlib.sha256(content).hexdigest() != entry.sha256:
+        raise DatasetBroken(f"{path} is not the file that the manifest names", field="dataset")
+    counts = read_counts(content, path)
+    if counts.total != manifest.totals.supervised_tokens:
+        raise DatasetBroken(
+            f"{path} counts {counts.total} supervised tokens, the manifest "
+            f"{manifest.totals.supervised_tokens}",
+            field="dataset",
+        )
+    return counts
 
 
 def vocabulary_map(

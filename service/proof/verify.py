@@ -17,11 +17,12 @@ from pydantic import Field, ValidationError, computed_field
 from connector.seal import sha256_of
 from schemas.base import Wire
 from schemas.manifest import CheckReport, FileEntry, Manifest, body_sha256
-from schemas.names import index_path, manifest_path
-from service.errors import EngineRefused, NotFound, OptionRefused
+from schemas.names import index_path, manifest_path, token_freq_path
+from service.errors import DatasetBroken, EngineRefused, NotFound, OptionRefused
 from service.plan.hub_reading import reading_hub
 from service.proof.head import Head
 from service.proof.report.tally import DatasetTally, JobTally
+from service.proof.token_counts import TokenCounts, differences, read_counts
 from service.proof.verify_unit import Finding, Proof, UnitOutcome, verify_unit
 from service.settings import Settings
 
@@ -271,6 +272,7 @@ def _verify_job(
         told = job.totals.supervised_tokens
         what = f"totals.supervised_tokens is {told}, {supervised} is due"
         findings.append(Finding(path=manifest, what=what))
+    findings += _count_faults(folder, job, outcomes, findings)
     counts = {
         "rows": sum(len(outcome.sample_ids) for outcome in outcomes),
         "tokens": sum(outcome.tokens for outcome in outcomes),
@@ -278,6 +280,29 @@ def _verify_job(
         "logit_argmax_agree": sum(outcome.logit_argmax_agree for outcome in outcomes),
     }
     return findings, counts, max((outcome.logit_max_error for outcome in outcomes), default=0.0)
+
+
+def _count_faults(
+    folder: Path, job: Manifest, outcomes: list[UnitOutcome], findings: list[Finding]
+) -> list[Finding]:
+    """Hold a job's token counts, and what its manifest says of them, against its rows, if those are right."""
+    broken = {path for finding in findings for path in finding.path.split(", ")}
+    if broken & {entry.path for entry in job.shards}:
+        return []
+    due = sum((outcome.supervised.counts() for outcome in outcomes), TokenCounts.of([]))
+    path, found = token_freq_path(job.provenance.job_id), []
+    if path not in broken and path in {entry.path for entry in job.extras}:
+        try:
+            told = read_counts((folder / path).read_bytes(), path)
+            found += [Finding(path=path, what=what) for what in differences(told, due)]
+        except DatasetBroken as error:
+            found.append(Finding(path=path, what=error.detail))
+    if job.vocabulary is not None:
+        stats = due.stats(part.draft_vocab for part in job.vocabulary.coverage)
+        if job.vocabulary != stats:
+            what = f"vocabulary is {job.vocabulary!r}, {stats!r} is due"
+            found.append(Finding(path=manifest_path(job.provenance.job_id), what=what))
+    return found
 
 
 def _verify_damaged(

@@ -23,6 +23,7 @@ from service.proof.report.tally import JobTally
 from service.proof.row_proof import prove_row
 from service.proof.sample_name import name_fault
 from service.proof.shard_reader import LightRow, ShardReader
+from service.proof.token_counts import TokenTally
 
 _SCALARS = ("sample_id", "source_id", "num_tokens", "prompt_tokens")
 _LISTS = ("input_ids", "loss_mask")
@@ -54,6 +55,7 @@ class UnitOutcome:
     sample_ids: list[str] = field(default_factory=list)
     tokens: int = 0
     supervised_tokens: int = 0
+    supervised: TokenTally = field(default_factory=TokenTally)
     logit_rows: int = 0
     logit_argmax_agree: int = 0
     logit_max_error: float = 0.0
@@ -152,6 +154,7 @@ def _rows(
         outcome.sample_ids.append(light.sample_id)
         outcome.tokens += light.num_tokens
         outcome.supervised_tokens += int(light.loss_mask.sum())
+        outcome.supervised.add(light.input_ids[light.loss_mask == 1])
         vocab_size = proof.head.vocab_size if proof is not None else None
         faults = list(_light_faults(light, vocab_size))
         if tally is not None:

@@ -88,12 +88,10 @@ def assemble(
         _check_file(dataset, entry)
     totals = _totals(account)
     _check_rows(dataset, account, totals)
-    token_freq, supervised = write_token_freq(
-        dataset, account.job_id, [entry.path for entry in account.indexes]
-    )
-    if supervised != totals.supervised_tokens:
+    token_freq, counts = write_token_freq(dataset, account.job_id, [entry.path for entry in account.indexes])
+    if counts.total != totals.supervised_tokens:
         raise DatasetBroken(
-            f"the index holds {supervised} supervised tokens, the units {totals.supervised_tokens}"
+            f"the index holds {counts.total} supervised tokens, the units {totals.supervised_tokens}"
         )
     manifest = Manifest(
         provenance=account.provenance,
@@ -105,6 +103,7 @@ def assemble(
         rejects=account.rejects,
         totals=totals,
         checks=_checks(account.commits, canary, report),
+        vocabulary=counts.stats(),
     )
     with sealing(dataset / manifest_path(account.job_id)) as temporary:
         temporary.write_text(manifest.model_dump_json(indent=1) + "\n")

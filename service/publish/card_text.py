@@ -55,6 +55,10 @@ AGREEMENT = (
     "The canary: the engine's states of {tokens:,} tokens in {prompts} prompts, held against {reference}. "
     "The cosine is the worst prompt's median over its tokens, the relative error the worst token's."
 )
+VOCABULARY = (
+    "How often every token is supervised, over the rows that are stored, stands in "
+    "`token_freq/<job>.parquet` (`token_id`, `count`): a draft vocabulary of any size follows from it."
+)
 
 
 def card_text(groups: Mapping[str, Sequence[Manifest]]) -> str:
@@ -84,6 +88,7 @@ def card_text(groups: Mapping[str, Sequence[Manifest]]) -> str:
             _proof(group),
         ]
         parts += _agreement(group)
+        parts += _vocabulary(group)
         parts += _rejects(group)
     return "\n\n".join(parts)
 
@@ -185,7 +190,23 @@ def _agreement(group: Sequence[Manifest]) -> list[str]:
         )
         parts.append(_paragraph(text))
         parts.append(_table(("column", "cosine", "max relative error", "nearest layer"), rows))
+        if report.noise is not None:
+            parts.append(_paragraph(f"These numbers are {report.noise}."))
     return parts
+
+
+def _vocabulary(group: Sequence[Manifest]) -> list[str]:
+    """Tell which share of the supervised tokens drafters with smaller vocabularies could draft."""
+    told = [(m.provenance.job_id, m.totals.supervised_tokens, m.vocabulary) for m in group if m.vocabulary]
+    if not told:
+        return []
+    sizes = sorted({part.draft_vocab for *_, stats in told for part in stats.coverage})
+    rows = []
+    for job_id, supervised, stats in told:
+        covered = {part.draft_vocab: f"{part.tokens / supervised:.3%}" for part in stats.coverage}
+        rows.append((f"`{job_id}`", f"{stats.token_ids:,}", *(covered.get(size, "all") for size in sizes)))
+    header = ("job", "supervised token ids", *(f"in the {size:,} most frequent" for size in sizes))
+    return [_paragraph(VOCABULARY), _table(header, rows)]
 
 
 def _rejects(group: Sequence[Manifest]) -> list[str]:

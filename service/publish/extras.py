@@ -12,12 +12,7 @@ from connector.seal import sealing, sha256_of
 from schemas.manifest import FileEntry
 from schemas.names import FINAL_NORM_PATH, token_freq_path
 from service.errors import DatasetBroken, OptionRefused
-
-TOKEN_FREQ_SCHEMA = pa.schema(
-    [pa.field("token_id", pa.int32(), nullable=False), pa.field("count", pa.int64(), nullable=False)]
-)
-
-Ids = NDArray[np.int64]
+from service.proof.token_counts import TokenCounts, TokenTally, write_counts
 
 
 def file_entry(dataset: Path, path: str) -> FileEntry:
@@ -26,24 +21,19 @@ def file_entry(dataset: Path, path: str) -> FileEntry:
     return FileEntry(path=path, sha256=sha256, bytes=num_bytes)
 
 
-def write_token_freq(dataset: Path, job_id: str, indexes: Iterable[str]) -> tuple[FileEntry, int]:
+def write_token_freq(dataset: Path, job_id: str, indexes: Iterable[str]) -> tuple[FileEntry, TokenCounts]:
     """Count the supervised tokens (`loss_mask` 1), by id, over the index files at paths `indexes`.
 
-    Returns the sealed file, ordered by token id, and the sum of its counts. Raises DatasetBroken, OSError.
+    An index holds what was sealed, answers included, so that every committed row is counted once. Returns the
+    sealed file, ordered by token id, and what is in it. Raises DatasetBroken, OSError.
     """
-    ids: Ids = np.empty(0, dtype=np.int64)
-    counts: Ids = np.empty(0, dtype=np.int64)
+    tally = TokenTally()
     for supervised in _supervised(dataset, indexes):
-        more, times = np.unique(supervised, return_counts=True)
-        merged, position = np.unique(np.concatenate([ids, more]), return_inverse=True)
-        total = np.zeros(len(merged), dtype=np.int64)
-        np.add.at(total, position, np.concatenate([counts, times]))
-        ids, counts = merged, total
-    path = token_freq_path(job_id)
-    columns = [pa.array(ids, pa.int32()), pa.array(counts, pa.int64())]
+        tally.add(supervised)
+    path, counts = token_freq_path(job_id), tally.counts()
     with sealing(dataset / path) as temporary:
-        pq.write_table(pa.table(columns, schema=TOKEN_FREQ_SCHEMA), temporary, compression="zstd")
-    return file_entry(dataset, path), int(counts.sum())
+        write_counts(temporary, counts)
+    return file_entry(dataset, path), counts
 
 
 def write_final_norm(dataset: Path, content: bytes) -> FileEntry:

@@ -74,6 +74,10 @@ class QuarryDataset(Dataset[Any]):
         """The id of every row's sample."""
         return self._places.sample_ids
 
+    def supervised_counts(self) -> dict[int, int]:
+        """Return how often each token id is supervised in all rows, from the index."""
+        return self._places.supervised_counts()
+
     def __getitem__(self, number: int) -> Any:  # noqa: ANN401 - a Row, or what the view makes of it
         row = self.row(number)
         return row if self._view is None else self._view(row)
@@ -92,16 +96,21 @@ class QuarryDataset(Dataset[Any]):
                 place.row, layer_id, place.num_tokens, pinned=self._pinned, mapped=self._mapped
             )
 
+        def read_many(layer_ids: tuple[int, ...]) -> torch.Tensor:
+            return shard.layers(place.row, layer_ids, place.num_tokens, pinned=self._pinned)
+
+        ids_T, mask_T = self._places.tokens(number)
         return Row(
             sample_id=light["sample_id"],
             source_id=light["source_id"],
             prompt_tokens=light["prompt_tokens"],
-            input_ids=torch.tensor(light["input_ids"], dtype=torch.int64),
-            loss_mask=torch.tensor(light["loss_mask"], dtype=torch.uint8),
+            input_ids=ids_T,
+            loss_mask=mask_T,
             layer_ids=self.about.layer_ids,
             num_layers=self.about.num_layers,
             read=read,
             norm=self._norm,
+            read_many=read_many,
         )
 
     def shard_of(self, number: int) -> str:

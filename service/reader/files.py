@@ -6,8 +6,6 @@ Only the ranges that are asked for are read, so that one layer of a dataset cost
 import ctypes
 import mmap
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,13 +15,20 @@ import torch
 from service.reader.errors import ReaderError
 
 HUB_PREFIX = "hf://datasets/"
+_BUFFERS_AT_ONCE = 1024
+"""Linux takes no more in one call (IOV_MAX)."""
+_SCATTERED_BYTES = 1024
+"""Shorter rows are copied to their places: a buffer of its own for each would cost more than the copy."""
 
 
 class RangeFile(Protocol):
     """An open file, read at any place; safe to use from several threads."""
 
-    def read_into(self, out: torch.Tensor, offset: int) -> None:
-        """Fill `out`, uint8 and contiguous, from `offset` on. Raises ReaderError if the file is shorter."""
+    def read_into(self, out_TW: torch.Tensor, offset: int) -> None:
+        """Fill `out_TW`, uint8 [T, W], from `offset` on; its T rows may lie apart, each is contiguous.
+
+        Raises ReaderError if the file is shorter.
+        """
 
     def arrow(self) -> Any:  # noqa: ANN401 - what pyarrow opens
         """Return something that `pyarrow.parquet` reads from."""
@@ -98,15 +103,29 @@ class LocalFile:
         """Return the path."""
         return str(self._path)
 
-    def read_into(self, out: torch.Tensor, offset: int) -> None:
-        """Read straight into the tensor's memory, pinned or not."""
-        with bytes_of(out) as view:
-            done = 0
-            while done < len(view):
-                count = os.preadv(self._fd, [view[done:]], offset + done)
-                if count == 0:
-                    raise ReaderError(f"{self._path} ends at byte {offset + done}: it is truncated")
-                done += count
+    def read_into(self, out_TW: torch.Tensor, offset: int) -> None:
+        """Read straight into the tensor's memory, pinned or not, its rows side by side or apart."""
+        if out_TW.is_contiguous():
+            self._read([bytes_of(out_TW)], offset)
+        elif out_TW.shape[1] < _SCATTERED_BYTES:
+            together_TW = torch.empty(out_TW.shape, dtype=torch.uint8)
+            self._read([bytes_of(together_TW)], offset)
+            out_TW.copy_(together_TW)
+        else:
+            rows = _rows_of(out_TW)
+            for begin in range(0, len(rows), _BUFFERS_AT_ONCE):
+                some = rows[begin : begin + _BUFFERS_AT_ONCE]
+                self._read(some, offset + begin * out_TW.shape[1])
+
+    def _read(self, buffers: list[memoryview], offset: int) -> None:
+        left = sum(map(len, buffers))
+        while left:
+            count = os.preadv(self._fd, buffers, offset)
+            if count == 0:
+                raise ReaderError(f"{self._path} ends at byte {offset}: it is truncated")
+            offset, left = offset + count, left - count
+            if left:
+                buffers = _after(buffers, count)
 
     def mapped(self, offset: int, num_bytes: int) -> torch.Tensor:
         """Return bytes as they lie in the page cache: uint8 [num_bytes], no copy until they are written to.
@@ -168,23 +187,41 @@ class HubFile:
         """Return a file object that reads ranges; what is read ahead is bounded."""
         return pa.PythonFile(self._fs.open(self._path, block_size=2**20), mode="r")
 
-    def read_into(self, out: torch.Tensor, offset: int) -> None:
+    def read_into(self, out_TW: torch.Tensor, offset: int) -> None:
         """Fetch one range."""
         try:
-            data = self._fs.cat_file(self._path, start=offset, end=offset + out.numel())
+            data = self._fs.cat_file(self._path, start=offset, end=offset + out_TW.numel())
         except OSError as error:
             raise ReaderError(f"{self._path} cannot be read: {error}") from error
-        if len(data) != out.numel():
-            raise ReaderError(f"{self._path} has no {out.numel()} bytes at {offset}: it is truncated")
-        with bytes_of(out) as view:
-            view[:] = data
+        if len(data) != out_TW.numel():
+            raise ReaderError(f"{self._path} has no {out_TW.numel()} bytes at {offset}: it is truncated")
+        if len(data):
+            out_TW.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8).view(out_TW.shape))
 
 
-@contextmanager
-def bytes_of(out: torch.Tensor) -> Iterator[memoryview]:
-    """Yield the memory of a contiguous tensor on the host, writable; the tensor must outlive it.
+def bytes_of(out: torch.Tensor) -> memoryview:
+    """Return the memory of a contiguous tensor on the host, writable; the tensor must outlive it.
 
     By address, because torch gives its memory as a buffer only through numpy, which need not be installed.
     """
-    memory = (ctypes.c_char * out.nbytes).from_address(out.data_ptr())
-    yield memoryview(memory).cast("B")
+    return _memory(out.data_ptr(), out.nbytes)
+
+
+def _rows_of(out_TW: torch.Tensor) -> list[memoryview]:
+    """Return the memory of every row of uint8 [T, W]; the tensor must outlive it."""
+    (num_rows, width), stride = out_TW.shape, out_TW.stride(0)
+    whole = _memory(out_TW.data_ptr(), (num_rows - 1) * stride + width if num_rows else 0)
+    return [whole[begin : begin + width] for begin in range(0, num_rows * stride, stride)]
+
+
+def _memory(address: int, num_bytes: int) -> memoryview:
+    return memoryview((ctypes.c_char * num_bytes).from_address(address)).cast("B")
+
+
+def _after(buffers: list[memoryview], count: int) -> list[memoryview]:
+    """Return what is left to fill when the first `count` bytes are; something is."""
+    at = 0
+    while count >= len(buffers[at]):
+        count -= len(buffers[at])
+        at += 1
+    return [buffers[at][count:], *buffers[at + 1 :]]

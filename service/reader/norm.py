@@ -57,18 +57,18 @@ def _safetensors(files: Files) -> dict[str, torch.Tensor]:
     """Read a small safetensors file: 8 bytes of header length, a JSON header, the tensors' bytes."""
     file = files.open(FINAL_NORM_FILE)
     length = torch.empty(8, dtype=torch.uint8)
-    file.read_into(length, 0)
+    file.read_into(length.view(1, -1), 0)
     header_bytes = int.from_bytes(bytes(length.tolist()), "little")
     if header_bytes > 2**20:
         raise ReaderError(f"{FINAL_NORM_FILE} is no safetensors file")
     header = torch.empty(header_bytes, dtype=torch.uint8)
-    file.read_into(header, 8)
+    file.read_into(header.view(1, -1), 8)
     tensors = {}
     for name, about in json.loads(bytes(header.tolist())).items():
         if name == "__metadata__":
             continue
         begin, end = about["data_offsets"]
         raw = torch.empty(end - begin, dtype=torch.uint8)
-        file.read_into(raw, 8 + header_bytes + begin)
+        file.read_into(raw.view(1, -1), 8 + header_bytes + begin)
         tensors[name] = raw.view(_DTYPES[about["dtype"]]).view(about["shape"])
     return tensors

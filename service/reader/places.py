@@ -4,7 +4,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import torch
 
 from service.reader.errors import ReaderError
 from service.reader.files import Files
@@ -56,11 +58,35 @@ class Places:
         ids: list[str] = self._table["sample_id"].to_pylist()
         return ids
 
+    def supervised_counts(self) -> dict[int, int]:
+        """Return how often each token id is supervised. Raises ReaderError for a mask of another length."""
+        ids, mask = (pc.list_flatten(self._table[name]) for name in ("input_ids", "loss_mask"))
+        if len(ids) != len(mask):
+            raise ReaderError(f"the index holds {len(ids)} token ids and {len(mask)} mask flags")
+        counts = ids.filter(pc.equal(mask, 1)).value_counts()
+        return dict(zip(*(counts.field(at).to_pylist() for at in range(2)), strict=True))
+
+    def tokens(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a row's token ids, int64 [T], and its mask, uint8 [T]: tensors of their own."""
+        ids, mask = (_values(self._table[name], number, dtype) for name, dtype in _LISTS.items())
+        return ids.long(), mask
+
     def light(self, number: int) -> dict[str, Any]:
-        """Return a row's `sample_id`, `source_id`, `prompt_tokens`, `input_ids` and `loss_mask`."""
+        """Return a row's `sample_id`, `source_id` and `prompt_tokens`."""
         (row,) = self._table.slice(number, 1).select(_LIGHT).to_pylist()
         return dict(row)
 
 
-_LIGHT = ["sample_id", "source_id", "prompt_tokens", "input_ids", "loss_mask"]
-_COLUMNS = [*_LIGHT, "num_tokens", "shard", "row"]
+def _values(column: Any, number: int, dtype: torch.dtype) -> torch.Tensor:  # noqa: ANN401 - pyarrow's
+    """Copy one row of a list column out of Arrow memory."""
+    values = column[number].values
+    if not len(values):
+        return torch.empty(0, dtype=dtype)
+    begin = values.offset * dtype.itemsize
+    raw = bytearray(memoryview(values.buffers()[1])[begin : begin + len(values) * dtype.itemsize])
+    return torch.frombuffer(raw, dtype=dtype)
+
+
+_LIGHT = ["sample_id", "source_id", "prompt_tokens"]
+_LISTS = {"input_ids": torch.int32, "loss_mask": torch.uint8}
+_COLUMNS = [*_LIGHT, *_LISTS, "num_tokens", "shard", "row"]

@@ -17,6 +17,7 @@ class Row:
 
     `input_ids` is int64 [T], `loss_mask` uint8 [T], 1 where the token is supervised. `read` returns one
     layer's states [T, H] in the stored dtype; a view that asks for one layer costs one layer's bytes.
+    `read_many` returns several side by side, [T, len(ids) * H], without a copy of its own.
     """
 
     sample_id: str
@@ -28,6 +29,7 @@ class Row:
     num_layers: int
     read: Callable[[int], torch.Tensor]
     norm: FinalNorm
+    read_many: Callable[[tuple[int, ...]], torch.Tensor] | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -57,4 +59,6 @@ class Row:
         All auxiliary layers if none are named. Raises ReaderError.
         """
         chosen = self.auxiliary_ids if layer_ids is None else tuple(sorted(layer_ids))
+        if self.read_many is not None:
+            return self.read_many(chosen)
         return torch.cat([self.read(layer_id) for layer_id in chosen], dim=-1)

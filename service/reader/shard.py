@@ -3,10 +3,11 @@
 A layer is one uncompressed page of its column, so its bytes are the last of the column chunk, behind their
 4-byte length. With `planes`, the high plane goes through pyarrow, which knows its codec.
 
-Legend: T tokens, H hidden size.
+Legend: T tokens, H hidden size, W bytes of one token's state.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,46 +80,72 @@ class Shard:
     def layer(
         self, row: int, layer_id: int, num_tokens: int, *, pinned: bool = False, mapped: bool = False
     ) -> torch.Tensor:
-        """Return the states [T, H] of one layer of one row, in the shard's dtype.
+        """Return one layer's states [T, H] of row `row`. Raises ReaderError.
 
         Args:
-            row: in the shard.
-            layer_id: vLLM's.
+            row: number of the row in this shard.
+            layer_id: vLLM's id.
             num_tokens: T, as the index says.
             pinned: read into pinned memory.
-            mapped: return a view of the page cache instead of a copy; only for local files without `planes`.
-
-        Raises:
-            ReaderError: the layer is not there, or the file is damaged.
+            mapped: return the page cache's own bytes, if the file is local and the layer is stored plain.
         """
         about = self.about
-        if layer_id not in about.layer_ids:
-            raise ReaderError(f"{self._name} holds layers {list(about.layer_ids)}, not {layer_id}")
-        num_elements = num_tokens * about.hidden_size
-        width = about.dtype.itemsize
-        if about.compression == "planes":
-            raw = self._merged(row, layer_id, num_elements, width, pinned=pinned)
-        else:
-            raw = self._plain(row, f"layer_{layer_id}", num_elements * width, pinned=pinned, mapped=mapped)
-        return raw.view(about.dtype).view(num_tokens, about.hidden_size)
+        if mapped and about.compression != "planes" and isinstance(self._file, LocalFile):
+            start, num_bytes = self._place(row, self._plain_name(layer_id), num_tokens * self._width)
+            raw = self._file.mapped(start, num_bytes)
+            return raw.view(about.dtype).view(num_tokens, about.hidden_size)
+        return self.layers(row, (layer_id,), num_tokens, pinned=pinned)
 
-    def _merged(
-        self, row: int, layer_id: int, num_elements: int, width: int, *, pinned: bool
+    def layers(
+        self, row: int, layer_ids: Sequence[int], num_tokens: int, *, pinned: bool = False
     ) -> torch.Tensor:
-        name = f"layer_{layer_id}_hi"
-        values = self._parquet.read_row_group(row, columns=[name]).column(0)
+        """Return several layers' states side by side: [T, len(layer_ids) * H], each read to its place.
+
+        The arguments are those of `layer`. Raises ReaderError.
+        """
+        out_TW = torch.empty((num_tokens, len(layer_ids) * self._width), dtype=torch.uint8, pin_memory=pinned)
+        for at, layer_id in enumerate(layer_ids):
+            self._fill(row, layer_id, out_TW[:, at * self._width : (at + 1) * self._width])
+        return out_TW.view(self.about.dtype)
+
+    @property
+    def _width(self) -> int:
+        """Bytes of one token's state."""
+        return self.about.hidden_size * self.about.dtype.itemsize
+
+    def _plain_name(self, layer_id: int) -> str:
+        if layer_id not in self.about.layer_ids:
+            raise ReaderError(f"{self._name} holds layers {list(self.about.layer_ids)}, not {layer_id}")
+        return f"layer_{layer_id}"
+
+    def _fill(self, row: int, layer_id: int, out_TW: torch.Tensor) -> None:
+        """Read a layer into `out_TW`, uint8 [T, W], whose tokens may lie apart."""
+        name = self._plain_name(layer_id)
+        if self.about.compression == "planes":
+            self._merge(row, name, out_TW)
+        else:
+            start, _ = self._place(row, name, out_TW.numel())
+            self._file.read_into(out_TW, start)
+
+    def _merge(self, row: int, name: str, out_TW: torch.Tensor) -> None:
+        width = self.about.dtype.itemsize
+        num_elements = out_TW.numel() // width
+        values = self._parquet.read_row_group(row, columns=[f"{name}_hi"]).column(0)
         high = bytearray(values[0].as_buffer())
         if len(high) != num_elements:
             raise ReaderError(
-                f"{self._name}, row {row}: {name} has {len(high)} bytes, {num_elements} are due"
+                f"{self._name}, row {row}: {name}_hi has {len(high)} bytes, {num_elements} are due"
             )
-        low = self._plain(row, f"layer_{layer_id}_lo", num_elements * (width - 1), pinned=False, mapped=False)
-        merged = torch.empty((num_elements, width), dtype=torch.uint8, pin_memory=pinned)
-        merged[:, width - 1] = torch.frombuffer(high, dtype=torch.uint8)
-        merged[:, : width - 1] = low.view(num_elements, width - 1)
-        return merged.view(-1)
+        start, num_bytes = self._place(row, f"{name}_lo", num_elements * (width - 1))
+        low = torch.empty(num_bytes, dtype=torch.uint8)
+        self._file.read_into(low.view(1, -1), start)
+        parts_THB = out_TW.view(len(out_TW), self.about.hidden_size, width)
+        shape = parts_THB.shape[:2]
+        parts_THB[..., width - 1] = torch.frombuffer(high, dtype=torch.uint8).view(shape)
+        parts_THB[..., : width - 1] = low.view(*shape, width - 1)
 
-    def _plain(self, row: int, column: str, num_bytes: int, *, pinned: bool, mapped: bool) -> torch.Tensor:
+    def _place(self, row: int, column: str, num_bytes: int) -> tuple[int, int]:
+        """Return where the value of `num_bytes` bytes lies in the file: its first byte, and its length."""
         chunk = self._parquet.metadata.row_group(row).column(self._columns[column])
         around = chunk.total_compressed_size - num_bytes - _LENGTH_BYTES
         if chunk.total_compressed_size != chunk.total_uncompressed_size or not (
@@ -127,9 +154,4 @@ class Shard:
             raise ReaderError(
                 f"{self._name}, row {row}: {column} is not one plain value of {num_bytes} bytes"
             )
-        start = chunk.data_page_offset + chunk.total_compressed_size - num_bytes
-        if mapped and isinstance(self._file, LocalFile):
-            return self._file.mapped(start, num_bytes)
-        out = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pinned)
-        self._file.read_into(out, start)
-        return out
+        return chunk.data_page_offset + chunk.total_compressed_size - num_bytes, num_bytes

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,12 @@ import torch
 
 from connector.seal import temporary
 from schemas.job import JobState, UnitState
-from schemas.manifest import Manifest
-from schemas.names import attempt_dir, manifest_path, shard_file
+from schemas.manifest import Manifest, VocabularyStats
+from schemas.names import attempt_dir, manifest_path, shard_file, token_freq_path
 from schemas.request import Generate
 from service.capture.landing import land
 from service.capture.loop import Capture
+from service.proof.token_counts import read_counts
 from service.proof.verify import verify_dataset
 from service.store import Store
 from service.sweeper import sweep
@@ -56,6 +58,9 @@ def assert_whole(shop, job_id, *, written, rejected):
     assert manifest.totals.samples_planned == written + rejected
     report = verify_dataset(folder)
     assert report.ok, report.findings
+    said = Counter(t for row in rows for t, m in zip(row["input_ids"], row["loss_mask"], strict=True) if m)
+    assert read_counts((folder / token_freq_path(job_id)).read_bytes(), "counts").by_id() == said
+    assert manifest.vocabulary == VocabularyStats(token_ids=len(said), coverage=())
 
 
 def test_a_job_ends_with_every_sample_written_or_rejected_by_reason(shop, target):

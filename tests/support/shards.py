@@ -16,12 +16,20 @@ from connector.seal import sha256_of, xxh3_of
 from schemas.arrow import METADATA_KEY, PLAN_SCHEMA, shard_schema, writer_options
 from schemas.identity import DTYPE_BYTES, EngineInfo, Identity, Provenance, layer_info
 from schemas.manifest import CheckReport, FileEntry, LayerStats, Manifest, ShardEntry, Totals
-from schemas.names import FINAL_NORM_PATH, index_path, manifest_path, shard_file, shard_path
+from schemas.names import (
+    FINAL_NORM_PATH,
+    index_path,
+    manifest_path,
+    shard_file,
+    shard_path,
+    token_freq_path,
+)
 from schemas.receipts import UnitKey, UnitSealed
 from schemas.request import ExtractRequest
 from service.proof.head import final_norm_bytes
 from service.proof.index import write_index
 from service.proof.logit_check import Witness
+from service.proof.token_counts import TokenCounts, write_counts
 from tests.support.plans import JOB, identity, sample_id
 from tests.support.reference_models import HIDDEN_SIZE, NUM_LAYERS, VOCAB_SIZE, TinyModel
 
@@ -178,6 +186,11 @@ def entry_of(folder: Path, path: str) -> FileEntry:
     return FileEntry(path=path, sha256=digest, bytes=num_bytes)
 
 
+def supervised_ids(row: ShardRow) -> list[int]:
+    """Return the supervised token ids of a row."""
+    return [token for token, flag in zip(row.input_ids, row.loss_mask, strict=True) if flag]
+
+
 def write_manifest(folder: Path, told: Provenance, units: Mapping[int, Sequence[ShardRow]]) -> Manifest:
     """Write the manifest of what stands in `folder` now, one shard a unit."""
     shards = tuple(
@@ -191,6 +204,12 @@ def write_manifest(folder: Path, told: Provenance, units: Mapping[int, Sequence[
         )
         for unit, rows in units.items()
     )
+    counts = TokenCounts.of(
+        [token for rows in units.values() for row in rows for token in supervised_ids(row)]
+    )
+    freq = token_freq_path(told.job_id)
+    (folder / freq).parent.mkdir(exist_ok=True)
+    write_counts(folder / freq, counts)
     num_rows = sum(len(rows) for rows in units.values())
     request = {"model": told.identity.model, "source": {"kind": "inline", "samples": [{"text": "a"}]}}
     manifest = Manifest(
@@ -199,7 +218,7 @@ def write_manifest(folder: Path, told: Provenance, units: Mapping[int, Sequence[
         request=ExtractRequest.model_validate(request),
         shards=shards,
         indexes=tuple(entry_of(folder, index_path(told.job_id, unit)) for unit in units),
-        extras=(entry_of(folder, FINAL_NORM_PATH),),
+        extras=(entry_of(folder, FINAL_NORM_PATH), entry_of(folder, freq)),
         rejects=(),
         totals=Totals(
             samples_planned=num_rows,
@@ -212,6 +231,7 @@ def write_manifest(folder: Path, told: Provenance, units: Mapping[int, Sequence[
         checks=CheckReport(
             rows_checked=num_rows, logit_rows=0, logit_argmax_agree=0, logit_max_error=0.0, canary="passed"
         ),
+        vocabulary=counts.stats(),
     )
     path = folder / manifest_path(told.job_id)
     path.parent.mkdir(parents=True, exist_ok=True)

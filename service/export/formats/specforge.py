@@ -45,10 +45,20 @@ class SpecForge:
 
     def pieces(self) -> Iterator[Piece]:
         """Yield a file a row, in folders of 2000."""
-        numbers: Iterable[int] = range(len(self.source.rows))
-        if self.source.options.algorithm is not Algorithm.EAGLE3:
-            numbers = (number for number in numbers if _has_pair(self.source.rows.row(number)))
-        return one_file_each(DATA + "/{folder}/data_{number}.ckpt", numbers)
+        return one_file_each(DATA + "/{folder}/data_{number}.ckpt", self._numbers())
+
+    def _numbers(self) -> Iterator[int]:
+        """Yield the rows that the trainer takes."""
+        every = self.source.options.algorithm is Algorithm.EAGLE3
+        for number in range(len(self.source.rows)):
+            if every or _has_pair(self.source.rows.row(number)):
+                yield number
+
+    def _counts(self) -> dict[int, int]:
+        """Count the supervised tokens of those rows."""
+        if self.source.options.algorithm is Algorithm.EAGLE3:
+            return token_counts(self.source)
+        return token_counts(self.source, (self.source.rows.row(number) for number in self._numbers()))
 
     def write(self, temporary: Path, rows: Iterable[Row]) -> None:
         """Write one row."""
@@ -74,7 +84,7 @@ class SpecForge:
             model["aux_hidden_state_layer_ids"] = self.trainer_layers
         if options.draft_vocab is not None:
             target_size = find_target(self.source).vocab_size
-            d2t_D, t2d_V = vocabulary_map(token_counts(self.source), options.draft_vocab, target_size)
+            d2t_D, t2d_V = vocabulary_map(self._counts(), options.draft_vocab, target_size)
             seal_torch(out / VOCABULARY, {"d2t": d2t_D, "t2d": t2d_V})
             model["vocab_mapping_path"] = str(out.absolute() / VOCABULARY)
         config = {

@@ -13,12 +13,11 @@ from pathlib import Path
 
 import pyarrow as pa
 import torch
-from safetensors.torch import save_file
 
 from connector.seal import sealing
 from service.export.format import Piece, one_file_each
 from service.export.options import Algorithm
-from service.export.saving import seal_json, seal_torch
+from service.export.saving import save_safetensors, seal_json, seal_torch
 from service.export.source import Source
 from service.export.target import find_target
 from service.export.vocabulary import save_npy, token_counts, vocabulary_map
@@ -53,10 +52,14 @@ class Speculators:
     def write(self, temporary: Path, rows: Iterable[Row]) -> None:
         """Write one row's states."""
         for row in rows:
-            last = row.last_normed() if self.source.options.algorithm is Algorithm.MTP else row.last()
-            states = [*(row.layer(layer_id) for layer_id in self.source.layers), last]
-            tensors = {"hidden_states": torch.stack(states, dim=1), "token_ids": row.input_ids}
-            save_file(tensors, temporary)
+            save_safetensors(temporary, {"hidden_states": self._states(row), "token_ids": row.input_ids})
+
+    def _states(self, row: Row) -> torch.Tensor:
+        """Return [T, A + 1, H]: the auxiliary layers and the last one, which is the highest."""
+        if self.source.options.algorithm is Algorithm.MTP:
+            return row.last_normed()[:, None]
+        layer_ids = (*self.source.layers, row.num_layers)
+        return row.auxiliary(layer_ids).view(row.num_tokens, len(layer_ids), -1)
 
     def finish(self, out: Path) -> None:
         """Write the Arrow dataset, the token counts and the vocabulary map."""

@@ -10,9 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from schemas.job import JobState
 from service.export.options import ExportOptions, FormatName, chosen_algorithm
 from tests.contract.reader.conftest import finished
 from tests.support.fake_engine import states_TH
+from tests.support.jobs import Shop, conversations, request
 from tests.support.tiny_model import random_target
 
 HIDDEN = 64
@@ -29,6 +31,26 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def dataset(tmp_path_factory: pytest.TempPathFactory, target: Path) -> Path:
     return finished(tmp_path_factory.mktemp("dataset"), target, storage={"shard_bytes": 262_144})
+
+
+@pytest.fixture(scope="session")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a float32 target whose states are those of a transformers forward pass."""
+    folder = tmp_path_factory.mktemp("models") / "real"
+    return random_target(folder, arch="qwen3", layers=8, hidden=HIDDEN, dtype="float32", max_position=512)
+
+
+@pytest.fixture(scope="session")
+def modelled(tmp_path_factory: pytest.TempPathFactory, real: Path) -> Path:
+    """Return a dataset of that target."""
+    folder = tmp_path_factory.mktemp("modelled")
+    shop = Shop.open(folder, real, engine="tests.support.model_engine:ModelEngine")
+    try:
+        job = shop.run(request(real, conversations(12)))
+        assert job.state is JobState.COMPLETED, job.problem
+        return shop.settings.dataset_dir(job.id)
+    finally:
+        shop.store.close()
 
 
 @dataclass(frozen=True)

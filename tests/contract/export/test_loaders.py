@@ -63,6 +63,30 @@ def test_speculators_counts_and_maps_the_vocabulary_as_we_do(dataset, target, tm
         assert torch.equal(found[name], torch.from_numpy(ours))
 
 
+SPECULATORS_VALIDATION = """
+import sys
+from pathlib import Path
+import torch
+from datasets import load_from_disk
+from safetensors.torch import load_file
+from speculators.data_generation.offline import (
+    check_hidden_states, find_corrupt_hidden_state_indices, get_existing_hidden_state_indices)
+
+out, result = Path(sys.argv[1]), sys.argv[2]
+states, rows = out / "hidden_states", load_from_disk(out)
+found = get_existing_hidden_state_indices(states)
+for number in found:
+    check_hidden_states(load_file(states / f"hs_{number}.safetensors"), rows[number]["input_ids"].tolist())
+torch.save({"found": found, "corrupt": find_corrupt_hidden_state_indices(states, found)}, result)
+"""
+
+
+def test_speculators_takes_the_files_for_a_finished_dump_of_its_own(dataset, truths, tmp_path):
+    export(str(dataset), tmp_path / "out", wanted("speculators"))
+    said = loaded_by(SPECULATORS_VALIDATION, tmp_path / "out", result=tmp_path / "result.pt")
+    assert said == {"found": list(range(len(truths))), "corrupt": {}}
+
+
 MTP = """
 import sys
 import torch

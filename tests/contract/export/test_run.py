@@ -177,19 +177,64 @@ def test_a_changed_manifest_is_found(dataset, tmp_path):
         export(str(copy), tmp_path / "out", wanted("modelopt"))
 
 
+BUSY = """
+import sys
+from pathlib import Path
+from service.export.options import Algorithm, ExportOptions, FormatName
+from service.export.run import export
+
+def told(done, _all):
+    if done == 3:
+        print("writing", flush=True)
+        sys.stdin.readline()
+
+export(sys.argv[1], Path(sys.argv[2]), ExportOptions(FormatName.SPECFORGE, Algorithm.EAGLE3), told)
+"""
+
+
+def test_a_second_export_into_the_same_folder_is_refused_while_the_first_writes(dataset, tmp_path):
+    """1. Export. 2. Export again, and a second time in its middle: refused. 3. The first ends as ever."""
+    out, options = tmp_path / "out", wanted("specforge")
+    export(str(dataset), out, options)
+    whole = files_of(out)
+    shutil.rmtree(out)
+    command = [sys.executable, "-c", BUSY, str(dataset), str(out)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout.readline() == "writing\n"
+        half = files_of(out)
+        for second in (options, wanted("modelopt")):
+            with pytest.raises(OptionRefused, match=f"another export is writing to {out}") as refused:
+                export(str(dataset), out, second)
+            assert refused.value.field == "out"
+            assert "another folder in --out" in str(refused.value.cure)
+        assert files_of(out) == half
+        first.communicate("\n")
+    assert first.returncode == 0
+    assert files_of(out) == whole
+
+
+def test_the_lock_of_an_export_that_was_killed_is_free(dataset, tmp_path):
+    out = tmp_path / "out"
+    command = [sys.executable, "-c", BUSY, str(dataset), str(out)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout.readline() == "writing\n"
+        first.kill()
+    assert export(str(dataset), out, wanted("specforge")).rows == 40
+
+
 def test_every_format_can_be_written_for_something():
     assert set(ALGORITHMS) == set(FormatName)
 
 
 @pytest.mark.parametrize(("to", "layers", "read"), [("eagle", None, {8}), ("modelopt", (4,), {4, 8})])
 def test_layers_that_are_not_written_are_not_read(dataset, tmp_path, monkeypatch, to, layers, read):
-    real, asked = Shard.layer, set()
+    real, asked = Shard._fill, set()
 
-    def layer(shard, row, layer_id, *rest, **how):
+    def fill(shard, row, layer_id, out_TW):
         asked.add(layer_id)
-        return real(shard, row, layer_id, *rest, **how)
+        real(shard, row, layer_id, out_TW)
 
-    monkeypatch.setattr(Shard, "layer", layer)
+    monkeypatch.setattr(Shard, "_fill", fill)
     export(str(dataset), tmp_path / "out", wanted(to, layers=layers))
     assert asked == read
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from huggingface_hub import DatasetCard
 
-from schemas.manifest import Manifest
+from schemas.manifest import Coverage, Manifest, VocabularyStats
 from schemas.request import HubTarget
 from service.errors import OptionRefused
 from service.publish.card import assigned_configs, render_card, states_config
@@ -85,6 +85,18 @@ def test_a_canary_that_two_jobs_rely_on_is_told_once(manifest: Manifest, other: 
     assert card.count("The canary: the engine's states") == 1
     assert "| cached, cosine >= 0.999900 |" in card
     assert render_card([manifest, other]).count("The canary: the engine's states") == 2
+
+
+def test_a_canary_within_the_models_own_noise_says_so(manifest: Manifest) -> None:
+    report = manifest.checks.canary_report
+    assert report is not None
+    layer = report.layers[0].model_copy(update={"median_rel_error": 0.157, "own_median_rel_error": 0.165})
+    checks = manifest.checks.model_copy(
+        update={"canary_report": report.model_copy(update={"layers": (layer,)})}
+    )
+    card = " ".join(render_card([manifest.model_copy(update={"checks": checks})]).split())
+    assert "token is 1.57e-01 off, the reference's own in the job's dtype 1.65e-01." in card
+    assert "against float32" not in render_card([manifest])
 
 
 def test_a_job_without_the_canarys_numbers_has_none_in_the_card(manifest: Manifest) -> None:
@@ -205,3 +217,19 @@ def test_the_name_of_the_light_configuration_is_taken() -> None:
     with pytest.raises(OptionRefused) as refused:
         states_config("index")
     assert refused.value.field == "hub.config_name"
+
+
+def test_the_vocabulary_is_told_job_by_job(manifest: Manifest, other: Manifest) -> None:
+    stats = VocabularyStats(token_ids=9_000, coverage=(Coverage(draft_vocab=8_000, tokens=3),))
+    totals = manifest.totals.model_copy(update={"supervised_tokens": 4})
+    large = manifest.model_copy(update={"vocabulary": stats, "totals": totals})
+    card = render_card([large, other])
+    assert "| job | supervised token ids | in the 8,000 most frequent |" in card
+    assert f"| `{JOB}` | 9,000 | 75.000% |" in card
+    assert other.vocabulary is not None
+    assert f"| `{OTHER_JOB}` | {other.vocabulary.token_ids} | all |" in card
+
+
+def test_a_manifest_from_before_the_statistics_has_a_card(manifest: Manifest) -> None:
+    card = render_card([manifest.model_copy(update={"vocabulary": None})])
+    assert "supervised token ids" not in card

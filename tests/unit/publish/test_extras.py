@@ -8,26 +8,29 @@ import pytest
 
 from schemas.names import token_freq_path
 from service.errors import DatasetBroken, OptionRefused
-from service.publish.extras import TOKEN_FREQ_SCHEMA, file_entry, write_final_norm, write_token_freq
+from service.proof.token_counts import TOKEN_FREQ_SCHEMA
+from service.publish.extras import file_entry, write_final_norm, write_token_freq
 from tests.support.finished_job import FINAL_NORM, JOB, OTHER_NORM, an_account, row_tokens
 
 
 def test_only_supervised_tokens_are_counted_over_all_index_files(tmp_path: Path) -> None:
     account = an_account(tmp_path, units=3, rows=4)
-    entry, total = write_token_freq(tmp_path, JOB, [index.path for index in account.indexes])
+    entry, counts = write_token_freq(tmp_path, JOB, [index.path for index in account.indexes])
     table = pq.read_table(tmp_path / token_freq_path(JOB))
     expected = Counter(token for unit in range(3) for row in range(4) for token in row_tokens(unit, row)[1:])
     assert table.schema.equals(TOKEN_FREQ_SCHEMA)
     assert list(zip(*(column.to_pylist() for column in table.columns), strict=True)) == sorted(
         expected.items()
     )
-    assert total == expected.total()
+    assert counts.by_id() == expected
+    assert counts.total == expected.total()
     assert entry == file_entry(tmp_path, token_freq_path(JOB))
 
 
 def test_counting_again_gives_the_same_bytes(tmp_path: Path) -> None:
     indexes = [index.path for index in an_account(tmp_path).indexes]
-    assert write_token_freq(tmp_path, JOB, indexes) == write_token_freq(tmp_path, JOB, reversed(indexes))
+    once, _ = write_token_freq(tmp_path, JOB, indexes)
+    assert write_token_freq(tmp_path, JOB, reversed(indexes))[0] == once
 
 
 def test_an_index_that_cannot_be_read_is_named(tmp_path: Path) -> None:

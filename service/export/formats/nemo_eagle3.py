@@ -1,0 +1,151 @@
+"""NeMo Automodel's EAGLE-3 cache: auxiliary states, and the target's distribution over the draft vocabulary.
+
+This trainer's rows are shifted where every other one's are not: row t holds the states of token t beside
+token t + 1, its mask, and what the target says after it. `position_mask` is 1 where token t + 1 is supervised
+and the target's own best token after it is in the draft vocabulary: the trainer reads the distribution
+nowhere else, so it is computed there alone and 0 elsewhere. Layers are counted from 0.
+
+Legend: T tokens of a row, S tokens of every row in the cache, H hidden size, V target's vocabulary, D draft
+vocabulary, P supervised tokens of a row behind its first.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from connector.seal import sealing
+from service.errors import OptionRefused
+from service.export.format import Piece
+from service.export.formats.nemo_cache import Cache, Tensors, cache_of, save_stacked
+from service.export.formats.specforge import need_three
+from service.export.saving import seal_json
+from service.export.source import Source
+from service.export.target import TargetFolder
+from service.export.vocabulary import token_counts, vocabulary_map
+from service.proof.head import Head
+from service.reader import Row
+
+VERSION = 2
+_LOGITS_AT_ONCE = 2**26
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle3Cache:
+    """The files that `recipe_args.cached_target_path` of `train_eagle3` names.
+
+    `kept_D` int64 [D] are the target ids of the draft vocabulary, ascending, `is_kept_V` bool [V] says which.
+    """
+
+    source: Source
+    target: TargetFolder
+    cache: Cache
+    head: Head
+    kept_D: torch.Tensor
+    is_kept_V: torch.Tensor
+
+    @property
+    def trainer_layers(self) -> list[int]:
+        """Counted from 0."""
+        return self.source.zero_based
+
+    def pieces(self) -> Iterator[Piece]:
+        """Yield shards."""
+        return self.cache.pieces()
+
+    def write(self, temporary: Path, rows: Iterable[Row]) -> None:
+        """Stack a shard's rows in memory and write them."""
+        save_stacked(temporary, map(self._tensors, rows), self.cache.seq_length)
+
+    def _tensors(self, row: Row) -> Tensors:
+        ids_T, mask_T = row.input_ids[: self.cache.seq_length], row.loss_mask[: self.cache.seq_length]
+        probs_TD, counts_T1 = self._said(row.last(), mask_T)
+        return {
+            "input_ids": ids_T[1:],
+            "attention_mask": torch.ones(len(ids_T), dtype=torch.int64),
+            "loss_mask": mask_T[1:].long(),
+            "aux_hidden_states": row.auxiliary(self.source.layers),
+            "target_probs": probs_TD,
+            "position_mask": counts_T1,
+        }
+
+    def _said(self, last_TH: torch.Tensor, mask_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what the target says after each next token [T, D], and where that counts: bool [T, 1]."""
+        places_P = mask_T[1:].nonzero().flatten()
+        probs_TD = last_TH.new_zeros((len(mask_T), len(self.kept_D)))
+        counts_T1 = torch.zeros((len(mask_T), 1), dtype=torch.bool)
+        at_once = max(1, _LOGITS_AT_ONCE // self.head.vocab_size)
+        for begin in range(0, len(places_P), at_once):
+            some_P = places_P[begin : begin + at_once]
+            logprobs_PV = self.head.logprobs(last_TH[some_P + 1])
+            counts_T1[some_P, 0] = self.is_kept_V[logprobs_PV.argmax(dim=1)]
+            probs_TD[some_P] = logprobs_PV[:, self.kept_D].softmax(dim=1).to(last_TH.dtype)
+        return probs_TD, counts_T1
+
+    def finish(self, out: Path) -> None:
+        """Write the target's embedding, then the manifest, without which the cache is not read."""
+        embedding_VH, _ = self.target.embedding_and_head()
+        with sealing(out / "target_embeddings.safetensors") as temporary:
+            save_file({"weight": embedding_VH}, temporary)
+        rest = {
+            "format_version": VERSION,
+            "target_vocab_size": self.target.vocab_size,
+            "draft_vocab_size": len(self.kept_D),
+            "target_probs_topk": 0,
+            "aux_hidden_dim": self.source.rows.about.hidden_size * len(self.source.layers),
+            "aux_layer_ids": self.trainer_layers,
+            "selected_token_ids": self.kept_D.tolist(),
+            "input_data": f"quarry:{','.join(self.source.manifests)}",
+            "split": None,
+            "shuffle_seed": 0,
+        }
+        seal_json(out / "manifest.json", self.cache.facts() | rest)
+
+    def notes(self, out: Path) -> str:
+        """Return the command, and how many rows are cut."""
+        more = f"The draft vocabulary's {len(self.kept_D)} token ids stand in `manifest.json`."
+        return self.cache.notes("train_eagle3", out, more)
+
+
+def make(source: Source, target: TargetFolder, shard_bytes: int) -> Eagle3Cache:
+    """Return the format. Raises OptionRefused (`draft_vocab`, `layers`, `target`), EngineRefused."""
+    need_three(source)
+    size = source.options.draft_vocab
+    if size is None:
+        raise OptionRefused(
+            "this cache holds the probability of every token of the draft vocabulary, at every token",
+            field="draft_vocab",
+            cure="name its size in --draft-vocab, such as 8192",
+        )
+    head = Head.load(target.folder, source.identity.dtype)
+    _check_norm(source, target, head)
+    cache = cache_of(source, source.rows.about.hidden_size * len(source.layers) + size, shard_bytes)
+    d2t_D, is_kept_V = vocabulary_map(_counts(source, cache.seq_length), size, target.vocab_size)
+    return Eagle3Cache(source, target, cache, head, d2t_D + torch.arange(size), is_kept_V)
+
+
+def _counts(source: Source, seq_length: int) -> dict[int, int]:
+    """Count the supervised tokens that are not cut off."""
+    if max(source.rows.num_tokens) <= seq_length:
+        return token_counts(source)
+    whole = (source.rows.row(number) for number in range(len(source.rows)))
+    cut = (
+        replace(row, input_ids=row.input_ids[:seq_length], loss_mask=row.loss_mask[:seq_length])
+        for row in whole
+    )
+    return token_counts(source, cut)
+
+
+def _check_norm(source: Source, target: TargetFolder, head: Head) -> None:
+    """Refuse a target whose final norm is not the one that stands with the dataset."""
+    norm = source.rows.row(0).norm
+    weight_H = torch.ones_like(head.norm_weight) if norm.weight_H is None else norm.weight_H
+    alike = (head.final_norm.kind, head.final_norm.eps) == (norm.kind, norm.eps)
+    if not alike or not torch.equal(head.norm_weight, weight_H.to(head.norm_weight.dtype)):
+        raise OptionRefused(
+            f"{target.folder} has another final norm than the dataset: it is another model",
+            field="target",
+            cure="name the folder of the model that the dataset was made with in --target",
+        )

@@ -1,0 +1,50 @@
+"""The writer of safetensors files, against the library that reads them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from service.export.saving import save_safetensors
+
+DTYPES = (torch.bool, torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32)
+
+
+def test_the_library_reads_what_was_written(tmp_path: Path):
+    draw = torch.Generator().manual_seed(0)
+    tensors = {
+        f"{number}-{dtype}": torch.randint(0, 2, shape, generator=draw).to(dtype)
+        for dtype in DTYPES
+        for number, shape in enumerate([(3,), (5, 7), (2, 1, 3), (0, 4), ()])
+    }
+    save_safetensors(tmp_path / "file", tensors)
+    found = load_file(tmp_path / "file")
+    assert found.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert found[name].dtype is tensor.dtype
+        assert torch.equal(found[name], tensor)
+
+
+def test_a_tensor_whose_rows_lie_apart_is_written_in_order(tmp_path: Path):
+    whole = torch.arange(24).view(4, 6)
+    save_safetensors(tmp_path / "file", {"part": whole[:, 1:3], "turned": whole.T})
+    found = load_file(tmp_path / "file")
+    assert torch.equal(found["part"], whole[:, 1:3])
+    assert torch.equal(found["turned"], whole.T)
+
+
+def test_the_same_tensors_give_the_same_bytes_in_any_order(tmp_path: Path):
+    tensors = {"b": torch.ones(3), "a": torch.zeros(2, dtype=torch.uint8), "c": torch.ones(1)}
+    save_safetensors(tmp_path / "once", tensors)
+    save_safetensors(tmp_path / "again", dict(reversed(tensors.items())))
+    assert (tmp_path / "once").read_bytes() == (tmp_path / "again").read_bytes()
+    with safe_open(tmp_path / "once", "pt") as file:
+        assert set(file.keys()) == set(tensors)
+
+
+def test_an_unknown_dtype_is_no_file(tmp_path: Path):
+    with pytest.raises(KeyError):
+        save_safetensors(tmp_path / "file", {"a": torch.zeros(1, dtype=torch.complex64)})
+    assert not (tmp_path / "file").exists()

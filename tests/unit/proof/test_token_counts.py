@@ -1,0 +1,90 @@
+"""Token counts: exact whatever the order, the same bytes, and every difference named."""
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, strategies as st
+
+from schemas.manifest import Coverage
+from service.errors import DatasetBroken
+from service.proof import token_counts
+from service.proof.token_counts import (
+    TOKEN_FREQ_SCHEMA,
+    TokenCounts,
+    TokenTally,
+    differences,
+    read_counts,
+    write_counts,
+)
+
+ROWS = st.lists(st.lists(st.integers(0, 40), max_size=30), max_size=12)
+
+
+@given(ROWS, st.integers(1, 20))
+def test_rows_are_counted_exactly_however_often_they_are_merged(rows, pending):
+    tally = TokenTally()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(token_counts, "_PENDING_TOKENS", pending)
+        for row in rows:
+            tally.add(np.asarray(row, np.int32))
+    due = Counter(token for row in rows for token in row)
+    assert tally.counts().by_id() == due
+    assert list(tally.counts().by_id()) == sorted(due)
+    assert tally.counts().total == due.total()
+
+
+@given(ROWS)
+def test_parts_add_up_to_the_whole(rows):
+    whole = TokenCounts.of([token for row in rows for token in row])
+    parts = sum((TokenCounts.of(row) for row in rows), TokenCounts.of([]))
+    assert parts.by_id() == whole.by_id()
+
+
+def test_the_coverage_is_of_the_most_frequent_tokens():
+    counts = TokenCounts.of([5] * 7 + [9] * 2 + [1] * 2 + [3])
+    assert counts.stats((1, 3, 4)).coverage == (
+        Coverage(draft_vocab=1, tokens=7),
+        Coverage(draft_vocab=3, tokens=11),
+    )
+    assert counts.stats().token_ids == 4
+
+
+def test_counts_are_read_as_they_were_written(tmp_path: Path):
+    counts = TokenCounts.of([7, 2, 7])
+    write_counts(tmp_path / "counts", counts)
+    content = (tmp_path / "counts").read_bytes()
+    assert read_counts(content, "counts").by_id() == {2: 1, 7: 2}
+    write_counts(tmp_path / "again", TokenCounts.of([2]) + TokenCounts.of([7, 7]))
+    assert (tmp_path / "again").read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("ids", "times"), [([2, 1], [1, 1]), ([1, 1], [1, 1]), ([-1, 1], [1, 1]), ([1, 2], [1, 0])]
+)
+def test_counts_that_are_none_are_refused(tmp_path: Path, ids, times):
+    pq.write_table(pa.table([ids, times], schema=TOKEN_FREQ_SCHEMA), tmp_path / "counts")
+    with pytest.raises(DatasetBroken, match="counts: token ids do not ascend"):
+        read_counts((tmp_path / "counts").read_bytes(), "counts")
+
+
+def test_another_file_is_refused(tmp_path: Path):
+    pq.write_table(pa.table({"token": [1]}), tmp_path / "counts")
+    with pytest.raises(DatasetBroken, match="columns are not those"):
+        read_counts((tmp_path / "counts").read_bytes(), "counts")
+    with pytest.raises(DatasetBroken, match="cannot be read"):
+        read_counts(b"PAR1 this is none", "counts")
+
+
+def test_every_difference_is_named_up_to_a_few():
+    told, due = TokenCounts.of([1, 1, 2, 4, 6]), TokenCounts.of([1, 2, 3, 5, 6])
+    assert list(differences(told, due)) == [
+        "counts token 1 2 times, 1 is due",
+        "counts token 3 0 times, 1 is due",
+        "counts token 4 1 times, 0 is due",
+        "counts 1 more tokens wrongly",
+    ]
+    assert list(differences(due, due)) == []

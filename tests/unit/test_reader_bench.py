@@ -1,0 +1,73 @@
+"""The reader bench does what it says on rows too small to time; no claim about a time."""
+
+import json
+
+import pytest
+import torch
+
+from benchmarks.reader import BASES, figures, in_turns, report
+from benchmarks.reader_dataset import Shape, write_dataset
+from benchmarks.reader_turns import ExportBench, Turn, one_layer_share
+from service.proof.verify import verify_dataset
+from service.reader import QuarryDataset
+
+SMALL = Shape(num_rows=6, shortest=16, longest=40, hidden_size=256)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    root = tmp_path_factory.mktemp("bench")
+    write_dataset(root / "dataset", root / "scratch", SMALL)
+    return root / "dataset"
+
+
+def test_the_dataset_is_right_and_has_the_rows_that_the_shape_says(dataset):
+    report = verify_dataset(dataset)
+    assert report.ok, report.findings
+    rows = QuarryDataset(dataset)
+    assert rows.num_tokens == SMALL.lengths
+    assert sum(rows[number].auxiliary().nbytes + rows[number].last().nbytes for number in range(6)) == (
+        SMALL.state_bytes
+    )
+
+
+def test_one_layer_costs_its_share_of_the_bytes_and_little_more(tmp_path):
+    shape = Shape(num_rows=4, shortest=256, longest=256, hidden_size=2048)
+    write_dataset(tmp_path / "dataset", tmp_path / "scratch", shape)
+    share = one_layer_share(tmp_path / "dataset")
+    assert 1 / len(shape.layer_ids) < share < 1.1 / len(shape.layer_ids)
+
+
+def test_every_export_leaves_nothing_behind(dataset, tmp_path):
+    bench = ExportBench(dataset, tmp_path)
+    for kind in bench.kinds:
+        assert bench.run(kind).seconds > 0
+        assert not list(tmp_path.iterdir())
+
+
+def test_the_first_round_does_not_count():
+    seen = []
+    turns = in_turns(["a", "b"], 2, 0, lambda kind: seen.append(kind) or Turn(1.0, 1.0))
+    assert sorted(seen) == ["a"] * 3 + ["b"] * 3
+    assert {kind: len(some) for kind, some in turns.items()} == {"a": 2, "b": 2}
+
+
+def test_rates_and_ratios_are_told_part_by_part():
+    fast, slow = [Turn(0.5, 0.25)] * 3, [Turn(1.0, 1.0)] * 3
+    found = {part: figures({"quarry": fast, base: slow}, SMALL, base) for part, base in BASES.items()}
+    assert json.loads(json.dumps(found)) == found
+    one = found["warm"]["quarry"]
+    assert one["rows_per_s"]["median"] == 12
+    assert one["gb_per_s"]["median"] == pytest.approx(2 * SMALL.state_bytes / 1e9)
+    assert one["ratio_to_speculators"] == {"median": 2.0, "low": 2.0, "high": 2.0}
+    text = report(found, BASES)
+    assert "times copy" in text
+    assert "2.00 (2.00..2.00)" in text
+
+
+def test_scattered_reads_give_the_bytes_of_whole_ones(dataset):
+    rows = QuarryDataset(dataset)
+    for number in range(len(rows)):
+        row = rows[number]
+        due = torch.cat([row.layer(layer_id) for layer_id in row.auxiliary_ids], dim=-1)
+        assert torch.equal(row.auxiliary(), due)
