@@ -66,6 +66,11 @@ class VllmEngine:
         except ValueError as error:
             # vLLM's own reading of the configuration: it would fail again.
             raise EngineRefused(f"vLLM refuses {spec.weights.name}: {error}", field="model") from error
+        except (AttributeError, LookupError, TypeError, AssertionError, ImportError) as error:
+            # A configuration that this version's code does not foresee: no other start would go better.
+            what = f"vLLM refuses {spec.weights.name}: {type(error).__name__}: {error}"
+            cure = "take another model: docs/architectures.md says which architectures were run"
+            raise EngineRefused(what, field="model", cure=cure) from error
         except (RuntimeError, OSError) as error:
             if link.refusal is not None:
                 raise EngineRefused(link.refusal, field="model") from error

@@ -19,7 +19,7 @@ MAX_CHARS = 300
 def refuser(problem: Problem) -> tuple[str, Verdict]:
     """Return who ended the job, and whether it was a refusal or the engine's death."""
     slug = problem.type.removeprefix("urn:quarry:")
-    if slug == "engine-died":
+    if slug == "engine-died" or (slug == "engine-refused" and problem.detail.startswith("vLLM refuses")):
         return "the engine", Verdict.CANNOT_RUN
     if slug == "states-wrong" and problem.detail.startswith("canary"):
         return "the canary", Verdict.REFUSED

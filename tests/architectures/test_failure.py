@@ -43,6 +43,7 @@ def test_a_log_without_an_exception_has_no_cause():
         (StatesWrong("canary: layer 2 looks like layer 1"), "the canary", Verdict.REFUSED),
         (StatesWrong("row 3: not finite"), "the row checks", Verdict.REFUSED),
         (EngineRefused("no class can return hidden states"), "Quarry", Verdict.REFUSED),
+        (EngineRefused("vLLM refuses m: AttributeError: no heads"), "the engine", Verdict.CANNOT_RUN),
         (UnknownModel("no config.json"), "unknown-model", Verdict.REFUSED),
     ],
 )

@@ -1,0 +1,28 @@
+"""What becomes of a model that vLLM's own code stumbles over, before any process is started."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from transformers import DbrxConfig
+
+from service.capture.engine import EngineSpec
+from service.capture.link import EngineLink
+from service.capture.vllm_engine import VllmEngine
+from service.errors import EngineRefused
+from service.settings import Settings
+
+
+@pytest.mark.engine
+def test_a_config_that_the_engine_stumbles_over_is_refused_by_name(tmp_path: Path):
+    """vLLM 0.32 gives its extracting speculator a config that lacks DBRX's names for common keys."""
+    config = DbrxConfig(d_model=64, n_heads=4, n_layers=2, vocab_size=512, max_seq_len=128)
+    config.architectures = ["DbrxForCausalLM"]
+    config.save_pretrained(tmp_path)
+    spec = EngineSpec(tmp_path, "r", "float32", (1, 2), 64, 64, decode=False)
+    with pytest.raises(
+        EngineRefused, match=r"vLLM refuses .* AttributeError: .*num_attention_heads"
+    ) as refused:
+        asyncio.run(VllmEngine().start(spec, Settings(data_dir=tmp_path), EngineLink()))
+    assert refused.value.field == "model"
+    assert "architectures.md" in str(refused.value.cure)
