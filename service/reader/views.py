@@ -9,7 +9,7 @@ Every view is a dict of tensors:
 
 - `input_ids` int64: the token that is fed beside the state.
 - `hidden_states`: the target's state that is fed, in the stored dtype.
-- `positions` int64.
+- `positions` int64: of step k in row t it is t + k.
 - `labels` int64: the token to predict, IGNORED where the row does not know it.
 - `loss_mask` uint8: 1 where the row counts.
 - `target_hidden_states`: the post-norm state whose logits under the target's head predict `labels`.
@@ -84,8 +84,8 @@ class Eagle3:
 class PEagle:
     """P-EAGLE: EAGLE-3's first step, and `num_steps` labels for each row, predicted in parallel.
 
-    `labels` and `loss_mask` are [K, R]. `input_ids` and `hidden_states` are those of the first step: at the
-    others the drafter is fed its own mask token and mask state.
+    `positions`, `labels` and `loss_mask` are [K, R]. `input_ids` and `hidden_states` are those of the first
+    step: at the others the drafter is fed its own mask token and mask state.
     """
 
     num_steps: int
@@ -101,6 +101,7 @@ class PEagle:
         first = Eagle3(self.layers)(row)
         steps = [_labels(row, step) for step in range(self.num_steps)]
         return first | {
+            "positions": _positions(row, self.num_steps),
             "labels": torch.stack([labels for labels, _ in steps]),
             "loss_mask": torch.stack([mask for _, mask in steps]),
         }
@@ -108,33 +109,16 @@ class PEagle:
 
 @dataclass(frozen=True, slots=True)
 class Mtp:
-    """Multi-token prediction of `num_steps` steps, as DeepSeek's and Qwen's: the state is post-norm.
+    """Multi-token prediction of `num_steps` steps, as DeepSeek's, Qwen's and GLM's.
 
-    `input_ids`, `labels` and `loss_mask` are [K, R]: step k is fed token t + 1 + k and predicts t + 2 + k.
-    `hidden_states` [R, H] is the first step's; later steps are fed the drafter's own.
+    `input_ids`, `positions`, `labels` and `loss_mask` are [K, R]: step k is fed token t + 1 + k at position
+    t + k and predicts t + 2 + k. `hidden_states` [R, H] is the first step's; later steps are fed the
+    drafter's own. It is post-norm if `normed`; vLLM's MiMo and Step-3.5 hand over the state before the final
+    norm, so theirs is not.
     """
 
     num_steps: int
-
-    def check(self, about: About) -> None:
-        """Raise ReaderError without the last layer."""
-        _need_steps(self.num_steps)
-        _need(about, (about.num_layers,))
-
-    def __call__(self, row: Row) -> Tensors:
-        """Return the view of a row."""
-        normed_TH = row.last_normed()
-        return _steps(row, self.num_steps) | {
-            "hidden_states": normed_TH[:-1],
-            "target_hidden_states": normed_TH[1:],
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Step35Mtp:
-    """Step-3.5's MTP: as `Mtp`, but its target hands over the state before the final norm."""
-
-    num_steps: int = 3
+    normed: bool = True
 
     def check(self, about: About) -> None:
         """Raise ReaderError without the last layer."""
@@ -144,10 +128,26 @@ class Step35Mtp:
     def __call__(self, row: Row) -> Tensors:
         """Return the view of a row."""
         last_TH = row.last()
+        normed_TH = row.norm(last_TH)
         return _steps(row, self.num_steps) | {
-            "hidden_states": last_TH[:-1],
-            "target_hidden_states": row.norm(last_TH[1:]),
+            "hidden_states": (normed_TH if self.normed else last_TH)[:-1],
+            "target_hidden_states": normed_TH[1:],
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Step35Mtp:
+    """Step-3.5's MTP: `Mtp` that is not `normed`. Each step has a layer of the drafter for itself."""
+
+    num_steps: int = 3
+
+    def check(self, about: About) -> None:
+        """Raise ReaderError without the last layer."""
+        Mtp(self.num_steps, normed=False).check(about)
+
+    def __call__(self, row: Row) -> Tensors:
+        """Return the view of a row."""
+        return Mtp(self.num_steps, normed=False)(row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,17 +187,25 @@ def _one_step(row: Row) -> Tensors:
 
 
 def _steps(row: Row, num_steps: int) -> Tensors:
-    """Return ids, labels and masks of every step: [K, R]; ids past the end are 0 and never count."""
+    """Return ids, positions, labels and masks of every step: [K, R].
+
+    Ids past the end are 0 and never count.
+    """
     ids_KR = torch.zeros((num_steps, row.num_tokens - 1), dtype=torch.int64)
     for step in range(min(num_steps, row.num_tokens - 1)):
         ids_KR[step, : row.num_tokens - 1 - step] = row.input_ids[1 + step :]
     steps = [_labels(row, step) for step in range(num_steps)]
     return {
         "input_ids": ids_KR,
-        "positions": torch.arange(row.num_tokens - 1),
+        "positions": _positions(row, num_steps),
         "labels": torch.stack([labels for labels, _ in steps]),
         "loss_mask": torch.stack([mask for _, mask in steps]),
     }
+
+
+def _positions(row: Row, num_steps: int) -> torch.Tensor:
+    """Return t + k of every step: [K, R]."""
+    return torch.arange(row.num_tokens - 1) + torch.arange(num_steps)[:, None]
 
 
 def _labels(row: Row, step: int) -> tuple[torch.Tensor, torch.Tensor]:

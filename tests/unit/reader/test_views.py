@@ -95,6 +95,18 @@ def test_mtp_feeds_each_step_the_token_before_the_one_it_predicts() -> None:
     assert torch.equal(view["hidden_states"], TWICE(states(8))[:-1])
 
 
+@pytest.mark.parametrize("view", [PEagle(3), Mtp(3), Step35Mtp(3)])
+def test_every_draft_step_stands_one_position_further(view) -> None:
+    # As in serving, where step k of the draft behind position t is fed at position t + k.
+    assert view(row())["positions"].tolist() == [[0, 1, 2, 3, 4], [1, 2, 3, 4, 5], [2, 3, 4, 5, 6]]
+
+
+def test_mtp_is_fed_the_state_before_the_final_norm_where_the_target_hands_that_over() -> None:
+    view = Mtp(num_steps=2, normed=False)(row())
+    assert torch.equal(view["hidden_states"], states(8)[:-1])
+    assert torch.equal(view["target_hidden_states"], TWICE(states(8))[1:])
+
+
 def test_step35_is_fed_the_state_before_the_final_norm() -> None:
     view = Step35Mtp(num_steps=2)(row())
     assert torch.equal(view["hidden_states"], states(8)[:-1])
@@ -113,7 +125,7 @@ def test_dflash_is_not_shifted() -> None:
 @pytest.mark.parametrize("num_tokens", [1, 2])
 def test_short_rows_give_short_views(view, num_tokens) -> None:
     made = view(row(num_tokens))
-    assert made["hidden_states"].shape[0] == made["positions"].shape[0] == num_tokens - 1
+    assert made["hidden_states"].shape[0] == made["positions"].shape[-1] == num_tokens - 1
     assert made["labels"].shape[-1] == num_tokens - 1
     assert not made["loss_mask"].any()
 
