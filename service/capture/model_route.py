@@ -57,7 +57,21 @@ def find_route(arguments: Mapping[str, Any]) -> ModelRoute:
                 else f"name {PLUGIN!r} in VLLM_PLUGINS too: the engine may not load our classes"
             ),
         )
-    return replace(route, overrides={**route.overrides, **_prefix_cache(config, arguments)})
+    return replace(
+        route, overrides={**route.overrides, **_prefix_cache(config, arguments), **_as_published(config)}
+    )
+
+
+def _as_published(config: Any) -> Mapping[str, Any]:  # noqa: ANN401 - as below
+    """Have the engine compute what the config says, whatever the longest sample of a job is.
+
+    vLLM leaves the temperature of Llama 4's attention out where `max_model_len` is at most 32768, and a job's
+    is that of its samples: the states would not be those of the model that is served with its whole length.
+    """
+    wanted = getattr(config.hf_text_config, "attn_temperature_tuning", None)
+    if not wanted or "attn_temperature_tuning" in config.try_get_generation_config():
+        return {}
+    return {"override_generation_config": {"attn_temperature_tuning": True}}
 
 
 def _prefix_cache(config: Any, arguments: Mapping[str, Any]) -> Mapping[str, Any]:  # noqa: ANN401 - as below

@@ -45,7 +45,7 @@ MIXTURES = (
     Recipe("OlmoeForCausalLM", "olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
     Recipe("FlexOlmoForCausalLM", "flex_olmo", {"num_experts": 4, "num_experts_per_tok": 2}),
     Recipe("GptOssForCausalLM", "gpt_oss", LOCAL | {"sliding_window": WINDOW, "layer_types": SLIDING}),
-    Recipe("Glm4MoeForCausalLM", "glm4_moe", ROUTED),
+    Recipe("Glm4MoeForCausalLM", "glm4_moe", ROUTED | {"head_dim": 32}),
     Recipe("GraniteMoeForCausalLM", "granitemoe", LOCAL | {"attention_multiplier": 0.17}),
     Recipe(
         "GraniteMoeSharedForCausalLM",

@@ -56,6 +56,8 @@ LATENTS = (
             "zero_expert_num": 2,
             "moe_topk": 2,
         },
+        # Each decoder layer holds two attentions.
+        num_layers=NUM_LAYERS // 2,
         options=COMPILED,
     ),
     Recipe(

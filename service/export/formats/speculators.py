@@ -15,6 +15,7 @@ import pyarrow as pa
 import torch
 
 from connector.seal import sealing
+from service.errors import OptionRefused
 from service.export.format import Piece, one_file_each
 from service.export.options import Algorithm
 from service.export.saving import save_safetensors, seal_json, seal_torch
@@ -23,6 +24,8 @@ from service.export.target import find_target
 from service.export.vocabulary import save_npy, token_counts, vocabulary_map
 from service.reader import Row
 
+PRE_NORM_MTP = frozenset({"MiMoForCausalLM", "Step3p5ForCausalLM"})
+"""Classes of vLLM whose MTP drafters get the state before the final norm; see docs/serving-parity.md."""
 _ARROW_FILE = "data-00000-of-00001.arrow"
 _ROWS_A_BATCH = 256
 _SCHEMA = pa.schema(
@@ -132,5 +135,13 @@ class Speculators:
 
 
 def make(source: Source) -> Speculators:
-    """Return the format."""
+    """Return the format. Raises OptionRefused (`algorithm`) for MTP heads fed the state before the norm."""
+    classes = {str(one.provenance.engine.options.get("model_class")) for one in source.manifests.values()}
+    if source.options.algorithm is Algorithm.MTP and (classes := classes & PRE_NORM_MTP):
+        raise OptionRefused(
+            f"the MTP heads of {', '.join(sorted(classes))} are fed the state before the final norm, and "
+            "this trainer applies none that could be left out",
+            field="algorithm",
+            cure="train them with service.reader.Mtp(num_steps, normed=False)",
+        )
     return Speculators(source)

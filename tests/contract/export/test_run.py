@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from schemas.manifest import body_sha256
 from service.errors import DatasetBroken, IdentityChanged, OptionRefused, SourceRefused
 from service.export.options import ALGORITHMS, Algorithm, FormatName
 from service.export.run import export
@@ -151,6 +152,21 @@ def test_what_a_trainer_cannot_use_is_refused_before_anything_is_written(
     assert refused.value.field == field
     assert refused.value.cure
     assert not (tmp_path / "out").exists()
+
+
+def test_heads_that_are_fed_the_state_before_the_norm_are_not_trained_behind_it(dataset, tmp_path):
+    """vLLM hands MiMo's MTP drafter the other state than DeepSeek's; this trainer knows only the latter."""
+    shutil.copytree(dataset, tmp_path / "copy")
+    (file,) = (tmp_path / "copy/manifests").iterdir()
+    body = json.loads(file.read_text())
+    body["provenance"]["engine"]["options"]["model_class"] = "MiMoForCausalLM"
+    body["sha256"] = body_sha256(body)
+    file.write_text(json.dumps(body))
+    mtp = wanted("speculators", algorithm=Algorithm.MTP)
+    with pytest.raises(OptionRefused, match="MiMoForCausalLM are fed the state before") as refused:
+        export(str(tmp_path / "copy"), tmp_path / "out", mtp)
+    assert refused.value.field == "algorithm"
+    assert export(str(dataset), tmp_path / "out", mtp).rows
 
 
 def test_a_dataset_without_a_whole_job_is_refused(dataset, tmp_path):

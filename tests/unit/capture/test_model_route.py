@@ -121,6 +121,17 @@ def recurrent(folder: Path, **options: Any) -> dict[str, Any]:
 
 
 @pytest.mark.engine
+def test_a_temperature_that_the_engine_leaves_out_for_short_jobs_is_put_back(tmp_path):
+    route = find_route(arguments(tmp_path, "Llama4ForCausalLM", "llama4_text", floor_scale=64))
+    assert route.overrides == {"override_generation_config": {"attn_temperature_tuning": True}}
+    (tmp_path / "generation_config.json").write_text('{"attn_temperature_tuning": false}')
+    assert find_route(arguments(tmp_path, "Llama4ForCausalLM", "llama4_text")).overrides == {}
+    (tmp_path / "generation_config.json").unlink()
+    without = arguments(tmp_path, "Llama4ForCausalLM", "llama4_text", attn_temperature_tuning=False)
+    assert find_route(without).overrides == {}
+
+
+@pytest.mark.engine
 def test_the_prefix_cache_is_off_where_recurrent_states_cannot_be_copied(tmp_path, monkeypatch):
     route = find_route(recurrent(tmp_path))
     assert route == ModelRoute("native", "Qwen3NextForCausalLM", {"enable_prefix_caching": False})
