@@ -141,7 +141,7 @@ def _logit_scale(config: Mapping[str, Any]) -> float:
     scale = float(config.get("logit_scale") or 1.0) * float(config.get("lm_head_multiplier") or 1.0)
     if scaling := config.get("logits_scaling"):
         scale = scale * scaling if config.get("model_type") == "hyperclovax" else scale / scaling
-    if base := config.get("dim_model_base"):
+    if (base := config.get("dim_model_base")) and str(config.get("model_type")).startswith("minicpm"):
         # MiniCPM divides the normed state instead, which is the same on paper.
         scale *= base / config["hidden_size"]
     if width := config.get("mup_width_multiplier"):

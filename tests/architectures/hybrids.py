@@ -19,6 +19,7 @@ NO_PREFIX_CACHE = {"enable_prefix_caching": False}
 """Copies of recurrent states for a prefix cache need a Triton kernel."""
 
 TORCHVISION = "needs torchvision; measured with its Python side alone, its operators only declared"
+AMX = "measured on a CPU with AMX; the text model passed on one without"
 
 HYBRIDS = (
     Recipe(
@@ -34,7 +35,7 @@ HYBRIDS = (
         LINEAR | {"layer_types": EVERY_FOURTH},
         dtype="bfloat16",
         options=NO_PREFIX_CACHE,
-        note=TORCHVISION,
+        note=f"{TORCHVISION}; {AMX}",
     ),
     Recipe(
         "Qwen3_5MoeForCausalLM",
@@ -42,7 +43,7 @@ HYBRIDS = (
         EXPERTS | LINEAR | {"shared_expert_intermediate_size": 64, "layer_types": EVERY_FOURTH},
         dtype="bfloat16",
         options=NO_PREFIX_CACHE,
-        note=TORCHVISION,
+        note=f"{TORCHVISION}; {AMX}",
     ),
     Recipe(
         "OlmoHybridForCausalLM",

@@ -15,7 +15,7 @@ TRAINERS = ROOT / ".cache" / "trainers"
 
 def loaded_by(script: str, *arguments: object, result: Path) -> Any:
     """Run a script with `arguments` and `result` in `sys.argv`; return what it saved there with torch."""
-    assert TRAINERS.is_dir(), f"{TRAINERS} is missing: run 'make trainers'"
+    assert TRAINERS.is_dir(), f"{TRAINERS} is missing: run 'make .cache/trainers/installed'"
     environment = os.environ | {"PYTHONPATH": str(TRAINERS), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", script, *map(str, arguments), str(result)],

@@ -1,0 +1,111 @@
+"""Target and drafter in vLLM's CPU build: how many of the drafted tokens the target accepts.
+
+`python -m benchmarks.loop.serve ASKED.json` runs in a process of its own, which vLLM's counters then are of.
+"""
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.loop.questions import question
+from benchmarks.loop.recipe import LoopRecipe
+from benchmarks.loop.stage import LOG, Cache, python, run
+
+ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+"""One thread, for two run side by side: more would wait for each other on models this small."""
+COUNTS = "counts.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """VLLM's own counts over the held-out questions. `per_position[i]`: drafts whose token i was accepted."""
+
+    drafts: int
+    drafted_tokens: int
+    accepted_tokens: int
+    per_position: tuple[int, ...]
+    answer_tokens: int
+
+    @property
+    def mean_length(self) -> float:
+        """Tokens that one step of the target yields: the accepted ones and its own."""
+        return 1 + self.accepted_tokens / self.drafts
+
+
+def served(cache: Cache, recipe: LoopRecipe, target: Path, drafter: Path, questions: list[str]) -> Acceptance:
+    """Serve `target` with `drafter`, ask it `questions` greedily, and return what was accepted.
+
+    Raises LoopFailed.
+    """
+    asked = {
+        "target": str(target),
+        "drafter": str(drafter),
+        "drafted": recipe.drafted,
+        "answer_tokens": recipe.answer_tokens,
+        "questions": questions,
+    }
+    decides = asked | {"target": target.name, "drafter": drafter.parent.name}
+
+    def make(folder: Path) -> None:
+        (folder / "asked.json").write_text(json.dumps(asked))
+        run(python("benchmarks.loop.serve", folder / "asked.json"), folder / LOG, ENVIRONMENT)
+
+    folder = cache.stage(f"served-{drafter.parent.name.removeprefix('trained-')}", decides, make)
+    counts = json.loads((folder / COUNTS).read_text())
+    return Acceptance(**counts | {"per_position": tuple(counts["per_position"])})
+
+
+def main(asked_file: Path) -> None:
+    """Serve and ask; write the counts beside the file that says what is asked."""
+    from vllm import LLM, SamplingParams
+
+    asked = json.loads(asked_file.read_text())
+    llm = LLM(
+        asked["target"],
+        dtype="float32",
+        enforce_eager=True,
+        max_model_len=1024,
+        max_num_seqs=16,
+        disable_log_stats=False,
+        speculative_config={
+            "method": "eagle3",
+            "model": asked["drafter"],
+            "num_speculative_tokens": asked["drafted"],
+        },
+    )
+    answers = llm.chat(
+        [question(text) for text in asked["questions"]],
+        SamplingParams(temperature=0, max_tokens=asked["answer_tokens"]),
+        use_tqdm=False,
+    )
+    counts = counted(llm.get_metrics())
+    counts["answer_tokens"] = sum(len(answer.outputs[0].token_ids) for answer in answers)
+    asked_file.with_name("answers.json").write_text(
+        json.dumps([list(one.outputs[0].token_ids) for one in answers])
+    )
+    asked_file.with_name(COUNTS).write_text(json.dumps(counts))
+
+
+def counted(metrics: list[Any]) -> dict[str, Any]:
+    """Return the fields of Acceptance among vLLM's metrics."""
+    found = {metric.name.removeprefix("vllm:spec_decode_num_"): metric for metric in metrics}
+    return {
+        "drafts": int(found["drafts"].value),
+        "drafted_tokens": int(found["draft_tokens"].value),
+        "accepted_tokens": int(found["accepted_tokens"].value),
+        "per_position": [int(value) for value in found["accepted_tokens_per_pos"].values],
+    }
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    main(Path(sys.argv[1]))

@@ -1,0 +1,117 @@
+"""Side by side: what each dataset's drafter got accepted. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import Any
+
+from benchmarks.loop.serve import Acceptance
+from benchmarks.loop.states import Difference, FileDifference
+from benchmarks.table import markdown
+
+OURS = "quarry"
+PEER = "speculators"
+UNTRAINED = "untrained"
+ROWS = {
+    OURS: "Quarry: the states of the decode steps",
+    PEER: "speculators' own dump: a prefill of the same tokens",
+    "layer_below": "wrong: every layer is k - 1",
+    "extra_norm": "wrong: last layer already normed",
+    "other_row": "wrong: states of another row",
+    UNTRAINED: "no training",
+}
+WRONG = ("layer_below", "extra_norm", "other_row")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One dataset: the steps of its drafters and their acceptance by seed."""
+
+    steps: int
+    by_seed: dict[int, Acceptance]
+
+    @property
+    def mean_length(self) -> float:
+        """The mean of the seeds' mean accepted lengths."""
+        return fmean(one.mean_length for one in self.by_seed.values())
+
+    @property
+    def lengths(self) -> list[float]:
+        """The mean accepted length of every seed, ascending."""
+        return sorted(one.mean_length for one in self.by_seed.values())
+
+    @property
+    def rates(self) -> list[float]:
+        """The share of drafts whose token at each position was accepted, over all seeds."""
+        drafts = sum(one.drafts for one in self.by_seed.values())
+        places = zip(*(one.per_position for one in self.by_seed.values()), strict=True)
+        return [sum(counts) / drafts for counts in places]
+
+    def told(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        return {
+            "mean_accepted_length": round(self.mean_length, 4),
+            "acceptance_by_position": [round(rate, 4) for rate in self.rates],
+            "steps": self.steps,
+            "seeds": {
+                seed: {"mean_accepted_length": round(one.mean_length, 4), **asdict(one)}
+                for seed, one in self.by_seed.items()
+            },
+        }
+
+
+def acceptance_table(outcomes: Mapping[str, Outcome]) -> str:
+    """Return the table of mean accepted lengths."""
+    depth = len(next(iter(outcomes.values())).rates)
+    headers = ["trained on", "steps", "mean accepted length", "least and most of a seed"]
+    headers += [f"accepted at {place + 1}" for place in range(depth)]
+    rows = [
+        [
+            ROWS[name],
+            str(outcome.steps),
+            f"{outcome.mean_length:.3f}",
+            f"{outcome.lengths[0]:.3f}..{outcome.lengths[-1]:.3f}",
+            *(f"{rate:.3f}" for rate in outcome.rates),
+        ]
+        for name, outcome in outcomes.items()
+    ]
+    return markdown(headers, rows)
+
+
+def difference_table(differences: Mapping[str, Mapping[int, Difference]]) -> str:
+    """Return the table of relative errors, decode steps against prefill, by dtype and layer."""
+    rows = [
+        [f"{dtype}, layer {k}", f"{one.median:.1e}", f"{one.p99:.1e}", f"{one.largest:.1e}", str(one.tokens)]
+        for dtype, by_layer in differences.items()
+        for k, one in by_layer.items()
+    ]
+    return markdown(["decode against prefill", "median", "99 %", "largest", "tokens"], rows)
+
+
+def judged(outcomes: Mapping[str, Outcome], slack: float) -> list[str]:
+    """Return what is not as it should be, empty if all is.
+
+    Our drafters come within `slack` of the peer's mean accepted length or above it, every wrong dataset's
+    stay below ours by more than that, and the untrained one is far below.
+    """
+    ours, peer = outcomes[OURS].mean_length, outcomes[PEER].mean_length
+    found = [f"{OURS}: {ours:.3f} is below the peer's {peer:.3f}"] if ours < peer - slack else []
+    found += [
+        f"{name}: {outcomes[name].mean_length:.3f} is not visibly below ours, {ours:.3f}"
+        for name in (*WRONG, UNTRAINED)
+        if outcomes[name].mean_length >= ours - slack
+    ]
+    return found
+
+
+def report(
+    outcomes: Mapping[str, Outcome],
+    beside: FileDifference,
+    differences: Mapping[str, Mapping[int, Difference]],
+) -> Sequence[str]:
+    """Return the printed report's parts."""
+    line = (
+        f"Our states and the peer's: {beside.identical_rows} of {beside.rows} rows are equal bit by bit; "
+        f"largest relative error of a state {beside.largest:.1e}"
+    )
+    return [acceptance_table(outcomes), line, difference_table(differences)]

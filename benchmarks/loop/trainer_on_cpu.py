@@ -1,0 +1,22 @@
+"""`speculators` on a machine without an accelerator: its own command line, told that its device is the CPU.
+
+`python -m benchmarks.loop.trainer_on_cpu train ...` in a process that has the trainer's packages on its path.
+The trainer moves models and batches to `get_local_rank()`, a number that torch reads as a CUDA device, and
+waits for the accelerator around every timed step; nothing else of it is touched.
+"""
+
+from importlib import import_module
+
+import torch
+
+
+def on_cpu() -> None:
+    """Answer the trainer's two questions after an accelerator."""
+    trainer = import_module("speculators.train.trainer")
+    trainer.__dict__["get_local_rank"] = lambda: torch.device("cpu")
+    torch.accelerator.__dict__["synchronize"] = lambda device=None: None
+
+
+if __name__ == "__main__":
+    on_cpu()
+    import_module("speculators.cli").app()

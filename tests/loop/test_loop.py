@@ -1,0 +1,50 @@
+"""The whole loop in its short form: vLLM, Quarry, the speculators trainer, and vLLM with what it trained."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.loop.table import OURS, PEER, ROWS, UNTRAINED, WRONG
+from benchmarks.loop.train import ROOT
+
+TIMEOUT_S = 2400
+MOST_APART = {"float32": 1e-4, "bfloat16": 0.1}
+"""Relative errors of decode steps against a prefill: far above rounding, far below a wrong row."""
+
+
+@pytest.mark.engine
+@pytest.mark.long
+@pytest.mark.timeout(TIMEOUT_S + 60)
+def test_drafters_of_our_states_are_accepted_as_the_peers_are_and_those_of_wrong_states_less(tmp_path):
+    """1. The command runs every stage in its short form and judges the outcome itself.
+
+    2. Run again, it reads what it kept and says the same. 3. Our acceptance is the peer's, and every wrong
+    dataset's is below. 4. The states of decode steps are those of a prefill.
+    """
+    command = [sys.executable, "-m", "benchmarks.loop", "--short", "--dir", tmp_path / "cache", "--save"]
+    kept = []
+    for name in ("first.json", "second.json"):
+        done = subprocess.run(
+            [*command, tmp_path / name],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        kept.append(json.loads((tmp_path / name).read_text()))
+    first, second = kept
+    assert first["acceptance"] == second["acceptance"]
+    assert first["not_as_it_should_be"] == []
+    lengths = {name: found["mean_accepted_length"] for name, found in first["acceptance"].items()}
+    assert lengths.keys() == ROWS.keys()
+    assert lengths[OURS] == pytest.approx(lengths[PEER], abs=0.1)
+    assert lengths[OURS] > 1 + 2 * (lengths[UNTRAINED] - 1)
+    assert all(lengths[name] < lengths[OURS] for name in WRONG)
+    steps = {name: found["steps"] for name, found in first["acceptance"].items() if name != UNTRAINED}
+    assert len(set(steps.values())) == 1
+    for dtype, by_layer in first["decode_against_prefill"].items():
+        assert all(one["largest"] < MOST_APART[dtype] for one in by_layer.values()), (dtype, by_layer)
