@@ -44,6 +44,8 @@ _LAYERNORM_EPS = {"olmo": 1e-5, "opt": 1e-5, "dbrx": 1e-5}
 _BARE_LAYERNORMS = frozenset({"olmo"})
 """Final norms without a weight."""
 _REFUSED_NORMS = {"nemotron": "a LayerNorm that multiplies by (1 + weight)"}
+WRAPPER_TIES = "whole_model_ties_word_embeddings"
+"""Added to a text config: what the config around it says."""
 _RMS_EPS_KEYS = ("rms_norm_eps", "rms_norm_epsilon", "norm_eps", "layer_norm_epsilon", "layernorm_epsilon")
 _LAYERNORM_EPS_KEYS = ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps", "rms_norm_eps")
 _FLOATS = frozenset({torch.bfloat16, torch.float16, torch.float32})
@@ -83,7 +85,8 @@ def text_config(folder: Path) -> dict[str, Any]:
         if raw.get("model_type") in CONFIG_MAPPING:
             config = AutoConfig.from_pretrained(folder, local_files_only=True)
             known: dict[str, Any] = config.get_text_config().to_dict()
-            return known
+            # Of a model that also sees, transformers ties by the whole's config; both are seen to be set.
+            return known | {WRAPPER_TIES: bool(getattr(config, "tie_word_embeddings", False))}
     except (OSError, ValueError) as error:
         raise EngineRefused(f"{folder}: config.json cannot be read: {error}", field="model") from error
     text: dict[str, Any] = raw.get("text_config", raw)
@@ -114,6 +117,8 @@ def read_head(folder: Path, config: Mapping[str, Any]) -> HeadWeights:
     embedding = _find(files, _WRAPPERS + r"(?:embeddings?\.)?" + _EMBEDDINGS + r"\.weight")
     tied = bool(config.get("tie_word_embeddings", own is None))
     name = (embedding or own) if tied else own
+    if name is None and config.get(WRAPPER_TIES):
+        name = embedding
     if name is None:
         raise EngineRefused(
             f"{folder}: no tensor is named like an output head (lm_head.weight and its kin), "
