@@ -29,6 +29,14 @@ AS_GRANITE = {
     "attention_multiplier": 32**-0.5,
 }
 
+_WITHOUT_A_HEAD = {
+    "Emu3ForConditionalGeneration": "emu3_text_model",
+    "Glm5NextForCausalLM": "glm5_next_text",
+    "MuseGlimmerForCausalLM": "muse_glimmer_text",
+    "VibeVoiceAsrForConditionalGeneration": "vibevoice_asr",
+}
+"""transformers has no class with a language model's head for these, so that nothing tells what is right."""
+
 NAMESAKES = (
     *(Recipe(name, "llama", note="made as llama") for name in _LLAMAS),
     Recipe("MiMoForCausalLM", "qwen2", note="made as qwen2"),
@@ -41,5 +49,5 @@ NAMESAKES = (
         options=SIGMOID_ROUTING,
         note=SIGMOID_NOTE,
     ),
-    *(Recipe(name, model_type) for name, model_type in _OWN_CODE.items()),
+    *(Recipe(name, model_type) for name, model_type in (_OWN_CODE | _WITHOUT_A_HEAD).items()),
 )

@@ -39,6 +39,10 @@ def make_config(recipe: Recipe) -> Any:
     if recipe.model_type not in transformers.CONFIG_MAPPING:
         raise Unmakeable(f"transformers {transformers.__version__} has no model type {recipe.model_type!r}")
     kind = transformers.CONFIG_MAPPING[recipe.model_type]
+    if kind not in getattr(transformers, recipe.loader)._model_mapping:
+        raise Unmakeable(
+            f"transformers {transformers.__version__} has no language model's head for {recipe.model_type!r}"
+        )
     if recipe.text is None:
         return kind(**(known_shape(kind()) | recipe.config))
     return kind(**recipe.config, text_config=known_shape(kind().get_text_config()) | recipe.text)

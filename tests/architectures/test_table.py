@@ -1,7 +1,4 @@
-"""The committed table: it says what was measured, of every recipe as it is.
-
-That it is whole is only asked in the long form, since measuring every recipe takes hours on a small machine.
-"""
+"""The committed table: it says what was measured, of every recipe as it is."""
 
 import pytest
 
@@ -21,7 +18,6 @@ def test_the_committed_table_is_made_from_the_committed_results():
     assert TABLE.read_text() == render(Matrix.load()), "run make architectures"
 
 
-@pytest.mark.long
 def test_every_recipe_was_measured_as_it_is_and_every_row_has_one():
     measured = {row.key: row.recipe for row in Matrix.load().rows}
     assert measured == {key: digest(recipe) for key, recipe in RECIPES.items()}, "run make architectures"
@@ -31,13 +27,11 @@ def test_no_job_stored_states_that_are_not_the_models():
     assert [row.key for row in Matrix.load().rows if row.verdict is Verdict.WRONG] == []
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", PROMISED.split())
 def test_what_was_promised_stands_in_the_table(name):
     assert any(row.architecture == f"{name}ForCausalLM" for row in Matrix.load().rows)
 
 
-@pytest.mark.long
 def test_every_target_that_the_engine_lists_as_text_stands_in_the_table():
     matrix = Matrix.load()
     assert matrix.listed

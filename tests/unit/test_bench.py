@@ -9,10 +9,12 @@ from benchmarks.catalog import PLAIN, ROWS, engines_of, rows_of
 from benchmarks.options import PARTS, Options, parse
 from benchmarks.report import (
     WRITER_ROWS,
+    against_peers,
     checks_cost,
     checks_line,
     engine_figures,
     engine_table,
+    peers_line,
     writer_figures,
     writer_table,
 )
@@ -95,6 +97,16 @@ def test_what_the_checks_cost_is_taken_within_a_round() -> None:
     assert cost.seconds_ratio == Spread(pytest.approx(1.025), pytest.approx(1.02), pytest.approx(1.03))
     assert cost.cpu_ratio == Spread(pytest.approx(1.015), pytest.approx(1.01), pytest.approx(1.02))
     assert checks_line(cost).startswith("The checks: 1.02 (1.02..1.03) of the time without them, 1.0")
+
+
+def test_quarry_is_held_against_every_peer_and_nothing_else() -> None:
+    turns = {kind: [engine_turn(2.0), engine_turn(4.0)] for kind in ROWS} | {
+        "quarry": [engine_turn(1.0), engine_turn(1.0)]
+    }
+    ratios = against_peers(turns)
+    assert set(ratios) == {"example", "example-consumed", "speculators", "transformers"}
+    assert ratios["example"] == Spread(3.0, 2.0, 4.0)
+    assert "3.00 (2.00..4.00) of speculators" in peers_line(ratios)
 
 
 def test_a_writer_row_is_compared_with_the_plain_way_to_the_same_promise() -> None:
