@@ -7,10 +7,10 @@ INSTALL_LOG := .venv/install.log
 TRAINERS := .cache/trainers/installed
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: help install fmt lint test demo crash loop bench architectures healthy lock clean
+.PHONY: help install fmt lint test demo crash loop bench soak architectures healthy lock clean
 
 help:
-	@echo "make install | fmt | lint | test | demo | crash | loop | bench | architectures | healthy | lock | clean"
+	@echo "make install | fmt | lint | test | demo | crash | loop | bench | soak | architectures | healthy | lock | clean"
 
 install: $(INSTALLED)
 
@@ -55,8 +55,14 @@ crash: install
 loop: install $(TRAINERS)
 	$(BIN)/python -m benchmarks.loop --save
 
-bench: install
+# Every way to stored states side by side, then what Quarry's checks cost it.
+bench: install $(TRAINERS)
 	$(BIN)/python -m benchmarks.bench
+	$(BIN)/python -m benchmarks.bench --rows quarry unchecked --prompts 64 --only engines
+
+# Ten times the samples: as fast, and in the same memory?
+soak: install
+	$(BIN)/python -m benchmarks.soak
 
 # Runs every architecture that is due as a job on the real engine and writes docs/architectures.md: hours.
 architectures: install

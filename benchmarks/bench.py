@@ -5,36 +5,38 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
+from benchmarks.catalog import ROWS, engines_of
 from benchmarks.engine_process import EngineLost, EngineProcess
 from benchmarks.machine import machine_facts
-from benchmarks.options import NUM_UNITS, Options, parse
+from benchmarks.options import Options, parse
 from benchmarks.report import (
-    ENGINE_ROWS,
     WRITER_ROWS,
+    against_peers,
     checks_cost,
     checks_line,
     engine_figures,
     engine_table,
     header,
+    peers_line,
     writer_figures,
     writer_table,
 )
 from benchmarks.summary import shuffled_rounds
 from benchmarks.turns import EngineTurn, WriterTurn
 from benchmarks.weights import write_target
-from benchmarks.workload import MAX_NUM_BATCHED_TOKENS, TARGETS, Workload
+from benchmarks.workload import MAX_NUM_BATCHED_TOKENS, NUM_UNITS, Workload
 
 RESULTS = Path(__file__).with_name("results")
 
 ENVIRONMENT = {
     # vLLM reserves one core more for an engine with a connector; left alone, rows would have unequal cores.
     "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(os.sched_getaffinity(0)))),
-    # GiB of cache an engine: three engines live side by side.
+    # GiB of cache an engine: as many as seven live side by side.
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_NO_USAGE_STATS": "1",
@@ -63,7 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="run-") as scratch:
         try:
             if "engines" in options.parts:
-                result["engines"] = run_engines(options, Path(scratch))
+                with ram_folder(options) as ram:
+                    result["engines"] = run_engines(options, Path(scratch), ram)
         except EngineLost as error:
             print(error, file=sys.stderr)
             return 1
@@ -75,50 +78,80 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def run_engines(options: Options, scratch: Path) -> dict[str, object]:
+@contextmanager
+def ram_folder(options: Options) -> Iterator[Path]:
+    """Yield an empty folder on the RAM disk, or on disk where no row needs one."""
+    base = options.ram if "quarry-ram" in options.rows else options.folder
+    with tempfile.TemporaryDirectory(dir=base, prefix="quarry-bench-") as folder:
+        yield Path(folder)
+
+
+def run_engines(options: Options, scratch: Path, ram: Path) -> dict[str, object]:
     """Measure the engine rows, print their table, return what is kept. Raises EngineLost."""
-    target = TARGETS[options.target]
-    work = Workload(target, options.prompts, NUM_UNITS, options.seed)
-    num_tokens = sum(map(len, work.prompts()))
-    orders = shuffled_rounds(list(ENGINE_ROWS), options.rounds, options.seed)
-    turns = measure_engines(work, orders, scratch)
-    figures = engine_figures(turns, num_tokens)
-    said = (
-        f"target {options.target}: {options.prompts} prompts of {target.shortest_prompt} to "
-        f"{target.longest_prompt} tokens a round, {num_tokens} together, in {NUM_UNITS} units; "
-        f"{target.state_bytes_per_token / 1024:.0f} KiB of states a token; bfloat16, eager, "
-        f"no prefix caching, {MAX_NUM_BATCHED_TOKENS} tokens a step; rounds: {options.rounds}"
-    )
-    cost = checks_cost(turns)
-    print(engine_table(figures, said, options.command("engines")), checks_line(cost), sep="\n", flush=True)
-    return {
+    work = options.work()
+    orders = shuffled_rounds(list(options.rows), options.rounds, options.seed)
+    turns = measure_engines(work, orders, scratch, ram)
+    figures = engine_figures(turns, work.stored_tokens, work.state_bytes)
+    print(engine_table(figures, said(options, work), options.command("engines")), flush=True)
+    kept: dict[str, object] = {
         "workload": asdict(work),
-        "tokens_a_round": num_tokens,
+        "tokens_a_round": work.stored_tokens,
+        "state_bytes_a_round": work.state_bytes,
         "orders": orders,
         "rounds": {kind: [asdict(turn) for turn in of_kind] for kind, of_kind in turns.items()},
         "summary": {kind: asdict(of_kind) for kind, of_kind in figures.items()},
-        "checks": asdict(cost),
     }
+    if "quarry" in turns and (ratios := against_peers(turns)):
+        print(peers_line(ratios), flush=True)
+        kept["quarry_against_peers"] = {row: asdict(figure) for row, figure in ratios.items()}
+    if {"quarry", "unchecked"} <= turns.keys():
+        cost = checks_cost(turns)
+        print(checks_line(cost), flush=True)
+        kept["checks"] = asdict(cost)
+    return kept
 
 
-def measure_engines(work: Workload, orders: list[list[str]], scratch: Path) -> dict[str, list[EngineTurn]]:
-    """Start every engine, warm each up with a round that does not count, run the rounds."""
+def said(options: Options, work: Workload) -> str:
+    """Return the sentence on what every row ran."""
+    kind = work.kind
+    parts = [
+        f"target {options.target}, workload {options.workload}: {work.num_prompts} prompts a round of "
+        f"{kind.shortest} to {kind.longest} tokens",
+        f"the first {kind.shared_tokens} shared in a unit, prefix caching" if kind.shared_tokens else "",
+        f"{kind.answer_tokens} tokens answered to each" if kind.answer_tokens else "",
+        f"{work.stored_tokens} tokens with states together, in {min(NUM_UNITS, work.num_prompts)} units",
+    ]
+    return (
+        f"{', '.join(part for part in parts if part)}; "
+        f"{work.target.state_bytes_per_token / 1024:.0f} KiB of states a token; bfloat16, eager, "
+        f"{MAX_NUM_BATCHED_TOKENS} tokens a step; rounds: {options.rounds}"
+    )
+
+
+def measure_engines(
+    work: Workload, orders: list[list[str]], scratch: Path, ram: Path
+) -> dict[str, list[EngineTurn]]:
+    """Start every engine, warm each row up with a round that does not count, run the rounds."""
+    from benchmarks.rows.contract import Site
+
+    rows = tuple(row for row in ROWS if row in orders[0])
     weights = scratch / "target"
-    write_target(work.target, weights)
-    turns: dict[str, list[EngineTurn]] = {kind: [] for kind in ENGINE_ROWS}
+    write_target(work.target, weights, work.kind.max_tokens)
+    turns: dict[str, list[EngineTurn]] = {row: [] for row in rows}
     with ExitStack() as running:
-        engines = {}
-        for kind in ENGINE_ROWS:
-            engines[kind] = EngineProcess(kind, work, weights, scratch / kind)
-            running.callback(engines[kind].stop)
-            _say(f"starting {kind}")
-            engines[kind].start()
-        for kind, engine in engines.items():
-            _say(f"warm-up {kind}: {engine.run(0).seconds:.1f} s")
+        of_row: dict[str, EngineProcess] = {}
+        for name, its_rows in engines_of(rows).items():
+            engine = EngineProcess(name, Site(work, weights, scratch / name, ram / name))
+            of_row |= dict.fromkeys(its_rows, engine)
+            running.callback(engine.stop)
+            _say(f"starting {name}")
+            engine.start()
+        for row, engine in of_row.items():
+            _say(f"warm-up {row}: {engine.run(row, 0).seconds:.1f} s")
         for number, order in enumerate(orders, start=1):
-            for kind in order:
-                turns[kind].append(engines[kind].run(number))
-                _say(f"round {number} of {len(orders)} {kind}: {turns[kind][-1].seconds:.1f} s")
+            for row in order:
+                turns[row].append(of_row[row].run(row, number))
+                _say(f"round {number} of {len(orders)} {row}: {turns[row][-1].seconds:.1f} s")
     return turns
 
 

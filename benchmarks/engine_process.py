@@ -1,4 +1,4 @@
-"""One engine row in a process of its own, kept through all rounds, stopped by signal while another row runs.
+"""One engine in a process of its own, kept through all rounds, stopped by signal while another one runs.
 
 A stopped engine takes no CPU; one that merely waits spins for a second after its last step.
 """
@@ -8,22 +8,24 @@ import multiprocessing
 import os
 from collections import deque
 from multiprocessing.connection import Connection
-from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import psutil  # type: ignore[import-untyped]
 
+from benchmarks.catalog import ROWS
 from benchmarks.meter import TreeMeter, tree
 from benchmarks.turns import EngineTurn
-from benchmarks.workload import Workload
+
+if TYPE_CHECKING:
+    from benchmarks.rows.contract import Site
 
 START_TIMEOUT_S = 600.0
 TURN_TIMEOUT_S = 3600.0
 STOP_TIMEOUT_S = 60.0
 LOG_TAIL_LINES = 15
 
-Order = tuple[Literal["prepare"], int] | tuple[Literal["measure", "clean"], None]
-"""What the benchmark asks of the process; the end of the pipe ends it."""
+Order = tuple[Literal["prepare", "measure", "clean"], str, int]
+"""What the benchmark asks of the process, for which row in which round; the end of the pipe ends it."""
 
 
 class EngineLost(RuntimeError):
@@ -31,18 +33,18 @@ class EngineLost(RuntimeError):
 
 
 class EngineProcess:
-    """The benchmark's handle on one engine row."""
+    """The benchmark's handle on one engine."""
 
-    def __init__(self, kind: str, work: Workload, weights: Path, folder: Path) -> None:
-        """Name the row's `kind` (a key of `benchmarks.rows.ROWS`); nothing runs before `start`."""
-        folder.mkdir(parents=True)
-        self.kind = kind
-        self._log = folder / "engine.log"
+    def __init__(self, name: str, site: "Site") -> None:
+        """Name the engine (a key of `benchmarks.rows.engines.ENGINES`); nothing runs before `start`."""
+        for folder in (site.folder, site.ram):
+            folder.mkdir(parents=True)
+        self.name = name
+        self._work = site.work
+        self._log = site.folder / "engine.log"
         context = multiprocessing.get_context("spawn")
         self._orders, self._theirs = context.Pipe()
-        self._process = context.Process(
-            target=_main, args=(kind, work, weights, folder, self._log, self._theirs), name=f"bench-{kind}"
-        )
+        self._process = context.Process(target=_main, args=(name, site, self._theirs), name=f"bench-{name}")
 
     def start(self) -> None:
         """Start the engine, wait until it is up, and stop it by signal. Raises EngineLost."""
@@ -51,16 +53,22 @@ class EngineProcess:
         self._receive(START_TIMEOUT_S)
         self._suspend()
 
-    def run(self, turn: int) -> EngineTurn:
-        """Wake the engine, let it work once, measure that, and stop it again by signal. Raises EngineLost."""
+    def run(self, row: str, turn: int) -> EngineTurn:
+        """Wake the engine, let one row work once, measure that, and stop the engine again by signal.
+
+        Raises EngineLost, also where the row left fewer bytes than the states have.
+        """
         self._resume()
-        self._ask(("prepare", turn))
+        self._ask(("prepare", row, turn))
         # Dirty pages of whoever wrote before would be written back at this row's expense.
         os.sync()
         with TreeMeter(self._pid) as meter:
-            seconds = self._ask(("measure", None))
-        written = self._ask(("clean", None))
+            seconds = self._ask(("measure", row, turn))
+        written = self._ask(("clean", row, turn))
         self._suspend()
+        due = ROWS[row].least_stored * self._work.state_bytes
+        if written.bytes < due:
+            raise EngineLost(f"row {row!r} left {written.bytes} bytes, of states that are {due:.0f} at least")
         return EngineTurn(seconds, meter.cpu_s, meter.peak_rss_bytes, written.files, written.bytes)
 
     def stop(self) -> None:
@@ -100,7 +108,7 @@ class EngineProcess:
     def _lost(self, what: str) -> EngineLost:
         with self._log.open(errors="replace") as log:
             tail = "".join(deque(log, LOG_TAIL_LINES))
-        return EngineLost(f"the engine of row {self.kind!r} {what}. The end of its log:\n{tail}")
+        return EngineLost(f"the engine {self.name!r} {what}. The end of its log:\n{tail}")
 
     def _suspend(self) -> None:
         for process in tree(self._pid):
@@ -117,37 +125,34 @@ class EngineProcess:
         return processes
 
 
-def _main(
-    kind: str, work: Workload, weights: Path, folder: Path, log: Path, orders: "Connection[Any, Order]"
-) -> None:
-    """Serve one row until the pipe ends; whatever the engine says goes to `log`."""
-    with log.open("ab") as sink:
+def _main(name: str, site: "Site", orders: "Connection[Any, Order]") -> None:
+    """Serve one engine until the pipe ends; whatever it says goes to its log."""
+    with site.folder.joinpath("engine.log").open("ab") as sink:
         os.dup2(sink.fileno(), 1)
         os.dup2(sink.fileno(), 2)
-    asyncio.run(_serve(kind, work, weights, folder, orders))
+    asyncio.run(_serve(name, site, orders))
 
 
-async def _serve(
-    kind: str, work: Workload, weights: Path, folder: Path, orders: "Connection[Any, Order]"
-) -> None:
-    from benchmarks.rows import ROWS
+async def _serve(name: str, site: "Site", orders: "Connection[Any, Order]") -> None:
+    from benchmarks.rows.engines import ENGINES
 
-    row = ROWS[kind](work, weights, folder)
+    engine = ENGINES[name](site)
     try:
-        await row.start()
+        await engine.start()
         orders.send(None)
         while True:
             try:
                 order = await asyncio.to_thread(orders.recv)
             except EOFError:
                 return
+            row = engine.rows[order[1]]
             match order:
-                case ("prepare", int(turn)):
+                case ("prepare", _, turn):
                     await row.prepare(turn)
                     orders.send(None)
-                case ("measure", _):
+                case ("measure", _, _):
                     orders.send(await row.measure())
-                case ("clean", _):
+                case ("clean", _, _):
                     orders.send(await row.clean())
     finally:
-        await row.stop()
+        await engine.stop()

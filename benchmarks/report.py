@@ -7,50 +7,38 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from benchmarks.catalog import PLAIN, ROWS
 from benchmarks.summary import Spread, paired, spread
 from benchmarks.table import gigabytes, markdown, ratio
 from benchmarks.turns import EngineTurn, WriterTurn
 
-PLAIN = "plain"
-ENGINE_ROWS = {
-    PLAIN: "plain prefill",
-    "quarry": "Quarry: checked, sealed, durable, proven [1]",
-    "unchecked": "the same without the checks [2]",
-    "example": "vLLM's example connector, on the CPU [3]",
-}
 WRITER_ROWS = {
     "write-fsync": "write() + fsync()",
-    "quarry-sealed": "Quarry's writer, sealed [4]",
+    "quarry-sealed": "Quarry's writer, sealed [a]",
     "write": "write() alone",
-    "quarry-rows": "Quarry's writer, rows alone [5]",
+    "quarry-rows": "Quarry's writer, rows alone [b]",
 }
 WRITER_BASES = {"quarry-sealed": "write-fsync", "quarry-rows": "write"}
 """What a writer row is compared with: the plain way to the same promise."""
 
-ENGINE_NOTES = (
-    "[1] Counted until the last unit could be committed: rows checked and hashed, Parquet, fsync, sha256, "
-    "rename, fsync of the folder, plan and logits proven from the sealed file, at default settings.",
-    "[2] No row checks, no proof of plan and logits; all else is row [1]. What it costs less is what the "
-    "checks cost.",
-    "[3] Counted until each request's safetensors file opens with all its tokens. That is not durable: "
-    "nobody calls fsync in this row, and nothing is checked. Pinned memory, CUDA streams and events are "
-    "replaced by what a CPU has.",
-)
 WRITER_NOTES = (
-    "[4] One thread, from the first row in the pool to the sealed file: checks, xxh3, Parquet, fsync, "
+    "[a] One thread, from the first row in the pool to the sealed file: checks, xxh3, Parquet, fsync, "
     "sha256, rename, fsync of the folder. Its base is write() + fsync().",
-    "[5] The same without the seal: checks, xxh3, Parquet into the page cache. Its base is write().",
+    "[b] The same without the seal: checks, xxh3, Parquet into the page cache. Its base is write().",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class EngineFigures:
-    """One engine row over all rounds. Ratios are to plain prefill, round by round, but for `best_ratio`."""
+    """One engine row over all rounds. Ratios are to plain prefill, round by round, but for `best_ratio`.
+
+    A GB is of the round's states, whatever the row makes of them; rows that store none have the same divisor.
+    """
 
     tokens_per_s: Spread
     ratio: Spread
     best_ratio: float
-    cpu_s_per_mtoken: Spread
+    cpu_s_per_gb: Spread
     cpu_ratio: Spread
     bytes: int
     files: int
@@ -74,8 +62,13 @@ class WriterFigures:
     cpu_s_per_gb: Spread
 
 
-def engine_figures(turns: Mapping[str, Sequence[EngineTurn]], num_tokens: int) -> dict[str, EngineFigures]:
-    """Sum up the rounds of `num_tokens` tokens. Raises ValueError for unequal numbers of rounds."""
+def engine_figures(
+    turns: Mapping[str, Sequence[EngineTurn]], num_tokens: int, state_bytes: int
+) -> dict[str, EngineFigures]:
+    """Sum up the rounds of `num_tokens` tokens, whose states are `state_bytes`.
+
+    Raises ValueError for unequal numbers of rounds.
+    """
     plain_rates = [num_tokens / turn.seconds for turn in turns[PLAIN]]
     plain_cpu_s = [turn.cpu_s for turn in turns[PLAIN]]
     figures = {}
@@ -86,7 +79,7 @@ def engine_figures(turns: Mapping[str, Sequence[EngineTurn]], num_tokens: int) -
             tokens_per_s=spread(rates),
             ratio=paired(rates, plain_rates),
             best_ratio=max(rates) / max(plain_rates),
-            cpu_s_per_mtoken=spread(used * 1e6 / num_tokens for used in cpu_s),
+            cpu_s_per_gb=spread(used * 1e9 / state_bytes for used in cpu_s),
             cpu_ratio=paired(cpu_s, plain_cpu_s),
             bytes=max(turn.bytes for turn in of_kind),
             files=max(turn.files for turn in of_kind),
@@ -108,6 +101,18 @@ def checks_line(cost: ChecksCost) -> str:
     """Return the sentence on what the checks cost."""
     seconds, cpu = ratio(cost.seconds_ratio), ratio(cost.cpu_ratio)
     return f"The checks: {seconds} of the time without them, {cpu} of the CPU seconds."
+
+
+def against_peers(turns: Mapping[str, Sequence[EngineTurn]]) -> dict[str, Spread]:
+    """Return Quarry's tokens/s, to disk, in units of each peer row's, round by round."""
+    ours = [1 / turn.seconds for turn in turns["quarry"]]
+    return {row: paired(ours, [1 / turn.seconds for turn in turns[row]]) for row in turns if ROWS[row].peer}
+
+
+def peers_line(ratios: Mapping[str, Spread]) -> str:
+    """Return the sentence on Quarry and its peers."""
+    said = ", ".join(f"{ratio(figure)} of {row}" for row, figure in ratios.items())
+    return f"Quarry's tokens/s, to disk: {said}."
 
 
 def writer_figures(turns: Mapping[str, Sequence[WriterTurn]]) -> dict[str, WriterFigures]:
@@ -136,31 +141,31 @@ def engine_table(figures: Mapping[str, EngineFigures], workload: str, command: s
         "best",
         "/ plain: median (range)",
         "best",
-        "CPU-s/Mtoken median",
+        "CPU-s/GB of states median",
         "least",
         "/ plain: median (range)",
-        "GB written",
+        "GB stored",
         "files",
         "peak RSS GB",
     ]
     rows = [
         [
-            label,
+            f"{ROWS[kind].label} [{number}]",
             f"{of_kind.tokens_per_s.median:.0f}",
             f"{of_kind.tokens_per_s.high:.0f}",
             ratio(of_kind.ratio),
             f"{of_kind.best_ratio:.2f}",
-            f"{of_kind.cpu_s_per_mtoken.median:.0f}",
-            f"{of_kind.cpu_s_per_mtoken.low:.0f}",
+            f"{of_kind.cpu_s_per_gb.median:.1f}",
+            f"{of_kind.cpu_s_per_gb.low:.1f}",
             ratio(of_kind.cpu_ratio),
             gigabytes(of_kind.bytes),
             str(of_kind.files),
             gigabytes(of_kind.peak_rss_bytes),
         ]
-        for kind, label in ENGINE_ROWS.items()
-        for of_kind in [figures[kind]]
+        for number, (kind, of_kind) in enumerate(figures.items(), start=1)
     ]
-    return "\n".join(["", f"$ {command}", workload, "", markdown(headers, rows), *_notes(ENGINE_NOTES)])
+    notes = [f"[{number}] {ROWS[kind].note}" for number, kind in enumerate(figures, start=1)]
+    return "\n".join(["", f"$ {command}", workload, "", markdown(headers, rows), *_notes(notes)])
 
 
 def writer_table(figures: Mapping[str, WriterFigures], workload: str, command: str) -> str:

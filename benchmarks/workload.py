@@ -13,10 +13,13 @@ MAX_NUM_BATCHED_TOKENS = 2048
 STATE_BYTES = 2
 """Bytes of one bfloat16."""
 
+NUM_UNITS = 4
+"""Units that a round's prompts are cut into, where there are so many prompts."""
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A Llama-shaped model of random weights, and the prompts that suit it. Lengths count tokens."""
+    """A Llama-shaped model of random weights, and the tokens of a round that suit its speed."""
 
     hidden_size: int
     intermediate_size: int
@@ -26,10 +29,8 @@ class Target:
     head_dim: int
     vocab_size: int
     layer_ids: tuple[int, ...]
-    shortest_prompt: int
-    longest_prompt: int
-    num_prompts: int
-    num_quick_prompts: int
+    round_tokens: int
+    quick_round_tokens: int
 
     @property
     def state_bytes_per_token(self) -> int:
@@ -39,33 +40,102 @@ class Target:
 
 TARGETS = {
     # About 150 M parameters for 8 KiB of states a token: the engine is the bound, as on a real node.
-    "compute": Target(1024, 2816, 12, 16, 8, 64, 4096, (2, 6, 10, 12), 192, 320, 64, 24),
+    "compute": Target(1024, 2816, 12, 16, 8, 64, 4096, (2, 6, 10, 12), 8192, 4096),
     # Hardly any arithmetic for 32 KiB of states a token: the drain is the bound, as with no real model.
-    "drain": Target(4096, 64, 4, 1, 1, 64, 512, (1, 2, 3, 4), 256, 768, 48, 16),
+    "drain": Target(4096, 64, 4, 1, 1, 64, 512, (1, 2, 3, 4), 16_384, 8192),
 }
 
 
 @dataclass(frozen=True, slots=True)
+class Kind:
+    """How prompts look; lengths count tokens.
+
+    The first `shared_tokens` of every prompt are the same in a unit. `answer_tokens` is how many the target
+    adds to each. `mean_tokens` decides how many prompts a round has, never fewer than `fewest_prompts`.
+    """
+
+    shortest: int
+    longest: int
+    shared_tokens: int = 0
+    answer_tokens: int = 0
+    fewest_prompts: int = NUM_UNITS
+
+    @property
+    def mean_tokens(self) -> int:
+        """Return the tokens of a prompt and its answer, on average. An answered token counts for four."""
+        return (self.shortest + self.longest) // 2 + 4 * self.answer_tokens
+
+    @property
+    def max_tokens(self) -> int:
+        """Return the most tokens that one request may come to."""
+        return self.longest + self.answer_tokens
+
+
+KINDS = {
+    "short": Kind(128, 128),
+    "typical": Kind(256, 768),
+    "long": Kind(8192, 8192, fewest_prompts=2),
+    # Three blocks of the CPU build's cache are the same for every prompt of a unit; prefix caching is on.
+    "shared": Kind(448, 576, shared_tokens=384),
+    "generate": Kind(128, 256, answer_tokens=64),
+}
+QUICK_KINDS = KINDS | {"long": Kind(2048, 2048, fewest_prompts=2)}
+
+
+@dataclass(frozen=True, slots=True)
 class Workload:
-    """One row's work in one round; the same for every row and every round."""
+    """One row's work in one round; the same for every row. Every round draws its own tokens."""
 
     target: Target
+    kind: Kind
     num_prompts: int
-    num_units: int
     seed: int
 
-    def prompts(self) -> list[tuple[int, ...]]:
-        """Return the token ids of every prompt; lengths are spread evenly over the target's range."""
+    def lengths(self) -> list[int]:
+        """Return the tokens of every prompt, the same in every round, spread evenly over the kind's range."""
         draw = random.Random(self.seed)
-        vocab = range(self.target.vocab_size)
-        lengths = [
-            draw.randint(self.target.shortest_prompt, self.target.longest_prompt)
-            for _ in range(self.num_prompts)
-        ]
-        return [tuple(draw.choices(vocab, k=length)) for length in lengths]
+        return [draw.randint(self.kind.shortest, self.kind.longest) for _ in range(self.num_prompts)]
 
-    def units(self) -> list[list[tuple[int, ...]]]:
-        """Return the prompts cut into `num_units` runs of consecutive ones, equal but for one prompt."""
-        prompts = self.prompts()
-        bounds = [len(prompts) * index // self.num_units for index in range(self.num_units + 1)]
-        return [prompts[begin:end] for begin, end in itertools.pairwise(bounds)]
+    def units(self, turn: int) -> list[list[tuple[int, ...]]]:
+        """Return round `turn`'s prompts cut into runs of consecutive ones, equal but for one prompt."""
+        draw = random.Random(f"{self.seed} {turn}")
+        vocab = range(self.target.vocab_size)
+        lengths, units = self.lengths(), []
+        num_units = min(NUM_UNITS, len(lengths))
+        bounds = [len(lengths) * index // num_units for index in range(num_units + 1)]
+        for begin, end in itertools.pairwise(bounds):
+            shared = draw.choices(vocab, k=self.kind.shared_tokens)
+            units.append(
+                [(*shared, *draw.choices(vocab, k=length - len(shared))) for length in lengths[begin:end]]
+            )
+        return units
+
+    def prompts(self, turn: int) -> list[tuple[int, ...]]:
+        """Return round `turn`'s prompts, in the order of its units."""
+        return [prompt for unit in self.units(turn) for prompt in unit]
+
+    def stored_lengths(self) -> list[int]:
+        """Return the tokens of every prompt whose states exist in the end.
+
+        That is the prompt, and the answer less its last token, which was never an input.
+        """
+        return [length + max(self.kind.answer_tokens - 1, 0) for length in self.lengths()]
+
+    @property
+    def stored_tokens(self) -> int:
+        """Return the tokens with states of a round."""
+        return sum(self.stored_lengths())
+
+    @property
+    def state_bytes(self) -> int:
+        """Return the bytes of a round's states, as they are."""
+        return self.stored_tokens * self.target.state_bytes_per_token
+
+
+def workload(target: Target, kind: str, *, quick: bool, num_prompts: int | None, seed: int) -> Workload:
+    """Return the work of a round; `num_prompts` is the target's and the kind's own choice if not given."""
+    shape = (QUICK_KINDS if quick else KINDS)[kind]
+    tokens = target.quick_round_tokens if quick else target.round_tokens
+    return Workload(
+        target, shape, num_prompts or max(shape.fewest_prompts, tokens // shape.mean_tokens), seed
+    )

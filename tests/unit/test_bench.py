@@ -4,21 +4,24 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.options import NUM_UNITS, PARTS, Options, parse
+from benchmarks import options as bench_options
+from benchmarks.catalog import PLAIN, ROWS, engines_of, rows_of
+from benchmarks.options import PARTS, Options, parse
 from benchmarks.report import (
-    ENGINE_ROWS,
     WRITER_ROWS,
+    against_peers,
     checks_cost,
     checks_line,
     engine_figures,
     engine_table,
+    peers_line,
     writer_figures,
     writer_table,
 )
 from benchmarks.summary import Spread, paired, shuffled_rounds, spread
 from benchmarks.table import markdown, ratio
 from benchmarks.turns import EngineTurn, WriterTurn
-from benchmarks.workload import TARGETS, Workload
+from benchmarks.workload import KINDS, QUICK_KINDS, TARGETS, workload
 
 
 def engine_turn(seconds: float, cpu_s: float = 1.0, **counts: int) -> EngineTurn:
@@ -74,13 +77,13 @@ def test_engine_figures_are_rates_ratios_to_plain_and_the_most_of_what_was_used(
         "plain": [engine_turn(2.0, 4.0), engine_turn(1.0, 2.0)],
         "quarry": [engine_turn(4.0, 5.0, bytes=10, files=2, peak_rss_bytes=7), engine_turn(1.25, 2.5)],
     }
-    figures = engine_figures(turns, num_tokens=1000)
+    figures = engine_figures(turns, num_tokens=1000, state_bytes=10**10)
     assert figures["plain"].ratio == Spread(1.0, 1.0, 1.0)
     quarry = figures["quarry"]
     assert quarry.tokens_per_s == Spread(median=525.0, low=250.0, high=800.0)
     assert quarry.ratio == Spread(0.65, 0.5, 0.8)
     assert quarry.best_ratio == 0.8
-    assert quarry.cpu_s_per_mtoken == Spread(median=3750.0, low=2500.0, high=5000.0)
+    assert quarry.cpu_s_per_gb == Spread(median=0.375, low=0.25, high=0.5)
     assert quarry.cpu_ratio == Spread(1.25, 1.25, 1.25)
     assert (quarry.bytes, quarry.files, quarry.peak_rss_bytes) == (10, 2, 7)
 
@@ -94,6 +97,16 @@ def test_what_the_checks_cost_is_taken_within_a_round() -> None:
     assert cost.seconds_ratio == Spread(pytest.approx(1.025), pytest.approx(1.02), pytest.approx(1.03))
     assert cost.cpu_ratio == Spread(pytest.approx(1.015), pytest.approx(1.01), pytest.approx(1.02))
     assert checks_line(cost).startswith("The checks: 1.02 (1.02..1.03) of the time without them, 1.0")
+
+
+def test_quarry_is_held_against_every_peer_and_nothing_else() -> None:
+    turns = {kind: [engine_turn(2.0), engine_turn(4.0)] for kind in ROWS} | {
+        "quarry": [engine_turn(1.0), engine_turn(1.0)]
+    }
+    ratios = against_peers(turns)
+    assert set(ratios) == {"example", "example-consumed", "speculators", "transformers"}
+    assert ratios["example"] == Spread(3.0, 2.0, 4.0)
+    assert "3.00 (2.00..4.00) of speculators" in peers_line(ratios)
 
 
 def test_a_writer_row_is_compared_with_the_plain_way_to_the_same_promise() -> None:
@@ -112,29 +125,96 @@ def test_a_writer_row_is_compared_with_the_plain_way_to_the_same_promise() -> No
 
 
 def test_the_tables_name_every_row_the_command_and_what_is_not_durable() -> None:
-    turns = {kind: [engine_turn(1.0)] for kind in ENGINE_ROWS}
-    engines = engine_table(engine_figures(turns, 10), "work", "one")
+    turns = {kind: [engine_turn(1.0)] for kind in ROWS}
+    engines = engine_table(engine_figures(turns, 10, 1), "work", "one")
     files = {kind: [WriterTurn(1.0, 1.0, 10**9)] for kind in WRITER_ROWS}
     writers = writer_table(writer_figures(files), "work", "two")
-    assert all(label in engines for label in ENGINE_ROWS.values())
+    assert all(kind.label in engines for kind in ROWS.values())
     assert all(label in writers for label in WRITER_ROWS.values())
     assert "$ one" in engines and "$ two" in writers
     assert "not durable" in engines
 
 
-@pytest.mark.parametrize("name", TARGETS)
-def test_the_units_of_a_round_are_its_prompts_in_order_and_fit_the_target(name: str) -> None:
-    target = TARGETS[name]
-    work = Workload(target, num_prompts=10, num_units=NUM_UNITS, seed=1)
-    assert [prompt for unit in work.units() for prompt in unit] == work.prompts()
-    assert {len(unit) for unit in work.units()} == {2, 3}
-    for prompt in work.prompts():
-        assert target.shortest_prompt <= len(prompt) <= target.longest_prompt
-        assert set(prompt) <= set(range(target.vocab_size))
+def test_a_table_of_few_rows_has_only_their_notes() -> None:
+    turns = {kind: [engine_turn(1.0)] for kind in (PLAIN, "quarry")}
+    table = engine_table(engine_figures(turns, 10, 1), "work", "one")
+    assert "[2] Counted until the last unit" in table
+    assert "[3]" not in table and ROWS["example"].label not in table
+
+
+def test_plain_always_runs_and_rows_keep_the_tables_order() -> None:
+    assert rows_of(["example", "quarry"], "typical") == (PLAIN, "quarry", "example")
+    assert "unchecked" not in rows_of(None, "typical")
+    assert rows_of(["unchecked"], "typical") == (PLAIN, "unchecked")
+
+
+def test_a_row_that_cannot_generate_is_left_out_or_refused() -> None:
+    assert set(rows_of(None, "typical")) - set(rows_of(None, "generate")) == {"speculators"}
+    with pytest.raises(ValueError, match="speculators cannot generate"):
+        rows_of(["speculators"], "generate")
+
+
+def test_rows_of_one_engine_share_it_and_no_other_is_started() -> None:
+    assert engines_of((PLAIN, "quarry", "quarry-ram", "example-consumed")) == {
+        "plain": (PLAIN,),
+        "quarry": ("quarry", "quarry-ram"),
+        "locked": ("example-consumed",),
+    }
+
+
+def test_what_stores_the_states_as_they_are_owes_all_of_their_bytes() -> None:
+    owes = {name: kind.least_stored for name, kind in ROWS.items() if kind.least_stored != 1.0}
+    assert owes == {PLAIN: 0.0, "capture": 0.0, "quarry-planes": 0.5}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_units_of_a_round_are_its_prompts_in_order_and_fit_the_target(target: str, kind: str) -> None:
+    work = workload(TARGETS[target], kind, quick=False, num_prompts=10, seed=1)
+    assert [prompt for unit in work.units(3) for prompt in unit] == work.prompts(3)
+    assert {len(unit) for unit in work.units(3)} == {2, 3}
+    for prompt in work.prompts(3):
+        assert KINDS[kind].shortest <= len(prompt) <= KINDS[kind].longest
+        assert set(prompt) <= set(range(TARGETS[target].vocab_size))
+
+
+def test_rounds_have_other_tokens_of_the_same_lengths_so_that_nothing_is_cached_from_one_to_the_next() -> (
+    None
+):
+    work = workload(TARGETS["drain"], "typical", quick=True, num_prompts=None, seed=0)
+    assert work.prompts(1) == work.prompts(1)
+    assert [len(prompt) for prompt in work.prompts(1)] == [len(prompt) for prompt in work.prompts(2)]
+    assert [len(prompt) for prompt in work.prompts(1)] == work.lengths()
+    assert not {prompt[:16] for prompt in work.prompts(1)} & {prompt[:16] for prompt in work.prompts(2)}
+
+
+def test_prompts_share_their_beginning_within_a_unit_alone() -> None:
+    work = workload(TARGETS["drain"], "shared", quick=True, num_prompts=8, seed=0)
+    begins = [{prompt[:384] for prompt in unit} for unit in work.units(1)]
+    assert [len(of_unit) for of_unit in begins] == [1, 1, 1, 1]
+    assert len(set.union(*begins)) == 4
+    assert len({prompt[:400] for prompt in work.prompts(1)}) == 8
+
+
+def test_the_last_token_of_an_answer_has_no_state() -> None:
+    work = workload(TARGETS["compute"], "generate", quick=True, num_prompts=2, seed=0)
+    assert work.stored_lengths() == [length + 63 for length in work.lengths()]
+    assert work.state_bytes == (sum(work.lengths()) + 2 * 63) * 8192
+
+
+def test_a_quick_run_shortens_long_prompts_and_no_others() -> None:
+    assert {name for name in KINDS if KINDS[name] != QUICK_KINDS[name]} == {"long"}
+    work = workload(TARGETS["compute"], "long", quick=True, num_prompts=None, seed=0)
+    assert set(work.lengths()) == {2048}
+    assert len(work.units(0)) == min(4, work.num_prompts)
 
 
 def test_the_commands_measure_the_same_again(tmp_path: Path) -> None:
-    for said in (["--quick"], ["--target", "drain", "--only", "writer"], ["--rounds", "3", "--seed", "4"]):
+    for said in (
+        ["--quick", "--workload", "long"],
+        ["--target", "drain", "--only", "writer"],
+        ["--rounds", "3", "--seed", "4", "--rows", "quarry", "transformers"],
+    ):
         options = parse([*said, "--dir", str(tmp_path), "--save", "kept"])
         again = parse(options.command().split()[3:])
         assert measured(again) == measured(options)
@@ -144,14 +224,30 @@ def test_the_commands_measure_the_same_again(tmp_path: Path) -> None:
 
 
 def measured(options: Options) -> tuple[object, ...]:
-    return (options.target, options.rounds, options.prompts, options.writer_rows, options.parts, options.seed)
+    engines = (options.target, options.workload, options.rows, options.work())
+    return (*engines, options.rounds, options.writer_rows, options.parts, options.seed)
+
+
+def test_a_default_row_whose_package_is_missing_is_left_out_and_a_named_one_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench_options, "has_speculators", lambda: False)
+    assert "speculators" not in parse([]).rows
+    assert "row speculators is left out" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        parse(["--rows", "speculators"])
+    assert "--rows" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("said", "named"),
     [
         (["--rounds", "0"], "--rounds"),
-        (["--prompts", "3"], "--prompts"),
+        (["--prompts", "0"], "--prompts"),
+        (["--rows", "quarry", "mine"], "--rows"),
+        (["--workload", "generate", "--rows", "speculators"], "--rows"),
+        (["--workload", "odd"], "--workload"),
+        (["--ram-dir", "/no/such/folder"], "--ram-dir"),
         (["--target", "huge"], "--target"),
         (["--save", "../elsewhere"], "--save"),
         (["--save", "a/b"], "--save"),

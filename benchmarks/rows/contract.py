@@ -1,0 +1,135 @@
+"""What every row does, and what the rows have in common."""
+
+import asyncio
+import shutil
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from benchmarks.workload import MAX_NUM_BATCHED_TOKENS, Workload
+from schemas.request import Generate
+from service.capture.budget import InFlight
+from service.capture.engine import EngineSpec, Prompt
+from service.settings import Settings
+
+
+class RowFailed(RuntimeError):
+    """A row that did not do its whole work has no figure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a round left on disk, or passed through it."""
+
+    files: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What an engine is given: its work, the target's weights, a folder of its own on disk, one in memory."""
+
+    work: Workload
+    weights: Path
+    folder: Path
+    ram: Path
+
+    def spec(self) -> EngineSpec:
+        """Return what the engines are started for: room for the longest request and one token."""
+        return EngineSpec(
+            weights=self.weights,
+            revision="0",
+            dtype="bfloat16",
+            layer_ids=self.work.target.layer_ids,
+            hidden_size=self.work.target.hidden_size,
+            max_model_len=self.work.kind.max_tokens + 1,
+            decode=self.work.kind.answer_tokens > 0,
+        )
+
+    def settings(self) -> Settings:
+        """Return the service's settings for the folder; prefix caching only where prompts share a prefix."""
+        return Settings(
+            data_dir=self.folder,
+            engine_options={
+                "enforce_eager": True,
+                "enable_prefix_caching": self.work.kind.shared_tokens > 0,
+                "max_num_batched_tokens": MAX_NUM_BATCHED_TOKENS,
+            },
+        )
+
+    def generate(self) -> Generate | None:
+        """Return the answer that is asked for, if the workload asks for one: greedy, states as it decodes."""
+        tokens = self.work.kind.answer_tokens
+        return Generate(max_tokens=tokens, temperature=0.0, capture="one_pass") if tokens else None
+
+    def prompts(self, name: str, turn: int) -> list[Prompt]:
+        """Return a round's prompts as requests of no row of ours; their ids begin with `name`."""
+        return [
+            Prompt(f"{name}-{turn}-{index}", ids, None, generate=self.generate())
+            for index, ids in enumerate(self.work.prompts(turn))
+        ]
+
+    def check_lengths(self, found: list[int]) -> None:
+        """Hold the tokens of every stored file against what is due. Raises RowFailed."""
+        due = self.work.stored_lengths()
+        if sorted(found) != sorted(due):
+            raise RowFailed(
+                f"{len(found)} files hold {sum(found)} tokens; {len(due)} files and {sum(due)} are due"
+            )
+
+
+class Row(Protocol):
+    """A round is `prepare`, `measure`, `clean`; only `measure` counts."""
+
+    async def prepare(self, turn: int) -> None:
+        """Make ready for a round; `turn` counts them, the warm-up included."""
+
+    async def measure(self) -> float:
+        """Do the work and return the seconds until it counts as done. Raises RowFailed."""
+
+    async def clean(self) -> Written:
+        """Say what was written, and delete it. Raises RowFailed if it is not what should be there."""
+
+
+class Engine(Protocol):
+    """One engine, kept through all rounds."""
+
+    @property
+    def rows(self) -> Mapping[str, Row]:
+        """Return its rows by name."""
+
+    async def start(self) -> None:
+        """Start the engine."""
+
+    async def stop(self) -> None:
+        """Stop the engine."""
+
+
+async def run_bounded(
+    run: Callable[[Prompt], Awaitable[object]], prompts: list[Prompt], settings: Settings
+) -> None:
+    """Run every prompt, first come first served within the service's bound on what is in the engine."""
+    await run_within(InFlight(settings.in_flight_tokens, settings.in_flight_requests), run, prompts)
+
+
+async def run_within(
+    budget: InFlight, run: Callable[[Prompt], Awaitable[object]], prompts: list[Prompt]
+) -> None:
+    """Run every prompt, first come first served within `budget`."""
+
+    async def one(prompt: Prompt) -> None:
+        room = prompt.generate.max_tokens if prompt.generate else 0
+        async with budget.hold(len(prompt.token_ids) + room):
+            await run(prompt)
+
+    async with asyncio.TaskGroup() as group:
+        for prompt in prompts:
+            group.create_task(one(prompt))
+
+
+def removed(folder: Path, pattern: str) -> Written:
+    """Delete `folder`, a link's target if it is one, and return what stood in the files of `pattern`."""
+    sizes = [path.stat().st_size for path in folder.glob(pattern)]
+    shutil.rmtree(folder.resolve())
+    return Written(len(sizes), sum(sizes))

@@ -1,0 +1,19 @@
+"""The engines by the name that `benchmarks.catalog` calls them by. Imports torch and vLLM."""
+
+from collections.abc import Callable
+
+from benchmarks.rows.contract import Engine, Site
+from benchmarks.rows.example import ExampleEngine, LockedEngine
+from benchmarks.rows.plain import CaptureEngine, PlainEngine
+from benchmarks.rows.quarry import QuarryEngine, UncheckedEngine
+from benchmarks.rows.transformers_loop import TransformersEngine
+
+ENGINES: dict[str, Callable[[Site], Engine]] = {
+    "plain": PlainEngine,
+    "capture": CaptureEngine,
+    "quarry": QuarryEngine,
+    "unchecked": UncheckedEngine,
+    "example": ExampleEngine,
+    "locked": LockedEngine,
+    "transformers": TransformersEngine,
+}

@@ -1,0 +1,186 @@
+"""Our connector, at default settings. Done when every unit could be committed.
+
+Its shard is checked, sealed, durable, receipted, and the logits of its sample are proven.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from benchmarks.rows.contract import RowFailed, Site, Written, removed, run_within
+from connector.wire import RowRef
+from schemas.names import attempt_dir, job_id_from_key, plan_path
+from schemas.receipts import OpenUnit, UnitKey, UnitSealed
+from schemas.request import Compression
+from service.capture.budget import InFlight
+from service.capture.engine import Prompt
+from service.capture.link import EngineLink
+from service.capture.vllm_engine import VllmEngine
+from service.proof.checks import Witness, check_unit
+from service.proof.head import Head
+from tests.support.plans import identity, order, write_plan
+
+
+class QuarryEngine:
+    """vLLM with our connector; its rows differ in the folder of a job's files, or in how they look."""
+
+    engine_class = VllmEngine
+    checked = True
+    """Ask the engine for what every row's last state is held against, and hold the sealed unit against it."""
+
+    def __init__(self, site: Site) -> None:
+        """Put the RAM disk's job behind a link, so that one engine serves both places."""
+        self.site, self.settings = site, site.settings()
+        self.link = EngineLink()
+        self.engine = self.engine_class()
+        self.head = Head.load(site.weights, "bfloat16")
+        self.rows: Mapping[str, QuarryRow] = {
+            "quarry": QuarryRow("quarry", self),
+            "quarry-ram": QuarryRow("quarry-ram", self, in_ram=True),
+            "quarry-planes": QuarryRow("quarry-planes", self, compression="planes"),
+        }
+
+    async def start(self) -> None:
+        """Start vLLM with our connector."""
+        await self.link.listen()
+        await self.engine.start(self.site.spec(), self.settings, self.link)
+
+    async def stop(self) -> None:
+        """End the engine's processes."""
+        await self.engine.stop()
+        await self.link.close()
+
+
+class QuarryRow:
+    """One job's units through the engine, as many at once as a worker of the service runs."""
+
+    def __init__(
+        self, name: str, host: QuarryEngine, *, in_ram: bool = False, compression: Compression = "none"
+    ) -> None:
+        """Run on `host`; the job is named for the row."""
+        self._host = host
+        self._job = job_id_from_key(f"bench {name}")
+        self._in_ram = in_ram
+        target, generate = host.site.work.target, host.site.generate()
+        self._about = identity(
+            layer_ids=target.layer_ids,
+            hidden_size=target.hidden_size,
+            num_layers=target.num_layers,
+            compression=compression,
+            generate=generate,
+            capture=generate.capture if generate else None,
+        )
+        self._units: list[tuple[OpenUnit, list[tuple[int, ...]]]] = []
+
+    @property
+    def _folder(self) -> Path:
+        return self._host.settings.work_root / self._job
+
+    async def prepare(self, turn: int) -> None:
+        """Write the plans of the round's units, as the planner would have done long before."""
+        if self._in_ram:
+            place = self._host.site.ram / self._job
+            place.mkdir(parents=True)
+            self._folder.parent.mkdir(parents=True, exist_ok=True)
+            self._folder.symlink_to(place.resolve(), target_is_directory=True)
+        units = self._host.site.work.units(turn)
+        self._units = [
+            (self._told(turn * len(units) + place, len(rows)), rows) for place, rows in enumerate(units)
+        ]
+        for told, rows in self._units:
+            write_plan(self._host.settings.work_root, rows, unit=told.key.unit, job_id=self._job)
+
+    async def measure(self) -> float:
+        """Run every unit."""
+        begin = time.perf_counter()
+        settings = self._host.settings
+        budget = InFlight(settings.in_flight_tokens, settings.in_flight_requests)
+        gate = asyncio.Semaphore(settings.units_in_flight)
+        async with asyncio.TaskGroup() as group:
+            for told, rows in self._units:
+                group.create_task(self._run_unit(told, rows, budget, gate))
+        return time.perf_counter() - begin
+
+    async def clean(self) -> Written:
+        """Delete the round's plans and shards; only shards count."""
+        written = removed(self._folder, "attempts/*/*.parquet")
+        if self._in_ram:
+            self._folder.unlink()
+        if written.files != len(self._units):
+            raise RowFailed(f"{written.files} shards were written for {len(self._units)} units")
+        return written
+
+    def _told(self, unit: int, num_rows: int) -> OpenUnit:
+        told = order(self._about, num_rows, unit=unit)
+        return told.model_copy(
+            update={
+                "key": UnitKey(job_id=self._job, unit=unit, epoch=1),
+                "provenance": told.provenance.model_copy(update={"job_id": self._job}),
+            }
+        )
+
+    async def _run_unit(
+        self, told: OpenUnit, rows: list[tuple[int, ...]], budget: InFlight, gate: asyncio.Semaphore
+    ) -> None:
+        key, host = told.key, self._host
+        prompts = [
+            Prompt(
+                f"{self._job}-{key.unit}-{row}",
+                ids,
+                RowRef(key, row, len(ids)),
+                witness=host.checked,
+                generate=host.site.generate(),
+            )
+            for row, ids in enumerate(rows)
+        ]
+        witnesses: dict[int, Witness] = {}
+
+        async def run(prompt: Prompt) -> None:
+            answer = await host.engine.run(prompt)
+            if prompt.ref is not None and answer.likely:
+                witnesses[prompt.ref.row] = Witness.of(answer.likely)
+
+        async with gate:
+            await host.link.open(told)
+            await run_within(budget, run, prompts)
+            (receipt,) = await host.link.receipts(key)
+            if not isinstance(receipt, UnitSealed) or len(receipt.rows) != told.num_rows:
+                raise RowFailed(f"unit {key.unit} was not written whole: {receipt}")
+            extra = max(host.site.work.kind.answer_tokens - 1, 0)
+            if dict(zip(receipt.rows, receipt.num_tokens, strict=True)) != {
+                row: len(ids) + extra for row, ids in enumerate(rows)
+            }:
+                raise RowFailed(f"unit {key.unit} holds other lengths than were asked for")
+            if host.checked:
+                await asyncio.to_thread(self._prove, receipt, witnesses)
+
+    def _prove(self, receipt: UnitSealed, witnesses: Mapping[int, Witness]) -> None:
+        """Hold the sealed unit against its plan and the model, as the service does before it commits."""
+        key, settings = receipt.key, self._host.settings
+        check_unit(
+            attempt=settings.work_root / attempt_dir(key.job_id, key.unit, key.epoch),
+            plan_file=settings.work_root / plan_path(key.job_id, key.unit),
+            receipts=[receipt],
+            witnesses=witnesses,
+            head=self._host.head,
+            identity=self._about,
+            logit_share=settings.logit_share,
+            logit_rows_min=settings.logit_rows_min,
+        )
+
+
+class _Unchecked(VllmEngine):
+    connector_module = "benchmarks.unchecked"
+
+
+class UncheckedEngine(QuarryEngine):
+    """The same without the checks: what it costs less is what they cost. The file's checksums stay."""
+
+    engine_class = _Unchecked
+    checked = False
+
+    def __init__(self, site: Site) -> None:
+        """Load the connector whose rows are not checked; to disk alone."""
+        super().__init__(site)
+        self.rows = {"unchecked": QuarryRow("unchecked", self)}

@@ -1,0 +1,10 @@
+"""Where the trainers' own packages lie, which `make test` installs apart from ours. Pure."""
+
+from pathlib import Path
+
+TRAINERS = Path(__file__).resolve().parent.parent / ".cache" / "trainers"
+
+
+def has_speculators() -> bool:
+    """Say whether speculators is installed there."""
+    return (TRAINERS / "speculators").is_dir()
