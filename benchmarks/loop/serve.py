@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.loop.method import Method
 from benchmarks.loop.questions import question
 from benchmarks.loop.recipe import LoopRecipe
 from benchmarks.loop.stage import LOG, Cache, python, run
@@ -41,7 +42,9 @@ class Acceptance:
         return 1 + self.accepted_tokens / self.drafts
 
 
-def served(cache: Cache, recipe: LoopRecipe, target: Path, drafter: Path, questions: list[str]) -> Acceptance:
+def served(
+    cache: Cache, recipe: LoopRecipe, method: Method, target: Path, drafter: Path, questions: list[str]
+) -> Acceptance:
     """Serve `target` with `drafter`, ask it `questions` greedily, and return what was accepted.
 
     Raises LoopFailed.
@@ -52,6 +55,7 @@ def served(cache: Cache, recipe: LoopRecipe, target: Path, drafter: Path, questi
         "drafted": recipe.drafted,
         "answer_tokens": recipe.answer_tokens,
         "questions": questions,
+        **method.serving,
     }
     decides = asked | {"target": target.name, "drafter": drafter.parent.name}
 
@@ -80,6 +84,7 @@ def main(asked_file: Path) -> None:
             "method": "eagle3",
             "model": asked["drafter"],
             "num_speculative_tokens": asked["drafted"],
+            "parallel_drafting": asked.get("parallel_drafting", False),
         },
     )
     answers = llm.chat(

@@ -21,13 +21,18 @@ ROWS = {
     UNTRAINED: "no training",
 }
 WRONG = ("layer_below", "extra_norm", "other_row")
+FEWER = (OURS, PEER, "layer_below")
+"""What a second method is trained on: enough for it to fail."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One dataset: the steps of its drafters and their acceptance by seed."""
+    """One dataset: the steps of its drafters, seed by seed, and their acceptance.
 
-    steps: int
+    The trainer packs batches in an order that is the seed's, so that seeds may differ by a step.
+    """
+
+    steps: tuple[int, ...]
     by_seed: dict[int, Acceptance]
 
     @property
@@ -52,7 +57,7 @@ class Outcome:
         return {
             "mean_accepted_length": round(self.mean_length, 4),
             "acceptance_by_position": [round(rate, 4) for rate in self.rates],
-            "steps": self.steps,
+            "steps": list(self.steps),
             "seeds": {
                 seed: {"mean_accepted_length": round(one.mean_length, 4), **asdict(one)}
                 for seed, one in self.by_seed.items()
@@ -60,15 +65,15 @@ class Outcome:
         }
 
 
-def acceptance_table(outcomes: Mapping[str, Outcome]) -> str:
-    """Return the table of mean accepted lengths."""
+def acceptance_table(title: str, outcomes: Mapping[str, Outcome]) -> str:
+    """Return the table of mean accepted lengths of a method's drafters."""
     depth = len(next(iter(outcomes.values())).rates)
-    headers = ["trained on", "steps", "mean accepted length", "least and most of a seed"]
+    headers = [f"{title} trained on", "steps", "mean accepted length", "least and most of a seed"]
     headers += [f"accepted at {place + 1}" for place in range(depth)]
     rows = [
         [
             ROWS[name],
-            str(outcome.steps),
+            "..".join(map(str, sorted({min(outcome.steps), max(outcome.steps)}))),
             f"{outcome.mean_length:.3f}",
             f"{outcome.lengths[0]:.3f}..{outcome.lengths[-1]:.3f}",
             *(f"{rate:.3f}" for rate in outcome.rates),
@@ -88,24 +93,24 @@ def difference_table(differences: Mapping[str, Mapping[int, Difference]]) -> str
     return markdown(["decode against prefill", "median", "99 %", "largest", "tokens"], rows)
 
 
-def judged(outcomes: Mapping[str, Outcome], slack: float) -> list[str]:
+def judged(title: str, outcomes: Mapping[str, Outcome], slack: float) -> list[str]:
     """Return what is not as it should be, empty if all is.
 
     Our drafters come within `slack` of the peer's mean accepted length or above it, every wrong dataset's
     stay below ours by more than that, and the untrained one is far below.
     """
     ours, peer = outcomes[OURS].mean_length, outcomes[PEER].mean_length
-    found = [f"{OURS}: {ours:.3f} is below the peer's {peer:.3f}"] if ours < peer - slack else []
+    found = [f"{title}, {OURS}: {ours:.3f} is below the peer's {peer:.3f}"] if ours < peer - slack else []
     found += [
-        f"{name}: {outcomes[name].mean_length:.3f} is not visibly below ours, {ours:.3f}"
-        for name in (*WRONG, UNTRAINED)
-        if outcomes[name].mean_length >= ours - slack
+        f"{title}, {name}: {outcome.mean_length:.3f} is not visibly below ours, {ours:.3f}"
+        for name, outcome in outcomes.items()
+        if name not in (OURS, PEER) and outcome.mean_length >= ours - slack
     ]
     return found
 
 
 def report(
-    outcomes: Mapping[str, Outcome],
+    by_title: Mapping[str, Mapping[str, Outcome]],
     beside: FileDifference,
     differences: Mapping[str, Mapping[int, Difference]],
 ) -> Sequence[str]:
@@ -114,4 +119,5 @@ def report(
         f"Our states and the peer's: {beside.identical_rows} of {beside.rows} rows are equal bit by bit; "
         f"largest relative error of a state {beside.largest:.1e}"
     )
-    return [acceptance_table(outcomes), line, difference_table(differences)]
+    tables = [acceptance_table(title, outcomes) for title, outcomes in by_title.items()]
+    return [*tables, line, difference_table(differences)]

@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+from benchmarks.loop.method import Method
 from benchmarks.loop.recipe import AUX, LoopRecipe
 from benchmarks.loop.stage import LOG, Cache, python, run
 
@@ -14,9 +15,9 @@ ENVIRONMENT = {"PYTHONPATH": f"{TRAINERS}:{ROOT}", "HF_HUB_OFFLINE": "1", "OMP_N
 DRAFTER, STATE = "drafter", "training_state.json"
 
 
-def train(cache: Cache, recipe: LoopRecipe, target: Path, data: Path, seed: int) -> Path:
+def train(cache: Cache, recipe: LoopRecipe, method: Method, target: Path, data: Path, seed: int) -> Path:
     """Return the folder of a drafter that was trained on `data`. Raises LoopFailed."""
-    decides = {
+    decides = method.decides | {
         "data": data.parent.name,
         "target": target.name,
         "seed": seed,
@@ -28,21 +29,23 @@ def train(cache: Cache, recipe: LoopRecipe, target: Path, data: Path, seed: int)
     }
 
     def make(folder: Path) -> None:
-        run(command(recipe, target, data, folder / "all", seed), folder / LOG, ENVIRONMENT)
+        run(command(recipe, method, target, data, folder / "all", seed), folder / LOG, ENVIRONMENT)
         keep_last(folder / "all", folder / DRAFTER)
 
-    return cache.stage(f"trained-{data.parent.name.split('-')[0]}-{seed}", decides, make)
+    return cache.stage(f"trained-{method.prefix}{data.parent.name.split('-')[0]}-{seed}", decides, make)
 
 
-def command(recipe: LoopRecipe, target: Path, data: Path, out: Path, seed: int) -> list[str | Path]:
+def command(
+    recipe: LoopRecipe, method: Method, target: Path, data: Path, out: Path, seed: int
+) -> list[str | Path]:
     """Return the trainer's command."""
     options: dict[str, object] = {
-        "--speculator-type": "eagle3",
+        "--speculator-type": method.trainers,
         "--verifier-name-or-path": target,
         "--data-path": data,
         "--on-missing": "raise",
         "--draft-vocab-size": recipe.draft_vocab,
-        "--ttt-steps": recipe.drafted,
+        method.depth: recipe.drafted,
         "--total-seq-len": recipe.batch_tokens,
         "--epochs": recipe.epochs,
         "--lr": recipe.learning_rate,
@@ -79,9 +82,9 @@ def steps_of(trained: Path) -> int:
     return steps
 
 
-def untrained(cache: Cache, recipe: LoopRecipe, target: Path, data: Path, seed: int) -> Path:
+def untrained(cache: Cache, recipe: LoopRecipe, method: Method, target: Path, data: Path, seed: int) -> Path:
     """Return the folder of the drafter that training begins with. Raises LoopFailed."""
-    decides = {
+    decides = method.decides | {
         "target": target.name,
         "draft_vocab": recipe.draft_vocab,
         "seed": seed,
@@ -89,7 +92,7 @@ def untrained(cache: Cache, recipe: LoopRecipe, target: Path, data: Path, seed: 
     }
 
     def make(folder: Path) -> None:
-        begin = [*command(recipe, target, data, folder / DRAFTER, seed), "--dry-run"]
+        begin = [*command(recipe, method, target, data, folder / DRAFTER, seed), "--dry-run"]
         run(begin, folder / LOG, ENVIRONMENT)
 
-    return cache.stage(f"untrained-{seed}", decides, make)
+    return cache.stage(f"untrained-{method.prefix}{seed}", decides, make)

@@ -1,15 +1,30 @@
 """The loop's questions, stages, figures and judgement; no engine."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from benchmarks.loop.drafters import outcome as outcome_of
+from benchmarks.loop.method import EAGLE3, PEAGLE
 from benchmarks.loop.questions import split
 from benchmarks.loop.recipe import LoopRecipe
 from benchmarks.loop.serve import Acceptance
 from benchmarks.loop.stage import Cache, LoopFailed, python, run
 from benchmarks.loop.states import relative_T, summed_up
-from benchmarks.loop.table import OURS, PEER, ROWS, UNTRAINED, WRONG, Outcome, acceptance_table, judged
+from benchmarks.loop.table import (
+    FEWER,
+    OURS,
+    PEER,
+    ROWS,
+    UNTRAINED,
+    WRONG,
+    Outcome,
+    acceptance_table,
+    judged,
+)
 from benchmarks.loop.target import HEAD, NORM, unevenly_normed
+from benchmarks.loop.train import command
 
 SLACK = 0.1
 
@@ -18,7 +33,7 @@ def outcome(length: float, drafts: int = 1000) -> Outcome:
     """Return an outcome of two seeds that both have this mean length."""
     accepted = round((length - 1) * drafts)
     one = Acceptance(drafts, 3 * drafts, accepted, (accepted, 0, 0), 500)
-    return Outcome(50, {0: one, 1: one})
+    return Outcome((50, 51), {0: one, 1: one})
 
 
 def outcomes(**lengths: float) -> dict[str, Outcome]:
@@ -34,26 +49,56 @@ def test_the_mean_accepted_length_counts_the_targets_own_token():
 
 
 def test_acceptance_as_it_should_be_is_not_complained_of():
-    assert judged(outcomes(), SLACK) == []
-    assert judged(outcomes(quarry=2.42), SLACK) == []
+    assert judged("EAGLE-3", outcomes(), SLACK) == []
+    assert judged("EAGLE-3", outcomes(quarry=2.42), SLACK) == []
 
 
 def test_ours_below_the_peers_is_told():
-    (said,) = judged(outcomes(quarry=2.35), SLACK)
-    assert said.startswith(OURS) and "below the peer's" in said
+    (said,) = judged("EAGLE-3", outcomes(quarry=2.35), SLACK)
+    assert said.startswith(f"EAGLE-3, {OURS}") and "below the peer's" in said
 
 
 @pytest.mark.parametrize("name", [*WRONG, UNTRAINED])
 def test_a_wrong_dataset_that_is_as_good_is_told(name):
-    (said,) = judged(outcomes(**{name: 2.45}), SLACK)
-    assert said.startswith(name) and "not visibly below" in said
+    (said,) = judged("EAGLE-3", outcomes(**{name: 2.45}), SLACK)
+    assert said.startswith(f"EAGLE-3, {name}") and "not visibly below" in said
 
 
 def test_every_row_has_a_line_in_the_table():
-    lines = acceptance_table(outcomes()).splitlines()
+    lines = acceptance_table("EAGLE-3", outcomes()).splitlines()
     assert len(lines) == 2 + len(ROWS)
     assert all(any(label in line for line in lines) for label in ROWS.values())
-    assert "2.500" in next(line for line in lines if ROWS[OURS] in line)
+    ours = next(line for line in lines if ROWS[OURS] in line)
+    assert "2.500" in ours and "50..51" in ours
+
+
+def test_seeds_that_took_other_steps_are_one_outcome():
+    found = outcome_of({seed: (steps, outcome(2.0).by_seed[0]) for seed, steps in ((0, 151), (1, 150))})
+    assert found.told()["steps"] == [151, 150]
+    assert found.mean_length == 2.0
+
+
+def test_a_method_of_fewer_rows_is_judged_by_those_it_has():
+    fewer = {name: one for name, one in outcomes(layer_below=2.45).items() if name in FEWER}
+    (said,) = judged("P-EAGLE", fewer, SLACK)
+    assert said.startswith("P-EAGLE, layer_below")
+    assert judged("P-EAGLE", fewer, 0.04) == []
+    assert len(acceptance_table("P-EAGLE", fewer).splitlines()) == 2 + len(FEWER)
+
+
+def test_each_method_tells_the_trainer_its_type_and_depth():
+    recipe = LoopRecipe(drafted=3)
+    told = {
+        method.trainers: list(map(str, command(recipe, method, Path("t"), Path("d"), Path("o"), seed=0)))
+        for method in (EAGLE3, PEAGLE)
+    }
+    for name, depth, other in (
+        ("eagle3", "--ttt-steps", "--num-depths"),
+        ("peagle", "--num-depths", "--ttt-steps"),
+    ):
+        assert told[name][told[name].index("--speculator-type") + 1] == name
+        assert told[name][told[name].index(depth) + 1] == "3"
+        assert other not in told[name]
 
 
 def test_held_out_questions_are_never_trained_on():
