@@ -145,20 +145,29 @@ class PlannerProcess:
 
 def plan_until_stopped(settings: Settings, parent_pid: int) -> None:
     """Run the planning loop; the entry point of the planner process."""
+    # Held back and asked for: a handler that set an event would wait for ever for the event's own lock, if it
+    # came in the instant in which the loop below held that.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    # The worker decides; a terminal's Ctrl-C reaches the whole group.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent(parent_pid)
     from service.plan.planning import run_planning
 
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # the worker decides; a terminal's Ctrl-C reaches the whole group
+    def stopped() -> bool:
+        return signal.SIGTERM in signal.sigpending()
+
     store = Store(settings.database())
     owner = owner_name("planner")
-    while not stop.is_set():
-        if not run_planning(store, settings, owner, stop.is_set):
-            stop.wait(settings.poll_s)
+    while not stopped():
+        if not run_planning(store, settings, owner, stopped):
+            wait_for_signal(signal.SIGTERM, settings.poll_s)
     store.close()
+
+
+def wait_for_signal(number: signal.Signals, seconds: float) -> None:
+    """Wait until a signal that is held back came, which stays pending, or the time is over."""
+    if signal.sigtimedwait({number}, seconds) is not None:
+        signal.raise_signal(number)
 
 
 class PublisherThread:

@@ -45,7 +45,10 @@ class Worker:
         """Kill the worker alone, and wait until everything that it had started is gone by itself."""
         self._process.kill()
         self._process.wait()
-        wait_until(lambda: not alive(self._process.pid), "the dead worker's children did not end")
+        deadline = time.monotonic() + PATIENCE_S
+        while left := alive(self._process.pid):
+            assert time.monotonic() < deadline, f"the dead worker's children did not end: {left}"
+            time.sleep(0.02)
 
     def stop(self) -> int:
         """Ask it to drain and return its exit status."""
@@ -53,16 +56,17 @@ class Worker:
         return self._process.wait(PATIENCE_S)
 
 
-def alive(group: int) -> list[int]:
-    """Return the processes of a group that run (a zombie does not)."""
+def alive(group: int) -> list[str]:
+    """Return the states and command lines of a group's processes that run (a zombie does not)."""
     found = []
     for status in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = status.read_text().rsplit(") ", 1)[1].split()
+            if int(fields[2]) == group and fields[0] != "Z":
+                command = status.with_name("cmdline").read_bytes().replace(b"\0", b" ").decode()
+                found.append(f"{fields[0]} {command}")
         except OSError:  # it ended while we looked
             continue
-        if int(fields[2]) == group and fields[0] != "Z":
-            found.append(int(status.parent.name))
     return found
 
 
