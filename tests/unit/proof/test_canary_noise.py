@@ -89,6 +89,15 @@ def test_a_prompt_that_ends_with_the_states_of_others_is_refused(exact):
         look(exact, plant)
 
 
+def test_a_model_that_rounding_does_not_take_far_gets_no_second_chance(exact):
+    """A stale block of an eighth of a prompt is below the quantiles, and no noise explains it."""
+    rounded = [{k: states.bfloat16() for k, states in prompt.items()} for prompt in exact]
+    captured = [dict(prompt) for prompt in rounded]
+    captured[2][2] = torch.cat([rounded[2][2][:112], rounded[3][2][112:]])
+    with pytest.raises(StatesWrong, match="in this model rounding explains nothing"):
+        judge_by_noise(captured, rounded, exact, LAYER_IDS, NUM_LAYERS, "bfloat16")
+
+
 def test_states_that_are_not_finite_are_refused(exact):
     def plant(captured: States) -> None:
         captured[2][2][:] = torch.nan
