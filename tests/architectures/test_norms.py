@@ -17,7 +17,17 @@ from tests.architectures.recipe import HIDDEN_SIZE, Recipe
 from tests.architectures.recipes import RECIPES
 from tests.architectures.target import Unmakeable, make_config
 
-ONE_OF_EACH = {recipe.model_type: recipe for recipe in RECIPES.values() if not recipe.made_by}
+
+def makeable(recipe: Recipe) -> bool:
+    """Say whether transformers has the model; the matrix tells of those that it has not."""
+    try:
+        make_config(recipe)
+    except Unmakeable:
+        return False
+    return not recipe.made_by
+
+
+ONE_OF_EACH = {recipe.model_type: recipe for recipe in RECIPES.values() if makeable(recipe)}
 
 REFUSED = {"nemotron"}
 """Norms that Quarry has no name for."""
@@ -25,10 +35,7 @@ REFUSED = {"nemotron"}
 
 def final_norm(recipe: Recipe) -> tuple[str, Any]:
     """Return the module of a model without weights, on the CPU with random ones."""
-    try:
-        config = make_config(recipe)
-    except Unmakeable as error:
-        pytest.skip(str(error))
+    config = make_config(recipe)
     with torch.device("meta"):
         model = getattr(transformers, recipe.loader).from_config(config)
     ((_, norm),) = [(name, part) for name, part in model.named_modules() if FINAL_NORM_MODULE.fullmatch(name)]
