@@ -3,7 +3,7 @@
 The only copy on the host side.
 
 Legend: B blocks, L captured layers, S slots a block, H hidden size, T tokens of the request, R rows (one
-token's states of one layer).
+token's states of one layer), W words of a state.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ import torch
 from connector.pieces import pieces
 from connector.ring import Ring
 from connector.rowtable import RowTable
-from connector.sums import Sums, token_sums, word_type
+from connector.sums import Sums, add_up, word_type, words_of
 
 STAGE_BYTES = 128 * 2**20
 """Device memory that the CUDA gather stages through, whatever the length of a request."""
@@ -52,11 +52,15 @@ class _Finished:
 
 
 class CpuGather:
-    """Copies on the calling thread. One strided copy a block: 6x faster than indexing by token."""
+    """Copies on the calling thread, a block of a layer at a time, and sums what is still in the core's cache.
+
+    By numpy, which moves a block as one piece of memory: torch takes ten times as long over the same strides,
+    and calls the model's team of threads for it.
+    """
 
     def __init__(self, cache_BLSH: torch.Tensor) -> None:
         """Read from `cache_BLSH`, a view of the engine's own memory."""
-        self._cache = cache_BLSH
+        self._words_BLSW = words_of(cache_BLSH)
         self._slots = cache_BLSH.shape[2]
 
     def start(self, requests: Sequence[Request]) -> list[Copy]:
@@ -64,14 +68,16 @@ class CpuGather:
         return [self._copy(block_ids, out_LTH) for block_ids, out_LTH in requests]
 
     def _copy(self, block_ids: Sequence[int], out_LTH: torch.Tensor) -> Copy:
-        num_layers, num_tokens, _ = out_LTH.shape
+        out_LTW = words_of(out_LTH)
+        num_layers, num_tokens, _ = out_LTW.shape
         sums_LT = np.empty((num_layers, num_tokens), np.int64)
         for index, block in enumerate(block_ids):
             begin = index * self._slots
-            count = min(self._slots, num_tokens - begin)
-            states_LTH = self._cache[block, :, :count]
-            out_LTH[:, begin : begin + count].copy_(states_LTH)
-            sums_LT[:, begin : begin + count] = token_sums(states_LTH)
+            end = min(begin + self._slots, num_tokens)
+            for layer in range(num_layers):
+                states_TW = self._words_BLSW[block, layer, : end - begin]
+                np.copyto(out_LTW[layer, begin:end], states_TW)
+                add_up(states_TW, sums_LT[layer, begin:end])
         return _Finished(sums_LT)
 
 

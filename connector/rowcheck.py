@@ -13,9 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import xxhash
 from numpy.typing import NDArray
 
 from connector.marks import MARKS
+from connector.sums import Sums, add_up, words_of
 
 RMS_TOKENS = 16
 """Tokens of a row, evenly spread, that the mean of the root mean square is taken over.
@@ -23,8 +25,8 @@ RMS_TOKENS = 16
 A statistic, not a check.
 """
 
-SCRATCH_ELEMENTS = 65_536
-"""Elements that are masked at a time: they stay in the core's own cache."""
+SCRATCH_ELEMENTS = 131_072
+"""Elements that are looked at at a time: they stay in the core's own cache from the sum to the maximum."""
 
 
 class StatesWrongError(ValueError):
@@ -43,6 +45,18 @@ class LayerReading:
 
     mean_rms: float
     max_abs: float
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What one pass over a row has shown.
+
+    The sum of every state, the bits of its largest magnitude, and each layer's xxh3_64.
+    """
+
+    sums_LT: Sums
+    largest_LT: NDArray[np.unsignedinteger]
+    checksums: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,19 +95,42 @@ class RowChecker:
         self._bits = _FORMATS[dtype]
         self._scratch_TH: NDArray[np.unsignedinteger] = np.empty((0, 0), self._bits.kind)
 
+    def look(self, states_LTH: torch.Tensor) -> Look:
+        """Read one contiguous row once, for everything that asks for all of its values."""
+        bits_LTH, words_LTW = self._bits_of(states_LTH), words_of(states_LTH)
+        num_layers, num_tokens, hidden_size = bits_LTH.shape
+        step = max(1, SCRATCH_ELEMENTS // hidden_size)
+        if self._scratch_TH.shape != (step, hidden_size):
+            self._scratch_TH = np.empty((step, hidden_size), self._bits.kind)
+        mask = self._bits.kind(self._bits.magnitude)
+        sums_LT = np.empty((num_layers, num_tokens), np.int64)
+        largest_LT = np.empty((num_layers, num_tokens), self._bits.kind)
+        hashes = [xxhash.xxh3_64() for _ in range(num_layers)]
+        for layer in range(num_layers):
+            for begin in range(0, num_tokens, step):
+                some = slice(begin, min(begin + step, num_tokens))
+                add_up(words_LTW[layer, some], sums_LT[layer, some])
+                part_TH = bits_LTH[layer, some]
+                masked_TH = np.bitwise_and(part_TH, mask, out=self._scratch_TH[: len(part_TH)])
+                masked_TH.max(axis=1, out=largest_LT[layer, some])
+                hashes[layer].update(part_TH.data)
+        return Look(sums_LT, largest_LT, tuple(layer.intdigest() for layer in hashes))
+
     def check(
-        self, states_LTH: torch.Tensor, layer_ids: Sequence[int]
+        self, states_LTH: torch.Tensor, layer_ids: Sequence[int], look: Look | None = None
     ) -> tuple[LayerReading, ...] | NotFinite:
         """Check one contiguous row; return a reading a layer, or where it is not finite.
 
-        Raises StatesWrongError.
+        `look` is what `look` has shown of the same states, where that was asked before. Raises
+        StatesWrongError.
 
         Layer 0, the embeddings, may hold zero tokens (a padding token's) and may be constant.
         """
+        largest_LT = (look or self.look(states_LTH)).largest_LT
         readings = []
-        for layer_id, layer_TH in zip(layer_ids, states_LTH, strict=True):
-            bits_TH = layer_TH.view(torch.uint8).numpy().view(self._bits.kind)
-            largest_T = self._magnitudes(bits_TH)
+        for layer_id, bits_TH, largest_T in zip(
+            layer_ids, self._bits_of(states_LTH), largest_LT, strict=True
+        ):
             if largest_T.max() >= MARKS[self._dtype]:
                 self._refuse_marks(bits_TH, layer_id)
             not_finite = int((largest_T >= self._bits.infinity).sum())
@@ -110,7 +147,7 @@ class RowChecker:
                     raise StatesWrongError(
                         f"layer {layer_id} is constant in {constant} of {len(bits_TH)} tokens"
                     )
-            readings.append(LayerReading(_mean_rms(layer_TH), self._float(int(largest_T.max()))))
+            readings.append(LayerReading(_mean_rms(bits_TH, self._dtype), self._float(int(largest_T.max()))))
         return tuple(readings)
 
     def _refuse_marks(self, bits_TH: NDArray[np.unsignedinteger], layer_id: int) -> None:
@@ -121,19 +158,8 @@ class RowChecker:
                 f"the first at {marked[0]}"
             )
 
-    def _magnitudes(self, bits_TH: NDArray[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
-        """Return for each token the bits of its largest magnitude: [T]."""
-        num_tokens, hidden_size = bits_TH.shape
-        step = max(1, SCRATCH_ELEMENTS // hidden_size)
-        if self._scratch_TH.shape != (step, hidden_size):
-            self._scratch_TH = np.empty((step, hidden_size), self._bits.kind)
-        mask = self._bits.kind(self._bits.magnitude)
-        largest_T = np.empty(num_tokens, self._bits.kind)
-        for begin in range(0, num_tokens, step):
-            part_TH = bits_TH[begin : begin + step]
-            masked_TH = np.bitwise_and(part_TH, mask, out=self._scratch_TH[: len(part_TH)])
-            masked_TH.max(axis=1, out=largest_T[begin : begin + step])
-        return largest_T
+    def _bits_of(self, states_LTH: torch.Tensor) -> NDArray[np.unsignedinteger]:
+        return states_LTH.view(torch.uint8).numpy().view(self._bits.kind)
 
     def _float(self, bits: int) -> float:
         return float(torch.from_numpy(np.array([bits], self._bits.kind)).view(self._dtype)[0])
@@ -145,10 +171,16 @@ def _constant(bits_TH: NDArray[np.unsignedinteger]) -> int:
     return int((alike == alike[:, :1]).all(axis=1).sum())
 
 
-def _mean_rms(layer_TH: torch.Tensor) -> float:
-    step = max(1, len(layer_TH) // RMS_TOKENS)
-    chosen = layer_TH[::step].float()
-    return float(chosen.pow(2).mean(dim=1).sqrt().mean())
+def _mean_rms(bits_TH: NDArray[np.unsignedinteger], dtype: torch.dtype) -> float:
+    step = max(1, len(bits_TH) // RMS_TOKENS)
+    chosen_TH = _as_float64(bits_TH[::step], dtype)
+    return float(np.sqrt(np.square(chosen_TH).mean(axis=1)).mean())
+
+
+def _as_float64(bits: NDArray[np.unsignedinteger], dtype: torch.dtype) -> NDArray[np.float64]:
+    if dtype == torch.bfloat16:
+        return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return bits.view(np.float16 if dtype == torch.float16 else np.float32).astype(np.float64)
 
 
 def check_distinct(checksums: Sequence[int], layer_ids: Sequence[int]) -> None:

@@ -1,28 +1,28 @@
 """The one way a file gets its final name.
 
-Temporary name in the same folder, fsync, hash, rename, fsync of the folder.
+Temporary name in the same folder, fsync, rename, fsync of the folder.
 """
 
 import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import xxhash
 
-HASH_CHUNK_BYTES = 8 * 2**20
 
+def footer_xxh3(tail: bytes | memoryview) -> str:
+    """Return the hex xxh3_128 of a Parquet file's footer with its length and the magic.
 
-@dataclass(frozen=True, slots=True)
-class Sealed:
-    """A durable file: what stands under its final name after a power cut."""
+    `tail` ends as the file does.
 
-    path: Path
-    sha256: str
-    xxh3: str
-    num_bytes: int
+    Raises ValueError if it holds no whole footer.
+    """
+    num_bytes = int.from_bytes(tail[-8:-4], "little") + 8
+    if tail[-4:] != b"PAR1" or num_bytes > len(tail):
+        raise ValueError("the file does not end with a Parquet footer")
+    return xxhash.xxh3_128_hexdigest(tail[-num_bytes:])
 
 
 def temporary(final: Path) -> Path:
@@ -44,52 +44,19 @@ def fsync_folder(folder: Path) -> None:
 
 def sha256_of(path: Path) -> tuple[str, int]:
     """Return the hex sha256 and the length in bytes of a file. Raises OSError."""
-    digest, num_bytes = hashlib.sha256(), 0
-    buffer = bytearray(HASH_CHUNK_BYTES)
-    view = memoryview(buffer)
     with path.open("rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            digest.update(view[:count])
-            num_bytes += count
-    return digest.hexdigest(), num_bytes
+        digest = hashlib.file_digest(file, "sha256")
+        return digest.hexdigest(), file.tell()
 
 
-def xxh3_of(path: Path) -> str:
-    """Return the hex xxh3_128 of a file: at the speed of memory, for reading it again. Raises OSError."""
-    digest = xxhash.xxh3_128()
-    buffer = bytearray(HASH_CHUNK_BYTES)
-    view = memoryview(buffer)
-    with path.open("rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            digest.update(view[:count])
-    return digest.hexdigest()
-
-
-def _hashes_of(path: Path) -> tuple[str, str, int]:
-    """Return the hex sha256, the hex xxh3_128 and the length in bytes, in one pass. Raises OSError."""
-    sha256, xxh3, num_bytes = hashlib.sha256(), xxhash.xxh3_128(), 0
-    buffer = bytearray(HASH_CHUNK_BYTES)
-    view = memoryview(buffer)
-    with path.open("rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            sha256.update(view[:count])
-            xxh3.update(view[:count])
-            num_bytes += count
-    return sha256.hexdigest(), xxh3.hexdigest(), num_bytes
-
-
-def seal(final: Path) -> Sealed:
+def seal(final: Path) -> None:
     """Give the complete file at `temporary(final)` its final name, durably. Raises OSError.
 
     Then nothing final exists.
-
-    The hashes are taken from the file as the kernel holds it after fsync, not from the writer's buffers.
     """
     temp = temporary(final)
     _fsync(temp)
-    sha256, xxh3, num_bytes = _hashes_of(temp)
     _name(temp, final)
-    return Sealed(final, sha256, xxh3, num_bytes)
 
 
 def _fsync(path: Path) -> None:
@@ -107,16 +74,12 @@ def _name(temp: Path, final: Path) -> None:
 
 @contextmanager
 def sealing(final: Path) -> Iterator[Path]:
-    """Yield the temporary path to write to; name it durably on success, remove it on any error.
-
-    Nobody asks for its hashes, so none are taken.
-    """
+    """Yield the temporary path to write to; name it durably on success, remove it on any error."""
     final.parent.mkdir(parents=True, exist_ok=True)
     temp = temporary(final)
     try:
         yield temp
-        _fsync(temp)
-        _name(temp, final)
+        seal(final)
     except BaseException:
         temp.unlink(missing_ok=True)
         raise

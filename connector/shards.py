@@ -1,30 +1,34 @@
 """One attempt's shard on one rank: rows in, one sealed Parquet file and its receipt out.
 
-Single-threaded: a `UnitWriter` lives on one writer thread. Layer columns are Arrow views of the slab's own
-memory, so that the Parquet encoder's copy into its page is the only one after the gather.
+Single-threaded: a `UnitWriter` lives on one writer thread. A layer that is stored as it is is an Arrow view
+of the slab's own memory, and the disk takes it from there: after the gather nothing copies a state.
 
 Legend: T tokens, L captured layers, H hidden size.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-import xxhash
 from numpy.typing import NDArray
 
-from connector.rowcheck import NotFinite, RowChecker, StatesWrongError, check_distinct
-from connector.seal import seal, temporary
+from connector.direct import DirectWriter
+from connector.forms import StateColumns
+from connector.framing import MAGIC, Framer
+from connector.rowcheck import Look, NotFinite, RowChecker, StatesWrongError
+from connector.seal import footer_xxh3, seal, temporary
 from connector.wire import DrainJob, hash_ids
-from schemas.arrow import METADATA_KEY, PLAN_SCHEMA, shard_schema, writer_options
-from schemas.identity import DTYPE_BYTES
+from schemas.arrow import METADATA_KEY, PLAN_SCHEMA, shard_schema
 from schemas.manifest import LayerStats
 from schemas.names import attempt_dir, plan_path, shard_file
-from schemas.planes import split_planes
 from schemas.receipts import OpenUnit, RejectedRow, UnitSealed
+
+ALIGNED_BYTES = 2**18
+"""A value of so many bytes begins on a block's border: at most 1.6 % more file. A shorter one is copied."""
 
 
 class UnitWriter:
@@ -40,8 +44,9 @@ class UnitWriter:
         identity = order.provenance.identity
         self.layer_ids = identity.layer_ids
         self._hidden_size = identity.hidden_size
-        self._width = DTYPE_BYTES[identity.dtype]
-        self._checker = RowChecker(getattr(torch, identity.dtype))
+        dtype = getattr(torch, identity.dtype)
+        self._checker = RowChecker(dtype)
+        self._columns = StateColumns(order.compression, self.layer_ids, self._hidden_size, dtype)
         self._rank = rank
         self._plan = pq.read_table(
             work_root / plan_path(order.key.job_id, order.key.unit), schema=PLAN_SCHEMA
@@ -56,7 +61,8 @@ class UnitWriter:
         self._schema = shard_schema(
             self.layer_ids, self._hidden_size, identity.dtype, order.compression
         ).with_metadata({METADATA_KEY: order.provenance.model_dump_json().encode()})
-        self._file: pq.ParquetWriter | None = None
+        self._framer = Framer(self._schema)
+        self._file: DirectWriter | None = None
         self._rows: list[int] = []
         self._num_tokens: list[int] = []
         self._rejected: list[RejectedRow] = []
@@ -69,16 +75,24 @@ class UnitWriter:
         """Say whether every row of this rank has come to an end."""
         return not self._open_rows
 
-    def write(self, job: DrainJob, states_LTH: torch.Tensor) -> NDArray[np.int32] | None:
+    def look(self, states_LTH: torch.Tensor) -> Look:
+        """Read a row's states once, for every check of their values."""
+        return self._checker.look(states_LTH)
+
+    def write(
+        self, job: DrainJob, states_LTH: torch.Tensor, look: Look | None = None
+    ) -> NDArray[np.int32] | None:
         """Append the row of `job` as one row group, and return its token ids.
 
-        A row that is not finite is rejected by name instead, and there is nothing to return.
+        A row that is not finite is rejected by name instead, and there is nothing to return. `look` is what
+        `look` has shown of its states, where that was asked before.
         """
         row = job.ref.row
         self._end_row(row)
         planned = self._plan.slice(row, 1)
         ids, mask = self._ids_and_mask(job, planned)
-        readings = self._checker.check(states_LTH, self.layer_ids)
+        look = look or self.look(states_LTH)
+        readings = self._checker.check(states_LTH, self.layer_ids, look)
         if isinstance(readings, NotFinite):
             detail = (
                 f"layer {readings.layer_id} is not finite in {readings.num_tokens} of {job.num_tokens} tokens"
@@ -89,10 +103,7 @@ class UnitWriter:
             detail = "the target's answer holds no token with a state"
             self._rejected.append(RejectedRow(row=row, reason="nothing-supervised", detail=detail))
             return ids
-        raw = [layer.reshape(-1).view(torch.uint8).numpy() for layer in states_LTH]
-        checksums = [xxhash.xxh3_64_intdigest(layer.data) for layer in raw]
-        check_distinct(checksums, self.layer_ids)
-        columns = [
+        light = [
             planned["sample_id"].combine_chunks(),
             planned["source_id"].combine_chunks(),
             pa.array([job.num_tokens], pa.int32()),
@@ -100,15 +111,14 @@ class UnitWriter:
             pa.array([self._hidden_size], pa.int32()),
             _one_list(ids, pa.int32()),
             _one_list(mask, pa.uint8()),
-            *self._layer_arrays(raw),
-            _one_list(np.array(checksums, dtype=np.uint64), pa.uint64()),
         ]
+        checksums: list[int] = []
+        columns = chain(light, self._columns.of(states_LTH, look.checksums, checksums), _late(checksums))
         if self._file is None:
             self._final.parent.mkdir(parents=True, exist_ok=True)
-            self._file = pq.ParquetWriter(
-                temporary(self._final), self._schema, **writer_options(self._schema)
-            )
-        self._file.write_table(pa.Table.from_arrays(columns, schema=self._schema), row_group_size=1)
+            self._file = DirectWriter(temporary(self._final))
+            self._file.write(MAGIC)
+        self._append(self._file, columns)
         self._rows.append(row)
         self._num_tokens.append(job.num_tokens)
         for index, reading in enumerate(readings):
@@ -128,19 +138,20 @@ class UnitWriter:
     def seal(self) -> UnitSealed:
         """Close, seal and receipt the file; the answer is the proof of durability."""
         file: str | None = None
-        sha256, xxh3, num_bytes = "", "", 0
+        xxh3, footer, num_bytes = "", "", 0
         stats: tuple[LayerStats, ...] = ()
         if self._file is not None:
-            self._file.close()
-            sealed = seal(self._final)
+            tail = self._framer.tail(self._file.position)
+            self._file.write(tail)
+            xxh3, footer, num_bytes = self._file.end(), footer_xxh3(tail), self._file.position
+            seal(self._final)
             file, stats = self._final.name, self._stats()
-            sha256, xxh3, num_bytes = sealed.sha256, sealed.xxh3, sealed.num_bytes
         return UnitSealed(
             key=self.key,
             rank=self._rank,
             file=file,
-            sha256=sha256,
             xxh3=xxh3,
+            footer_xxh3=footer,
             bytes=num_bytes,
             rows=tuple(self._rows),
             num_tokens=tuple(self._num_tokens),
@@ -164,12 +175,20 @@ class UnitWriter:
         Raises OSError only if the file system refuses the deletion.
         """
         if self._file is not None:
-            try:
-                self._file.close()
-            except (OSError, pa.ArrowException):
-                # Writing the footer fails like the write that brought us here; the file goes away either way.
-                self._file = None
+            self._file.close()
         temporary(self._final).unlink(missing_ok=True)
+
+    def _append(self, file: DirectWriter, columns: Iterable[pa.Array]) -> None:
+        """Append a row's values, each in a page of its own, written before the next is asked for."""
+        for index, column in enumerate(columns):
+            page = self._framer.page(index, column)
+            if page.payload is not None and page.payload.nbytes >= ALIGNED_BYTES:
+                file.pad(len(page.head))
+            self._framer.place(page, file.position)
+            file.write(page.head)
+            if page.payload is not None:
+                file.write(page.payload)
+        self._framer.end_row()
 
     def _end_row(self, row: int) -> None:
         if row not in self._open_rows:
@@ -194,23 +213,10 @@ class UnitWriter:
             mask = np.concatenate([mask, np.ones(len(job.generated_ids), dtype=np.uint8)])
         return ids, mask
 
-    def _layer_arrays(self, raw: Sequence[np.ndarray]) -> list[pa.Array]:
-        if self._order.compression == "none":
-            return [_one_binary(layer) for layer in raw]
-        arrays = []
-        for layer in raw:
-            num_elements = layer.size // self._width
-            hi = np.empty(num_elements, dtype=np.uint8)
-            lo = np.empty(num_elements * (self._width - 1), dtype=np.uint8)
-            split_planes(layer, self._width, hi, lo)
-            arrays += [_one_binary(hi), _one_binary(lo)]
-        return arrays
 
-
-def _one_binary(data: np.ndarray) -> pa.Array:
-    """Return a large_binary array of one value whose bytes are `data`'s own memory."""
-    offsets = pa.py_buffer(np.array([0, data.nbytes], dtype=np.int64))
-    return pa.Array.from_buffers(pa.large_binary(), 1, [None, offsets, pa.py_buffer(data)])
+def _late(checksums: list[int]) -> Iterator[pa.Array]:
+    """Yield the row's checksums as they are when they are asked for: after its layers."""
+    yield _one_list(np.array(checksums, dtype=np.uint64), pa.uint64())
 
 
 def _one_list(values: np.ndarray, kind: pa.DataType) -> pa.Array:

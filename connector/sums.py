@@ -1,6 +1,6 @@
 """A sum for every state: tells whether bytes are the ones that they were, and which states are the same.
 
-Legend: L captured layers, T tokens, H hidden size.
+Legend: L captured layers, T tokens, H hidden size, W words of a state.
 """
 
 import numpy as np
@@ -17,12 +17,23 @@ def word_type(row_bytes: int) -> torch.dtype:
     return next(kind for width, kind in widths.items() if row_bytes % width == 0)
 
 
-def token_sums(states_LTH: torch.Tensor) -> Sums:
-    """Return the sums of states in host memory, whose H values lie side by side.
+def words_of(states: torch.Tensor) -> NDArray[np.signedinteger]:
+    """Return states in host memory as the words that are added up: the same memory, H values to W words."""
+    word = word_type(states.shape[-1] * states.element_size())
+    return states.view(torch.uint8).numpy().view(str(word).removeprefix("torch."))
 
-    One pass at the speed of memory, by numpy for the reason that `connector.rowcheck` gives.
+
+def add_up(words_TW: NDArray[np.signedinteger], out_T: Sums) -> None:
+    """Write the sum of each token's words, of one layer or of several.
+
+    At the speed of memory, by numpy for the reason that `connector.rowcheck` gives.
     """
-    word = word_type(states_LTH.shape[-1] * states_LTH.element_size())
-    words = states_LTH.view(torch.uint8).numpy().view(str(word).removeprefix("torch."))
-    sums: Sums = words.sum(axis=-1, dtype=np.int64)
-    return sums
+    words_TW.sum(axis=-1, dtype=np.int64, out=out_T)
+
+
+def token_sums(states_LTH: torch.Tensor) -> Sums:
+    """Return the sums of states in host memory, whose H values lie side by side."""
+    words_LTW = words_of(states_LTH)
+    sums_LT = np.empty(words_LTW.shape[:-1], np.int64)
+    add_up(words_LTW, sums_LT)
+    return sums_LT

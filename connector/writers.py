@@ -22,7 +22,8 @@ from connector.pool import HostPool, Slab
 from connector.rowcheck import StatesWrongError
 from connector.seen import SeenStates
 from connector.shards import UnitWriter
-from connector.sums import Sums, token_sums
+from connector.sums import Sums
+from connector.threads import settle
 from connector.wire import DrainJob
 from schemas.receipts import (
     FromConnector,
@@ -150,6 +151,7 @@ class WriterPool:
 
     def _run(self, own: "queue.Queue[_Item]") -> None:
         """Serve one thread's queue until None comes."""
+        settle()
         units: dict[UnitKey, UnitWriter] = {}
         while (item := own.get()) is not None:
             key = item.job.ref.key if isinstance(item, _Row) else item.key
@@ -203,11 +205,11 @@ class WriterPool:
         """Write a row that is still what was copied, and hold its states against those of other rows."""
         num_layers, hidden_size = self._shape_LH
         states_LTH = self._pool.tensor(row.slab, self._dtype, (num_layers, row.job.num_tokens, hidden_size))
-        sums_LT = token_sums(states_LTH)
-        _refuse_changed(row, sums_LT, unit.layer_ids)
-        token_ids_T = unit.write(row.job, states_LTH)
+        look = unit.look(states_LTH)
+        _refuse_changed(row, look.sums_LT, unit.layer_ids)
+        token_ids_T = unit.write(row.job, states_LTH, look)
         if token_ids_T is not None:
-            self._seen.check(sums_LT, token_ids_T, unit.layer_ids)
+            self._seen.check(look.sums_LT, token_ids_T, unit.layer_ids)
 
     def _fail(self, units: dict[UnitKey, UnitWriter], key: UnitKey, failure: UnitFailed) -> None:
         """Receipt a failed attempt.

@@ -19,17 +19,33 @@ LAYER_PREFIX = "layer_"
 
 
 def layer_columns(layer_ids: tuple[int, ...], compression: str) -> tuple[str, ...]:
-    """Return the state columns in file order: one a layer, or two (`_hi`, `_lo`) with `planes`."""
-    if compression == "planes":
-        return tuple(f"{LAYER_PREFIX}{k}_{plane}" for k in layer_ids for plane in ("hi", "lo"))
-    return tuple(f"{LAYER_PREFIX}{k}" for k in layer_ids)
+    """Return the state columns in file order.
+
+    One a layer, or two: `_hi` and `_lo` with `planes`, the codes and their `_scale` with `fp8`.
+    """
+    return tuple(f"{LAYER_PREFIX}{k}{suffix}" for k in layer_ids for suffix in _SUFFIXES[compression])
+
+
+_SUFFIXES = {"none": ("",), "planes": ("_hi", "_lo"), "fp8": ("", "_scale")}
+
+
+def _stored(column: str, hidden_size: int, dtype: str, compression: str) -> dict[str, str]:
+    """Return a state column's field metadata: what its bytes are."""
+    about = {"dtype": dtype, "shape": f"[num_tokens, {hidden_size}]", "layout": "C,little-endian"}
+    if compression == "fp8":
+        if column.endswith("_scale"):
+            return about | {"dtype": "float32", "shape": "[num_tokens]"}
+        return about | {"dtype": "float8_e4m3fn", "times": f"{column}_scale", "gives": dtype}
+    return about
 
 
 def shard_schema(layer_ids: tuple[int, ...], hidden_size: int, dtype: str, compression: str) -> pa.Schema:
     """Return a shard's schema.
 
-    A layer's value is the raw little-endian `[T, H]` of `dtype` in C order. `checksums` holds the xxh3_64 of
-    each *layer's* raw bytes (before any split into planes), in ascending layer order.
+    A layer's value is the raw little-endian `[T, H]` of `dtype` in C order; with `fp8` it is codes of one
+    byte `[T, H]`, beside float32 scales `[T]` (`schemas.fp8`). `checksums` holds the xxh3_64 of each
+    *layer's* raw bytes (before any split into planes; with `fp8` the codes followed by the scales), in
+    ascending layer order.
     """
     fields = [
         pa.field("sample_id", pa.string(), nullable=False),
@@ -41,7 +57,7 @@ def shard_schema(layer_ids: tuple[int, ...], hidden_size: int, dtype: str, compr
         pa.field("loss_mask", pa.list_(pa.field("element", pa.uint8(), nullable=False)), nullable=False),
     ]
     for name in layer_columns(layer_ids, compression):
-        about = {"dtype": dtype, "shape": f"[num_tokens, {hidden_size}]", "layout": "C,little-endian"}
+        about = _stored(name, hidden_size, dtype, compression)
         fields.append(pa.field(name, pa.large_binary(), nullable=False, metadata=about))
     fields.append(
         pa.field("checksums", pa.list_(pa.field("element", pa.uint64(), nullable=False)), nullable=False)
@@ -114,6 +130,15 @@ A row's number in this file is its `row` on the way through the engine.
 `position` counts the source's rows from 0 and is what a reject is recorded under."""
 
 
+def stored_token_bytes(num_layers: int, hidden_size: int, dtype: str, compression: str) -> int | None:
+    """Return the bytes of one token's states as they are stored; none where that depends on the states."""
+    if compression == "planes":
+        return None
+    if compression == "fp8":
+        return num_layers * (hidden_size + 4)
+    return state_bytes(1, num_layers, hidden_size, dtype)
+
+
 def state_bytes(num_tokens: int, num_layers: int, hidden_size: int, dtype: str) -> int:
-    """Return the bytes of `[num_layers, num_tokens, hidden_size]` states of `dtype`."""
+    """Return the bytes of `[num_layers, num_tokens, hidden_size]` states of `dtype`, as captured."""
     return num_tokens * num_layers * hidden_size * DTYPE_BYTES[dtype]

@@ -81,7 +81,7 @@ class Identity(Wire):
 
     @property
     def state_bytes_per_token(self) -> int:
-        """Bytes of hidden states that one token costs, uncompressed."""
+        """Bytes of hidden states that one token costs, as captured: before planes or fp8."""
         return len(self.layer_ids) * self.hidden_size * DTYPE_BYTES[self.dtype]
 
 

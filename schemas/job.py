@@ -113,10 +113,13 @@ class JobPage(Wire):
 
 
 class ShardView(Wire):
-    """A committed shard: its path inside the dataset, and what the connector's receipt said."""
+    """A committed shard: its path inside the dataset, and what the connector's receipt said.
+
+    `xxh3` is its xxh3_128; the manifest of the finished job has its sha256 as well.
+    """
 
     path: str
-    sha256: str
+    xxh3: str
     bytes: int
     rows: int
     tokens: int
@@ -163,12 +166,18 @@ class Sizing(Wire):
     drain_bytes_per_s: float = Field(description="from each GPU over its own link")
     drain_share: float = Field(description="of what one H200 was measured to drain beside a model")
     writer_threads: int = Field(description="for each GPU, by what one thread was measured to seal")
-    disk_bytes_per_s: float = Field(description="of all GPUs together")
+    cores: float = Field(description="that writing, proof and sha256 keep busy for each GPU")
+    disk_bytes_per_s: float = Field(
+        description="written by all GPUs together; proof and sha256 each read as much again"
+    )
     uplink_bits_per_s: float = Field(description="to push as fast as is captured; what is slower needs disk")
 
 
 class Estimate(Wire):
-    """What a job would need. `sizing` is null where no rate was given."""
+    """What a job would need. `sizing` is null where no rate was given.
+
+    `bytes` are the states as captured, `stored_bytes` as they are stored: null where that depends on them.
+    """
 
     samples: int
     rejected: int
@@ -178,4 +187,5 @@ class Estimate(Wire):
     commits: int
     bytes_per_token: int
     layer_ids: tuple[int, ...]
+    stored_bytes: int | None = None
     sizing: Sizing | None = None

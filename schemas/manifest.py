@@ -33,14 +33,31 @@ class LayerStats(Wire):
     max_abs: float
 
 
-class ShardEntry(FileEntry):
-    """A shard, its index file, and the attempt that made it."""
+class ShardFacts(Wire):
+    """What a shard holds, and the attempt that made it."""
 
+    path: str
+    bytes: int
     rows: int
     tokens: int
     unit: int
     epoch: int
     layers: tuple[LayerStats, ...]
+
+
+class SealedShard(ShardFacts):
+    """A committed shard. `xxh3` is its 128-bit hash from the seal on."""
+
+    xxh3: str
+
+
+class ShardEntry(ShardFacts, FileEntry):
+    """A published shard: its sha256 is taken when the dataset is made whole.
+
+    `xxh3` is the seal's; null in manifests that were written before it was kept.
+    """
+
+    xxh3: str | None = None
 
 
 class UnitChecks(Wire):

@@ -114,7 +114,8 @@ class RejectedRow(Wire):
 class UnitSealed(Wire):
     """Attempt `key` is durable on rank `rank`. `file` is null when no row was written.
 
-    `sha256` goes into the manifest; `xxh3` (128 bits) is for reading the file again before the commit.
+    `xxh3` (128 bits) is of the bytes that were handed to the kernel, `footer_xxh3` of the last of them: the
+    Parquet footer with its length, which is held against it before anything parses the footer.
     `rows[i]` is the plan row that stands in row group `i` of the file; `num_tokens[i]` its length T.
     """
 
@@ -122,8 +123,8 @@ class UnitSealed(Wire):
     key: UnitKey
     rank: int
     file: str | None
-    sha256: str
     xxh3: str
+    footer_xxh3: str
     bytes: int
     rows: tuple[int, ...]
     num_tokens: tuple[int, ...]

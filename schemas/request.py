@@ -41,7 +41,8 @@ LayerPreset = Literal["eagle3", "eagle", "mtp", "dflash"]
 LossRule = Literal["assistant", "last_turn", "all"]
 TooLong = Literal["truncate", "reject"]
 Dtype = Literal["bfloat16", "float16", "float32"]
-Compression = Literal["none", "planes"]
+Compression = Literal["none", "planes", "fp8"]
+"""How a layer is stored: as it is, lossless in two planes, or lossy as codes of 8 bits with scales."""
 CapturePasses = Literal["auto", "one_pass", "second_prefill"]
 
 

@@ -76,6 +76,6 @@ class _Stall:
     go = threading.Event()
     real: Any = None
 
-    def write(self: "UnitWriter", job: "DrainJob", states: "torch.Tensor") -> None:  # type: ignore[misc]
+    def write(self: "UnitWriter", job: "DrainJob", *states: Any) -> Any:  # type: ignore[misc]
         _Stall.go.wait()
-        _Stall.real(self, job, states)
+        return _Stall.real(self, job, *states)

@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 import torch
 import xxhash
 
-from connector.seal import sha256_of, xxh3_of
+from connector.direct import xxh3_of
+from connector.seal import footer_xxh3, sha256_of
 from schemas.arrow import METADATA_KEY, PLAN_SCHEMA, shard_schema, writer_options
 from schemas.identity import DTYPE_BYTES, EngineInfo, Identity, Provenance, layer_info
 from schemas.manifest import CheckReport, FileEntry, LayerStats, Manifest, ShardEntry, Totals
@@ -55,6 +56,17 @@ def raw_bytes(states_TH: torch.Tensor) -> bytes:
     return states_TH.contiguous().view(torch.uint8).numpy().tobytes()
 
 
+def stored_bytes(states_TH: torch.Tensor, about: Identity) -> bytes:
+    """Return the bytes that a layer's checksum is over: its own, or its codes and then its scales."""
+    if about.compression != "fp8":
+        return raw_bytes(states_TH)
+    wide_TH = states_TH.float()
+    bits_T = (wide_TH.abs().amax(dim=1) / 448).view(torch.int32)
+    scales_T = ((bits_T >> 4) << 4).view(torch.float32).clamp(min=2.0**-126)
+    codes_TH = (wide_TH / scales_T[:, None]).to(torch.float8_e4m3fn)
+    return raw_bytes(codes_TH) + raw_bytes(scales_T)
+
+
 def write_shard(path: Path, rows: Sequence[ShardRow], told: Provenance) -> None:
     """Write `rows` as a shard, one row group each."""
     about = told.identity
@@ -63,7 +75,7 @@ def write_shard(path: Path, rows: Sequence[ShardRow], told: Provenance) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with pq.ParquetWriter(path, schema, **writer_options(schema)) as file:
         for row in rows:
-            raw = {layer_id: raw_bytes(states) for layer_id, states in row.states.items()}
+            raw = {layer_id: stored_bytes(states, about) for layer_id, states in row.states.items()}
             values = {
                 "sample_id": row.sample_id,
                 "source_id": row.source_id,
@@ -78,6 +90,10 @@ def write_shard(path: Path, rows: Sequence[ShardRow], told: Provenance) -> None:
             for layer_id in about.layer_ids:
                 if about.compression == "none":
                     values[f"layer_{layer_id}"] = raw[layer_id]
+                elif about.compression == "fp8":
+                    num_codes = row.states[layer_id].numel()
+                    values[f"layer_{layer_id}"] = raw[layer_id][:num_codes]
+                    values[f"layer_{layer_id}_scale"] = raw[layer_id][num_codes:]
                 else:
                     data = bytearray(raw[layer_id])
                     values[f"layer_{layer_id}_hi"] = bytes(data[width - 1 :: width])
@@ -161,14 +177,13 @@ def seal_attempt(
     """Write one rank's rows, by plan row in file order, and return the receipt of the file."""
     path = folder / shard_file(unit, rank, num_ranks)
     write_shard(path, list(rows.values()), told)
-    digest, num_bytes = sha256_of(path)
     return UnitSealed(
         key=UnitKey(job_id=told.job_id, unit=unit, epoch=1),
         rank=rank,
         file=path.name,
-        sha256=digest,
         xxh3=xxh3_of(path),
-        bytes=num_bytes,
+        footer_xxh3=footer_xxh3(path.read_bytes()),
+        bytes=path.stat().st_size,
         rows=tuple(rows),
         num_tokens=tuple(len(row.input_ids) for row in rows.values()),
         layers=tuple(LayerStats(layer_id=k, mean_rms=1.0, max_abs=1.0) for k in told.identity.layer_ids),
@@ -196,6 +211,7 @@ def write_manifest(folder: Path, told: Provenance, units: Mapping[int, Sequence[
     shards = tuple(
         ShardEntry(
             **entry_of(folder, shard_path(told.job_id, unit)).model_dump(),
+            xxh3=xxh3_of(folder / shard_path(told.job_id, unit)),
             rows=len(rows),
             tokens=sum(len(row.input_ids) for row in rows),
             unit=unit,

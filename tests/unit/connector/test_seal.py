@@ -1,8 +1,9 @@
 import hashlib
 
 import pytest
+import xxhash
 
-from connector.seal import move_durably, seal, sealing, temporary
+from connector.seal import footer_xxh3, move_durably, seal, sealing, sha256_of, temporary
 
 
 def test_a_file_has_its_final_name_only_when_it_is_whole(tmp_path):
@@ -28,12 +29,26 @@ def test_an_error_leaves_nothing_behind(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_seal_says_what_is_on_disk(tmp_path):
+def test_the_seal_gives_the_final_name_and_leaves_no_other(tmp_path):
     final = tmp_path / "a"
-    temporary(final).write_bytes(b"x" * 10_000_000)
-    sealed = seal(final)
-    assert sealed.num_bytes == 10_000_000
-    assert sealed.sha256 == hashlib.sha256(b"x" * 10_000_000).hexdigest()
+    temporary(final).write_bytes(b"x")
+    seal(final)
+    assert final.read_bytes() == b"x"
+    assert list(tmp_path.iterdir()) == [final]
+
+
+def test_the_sha256_is_of_the_whole_file(tmp_path):
+    content = bytes(range(256)) * 40_000
+    (tmp_path / "a").write_bytes(content)
+    assert sha256_of(tmp_path / "a") == (hashlib.sha256(content).hexdigest(), len(content))
+
+
+def test_a_footers_hash_is_of_nothing_else_and_a_torn_file_has_none():
+    tail = b"footer" + (6).to_bytes(4, "little") + b"PAR1"
+    assert footer_xxh3(b"pages" + tail) == footer_xxh3(tail) == xxhash.xxh3_128_hexdigest(tail)
+    for torn in (tail[1:], tail[:-1], b""):
+        with pytest.raises(ValueError, match="Parquet footer"):
+            footer_xxh3(torn)
 
 
 def test_moving_again_is_harmless_and_a_lost_file_is_an_error(tmp_path):

@@ -4,8 +4,9 @@ import pytest
 import torch
 import xxhash
 
+from connector.direct import xxh3_of
 from connector.rowcheck import StatesWrongError
-from connector.seal import sha256_of, temporary, xxh3_of
+from connector.seal import footer_xxh3, temporary
 from connector.shards import UnitWriter
 from connector.wire import DrainJob, RowRef, hash_ids
 from schemas.arrow import METADATA_KEY, shard_schema
@@ -14,6 +15,7 @@ from schemas.names import attempt_dir
 from schemas.planes import merge_planes
 from tests.support.fake_engine import states_TH
 from tests.support.plans import JOB, identity, order, random_ids, write_plan
+from tests.support.shards import stored_bytes
 
 
 def job(about, ids, row, *, generated=(), planned_hash=None):
@@ -33,7 +35,7 @@ def writer(tmp_path, about, ids, *, rank=0, num_ranks=1):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-@pytest.mark.parametrize("compression", ["none", "planes"])
+@pytest.mark.parametrize("compression", ["none", "planes", "fp8"])
 def test_a_sealed_shard_holds_every_byte_of_every_row(tmp_path, dtype, compression):
     about = identity(dtype=dtype, compression=compression)
     ids = random_ids([1, 5, 33])
@@ -43,8 +45,9 @@ def test_a_sealed_shard_holds_every_byte_of_every_row(tmp_path, dtype, compressi
     assert unit.complete
     receipt = unit.seal()
     path = tmp_path / attempt_dir(JOB, 0, 1) / receipt.file
-    assert (receipt.sha256, receipt.bytes) == sha256_of(path)
-    assert receipt.xxh3 == xxh3_of(path)
+    assert receipt.bytes == path.stat().st_size
+    assert receipt.xxh3 == xxh3_of(path) == xxhash.xxh3_128_hexdigest(path.read_bytes())
+    assert receipt.footer_xxh3 == footer_xxh3(path.read_bytes())
     assert receipt.rows == (2, 0, 1)
     file = pq.ParquetFile(path)
     assert file.schema_arrow.equals(
@@ -58,10 +61,12 @@ def test_a_sealed_shard_holds_every_byte_of_every_row(tmp_path, dtype, compressi
         assert stored["input_ids"] == ids[row]
         assert stored["num_tokens"] == stored["prompt_tokens"] == len(ids[row])
         for index, k in enumerate(about.layer_ids):
-            expected = states(about, ids[row])[index].view(torch.uint8).numpy().tobytes()
+            expected = stored_bytes(states(about, ids[row])[index], about)
             if compression == "planes":
                 hi, lo = (np.frombuffer(stored[f"layer_{k}_{plane}"], np.uint8) for plane in ("hi", "lo"))
                 raw = merge_planes(hi, lo, width).tobytes()
+            elif compression == "fp8":
+                raw = stored[f"layer_{k}"] + stored[f"layer_{k}_scale"]
             else:
                 raw = stored[f"layer_{k}"]
             assert raw == expected
@@ -133,6 +138,29 @@ def test_two_equal_layers_are_refused(tmp_path):
     same[1] = same[0]
     with pytest.raises(StatesWrongError, match="hold the same states"):
         unit.write(job(about, ids[0], 0), same)
+
+
+def test_layers_that_only_rounding_makes_equal_are_two(tmp_path):
+    about, ids = identity(compression="fp8"), random_ids([4])
+    unit = writer(tmp_path, about, ids)
+    near = states(about, ids[0])
+    near[1] = near[0]
+    near[:, :, 0] = 1000.0
+    near[1, 2, 5] *= 1 + 2.0**-7
+    unit.write(job(about, ids[0], 0), near)
+    stored = pq.read_table(tmp_path / attempt_dir(JOB, 0, 1) / unit.seal().file).to_pylist()[0]
+    assert stored["checksums"][0] == stored["checksums"][1] != stored["checksums"][2]
+    near[1] = near[0]
+    again = UnitWriter(order(about, 1), tmp_path, 0, 1)
+    with pytest.raises(StatesWrongError, match="hold the same states"):
+        again.write(job(about, ids[0], 0), near)
+
+
+def test_a_layer_that_does_not_come_back_from_its_codes_is_named(tmp_path, monkeypatch):
+    about, ids = identity(compression="fp8"), random_ids([4])
+    monkeypatch.setattr("schemas.fp8.scales_of", lambda largest_T: largest_T / 1000)
+    with pytest.raises(StatesWrongError, match="layer 2: token 0 does not come back"):
+        writer(tmp_path, about, ids).write(job(about, ids[0], 0), states(about, ids[0]))
 
 
 def test_discarding_leaves_no_file(tmp_path):

@@ -1,0 +1,101 @@
+"""A row's layers as the columns that they are stored in: as they are, in two planes, or quantized to fp8.
+
+Columns come one after another, and the writer writes each before it asks for the next. So the plain form
+takes no memory, and the quantized one that of a single layer, whatever a row holds.
+
+Legend: T tokens, L captured layers, H hidden size.
+"""
+
+import mmap
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+import torch
+import xxhash
+from numpy.typing import NDArray
+
+from connector.rowcheck import StatesWrongError, check_distinct
+from schemas.fp8 import SCALE_BYTES, NotQuantizedError, Quantizer
+from schemas.planes import Bytes, split_planes
+from schemas.request import Compression
+
+
+class StateColumns:
+    """Makes the state columns of rows of one dataset; owns what they are made in. Lives on one thread."""
+
+    def __init__(
+        self, compression: Compression, layer_ids: tuple[int, ...], hidden_size: int, dtype: torch.dtype
+    ) -> None:
+        """Take the layers' ids, H, and the dtype of what is captured."""
+        self._compression, self._layer_ids = compression, layer_ids
+        self._width = dtype.itemsize
+        self._quantizer = Quantizer(hidden_size, dtype) if compression == "fp8" else None
+        self._buffer = np.empty(0, np.uint8)
+
+    def of(
+        self, states_LTH: torch.Tensor, captured: Sequence[int], checksums: list[int]
+    ) -> Iterator[pa.Array]:
+        """Yield the row's state columns in file order, each a large_binary of one value; append checksums.
+
+        An array may lose its bytes when the next is asked for. `captured` are the xxh3_64 of the layers as
+        they were captured. `checksums` gets one a layer, over what `schemas.arrow` says, and is whole when
+        the last column has come. Raises StatesWrongError if two layers are the same, or if one does not come
+        back from its codes.
+        """
+        check_distinct(captured, self._layer_ids)
+        if self._quantizer is not None:
+            yield from self._quantized(self._quantizer, states_LTH, checksums)
+            return
+        checksums += captured
+        for layer in map(_bytes_of, states_LTH):
+            if self._compression == "none":
+                yield _one_binary(layer)
+            else:
+                yield from map(_one_binary, self._planes(layer))
+
+    def _planes(self, raw: Bytes) -> tuple[Bytes, Bytes]:
+        num_elements = raw.size // self._width
+        hi = np.empty(num_elements, dtype=np.uint8)
+        lo = np.empty(num_elements * (self._width - 1), dtype=np.uint8)
+        split_planes(raw, self._width, hi, lo)
+        return hi, lo
+
+    def _quantized(
+        self, quantizer: Quantizer, states_LTH: torch.Tensor, checksums: list[int]
+    ) -> Iterator[pa.Array]:
+        _, num_tokens, hidden_size = states_LTH.shape
+        num_codes = num_tokens * hidden_size
+        room = self._room(num_codes + -num_codes % SCALE_BYTES + num_tokens * SCALE_BYTES)
+        codes = room[:num_codes]
+        scales = room[num_codes + -num_codes % SCALE_BYTES :]
+        codes_TH = torch.from_numpy(codes).view(num_tokens, hidden_size)
+        scales_T = torch.from_numpy(scales).view(torch.float32)
+        for layer_id, layer_TH in zip(self._layer_ids, states_LTH, strict=True):
+            try:
+                quantizer.quantize(layer_TH, codes_TH, scales_T)
+            except NotQuantizedError as error:
+                raise StatesWrongError(f"layer {layer_id}: {error}") from error
+            checksum = xxhash.xxh3_64(codes.data)
+            checksum.update(scales.data)
+            checksums.append(checksum.intdigest())
+            yield _one_binary(codes)
+            yield _one_binary(scales)
+
+    def _room(self, num_bytes: int) -> NDArray[np.uint8]:
+        """Return memory that begins on a page, so that the disk takes long codes as they lie."""
+        if self._buffer.size < num_bytes:
+            mapped = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            self._buffer = np.frombuffer(mapped, np.uint8)
+        return self._buffer[:num_bytes]
+
+
+def _bytes_of(layer_TH: torch.Tensor) -> Bytes:
+    raw: Bytes = layer_TH.reshape(-1).view(torch.uint8).numpy()
+    return raw
+
+
+def _one_binary(data: Bytes) -> pa.Array:
+    """Return a large_binary array of one value whose bytes are `data`'s own memory."""
+    offsets = pa.py_buffer(np.array([0, data.nbytes], dtype=np.int64))
+    return pa.Array.from_buffers(pa.large_binary(), 1, [None, offsets, pa.py_buffer(data)])

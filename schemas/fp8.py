@@ -1,0 +1,160 @@
+"""The lossy `fp8` form of a layer: a code of 8 bits for every element, and one float32 scale for every token.
+
+Codes are E4M3 of Micikevicius et al., "FP8 Formats for Deep Learning" (arXiv:2209.05433), which OCP's "8-bit
+Floating Point Specification" made a standard and torch calls `float8_e4m3fn`: a sign, 4 bits of exponent with
+bias 7, 3 of mantissa; no infinities, 448 the largest, one NaN a sign; below 2^-6 in even steps of 2^-9.
+
+A token's scale is its largest magnitude over 448, cut to 20 significant bits and at least 2^-126. So
+
+- nothing overflows: no code is larger than 448, and no product of code and scale than the largest magnitude
+  (unless all are below 2^-117);
+- a product of 4 and 20 bits is exact in float32, unless it is below 2^-126 where float32 has fewer: what is
+  read is rounded once, to the model's dtype;
+- a value is off by 1/17 of itself at most, or by 2^-10 of its token's scale where that is more.
+
+`Quantizer` holds that last bound against every value that it quantizes: it decodes what it has made.
+
+Imports torch: import it lazily. Legend: T tokens, H hidden size.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+SCALE_BYTES = 4
+LARGEST = 448.0
+LARGEST_CODE = 0x7E
+SMALLEST_SCALE = 2.0**-126
+_CUT_BITS = 4
+"""Of a float32's 24 significant bits; a code has 4, and so no product needs more than 24."""
+_ROUNDED_UP = 1 / 17
+"""From a code to the middle between it and the next, relative to that middle: the farthest a value lies."""
+_FLAT = 17 * 2.0**-10
+"""Below this many scales half a step of the smallest codes, 2^-10, is more than that share of a value."""
+_SLACK = 1 + 2.0**-16
+"""Quotients are rounded to float32 before they are rounded to a code."""
+_CHUNK_ELEMENTS = 32_768
+"""Torch shares no operation of so few elements among threads, and the scratch stays in the core's cache."""
+_BITS: dict[torch.dtype, type[np.signedinteger[Any]]] = {
+    torch.bfloat16: np.int16,
+    torch.float16: np.int16,
+    torch.float32: np.int32,
+}
+"""Integers as wide as what is stored."""
+VALUES = torch.arange(256, dtype=torch.uint8, device="cpu").view(torch.float8_e4m3fn).float()
+"""What each code stands for."""
+
+
+class NotQuantizedError(ValueError):
+    """A code times its scale is farther from what was captured than rounding explains."""
+
+
+def scales_of(largest_T: torch.Tensor) -> torch.Tensor:
+    """Return the scales float32 [T] of tokens whose largest magnitudes are float32 [T], finite."""
+    scales_T = (largest_T / LARGEST).contiguous()
+    scales_T.view(torch.int32).bitwise_and_(-(1 << _CUT_BITS))
+    return scales_T.clamp_(min=SMALLEST_SCALE)
+
+
+def dequantize(codes_TH: torch.Tensor, scales_T: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the states [T, H] of `dtype`, each a code times its token's scale, rounded once.
+
+    `codes_TH` is uint8, `scales_T` float32. Memory beside the states: one chunk.
+    """
+    num_tokens, hidden_size = codes_TH.shape
+    out_TH = torch.empty((num_tokens, hidden_size), dtype=dtype, device="cpu")
+    step = max(1, _CHUNK_ELEMENTS // hidden_size)
+    for begin in range(0, num_tokens, step):
+        part = slice(begin, begin + step)
+        values = VALUES.index_select(0, codes_TH[part].reshape(-1).int()).view(-1, hidden_size)
+        out_TH[part] = values.mul_(scales_T[part, None])
+    return out_TH
+
+
+def half_steps(codes_H: torch.Tensor, scale: float) -> torch.Tensor:
+    """Return how far each captured value [H] of a token may lie from its code times `scale`: float32.
+
+    That is half a step of the code. The largest magnitude, if one value has its code alone, lies nearer: it
+    made the scale.
+    """
+    codes_H = codes_H.int()
+    exponents_H = ((codes_H >> 3) & 0xF).clamp(min=1)
+    half_H = torch.ldexp(torch.full(codes_H.shape, scale), exponents_H - 11)
+    alone = (codes_H & 0x7F) == LARGEST_CODE
+    if scale > SMALLEST_SCALE and int(alone.sum()) == 1:
+        half_H = torch.where(alone, LARGEST * scale * 2.0**-19, half_H)
+    return half_H
+
+
+def misfits(codes_TH: torch.Tensor, scales_T: torch.Tensor) -> torch.Tensor:
+    """Return the tokens, bool [T], that no `Quantizer` made.
+
+    A scale is finite and of 20 bits; a token's largest code is 448, unless the scale is the smallest, and
+    none is NaN.
+    """
+    largest_T = (codes_TH & 0x7F).amax(dim=1)
+    smallest_T = scales_T == SMALLEST_SCALE
+    cut_T = (scales_T.contiguous().view(torch.int32) & ((1 << _CUT_BITS) - 1)) == 0
+    right_T = scales_T.isfinite() & (scales_T >= SMALLEST_SCALE) & cut_T
+    return ~(right_T & ((largest_T == LARGEST_CODE) | (smallest_T & (largest_T < LARGEST_CODE))))
+
+
+class Quantizer:
+    """Quantizes layers of one hidden size and dtype, and proves it; owns its scratch. Lives on one thread."""
+
+    def __init__(self, hidden_size: int, dtype: torch.dtype) -> None:
+        """Make scratch for a chunk of tokens. Raises KeyError for a dtype that is never stored."""
+        self._dtype, self._bits = dtype, _BITS[dtype]
+        self._step = max(1, _CHUNK_ELEMENTS // hidden_size)
+        shape = (self._step, hidden_size)
+        # Named, because an engine may have another device for what is made without one.
+        self._wide_TH, self._found_TH = (torch.empty(shape, device="cpu") for _ in range(2))
+        self._halves_TH = torch.empty(shape, dtype=torch.float16, device="cpu")
+
+    def quantize(self, states_TH: torch.Tensor, codes_TH: torch.Tensor, scales_T: torch.Tensor) -> None:
+        """Fill `codes_TH`, uint8 [T, H], and `scales_T`, float32 [T], from finite states [T, H], contiguous.
+
+        Raises NotQuantizedError for a token that does not come back as it must.
+        """
+        scales_T.copy_(scales_of(self._largest(states_TH)))
+        inverses_T1 = scales_T.reciprocal()[:, None]
+        for begin in range(0, len(states_TH), self._step):
+            part = slice(begin, begin + self._step)
+            wide_TH = self._wide_TH[: len(states_TH[part])].copy_(states_TH[part])
+            found_TH = torch.mul(wide_TH, inverses_T1[part], out=self._found_TH[: len(wide_TH)])
+            codes_TH[part].view(torch.float8_e4m3fn).copy_(found_TH)
+            self._prove(wide_TH, codes_TH[part], scales_T[part, None], begin)
+
+    def _largest(self, states_TH: torch.Tensor) -> torch.Tensor:
+        """Return each token's largest magnitude, float32 [T]: without signs floats order as integers."""
+        bits_TH = states_TH.view(torch.uint8).numpy().view(self._bits)
+        largest_T = np.empty(len(bits_TH), self._bits)
+        masked_TH = self._found_TH.numpy().view(self._bits).reshape(-1)[: self._found_TH.numel()]
+        masked_TH = masked_TH.reshape(self._step, -1)
+        for begin in range(0, len(bits_TH), self._step):
+            part_TH = bits_TH[begin : begin + self._step]
+            out_TH = np.bitwise_and(part_TH, np.iinfo(self._bits).max, out=masked_TH[: len(part_TH)])
+            out_TH.max(axis=1, out=largest_T[begin : begin + self._step])
+        return torch.from_numpy(largest_T).view(self._dtype).float()
+
+    def _prove(
+        self, wide_TH: torch.Tensor, codes_TH: torch.Tensor, scales_T1: torch.Tensor, begin: int
+    ) -> None:
+        """Decode what will be stored, and hold it against what was captured, float32 and overwritten.
+
+        Exponent and mantissa of a code are those of a float16 that is 2^8 times less, the even steps too.
+        """
+        halves_TH = self._halves_TH[: len(wide_TH)]
+        bits_TH = halves_TH.view(torch.int16).numpy()
+        np.copyto(bits_TH, codes_TH.view(torch.int8).numpy())
+        np.left_shift(bits_TH, 7, out=bits_TH)
+        np.bitwise_and(bits_TH, ~0x4000, out=bits_TH)
+        off_TH = self._found_TH[: len(wide_TH)].copy_(halves_TH)
+        off_TH.mul_(scales_T1 * 2.0**8).sub_(wide_TH).abs_()
+        torch.maximum(wide_TH.abs_(), scales_T1 * _FLAT, out=wide_TH)
+        beyond_TH = off_TH.sub_(wide_TH, alpha=_ROUNDED_UP * _SLACK)
+        # Written so that NaN does not pass.
+        if not float(beyond_TH.amax()) <= 0.0:
+            token = begin + int((~(beyond_TH <= 0.0)).any(dim=1).int().argmax())
+            raise NotQuantizedError(f"token {token} does not come back from fp8 within its rounding")

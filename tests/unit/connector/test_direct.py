@@ -1,0 +1,152 @@
+"""Files past the page cache hold the bytes that were given, however they lie in memory and are cut."""
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+from connector import direct
+from connector.direct import BLOCK_BYTES, READ_BYTES, STAGE_BYTES, DirectReader, DirectWriter, xxh3_of
+
+CONTENT = np.random.default_rng(0).integers(0, 256, 3 * STAGE_BYTES + 77, np.uint8)
+SIZES = st.sampled_from([1, 511, 512, BLOCK_BYTES - 1, BLOCK_BYTES, 3 * BLOCK_BYTES + 5, STAGE_BYTES + 9])
+
+
+def aligned(data: bytes) -> memoryview:
+    memory = direct._memory(max(1, len(data)))
+    memory[: len(data)] = np.frombuffer(data, np.uint8)
+    return memory[: len(data)].data
+
+
+def written(path: Path, pieces: list[bytes | memoryview]) -> str:
+    file = DirectWriter(path)
+    for piece in pieces:
+        file.write(piece)
+    return file.end()
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cuts=st.lists(st.tuples(SIZES, st.booleans()), max_size=8))
+def test_the_file_is_the_pieces_one_after_the_other(tmp_path: Path, cuts: list[tuple[int, bool]]) -> None:
+    path, pieces = tmp_path / "file", []
+    for size, on_a_page in cuts:
+        piece = CONTENT[:size].tobytes()
+        pieces.append(aligned(piece) if on_a_page else piece)
+    whole = b"".join(bytes(piece) for piece in pieces)
+    assert written(path, pieces) == xxhash.xxh3_128_hexdigest(whole) == xxh3_of(path)
+    assert path.read_bytes() == whole
+
+
+def test_padding_puts_what_follows_on_a_blocks_border(tmp_path: Path) -> None:
+    file = DirectWriter(tmp_path / "file")
+    file.write(b"x" * 10)
+    file.pad(30)
+    assert (file.position + 30) % BLOCK_BYTES == 0
+    file.write(b"h" * 30)
+    before = file.position
+    file.pad(0)
+    assert file.position == before
+    file.end()
+    assert (tmp_path / "file").read_bytes() == b"x" * 10 + bytes(BLOCK_BYTES - 40) + b"h" * 30
+
+
+def test_what_lies_on_a_page_is_handed_to_the_kernel_as_it_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    addresses: list[int] = []
+    write = os.write
+
+    def spy(fd: int, data: Any) -> int:
+        addresses.append(np.frombuffer(data, np.uint8).ctypes.data)
+        return write(fd, data)
+
+    monkeypatch.setattr(os, "write", spy)
+    payload = aligned(CONTENT.tobytes())
+    written(tmp_path / "file", [payload])
+    assert addresses[0] == np.frombuffer(payload, np.uint8).ctypes.data
+    assert len(addresses) == 2  # the payload's whole blocks, and the rest
+
+
+def test_a_file_system_without_direct_writes_is_written_to_as_usual(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, flags_of = os.open, []
+
+    def open_without(path: Any, flags: int, *mode: int) -> int:
+        flags_of.append(flags)
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "no direct writes here")
+        return opened(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", open_without)
+    digest = written(tmp_path / "file", [CONTENT.tobytes()])
+    assert digest == xxh3_of(tmp_path / "file") == xxhash.xxh3_128_hexdigest(CONTENT.data)
+    assert [bool(flags & os.O_DIRECT) for flags in flags_of] == [True, False] * 2
+
+
+@pytest.mark.parametrize("call", ["write", "preadv"])
+def test_a_refused_direct_call_is_made_again_through_the_page_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    made, refused = getattr(os, call), []
+
+    def refusing(fd: int, *rest: Any) -> int:
+        if not refused:
+            refused.append(fd)
+            raise OSError(errno.EINVAL, "not aligned enough for this disk")
+        return int(made(fd, *rest))
+
+    monkeypatch.setattr(os, call, refusing)
+    assert written(tmp_path / "file", [CONTENT.tobytes()]) == xxh3_of(tmp_path / "file")
+    assert (tmp_path / "file").read_bytes() == CONTENT.tobytes()
+    assert refused
+
+
+def test_a_full_disk_is_the_operating_systems_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int, data: Any) -> int:
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(os, "write", full)
+    file = DirectWriter(tmp_path / "file")
+    with pytest.raises(OSError, match="no space"):
+        file.write(bytes(2 * STAGE_BYTES))
+    file.close()
+    file.close()
+
+
+def test_a_reader_goes_front_to_back_and_hashes_all_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    content = np.resize(CONTENT, READ_BYTES + 3 * BLOCK_BYTES + 17)
+    path.write_bytes(content.tobytes())
+    with DirectReader(path) as file:
+        assert file.num_bytes == content.size
+        assert (file.tail(100) == content[-100:]).all()
+        for begin, end in ((0, 0), (0, 5), (5, BLOCK_BYTES + 1), (BLOCK_BYTES + 1, READ_BYTES + 100)):
+            assert (file.upto(end) == content[begin:end]).all()
+        with pytest.raises(ValueError, match="lies before"):
+            file.upto(5)
+        assert file.rest() == xxhash.xxh3_128_hexdigest(content.data)
+
+
+def test_a_file_that_is_too_short_says_where_it_ends(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"short")
+    with DirectReader(tmp_path / "file") as file:
+        assert file.tail(99).tobytes() == b"short"
+        with pytest.raises(EOFError, match="the file ends at 5, 6 was asked for"):
+            file.upto(6)
+
+
+def test_the_hash_of_a_tail_is_taken_in_the_memory_of_one_buffer(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    content = np.resize(CONTENT, 3 * READ_BYTES + 12_345)
+    path.write_bytes(content.tobytes())
+    with DirectReader(path) as file:
+        for num_bytes in (1, 100, BLOCK_BYTES + 7, READ_BYTES + 5, content.size, content.size + 1):
+            assert file.tail_xxh3(num_bytes) == xxhash.xxh3_128_hexdigest(content[-num_bytes:].tobytes())
+            assert file._buffer.size == READ_BYTES
+        assert (file.position, file.rest()) == (0, xxhash.xxh3_128_hexdigest(content.tobytes()))

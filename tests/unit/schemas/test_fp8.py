@@ -1,0 +1,180 @@
+"""The quantization's bound over every bit pattern of the 16-bit dtypes and over samples of float32."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from schemas.fp8 import (
+    LARGEST,
+    LARGEST_CODE,
+    SMALLEST_SCALE,
+    VALUES,
+    NotQuantizedError,
+    Quantizer,
+    dequantize,
+    half_steps,
+    misfits,
+    scales_of,
+)
+
+DTYPES = ["bfloat16", "float16", "float32"]
+
+
+def quantized(states_TH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    codes_TH, scales_T = torch.empty(states_TH.shape, dtype=torch.uint8), torch.empty(len(states_TH))
+    Quantizer(states_TH.shape[1], states_TH.dtype).quantize(states_TH, codes_TH, scales_T)
+    return codes_TH, scales_T
+
+
+def patterns(dtype: torch.dtype) -> torch.Tensor:
+    """Return finite values: all of a dtype of 16 bits, or as many of float32."""
+    if dtype == torch.float32:
+        draw = np.random.default_rng(0)
+        bits = torch.from_numpy(draw.integers(0, 2**32, 2**16, dtype=np.uint32).view(np.int32))
+    else:
+        bits = torch.from_numpy(np.arange(2**16, dtype=np.uint16).view(np.int16))
+    values = bits.view(dtype)
+    return values[values.isfinite()]
+
+
+def off_by(states_TH: torch.Tensor, codes_TH: torch.Tensor, scales_T: torch.Tensor) -> torch.Tensor:
+    """Return the error of every value, float64, without the last rounding to the dtype."""
+    stored = VALUES[codes_TH.int()].double() * scales_T.double()[:, None]
+    return (stored - states_TH.double()).abs()
+
+
+def most_off(states_TH: torch.Tensor, scales_T: torch.Tensor) -> torch.Tensor:
+    """Return half an ulp of e4m3, by the format's definition, and what a quotient's rounding adds."""
+    relative = states_TH.double().abs() / 17
+    flat = scales_T.double()[:, None] * 2.0**-10
+    return torch.maximum(relative, flat.expand_as(relative)) * (1 + 2.0**-16)
+
+
+def test_the_table_is_the_formats_own_definition():
+    for code, value in enumerate(VALUES.tolist()):
+        sign, exponent, mantissa = -1.0 if code >> 7 else 1.0, code >> 3 & 0xF, code & 7
+        if exponent == 15 and mantissa == 7:
+            assert np.isnan(value)
+        elif exponent == 0:
+            assert value == sign * mantissa * 2.0**-9
+        else:
+            assert value == sign * (1 + mantissa / 8) * 2.0 ** (exponent - 7)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("hidden_size", [1, 7, 64])
+def test_every_value_is_within_half_an_ulp_of_what_was_captured(dtype, hidden_size):
+    values = patterns(getattr(torch, dtype))
+    order = torch.randperm(len(values), generator=torch.Generator().manual_seed(1))
+    states_TH = values[order][: len(values) // hidden_size * hidden_size].view(-1, hidden_size)
+    codes_TH, scales_T = quantized(states_TH)
+    assert bool((off_by(states_TH, codes_TH, scales_T) <= most_off(states_TH, scales_T)).all())
+    assert not bool(misfits(codes_TH, scales_T).any())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_values_of_one_magnitude_keep_their_bound_too(dtype):
+    values = patterns(getattr(torch, dtype))
+    states_TH = values[values.float().abs().argsort()][: len(values) // 64 * 64].view(-1, 64)
+    codes_TH, scales_T = quantized(states_TH)
+    assert bool((off_by(states_TH, codes_TH, scales_T) <= most_off(states_TH, scales_T)).all())
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=3, max_size=3))
+@settings(max_examples=500)
+def test_any_three_values_keep_the_bound_and_nothing_overflows(values):
+    states_TH = torch.tensor([values])
+    codes_TH, scales_T = quantized(states_TH)
+    assert bool((off_by(states_TH, codes_TH, scales_T) <= most_off(states_TH, scales_T)).all())
+    found = dequantize(codes_TH, scales_T, torch.float32)
+    assert bool(found.isfinite().all())
+    largest = float(states_TH.abs().max())
+    assert float(found.abs().max()) <= largest or largest < LARGEST * SMALLEST_SCALE
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_largest_magnitude_of_a_dtype_neither_overflows_nor_grows(dtype):
+    most = torch.finfo(getattr(torch, dtype)).max
+    states_TH = torch.tensor([[most, -most, 1.0, 0.0]], dtype=getattr(torch, dtype))
+    codes_TH, scales_T = quantized(states_TH)
+    found = dequantize(codes_TH, scales_T, states_TH.dtype)
+    assert bool(found.isfinite().all())
+    assert float(found.abs().max()) <= most
+
+
+def test_a_product_is_exact_in_float32_so_that_it_is_rounded_once():
+    largest = patterns(torch.float32).abs()
+    scales_T = scales_of(largest)
+    values = VALUES[: LARGEST_CODE + 1]
+    due = values.double()[None] * scales_T.double()[:, None]
+    normal = (due == 0) | (due >= 2.0**-126)
+    assert torch.equal((values[None] * scales_T[:, None]).double()[normal], due[normal])
+
+
+def test_a_token_of_zeros_is_zero_again():
+    states_TH = torch.zeros(2, 8, dtype=torch.bfloat16)
+    codes_TH, scales_T = quantized(states_TH)
+    assert scales_T.tolist() == [SMALLEST_SCALE] * 2
+    assert torch.equal(dequantize(codes_TH, scales_T, torch.bfloat16), states_TH)
+
+
+def test_tokens_have_scales_of_their_own_whatever_lies_beside_them():
+    states_TH = torch.tensor([[1.0, 0.5, -0.25], [1e4, 5e3, 1.0], [1e-6, 3e-7, 0.0]])
+    codes_TH, scales_T = quantized(states_TH)
+    for token, state_H in enumerate(states_TH):
+        alone, scale = quantized(state_H[None])
+        assert torch.equal(alone[0], codes_TH[token])
+        assert float(scale[0]) == float(scales_T[token]) == pytest.approx(float(state_H.max()) / LARGEST)
+
+
+@pytest.mark.parametrize("shape", [(1, 32_769), (70, 1000), (3, 16_384)])
+def test_chunks_do_not_show(shape):
+    states_TH = torch.randn(shape, generator=torch.Generator().manual_seed(2))
+    codes_TH, scales_T = quantized(states_TH)
+    for token in {0, len(states_TH) // 2, len(states_TH) - 1}:
+        alone, scale = quantized(states_TH[token : token + 1])
+        assert torch.equal(alone[0], codes_TH[token])
+        assert torch.equal(scale[0], scales_T[token])
+
+
+def test_no_captured_value_lies_farther_than_its_half_step():
+    values = patterns(torch.float16)
+    order = torch.randperm(len(values), generator=torch.Generator().manual_seed(3))
+    states_TH = values[order].view(-1, 62)
+    codes_TH, scales_T = quantized(states_TH)
+    off = off_by(states_TH, codes_TH, scales_T)
+    for token, scale in enumerate(scales_T.tolist()):
+        half_H = half_steps(codes_TH[token], scale)
+        assert bool((off[token] <= half_H.double() * (1 + 2.0**-16)).all())
+
+
+class Wrong(Quantizer):
+    """Stores one code that is a step away from the right one."""
+
+    def _prove(self, wide_TH, codes_TH, scales_T1, begin):
+        codes_TH[-1, -1] ^= 2
+        super()._prove(wide_TH, codes_TH, scales_T1, begin)
+
+
+@pytest.mark.parametrize("hidden_size", [8, 20_000])
+def test_a_wrong_code_is_found_when_it_is_made(hidden_size):
+    states_TH = torch.randn((3, hidden_size), generator=torch.Generator().manual_seed(4)) + 3
+    codes_TH, scales_T = torch.empty(states_TH.shape, dtype=torch.uint8), torch.empty(3)
+    with pytest.raises(NotQuantizedError, match="token"):
+        Wrong(hidden_size, torch.float32).quantize(states_TH, codes_TH, scales_T)
+
+
+def test_values_that_are_not_finite_never_pass():
+    states_TH = torch.tensor([[1.0, float("nan")]])
+    with pytest.raises(NotQuantizedError, match="token 0"):
+        quantized(states_TH)
+
+
+def test_codes_and_scales_that_no_rounding_makes_are_told():
+    codes_TH, scales_T = quantized(torch.randn((5, 16), generator=torch.Generator().manual_seed(5)))
+    codes_TH[1][codes_TH[1] & 0x7F == LARGEST_CODE] -= 8
+    codes_TH[2, 0] = 0x7F
+    scales_T[3] = float("inf")
+    scales_T[4] *= 1 + 2.0**-22
+    assert misfits(codes_TH, scales_T).tolist() == [False, True, True, True, True]
