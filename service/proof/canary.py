@@ -50,13 +50,24 @@ class Distance:
 
 def canary_key(identity: Identity, engine: EngineInfo) -> str:
     """Return what a passed canary is remembered under: all that can change which states are captured."""
-    about = {
+    return _digest(_about(identity) | {"engine": engine.model_dump(mode="json")})
+
+
+def states_key(identity: Identity) -> str:
+    """Return what the last passed canary of these states is remembered under, by whatever engine."""
+    return _digest(_about(identity))
+
+
+def _about(identity: Identity) -> dict[str, object]:
+    return {
         "model": identity.model,
         "revision": identity.revision,
         "dtype": identity.dtype,
         "layer_ids": identity.layer_ids,
-        "engine": engine.model_dump(mode="json"),
     }
+
+
+def _digest(about: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(about, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from connector.seal import xxh3_of
+from connector.direct import DirectReader
 from schemas.arrow import PLAN_SCHEMA
 from schemas.identity import Identity
 from schemas.manifest import UnitChecks
@@ -22,6 +22,7 @@ from service.errors import DatasetBroken, EngineDied, EngineRefused, StatesWrong
 from service.proof.gap_check import check_gaps
 from service.proof.head import Head
 from service.proof.logit_check import LogitCase, Witness, check_logits, logit_rows
+from service.proof.passage import Passage
 from service.proof.row_proof import prove_row
 from service.proof.sample_name import name_fault
 from service.proof.shard_reader import LightRow, ShardReader
@@ -68,11 +69,17 @@ def check_unit(
         if receipt.file is None:
             continue
         try:
-            _check_bytes(attempt / receipt.file, receipt)
-            with ShardReader(attempt / receipt.file) as reader:
-                _check_shard(unit, reader, receipt, plan, identity)
-                cases |= _prove(unit, reader, receipt, chosen, witnesses)
-        except (DatasetBroken, OSError) as error:
+            with DirectReader(attempt / receipt.file) as file:
+                _check_footer(file, receipt)
+                try:
+                    with ShardReader(attempt / receipt.file) as reader:
+                        _check_shard(unit, reader, receipt, plan, identity)
+                        cases |= _prove(unit, reader, Passage(file, reader), receipt, chosen, witnesses)
+                finally:
+                    # Whatever the rows say: a file that is not what was written is what is wrong, and is
+                    # written again.
+                    _check_bytes(file, receipt)
+        except (DatasetBroken, OSError, EOFError) as error:
             raise WriteFailed(f"{unit}: a sealed file cannot be read back: {error}") from error
     rows_checked = sum(len(receipt.rows) for receipt in receipts)
     if not cases:
@@ -109,14 +116,23 @@ def _account(unit: str, num_rows: int, receipts: Sequence[UnitSealed], skipped: 
         raise StatesWrong(f"{unit}: each of {num_rows} planned rows needs one end; {told}")
 
 
-def _check_bytes(path: Path, receipt: UnitSealed) -> None:
-    """Hold every byte against the receipt; the sha256 would say the same at a tenth of the speed."""
-    num_bytes = path.stat().st_size
-    if num_bytes != receipt.bytes:
-        raise DatasetBroken(f"{path.name} has {num_bytes} bytes, its receipt says {receipt.bytes}")
-    xxh3 = xxh3_of(path)
+def _check_footer(file: DirectReader, receipt: UnitSealed) -> None:
+    """Hold length and footer against the receipt: pyarrow ends the process over some damaged footers."""
+    if file.num_bytes != receipt.bytes:
+        raise DatasetBroken(f"{receipt.file} has {file.num_bytes} bytes, its receipt says {receipt.bytes}")
+    # The length is the file's own word: one that is wrong may cost time, but no memory.
+    length = int.from_bytes(file.tail(8)[:4].tobytes(), "little")
+    xxh3 = file.tail_xxh3(length + 8)
+    if xxh3 != receipt.footer_xxh3:
+        about = f"the footer of {receipt.file} has xxh3 {xxh3}"
+        raise DatasetBroken(f"{about}, its receipt says {receipt.footer_xxh3}")
+
+
+def _check_bytes(file: DirectReader, receipt: UnitSealed) -> None:
+    """Hold every byte against the receipt, those that were read on the way here included."""
+    xxh3 = file.rest()
     if xxh3 != receipt.xxh3:
-        raise DatasetBroken(f"{path.name} has xxh3 {xxh3}, its receipt says {receipt.xxh3}")
+        raise DatasetBroken(f"{receipt.file} has xxh3 {xxh3}, its receipt says {receipt.xxh3}")
 
 
 def _check_shard(
@@ -172,6 +188,7 @@ def _plan_fault(
 def _prove(
     unit: str,
     reader: ShardReader,
+    passage: Passage,
     receipt: UnitSealed,
     chosen: AbstractSet[int],
     witnesses: Mapping[int, Witness],
@@ -180,14 +197,14 @@ def _prove(
     cases = {}
     for place, row in enumerate(receipt.rows):
         where = f"{unit}, row {row} ({reader.light[place].sample_id})"
-        proof = prove_row(reader, place, values=row in chosen)
+        proof = prove_row(reader, place, values=row in chosen, layer_bytes=passage.layer_bytes)
         if proof.faults:
             raise StatesWrong(f"{where}: {'; '.join(proof.faults)}")
-        if proof.last_H is None:
+        if proof.last is None:
             continue
         if row not in witnesses:
             raise StatesWrong(f"{where}: the engine gave no log-probability to prove it by")
-        cases[row] = LogitCase(where, proof.last_H, witnesses[row])
+        cases[row] = LogitCase(where, proof.last.state_H, witnesses[row], proof.last.half_H)
     return cases
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from service.proof.head import Gaps, Head
-from service.proof.logit_check import MOST_SIGMAS, LogitCase
+from service.proof.logit_check import MOST_SIGMAS, LogitCase, stacked
 
 _BATCH_ROWS = 64
 
@@ -41,7 +41,8 @@ def check_gaps(head: Head, cases: Sequence[LogitCase]) -> GapVerdict:
         # A row of fewer tokens repeats its first; the repetitions are not compared.
         width = max(len(row) for row in said)
         tokens_NK = torch.tensor([[token for token, _ in (row + row[:1] * width)[:width]] for row in said])
-        gaps = head.gaps(torch.stack([case.state_H for case in batch]), tokens_NK)
+        states_NH, half_NH = stacked(batch)
+        gaps = head.gaps(states_NH, tokens_NK, half_NH)
         for place, (case, row) in enumerate(zip(batch, said, strict=True)):
             fault, sigmas = _compare(gaps, place, row)
             max_sigmas = max(max_sigmas, sigmas)

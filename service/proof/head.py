@@ -17,6 +17,7 @@ from schemas.identity import FinalNorm
 from schemas.request import Dtype
 from service.errors import EngineRefused
 from service.proof.head_weights import HeadWeights, NormWeights, read_head, read_norm, text_config
+from service.proof.storing import Storing
 
 _SLICE_ELEMENTS = 2**24
 _FLOAT32_ROUNDOFF = 2.0**-24
@@ -83,8 +84,12 @@ class Head:
         normed_NH, _ = self._norm(rows_NH)
         return torch.log_softmax(self._logits(normed_NH), dim=1)
 
-    def opinion(self, rows_NH: torch.Tensor, named_N: torch.Tensor) -> Opinion:
+    def opinion(
+        self, rows_NH: torch.Tensor, named_N: torch.Tensor, half_NH: torch.Tensor | None = None
+    ) -> Opinion:
         """Hold pre-norm states [N, H] against one named token each, `named_N` of 0..V-1.
+
+        `half_NH` says how far each captured value may lie from the stored one (`service.proof.storing`).
 
         The deviations follow from the dtype and the weights; nothing is fitted to data. With u the dtype's
         unit roundoff, a rounding is a uniform relative error of at most u, of variance u^2/3. Let y be the
@@ -106,10 +111,12 @@ class Head:
         logits_NV = self._logits(normed_NH)
         logprobs_NV = torch.log_softmax(logits_NV, dim=1)
         chance_NV, slope_NV = logprobs_NV.exp(), self._slope(logits_NV)
-        mean_NH = torch.zeros_like(normed_NH)
+        mean_NH, square_NH = torch.zeros_like(normed_NH), torch.zeros_like(normed_NH)
         for start, weight_CH in self._slices():
             part = slice(start, start + len(weight_CH))
             mean_NH += (chance_NV[:, part] * slope_NV[:, part]) @ weight_CH
+            if half_NH is not None:
+                square_NH += (chance_NV[:, part] * slope_NV[:, part].square()) @ weight_CH.square()
         row_N = torch.arange(len(rows_NH))
         own_N = logits_NV.argmax(dim=1)
         own_NH = slope_NV[row_N, own_N, None] * self._weight_VH[own_N].float()
@@ -122,6 +129,11 @@ class Head:
         own_variance_N = rounding.of_logit(logits_NV[row_N, own_N], own_NH)
         variance_N = rounding.through_norm(named_NH - mean_NH) + named_variance_N + others_N + softmax
         gap_variance_N = rounding.through_norm(own_NH - named_NH) + named_variance_N + own_variance_N
+        if half_NH is not None:
+            storing = self._storing(rows_NH, half_NH)
+            variance_N += storing.of_product(named_NH - mean_NH)
+            variance_N += storing.of_softmax(mean_NH, square_NH)
+            gap_variance_N += storing.of_product(own_NH - named_NH)
         return Opinion(
             own_token=own_N,
             logprob=logprobs_NV[row_N, named_N],
@@ -130,7 +142,9 @@ class Head:
             gap_sigma=gap_variance_N.sqrt(),
         )
 
-    def gaps(self, rows_NH: torch.Tensor, tokens_NK: torch.Tensor) -> Gaps:
+    def gaps(
+        self, rows_NH: torch.Tensor, tokens_NK: torch.Tensor, half_NH: torch.Tensor | None = None
+    ) -> Gaps:
         """Hold pre-norm states [N, H] against K tokens each of 0..V-1; reads K rows of the head for each.
 
         A difference of logits is one of log-probabilities too, so that no sum over the vocabulary is needed.
@@ -144,6 +158,9 @@ class Head:
         rounding = _Rounding(normed_NH[:, None], share_NH[:, None], self._unit, self._roundings)
         each_NK = rounding.of_logit(logits_NK, direction_NKH)
         variance_NK = rounding.through_norm(direction_NKH[:, :1] - direction_NKH) + each_NK[:, :1] + each_NK
+        if half_NH is not None:
+            storing = self._storing(rows_NH[:, None], half_NH[:, None])
+            variance_NK += storing.of_product(direction_NKH[:, :1] - direction_NKH)
         return Gaps(logits_NK[:, :1] - logits_NK, variance_NK.sqrt())
 
     @property
@@ -159,16 +176,30 @@ class Head:
     def _norm(self, rows_NH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the normed state, rounded to the dtype, and the state's share in it; both float32."""
         x_NH = rows_NH.float()
-        weight_H = self.norm_weight.float()
-        if self.final_norm.kind == "gemma_rmsnorm":
-            weight_H = 1.0 + weight_H
-        centre_N1 = x_NH.mean(dim=1, keepdim=True) if self.final_norm.kind == "layernorm" else 0.0
-        centred_NH = x_NH - centre_N1
-        scale_NH = torch.rsqrt(centred_NH.square().mean(dim=1, keepdim=True) + self.final_norm.eps) * weight_H
+        centred_NH, power_N1 = self._centred(x_NH)
+        scale_NH = power_N1.rsqrt() * self._gain_H
         normed_NH = centred_NH * scale_NH
         if self._norm_bias_H is not None:
             normed_NH = normed_NH + self._norm_bias_H.float()
         return normed_NH.to(self.dtype).float(), x_NH * scale_NH
+
+    def _centred(self, x_NH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return float32 states [..., H] as the norm centres them, and the mean square with eps [..., 1]."""
+        if self.final_norm.kind == "layernorm":
+            x_NH = x_NH - x_NH.mean(dim=-1, keepdim=True)
+        return x_NH, x_NH.square().mean(dim=-1, keepdim=True) + self.final_norm.eps
+
+    @property
+    def _gain_H(self) -> torch.Tensor:
+        """What the norm multiplies by, float32."""
+        weight_H = self.norm_weight.float()
+        return 1.0 + weight_H if self.final_norm.kind == "gemma_rmsnorm" else weight_H
+
+    def _storing(self, rows: torch.Tensor, half: torch.Tensor) -> Storing:
+        """Return what storing made of pre-norm states [..., H] under this norm."""
+        centred, power = self._centred(rows.float())
+        centres = self.final_norm.kind == "layernorm"
+        return Storing(rows == 0, half, centred * power.rsqrt(), self._gain_H * power.rsqrt(), centres)
 
     def _logits(self, normed_NH: torch.Tensor) -> torch.Tensor:
         """Return the logits [N, V] of normed states."""

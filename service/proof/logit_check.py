@@ -45,12 +45,14 @@ class Witness:
 class LogitCase:
     """One row under the check.
 
-    `state_H` is its last token's pre-norm state, `where` names it in messages.
+    `state_H` is its last token's pre-norm state, `where` names it in messages. `half_H` says how far each
+    captured value may lie from the stored one, null where they are the same.
     """
 
     where: str
     state_H: torch.Tensor
     witness: Witness
+    half_H: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,12 @@ def logit_rows(sample_ids: Sequence[str], share: float, minimum: int) -> frozens
     return frozenset(ranked[:count])
 
 
+def stacked(cases: Sequence[LogitCase]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the states [N, H] of cases of one dataset, and how far the captured ones may lie from them."""
+    halves = [case.half_H for case in cases if case.half_H is not None]
+    return torch.stack([case.state_H for case in cases]), torch.stack(halves) if halves else None
+
+
 def check_logits(head: Head, cases: Sequence[LogitCase]) -> LogitVerdict:
     """Recompute the next token's log-probability of each case and compare it with its witness.
 
@@ -104,7 +112,8 @@ def check_logits(head: Head, cases: Sequence[LogitCase]) -> LogitVerdict:
         batch = cases[start : start + _BATCH_ROWS]
         # A token outside the vocabulary is a fault of its own; here it only must not be an index.
         named_N = torch.tensor([case.witness.next_token for case in batch]).clamp(0, head.vocab_size - 1)
-        opinion = head.opinion(torch.stack([case.state_H for case in batch]), named_N)
+        states_NH, half_NH = stacked(batch)
+        opinion = head.opinion(states_NH, named_N, half_NH)
         for row, case in enumerate(batch):
             fault, error = _compare(opinion, row, case.witness, head.vocab_size)
             max_error = max(max_error, error)

@@ -8,10 +8,16 @@ Legend: T tokens, H hidden size.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import xxhash
+from numpy.typing import NDArray
 
-from service.proof.shard_reader import ShardReader
+from service.proof.extremes import extremes
+from service.proof.shard_reader import ShardReader, StoredState
+
+LayerBytes = Callable[[int, int], NDArray[np.uint8]]
+"""Reads the raw bytes of a row's layer; they need only hold until the next call."""
 
 Watch = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], None]
 """Sees every layer that is read: its id, its states [T, H], each token's smallest and largest value [T]."""
@@ -19,52 +25,73 @@ Watch = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], None]
 
 @dataclass(frozen=True, slots=True)
 class RowProof:
-    """What reading a row again has shown. `last_H`: its last token's pre-norm state, if N is captured."""
+    """What reading a row again has shown. `last`: its last token's pre-norm state, if N is captured."""
 
     faults: tuple[str, ...]
-    last_H: torch.Tensor | None
+    last: StoredState | None
 
 
-def prove_row(reader: ShardReader, row: int, watch: Watch | None = None, *, values: bool = True) -> RowProof:
+def prove_row(
+    reader: ShardReader,
+    row: int,
+    watch: Watch | None = None,
+    *,
+    values: bool = True,
+    layer_bytes: LayerBytes | None = None,
+) -> RowProof:
     """Read every layer of `row`: checksums agree, values are finite and vary, no two layers are equal.
 
     `watch` sees each layer too, so that nothing is read twice. Without `values` the bytes are only held
     against their checksums, at the speed of memory: enough where the same bytes were checked when they were
-    captured.
+    captured. `layer_bytes` reads in place of the reader's own.
+
+    What was rounded to fp8 may have become equal in two layers, or constant, with nothing wrong in it; its
+    codes and scales must be such as rounding makes.
 
     Raises DatasetBroken if the bytes cannot be read at all.
     """
+    layer_bytes = layer_bytes or reader.layer_bytes
     identity = reader.provenance.identity
     faults: list[str] = []
     seen: dict[int, int] = {}
-    last_H: torch.Tensor | None = None
+    last: StoredState | None = None
     for layer_id, stored in zip(identity.layer_ids, reader.light[row].checksums, strict=True):
-        raw = reader.layer_bytes(row, layer_id)
+        raw = layer_bytes(row, layer_id)
         checksum = xxhash.xxh3_64_intdigest(raw.data)
         if checksum != stored:
             faults.append(f"layer {layer_id}: its bytes have xxh3 {checksum:016x}, {stored:016x} is stored")
-        if checksum in seen:
+        if checksum in seen and not reader.lossy:
             faults.append(f"layers {seen[checksum]} and {layer_id} hold the same states")
         seen[checksum] = layer_id
-        states_TH = reader.states(raw)
         if values:
-            low_T, high_T = torch.aminmax(states_TH, dim=1)
-            faults += [f"layer {layer_id}: {fault}" for fault in _value_faults(low_T, high_T, layer_id)]
+            states_TH = reader.states(raw)
+            low_T, high_T = extremes(states_TH)
+            found = _value_faults(low_T, high_T, layer_id, reader.misfits(raw))
+            faults += [f"layer {layer_id}: {fault}" for fault in found]
             if watch is not None:
                 watch(layer_id, states_TH, low_T, high_T)
         if layer_id == identity.num_layers:
-            last_H = states_TH[-1].clone()
-    return RowProof(tuple(faults), last_H)
+            last = reader.last_state(raw)
+    return RowProof(tuple(faults), last)
 
 
-def _value_faults(low_T: torch.Tensor, high_T: torch.Tensor, layer_id: int) -> list[str]:
-    """Return what is wrong with the values; a padding token's embedding (layer 0) may be constant or zero."""
-    # Of NaN and of infinities a difference is not finite, and aminmax carries NaN through.
+def _value_faults(
+    low_T: torch.Tensor, high_T: torch.Tensor, layer_id: int, misfit_T: torch.Tensor | None
+) -> list[str]:
+    """Return what is wrong with the values; a padding token's embedding (layer 0) may be constant or zero.
+
+    `misfit_T` names the tokens that rounding to fp8 does not make; it is null where nothing was rounded.
+    """
+    # Of NaN and of infinities a difference is not finite, and NaN is one of the two.
     broken_T = ~(high_T - low_T).isfinite()
     faults = [_tokens("not finite", broken_T)] if bool(broken_T.any()) else []
     constant_T = (low_T == high_T) & ~broken_T
+    zero_T = constant_T & (low_T == 0)
+    if misfit_T is not None:
+        if bool(misfit_T.any()):
+            faults.append(_tokens("no codes of its scale", misfit_T))
+        constant_T = zero_T
     if layer_id != 0 and bool(constant_T.any()):
-        zero_T = constant_T & (low_T == 0)
         faults.append(_tokens("all zero" if bool(zero_T.any()) else "constant", constant_T))
     return faults
 

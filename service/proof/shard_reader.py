@@ -26,12 +26,13 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from schemas.arrow import LAYER_PREFIX, METADATA_KEY, layer_columns, shard_schema
+from schemas.fp8 import SCALE_BYTES, dequantize, half_steps, misfits
 from schemas.identity import DTYPE_BYTES, Provenance
 from schemas.planes import merge_planes
 from service.errors import DatasetBroken
 
 _MAX_PAGE_HEADER_BYTES = 512
-_LENGTH_BYTES = 4
+LENGTH_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,17 @@ class LightRow:
     input_ids: NDArray[np.int32]
     loss_mask: NDArray[np.uint8]
     checksums: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredState:
+    """One token's state [H] of the shard's dtype, and how far each captured value may lie from it.
+
+    `half_H` is float32, half a step of each code; null where the bits are those that were captured.
+    """
+
+    state_H: torch.Tensor
+    half_H: torch.Tensor | None
 
 
 class ShardReader:
@@ -116,21 +128,85 @@ class ShardReader:
         return rows
 
     def layer_bytes(self, row: int, layer_id: int) -> NDArray[np.uint8]:
-        """Return the raw bytes of one layer of one row, planes merged: T * H elements of its dtype."""
+        """Return the bytes of one layer of one row that its checksum is over.
+
+        With planes these are the merged ones, T * H elements of the dtype; with fp8 T * H codes, and behind
+        them T scales.
+        """
+        sizes = self._sizes(row, layer_id)
+        if sizes is not None:
+            parts = [self._plain(row, column, num_bytes) for column, num_bytes in sizes.items()]
+            return parts[0] if len(parts) == 1 else np.concatenate(parts)
         identity = self.provenance.identity
         width = DTYPE_BYTES[identity.dtype]
         num_elements = self.light[row].num_tokens * identity.hidden_size
-        columns = layer_columns((layer_id,), identity.compression)
-        if identity.compression == "none":
-            return self._plain(row, columns[0], num_elements * width)
-        hi = self._packed(row, columns[0], num_elements)
-        return merge_planes(hi, self._plain(row, columns[1], num_elements * (width - 1)), width)
+        high, low = layer_columns((layer_id,), identity.compression)
+        hi = self._packed(row, high, num_elements)
+        return merge_planes(hi, self._plain(row, low, num_elements * (width - 1)), width)
+
+    def layer_places(self, row: int, layer_id: int) -> tuple[tuple[int, int], ...] | None:
+        """Return where a layer's values lie, none if one is compressed.
+
+        Of each value the offset of its 4-byte length, and its bytes; together they are what `layer_bytes`
+        gives.
+        """
+        sizes = self._sizes(row, layer_id)
+        if sizes is None:
+            return None
+        with self._naming(f"row {row}: layer {layer_id} cannot be read"):
+            return tuple(
+                (self._plain_start(self._chunk(row, column, num_bytes), num_bytes), num_bytes)
+                for column, num_bytes in sizes.items()
+            )
 
     def states(self, raw: NDArray[np.uint8]) -> torch.Tensor:
-        """Return what `layer_bytes` gave as states [T, H] of the shard's dtype, without a copy."""
+        """Return what `layer_bytes` gave as states [T, H] of the shard's dtype; only fp8 is copied."""
         identity = self.provenance.identity
-        flat: torch.Tensor = torch.from_numpy(raw).view(getattr(torch, identity.dtype))
-        return flat.view(-1, identity.hidden_size)
+        dtype: torch.dtype = getattr(torch, identity.dtype)
+        if identity.compression == "fp8":
+            return dequantize(*self._quantized(raw), dtype)
+        return torch.from_numpy(raw).view(dtype).view(-1, identity.hidden_size)
+
+    def last_state(self, raw: NDArray[np.uint8]) -> StoredState:
+        """Return the last token's state of what `layer_bytes` gave."""
+        if not self.lossy:
+            return StoredState(self.states(raw)[-1].clone(), None)
+        codes_TH, scales_T = self._quantized(raw)
+        dtype: torch.dtype = getattr(torch, self.provenance.identity.dtype)
+        (state_H,) = dequantize(codes_TH[-1:], scales_T[-1:], dtype)
+        return StoredState(state_H, half_steps(codes_TH[-1], float(scales_T[-1])))
+
+    def misfits(self, raw: NDArray[np.uint8]) -> torch.Tensor | None:
+        """Return the tokens, bool [T], whose codes and scale nobody stores; none where states are exact."""
+        return misfits(*self._quantized(raw)) if self.lossy else None
+
+    @property
+    def lossy(self) -> bool:
+        """Say whether what is read is only near what was captured."""
+        return self.provenance.identity.compression == "fp8"
+
+    def _quantized(self, raw: NDArray[np.uint8]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the codes, uint8 [T, H], and the scales, float32 [T]."""
+        hidden_size = self.provenance.identity.hidden_size
+        num_tokens = len(raw) // (hidden_size + SCALE_BYTES)
+        codes, scales = np.split(raw, [num_tokens * hidden_size])
+        # A copy: behind codes of any number scales need not begin where a float32 may.
+        scales_T = torch.from_numpy(scales.copy()).view(torch.float32)
+        return torch.from_numpy(codes).view(num_tokens, hidden_size), scales_T
+
+    def _sizes(self, row: int, layer_id: int) -> dict[str, int] | None:
+        """Return the bytes that each column of a layer has, none if one of them is compressed."""
+        identity = self.provenance.identity
+        columns = layer_columns((layer_id,), identity.compression)
+        num_tokens = self.light[row].num_tokens
+        each: tuple[int, ...]
+        if identity.compression == "none":
+            each = (num_tokens * identity.hidden_size * DTYPE_BYTES[identity.dtype],)
+        elif identity.compression == "fp8":
+            each = (num_tokens * identity.hidden_size, num_tokens * SCALE_BYTES)
+        else:
+            return None
+        return dict(zip(columns, each, strict=True))
 
     def layer(self, row: int, layer_id: int) -> torch.Tensor:
         """Return the states [T, H] of one layer of one row, in the shard's dtype."""
@@ -165,22 +241,26 @@ class ShardReader:
     def _chunk(self, row: int, column: str, num_bytes: int) -> Any:  # noqa: ANN401 - untyped pyarrow
         """Return a column chunk's metadata after checking that it has room for just `num_bytes`."""
         chunk = self._file.metadata.row_group(row).column(self._column_index[column])
-        if not 0 <= chunk.total_uncompressed_size - num_bytes - _LENGTH_BYTES < _MAX_PAGE_HEADER_BYTES:
+        if not 0 <= chunk.total_uncompressed_size - num_bytes - LENGTH_BYTES < _MAX_PAGE_HEADER_BYTES:
             found = f"{column} takes {chunk.total_uncompressed_size} bytes"
             raise self._broken(f"row {row}: {found} where {num_bytes} and a page header are due")
         return chunk
 
+    def _plain_start(self, chunk: Any, num_bytes: int) -> int:  # noqa: ANN401 - untyped pyarrow
+        """Return the offset of an uncompressed value's 4-byte length; the value ends its chunk."""
+        # Not asked of the footer: pyarrow aborts the process over a codec it does not know.
+        if chunk.total_compressed_size != chunk.total_uncompressed_size:
+            raise ValueError("it is compressed")
+        return int(chunk.data_page_offset + chunk.total_compressed_size - num_bytes - LENGTH_BYTES)
+
     def _plain(self, row: int, column: str, num_bytes: int) -> NDArray[np.uint8]:
         """Read an uncompressed value: the last `num_bytes` of its chunk, behind their 4-byte length."""
-        length, payload = np.empty(_LENGTH_BYTES, np.uint8), np.empty(num_bytes, np.uint8)
+        length, payload = np.empty(LENGTH_BYTES, np.uint8), np.empty(num_bytes, np.uint8)
         with self._naming(f"row {row}: {column} cannot be read"):
-            chunk = self._chunk(row, column, num_bytes)
-            # Not asked of the footer: pyarrow aborts the process over a codec it does not know.
-            plain = chunk.total_compressed_size == chunk.total_uncompressed_size
-            start = chunk.data_page_offset + chunk.total_compressed_size - num_bytes - _LENGTH_BYTES
+            start = self._plain_start(self._chunk(row, column, num_bytes), num_bytes)
             count = os.preadv(self._fd, [length.data, payload.data], start)
         told = int.from_bytes(length.tobytes(), "little")
-        if not plain or count != _LENGTH_BYTES + num_bytes or told != num_bytes:
+        if count != LENGTH_BYTES + num_bytes or told != num_bytes:
             raise self._broken(f"row {row}: {column} is not one uncompressed value of {num_bytes} bytes")
         return payload
 

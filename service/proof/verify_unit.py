@@ -159,17 +159,17 @@ def _rows(
         faults = list(_light_faults(light, vocab_size))
         if tally is not None:
             tally.row(path, row, light)
-        last_H = None
+        last = None
         try:
             proven = prove_row(reader, row, watch)
             faults += proven.faults
-            last_H = proven.last_H
+            last = proven.last
         except DatasetBroken as error:
             faults.append(error.detail)
         for fault in faults:
             outcome.fault(path, f"{where}: {fault}")
-        if row in chosen and last_H is not None:
-            yield LogitCase(where, last_H, chosen[row])
+        if row in chosen and last is not None:
+            yield LogitCase(where, last.state_H, chosen[row], last.half_H)
 
 
 def _with_witness(

@@ -4,7 +4,7 @@ The manifest comes last but for the card, and only when every planned sample is 
 that has one is whole. The same job gives the same bytes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,11 +15,12 @@ from pydantic import ValidationError
 from connector.seal import sealing
 from schemas.identity import Provenance
 from schemas.job import RejectView
-from schemas.manifest import CanaryReport, CheckReport, FileEntry, Manifest, ShardEntry, Totals
+from schemas.manifest import CanaryReport, CheckReport, FileEntry, Manifest, SealedShard, ShardEntry, Totals
 from schemas.names import CARD_PATH, manifest_path
 from schemas.request import ExtractRequest
 from service.errors import DatasetBroken, SourceRefused
 from service.publish.card import render_card
+from service.publish.digests import shard_entries
 from service.publish.extras import write_final_norm, write_token_freq
 from service.store import PublishLease, Store, UnitCommit
 
@@ -38,7 +39,7 @@ class Account:
     rejects: tuple[RejectView, ...]
 
     @property
-    def shards(self) -> tuple[ShardEntry, ...]:
+    def shards(self) -> tuple[SealedShard, ...]:
         """The shards, in unit order."""
         return tuple(shard for commit in self.commits for shard in commit.shards)
 
@@ -68,7 +69,12 @@ def account_of(store: Store, lease: PublishLease) -> Account:
 
 
 def assemble(
-    dataset: Path, account: Account, final_norm: bytes, canary: str, report: CanaryReport | None
+    dataset: Path,
+    account: Account,
+    final_norm: bytes,
+    canary: str,
+    report: CanaryReport | None,
+    check: Callable[[], None] = lambda: None,
 ) -> Manifest:
     """Write the extras, the manifest and the card of `account` into `dataset`, where its files have landed.
 
@@ -78,14 +84,16 @@ def assemble(
         final_norm: the content of `final_norm.safetensors`.
         canary: what the manifest says of the canary, and
         report: the numbers of the one that passed, if it was not skipped.
+        check: called between shards; it may raise.
 
     Raises:
         DatasetBroken: a sample, a token or a file is missing; then there is no manifest.
         OptionRefused: the folder holds another model's states, or a configuration of other columns.
         OSError: as the file system says.
     """
-    for entry in (*account.shards, *account.indexes):
+    for entry in account.indexes:
         _check_file(dataset, entry)
+    shards = shard_entries(dataset, account.shards, _known(dataset, account.job_id), check)
     totals = _totals(account)
     _check_rows(dataset, account, totals)
     token_freq, counts = write_token_freq(dataset, account.job_id, [entry.path for entry in account.indexes])
@@ -97,7 +105,7 @@ def assemble(
         provenance=account.provenance,
         identity_sha256=account.provenance.identity.sha256(),
         request=account.request,
-        shards=account.shards,
+        shards=shards,
         indexes=account.indexes,
         extras=(write_final_norm(dataset, final_norm), token_freq),
         rejects=account.rejects,
@@ -122,6 +130,12 @@ def read_manifest(path: Path) -> Manifest:
 def read_manifests(dataset: Path) -> list[Manifest]:
     """Return the manifests in a dataset folder, in job order. Raises DatasetBroken."""
     return [read_manifest(path) for path in sorted((dataset / "manifests").glob("*.json"))]
+
+
+def _known(dataset: Path, job_id: str) -> dict[str, ShardEntry]:
+    """Return the shards of the manifest that an earlier publisher of the job may have left, by path."""
+    path = dataset / manifest_path(job_id)
+    return {entry.path: entry for entry in read_manifest(path).shards} if path.exists() else {}
 
 
 def _write_card(dataset: Path) -> None:

@@ -20,6 +20,13 @@ hi, lo = (torch.frombuffer(bytearray(row["{column}_" + p]), dtype=torch.uint8) f
 raw = torch.cat([lo.view(len(hi), -1), hi.view(-1, 1)], dim=1).view(torch.{dtype})
 hidden = raw.view(row["num_tokens"], row["hidden_size"])"""
 
+READ_FP8 = """\
+codes = torch.frombuffer(bytearray(row["{column}"]), dtype=torch.float8_e4m3fn).float()
+scales = torch.frombuffer(bytearray(row["{column}_scale"]), dtype=torch.float32)
+hidden = (codes.view(row["num_tokens"], -1) * scales[:, None]).to(torch.{dtype})"""
+
+READERS = {"none": READ_PLAIN, "planes": READ_PLANES, "fp8": READ_FP8}
+
 READING = """\
 ## Reading a row
 
@@ -33,6 +40,8 @@ row = pq.ParquetFile("{shard}").read_row_group(0).to_pylist()[0]
 
 {trap}"""
 
+STORAGE = {"none": "none", "planes": "planes (lossless)", "fp8": "fp8 (lossy: within 1/17 of each value)"}
+
 SUMMARY = (
     "{samples:,} samples, {tokens:,} tokens, for training EAGLE-style drafters. One row a sample, one column "
     "a layer, un-shifted: row `t` of a column is the state of token `t`."
@@ -42,9 +51,17 @@ FILES = (
     "`token_freq/<job>.parquet` counts the supervised tokens; `final_norm.safetensors` is the target's final "
     "norm: with it anyone can make the post-norm state from the pre-norm one."
 )
+READING_ROWS = "A row group is one row; name the `columns` you need, and only those are read."
 READING_NOTE = (
-    "A row group is one row; name the `columns` you need, and only those are read. "
-    "`layer_<k>` holds raw little-endian `[num_tokens, hidden_size]` of the dtype below, in C order."
+    f"{READING_ROWS} `layer_<k>` holds raw little-endian `[num_tokens, hidden_size]` of the dtype below, in "
+    "C order."
+)
+READING_FP8 = (
+    "**The states are lossy.** `layer_<k>` holds codes of 8 bits (E4M3, torch's `float8_e4m3fn`) "
+    "`[num_tokens, hidden_size]`, `layer_<k>_scale` a float32 a token; a state is their product. Each "
+    "token's largest magnitude is kept to 20 bits. Any other value is off by at most 1/17 (5.9 %) of itself, "
+    "or by 1/458,752 of that largest magnitude where this is more. That bound was held against every value "
+    "when it was stored."
 )
 READING_TRAP = (
     "**Trap:** with `datasets`, do not read the states through `with_format('torch')` or "
@@ -95,11 +112,15 @@ def card_text(groups: Mapping[str, Sequence[Manifest]]) -> str:
 
 def _reading(manifest: Manifest) -> str:
     identity = manifest.provenance.identity
-    lines = READ_PLANES if identity.compression == "planes" else READ_PLAIN
+    note = _paragraph(READING_NOTE)
+    if identity.compression == "fp8":
+        note = f"{_paragraph(READING_ROWS)}\n\n{_paragraph(READING_FP8)}"
     return READING.format(
         shard=manifest.shards[0].path,
-        lines=lines.format(column=f"layer_{identity.layer_ids[-1]}", dtype=identity.dtype),
-        note=_paragraph(READING_NOTE),
+        lines=READERS[identity.compression].format(
+            column=f"layer_{identity.layer_ids[-1]}", dtype=identity.dtype
+        ),
+        note=note,
         trap=_paragraph(READING_TRAP),
     )
 
@@ -117,7 +138,8 @@ def _model(manifest: Manifest) -> str:
             ("final norm", f"{norm.kind}, eps {norm.eps:g}"),
             (
                 "storage",
-                f"{identity.compression}, {identity.state_bytes_per_token:,} bytes a token uncompressed",
+                f"{STORAGE[identity.compression]}, "
+                f"{identity.state_bytes_per_token:,} bytes a token uncompressed",
             ),
         ],
     )

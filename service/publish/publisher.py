@@ -121,7 +121,7 @@ def _publish(
     norm = final_norm(lease.request, lease.identity, settings)
     canary, report = _canary(store, lease)
     with _disk_errors():
-        assemble(dataset, account, norm, canary, report)
+        assemble(dataset, account, norm, canary, report, check)
     check()
     if lease.request.hub is None:
         return None

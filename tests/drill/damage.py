@@ -7,7 +7,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from connector.seal import sha256_of, xxh3_of
+from connector.direct import xxh3_of
+from connector.seal import footer_xxh3
 from schemas.arrow import PLAN_SCHEMA
 from schemas.receipts import UnitSealed
 from service.capture import unit_run
@@ -88,7 +89,11 @@ def _resealed(attempt: Path, receipt: UnitSealed, change: Change, sampled: set[s
     before = pq.read_table(path, columns=["sample_id"])["sample_id"].to_pylist()
     row_of = dict(zip(before, receipt.rows, strict=True))
     rows = plants.rewrite(path, changed)
-    told: dict[str, Any] = {"sha256": sha256_of(path)[0], "bytes": path.stat().st_size, "xxh3": xxh3_of(path)}
+    told: dict[str, Any] = {
+        "bytes": path.stat().st_size,
+        "xxh3": xxh3_of(path),
+        "footer_xxh3": footer_xxh3(path.read_bytes()),
+    }
     if len(rows) != len(receipt.rows):
         told["rows"] = tuple(row_of[row["sample_id"]] for row in rows)
         told["num_tokens"] = tuple(row["num_tokens"] for row in rows)

@@ -70,6 +70,7 @@ class Drill:
     folder: Path
     runs: int = field(default=0)
     canary: str = "run"
+    compression: str = "none"
 
     def capture(
         self,
@@ -106,9 +107,8 @@ class Drill:
             }
             for row, ids in enumerate(random_ids(lengths, vocab_size=1500))
         ]
-        body = request(
-            self.target, samples, layers=LAYERS[:-1], canary=self.canary, storage={"shard_bytes": 4_194_304}
-        )
+        storage = {"shard_bytes": 4_194_304, "compression": self.compression}
+        body = request(self.target, samples, layers=LAYERS[:-1], canary=self.canary, storage=storage)
         job_id = shop.submit(body)
         shop.plan()
         plan = shop.settings.work_root / plan_path(job_id, 0)

@@ -18,6 +18,7 @@ class Stage(StrEnum):
     SLAB = "host memory, between the copy and the file"
     WRITER = "the writer: a wrong file with a receipt that agrees"
     SEALED = "the sealed file, before its unit commits"
+    LANDED = "the committed shard, before the dataset is made whole"
     DATASET = "the finished dataset"
     SIGNED = "the finished dataset, with all its hashes made right again"
     HUB = "on the way to the Hub, and there"
@@ -38,6 +39,7 @@ class Check(StrEnum):
     NAME = "sample ids"
     LAST = "last token"
     SILENCE = "missing receipts"
+    WHOLE = "seal"
     PUSH = "push"
     VERIFY = "`quarry verify`"
 
@@ -203,6 +205,10 @@ PLANTS: tuple[Plant, ...] = (
         ("names-exchanged", "two rows have each other's sample ids", "are those of sample"),
         ("row-missing", "a row less", "the manifest says"),
         ("row-repeated", "a row twice", "is written 2 times"),
+    ),
+    *_plants(
+        *(Stage.LANDED, Check.WHOLE, "dataset-broken"),
+        ("bit-of-a-committed-shard", "one bit of a state, after its unit was committed", "was sealed"),
     ),
     *_plants(
         *(Stage.HUB, Check.PUSH, "dataset-broken"),

@@ -21,7 +21,12 @@ def test_an_engine_that_gave_wrong_states_is_not_used_again(tmp_path, monkeypatc
     )
     monkeypatch.setenv(planted_connector.ORDER, str(tmp_path / "plant.json"))
     shop = Shop.open(
-        tmp_path, target, engine="tests.drill.harness:PlantedEngine", unit_attempts=1, units_in_flight=1
+        tmp_path,
+        target,
+        engine="tests.drill.harness:PlantedEngine",
+        unit_attempts=1,
+        units_in_flight=1,
+        units_in_proof=0,
     )
     samples = [
         {"id": f"s{row}", "token_ids": ids}

@@ -43,6 +43,11 @@ def _any_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unit_run, "read_plan", lambda path, _: read(path, sha256_of(path)[0]))
 
 
+def _any_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "_check_footer", _nothing)
+    monkeypatch.setattr(checks, "_check_bytes", _nothing)
+
+
 OFF: dict[Check, tuple[Patch, str]] = {
     Check.PLAN: (_any_plan, "bit-of-the-plan"),
     Check.ACCOUNT: (lambda m: m.setattr(UnitWriter, "_ids_and_mask", _planned), "other-token-ids"),
@@ -51,14 +56,14 @@ OFF: dict[Check, tuple[Patch, str]] = {
     Check.COPY: (lambda m: m.setattr(writers, "_refuse_changed", _nothing), "flipped-bit-in-memory"),
     Check.SEEN: (lambda m: m.setattr(SeenStates, "check", _nothing), "stale-block"),
     Check.CANARY: (lambda m: m.setattr(canary_run, "ensure_canary", _no_canary), "layer-before"),
-    Check.RECEIPT: (lambda m: m.setattr(checks, "_check_bytes", _nothing), "columns-exchanged"),
+    Check.RECEIPT: (_any_file, "columns-exchanged"),
     Check.UNIT: (lambda m: m.setattr(checks, "_plan_fault", _nothing), "mask-of-another-row"),
     Check.NAME: (lambda m: m.setattr(checks, "name_fault", _nothing), "mask-changed-after-reading"),
     Check.LAST: (lambda m: m.setattr(checks, "check_gaps", lambda *_: GapVerdict((), 0.0)), "exchanged-rows"),
     Check.VERIFY: (lambda m: m.setattr(verify, "_file_faults", lambda *_: iter(())), "bit-of-the-counts"),
 }
-PROVEN_ELSEWHERE = {Check.SILENCE, Check.PUSH}
-"""Without the first a job would hang; the second is the client's own hash, in another process."""
+PROVEN_ELSEWHERE = {Check.SILENCE, Check.WHOLE, Check.PUSH}
+"""Without the first a job would hang; the second has `test_landed`; the third is the client's own hash."""
 
 
 def run(plant: Plant, drill: Drill, monkeypatch: pytest.MonkeyPatch, dataset: Any) -> Caught | None:

@@ -13,8 +13,9 @@ from tests.support.tiny_model import random_target
 NUM_SAMPLES = 300
 
 
+@pytest.mark.parametrize("compression", ["none", "fp8"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_three_hundred_healthy_rows_raise_no_alarm(tmp_path, monkeypatch, dtype):
+def test_three_hundred_healthy_rows_raise_no_alarm(tmp_path, monkeypatch, dtype, compression):
     """Short and long rows, rows that begin alike, rows that say the same again; every row's logits."""
     monkeypatch.setenv(planted_connector.ORDER, str(tmp_path / "nothing.json"))
     target = random_target(
@@ -26,7 +27,7 @@ def test_three_hundred_healthy_rows_raise_no_alarm(tmp_path, monkeypatch, dtype)
     rows[200:220] = [row + row for row in rows[200:220]]
     rows[220:240] = [[7] * (number + 1) for number in range(20)]
     samples = [{"id": f"s{number}", "token_ids": ids} for number, ids in enumerate(rows)]
-    job = shop.run(request(target, samples, layers=LAYERS[:-1]))
+    job = shop.run(request(target, samples, layers=LAYERS[:-1], storage={"compression": compression}))
     assert job.state is JobState.COMPLETED, job.problem
     assert shop.store.rejects(job.id) == []
     report = verify_dataset(shop.settings.dataset_dir(job.id), model_folder=target)

@@ -10,7 +10,7 @@ from schemas.arrow import METADATA_KEY, shard_schema
 from service.errors import DatasetBroken
 from service.proof.shard_reader import ShardReader
 from tests.support.plans import identity, provenance
-from tests.support.shards import ShardRow, write_shard
+from tests.support.shards import ShardRow, stored_bytes, write_shard
 
 LAYERS = (0, 3, 8)
 
@@ -134,7 +134,30 @@ def test_several_rows_in_a_row_group_are_refused(tmp_path):
         ShardReader(tmp_path / "t.parquet")
 
 
-@pytest.mark.parametrize("compression", ["none", "planes"])
+def test_states_in_fp8_come_back_as_codes_times_their_scales(tmp_path):
+    draw = torch.Generator().manual_seed(4)
+    captured = {k: torch.randn((9, 16), generator=draw).bfloat16() * 10**k for k in LAYERS}
+    about = identity(layer_ids=LAYERS, compression="fp8")
+    write_shard(
+        tmp_path / "s.parquet", [ShardRow("s", None, 9, [1] * 9, [1] * 9, captured)], provenance(about)
+    )
+    with ShardReader(tmp_path / "s.parquet") as reader:
+        assert reader.lossy
+        for layer_id in LAYERS:
+            raw = reader.layer_bytes(0, layer_id)
+            assert raw.tobytes() == stored_bytes(captured[layer_id], about)
+            codes, scales = raw[: 9 * 16].reshape(9, 16), torch.from_numpy(raw[9 * 16 :].copy())
+            values = torch.from_numpy(codes).view(torch.float8_e4m3fn).double()
+            due = (values * scales.view(torch.float32).double()[:, None]).float().bfloat16()
+            assert torch.equal(bits(reader.layer(0, layer_id)), bits(due))
+            last = reader.last_state(raw)
+            assert torch.equal(bits(last.state_H), bits(due[-1]))
+            off_H = (due[-1].float() - captured[layer_id][-1].float()).abs()
+            assert bool((off_H <= last.half_H + due[-1].float().abs() * 2.0**-8).all())
+            assert not bool(reader.misfits(raw).any())
+
+
+@pytest.mark.parametrize("compression", ["none", "planes", "fp8"])
 def test_damaged_files_never_raise_anything_but_dataset_broken(tmp_path, compression):
     """300 copies with a flipped bit before the footer, or cut short: each reads back or is named."""
     about = identity(layer_ids=LAYERS, compression=compression)

@@ -118,10 +118,10 @@ def test_a_share_of_the_witnesses_can_be_asked_for(made):
     assert made.verify(share=0.0, minimum=2).logit_rows == 2 * UNITS
 
 
-@pytest.mark.parametrize(("compression", "dtype"), [("planes", "bfloat16"), ("none", "float32")])
-def test_other_forms_of_right_datasets_are_right(tmp_path, compression, dtype):
+@pytest.mark.parametrize(("how", "dtype"), [("planes", "bfloat16"), ("none", "float32"), ("fp8", "bfloat16")])
+def test_other_forms_of_right_datasets_are_right(tmp_path, how, dtype):
     model = TinyModel(tmp_path / "model", "gpt_neox", dtype)
-    units = {0: capture(model, dtype=dtype, compression=compression, layer_ids=(0, 2, NUM_LAYERS))}
+    units = {0: capture(model, dtype=dtype, compression=how, layer_ids=(0, 2, NUM_LAYERS))}
     write_dataset(tmp_path / "dataset", tmp_path, units)
     report = verify_dataset(tmp_path / "dataset", model_folder=tmp_path / "model")
     assert report.ok, said(report)

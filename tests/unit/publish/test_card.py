@@ -107,7 +107,7 @@ def test_a_job_without_the_canarys_numbers_has_none_in_the_card(manifest: Manife
     assert "passed, cosine >= 0.999900" in card
 
 
-@pytest.mark.parametrize("compression", ["none", "planes"])
+@pytest.mark.parametrize("compression", ["none", "planes", "fp8"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_the_lines_that_the_card_gives_read_a_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compression: str, dtype: str
@@ -122,7 +122,22 @@ def test_the_lines_that_the_card_gives_read_a_row(
     hidden = found["hidden"]
     assert hidden.dtype is getattr(torch, dtype)
     assert list(hidden.shape) == [2, 8]
-    assert hidden.contiguous().view(torch.uint8).numpy().tobytes() == layer_bytes(0, 0, 4, dtype)
+    due = torch.frombuffer(bytearray(layer_bytes(0, 0, 4, dtype)), dtype=getattr(torch, dtype)).view(2, 8)
+    if compression == "fp8":
+        near = due.float().abs() / 17 + due.float().abs().amax(dim=1, keepdim=True) * 2.0**-18
+        assert bool(((hidden.float() - due.float()).abs() <= near + hidden.float().abs() * 2.0**-9).all())
+    else:
+        assert torch.equal(hidden.contiguous().view(torch.uint8), due.view(torch.uint8))
+
+
+@pytest.mark.parametrize(("compression", "lossy"), [("none", False), ("planes", False), ("fp8", True)])
+def test_the_card_says_whether_states_are_lossy_and_by_how_much(
+    tmp_path: Path, compression: str, lossy: bool
+) -> None:
+    card = " ".join(render_card([a_dataset(tmp_path, about=an_identity(compression))]).split())
+    assert ("The states are lossy" in card) is lossy
+    assert ("at most 1/17 (5.9 %) of itself" in card) is lossy
+    assert ("fp8 (lossy: within 1/17 of each value)" in card) is lossy
 
 
 def test_jobs_of_one_configuration_are_listed_under_it(manifest: Manifest, other: Manifest) -> None:
