@@ -4,8 +4,11 @@ Only the ranges that are asked for are read, so that one layer of a dataset cost
 """
 
 import ctypes
+import errno
 import mmap
 import os
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,12 +16,16 @@ import pyarrow as pa
 import torch
 
 from service.reader.errors import ReaderError
+from service.reader.vectors import read_rows
 
 HUB_PREFIX = "hf://datasets/"
-_BUFFERS_AT_ONCE = 1024
-"""Linux takes no more in one call (IOV_MAX)."""
 _SCATTERED_BYTES = 1024
 """Shorter rows are copied to their places: a buffer of its own for each would cost more than the copy."""
+_BLOCK_BYTES = 4096
+"""Places and lengths of what is read past the page cache are a multiple of it, the largest block of disks."""
+_SECTOR_BYTES = 512
+"""The smallest one: what addresses are a multiple of, and each of a tensor's rows if they lie apart."""
+_MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 class RangeFile(Protocol):
@@ -30,6 +37,9 @@ class RangeFile(Protocol):
         Raises ReaderError if the file is shorter.
         """
 
+    def expect(self, places: Iterable[tuple[int, int]]) -> None:
+        """Hear which byte ranges, offset and length, are read next. Costs no memory and waits for nothing."""
+
     def arrow(self) -> Any:  # noqa: ANN401 - what pyarrow opens
         """Return something that `pyarrow.parquet` reads from."""
 
@@ -40,8 +50,8 @@ class Files(Protocol):
     def find(self, folder: str, suffix: str) -> list[str]:
         """Return the paths below `folder` that end in `suffix`, sorted."""
 
-    def open(self, path: str) -> RangeFile:
-        """Open a file. Raises ReaderError."""
+    def open(self, path: str, *, direct: bool = False) -> RangeFile:
+        """Open a file; a local one is read past the page cache if `direct`. Raises ReaderError."""
 
     def read(self, path: str) -> bytes:
         """Return a small file whole. Raises ReaderError."""
@@ -72,9 +82,16 @@ class LocalFiles:
         found = (self._folder / folder).rglob(f"*{suffix}")
         return sorted(path.relative_to(self._folder).as_posix() for path in found)
 
-    def open(self, path: str) -> "LocalFile":
-        """Open a file. Raises ReaderError."""
-        return LocalFile(self._folder / path)
+    def open(self, path: str, *, direct: bool = False) -> "LocalFile":
+        """Open a file; it is read past the page cache if `direct`. Raises ReaderError."""
+        return LocalFile(self._folder / path, direct=direct)
+
+    def outgrow_memory(self, paths: Iterable[str]) -> bool:
+        """Say whether files are larger together than the memory that could keep them. Raises ReaderError."""
+        try:
+            return sum((self._folder / path).stat().st_size for path in paths) > _memory_bytes()
+        except OSError as error:
+            raise ReaderError(f"{error.filename} cannot be read: {error.strerror}") from error
 
     def read(self, path: str) -> bytes:
         """Return a small file whole. Raises ReaderError."""
@@ -85,47 +102,77 @@ class LocalFiles:
 
 
 class LocalFile:
-    """A file on this machine; closed when nobody holds it."""
+    """A file on this machine; closed when nobody holds it.
 
-    def __init__(self, path: Path) -> None:
+    With `direct`, whole blocks go by O_DIRECT from the disk to where they belong: the kernel copies nothing
+    and keeps nothing. What does not begin and end on borders of blocks, and what a file system without
+    O_DIRECT holds, is read as usual.
+    """
+
+    def __init__(self, path: Path, *, direct: bool = False) -> None:
         """Raises ReaderError."""
         self._path = path
+        self._direct_fd: int | None = None
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise ReaderError(f"{path} cannot be opened: {error.strerror}") from error
+        if direct and hasattr(os, "O_DIRECT"):
+            with suppress(OSError):
+                self._direct_fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
+        self._takes_direct = self._direct_fd is not None
 
     def __del__(self) -> None:
         if hasattr(self, "_fd"):
             os.close(self._fd)
+        if self._direct_fd is not None:
+            os.close(self._direct_fd)
 
     def arrow(self) -> str:
         """Return the path."""
         return str(self._path)
 
+    def expect(self, places: Iterable[tuple[int, int]]) -> None:
+        """Let the kernel begin to read ranges into the page cache."""
+        if self._takes_direct or not hasattr(os, "posix_fadvise"):
+            return
+        for offset, num_bytes in places:
+            # A hint: a file system that takes none is read without.
+            with suppress(OSError):
+                os.posix_fadvise(self._fd, offset, num_bytes, os.POSIX_FADV_WILLNEED)
+
     def read_into(self, out_TW: torch.Tensor, offset: int) -> None:
         """Read straight into the tensor's memory, pinned or not, its rows side by side or apart."""
-        if out_TW.is_contiguous():
-            self._read([bytes_of(out_TW)], offset)
-        elif out_TW.shape[1] < _SCATTERED_BYTES:
-            together_TW = torch.empty(out_TW.shape, dtype=torch.uint8)
-            self._read([bytes_of(together_TW)], offset)
-            out_TW.copy_(together_TW)
+        if out_TW.is_contiguous() or out_TW.shape[1] >= _SCATTERED_BYTES:
+            end = read_rows(self._fd, out_TW, offset, done=self._past_the_cache(out_TW, offset))
         else:
-            rows = _rows_of(out_TW)
-            for begin in range(0, len(rows), _BUFFERS_AT_ONCE):
-                some = rows[begin : begin + _BUFFERS_AT_ONCE]
-                self._read(some, offset + begin * out_TW.shape[1])
+            together_TW = torch.empty(out_TW.shape, dtype=torch.uint8, device="cpu")
+            end = read_rows(self._fd, together_TW, offset)
+            out_TW.copy_(together_TW)
+        if end < out_TW.numel():
+            raise ReaderError(f"{self._path} ends at byte {offset + end}: it is truncated")
 
-    def _read(self, buffers: list[memoryview], offset: int) -> None:
-        left = sum(map(len, buffers))
-        while left:
-            count = os.preadv(self._fd, buffers, offset)
-            if count == 0:
-                raise ReaderError(f"{self._path} ends at byte {offset}: it is truncated")
-            offset, left = offset + count, left - count
-            if left:
-                buffers = _after(buffers, count)
+    def _past_the_cache(self, out_TW: torch.Tensor, offset: int) -> int:
+        """Read whole blocks by O_DIRECT if everything lies on its borders; return how many bytes that was."""
+        if out_TW.is_contiguous():
+            upto, border = out_TW.numel() // _BLOCK_BYTES * _BLOCK_BYTES, out_TW.data_ptr()
+        else:
+            upto, border = out_TW.numel(), out_TW.data_ptr() | out_TW.shape[1] | out_TW.stride(0)
+        if (
+            self._direct_fd is None
+            or not self._takes_direct
+            or offset % _BLOCK_BYTES
+            or border % _SECTOR_BYTES
+        ):
+            return 0
+        try:
+            return read_rows(self._direct_fd, out_TW, offset, upto=upto)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            # Refused by the file system, or by a disk whose blocks are larger than a row.
+            self._takes_direct = False
+            return 0
 
     def mapped(self, offset: int, num_bytes: int) -> torch.Tensor:
         """Return bytes as they lie in the page cache: uint8 [num_bytes], no copy until they are written to.
@@ -163,7 +210,7 @@ class HubFiles:
         found = self._fs.glob(f"{self._root}{folder}/**/*{suffix}")
         return sorted(str(path).split("/", 3)[3] for path in found)
 
-    def open(self, path: str) -> "HubFile":
+    def open(self, path: str, *, direct: bool = False) -> "HubFile":
         """Name a file; nothing is read yet."""
         return HubFile(self._fs, self._root + path)
 
@@ -187,6 +234,9 @@ class HubFile:
         """Return a file object that reads ranges; what is read ahead is bounded."""
         return pa.PythonFile(self._fs.open(self._path, block_size=2**20), mode="r")
 
+    def expect(self, places: Iterable[tuple[int, int]]) -> None:
+        """Nothing: each range is fetched when it is read."""
+
     def read_into(self, out_TW: torch.Tensor, offset: int) -> None:
         """Fetch one range."""
         try:
@@ -204,24 +254,13 @@ def bytes_of(out: torch.Tensor) -> memoryview:
 
     By address, because torch gives its memory as a buffer only through numpy, which need not be installed.
     """
-    return _memory(out.data_ptr(), out.nbytes)
+    return memoryview((ctypes.c_char * out.nbytes).from_address(out.data_ptr())).cast("B")
 
 
-def _rows_of(out_TW: torch.Tensor) -> list[memoryview]:
-    """Return the memory of every row of uint8 [T, W]; the tensor must outlive it."""
-    (num_rows, width), stride = out_TW.shape, out_TW.stride(0)
-    whole = _memory(out_TW.data_ptr(), (num_rows - 1) * stride + width if num_rows else 0)
-    return [whole[begin : begin + width] for begin in range(0, num_rows * stride, stride)]
-
-
-def _memory(address: int, num_bytes: int) -> memoryview:
-    return memoryview((ctypes.c_char * num_bytes).from_address(address)).cast("B")
-
-
-def _after(buffers: list[memoryview], count: int) -> list[memoryview]:
-    """Return what is left to fill when the first `count` bytes are; something is."""
-    at = 0
-    while count >= len(buffers[at]):
-        count -= len(buffers[at])
-        at += 1
-    return [buffers[at][count:], *buffers[at + 1 :]]
+def _memory_bytes() -> int:
+    """Return the memory of this machine, or what the container may take of it."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        return min(machine, int(_MEMORY_LIMIT.read_text()))
+    except (OSError, ValueError):
+        return machine

@@ -49,6 +49,11 @@ class Places:
     def __len__(self) -> int:
         return len(self.num_tokens)
 
+    @property
+    def shards(self) -> list[str]:
+        """The paths of the shards that hold the rows, each once."""
+        return list(dict.fromkeys(self._shards))
+
     def __getitem__(self, number: int) -> Place:
         return Place(self._shards[number], self._rows[number], self.num_tokens[number])
 

@@ -10,13 +10,17 @@ import torch
 
 from service.reader.norm import FinalNorm
 
+_NORM_TOKENS = 32
+"""Normed at a time: what the steps of a norm leave between them stays in a core's cache, half of the time."""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """Un-shifted: position t holds token t, its mask, and its states.
 
     `input_ids` is int64 [T], `loss_mask` uint8 [T], 1 where the token is supervised. `read` returns one
-    layer's states [T, H] in the stored dtype; a view that asks for one layer costs one layer's bytes.
+    layer's states [T, H] in the stored dtype, the caller's own; a view that asks for one layer costs one
+    layer's bytes.
     `read_many` returns several side by side, [T, len(ids) * H], without a copy of its own.
     """
 
@@ -51,7 +55,17 @@ class Row:
 
     def last_normed(self) -> torch.Tensor:
         """Return them after the final norm: what the target's head turns into logits. Raises ReaderError."""
-        return self.norm(self.last())
+        states_TH = self.last()
+        return self._normed(states_TH, states_TH)
+
+    def normed(self, states_TH: torch.Tensor) -> torch.Tensor:
+        """Return the last layer's states [T, H], which stay as they are, after the final norm."""
+        return self._normed(states_TH, torch.empty_like(states_TH))
+
+    def _normed(self, states_TH: torch.Tensor, out_TH: torch.Tensor) -> torch.Tensor:
+        for begin in range(0, len(states_TH), _NORM_TOKENS):
+            out_TH[begin : begin + _NORM_TOKENS] = self.norm(states_TH[begin : begin + _NORM_TOKENS])
+        return out_TH
 
     def auxiliary(self, layer_ids: tuple[int, ...] | None = None) -> torch.Tensor:
         """Return auxiliary states side by side in ascending order: [T, len(layer_ids) * H].

@@ -1,7 +1,8 @@
 """One shard: finds where each layer of each row lies from the Parquet footer, and reads it past pyarrow.
 
 A layer is one uncompressed page of its column, so its bytes are the last of the column chunk, behind their
-4-byte length. With `planes`, the high plane goes through pyarrow, which knows its codec.
+4-byte length. With `planes`, the high plane goes through pyarrow, which knows its codec. With `fp8`, codes
+and scales are columns side by side, read at once, and a state is their product.
 
 Legend: T tokens, H hidden size, W bytes of one token's state.
 """
@@ -17,11 +18,16 @@ import torch
 
 from service.reader.errors import ReaderError
 from service.reader.files import LocalFile, RangeFile
+from service.reader.fp8 import SCALE_BYTES, multiply
+from service.reader.memory import POOL
 
 METADATA_KEY = b"quarry"
 FORMAT_VERSIONS = frozenset({1})
+COMPRESSIONS = ("none", "planes", "fp8")
 _LENGTH_BYTES = 4
 _MAX_PAGE_HEADER_BYTES = 512
+_MAX_GAP_BYTES = 8192
+"""Between two values: a page's header, and zeros up to the next block of the disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,11 @@ class About:
             version = identity["schema_version"]
             raise ReaderError(
                 f"{name} has format version {version}; this reader knows 1: install a newer one"
+            )
+        if identity["compression"] not in COMPRESSIONS:
+            raise ReaderError(
+                f"{name} is stored as {identity['compression']!r}; this reader knows "
+                f"{', '.join(COMPRESSIONS)}: install a newer one"
             )
         return cls(
             model=identity["model"],
@@ -90,7 +101,7 @@ class Shard:
             mapped: return the page cache's own bytes, if the file is local and the layer is stored plain.
         """
         about = self.about
-        if mapped and about.compression != "planes" and isinstance(self._file, LocalFile):
+        if mapped and about.compression == "none" and isinstance(self._file, LocalFile):
             start, num_bytes = self._place(row, self._plain_name(layer_id), num_tokens * self._width)
             raw = self._file.mapped(start, num_bytes)
             return raw.view(about.dtype).view(num_tokens, about.hidden_size)
@@ -103,7 +114,14 @@ class Shard:
 
         The arguments are those of `layer`. Raises ReaderError.
         """
-        out_TW = torch.empty((num_tokens, len(layer_ids) * self._width), dtype=torch.uint8, pin_memory=pinned)
+        shape = num_tokens, len(layer_ids) * self._width
+        if pinned:
+            out_TW = torch.empty(shape, dtype=torch.uint8, pin_memory=True)
+        else:
+            out_TW = POOL.lend(shape[0] * shape[1]).view(shape)
+        if self.about.compression == "none":
+            names = [self._plain_name(layer_id) for layer_id in layer_ids]
+            self._file.expect(self._place(row, name, num_tokens * self._width) for name in names)
         for at, layer_id in enumerate(layer_ids):
             self._fill(row, layer_id, out_TW[:, at * self._width : (at + 1) * self._width])
         return out_TW.view(self.about.dtype)
@@ -123,9 +141,24 @@ class Shard:
         name = self._plain_name(layer_id)
         if self.about.compression == "planes":
             self._merge(row, name, out_TW)
+        elif self.about.compression == "fp8":
+            self._multiply(row, name, out_TW)
         else:
             start, _ = self._place(row, name, out_TW.numel())
             self._file.read_into(out_TW, start)
+
+    def _multiply(self, row: int, name: str, out_TW: torch.Tensor) -> None:
+        num_tokens, hidden_size = len(out_TW), self.about.hidden_size
+        codes_at, num_codes = self._place(row, name, num_tokens * hidden_size)
+        scales_at, num_bytes = self._place(row, f"{name}_scale", num_tokens * SCALE_BYTES)
+        if not codes_at + num_codes <= scales_at <= codes_at + num_codes + _MAX_GAP_BYTES:
+            raise ReaderError(f"{self._name}, row {row}: {name}_scale does not follow {name}")
+        both = torch.empty(scales_at + num_bytes - codes_at, dtype=torch.uint8, device="cpu")
+        self._file.read_into(both.view(1, -1), codes_at)
+        # A copy: the file does not put scales where a float32 may begin.
+        scales_T = both[-num_bytes:].clone().view(torch.float32)
+        codes_TH = both[:num_codes].view(num_tokens, hidden_size)
+        multiply(codes_TH, scales_T, out_TW.view(self.about.dtype))
 
     def _merge(self, row: int, name: str, out_TW: torch.Tensor) -> None:
         width = self.about.dtype.itemsize

@@ -2,12 +2,14 @@
 
 import os
 import random
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from service.reader.dataset import QuarryDataset
+from service.reader.dataset import THREADS, QuarryDataset
 from service.reader.errors import ReaderError
 
 
@@ -18,6 +20,9 @@ class QuarryStream(IterableDataset[Any]):
     `window` rows, so that reading stays local. Rank r of R ranks with W workers takes every (R * W)-th row of
     that order. With `even`, the last rows that would give some ranks one row more are left out, since a rank
     that ends early hangs collective operations.
+
+    While one row is in use, the next `ahead` rows of a view are read by threads of this process, and no more
+    are held; 0 reads each when it is asked for. Rows without a view are read when their states are asked for.
 
     `state_dict` and `load_state_dict` are those of torchdata's StatefulDataLoader, one state a worker.
     Without it, `start` skips that many rows of this rank.
@@ -34,6 +39,7 @@ class QuarryStream(IterableDataset[Any]):
         window: int = 4096,
         even: bool = True,
         start: int = 0,
+        ahead: int = THREADS,
     ) -> None:
         """Take rank and world size from `RANK` and `WORLD_SIZE` if not given. Raises ReaderError."""
         self._dataset = dataset
@@ -41,10 +47,12 @@ class QuarryStream(IterableDataset[Any]):
         self._world_size = int(os.environ.get("WORLD_SIZE", "1")) if world_size is None else world_size
         if not 0 <= self._rank < self._world_size:
             raise ReaderError(f"rank {self._rank} of {self._world_size} does not exist")
-        if window < 1 or start < 0:
-            raise ReaderError(f"window {window} must be at least 1, start {start} at least 0")
+        if window < 1 or start < 0 or ahead < 0:
+            raise ReaderError(
+                f"window {window} must be at least 1, start {start} and ahead {ahead} at least 0"
+            )
         self._shuffle, self._seed, self._window, self._even = shuffle, seed, window, even
-        self._start = start
+        self._start, self._ahead = start, ahead
         self._epoch = self._done = self._skip = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -59,9 +67,9 @@ class QuarryStream(IterableDataset[Any]):
         info = get_worker_info()
         worker, num_workers = (info.id, info.num_workers) if info else (0, 1)
         self._done, self._skip = self._skip, 0
-        for number in self._mine()[worker::num_workers][self._done :]:
+        for row in self._rows(self._mine()[worker::num_workers][self._done :]):
             self._done += 1
-            yield self._dataset[number]
+            yield row
 
     def state_dict(self) -> dict[str, int]:
         """Return where this worker is."""
@@ -88,6 +96,23 @@ class QuarryStream(IterableDataset[Any]):
             draw.shuffle(part)
             ordered[begin : begin + self._window] = part
         return ordered
+
+    def _rows(self, numbers: list[int]) -> Iterator[Any]:
+        """Yield the rows in this order, whichever is read first; an error comes in its row's place."""
+        if not self._ahead or not self._dataset.has_view:
+            yield from map(self._dataset.__getitem__, numbers)
+            return
+        coming: deque[Future[Any]] = deque()
+        with ThreadPoolExecutor(min(self._ahead, THREADS)) as pool:
+            try:
+                for number in numbers:
+                    coming.append(pool.submit(self._dataset.__getitem__, number))
+                    if len(coming) > self._ahead:
+                        yield coming.popleft().result()
+                while coming:
+                    yield coming.popleft().result()
+            finally:
+                pool.shutdown(cancel_futures=True)
 
     def _mine(self) -> list[int]:
         ordered = self.order()

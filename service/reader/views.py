@@ -33,7 +33,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 class View(Protocol):
-    """Makes a training view of a row."""
+    """Makes a training view of a row. Several threads may call it at once."""
 
     def check(self, about: About) -> None:
         """Raise ReaderError if the dataset lacks a layer that the view needs."""
@@ -128,7 +128,7 @@ class Mtp:
     def __call__(self, row: Row) -> Tensors:
         """Return the view of a row."""
         last_TH = row.last()
-        normed_TH = row.norm(last_TH)
+        normed_TH = row.normed(last_TH)
         return _steps(row, self.num_steps) | {
             "hidden_states": (normed_TH if self.normed else last_TH)[:-1],
             "target_hidden_states": normed_TH[1:],

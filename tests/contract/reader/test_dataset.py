@@ -69,6 +69,30 @@ def test_threads_and_pickles_read_the_same(plain):
         assert torch.equal(states, copy[number]["hidden_states"])
 
 
+@pytest.mark.parametrize("view", [None, Eagle3()], ids=["rows", "views"])
+def test_a_batch_is_its_rows_in_order(plain, view):
+    rows = QuarryDataset(plain, view=view)
+    numbers = [7, 0, 7, NUM_SAMPLES - 1]
+    batch = rows.__getitems__(numbers)
+    for got, number in zip(batch, numbers, strict=True):
+        if view is None:
+            assert_right(got)
+            assert got.sample_id == rows[number].sample_id
+        else:
+            assert all(torch.equal(tensor, rows[number][name]) for name, tensor in got.items())
+
+
+def test_a_dataset_that_memory_holds_is_read_through_the_page_cache_unless_told(plain, monkeypatch):
+    assert [QuarryDataset(plain, direct=direct)._direct for direct in (None, True, False)] == [
+        False,
+        True,
+        False,
+    ]
+    monkeypatch.setattr("service.reader.files._memory_bytes", lambda: 1000)
+    assert QuarryDataset(plain)._direct
+    assert_right(QuarryDataset(plain)[3])
+
+
 def test_a_row_past_the_end_ends_iteration(plain):
     rows = QuarryDataset(plain)
     with pytest.raises(IndexError):

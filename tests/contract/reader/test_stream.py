@@ -1,12 +1,14 @@
 """The stream: every row once an epoch, whatever the ranks, workers, seeds and restarts."""
 
+import threading
+from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from service.reader import Eagle3, QuarryDataset, QuarryStream, ReaderError
+from service.reader import Eagle3, QuarryDataset, QuarryStream, ReaderError, Row
 from tests.contract.reader.conftest import NUM_SAMPLES
 
 
@@ -102,9 +104,73 @@ def test_rank_and_world_size_come_from_the_launcher(plain, monkeypatch):
     assert ids(QuarryStream(QuarryDataset(plain))) == ids(of_rank(plain, 1, 2))
 
 
+class Seen:
+    """A view that notes which rows it was given, and refuses one."""
+
+    def __init__(self, refused: str | None = None) -> None:
+        self.refused = refused
+        self.sample_ids: list[str] = []
+
+    def check(self, _about: object) -> None:
+        """Any dataset will do."""
+
+    def __call__(self, row: Row) -> Row:
+        self.sample_ids.append(row.sample_id)
+        if row.sample_id == self.refused:
+            raise ReaderError("refused")
+        return row
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2, 7])
+def test_rows_read_ahead_come_in_the_same_order_and_no_more_are_held(plain, ahead):
+    whole, seen = ids(of_rank(plain, 0, 1)), Seen()
+    stream = QuarryStream(QuarryDataset(plain, view=seen), rank=0, world_size=1, ahead=ahead)
+    came = []
+    for row in stream:
+        came.append(row.sample_id)
+        assert len(seen.sample_ids) <= len(came) + ahead
+    assert came == whole
+    assert sorted(seen.sample_ids) == sorted(whole)
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_what_was_read_ahead_does_not_count_as_done(plain, ahead):
+    whole, dataset = ids(of_rank(plain, 0, 1)), QuarryDataset(plain, view=Seen())
+    rows: Iterator[Row] = iter(stream := QuarryStream(dataset, rank=0, world_size=1, ahead=ahead))
+    before = [next(rows).sample_id for _ in range(5)]
+    resumed = QuarryStream(dataset, rank=0, world_size=1, ahead=ahead)
+    resumed.load_state_dict(stream.state_dict())
+    assert before + ids(resumed) == whole
+
+
+@pytest.mark.parametrize("ahead", [0, 3])
+def test_an_error_comes_in_its_rows_place_and_no_thread_stays(plain, ahead):
+    whole, threads = ids(of_rank(plain, 0, 1)), set(threading.enumerate())
+    dataset = QuarryDataset(plain, view=Seen(refused=whole[6]))
+    came = []
+    with pytest.raises(ReaderError, match="refused"):
+        for row in QuarryStream(dataset, rank=0, world_size=1, ahead=ahead):
+            came.append(row.sample_id)
+    assert came == whole[:6]
+    assert set(threading.enumerate()) == threads
+
+
+def test_a_stream_that_is_left_early_leaves_no_thread(plain):
+    threads = set(threading.enumerate())
+    rows = iter(QuarryStream(QuarryDataset(plain, view=Eagle3()), rank=0, world_size=1, ahead=5))
+    next(rows)
+    rows.close()
+    assert set(threading.enumerate()) == threads
+
+
 @pytest.mark.parametrize(
     ("changes", "told"),
-    [({"rank": 2}, "rank 2 of 2"), ({"window": 0}, "window 0"), ({"start": -1}, "start -1")],
+    [
+        ({"rank": 2}, "rank 2 of 2"),
+        ({"window": 0}, "window 0"),
+        ({"start": -1}, "start -1"),
+        ({"ahead": -1}, "ahead -1"),
+    ],
 )
 def test_impossible_arguments_are_refused(plain, changes, told):
     with pytest.raises(ReaderError, match=told):
