@@ -1,13 +1,18 @@
-"""The few ways in which formats write files, each to the same bytes for the same tensors."""
+"""The few ways in which formats write files, each to the same bytes for the same tensors.
+
+Past the page cache: nothing of what is written is read again here, and sealing a file waits for what the
+kernel has still to write out.
+"""
 
 import json
-from collections.abc import Mapping
-from io import RawIOBase
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from connector.direct import DirectWriter
 from connector.seal import sealing
 from service.reader.files import bytes_of
 
@@ -33,8 +38,8 @@ def save_torch(path: Path, content: Mapping[Any, Any] | torch.Tensor) -> None:
         if isinstance(content, torch.Tensor)
         else {name: _alone(value) for name, value in content.items()}
     )
-    with path.open("wb") as file:
-        torch.save(own, file)
+    with _direct(path) as file:
+        torch.save(own, file)  # type: ignore[arg-type]  # it calls write and flush alone
 
 
 def save_safetensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -54,11 +59,11 @@ def save_safetensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         }
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    with path.open("wb", buffering=0) as file:
-        _write(file, memoryview(len(text).to_bytes(8, "little") + text))
+    with _direct(path) as file:
+        file.write(len(text).to_bytes(8, "little") + text)
         for _, tensor in ordered:
             whole = tensor.contiguous()
-            _write(file, bytes_of(whole))
+            file.write(bytes_of(whole))
 
 
 def seal_torch(path: Path, content: Mapping[Any, Any] | torch.Tensor) -> None:
@@ -78,10 +83,26 @@ def seal_json(path: Path, content: Mapping[str, Any]) -> None:
     seal_text(path, json.dumps(content, indent=2, sort_keys=True) + "\n")
 
 
-def _write(file: RawIOBase, content: memoryview) -> None:
-    """Write all of it: Linux writes no more than 2 GiB in one call."""
-    while content:
-        content = content[file.write(content) :]
+class _DirectFile:
+    """As much of a file as `torch.save` wants."""
+
+    def __init__(self, writer: DirectWriter) -> None:
+        """Write through `writer`."""
+        self.write = writer.write
+
+    def flush(self) -> None:
+        """Nothing: what is held back is written when the file ends."""
+
+
+@contextmanager
+def _direct(path: Path) -> Iterator[_DirectFile]:
+    """Create or empty a file; all that was written to it is in it after the block."""
+    writer = DirectWriter(path)
+    try:
+        yield _DirectFile(writer)
+        writer.end()
+    finally:
+        writer.close()
 
 
 def _alone(value: Any) -> Any:  # noqa: ANN401 - a tensor, or what stands beside tensors

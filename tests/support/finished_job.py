@@ -5,8 +5,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 from safetensors.numpy import save
 
+from connector.direct import xxh3_of
 from connector.seal import sealing
 from schemas.arrow import INDEX_SCHEMA, layer_columns, shard_schema, writer_options
 from schemas.identity import DTYPE_BYTES, EngineInfo, FinalNorm, Identity, Provenance, layer_info
@@ -17,7 +19,7 @@ from schemas.manifest import (
     LayerAgreement,
     LayerStats,
     Manifest,
-    ShardEntry,
+    SealedShard,
     UnitChecks,
 )
 from schemas.names import index_path, job_id_from_key, shard_path
@@ -28,6 +30,7 @@ from service.proof.canary import canary_key
 from service.publish.assemble import Account, assemble
 from service.publish.extras import file_entry
 from service.store import PlannedUnit, Store, UnitCommit
+from tests.support.shards import stored_bytes
 
 JOB = job_id_from_key("first")
 OTHER_JOB = job_id_from_key("second")
@@ -86,7 +89,7 @@ def a_request(hub: HubTarget | None = None, compression: str = "none") -> Extrac
 
 def land_files(
     dataset: Path, job_id: str, about: Identity, unit: int, epoch: int, rows: int
-) -> tuple[ShardEntry, FileEntry]:
+) -> tuple[SealedShard, FileEntry]:
     """Write a unit's shard and index where landing puts them."""
     tokens = [row_tokens(unit, row) for row in range(rows)]
     masks = [[0] + [1] * (len(ids) - 1) for ids in tokens]
@@ -102,7 +105,7 @@ def land_files(
     for layer_id in about.layer_ids:
         values = [layer_bytes(unit, row, layer_id, about.dtype) for row in range(rows)]
         names = layer_columns((layer_id,), about.compression)
-        columns |= dict(zip(names, _planes(values, about), strict=True))
+        columns |= dict(zip(names, _columns(values, about), strict=True))
     schema = shard_schema(about.layer_ids, HIDDEN, about.dtype, about.compression)
     shard, index = shard_path(job_id, unit), index_path(job_id, unit)
     with (
@@ -122,8 +125,10 @@ def land_files(
         pq.write_table(
             pa.table({name: light[name] for name in INDEX_SCHEMA.names}, schema=INDEX_SCHEMA), temporary
         )
-    entry = ShardEntry(
-        **file_entry(dataset, shard).model_dump(),
+    entry = SealedShard(
+        path=shard,
+        bytes=(dataset / shard).stat().st_size,
+        xxh3=xxh3_of(dataset / shard),
         rows=rows,
         tokens=sum(len(ids) for ids in tokens),
         unit=unit,
@@ -133,9 +138,20 @@ def land_files(
     return entry, file_entry(dataset, index)
 
 
-def _planes(values: list[bytes], about: Identity) -> list[list[bytes]]:
+def _columns(values: list[bytes], about: Identity) -> list[list[bytes]]:
     if about.compression == "none":
         return [values]
+    if about.compression == "fp8":
+        dtype = getattr(torch, about.dtype)
+        parts = [
+            stored_bytes(torch.frombuffer(bytearray(raw), dtype=dtype).view(-1, HIDDEN), about)
+            for raw in values
+        ]
+        sizes = [len(raw) // DTYPE_BYTES[about.dtype] for raw in values]
+        return [
+            list(column)
+            for column in zip(*((raw[:n], raw[n:]) for raw, n in zip(parts, sizes, strict=True)), strict=True)
+        ]
     width = DTYPE_BYTES[about.dtype]
     his, los = [], []
     for value in values:

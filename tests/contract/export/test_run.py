@@ -14,7 +14,7 @@ import torch
 from schemas.manifest import body_sha256
 from service.errors import DatasetBroken, IdentityChanged, OptionRefused, SourceRefused
 from service.export.options import ALGORITHMS, Algorithm, FormatName
-from service.export.run import export
+from service.export.run import PIECES_AT_ONCE, export
 from service.export.saving import save_torch
 from service.reader.shard import Shard
 from tests.contract.export.conftest import files_of, wanted
@@ -24,6 +24,15 @@ from tests.support.fake_hub import FakeHub
 
 class Stopped(BaseException):
     """The user's patience ended."""
+
+
+def sealed_of(folder: Path) -> dict[str, bytes]:
+    """Return the files that have their final names; others come and go while an export writes."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.suffix != ".tmp" and path.is_file()
+    }
 
 
 def stop_at(files: int):
@@ -44,7 +53,7 @@ def test_a_stopped_export_goes_on_to_the_same_bytes(dataset, tmp_path, to):
     shutil.rmtree(out)
     with pytest.raises(Stopped):
         export(str(dataset), out, options, stop_at(1))
-    assert set(files_of(out)) < set(whole)
+    assert set(files_of(out)) < set(whole), "and nothing is half written, nor written any more"
     assert json.loads((out / "export.json").read_text())["complete"] is False
     export(str(dataset), out, options)
     assert files_of(out) == whole
@@ -63,8 +72,6 @@ def told(done, _all):
         real = saving.torch.save
         def half(content, file):
             real(content, file)
-            file.flush()
-            os.truncate(file.name, os.path.getsize(file.name) // 2)
             os.kill(os.getpid(), signal.SIGKILL)
         saving.torch.save = half
 
@@ -73,7 +80,7 @@ export(sys.argv[1], Path(sys.argv[2]), ExportOptions(FormatName.SPECFORGE, Algor
 
 
 def test_a_file_half_written_when_the_process_was_killed_is_written_again(dataset, tmp_path):
-    """1. Export. 2. Export again, killed in the sixth file. 3. Go on: same bytes, no temporary file."""
+    """1. Export. 2. Export again, killed after the fifth file. 3. Go on: same bytes, no temporary file."""
     out, options = tmp_path / "out", wanted("specforge")
     export(str(dataset), out, options)
     whole = files_of(out)
@@ -81,8 +88,12 @@ def test_a_file_half_written_when_the_process_was_killed_is_written_again(datase
     done = subprocess.run([sys.executable, "-c", KILLED, str(dataset), str(out)], check=False)
     assert done.returncode == -signal.SIGKILL
     cut = files_of(out)
-    assert [name for name in cut if name.endswith(".tmp")] == ["data/rows_0-2000/.data_5.ckpt.tmp"]
-    assert "data/rows_0-2000/data_5.ckpt" not in cut
+    half = {name for name in cut if name.endswith(".tmp")}
+    assert half
+    assert half.isdisjoint(whole)
+    there = {name for name in cut if name.endswith(".ckpt")}
+    assert {f"data/rows_0-2000/data_{row}.ckpt" for row in range(5)} <= there
+    assert all(cut[name] == whole[name] for name in there)
     export(str(dataset), out, options)
     assert files_of(out) == whole
 
@@ -217,13 +228,15 @@ def test_a_second_export_into_the_same_folder_is_refused_while_the_first_writes(
     command = [sys.executable, "-c", BUSY, str(dataset), str(out)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout.readline() == "writing\n"
-        half = files_of(out)
+        half = sealed_of(out)
         for second in (options, wanted("modelopt")):
             with pytest.raises(OptionRefused, match=f"another export is writing to {out}") as refused:
                 export(str(dataset), out, second)
             assert refused.value.field == "out"
             assert "another folder in --out" in str(refused.value.cure)
-        assert files_of(out) == half
+        now = sealed_of(out)
+        assert half.items() <= now.items()
+        assert set(now) <= set(whole)
         first.communicate("\n")
     assert first.returncode == 0
     assert files_of(out) == whole
@@ -236,6 +249,35 @@ def test_the_lock_of_an_export_that_was_killed_is_free(dataset, tmp_path):
         assert first.stdout.readline() == "writing\n"
         first.kill()
     assert export(str(dataset), out, wanted("specforge")).rows == 40
+
+
+def test_what_counts_is_there_and_no_more_than_a_few_files_are_ahead_of_it(dataset, tmp_path):
+    out, heard = tmp_path / "out", []
+
+    def told(done: int, _all: int) -> None:
+        there = {int(path.stem.removeprefix("data_")) for path in (out / "data/rows_0-2000").glob("*.ckpt")}
+        assert set(range(done)) <= there <= set(range(done + PIECES_AT_ONCE))
+        heard.append(done)
+
+    export(str(dataset), out, wanted("specforge"), told)
+    assert heard == list(range(1, 41))
+
+
+def test_a_file_that_cannot_be_written_ends_the_export_in_its_place(dataset, tmp_path):
+    """1. A folder stands where row 7 is written. 2. Seven rows count. 3. It is gone: the rest is written."""
+    out, heard = tmp_path / "out", []
+    options = wanted("specforge")
+    with pytest.raises(Stopped):
+        export(str(dataset), out, options, stop_at(1))
+    for path in out.glob("data/*/*"):
+        path.unlink()
+    temporary = out / "data/rows_0-2000/.data_7.ckpt.tmp"
+    temporary.mkdir()
+    with pytest.raises(IsADirectoryError):
+        export(str(dataset), out, options, lambda done, _all: heard.append(done))
+    assert heard == [1, 2, 3, 4, 5, 6, 7]
+    temporary.rmdir()
+    assert export(str(dataset), out, options).rows == 40
 
 
 def test_every_format_can_be_written_for_something():
