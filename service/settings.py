@@ -66,7 +66,12 @@ class Settings(BaseSettings):
     """Attempts at a unit before the job fails with the last error."""
     unit_max_samples: int = Field(default=4096, ge=1, le=65_536)
     units_in_flight: int = Field(default=2, ge=1, le=16)
-    """Units one worker holds at once, so that the engine sees no bubble between them."""
+    """Units whose rows one worker has in its engine at once, so that it sees no bubble between them."""
+    units_in_proof: int = Field(default=4, ge=0, le=64)
+    """Units that may wait for their receipt, proof and commit beside those.
+
+    One unit is proven on one core at about a GB of states a second: fewer than an engine gives.
+    """
     in_flight_tokens: int = Field(default=65_536, ge=1)
     in_flight_requests: int = Field(default=512, ge=1)
     """Bounds on what one worker has in its engine at once; several steps' batches keep the engine full."""

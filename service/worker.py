@@ -13,10 +13,13 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 
 from schemas.job import ENDED_JOB_STATES, JobState
 from service.capture.loop import Capture
+from service.capture.running import warm_imports
 from service.lifeline import die_with_parent
 from service.settings import Settings
 from service.store import Store
@@ -45,22 +48,37 @@ def run_worker(settings: Settings, *, only_job: str | None = None) -> int:
 
     Return the exit status.
     """
-    settings.data_dir.mkdir(parents=True, exist_ok=True)
-    store = Store(settings.database())
-    store.migrate()
-    sweep(store, settings)
-    planner = PlannerProcess(settings)
-    publisher = PublisherThread(settings)
-    planner.start()
-    publisher.start()
-    try:
-        asyncio.run(_main(store, settings, only_job, planner, publisher))
-    finally:
-        publisher.stop()
-        planner.stop()
-        state = store.job(only_job).state if only_job is not None else None
-        store.close()
+    with _imported_beside(settings):
+        settings.data_dir.mkdir(parents=True, exist_ok=True)
+        store = Store(settings.database())
+        store.migrate()
+        sweep(store, settings)
+        planner = PlannerProcess(settings)
+        publisher = PublisherThread(settings)
+        planner.start()
+        publisher.start()
+        try:
+            asyncio.run(_main(store, settings, only_job, planner, publisher))
+        finally:
+            publisher.stop()
+            planner.stop()
+            state = store.job(only_job).state if only_job is not None else None
+            store.close()
     return EXIT_OK if state in {None, JobState.COMPLETED} else EXIT_JOB_NOT_COMPLETE
+
+
+@contextmanager
+def _imported_beside(settings: Settings) -> Iterator[None]:
+    """Import the engine meanwhile: seconds that would else follow the first plan.
+
+    The block's end waits for it: torch and vLLM cannot be imported while the interpreter shuts down.
+    """
+    thread = threading.Thread(target=warm_imports, args=(settings,), name="quarry-imports")
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
 
 
 async def _main(

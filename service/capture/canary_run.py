@@ -8,6 +8,7 @@ Imports torch: import it lazily.
 import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -23,18 +24,28 @@ from service.capture.running import Running
 from service.errors import EngineDied, EngineRefused, StatesWrong
 from service.plan.plan_file import write_plan
 from service.plan.planner import PlannedSample
-from service.proof.canary import canary_key, canary_prompts, judge
+from service.proof.canary import canary_key, canary_prompts, judge, states_key
 from service.proof.canary_noise import judge_by_noise
 from service.proof.reference import Reference, reference_states
 from service.proof.shard_reader import ShardReader
 from service.settings import Settings
 from service.store import Store, UnitLease
 
+if TYPE_CHECKING:
+    from service.capture.reference_ahead import ReferenceAhead
 
-async def ensure_canary(running: Running, lease: UnitLease, store: Store, settings: Settings) -> None:
+
+async def ensure_canary(
+    running: Running,
+    lease: UnitLease,
+    store: Store,
+    settings: Settings,
+    ahead: "ReferenceAhead | None" = None,
+) -> None:
     """Return at once if the canary is skipped or passed before; else run it and record that it passed.
 
-    Raises StatesWrong naming the layer, EngineRefused where there is no reference, EngineDied.
+    The reference is the one begun `ahead`, where there is one. Raises StatesWrong naming the layer,
+    EngineRefused where there is no reference, EngineDied.
     """
     if lease.request.canary == "skip":
         return
@@ -43,7 +54,7 @@ async def ensure_canary(running: Running, lease: UnitLease, store: Store, settin
         return
     prompts = canary_prompts(running.head.vocab_size, running.spec.max_model_len - 1)
     # Beside the capture: loading transformers takes longer than the engine needs for these prompts.
-    referring = asyncio.create_task(_refer(running, settings, prompts, lease.identity.dtype))
+    referring = asyncio.create_task(_reference(running, settings, prompts, lease.identity.dtype, ahead))
     try:
         captured = await _capture(running, lease, settings, prompts)
         reference = await referring
@@ -65,19 +76,36 @@ async def ensure_canary(running: Running, lease: UnitLease, store: Store, settin
             "peak_bytes": reference.peak_bytes,
         }
     )
-    await asyncio.to_thread(store.record_canary, key, told.model_dump_json())
+    for name in (key, states_key(lease.identity)):
+        await asyncio.to_thread(store.record_canary, name, told.model_dump_json())
 
 
-async def _refer(
-    running: Running, settings: Settings, prompts: Sequence[Sequence[int]], dtype: Dtype
+async def refer(
+    weights: Path,
+    settings: Settings,
+    prompts: Sequence[Sequence[int]],
+    dtype: Dtype,
+    max_bytes: int | None = None,
 ) -> Reference:
+    """Run the reference within the settings' bounds, or in `max_bytes`. Raises EngineRefused."""
     return await reference_states(
-        running.spec.weights,
+        weights,
         prompts,
         dtype,
-        max_bytes=settings.canary_max_bytes,
+        max_bytes=settings.canary_max_bytes if max_bytes is None else max_bytes,
         timeout_s=settings.engine_start_timeout_s,
     )
+
+
+async def _reference(
+    running: Running,
+    settings: Settings,
+    prompts: Sequence[Sequence[int]],
+    dtype: Dtype,
+    ahead: "ReferenceAhead | None",
+) -> Reference:
+    begun = await ahead.reference(prompts) if ahead is not None else None
+    return begun if begun is not None else await refer(running.spec.weights, settings, prompts, dtype)
 
 
 async def _second_look(
@@ -91,7 +119,7 @@ async def _second_look(
 ) -> CanaryReport:
     """Return what the float32 reference says; raise what was `wrong` if that does not explain it."""
     try:
-        exact = await _refer(running, settings, prompts, "float32")
+        exact = await refer(running.spec.weights, settings, prompts, "float32")
         return await asyncio.to_thread(judge_by_noise, captured, rounded.states, exact.states, *about)
     except (EngineRefused, StatesWrong) as error:
         raise wrong from error
@@ -105,11 +133,13 @@ async def _capture(
     plan = settings.work_root / plan_path(key.job_id, key.unit)
     folder = settings.work_root / attempt_dir(key.job_id, key.unit, key.epoch)
     await asyncio.to_thread(write_plan, plan, [_sample(row, ids) for row, ids in enumerate(prompts)])
+    # As the engine has them, whatever the job stores: the canary judges the capture.
+    about = lease.identity.model_copy(update={"compression": "none"})
     order = OpenUnit(
         key=key,
         num_rows=len(prompts),
-        compression=lease.identity.compression,
-        provenance=running.provenance(key.job_id, lease.identity),
+        compression=about.compression,
+        provenance=running.provenance(key.job_id, about),
     )
     link = running.link
     try:

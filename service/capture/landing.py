@@ -7,7 +7,7 @@ after a crash, is harmless. An attempt that was never committed cannot land, wha
 from pathlib import Path
 
 from connector.seal import move_durably
-from schemas.manifest import FileEntry
+from schemas.manifest import FileEntry, SealedShard
 from schemas.names import attempt_dir
 from schemas.receipts import UnitKey
 from service.errors import WriteFailed
@@ -35,7 +35,7 @@ def land_unit(settings: Settings, commit: UnitCommit) -> None:
         folder.rmdir()
 
 
-def _move(source: Path, dataset: Path, entry: FileEntry) -> None:
+def _move(source: Path, dataset: Path, entry: FileEntry | SealedShard) -> None:
     try:
         move_durably(source, dataset / entry.path)
     except FileNotFoundError as error:

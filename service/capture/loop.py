@@ -1,6 +1,7 @@
 """The capture loop of one worker process: leases units, keeps the engine full, commits what they become.
 
-Several units are held at once, so that one's verification and commit overlap the next one's forward passes.
+Several units are held at once, so that one's verification and commit overlap the next one's forward passes:
+a unit whose rows the engine has answered makes room for another at once.
 A unit whose lease was lost is abandoned; its successor elsewhere has another epoch and another folder.
 """
 
@@ -13,7 +14,7 @@ from schemas.job import ENDED_JOB_STATES, JobState
 from schemas.receipts import UnitKey
 from service.capture.budget import InFlight
 from service.capture.landing import land_unit
-from service.capture.running import EngineHouse, Running
+from service.capture.running import EngineHouse, Running, warm_imports
 from service.errors import EngineDied, LeaseLost, QuarryError, StatesWrong, StoreUnavailable
 from service.settings import Settings
 from service.store import Store, UnitCommit, UnitLease
@@ -35,11 +36,15 @@ class Capture:
         self._house = EngineHouse(settings)
         self._budget = InFlight(settings.in_flight_tokens, settings.in_flight_requests)
         self._runs: dict[UnitKey, asyncio.Task[None]] = {}
+        self._feeding: set[UnitKey] = set()
+        """Those of the runs whose rows the engine has not all answered."""
         self._held: dict[UnitKey, UnitLease] = {}
         self._job: str | None = None
         self._distrusted = False
         """Whether the running engine gave wrong states, which its prefix cache may hold and give again."""
         self.stop = asyncio.Event()
+        self._room = asyncio.Event()
+        """Set when a unit ends, or no longer needs the engine."""
 
     async def run(self) -> None:
         """Serve units until stopped.
@@ -71,7 +76,8 @@ class Capture:
 
     async def _serve_one(self) -> bool:
         """Lease and start one unit if there is room; return whether there was one."""
-        if len(self._runs) >= self._settings.units_in_flight:
+        most = self._settings.units_in_flight
+        if len(self._feeding) >= most or len(self._runs) >= most + self._settings.units_in_proof:
             return False
         try:
             lease = await asyncio.to_thread(
@@ -87,10 +93,19 @@ class Capture:
         # An engine takes minutes to start: the lease may be lost by then, or the worker told to stop.
         if running is not None and lease.key in self._held and not self.stop.is_set():
             self._job = lease.key.job_id
+            self._feeding.add(lease.key)
             task = asyncio.create_task(self._run_unit(lease, running))
             self._runs[lease.key] = task
-            task.add_done_callback(lambda _: self._runs.pop(lease.key, None))
+            task.add_done_callback(lambda _: self._ended(lease.key))
         return True
+
+    def _ended(self, key: UnitKey) -> None:
+        self._runs.pop(key, None)
+        self._answered(key)
+
+    def _answered(self, key: UnitKey) -> None:
+        self._feeding.discard(key)
+        self._room.set()
 
     async def _engine_for(self, lease: UnitLease) -> Running:
         """Return an engine that serves the lease's job; units of the old one end first.
@@ -99,22 +114,30 @@ class Capture:
         """
         spec = await self._house.inspect(lease)
         running = self._house.running
-        if running is None or self._distrusted or not running.serves(spec):
-            await asyncio.gather(*self._runs.values(), return_exceptions=True)
-            logger.info("starting the engine for %s", lease.request.model)
-            running = await self._house.switch(spec)
-            self._distrusted = False
-        if lease.key.job_id != self._job:
-            # Imports torch, like all that reads states; the worker's start does not wait for it.
-            from service.capture.canary_run import ensure_canary
+        fits = running is not None and not self._distrusted and running.serves(spec)
+        if running is not None and fits and lease.key.job_id == self._job:
+            return running
+        # Torch and the engine are imported beside the worker's start, which does not wait for them.
+        await asyncio.to_thread(warm_imports, self._settings)
+        from service.capture.canary_run import ensure_canary
+        from service.capture.reference_ahead import ReferenceAhead
 
-            await ensure_canary(running, lease, self._store, self._settings)
+        async with ReferenceAhead(lease, self._store, self._settings) as ahead:
+            if running is None or not fits:
+                await asyncio.gather(*self._runs.values(), return_exceptions=True)
+                logger.info("starting the engine for %s", lease.request.model)
+                running = await self._house.switch(spec, ahead.begin)
+                self._distrusted = False
+            if lease.key.job_id != self._job:
+                await ensure_canary(running, lease, self._store, self._settings, ahead)
         return running
 
     async def _run_unit(self, lease: UnitLease, running: Running) -> None:
         from service.capture.unit_run import UnitRun
 
-        run = UnitRun(lease, running, self._budget, self._settings)
+        run = UnitRun(
+            lease, running, self._budget, self._settings, on_answered=lambda: self._answered(lease.key)
+        )
         commit = await self._supervised(lease, run.run())
         if commit is not None:
             await self._supervised(lease, self._commit(lease, commit))
@@ -185,16 +208,14 @@ class Capture:
                     task.cancel()
 
     async def _pause(self) -> None:
-        """Wait for a unit to end, for `stop`, or for the next look at the store."""
-        stop = asyncio.create_task(self.stop.wait())
+        """Wait for room for a unit, for `stop`, or for the next look at the store."""
+        waiting = {asyncio.create_task(event.wait()) for event in (self.stop, self._room)}
         try:
-            await asyncio.wait(
-                {stop, *self._runs.values()},
-                timeout=self._settings.poll_s,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
+            await asyncio.wait(waiting, timeout=self._settings.poll_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            stop.cancel()
+            self._room.clear()
+            for task in waiting:
+                task.cancel()
 
     async def _drain(self) -> None:
         if self._runs:

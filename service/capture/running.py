@@ -4,7 +4,9 @@ Switched between jobs.
 """
 
 import asyncio
+import contextlib
 import importlib
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -37,6 +39,18 @@ def spec_for(request: ExtractRequest, target: Target, settings: Settings) -> Eng
         max_model_len=min(1 << (longest - 1).bit_length(), target.max_model_len),
         decode=request.generate is not None,
     )
+
+
+def warm_imports(settings: Settings) -> None:
+    """Import what an engine and its first unit need; takes seconds once, so call it from a thread.
+
+    What cannot be imported is left for `load_engine` to say, where a job hears it.
+    """
+    # One order for every caller: two threads then never wait for each other.
+    with contextlib.suppress(ImportError, AttributeError, ValueError):
+        importlib.import_module(settings.engine.partition(":")[0])
+        importlib.import_module("service.capture.reference_ahead")
+        importlib.import_module("service.capture.unit_run")
 
 
 def load_engine(settings: Settings) -> Engine:
@@ -76,6 +90,10 @@ class Running:
         )
 
 
+async def _nothing_beside(spec: EngineSpec, head: "Head") -> None:
+    """Begin nothing."""
+
+
 class EngineHouse:
     """Holds at most one running engine."""
 
@@ -100,12 +118,18 @@ class EngineHouse:
         target = planned_target(lease.request, lease.identity, self._settings)
         return spec_for(lease.request, target, self._settings)
 
-    async def switch(self, spec: EngineSpec) -> Running:
-        """Stop what runs and start an engine for `spec`. Raises EngineRefused, EngineDied."""
+    async def switch(
+        self, spec: EngineSpec, beside: Callable[[EngineSpec, "Head"], Awaitable[None]] = _nothing_beside
+    ) -> Running:
+        """Stop what runs and start an engine for `spec`. Raises EngineRefused, EngineDied.
+
+        `beside` is called first, to begin what can go on while the engine starts.
+        """
         from service.proof.head import Head
 
         await self.stop()
         head = await asyncio.to_thread(Head.load, spec.weights, spec.dtype)
+        await beside(spec, head)
         engine = load_engine(self._settings)
         link = EngineLink()
         try:

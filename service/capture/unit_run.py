@@ -7,7 +7,7 @@ Runs on the worker's event loop; disk and checks go to threads. Whatever goes wr
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from connector.seal import sha256_of
 from connector.wire import RowRef
 from schemas.arrow import PLAN_SCHEMA
 from schemas.job import RejectView
-from schemas.manifest import ShardEntry
+from schemas.manifest import SealedShard
 from schemas.names import index_path, plan_path, shard_path
 from schemas.receipts import OpenUnit, UnitKey, UnitSealed
 from schemas.request import Generate
@@ -73,8 +73,19 @@ def read_plan(path: Path, sha256: str) -> list[PlannedRow]:
 class UnitRun:
     """Runs one leased unit on the running engine. `run` is called once."""
 
-    def __init__(self, lease: UnitLease, running: Running, budget: InFlight, settings: Settings) -> None:
-        """Take over the lease; nothing happens before `run`."""
+    def __init__(
+        self,
+        lease: UnitLease,
+        running: Running,
+        budget: InFlight,
+        settings: Settings,
+        on_answered: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Take over the lease; nothing happens before `run`.
+
+        `on_answered` is called when the engine has answered every row.
+        """
+        self._on_answered = on_answered
         self._lease, self._running, self._budget, self._settings = lease, running, budget, settings
         self._key = lease.key
         self._witnesses: dict[int, Witness] = {}
@@ -128,6 +139,7 @@ class UnitRun:
                     group.create_task(self._run_row(row))
         except* QuarryError as errors:
             raise errors.exceptions[0] from None
+        self._on_answered()
 
     async def _run_row(self, row: PlannedRow) -> None:
         generate = self._lease.request.generate
@@ -183,7 +195,7 @@ class UnitRun:
         for receipt in sealed:
             for reject in receipt.rejected:
                 self._reject(reject.row, reject.reason, reject.detail)
-        shards = shard_entries(self._key, sealed)
+        shards = sealed_shards(self._key, sealed)
         files = [(folder / Path(entry.path).name, entry.path) for entry in shards]
         index, supervised = None, 0
         sampled = logit_rows(
@@ -209,12 +221,12 @@ class UnitRun:
         )
 
 
-def shard_entries(key: UnitKey, sealed: Sequence[UnitSealed]) -> tuple[ShardEntry, ...]:
-    """Return the manifest's entries of the files that were written, in rank order."""
+def sealed_shards(key: UnitKey, sealed: Sequence[UnitSealed]) -> tuple[SealedShard, ...]:
+    """Return what is committed of the files that were written, in rank order."""
     return tuple(
-        ShardEntry(
+        SealedShard(
             path=shard_path(key.job_id, key.unit, receipt.rank, len(sealed)),
-            sha256=receipt.sha256,
+            xxh3=receipt.xxh3,
             bytes=receipt.bytes,
             rows=len(receipt.rows),
             tokens=sum(receipt.num_tokens),

@@ -2,6 +2,7 @@
 
 import math
 
+from schemas.arrow import stored_token_bytes
 from schemas.job import Estimate
 from schemas.names import MAX_COMMIT_FILES
 from schemas.request import ExtractRequest
@@ -21,8 +22,8 @@ def estimate_request(
     """Read and tokenize the whole source and add up; time grows with the source, memory with one unit.
 
     `tokens` and `bytes` are upper bounds in a `generate` job: every answer is counted at its longest.
-    `bytes` are the states before compression. With one GPU's `tokens_per_s` it says what that asks of the
-    host. Raises what planning the job would raise.
+    `bytes` are the states before compression, `stored_bytes` after it where that can be told. With one GPU's
+    `tokens_per_s` it says what that asks of the host. Raises what planning the job would raise.
     """
     target = inspect_target(request, settings)
     tokenizer = SampleTokenizer(target, request)
@@ -34,6 +35,11 @@ def estimate_request(
         samples += len(draft.samples)
         tokens += draft.num_tokens + len(draft.samples) * bounds.answer_tokens
         shards += bool(draft.samples)
+    about = (len(target.layer_ids), target.hidden_size, target.dtype, request.storage.compression)
+    stored = stored_token_bytes(*about)
+    sizing = None
+    if tokens_per_s is not None:
+        sizing = size(tokens, bounds.bytes_per_token, tokens_per_s, gpus, stored)
     return Estimate(
         samples=samples,
         rejected=rejected,
@@ -43,7 +49,8 @@ def estimate_request(
         commits=_commits(shards) if request.hub is not None else 0,
         bytes_per_token=bounds.bytes_per_token,
         layer_ids=target.layer_ids,
-        sizing=None if tokens_per_s is None else size(tokens, bounds.bytes_per_token, tokens_per_s, gpus),
+        stored_bytes=None if stored is None else tokens * stored,
+        sizing=sizing,
     )
 
 

@@ -7,7 +7,7 @@ from sqlalchemy import ColumnElement, insert, select
 
 from schemas.identity import Provenance
 from schemas.job import RejectView, UnitState
-from schemas.manifest import FileEntry, ShardEntry
+from schemas.manifest import FileEntry, SealedShard
 from schemas.receipts import UnitKey
 from service.errors import IdentityChanged, StatesWrong
 from service.store import units
@@ -73,7 +73,7 @@ def unit_commits(tx: Transaction, job_id: str) -> list[UnitCommit]:
     ]
 
 
-def shards(tx: Transaction, job_id: str) -> list[ShardEntry]:
+def shards(tx: Transaction, job_id: str) -> list[SealedShard]:
     """Return the committed shards of a job, in unit order."""
     query = select(SHARD.c.entry).where(SHARD.c.job_id == job_id).order_by(SHARD.c.unit, SHARD.c.path)
     return list(tx.connection.scalars(query))
@@ -93,9 +93,11 @@ def rejects(tx: Transaction, job_id: str, after: int, limit: int) -> list[Reject
     return list(tx.connection.scalars(query.order_by(REJECT.c.position).limit(limit)))
 
 
-def _by_unit(tx: Transaction, job_id: str) -> tuple[dict[int, list[ShardEntry]], dict[int, list[RejectView]]]:
+def _by_unit(
+    tx: Transaction, job_id: str
+) -> tuple[dict[int, list[SealedShard]], dict[int, list[RejectView]]]:
     """Return the shards and the rejects of every unit that has some."""
-    shards_of: dict[int, list[ShardEntry]] = defaultdict(list)
+    shards_of: dict[int, list[SealedShard]] = defaultdict(list)
     for entry in shards(tx, job_id):
         shards_of[entry.unit].append(entry)
     of_units: ColumnElement[bool] = (REJECT.c.job_id == job_id) & REJECT.c.unit.is_not(None)

@@ -8,7 +8,7 @@ from typing import TypeVar
 from schemas.events import Event
 from schemas.identity import Identity
 from schemas.job import JobState, Problem, Progress, RejectView
-from schemas.manifest import FileEntry, ShardEntry
+from schemas.manifest import FileEntry, SealedShard
 from schemas.receipts import UnitKey
 from schemas.request import ExtractRequest
 from service.errors import Outcome
@@ -208,7 +208,7 @@ class Store:
         with self._database.read() as tx:
             return units.units(tx, job_id)
 
-    def shards(self, job_id: str) -> list[ShardEntry]:
+    def shards(self, job_id: str) -> list[SealedShard]:
         """Return the committed shards of a job, in unit order."""
         with self._database.read() as tx:
             return commits.shards(tx, job_id)

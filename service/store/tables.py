@@ -28,7 +28,7 @@ from sqlalchemy.types import TypeDecorator
 from schemas.events import Event
 from schemas.identity import Identity, Provenance
 from schemas.job import JobState, Problem, Progress, RejectView, UnitState
-from schemas.manifest import FileEntry, ShardEntry, UnitChecks
+from schemas.manifest import FileEntry, SealedShard, UnitChecks
 from schemas.request import ExtractRequest
 
 
@@ -143,7 +143,7 @@ SHARD = Table(
     Column("job_id", String(32), primary_key=True),
     Column("unit", Integer, primary_key=True, autoincrement=False),
     Column("path", String(255), primary_key=True),
-    Column("entry", Document(ShardEntry), nullable=False),
+    Column("entry", Document(SealedShard), nullable=False),
     ForeignKeyConstraint(["job_id", "unit"], ["unit.job_id", "unit.unit"]),
 )
 

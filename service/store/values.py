@@ -5,7 +5,7 @@ from datetime import datetime
 
 from schemas.identity import Identity, Provenance
 from schemas.job import JobState, JobView, Problem, Progress, RejectView, UnitState
-from schemas.manifest import FileEntry, ShardEntry, UnitChecks
+from schemas.manifest import FileEntry, SealedShard, UnitChecks
 from schemas.receipts import UnitKey
 from schemas.request import ExtractRequest
 
@@ -98,7 +98,7 @@ class UnitCommit:
 
     key: UnitKey
     provenance: Provenance
-    shards: tuple[ShardEntry, ...]
+    shards: tuple[SealedShard, ...]
     index: FileEntry | None
     rejects: tuple[RejectView, ...]
     num_tokens: int

@@ -12,7 +12,7 @@ import uvicorn
 
 from schemas.events import Event
 from schemas.job import JobState, Problem, RejectView
-from schemas.manifest import FileEntry, LayerStats, ShardEntry, UnitChecks
+from schemas.manifest import FileEntry, LayerStats, SealedShard, UnitChecks
 from schemas.names import index_path, shard_path
 from service.api.app import create_app
 from service.api.problems import PROBLEM_MEDIA_TYPE
@@ -138,9 +138,9 @@ def complete(store: Store, job_id: str, *, units: int = 2, rejects: int = 0) -> 
         lease = store.lease_unit(OWNER, TTL_S)
         assert lease is not None
         unit, epoch = lease.key.unit, lease.key.epoch
-        shard = ShardEntry(
+        shard = SealedShard(
             path=shard_path(job_id, unit),
-            sha256="a" * 64,
+            xxh3="a" * 32,
             bytes=1000,
             rows=1,
             tokens=4,

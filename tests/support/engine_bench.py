@@ -128,7 +128,19 @@ class Bench:
         assert {row: stored["input_ids"] for row, stored in rows.items()} == {row: [*ids[row]] for row in ids}
         errors = self.errors(rows)
         self.worst = max(self.worst, *errors.values())
-        assert {row: error for row, error in errors.items() if error > self.tolerance} == {}
+        off = {row: error for row, error in errors.items() if error > self.tolerance}
+        assert not off, f"of rows {sorted(rows)}, off by: {off}; by layer and token: {self._where(rows, off)}"
+
+    def _where(self, rows: Mapping[int, Mapping[str, Any]], off: Mapping[int, float]) -> list[str]:
+        """Say for each row that is off which tokens of which layers are."""
+        said = []
+        for row in off:
+            (layers,) = self.truth([rows[row]["input_ids"]])
+            for k in self.spec.layer_ids:
+                error_T = relative_T(self.states(rows[row], k), layers[k].float())
+                wrong = (error_T > self.tolerance).nonzero().flatten().tolist()
+                said.append(f"row {row} layer {k}: {len(wrong)} of {len(error_T)}, {wrong[:3]}..{wrong[-3:]}")
+        return said
 
 
 def relative_T(got_TH: torch.Tensor, truth_TH: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,15 @@
 
 from pathlib import Path
 
-from service.plan.sizing import DRAIN_BYTES_PER_S, WRITER_BYTES_PER_S, size
+from service.plan.sizing import (
+    CORE_S_PER_GB,
+    DIGEST_CORE_S_PER_GB,
+    DRAIN_BYTES_PER_S,
+    PROOF_CORE_S_PER_GB,
+    WRITER_BYTES_PER_S,
+    WRITER_CORE_S_PER_GB,
+    size,
+)
 
 PAGE = Path(__file__).parents[2] / "docs" / "sizing.md"
 FLOPS_PER_S = 500e12
@@ -20,6 +28,7 @@ COLUMNS = (
     "a token",
     f"drain a GPU (of {DRAIN_BYTES_PER_S / 1e9:.0f} GB/s)",
     "writers a GPU",
+    "cores a GPU",
     "disk",
     "uplink",
     "dataset",
@@ -42,6 +51,7 @@ def render() -> str:
                 f"{width // 1024} KiB",
                 f"{told.drain_bytes_per_s / 1e9:.2f} GB/s ({told.drain_share:.1%})",
                 told.writer_threads,
+                f"{told.cores:.1f}",
                 f"{told.disk_bytes_per_s / 1e9:.1f} GB/s",
                 f"{told.uplink_bits_per_s / 1e9:.0f} Gbit/s",
                 f"{TOKENS * width / 1e12:.0f} TB",
@@ -67,9 +77,20 @@ Measured on one H200's machine, with PCIe 5 x16 and 16 cores
 | a plain copy into pinned memory | 55 |
 | Quarry's drain, alone | 51 to 55 |
 | Quarry's drain, beside a model that never pauses | {DRAIN_BYTES_PER_S / 1e9:.0f} |
-| rows proven and sealed, one of 8 threads, RAM disk | {threads} |
-| the same, all 8, RAM disk | 1.9 |
-| the same, all 8, that machine's own disk | 1.2 |
+
+That file also holds figures of a writer that was replaced since; the one of today has not run on that
+machine. It was measured on a machine of two cores, with the CPU build, a disk of its own and no GPU
+([cpu-writer.json](../benchmarks/results/cpu-writer.json), [job.json](../benchmarks/results/job.json)):
+
+| what | GB/s of one thread | core seconds a GB |
+| --- | --- | --- |
+| rows checked and sealed (xxh3, Parquet, O_DIRECT, fsync) | {threads} | {WRITER_CORE_S_PER_GB} |
+| the same bytes by write() and fsync() | 1.47 | 0.31 |
+| a sealed unit of 1 GB read back and proven | - | {PROOF_CORE_S_PER_GB} |
+| the same, units of 65 MB | - | 1.5 |
+| sha256 of the shards at publication | {1 / DIGEST_CORE_S_PER_GB:.1f} | {DIGEST_CORE_S_PER_GB:.2f} |
+
+The last line is of hashlib over memory on that machine, without the read; no file of results holds it.
 
 On paper, for {TOKENS / 1e9:.0f} billion tokens. The rate is that of prefill at
 {FLOPS_PER_S / 1e12:.0f} TFLOP/s a GPU (half of an H200's dense bfloat16 peak) over 2 operations a
@@ -82,10 +103,16 @@ What that says:
 
 - **PCIe** is no bound: the smallest target, which makes the most bytes, takes a fortieth of what was
   measured. Under tensor parallelism each rank drains its share over its own link.
-- **Writers**: proof and seal are work of cores, one for every {threads} GB/s. `QUARRY_WRITER_THREADS` is the
-  number for each rank, half of its share of the cores if you say nothing.
-- **Disk**: eight GPUs on an 8B target ask for more than one NVMe disk writes; stripe several, or give every
-  GPU a worker and a disk of its own. A slow disk slows the engine; nothing grows, nothing is lost.
+- **Cores**: writing, proof and sha256 keep {CORE_S_PER_GB:.1f} cores busy for each GB/s. The sha256 is the
+  largest part of it, and it is taken when a job's last unit is committed, not while it captures. What the
+  engine itself needs of the cores is not counted.
+- **Writers**: one thread seals {threads} GB/s and waits half of that time for its disk. How several share one
+  disk was not measured: give them what the cores allow. `QUARRY_WRITER_THREADS` is the number for each rank,
+  half of its share of the cores if you say nothing.
+- **Disk**: a limit of its own, whatever the cores do. Every byte is written once and read twice, by the proof
+  and by the sha256, both past the page cache; a push reads it once more. Eight GPUs on an 8B target ask for
+  more than one NVMe disk writes; stripe several, or give every GPU a worker and a disk of its own. A slow
+  disk slows the engine; nothing grows, nothing is lost.
 - **Uplink** is the bound of most clusters. A dataset is pushed while it is captured, and what waits for the
   uplink waits on disk: size that for the difference, or send less (`planes` is lossless; fewer layers are
   fewer bytes).

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from schemas.identity import EngineInfo, FinalNorm, Identity, Provenance, layer_info
 from schemas.job import JobState, Problem, RejectView
-from schemas.manifest import FileEntry, LayerStats, ShardEntry, UnitChecks
+from schemas.manifest import FileEntry, LayerStats, SealedShard, UnitChecks
 from schemas.names import index_path, shard_path
 from schemas.request import ExtractRequest, HubTarget, InlineSource, Sample
 from service.store import JobRow, PlanLease, PlannedUnit, PublishLease, Store, UnitCommit, UnitLease
@@ -87,14 +87,14 @@ def reject(position: int, reason: str = "empty-mask") -> RejectView:
     )
 
 
-def shard(lease: UnitLease, rows: int) -> ShardEntry:
+def shard(lease: UnitLease, rows: int) -> SealedShard:
     """Return the entry of a shard that `lease` may have made."""
     job, unit, epoch = lease.key.job_id, lease.key.unit, lease.key.epoch
     layers = (LayerStats(layer_id=4, mean_rms=1.0, max_abs=3.0),)
     path = shard_path(job, unit)
-    return ShardEntry(
+    return SealedShard(
         path=path,
-        sha256=f"{epoch:064x}",
+        xxh3=f"{epoch:032x}",
         bytes=1000 * rows,
         rows=rows,
         tokens=5 * rows,

@@ -110,7 +110,7 @@ def test_a_shard_is_told_with_its_receipt(api: httpx2.Client, store: Store, job:
     (shard,) = api.get(f"/jobs/{job.id}/shards").json()["shards"]
     assert shard == {
         "path": f"data/{job.id}/train-00000.parquet",
-        "sha256": "a" * 64,
+        "xxh3": "a" * 32,
         "bytes": 1000,
         "rows": 1,
         "tokens": 4,

@@ -124,7 +124,7 @@ VERBS: list[Callable[[Walk, int], None]] = [*AHEAD, *AHEAD, *AHEAD, *ASIDE]
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 @given(steps=st.lists(st.tuples(st.sampled_from(VERBS), st.integers(0, 3)), min_size=30, max_size=60))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_counters_rows_and_events_agree_after_any_verbs(
     steps, kind: str, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> None:

@@ -1,22 +1,35 @@
 """The estimate is what planning the same request gives."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.workload import TARGETS
 from schemas.manifest import FileEntry
 from schemas.request import ExtractRequest
 from service.errors import SourceRefused
 from service.plan.estimate import estimate_request
 from service.plan.planning import run_planning
-from service.plan.sizing import DRAIN_BYTES_PER_S
+from service.plan.sizing import (
+    CORE_S_PER_GB,
+    DRAIN_BYTES_PER_S,
+    PROOF_CORE_S_PER_GB,
+    WRITER_BYTES_PER_S,
+    WRITER_CORE_S_PER_GB,
+    size,
+)
 from service.publish.push import batches
 from service.settings import Settings
 from service.store import Store
 from tests.support import templates
 from tests.support.sizing_page import PAGE, render
 from tests.support.store_cases import job_id
+
+RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
+HEAD = ("Head.opinion", "Head.gaps")
+"""What torch's other threads do for the proof."""
 
 SAMPLES = [{"token_ids": [1] * n} for n in (200, 100, 50, 1)] + [{"token_ids": [999_999]}, {"token_ids": []}]
 
@@ -41,6 +54,21 @@ def test_an_estimate_adds_up_and_writes_nothing(tmp_path: Path) -> None:
     assert not settings.data_dir.exists()
 
 
+@pytest.mark.parametrize(("compression", "stored"), [("none", 256), ("planes", None), ("fp8", 2 * (64 + 4))])
+def test_what_is_stored_is_told_where_it_does_not_depend_on_the_states(
+    tmp_path: Path, compression: str, stored: int | None
+) -> None:
+    settings = Settings(data_dir=tmp_path / "data", model_roots=(tmp_path,))
+    request = a_request(tmp_path, storage={"shard_bytes": 65_536, "compression": compression})
+    found = estimate_request(request, settings, tokens_per_s=1000.0)
+    assert found.bytes == 351 * 256
+    assert found.stored_bytes == (None if stored is None else 351 * stored)
+    assert found.sizing is not None
+    assert found.sizing.drain_bytes_per_s == 256_000
+    assert found.sizing.disk_bytes_per_s == 1000 * (stored or 256)
+    assert found.sizing.uplink_bits_per_s == 8000 * (stored or 256)
+
+
 def test_a_rate_says_what_it_asks_of_the_host(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path / "data", model_roots=(tmp_path,))
     found = estimate_request(a_request(tmp_path), settings, tokens_per_s=4_000_000.0, gpus=8)
@@ -49,7 +77,8 @@ def test_a_rate_says_what_it_asks_of_the_host(tmp_path: Path) -> None:
     assert (told.gpus, told.seconds) == (8, pytest.approx(351 / 32e6))
     assert told.drain_bytes_per_s == 4e6 * 256
     assert told.drain_share == pytest.approx(1.024e9 / DRAIN_BYTES_PER_S)
-    assert told.writer_threads == 5
+    assert told.writer_threads == 2
+    assert told.cores == pytest.approx(1.024 * CORE_S_PER_GB)
     assert told.disk_bytes_per_s == 8 * 1.024e9
     assert told.uplink_bits_per_s == 64 * 1.024e9
 
@@ -95,3 +124,18 @@ def test_an_estimate_meets_the_errors_of_the_job(tmp_path: Path) -> None:
 
 def test_the_page_on_sizing_is_made_from_the_same_arithmetic() -> None:
     assert PAGE.read_text() == render(), "run python -m tests.support.sizing_page"
+
+
+def test_a_rate_above_one_writers_asks_for_more_of_them() -> None:
+    assert size(1, 1, 2.5 * WRITER_BYTES_PER_S, 1).writer_threads == 3
+
+
+def test_what_sizing_goes_by_is_what_was_measured() -> None:
+    writer = json.loads((RESULTS / "cpu-writer.json").read_text())["writer"]["summary"]["quarry-sealed"]
+    assert pytest.approx(writer["gb_per_s"]["median"] * 1e9, rel=0.2) == WRITER_BYTES_PER_S
+    assert pytest.approx(writer["cpu_s_per_gb"]["median"], rel=0.2) == WRITER_CORE_S_PER_GB
+    job = json.loads((RESULTS / "job.json").read_text())["jobs"]["default-units"]
+    share = sum(job["checks"][name] for name in ("service.capture.unit_run.check_unit", *HEAD))
+    state_gb = job["tokens"] * TARGETS["compute"].state_bytes_per_token / 1e9
+    proof = share * job["seconds"] * job["cores"] / state_gb
+    assert proof == pytest.approx(PROOF_CORE_S_PER_GB, rel=0.2)
