@@ -18,18 +18,19 @@ from benchmarks.report import (
     WRITER_ROWS,
     against_peers,
     checks_cost,
-    checks_line,
+    checks_lines,
     engine_figures,
     engine_table,
     header,
     peers_line,
+    stages_table,
     writer_figures,
     writer_table,
 )
 from benchmarks.summary import shuffled_rounds
 from benchmarks.turns import EngineTurn, WriterTurn
 from benchmarks.weights import write_target
-from benchmarks.workload import MAX_NUM_BATCHED_TOKENS, NUM_UNITS, Workload
+from benchmarks.workload import MAX_NUM_BATCHED_TOKENS, Workload
 
 RESULTS = Path(__file__).with_name("results")
 
@@ -41,6 +42,12 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
+    # A step's tensors come back to the next one as they are, and in huge pages. Left alone, glibc gives them
+    # back to the kernel after every step, and an engine without arithmetic does little but fault them in.
+    "GLIBC_TUNABLES": ":".join(
+        f"glibc.malloc.{name}={value}"
+        for name, value in (("mmap_threshold", 2**31), ("trim_threshold", 2**32), ("hugetlb", 1))
+    ),
     # vLLM ends its workers by signal; what they leave is cleaned up, and need not be announced.
     "PYTHONWARNINGS": "ignore:resource_tracker",
 }
@@ -90,9 +97,10 @@ def run_engines(options: Options, scratch: Path, ram: Path) -> dict[str, object]
     """Measure the engine rows, print their table, return what is kept. Raises EngineLost."""
     work = options.work()
     orders = shuffled_rounds(list(options.rows), options.rounds, options.seed)
-    turns = measure_engines(work, orders, scratch, ram)
+    turns = measure_engines(work, orders, scratch, ram, eager=options.eager)
     figures = engine_figures(turns, work.stored_tokens, work.state_bytes)
     print(engine_table(figures, said(options, work), options.command("engines")), flush=True)
+    print(stages_table(turns, len(os.sched_getaffinity(0))), flush=True)
     kept: dict[str, object] = {
         "workload": asdict(work),
         "tokens_a_round": work.stored_tokens,
@@ -104,10 +112,10 @@ def run_engines(options: Options, scratch: Path, ram: Path) -> dict[str, object]
     if "quarry" in turns and (ratios := against_peers(turns)):
         print(peers_line(ratios), flush=True)
         kept["quarry_against_peers"] = {row: asdict(figure) for row, figure in ratios.items()}
-    if {"quarry", "unchecked"} <= turns.keys():
-        cost = checks_cost(turns)
-        print(checks_line(cost), flush=True)
-        kept["checks"] = asdict(cost)
+    if "unchecked" in turns:
+        costs = checks_cost(turns)
+        print(checks_lines(costs), flush=True)
+        kept["checks"] = {row: asdict(cost) for row, cost in costs.items()}
     return kept
 
 
@@ -119,17 +127,18 @@ def said(options: Options, work: Workload) -> str:
         f"{kind.shortest} to {kind.longest} tokens",
         f"the first {kind.shared_tokens} shared in a unit, prefix caching" if kind.shared_tokens else "",
         f"{kind.answer_tokens} tokens answered to each" if kind.answer_tokens else "",
-        f"{work.stored_tokens} tokens with states together, in {min(NUM_UNITS, work.num_prompts)} units",
+        f"{work.stored_tokens} tokens with states together, in {min(work.num_units, work.num_prompts)} units",
     ]
     return (
         f"{', '.join(part for part in parts if part)}; "
-        f"{work.target.state_bytes_per_token / 1024:.0f} KiB of states a token; bfloat16, eager, "
-        f"{MAX_NUM_BATCHED_TOKENS} tokens a step; rounds: {options.rounds}"
+        f"{work.target.state_bytes_per_token / 1024:.0f} KiB of states a token; bfloat16, "
+        f"{'eager' if options.eager else 'compiled'}, {MAX_NUM_BATCHED_TOKENS} tokens a step; "
+        f"rounds: {options.rounds}"
     )
 
 
 def measure_engines(
-    work: Workload, orders: list[list[str]], scratch: Path, ram: Path
+    work: Workload, orders: list[list[str]], scratch: Path, ram: Path, *, eager: bool
 ) -> dict[str, list[EngineTurn]]:
     """Start every engine, warm each row up with a round that does not count, run the rounds."""
     from benchmarks.rows.contract import Site
@@ -141,7 +150,7 @@ def measure_engines(
     with ExitStack() as running:
         of_row: dict[str, EngineProcess] = {}
         for name, its_rows in engines_of(rows).items():
-            engine = EngineProcess(name, Site(work, weights, scratch / name, ram / name))
+            engine = EngineProcess(name, Site(work, weights, scratch / name, ram / name, eager=eager))
             of_row |= dict.fromkeys(its_rows, engine)
             running.callback(engine.stop)
             _say(f"starting {name}")

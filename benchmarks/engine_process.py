@@ -69,7 +69,9 @@ class EngineProcess:
         due = ROWS[row].least_stored * self._work.state_bytes
         if written.bytes < due:
             raise EngineLost(f"row {row!r} left {written.bytes} bytes, of states that are {due:.0f} at least")
-        return EngineTurn(seconds, meter.cpu_s, meter.peak_rss_bytes, written.files, written.bytes)
+        return EngineTurn(
+            seconds, meter.cpu_s, meter.peak_rss_bytes, written.files, written.bytes, meter.stages
+        )
 
     def stop(self) -> None:
         """End the engine; harmless when it is already gone."""

@@ -6,6 +6,8 @@ from typing import Self
 
 import psutil  # type: ignore[import-untyped]
 
+from benchmarks.stages import between, used
+
 SAMPLE_EVERY_S = 0.1
 
 
@@ -23,6 +25,9 @@ class TreeMeter:
     peak_rss_bytes: int = 0
     """The largest sum of resident sizes that was sampled; a page that two processes share counts twice."""
 
+    stages: dict[str, float]
+    """CPU seconds by who used them; what a thread used that has ended is not in it."""
+
     def __init__(self, pid: int) -> None:
         """Measure the tree below `pid`."""
         self._tree = tree(pid)
@@ -30,6 +35,8 @@ class TreeMeter:
         self._thread = threading.Thread(target=self._sample, name="meter", daemon=True)
 
     def __enter__(self) -> Self:
+        self.stages = {}
+        self._before = used(self._tree)
         self.cpu_s = -self._used_s()
         self._thread.start()
         return self
@@ -41,6 +48,7 @@ class TreeMeter:
         self._thread.join()
         if kind is None:
             self.cpu_s += self._used_s()
+            self.stages = between(self._before, used(self._tree))
 
     def _used_s(self) -> float:
         used = [process.cpu_times() for process in self._tree]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.catalog import ROWS, rows_of
 from benchmarks.trainers import TRAINERS, has_speculators
-from benchmarks.workload import KINDS, TARGETS, Workload, workload
+from benchmarks.workload import KINDS, NUM_UNITS, TARGETS, Workload, workload
 
 ROUNDS, QUICK_ROUNDS = 5, 2
 WRITER_ROWS, QUICK_WRITER_ROWS = 64, 16
@@ -25,8 +25,10 @@ class Options:
     workload: str
     rows: tuple[str, ...]
     quick: bool
+    eager: bool
     rounds: int
     prompts: int
+    units: int
     writer_rows: int
     parts: tuple[str, ...]
     seed: int
@@ -37,7 +39,12 @@ class Options:
     def work(self) -> Workload:
         """Return what every engine row runs in a round."""
         return workload(
-            TARGETS[self.target], self.workload, quick=self.quick, num_prompts=self.prompts, seed=self.seed
+            TARGETS[self.target],
+            self.workload,
+            quick=self.quick,
+            num_prompts=self.prompts,
+            seed=self.seed,
+            num_units=self.units,
         )
 
     def command(self, *parts: str) -> str:
@@ -47,8 +54,10 @@ class Options:
             f"--workload {self.workload}",
             f"--rows {' '.join(self.rows)}",
             *(["--quick"] if self.quick else []),
+            *(["--eager"] if self.eager else []),
             f"--rounds {self.rounds}",
             f"--prompts {self.prompts}",
+            f"--units {self.units}",
             f"--writer-rows {self.writer_rows}",
             f"--seed {self.seed}",
             *(f"--only {part}" for part in (parts or self.parts) if len(parts or self.parts) < len(PARTS)),
@@ -66,8 +75,10 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     add("--workload", choices=KINDS, default="typical", help="what the prompts look like (default: typical)")
     add("--rows", nargs="+", choices=ROWS, metavar="ROW", help=f"engine rows beside plain: {', '.join(ROWS)}")
     add("--quick", action="store_true", help="fewer rounds and tokens, shorter long prompts, rougher figures")
+    add("--eager", action="store_true", help="do not compile the target: engines start sooner and run slower")
     add("--rounds", type=_positive, help=f"rounds of every row (default: {ROUNDS}, quick: {QUICK_ROUNDS})")
     add("--prompts", type=_positive, help="prompts a round (default: by target and workload)")
+    add("--units", type=_positive, default=NUM_UNITS, help="units that they are cut into (default: 4)")
     add("--writer-rows", type=_positive, help="rows of 16.8 MB in each of the writer's files")
     add("--only", choices=PARTS, help="measure one part alone")
     add("--seed", type=int, default=0, help="of the prompts and of the order within a round")
@@ -86,8 +97,10 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         workload=told.workload,
         rows=rows,
         quick=told.quick,
+        eager=told.eager,
         rounds=told.rounds or (QUICK_ROUNDS if told.quick else ROUNDS),
         prompts=work.num_prompts,
+        units=told.units,
         writer_rows=told.writer_rows or (QUICK_WRITER_ROWS if told.quick else WRITER_ROWS),
         parts=(told.only,) if told.only else PARTS,
         seed=told.seed,

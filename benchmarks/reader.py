@@ -1,9 +1,10 @@
 """The reader and the exporter against others on the same rows: `python -m benchmarks.reader --save`.
 
 Reading: `QuarryDataset` against the speculators trainer's own `ArrowDataset` on an export of the same rows,
-beside a plain read() of the shard; with all files in the page cache, and with none. Writing: `quarry export`
-beside a sealed copy of the shard. One process, one thread, every row of a round in an order of its own. The
-trainer's package is what `make test` installs into `.cache/trainers`.
+beside a plain read() of the shard; with all files in the page cache, and with none; one row after another,
+and by two threads. Writing: `quarry export` beside a sealed copy of the shard. One process, every row of a
+round in an order of its own, rows held until a batch is whole. The trainer's package is what `make test`
+installs into `.cache/trainers`.
 """
 
 import argparse
@@ -29,7 +30,7 @@ from service.export.run import export
 from tests.support.trainers import TRAINERS
 
 RESULTS = Path(__file__).parent / "results" / "reader.json"
-ROWS, EXPORT_ROWS, ROUNDS = 48, 16, 5
+ROWS, EXPORT_ROWS, ROUNDS = 48, 32, 5
 
 Turns = dict[str, list[Turn]]
 
@@ -47,7 +48,7 @@ def read_rows(folder: Path, shape: Shape, rounds: int, seed: int) -> dict[str, A
         def turn(kind: str, *, cold: bool = name == "cold") -> Turn:
             return bench.run(kind, draw.sample(range(len(bench)), len(bench)), cold=cold)
 
-        found[name] = in_turns(list(bench.kinds), rounds, seed, turn)
+        found[name] = in_turns(bench.kinds(cold=name == "cold"), rounds, seed, turn)
     return found
 
 

@@ -12,7 +12,7 @@ from safetensors.torch import save
 
 from connector.shards import UnitWriter
 from connector.wire import DrainJob, RowRef, hash_ids
-from schemas.manifest import ShardEntry, UnitChecks
+from schemas.manifest import SealedShard, UnitChecks
 from schemas.names import attempt_dir, index_path, shard_path
 from schemas.request import ExtractRequest
 from service.proof.index import write_index
@@ -69,7 +69,7 @@ def write_dataset(folder: Path, scratch: Path, shape: Shape) -> None:
     assemble(folder, account, save({"weight": torch.ones(shape.hidden_size)}), "skipped by request", None)
 
 
-def _shard(folder: Path, scratch: Path, ids: list[list[int]], shape: Shape) -> ShardEntry:
+def _shard(folder: Path, scratch: Path, ids: list[list[int]], shape: Shape) -> SealedShard:
     """Write the rows as the writer does, and move the sealed file to where landing puts it."""
     about = identity(layer_ids=shape.layer_ids, hidden_size=shape.hidden_size, num_layers=shape.layer_ids[-1])
     told = order(about, len(ids))
@@ -83,9 +83,9 @@ def _shard(folder: Path, scratch: Path, ids: list[list[int]], shape: Shape) -> S
     path = shard_path(JOB, 0)
     (folder / path).parent.mkdir(parents=True)
     (scratch / attempt_dir(JOB, 0, 1) / str(sealed.file)).rename(folder / path)
-    return ShardEntry(
+    return SealedShard(
         path=path,
-        sha256=str(sealed.sha256),
+        xxh3=sealed.xxh3,
         bytes=sealed.bytes,
         rows=len(ids),
         tokens=sum(map(len, ids)),

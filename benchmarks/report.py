@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.catalog import PLAIN, ROWS
+from benchmarks.stages import STAGES
 from benchmarks.summary import Spread, paired, spread
 from benchmarks.table import gigabytes, markdown, ratio
 from benchmarks.turns import EngineTurn, WriterTurn
@@ -18,13 +19,21 @@ WRITER_ROWS = {
     "write": "write() alone",
     "quarry-rows": "Quarry's writer, rows alone [b]",
 }
-WRITER_BASES = {"quarry-sealed": "write-fsync", "quarry-rows": "write"}
+WRITER_BASES = {"quarry-sealed": "write-fsync", "quarry-rows": "write-fsync"}
 """What a writer row is compared with: the plain way to the same promise."""
+
+CHECKED_ROWS = {
+    "unwitnessed": "The drain's checks",
+    "unproven": "These, and the engine's likeliest tokens",
+    "quarry": "All checks",
+}
+"""The rows whose checks can be told apart, each with one more than the one before."""
 
 WRITER_NOTES = (
     "[a] One thread, from the first row in the pool to the sealed file: checks, xxh3, Parquet, fsync, "
-    "sha256, rename, fsync of the folder. Its base is write() + fsync().",
-    "[b] The same without the seal: checks, xxh3, Parquet into the page cache. Its base is write().",
+    "rename, fsync of the folder. Its base is write() + fsync().",
+    "[b] The same without the seal. Its states go past the page cache, so they are on the disk already, and "
+    "its base is write() + fsync() as well; write() alone is the speed of the page cache.",
 )
 
 
@@ -88,19 +97,26 @@ def engine_figures(
     return figures
 
 
-def checks_cost(turns: Mapping[str, Sequence[EngineTurn]]) -> ChecksCost:
-    """Compare the row with all checks to the row without, round by round."""
-    checked, unchecked = turns["quarry"], turns["unchecked"]
-    return ChecksCost(
-        seconds_ratio=paired([turn.seconds for turn in checked], [turn.seconds for turn in unchecked]),
-        cpu_ratio=paired([turn.cpu_s for turn in checked], [turn.cpu_s for turn in unchecked]),
+def checks_cost(turns: Mapping[str, Sequence[EngineTurn]]) -> dict[str, ChecksCost]:
+    """Compare each row that has checks to the row without, round by round."""
+    base = turns["unchecked"]
+    return {
+        row: ChecksCost(
+            seconds_ratio=paired([turn.seconds for turn in turns[row]], [turn.seconds for turn in base]),
+            cpu_ratio=paired([turn.cpu_s for turn in turns[row]], [turn.cpu_s for turn in base]),
+        )
+        for row in CHECKED_ROWS
+        if row in turns
+    }
+
+
+def checks_lines(costs: Mapping[str, ChecksCost]) -> str:
+    """Return a sentence a row on what its checks cost."""
+    return "\n".join(
+        f"{CHECKED_ROWS[row]}: {ratio(cost.seconds_ratio)} of the time without checks, "
+        f"{ratio(cost.cpu_ratio)} of the CPU seconds."
+        for row, cost in costs.items()
     )
-
-
-def checks_line(cost: ChecksCost) -> str:
-    """Return the sentence on what the checks cost."""
-    seconds, cpu = ratio(cost.seconds_ratio), ratio(cost.cpu_ratio)
-    return f"The checks: {seconds} of the time without them, {cpu} of the CPU seconds."
 
 
 def against_peers(turns: Mapping[str, Sequence[EngineTurn]]) -> dict[str, Spread]:
@@ -166,6 +182,21 @@ def engine_table(figures: Mapping[str, EngineFigures], workload: str, command: s
     ]
     notes = [f"[{number}] {ROWS[kind].note}" for number, kind in enumerate(figures, start=1)]
     return "\n".join(["", f"$ {command}", workload, "", markdown(headers, rows), *_notes(notes)])
+
+
+def stages_table(turns: Mapping[str, Sequence[EngineTurn]], cores: int) -> str:
+    """Return whose the cores' seconds were, in shares of all of them: medians of the rounds."""
+    rows = [
+        [
+            ROWS[kind].label,
+            *(
+                f"{spread(turn.stages[stage] / turn.seconds / cores for turn in of_kind).median:.0%}"
+                for stage in STAGES
+            ),
+        ]
+        for kind, of_kind in turns.items()
+    ]
+    return "\n".join(["", markdown(["of the cores' seconds", *STAGES], rows), ""])
 
 
 def writer_table(figures: Mapping[str, WriterFigures], workload: str, command: str) -> str:

@@ -14,7 +14,7 @@ STATE_BYTES = 2
 """Bytes of one bfloat16."""
 
 NUM_UNITS = 4
-"""Units that a round's prompts are cut into, where there are so many prompts."""
+"""Units that a round's prompts are cut into if nothing else is asked for, where there are so many prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ TARGETS = {
     # About 150 M parameters for 8 KiB of states a token: the engine is the bound, as on a real node.
     "compute": Target(1024, 2816, 12, 16, 8, 64, 4096, (2, 6, 10, 12), 8192, 4096),
     # Hardly any arithmetic for 32 KiB of states a token: the drain is the bound, as with no real model.
-    "drain": Target(4096, 64, 4, 1, 1, 64, 512, (1, 2, 3, 4), 16_384, 8192),
+    "drain": Target(4096, 64, 4, 1, 1, 64, 512, (1, 2, 3, 4), 65_536, 16_384),
 }
 
 
@@ -89,6 +89,7 @@ class Workload:
     target: Target
     kind: Kind
     num_prompts: int
+    num_units: int
     seed: int
 
     def lengths(self) -> list[int]:
@@ -101,7 +102,7 @@ class Workload:
         draw = random.Random(f"{self.seed} {turn}")
         vocab = range(self.target.vocab_size)
         lengths, units = self.lengths(), []
-        num_units = min(NUM_UNITS, len(lengths))
+        num_units = min(self.num_units, len(lengths))
         bounds = [len(lengths) * index // num_units for index in range(num_units + 1)]
         for begin, end in itertools.pairwise(bounds):
             shared = draw.choices(vocab, k=self.kind.shared_tokens)
@@ -132,10 +133,22 @@ class Workload:
         return self.stored_tokens * self.target.state_bytes_per_token
 
 
-def workload(target: Target, kind: str, *, quick: bool, num_prompts: int | None, seed: int) -> Workload:
+def workload(
+    target: Target,
+    kind: str,
+    *,
+    quick: bool,
+    num_prompts: int | None,
+    seed: int,
+    num_units: int = NUM_UNITS,
+) -> Workload:
     """Return the work of a round; `num_prompts` is the target's and the kind's own choice if not given."""
     shape = (QUICK_KINDS if quick else KINDS)[kind]
     tokens = target.quick_round_tokens if quick else target.round_tokens
     return Workload(
-        target, shape, num_prompts or max(shape.fewest_prompts, tokens // shape.mean_tokens), seed
+        target,
+        shape,
+        num_prompts or max(shape.fewest_prompts, tokens // shape.mean_tokens),
+        num_units,
+        seed,
     )

@@ -19,7 +19,7 @@ from benchmarks.loop.questions import long_prompts, question, split
 from benchmarks.loop.recipe import AUX, SHORT, LoopRecipe
 from benchmarks.loop.stage import Cache, LoopFailed, say
 from benchmarks.loop.states import Difference, FileDifference, differences, of_exports
-from benchmarks.loop.table import FEWER, OURS, PEER, WRONG, Outcome, judged, report
+from benchmarks.loop.table import FEWER, FP8, OURS, PEER, WRONG, Outcome, judged, report
 from benchmarks.loop.target import make_target
 from benchmarks.loop.train import TRAINERS
 from benchmarks.loop.wrong import spoiled
@@ -109,7 +109,9 @@ def datasets(cache: Cache, recipe: LoopRecipe, target: Path, asked: list[str]) -
     decoded = generated(cache, "answers", target, [question(text) for text in asked], recipe.answer_tokens)
     ours = exported(cache, decoded, AUX, recipe.draft_vocab)
     wrong = {mistake: spoiled(cache, mistake, decoded, ours) for mistake in WRONG}
-    return {OURS: ours, PEER: dumped(cache, target, ours)} | wrong
+    lossy = prefilled(cache, "answers_fp8", target, decoded, proven=True, storage={"compression": "fp8"})
+    stored = exported(cache, lossy, AUX, recipe.draft_vocab)
+    return {OURS: ours, PEER: dumped(cache, target, ours), FP8: stored} | wrong
 
 
 def results(

@@ -49,10 +49,22 @@ def generated(
     )
 
 
-def prefilled(cache: Cache, name: str, target: Path, dataset: Path, dtype: Dtype = "float32") -> Path:
-    """Return a dataset of the same token ids and masks, each row prefilled at once. Raises LoopFailed."""
+def prefilled(
+    cache: Cache,
+    name: str,
+    target: Path,
+    dataset: Path,
+    dtype: Dtype = "float32",
+    *,
+    proven: bool = False,
+    **more: object,
+) -> Path:
+    """Return a dataset of the same token ids and masks, each row prefilled at once. Raises LoopFailed.
+
+    `more` are other fields of the job, `proven` as with `generated`.
+    """
     samples = list(_token_samples(dataset))
-    return extracted(cache, f"{name}_prefilled_{dtype}", target, samples, dtype, proven=False)
+    return extracted(cache, f"{name}_prefilled_{dtype}", target, samples, dtype, proven=proven, **more)
 
 
 def _token_samples(dataset: Path) -> list[dict[str, Any]]:

@@ -11,10 +11,12 @@ from benchmarks.table import markdown
 
 OURS = "quarry"
 PEER = "speculators"
+FP8 = "quarry_fp8"
 UNTRAINED = "untrained"
 ROWS = {
     OURS: "Quarry: the states of the decode steps",
     PEER: "speculators' own dump: a prefill of the same tokens",
+    FP8: "Quarry with `fp8`: the same answers, stored lossily",
     "layer_below": "wrong: every layer is k - 1",
     "extra_norm": "wrong: last layer already normed",
     "other_row": "wrong: states of another row",
@@ -96,15 +98,18 @@ def difference_table(differences: Mapping[str, Mapping[int, Difference]]) -> str
 def judged(title: str, outcomes: Mapping[str, Outcome], slack: float) -> list[str]:
     """Return what is not as it should be, empty if all is.
 
-    Our drafters come within `slack` of the peer's mean accepted length or above it, every wrong dataset's
-    stay below ours by more than that, and the untrained one is far below.
+    Our drafters come within `slack` of the peer's mean accepted length or above it, those of the states that
+    were stored in fp8 within `slack` of ours, every wrong dataset's stay below ours by more than that, and
+    the untrained one is far below.
     """
     ours, peer = outcomes[OURS].mean_length, outcomes[PEER].mean_length
     found = [f"{title}, {OURS}: {ours:.3f} is below the peer's {peer:.3f}"] if ours < peer - slack else []
+    if FP8 in outcomes and (lossy := outcomes[FP8].mean_length) < ours - slack:
+        found.append(f"{title}, {FP8}: {lossy:.3f} is below ours without loss, {ours:.3f}")
     found += [
         f"{title}, {name}: {outcome.mean_length:.3f} is not visibly below ours, {ours:.3f}"
         for name, outcome in outcomes.items()
-        if name not in (OURS, PEER) and outcome.mean_length >= ours - slack
+        if name not in (OURS, PEER, FP8) and outcome.mean_length >= ours - slack
     ]
     return found
 

@@ -34,6 +34,7 @@ class Site:
     weights: Path
     folder: Path
     ram: Path
+    eager: bool = False
 
     def spec(self) -> EngineSpec:
         """Return what the engines are started for: room for the longest request and one token."""
@@ -52,7 +53,7 @@ class Site:
         return Settings(
             data_dir=self.folder,
             engine_options={
-                "enforce_eager": True,
+                "enforce_eager": self.eager,
                 "enable_prefix_caching": self.work.kind.shared_tokens > 0,
                 "max_num_batched_tokens": MAX_NUM_BATCHED_TOKENS,
             },

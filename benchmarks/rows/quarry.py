@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 from benchmarks.rows.contract import RowFailed, Site, Written, removed, run_within
 from connector.wire import RowRef
@@ -21,13 +22,15 @@ from service.proof.checks import Witness, check_unit
 from service.proof.head import Head
 from tests.support.plans import identity, order, write_plan
 
+Steps = Literal["captured", "witnessed", "proven"]
+"""How far a row goes: the unit's receipt; the engine asked for what the last states are held against as well;
+and the sealed unit held against it and its plan."""
+
 
 class QuarryEngine:
-    """vLLM with our connector; its rows differ in the folder of a job's files, or in how they look."""
+    """vLLM with our connector; its rows differ in where and how a job's files lie, or in their checks."""
 
     engine_class = VllmEngine
-    checked = True
-    """Ask the engine for what every row's last state is held against, and hold the sealed unit against it."""
 
     def __init__(self, site: Site) -> None:
         """Put the RAM disk's job behind a link, so that one engine serves both places."""
@@ -39,6 +42,9 @@ class QuarryEngine:
             "quarry": QuarryRow("quarry", self),
             "quarry-ram": QuarryRow("quarry-ram", self, in_ram=True),
             "quarry-planes": QuarryRow("quarry-planes", self, compression="planes"),
+            "quarry-fp8": QuarryRow("quarry-fp8", self, compression="fp8"),
+            "unproven": QuarryRow("unproven", self, steps="witnessed"),
+            "unwitnessed": QuarryRow("unwitnessed", self, steps="captured"),
         }
 
     async def start(self) -> None:
@@ -56,10 +62,17 @@ class QuarryRow:
     """One job's units through the engine, as many at once as a worker of the service runs."""
 
     def __init__(
-        self, name: str, host: QuarryEngine, *, in_ram: bool = False, compression: Compression = "none"
+        self,
+        name: str,
+        host: QuarryEngine,
+        *,
+        in_ram: bool = False,
+        compression: Compression = "none",
+        steps: Steps = "proven",
     ) -> None:
         """Run on `host`; the job is named for the row."""
         self._host = host
+        self._steps = steps
         self._job = job_id_from_key(f"bench {name}")
         self._in_ram = in_ram
         target, generate = host.site.work.target, host.site.generate()
@@ -129,7 +142,7 @@ class QuarryRow:
                 f"{self._job}-{key.unit}-{row}",
                 ids,
                 RowRef(key, row, len(ids)),
-                witness=host.checked,
+                witness=self._steps != "captured",
                 generate=host.site.generate(),
             )
             for row, ids in enumerate(rows)
@@ -144,16 +157,16 @@ class QuarryRow:
         async with gate:
             await host.link.open(told)
             await run_within(budget, run, prompts)
-            (receipt,) = await host.link.receipts(key)
-            if not isinstance(receipt, UnitSealed) or len(receipt.rows) != told.num_rows:
-                raise RowFailed(f"unit {key.unit} was not written whole: {receipt}")
-            extra = max(host.site.work.kind.answer_tokens - 1, 0)
-            if dict(zip(receipt.rows, receipt.num_tokens, strict=True)) != {
-                row: len(ids) + extra for row, ids in enumerate(rows)
-            }:
-                raise RowFailed(f"unit {key.unit} holds other lengths than were asked for")
-            if host.checked:
-                await asyncio.to_thread(self._prove, receipt, witnesses)
+        (receipt,) = await host.link.receipts(key)
+        if not isinstance(receipt, UnitSealed) or len(receipt.rows) != told.num_rows:
+            raise RowFailed(f"unit {key.unit} was not written whole: {receipt}")
+        extra = max(host.site.work.kind.answer_tokens - 1, 0)
+        if dict(zip(receipt.rows, receipt.num_tokens, strict=True)) != {
+            row: len(ids) + extra for row, ids in enumerate(rows)
+        }:
+            raise RowFailed(f"unit {key.unit} holds other lengths than were asked for")
+        if self._steps == "proven":
+            await asyncio.to_thread(self._prove, receipt, witnesses)
 
     def _prove(self, receipt: UnitSealed, witnesses: Mapping[int, Witness]) -> None:
         """Hold the sealed unit against its plan and the model, as the service does before it commits."""
@@ -178,9 +191,8 @@ class UncheckedEngine(QuarryEngine):
     """The same without the checks: what it costs less is what they cost. The file's checksums stay."""
 
     engine_class = _Unchecked
-    checked = False
 
     def __init__(self, site: Site) -> None:
         """Load the connector whose rows are not checked; to disk alone."""
         super().__init__(site)
-        self.rows = {"unchecked": QuarryRow("unchecked", self)}
+        self.rows = {"unchecked": QuarryRow("unchecked", self, steps="captured")}

@@ -14,6 +14,7 @@ from benchmarks.loop.stage import Cache, LoopFailed, python, run
 from benchmarks.loop.states import relative_T, summed_up
 from benchmarks.loop.table import (
     FEWER,
+    FP8,
     OURS,
     PEER,
     ROWS,
@@ -38,7 +39,7 @@ def outcome(length: float, drafts: int = 1000) -> Outcome:
 
 def outcomes(**lengths: float) -> dict[str, Outcome]:
     """Return outcomes as they should be, but for those named."""
-    usual = dict.fromkeys((OURS, PEER), 2.5) | dict.fromkeys((*WRONG, UNTRAINED), 1.5)
+    usual = dict.fromkeys((OURS, PEER, FP8), 2.5) | dict.fromkeys((*WRONG, UNTRAINED), 1.5)
     return {name: outcome(length) for name, length in (usual | lengths).items()}
 
 
@@ -56,6 +57,12 @@ def test_acceptance_as_it_should_be_is_not_complained_of():
 def test_ours_below_the_peers_is_told():
     (said,) = judged("EAGLE-3", outcomes(quarry=2.35), SLACK)
     assert said.startswith(f"EAGLE-3, {OURS}") and "below the peer's" in said
+
+
+def test_lossy_states_that_train_a_worse_drafter_are_told():
+    assert judged("EAGLE-3", outcomes(quarry_fp8=2.42), SLACK) == []
+    (said,) = judged("EAGLE-3", outcomes(quarry_fp8=2.35), SLACK)
+    assert said.startswith(f"EAGLE-3, {FP8}") and "without loss" in said
 
 
 @pytest.mark.parametrize("name", [*WRONG, UNTRAINED])

@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.reader import BASES, figures, in_turns, report
 from benchmarks.reader_dataset import Shape, write_dataset
-from benchmarks.reader_turns import ExportBench, Turn, one_layer_share
+from benchmarks.reader_turns import ExportBench, Turn, _ahead, one_layer_share
 from service.proof.verify import verify_dataset
 from service.reader import QuarryDataset
 
@@ -63,6 +63,21 @@ def test_rates_and_ratios_are_told_part_by_part():
     text = report(found, BASES)
     assert "times copy" in text
     assert "2.00 (2.00..2.00)" in text
+
+
+def test_states_are_the_same_past_the_page_cache(tmp_path):
+    """Values of 1 MiB begin on blocks, so all of them are read by O_DIRECT."""
+    shape = Shape(num_rows=3, shortest=256, longest=300, hidden_size=2048)
+    write_dataset(tmp_path / "dataset", tmp_path / "scratch", shape)
+    direct, cached = (QuarryDataset(tmp_path / "dataset", direct=direct) for direct in (True, False))
+    for number in range(len(cached)):
+        assert torch.equal(direct[number].auxiliary(), cached[number].auxiliary())
+        assert torch.equal(direct[number].last(), cached[number].last())
+
+
+def test_rows_read_ahead_keep_their_order():
+    rows = list(_ahead(lambda number: {"number": torch.tensor(number)}, [5, 3, 9, 1]))
+    assert [int(row["number"]) for row in rows] == [5, 3, 9, 1]
 
 
 def test_scattered_reads_give_the_bytes_of_whole_ones(dataset):

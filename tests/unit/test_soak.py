@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.soak import LONGEST, SHORTEST, Job, growth, rate_ratio, report, tenths, write_samples
+from benchmarks.service_jobs import Job, tenths, write_samples
+from benchmarks.soak import LONGEST, SHORTEST, WORK, growth, rate_ratio, report
 
 
 def job(rate: float, held: list[float] | None = None) -> Job:
@@ -41,8 +42,8 @@ def test_the_report_names_the_ratio_and_the_growth() -> None:
 
 
 def test_samples_are_those_of_the_seed_and_their_tokens_are_counted(tmp_path: Path) -> None:
-    count = write_samples(tmp_path / "one", 50, seed=1)
-    write_samples(tmp_path / "two", 50, seed=1)
+    count = write_samples(tmp_path / "one", WORK, 50, seed=1)
+    write_samples(tmp_path / "two", WORK, 50, seed=1)
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
     rows = [json.loads(line)["token_ids"] for line in (tmp_path / "one").read_text().splitlines()]
     assert sum(map(len, rows)) == count
