@@ -55,10 +55,11 @@ crash: install
 loop: install $(TRAINERS)
 	$(BIN)/python -m benchmarks.loop --save
 
-# Every way to stored states side by side, then what Quarry's checks cost it.
+# Every way to stored states side by side, what Quarry's checks cost it, and what a job's time goes to.
 bench: install $(TRAINERS)
 	$(BIN)/python -m benchmarks.bench
-	$(BIN)/python -m benchmarks.bench --rows quarry unchecked --prompts 64 --only engines
+	$(BIN)/python -m benchmarks.bench --rows quarry unproven unwitnessed unchecked --prompts 64 --units 1 --only engines
+	$(BIN)/python -m benchmarks.job
 
 # Ten times the samples: as fast, and in the same memory?
 soak: install

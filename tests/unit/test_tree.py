@@ -28,7 +28,9 @@ MAY_IMPORT = {
     "connector": {"schemas", "connector"},
     "service": {"schemas", "service"},
 }
-TORCH_FREE = ("connector.plugin", "connector.plugin.carried", "connector.seal", "connector.wire")
+TORCH_FREE = (
+    *("connector.direct", "connector.plugin", "connector.plugin.carried", "connector.seal", "connector.wire"),
+)
 """What the service may take from the connector; their freedom from torch is tested below."""
 HEAVY = ("torch", "vllm", "transformers")
 
