@@ -13,6 +13,7 @@ from typing import Self
 import torch
 from safetensors.torch import save
 
+from connector.vml import settle_vector_math
 from schemas.identity import FinalNorm
 from schemas.request import Dtype
 from service.errors import EngineRefused
@@ -68,6 +69,7 @@ class Head:
     @classmethod
     def load(cls, folder: Path, dtype: Dtype) -> Self:
         """Read final norm and head from the safetensors files in `folder`. Raises EngineRefused."""
+        settle_vector_math()
         config = text_config(folder)
         return cls(read_norm(folder, config), read_head(folder, config), dtype)
 

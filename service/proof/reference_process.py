@@ -18,6 +18,7 @@ import transformers
 from safetensors.torch import save_file
 from transformers.utils.logging import disable_progress_bar
 
+from connector.vml import settle_vector_math
 from service.errors import EngineRefused
 from service.proof.canary import CANARY_SKIP
 from service.proof.lockstep import Lockstep
@@ -69,6 +70,7 @@ def serve(order: Mapping[str, Any]) -> None:
 def main() -> int:
     """Serve one order from standard input; return the exit status."""
     disable_progress_bar()
+    settle_vector_math()
     try:
         serve(json.load(sys.stdin))
     except EngineRefused as refusal:

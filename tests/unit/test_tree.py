@@ -30,6 +30,7 @@ MAY_IMPORT = {
 }
 TORCH_FREE = (
     *("connector.direct", "connector.plugin", "connector.plugin.carried", "connector.seal", "connector.wire"),
+    "connector.vml",
 )
 """What the service may take from the connector; their freedom from torch is tested below."""
 HEAVY = ("torch", "vllm", "transformers")
