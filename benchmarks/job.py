@@ -143,7 +143,7 @@ def measure(folder: Path, count: int) -> dict[str, Shares]:
         folder,
         target,
         engine="benchmarks.job:RecordedEngine",
-        engine_options={"enforce_eager": True, "max_num_batched_tokens": MAX_NUM_BATCHED_TOKENS},
+        engine_options={"max_num_batched_tokens": MAX_NUM_BATCHED_TOKENS},
         source_roots=(target.parent,),
         pool_bytes=256 * 2**20,
     )

@@ -39,13 +39,10 @@ from connector.thrift import (
     struct,
     varint,
 )
-from schemas.arrow import writer_options
+from schemas.arrow import MAX_VALUE_BYTES, writer_options
 
 MAGIC = b"PAR1"
 """First and last in the file; the caller writes it at offset 0."""
-
-MAX_VALUE_BYTES = 2**31 - 2**16
-"""Sizes of pages are i32; the rest is room for a page's own bytes and for what zstd adds at worst."""
 
 _CREATED_BY = b"eagle-quarry version 1"
 _FORMAT_VERSION = 2

@@ -130,6 +130,16 @@ A row's number in this file is its `row` on the way through the engine.
 `position` counts the source's rows from 0 and is what a reject is recorded under."""
 
 
+MAX_VALUE_BYTES = 2**31 - 2**16
+"""A layer of one row is one value. Parquet counts a page in an int32; the rest is room for a page's own bytes
+and for what zstd adds at worst."""
+
+
+def most_tokens(hidden_size: int, dtype: str) -> int:
+    """Return the tokens of the longest row: `[T, hidden_size]` states of one layer are one value."""
+    return MAX_VALUE_BYTES // state_bytes(1, 1, hidden_size, dtype)
+
+
 def stored_token_bytes(num_layers: int, hidden_size: int, dtype: str, compression: str) -> int | None:
     """Return the bytes of one token's states as they are stored; none where that depends on the states."""
     if compression == "planes":

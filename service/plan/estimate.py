@@ -2,7 +2,7 @@
 
 import math
 
-from schemas.arrow import stored_token_bytes
+from schemas.arrow import state_bytes, stored_token_bytes
 from schemas.job import Estimate
 from schemas.names import MAX_COMMIT_FILES
 from schemas.request import ExtractRequest
@@ -35,19 +35,19 @@ def estimate_request(
         samples += len(draft.samples)
         tokens += draft.num_tokens + len(draft.samples) * bounds.answer_tokens
         shards += bool(draft.samples)
-    about = (len(target.layer_ids), target.hidden_size, target.dtype, request.storage.compression)
-    stored = stored_token_bytes(*about)
+    about = (len(target.layer_ids), target.hidden_size, target.dtype)
+    captured, stored = state_bytes(1, *about), stored_token_bytes(*about, request.storage.compression)
     sizing = None
     if tokens_per_s is not None:
-        sizing = size(tokens, bounds.bytes_per_token, tokens_per_s, gpus, stored)
+        sizing = size(tokens, captured, tokens_per_s, gpus, stored)
     return Estimate(
         samples=samples,
         rejected=rejected,
         tokens=tokens,
-        bytes=tokens * bounds.bytes_per_token,
+        bytes=tokens * captured,
         shards=shards,
         commits=_commits(shards) if request.hub is not None else 0,
-        bytes_per_token=bounds.bytes_per_token,
+        bytes_per_token=captured,
         layer_ids=target.layer_ids,
         stored_bytes=None if stored is None else tokens * stored,
         sizing=sizing,

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from schemas.arrow import state_bytes
+from schemas.arrow import state_bytes, stored_token_bytes
 from schemas.identity import Identity
 from schemas.names import MAX_UNITS, plan_path
 from schemas.request import CapturePasses, ExtractRequest, Generate
@@ -142,9 +142,13 @@ def resolve_capture(generate: Generate | None) -> CapturePasses | None:
 
 
 def unit_bounds(request: ExtractRequest, target: Target, settings: Settings) -> UnitBounds:
-    """Return the size of this job's units: one shard each, or the most samples that a unit may have."""
+    """Return the size of this job's units: one shard each, or the most samples that a unit may have.
+
+    Where what is stored depends on the states themselves, they count as they were captured.
+    """
+    about = (len(target.layer_ids), target.hidden_size, target.dtype)
     return UnitBounds(
-        bytes_per_token=state_bytes(1, len(target.layer_ids), target.hidden_size, target.dtype),
+        bytes_per_token=stored_token_bytes(*about, request.storage.compression) or state_bytes(1, *about),
         unit_bytes=request.storage.shard_bytes,
         max_samples=settings.unit_max_samples,
         answer_tokens=request.generate.max_tokens if request.generate else 0,

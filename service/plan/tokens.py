@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from schemas.arrow import most_tokens
 from schemas.request import ExtractRequest, Message, Sample
 from service.errors import OptionRefused, TemplateRefused
 from service.plan.boundaries import PROBE, RenderBudgetSpent, Span, TurnFinder, UnstableBoundaries, probe
@@ -43,9 +44,9 @@ class _Chat:
 class SampleTokenizer:
     """Tokenizes the samples of one job. Not thread-safe.
 
-    `limit_tokens` is the longest sample: the request's `max_tokens`, and what the engine takes as a prompt,
-    less the room for an answer in a `generate` job. Raises UnknownModel (no usable tokenizer),
-    TemplateRefused, OptionRefused.
+    `limit_tokens` is the longest sample: the request's `max_tokens`, what the engine takes as a prompt, and
+    what a row can hold, less the room for an answer in a `generate` job. Raises UnknownModel (no usable
+    tokenizer), TemplateRefused, OptionRefused.
     """
 
     def __init__(self, target: Target, request: ExtractRequest) -> None:
@@ -214,7 +215,8 @@ def _all_supervised(ids: npt.NDArray[Any]) -> Tokenized:
 
 
 def _limit(target: Target, request: ExtractRequest) -> int:
-    limit = min(request.max_tokens, target.max_model_len - 1)
+    storable = most_tokens(target.hidden_size, target.dtype)
+    limit = min(request.max_tokens, target.max_model_len - 1, storable)
     if request.generate is None:
         return limit
     if limit <= request.generate.max_tokens:

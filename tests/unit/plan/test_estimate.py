@@ -64,6 +64,8 @@ def test_what_is_stored_is_told_where_it_does_not_depend_on_the_states(
     assert found.bytes == 351 * 256
     assert found.stored_bytes == (None if stored is None else 351 * stored)
     assert found.sizing is not None
+    # As captured the 351 tokens are 90 kB, in fp8 48 kB: a shard is as large as what is stored.
+    assert found.shards == (1 if compression == "fp8" else 2)
     assert found.sizing.drain_bytes_per_s == 256_000
     assert found.sizing.disk_bytes_per_s == 1000 * (stored or 256)
     assert found.sizing.uplink_bits_per_s == 8000 * (stored or 256)
