@@ -58,7 +58,7 @@ loop: install $(TRAINERS)
 # Every way to stored states side by side, what Quarry's checks cost it, and what a job's time goes to.
 bench: install $(TRAINERS)
 	$(BIN)/python -m benchmarks.bench
-	$(BIN)/python -m benchmarks.bench --rows quarry unproven unwitnessed unchecked --prompts 64 --units 1 --only engines
+	$(BIN)/python -m benchmarks.bench --rows capture quarry unchecked --prompts 64 --units 4 --only engines
 	$(BIN)/python -m benchmarks.job
 
 # Ten times the samples: as fast, and in the same memory?
