@@ -161,9 +161,17 @@ def _checks() -> Iterator[str]:
     yield (
         f"In a job of {kept['samples']} samples on the benchmark's compute-bound target (8 KiB of states a "
         f"token), at default settings, all checks took {share:.1%} of the {job['cores']} cores' seconds "
-        "(`python -m benchmarks.job`, which `make bench` runs; parts in `benchmarks/results/job.json`). The "
-        "canary runs beside the first unit, once a model."
+        "(`python -m benchmarks.job`, which `make bench` runs; parts in `benchmarks/results/job.json`). By "
+        f"the clock, with the model compiled, capturing with them took {_by_the_clock()} of the time "
+        "without, the median of five interleaved rounds and their range (the second table of `make bench`; "
+        "`benchmarks/results/cpu-checks.json`). The canary runs beside the first unit, once a model."
     )
+
+
+def _by_the_clock() -> str:
+    kept = json.loads((RESULTS / "cpu-checks.json").read_text())
+    ratio = kept["engines"]["checks"]["quarry"]["seconds_ratio"]
+    return f"{ratio['median']:.2f} ({ratio['low']:.2f}..{ratio['high']:.2f})"
 
 
 def _plants() -> Iterator[str]:
