@@ -3,6 +3,8 @@
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pytest
+
 from service.proof.report.page import render_page
 from service.proof.report.tally import DatasetTally
 from service.proof.verify import verify_remote
@@ -16,9 +18,11 @@ from tests.support.shards import LENGTHS, capture, write_dataset
 REPO = "org/states"
 
 
-def test_a_repository_has_the_page_that_its_folder_has(tmp_path: Path) -> None:
+@pytest.mark.parametrize("compression", ["none", "planes", "fp8"])
+def test_a_repository_has_the_page_that_its_folder_has(tmp_path: Path, compression: str) -> None:
     model = TinyModel(tmp_path / "model", "llama", "bfloat16")
-    write_dataset(tmp_path / "made", tmp_path, {0: capture(model, dtype="bfloat16")})
+    captured = capture(model, dtype="bfloat16", compression=compression)
+    write_dataset(tmp_path / "made", tmp_path, {0: captured})
     files = {
         path.relative_to(tmp_path / "made").as_posix(): path.read_bytes()
         for path in (tmp_path / "made").rglob("*")
@@ -34,6 +38,7 @@ def test_a_repository_has_the_page_that_its_folder_has(tmp_path: Path) -> None:
             REPO, settings, model_folder=model.folder, scratch=tmp_path / "scratch", tally=tally
         )
     assert not list((tmp_path / "scratch").iterdir())
+    assert report.ok, report.findings
     root = read_page(render_page(report, tally, None, datetime(2025, 3, 1, tzinfo=UTC)))
     assert root.one("h1").text() == f"dataset {REPO}"
     assert len(root.all("figure")) == 7

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
+from connector.vml import settle_vector_math
 from service.capture.engine import WITNESS_TOKENS
 from service.proof.head_weights import FINAL_NORM_MODULE
 from tests.support.fake_engine import DTYPES, FakeEngine
@@ -17,6 +18,7 @@ from tests.support.fake_engine import DTYPES, FakeEngine
 
 @cache
 def _model(weights: Path, dtype: str) -> Any:
+    settle_vector_math()
     return AutoModelForCausalLM.from_pretrained(weights, dtype=DTYPES[dtype]).eval()
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from connector.vml import settle_vector_math
 from schemas.request import Dtype
 from service.capture.engine import EngineSpec
 from service.proof.reference import reference_states
@@ -92,6 +93,7 @@ def truth_of(target: Path, layers: Sequence[int]) -> Truth:
     """Return the model's states by transformers in this process: far quicker than `reference`."""
     from transformers import AutoModelForCausalLM
 
+    settle_vector_math()
     model = AutoModelForCausalLM.from_pretrained(
         target, dtype=torch.float32, attn_implementation="eager"
     ).eval()

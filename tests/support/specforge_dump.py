@@ -40,6 +40,8 @@ from specforge.runtime.data_plane.feature_store import LocalFeatureStore, load_f
 from specforge.utils import load_tokenizer, safe_conversations_generator
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from connector.vml import settle_vector_math
+
 DRAFTS = {"dflash": "DFlashDraftModel", "domino": "DominoDraftModel", "dspark": "DSparkDraftModel"}
 ROWS_A_FOLDER = 2000
 ROWS_A_PADDED_BATCH = 4
@@ -198,6 +200,7 @@ def trained_on(strategy, offline, folder, longest, order=None):
 
 def main(target, conversations, folder, longest, vocabularies, threads, result):
     """Dump, read back, and save what was found."""
+    settle_vector_math()
     torch.set_num_threads(int(threads))
     folder, longest, about = Path(folder), int(longest), AutoConfig.from_pretrained(target)
     qwen = TEMPLATE_REGISTRY.get("qwen").model_copy(update={"system_prompt": None})

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from connector.vml import settle_vector_math
 from service.proof.canary import POST_NORM
 from service.proof.reference_model import Skeleton, build_skeleton
 
@@ -14,6 +15,7 @@ States = dict[int, torch.Tensor]
 
 def whole_states(folder: Path, prompts: Sequence[Sequence[int]], dtype: torch.dtype) -> list[States]:
     """Return by prompt the states [T, H] of layers 0..N and POST_NORM, of the model in `folder`."""
+    settle_vector_math()
     found = build_skeleton(folder, dtype)
     model = type(found.model).from_pretrained(
         folder, config=found.model.config, dtype=dtype, attn_implementation="eager"
