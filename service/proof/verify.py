@@ -60,8 +60,8 @@ class VerifyReport(Wire):
 
     def __str__(self) -> str:
         lines = [
-            f"{self.where}: {self.jobs} jobs, {self.shards} shards, {self.bytes} bytes",
-            f"{self.rows} rows of {self.tokens} tokens read again, every layer",
+            f"{self.where}: {_many(self.jobs, 'job')}, {_many(self.shards, 'shard')}, {self.bytes:,} bytes",
+            f"{_many(self.rows, 'row')} and {_many(self.tokens, 'token')} read again, every layer",
         ]
         if self.logit_rows:
             agree = f"{self.logit_argmax_agree} of {self.logit_rows} rows agree on the next token"
@@ -73,9 +73,14 @@ class VerifyReport(Wire):
         lines += [f"error: {finding.path}: {finding.what}" for finding in self.findings[:_SHOWN]]
         if len(self.findings) > _SHOWN:
             lines.append(f"error: and {len(self.findings) - _SHOWN} more")
-        broken = f"the dataset is BROKEN: {len(self.findings)} errors"
+        broken = f"the dataset is BROKEN: {_many(len(self.findings), 'error')}"
         lines.append("the dataset is right" if self.ok else broken)
         return "\n".join(lines)
+
+
+def _many(count: int, what: str) -> str:
+    """Return `1 row`, or `1,000 rows`."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 def verify_dataset(
