@@ -315,13 +315,6 @@ def test_a_generate_job_leaves_room_for_the_answer_and_never_cuts_a_prompt(tmp_p
     assert rejected(tokenizer, Sample(token_ids=(1,) * 11)).reason is RejectReason.TOO_LONG
 
 
-def test_no_sample_is_longer_than_a_row_can_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One layer of a row is one Parquet value, below 2 GiB: 64 values of bfloat16 a token here."""
-    monkeypatch.setattr("schemas.arrow.MAX_VALUE_BYTES", 64 * 2 * 10 + 127)
-    assert a_tokenizer(tmp_path).limit_tokens == 10
-    assert a_tokenizer(tmp_path, generate={"max_tokens": 4}).limit_tokens == 6
-
-
 def test_an_answer_that_leaves_no_room_for_a_prompt_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionRefused) as caught:
         a_tokenizer(tmp_path, generate={"max_tokens": 4096}, max_tokens=4096)
