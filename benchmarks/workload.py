@@ -84,7 +84,10 @@ QUICK_KINDS = KINDS | {"long": Kind(2048, 2048, fewest_prompts=2)}
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One row's work in one round; the same for every row. Every round draws its own tokens."""
+    """One row's work in one round; the same for every row, but for the tokens.
+
+    Every row draws its own in every round: rows of one engine share its prefix cache.
+    """
 
     target: Target
     kind: Kind
@@ -97,9 +100,9 @@ class Workload:
         draw = random.Random(self.seed)
         return [draw.randint(self.kind.shortest, self.kind.longest) for _ in range(self.num_prompts)]
 
-    def units(self, turn: int) -> list[list[tuple[int, ...]]]:
-        """Return round `turn`'s prompts cut into runs of consecutive ones, equal but for one prompt."""
-        draw = random.Random(f"{self.seed} {turn}")
+    def units(self, row: str, turn: int) -> list[list[tuple[int, ...]]]:
+        """Return `row`'s prompts of round `turn`, cut into runs that are equal but for one prompt."""
+        draw = random.Random(f"{self.seed} {row} {turn}")
         vocab = range(self.target.vocab_size)
         lengths, units = self.lengths(), []
         num_units = min(self.num_units, len(lengths))
@@ -111,9 +114,9 @@ class Workload:
             )
         return units
 
-    def prompts(self, turn: int) -> list[tuple[int, ...]]:
-        """Return round `turn`'s prompts, in the order of its units."""
-        return [prompt for unit in self.units(turn) for prompt in unit]
+    def prompts(self, row: str, turn: int) -> list[tuple[int, ...]]:
+        """Return `row`'s prompts of round `turn`, in the order of its units."""
+        return [prompt for unit in self.units(row, turn) for prompt in unit]
 
     def stored_lengths(self) -> list[int]:
         """Return the tokens of every prompt whose states exist in the end.

@@ -64,11 +64,11 @@ class Site:
         tokens = self.work.kind.answer_tokens
         return Generate(max_tokens=tokens, temperature=0.0, capture="one_pass") if tokens else None
 
-    def prompts(self, name: str, turn: int) -> list[Prompt]:
-        """Return a round's prompts as requests of no row of ours; their ids begin with `name`."""
+    def prompts(self, row: str, turn: int) -> list[Prompt]:
+        """Return `row`'s prompts of a round as requests that our connector has nothing to do with."""
         return [
-            Prompt(f"{name}-{turn}-{index}", ids, None, generate=self.generate())
-            for index, ids in enumerate(self.work.prompts(turn))
+            Prompt(f"{row}-{turn}-{index}", ids, None, generate=self.generate())
+            for index, ids in enumerate(self.work.prompts(row, turn))
         ]
 
     def check_lengths(self, found: list[int]) -> None:

@@ -101,7 +101,7 @@ class ConsumedRow:
 
     async def prepare(self, turn: int) -> None:
         """Draw the round's prompts."""
-        self._prompts = self._host.site.prompts("consumed", turn)
+        self._prompts = self._host.site.prompts("example-consumed", turn)
         self._read = []
 
     async def measure(self) -> float:

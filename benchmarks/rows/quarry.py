@@ -71,7 +71,7 @@ class QuarryRow:
         steps: Steps = "proven",
     ) -> None:
         """Run on `host`; the job is named for the row."""
-        self._host = host
+        self._name, self._host = name, host
         self._steps = steps
         self._job = job_id_from_key(f"bench {name}")
         self._in_ram = in_ram
@@ -97,7 +97,7 @@ class QuarryRow:
             place.mkdir(parents=True)
             self._folder.parent.mkdir(parents=True, exist_ok=True)
             self._folder.symlink_to(place.resolve(), target_is_directory=True)
-        units = self._host.site.work.units(turn)
+        units = self._host.site.work.units(self._name, turn)
         self._units = [
             (self._told(turn * len(units) + place, len(rows)), rows) for place, rows in enumerate(units)
         ]

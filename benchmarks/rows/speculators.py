@@ -59,7 +59,7 @@ class SpeculatorsRow:
             await self._serve()
             self._client = await asyncio.to_thread(self._started_client)
         disable_progress_bars()
-        ids = [list(prompt) for prompt in self._host.site.work.prompts(turn)]
+        ids = [list(prompt) for prompt in self._host.site.work.prompts("speculators", turn)]
         masks = [[1] * len(prompt) for prompt in ids]
         data = Dataset.from_dict({"input_ids": ids, "loss_mask": masks}).with_format("torch")
         data.save_to_disk(self._folder / "data")

@@ -40,7 +40,7 @@ class TransformersEngine:
 
     async def prepare(self, turn: int) -> None:
         """Draw the round's prompts."""
-        self._prompts = self._site.work.prompts(turn)
+        self._prompts = self._site.work.prompts("transformers", turn)
         self._files.mkdir()
 
     async def measure(self) -> float:

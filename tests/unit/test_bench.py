@@ -174,29 +174,30 @@ def test_what_stores_the_states_as_they_are_owes_all_of_their_bytes() -> None:
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_units_of_a_round_are_its_prompts_in_order_and_fit_the_target(target: str, kind: str) -> None:
     work = workload(TARGETS[target], kind, quick=False, num_prompts=10, seed=1)
-    assert [prompt for unit in work.units(3) for prompt in unit] == work.prompts(3)
-    assert {len(unit) for unit in work.units(3)} == {2, 3}
-    for prompt in work.prompts(3):
+    assert [prompt for unit in work.units("quarry", 3) for prompt in unit] == work.prompts("quarry", 3)
+    assert {len(unit) for unit in work.units("quarry", 3)} == {2, 3}
+    for prompt in work.prompts("quarry", 3):
         assert KINDS[kind].shortest <= len(prompt) <= KINDS[kind].longest
         assert set(prompt) <= set(range(TARGETS[target].vocab_size))
 
 
-def test_rounds_have_other_tokens_of_the_same_lengths_so_that_nothing_is_cached_from_one_to_the_next() -> (
-    None
-):
+@pytest.mark.parametrize(("row", "turn"), [("quarry", 2), ("quarry-ram", 1)])
+def test_every_round_of_every_row_has_other_tokens_of_the_same_lengths_so_that_nothing_is_cached(
+    row: str, turn: int
+) -> None:
     work = workload(TARGETS["drain"], "typical", quick=True, num_prompts=None, seed=0)
-    assert work.prompts(1) == work.prompts(1)
-    assert [len(prompt) for prompt in work.prompts(1)] == [len(prompt) for prompt in work.prompts(2)]
-    assert [len(prompt) for prompt in work.prompts(1)] == work.lengths()
-    assert not {prompt[:16] for prompt in work.prompts(1)} & {prompt[:16] for prompt in work.prompts(2)}
+    first, other = work.prompts("quarry", 1), work.prompts(row, turn)
+    assert first == work.prompts("quarry", 1)
+    assert [len(prompt) for prompt in first] == [len(prompt) for prompt in other] == work.lengths()
+    assert not {prompt[:16] for prompt in first} & {prompt[:16] for prompt in other}
 
 
 def test_prompts_share_their_beginning_within_a_unit_alone() -> None:
     work = workload(TARGETS["drain"], "shared", quick=True, num_prompts=8, seed=0)
-    begins = [{prompt[:384] for prompt in unit} for unit in work.units(1)]
+    begins = [{prompt[:384] for prompt in unit} for unit in work.units("quarry", 1)]
     assert [len(of_unit) for of_unit in begins] == [1, 1, 1, 1]
     assert len(set.union(*begins)) == 4
-    assert len({prompt[:400] for prompt in work.prompts(1)}) == 8
+    assert len({prompt[:400] for prompt in work.prompts("quarry", 1)}) == 8
 
 
 def test_the_last_token_of_an_answer_has_no_state() -> None:
@@ -209,7 +210,7 @@ def test_a_quick_run_shortens_long_prompts_and_no_others() -> None:
     assert {name for name in KINDS if KINDS[name] != QUICK_KINDS[name]} == {"long"}
     work = workload(TARGETS["compute"], "long", quick=True, num_prompts=None, seed=0)
     assert set(work.lengths()) == {2048}
-    assert len(work.units(0)) == min(4, work.num_prompts)
+    assert len(work.units("quarry", 0)) == min(4, work.num_prompts)
 
 
 def test_the_commands_measure_the_same_again(tmp_path: Path) -> None:
