@@ -9,7 +9,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
@@ -36,7 +36,11 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job from its submission to its end. `tenths` are mean bytes of all processes in its tenths."""
+    """A job from its submission to its end.
+
+    `tenths` are mean bytes of all processes in its tenths; `committed` is, for every commit that was seen,
+    the seconds since the job's submission and the samples that were committed by then.
+    """
 
     samples: int
     tokens: int
@@ -44,6 +48,7 @@ class Job:
     tokens_per_s: float
     peak_rss_bytes: int
     tenths: list[float]
+    committed: list[tuple[float, int]] = field(default_factory=list)
 
 
 class Memory:
@@ -83,8 +88,8 @@ def tenths(samples: Sequence[tuple[float, int]]) -> list[float]:
     return [sum(held for _, held in part) / len(part) for part in parts]
 
 
-def write_samples(path: Path, work: Work, count: int, seed: int) -> int:
-    """Write samples of random token ids as JSON lines; return their tokens."""
+def write_samples(path: Path, work: Work, count: int, seed: str) -> int:
+    """Write the seed's samples of random token ids as JSON lines; return their tokens."""
     draw = random.Random(seed)
     num_tokens = 0
     with path.open("w") as file:
@@ -105,9 +110,12 @@ def run_job(
     memory: Memory,
     name: str,
 ) -> Job:
-    """Run one job from its submission to its end, beside a worker. Raises RuntimeError."""
+    """Run one job from its submission to its end, beside a worker. Raises RuntimeError.
+
+    Its samples are those of its name: jobs of one engine need names of their own, or find them cached.
+    """
     source = target.parent / f"{name}.jsonl"
-    num_tokens = write_samples(source, work, count, len(name))
+    num_tokens = write_samples(source, work, count, name)
     body = ExtractRequest.model_validate(
         {
             "model": str(target),
@@ -117,12 +125,15 @@ def run_job(
             "canary": "skip",
         }
     )
+    committed: list[tuple[float, int]] = []
     begin = time.monotonic()
     job_id = shop.submit(body, name)
     shop.plan()
     while (job := shop.store.job(job_id)).state not in ENDED:
         if not working.is_alive() or time.monotonic() - begin > JOB_TIMEOUT_S:
             raise RuntimeError(f"job {name} is still {job.state}")
+        if job.progress.samples_written > (committed[-1][1] if committed else 0):
+            committed.append((time.monotonic() - begin, job.progress.samples_written))
         if job.progress.plan_done and job.progress.units_done == job.progress.units_planned:
             shop.publish()
         time.sleep(0.02)
@@ -138,6 +149,7 @@ def run_job(
         num_tokens / (end - begin),
         max((rss for _, rss in held), default=0),
         tenths(held),
+        committed,
     )
 
 
