@@ -166,7 +166,7 @@ def measure_engines(
 
 def run_writer(options: Options, scratch: Path) -> dict[str, object]:
     """Measure the writer rows, print their table, return what is kept."""
-    from benchmarks.writer import ROW_BYTES, WriterBench
+    from benchmarks.writer import NUM_THREADS, ROW_BYTES, WriterBench
 
     writer = WriterBench(scratch / "writer", options.writer_rows)
     orders = shuffled_rounds(list(WRITER_ROWS), options.rounds, options.seed)
@@ -178,9 +178,13 @@ def run_writer(options: Options, scratch: Path) -> dict[str, object]:
             turns[kind].append(writer.run(kind))
             _say(f"round {number} of {len(orders)} {kind}: {turns[kind][-1].seconds:.2f} s")
     figures = writer_figures(turns)
-    said = f"one file of {options.writer_rows} rows of {ROW_BYTES / 1e6:.1f} MB; rounds: {options.rounds}"
+    said = (
+        f"{NUM_THREADS} files of {options.writer_rows} rows of {ROW_BYTES / 1e6:.1f} MB each, on one core; "
+        f"rounds: {options.rounds}"
+    )
     print(writer_table(figures, said, options.command("writer")), flush=True)
     return {
+        "files": NUM_THREADS,
         "bytes_a_file": options.writer_rows * ROW_BYTES,
         "orders": orders,
         "rounds": {kind: [asdict(turn) for turn in of_kind] for kind, of_kind in turns.items()},

@@ -15,11 +15,12 @@ from benchmarks.turns import EngineTurn, WriterTurn
 
 WRITER_ROWS = {
     "write-fsync": "write() + fsync()",
-    "quarry-sealed": "Quarry's writer, sealed [a]",
-    "write": "write() alone",
-    "quarry-rows": "Quarry's writer, rows alone [b]",
+    "quarry": "Quarry's writer, sealed [a]",
+    "quarry-unchecked": "the same without the checks [b]",
+    "quarry-alone": "Quarry's writer, one thread [c]",
+    "write": "write() alone [d]",
 }
-WRITER_BASES = {"quarry-sealed": "write-fsync", "quarry-rows": "write-fsync"}
+WRITER_BASES = {"quarry": "write-fsync", "quarry-unchecked": "write-fsync"}
 """What a writer row is compared with: the plain way to the same promise."""
 
 CHECKED_ROWS = {
@@ -30,10 +31,13 @@ CHECKED_ROWS = {
 """The rows whose checks can be told apart, each with one more than the one before."""
 
 WRITER_NOTES = (
-    "[a] One thread, from the first row in the pool to the sealed file: checks, xxh3, Parquet, fsync, "
-    "rename, fsync of the folder. Its base is write() + fsync().",
-    "[b] The same without the seal. Its states go past the page cache, so they are on the disk already, and "
-    "its base is write() + fsync() as well; write() alone is the speed of the page cache.",
+    "Two threads on one core, each with a file of its own, as an engine has its writer threads: while one waits "
+    "for the disk, the other has the core.",
+    "[a] From the first row in the pool to the sealed file: checks, xxh3, Parquet, O_DIRECT, fsync, rename, "
+    "fsync of the folder. Its base is write() + fsync().",
+    "[b] The values are not looked at; the checksums of layers and file are taken. The same base.",
+    "[c] As [a], one thread with one file: it waits for the disk, and nobody has the core meanwhile.",
+    "[d] The speed of the page cache: nothing is on the disk yet.",
 )
 
 

@@ -32,6 +32,13 @@ def paired(values: Sequence[float], base: Sequence[float]) -> Spread:
 
 
 def shuffled_rounds(rows: Sequence[str], num_rounds: int, seed: int) -> list[list[str]]:
-    """Return for each round every row once, in an order of its own."""
+    """Return for each round every row once: drawn, and every second round the one before it backwards.
+
+    So of two rows each goes first as often as the other, but for an odd last round.
+    """
     draw = random.Random(seed)
-    return [draw.sample(rows, len(rows)) for _ in range(num_rounds)]
+    orders: list[list[str]] = []
+    while len(orders) < num_rounds:
+        order = draw.sample(rows, len(rows))
+        orders += [order, order[::-1]]
+    return orders[:num_rounds]

@@ -1,19 +1,25 @@
 """The writer rows: our writer fed from its pool, against plain write() of the same bytes to the same folder.
 
+Every row is what one core gives: two threads share it, each with a file of its own. One row has one thread.
+
 Legend: L captured layers, T tokens, H hidden size.
 """
 
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 
+from benchmarks.no_checks import NoChecks
 from benchmarks.turns import WriterTurn
+from connector import shards
 from connector.pool import HostPool, Slab
-from connector.shards import UnitWriter
 from connector.wire import DrainJob, RowRef, hash_ids
 from tests.support.plans import JOB, identity, order, random_ids, write_plan
 
@@ -28,29 +34,55 @@ NUM_SLABS = 16
 LAYER_IDS = (2, 16, 29, 32)
 
 
+NUM_THREADS = 2
+"""Files at once, as many as an engine has writer threads by default."""
+
+ALONE = "quarry-alone"
+"""The kind that one thread writes by itself."""
+
+
 class WriterBench:
     """Holds the states and writes them in any of `kinds`; every file is deleted after it was timed."""
 
     def __init__(self, folder: Path, num_rows: int) -> None:
-        """Fill a pool's slabs with random bfloat16 and seal the plan; `num_rows` rows make a file."""
-        # The figure is of one writer thread on one core, which is what an engine leaves it.
+        """Fill a pool's slabs with random bfloat16 and seal the plans; `num_rows` rows make a file."""
+        # The figure is of one core, which is what an engine leaves: torch may not take another.
         torch.set_num_threads(1)
         self._folder, self._num_rows = folder, num_rows
         self._ids = random_ids([NUM_TOKENS] * num_rows)
-        write_plan(folder, self._ids)
+        for unit in range(NUM_THREADS):
+            write_plan(folder, self._ids, unit=unit)
         self._pool = HostPool(NUM_SLABS * ROW_BYTES, pinned=False)
         self._slabs = [self._fill(seed) for seed in range(NUM_SLABS)]
-        self.kinds: dict[str, Callable[[], WriterTurn]] = {
-            "write-fsync": lambda: self._plain(durable=True),
-            "quarry-sealed": lambda: self._quarry(durable=True),
-            "write": lambda: self._plain(durable=False),
-            "quarry-rows": lambda: self._quarry(durable=False),
+        self.kinds: dict[str, Callable[[int], None]] = {
+            "write-fsync": lambda unit: self._plain(unit, durable=True),
+            "quarry": self._quarry,
+            "quarry-unchecked": self._quarry,
+            ALONE: self._quarry,
+            "write": lambda unit: self._plain(unit, durable=False),
         }
 
     def run(self, kind: str) -> WriterTurn:
-        """Write one file; nothing that was written before is still on its way to the disk."""
+        """Write a file a thread; nothing that was written before is still on its way to the disk."""
         os.sync()
-        return self.kinds[kind]()
+        attempts = self._folder / JOB / "attempts"
+        attempts.mkdir(parents=True)
+        checker = NoChecks if kind == "quarry-unchecked" else shards.RowChecker
+        files = 1 if kind == ALONE else NUM_THREADS
+        with (
+            patch.object(shards, "RowChecker", checker),
+            _one_core(),
+            ThreadPoolExecutor(files) as threads,
+        ):
+            wall, cpu = time.perf_counter(), time.process_time()
+            list(threads.map(self.kinds[kind], range(files)))
+            turn = WriterTurn(
+                time.perf_counter() - wall,
+                time.process_time() - cpu,
+                files * self._num_rows * ROW_BYTES,
+            )
+        shutil.rmtree(attempts)
+        return turn
 
     def _fill(self, seed: int) -> Slab:
         slab = self._pool.acquire(ROW_BYTES)
@@ -62,10 +94,8 @@ class WriterBench:
     def _states_LTH(self, slab: Slab) -> torch.Tensor:
         return self._pool.tensor(slab, torch.bfloat16, SHAPE_LTH)
 
-    def _plain(self, *, durable: bool) -> WriterTurn:
-        path = self._folder / "plain.bin"
-        clock = _Clock()
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    def _plain(self, unit: int, *, durable: bool) -> None:
+        fd = os.open(self._folder / JOB / "attempts" / f"{unit}.bin", os.O_WRONLY | os.O_CREAT, 0o644)
         try:
             for row in range(self._num_rows):
                 slab = self._slabs[row % NUM_SLABS]
@@ -76,15 +106,11 @@ class WriterBench:
                 os.fsync(fd)
         finally:
             os.close(fd)
-        turn = clock.turn(self._num_rows * ROW_BYTES)
-        path.unlink()
-        return turn
 
-    def _quarry(self, *, durable: bool) -> WriterTurn:
+    def _quarry(self, unit: int) -> None:
         about = identity(layer_ids=LAYER_IDS, hidden_size=HIDDEN_SIZE, num_layers=LAYER_IDS[-1])
-        told = order(about, self._num_rows)
-        clock = _Clock()
-        writer = UnitWriter(told, self._folder, rank=0, num_ranks=1)
+        told = order(about, self._num_rows, unit=unit)
+        writer = shards.UnitWriter(told, self._folder, rank=0, num_ranks=1)
         for row, ids in enumerate(self._ids):
             job = DrainJob(
                 req_id=str(row),
@@ -95,19 +121,15 @@ class WriterBench:
                 generated_ids=(),
             )
             writer.write(job, self._states_LTH(self._slabs[row % NUM_SLABS]))
-        if durable:
-            writer.seal()
-        turn = clock.turn(self._num_rows * ROW_BYTES)
-        writer.discard()
-        shutil.rmtree(self._folder / JOB / "attempts")
-        return turn
+        writer.seal()
 
 
-class _Clock:
-    """Wall and CPU time since it was made."""
-
-    def __init__(self) -> None:
-        self._wall, self._cpu = time.perf_counter(), time.process_time()
-
-    def turn(self, num_bytes: int) -> WriterTurn:
-        return WriterTurn(time.perf_counter() - self._wall, time.process_time() - self._cpu, num_bytes)
+@contextmanager
+def _one_core() -> Iterator[None]:
+    """Keep this thread, and those that it starts, on one core until the block ends."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)

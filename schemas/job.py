@@ -170,7 +170,9 @@ class Sizing(Wire):
     disk_bytes_per_s: float = Field(
         description="written by all GPUs together; proof and sha256 each read as much again"
     )
-    uplink_bits_per_s: float = Field(description="to push as fast as is captured; what is slower needs disk")
+    uplink_bits_per_s: float = Field(
+        description="to push in as much time as the capture takes; a job is pushed when it is captured"
+    )
 
 
 class Estimate(Wire):

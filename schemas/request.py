@@ -182,22 +182,37 @@ class ExtractRequest(Wire):
     `k` is the residual stream after `k` decoder layers, `N` is pre-final-norm.
     """
 
-    model: Name
-    revision: Name | None = None
-    dtype: Literal["auto"] | Dtype = "auto"
-    layers: LayerPreset | tuple[LayerId, ...] = Field(default="eagle3")
-    final_layer: bool = True
-    source: Source
-    loss: LossRule = "assistant"
-    chat_template: Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEMPLATE_CHARS)] | None = (
-        None
+    model: Name = Field(description="a repository of the Hub, or a folder below one of the model roots")
+    revision: Name | None = Field(default=None, description="of the model's repository; null is its head")
+    dtype: Literal["auto"] | Dtype = Field(
+        default="auto", description="'auto' is what the model's config says"
     )
-    max_tokens: int = Field(default=4096, ge=1, le=MAX_SAMPLE_TOKENS)
-    on_too_long: TooLong = "truncate"
-    generate: Generate | None = None
+    layers: LayerPreset | tuple[LayerId, ...] = Field(default="eagle3", description="a preset, or layer ids")
+    final_layer: bool = Field(default=True, description="add layer N, the state before the final norm")
+    source: Source
+    loss: LossRule = Field(
+        default="assistant",
+        description="supervised tokens of a conversation: of every assistant turn, of its last turn, or all",
+    )
+    chat_template: Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEMPLATE_CHARS)] | None = (
+        Field(default=None, description="in place of the tokenizer's own")
+    )
+    max_tokens: int = Field(
+        default=4096,
+        ge=1,
+        le=MAX_SAMPLE_TOKENS,
+        description="most tokens of a sample, answers included; never more than the model takes",
+    )
+    on_too_long: TooLong = Field(
+        default="truncate",
+        description="keep a sample's first tokens, or reject it; with `generate` it is always rejected",
+    )
+    generate: Generate | None = Field(default=None, description="let the target answer each prompt")
     storage: Storage = Storage()
-    canary: Literal["run", "skip"] = "run"
-    hub: HubTarget | None = None
+    canary: Literal["run", "skip"] = Field(
+        default="run", description="hold some samples against a reference run of the model; or not"
+    )
+    hub: HubTarget | None = Field(default=None, description="null leaves the dataset in the data folder")
 
     @field_validator("layers")
     @classmethod

@@ -55,7 +55,8 @@ class Settings(BaseSettings):
     writer_threads: int | None = Field(default=None, ge=1, le=64)
     """Threads of each rank that write rows; null is half of its share of the cores, 2 to 8.
 
-    On one H200's machine two threads sealed 0.95 GB/s and eight 1.9 (`benchmarks/results/gpu-drain.json`).
+    On one H200's machine two threads of an earlier writer, which took the sha256 as well, sealed 0.95 GB/s
+    and eight 1.9 (`benchmarks/results/gpu-drain.json`).
     """
 
     lease_s: float = Field(default=60.0, ge=1.0)

@@ -41,7 +41,7 @@ def _move(source: Path, dataset: Path, entry: FileEntry | SealedShard) -> None:
     except FileNotFoundError as error:
         raise WriteFailed(
             f"{entry.path} was committed, but is neither in its attempt's folder nor in the dataset",
-            cure="restore the data folder, or cancel the job and start it again",
+            cure="restore the data folder, or cancel the job and send it under another Idempotency-Key",
         ) from error
 
 

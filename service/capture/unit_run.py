@@ -51,7 +51,7 @@ def read_plan(path: Path, sha256: str) -> list[PlannedRow]:
         if digest != sha256:
             raise WriteFailed(
                 f"the plan {path.name} has sha256 {digest}, it was sealed as {sha256}",
-                cure="restore the data folder, or cancel the job and start it again",
+                cure="restore the data folder, or cancel the job and send it under another Idempotency-Key",
             )
         table = pq.read_table(path, schema=PLAN_SCHEMA)
     except (OSError, ValueError) as error:

@@ -16,7 +16,11 @@ from service.errors import OptionRefused
 
 def verify(
     dataset: Annotated[
-        str, typer.Argument(metavar="PATH_OR_REPO", help="A folder, or a Hub dataset repository.")
+        str,
+        typer.Argument(
+            metavar="PATH_OR_REPO",
+            help="A folder, or NAMESPACE/NAME on the Hub, which is downloaded whole into $TMPDIR.",
+        ),
     ],
     model: Annotated[
         Path | None,

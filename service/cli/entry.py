@@ -16,8 +16,9 @@ app = typer.Typer(
     name="quarry",
     help="Hidden states of a target LLM as proven, durable training sets for EAGLE-style drafters.",
     epilog=(
-        "Exit codes: 0 all is well, 1 a dataset is broken, 2 wrong usage or request, "
-        "3 a job did not fully succeed, 4 'serve' lost its worker."
+        "Exit codes: 0 all is well, 1 a dataset is broken or 'serve' did not start, 2 wrong usage or "
+        "request, 3 a job did not fully succeed or somebody did not answer, 4 'serve' lost its worker, "
+        "128 + n 'extract' was stopped by signal n."
     ),
     no_args_is_help=True,
     add_completion=False,

@@ -46,7 +46,8 @@ is none."""
 
 PASSING_STATUSES = frozenset({408, 409, 425, 429})
 NO_WRITE_CURE = (
-    "set QUARRY_HUB_TOKEN_FILE to a token that may write there, or name another repository; then resume"
+    "set QUARRY_HUB_TOKEN_FILE to a token that may write there, then resume or send it again; "
+    "for another repository send a new job"
 )
 
 
@@ -93,7 +94,7 @@ class Patience:
         try:
             return retrying(call)
         except Passing as error:
-            cure = "resume when the Hub answers again; everything is kept, and nothing is pushed twice"
+            cure = "resume, or ask again, when the Hub answers; all is kept, and nothing is pushed twice"
             raise HubUnavailable(f"{error.detail} (asked again for as long as allowed)", cure=cure) from None
 
 

@@ -113,9 +113,10 @@ What that says:
   and by the sha256, both past the page cache; a push reads it once more. Eight GPUs on an 8B target ask for
   more than one NVMe disk writes; stripe several, or give every GPU a worker and a disk of its own. A slow
   disk slows the engine; nothing grows, nothing is lost.
-- **Uplink** is the bound of most clusters. A dataset is pushed while it is captured, and what waits for the
-  uplink waits on disk: size that for the difference, or send less (`planes` is lossless; fewer layers are
-  fewer bytes).
+- **Uplink** is the bound of most clusters. A job is pushed when its last unit is committed, and its files
+  stay: the disk holds the whole dataset, and the upload takes its own time after the capture. Cut a large
+  source into several jobs, so that one is pushed while the next is captured; or send less (`planes` is
+  lossless; fewer layers are fewer bytes).
 """
 
 

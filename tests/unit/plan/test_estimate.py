@@ -133,7 +133,7 @@ def test_a_rate_above_one_writers_asks_for_more_of_them() -> None:
 
 
 def test_what_sizing_goes_by_is_what_was_measured() -> None:
-    writer = json.loads((RESULTS / "cpu-writer.json").read_text())["writer"]["summary"]["quarry-sealed"]
+    writer = json.loads((RESULTS / "cpu-writer.json").read_text())["writer"]["summary"]["quarry-alone"]
     assert pytest.approx(writer["gb_per_s"]["median"] * 1e9, rel=0.2) == WRITER_BYTES_PER_S
     assert pytest.approx(writer["cpu_s_per_gb"]["median"], rel=0.2) == WRITER_CORE_S_PER_GB
     job = json.loads((RESULTS / "job.json").read_text())["jobs"]["default-units"]

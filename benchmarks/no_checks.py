@@ -1,0 +1,28 @@
+"""A row checker that checks nothing, to measure what the checks cost.
+
+The checksums that are stored with each row are part of the file, and are taken.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import xxhash
+
+from connector.rowcheck import LayerReading, Look, RowChecker
+
+
+class NoChecks(RowChecker):
+    """Reads nothing of a row."""
+
+    def look(self, states_LTH: torch.Tensor) -> Look:
+        """Take the layers' checksums, which are stored, and the same sum for every state."""
+        nothing_LT = np.zeros(states_LTH.shape[:2], np.int64)
+        raw_LB = states_LTH.flatten(1).view(torch.uint8).numpy()
+        return Look(nothing_LT, nothing_LT.view(np.uint64), tuple(map(xxhash.xxh3_64_intdigest, raw_LB)))
+
+    def check(
+        self, states_LTH: torch.Tensor, layer_ids: Sequence[int], look: Look | None = None
+    ) -> tuple[LayerReading, ...]:
+        """Say nothing of the row."""
+        return tuple(LayerReading(mean_rms=0.0, max_abs=0.0) for _ in layer_ids)
