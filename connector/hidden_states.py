@@ -51,8 +51,10 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[mi
             self._group: CacheGroup = find_cache_group(kv_cache_config.kv_cache_groups)
         self._scheduler = SchedulerHalf(self._group.block_size, self._group.group_id)
         self._worker: WorkerHalf | None = None
+        self._drained: set[str] = set()
+        """Requests that this rank has to report as sent: their work comes no later than their end."""
         self._finished: set[str] = set()
-        """Requests that the engine told this worker are finished: only these may be reported as sent."""
+        """Those of them that the engine told this worker are finished: only these may be reported."""
         self._copied: set[str] = set()
 
     # Scheduler side, in the engine core's process.
@@ -101,10 +103,13 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[mi
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         """Run the worker half's step and report the requests whose blocks may be freed."""
         assert self._worker is not None, "vLLM registers the caches before the first step"  # noqa: S101
-        self._finished |= finished_req_ids
         metadata = self._get_connector_metadata() if self.has_connector_metadata() else None
-        self._copied |= self._worker.step(metadata.work if isinstance(metadata, StepMetadata) else StepWork())
+        work = metadata.work if isinstance(metadata, StepMetadata) else StepWork()
+        self._drained |= self._worker.drained(work)
+        self._finished |= finished_req_ids & self._drained
+        self._copied |= self._worker.step(work)
         sent = self._copied & self._finished
+        self._drained -= sent
         self._copied -= sent
         self._finished -= sent
         return sent or None, None

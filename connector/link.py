@@ -60,7 +60,9 @@ class Link:
                     self._on_message(TO_CONNECTOR.validate_json(text))
         except OSError as error:
             logger.debug("the socket to the service broke: %s", error)
-        self._lost()
+        finally:
+            # Also where a message was not understood: a link that no longer reads would leave units unopened.
+            self._lost()
 
     def _lost(self) -> None:
         if not self._closing.is_set():

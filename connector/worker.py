@@ -19,7 +19,7 @@ from connector.link import Link
 from connector.marks import Marker
 from connector.pool import HostPool, Slab
 from connector.seen import SeenStates
-from connector.wire import DrainJob, StepWork, VoidRow
+from connector.wire import DrainJob, RowRef, StepWork, VoidRow
 from connector.writers import WriterPool
 from schemas.receipts import AbandonUnit, Hello, OpenUnit, SkipRow, ToConnector
 
@@ -101,13 +101,17 @@ class WorkerHalf:
         """Mark the step's fresh blocks; called before the engine computes into them."""
         self._marker.mark(work.fresh)
 
+    def drained(self, work: StepWork) -> set[str]:
+        """Return the requests of the step's work whose blocks this rank will report as sent."""
+        return {item.req_id for item in work.items if isinstance(item, DrainJob) and self._owns(item.ref)}
+
     def step(self, work: StepWork) -> set[str]:
         """Take the step's work, copy what fits, and return the requests whose blocks may be freed now.
 
         Waits for nothing but room in a writer's queue of `QUEUE_ITEMS`.
         """
         for item in work.items:
-            if item.ref.row % self._place.num_ranks != self._place.rank:
+            if not self._owns(item.ref):
                 continue
             if isinstance(item, VoidRow):
                 self._writers.end_row(item.ref.key, item.ref.row, void=True)
@@ -122,6 +126,9 @@ class WorkerHalf:
         """Write what is queued, then let go of everything."""
         self._writers.stop()
         self._link.close()
+
+    def _owns(self, ref: RowRef) -> bool:
+        return ref.row % self._place.num_ranks == self._place.rank
 
     def _start_copies(self) -> None:
         started: list[tuple[DrainJob, Slab]] = []

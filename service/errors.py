@@ -179,6 +179,10 @@ class EngineDied(QuarryError):
     title = "The engine stopped"
 
 
+class EngineStuck(EngineDied):
+    """The engine runs, but does not do what it was asked: another one is started."""
+
+
 class StatesWrong(QuarryError):
     """Captured states disagree with the model."""
 

@@ -25,10 +25,13 @@ from schemas.receipts import (
     UnitSealed,
     line,
 )
-from service.errors import EngineDied
+from service.errors import EngineDied, EngineStuck
 
 LINE_BYTES = 64 * 2**20
 """The longest line: a receipt of a unit with 65,536 rows is a few megabytes."""
+
+OPEN_TIMEOUT_S = 600.0
+"""How long a rank may take to open a unit: its writer ends the row first that it is at."""
 
 Receipt = UnitSealed | UnitFailed
 
@@ -91,31 +94,42 @@ class EngineLink:
         except TimeoutError as error:
             raise EngineDied(f"the engine's connector did not come up within {timeout_s:.0f} s") from error
 
-    async def open(self, order: OpenUnit) -> None:
-        """Open an attempt on every rank and wait until they are ready. Raises EngineDied."""
+    async def open(self, order: OpenUnit, timeout_s: float = OPEN_TIMEOUT_S) -> None:
+        """Open an attempt on every rank and wait until they are ready.
+
+        Raises EngineDied, and EngineStuck if a rank does not answer in time.
+        """
         if self._lost is not None:
             raise self._lost
         attempt = self._attempts[order.key] = _Attempt(len(self._streams))
         await self._send(order)
-        await attempt.ready
+        try:
+            await asyncio.wait_for(asyncio.shield(attempt.ready), timeout_s)
+        except TimeoutError as error:
+            raise EngineStuck(f"a writer did not open {order.key} within {timeout_s:.0f} s") from error
 
     async def skip(self, key: UnitKey, row: int, reason: str) -> None:
         """Say that `row` will not reach the engine."""
         await self._send(SkipRow(key=key, row=row, reason=reason))
 
     async def abandon(self, key: UnitKey) -> None:
-        """Forget an attempt; harmless if it ended already."""
+        """Forget an attempt; harmless if every rank has ended it already."""
         attempt = self._attempts.pop(key, None)
         if attempt is not None:
             attempt.fail(EngineDied("the attempt was abandoned"))
             await self._send(AbandonUnit(key=key))
 
     async def receipts(self, key: UnitKey) -> tuple[Receipt, ...]:
-        """Wait for the receipts of every rank, in rank order. Raises EngineDied."""
+        """Wait for the receipts of every rank, in rank order, or for one that failed. Raises EngineDied.
+
+        An attempt that a rank has still open stays until it is abandoned, also where the wait was cancelled.
+        """
+        attempt = self._attempts[key]
         try:
-            return await self._attempts[key].ended
+            return await asyncio.shield(attempt.ended)
         finally:
-            self._attempts.pop(key, None)
+            if len(attempt.receipts) == attempt.num_ranks:
+                self._attempts.pop(key, None)
 
     async def close(self) -> None:
         """Stop listening and let go of the connections."""

@@ -15,7 +15,7 @@ from schemas.receipts import UnitKey
 from service.capture.budget import InFlight
 from service.capture.landing import land_unit
 from service.capture.running import EngineHouse, Running, warm_imports
-from service.errors import EngineDied, LeaseLost, QuarryError, StatesWrong, StoreUnavailable
+from service.errors import EngineDied, EngineStuck, LeaseLost, QuarryError, StatesWrong, StoreUnavailable
 from service.settings import Settings
 from service.store import Store, UnitCommit, UnitLease
 
@@ -41,7 +41,9 @@ class Capture:
         self._held: dict[UnitKey, UnitLease] = {}
         self._job: str | None = None
         self._distrusted = False
-        """Whether the running engine gave wrong states, which its prefix cache may hold and give again."""
+        """Whether the running engine gave wrong states, which its prefix cache may hold and give again, or is
+        stuck. Nothing that it captured is committed any more, and the next unit gets another.
+        """
         self.stop = asyncio.Event()
         self._room = asyncio.Event()
         """Set when a unit ends, or no longer needs the engine."""
@@ -107,10 +109,10 @@ class Capture:
         self._feeding.discard(key)
         self._room.set()
 
-    async def _engine_for(self, lease: UnitLease) -> Running:
+    async def _engine_for(self, lease: UnitLease) -> Running | None:
         """Return an engine that serves the lease's job; units of the old one end first.
 
-        Runs a new job's canary.
+        Runs a new job's canary. Null if the worker was told to stop while units of the old one ran.
         """
         spec = await self._house.inspect(lease)
         running = self._house.running
@@ -124,13 +126,24 @@ class Capture:
 
         async with ReferenceAhead(lease, self._store, self._settings) as ahead:
             if running is None or not fits:
-                await asyncio.gather(*self._runs.values(), return_exceptions=True)
+                if not await self._runs_ended():
+                    return None
                 logger.info("starting the engine for %s", lease.request.model)
                 running = await self._house.switch(spec, ahead.begin)
                 self._distrusted = False
             if lease.key.job_id != self._job:
                 await ensure_canary(running, lease, self._store, self._settings, ahead)
         return running
+
+    async def _runs_ended(self) -> bool:
+        """Wait until no unit runs, or until the worker is told to stop; say whether none does."""
+        stopping = asyncio.create_task(self.stop.wait())
+        try:
+            while self._runs and not self.stop.is_set():
+                await asyncio.wait({stopping, *self._runs.values()}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+        return not self._runs
 
     async def _run_unit(self, lease: UnitLease, running: Running) -> None:
         from service.capture.unit_run import UnitRun
@@ -143,6 +156,9 @@ class Capture:
             await self._supervised(lease, self._commit(lease, commit))
 
     async def _commit(self, lease: UnitLease, commit: UnitCommit) -> None:
+        # Another engine is started when all units of this one have ended, and only then trusted anew.
+        if self._distrusted:
+            raise EngineDied("another unit of this engine got wrong states, or none: this one runs again")
         await asyncio.to_thread(self._store.commit_unit, commit, self._owner)
         self._held.pop(lease.key, None)
         await asyncio.to_thread(land_unit, self._settings, commit)
@@ -165,6 +181,8 @@ class Capture:
 
     async def _fail(self, lease: UnitLease, error: QuarryError) -> None:
         """Record why an attempt ended; the error's class decides what becomes of the unit and the job."""
+        # Before anything is waited for: units that run beside this one look at it before they commit.
+        self._distrusted |= isinstance(error, StatesWrong | EngineStuck)
         self._held.pop(lease.key, None)
         problem = error.problem()
         logger.warning("unit %s failed: %s", lease.key, problem.detail)
@@ -181,7 +199,6 @@ class Capture:
             # Nothing can be recorded: the lease runs out, and the unit's next attempt meets the error again
             # or not.
             logger.info("unit %s: %s", lease.key, lost)
-        self._distrusted |= isinstance(error, StatesWrong)
         if isinstance(error, EngineDied):
             self._job = None
             if self._house.running is not None and not self._house.running.alive:

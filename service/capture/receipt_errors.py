@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Sequence
 
 from schemas.receipts import UnitFailed, UnitSealed
 from service.capture.link import Receipt
-from service.errors import DiskFull, EngineDied, QuarryError, StatesWrong, WriteFailed
+from service.errors import DiskFull, EngineDied, EngineStuck, QuarryError, StatesWrong, WriteFailed
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
@@ -21,13 +21,13 @@ ERRORS: dict[str, type[QuarryError]] = {
 async def in_time(receipts: Awaitable[tuple[Receipt, ...]], timeout_s: float) -> tuple[Receipt, ...]:
     """Wait for the receipts of rows that were all answered: that of a lost row would never come.
 
-    Raises EngineDied.
+    Raises EngineDied, and EngineStuck if none comes in time.
     """
     try:
         return await asyncio.wait_for(receipts, timeout_s)
     except TimeoutError as error:
         what = f"every row was answered, but no receipt came within {timeout_s:.0f} s"
-        raise EngineDied(what) from error
+        raise EngineStuck(what) from error
 
 
 def raise_failure(receipts: Sequence[UnitSealed | UnitFailed]) -> tuple[UnitSealed, ...]:

@@ -133,12 +133,16 @@ class UnitRun:
             await asyncio.gather(receipts, rows, return_exceptions=True)
 
     async def _run_rows(self) -> None:
+        first: BaseException | None = None
         try:
             async with asyncio.TaskGroup() as group:
                 for row in self._rows:
                     group.create_task(self._run_row(row))
         except* QuarryError as errors:
-            raise errors.exceptions[0] from None
+            # Raised below: before Python 3.11.4 an error that is raised here comes out in a group again.
+            first = errors.exceptions[0]
+        if first is not None:
+            raise first
         self._on_answered()
 
     async def _run_row(self, row: PlannedRow) -> None:

@@ -175,6 +175,28 @@ def test_an_abandoned_attempt_leaves_no_file_and_the_next_one_is_right(bench):
     assert not folder.exists() or list(folder.iterdir()) == []
 
 
+def test_an_attempt_whose_receipts_were_waited_for_in_vain_is_forgotten_as_well(bench):
+    """1. Some rows run, others never will. 2. The wait for the receipts is cancelled, as with its unit."""
+    prompts = random_ids([30] * 4, vocab_size=bench.vocab_size, seed=10)
+
+    async def cancelled() -> UnitKey:
+        attempt = await bench.open(prompts)
+        waiting = asyncio.create_task(attempt.receipt())
+        await attempt.run(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        await bench.link.abandon(attempt.key)
+        folder = bench.settings.work_root / attempt_dir(JOB, attempt.key.unit, attempt.key.epoch)
+        async with asyncio.timeout(30):
+            while folder.exists() and any(folder.iterdir()):
+                await asyncio.sleep(0.05)
+        return attempt.key
+
+    bench.loop.call(cancelled())
+    _, rows, _ = bench.capture(prompts)
+    bench.assert_right(rows, by_row(prompts))
+
+
 def test_the_witness_is_the_models_own_next_token(bench):
     prompts = random_ids([5, 50, 129], vocab_size=bench.vocab_size, seed=9)
     _, rows, answers = bench.capture(prompts)

@@ -91,6 +91,10 @@ class Worker:
 
     def __init__(self, *steps: set[str]) -> None:
         self._steps = iter(steps)
+        self._drains = set.union(*steps)
+
+    def drained(self, work: Any) -> set[str]:
+        return self._drains
 
     def step(self, work: Any) -> set[str]:
         return next(self._steps)
@@ -102,3 +106,12 @@ def test_a_request_is_reported_as_sent_only_after_the_engine_said_that_it_is_fin
     assert connector.get_finished({"late"}) == (None, None)
     assert connector.get_finished({"early"}) == ({"early"}, None)
     assert connector.get_finished(set()) == ({"late"}, None)
+
+
+def test_of_requests_that_others_drain_or_nobody_nothing_is_kept():
+    connector = facade(Transfer(), groups())
+    connector._worker = Worker({"ours"}, set())
+    assert connector.get_finished({"ours", "another rank's", "an answer"}) == ({"ours"}, None)
+    assert connector.get_finished({"void"}) == (None, None)
+    kept = [names for names in vars(connector).values() if isinstance(names, set)]
+    assert {"another rank's", "an answer", "void"} & set().union(*kept) == set()

@@ -1,0 +1,95 @@
+"""An engine is given up: what it captured beside wrong states, and a worker that is told to stop by then."""
+
+import asyncio
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.job import ENDED_JOB_STATES, JobState, UnitState
+from service.capture import unit_run
+from service.capture.loop import Capture
+from service.errors import StatesWrong
+from tests.support.jobs import Shop, conversations, request
+from tests.support.tiny_model import random_target
+
+ONE_UNIT = {"shard_bytes": 4_194_304}
+
+
+def target(folder: Path, name: str = "target", hidden: int = 64) -> Path:
+    return random_target(
+        folder / "models" / name, arch="qwen3", layers=8, hidden=hidden, dtype="bfloat16", max_position=512
+    )
+
+
+def test_units_beside_one_with_wrong_states_are_captured_again_on_a_new_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. Two jobs share an engine, a unit each. 2. The first one's proof fails. 3. The second one's, begun on
+    the same engine, succeeds afterwards."""
+    model = target(tmp_path)
+    shop = Shop.open(tmp_path, model, units_in_flight=2)
+    body = request(model, conversations(10), canary="skip", storage=ONE_UNIT)
+    first, second = shop.submit(body, "first"), shop.submit(body, "second")
+    check, both = unit_run.check_unit, threading.Barrier(2, timeout=60.0)
+    attempts: list[int] = []
+
+    def checked(**given: Any) -> Any:
+        key = given["receipts"][0].key
+        if key.job_id == first:
+            both.wait()
+            raise StatesWrong("planted")
+        attempts.append(key.epoch)
+        if len(attempts) == 1:
+            both.wait()
+            while shop.store.job(first).state not in ENDED_JOB_STATES:
+                time.sleep(0.01)
+        return check(**given)
+
+    monkeypatch.setattr(unit_run, "check_unit", checked)
+    shop.plan()
+    shop.capture(second)
+    shop.publish()
+    assert shop.store.job(first).state is JobState.FAILED
+    assert shop.store.job(second).state is JobState.COMPLETED
+    assert attempts == [1, 2]
+    shop.store.close()
+
+
+def test_a_worker_is_told_to_stop_while_it_waits_for_the_units_of_another_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. A unit's proof takes long. 2. The next job needs another model, so another engine. 3. SIGTERM."""
+    shop = Shop.open(tmp_path, target(tmp_path), units_in_flight=2, drain_s=0.0)
+    other = target(tmp_path, "other", hidden=128)
+    held, proving = threading.Event(), threading.Event()
+    check = unit_run.check_unit
+
+    def slow(**given: Any) -> Any:
+        proving.set()
+        assert held.wait(60.0)
+        return check(**given)
+
+    monkeypatch.setattr(unit_run, "check_unit", slow)
+    for model in (tmp_path / "models" / "target", other):
+        shop.submit(request(model, conversations(4), canary="skip", storage=ONE_UNIT), model.name)
+    shop.plan()
+
+    async def stopped() -> None:
+        loop = Capture(shop.store, shop.settings, "worker")
+        running = asyncio.create_task(loop.run())
+        await asyncio.to_thread(proving.wait, 60.0)
+        while len(loop._held) < 2:
+            await asyncio.sleep(0.01)
+        loop.stop.set()
+        try:
+            await asyncio.wait_for(running, 20)
+        finally:
+            held.set()
+
+    asyncio.run(stopped())
+    rows = [row for job in shop.store.jobs(limit=2)[0] for row in shop.store.units(job.id)]
+    assert [row.state for row in rows] == [UnitState.PENDING] * 2
+    shop.store.close()

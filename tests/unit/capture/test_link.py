@@ -1,0 +1,127 @@
+"""The service's end of the socket, against connectors that the test plays."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from schemas.receipts import (
+    TO_CONNECTOR,
+    AbandonUnit,
+    FromConnector,
+    Hello,
+    OpenUnit,
+    UnitFailed,
+    UnitOpened,
+    line,
+)
+from service.capture.link import EngineLink
+from service.errors import EngineStuck
+from tests.support.plans import identity, order
+
+ORDER = order(identity(), 2)
+KEY = ORDER.key
+
+
+class Rank:
+    """One connector worker."""
+
+    def __init__(self, rank: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.rank, self._reader, self._writer = rank, reader, writer
+
+    async def leave(self) -> None:
+        self._writer.close()
+        await self._writer.wait_closed()
+
+    def say(self, message: FromConnector) -> None:
+        self._writer.write(line(message))
+
+    async def heard(self) -> OpenUnit | AbandonUnit:
+        async with asyncio.timeout(10):
+            message = TO_CONNECTOR.validate_json(await self._reader.readline())
+        assert isinstance(message, OpenUnit | AbandonUnit)
+        return message
+
+
+def with_ranks(count: int, test: Callable[[EngineLink, list[Rank]], Awaitable[None]]) -> None:
+    async def run() -> None:
+        link = EngineLink()
+        await link.listen()
+        ranks = []
+        for rank in range(count):
+            ranks.append(Rank(rank, *await asyncio.open_unix_connection(link.path)))
+            ranks[-1].say(
+                Hello(
+                    rank=rank,
+                    num_ranks=count,
+                    engine_version="0",
+                    device="cpu",
+                    cache_shape=(1, 1, 1, 1),
+                    cache_dtype="float32",
+                    pool_bytes=1,
+                )
+            )
+        await link.hello(10)
+        try:
+            await test(link, ranks)
+        finally:
+            await asyncio.gather(*(rank.leave() for rank in ranks))
+            await link.close()
+            # What served the connections ends with them.
+            await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}), return_exceptions=True)
+
+    asyncio.run(run())
+
+
+async def opened(link: EngineLink, ranks: list[Rank]) -> None:
+    opening = asyncio.create_task(link.open(ORDER))
+    for rank in ranks:
+        assert await rank.heard() == ORDER
+        rank.say(UnitOpened(key=KEY, rank=rank.rank))
+    await opening
+
+
+def test_an_attempt_whose_wait_was_cancelled_is_abandoned_on_every_rank() -> None:
+    async def test(link: EngineLink, ranks: list[Rank]) -> None:
+        await opened(link, ranks)
+        waiting = asyncio.create_task(link.receipts(KEY))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        await link.abandon(KEY)
+        assert [await rank.heard() for rank in ranks] == [AbandonUnit(key=KEY)] * 2
+
+    with_ranks(2, test)
+
+
+def test_where_one_rank_failed_the_others_are_told_to_forget_the_attempt() -> None:
+    async def test(link: EngineLink, ranks: list[Rank]) -> None:
+        await opened(link, ranks)
+        ranks[0].say(UnitFailed(key=KEY, rank=0, reason="states-wrong", detail="planted"))
+        (receipt,) = await link.receipts(KEY)
+        assert isinstance(receipt, UnitFailed)
+        await link.abandon(KEY)
+        assert await ranks[1].heard() == AbandonUnit(key=KEY)
+
+    with_ranks(2, test)
+
+
+def test_an_attempt_that_every_rank_has_ended_is_not_abandoned() -> None:
+    async def test(link: EngineLink, ranks: list[Rank]) -> None:
+        await opened(link, ranks)
+        ranks[0].say(UnitFailed(key=KEY, rank=0, reason="states-wrong", detail="planted"))
+        await link.receipts(KEY)
+        await link.abandon(KEY)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await ranks[0].heard()
+
+    with_ranks(1, test)
+
+
+def test_a_writer_that_opens_no_unit_is_not_waited_for_for_ever() -> None:
+    async def test(link: EngineLink, ranks: list[Rank]) -> None:
+        with pytest.raises(EngineStuck, match="did not open"):
+            await link.open(ORDER, timeout_s=0.1)
+
+    with_ranks(1, test)
