@@ -58,10 +58,10 @@ class Link:
             with self._socket.makefile("rb") as lines:
                 for text in lines:
                     self._on_message(TO_CONNECTOR.validate_json(text))
-        except OSError as error:
-            logger.debug("the socket to the service broke: %s", error)
+        except (OSError, ValueError) as error:
+            # A message that is not understood, too: a link that no longer reads would leave units unopened.
+            logger.warning("the socket to the service broke: %s", error)
         finally:
-            # Also where a message was not understood: a link that no longer reads would leave units unopened.
             self._lost()
 
     def _lost(self) -> None:

@@ -4,12 +4,9 @@ import socket
 import threading
 from pathlib import Path
 
-import pytest
-
 from connector.link import Link
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_message_that_is_not_understood_ends_the_link_loudly(tmp_path: Path) -> None:
     lost = threading.Event()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
