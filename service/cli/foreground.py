@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from schemas.events import Event
 from schemas.job import ENDED_JOB_STATES, JobState, Problem, Progress
 from schemas.manifest import Manifest
-from schemas.names import job_id_from_key, manifest_path
+from schemas.names import job_id_from_key
 from schemas.request import ExtractRequest
 from service.api.submit import check
 from service.api.supervisor import Supervisor
@@ -24,11 +24,12 @@ from service.api.worker_process import JOB_ENDED_CODES, settings_environment, st
 from service.cli.progress_bar import ProgressDisplay
 from service.errors import EngineDied, OptionRefused
 from service.settings import Settings
-from service.store import Store
+from service.store import JobRow, Store
 
 PRIVATE = ".quarry"
 SPENT = ".quarry.done"
 """What `PRIVATE` is renamed to before it is deleted: a run that is half deleted is never taken up again."""
+MANIFESTS = "manifests"
 LOG_FILE = "worker.log"
 POLL_S = 0.2
 PAGE_EVENTS = 500
@@ -52,33 +53,44 @@ class Ending:
 def extract_to(out: Path, request: ExtractRequest, settings: Settings, display: ProgressDisplay) -> Ending:
     """Run `request` until `out` holds its dataset and nothing else, or a signal comes. Main thread only.
 
-    The job's id is made of the request, so that the same request in the same folder is the same job.
+    A new job's id is made of the request and of what its source holds, so that other rows from a source of
+    the same name are another job in the repository that both are pushed to. A folder keeps its job: the same
+    request goes on with it.
 
     Raises:
         OptionRefused: `out` holds another job, is in use, or is not empty.
         RequestError, HubDenied, HubUnavailable: as `service.api.submit.check`; then nothing is written.
     """
-    key = request.canonical_json()
-    job_id = job_id_from_key(key)
+    key = None
     private = out / PRIVATE
     if not private.exists():
-        finished = _finished(out, job_id, request)
+        finished = _finished(out, request)
         if finished is not None:
             return finished
         _refuse_filled(out)
         check(request, settings)
+        key = _key(request, settings)
     private.mkdir(parents=True, exist_ok=True)
     settings = settings.model_copy(update={"data_dir": private, "out_dir": out, "database_url": None})
     with _alone(private), _opened(settings) as store:
-        _refuse_other(store, job_id, out)
-        row, _ = store.submit(job_id, key, request)
+        row = _unfinished(store, request, out)
+        if row is None:
+            key = key or _key(request, settings)
+            row, _ = store.submit(job_id_from_key(key), key, request)
         if row.state in {JobState.FAILED, JobState.CANCELLED, JobState.BLOCKED}:
-            store.resume(job_id)
-        ending = _run(store, job_id, settings, display)
+            store.resume(row.id)
+        ending = _run(store, row.id, settings, display)
     if ending.completed:
         private.rename(out / SPENT)
         shutil.rmtree(out / SPENT)
     return ending
+
+
+def _key(request: ExtractRequest, settings: Settings) -> str:
+    """Return what the id of a new job is made of. Raises SourceRefused, HubUnavailable."""
+    from service.plan.sources import fingerprint
+
+    return f"{request.canonical_json()}\n{fingerprint(request.source, settings)}"
 
 
 def _run(store: Store, job_id: str, settings: Settings, display: ProgressDisplay) -> Ending:
@@ -132,22 +144,17 @@ def _events(store: Store, job_id: str, after: int) -> Iterator[Event]:
         after = events[-1].id
 
 
-def _finished(out: Path, job_id: str, request: ExtractRequest) -> Ending | None:
-    """Return the ending of a run that made `out` whole before, if it was this job's."""
-    path = out / manifest_path(job_id)
-    if not path.is_file():
+def _finished(out: Path, request: ExtractRequest) -> Ending | None:
+    """Return the ending of a run of `request` that made `out` whole before, if there was one."""
+    manifests = [_manifest(path) for path in sorted((out / MANIFESTS).glob("*.json"))]
+    if not manifests:
         return None
-    shutil.rmtree(out / SPENT, ignore_errors=True)
-    try:
-        manifest = Manifest.model_validate_json(path.read_bytes())
-    except ValidationError as error:
-        raise OptionRefused(
-            f"{path} is not a manifest of this version", field="--out", cure="give an empty folder"
-        ) from error
-    if manifest.request != request:
+    manifest = next((one for one in manifests if one.request == request), None)
+    if manifest is None:
         raise OptionRefused(
             f"{out} holds the dataset of another request", field="--out", cure="give an empty folder"
         )
+    shutil.rmtree(out / SPENT, ignore_errors=True)
     totals = manifest.totals
     return Ending(
         JobState.COMPLETED,
@@ -162,6 +169,15 @@ def _finished(out: Path, job_id: str, request: ExtractRequest) -> Ending | None:
     )
 
 
+def _manifest(path: Path) -> Manifest:
+    try:
+        return Manifest.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise OptionRefused(
+            f"{path} is not a manifest of this version", field="--out", cure="give an empty folder"
+        ) from error
+
+
 def _refuse_filled(out: Path) -> None:
     """Refuse a folder that holds something, so that in the end it holds exactly the dataset."""
     if out.is_dir() and any(out.iterdir()):
@@ -172,14 +188,22 @@ def _refuse_filled(out: Path) -> None:
         )
 
 
-def _refuse_other(store: Store, job_id: str, out: Path) -> None:
-    rows, _ = store.jobs(limit=1)
-    if rows and rows[0].id != job_id:
+def _unfinished(store: Store, request: ExtractRequest, out: Path) -> JobRow | None:
+    """Return the job of an earlier run in `out`; none where it was killed before it had one.
+
+    Whether the source is still the same is for the planner to say, which knows how much of it is planned.
+    """
+    jobs, _ = store.jobs(limit=1)
+    if not jobs:
+        return None
+    row = store.job(jobs[0].id)
+    if row.request != request:
         raise OptionRefused(
-            f"{out} holds the unfinished run of another job ({rows[0].id})",
+            f"{out} holds the unfinished run of another job ({row.id})",
             field="--out",
             cure="run that job's file, delete the folder, or give an empty one",
         )
+    return row
 
 
 @contextmanager

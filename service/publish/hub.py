@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import httpx2
-from huggingface_hub import CommitOperationAdd, HfApi, set_client_factory
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, set_client_factory
 from huggingface_hub.errors import HfHubHTTPError, RemoteEntryNotFoundError
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import disable_progress_bars
@@ -191,15 +191,22 @@ class Hub:
             self.check_right()
             raise error from None
 
-    def commit(self, additions: Sequence[CommitOperationAdd], message: str, parent: str | None = None) -> str:
-        """Commit uploaded files; return the oid. Raises Passing, Stale (only with `parent`), HubDenied.
+    def commit(
+        self,
+        operations: Sequence[CommitOperationAdd | CommitOperationDelete],
+        message: str,
+        parent: str | None = None,
+    ) -> str:
+        """Commit uploaded files and deletions; return the oid.
+
+        Raises Passing, Stale (only with `parent`), HubDenied.
 
         After any error the commit may stand all the same: read before sending it again.
         """
         with self._translated("commit"):
             done = self._api.create_commit(
                 **self._where,
-                operations=list(additions),
+                operations=list(operations),
                 commit_message=message,
                 revision=BRANCH,
                 parent_commit=parent,

@@ -3,8 +3,12 @@
 Large files go ahead of the commits; then commits of up to 100 files, of which only the last holds the
 manifest and the card. Before every commit, and so also after every error of one, the repository is read: what
 is there already drops out, and a commit whose answer was lost is not made twice. Only the commit with the
-card is guarded by a parent, because the card lists all jobs; the files of different jobs have different
-paths. At the end everything is read back.
+card and those that delete are guarded by a parent, because the card lists all jobs; the files of different
+jobs have different paths. At the end everything is read back.
+
+A job's id does not say what its rows are: a source may change under its name. A repository that holds other
+rows of the job is therefore refused. What another run of the same rows left is replaced in one commit, so
+that no reader ever finds files of two runs behind the card's globs.
 """
 
 import hashlib
@@ -12,9 +16,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from huggingface_hub import CommitOperationAdd
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 from pydantic import ValidationError
 
+from schemas.identity import Identity
 from schemas.manifest import FileEntry, Manifest
 from schemas.names import (
     CARD_PATH,
@@ -33,19 +38,25 @@ from service.publish.hub import BRANCH, Hub, RemoteFile
 UPLOAD_GROUP_FILES = 8
 """Files between two looks at the lease."""
 
+MAX_REPLACED_FILES = MAX_COMMIT_FILES - 2
+"""Files that one commit may replace or delete beside the manifest and the card."""
+
 ONE_MODEL_CURE = "name another repository: one repository holds the states of one model"
 
 
 def push_job(hub: Hub, dataset: Path, job_id: str, check: Callable[[], None] = lambda: None) -> str:
     """Push the job whose manifest stands in `dataset`; return a commit that holds it whole.
 
-    Nothing is deleted, here or there. `check` is called between uploads and before commits; it may raise.
+    Nothing is deleted here. There, Parquet files of the job that its manifest does not name are: another run
+    of the same rows left them, or a push that never landed. `check` is called between uploads and before
+    commits; it may raise.
 
     Raises:
         HubDenied: the token may not write (`hub.repo_id`).
         HubUnavailable: patience is at its end, or what was pushed cannot be read back.
-        OptionRefused: the repository holds another model (`hub.repo_id`), is public where a private one was
-            asked for (`hub.private`), or has a configuration of other columns (`hub.config_name`).
+        OptionRefused: the repository holds another model, other rows of this job, or more files of another
+            run of it than one commit replaces (`hub.repo_id`); it is public where a private one was asked for
+            (`hub.private`), or has a configuration of other columns (`hub.config_name`).
         DatasetBroken: a local file is not what the manifest says.
     """
     return _Push(hub, dataset, job_id, check).run()
@@ -74,29 +85,87 @@ class _Push:
     def run(self) -> str:
         hub = self._hub
         hub.ensure()
-        self._card(hub.head())  # refuses what cannot be merged before a byte is sent
+        head = hub.head()
+        # What cannot be merged is refused before a byte is sent.
+        replaces = self._another_run(head)
+        self._card(head)
         early, last = batches(self._files)
+        if replaces:
+            self._refuse_many(head)
+            early, last = [], self._files
         for batch in early:
             hub.patience.retry(partial(self._commit_files, batch))
+        hub.patience.retry(self._clear)
         oid = hub.patience.retry(partial(self._commit_last, last))
         self._read_back(oid)
         return oid
 
     def _commit_files(self, batch: Sequence[FileEntry]) -> None:
+        self._another_run(BRANCH)  # another service may have published other rows meanwhile
         missing = self._missing(batch)
         if missing:
             additions = self._upload(missing)
             self._hub.commit(additions, f"Add files of {self._job_id}")
 
+    def _clear(self) -> None:
+        """Delete what a push of other files left that never landed, as no manifest of the job names it."""
+        head = self._hub.head()
+        if self._another_run(head):
+            return  # the last commit replaces a whole run, so that there is no moment without one
+        stale = self._stale(head)
+        for start in range(0, len(stale), MAX_COMMIT_FILES):
+            self._check()
+            deletions = [CommitOperationDelete(path) for path in stale[start : start + MAX_COMMIT_FILES]]
+            head = self._hub.commit(deletions, f"Remove stale files of {self._job_id}", parent=head)
+
     def _commit_last(self, batch: Sequence[FileEntry]) -> str:
         head = self._hub.head()
+        self._another_run(head)
         card = self._card(head)
-        additions = self._upload(self._missing([*batch, self._own], head))
+        operations: list[CommitOperationAdd | CommitOperationDelete] = []
+        operations += self._upload(self._missing([*batch, self._own], head))
+        operations += [CommitOperationDelete(path) for path in self._stale(head)]
         if self._hub.read(CARD_PATH, head) != card:
-            additions.append(CommitOperationAdd(CARD_PATH, card))
-        if not additions:
+            operations.append(CommitOperationAdd(CARD_PATH, card))
+        if not operations:
             return head
-        return self._hub.commit(additions, f"Add {self._job_id}", parent=head)
+        return self._hub.commit(operations, f"Add {self._job_id}", parent=head)
+
+    def _another_run(self, revision: str) -> bool:
+        """Say whether another run of the job's rows is published. Raises OptionRefused for other rows."""
+        remote = self._hub.find([self._own.path], revision).get(self._own.path)
+        if remote is None or self._is_same(remote, self._own):
+            return False
+        theirs = self._manifest_at(remote, revision).provenance.identity
+        ours = self._manifest.provenance.identity
+        if theirs != ours:
+            names = [name for name in Identity.model_fields if getattr(theirs, name) != getattr(ours, name)]
+            raise self._refused(f"of other rows: {', '.join(names)} changed")
+        return True
+
+    def _refuse_many(self, revision: str) -> None:
+        """Refuse a replacement of several commits: between two of them, readers would find both runs."""
+        num_files = len(self._missing(self._files, revision)) + len(self._stale(revision))
+        if num_files > MAX_REPLACED_FILES:
+            raise self._refused(
+                f"of another run: {num_files} files are different, and one commit replaces at most "
+                f"{MAX_REPLACED_FILES}"
+            )
+
+    def _refused(self, detail: str) -> OptionRefused:
+        repo_id, job_id = self._hub.target.repo_id, self._job_id
+        return OptionRefused(
+            f"{repo_id} holds {job_id} already, {detail}",
+            field="hub.repo_id",
+            cure="`quarry publish DIR` pushes this dataset, which is kept, to another repository; or delete "
+            f"manifests/{job_id}.json, data/{job_id} and index/{job_id} there, and push or resume again",
+        )
+
+    def _stale(self, revision: str) -> list[str]:
+        """Return the Parquet files at `revision` that the card's globs take for the job's, but are not."""
+        named = {entry.path for entry in self._files}
+        found = [file.path for folder in _folders(self._job_id) for file in self._hub.files(folder, revision)]
+        return [path for path in found if path.endswith(".parquet") and path not in named]
 
     def _card(self, revision: str) -> bytes:
         """Return the card of all jobs at `revision` and this one. Raises OptionRefused if they do not mix."""
@@ -120,18 +189,20 @@ class _Push:
             job_id = Path(remote.path).stem
             if not is_job_id(job_id) or job_id == self._job_id:
                 continue
-            if remote.git_oid not in self._read:
-                self._read[remote.git_oid] = self._parsed(remote.path, self._hub.read(remote.path, revision))
-            found.append(self._read[remote.git_oid])
+            found.append(self._manifest_at(remote, revision))
         return found
 
-    def _parsed(self, path: str, content: bytes | None) -> Manifest:
-        try:
-            return Manifest.model_validate_json(content or b"")
-        except ValidationError:
-            detail = f"{path} in {self._hub.target.repo_id} is not a manifest of this version"
-            cure = "upgrade this service, or name another repository"
-            raise OptionRefused(detail, field="hub.repo_id", cure=cure) from None
+    def _manifest_at(self, remote: RemoteFile, revision: str) -> Manifest:
+        """Return a manifest of the repository, read once. Raises OptionRefused for one of another version."""
+        if remote.git_oid not in self._read:
+            content = self._hub.read(remote.path, revision) or b""
+            try:
+                self._read[remote.git_oid] = Manifest.model_validate_json(content)
+            except ValidationError:
+                detail = f"{remote.path} in {self._hub.target.repo_id} is not a manifest of this version"
+                cure = "upgrade this service, or name another repository"
+                raise OptionRefused(detail, field="hub.repo_id", cure=cure) from None
+        return self._read[remote.git_oid]
 
     def _missing(self, entries: Sequence[FileEntry], revision: str = BRANCH) -> list[FileEntry]:
         remote = self._hub.find([entry.path for entry in entries], revision)
@@ -191,13 +262,17 @@ def _refuse_strangers(manifest: Manifest, job_id: str, files: Sequence[FileEntry
     """Refuse a manifest that names files which are not the job's: the folder may be anybody's."""
     if manifest.provenance.job_id != job_id:
         raise DatasetBroken(f"the manifest of {job_id} is that of {manifest.provenance.job_id}")
-    folders = tuple(PurePosixPath(kind, job_id) for kind in ("data", "index"))
     if FINAL_NORM_PATH not in [entry.path for entry in files]:
         raise DatasetBroken(f"the manifest of {job_id} names no {FINAL_NORM_PATH}")
     single = {FINAL_NORM_PATH, token_freq_path(job_id)}
     for entry in files:
-        if PurePosixPath(entry.path).parent not in folders and entry.path not in single:
+        if str(PurePosixPath(entry.path).parent) not in _folders(job_id) and entry.path not in single:
             raise DatasetBroken(f"{entry.path} is no file of a dataset")
+
+
+def _folders(job_id: str) -> tuple[str, str]:
+    """Return the folders of a job's shards and indexes."""
+    return f"data/{job_id}", f"index/{job_id}"
 
 
 def _git_oid(content: bytes) -> str:

@@ -1,0 +1,251 @@
+"""One job id, two sets of files: other rows are never mixed with what is published, nor put in its place."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from starlette.requests import Request
+from starlette.responses import Response
+
+from schemas.identity import Identity
+from schemas.job import JobState
+from schemas.manifest import Manifest
+from schemas.names import manifest_path, shard_path
+from schemas.request import ExtractRequest, HubTarget
+from service.publish.hub import Patience
+from service.publish.publisher import run_publishing
+from service.settings import Settings
+from service.store import Store
+from tests.support.desk import REPO, TOKEN, Desk, etags
+from tests.support.fake_hub import FakeHub
+from tests.support.finished_job import (
+    FINAL_NORM,
+    JOB,
+    OWNER,
+    a_dataset,
+    a_request,
+    an_identity,
+    run_to_publishing,
+)
+from tests.support.hub_client import HubClient, Mode
+from tests.support.hub_state import Fault, Token, large_blob, regular_blob
+
+CHANGED = an_identity(source_fingerprint="9" * 64)
+"""The identity of the job when it is run again after its source has changed."""
+
+
+class DeletingHub(FakeHub):
+    """A Hub whose commits may also delete files."""
+
+    async def _commit(self, request: Request) -> Response:
+        lines = [json.loads(line) for line in (await request.body()).splitlines()]
+        deleted = [line["value"]["path"] for line in lines if line["key"] == "deletedFile"]
+        request._body = b"\n".join(json.dumps(x).encode() for x in lines if x["key"] != "deletedFile")
+        repo = self._repo(request)
+        missing = [path for path in deleted if path not in repo.head.tree]
+        answer = await super()._commit(request)
+        assert not missing, "the Hub refuses to delete what is not there"
+        for path in deleted:
+            del repo.head.tree[path]
+        return answer
+
+
+@pytest.fixture(scope="module")
+def hub(mode: Mode, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeHub]:
+    with DeletingHub(cas=tmp_path_factory.mktemp("cas") if mode == "xet" else None) as hub:
+        yield hub
+
+
+def committed(folder: Path) -> dict[str, object]:
+    """Return a folder's files as a commit of another client holds them."""
+    files: dict[str, object] = {}
+    for path, etag in etags(folder).items():
+        content = (folder / path).read_bytes()
+        large = len(etag) == 64
+        files[path] = large_blob(etag, len(content), content) if large else regular_blob(content)
+    return files
+
+
+def test_other_rows_of_a_published_job_are_refused_before_a_byte_is_sent(desk: Desk, tmp_path: Path) -> None:
+    """1. A job of three units is pushed. 2. Its source changes. 3. The same job, now of two, is refused."""
+    a_dataset(tmp_path / "week1", units=3)
+    a_dataset(tmp_path / "week2", units=2, about=CHANGED)
+    desk.push(tmp_path / "week1")
+    desk.hub.calls.clear()
+    answer = desk.push(tmp_path / "week2")
+    assert (answer["error"], answer["field"]) == ("OptionRefused", "hub.repo_id")
+    assert JOB in answer["detail"]
+    assert "source_fingerprint" in answer["detail"]
+    assert "quarry publish DIR" in answer["cure"]
+    assert manifest_path(JOB) in answer["cure"]
+    assert f"data/{JOB}" in answer["cure"]
+    assert (desk.hub.calls["preupload"], desk.hub.calls["commit"]) == (0, 0)
+    assert desk.pushed() == etags(tmp_path / "week1")
+
+
+def test_other_rows_go_to_another_repository_as_the_cure_says(desk: Desk, tmp_path: Path) -> None:
+    a_dataset(tmp_path / "week2", about=CHANGED)
+    desk.push()
+    assert "error" in desk.push(tmp_path / "week2")
+    assert "error" not in desk.push(tmp_path / "week2", repo_id="org/week2")
+
+
+def test_other_rows_take_the_place_of_those_whose_manifest_a_person_deleted(
+    desk: Desk, tmp_path: Path
+) -> None:
+    """1. Three units are pushed. 2. Their manifest alone is deleted. 3. Other rows land, and nothing else."""
+    a_dataset(tmp_path / "week1", units=3)
+    a_dataset(tmp_path / "week2", units=2, about=CHANGED)
+    desk.push(tmp_path / "week1")
+    del desk.repo.head.tree[manifest_path(JOB)]
+    assert desk.push(tmp_path / "week2")["commit"] == desk.repo.head.oid
+    assert desk.pushed() == etags(tmp_path / "week2")
+
+
+def test_another_run_of_the_same_rows_replaces_the_first_in_one_commit(desk: Desk, tmp_path: Path) -> None:
+    """1. Six rows are pushed as three units. 2. Pushed as two, they are there once, and so is each file."""
+    a_dataset(tmp_path / "three", units=3, rows=2)
+    a_dataset(tmp_path / "two", units=2, rows=3)
+    desk.push(tmp_path / "three")
+    assert desk.push(tmp_path / "two")["commit"] == desk.repo.head.oid
+    assert desk.titles() == [f"Add {JOB}", f"Add {JOB}"]
+    assert desk.pushed() == etags(tmp_path / "two")
+    desk.hub.know_xet(tmp_path / "two")
+    with HubClient(desk.mode, tmp_path / "home", desk.hub.url) as reader:
+        rows = reader.ask("load", repo_id=REPO, token=TOKEN, config="states", streaming=False)["rows"]
+    assert [row["sample_id"] for row in rows] == [f"{JOB}-{n}-{row}" for n in range(2) for row in range(3)]
+
+
+@pytest.mark.parametrize("fault", [Fault(drop="after"), Fault(drop="before"), Fault(status=412)])
+def test_a_replacement_whose_answer_is_lost_is_made_once(desk: Desk, tmp_path: Path, fault: Fault) -> None:
+    a_dataset(tmp_path / "three", units=3)
+    desk.push(tmp_path / "three")
+    desk.hub.fail("commit", fault)
+    assert desk.push()["commit"] == desk.repo.head.oid
+    assert desk.titles() == [f"Add {JOB}", f"Add {JOB}"]
+    assert desk.pushed() == etags(desk.dataset)
+
+
+def test_a_manifest_that_says_more_of_the_same_files_is_all_that_is_sent(desk: Desk, tmp_path: Path) -> None:
+    manifest = a_dataset(tmp_path / "again")
+    checks = manifest.checks.model_copy(update={"logit_rows": 99})
+    told = Manifest.model_validate(manifest.model_dump(exclude={"sha256"}) | {"checks": checks.model_dump()})
+    (tmp_path / "again" / manifest_path(JOB)).write_text(told.model_dump_json(indent=1) + "\n")
+    desk.push()
+    before = desk.repo.head.tree
+    desk.push(tmp_path / "again")
+    after = desk.repo.head.tree
+    assert {path for path in after if after[path] != before.get(path)} == {manifest_path(JOB), "README.md"}
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A job of 222 files besides manifest and card: two commits, and a last one."""
+    folder = tmp_path_factory.mktemp("many")
+    a_dataset(folder, units=110, rows=1)
+    return folder
+
+
+def test_a_replacement_that_no_single_commit_can_make_is_refused_before_a_byte_is_sent(
+    desk: Desk, many: Path
+) -> None:
+    desk.push(many)
+    desk.hub.calls.clear()
+    answer = desk.push()
+    assert (answer["error"], answer["field"]) == ("OptionRefused", "hub.repo_id")
+    assert "one commit" in answer["detail"]
+    assert f"data/{JOB}" in answer["cure"]
+    assert (desk.hub.calls["preupload"], desk.hub.calls["commit"]) == (0, 0)
+    assert desk.pushed() == etags(many)
+
+
+def test_a_large_job_of_which_few_files_are_different_is_replaced_in_one_commit(
+    desk: Desk, many: Path, tmp_path: Path
+) -> None:
+    """1. One more unit than in the folder is there. 2. Only it and what tells of it change, all at once."""
+    desk.push(many)
+    a_dataset(tmp_path / "one less", units=109, rows=1)
+    assert desk.push(tmp_path / "one less")["commit"] == desk.repo.head.oid
+    assert len(desk.repo.commits) == 5
+    assert desk.pushed() == etags(tmp_path / "one less")
+
+
+def test_what_a_push_that_never_landed_left_is_gone_when_another_has(desk: Desk, many: Path) -> None:
+    """1. A push of many files dies before its manifest. 2. Fewer files land, and only they."""
+    desk.hub.fail("commit", Fault(status=503, nth=3, times=10_000))
+    assert desk.push(many)["error"] == "HubUnavailable"
+    assert shard_path(JOB, 9) in desk.pushed()
+    desk.hub.heal()
+    assert desk.push()["commit"] == desk.repo.head.oid
+    stale = [f"Remove stale files of {JOB}"] * 2
+    assert desk.titles() == [f"Add files of {JOB}"] * 2 + stale + [f"Add {JOB}"]
+    assert desk.pushed() == etags(desk.dataset)
+
+
+def test_other_rows_published_in_the_middle_of_a_push_end_it(desk: Desk, many: Path, tmp_path: Path) -> None:
+    """1. The first of three commits stands. 2. Another service publishes other rows. 3. They stay alone."""
+    a_dataset(tmp_path / "week2", units=110, rows=1, about=CHANGED)
+
+    def publish() -> None:
+        desk.repo.add("another's", committed(tmp_path / "week2"))
+
+    desk.hub.meanwhile("commit", lambda: desk.hub.meanwhile("paths_info", publish))
+    answer = desk.push(many)
+    assert (answer["error"], answer["field"]) == ("OptionRefused", "hub.repo_id")
+    assert desk.titles() == [f"Add files of {JOB}", "another's"]
+    assert desk.pushed() == etags(tmp_path / "week2")
+
+
+def test_a_manifest_of_another_version_in_the_jobs_place_is_refused(desk: Desk) -> None:
+    desk.hub.add_repo(REPO, {manifest_path(JOB): b'{"schema_version": 99}'}, private=True)
+    answer = desk.push()
+    assert (answer["error"], answer["field"]) == ("OptionRefused", "hub.repo_id")
+    assert "not a manifest of this version" in answer["detail"]
+
+
+def norm_of(request: ExtractRequest, identity: Identity, settings: Settings) -> bytes:
+    return FINAL_NORM
+
+
+def test_a_job_whose_other_rows_are_published_fails_once_keeps_its_dataset_and_can_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. The job fails, naming field and cure. 2. It is not tried again. 3. The cure followed, it lands."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    a_dataset(tmp_path / "week1", units=3, about=CHANGED)
+    with DeletingHub(cas=tmp_path / "cas") as hub:
+        hub.add_token(TOKEN, Token("me", orgs={"org": "write"}))
+        repo = hub.add_repo(REPO, private=True)
+        repo.add("week 1", committed(tmp_path / "week1"))  # type: ignore[arg-type]
+        settings = Settings(data_dir=tmp_path / "data", hub_endpoint=hub.url, hub_token=TOKEN)
+        settings.data_dir.mkdir()
+        store = Store(settings.database())
+        store.migrate()
+        folder = settings.dataset_dir(JOB)
+
+        def publish() -> bool:
+            patience = Patience(attempts=3, sleep=lambda _: None)
+            return run_publishing(
+                store, settings, OWNER, lambda: False, final_norm=norm_of, patience=patience
+            )
+
+        run_to_publishing(store, folder, JOB, a_request(HubTarget(repo_id=REPO)))
+        assert publish()
+        job = store.job(JOB)
+        assert job.state is JobState.FAILED
+        assert job.problem is not None
+        assert (job.problem.type, job.problem.field) == ("urn:quarry:option-refused", "hub.repo_id")
+        assert not publish()
+        assert (folder / manifest_path(JOB)).is_file()
+        assert repo.head.title == "week 1"
+
+        repo.add("the cure", {})
+        for path in [path for path in repo.head.tree if JOB in path]:
+            del repo.head.tree[path]
+        store.resume(JOB)
+        assert store.lease_plan(OWNER, 60.0) is None
+        assert publish()
+        assert store.state(JOB) is JobState.COMPLETED
+        assert {path for path in repo.head.tree if JOB in path} == {p for p in etags(folder) if JOB in p}
+        store.close()

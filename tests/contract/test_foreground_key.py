@@ -1,0 +1,105 @@
+"""What the id of a job of `quarry extract` is made of: its request, and what its source holds."""
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from schemas.job import JobState
+from schemas.names import job_id_from_key
+from schemas.request import ExtractRequest
+from service.cli.job_file import read_job_file
+from service.plan.model_folder import local_revision
+from service.settings import Settings
+from service.store import Store
+from tests.contract.test_foreground import LONG_S, extract, manifest_of, running, write_job
+from tests.support.finished_job import an_identity
+from tests.support.tiny_model import random_target
+
+SAMPLES = [{"id": name, "token_ids": [1, 2, 3, number]} for number, name in enumerate("abc")]
+
+
+def write_source(folder: Path, samples: list[dict[str, object]]) -> None:
+    (folder / "samples.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a target, a source of three samples and a job file."""
+    folder = tmp_path / "job"
+    random_target(folder / "model", layers=4, hidden=64)
+    write_source(folder, SAMPLES)
+    write_job(folder)
+    return folder
+
+
+def test_a_new_folder_is_another_job_only_where_the_source_holds_other_rows(
+    folder: Path, tmp_path: Path
+) -> None:
+    """1. The same file is run twice. 2. Its source changes. 3. It is run again, each time elsewhere."""
+    for name in ("first", "same"):
+        assert extract(folder / "job.json", tmp_path / name).returncode == 0
+    write_source(folder, SAMPLES[:2])
+    done = extract(folder / "job.json", tmp_path / "other")
+    assert done.returncode == 0, done.stderr
+    first, same, other = (manifest_of(tmp_path / name) for name in ("first", "same", "other"))
+    assert first.provenance.job_id == same.provenance.job_id != other.provenance.job_id
+    assert first.request == other.request
+    assert (first.totals.samples_written, other.totals.samples_written) == (3, 2)
+
+
+def test_a_stopped_run_goes_on_with_the_samples_it_had_planned(folder: Path, tmp_path: Path) -> None:
+    """1. A run is stopped when all is planned. 2. Its source changes. 3. Run again, it is the same job."""
+    out = tmp_path / "out"
+    with running(folder / "job.json", out, QUARRY_FAKE_STEP_S=LONG_S, QUARRY_DRAIN_S="0") as child:
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(120) == 128 + signal.SIGTERM
+    (before,) = jobs_of(out)
+    write_source(folder, SAMPLES[:2])
+    done = extract(folder / "job.json", out)
+    assert done.returncode == 0, done.stderr
+    manifest = manifest_of(out)
+    assert (manifest.provenance.job_id, manifest.totals.samples_written) == (before[0], 3)
+
+
+def test_a_folder_whose_plan_is_unfinished_is_refused_when_the_source_changed(
+    folder: Path, tmp_path: Path
+) -> None:
+    """1. A run dies while it plans. 2. Its source changes. 3. Run again, no second job begins."""
+    out = tmp_path / "out"
+    job_id = job_id_from_key("an earlier run")
+    begin_planning(out, job_id, read_job_file(folder / "job.json"))
+    done = extract(folder / "job.json", out)
+    assert done.returncode == 3, done.stderr
+    assert "source_fingerprint" in done.stderr
+    assert jobs_of(out) == [(job_id, JobState.FAILED)]
+
+
+def begin_planning(out: Path, job_id: str, request: ExtractRequest) -> None:
+    """Leave what a run leaves that is killed when it has found out what its dataset is."""
+    settings = Settings(data_dir=out / ".quarry")
+    settings.data_dir.mkdir(parents=True)
+    store = Store(settings.database())
+    store.migrate()
+    store.submit(job_id, job_id, request)
+    lease = store.lease_plan("killed", 1.0)
+    assert lease is not None
+    about = an_identity(model=request.model, revision=local_revision(Path(request.model)))
+    store.set_identity(lease, about)
+    store.close()
+
+
+def jobs_of(out: Path) -> list[tuple[str, JobState]]:
+    store = Store(f"sqlite:///{out / '.quarry' / 'quarry.db'}")
+    rows, _ = store.jobs()
+    store.close()
+    return [(row.id, row.state) for row in rows]
+
+
+def test_a_run_killed_before_it_had_a_job_begins_with_one(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (out / ".quarry").mkdir(parents=True)
+    done = extract(folder / "job.json", out)
+    assert done.returncode == 0, done.stderr
+    assert manifest_of(out).totals.samples_written == 3
