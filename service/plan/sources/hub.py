@@ -9,6 +9,7 @@ from schemas.request import HubSource
 from service.errors import SourceRefused
 from service.plan.hub_reading import reading_hub
 from service.plan.sources.conversations import COLUMNS, row_id, sample_of
+from service.plan.sources.hub_files import check_found, check_named
 from service.plan.sources.rows import SourceRow
 from service.settings import Settings
 
@@ -56,23 +57,28 @@ class HubRows:
     def _stream(self) -> Iterator[Mapping[str, Any]]:
         import datasets
         from datasets.exceptions import DatasetsError
+        from datasets.features.features import require_decoding
 
         if self.settings.hub_endpoint is not None:
             # The library takes the endpoint from its module alone; in this process it is always the same one.
             datasets.config.HF_ENDPOINT = self.settings.hub_endpoint
+        repo_id, token = self.source.repo_id, self.settings.token()
         with reading_hub(_what(self.source), SourceRefused, _FIELD, _CURE):
             try:
-                stream = datasets.load_dataset(
+                check_named(repo_id, self.commit, self.settings.hub_endpoint, token)
+                builder = datasets.load_dataset_builder(
                     # The scheme keeps `datasets` from taking a local folder of the same name.
-                    f"hf://datasets/{self.source.repo_id}",
+                    f"hf://datasets/{repo_id}",
                     name=self.source.config,
-                    split=self.source.split,
                     revision=self.commit,
-                    streaming=True,
-                    token=self.settings.token(),
+                    token=token,
                 )
+                check_found(builder, repo_id, self.commit)
+                stream = builder.as_streaming_dataset(split=self.source.split)
+                if stream.features is not None and require_decoding(stream.features):
+                    # A row names the file of an image or a sound, by any path or URL; it is not opened.
+                    stream = stream.decode(False)
                 if stream.column_names is not None:
-                    # Images and audio would be fetched and decoded only to be ignored.
                     stream = stream.select_columns([name for name in stream.column_names if name in COLUMNS])
                 yield from stream
             except DatasetsError as error:
