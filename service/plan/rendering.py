@@ -7,9 +7,9 @@ from datetime import datetime
 from typing import Any
 
 from service.errors import TemplateRefused
+from service.plan.template_bounds import Bounds, bound_tree
+from service.plan.template_costs import MAX_RENDER_CHARS
 
-MAX_RENDER_CHARS = 2**24
-"""Longest rendering of one sample."""
 RENDER_TIMEOUT_S = 60.0
 """A template that goes on and on is stopped; a rendering takes milliseconds."""
 
@@ -74,12 +74,16 @@ class ChatTemplate:
         )
         try:
             # Past the cache: an environment tracks one rendering at a time, so two threads may not share it.
-            self._environment = _compile_jinja_template.__wrapped__(source).environment
+            # Of an empty template: compiling computes what is constant, so `source` is bounded before.
+            self._environment = _compile_jinja_template.__wrapped__("").environment
+            self._bounds = Bounds(self._environment)
             tree = self._environment.parse(source)
+            bound_tree(tree, FIELD)
             self.marks_generation = _marks_generation(tree)
             _tick_in_loops(tree)
             self._template = self._environment.from_string(tree)
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError) as error:
+            # Nested too deep for the parser or for Python, or a number of more digits than Python reads.
             raise TemplateRefused(
                 f"the chat template does not compile: {error}", field=FIELD, cure="mend the template's syntax"
             ) from error
@@ -106,6 +110,7 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
             TICK: tick,
         }
+        self._bounds.start()
         try:
             with self._environment.activate_tracker(pieces, spans):
                 for piece in self._template.generate(**self._variables, **told):
@@ -142,9 +147,12 @@ def _marks_generation(tree: Any) -> bool:  # noqa: ANN401 - a jinja2 node; the l
 
 
 def _tick_in_loops(tree: Any) -> None:  # noqa: ANN401 - as above
-    """Let every turn of every loop call `TICK`: nothing else can stop a loop that writes nothing."""
+    """Let every turn of every loop and every call of a macro call `TICK`.
+
+    Nothing else can stop a loop that writes nothing, or a macro that calls itself twice.
+    """
     from jinja2 import nodes
 
-    for loop in tree.find_all(nodes.For):
+    for loop in tree.find_all((nodes.For, nodes.Macro)):
         call = nodes.Call(nodes.Name(TICK, "load"), [], [], None, None)
         loop.body.insert(0, nodes.ExprStmt(call).set_lineno(loop.lineno))
