@@ -89,12 +89,13 @@ class Progress(Wire):
     units_failed: int = 0
 
 
-class JobView(Wire):
-    """What `GET /jobs/{id}` says."""
+class JobSummary(Wire):
+    """What `GET /jobs` says of a job: all but its request, which may hold 64 MiB of samples."""
 
     id: JobId
     state: JobState
-    request: ExtractRequest
+    model: str
+    source_kind: Literal["inline", "file", "hub"]
     progress: Progress
     problem: Problem | None = None
     identity_sha256: str | None = None
@@ -105,10 +106,16 @@ class JobView(Wire):
     updated_at: datetime
 
 
+class JobView(JobSummary):
+    """What `GET /jobs/{id}` says."""
+
+    request: ExtractRequest
+
+
 class JobPage(Wire):
     """A page of jobs, newest first; `next_cursor` is null on the last one."""
 
-    jobs: tuple[JobView, ...]
+    jobs: tuple[JobSummary, ...]
     next_cursor: str | None = None
 
 

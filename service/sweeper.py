@@ -30,7 +30,7 @@ def sweep(store: Store, settings: Settings) -> list[Path]:
 def _sweep_job(store: Store, folder: Path) -> list[Path]:
     attempts = sorted((folder / "attempts").glob("*"))
     try:
-        state = store.job(folder.name).state
+        state = store.state(folder.name)
     except NotFound:
         return _remove([folder])
     if state is JobState.COMPLETED:

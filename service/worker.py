@@ -62,7 +62,7 @@ def run_worker(settings: Settings, *, only_job: str | None = None) -> int:
         finally:
             publisher.stop()
             planner.stop()
-            state = store.job(only_job).state if only_job is not None else None
+            state = store.state(only_job) if only_job is not None else None
             store.close()
     return EXIT_OK if state in {None, JobState.COMPLETED} else EXIT_JOB_NOT_COMPLETE
 
@@ -123,7 +123,7 @@ async def _keep(
 async def _until_ended(store: Store, job_id: str, stop: asyncio.Event) -> None:
     """Wait for the publisher to end the one job, or for a signal."""
     while not stop.is_set():
-        state = (await asyncio.to_thread(store.job, job_id)).state
+        state = await asyncio.to_thread(store.state, job_id)
         if state in ENDED_JOB_STATES or state is JobState.BLOCKED:
             return
         await asyncio.sleep(0.1)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from schemas.job import JobPage, JobState, JobView, RejectPage
+from schemas.job import JobPage, JobState, JobSummary, JobView, RejectPage
 from schemas.names import is_job_id
 from service.cli.client import Client
 from service.cli.console import EXIT_NOT_COMPLETE, complain
@@ -96,9 +96,9 @@ def rejects(job_id: JobIdArgument, server: Server = DEFAULT_SERVER, as_json: AsJ
             after = page.next_after
 
 
-def line(job: JobView) -> str:
+def line(job: JobSummary) -> str:
     """Return a job in one line."""
     done = job.progress.samples_written + job.progress.samples_rejected
     planned = f"{job.progress.samples_planned}{'' if job.progress.plan_done else '+'}"
     made = f"{job.created_at:%Y-%m-%d %H:%M:%S}"
-    return f"{job.id}  {job.state.value:10}  {done}/{planned} samples  {made}  {job.request.model}"
+    return f"{job.id}  {job.state.value:10}  {done}/{planned} samples  {made}  {job.model}"

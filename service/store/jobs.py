@@ -3,19 +3,24 @@
 import hashlib
 from dataclasses import replace
 
-from sqlalchemy import Select, func, insert, select
+from sqlalchemy import func, insert, select
+from sqlalchemy.engine import RowMapping
 
 from schemas.events import Event
-from schemas.job import JobState, Progress, UnitState
+from schemas.identity import Identity
+from schemas.job import JobState, JobSummary, Progress, UnitState
 from schemas.request import ExtractRequest
 from service.errors import IdempotencyConflict, NotFound, RequestError
+from service.store import units
 from service.store.database import Transaction
 from service.store.ledger import lock_job, move_job, move_unit, progress_of, record, units_in
 from service.store.stopping import stop
 from service.store.tables import EVENT, JOB, REQUEST
 from service.store.values import JobRow
 
-JOB_COLUMNS = [column for column in JOB.c if column.name not in ("number", "publish_subject", "last_event")]
+JOB_COLUMNS = [JOB.c[name] for name in JobRow.__slots__ if name not in ("request", "progress")]
+COUNTERS = [JOB.c[name] for name in Progress.model_fields]
+SUMMARY = ("id", "state", "model", "source_kind", "problem", "hub_commit", "created_at", "updated_at")
 
 
 def submit(
@@ -28,6 +33,8 @@ def submit(
         idempotency_key=idempotency_key,
         request_sha256=request_sha256,
         publish_subject=request.hub.repo_id if request.hub else job_id,
+        model=request.model,
+        source_kind=request.source.kind,
         state=JobState.QUEUED,
         last_event=0,
         created_at=tx.now,
@@ -53,20 +60,23 @@ def submit(
 
 def job(tx: Transaction, job_id: str) -> JobRow:
     """Return a job. Raises NotFound."""
-    rows = _rows(tx, _with_request().where(JOB.c.id == job_id))
-    if not rows:
+    query = select(*JOB_COLUMNS, *COUNTERS, REQUEST.c.body.label("request")).join(REQUEST)
+    row = tx.connection.execute(query.where(JOB.c.id == job_id)).mappings().one_or_none()
+    if row is None:
         raise NotFound(f"there is no job {job_id}", field="job_id")
-    return rows[0]
+    names = [name for name in JobRow.__slots__ if name != "progress"]
+    return JobRow(progress=progress_of(row), **{name: row[name] for name in names})
 
 
 def jobs(
     tx: Transaction, state: JobState | None, cursor: str | None, limit: int
-) -> tuple[list[JobRow], str | None]:
-    """Return a page of jobs, newest first, and the cursor of the next.
+) -> tuple[list[JobSummary], str | None]:
+    """Return a page of jobs, newest first, and the cursor of the next; no request is read.
 
     Raises RequestError for an unknown cursor.
     """
-    query = _with_request().order_by(JOB.c.number.desc()).limit(limit + 1)
+    columns = [*(JOB.c[name] for name in SUMMARY), JOB.c.identity, *COUNTERS]
+    query = select(*columns).order_by(JOB.c.number.desc()).limit(limit + 1)
     if state is not None:
         query = query.where(JOB.c.state == state)
     if cursor is not None:
@@ -76,7 +86,7 @@ def jobs(
                 "the cursor is of no page", field="cursor", cure="begin again without a cursor"
             )
         query = query.where(JOB.c.number < last)
-    rows = _rows(tx, query)
+    rows = [_summary(row) for row in tx.connection.execute(query).mappings()]
     return rows[:limit], rows[limit - 1].id if len(rows) > limit else None
 
 
@@ -100,8 +110,12 @@ def cancel(tx: Transaction, job_id: str) -> JobRow:
 
 
 def resume(tx: Transaction, job_id: str) -> JobRow:
-    """Queue a stopped job again, with fresh attempts for its failed units. Raises NotFound, IllegalMove."""
+    """Queue a stopped job again, with fresh attempts for its failed units, and no deaths held against any.
+
+    Raises NotFound, IllegalMove.
+    """
     locked = move_job(tx, lock_job(tx, job_id), JobState.QUEUED)
+    units.forgive(tx, locked)
     for unit in units_in(tx, locked, UnitState.FAILED):
         fresh = replace(unit, state=UnitState.PENDING, attempts=0)
         locked = move_unit(tx, locked, unit, fresh, units_failed=-1)
@@ -136,12 +150,10 @@ def events(tx: Transaction, job_id: str, after: int, limit: int) -> list[Event]:
     return list(tx.connection.scalars(query.order_by(EVENT.c.id).limit(limit)))
 
 
-def _with_request() -> Select[*tuple[object, ...]]:
-    return select(*JOB_COLUMNS, REQUEST.c.body.label("request")).join(REQUEST)
-
-
-def _rows(tx: Transaction, query: Select[*tuple[object, ...]]) -> list[JobRow]:
-    """Return the jobs of a query over `_with_request`."""
-    rows = tx.connection.execute(query).mappings()
-    names = [name for name in JobRow.__slots__ if name != "progress"]
-    return [JobRow(progress=progress_of(row), **{name: row[name] for name in names}) for row in rows]
+def _summary(row: RowMapping) -> JobSummary:
+    identity: Identity | None = row["identity"]
+    return JobSummary(
+        progress=progress_of(row),
+        identity_sha256=identity.sha256() if identity else None,
+        **{name: row[name] for name in SUMMARY},
+    )

@@ -52,6 +52,7 @@ class LockedUnit:
     state: UnitState
     epoch: int
     attempts: int
+    silent_deaths: int
     owner: str | None
     lease_until: datetime | None
     num_samples: int
@@ -151,6 +152,7 @@ def move_unit(
         "state": after.state,
         "epoch": after.epoch,
         "attempts": after.attempts,
+        "silent_deaths": after.silent_deaths,
         "owner": after.owner,
         "lease_until": after.lease_until,
         "problem": after.problem,

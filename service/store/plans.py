@@ -34,7 +34,10 @@ def lease(
     if job.state is not JobState.RUNNING or job.progress.plan_done:
         return None
     epoch = roles.take(tx, Role.PLAN, job_id, job_id, owner, ttl_s)
-    return None if epoch is None else PlanLease(job_id, epoch, owner, request)
+    if epoch is None:
+        return None
+    planned = select(UNIT.c.plan_sha256).where(UNIT.c.job_id == job_id).order_by(UNIT.c.unit)
+    return PlanLease(job_id, epoch, owner, request, job.identity, tuple(tx.connection.scalars(planned)))
 
 
 def set_identity(tx: Transaction, lease: PlanLease, identity: Identity) -> None:
@@ -65,7 +68,8 @@ def add_unit(tx: Transaction, lease: PlanLease, unit: PlannedUnit, rejects: Sequ
         raise IdentityChanged(
             f"unit {unit.unit} of job {job.id} was planned with other samples",
             field="source",
-            cure="restore the source and resume, or submit a new job",
+            cure="restore the source, QUARRY_UNIT_MAX_SAMPLES and the installed versions and resume,"
+            " or submit a new job",
         )
     new = insert(UNIT).values(
         job_id=job.id,

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from schemas.events import Event
 from schemas.identity import Identity
-from schemas.job import JobState, Problem, Progress, RejectView
+from schemas.job import JobState, JobSummary, Problem, Progress, RejectView
 from schemas.manifest import FileEntry, SealedShard
 from schemas.receipts import UnitKey
 from schemas.request import ExtractRequest
@@ -60,8 +60,8 @@ class Store:
 
     def jobs(
         self, *, state: JobState | None = None, cursor: str | None = None, limit: int = 50
-    ) -> tuple[list[JobRow], str | None]:
-        """Return a page of jobs, newest first, and the next page's cursor.
+    ) -> tuple[list[JobSummary], str | None]:
+        """Return a page of jobs without their requests, newest first, and the next page's cursor.
 
         Raises RequestError for a bad cursor.
         """
@@ -74,7 +74,10 @@ class Store:
             return jobs.cancel(tx, job_id)
 
     def resume(self, job_id: str) -> JobRow:
-        """Queue a stopped job with all it has; failed units start afresh. Raises NotFound, IllegalMove."""
+        """Queue a stopped job with all it has; failed units and counted deaths start afresh.
+
+        Raises NotFound, IllegalMove.
+        """
         with self._database.write() as tx:
             return jobs.resume(tx, job_id)
 
@@ -150,7 +153,10 @@ class Store:
             plans.finish(tx, lease, rejects)
 
     def lease_unit(self, owner: str, ttl_s: float, *, prefer_job: str | None = None) -> UnitLease | None:
-        """Lease the lowest free unit of the preferred running job, or else of the oldest that has one."""
+        """Lease the lowest free unit of the preferred running job, or else of the oldest that has one.
+
+        A job is blocked on the way where too many workers died without a word over the unit to be leased.
+        """
         return self._lease(partial(units.next_job, prefer_job=prefer_job), units.lease, owner, ttl_s)
 
     def extend_units(self, keys: Sequence[UnitKey], owner: str, ttl_s: float) -> list[UnitKey]:

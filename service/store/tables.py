@@ -84,6 +84,9 @@ JOB = Table(
     Column("idempotency_key", Text, nullable=False, unique=True),
     Column("request_sha256", String(64), nullable=False),
     Column("publish_subject", Text, nullable=False),
+    # Of the request, for what is said of many jobs at once.
+    Column("model", Text, nullable=False, server_default=""),
+    Column("source_kind", String(16), nullable=False, server_default=""),
     Column("state", _states(JobState), nullable=False),
     *(
         Column(name, Boolean if name == "plan_done" else BigInteger, nullable=False)
@@ -114,6 +117,7 @@ UNIT = Table(
     Column("state", _states(UnitState), nullable=False),
     Column("epoch", Integer, nullable=False),
     Column("attempts", Integer, nullable=False),
+    Column("silent_deaths", Integer, nullable=False, server_default="0"),
     Column("owner", Text),
     Column("lease_until", UtcTime),
     Column("num_samples", Integer, nullable=False),

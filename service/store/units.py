@@ -9,12 +9,19 @@ from sqlalchemy import ColumnElement, and_, exists, or_, select, update
 from schemas.job import JobState, Problem, UnitState
 from schemas.receipts import UnitKey
 from schemas.request import ExtractRequest
-from service.errors import LeaseLost, Outcome
+from service.errors import LeaseLost, Outcome, QuarryError
 from service.store.database import Transaction
 from service.store.ledger import UNIT_COLUMNS, LockedJob, LockedUnit, lock_job, move_unit
 from service.store.stopping import stop, void
 from service.store.tables import JOB, UNIT
 from service.store.values import UnitLease, UnitRow
+
+SILENT_DEATHS = 10
+"""Workers that may vanish over one unit, killed or crashed, before its job waits for a person.
+
+More than the attempts that a unit has: a node that restarts is no fault of the unit that it happened to hold.
+Bounded all the same, since a unit that kills its worker would start the engine anew for ever.
+"""
 
 
 def next_job(tx: Transaction, prefer_job: str | None) -> str | None:
@@ -27,7 +34,11 @@ def next_job(tx: Transaction, prefer_job: str | None) -> str | None:
 def lease(
     tx: Transaction, job_id: str, request: ExtractRequest, owner: str, ttl_s: float
 ) -> UnitLease | None:
-    """Lease the lowest unit of a job that is free; none if others were faster or the job was stopped."""
+    """Lease the lowest unit of a job that is free; none if others were faster or the job was stopped.
+
+    A lease that ran out is one that its worker neither kept nor gave back: the worker died without a word.
+    That counts as a death and not as an attempt; with the last death that it may cost, a unit blocks its job.
+    """
     job = lock_job(tx, job_id)
     if job.state is not JobState.RUNNING:
         return None
@@ -36,11 +47,15 @@ def lease(
     if row is None:
         return None
     before = LockedUnit(**row)
+    waiting = _after_death(before) if before.state is UnitState.LEASED else before
+    if waiting.silent_deaths >= SILENT_DEATHS:
+        _stop_killing_workers(tx, job, before, waiting)
+        return None
     after = replace(
-        before,
+        waiting,
         state=UnitState.LEASED,
-        epoch=before.epoch + 1,
-        attempts=before.attempts + 1,
+        epoch=waiting.epoch + 1,
+        attempts=waiting.attempts + 1,
         owner=owner,
         lease_until=tx.now + timedelta(seconds=ttl_s),
     )
@@ -101,11 +116,33 @@ def fail(
         stop(tx, move_unit(tx, job, unit, failed, problem, units_failed=1), JobState.FAILED, problem)
 
 
+def forgive(tx: Transaction, job: LockedJob) -> None:
+    """Forget the silent deaths over the units of a locked job; where the units stand does not change."""
+    of_job = update(UNIT).where(UNIT.c.job_id == job.id, UNIT.c.silent_deaths > 0)
+    tx.connection.execute(of_job.values(silent_deaths=0))
+
+
 def units(tx: Transaction, job_id: str) -> list[UnitRow]:
     """Return the units of a job, lowest first."""
     columns = [UNIT.c[name] for name in UnitRow.__slots__]
     query = select(*columns).where(UNIT.c.job_id == job_id).order_by(UNIT.c.unit)
     return [UnitRow(**row) for row in tx.connection.execute(query).mappings()]
+
+
+def _after_death(unit: LockedUnit) -> LockedUnit:
+    """Return a unit whose lease ran out as it waits for its next attempt."""
+    return replace(void(unit), silent_deaths=unit.silent_deaths + 1)
+
+
+def _stop_killing_workers(tx: Transaction, job: LockedJob, before: LockedUnit, waiting: LockedUnit) -> None:
+    problem = QuarryError(
+        f"{waiting.silent_deaths} workers died without a word while they held unit {waiting.unit}; "
+        "a worker holds several units at once, so another of them may be at fault",
+        cure="look in the kernel's log for workers that were killed for want of memory; give them more of "
+        "it, or submit a new job with a smaller storage.shard_bytes; `resume` tries again",
+    ).problem()
+    job = move_unit(tx, job, before, replace(waiting, problem=problem), problem)
+    stop(tx, job, JobState.BLOCKED, problem)
 
 
 def _leasable(tx: Transaction) -> ColumnElement[bool]:

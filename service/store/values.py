@@ -32,6 +32,8 @@ class JobRow:
         return JobView(
             id=self.id,
             state=self.state,
+            model=self.request.model,
+            source_kind=self.request.source.kind,
             request=self.request,
             progress=self.progress,
             problem=self.problem,
@@ -44,12 +46,18 @@ class JobRow:
 
 @dataclass(frozen=True, slots=True)
 class PlanLease:
-    """The right to plan a job, until another epoch takes it."""
+    """The right to plan a job, until another epoch takes it.
+
+    `identity` is what earlier epochs have fixed, null before that. `plan_sha256s` are the digests of the plan
+    files of the units that they have added, in order from unit 0: nobody adds another but the lease's holder.
+    """
 
     job_id: str
     epoch: int
     owner: str
     request: ExtractRequest
+    identity: Identity | None
+    plan_sha256s: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +72,10 @@ class PlannedUnit:
 
 @dataclass(frozen=True, slots=True)
 class UnitLease:
-    """The right to one attempt at a unit. `attempts` counts this one; `plan_sha256` is its plan file's."""
+    """The right to one attempt at a unit; `plan_sha256` is its plan file's.
+
+    `attempts` counts this one and those before it that ended with a word.
+    """
 
     key: UnitKey
     owner: str
@@ -78,7 +89,10 @@ class UnitLease:
 
 @dataclass(frozen=True, slots=True)
 class UnitRow:
-    """A unit as stored: `epoch` of the last lease, 0 before the first; `problem` of the last failed try."""
+    """A unit as stored: `epoch` of the last lease, 0 before the first; `problem` of the last failed try.
+
+    `attempts` ended with a word or go on; `silent_deaths` counts the workers that vanished with the unit.
+    """
 
     unit: int
     state: UnitState
@@ -87,6 +101,7 @@ class UnitRow:
     num_samples: int
     num_tokens: int
     problem: Problem | None
+    silent_deaths: int = 0
 
 
 @dataclass(frozen=True, slots=True)

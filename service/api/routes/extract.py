@@ -59,7 +59,10 @@ Body = Annotated[ExtractRequest, Depends(extract_request)]
 
 
 @router.post(
-    "/extract", status_code=202, openapi_extra=BODY, responses=problem_responses(403, 409, 413, 415, 422, 503)
+    "/extract",
+    status_code=202,
+    openapi_extra=BODY,
+    responses=problem_responses(403, 409, 413, 415, 422, 503, 507),
 )
 def extract(
     body: Body,
@@ -75,7 +78,7 @@ def extract(
     return row.view()
 
 
-@router.post("/estimate", openapi_extra=BODY, responses=problem_responses(413, 415, 422, 503))
+@router.post("/estimate", openapi_extra=BODY, responses=problem_responses(413, 415, 422, 503, 507))
 def estimate(body: Body, settings: SettingsOf, options: Annotated[EstimateOptions, Query()]) -> Estimate:
     """Say what a job would need, without running anything."""
     from service.plan.estimate import estimate_request  # reads samples with transformers and pyarrow

@@ -53,9 +53,9 @@ class PageQuery(Wire):
 
 @router.get("", responses=problem_responses(422))
 def list_jobs(store: StoreOf, query: Annotated[JobsQuery, Query()]) -> JobPage:
-    """List jobs, newest first."""
-    rows, cursor = store.jobs(state=query.state, cursor=query.cursor, limit=query.limit)
-    return JobPage(jobs=tuple(row.view() for row in rows), next_cursor=cursor)
+    """List jobs without their requests, newest first."""
+    jobs, cursor = store.jobs(state=query.state, cursor=query.cursor, limit=query.limit)
+    return JobPage(jobs=tuple(jobs), next_cursor=cursor)
 
 
 @router.get("/{job_id}", responses=problem_responses(404, 422))

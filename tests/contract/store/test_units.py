@@ -67,7 +67,7 @@ def test_a_lease_that_ran_out_goes_to_the_next_with_the_next_epoch(store: Store,
     clock.advance(1)
     second = lease_unit(store, "another")
     assert second.key == first.key.model_copy(update={"epoch": 2})
-    assert second.attempts == 2
+    assert second.attempts == 1
 
 
 def test_extended_leases_do_not_run_out(store: Store, clock: Clock) -> None:

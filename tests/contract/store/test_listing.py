@@ -1,0 +1,73 @@
+"""What is said of many jobs, or of a state alone, comes from the jobs' own rows: it reads no request."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from schemas.job import JobState
+from schemas.request import ExtractRequest, FileSource, HubSource
+from service.settings import Settings
+from service.store import Store
+from service.store.database import Database
+from service.sweeper import sweep
+from service.worker import _until_ended
+from tests.support.store_cases import PROBLEM, a_request, job_id, reach, submit
+
+
+@pytest.fixture
+def unreadable(store: Store, database: Database) -> Store:
+    """The store of a job that has failed, whose request nobody can read."""
+    reach(store, JobState.FAILED)
+    with database.write() as tx:
+        tx.connection.execute(text("UPDATE request SET body = 'unreadable'"))
+    return store
+
+
+def test_the_list_reads_no_request(unreadable: Store) -> None:
+    (listed,), _ = unreadable.jobs()
+    assert (listed.id, listed.state, listed.problem) == (job_id(1), JobState.FAILED, PROBLEM)
+    assert (listed.model, listed.source_kind) == ("org/model", "inline")
+
+
+def test_the_sweeper_reads_no_request(unreadable: Store, tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path / "data")
+    lost = settings.work_root / job_id(1) / "attempts" / "00000-1"
+    lost.mkdir(parents=True)
+    assert sweep(unreadable, settings) == [lost]
+
+
+@pytest.mark.timeout(10)
+def test_waiting_for_a_jobs_end_reads_no_request(unreadable: Store) -> None:
+    async def wait() -> None:
+        await _until_ended(unreadable, job_id(1), asyncio.Event())
+
+    asyncio.run(wait())
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        FileSource(kind="file", path="/data/rows.jsonl"),
+        HubSource(kind="hub", repo_id="org/data"),
+        a_request().source,
+    ],
+    ids=lambda source: source.kind,
+)
+def test_a_listed_job_names_its_model_and_the_kind_of_its_source(store: Store, source) -> None:
+    store.submit(job_id(1), "key", ExtractRequest(model="org/another", source=source))
+    (listed,), _ = store.jobs()
+    assert (listed.model, listed.source_kind) == ("org/another", source.kind)
+
+
+@pytest.mark.parametrize("state", list(JobState))
+def test_a_listed_job_is_its_view_without_the_request(store: Store, state: JobState) -> None:
+    view = reach(store, state).view()
+    (listed,), _ = store.jobs()
+    assert listed.model_dump() == view.model_dump(exclude={"request"})
+
+
+def test_a_job_submitted_again_is_listed_once(store: Store) -> None:
+    assert submit(store) == submit(store)
+    assert len(store.jobs()[0]) == 1

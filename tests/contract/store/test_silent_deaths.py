@@ -1,0 +1,155 @@
+"""Workers that die without a word: counted over each unit, apart from its attempts, and bounded."""
+
+import pytest
+
+from schemas.job import JobState, UnitState
+from service.errors import LeaseLost, Outcome
+from service.store import Store
+from service.store.units import SILENT_DEATHS
+from tests.support.store_cases import (
+    OWNER,
+    PROBLEM,
+    TTL_S,
+    Clock,
+    job_id,
+    lease_unit,
+    made,
+    start_units,
+)
+
+
+def counted(store: Store, number: int = 1) -> list[tuple[UnitState, int, int]]:
+    """Return every unit's state, attempts and silent deaths."""
+    return [(row.state, row.attempts, row.silent_deaths) for row in store.units(job_id(number))]
+
+
+def vanish(store: Store, clock: Clock, times: int, *, job: str | None = None) -> None:
+    """Let workers lease a unit and never be heard of again, one after another."""
+    for number in range(times):
+        lease_unit(store, f"vanishes-{number}", job=job)
+        clock.advance(TTL_S)
+
+
+def test_a_lease_that_ran_out_is_a_silent_death_and_no_attempt(store: Store, clock: Clock) -> None:
+    start_units(store, units=1)
+    vanish(store, clock, 2)
+    lease = lease_unit(store)
+    assert (lease.key.epoch, lease.attempts) == (3, 1)
+    assert counted(store) == [(UnitState.LEASED, 1, 2)]
+
+
+def test_silent_deaths_leave_a_unit_all_its_attempts(store: Store, clock: Clock) -> None:
+    """1. Three nodes restart with the unit. 2. Two engines die under it. 3. The third attempt is its last."""
+    start_units(store, units=1)
+    vanish(store, clock, 3)
+    for attempt in (1, 2):
+        store.fail_unit(lease_unit(store).key, OWNER, PROBLEM, Outcome.RETRY, 3)
+        assert counted(store) == [(UnitState.PENDING, attempt, 3)]
+        assert store.state(job_id(1)) is JobState.RUNNING
+    store.fail_unit(lease_unit(store).key, OWNER, PROBLEM, Outcome.RETRY, 3)
+    assert counted(store) == [(UnitState.FAILED, 3, 3)]
+
+
+def test_a_unit_that_kills_its_workers_blocks_its_job_by_name(store: Store, clock: Clock) -> None:
+    start_units(store, units=2)
+    store.commit_unit(made(lease_unit(store)), OWNER)
+    vanish(store, clock, SILENT_DEATHS)
+    assert store.state(job_id(1)) is JobState.RUNNING
+    assert store.lease_unit(OWNER, TTL_S) is None
+    job = store.job(job_id(1))
+    assert job.state is JobState.BLOCKED and job.problem is not None
+    assert f"{SILENT_DEATHS} workers died without a word while they held unit 1" in job.problem.detail
+    assert job.problem.cure is not None
+    for word in ("memory", "kernel's log", "storage.shard_bytes", "`resume`"):
+        assert word in job.problem.cure
+    assert store.units(job_id(1))[1].problem == job.problem
+    assert counted(store) == [(UnitState.DONE, 1, 0), (UnitState.PENDING, 0, SILENT_DEATHS)]
+
+
+def test_the_block_is_told_as_an_event_of_the_unit_and_one_of_the_job(store: Store, clock: Clock) -> None:
+    start_units(store, units=1)
+    vanish(store, clock, SILENT_DEATHS)
+    known = len(store.events(job_id(1)))
+    store.lease_unit(OWNER, TTL_S)
+    problem = store.job(job_id(1)).problem
+    assert [(event.message, event.problem) for event in store.events(job_id(1), after=known)] == [
+        (f"unit 0: leased -> pending (epoch {SILENT_DEATHS})", problem),
+        ("running -> blocked", problem),
+    ]
+
+
+def test_the_next_job_is_served_when_one_is_blocked(store: Store, clock: Clock) -> None:
+    start_units(store, units=1, number=1)
+    start_units(store, units=1, number=2)
+    vanish(store, clock, SILENT_DEATHS, job=job_id(1))
+    assert lease_unit(store, job=job_id(1)).key.job_id == job_id(2)
+    assert store.state(job_id(1)) is JobState.BLOCKED
+
+
+def test_nothing_of_a_blocked_job_can_be_committed(store: Store, clock: Clock) -> None:
+    """The last worker over the unit was slow and not dead, and another one holds the job's second unit."""
+    start_units(store, units=2)
+    vanish(store, clock, SILENT_DEATHS - 1)
+    slow = lease_unit(store, "slow")
+    clock.advance(TTL_S / 2)
+    other = lease_unit(store, "other")
+    clock.advance(TTL_S / 2)
+    assert store.lease_unit(OWNER, TTL_S) is None
+    for lease, owner in ((slow, "slow"), (other, "other")):
+        with pytest.raises(LeaseLost):
+            store.commit_unit(made(lease), owner)
+    assert counted(store) == [(UnitState.PENDING, 0, SILENT_DEATHS), (UnitState.PENDING, 0, 0)]
+
+
+def test_a_slow_worker_may_commit_until_another_takes_its_unit(store: Store, clock: Clock) -> None:
+    start_units(store, units=1)
+    vanish(store, clock, SILENT_DEATHS - 1)
+    slow = lease_unit(store, "slow")
+    clock.advance(TTL_S)
+    store.commit_unit(made(slow), "slow")
+    assert counted(store) == [(UnitState.DONE, 1, SILENT_DEATHS - 1)]
+
+
+def test_a_resumed_job_has_all_its_deaths_before_it_again(store: Store, clock: Clock) -> None:
+    start_units(store, units=1)
+    vanish(store, clock, SILENT_DEATHS)
+    assert store.lease_unit(OWNER, TTL_S) is None
+    store.resume(job_id(1))
+    assert counted(store) == [(UnitState.PENDING, 0, 0)]
+    store.lease_plan(OWNER, TTL_S)
+    vanish(store, clock, SILENT_DEATHS - 1)
+    store.commit_unit(made(lease_unit(store)), OWNER)
+    assert counted(store) == [(UnitState.DONE, 1, SILENT_DEATHS - 1)]
+
+
+def test_a_resume_forgets_the_deaths_over_units_that_failed_and_over_those_that_wait(
+    store: Store, clock: Clock
+) -> None:
+    start_units(store, units=2)
+    for owner in ("first", "second"):
+        lease_unit(store, owner)
+    clock.advance(TTL_S)
+    lease_unit(store)
+    failing = lease_unit(store)
+    store.fail_unit(failing.key, OWNER, PROBLEM, Outcome.FAIL, 3)
+    assert counted(store) == [(UnitState.PENDING, 0, 1), (UnitState.FAILED, 1, 1)]
+    store.resume(job_id(1))
+    assert counted(store) == [(UnitState.PENDING, 0, 0)] * 2
+
+
+def test_a_unit_given_back_in_order_counts_no_death_however_often(store: Store, clock: Clock) -> None:
+    """Each worker drains past the end of its lease, which nobody takes meanwhile, and gives the unit back."""
+    start_units(store, units=1)
+    for _ in range(SILENT_DEATHS + 1):
+        lease = lease_unit(store)
+        clock.advance(TTL_S)
+        store.release_unit(lease.key, OWNER)
+    assert counted(store) == [(UnitState.PENDING, 0, 0)]
+    assert store.state(job_id(1)) is JobState.RUNNING
+
+
+def test_a_cancel_voids_a_lease_that_ran_out_without_a_death(store: Store, clock: Clock) -> None:
+    start_units(store, units=1)
+    vanish(store, clock, 1)
+    store.cancel(job_id(1))
+    assert counted(store) == [(UnitState.PENDING, 0, 0)]

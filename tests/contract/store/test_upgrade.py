@@ -1,0 +1,81 @@
+"""A database that an older service has made: what is in it is kept, and new columns are filled from it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import bindparam, text
+
+import service.migrations
+from schemas.request import ExtractRequest, HubSource, InlineSource, Sample
+from service.store import Store
+from service.store.database import Database
+from service.store.tables import UtcTime
+from tests.support.store_cases import OWNER, TTL_S, Clock, job_id
+
+REQUESTS = (
+    ExtractRequest(
+        model="org/first",
+        source=InlineSource(kind="inline", samples=(Sample(text="a \x00 and a \\u0000"),)),
+        loss="all",
+    ),
+    ExtractRequest(model="org/second", source=HubSource(kind="hub", repo_id="org/data")),
+)
+COUNTERS = (
+    "samples_planned, samples_written, samples_rejected, tokens_planned, tokens_written, bytes_written, "
+    "units_planned, units_done, units_failed"
+)
+
+
+@pytest.fixture
+def first(url: str, clock: Clock) -> Iterator[Database]:
+    """A database of the first version with two jobs, the older one with a unit that is leased."""
+    database = Database(url, clock)
+    with database.write() as tx:
+        config = Config()
+        config.set_main_option("script_location", str(Path(service.migrations.__file__).parent))
+        config.attributes["connection"] = tx.connection
+        command.upgrade(config, "0001")
+        for number, request in enumerate(REQUESTS):
+            job = text(
+                f"INSERT INTO job (id, idempotency_key, request_sha256, publish_subject, state, plan_done, "
+                f"{COUNTERS}, last_event, created_at, updated_at) VALUES (:id, :key, '', :key, 'queued', "
+                f"false, {', '.join('0' * 9)}, 0, :now, :now)"
+            ).bindparams(bindparam("now", tx.now, UtcTime))
+            tx.connection.execute(job, {"id": job_id(number), "key": f"key-{number}"})
+            body = text("INSERT INTO request (job_id, body) VALUES (:id, :body)")
+            tx.connection.execute(body, {"id": job_id(number), "body": request.model_dump_json()})
+        unit = text(
+            "INSERT INTO unit (job_id, unit, state, epoch, attempts, num_samples, num_tokens, plan_sha256) "
+            "VALUES (:id, 0, 'pending', 4, 2, 1, 1, '')"
+        )
+        tx.connection.execute(unit, {"id": job_id(0)})
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def upgraded(first: Database, url: str, clock: Clock) -> Iterator[Store]:
+    store = Store(url, clock)
+    store.migrate()
+    yield store
+    store.close()
+
+
+def test_jobs_of_an_older_service_are_listed_with_their_model_and_source(upgraded: Store) -> None:
+    """The samples of the first hold NUL characters, which no JSON function of PostgreSQL takes."""
+    listed = [(job.id, job.model, job.source_kind) for job in upgraded.jobs()[0]]
+    assert listed == [(job_id(1), "org/second", "hub"), (job_id(0), "org/first", "inline")]
+    assert [upgraded.job(job_id(number)).request for number in (0, 1)] == list(REQUESTS)
+
+
+def test_units_of_an_older_service_begin_without_silent_deaths(upgraded: Store) -> None:
+    (row,) = upgraded.units(job_id(0))
+    assert (row.epoch, row.attempts, row.silent_deaths) == (4, 2, 0)
+
+
+def test_an_upgraded_database_takes_new_work(upgraded: Store) -> None:
+    upgraded.check()
+    assert upgraded.lease_plan(OWNER, TTL_S) is not None
