@@ -1,11 +1,19 @@
 """What the Hub says when something is read -> the service's errors: refused for good, or not available."""
 
+import errno
+import gzip
+import shutil
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
-from service.errors import HubUnavailable, RequestError
+from service.errors import DiskFull, HubUnavailable, RequestError
 
 REFUSED_STATUS = frozenset({400, 401, 403, 404, 410, 416})
+NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+FULL_BELOW_BYTES = 2**24
+"""A cache with less room than this is full: the next piece of a download does not fit."""
 
 
 @contextmanager
@@ -13,8 +21,8 @@ def reading_hub(what: str, refused: type[RequestError], field: str, cure: str) -
     """Translate the errors of the Hub's libraries while `what` is read.
 
     Raises `refused` naming `field` and `cure` where the Hub knows no such thing, denies it, or holds
-    something that the libraries cannot read; HubUnavailable where it did not answer, or answered with a
-    server error.
+    something that the libraries cannot read; DiskFull where the libraries' cache has no room for it;
+    HubUnavailable where the Hub did not answer, answered with a server error, or the reading broke off.
     """
     import httpx2
     import pyarrow as pa
@@ -22,23 +30,77 @@ def reading_hub(what: str, refused: type[RequestError], field: str, cure: str) -
 
     try:
         yield
-    except hub.HfHubHTTPError as error:
-        status = error.response.status_code
-        detail = f"the Hub answered {status} for {what}: {_line(error)}"
+    except (hub.HfHubHTTPError, hub.LocalEntryNotFoundError) as error:
+        # The second is said of a file that is not in the cache either, whatever the Hub answered: its cause
+        # tells a refusal from silence.
+        answered = error if isinstance(error, hub.HfHubHTTPError) else error.__cause__
+        if not isinstance(answered, hub.HfHubHTTPError):
+            raise _unreached(what, error, field) from error
+        status = answered.response.status_code
+        detail = f"the Hub answered {status} for {what}: {_line(answered)}"
         if status in REFUSED_STATUS:
             raise refused(detail, field=field, cure=cure) from error
         raise HubUnavailable(detail, field=field) from error
-    except (hub.LocalEntryNotFoundError, httpx2.HTTPError, ConnectionError, TimeoutError) as error:
-        raise HubUnavailable(f"the Hub cannot be reached for {what}: {_line(error)}", field=field) from error
+    except (httpx2.HTTPError, ConnectionError, TimeoutError) as error:
+        raise _unreached(what, error, field) from error
     except (
         ValueError,
         RuntimeError,
         FileNotFoundError,
+        EOFError,
+        gzip.BadGzipFile,
+        zlib.error,
         pa.ArrowException,
         hub.RevisionResolutionError,
     ) as error:
         # An id that is none, an unknown configuration or split, a repository without data, a broken file.
         raise refused(f"{what} cannot be read: {_line(error)}", field=field, cure=cure) from error
+    except OSError as error:
+        if error.errno in NO_SPACE:
+            raise _no_room(what, field) from error
+        raise _broken_off(what, error, field) from error
+
+
+@contextmanager
+def downloading(what: str, refused: type[RequestError], field: str, cure: str) -> Iterator[None]:
+    """Translate like `reading_hub` while whole files of `what` are copied here.
+
+    Nothing is decoded then, so a RuntimeError is the word of the storage's client for a transfer that broke
+    off. It says a full disk in its message alone, so the disk is asked.
+    """
+    with reading_hub(what, refused, field, cure):
+        try:
+            yield
+        except RuntimeError as error:
+            if _cache_is_full():
+                raise _no_room(what, field) from error
+            raise _broken_off(what, error, field) from error
+
+
+def _cache_is_full() -> bool:
+    from huggingface_hub import constants
+
+    cache = Path(constants.HF_HUB_CACHE)
+    there = next(folder for folder in (cache, *cache.parents) if folder.exists())
+    return shutil.disk_usage(there).free < FULL_BELOW_BYTES
+
+
+def _no_room(what: str, field: str) -> DiskFull:
+    return DiskFull(
+        f"no space is left for what is read of {what}",
+        field=field,
+        cure="free space where the Hugging Face cache is (HF_HOME), then resume the job",
+    )
+
+
+def _unreached(what: str, error: Exception, field: str) -> HubUnavailable:
+    return HubUnavailable(f"the Hub cannot be reached for {what}: {_line(error)}", field=field)
+
+
+def _broken_off(what: str, error: Exception, field: str) -> HubUnavailable:
+    """Return the error of a reading that ended early; the system's own words would name paths of the host."""
+    why = error.strerror if isinstance(error, OSError) and error.strerror else _line(error)
+    return HubUnavailable(f"reading {what} broke off: {why}", field=field)
 
 
 def _line(error: Exception) -> str:

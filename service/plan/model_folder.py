@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from schemas.names import RepoId
 from service.errors import UnknownModel
-from service.plan.hub_reading import reading_hub
+from service.plan.hub_reading import downloading
 from service.settings import Settings
 
 TOKENIZER_FILES = (
@@ -97,7 +97,7 @@ def _hub_snapshot(model: str, revision: str | None, settings: Settings) -> Model
     from huggingface_hub import snapshot_download
 
     what = f"model {model!r}" + (f" at revision {revision!r}" if revision else "")
-    with reading_hub(what, UnknownModel, "revision" if revision else "model", cure):
+    with downloading(what, UnknownModel, "revision" if revision else "model", cure):
         folder = Path(
             snapshot_download(
                 model,

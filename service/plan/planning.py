@@ -1,34 +1,42 @@
 """The planning loop's body: one job from its lease to a finished plan; units run while it goes on."""
 
+import logging
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
+from connector.seal import sha256_of
 from schemas.arrow import state_bytes, stored_token_bytes
 from schemas.identity import Identity
 from schemas.names import MAX_UNITS, plan_path
-from schemas.request import CapturePasses, ExtractRequest, Generate
+from schemas.request import CapturePasses, ExtractRequest, FileSource, Generate, HubSource, InlineSource
 from service.errors import IllegalMove, LeaseLost, OptionRefused, Outcome, QuarryError, StoreUnavailable
 from service.plan.plan_file import write_plan
 from service.plan.planner import RowOutcome, UnitBounds, UnitDraft, plan_units
 from service.plan.sources import RowSource, open_source
-from service.plan.target import Target, inspect_target
+from service.plan.target import Target, inspect_target, planned_target
 from service.plan.tokenizing import outcomes
 from service.plan.tokens import SampleTokenizer
 from service.settings import Settings
 from service.store import PlanLease, PlannedUnit, Store
 
+logger = logging.getLogger(__name__)
+
 SILENT_LEASES = 20
 """Planners that may vanish over one job, killed or crashed, before it waits for a person."""
+MAX_TOLD_CHARS = 500
+"""The longest that an error of nobody's making may be told in a job's problem."""
 
 
 def run_planning(store: Store, settings: Settings, owner: str, stop: Callable[[], bool]) -> bool:
     """Plan the oldest job that waits for it; return whether there was one.
 
-    An error that is the request's or the model's fails the job, one that waits for a person blocks it. A
-    passing one is left for the next lease; after `settings.unit_attempts` leases it blocks the job, and so
-    does planning that ends again and again without a word. `resume` gives as many tries again. Raises
-    StoreUnavailable where no job could even be leased.
+    An error that is the request's or the model's fails the job, and so does one that nobody foresaw; one that
+    waits for a person blocks it. A passing one is left for the next lease; after `settings.unit_attempts`
+    leases it blocks the job, and so does planning that ends again and again without a word. `resume` gives as
+    many tries again. Raises StoreUnavailable where no job could even be leased.
     """
     lease = store.lease_plan(owner, settings.lease_s)
     if lease is None:
@@ -43,7 +51,17 @@ def run_planning(store: Store, settings: Settings, owner: str, stop: Callable[[]
         return True
     except QuarryError as error:
         _end(store, settings, lease, error)
+    except Exception as error:
+        # Supervisor: without a word the job would end one planner after another, and nobody learned why.
+        logger.exception("job %s", lease.job_id)
+        _end(store, settings, lease, _internal(error))
     return True
+
+
+def _internal(error: Exception) -> QuarryError:
+    # What is raised may quote what a user wrote: as ASCII it can stand in any database.
+    told = ascii(error)[:MAX_TOLD_CHARS]
+    return QuarryError(f"internal error: {told}", cure="look for the traceback in the planner's log")
 
 
 def _stop_killing_planners(lease: PlanLease, store: Store) -> None:
@@ -68,14 +86,15 @@ def _end(store: Store, settings: Settings, lease: PlanLease, error: QuarryError)
 def plan_job(lease: PlanLease, store: Store, settings: Settings, *, stop: Callable[[], bool]) -> bool:
     """Plan a job to its end and return true; false where `stop` said so before, and the next lease goes on.
 
-    A plan made again writes the same bytes, so units that exist already stay as they are. Raises any
-    QuarryError.
+    A plan made again writes the same bytes, so units that exist already stay as they are. What the Hub's
+    branches name may move while a plan is made: where the identity is fixed, model and dataset are read at
+    its commits. Raises any QuarryError.
     """
-    request = lease.request
+    request, fixed = lease.request, lease.identity
     with _kept(lease, store, settings.lease_s) as check_lease:
-        target = inspect_target(request, settings)
+        target = planned_target(request, fixed, settings) if fixed else inspect_target(request, settings)
         tokenizer = SampleTokenizer(target, request)
-        source = open_source(request.source, settings)
+        source = open_source(_pinned(request.source, fixed), settings)
         identity = identity_of(request, target, tokenizer, source)
         check_lease()
         store.set_identity(lease, identity)
@@ -92,6 +111,16 @@ def plan_job(lease: PlanLease, store: Store, settings: Settings, *, stop: Callab
             return False
         store.finish_plan(lease, ())
     return True
+
+
+def _pinned(
+    source: InlineSource | FileSource | HubSource, fixed: Identity | None
+) -> InlineSource | FileSource | HubSource:
+    """Return a Hub source at the commit that its fixed fingerprint names; every other source as it is."""
+    if fixed is None or not isinstance(source, HubSource):
+        return source
+    named = re.match(rf"hub:{re.escape(source.repo_id)}@([0-9a-f]+):", fixed.source_fingerprint)
+    return source if named is None else source.model_copy(update={"revision": named[1]})
 
 
 def _while_held(
@@ -162,9 +191,33 @@ def _add_unit(lease: PlanLease, store: Store, settings: Settings, unit: int, dra
             field="storage.shard_bytes",
             cure="make the shards larger, or split the source",
         )
-    sha256 = write_plan(settings.work_root / plan_path(lease.job_id, unit), draft.samples)
+    path = settings.work_root / plan_path(lease.job_id, unit)
+    if unit < len(lease.plan_sha256s):
+        sha256 = _write_again(path, draft, lease.plan_sha256s[unit])
+    else:
+        sha256 = write_plan(path, draft.samples)
     planned = PlannedUnit(unit, len(draft.samples), draft.num_tokens, sha256)
     store.add_unit(lease, planned, draft.rejects)
+
+
+def _write_again(path: Path, draft: UnitDraft, planned_sha256: str) -> str:
+    """Return the digest of the plan of a unit that is there; write it only where it is the same plan.
+
+    An attempt may be reading the file: another plan beside it is refused by the store, and leaves it alone.
+    """
+    beside = path.with_name(f"again-{path.name}")
+    sha256 = write_plan(beside, draft.samples)
+    beside.unlink()
+    if sha256 == planned_sha256 and not _holds(path, sha256):
+        write_plan(path, draft.samples)
+    return sha256
+
+
+def _holds(path: Path, sha256: str) -> bool:
+    try:
+        return sha256_of(path)[0] == sha256
+    except OSError:
+        return False
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from service.errors import UnknownModel
+from service.plan.hub_reading import downloading
 from service.plan.target import Target
 from service.settings import Settings
 
@@ -15,14 +16,17 @@ def fetch_weights(target: Target, settings: Settings) -> Path:
 
     Downloads what is missing of a Hub model.
 
-    Raises UnknownModel naming the cure if there are no safetensors.
+    Raises:
+        UnknownModel: the Hub has or gives no such files, or there are no safetensors; names the cure.
+        HubUnavailable: the Hub did not answer, or the download broke off.
+        DiskFull: there is no room for the weights.
     """
     folder = target.folder
     if not Path(target.model).is_absolute() and not target.model.startswith("."):
         from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-        try:
+        cure = "check the name, and that the Hub token may read it"
+        with downloading(f"the weights of {target.model}", UnknownModel, "model", cure):
             folder = Path(
                 snapshot_download(
                     target.model,
@@ -32,12 +36,6 @@ def fetch_weights(target: Target, settings: Settings) -> Path:
                     token=settings.token(),
                 )
             )
-        except (HfHubHTTPError, LocalEntryNotFoundError) as error:
-            raise UnknownModel(
-                f"the weights of {target.model} cannot be downloaded: {type(error).__name__}",
-                field="model",
-                cure="check the name, the token's rights and the network",
-            ) from None
     if not any(folder.glob("*.safetensors")):
         raise UnknownModel(
             f"{target.model} holds no safetensors files",

@@ -19,7 +19,7 @@ from schemas.base import Wire
 from schemas.manifest import CheckReport, FileEntry, Manifest, body_sha256
 from schemas.names import index_path, manifest_path, token_freq_path
 from service.errors import DatasetBroken, EngineRefused, NotFound, OptionRefused
-from service.plan.hub_reading import reading_hub
+from service.plan.hub_reading import downloading
 from service.proof.head import Head
 from service.proof.report.tally import DatasetTally, JobTally
 from service.proof.token_counts import TokenCounts, differences, read_counts
@@ -161,7 +161,7 @@ def verify_remote(
     with tempfile.TemporaryDirectory(prefix="quarry-verify-", dir=scratch) as copy:
         what = f"dataset {repo_id}" + (f" at {revision}" if revision else "")
         cure = "check the name, the revision and the token's rights"
-        with reading_hub(what, OptionRefused, "repo_id", cure):
+        with downloading(what, OptionRefused, "repo_id", cure):
             snapshot_download(
                 repo_id,
                 repo_type="dataset",

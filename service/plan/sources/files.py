@@ -42,11 +42,21 @@ class FileRows:
     @classmethod
     def find(cls, source: FileSource, roots: tuple[Path, ...]) -> "FileRows":
         """Resolve the path, following links, and list what it holds. Raises SourceRefused."""
+        try:
+            return cls._found(source, roots)
+        except (OSError, RuntimeError) as error:
+            # A name that is too long, a folder that may not be entered, a link that leads to itself.
+            raise _refused(
+                f"{source.path!r} cannot be found: {_reason(error)}", "check the path, and who may read it"
+            ) from error
+
+    @classmethod
+    def _found(cls, source: FileSource, roots: tuple[Path, ...]) -> "FileRows":
         path = _allowed(Path(source.path), roots)
         if path.is_file():
             if not path.name.endswith(SUFFIXES):
                 raise _refused(f"{source.path!r} is not a {', '.join(SUFFIXES)} file", _CONVERT)
-            return cls(source, (path,), (path.name,))
+            return cls(source, (path,), (_text_name(path.name),))
         if not path.is_dir():
             raise _refused(f"there is no file or folder {source.path!r}", "check the path")
         found = sorted(
@@ -57,7 +67,7 @@ class FileRows:
         if not found:
             raise _refused(f"{source.path!r} holds no {', '.join(SUFFIXES)} file", _CONVERT)
         files = tuple(_allowed(entry, roots) for _, entry in found)
-        return cls(source, files, tuple(name for name, _ in found))
+        return cls(source, files, tuple(_text_name(name) for name, _ in found))
 
     def fingerprint(self) -> str:
         """Return the sha256 over the files' names and contents, and the limit."""
@@ -84,7 +94,7 @@ class FileRows:
             try:
                 for row, (given, content) in enumerate(read(path)):
                     yield given or f"{name}:{row}", content
-            except (OSError, EOFError, zlib.error, pa.ArrowException) as error:
+            except (OSError, EOFError, zlib.error, UnicodeDecodeError, pa.ArrowException) as error:
                 raise _unreadable(name, error) from error
 
 
@@ -96,10 +106,21 @@ def _refused(detail: str, cure: str) -> SourceRefused:
 
 
 def _unreadable(name: str, error: Exception) -> SourceRefused:
+    return _refused(f"{name!r} cannot be read: {_reason(error)}", "check that the file is whole")
+
+
+def _reason(error: Exception) -> str:
     what = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return _refused(
-        f"{name!r} cannot be read: {what or type(error).__name__}", "check that the file is whole"
-    )
+    return what or type(error).__name__
+
+
+def _text_name(name: str) -> str:
+    """Return `name`, which the ids of its rows begin with. Raises SourceRefused where it is no text."""
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise _refused(f"the file name {name!r} is not UTF-8", "rename the file") from error
+    return name
 
 
 def _hidden(path: Path) -> bool:
@@ -164,4 +185,31 @@ def _parquet_rows(path: Path) -> Iterator[_Read]:
                 f"{path.name!r} has none of the columns {', '.join(COLUMNS)}", "rename its columns"
             )
         for batch in file.iter_batches(batch_size=PARQUET_BATCH_ROWS, columns=columns, use_threads=False):
-            yield from ((row_id(row), sample_of(row)) for row in batch.to_pylist())
+            yield from _batch_rows(batch)
+
+
+def _batch_rows(batch: pa.RecordBatch) -> Iterator[_Read]:
+    """Read a batch; where Python has no value for one in it, row by row, so that its row alone is lost.
+
+    Parquet does not check that a text is UTF-8, and its dates go further than Python's.
+    """
+    try:
+        rows = batch.to_pylist()
+    except (ValueError, OverflowError) as error:
+        if batch.num_rows > 1:
+            for at in range(batch.num_rows):
+                yield from _batch_rows(batch.slice(at, 1))
+        else:
+            yield _own_id(batch), RowReject(RejectReason.INVALID_SAMPLE, f"cannot be read: {error}")
+        return
+    yield from ((row_id(row), sample_of(row)) for row in rows)
+
+
+def _own_id(batch: pa.RecordBatch) -> str | None:
+    """Return the id of a batch's only row, whatever its other columns hold."""
+    if "id" not in batch.schema.names:
+        return None
+    try:
+        return row_id({"id": batch.column(batch.schema.names.index("id"))[0].as_py()})
+    except (ValueError, OverflowError):
+        return None

@@ -1,0 +1,168 @@
+"""A plan begun again: what it goes on from, wherever the Hub's branches went, and what it refuses."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from connector.seal import sha256_of
+from schemas.job import JobState
+from service.settings import Settings
+from tests.support import templates
+from tests.support.fake_hub import FakeHub
+from tests.support.hub_state import regular_blob
+from tests.support.store_cases import Clock
+from tests.unit.plan.test_planning import JOB, House
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    made = House(tmp_path, Clock())
+    yield made
+    made.store.close()
+
+
+def rows(word: str) -> bytes:
+    turns = ({"role": "user", "content": word}, {"role": "assistant", "content": "yes"})
+    lines = ({"id": f"{word}-{i}", "messages": turns} for i in range(12))
+    return "".join(json.dumps(line) + "\n" for line in lines).encode()
+
+
+@pytest.fixture
+def hub(tmp_path: Path, house: House, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets")
+    monkeypatch.setattr("datasets.config.HF_ENDPOINT", "http://127.0.0.1:1")
+    with FakeHub() as made:
+        made.add_repo("org/set", {"train.jsonl": rows("first")})
+        files = {path.name: path.read_bytes() for path in house.model.iterdir()}
+        made.add_repo("org/model", files, kind="model")
+        house.settings = house.settings.model_copy(update={"hub_endpoint": made.url})
+        yield made
+
+
+def begin(house: House, **options: Any) -> None:
+    """Plan one unit of a new job, and let the planner's lease run out."""
+    house.submit(**options)
+    house.plan(stop=lambda: len(house.store.units(JOB)) >= 1)
+    assert len(house.store.units(JOB)) == 1
+    house.clock.advance(house.settings.lease_s + 1)
+
+
+def source_ids(house: House, unit: int) -> list[str]:
+    ids: list[str] = pq.read_table(house.plan_file(unit)).column("source_id").to_pylist()
+    return ids
+
+
+def with_unit_of(settings: Settings, num_samples: int) -> Settings:
+    return settings.model_copy(update={"unit_max_samples": num_samples})
+
+
+@pytest.mark.parametrize("revision", [None, "main"])
+def test_a_dataset_that_moved_is_planned_on_at_the_commit_it_was_begun_at(
+    house: House, hub: FakeHub, revision: str | None
+) -> None:
+    """1. one unit is planned, the planner ends  2. the dataset's main moves  3. the next one goes on."""
+    begun_at = hub.repo("org/set").head.oid
+    begin(house, source={"kind": "hub", "repo_id": "org/set", "revision": revision})
+    hub.repo("org/set").add("other rows", {"train.jsonl": regular_blob(rows("second"))})
+    assert house.plan(owner="second") is True
+    job = house.store.job(JOB)
+    assert job.problem is None and job.state is JobState.RUNNING and job.progress.plan_done
+    assert job.progress.samples_planned == 12
+    assert job.identity is not None and begun_at in job.identity.source_fingerprint
+    planned = [name for unit in range(3) for name in source_ids(house, unit)]
+    assert planned == [f"first-{i}" for i in range(12)]
+
+
+@pytest.mark.parametrize("revision", [None, "main"])
+def test_a_model_that_moved_is_planned_on_at_the_commit_it_was_begun_at(
+    house: House, hub: FakeHub, revision: str | None
+) -> None:
+    """1. one unit is planned, the planner ends  2. the model's template changes  3. the next one goes on."""
+    begun_at = hub.repo("org/model", "model").head.oid
+    begin(house, model="org/model", revision=revision)
+    changed = {"chat_template.jinja": regular_blob(templates.LLAMA3.encode())}
+    hub.repo("org/model", "model").add("other template", changed)
+    assert house.plan(owner="second") is True
+    job = house.store.job(JOB)
+    assert job.problem is None and job.state is JobState.RUNNING and job.progress.plan_done
+    assert job.identity is not None and job.identity.revision == begun_at
+
+
+def test_a_job_that_failed_for_a_moved_branch_can_be_resumed(house: House, hub: FakeHub) -> None:
+    begin(house, model="org/model", source={"kind": "hub", "repo_id": "org/set"})
+    hub.repo("org/set").add("other rows", {"train.jsonl": regular_blob(rows("second"))})
+    house.store.cancel(JOB)
+    house.store.resume(JOB)
+    house.plan(owner="second")
+    assert house.store.job(JOB).problem is None and house.store.job(JOB).progress.plan_done
+
+
+def test_a_job_that_is_not_begun_takes_the_dataset_as_it_is_now(house: House, hub: FakeHub) -> None:
+    house.submit(source={"kind": "hub", "repo_id": "org/set"})
+    hub.repo("org/set").add("other rows", {"train.jsonl": regular_blob(rows("second"))})
+    house.plan()
+    assert source_ids(house, 0) == [f"second-{i}" for i in range(4)]
+
+
+def test_a_local_model_that_changed_is_refused_and_goes_on_when_it_is_put_back(house: House) -> None:
+    begin(house)
+    template = (house.model / "chat_template.jinja").read_text()
+    (house.model / "chat_template.jinja").write_text(templates.LLAMA3)
+    house.plan(owner="second")
+    job = house.store.job(JOB)
+    assert job.state is JobState.FAILED and job.problem is not None and job.problem.cure
+    assert job.problem.type == "urn:quarry:identity-changed"
+    (house.model / "chat_template.jinja").write_text(template)
+    house.store.resume(JOB)
+    house.plan(owner="third")
+    assert house.store.job(JOB).progress.plan_done
+
+
+def test_a_lease_says_what_is_fixed_and_planned_already(house: House) -> None:
+    house.submit()
+    first = house.store.lease_plan("first", 60)
+    assert first is not None and (first.identity, first.plan_sha256s) == (None, ())
+    house.clock.advance(61)
+    house.plan(stop=lambda: len(house.store.units(JOB)) >= 2)
+    house.clock.advance(house.settings.lease_s + 1)
+    lease = house.store.lease_plan("second", 60)
+    assert lease is not None and lease.identity == house.store.job(JOB).identity is not None
+    assert lease.plan_sha256s == tuple(sha256_of(house.plan_file(unit))[0] for unit in range(2))
+
+
+def test_the_plan_file_of_a_unit_is_never_replaced_by_another_plan(house: House) -> None:
+    """1. a unit is planned  2. a setting changes  3. the plan is refused, the unit's file is as it was.
+
+    4. put back, the setting lets the plan go on.
+    """
+    begin(house)
+    settings, before = house.settings, sha256_of(house.plan_file(0))
+    house.settings = with_unit_of(settings, 3)
+    house.plan(owner="second")
+    job = house.store.job(JOB)
+    assert job.state is JobState.FAILED and job.problem is not None
+    assert job.problem.type == "urn:quarry:identity-changed"
+    assert "QUARRY_UNIT_MAX_SAMPLES" in str(job.problem.cure)
+    assert sha256_of(house.plan_file(0)) == before
+    assert list(house.plan_file(0).parent.iterdir()) == [house.plan_file(0)]
+    house.settings = settings
+    house.store.resume(JOB)
+    house.plan(owner="third")
+    assert house.store.job(JOB).progress.plan_done and sha256_of(house.plan_file(0)) == before
+
+
+@pytest.mark.parametrize("damage", ["gone", "cut"])
+def test_a_plan_file_that_was_lost_is_written_again(house: House, damage: str) -> None:
+    begin(house)
+    before = sha256_of(house.plan_file(0))
+    if damage == "gone":
+        house.plan_file(0).unlink()
+    else:
+        house.plan_file(0).write_bytes(b"cut")
+    house.plan(owner="second")
+    assert house.store.job(JOB).progress.plan_done and sha256_of(house.plan_file(0)) == before
