@@ -31,8 +31,8 @@ CHECKED_ROWS = {
 """The rows whose checks can be told apart, each with one more than the one before."""
 
 WRITER_NOTES = (
-    "Two threads on one core, each with a file of its own, as in an engine: while one waits for the disk, the "
-    "other has the core.",
+    "Two threads on one core, each with a file of its own, as in an engine: while one waits for the disk, "
+    "the other has the core.",
     "[a] From the first row in the pool to the sealed file: checks, xxh3, Parquet, O_DIRECT, fsync, rename, "
     "fsync of the folder. Its base is write() + fsync().",
     "[b] The values are not looked at; the checksums of layers and file are taken. The same base.",
