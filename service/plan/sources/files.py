@@ -3,12 +3,13 @@
 import gzip
 import hashlib
 import json
+import os
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, NoReturn, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -61,7 +62,7 @@ class FileRows:
             raise _refused(f"there is no file or folder {source.path!r}", "check the path")
         found = sorted(
             (entry.relative_to(path).as_posix(), entry)
-            for entry in path.rglob("*")
+            for entry in _entries(path)
             if entry.name.endswith(SUFFIXES) and entry.is_file() and not _hidden(entry.relative_to(path))
         )
         if not found:
@@ -96,6 +97,20 @@ class FileRows:
                     yield given or f"{name}:{row}", content
             except (OSError, EOFError, zlib.error, UnicodeDecodeError, pa.ArrowException) as error:
                 raise _unreadable(name, error) from error
+
+
+def _entries(folder: Path) -> Iterator[Path]:
+    """Yield what lies in a folder and below it, but for hidden folders.
+
+    Raises OSError for a folder that may not be read: its rows would be missing without a word.
+    """
+
+    def refuse(error: OSError) -> NoReturn:
+        raise error
+
+    for parent, folders, names in os.walk(folder, onerror=refuse):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield from (Path(parent, name) for name in names)
 
 
 _CONVERT = "give JSON Lines (one object a line; `jq -c '.[]'` makes it from an array) or Parquet"
