@@ -71,7 +71,7 @@ class Capture:
     async def _finished(self) -> bool:
         if self._only_job is None or self._runs:
             return False
-        job = await asyncio.to_thread(self._store.job, self._only_job)
+        job = await asyncio.to_thread(self._store.summary, self._only_job)
         if job.state in ENDED_JOB_STATES or job.state in {JobState.PUBLISHING, JobState.BLOCKED}:
             return True
         return job.progress.plan_done and job.progress.units_done == job.progress.units_planned

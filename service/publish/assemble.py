@@ -62,7 +62,7 @@ def account_of(store: Store, lease: PublishLease) -> Account:
         job_id=lease.job_id,
         request=lease.request,
         provenance=lease.provenance,
-        samples_planned=store.job(lease.job_id).progress.samples_planned,
+        samples_planned=store.summary(lease.job_id).progress.samples_planned,
         commits=commits,
         rejects=tuple(_all_rejects(store, lease.job_id)),
     )

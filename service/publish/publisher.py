@@ -155,7 +155,7 @@ def _end(store: Store, settings: Settings, lease: PublishLease, error: QuarryErr
 
 def _waited_too_long(store: Store, settings: Settings, job_id: str) -> bool:
     # Nothing changes a publishing job until it ends, so its last change is when publishing began.
-    waited = datetime.now(UTC) - store.job(job_id).updated_at
+    waited = datetime.now(UTC) - store.summary(job_id).updated_at
     return waited > timedelta(seconds=settings.publish_deadline_s)
 
 

@@ -21,6 +21,7 @@ from service.store.values import JobRow
 JOB_COLUMNS = [JOB.c[name] for name in JobRow.__slots__ if name not in ("request", "progress")]
 COUNTERS = [JOB.c[name] for name in Progress.model_fields]
 SUMMARY = ("id", "state", "model", "source_kind", "problem", "hub_commit", "created_at", "updated_at")
+SUMMARY_COLUMNS = [*(JOB.c[name] for name in SUMMARY), JOB.c.identity, *COUNTERS]
 
 
 def submit(
@@ -68,6 +69,14 @@ def job(tx: Transaction, job_id: str) -> JobRow:
     return JobRow(progress=progress_of(row), **{name: row[name] for name in names})
 
 
+def summary(tx: Transaction, job_id: str) -> JobSummary:
+    """Return a job without its request. Raises NotFound."""
+    row = tx.connection.execute(select(*SUMMARY_COLUMNS).where(JOB.c.id == job_id)).mappings().one_or_none()
+    if row is None:
+        raise NotFound(f"there is no job {job_id}", field="job_id")
+    return _summary(row)
+
+
 def jobs(
     tx: Transaction, state: JobState | None, cursor: str | None, limit: int
 ) -> tuple[list[JobSummary], str | None]:
@@ -75,8 +84,7 @@ def jobs(
 
     Raises RequestError for an unknown cursor.
     """
-    columns = [*(JOB.c[name] for name in SUMMARY), JOB.c.identity, *COUNTERS]
-    query = select(*columns).order_by(JOB.c.number.desc()).limit(limit + 1)
+    query = select(*SUMMARY_COLUMNS).order_by(JOB.c.number.desc()).limit(limit + 1)
     if state is not None:
         query = query.where(JOB.c.state == state)
     if cursor is not None:

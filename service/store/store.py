@@ -58,6 +58,11 @@ class Store:
         with self._database.read() as tx:
             return jobs.job(tx, job_id)
 
+    def summary(self, job_id: str) -> JobSummary:
+        """Return a job without its request, which may be large. Raises NotFound."""
+        with self._database.read() as tx:
+            return jobs.summary(tx, job_id)
+
     def jobs(
         self, *, state: JobState | None = None, cursor: str | None = None, limit: int = 50
     ) -> tuple[list[JobSummary], str | None]:

@@ -8,6 +8,8 @@ from sqlalchemy import text
 
 from schemas.job import JobState
 from schemas.request import ExtractRequest, FileSource, HubSource
+from service.capture.loop import Capture
+from service.errors import NotFound
 from service.settings import Settings
 from service.store import Store
 from service.store.database import Database
@@ -29,6 +31,18 @@ def test_the_list_reads_no_request(unreadable: Store) -> None:
     (listed,), _ = unreadable.jobs()
     assert (listed.id, listed.state, listed.problem) == (job_id(1), JobState.FAILED, PROBLEM)
     assert (listed.model, listed.source_kind) == ("org/model", "inline")
+
+
+def test_a_summary_reads_no_request_and_says_what_the_list_says(unreadable: Store) -> None:
+    (listed,), _ = unreadable.jobs()
+    assert unreadable.summary(job_id(1)) == listed
+    with pytest.raises(NotFound):
+        unreadable.summary(job_id(2))
+
+
+def test_the_loop_of_one_job_reads_no_request_while_it_waits(unreadable: Store, tmp_path: Path) -> None:
+    capture = Capture(unreadable, Settings(data_dir=tmp_path), "worker", only_job=job_id(1))
+    assert asyncio.run(capture._finished())
 
 
 def test_the_sweeper_reads_no_request(unreadable: Store, tmp_path: Path) -> None:
