@@ -16,10 +16,15 @@ CACHE_LAYER_MARK = "cache_only_layers."
 The spec's type differs between the scheduler's and the worker's view.
 """
 
-FIRST_SUPPORTED = (0, 22)
+FIRST_SUPPORTED = (0, 26)
 FIRST_BLSH = (0, 29)
 LAST_SUPPORTED = (0, 33)
-"""vLLM versions: [B, S, L, H] views before 0.29, [B, L, S, H] from there on."""
+"""vLLM versions: [B, S, L, H] views before 0.29, [B, L, S, H] from there on.
+
+0.26 is the oldest that rows were captured on. Earlier ones (0.22 for one) stop stepping while blocks of
+finished requests are held (vllm#43433): on CUDA nobody would see that the last copies are done.
+"""
+SUPPORTED = f"{FIRST_SUPPORTED[0]}.{FIRST_SUPPORTED[1]} to {LAST_SUPPORTED[0]}.{LAST_SUPPORTED[1]}"
 
 DTYPE_NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}
 
@@ -46,9 +51,9 @@ def parse_version(version: str) -> tuple[int, int]:
     try:
         major, minor = (int(part) for part in version.split("+")[0].split(".")[:2])
     except ValueError as error:
-        raise LayoutError(f"vLLM version {version!r} cannot be read; supported are 0.22 to 0.33") from error
+        raise LayoutError(f"vLLM version {version!r} cannot be read; supported are {SUPPORTED}") from error
     if not FIRST_SUPPORTED <= (major, minor) <= LAST_SUPPORTED:
-        raise LayoutError(f"vLLM {version} is not known to this connector; supported are 0.22 to 0.33")
+        raise LayoutError(f"vLLM {version} is not known to this connector; supported are {SUPPORTED}")
     return major, minor
 
 

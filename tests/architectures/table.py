@@ -3,13 +3,12 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from connector.layout import SUPPORTED
 from tests.architectures.limits import FLOAT32_TOLERANCE, LENGTHS, MEDIAN_FACTOR, SHARED, TAILS
 from tests.architectures.recipe import NUM_LAYERS
 from tests.architectures.recipes import RECIPES
 from tests.architectures.results import Matrix, Row, Verdict
 from tests.architectures.target import digest
-
-READ_VERSIONS = "0.22 to 0.33"
 
 INTRO = f"""\
 # Architectures
@@ -148,6 +147,6 @@ def versions(matrix: Matrix) -> str:
     rows = [
         (matrix.listed_by, "CPU", "V1", f"run: the tables above, with {', '.join(measured)}"),
         *((run.engine, run.device, run.runner, run.outcome) for run in matrix.elsewhere),
-        (f"vLLM {READ_VERSIONS}", "", "", "read: cache layout, axis order, scheduler calls; contract tests"),
+        (f"vLLM {SUPPORTED}", "", "", "read: cache layout, axis order, scheduler calls; contract tests"),
     ]
     return grid(("engine", "device", "runner", "what was done"), rows)
