@@ -21,8 +21,8 @@ FIRST_BLSH = (0, 29)
 LAST_SUPPORTED = (0, 33)
 """vLLM versions: [B, S, L, H] views before 0.29, [B, L, S, H] from there on.
 
-0.26 is the oldest that rows were captured on. Earlier ones (0.22 for one) stop stepping while blocks of
-finished requests are held (vllm#43433): on CUDA nobody would see that the last copies are done.
+0.26 is the oldest that rows were captured on. Before vllm#43433 (merged in 2026) the scheduler stops stepping
+while blocks of finished requests are held: on CUDA nobody would see that the last copies are done.
 """
 SUPPORTED = f"{FIRST_SUPPORTED[0]}.{FIRST_SUPPORTED[1]} to {LAST_SUPPORTED[0]}.{LAST_SUPPORTED[1]}"
 
