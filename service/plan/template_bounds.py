@@ -41,8 +41,9 @@ class Bounds:
         environment.call_binop = self._binop
         environment.call = self._bounded_call
         environment.concat = _concat
-        # It makes text at random, as much as it is told.
+        # What draws at random: the same plan has the same bytes, whenever it is made.
         environment.globals.pop("lipsum", None)
+        environment.filters.pop("random", None)
         for name, function in list(environment.filters.items()):
             environment.filters[name] = _bounded_filter(name, function)
         environment.filters[JOINED] = _bounded_filter(JOINED, _joined)

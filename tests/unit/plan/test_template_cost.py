@@ -122,6 +122,11 @@ def test_a_step_without_end_is_not_computed_while_compiling() -> None:
     assert outcomes({"all": source}) == {"all": "rendered"}
 
 
+def test_nothing_is_drawn_at_random_since_plans_are_made_again_with_the_same_bytes() -> None:
+    with pytest.raises(TemplateRefused, match="random"):
+        ChatTemplate("{{ [1, 2]|random }}", {})
+
+
 def test_the_refusal_of_a_power_says_where_it_is_and_what_to_do() -> None:
     with pytest.raises(TemplateRefused, match="line 2") as caught:
         ChatTemplate("x\n{{ 2 ** 3 }}", {})
