@@ -81,9 +81,11 @@ class HubRows:
                 if stream.column_names is not None:
                     stream = stream.select_columns([name for name in stream.column_names if name in COLUMNS])
                 yield from stream
-            except DatasetsError as error:
+            except (DatasetsError, KeyError, TypeError) as error:
+                # The last two come of options in the repository's card that the library stumbles over.
+                said = error if isinstance(error, DatasetsError) else repr(error)
                 raise SourceRefused(
-                    f"{_what(self.source)} cannot be read: {error}"[:1000], field=_FIELD, cure=_CURE
+                    f"{_what(self.source)} cannot be read: {said}"[:1000], field=_FIELD, cure=_CURE
                 ) from error
 
 

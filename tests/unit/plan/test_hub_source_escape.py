@@ -147,6 +147,10 @@ def test_a_card_that_cannot_be_read_is_refused(hub: FakeHub, content: bytes) -> 
     refusal(hub, {"README.md": content})
 
 
+def test_a_card_whose_options_do_not_fit_is_refused(hub: FakeHub) -> None:
+    refusal(hub, {"README.md": card({"data_files": "train.jsonl", "name": "x"})})
+
+
 def test_a_standalone_yaml_that_cannot_be_read_is_refused(hub: FakeHub) -> None:
     refusal(hub, {".huggingface.yaml": b"configs: ["})
 
