@@ -19,6 +19,7 @@ Its HTTP status, its stable type, and what happens to the work when it is raised
     |-- EngineRefused             500  the engine cannot be driven rightly (layout, version, model):
     permanent
     |-- EngineDied                503  the engine stopped: the unit is tried again
+    |   `-- EngineStuck                it runs, but hands nothing over: the next unit gets another engine
     |-- StatesWrong               500  rows that disagree with the model: permanent, never published
     |-- WriteFailed               503  a shard could not be written: tried again
     |-- DiskFull                  507  waits for space: the job is blocked, everything is kept
@@ -181,6 +182,8 @@ class EngineDied(QuarryError):
 
 class EngineStuck(EngineDied):
     """The engine runs, but does not do what it was asked: another one is started."""
+
+    title = "The engine does not answer"
 
 
 class StatesWrong(QuarryError):

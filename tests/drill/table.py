@@ -144,11 +144,11 @@ PLANTS: tuple[Plant, ...] = (
         ("other-token-ids", "the engine ran other tokens", "ran other token ids"),
     ),
     *_plants(
-        *(Stage.WORK, Check.SILENCE, "engine-died"),
+        *(Stage.WORK, Check.SILENCE, "engine-stuck"),
         ("row-lost", "a row that is never handed over", "no receipt came within"),
     ),
     *_plants(
-        *(Stage.EVERYWHERE, Check.SILENCE, "engine-died"),
+        *(Stage.EVERYWHERE, Check.SILENCE, "engine-stuck"),
         ("row-lost", "rows that are never handed over", "no receipt came within"),
     ),
     *_alike(
