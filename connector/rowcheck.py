@@ -25,6 +25,9 @@ RMS_TOKENS = 16
 A statistic, not a check.
 """
 
+_LEAST_SQUARES = 1e-30
+"""Below it float32 may have lost squares that count."""
+
 SCRATCH_ELEMENTS = 131_072
 """Elements that are looked at at a time: they stay in the core's own cache from the sum to the maximum."""
 
@@ -172,15 +175,21 @@ def _constant(bits_TH: NDArray[np.unsignedinteger]) -> int:
 
 
 def _mean_rms(bits_TH: NDArray[np.unsignedinteger], dtype: torch.dtype) -> float:
-    step = max(1, len(bits_TH) // RMS_TOKENS)
-    chosen_TH = _as_float64(bits_TH[::step], dtype)
-    return float(np.sqrt(np.square(chosen_TH).mean(axis=1)).mean())
+    """Return the mean over some tokens of the root mean square over H.
+
+    Squares are added up in float32; where one is too large or too small for that, in float64.
+    """
+    chosen_TH = _as_float32(bits_TH[:: max(1, len(bits_TH) // RMS_TOKENS)], dtype)
+    squares_T = np.einsum("th,th->t", chosen_TH, chosen_TH)
+    if not np.all((squares_T > _LEAST_SQUARES) & (squares_T < np.inf)):
+        squares_T = np.square(chosen_TH, dtype=np.float64).sum(axis=1)
+    return float(np.sqrt(squares_T / bits_TH.shape[1], dtype=np.float64).mean())
 
 
-def _as_float64(bits: NDArray[np.unsignedinteger], dtype: torch.dtype) -> NDArray[np.float64]:
+def _as_float32(bits: NDArray[np.unsignedinteger], dtype: torch.dtype) -> NDArray[np.float32]:
     if dtype == torch.bfloat16:
-        return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    return bits.view(np.float16 if dtype == torch.float16 else np.float32).astype(np.float64)
+        return (bits.astype(np.uint32) << 16).view(np.float32)
+    return bits.view(np.float16 if dtype == torch.float16 else np.float32).astype(np.float32, copy=False)
 
 
 def check_distinct(checksums: Sequence[int], layer_ids: Sequence[int]) -> None:

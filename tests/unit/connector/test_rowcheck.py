@@ -19,6 +19,13 @@ def test_healthy_rows_pass_and_are_read_right(dtype):
         assert reading.max_abs == float(layer.abs().max())
 
 
+@pytest.mark.parametrize("scale", [1e-25, 1e30])
+def test_states_whose_squares_are_no_float32_are_read_right(scale):
+    states = (scale * torch.randn(2, 5, 64)).bfloat16()
+    for reading, layer in zip(check_row(states, (2, 8)), states.double(), strict=True):
+        assert reading.mean_rms == pytest.approx(float(layer.pow(2).mean(1).sqrt().mean()), rel=1e-5)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_one_value_that_is_not_finite_is_found(dtype, bad):
