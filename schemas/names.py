@@ -54,6 +54,11 @@ def is_job_id(value: str) -> bool:
     return re.fullmatch(JOB_ID_PATTERN, value) is not None
 
 
+def is_local_model(model: str) -> bool:
+    """Say whether `model` names a folder: by an absolute path, or by one that begins with a dot."""
+    return model.startswith(("/", "."))
+
+
 def _checked_job(job_id: str) -> str:
     if not is_job_id(job_id):
         raise ValueError(f"{job_id!r} is not a job id (expected {JOB_ID_PATTERN})")

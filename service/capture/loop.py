@@ -91,8 +91,8 @@ class Capture:
         if lease is None:
             return False
         self._held[lease.key] = lease
-        running = await self._supervised(lease, self._engine_for(lease))
-        # An engine takes minutes to start: the lease may be lost by then, or the worker told to stop.
+        running = await self._unless_stopped(self._supervised(lease, self._engine_for(lease)))
+        # By then the lease may be lost.
         if running is not None and lease.key in self._held and not self.stop.is_set():
             self._job = lease.key.job_id
             self._feeding.add(lease.key)
@@ -109,10 +109,10 @@ class Capture:
         self._feeding.discard(key)
         self._room.set()
 
-    async def _engine_for(self, lease: UnitLease) -> Running | None:
+    async def _engine_for(self, lease: UnitLease) -> Running:
         """Return an engine that serves the lease's job; units of the old one end first.
 
-        Runs a new job's canary. Null if the worker was told to stop while units of the old one ran.
+        Runs a new job's canary.
         """
         spec = await self._house.inspect(lease)
         running = self._house.running
@@ -126,8 +126,8 @@ class Capture:
 
         async with ReferenceAhead(lease, self._store, self._settings) as ahead:
             if running is None or not fits:
-                if not await self._runs_ended():
-                    return None
+                if self._runs:
+                    await asyncio.wait(self._runs.values())
                 logger.info("starting the engine for %s", lease.request.model)
                 running = await self._house.switch(spec, ahead.begin)
                 self._distrusted = False
@@ -135,15 +135,16 @@ class Capture:
                 await ensure_canary(running, lease, self._store, self._settings, ahead)
         return running
 
-    async def _runs_ended(self) -> bool:
-        """Wait until no unit runs, or until the worker is told to stop; say whether none does."""
-        stopping = asyncio.create_task(self.stop.wait())
+    async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """Return what `work` returns; none if the worker is told to stop before, which ends the work."""
+        working, stopping = asyncio.create_task(work), asyncio.create_task(self.stop.wait())
         try:
-            while self._runs and not self.stop.is_set():
-                await asyncio.wait({stopping, *self._runs.values()}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            return working.result() if working.done() else None
         finally:
-            stopping.cancel()
-        return not self._runs
+            for task in (working, stopping):
+                task.cancel()
+            await asyncio.gather(working, stopping, return_exceptions=True)
 
     async def _run_unit(self, lease: UnitLease, running: Running) -> None:
         from service.capture.unit_run import UnitRun

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import dataclasses
 import os
+from functools import partial
 from typing import Any
 
 os.environ.setdefault(
@@ -26,6 +27,7 @@ from service.capture.engine import WITNESS_TOKENS, Answer, EngineSpec, Prompt, P
 from service.capture.engine_options import check_engine_options, check_generate, check_started
 from service.capture.link import EngineLink
 from service.capture.model_route import find_route
+from service.capture.vllm_start import VllmStart
 from service.errors import EngineDied, EngineRefused
 from service.settings import Settings
 
@@ -45,6 +47,7 @@ class VllmEngine:
     def __init__(self) -> None:
         """Hold nothing until `start`."""
         self._llm: AsyncLLM | None = None
+        self._start: VllmStart[AsyncLLM] | None = None
 
     @property
     def alive(self) -> bool:
@@ -61,8 +64,8 @@ class VllmEngine:
         try:
             # The core connects to our link while it starts, so the loop must stay free.
             route = await asyncio.to_thread(find_route, arguments)
-            llm = await asyncio.to_thread(_build, arguments | dict(route.overrides))
-            self._llm = llm
+            self._start = VllmStart(partial(_build, arguments | dict(route.overrides)))
+            llm = self._llm = await self._start.built()
         except ValueError as error:
             # vLLM's own reading of the configuration: it would fail again.
             raise EngineRefused(f"vLLM refuses {spec.weights.name}: {error}", field="model") from error
@@ -125,7 +128,10 @@ class VllmEngine:
         return _answer(last, witness=prompt.witness)
 
     async def stop(self) -> None:
-        """End the engine's processes."""
+        """End the engine's processes, also those of a start that was cancelled."""
+        if self._start is not None:
+            start, self._start = self._start, None
+            self._llm = await start.end()
         if self._llm is not None:
             llm, self._llm = self._llm, None
             if llm.output_handler is not None:

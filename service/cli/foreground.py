@@ -14,9 +14,10 @@ from types import FrameType
 from pydantic import ValidationError
 
 from schemas.events import Event
+from schemas.identity import Identity
 from schemas.job import ENDED_JOB_STATES, JobState, Problem, Progress
 from schemas.manifest import Manifest
-from schemas.names import job_id_from_key
+from schemas.names import is_local_model, job_id_from_key
 from schemas.request import ExtractRequest
 from service.api.submit import check
 from service.api.supervisor import Supervisor
@@ -55,16 +56,16 @@ def extract_to(out: Path, request: ExtractRequest, settings: Settings, display: 
 
     A new job's id is made of the request and of what its source holds, so that other rows from a source of
     the same name are another job in the repository that both are pushed to. A folder keeps its job: the same
-    request goes on with it.
+    request goes on with it, and where its dataset is whole the source must be the one that it was made from.
 
     Raises:
-        OptionRefused: `out` holds another job, is in use, or is not empty.
+        OptionRefused: `out` holds another job or another source's rows, is in use, or is not empty.
         RequestError, HubDenied, HubUnavailable: as `service.api.submit.check`; then nothing is written.
     """
     key = None
     private = out / PRIVATE
     if not private.exists():
-        finished = _finished(out, request)
+        finished = _finished(out, request, settings)
         if finished is not None:
             return finished
         _refuse_filled(out)
@@ -144,8 +145,12 @@ def _events(store: Store, job_id: str, after: int) -> Iterator[Event]:
         after = events[-1].id
 
 
-def _finished(out: Path, request: ExtractRequest) -> Ending | None:
-    """Return the ending of a run of `request` that made `out` whole before, if there was one."""
+def _finished(out: Path, request: ExtractRequest, settings: Settings) -> Ending | None:
+    """Return the ending of a run of `request` that made `out` whole before, if there was one.
+
+    Raises OptionRefused where it holds another dataset; SourceRefused, UnknownModel or HubUnavailable where
+    nobody can say.
+    """
     manifests = [_manifest(path) for path in sorted((out / MANIFESTS).glob("*.json"))]
     if not manifests:
         return None
@@ -153,6 +158,13 @@ def _finished(out: Path, request: ExtractRequest) -> Ending | None:
     if manifest is None:
         raise OptionRefused(
             f"{out} holds the dataset of another request", field="--out", cure="give an empty folder"
+        )
+    changed = _changed(manifest.provenance.identity, request, settings)
+    if changed is not None:
+        raise OptionRefused(
+            f"{out} holds the dataset of this request as it was; since then {changed} has changed",
+            field="--out",
+            cure="give an empty folder",
         )
     shutil.rmtree(out / SPENT, ignore_errors=True)
     totals = manifest.totals
@@ -167,6 +179,22 @@ def _finished(out: Path, request: ExtractRequest) -> Ending | None:
             bytes_written=totals.bytes,
         ),
     )
+
+
+def _changed(identity: Identity, request: ExtractRequest, settings: Settings) -> str | None:
+    """Say what of a finished dataset's inputs is no longer what it was made from.
+
+    A Hub model without a revision is not asked for: the dataset names the commit that it was made with.
+    """
+    from service.plan.model_folder import locate_model
+    from service.plan.sources import fingerprint
+
+    if fingerprint(request.source, settings) != identity.source_fingerprint:
+        return "its source"
+    model = request.model
+    if is_local_model(model) and locate_model(model, None, settings).revision != identity.revision:
+        return f"the model in {model}"
+    return None
 
 
 def _manifest(path: Path) -> Manifest:

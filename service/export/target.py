@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
+from schemas.names import is_local_model
 from service.errors import OptionRefused
 from service.export.source import Source
 from service.plan.model_config import read_config
@@ -62,7 +63,7 @@ def find_target(source: Source) -> TargetFolder:
     folder = Path(named or identity.model)
     if (folder / "config.json").is_file():
         return TargetFolder(folder)
-    if named is not None or identity.model.startswith(("/", ".")):
+    if named is not None or is_local_model(identity.model):
         raise OptionRefused(
             f"{folder} holds no config.json, and this export needs the target's",
             field="target",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from schemas.names import RepoId
+from schemas.names import RepoId, is_local_model
 from service.errors import UnknownModel
 from service.plan.hub_reading import downloading
 from service.settings import Settings
@@ -51,10 +51,10 @@ class ModelFolder:
 def locate_model(model: str, revision: str | None, settings: Settings) -> ModelFolder:
     """Find a local model, or fetch the small files of a Hub model (never weights).
 
-    A `model` that is an absolute path or begins with a dot is local. Raises UnknownModel naming `model` or
+    Raises UnknownModel naming `model` or
     `revision`; HubUnavailable where the Hub does not answer.
     """
-    if model.startswith(("/", ".")):
+    if is_local_model(model):
         if revision is not None:
             raise UnknownModel(
                 f"{model!r} is a folder; a folder has no revisions",

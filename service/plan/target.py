@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from schemas.identity import Identity
+from schemas.names import is_local_model
 from schemas.request import Dtype, ExtractRequest
 from service.errors import IdentityChanged
 from service.plan.layers import resolve_layers
@@ -62,7 +63,7 @@ def planned_target(request: ExtractRequest, identity: Identity, settings: Settin
     A model on the Hub is read at the planned commit. Raises IdentityChanged (`model`) for a local one that is
     not the same any more, and what `inspect_target` raises.
     """
-    local = request.model.startswith(("/", "."))
+    local = is_local_model(request.model)
     pinned = request if local else request.model_copy(update={"revision": identity.revision})
     target = inspect_target(pinned, settings)
     if target.revision != identity.revision:

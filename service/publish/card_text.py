@@ -6,6 +6,7 @@ from textwrap import fill
 
 from schemas.identity import LayerInfo
 from schemas.manifest import Manifest
+from schemas.names import is_local_model
 
 INDEX_CONFIG = "index"
 WIDTH = 100
@@ -127,7 +128,7 @@ def _reading(manifest: Manifest) -> str:
 
 def _model(manifest: Manifest) -> str:
     identity, norm = manifest.provenance.identity, manifest.provenance.final_norm
-    local = identity.model.startswith(("/", "."))
+    local = is_local_model(identity.model)
     model = f"`{identity.model}`" if local else f"[{identity.model}](https://huggingface.co/{identity.model})"
     return _table(
         ("target", model),

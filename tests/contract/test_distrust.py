@@ -12,6 +12,7 @@ from schemas.job import ENDED_JOB_STATES, JobState, UnitState
 from service.capture import unit_run
 from service.capture.loop import Capture
 from service.errors import StatesWrong
+from tests.support.fake_engine import FakeEngine
 from tests.support.jobs import Shop, conversations, request
 from tests.support.tiny_model import random_target
 
@@ -92,4 +93,39 @@ def test_a_worker_is_told_to_stop_while_it_waits_for_the_units_of_another_model(
     asyncio.run(stopped())
     rows = [row for job in shop.store.jobs(limit=2)[0] for row in shop.store.units(job.id)]
     assert [row.state for row in rows] == [UnitState.PENDING] * 2
+    shop.store.close()
+
+
+def test_a_worker_is_told_to_stop_while_its_engine_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. An engine takes for ever to start. 2. SIGTERM. 3. The unit is given back, the engine stopped."""
+    model = target(tmp_path)
+    shop = Shop.open(tmp_path, model)
+    stops: list[str] = []
+    job_id = shop.submit(request(model, conversations(4), canary="skip", storage=ONE_UNIT))
+    shop.plan()
+
+    async def stopped() -> None:
+        starting = asyncio.Event()
+
+        async def start(*_: object) -> None:
+            starting.set()
+            await asyncio.Event().wait()
+
+        async def stop(_: FakeEngine) -> None:
+            stops.append("engine")
+
+        monkeypatch.setattr(FakeEngine, "start", start)
+        monkeypatch.setattr(FakeEngine, "stop", stop)
+        loop = Capture(shop.store, shop.settings, "worker")
+        running = asyncio.create_task(loop.run())
+        await asyncio.wait_for(starting.wait(), 60)
+        loop.stop.set()
+        await asyncio.wait_for(running, 20)
+
+    asyncio.run(stopped())
+    (row,) = shop.store.units(job_id)
+    assert (row.state, row.attempts) == (UnitState.PENDING, 0)
+    assert stops == ["engine"]
     shop.store.close()

@@ -49,6 +49,28 @@ def test_a_new_folder_is_another_job_only_where_the_source_holds_other_rows(
     assert (first.totals.samples_written, other.totals.samples_written) == (3, 2)
 
 
+def test_a_complete_folder_is_refused_where_its_source_or_its_model_changed(
+    folder: Path, tmp_path: Path
+) -> None:
+    """1. A run makes a folder whole. 2. Its source, then its model changes. 3. Each time it is run again."""
+    out = tmp_path / "out"
+    assert extract(folder / "job.json", out).returncode == 0
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    write_source(folder, SAMPLES[:2])
+    done = extract(folder / "job.json", out)
+    assert done.returncode == 2
+    assert "--out" in done.stderr
+    assert "its source has changed" in done.stderr
+    write_source(folder, SAMPLES)
+    assert extract(folder / "job.json", out).returncode == 0
+    config = folder / "model" / "config.json"
+    config.write_text(config.read_text().replace("rope_theta", "rope_thet_a"))
+    done = extract(folder / "job.json", out)
+    assert done.returncode == 2
+    assert "has changed" in done.stderr
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+
+
 def test_a_stopped_run_goes_on_with_the_samples_it_had_planned(folder: Path, tmp_path: Path) -> None:
     """1. A run is stopped when all is planned. 2. Its source changes. 3. Run again, it is the same job."""
     out = tmp_path / "out"

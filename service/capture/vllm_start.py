@@ -1,0 +1,55 @@
+"""vLLM's start, which takes minutes, in a thread: it can be ended before it is over.
+
+vLLM has no call for that: its core heeds a signal only once it has loaded the model. So the processes that
+were started meanwhile are killed, and the thread that waits for them ends by vLLM's own error. They hold
+nothing yet: no row is captured before an engine has started.
+"""
+
+import asyncio
+import logging
+import multiprocessing
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Generic, TypeVar
+
+import psutil
+
+logger = logging.getLogger(__name__)
+
+OUR_CHILDREN = "quarry-"
+"""What the names of this process's own children begin with."""
+POLL_S = 0.1
+
+T = TypeVar("T")
+
+
+class VllmStart(Generic[T]):
+    """One call of `build` in a thread. Used from one event loop."""
+
+    def __init__(self, build: Callable[[], T]) -> None:
+        """Begin at once."""
+        self._before = {child.pid for child in multiprocessing.active_children()}
+        self._building = asyncio.ensure_future(asyncio.to_thread(build))
+
+    async def built(self) -> T:
+        """Wait for what `build` returns; raise what it raises. Being cancelled does not end the thread."""
+        return await asyncio.shield(self._building)
+
+    async def end(self) -> T | None:
+        """End it, and return when it has ended; what was built all the same is returned."""
+        while not self._building.done():
+            for child in multiprocessing.active_children():
+                if child.pid not in self._before and not child.name.startswith(OUR_CHILDREN):
+                    logger.info("ending the start of %s", child.name)
+                    _kill_tree(child.pid)
+            await asyncio.wait({self._building}, timeout=POLL_S)
+        return None if self._building.exception() else self._building.result()
+
+
+def _kill_tree(pid: int | None) -> None:
+    """Kill a process and all that it started; some may end meanwhile."""
+    with suppress(psutil.NoSuchProcess):
+        root = psutil.Process(pid)
+        for process in (*root.children(recursive=True), root):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()

@@ -1,0 +1,43 @@
+"""vLLM's start is given up half way: nothing of it is left."""
+
+import asyncio
+import multiprocessing
+from pathlib import Path
+
+import pytest
+
+from service.capture.engine import EngineSpec
+from service.capture.link import EngineLink
+from service.capture.vllm_engine import VllmEngine
+from service.settings import Settings
+from tests.support.children import children_of, wait_for_end
+from tests.support.tiny_model import random_target
+
+pytestmark = pytest.mark.engine
+
+
+def test_a_start_that_is_cancelled_leaves_no_process(tmp_path: Path) -> None:
+    """1. The engine's core is started. 2. Its start is cancelled. 3. The engine is stopped."""
+    folder = random_target(tmp_path / "target", layers=4, hidden=64)
+    settings = Settings(data_dir=tmp_path / "data", engine_options={"enforce_eager": True})
+    spec = EngineSpec(folder, "r", "bfloat16", (2, 4), 64, 256, decode=False)
+
+    async def given_up() -> list[int]:
+        engine, link = VllmEngine(), EngineLink()
+        await link.listen()
+        starting = asyncio.create_task(engine.start(spec, settings, link))
+        while not (cores := multiprocessing.active_children()):
+            assert not starting.done(), starting
+            await asyncio.sleep(0.01)
+        processes = [one for core in cores for one in (core.pid, *children_of(core.pid))]
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        await asyncio.wait_for(engine.stop(), 60)
+        await link.close()
+        assert starting.cancelled()
+        assert not engine.alive
+        return processes
+
+    for process in asyncio.run(given_up()):
+        wait_for_end(process)
+    assert multiprocessing.active_children() == []
