@@ -86,6 +86,13 @@ ROWS = {
         "and events are replaced by what a CPU has.",
         peer=True,
     ),
+    "example-durable": RowKind(
+        "example",
+        "the same, with fsync",
+        "The row above, and fsync of each file as soon as it is whole, beside the engine, then of their "
+        "folder: they survive what Quarry's files survive. Still nothing is checked.",
+        peer=True,
+    ),
     "example-consumed": RowKind(
         "locked",
         "vLLM's example connector, lock and consume",

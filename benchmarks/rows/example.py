@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from vllm.outputs import RequestOutput
 from benchmarks.rows.contract import RowFailed, Site, Written, removed, run_bounded
 from benchmarks.rows.plain import VllmHost
 from benchmarks.rows.speculators import SpeculatorsRow
+from connector.seal import fsync_folder
 from service.capture.engine import Prompt
 
 FILES_TIMEOUT_S = 120.0
@@ -48,25 +50,31 @@ class ExampleHost(VllmHost):
 
 
 class BatchRow:
-    """Done when every request's file opens as safetensors of all its tokens.
+    """Done when every request's file opens as safetensors of all its tokens; `durable`: and is on the disk.
 
-    That is not durable: the connector never calls fsync, and this row adds none.
+    The connector never calls fsync. A durable row does, beside the engine, for each file as it is whole, and
+    for the folder in the end.
     """
 
-    def __init__(self, host: ExampleHost) -> None:
-        """Run on `host`."""
-        self._host = host
+    def __init__(self, host: ExampleHost, name: str, *, durable: bool) -> None:
+        """Run on `host` as the row `name`."""
+        self._host, self._name, self._durable = host, name, durable
         self._prompts: list[Prompt] = []
 
     async def prepare(self, turn: int) -> None:
         """Draw the round's prompts."""
-        self._prompts = self._host.site.prompts("example", turn)
+        self._prompts = self._host.site.prompts(self._name, turn)
 
     async def measure(self) -> float:
-        """Run every prompt, then wait for the files."""
+        """Run every prompt, and wait for the files."""
         begin = time.perf_counter()
-        await run_bounded(self._host.run_captured, self._prompts, self._host.site.settings())
-        lengths = await self._lengths_in_files()
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(
+                run_bounded(self._host.run_captured, self._prompts, self._host.site.settings())
+            )
+            if not self._durable:
+                await running
+            lengths = await self._lengths_in_files(running)
         seconds = time.perf_counter() - begin
         self._host.site.check_lengths(lengths)
         return seconds
@@ -75,19 +83,30 @@ class BatchRow:
         """Delete the files."""
         return removed(self._host.files, "*.safetensors")
 
-    async def _lengths_in_files(self) -> list[int]:
+    async def _lengths_in_files(self, running: asyncio.Task[None]) -> list[int]:
         """Wait until there is a whole file for every prompt; return the tokens that each holds."""
         tokens: dict[Path, int] = {}
         deadline = time.monotonic() + FILES_TIMEOUT_S
         while len(tokens) < len(self._prompts):
+            if not running.done():
+                deadline = time.monotonic() + FILES_TIMEOUT_S
             for path in set(self._host.files.glob("*.safetensors")) - tokens.keys():
                 # A file still being written is shorter than its header says, which safetensors refuses.
                 with contextlib.suppress(SafetensorError), safe_open(path, framework="pt") as file:
                     tokens[path] = file.get_slice("hidden_states").get_shape()[0]
+                if self._durable and path in tokens:
+                    await asyncio.to_thread(_fsync, path)
             if time.monotonic() > deadline:
                 raise RowFailed(f"only {len(tokens)} of {len(self._prompts)} files could be read in time")
             await asyncio.sleep(FILES_POLL_S)
+        if self._durable:
+            await asyncio.to_thread(fsync_folder, self._host.files)
         return list(tokens.values())
+
+
+def _fsync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 class ConsumedRow:
@@ -153,7 +172,10 @@ class ExampleEngine(ExampleHost):
     def __init__(self, site: Site) -> None:
         """Serve the batch use."""
         super().__init__(site)
-        self.rows = {"example": BatchRow(self)}
+        self.rows = {
+            "example": BatchRow(self, "example", durable=False),
+            "example-durable": BatchRow(self, "example-durable", durable=True),
+        }
 
 
 class LockedEngine(ExampleHost):

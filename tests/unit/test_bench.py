@@ -107,7 +107,7 @@ def test_quarry_is_held_against_every_peer_and_nothing_else() -> None:
         "quarry": [engine_turn(1.0), engine_turn(1.0)]
     }
     ratios = against_peers(turns)
-    assert set(ratios) == {"example", "example-consumed", "speculators", "transformers"}
+    assert set(ratios) == {"example", "example-durable", "example-consumed", "speculators", "transformers"}
     assert ratios["example"] == Spread(3.0, 2.0, 4.0)
     assert "3.00 (2.00..4.00) of speculators" in peers_line(ratios)
 
