@@ -7,7 +7,6 @@ from as usual.
 
 import errno
 import fcntl
-import mmap
 import os
 from pathlib import Path
 from typing import Self
@@ -15,6 +14,8 @@ from typing import Self
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
+
+from connector.mapped import mapped
 
 BLOCK_BYTES = 4096
 """What offsets and lengths are a multiple of: the largest logical block that disks have."""
@@ -206,5 +207,4 @@ def _refuses_direct(fd: int, error: OSError) -> bool:
 
 def _memory(num_bytes: int) -> NDArray[np.uint8]:
     """Return memory that begins on a page."""
-    mapped = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return np.frombuffer(mapped, np.uint8)
+    return np.frombuffer(mapped(num_bytes), np.uint8)

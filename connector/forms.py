@@ -6,7 +6,6 @@ takes no memory, and the quantized one that of a single layer, whatever a row ho
 Legend: T tokens, L captured layers, H hidden size.
 """
 
-import mmap
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -15,6 +14,7 @@ import torch
 import xxhash
 from numpy.typing import NDArray
 
+from connector.mapped import mapped
 from connector.rowcheck import StatesWrongError, check_distinct
 from schemas.fp8 import SCALE_BYTES, NotQuantizedError, Quantizer
 from schemas.planes import Bytes, split_planes
@@ -85,8 +85,7 @@ class StateColumns:
     def _room(self, num_bytes: int) -> NDArray[np.uint8]:
         """Return memory that begins on a page, so that the disk takes long codes as they lie."""
         if self._buffer.size < num_bytes:
-            mapped = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            self._buffer = np.frombuffer(mapped, np.uint8)
+            self._buffer = np.frombuffer(mapped(num_bytes), np.uint8)
         return self._buffer[:num_bytes]
 
 

@@ -7,12 +7,13 @@ scheduler admits less. First fit keeps the low addresses warm; memory never touc
 """
 
 import bisect
-import mmap
 import threading
 import weakref
 from dataclasses import dataclass
 
 import torch
+
+from connector.mapped import mapped
 
 ALIGN_BYTES = 4096
 """Slabs begin on page borders, so that a layer can be handed to the kernel as it lies."""
@@ -41,8 +42,7 @@ class HostPool:
         self.num_bytes = _aligned(num_bytes)
         try:
             # Mapped, since malloc's large pieces do not begin on a page border.
-            memory = mmap.mmap(-1, self.num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            self._buffer = torch.frombuffer(memory, dtype=torch.uint8)
+            self._buffer = torch.frombuffer(mapped(self.num_bytes), dtype=torch.uint8)
             if pinned:
                 self._pin()
         except (OSError, RuntimeError) as error:
