@@ -17,7 +17,7 @@ pytestmark = pytest.mark.engine
 
 
 def test_a_start_that_is_cancelled_leaves_no_process(tmp_path: Path) -> None:
-    """1. The engine's core is started. 2. Its start is cancelled. 3. The engine is stopped."""
+    """1. The core has started a process of its own. 2. The start is cancelled. 3. The engine is stopped."""
     folder = random_target(tmp_path / "target", layers=4, hidden=64)
     settings = Settings(data_dir=tmp_path / "data", engine_options={"enforce_eager": True})
     spec = EngineSpec(folder, "r", "bfloat16", (2, 4), 64, 256, decode=False)
@@ -26,10 +26,13 @@ def test_a_start_that_is_cancelled_leaves_no_process(tmp_path: Path) -> None:
         engine, link = VllmEngine(), EngineLink()
         await link.listen()
         starting = asyncio.create_task(engine.start(spec, settings, link))
-        while not (cores := multiprocessing.active_children()):
+        processes: list[int] = []
+        while not processes:
             assert not starting.done(), starting
             await asyncio.sleep(0.01)
-        processes = [one for core in cores for one in (core.pid, *children_of(core.pid))]
+            for core in multiprocessing.active_children():
+                if core.pid is not None and (workers := children_of(core.pid)):
+                    processes = [core.pid, *workers]
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
         await asyncio.wait_for(engine.stop(), 60)
