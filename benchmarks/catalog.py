@@ -39,11 +39,14 @@ ROWS = {
         "quarry",
         "Quarry: checked, sealed, durable, proven",
         "Counted until the last unit could be committed: rows checked and hashed, Parquet, fsync, rename, "
-        "fsync of the folder, read back from the disk, plan and logits proven, at default settings. The "
-        "sha256 for the manifest is taken when a job is published, and not in this figure.",
+        "fsync of the folder, read back from the disk, plan and logits proven, index written, at default "
+        "settings. The sha256 for the manifest is taken when a job is published, and not in this figure.",
     ),
     "quarry-ram": RowKind(
-        "quarry", "the same, to a RAM disk", "The row above with its files in memory: fsync costs nothing."
+        "quarry",
+        "the same, to a RAM disk",
+        "The row above with its files in memory: no disk to wait for, but a core copies each byte, where a "
+        "disk takes it by itself.",
     ),
     "quarry-planes": RowKind(
         "quarry",

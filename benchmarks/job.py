@@ -32,6 +32,7 @@ from schemas.request import Storage
 from service.capture import unit_run
 from service.capture.vllm_engine import VllmEngine
 from service.proof.head import Head
+from service.settings import Settings
 from tests.support.jobs import Shop
 
 KIND = KINDS["typical"]
@@ -145,7 +146,7 @@ def measure(folder: Path, count: int) -> dict[str, Shares]:
         engine="benchmarks.job:RecordedEngine",
         engine_options={"max_num_batched_tokens": MAX_NUM_BATCHED_TOKENS},
         source_roots=(target.parent,),
-        pool_bytes=256 * 2**20,
+        **{name: Settings.model_fields[name].default for name in ("pool_bytes", "poll_s")},
     )
     small = count * KIND.mean_tokens * WORK.target.state_bytes_per_token // UNITS
     cores = len(os.sched_getaffinity(0))

@@ -17,10 +17,15 @@ WRITER_ROWS = {
     "write-fsync": "write() + fsync()",
     "quarry": "Quarry's writer, sealed [a]",
     "quarry-unchecked": "the same without the checks [b]",
+    "write-fsync-alone": "write() + fsync(), one thread [c]",
     "quarry-alone": "Quarry's writer, one thread [c]",
     "write": "write() alone [d]",
 }
-WRITER_BASES = {"quarry": "write-fsync", "quarry-unchecked": "write-fsync"}
+WRITER_BASES = {
+    "quarry": "write-fsync",
+    "quarry-unchecked": "write-fsync",
+    "quarry-alone": "write-fsync-alone",
+}
 """What a writer row is compared with: the plain way to the same promise."""
 
 CHECKED_ROWS = {
@@ -36,7 +41,8 @@ WRITER_NOTES = (
     "[a] From the first row in the pool to the sealed file: checks, xxh3, Parquet, O_DIRECT, fsync, rename, "
     "fsync of the folder. Its base is write() + fsync().",
     "[b] The values are not looked at; the checksums of layers and file are taken. The same base.",
-    "[c] As [a], one thread with one file: it waits for the disk, and nobody has the core meanwhile.",
+    "[c] One thread with one file: it waits for the disk, and nobody has the core meanwhile. The base of the "
+    "second is the first.",
     "[d] The speed of the page cache: nothing is on the disk yet.",
 )
 

@@ -1,6 +1,6 @@
 """The writer rows: our writer fed from its pool, against plain write() of the same bytes to the same folder.
 
-Every row is what one core gives: two threads share it, each with a file of its own. One row has one thread.
+Every row is what one core gives: two threads share it, each with a file of its own. Two rows have one thread.
 
 Legend: L captured layers, T tokens, H hidden size.
 """
@@ -37,8 +37,8 @@ LAYER_IDS = (2, 16, 29, 32)
 NUM_THREADS = 2
 """Files at once, as many as an engine has writer threads by default."""
 
-ALONE = "quarry-alone"
-"""The kind that one thread writes by itself."""
+ALONE = frozenset({"write-fsync-alone", "quarry-alone"})
+"""The kinds that one thread writes by itself."""
 
 
 class WriterBench:
@@ -58,7 +58,8 @@ class WriterBench:
             "write-fsync": lambda unit: self._plain(unit, durable=True),
             "quarry": self._quarry,
             "quarry-unchecked": self._quarry,
-            ALONE: self._quarry,
+            "write-fsync-alone": lambda unit: self._plain(unit, durable=True),
+            "quarry-alone": self._quarry,
             "write": lambda unit: self._plain(unit, durable=False),
         }
 
@@ -68,7 +69,7 @@ class WriterBench:
         attempts = self._folder / JOB / "attempts"
         attempts.mkdir(parents=True)
         checker = NoChecks if kind == "quarry-unchecked" else shards.RowChecker
-        files = 1 if kind == ALONE else NUM_THREADS
+        files = 1 if kind in ALONE else NUM_THREADS
         with (
             patch.object(shards, "RowChecker", checker),
             _one_core(),

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from service.capture.engine import Prompt
 
 FILES_TIMEOUT_S = 120.0
 FILES_POLL_S = 0.005
+WRITERS = 8
+"""Files at once, as many as the connector writes by default."""
 ANSWER_TOO = {"include_output_tokens": True}
 """What the example needs to be told to store the states of an answer as well."""
 
@@ -87,18 +90,21 @@ class BatchRow:
         """Wait until there is a whole file for every prompt; return the tokens that each holds."""
         tokens: dict[Path, int] = {}
         deadline = time.monotonic() + FILES_TIMEOUT_S
-        while len(tokens) < len(self._prompts):
-            if not running.done():
-                deadline = time.monotonic() + FILES_TIMEOUT_S
-            for path in set(self._host.files.glob("*.safetensors")) - tokens.keys():
-                # A file still being written is shorter than its header says, which safetensors refuses.
-                with contextlib.suppress(SafetensorError), safe_open(path, framework="pt") as file:
-                    tokens[path] = file.get_slice("hidden_states").get_shape()[0]
-                if self._durable and path in tokens:
-                    await asyncio.to_thread(_fsync, path)
-            if time.monotonic() > deadline:
-                raise RowFailed(f"only {len(tokens)} of {len(self._prompts)} files could be read in time")
-            await asyncio.sleep(FILES_POLL_S)
+        with ThreadPoolExecutor(WRITERS) as threads:
+            syncing: list[Future[None]] = []
+            while len(tokens) < len(self._prompts):
+                if not running.done():
+                    deadline = time.monotonic() + FILES_TIMEOUT_S
+                for path in set(self._host.files.glob("*.safetensors")) - tokens.keys():
+                    # Until it is whole it has another name: safetensors renames what it has written.
+                    with contextlib.suppress(SafetensorError), safe_open(path, framework="pt") as file:
+                        tokens[path] = file.get_slice("hidden_states").get_shape()[0]
+                    if self._durable and path in tokens:
+                        syncing.append(threads.submit(_fsync, path))
+                if time.monotonic() > deadline:
+                    raise RowFailed(f"only {len(tokens)} of {len(self._prompts)} files could be read in time")
+                await asyncio.sleep(FILES_POLL_S)
+            await asyncio.gather(*map(asyncio.wrap_future, syncing))
         if self._durable:
             await asyncio.to_thread(fsync_folder, self._host.files)
         return list(tokens.values())

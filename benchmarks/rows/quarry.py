@@ -11,15 +11,17 @@ from typing import Literal
 
 from benchmarks.rows.contract import RowFailed, Site, Written, removed, run_within
 from connector.wire import RowRef
-from schemas.names import attempt_dir, job_id_from_key, plan_path
+from schemas.names import attempt_dir, index_path, job_id_from_key, plan_path, shard_file, shard_path
 from schemas.receipts import OpenUnit, UnitKey, UnitSealed
 from schemas.request import Compression
 from service.capture.budget import InFlight
 from service.capture.engine import Prompt
+from service.capture.landing import INDEX_FILE
 from service.capture.link import EngineLink
 from service.capture.vllm_engine import VllmEngine
 from service.proof.checks import Witness, check_unit
 from service.proof.head import Head
+from service.proof.index import write_index
 from tests.support.plans import identity, order, write_plan
 
 Steps = Literal["captured", "witnessed", "proven"]
@@ -116,8 +118,8 @@ class QuarryRow:
         return time.perf_counter() - begin
 
     async def clean(self) -> Written:
-        """Delete the round's plans and shards; only shards count."""
-        written = removed(self._folder, "attempts/*/*.parquet")
+        """Delete the round's plans, shards and indexes; only shards count."""
+        written = removed(self._folder, "attempts/*/train-*.parquet")
         if self._in_ram:
             self._folder.unlink()
         if written.files != len(self._units):
@@ -169,11 +171,13 @@ class QuarryRow:
             await asyncio.to_thread(self._prove, receipt, witnesses)
 
     def _prove(self, receipt: UnitSealed, witnesses: Mapping[int, Witness]) -> None:
-        """Hold the sealed unit against its plan and the model, as the service does before it commits."""
+        """Hold the sealed unit against its plan and the model, and index it, as the service does."""
         key, settings = receipt.key, self._host.settings
+        attempt = settings.work_root / attempt_dir(key.job_id, key.unit, key.epoch)
+        plan = settings.work_root / plan_path(key.job_id, key.unit)
         check_unit(
-            attempt=settings.work_root / attempt_dir(key.job_id, key.unit, key.epoch),
-            plan_file=settings.work_root / plan_path(key.job_id, key.unit),
+            attempt=attempt,
+            plan_file=plan,
             receipts=[receipt],
             witnesses=witnesses,
             head=self._host.head,
@@ -181,6 +185,8 @@ class QuarryRow:
             logit_share=settings.logit_share,
             logit_rows_min=settings.logit_rows_min,
         )
+        shards = [(attempt / shard_file(key.unit), shard_path(key.job_id, key.unit))]
+        write_index(attempt / INDEX_FILE, index_path(key.job_id, key.unit), shards, plan, witnesses)
 
 
 class _Unchecked(VllmEngine):

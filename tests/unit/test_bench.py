@@ -113,18 +113,21 @@ def test_quarry_is_held_against_every_peer_and_nothing_else() -> None:
 
 
 def test_a_writer_row_is_compared_with_the_plain_way_to_the_same_promise() -> None:
-    seconds = {"write-fsync": 4.0, "quarry": 5.0, "quarry-unchecked": 2.0, "quarry-alone": 4.0, "write": 1.0}
+    seconds = {"write-fsync": 4.0, "quarry": 5.0, "quarry-unchecked": 2.0, "write": 1.0}
+    seconds |= {"write-fsync-alone": 2.0, "quarry-alone": 4.0}
     turns = {kind: [WriterTurn(taken, 0.5, bytes=2 * 10**9)] for kind, taken in seconds.items()}
     figures = writer_figures(turns)
     assert {kind: figures[kind].gb_per_s.median for kind in seconds} == {
         "write-fsync": 0.5,
         "quarry": 0.4,
         "quarry-unchecked": 1.0,
+        "write-fsync-alone": 1.0,
         "quarry-alone": 0.5,
         "write": 2.0,
     }
     assert figures["quarry"].ratio.median == 0.8
     assert figures["quarry-unchecked"].ratio.median == 2.0
+    assert figures["quarry-alone"].ratio.median == 0.5
     assert figures["write"].cpu_s_per_gb.median == 0.25
 
 
