@@ -40,6 +40,7 @@ test: lint $(TRAINERS)
 
 # The trainers' own packages, in a folder apart: only the export tests read with their loaders.
 $(TRAINERS): requirements/trainers.txt | install
+	rm -rf .cache/trainers
 	$(BIN)/python -m pip install --quiet --no-deps --target .cache/trainers --requirement $<
 	@touch $@
 

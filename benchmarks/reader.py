@@ -25,9 +25,9 @@ from benchmarks.reader_dataset import Shape, write_dataset
 from benchmarks.reader_turns import ExportBench, ReadBench, Turn, one_layer_share
 from benchmarks.summary import Spread, paired, shuffled_rounds, spread
 from benchmarks.table import markdown, ratio
+from benchmarks.trainers import TRAINERS
 from service.export.options import Algorithm, ExportOptions, FormatName
 from service.export.run import export
-from tests.support.trainers import TRAINERS
 
 RESULTS = Path(__file__).parent / "results" / "reader.json"
 ROWS, EXPORT_ROWS, ROUNDS = 48, 32, 5

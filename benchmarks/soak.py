@@ -3,7 +3,8 @@
 One worker on vLLM runs whole jobs one after the other, as the service does: planned from a file, captured,
 checked, published to a folder. A round is one job of 10 N samples in the middle of ten jobs of N, so that
 both sides have the same work and a machine that slows down hits both. What slows or grows with the length of
-a job shows in the ratio of rates, in the long job's pace, or in its memory's tenths.
+a job shows in the ratio of rates, in the long job's pace, or in its memory's tenths; what each job leaves
+behind shows in the memory of the last short job.
 """
 
 import argparse
@@ -47,9 +48,18 @@ def growth(job: Job) -> float:
 
     Raises ValueError for a job that was too short to tell.
     """
+    return _tenths(job)[-1] / _tenths(job)[1]
+
+
+def held(job: Job) -> float:
+    """Return the mean memory of a job. Raises ValueError for one that was too short to tell."""
+    return sum(_tenths(job)) / len(_tenths(job))
+
+
+def _tenths(job: Job) -> list[float]:
     if not job.tenths:
         raise ValueError(f"a job of {job.seconds:.1f} s is too short to see what its memory does")
-    return job.tenths[-1] / job.tenths[1]
+    return job.tenths
 
 
 def rate_ratio(of_round: Round) -> float:
@@ -79,6 +89,7 @@ def summary(rounds: Sequence[Round]) -> dict[str, Spread]:
         "rate_ratio": spread(map(rate_ratio, rounds)),
         "pace": spread(pace(of_round.long) for of_round in rounds),
         "growth": spread(growth(of_round.long) for of_round in rounds),
+        "drift": spread([held(rounds[-1].short[-1]) / held(rounds[0].short[0])]),
         "peak_against_short": spread(
             of_round.long.peak_rss_bytes / max(job.peak_rss_bytes for job in of_round.short)
             for of_round in rounds
@@ -90,6 +101,7 @@ SAID = {
     "rate_ratio": f"tokens/s of a job of {TIMES} times the samples, in units of the short jobs'",
     "pace": "rate of the long job's second half in units of its first half's, without its start and its end",
     "growth": "memory of all processes in the long job's last tenth, in units of its second tenth",
+    "drift": "memory of the last short job of all, in units of the first one's",
     "peak_against_short": "peak of it in the long job, in units of the largest peak of a short one",
 }
 

@@ -23,6 +23,7 @@ from benchmarks.storage_forms import Form, forms
 from benchmarks.storage_states import CHANNELS, EVERY, LAYERS, MASSIVE, Captured, captured
 from benchmarks.summary import spread
 from benchmarks.table import markdown
+from benchmarks.trainers import has_speculators
 from service.proof.head import Head
 from tests.support.plans import random_ids
 
@@ -41,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     made.add_argument("--rounds", type=int, default=5, help="times that every form is timed")
     made.add_argument("--save", type=Path, nargs="?", const=RESULTS, help="keep the figures")
     told = made.parse_args(arguments)
+    if not has_speculators():
+        made.error("speculators is not there to be compared with: `make test` or `make bench` installs it")
     SCRATCH.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=SCRATCH) as scratch:
         machine = machine_facts(Path(scratch))

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 TRAINERS = Path(__file__).resolve().parent.parent / ".cache" / "trainers"
+"""Made by `make` from requirements/trainers.txt."""
 
 
 def has_speculators() -> bool:

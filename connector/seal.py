@@ -6,7 +6,7 @@ Temporary name in the same folder, fsync, rename, fsync of the folder.
 import hashlib
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import xxhash
@@ -86,13 +86,19 @@ def sealing(final: Path) -> Iterator[Path]:
 
 
 def move_durably(source: Path, final: Path) -> None:
-    """Move a sealed file to another folder of the same filesystem; doing it again is harmless.
+    """Move a sealed file to another folder of the same filesystem.
 
-    Raises OSError.
+    Doing it again is harmless, also at the same time: when this returns the move is durable, whoever made it.
+
+    Raises OSError; FileNotFoundError if the file is in neither place.
     """
-    if not source.exists() and final.exists():
-        return
     final.parent.mkdir(parents=True, exist_ok=True)
-    source.replace(final)
+    try:
+        source.replace(final)
+    except FileNotFoundError:
+        if not final.exists():
+            raise
     fsync_folder(final.parent)
-    fsync_folder(source.parent)
+    # Whoever moved the folder's last file may have removed it.
+    with suppress(FileNotFoundError):
+        fsync_folder(source.parent)

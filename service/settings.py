@@ -47,6 +47,8 @@ class Settings(BaseSettings):
     cpu_kv_cache_gib: int = Field(default=2, ge=1)
     """KV cache of the engine's CPU build, which would otherwise take nine tenths of the machine's memory."""
     engine_start_timeout_s: float = Field(default=1800.0, gt=0)
+    engine_silence_s: float = Field(default=3600.0, gt=0)
+    """How long an engine that holds requests may answer none of them before another is started."""
     pool_bytes: int = Field(default=1 * 2**30, ge=2**16)
     """Host memory that a connector worker drains through.
 

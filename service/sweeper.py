@@ -1,9 +1,12 @@
 """Removes what lost attempts left behind, and the plan and attempt folders of jobs that are complete.
 
 Never touches an attempt that is leased or committed: the store says which those are, and it is asked after
-the folder was listed, so that an attempt begun in between is never mistaken for a lost one.
+the folder was listed, so that an attempt begun in between is never mistaken for a lost one. A job that the
+store does not know is left alone: no job is ever deleted, so the store is not the one that belongs to the
+folder, or an older one that was restored.
 """
 
+import logging
 import re
 import shutil
 from pathlib import Path
@@ -14,11 +17,16 @@ from service.errors import NotFound
 from service.settings import Settings
 from service.store import Store
 
+logger = logging.getLogger(__name__)
+
 ATTEMPT_NAME = re.compile(r"^(\d{5})-(\d+)$")
 
 
 def sweep(store: Store, settings: Settings) -> list[Path]:
-    """Sweep every job's work folder; return what was removed. Raises OSError."""
+    """Sweep every job's work folder; return what was removed. Several workers may sweep at the same time.
+
+    Raises OSError where the folder cannot be listed, StoreUnavailable, DiskFull.
+    """
     removed: list[Path] = []
     if settings.work_root.is_dir():
         for folder in sorted(settings.work_root.iterdir()):
@@ -32,7 +40,8 @@ def _sweep_job(store: Store, folder: Path) -> list[Path]:
     try:
         state = store.state(folder.name)
     except NotFound:
-        return _remove([folder])
+        logger.warning("%s belongs to no job of this database: is QUARRY_DATABASE_URL right?", folder)
+        return []
     if state is JobState.COMPLETED:
         return _remove([folder])
     kept = {
@@ -49,6 +58,15 @@ def _sweep_job(store: Store, folder: Path) -> list[Path]:
 
 
 def _remove(paths: list[Path]) -> list[Path]:
+    """Remove what can be removed, and return that; the rest is tried again by the next sweep."""
+    removed = []
     for path in paths:
-        shutil.rmtree(path)
-    return paths
+        try:
+            shutil.rmtree(path)
+        except FileNotFoundError:
+            continue  # another worker sweeps it
+        except OSError as error:
+            logger.warning("%s cannot be removed: %s", path, error)
+            continue
+        removed.append(path)
+    return removed

@@ -20,6 +20,7 @@ from multiprocessing.process import BaseProcess
 from schemas.job import ENDED_JOB_STATES, JobState
 from service.capture.loop import Capture
 from service.capture.running import warm_imports
+from service.errors import DiskFull, StoreUnavailable
 from service.lifeline import die_with_parent
 from service.settings import Settings
 from service.store import Store
@@ -116,14 +117,21 @@ async def _keep(
         planner.restart_if_dead()
         publisher.restart_if_dead()
         if time.monotonic() - swept > SWEEP_S:
-            await asyncio.to_thread(sweep, store, settings)
+            try:
+                await asyncio.to_thread(sweep, store, settings)
+            except (StoreUnavailable, DiskFull) as error:
+                logger.warning("nothing was swept: %s", error)
             swept = time.monotonic()
 
 
 async def _until_ended(store: Store, job_id: str, stop: asyncio.Event) -> None:
     """Wait for the publisher to end the one job, or for a signal."""
     while not stop.is_set():
-        state = await asyncio.to_thread(store.state, job_id)
+        try:
+            state = await asyncio.to_thread(store.state, job_id)
+        except (StoreUnavailable, DiskFull) as error:
+            logger.warning("job %s cannot be looked at: %s", job_id, error)
+            state = None
         if state in ENDED_JOB_STATES or state is JobState.BLOCKED:
             return
         await asyncio.sleep(0.1)

@@ -21,9 +21,9 @@ from benchmarks.loop.stage import Cache, LoopFailed, say
 from benchmarks.loop.states import Difference, FileDifference, differences, of_exports
 from benchmarks.loop.table import FEWER, FP8, OURS, PEER, WRONG, Outcome, judged, report
 from benchmarks.loop.target import make_target
-from benchmarks.loop.train import TRAINERS
 from benchmarks.loop.wrong import spoiled
 from benchmarks.machine import machine_facts
+from benchmarks.trainers import has_speculators
 from examples.tiny_target import cached_target
 from schemas.request import Dtype
 
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         seeds=tuple(range(told.seeds)) if told.seeds else None,
         target_steps=told.target_steps,
     )
-    if not (TRAINERS / "speculators").is_dir():
+    if not has_speculators():
         say("the speculators trainer is not there: run 'make .cache/trainers/installed'")
         return 2
     try:

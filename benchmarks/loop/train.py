@@ -7,10 +7,9 @@ from pathlib import Path
 from benchmarks.loop.method import Method
 from benchmarks.loop.recipe import AUX, LoopRecipe
 from benchmarks.loop.stage import LOG, Cache, python, run
+from benchmarks.trainers import TRAINERS
 
 ROOT = Path(__file__).resolve().parents[2]
-TRAINERS = ROOT / ".cache" / "trainers"
-"""Made by `make` from requirements/trainers.txt."""
 ENVIRONMENT = {"PYTHONPATH": f"{TRAINERS}:{ROOT}", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 DRAFTER, STATE = "drafter", "training_state.json"
 

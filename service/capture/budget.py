@@ -6,6 +6,7 @@ one's without a bubble.
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,6 +21,8 @@ class InFlight:
         self.tokens = 0
         self.requests = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._heard = time.monotonic()
+        """When something was last given back, or taken with nothing out."""
 
     @asynccontextmanager
     async def hold(self, num_tokens: int) -> AsyncIterator[None]:
@@ -40,16 +43,24 @@ class InFlight:
         finally:
             self._give_back(num_tokens)
 
+    async def silence(self, seconds: float) -> None:
+        """Wait until something has been out for `seconds` in which nothing was given back."""
+        while (left := self._heard + seconds - time.monotonic()) > 0 or not self.requests:
+            await asyncio.sleep(left if left > 0 else seconds)
+
     def _fits(self, num_tokens: int) -> bool:
         if self.requests == 0:
             return True
         return self.tokens + num_tokens <= self._max_tokens and self.requests < self._max_requests
 
     def _take(self, num_tokens: int) -> None:
+        if not self.requests:
+            self._heard = time.monotonic()
         self.tokens += num_tokens
         self.requests += 1
 
     def _give_back(self, num_tokens: int) -> None:
+        self._heard = time.monotonic()
         self.tokens -= num_tokens
         self.requests -= 1
         while self._waiting:

@@ -19,7 +19,7 @@ from schemas.names import attempt_dir, canary_unit, plan_path
 from schemas.receipts import OpenUnit, UnitKey, UnitSealed
 from schemas.request import Dtype
 from service.capture.engine import Prompt
-from service.capture.receipt_errors import in_time, raise_failure
+from service.capture.receipt_errors import in_time, raise_failure, silent
 from service.capture.running import Running
 from service.errors import EngineDied, EngineRefused, StatesWrong
 from service.plan.plan_file import write_plan
@@ -147,7 +147,11 @@ async def _capture(
         for row, ids in enumerate(prompts):
             # One after the other, so that the last prompt's prefix is in the cache when it comes.
             ref = RowRef(key, row, len(ids))
-            await running.engine.run(Prompt(f"canary-{key.job_id}-{key.epoch}-{row}", tuple(ids), ref))
+            prompt = Prompt(f"canary-{key.job_id}-{key.epoch}-{row}", tuple(ids), ref)
+            try:
+                await asyncio.wait_for(running.engine.run(prompt), settings.engine_silence_s)
+            except TimeoutError as error:
+                raise silent(settings.engine_silence_s) from error
         sealed = raise_failure(await in_time(link.receipts(key), settings.receipt_timeout_s))
         return await asyncio.to_thread(_read, folder, sealed, len(prompts))
     finally:

@@ -4,6 +4,7 @@ The commit comes first and names the attempt; the move only follows it, so doing
 after a crash, is harmless. An attempt that was never committed cannot land, whatever it wrote.
 """
 
+from contextlib import suppress
 from pathlib import Path
 
 from connector.seal import move_durably
@@ -31,7 +32,8 @@ def land_unit(settings: Settings, commit: UnitCommit) -> None:
         _move(folder / Path(entry.path).name, dataset, entry)
     if commit.index is not None:
         _move(folder / INDEX_FILE, dataset, commit.index)
-    if folder.is_dir() and not any(folder.iterdir()):
+    # What else lies there is swept later; and another process may land the same unit now.
+    with suppress(OSError):
         folder.rmdir()
 
 

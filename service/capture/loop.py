@@ -15,13 +15,24 @@ from schemas.receipts import UnitKey
 from service.capture.budget import InFlight
 from service.capture.landing import land_unit
 from service.capture.running import EngineHouse, Running, warm_imports
-from service.errors import EngineDied, EngineStuck, LeaseLost, QuarryError, StatesWrong, StoreUnavailable
+from service.errors import (
+    DiskFull,
+    EngineDied,
+    EngineStuck,
+    LeaseLost,
+    QuarryError,
+    StatesWrong,
+    StoreUnavailable,
+)
 from service.settings import Settings
 from service.store import Store, UnitCommit, UnitLease
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+STORE_AWAY = (StoreUnavailable, DiskFull)
+"""The store cannot be asked or told now. What is not recorded shows when its lease expires."""
 
 LONGEST_BEAT_S = 5.0
 """A cancelled job is noticed by its units' next beat."""
@@ -64,14 +75,20 @@ class Capture:
             await self._drain()
         finally:
             heart.cancel()
-            await self._give_back()
-            await asyncio.gather(heart, return_exceptions=True)
-            await self._house.stop()
+            try:
+                await self._give_back()
+                await asyncio.gather(heart, return_exceptions=True)
+            finally:
+                await self._house.stop()
 
     async def _finished(self) -> bool:
         if self._only_job is None or self._runs:
             return False
-        job = await asyncio.to_thread(self._store.summary, self._only_job)
+        try:
+            job = await asyncio.to_thread(self._store.summary, self._only_job)
+        except STORE_AWAY as error:
+            logger.warning("job %s cannot be looked at: %s", self._only_job, error)
+            return False
         if job.state in ENDED_JOB_STATES or job.state in {JobState.PUBLISHING, JobState.BLOCKED}:
             return True
         return job.progress.plan_done and job.progress.units_done == job.progress.units_planned
@@ -85,7 +102,7 @@ class Capture:
             lease = await asyncio.to_thread(
                 self._store.lease_unit, self._owner, self._settings.lease_s, prefer_job=self._job
             )
-        except StoreUnavailable as error:
+        except STORE_AWAY as error:
             logger.warning("no unit can be leased: %s", error)
             return False
         if lease is None:
@@ -196,7 +213,7 @@ class Capture:
                 error.outcome,
                 self._settings.unit_attempts,
             )
-        except (LeaseLost, StoreUnavailable) as lost:
+        except (LeaseLost, *STORE_AWAY) as lost:
             # Nothing can be recorded: the lease runs out, and the unit's next attempt meets the error again
             # or not.
             logger.info("unit %s: %s", lease.key, lost)
@@ -216,7 +233,7 @@ class Capture:
                 lost = await asyncio.to_thread(
                     self._store.extend_units, keys, self._owner, self._settings.lease_s
                 )
-            except StoreUnavailable as error:
+            except STORE_AWAY as error:
                 # The leases live on for three more beats; if the store does not come back, they expire.
                 logger.warning("leases could not be extended: %s", error)
                 continue
@@ -249,5 +266,5 @@ class Capture:
             del self._held[key]
             try:
                 await asyncio.to_thread(self._store.release_unit, key, self._owner)
-            except (LeaseLost, StoreUnavailable) as error:
+            except (LeaseLost, *STORE_AWAY) as error:
                 logger.info("unit %s: %s", key, error)

@@ -30,6 +30,14 @@ async def in_time(receipts: Awaitable[tuple[Receipt, ...]], timeout_s: float) ->
         raise EngineStuck(what) from error
 
 
+def silent(seconds: float) -> EngineStuck:
+    """Return the error of an engine that holds requests and answers none."""
+    return EngineStuck(
+        f"the engine holds requests, and has answered none for {seconds:.0f} s",
+        cure="see the engine's log and the disk; if one answer takes as long, raise QUARRY_ENGINE_SILENCE_S",
+    )
+
+
 def raise_failure(receipts: Sequence[UnitSealed | UnitFailed]) -> tuple[UnitSealed, ...]:
     """Return the receipts if all are of sealed files.
 

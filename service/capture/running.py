@@ -136,8 +136,10 @@ class EngineHouse:
             await link.listen()
             await engine.start(spec, self._settings, link)
         except BaseException:
-            await engine.stop()
-            await link.close()
+            try:
+                await engine.stop()
+            finally:
+                await link.close()
             raise
         self.running = Running(spec, engine, link, head)
         return self.running
@@ -146,5 +148,7 @@ class EngineHouse:
         """Stop the running engine, if there is one."""
         if self.running is not None:
             running, self.running = self.running, None
-            await running.engine.stop()
-            await running.link.close()
+            try:
+                await running.engine.stop()
+            finally:
+                await running.link.close()

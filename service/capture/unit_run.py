@@ -24,7 +24,7 @@ from schemas.request import Generate
 from service.capture.budget import InFlight
 from service.capture.engine import Answer, Prompt, PromptRefused
 from service.capture.landing import INDEX_FILE, attempt_folder
-from service.capture.receipt_errors import in_time, raise_failure
+from service.capture.receipt_errors import in_time, raise_failure, silent
 from service.capture.running import Running
 from service.errors import QuarryError, WriteFailed
 from service.proof.checks import Witness, check_unit, logit_rows
@@ -116,21 +116,23 @@ class UnitRun:
         return await asyncio.to_thread(self._verify, order, plan, sealed)
 
     async def _capture(self) -> tuple[UnitSealed, ...]:
-        """Run every row and wait for the receipts; a failed receipt ends the rows at once."""
+        """Run every row and wait for the receipts; a failed receipt or a silent engine ends the rows."""
         receipts = asyncio.create_task(self._running.link.receipts(self._key))
         rows = asyncio.create_task(self._run_rows())
+        silence = asyncio.create_task(self._budget.silence(self._settings.engine_silence_s))
         try:
-            await asyncio.wait({receipts, rows}, return_when=asyncio.FIRST_COMPLETED)
-            if rows.done():
-                rows.result()
-            else:
+            await asyncio.wait({receipts, rows, silence}, return_when=asyncio.FIRST_COMPLETED)
+            if not rows.done() and receipts.done():
                 raise_failure(receipts.result())
-                await rows
+                await asyncio.wait({rows, silence}, return_when=asyncio.FIRST_COMPLETED)
+            if not rows.done():
+                raise silent(self._settings.engine_silence_s)
+            rows.result()
             return raise_failure(await in_time(receipts, self._settings.receipt_timeout_s))
         finally:
-            for task in (receipts, rows):
+            for task in (receipts, rows, silence):
                 task.cancel()
-            await asyncio.gather(receipts, rows, return_exceptions=True)
+            await asyncio.gather(receipts, rows, silence, return_exceptions=True)
 
     async def _run_rows(self) -> None:
         first: BaseException | None = None

@@ -65,7 +65,8 @@ class VllmEngine:
             # The core connects to our link while it starts, so the loop must stay free.
             route = await asyncio.to_thread(find_route, arguments)
             self._start = VllmStart(partial(_build, arguments | dict(route.overrides)))
-            llm = self._llm = await self._start.built()
+            llm = await asyncio.wait_for(self._start.built(), settings.engine_start_timeout_s)
+            self._llm = llm
         except ValueError as error:
             # vLLM's own reading of the configuration: it would fail again.
             raise EngineRefused(f"vLLM refuses {spec.weights.name}: {error}", field="model") from error
@@ -74,6 +75,12 @@ class VllmEngine:
             what = f"vLLM refuses {spec.weights.name}: {type(error).__name__}: {error}"
             cure = "take another model: docs/architectures.md says which architectures were run"
             raise EngineRefused(what, field="model", cure=cure) from error
+        except TimeoutError as error:
+            raise EngineDied(
+                f"vLLM did not start for {spec.weights.name} within {settings.engine_start_timeout_s:.0f} s",
+                field="model",
+                cure="see the engine's log, or raise QUARRY_ENGINE_START_TIMEOUT_S",
+            ) from error
         except (RuntimeError, OSError) as error:
             if link.refusal is not None:
                 raise EngineRefused(link.refusal, field="model") from error

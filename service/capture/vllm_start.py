@@ -48,6 +48,7 @@ class VllmStart(Generic[T]):
 
 def _kill_tree(pid: int | None) -> None:
     """Kill a process and all that it started; some may end meanwhile."""
+    assert pid is not None, "an active child has been started"  # noqa: S101 - None would be this process
     with suppress(psutil.NoSuchProcess):
         root = psutil.Process(pid)
         for process in (*root.children(recursive=True), root):

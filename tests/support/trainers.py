@@ -8,9 +8,7 @@ from typing import Any
 
 import torch
 
-ROOT = Path(__file__).parents[2]
-TRAINERS = ROOT / ".cache" / "trainers"
-"""Made by `make trainers` from requirements/trainers.txt."""
+from benchmarks.trainers import TRAINERS
 
 
 def loaded_by(script: str, *arguments: object, result: Path) -> Any:

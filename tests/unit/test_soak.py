@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.service_jobs import Job, tenths, write_samples
-from benchmarks.soak import LONGEST, SHORTEST, WORK, Round, growth, pace, rate_ratio, report
+from benchmarks.soak import LONGEST, SHORTEST, WORK, Round, growth, pace, rate_ratio, report, summary
 
 EVEN = [(float(tenth), tenth * 10) for tenth in range(1, 11)]
 """Ten samples committed in every second of a job of 100."""
@@ -60,6 +60,11 @@ def test_the_report_names_what_the_rounds_say() -> None:
     assert "| 10 x 100 |" in said.replace("  ", " ")
     assert "short jobs': 0.750 (0.500..1.000)" in said
     assert "second tenth: 1.500 (1.000..2.000)" in said
+
+
+def test_what_every_job_leaves_behind_shows_in_the_last_one() -> None:
+    first, last = Round([job(1.0)] * 2, job(1.0)), Round([job(1.0), job(1.0, [1.2e9] * 10)], job(1.0))
+    assert summary([first, last])["drift"].median == pytest.approx(1.2)
 
 
 def test_samples_are_those_of_the_seed_and_their_tokens_are_counted(tmp_path: Path) -> None:

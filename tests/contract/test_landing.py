@@ -1,0 +1,62 @@
+"""Landing twice at the same time: by the worker that committed a unit, and by the publisher of its job."""
+
+from pathlib import Path
+
+import pytest
+
+from connector import seal
+from connector.seal import move_durably
+from schemas.job import JobState
+from service.capture.landing import land
+from tests.support.jobs import Shop, conversations, request
+from tests.support.tiny_model import random_target
+
+
+def test_a_unit_is_landed_by_two_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. A unit is committed. 2. When its first file is about to be moved, another lands the whole unit."""
+    folder = tmp_path / "models" / "target"
+    target = random_target(folder, arch="qwen3", layers=8, hidden=64, dtype="bfloat16", max_position=512)
+    shop = Shop.open(tmp_path, target)
+    job_id = shop.submit(request(target, conversations(10)))
+    shop.plan()
+    dataset, replace = shop.settings.dataset_dir(job_id), Path.replace
+    overtaken: list[Path] = []
+
+    def replacing(source: Path, final: Path) -> Path:
+        if final.is_relative_to(dataset) and not overtaken:
+            overtaken.append(final)
+            land(shop.store, shop.settings, job_id)
+        return replace(source, final)
+
+    monkeypatch.setattr(Path, "replace", replacing)
+    shop.capture(job_id)
+    shop.publish()
+    assert shop.store.job(job_id).state is JobState.COMPLETED
+    assert len(overtaken) == 1
+    assert len(shop.rows(job_id)) == 10
+    shop.store.close()
+
+
+def test_a_file_that_another_moved_meanwhile_is_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one has removed the folder as well."""
+    source, final = tmp_path / "attempt" / "shard", tmp_path / "data" / "shard"
+    final.parent.mkdir()
+    final.write_bytes(b"rows")
+    synced: list[Path] = []
+    fsync_folder = seal.fsync_folder
+
+    def syncing(folder: Path) -> None:
+        fsync_folder(folder)
+        synced.append(folder)
+
+    monkeypatch.setattr(seal, "fsync_folder", syncing)
+    move_durably(source, final)
+    assert synced == [final.parent]
+
+
+def test_a_file_in_neither_place_is_told(tmp_path: Path) -> None:
+    (tmp_path / "attempt").mkdir()
+    with pytest.raises(FileNotFoundError):
+        move_durably(tmp_path / "attempt" / "shard", tmp_path / "data" / "shard")

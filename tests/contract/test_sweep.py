@@ -1,0 +1,80 @@
+"""The sweeper beside others: another database's jobs, other sweepers, and a database that is away."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import service.worker
+from schemas.job import JobState
+from service.errors import StoreUnavailable
+from service.settings import Settings
+from service.store import Store
+from service.sweeper import sweep
+from service.worker import run_worker
+from tests.support.jobs import Shop, conversations, request
+from tests.support.tiny_model import random_target
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "target"
+    return random_target(folder, arch="qwen3", layers=8, hidden=64, dtype="bfloat16", max_position=512)
+
+
+def test_the_work_of_a_job_that_the_database_does_not_know_is_left_alone(
+    tmp_path: Path, target: Path
+) -> None:
+    """1. A job is planned. 2. A worker sweeps with another database. 3. The job still completes."""
+    shop = Shop.open(tmp_path, target)
+    job_id = shop.submit(request(target, conversations(10)))
+    shop.plan()
+    other = Store(f"sqlite:///{tmp_path / 'other.db'}")
+    other.migrate()
+    assert sweep(other, shop.settings) == []
+    other.close()
+    assert shop.finish(job_id).state is JobState.COMPLETED
+    shop.store.close()
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError(2, "gone"), PermissionError(13, "not yours")], ids=str)
+def test_what_cannot_be_removed_is_left_to_the_next_sweep(
+    tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    shop = Shop.open(tmp_path, target)
+    job_id = shop.submit(request(target, conversations(10)))
+    attempts = shop.settings.work_root / job_id / "attempts"
+    lost = [attempts / "00000-7", attempts / "00000-8"]
+    for folder in lost:
+        folder.mkdir(parents=True)
+    remove = shutil.rmtree
+
+    def removing(path: Path) -> None:
+        if path == lost[0]:
+            raise error
+        remove(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", removing)
+        assert sweep(shop.store, shop.settings) == [lost[1]]
+    assert sweep(shop.store, shop.settings) == [lost[0]]
+    shop.store.close()
+
+
+def test_a_worker_outlives_a_sweep_without_a_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. A sweep is well. 2. The next one's database is away. 3. The third one's folder cannot be read."""
+    errors = iter([None, StoreUnavailable("the database is away"), OSError(5, "cannot be read")])
+
+    def sweeping(store: Store, settings: Settings) -> list[Path]:
+        error = next(errors)
+        if error is not None:
+            raise error
+        return []
+
+    monkeypatch.setattr(service.worker, "sweep", sweeping)
+    monkeypatch.setattr(service.worker, "RESTART_S", 0.05)
+    monkeypatch.setattr(service.worker, "SWEEP_S", 0.0)
+    with pytest.raises(OSError, match="cannot be read"):
+        run_worker(Settings(data_dir=tmp_path, poll_s=0.05))
