@@ -7,29 +7,32 @@ import pytest
 from connector import seal
 from connector.seal import move_durably
 from schemas.job import JobState
+from service.capture import loop
 from service.capture.landing import land
 from tests.support.jobs import Shop, conversations, request
 from tests.support.tiny_model import random_target
 
 
 def test_a_unit_is_landed_by_two_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """1. A unit is committed. 2. When its first file is about to be moved, another lands the whole unit."""
+    """1. A unit is committed. 2. A publisher is about to move its file. 3. The worker moves it first."""
     folder = tmp_path / "models" / "target"
     target = random_target(folder, arch="qwen3", layers=8, hidden=64, dtype="bfloat16", max_position=512)
     shop = Shop.open(tmp_path, target)
     job_id = shop.submit(request(target, conversations(10)))
     shop.plan()
+    with monkeypatch.context() as unlanded:
+        unlanded.setattr(loop, "land_unit", lambda settings, commit: None)
+        shop.capture(job_id)
     dataset, replace = shop.settings.dataset_dir(job_id), Path.replace
     overtaken: list[Path] = []
 
     def replacing(source: Path, final: Path) -> Path:
-        if final.is_relative_to(dataset) and not overtaken:
+        if final.is_relative_to(dataset / "data") and not overtaken:
             overtaken.append(final)
             land(shop.store, shop.settings, job_id)
         return replace(source, final)
 
     monkeypatch.setattr(Path, "replace", replacing)
-    shop.capture(job_id)
     shop.publish()
     assert shop.store.job(job_id).state is JobState.COMPLETED
     assert len(overtaken) == 1
@@ -37,9 +40,7 @@ def test_a_unit_is_landed_by_two_at_once(tmp_path: Path, monkeypatch: pytest.Mon
     shop.store.close()
 
 
-def test_a_file_that_another_moved_meanwhile_is_moved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_another_moved_is_made_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other one has removed the folder as well."""
     source, final = tmp_path / "attempt" / "shard", tmp_path / "data" / "shard"
     final.parent.mkdir()
