@@ -11,10 +11,10 @@ from schemas.job import Sizing
 
 DRAIN_BYTES_PER_S = 45e9
 """Drained from a GPU that computes meanwhile; alone it is 54e9, and a plain pinned copy 55e9."""
-WRITER_BYTES_PER_S = 1.20e9
-"""Checked, framed and sealed by one thread alone on a disk that takes 1.81e9 of write() and fsync(): half of
-its time it waits for that disk."""
-WRITER_CORE_S_PER_GB = 0.43
+WRITER_BYTES_PER_S = 1.28e9
+"""Checked, framed and sealed by one thread alone on a disk that takes 1.96e9 of write() and fsync(): nearly
+half of its time it waits for that disk."""
+WRITER_CORE_S_PER_GB = 0.42
 """Of a core for 1e9 bytes of states: the writer with its checks and its xxh3, and the kernel's part."""
 PROOF_CORE_S_PER_GB = 0.39
 """Of the sealed unit, read back: in one unit of a gigabyte; in units of 65 MB it is 1.3, because a unit has

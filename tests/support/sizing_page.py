@@ -76,16 +76,17 @@ Measured on one H200's machine, with PCIe 5 x16 and 16 cores
 | --- | --- |
 | a plain copy into pinned memory | 55 |
 | Quarry's drain, alone | 51 to 55 |
-| Quarry's drain, beside a model that never pauses | {DRAIN_BYTES_PER_S / 1e9:.0f} |
+| Quarry's drain, beside a model that never pauses | 41 to 46, typically {DRAIN_BYTES_PER_S / 1e9:.0f} |
 
-That file also holds figures of a writer that was replaced since; the one of today has not run on that
-machine. It was measured on a machine of two cores, with the CPU build, a disk of its own and no GPU
+They are of the drain before it summed each state on the device, one more reduction over each gathered part;
+the drain of today has not run on that machine. The same goes for the writer: that file holds figures of one
+that was replaced since. Today's was measured on a machine of two cores, with the CPU build, a disk of its own and no GPU
 ([cpu-writer.json](../benchmarks/results/cpu-writer.json), [job.json](../benchmarks/results/job.json)):
 
 | what | GB/s of one thread | core seconds a GB |
 | --- | --- | --- |
 | rows checked and sealed (xxh3, Parquet, O_DIRECT, fsync) | {threads} | {WRITER_CORE_S_PER_GB} |
-| the same bytes by write() and fsync(), two threads on one core | 1.81 | 0.22 |
+| the same bytes by write() and fsync() | 1.96 | 0.23 |
 | a sealed unit of 1 GB read back and proven | - | {PROOF_CORE_S_PER_GB} |
 | the same, units of 65 MB | - | 1.3 |
 | sha256 of the shards at publication | {1 / DIGEST_CORE_S_PER_GB:.1f} | {DIGEST_CORE_S_PER_GB:.2f} |
@@ -106,7 +107,7 @@ What that says:
 - **Cores**: writing, proof and sha256 keep {CORE_S_PER_GB:.1f} cores busy for each GB/s. The sha256 is the
   largest part of it, and it is taken when a job's last unit is committed, not while it captures. What the
   engine itself needs of the cores is not counted.
-- **Writers**: one thread seals {threads} GB/s and waits half of that time for its disk. How several share one
+- **Writers**: one thread seals {threads} GB/s and waits nearly half of that time for its disk. How several share one
   disk was not measured: give them what the cores allow. `QUARRY_WRITER_THREADS` is the number for each rank,
   half of its share of the cores if you say nothing.
 - **Disk**: a limit of its own, whatever the cores do. Every byte is written once and read twice, by the proof
