@@ -14,6 +14,7 @@ from schemas.receipts import (
     ToConnector,
     UnitFailed,
     UnitOpened,
+    UnitSealed,
     line,
 )
 from service.capture.link import EngineLink
@@ -22,6 +23,8 @@ from tests.support.plans import identity, order
 
 ORDER = order(identity(), 2)
 KEY = ORDER.key
+MOST_ROWS = 65_536
+"""The upper bound of `unit_max_samples`."""
 
 
 class Rank:
@@ -122,5 +125,26 @@ def test_a_writer_that_opens_no_unit_is_not_waited_for_for_ever() -> None:
     async def test(link: EngineLink, ranks: list[Rank]) -> None:
         with pytest.raises(EngineStuck, match="did not open"):
             await link.open(ORDER, timeout_s=0.1)
+
+    with_ranks(1, test)
+
+
+def test_the_receipt_of_the_largest_unit_is_one_line_like_any_other() -> None:
+    sealed = UnitSealed(
+        key=KEY,
+        rank=0,
+        file="train-00000.parquet",
+        xxh3="0" * 32,
+        footer_xxh3="1" * 32,
+        bytes=2**30,
+        rows=tuple(range(MOST_ROWS)),
+        num_tokens=(4096,) * MOST_ROWS,
+    )
+
+    async def test(link: EngineLink, ranks: list[Rank]) -> None:
+        await opened(link, ranks)
+        ranks[0].say(sealed)
+        assert await link.receipts(KEY) == (sealed,)
+        assert link.alive
 
     with_ranks(1, test)

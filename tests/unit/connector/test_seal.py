@@ -1,9 +1,30 @@
 import hashlib
+import os
+from pathlib import Path
 
 import pytest
 import xxhash
 
 from connector.seal import footer_xxh3, move_durably, seal, sealing, sha256_of, temporary
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Path]]:
+    """Every fsync and every rename of the test, in order, with the path that it is called on."""
+    taken: list[tuple[str, Path]] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def watched_fsync(fd: int) -> None:
+        taken.append(("fsync", Path(f"/proc/self/fd/{fd}").readlink()))
+        fsync(fd)
+
+    def watched_replace(source: Path, final: Path) -> Path:
+        taken.append(("rename", source))
+        return replace(source, final)
+
+    monkeypatch.setattr(os, "fsync", watched_fsync)
+    monkeypatch.setattr(Path, "replace", watched_replace)
+    return taken
 
 
 def test_a_file_has_its_final_name_only_when_it_is_whole(tmp_path):
@@ -61,3 +82,18 @@ def test_moving_again_is_harmless_and_a_lost_file_is_an_error(tmp_path):
     final.unlink()
     with pytest.raises(FileNotFoundError):
         move_durably(source, final)
+
+
+def test_what_is_sealed_is_durable_before_its_name_and_then_its_name(tmp_path, steps):
+    final = tmp_path / "a"
+    temporary(final).write_bytes(b"x")
+    seal(final)
+    assert steps == [("fsync", temporary(final)), ("rename", temporary(final)), ("fsync", tmp_path)]
+
+
+def test_a_moved_file_is_durable_in_its_new_folder_before_it_is_gone_from_the_old_one(tmp_path, steps):
+    (tmp_path / "attempt").mkdir()
+    source, final = tmp_path / "attempt" / "a", tmp_path / "data" / "a"
+    source.write_bytes(b"1")
+    move_durably(source, final)
+    assert steps == [("rename", source), ("fsync", final.parent), ("fsync", source.parent)]

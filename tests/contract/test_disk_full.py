@@ -1,0 +1,58 @@
+"""A disk that is full at any file that the service writes blocks the job, which resumes whole."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from connector.seal import temporary
+from schemas.job import JobState
+from schemas.names import attempt_dir, job_id_from_key, manifest_path, plan_path
+from service.capture.landing import INDEX_FILE
+from service.proof.verify import verify_dataset
+from service.settings import Settings
+from tests.support.jobs import Shop, conversations, request
+from tests.support.tiny_model import random_target
+
+JOB = job_id_from_key("a job")
+SAMPLES = conversations(20)
+FINAL_NAMES: dict[str, Callable[[Settings], Path]] = {
+    "plan": lambda settings: settings.work_root / plan_path(JOB, 0),
+    "index": lambda settings: settings.work_root / attempt_dir(JOB, 0, 1) / INDEX_FILE,
+    "manifest": lambda settings: settings.dataset_dir(JOB) / manifest_path(JOB),
+}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "target"
+    return random_target(folder, arch="qwen3", layers=8, hidden=64, dtype="bfloat16", max_position=512)
+
+
+@pytest.fixture
+def shop(tmp_path: Path, target: Path) -> Iterator[Shop]:
+    made = Shop.open(tmp_path, target)
+    yield made
+    made.store.close()
+
+
+@pytest.mark.parametrize("file", FINAL_NAMES)
+def test_a_full_disk_blocks_the_job_and_it_resumes_whole(shop: Shop, target: Path, file: str) -> None:
+    """1. The file is written to a device that is always full. 2. The job is blocked, and the file is removed.
+
+    3. With room it resumes and completes.
+    """
+    device = temporary(FINAL_NAMES[file](shop.settings))
+    device.parent.mkdir(parents=True)
+    device.symlink_to("/dev/full")
+    blocked = shop.run(request(target, SAMPLES))
+    assert blocked.state is JobState.BLOCKED
+    assert blocked.problem is not None and blocked.problem.type == "urn:quarry:disk-full"
+    assert blocked.problem.cure
+    assert not device.is_symlink()
+    shop.store.resume(JOB)
+    job = shop.finish(JOB)
+    assert job.state is JobState.COMPLETED, job.problem
+    assert sorted(row["source_id"] for row in shop.rows(JOB)) == sorted(one["id"] for one in SAMPLES)
+    report = verify_dataset(shop.settings.dataset_dir(JOB))
+    assert report.ok, report.findings

@@ -1,0 +1,71 @@
+"""A bug in a unit's proof or in a writer thread is told in the job: nothing waits for ever for a result."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from connector.shards import UnitWriter
+from schemas.job import JobState
+from service.capture import unit_run
+from service.proof.verify import verify_dataset
+from tests.support.jobs import Shop, conversations, request
+from tests.support.tiny_model import random_target
+
+SAMPLES = conversations(20)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "target"
+    return random_target(folder, arch="qwen3", layers=8, hidden=64, dtype="bfloat16", max_position=512)
+
+
+@pytest.fixture
+def shop(tmp_path: Path, target: Path) -> Iterator[Shop]:
+    made = Shop.open(tmp_path, target)
+    yield made
+    made.store.close()
+
+
+def test_a_bug_in_the_proof_of_a_unit_fails_the_job_with_a_word_and_the_capture_ends(
+    shop: Shop, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def buggy(**given: Any) -> None:
+        raise RuntimeError("nobody foresaw this")
+
+    monkeypatch.setattr(unit_run, "check_unit", buggy)
+    job = shop.run(request(target, SAMPLES))
+    assert job.state is JobState.FAILED and job.problem is not None
+    assert (job.problem.title, job.problem.status) == ("Internal error", 500)
+    assert job.problem.detail == "internal error: RuntimeError('nobody foresaw this')"
+
+
+def test_a_bug_in_a_writer_thread_costs_its_unit_an_attempt_and_the_job_no_sample(
+    shop: Shop, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. One row's write raises what is no error of the file system. 2. Its unit is tried again, no other.
+
+    3. The job completes.
+    """
+    healthy, bugs = UnitWriter.write, iter(["nobody foresaw this"])
+    hit: list[int] = []
+
+    def write(self: UnitWriter, *given: Any) -> Any:
+        if bug := next(bugs, None):
+            hit.append(self.key.unit)
+            raise KeyError(bug)
+        return healthy(self, *given)
+
+    monkeypatch.setattr(UnitWriter, "write", write)
+    job = shop.run(request(target, SAMPLES))
+    assert job.state is JobState.COMPLETED, job.problem
+    units = shop.store.units(job.id)
+    assert len(units) > 1 and len(hit) == 1
+    assert [row.attempts for row in units] == [2 if row.unit in hit else 1 for row in units]
+    (told,) = [event.problem for event in shop.store.events(job.id) if event.problem is not None]
+    assert told.type == "urn:quarry:engine-died" and "KeyError('nobody foresaw this')" in told.detail
+    assert sorted(row["source_id"] for row in shop.rows(job.id)) == sorted(one["id"] for one in SAMPLES)
+    report = verify_dataset(shop.settings.dataset_dir(job.id))
+    assert report.ok, report.findings
