@@ -12,7 +12,15 @@ from schemas.arrow import state_bytes, stored_token_bytes
 from schemas.identity import Identity
 from schemas.names import MAX_UNITS, plan_path
 from schemas.request import CapturePasses, ExtractRequest, FileSource, Generate, HubSource, InlineSource
-from service.errors import IllegalMove, LeaseLost, OptionRefused, Outcome, QuarryError, StoreUnavailable
+from service.errors import (
+    DiskFull,
+    IllegalMove,
+    LeaseLost,
+    OptionRefused,
+    Outcome,
+    QuarryError,
+    StoreUnavailable,
+)
 from service.plan.plan_file import write_plan
 from service.plan.planner import RowOutcome, UnitBounds, UnitDraft, plan_units
 from service.plan.sources import RowSource, open_source
@@ -78,7 +86,7 @@ def _end(store: Store, settings: Settings, lease: PlanLease, error: QuarryError)
             store.fail_job(lease.job_id, error.problem(), lease=lease)
         elif error.outcome is Outcome.BLOCK or lease.epoch % settings.unit_attempts == 0:
             store.block_job(lease.job_id, error.problem(), lease=lease)
-    except (LeaseLost, IllegalMove, StoreUnavailable):
+    except (LeaseLost, IllegalMove, StoreUnavailable, DiskFull):
         # The job was cancelled or taken over meanwhile, or the next lease will meet the same error.
         return
 

@@ -8,10 +8,14 @@ from typing import Any
 
 import pytest
 
+from connector.wire import StepWork
 from schemas.job import ENDED_JOB_STATES, JobState, UnitState
 from service.capture import unit_run
+from service.capture.engine import EngineSpec
+from service.capture.link import EngineLink
 from service.capture.loop import Capture
 from service.errors import StatesWrong
+from service.settings import Settings
 from tests.support.fake_engine import FakeEngine
 from tests.support.jobs import Shop, conversations, request
 from tests.support.tiny_model import random_target
@@ -128,4 +132,36 @@ def test_a_worker_is_told_to_stop_while_its_engine_starts(
     (row,) = shop.store.units(job_id)
     assert (row.state, row.attempts) == (UnitState.PENDING, 0)
     assert stops == ["engine"]
+    shop.store.close()
+
+
+def test_an_engine_that_keeps_a_row_to_itself_is_given_up_after_one_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. The first engine's scheduler half never hands over a row. 2. Another engine runs the unit again."""
+    model = target(tmp_path)
+    shop = Shop.open(tmp_path, model, receipt_timeout_s=2.0, unit_attempts=3)
+    start = FakeEngine.start
+    started: list[FakeEngine] = []
+    epochs: set[int] = set()
+
+    async def lossy(self: FakeEngine, spec: EngineSpec, settings: Settings, link: EngineLink) -> None:
+        await start(self, spec, settings, link)
+        started.append(self)
+        take_work = self._scheduler.take_work
+
+        def without_a_row() -> StepWork:
+            work = take_work()
+            epochs.update(item.ref.key.epoch for item in work.items)
+            work.items = [item for item in work.items if item.ref.row != 2]
+            return work
+
+        if len(started) == 1:
+            monkeypatch.setattr(self._scheduler, "take_work", without_a_row)
+
+    monkeypatch.setattr(FakeEngine, "start", lossy)
+    job = shop.run(request(model, conversations(10), canary="skip", storage=ONE_UNIT))
+    assert job.state is JobState.COMPLETED, job.problem
+    assert epochs == {1}
+    assert len(started) >= 2  # on a slow machine a receipt of the second may be late, too
     shop.store.close()

@@ -19,6 +19,7 @@ from service.proof.token_counts import read_counts
 from service.proof.verify import verify_dataset
 from service.store import Store
 from service.sweeper import sweep
+from tests.support.engine_bench import until
 from tests.support.fake_engine import FakeEngine, states_TH
 from tests.support.jobs import Shop, conversations, request
 from tests.support.pg import running_postgres
@@ -221,7 +222,9 @@ def test_a_cancelled_job_stops_and_resumes_from_what_was_committed(shop, target)
     assert all(row.epoch == epochs[row.unit] for row in shop.store.units(job_id) if row.unit in done)
 
 
-def test_a_worker_that_is_told_to_stop_gives_its_units_back_at_once(shop, target):
+def test_a_worker_that_is_told_to_stop_gives_its_units_back_at_once(shop, target, monkeypatch):
+    """1. Units are in an engine that takes for ever. 2. SIGTERM, and no time to drain."""
+    monkeypatch.setenv("QUARRY_FAKE_STEP_S", "600")
     shop.settings = shop.settings.model_copy(update={"drain_s": 0.0})
     job_id = shop.submit(request(target, conversations(60)))
     shop.plan()
@@ -229,13 +232,15 @@ def test_a_worker_that_is_told_to_stop_gives_its_units_back_at_once(shop, target
     async def stopped() -> None:
         loop = Capture(shop.store, shop.settings, "worker")
         task = asyncio.create_task(loop.run())
-        while not any(row.state is UnitState.LEASED for row in shop.store.units(job_id)):
-            await asyncio.sleep(0)
+        await until(lambda: bool(loop._runs))
         loop.stop.set()
         await task
 
     asyncio.run(asyncio.wait_for(stopped(), 60))
-    assert not any(row.state is UnitState.LEASED for row in shop.store.units(job_id))
+    units = shop.store.units(job_id)
+    assert units[0].epoch == 1
+    assert {(row.state, row.attempts) for row in units} == {(UnitState.PENDING, 0)}
+    monkeypatch.delenv("QUARRY_FAKE_STEP_S")
     shop.finish(job_id)
     assert_whole(shop, job_id, written=60, rejected=0)
 

@@ -80,8 +80,9 @@ Measured on one H200's machine, with PCIe 5 x16 and 16 cores
 
 They are of the drain before it summed each state on the device, one more reduction over each gathered part;
 the drain of today has not run on that machine. The same goes for the writer: that file holds figures of one
-that was replaced since. Today's was measured on a machine of two cores, with the CPU build, a disk of its own and no GPU
-([cpu-writer.json](../benchmarks/results/cpu-writer.json), [job.json](../benchmarks/results/job.json)):
+that was replaced since. Today's was measured on a machine of two cores, with the CPU build, a disk of its own
+and no GPU ([cpu-writer.json](../benchmarks/results/cpu-writer.json),
+[job.json](../benchmarks/results/job.json)):
 
 | what | GB/s of one thread | core seconds a GB |
 | --- | --- | --- |
@@ -107,9 +108,9 @@ What that says:
 - **Cores**: writing, proof and sha256 keep {CORE_S_PER_GB:.1f} cores busy for each GB/s. The sha256 is the
   largest part of it, and it is taken when a job's last unit is committed, not while it captures. What the
   engine itself needs of the cores is not counted.
-- **Writers**: one thread seals {threads} GB/s and waits nearly half of that time for its disk. How several share one
-  disk was not measured: give them what the cores allow. `QUARRY_WRITER_THREADS` is the number for each rank,
-  half of its share of the cores if you say nothing.
+- **Writers**: one thread seals {threads} GB/s and waits nearly half of that time for its disk. How several
+  share one disk was not measured: give them what the cores allow. `QUARRY_WRITER_THREADS` is the number for
+  each rank, half of its share of the cores if you say nothing.
 - **Disk**: a limit of its own, whatever the cores do. Every byte is written once and read twice, by the proof
   and by the sha256, both past the page cache; a push reads it once more. Eight GPUs on an 8B target ask for
   more than one NVMe disk writes; stripe several, or give every GPU a worker and a disk of its own. A slow

@@ -1,0 +1,49 @@
+"""A worker that is told to stop lets the units in its engine end, and begins no other."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from schemas.job import JobState, UnitState
+from service.capture.engine import Answer, Prompt
+from service.capture.loop import Capture
+from tests.contract.test_distrust import target
+from tests.support.engine_bench import until
+from tests.support.fake_engine import FakeEngine
+from tests.support.jobs import Shop, conversations, request
+
+
+def test_a_worker_that_is_told_to_stop_commits_the_unit_in_its_engine_and_begins_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. A unit is in the engine, more wait. 2. SIGTERM. 3. Only then the engine answers."""
+    model = target(tmp_path)
+    shop = Shop.open(tmp_path, model, units_in_flight=1)
+    job_id = shop.submit(request(model, conversations(20)))
+    shop.plan()
+    healthy = FakeEngine.run
+
+    async def stopped() -> None:
+        answering = asyncio.Event()
+
+        async def run(self: FakeEngine, prompt: Prompt) -> Answer:
+            await answering.wait()
+            return await healthy(self, prompt)
+
+        monkeypatch.setattr(FakeEngine, "run", run)
+        loop = Capture(shop.store, shop.settings, "worker")
+        async with asyncio.TaskGroup() as group:
+            group.create_task(loop.run())
+            await until(lambda: bool(loop._runs))
+            loop.stop.set()
+            answering.set()
+
+    asyncio.run(asyncio.wait_for(stopped(), 60))
+    first, *others = shop.store.units(job_id)
+    assert (first.state, first.epoch) == (UnitState.DONE, 1)
+    assert {(row.state, row.epoch) for row in others} == {(UnitState.PENDING, 0)}
+    monkeypatch.setattr(FakeEngine, "run", healthy)
+    assert shop.finish(job_id).state is JobState.COMPLETED
+    assert {row.epoch for row in shop.store.units(job_id)} == {1}
+    shop.store.close()

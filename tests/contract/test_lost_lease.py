@@ -1,0 +1,118 @@
+"""A unit whose lease is lost leaves the engine and the connector at once, and the worker goes on."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from schemas.job import JobState
+from service.capture.engine import Answer, EngineSpec, Prompt
+from service.capture.landing import attempt_folder
+from service.capture.link import EngineLink
+from service.capture.loop import Capture
+from service.settings import Settings
+from tests.contract.test_distrust import ONE_UNIT, target
+from tests.support.engine_bench import until
+from tests.support.fake_engine import FakeEngine
+from tests.support.jobs import Shop, conversations, request
+
+ENDED_ROWS = 2
+FOR_EVER_S = 600.0
+
+
+def captured(shop: Shop, job_id: str) -> bool:
+    progress = shop.store.summary(job_id).progress
+    return progress.plan_done and progress.units_done == progress.units_planned
+
+
+def test_a_cancelled_jobs_unit_is_abandoned_and_the_next_job_completes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. Of a unit two rows are written, the others take for ever. 2. Its job is cancelled. 3. Another comes.
+
+    The lost unit fills the engine, so that the other one finds room only if all of it was given back.
+    """
+    model = target(tmp_path)
+    shop = Shop.open(tmp_path, model, lease_s=1.0, units_in_flight=1, in_flight_requests=2)
+    body = request(model, conversations(10), canary="skip", storage=ONE_UNIT)
+    first = shop.submit(body, "first")
+    shop.plan()
+    healthy = FakeEngine.run
+
+    async def run(self: FakeEngine, prompt: Prompt) -> Answer:
+        if self.requests == ENDED_ROWS:
+            self.step_delay_s = FOR_EVER_S
+        return await healthy(self, prompt)
+
+    monkeypatch.setattr(FakeEngine, "run", run)
+
+    async def served() -> str:
+        loop = Capture(shop.store, shop.settings, "worker")
+        async with asyncio.TaskGroup() as group:
+            group.create_task(loop.run())
+            await until(lambda: bool(loop._runs))
+            (key,) = loop._runs
+            running, folder = loop._house.running, attempt_folder(shop.settings, key)
+            assert running is not None and isinstance(running.engine, FakeEngine)
+            engine, link = running.engine, running.link
+            await until(lambda: engine.computing == 2 and any(folder.glob("*")))
+            shop.store.cancel(first)
+            await until(lambda: not loop._runs and engine.computing == 0)
+            assert not link._attempts
+            await until(lambda: not any(folder.glob("*")))
+            engine.step_delay_s = 0.0
+            second = shop.submit(body, "second")
+            await asyncio.to_thread(shop.plan)
+            await until(lambda: captured(shop, second))
+            loop.stop.set()
+        return second
+
+    second = asyncio.run(asyncio.wait_for(served(), 60))
+    shop.publish()
+    assert shop.store.state(first) is JobState.CANCELLED
+    assert shop.store.state(second) is JobState.COMPLETED
+    shop.store.close()
+
+
+def test_a_unit_whose_lease_is_lost_while_the_engine_starts_is_not_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. An engine starts for a unit. 2. Its job is cancelled. 3. The engine is up, and serves the next."""
+    model = target(tmp_path)
+    shop = Shop.open(tmp_path, model, lease_s=1.0, units_in_flight=1)
+    body = request(model, conversations(4), canary="skip", storage=ONE_UNIT)
+    first, second = shop.submit(body, "first"), shop.submit(body, "second")
+    shop.plan()
+    start, healthy = FakeEngine.start, FakeEngine.run
+    asked_for: set[str] = set()
+
+    async def run(self: FakeEngine, prompt: Prompt) -> Answer:
+        assert prompt.ref is not None
+        asked_for.add(prompt.ref.key.job_id)
+        return await healthy(self, prompt)
+
+    monkeypatch.setattr(FakeEngine, "run", run)
+
+    async def served() -> None:
+        starting, cancelled = asyncio.Event(), asyncio.Event()
+
+        async def late(self: FakeEngine, spec: EngineSpec, settings: Settings, link: EngineLink) -> None:
+            starting.set()
+            await cancelled.wait()
+            await start(self, spec, settings, link)
+
+        monkeypatch.setattr(FakeEngine, "start", late)
+        loop = Capture(shop.store, shop.settings, "worker", only_job=second)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(loop.run())
+            await starting.wait()
+            shop.store.cancel(first)
+            await until(lambda: not loop._held)
+            cancelled.set()
+
+    asyncio.run(asyncio.wait_for(served(), 60))
+    shop.publish()
+    assert asked_for == {second}
+    assert shop.store.state(first) is JobState.CANCELLED
+    assert shop.store.state(second) is JobState.COMPLETED
+    shop.store.close()

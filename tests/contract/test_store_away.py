@@ -1,0 +1,259 @@
+"""A store that is away for a while ends no worker, no planner and no job, and costs no attempt."""
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.identity import Identity
+from schemas.job import JobState, UnitState
+from schemas.request import ExtractRequest
+from service.capture.engine import Answer, EngineSpec, Prompt
+from service.capture.link import EngineLink
+from service.capture.loop import Capture
+from service.errors import DatasetBroken, DiskFull, EngineDied, QuarryError, StoreUnavailable
+from service.plan.planning import run_planning
+from service.publish.publisher import run_publishing
+from service.settings import Settings
+from service.store import Store
+from tests.contract.test_distrust import ONE_UNIT, target
+from tests.support.engine_bench import until
+from tests.support.fake_engine import FakeEngine
+from tests.support.jobs import Shop, conversations, request
+from tests.support.store_cases import Clock
+
+BEATS = 3
+SHARE = 0.4
+"""Three calls that take such a share of a lease each are longer than the lease, two are not."""
+
+AWAY = StoreUnavailable("away")
+TO_A_WORKER = pytest.mark.parametrize("error", [AWAY, DiskFull("it cannot grow")], ids=["away", "full"])
+"""A worker knows two ways in which its store is away."""
+
+
+class Away:
+    """Stands for a verb of a store and raises `error` when first called.
+
+    Each call takes `takes_s` of the clock.
+    """
+
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        store: Store,
+        verb: str,
+        clock: Clock,
+        takes_s: float = 0.0,
+        error: QuarryError = AWAY,
+    ) -> None:
+        self._verb, self._clock, self._takes_s, self._error = getattr(store, verb), clock, takes_s, error
+        self.calls = 0
+        self.kept = threading.Event()
+        """Set once the calls have taken longer than a lease of which each takes `SHARE`."""
+        monkeypatch.setattr(store, verb, self)
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        self.calls += 1
+        self._clock.advance(self._takes_s)
+        if self.calls == 1:
+            raise self._error
+        answer = self._verb(*given, **named)
+        if self.calls >= BEATS:
+            self.kept.set()
+        return answer
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def shop(tmp_path: Path, clock: Clock) -> Iterator[Shop]:
+    """A shop whose store goes by `clock`: a lease runs out only where a test says so."""
+    made = Shop.open(tmp_path, target(tmp_path), lease_s=1.0)
+    made.store.close()
+    made.store = Store(made.settings.database(), clock)
+    yield made
+    made.store.close()
+
+
+def submit(shop: Shop, **changes: Any) -> str:
+    (root,) = shop.settings.model_roots
+    body: dict[str, Any] = {"canary": "skip", "storage": ONE_UNIT} | changes
+    return shop.submit(request(root / "target", conversations(20), **body))
+
+
+def attempts(shop: Shop, job_id: str) -> Counter[tuple[UnitState, int, int]]:
+    """Return how many units of a job stand at a state, an epoch and a number of attempts."""
+    return Counter((row.state, row.epoch, row.attempts) for row in shop.store.units(job_id))
+
+
+@TO_A_WORKER
+@pytest.mark.parametrize("verb", ["lease_unit", "summary"])
+def test_a_worker_that_finds_no_store_looks_for_work_later(
+    shop: Shop, clock: Clock, monkeypatch: pytest.MonkeyPatch, verb: str, error: QuarryError
+) -> None:
+    job_id = submit(shop)
+    shop.plan()
+    away = Away(monkeypatch, shop.store, verb, clock, error=error)
+    assert shop.finish(job_id).state is JobState.COMPLETED
+    assert away.calls > 1
+    assert attempts(shop, job_id) == {(UnitState.DONE, 1, 1): 1}
+
+
+@TO_A_WORKER
+def test_a_unit_is_kept_over_a_beat_that_finds_no_store(
+    shop: Shop, clock: Clock, monkeypatch: pytest.MonkeyPatch, error: QuarryError
+) -> None:
+    """1. A unit is captured for longer than its lease. 2. The first beat finds no store, the next does."""
+    job_id = submit(shop)
+    shop.plan()
+    away = Away(monkeypatch, shop.store, "extend_units", clock, SHARE * shop.settings.lease_s, error)
+    healthy = FakeEngine.run
+
+    async def run(self: FakeEngine, prompt: Prompt) -> Answer:
+        await until(away.kept.is_set)
+        return await healthy(self, prompt)
+
+    monkeypatch.setattr(FakeEngine, "run", run)
+    assert shop.finish(job_id).state is JobState.COMPLETED
+    assert attempts(shop, job_id) == {(UnitState.DONE, 1, 1): 1}
+
+
+@TO_A_WORKER
+def test_a_failed_attempt_that_cannot_be_recorded_is_left_to_its_lease(
+    shop: Shop, clock: Clock, monkeypatch: pytest.MonkeyPatch, error: QuarryError
+) -> None:
+    """1. An engine does not start. 2. There is no store to record that. 3. The lease runs out."""
+    job_id = submit(shop)
+    shop.plan()
+    away = Away(monkeypatch, shop.store, "fail_unit", clock, shop.settings.lease_s + 1, error)
+    start, broken = FakeEngine.start, iter([True])
+
+    async def started(self: FakeEngine, spec: EngineSpec, settings: Settings, link: EngineLink) -> None:
+        if next(broken, False):
+            raise EngineDied("planted")
+        await start(self, spec, settings, link)
+
+    monkeypatch.setattr(FakeEngine, "start", started)
+    assert shop.finish(job_id).state is JobState.COMPLETED
+    assert away.calls == 1
+    assert attempts(shop, job_id) == {(UnitState.DONE, 2, 1): 1}
+
+
+@TO_A_WORKER
+def test_a_worker_that_stops_without_a_store_gives_back_what_it_can_and_stops_its_engine(
+    shop: Shop, clock: Clock, monkeypatch: pytest.MonkeyPatch, error: QuarryError
+) -> None:
+    """1. Two units are in an engine that takes for ever. 2. SIGTERM. 3. The first cannot be given back."""
+    monkeypatch.setenv("QUARRY_FAKE_STEP_S", "600")
+    shop.settings = shop.settings.model_copy(update={"drain_s": 0.0})
+    job_id = submit(shop, storage={"shard_bytes": 262_144})
+    shop.plan()
+    Away(monkeypatch, shop.store, "release_unit", clock, error=error)
+
+    async def stopped() -> Capture:
+        loop = Capture(shop.store, shop.settings, "worker")
+        async with asyncio.TaskGroup() as group:
+            group.create_task(loop.run())
+            await until(lambda: len(loop._runs) == 2)
+            loop.stop.set()
+        return loop
+
+    loop = asyncio.run(asyncio.wait_for(stopped(), 60))
+    assert loop._house.running is None
+    counted = attempts(shop, job_id)
+    assert (counted[UnitState.LEASED, 1, 1], counted[UnitState.PENDING, 1, 0]) == (1, 1)
+    clock.advance(shop.settings.lease_s + 1)
+    monkeypatch.delenv("QUARRY_FAKE_STEP_S")
+    assert shop.finish(job_id).state is JobState.COMPLETED
+
+
+def test_a_publisher_that_finds_no_store_publishes_later(
+    shop: Shop, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = submit(shop)
+    shop.plan()
+    shop.capture(job_id)
+    Away(monkeypatch, shop.store, "lease_publish", clock)
+    assert run_publishing(shop.store, shop.settings, "publisher", lambda: False) is False
+    assert run_publishing(shop.store, shop.settings, "publisher", lambda: False) is True
+    assert shop.store.state(job_id) is JobState.COMPLETED
+
+
+def test_a_publishers_error_that_cannot_be_recorded_is_left_to_the_next_lease(
+    shop: Shop, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. Publishing fails. 2. There is no store to record that. 3. The lease runs out; all is well now."""
+    job_id = submit(shop)
+    shop.plan()
+    shop.capture(job_id)
+    Away(monkeypatch, shop.store, "fail_job", clock, shop.settings.lease_s + 1)
+
+    def broken(asked: ExtractRequest, identity: Identity, settings: Settings) -> bytes:
+        raise DatasetBroken("planted")
+
+    assert run_publishing(shop.store, shop.settings, "publisher", lambda: False, final_norm=broken) is True
+    assert shop.store.state(job_id) is JobState.PUBLISHING
+    shop.publish()
+    assert shop.store.state(job_id) is JobState.COMPLETED
+
+
+def test_a_planner_that_finds_no_store_says_so_and_the_next_one_plans(
+    shop: Shop, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = submit(shop)
+    Away(monkeypatch, shop.store, "lease_plan", clock)
+    with pytest.raises(StoreUnavailable):
+        shop.plan()
+    assert shop.finish(job_id).state is JobState.COMPLETED
+
+
+@pytest.mark.parametrize("verb", ["set_identity", "add_unit", "finish_plan"])
+def test_a_plan_that_finds_no_store_is_made_again_and_the_try_does_not_count(
+    shop: Shop, clock: Clock, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    """The job may be tried once: an error that counted would block it."""
+    shop.settings = shop.settings.model_copy(update={"unit_attempts": 1})
+    job_id = submit(shop, storage={"shard_bytes": 262_144})
+    Away(monkeypatch, shop.store, verb, clock, shop.settings.lease_s + 1)
+    assert run_planning(shop.store, shop.settings, "planner", lambda: False) is True
+    job = shop.store.job(job_id)
+    assert job.state is JobState.RUNNING and not job.progress.plan_done
+    shop.plan()
+    job = shop.store.job(job_id)
+    assert job.state is JobState.RUNNING and job.progress.plan_done
+    assert job.progress.samples_planned == 20
+
+
+def test_a_plan_is_kept_over_an_extension_that_finds_no_store(
+    shop: Shop, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. A plan takes longer than its lease. 2. The first extension finds no store; others keep the plan."""
+    settings = shop.settings.model_copy(update={"lease_s": 0.05})
+    job_id = submit(shop)
+    away = Away(monkeypatch, shop.store, "extend_plan", clock, SHARE * settings.lease_s)
+
+    def stop() -> bool:
+        return not away.kept.wait(30.0) or shop.store.lease_plan("another", 60.0) is not None
+
+    assert run_planning(shop.store, settings, "planner", stop) is True
+    assert shop.store.job(job_id).progress.plan_done
+
+
+def test_a_planners_error_that_cannot_be_recorded_is_met_again_by_the_next_lease(
+    shop: Shop, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = submit(shop, layers=[99])
+    Away(monkeypatch, shop.store, "fail_job", clock, shop.settings.lease_s + 1)
+    assert run_planning(shop.store, shop.settings, "planner", lambda: False) is True
+    assert shop.store.state(job_id) is JobState.RUNNING
+    shop.plan()
+    job = shop.store.job(job_id)
+    assert job.state is JobState.FAILED and job.problem is not None
+    assert job.problem.type == "urn:quarry:unknown-layer"
