@@ -19,7 +19,7 @@ from schemas.request import Generate
 from service.capture.engine import Answer, Prompt
 from service.errors import EngineRefused
 from service.proof.head import Head
-from tests.support.engine_bench import Bench, by_row, until
+from tests.support.engine_bench import Bench, by_row, sealed, until
 from tests.support.engine_probe import PROBED, ask
 from tests.support.plans import JOB, random_ids
 from tests.support.real_engine import free_blocks, meter, truth_of, vllm_bench
@@ -63,11 +63,6 @@ def bench(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Be
         pool_bytes=2**20,
     ) as bench:
         yield bench
-
-
-def sealed(receipt: UnitSealed | UnitFailed) -> UnitSealed:
-    assert isinstance(receipt, UnitSealed), receipt
-    return receipt
 
 
 async def gone(task: "asyncio.Task[Answer]") -> None:

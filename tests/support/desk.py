@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.support.fake_hub import FakeHub
 from tests.support.hub_client import HubClient, Mode
-from tests.support.hub_state import Repo, large_blob, regular_blob
+from tests.support.hub_state import Blob, Repo, large_blob, regular_blob
 
 REPO = "org/states"
 TOKEN = "hf_may_write"
@@ -42,14 +42,19 @@ class Desk:
         return {path: blob.etag for path, blob in self.repo.head.tree.items() if path != ".gitattributes"}
 
 
-def etags(folder: Path) -> dict[str, str]:
-    """Return what `Desk.pushed` should say of a folder."""
+def committed(folder: Path) -> dict[str, Blob]:
+    """Return a folder's files as a commit of another client, which is in LFS mode, holds them."""
     found = {}
     for file in folder.rglob("*"):
         if file.is_file():
             content = file.read_bytes()
             large = file.suffix in (".parquet", ".safetensors")
             digest = hashlib.sha256(content).hexdigest()
-            blob = large_blob(digest, len(content), None) if large else regular_blob(content)
-            found[file.relative_to(folder).as_posix()] = blob.etag
+            blob = large_blob(digest, len(content), content) if large else regular_blob(content)
+            found[file.relative_to(folder).as_posix()] = blob
     return found
+
+
+def etags(folder: Path) -> dict[str, str]:
+    """Return what `Desk.pushed` should say of a folder."""
+    return {path: blob.etag for path, blob in committed(folder).items()}

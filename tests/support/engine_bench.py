@@ -148,6 +148,12 @@ def relative_T(got_TH: torch.Tensor, truth_TH: torch.Tensor) -> torch.Tensor:
     return (got_TH - truth_TH).norm(dim=1) / truth_TH.norm(dim=1)
 
 
+def sealed(receipt: UnitSealed | UnitFailed) -> UnitSealed:
+    """Return the receipt of an attempt that must have been sealed."""
+    assert isinstance(receipt, UnitSealed), receipt
+    return receipt
+
+
 def by_row(prompts: Sequence[Sequence[int]], answers: Sequence[Answer] | None = None) -> dict[int, list[int]]:
     """Return the token ids that are due in each row: prompt, and answer but for its last token."""
     tails = [list(answer.token_ids[:-1]) for answer in answers] if answers else [[]] * len(prompts)

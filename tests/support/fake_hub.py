@@ -330,16 +330,21 @@ class FakeHub:
         if header.get("parentCommit", repo.head.oid) != repo.head.oid:
             raise Refusal(412, "A commit has happened since. Please refresh and try again.")
         changed: dict[str, Blob] = {}
+        deleted: list[str] = []
         for line in lines[1:]:
             value = line["value"]
-            if line["key"] == "file":
+            if line["key"] == "deletedFile":
+                if value["path"] not in repo.head.tree:
+                    raise Refusal(400, f"{value['path']} is not there to be deleted")
+                deleted.append(value["path"])
+            elif line["key"] == "file":
                 changed[value["path"]] = regular_blob(base64.b64decode(value["content"]))
             else:
                 content = self.objects.get(value["oid"])
                 if self.cas is None and (content is None or len(content) != value["size"]):
                     raise Refusal(400, f"the bytes of {value['path']} were not uploaded")
                 changed[value["path"]] = large_blob(value["oid"], value["size"], content)
-        commit = repo.add(header["summary"], changed)
+        commit = repo.add(header["summary"], changed, deleted)
         url = f"{self.url}/{repo.kind}s/{repo.id}/commit/{commit.oid}"
         return JSONResponse(
             {"success": True, "commitOid": commit.oid, "commitUrl": url, "pullRequestUrl": None}
@@ -366,14 +371,8 @@ class FakeHub:
             if path in commit.tree:
                 found.append(commit.tree[path].entry(path))
             elif any(other.startswith(path + "/") for other in commit.tree):
-                found.append(
-                    {
-                        "type": "directory",
-                        "path": path,
-                        "size": 0,
-                        "oid": hashlib.sha1(path.encode()).hexdigest(),
-                    }
-                )
+                oid = hashlib.sha1(path.encode()).hexdigest()
+                found.append({"type": "directory", "path": path, "size": 0, "oid": oid})
         return JSONResponse(found)
 
     async def _resolve(self, request: Request) -> Response:

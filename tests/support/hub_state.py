@@ -2,7 +2,7 @@
 
 import hashlib
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -90,8 +90,9 @@ class Repo:
             return self.head
         return next((commit for commit in self.commits if commit.oid == revision), None)
 
-    def add(self, title: str, changed: Mapping[str, Blob]) -> Commit:
-        tree = {**(self.head.tree if self.commits else {}), **changed}
+    def add(self, title: str, changed: Mapping[str, Blob], deleted: Collection[str] = ()) -> Commit:
+        before = self.head.tree if self.commits else {}
+        tree = {path: blob for path, blob in before.items() if path not in deleted} | {**changed}
         oid = hashlib.sha1(f"{self.kind}{self.id}{len(self.commits)}{title}".encode()).hexdigest()
         self.commits.append(Commit(oid, title, tree))
         return self.head

@@ -1,6 +1,7 @@
 """Values and short ways to a given state of a job, for tests of whatever stands on the store."""
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 
 from schemas.identity import EngineInfo, FinalNorm, Identity, Provenance, layer_info
 from schemas.job import JobState, Problem, RejectView
@@ -48,6 +49,41 @@ class Clock:
     def advance(self, seconds: float) -> None:
         """Move on."""
         self.now_s += seconds
+
+
+class Beats:
+    """The event that the thread which keeps a lease waits for: it comes after ten beats, each at once.
+
+    Every beat moves the clock on by what the thread would have waited; then another owner tries to `take` the
+    role. `over` is set when that has succeeded, or when the lease was extended after the last beat.
+    """
+
+    def __init__(self, clock: Clock, take: Callable[[], object], num_beats: int = 10) -> None:
+        """Wait for nothing yet."""
+        self.waits_s: list[float] = []
+        self.taken: object = None
+        self.over = threading.Event()
+        self._clock, self._take, self._num_beats = clock, take, num_beats
+        self._ended = threading.Event()
+
+    def set(self) -> None:
+        """Let the thread end."""
+        self._ended.set()
+
+    def is_set(self) -> bool:
+        """Return whether the thread may end."""
+        return self._ended.is_set()
+
+    def wait(self, timeout: float) -> bool:
+        """Beat; when it is over, wait in earnest."""
+        if self.taken is None and len(self.waits_s) < self._num_beats:
+            self.waits_s.append(timeout)
+            self._clock.advance(timeout)
+            self.taken = self._take()
+            if self.taken is None:
+                return False
+        self.over.set()
+        return self._ended.wait(60)
 
 
 def job_id(number: int) -> str:

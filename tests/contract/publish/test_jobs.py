@@ -30,19 +30,10 @@ from tests.support.finished_job import (
     run_to_publishing,
 )
 from tests.support.hub_state import Fault, Token
+from tests.support.store_cases import Clock
 
 REPO = "org/states"
 TOKEN = "hf_may_write"
-
-
-class Clock:
-    """A clock that stands still until it is moved."""
-
-    def __init__(self) -> None:
-        self.now_s = 1_800_000_000.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 @pytest.fixture
@@ -167,7 +158,7 @@ def test_a_silent_hub_leaves_the_job_to_the_next_lease(
     assert store.state(JOB) is JobState.PUBLISHING
     assert not publish(store, later)
     hub.heal()
-    clock.now_s += later.lease_s + 1
+    clock.advance(later.lease_s + 1)
     assert publish(store, later)
     assert store.state(JOB) is JobState.COMPLETED
     assert len(hub.repo(REPO).commits) == 2
@@ -176,9 +167,11 @@ def test_a_silent_hub_leaves_the_job_to_the_next_lease(
 def test_a_hub_that_is_silent_for_too_long_blocks_the_job(
     store: Store, settings: Settings, hub: FakeHub, clock: Clock
 ) -> None:
-    clock.now_s = 1_000_000_000.0  # the job begins to be published long before now
     prepare(store, settings)
     hub.fail("commit", Fault(status=503, times=10_000))
+    assert publish(store, settings)
+    assert store.state(JOB) is JobState.PUBLISHING
+    clock.advance(settings.publish_deadline_s + 1)
     assert publish(store, settings)
     job = store.job(JOB)
     assert job.state is JobState.BLOCKED
@@ -240,7 +233,7 @@ def test_a_service_that_ends_leaves_the_job_to_the_next(
     prepare(store, settings)
     assert publish(store, settings, stopped=True)
     assert store.state(JOB) is JobState.PUBLISHING
-    clock.now_s += settings.lease_s + 1
+    clock.advance(settings.lease_s + 1)
     assert publish(store, settings)
     assert store.state(JOB) is JobState.COMPLETED
 

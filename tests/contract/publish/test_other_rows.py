@@ -1,12 +1,8 @@
 """One job id, two sets of files: other rows are never mixed with what is published, nor put in its place."""
 
-import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from starlette.requests import Request
-from starlette.responses import Response
 
 from schemas.identity import Identity
 from schemas.job import JobState
@@ -17,7 +13,7 @@ from service.publish.hub import Patience
 from service.publish.publisher import run_publishing
 from service.settings import Settings
 from service.store import Store
-from tests.support.desk import REPO, TOKEN, Desk, etags
+from tests.support.desk import REPO, TOKEN, Desk, committed, etags
 from tests.support.fake_hub import FakeHub
 from tests.support.finished_job import (
     FINAL_NORM,
@@ -28,43 +24,11 @@ from tests.support.finished_job import (
     an_identity,
     run_to_publishing,
 )
-from tests.support.hub_client import HubClient, Mode
-from tests.support.hub_state import Fault, Token, large_blob, regular_blob
+from tests.support.hub_client import HubClient
+from tests.support.hub_state import Fault, Token
 
 CHANGED = an_identity(source_fingerprint="9" * 64)
 """The identity of the job when it is run again after its source has changed."""
-
-
-class DeletingHub(FakeHub):
-    """A Hub whose commits may also delete files."""
-
-    async def _commit(self, request: Request) -> Response:
-        lines = [json.loads(line) for line in (await request.body()).splitlines()]
-        deleted = [line["value"]["path"] for line in lines if line["key"] == "deletedFile"]
-        request._body = b"\n".join(json.dumps(x).encode() for x in lines if x["key"] != "deletedFile")
-        repo = self._repo(request)
-        missing = [path for path in deleted if path not in repo.head.tree]
-        answer = await super()._commit(request)
-        assert not missing, "the Hub refuses to delete what is not there"
-        for path in deleted:
-            del repo.head.tree[path]
-        return answer
-
-
-@pytest.fixture(scope="module")
-def hub(mode: Mode, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeHub]:
-    with DeletingHub(cas=tmp_path_factory.mktemp("cas") if mode == "xet" else None) as hub:
-        yield hub
-
-
-def committed(folder: Path) -> dict[str, object]:
-    """Return a folder's files as a commit of another client holds them."""
-    files: dict[str, object] = {}
-    for path, etag in etags(folder).items():
-        content = (folder / path).read_bytes()
-        large = len(etag) == 64
-        files[path] = large_blob(etag, len(content), content) if large else regular_blob(content)
-    return files
 
 
 def test_other_rows_of_a_published_job_are_refused_before_a_byte_is_sent(desk: Desk, tmp_path: Path) -> None:
@@ -214,10 +178,10 @@ def test_a_job_whose_other_rows_are_published_fails_once_keeps_its_dataset_and_c
     """1. The job fails, naming field and cure. 2. It is not tried again. 3. The cure followed, it lands."""
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     a_dataset(tmp_path / "week1", units=3, about=CHANGED)
-    with DeletingHub(cas=tmp_path / "cas") as hub:
+    with FakeHub(cas=tmp_path / "cas") as hub:
         hub.add_token(TOKEN, Token("me", orgs={"org": "write"}))
         repo = hub.add_repo(REPO, private=True)
-        repo.add("week 1", committed(tmp_path / "week1"))  # type: ignore[arg-type]
+        repo.add("week 1", committed(tmp_path / "week1"))
         settings = Settings(data_dir=tmp_path / "data", hub_endpoint=hub.url, hub_token=TOKEN)
         settings.data_dir.mkdir()
         store = Store(settings.database())

@@ -1,16 +1,14 @@
 """What a repository may hold: several jobs, a person's card, many commits; and what is never pushed."""
 
-import hashlib
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from schemas.manifest import Manifest
 from schemas.names import manifest_path
 from service.publish.card import assigned_configs
-from tests.support.desk import REPO, TOKEN, Desk, etags
+from tests.support.desk import REPO, TOKEN, Desk, committed, etags
 from tests.support.finished_job import (
     FINAL_NORM,
     JOB,
@@ -20,7 +18,7 @@ from tests.support.finished_job import (
     an_identity,
 )
 from tests.support.hub_client import HubClient
-from tests.support.hub_state import Fault, Repo, large_blob, regular_blob
+from tests.support.hub_state import Fault, Repo, large_blob
 
 
 def test_a_public_repository_is_refused_where_a_private_one_was_asked_for(desk: Desk) -> None:
@@ -52,19 +50,6 @@ def test_a_job_pushed_by_another_in_between_is_merged_into_the_card(desk: Desk) 
     assert desk.push()["commit"] == desk.repo.head.oid
     assert desk.titles() == ["another's", f"Add {JOB}"]
     assert set(assigned_configs(card_of(desk.repo))) == {JOB, OTHER_JOB}
-
-
-def committed(folder: Path) -> dict[str, Any]:
-    """Return a folder's files as a commit of a client in LFS mode holds them."""
-    files = {}
-    for file in folder.rglob("*"):
-        if file.is_file():
-            content = file.read_bytes()
-            large = file.suffix in (".parquet", ".safetensors")
-            digest = hashlib.sha256(content).hexdigest()
-            blob = large_blob(digest, len(content), content) if large else regular_blob(content)
-            files[file.relative_to(folder).as_posix()] = blob
-    return files
 
 
 def card_of(repo: Repo) -> str:
@@ -194,7 +179,6 @@ def test_a_remote_file_that_is_not_what_was_sealed_ends_as_unavailable(desk: Des
     def again() -> None:
         desk.repo.commits[-1].tree[path] = large_blob("0" * 64, 1, b"x")
 
-    desk.hub.fail("paths_info", Fault(status=503, nth=10_000))
     desk.hub.meanwhile("commit", lambda: desk.hub.meanwhile("paths_info", again))
     answer = desk.push()
     assert answer["error"] == "HubUnavailable"

@@ -70,7 +70,6 @@ def test_a_commit_survives_power_loss_and_a_stopped_process_holds_no_lock_for_ev
             "PRAGMA busy_timeout": 30_000,
         },
         "postgresql": {
-            "SHOW synchronous_commit": "on",
             "SHOW idle_in_transaction_session_timeout": "30s",
             "SHOW lock_timeout": "30s",
         },

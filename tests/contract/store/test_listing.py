@@ -22,9 +22,13 @@ from tests.support.store_cases import PROBLEM, a_request, job_id, reach, submit
 def unreadable(store: Store, database: Database) -> Store:
     """The store of a job that has failed, whose request nobody can read."""
     reach(store, JobState.FAILED)
+    spoil_requests(database)
+    return store
+
+
+def spoil_requests(database: Database) -> None:
     with database.write() as tx:
         tx.connection.execute(text("UPDATE request SET body = 'unreadable'"))
-    return store
 
 
 def test_the_list_reads_no_request(unreadable: Store) -> None:
@@ -52,10 +56,16 @@ def test_the_sweeper_reads_no_request(unreadable: Store, tmp_path: Path) -> None
     assert sweep(unreadable, settings) == [lost]
 
 
-@pytest.mark.timeout(10)
-def test_waiting_for_a_jobs_end_reads_no_request(unreadable: Store) -> None:
+@pytest.mark.parametrize(
+    "state", [JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.BLOCKED], ids=str
+)
+def test_waiting_for_a_jobs_end_reads_no_request(store: Store, database: Database, state: JobState) -> None:
+    reach(store, state)
+    spoil_requests(database)
+
     async def wait() -> None:
-        await _until_ended(unreadable, job_id(1), asyncio.Event())
+        async with asyncio.timeout(60):
+            await _until_ended(store, job_id(1), asyncio.Event())
 
     asyncio.run(wait())
 

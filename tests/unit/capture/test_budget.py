@@ -6,7 +6,7 @@ from service.capture.budget import InFlight
 
 
 def run(scenario):
-    asyncio.run(asyncio.wait_for(scenario, 10))
+    asyncio.run(asyncio.wait_for(scenario, 60))
 
 
 async def settle():
@@ -65,7 +65,27 @@ def test_a_cancelled_request_gives_its_place_back(granted):
             waiting.cancel()
             await settle()
             await holder.__aexit__(None, None, None)
-        await asyncio.wait_for(behind, 5)
+        await asyncio.wait_for(behind, 60)
         assert (budget.tokens, budget.requests) == (10, 1)
+
+    run(scenario())
+
+
+def test_silence_is_told_only_while_something_is_out_and_nothing_comes_back():
+    async def scenario():
+        budget = InFlight(100, 3)
+        silence = asyncio.create_task(budget.silence(0.2))
+        await asyncio.wait({silence}, timeout=1.0)
+        assert not silence.done()
+        async with budget.hold(10):
+            await silence
+        silence = asyncio.create_task(budget.silence(30.0))
+        async with budget.hold(10), budget.hold(10):
+            budget._heard -= 29.9
+            async with budget.hold(10):
+                pass
+            await asyncio.wait({silence}, timeout=0.5)
+            assert not silence.done()
+        silence.cancel()
 
     run(scenario())

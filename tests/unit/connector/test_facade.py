@@ -46,7 +46,7 @@ async def told(raise_in: Any) -> str | None:
     await link.listen()
     with pytest.raises((LayoutError, MemoryError)):
         await asyncio.to_thread(raise_in, str(link.path))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while link.refusal is None:
             await asyncio.sleep(0.001)
     await link.close()

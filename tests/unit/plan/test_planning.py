@@ -4,6 +4,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -15,31 +16,16 @@ from schemas.arrow import PLAN_SCHEMA
 from schemas.job import JobState
 from schemas.names import plan_path
 from schemas.request import ExtractRequest, Generate
-from service.errors import LeaseLost
+from service.plan import planning
 from service.plan.planning import SILENT_LEASES, resolve_capture, run_planning
 from service.settings import Settings
-from service.store import PlanLease, Store
+from service.store import Store
 from tests.support import templates
-from tests.support.store_cases import Clock, job_id
+from tests.support.store_cases import Beats, Clock, job_id
 
 JOB = job_id(1)
 BYTES_PER_TOKEN = 2 * 64 * 2
 """Two layers of 64 bfloat16 values."""
-
-
-class WatchedStore(Store):
-    """A store that says when a plan's lease was extended, and when it was found lost."""
-
-    extended: threading.Event
-    lost: threading.Event
-
-    def extend_plan(self, lease: PlanLease, ttl_s: float) -> None:
-        try:
-            super().extend_plan(lease, ttl_s)
-        except LeaseLost:
-            self.lost.set()
-            raise
-        self.extended.set()
 
 
 class House:
@@ -55,8 +41,7 @@ class House:
             data_dir=root / "data", model_roots=(root,), source_roots=(root,), unit_max_samples=4
         )
         self.settings.data_dir.mkdir()
-        self.store = WatchedStore(self.settings.database(), clock)
-        self.store.extended, self.store.lost = threading.Event(), threading.Event()
+        self.store = Store(self.settings.database(), clock)
         self.store.migrate()
 
     def write_rows(self, num: int, word: str = "row") -> None:
@@ -207,14 +192,16 @@ def test_a_planner_learns_of_a_lost_lease_before_its_unit_is_full(house: House) 
     def lose() -> bool:
         asked.append(None)
         if len(asked) == 1:
+            (keeper,) = [thread for thread in threading.enumerate() if thread.name == f"lease-{JOB}"]
             house.clock.advance(1)
             while house.store.lease_plan("thief", 60) is None:
                 house.clock.advance(1)  # the lease was just extended
-            assert house.store.lost.wait(60)
+            keeper.join(60)  # it has met the loss then
         return False
 
     assert house.plan(stop=lose) is True
-    assert len(asked) < 4 and house.store.units(JOB) == []
+    assert len(asked) == 1 and house.store.units(JOB) == []
+    assert house.store.job(JOB).state is JobState.RUNNING
 
 
 def test_a_job_cancelled_while_it_is_planned_stays_cancelled(house: House) -> None:
@@ -231,11 +218,17 @@ def test_a_job_cancelled_while_it_is_planned_stays_cancelled(house: House) -> No
     assert house.store.job(JOB).state is JobState.CANCELLED and house.store.units(JOB) == []
 
 
-def test_a_long_plan_keeps_its_lease(house: House) -> None:
+def test_a_lease_outlives_its_time_while_a_long_plan_is_made(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
     house.submit()
-    house.settings = house.settings.model_copy(update={"lease_s": 0.05})
-    house.plan(stop=lambda: not house.store.extended.wait(60))
-    assert house.store.extended.is_set() and house.store.job(JOB).progress.plan_done
+    lease_s = house.settings.lease_s
+    beats = Beats(house.clock, lambda: house.store.lease_plan("another", lease_s))
+    waiting = SimpleNamespace(Event=lambda: beats, Thread=threading.Thread)
+    monkeypatch.setattr(planning, "threading", waiting)
+    house.plan(stop=lambda: not beats.over.wait(60))
+    assert beats.taken is None and house.store.job(JOB).progress.plan_done
+    assert len(beats.waits_s) == 10 and max(beats.waits_s) <= lease_s / 2
 
 
 def test_a_job_of_rejects_alone_is_planned_without_units(house: House) -> None:
