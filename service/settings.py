@@ -83,7 +83,7 @@ class Settings(BaseSettings):
     drain_s: float = Field(default=120.0, ge=0)
     """After SIGTERM: how long units in the engine may take to end before they are given back."""
     publish_deadline_s: float = Field(default=6 * 3600.0, gt=0)
-    """How long a job is tried to be published while the Hub does not answer, before it waits for a person."""
+    """How long a push may stand still while it is tried again, before its job waits for a person."""
     logit_share: float = Field(default=0.01, ge=0.0, le=1.0)
     logit_rows_min: int = Field(default=8, ge=0)
     """Rows of each unit whose logits are recomputed from the sealed bytes.

@@ -42,7 +42,7 @@ class Bar:
         )
 
         self._rich = RichProgress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
             TextColumn("{task.fields[amounts]}"),
@@ -67,7 +67,7 @@ class Bar:
         progress = event.progress
         self._rich.update(
             self._task,
-            description=event.state.value,
+            description=f"{event.state.value}{_delay(event)}",
             total=progress.samples_planned if progress.plan_done else None,
             completed=progress.samples_written + progress.samples_rejected,
             amounts=amounts(progress),
@@ -75,12 +75,12 @@ class Bar:
 
 
 class Lines:
-    """A plain line at each change of state, and one every few seconds between."""
+    """A plain line at each change of state and at each delay, and one every few seconds between."""
 
     def __init__(self, stream: TextIO, clock_s: Callable[[], float] = time.monotonic) -> None:
         """Write to `stream`; `clock_s` gives seconds from any beginning."""
         self._stream, self._clock_s = stream, clock_s
-        self._state: JobState | None = None
+        self._stands: tuple[JobState, str] | None = None
         self._told_at, self._line = 0.0, ""
 
     def __enter__(self) -> Self:
@@ -97,12 +97,19 @@ class Lines:
         progress = event.progress
         done = progress.samples_written + progress.samples_rejected
         planned = f"{progress.samples_planned}{'' if progress.plan_done else '+'}"
-        line = f"{event.state.value}: {done}/{planned} samples, {amounts(progress)}"
-        now = self._clock_s()
-        due = event.state is not self._state or now - self._told_at >= LINE_EVERY_S
+        line = f"{event.state.value}: {done}/{planned} samples, {amounts(progress)}{_delay(event)}"
+        now, stands = self._clock_s(), (event.state, _delay(event))
+        due = stands != self._stands or now - self._told_at >= LINE_EVERY_S
         if due and line != self._line:
-            self._state, self._told_at, self._line = event.state, now, line
+            self._stands, self._told_at, self._line = stands, now, line
             print(line, file=self._stream, flush=True)
+
+
+def _delay(event: Event) -> str:
+    """Say why a job that goes on by itself stands still now; nothing where it does not."""
+    if event.delay is None or event.problem is None:
+        return ""
+    return f"; tried again since {event.delay.since:%H:%M} UTC: {event.problem.detail}"
 
 
 def progress_display(stream: TextIO = sys.stderr) -> ProgressDisplay:

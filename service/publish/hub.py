@@ -6,7 +6,7 @@ guarded commit. The class follows from HTTP status and exception type, never fro
     verb                        the client itself            ours
     check_right, ensure, head,  never                        here, bounded by `Patience`
     find, files, read
-    upload                      429 and 5xx, a few times     the caller, which first reads what arrived
+    upload                      429 and 5xx, a few times     the caller, group by group of files
     commit                      never                        the caller, which first reads what arrived
 
 No error holds the client's exception: its request carries the token.
@@ -26,7 +26,7 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, se
 from huggingface_hub.errors import HfHubHTTPError, RemoteEntryNotFoundError
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import disable_progress_bars
-from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt, stop_before_delay
+from tenacity import RetryCallState, Retrying, retry_if_exception_type
 from tenacity.wait import wait_exponential_jitter
 
 from schemas.request import HubTarget
@@ -75,18 +75,28 @@ class Patience:
     deadline_s: float = 900.0
     sleep: Callable[[float], None] = time.sleep
 
-    def retry(self, call: Callable[[], Result]) -> Result:
-        """Return `call()`, called again while it raises `Passing`. Raises HubUnavailable at the end."""
-        growing = wait_exponential_jitter(self.first_wait_s, self.longest_wait_s, jitter=self.first_wait_s)
+    def retry(self, call: Callable[[], Result], *, long: bool = False) -> Result:
+        """Return `call()`, called again while it raises `Passing`. Raises HubUnavailable at the end.
+
+        Of a `long` call only the waits count, beside the number of tries: an upload may go well for longer
+        than the deadline before it meets its first error, and what it sent is not sent again.
+        """
+        growing = wait_exponential_jitter(
+            multiplier=self.first_wait_s, max=self.longest_wait_s, jitter=self.first_wait_s
+        )
 
         def wait(state: RetryCallState) -> float:
             error = state.outcome.exception() if state.outcome else None
             asked = error.retry_after_s if isinstance(error, Passing) else None
             return growing(state) if asked is None else asked
 
+        def over(state: RetryCallState) -> bool:
+            spent_s = state.idle_for if long else state.seconds_since_start or 0.0
+            return state.attempt_number >= self.attempts or spent_s + state.upcoming_sleep >= self.deadline_s
+
         retrying = Retrying(
             retry=retry_if_exception_type(Passing),
-            stop=stop_after_attempt(self.attempts) | stop_before_delay(self.deadline_s),
+            stop=over,
             wait=wait,
             sleep=self.sleep,
             reraise=True,
@@ -94,7 +104,10 @@ class Patience:
         try:
             return retrying(call)
         except Passing as error:
-            cure = "resume, or ask again, when the Hub answers; all is kept, and nothing is pushed twice"
+            cure = (
+                "ask again, or resume a blocked job, when the Hub answers; one in publishing goes on alone; "
+                "all is kept, and nothing is pushed twice"
+            )
             raise HubUnavailable(f"{error.detail} (asked again for as long as allowed)", cure=cure) from None
 
 

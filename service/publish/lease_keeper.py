@@ -1,10 +1,14 @@
 """Keeps a publishing lease alive from a thread of its own while a long upload runs."""
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import Self
 
+from service.errors import QuarryError, StoreUnavailable
 from service.store import PublishLease, Store
+
+BEATS = 3
+"""Extensions in the time of one lease. When as many have found no database, one after the other, the lease
+has run out, and another publisher may hold the repository."""
 
 
 class LeaseKeeper:
@@ -14,23 +18,40 @@ class LeaseKeeper:
         """Start nothing yet."""
         self._store, self._lease, self._ttl_s = store, lease, ttl_s
         self._done = threading.Event()
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="quarry-lease")
+        self._met: list[QuarryError] = []
+        # A thread of a pool would be joined at the interpreter's exit, which then waited for the upload.
+        self._thread = threading.Thread(target=self._beat, name=f"lease-{lease.job_id}", daemon=True)
 
     def __enter__(self) -> Self:
         """Begin to extend."""
-        self._beating = self._thread.submit(self._beat)
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         """End; the lease then runs out by itself."""
         self._done.set()
-        self._thread.shutdown()
+        self._thread.join()
 
     def check(self) -> None:
-        """Raise what the last extension raised: LeaseLost, StoreUnavailable."""
-        if self._beating.done():
-            self._beating.result()
+        """Raise what ended the extending: LeaseLost, or StoreUnavailable for as long as a lease lives."""
+        # Looked at first: the thread says what it met before it ends.
+        ended = not self._thread.is_alive() and not self._done.is_set()
+        if self._met:
+            raise self._met[0]
+        if ended:
+            raise QuarryError("internal error: the lease is no longer kept", cure="see the worker's log")
 
     def _beat(self) -> None:
-        while not self._done.wait(self._ttl_s / 3):
-            self._store.extend_publish(self._lease, self._ttl_s)
+        missed = 0
+        while not self._done.wait(self._ttl_s / BEATS):
+            try:
+                self._store.extend_publish(self._lease, self._ttl_s)
+                missed = 0
+            except StoreUnavailable as error:
+                missed += 1
+                if missed == BEATS:
+                    self._met.append(error)
+                    return
+            except QuarryError as error:
+                self._met.append(error)
+                return

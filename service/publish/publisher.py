@@ -3,8 +3,7 @@
 import errno
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -62,7 +61,8 @@ def run_publishing(
 ) -> bool:
     """Publish one job if one is ready, however long its upload takes; return whether there was one.
 
-    What goes wrong ends in the job: failed, blocked with everything kept, or left to the next lease.
+    What goes wrong ends in the job: failed, blocked with everything kept, or told of in a job that is left to
+    the next lease.
     """
     try:
         lease = store.lease_publish(owner, settings.lease_s)
@@ -71,19 +71,20 @@ def run_publishing(
         return False
     if lease is None:
         return False
+    course = _Course(store, lease)
     try:
         with LeaseKeeper(store, lease, settings.lease_s) as keeper:
             check = partial(_check, keeper, stopped)
-            commit = _publish(store, settings, lease, check, final_norm, patience)
+            commit = _publish(store, settings, course, check, final_norm, patience)
             store.complete_job(lease, commit)
     except (LeaseLost, Stopped):
         logger.info("job %s is left to another publisher", lease.job_id)
     except QuarryError as error:
-        _end(store, settings, lease, error)
+        _end(store, settings, course, error)
     except Exception as error:
         # Supervisor: one job's bug must not end the publishing of all others.
         logger.exception("job %s", lease.job_id)
-        _end(store, settings, lease, QuarryError(f"internal error: {type(error).__name__}"))
+        _end(store, settings, course, QuarryError(f"internal error: {type(error).__name__}"))
     return True
 
 
@@ -105,17 +106,34 @@ def _check(keeper: LeaseKeeper, stopped: Callable[[], bool]) -> None:
         raise Stopped
 
 
+class _Course:
+    """One lease's way through publishing: how far its push has got, told to the store as it goes."""
+
+    def __init__(self, store: Store, lease: PublishLease) -> None:
+        self.lease, self.reached = lease, 0
+        self._store = store
+
+    def advance(self, reached: int) -> None:
+        """Take back what was told of a delay, once the push is beyond it. Raises LeaseLost."""
+        self.reached = reached
+        # An upload needs no database: what could not be told now is told after the next group of files.
+        with suppress(StoreUnavailable):
+            self._store.advance_publish(self.lease, reached)
+
+
 def _publish(
     store: Store,
     settings: Settings,
-    lease: PublishLease,
+    course: _Course,
     check: Callable[[], None],
     final_norm: FinalNormOf,
     patience: Patience | None,
 ) -> str | None:
     """Return the commit that holds the job, or none where no repository was asked for."""
+    lease = course.lease
     dataset = settings.dataset_dir(lease.job_id)
-    land(store, settings, lease.job_id)
+    with _disk_errors():
+        land(store, settings, lease.job_id)
     account = account_of(store, lease)
     check()
     norm = final_norm(lease.request, lease.identity, settings)
@@ -125,7 +143,8 @@ def _publish(
     check()
     if lease.request.hub is None:
         return None
-    return push_job(open_hub(lease.request.hub, settings, patience), dataset, lease.job_id, check)
+    hub = open_hub(lease.request.hub, settings, patience)
+    return push_job(hub, dataset, lease.job_id, check, course.advance)
 
 
 def _canary(store: Store, lease: PublishLease) -> tuple[str, CanaryReport | None]:
@@ -141,22 +160,19 @@ def _canary(store: Store, lease: PublishLease) -> tuple[str, CanaryReport | None
     return "passed" if report.job_id == lease.job_id else "cached", report
 
 
-def _end(store: Store, settings: Settings, lease: PublishLease, error: QuarryError) -> None:
-    """Let the error's class decide; one that may pass is left to the next lease, but not for ever."""
-    logger.warning("job %s was not published: %s", lease.job_id, error.problem().detail)
+def _end(store: Store, settings: Settings, course: _Course, error: QuarryError) -> None:
+    """Let the error's class decide; one that may pass is told and tried again, but not for ever."""
+    lease, problem = course.lease, error.problem()
+    logger.warning("job %s was not published: %s", lease.job_id, problem.detail)
     try:
         if error.outcome is Outcome.FAIL:
-            store.fail_job(lease.job_id, error.problem(), lease=lease)
-        elif error.outcome is Outcome.BLOCK or _waited_too_long(store, settings, lease.job_id):
-            store.block_job(lease.job_id, error.problem(), lease=lease)
-    except (LeaseLost, IllegalMove, StoreUnavailable) as lost:
+            store.fail_job(lease.job_id, problem, lease=lease)
+        elif error.outcome is Outcome.BLOCK:
+            store.block_job(lease.job_id, problem, lease=lease)
+        else:
+            store.delay_publish(lease, problem, course.reached, settings.publish_deadline_s)
+    except (LeaseLost, IllegalMove, StoreUnavailable, DiskFull) as lost:
         logger.info("job %s: %s", lease.job_id, lost)
-
-
-def _waited_too_long(store: Store, settings: Settings, job_id: str) -> bool:
-    # Nothing changes a publishing job until it ends, so its last change is when publishing began.
-    waited = datetime.now(UTC) - store.summary(job_id).updated_at
-    return waited > timedelta(seconds=settings.publish_deadline_s)
 
 
 @contextmanager
@@ -166,5 +182,5 @@ def _disk_errors() -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             cure = "make space, then resume the job"
-            raise DiskFull("no space is left for the manifest and the card", cure=cure) from error
+            raise DiskFull("no space is left to complete the dataset", cure=cure) from error
         raise WriteFailed(f"the dataset could not be completed: {error.strerror}") from error

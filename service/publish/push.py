@@ -36,7 +36,7 @@ from service.publish.extras import file_entry
 from service.publish.hub import BRANCH, Hub, RemoteFile
 
 UPLOAD_GROUP_FILES = 8
-"""Files between two looks at the lease."""
+"""Files between two looks at the lease, and what an error of an upload puts at stake."""
 
 MAX_REPLACED_FILES = MAX_COMMIT_FILES - 2
 """Files that one commit may replace or delete beside the manifest and the card."""
@@ -44,12 +44,18 @@ MAX_REPLACED_FILES = MAX_COMMIT_FILES - 2
 ONE_MODEL_CURE = "name another repository: one repository holds the states of one model"
 
 
-def push_job(hub: Hub, dataset: Path, job_id: str, check: Callable[[], None] = lambda: None) -> str:
+def push_job(
+    hub: Hub,
+    dataset: Path,
+    job_id: str,
+    check: Callable[[], None] = lambda: None,
+    advance: Callable[[int], None] = lambda reached: None,
+) -> str:
     """Push the job whose manifest stands in `dataset`; return a commit that holds it whole.
 
     Nothing is deleted here. There, Parquet files of the job that its manifest does not name are: another run
     of the same rows left them, or a push that never landed. `check` is called between uploads and before
-    commits; it may raise.
+    commits, `advance` after each with how far the push has got (see `Delay`); both may raise.
 
     Raises:
         HubDenied: the token may not write (`hub.repo_id`).
@@ -59,7 +65,7 @@ def push_job(hub: Hub, dataset: Path, job_id: str, check: Callable[[], None] = l
             (`hub.private`), or has a configuration of other columns (`hub.config_name`).
         DatasetBroken: a local file is not what the manifest says.
     """
-    return _Push(hub, dataset, job_id, check).run()
+    return _Push(hub, dataset, job_id, check, advance).run()
 
 
 def batches(files: Sequence[FileEntry]) -> tuple[list[Sequence[FileEntry]], Sequence[FileEntry]]:
@@ -73,12 +79,22 @@ def batches(files: Sequence[FileEntry]) -> tuple[list[Sequence[FileEntry]], Sequ
 
 
 class _Push:
-    def __init__(self, hub: Hub, dataset: Path, job_id: str, check: Callable[[], None]) -> None:
-        self._hub, self._dataset, self._job_id, self._check = hub, dataset, job_id, check
+    def __init__(
+        self,
+        hub: Hub,
+        dataset: Path,
+        job_id: str,
+        check: Callable[[], None],
+        advance: Callable[[int], None],
+    ) -> None:
+        self._hub, self._dataset, self._job_id = hub, dataset, job_id
+        self._check, self._advance = check, advance
         self._manifest = read_manifest(dataset / manifest_path(job_id))
         self._own = file_entry(dataset, manifest_path(job_id))
         self._files = (*self._manifest.shards, *self._manifest.indexes, *self._manifest.extras)
         _refuse_strangers(self._manifest, job_id, self._files)
+        self._number = {entry.path: n for n, entry in enumerate((*self._files, self._own), 1)}
+        self._uploaded, self._committed = 0, 0
         self._additions: dict[str, CommitOperationAdd] = {}
         self._read: dict[str, Manifest] = {}
 
@@ -94,9 +110,11 @@ class _Push:
             self._refuse_many(head)
             early, last = [], self._files
         for batch in early:
-            hub.patience.retry(partial(self._commit_files, batch))
+            hub.patience.retry(partial(self._commit_files, batch), long=True)
+            self._tell(batch[-1], committed=True)
         hub.patience.retry(self._clear)
-        oid = hub.patience.retry(partial(self._commit_last, last))
+        oid = hub.patience.retry(partial(self._commit_last, last), long=True)
+        self._tell(self._own, committed=True)
         self._read_back(oid)
         return oid
 
@@ -215,19 +233,31 @@ class _Push:
 
     def _upload(self, entries: Sequence[FileEntry]) -> list[CommitOperationAdd]:
         """Return the operations of `entries`, uploaded and proven to be the manifest's bytes."""
-        additions = []
+        additions: list[CommitOperationAdd] = []
         for start in range(0, len(entries), UPLOAD_GROUP_FILES):
-            self._check()
             some = entries[start : start + UPLOAD_GROUP_FILES]
-            group = [self._addition(entry) for entry in some]
-            self._hub.upload(group)
-            for entry, addition in zip(some, group, strict=True):
-                # The client hashed the very bytes that it sent.
-                if addition.upload_info.sha256.hex() != entry.sha256:
-                    raise DatasetBroken(f"{entry.path} no longer has the bytes that were sealed")
-            additions += group
+            # Each group has tries of its own: one commit's files may take hours, with an error in each.
+            additions += self._hub.patience.retry(partial(self._upload_group, some), long=True)
+            self._tell(some[-1])
         self._check()
         return additions
+
+    def _upload_group(self, entries: Sequence[FileEntry]) -> list[CommitOperationAdd]:
+        self._check()
+        group = [self._addition(entry) for entry in entries]
+        self._hub.upload(group)
+        for entry, addition in zip(entries, group, strict=True):
+            # The client hashed the very bytes that it sent.
+            if addition.upload_info.sha256.hex() != entry.sha256:
+                raise DatasetBroken(f"{entry.path} no longer has the bytes that were sealed")
+        return group
+
+    def _tell(self, last: FileEntry, *, committed: bool = False) -> None:
+        """Say how far the push has got: every file up to `last` is uploaded, or even committed."""
+        self._uploaded = max(self._uploaded, self._number[last.path])
+        if committed:
+            self._committed = self._number[last.path]
+        self._advance(self._uploaded + self._committed)
 
     def _addition(self, entry: FileEntry) -> CommitOperationAdd:
         """Return the operation of a file: one a push, so that what is uploaded is not uploaded again."""

@@ -12,7 +12,7 @@ from typing import Literal
 from sqlalchemy import insert, select, update
 from sqlalchemy.engine import RowMapping
 
-from schemas.events import Event
+from schemas.events import Delay, Event
 from schemas.identity import Identity, Provenance
 from schemas.job import JOB_MOVES, UNIT_MOVES, JobState, Problem, Progress, UnitState
 from service.errors import IdentityChanged, IllegalMove, NotFound
@@ -92,6 +92,7 @@ def record(
     kind: Literal["state", "progress", "unit"],
     message: str,
     problem: Problem | None = None,
+    delay: Delay | None = None,
 ) -> LockedJob:
     """Write the job as it is given here and the event that tells of it; return it with the event's number."""
     job = replace(job, last_event=job.last_event + 1)
@@ -114,6 +115,7 @@ def record(
         progress=job.progress,
         problem=problem,
         message=message,
+        delay=delay,
     )
     tx.connection.execute(insert(EVENT).values(job_id=job.id, id=entry.id, entry=entry))
     return job

@@ -209,6 +209,19 @@ class Store:
         with self._database.write() as tx:
             roles.extend(tx, lease, ttl_s)
 
+    def delay_publish(self, lease: PublishLease, problem: Problem, reached: int, deadline_s: float) -> None:
+        """Tell why a job is not published yet; block it where it has stood still for `deadline_s`.
+
+        `reached` is how far this lease had got (see `Delay`). Raises LeaseLost.
+        """
+        with self._database.write() as tx:
+            publishing.delay(tx, lease, problem, reached, deadline_s)
+
+    def advance_publish(self, lease: PublishLease, reached: int) -> None:
+        """Take back what was told of a delay, where `reached` is beyond it. Raises LeaseLost."""
+        with self._database.write() as tx:
+            publishing.advance(tx, lease, reached)
+
     def complete_job(self, lease: PublishLease, hub_commit: str | None) -> None:
         """Complete a job; `hub_commit` holds it whole, and is null without a repository. Raises LeaseLost."""
         with self._database.write() as tx:

@@ -3,9 +3,10 @@
 import io
 from datetime import UTC, datetime
 
-from schemas.events import Event
+from schemas.events import Delay, Event
 from schemas.job import JobState, Progress
 from service.cli.progress_bar import LINE_EVERY_S, Bar, Lines, amounts, progress_display, readable_bytes
+from service.errors import HubUnavailable
 
 
 class Terminal(io.StringIO):
@@ -48,6 +49,30 @@ def test_a_line_is_written_at_each_state_and_then_now_and_again():
         "running: 0/4+ samples, 0 tokens, 0 B",
         "running: 2/9 samples, 0 tokens, 0 B",
     ]
+
+
+def standing_still() -> Event:
+    since = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)
+    problem = HubUnavailable("the Hub answered [/502]").problem()
+    delay = Delay(since=since, reached=0)
+    return event(JobState.PUBLISHING).model_copy(update={"problem": problem, "delay": delay})
+
+
+def test_a_push_that_stands_still_says_why_at_once_and_that_it_goes_on():
+    stream = io.StringIO()
+    lines = Lines(stream, Clock())
+    for shown in (event(JobState.PUBLISHING), standing_still(), standing_still(), event(JobState.PUBLISHING)):
+        lines.show(shown)
+    going = "publishing: 0/0+ samples, 0 tokens, 0 B"
+    still = f"{going}; tried again since 03:04 UTC: the Hub answered [/502]"
+    assert stream.getvalue().splitlines() == [going, still, going]
+
+
+def test_a_bar_says_why_a_push_stands_still_whatever_the_reason_holds():
+    stream = Terminal()
+    with Bar(stream) as bar:
+        bar.show(standing_still())
+    assert "tried again since 03:04" in stream.getvalue().replace("\n", " ")
 
 
 def test_a_bar_shows_state_and_counts():

@@ -1,0 +1,232 @@
+"""A push that stands still for a while: the job says why, goes on alone, and at last waits for a person."""
+
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from schemas.events import Event
+from schemas.identity import Identity
+from schemas.job import JobState, JobView
+from schemas.request import ExtractRequest, HubTarget
+from service.errors import DiskFull, StoreUnavailable
+from service.publish.hub import Patience
+from service.publish.publisher import run_publishing
+from service.publish.push import UPLOAD_GROUP_FILES
+from service.settings import Settings
+from service.store import Store
+from tests.support.desk import REPO, TOKEN
+from tests.support.fake_hub import FakeHub
+from tests.support.finished_job import FINAL_NORM, JOB, OWNER, a_request, run_to_publishing
+from tests.support.hub_state import Fault, Token
+from tests.support.store_cases import Clock
+
+HOUR_S = 3600.0
+UNITS = 10
+FILES = 2 * UNITS + 3
+"""Shards and indexes, the two extras, the manifest: three groups, all of one commit."""
+UNAVAILABLE = Fault(status=503, times=10_000)
+CONFLICT = 409
+"""A status that may pass, and which the client itself never tries again."""
+
+
+class Press:
+    """A job that is ready to be published, and a publisher that takes it whenever the last lease is over."""
+
+    def __init__(self, root: Path, hub: FakeHub) -> None:
+        self.clock = Clock()
+        self.clock.now_s = 1_000_000_000.0  # long before now: the store's clock alone counts
+        self.settings = Settings(
+            data_dir=root / "data", hub_endpoint=hub.url, hub_token=TOKEN, publish_deadline_s=6 * HOUR_S
+        )
+        self.store = Store(self.settings.database(), self.clock)
+        self.store.migrate()
+        request = a_request(HubTarget(repo_id=REPO))
+        run_to_publishing(self.store, self.settings.dataset_dir(JOB), JOB, request, units=UNITS)
+
+    def publish(self, later_s: float = 0.0, patience: Patience | None = None) -> JobView:
+        """Publish once, under a lease of its own; return the job."""
+        self.clock.advance(self.settings.lease_s + 1 + later_s)
+        patience = patience or Patience(attempts=3, sleep=lambda _: None)
+        assert run_publishing(
+            self.store, self.settings, OWNER, lambda: False, final_norm=norm_of, patience=patience
+        )
+        return self.store.job(JOB).view()
+
+    def told(self) -> list[Event]:
+        """Return the job's events since its publishing began."""
+        events = self.store.events(JOB)
+        began = next(n for n, event in enumerate(events) if event.state is JobState.PUBLISHING)
+        return events[began + 1 :]
+
+
+def norm_of(request: ExtractRequest, identity: Identity, settings: Settings) -> bytes:
+    return FINAL_NORM
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    with FakeHub(cas=tmp_path / "cas") as hub:
+        hub.add_token(TOKEN, Token("me", orgs={"org": "write"}))
+        yield hub
+
+
+@pytest.fixture
+def press(tmp_path: Path, hub: FakeHub) -> Iterator[Press]:
+    press = Press(tmp_path, hub)
+    yield press
+    press.store.close()
+
+
+def problem_type(job: JobView) -> str | None:
+    return job.problem.type if job.problem is not None else None
+
+
+def test_a_job_says_why_it_is_not_published_yet_until_it_is(press: Press, hub: FakeHub) -> None:
+    """1. The Hub takes no commit. 2. It takes none again, which is no news. 3. It does."""
+    hub.fail("commit", UNAVAILABLE)
+    job = press.publish()
+    assert (job.state, problem_type(job)) == (JobState.PUBLISHING, "urn:quarry:hub-unavailable")
+    assert job.problem is not None and "HTTP 503" in job.problem.detail
+    (told,) = press.told()
+    assert (told.state, told.problem) == (JobState.PUBLISHING, job.problem)
+    assert told.delay is not None and (told.delay.since, told.delay.reached) == (told.at, FILES)
+    assert press.publish() == job and press.told() == [told]
+    hub.heal()
+    job = press.publish()
+    assert (job.state, job.problem) == (JobState.COMPLETED, None)
+    assert [(event.message, event.problem, event.delay) for event in press.told()[1:]] == [
+        ("publishing goes on", None, None),
+        ("publishing -> completed", None, None),
+    ]
+
+
+def test_another_reason_is_told_but_does_not_begin_the_wait_anew(press: Press, hub: FakeHub) -> None:
+    hub.fail("commit", UNAVAILABLE)
+    press.publish()
+    hub.heal()
+    hub.fail("commit", Fault(status=500, times=10_000))
+    job = press.publish(HOUR_S)
+    assert job.problem is not None and "HTTP 500" in job.problem.detail
+    first, second = press.told()
+    assert (second.problem, second.delay) == (job.problem, first.delay)
+
+
+def test_the_deadline_counts_from_the_last_file_that_arrived_for_the_first_time(
+    press: Press, hub: FakeHub
+) -> None:
+    """The deadline is six hours.
+
+    1. Only the first group of files arrives. 2. Five hours later all do, but the Hub takes no commit. 3. Five
+    hours later it takes none either: ten since the first error, five since files arrived. 4. Two hours later
+    it is too long, although all files were uploaded again meanwhile.
+    """
+    hub.fail("preupload", Fault(status=CONFLICT, nth=2, times=10_000))
+    assert press.publish().state is JobState.PUBLISHING
+    hub.heal()
+    hub.fail("commit", UNAVAILABLE)
+    assert press.publish(5 * HOUR_S).state is JobState.PUBLISHING
+    at_group, goes_on, at_commit = press.told()
+    assert at_group.delay is not None and at_group.delay.reached == UPLOAD_GROUP_FILES
+    assert (goes_on.problem, goes_on.delay) == (None, None)
+    assert at_commit.delay is not None and at_commit.delay.reached == FILES
+    assert press.publish(5 * HOUR_S).state is JobState.PUBLISHING
+    job = press.publish(2 * HOUR_S)
+    assert (job.state, problem_type(job)) == (JobState.BLOCKED, "urn:quarry:hub-unavailable")
+    hub.heal()
+    press.store.resume(JOB)
+    assert press.store.lease_plan(OWNER, 60.0) is None
+    assert press.publish().state is JobState.COMPLETED
+
+
+def test_an_upload_that_goes_well_for_longer_than_the_deadline_uses_none_of_it(
+    press: Press, hub: FakeHub
+) -> None:
+    hub.meanwhile("preupload", lambda: press.clock.advance(7 * HOUR_S))
+    hub.fail("commit", UNAVAILABLE)
+    assert press.publish().state is JobState.PUBLISHING
+
+
+def test_a_push_goes_on_while_the_store_cannot_be_told_how_far_it_is(
+    press: Press, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. One group arrives. 2. Seven hours later all do, and nobody can be told. 3. Nor of the commit."""
+    hub.fail("preupload", Fault(status=CONFLICT, nth=2, times=10_000))
+    press.publish()
+    hub.heal()
+
+    def away(*_: object) -> None:
+        raise StoreUnavailable("away")
+
+    monkeypatch.setattr(press.store, "advance_publish", away)
+    hub.fail("commit", UNAVAILABLE)
+    assert press.publish(7 * HOUR_S).state is JobState.PUBLISHING
+    last = press.told()[-1]
+    assert last.delay is not None and (last.delay.since, last.delay.reached) == (last.at, FILES)
+    hub.heal()
+    job = press.publish()
+    assert (job.state, job.problem) == (JobState.COMPLETED, None)
+
+
+def test_a_delay_that_cannot_be_recorded_on_a_full_disk_is_met_again(
+    press: Press, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise DiskFull("the database cannot grow")
+
+    hub.fail("commit", UNAVAILABLE)
+    with monkeypatch.context() as patch:
+        patch.setattr(press.store, "delay_publish", full)
+        job = press.publish()
+    assert (job.state, job.problem) == (JobState.PUBLISHING, None)
+    assert problem_type(press.publish()) == "urn:quarry:hub-unavailable"
+
+
+def test_every_group_of_files_has_tries_of_its_own(press: Press, hub: FakeHub) -> None:
+    """Each of three groups is refused twice before it is taken; three tries are allowed."""
+    for first_try in (1, 4, 7):
+        hub.fail("preupload", Fault(status=CONFLICT, nth=first_try, times=2))
+    assert press.publish().state is JobState.COMPLETED
+    assert hub.repo(REPO).head.title == f"Add {JOB}"
+
+
+def test_an_upload_and_a_commit_that_took_longer_than_the_deadline_of_a_call_are_tried_again(
+    press: Press, hub: FakeHub
+) -> None:
+    hub.fail("preupload", Fault(status=CONFLICT))
+    hub.fail("commit", Fault(status=CONFLICT))
+    outlasted = Patience(
+        attempts=3, first_wait_s=0.0, longest_wait_s=0.0, deadline_s=1e-9, sleep=lambda _: None
+    )
+    assert press.publish(patience=outlasted).state is JobState.COMPLETED
+
+
+@pytest.mark.parametrize(
+    ("number", "state", "kind"),
+    [
+        (errno.ENOSPC, JobState.BLOCKED, "urn:quarry:disk-full"),
+        (errno.EDQUOT, JobState.BLOCKED, "urn:quarry:disk-full"),
+        (errno.EIO, JobState.PUBLISHING, "urn:quarry:write-failed"),
+    ],
+)
+def test_a_disk_error_of_landing_keeps_the_job(
+    press: Press, monkeypatch: pytest.MonkeyPatch, number: int, state: JobState, kind: str
+) -> None:
+    """1. The folder of a landing file cannot be made. 2. The job waits. 3. It can be made."""
+    make = Path.mkdir
+
+    def refuse(path: Path, *given: object, **named: object) -> None:
+        if path.is_relative_to(press.settings.dataset_dir(JOB)):
+            raise OSError(number, "planted")
+        make(path, *given, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "mkdir", refuse)
+        job = press.publish()
+    assert (job.state, problem_type(job)) == (state, kind)
+    if state is JobState.BLOCKED:
+        press.store.resume(JOB)
+        assert press.store.lease_plan(OWNER, 60.0) is None
+    assert press.publish().state is JobState.COMPLETED
