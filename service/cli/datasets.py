@@ -2,6 +2,8 @@
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -41,7 +43,8 @@ def verify(
         _check_place(page)
     tally = DatasetTally() if page is not None else None
     if Path(dataset).is_dir():
-        report = verify_dataset(Path(dataset), model_folder=model, tally=tally)
+        with naming(Path(dataset)):
+            report = verify_dataset(Path(dataset), model_folder=model, tally=tally)
     else:
         report = verify_remote(dataset, settings, model_folder=model, tally=tally)
     print(report.model_dump_json() if as_json else report)
@@ -73,7 +76,8 @@ def publish(
     settings = load_settings()
     hub = hub_target(repo_id, public=public, config_name=config_name)
     check_target(hub, settings)
-    commit = publish_folder(folder, hub, settings)
+    with naming(folder):
+        commit = publish_folder(folder, hub, settings)
     print(f"{repo_id}: commit {commit}")
 
 
@@ -84,3 +88,17 @@ def hub_target(repo_id: str, *, public: bool, config_name: str) -> HubTarget:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         raise OptionRefused(first["msg"], field=str(first["loc"][0]), cure="give 'namespace/name'") from error
+
+
+@contextmanager
+def naming(place: Path) -> Iterator[None]:
+    """Let an error of the system say `place` where it names no file: it does so only for one that it opens.
+
+    A library's own OSError has no number and stays as it is.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(place)
+        raise

@@ -1,5 +1,7 @@
 """Puts the verbs together, and turns errors into messages and exit codes."""
 
+import errno
+import os
 import sys
 from collections.abc import Sequence
 from http import HTTPStatus
@@ -7,18 +9,21 @@ from typing import NoReturn
 
 import typer
 
+from schemas.job import Problem
 from service.cli import datasets, export, files, jobs, processes
 from service.cli.client import ProblemReceived
 from service.cli.console import EXIT_NOT_COMPLETE, EXIT_USAGE, complain, exit_code
-from service.errors import QuarryError
+from service.errors import DiskFull, QuarryError
+
+EXIT_NOT_STARTED = 1
 
 app = typer.Typer(
     name="quarry",
     help="Hidden states of a target LLM as proven, durable training sets for EAGLE-style drafters.",
     epilog=(
         "Exit codes: 0 all is well, 1 a dataset is broken or 'serve' did not start, 2 wrong usage or "
-        "request, 3 a job did not fully succeed or somebody did not answer, 4 'serve' lost its worker, "
-        "128 + n 'extract' was stopped by signal n."
+        "request, 3 a job did not fully succeed, a file could not be read or written, or somebody did not "
+        "answer, 4 'serve' lost its worker, 128 + n 'extract' was stopped by signal n."
     ),
     no_args_is_help=True,
     add_completion=False,
@@ -37,6 +42,7 @@ app.add_typer(jobs.app, name="jobs")
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line (`sys.argv` if none is given) and leave the process with its exit code."""
+    verb = next(iter(sys.argv[1:] if arguments is None else arguments), "")
     try:
         app(arguments, prog_name="quarry")
     except QuarryError as error:
@@ -45,4 +51,56 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except ProblemReceived as error:
         complain(error.problem)
         sys.exit(EXIT_USAGE if error.problem.status == HTTPStatus.UNPROCESSABLE_ENTITY else EXIT_NOT_COMPLETE)
+    except SystemExit as ended:
+        if isinstance(ended.__context__, BrokenPipeError) and verb not in ("serve", "worker"):
+            # Nobody reads the output. Typer says nothing and ends with 1, which would be a verdict.
+            sys.exit(EXIT_NOT_COMPLETE)
+        raise
+    except OSError as error:
+        if verb == "worker":
+            raise  # code 3 would tell its parent that the job has ended; the traceback is for the log
+        _hand_over()  # which says it better if the output is what cannot be written
+        complain(_problem(error))
+        sys.exit(EXIT_NOT_STARTED if verb == "serve" else EXIT_NOT_COMPLETE)
+    finally:
+        _hand_over()
     sys.exit(0)
+
+
+_SPACE = "make space there, then run the same command again"
+_RIGHTS = "let this user read and write there, or name another place, then run the same command again"
+_CURES = {
+    errno.ENOSPC: _SPACE,
+    errno.EDQUOT: _SPACE,
+    errno.EACCES: _RIGHTS,
+    errno.EPERM: _RIGHTS,
+    errno.EROFS: _RIGHTS,
+}
+_OTHER_CURE = "mend that, then run the same command again"
+
+
+def _problem(error: OSError) -> Problem:
+    """Return what the system refused, of which file, and what to do about it."""
+    said = error.strerror or str(error) or type(error).__name__
+    names = " -> ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
+    cure = _OTHER_CURE if error.errno is None else _CURES.get(error.errno, _OTHER_CURE)
+    if not names:
+        cure += " (the system names no file; it may be one in --out, TMPDIR or HF_HOME)"
+    detail = f"{names}: {said}" if names else said
+    if cure.startswith(_SPACE):
+        return DiskFull(detail, cure=cure).problem()
+    title = "Reading or writing failed"
+    return Problem(type="urn:quarry:system-refused", title=title, status=500, detail=detail, cure=cure)
+
+
+def _hand_over() -> None:
+    """Write out what was printed, while an error of it can still be told as any other."""
+    try:
+        print(end="", flush=True)
+    except OSError as error:
+        # What is held back would be written again when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):  # else whoever reads has seen enough, as `head` has
+            error.filename = "standard output"
+            complain(_problem(error))
+            sys.exit(EXIT_NOT_COMPLETE)

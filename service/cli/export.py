@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from service.cli.datasets import naming
 from service.errors import OptionRefused
 from service.export.options import Algorithm, ExportOptions, FormatName, chosen_algorithm, parsed_layers
 
@@ -54,7 +55,8 @@ def export(
     _check_place(out)
     from service.export.run import export as write
 
-    done = write(dataset, out, options)
+    with naming(out):
+        done = write(dataset, out, options)
     left_out = done.rows_in_dataset - done.rows
     print(done.notes)
     print(f"{out}: {done.rows} rows" + (f", {left_out} left out" if left_out else ""))

@@ -45,7 +45,8 @@ class QuarryDataset(Dataset[Any]):
             where: a folder in the layout of a dataset repository, or `hf://datasets/NAMESPACE/NAME`, or the
                 files of either, opened before.
             view: what to make of a row; without one, rows come as they are stored.
-            jobs: ids of the jobs whose rows are wanted; all if null.
+            jobs: ids of the jobs whose rows are wanted, each complete; all complete ones if null. A job is
+                complete when its manifest is there.
             revision: branch, tag or commit, for a repository.
             pin_memory: read states straight into pinned memory.
             memory_map: return states as private maps of the page cache instead of copies (local folders).
@@ -54,7 +55,8 @@ class QuarryDataset(Dataset[Any]):
                 that the cache would hold no row until the next epoch.
 
         Raises:
-            ReaderError: no dataset, jobs of several models or layers in it, or a view it cannot serve.
+            ReaderError: no dataset, no complete job or not the one named, jobs of several models or layers,
+                or a view it cannot serve.
         """
         self._files: Files = files_of(where, revision) if isinstance(where, str | os.PathLike) else where
         self._places = Places(self._files, frozenset(jobs) if jobs is not None else None)

@@ -12,6 +12,9 @@ from service.reader.errors import ReaderError
 from service.reader.files import Files
 
 INDEX_FOLDER = "index"
+MANIFEST_FOLDER = "manifests"
+_SHOWN_JOBS = 5
+"""Named in an error; a repository that gets a job every night holds hundreds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,24 +30,20 @@ class Places:
     """Every row of a dataset in index order; token ids and masks stay in Arrow memory until asked for."""
 
     def __init__(self, files: Files, jobs: frozenset[str] | None) -> None:
-        """Read the indexes of all jobs, or of those named. Raises ReaderError if there are none."""
-        paths = [
-            path
-            for path in files.find(INDEX_FOLDER, ".parquet")
-            if jobs is None or path.split("/")[1] in jobs
-        ]
-        if not paths:
-            whose = f"of the jobs {sorted(jobs)}" if jobs is not None else "files"
-            raise ReaderError(f"there are no index {whose}: is this the root of a dataset that Quarry made?")
+        """Read the indexes of all complete jobs, or of those named. Raises ReaderError if there are none."""
+        paths = _indexes(files, jobs)
         try:
             tables = [pq.read_table(files.open(path).arrow(), columns=_COLUMNS) for path in paths]
+            # Left in the chunks that were read: a chunk of lists counts its values in 32 bits, and a dataset
+            # may hold more tokens than that. A row is found among chunks by bisection.
+            table = pa.concat_tables(tables)
         except (OSError, pa.ArrowException) as error:
             raise ReaderError(f"the index cannot be read: {error}") from error
-        self._table: Any = pa.concat_tables(tables).combine_chunks()
-        self.num_tokens: list[int] = self._table["num_tokens"].to_pylist()
+        self._columns: dict[str, Any] = {name: table[name] for name in _COLUMNS}
+        self.num_tokens: list[int] = self._columns["num_tokens"].to_pylist()
         """T of every row, for samplers that fill batches by tokens."""
-        self._shards: list[str] = self._table["shard"].to_pylist()
-        self._rows: list[int] = self._table["row"].to_pylist()
+        self._shards: list[str] = self._columns["shard"].to_pylist()
+        self._rows: list[int] = self._columns["row"].to_pylist()
 
     def __len__(self) -> int:
         return len(self.num_tokens)
@@ -60,12 +59,12 @@ class Places:
     @property
     def sample_ids(self) -> list[str]:
         """The id of every row's sample."""
-        ids: list[str] = self._table["sample_id"].to_pylist()
+        ids: list[str] = self._columns["sample_id"].to_pylist()
         return ids
 
     def supervised_counts(self) -> dict[int, int]:
         """Return how often each token id is supervised. Raises ReaderError for a mask of another length."""
-        ids, mask = (pc.list_flatten(self._table[name]) for name in ("input_ids", "loss_mask"))
+        ids, mask = (pc.list_flatten(self._columns[name]) for name in _LISTS)
         if len(ids) != len(mask):
             raise ReaderError(f"the index holds {len(ids)} token ids and {len(mask)} mask flags")
         counts = ids.filter(pc.equal(mask, 1)).value_counts()
@@ -73,13 +72,52 @@ class Places:
 
     def tokens(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return a row's token ids, int64 [T], and its mask, uint8 [T]: tensors of their own."""
-        ids, mask = (_values(self._table[name], number, dtype) for name, dtype in _LISTS.items())
+        ids, mask = (_values(self._columns[name], number, dtype) for name, dtype in _LISTS.items())
         return ids.long(), mask
 
     def light(self, number: int) -> dict[str, Any]:
         """Return a row's `sample_id`, `source_id` and `prompt_tokens`."""
-        (row,) = self._table.slice(number, 1).select(_LIGHT).to_pylist()
-        return dict(row)
+        return {name: self._columns[name][number].as_py() for name in _LIGHT}
+
+
+def _indexes(files: Files, jobs: frozenset[str] | None) -> list[str]:
+    """Return the index files of all complete jobs, or of those named, sorted.
+
+    A job is complete when its manifest is there, which comes last: a push of many shards shows indexes in
+    commits before that, and leaves them if it breaks off. Raises ReaderError.
+    """
+    # Looked for first: of a job whose manifest was found, all indexes are there by now.
+    manifests = frozenset(files.find(MANIFEST_FOLDER, ".json"))
+    paths = files.find(INDEX_FOLDER, ".parquet")
+    begun = frozenset(map(_job_of, paths))
+    wanted = begun if jobs is None else jobs
+    complete = {job for job in begun | wanted if f"{MANIFEST_FOLDER}/{job}.json" in manifests}
+    missing = sorted(wanted - complete)
+    if missing and (jobs is not None or not complete):
+        raise ReaderError(
+            f"{_subject(missing)} not complete: there is no {MANIFEST_FOLDER}/{missing[0]}.json, which "
+            "comes last. Wait for the job or its push, resume it if it broke off, or, in a copy, "
+            f"copy {MANIFEST_FOLDER}/ as well. Complete here: {_named(sorted(complete)) or 'none'}"
+        )
+    taken = wanted & complete
+    chosen = [path for path in paths if _job_of(path) in taken]
+    if not chosen:
+        whose = f"of the jobs {sorted(jobs)}" if jobs is not None else "files"
+        raise ReaderError(f"there are no index {whose}: is this the root of a dataset that Quarry made?")
+    return chosen
+
+
+def _job_of(path: str) -> str:
+    return path.split("/")[1]
+
+
+def _subject(jobs: list[str]) -> str:
+    return f"the job {jobs[0]} is" if len(jobs) == 1 else f"the jobs {_named(jobs)} are"
+
+
+def _named(jobs: list[str]) -> str:
+    more = len(jobs) - _SHOWN_JOBS
+    return ", ".join(jobs[:_SHOWN_JOBS]) + (f" and {more} more" if more > 0 else "")
 
 
 def _values(column: Any, number: int, dtype: torch.dtype) -> torch.Tensor:  # noqa: ANN401 - pyarrow's

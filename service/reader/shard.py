@@ -139,13 +139,19 @@ class Shard:
     def _fill(self, row: int, layer_id: int, out_TW: torch.Tensor) -> None:
         """Read a layer into `out_TW`, uint8 [T, W], whose tokens may lie apart."""
         name = self._plain_name(layer_id)
-        if self.about.compression == "planes":
-            self._merge(row, name, out_TW)
-        elif self.about.compression == "fp8":
-            self._multiply(row, name, out_TW)
-        else:
-            start, _ = self._place(row, name, out_TW.numel())
-            self._file.read_into(out_TW, start)
+        try:
+            if self.about.compression == "planes":
+                self._merge(row, name, out_TW)
+            elif self.about.compression == "fp8":
+                self._multiply(row, name, out_TW)
+            else:
+                start, _ = self._place(row, name, out_TW.numel())
+                self._file.read_into(out_TW, start)
+        except OSError as error:
+            # The system names a file only where it is opened; an error of pyarrow's own has no number.
+            if error.errno is not None and error.filename is None:
+                error.filename = self._name
+            raise
 
     def _multiply(self, row: int, name: str, out_TW: torch.Tensor) -> None:
         num_tokens, hidden_size = len(out_TW), self.about.hidden_size

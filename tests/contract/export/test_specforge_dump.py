@@ -21,9 +21,9 @@ from service.plan.layers import PRESETS
 from tests.contract.export.conftest import AUX, HIDDEN, LAST, truths_of, wanted
 from tests.support.jobs import Shop, conversations, request as request_of
 from tests.support.tiny_model import random_target
-from tests.support.trainers import ROOT, loaded_by
+from tests.support.trainers import loaded_by
 
-DUMP = (ROOT / "tests/support/specforge_dump.py").read_text()
+DUMP = (Path(__file__).parents[2] / "support" / "specforge_dump.py").read_text()
 NUM_ROWS = 16
 LONGEST = 96
 STATES = {

@@ -209,6 +209,7 @@ def test_shards_of_two_models_are_not_mixed(plain, target, tmp_path):
     shards = [text.replace(text.split("/")[1], "j-ffffffffffffffff") for text in table["shard"].to_pylist()]
     place = table.schema.get_field_index("shard")
     pq.write_table(table.set_column(place, table.schema.field(place), [shards]), index)
+    shutil.copy(next(other.glob("manifests/*.json")), folder / "manifests/j-ffffffffffffffff.json")
     rows = QuarryDataset(folder)
     with pytest.raises(ReaderError, match="holds other states than the first shard"):
         for number in range(len(rows)):

@@ -1,0 +1,170 @@
+"""A job counts once its manifest is there: what a push has left so far is never read as if it were whole."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from service.reader import QuarryDataset, ReaderError
+from service.reader.files import LocalFiles
+from tests.contract.reader.conftest import NUM_SAMPLES, finished
+from tests.contract.reader.test_dataset import assert_right
+from tests.support.fake_hub import FakeHub
+
+NIGHTLY = "j-ffffffffffffffff"
+MANIFEST = f"manifests/{NIGHTLY}.json"
+
+
+def put(made: Path, folder: Path, *patterns: str) -> None:
+    """Copy files of the job in `made` to `folder`, as the files of another job."""
+    for pattern in patterns:
+        for path in sorted(made.glob(pattern)):
+            copy = folder / path.parent.relative_to(made).parent / NIGHTLY / path.name
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, copy)
+            if path.match("index/*/*"):
+                table = pq.read_table(path)
+                shards = [f"data/{NIGHTLY}/{Path(shard).name}" for shard in table["shard"].to_pylist()]
+                place = table.schema.get_field_index("shard")
+                pq.write_table(table.set_column(place, table.schema.field(place), [shards]), copy)
+
+
+def land(made: Path, folder: Path) -> None:
+    """Let the last commit of the other job's push happen."""
+    shutil.copy(next(made.glob("manifests/*.json")), folder / MANIFEST)
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory, target: Path) -> Path:
+    """Return a dataset of the same model and other layers."""
+    return finished(tmp_path_factory.mktemp("other"), target, layers=[1])
+
+
+@pytest.fixture
+def folder(plain: Path, tmp_path: Path) -> Path:
+    """Return a dataset that a second job is pushed to: the test says what has come."""
+    return shutil.copytree(plain, tmp_path / "repository")
+
+
+def test_a_job_is_read_when_its_manifest_is_there_and_not_before(plain, folder):
+    put(plain, folder, "data/*/*", "index/*/*")
+    rows = QuarryDataset(folder)
+    assert rows.sample_ids == QuarryDataset(plain).sample_ids
+    land(plain, folder)
+    both = QuarryDataset(folder)
+    assert len(both) == 2 * NUM_SAMPLES
+    assert {both.shard_of(number).split("/")[1] for number in range(len(both))} > {NIGHTLY}
+
+
+def test_a_part_of_a_job_of_other_layers_does_not_keep_the_whole_ones_from_being_read(other, folder):
+    put(other, folder, "data/*/*", "index/*/*")
+    rows = QuarryDataset(folder)
+    assert len(rows) == NUM_SAMPLES
+    for number in range(NUM_SAMPLES):
+        assert_right(rows[number])
+    land(other, folder)
+    mixed = QuarryDataset(folder)
+    with pytest.raises(ReaderError, match="holds other states than the first shard"):
+        for number in range(len(mixed)):
+            mixed[number]
+
+
+def test_a_job_that_is_named_must_be_complete(plain, folder):
+    (whole,) = [path.name for path in (plain / "index").iterdir()]
+    put(plain, folder, "data/*/*", "index/*/*")
+    for jobs in ([NIGHTLY], [whole, NIGHTLY], [whole, "j-none"]):
+        told = rf"the job {jobs[-1]} is not complete.*Complete here: {whole}"
+        with pytest.raises(ReaderError, match=told):
+            QuarryDataset(folder, jobs=jobs)
+    assert len(QuarryDataset(folder, jobs=[whole])) == NUM_SAMPLES
+    land(plain, folder)
+    assert len(QuarryDataset(folder, jobs=[whole, NIGHTLY])) == 2 * NUM_SAMPLES
+
+
+@pytest.mark.parametrize("beside", [f".{NIGHTLY}.json.tmp", f"{NIGHTLY}.json.part", f"old/{NIGHTLY}.json"])
+def test_a_dataset_without_a_complete_job_says_so(plain, folder, beside):
+    shutil.rmtree(folder)
+    put(plain, folder, "data/*/*", "index/*/*")
+    name = folder / "manifests" / beside
+    name.parent.mkdir(parents=True)
+    shutil.copy(next(plain.glob("manifests/*.json")), name)
+    with pytest.raises(ReaderError, match=rf"no {MANIFEST}, which comes last.*Complete here: none"):
+        QuarryDataset(folder)
+
+
+def test_many_jobs_without_a_manifest_are_not_all_named(plain, tmp_path):
+    index = next(plain.glob("index/*/*"))
+    for job in range(9):
+        (tmp_path / f"index/j-{job}").mkdir(parents=True)
+        shutil.copy(index, tmp_path / f"index/j-{job}")
+    with pytest.raises(ReaderError, match="the jobs j-0, j-1, j-2, j-3, j-4 and 4 more are not complete"):
+        QuarryDataset(tmp_path)
+
+
+class Landing(LocalFiles):
+    """A folder in which something happens after the first look."""
+
+    def __init__(self, folder: Path, happens: Callable[[], None]) -> None:
+        super().__init__(folder)
+        self.happens = happens
+
+    def find(self, folder: str, suffix: str) -> list[str]:
+        found = super().find(folder, suffix)
+        self.happens()
+        self.happens = lambda: None
+        return found
+
+
+def test_a_job_that_lands_while_it_is_looked_for_is_read_whole_or_not_at_all(plain, folder):
+    """1. Half of the indexes are there. 2. After the first look the rest comes, and the manifest."""
+    put(plain, folder, "data/*/*", "index/*/*")
+    files = sorted((folder / "index" / NIGHTLY).iterdir())
+    assert len(files) > 1
+    files[-1].unlink()
+
+    def last_commit() -> None:
+        put(plain, folder, f"index/*/{files[-1].name}")
+        land(plain, folder)
+
+    assert len(QuarryDataset(Landing(folder, last_commit))) == NUM_SAMPLES
+    assert len(QuarryDataset(folder)) == 2 * NUM_SAMPLES
+
+
+HUB = """
+import json, sys
+from service.reader import QuarryDataset, ReaderError
+for name in sys.argv[1:]:
+    try:
+        print(json.dumps(QuarryDataset("hf://datasets/" + name).sample_ids))
+    except ReaderError as error:
+        print(json.dumps(str(error)))
+"""
+
+
+def test_a_repository_is_read_without_what_a_push_has_left_so_far(plain, folder, tmp_path):
+    """Three repositories: a job complete and one in its push; nothing but a push; nothing at all."""
+    put(plain, folder, "data/*/*", "index/*/*")
+    held = [path for path in folder.rglob("*") if path.is_file()]
+    files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in held}
+    begun = {path: files[path] for path in files if NIGHTLY in path}
+    with FakeHub() as hub:
+        for name, content in {"both": files, "begun": begun, "empty": {}}.items():
+            hub.add_repo(f"org/{name}", content)
+        environment = os.environ | {
+            "HF_ENDPOINT": hub.url,
+            "HF_HOME": str(tmp_path / "home"),
+            "HF_HUB_DISABLE_XET": "1",
+        }
+        command = [sys.executable, "-W", "ignore", "-c", HUB, "org/both", "org/begun", "org/empty"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    both, only_begun, empty = map(json.loads, done.stdout.splitlines())
+    assert both == QuarryDataset(plain).sample_ids
+    assert f"the job {NIGHTLY} is not complete" in only_begun
+    assert "there are no index files" in empty

@@ -1,0 +1,133 @@
+"""What a disk refuses is told with file and cure, and with an exit code that is no verdict on a dataset."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.cli.datasets import naming
+from tests.support.reference_models import TinyModel
+from tests.support.shards import capture, write_dataset
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    return TinyModel(tmp_path_factory.mktemp("target") / "model", "llama", "bfloat16")
+
+
+@pytest.fixture
+def dataset(tmp_path: Path, model: TinyModel) -> Path:
+    write_dataset(tmp_path / "dataset", tmp_path, {0: capture(model, dtype="bfloat16", lengths=(3, 5))})
+    return tmp_path / "dataset"
+
+
+def quarry(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run the command line as a process."""
+    command = [sys.executable, "-m", "service.cli", *map(str, arguments)]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.run(command, cwd=ROOT, text=True, check=False, **(streams | options))
+
+
+def lines_of(ran: subprocess.CompletedProcess[str]) -> list[str]:
+    """Return what a refused command said, which is a problem and nothing else."""
+    told = ran.stderr.splitlines()
+    assert told[0].startswith("error: "), ran.stderr
+    assert told[1].startswith("  cure:  "), ran.stderr
+    assert len(told) == 2, ran.stderr
+    return told
+
+
+@pytest.mark.parametrize("file", ["export.json", "shard-00000.bin"])
+def test_an_export_to_a_full_disk_says_where_and_goes_on_with_room(dataset, tmp_path, file):
+    """1. A file is written to a device that is always full. 2. With room the same command ends it."""
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / f".{file}.tmp").symlink_to("/dev/full")
+    command = ("export", dataset, "--to", "deepspec", "--out", out)
+    full = quarry(*command)
+    assert (full.returncode, full.stdout) == (3, "")
+    assert lines_of(full) == [
+        f"error: The disk is full: {out}: No space left on device",
+        "  cure:  make space there, then run the same command again",
+    ]
+    assert quarry(*command).returncode == 0
+    assert json.loads((out / "export.json").read_text())["complete"] is True
+
+
+def test_a_file_that_cannot_be_opened_is_named(dataset, tmp_path):
+    lock = tmp_path / "out/.export.lock"
+    lock.mkdir(parents=True)
+    ran = quarry("export", dataset, "--to", "deepspec", "--out", tmp_path / "out")
+    assert ran.returncode == 3
+    assert lines_of(ran)[0] == f"error: Reading or writing failed: {lock}: Is a directory"
+
+
+def test_a_disk_that_cannot_be_read_is_no_broken_dataset(dataset):
+    """Reading its own memory from address 0 fails with the error of a bad disk."""
+    shard = next(dataset.glob("data/*/*.parquet"))
+    shard.unlink()
+    shard.symlink_to("/proc/self/mem")
+    ran = quarry("verify", dataset)
+    assert (ran.returncode, ran.stdout) == (3, "")
+    assert lines_of(ran)[0] == f"error: Reading or writing failed: {dataset}: Input/output error"
+
+
+def test_publish_names_what_it_cannot_read(dataset, tmp_path):
+    environment = os.environ | {"QUARRY_HUB_TOKEN_FILE": str(tmp_path)}
+    ran = quarry("publish", dataset, "org/states", env=environment)
+    assert ran.returncode == 3
+    assert lines_of(ran)[0] == f"error: Reading or writing failed: {tmp_path}: Is a directory"
+
+
+def test_a_server_that_cannot_make_its_folder_did_not_start(tmp_path):
+    (tmp_path / "file").touch()
+    ran = quarry("serve", "--data-dir", tmp_path / "file/data")
+    assert ran.returncode == 1
+    assert f"{tmp_path}/file/data: Not a directory" in lines_of(ran)[0]
+
+
+def test_a_worker_keeps_the_code_that_has_it_started_again_and_its_traceback(tmp_path):
+    (tmp_path / "file").touch()
+    environment = os.environ | {"QUARRY_ENGINE": "nowhere:Engine"}
+    ran = quarry("worker", "--data-dir", tmp_path / "file/data", env=environment)
+    assert ran.returncode == 1
+    assert "Traceback" in ran.stderr
+
+
+BUFFERED, UNBUFFERED = (os.environ | {"PYTHONUNBUFFERED": value} for value in ("", "1"))
+
+
+@pytest.mark.parametrize(
+    ("environment", "code"), [(BUFFERED, 0), (UNBUFFERED, 3)], ids=["when all is said", "in the middle"]
+)
+def test_output_that_nobody_reads_any_more_is_no_error_and_no_verdict(dataset, environment, code):
+    unread, output = os.pipe()
+    os.close(unread)
+    try:
+        ran = quarry("verify", dataset, stdout=output, env=environment)
+    finally:
+        os.close(output)
+    assert (ran.returncode, ran.stderr) == (code, "")
+
+
+@pytest.mark.parametrize("environment", [BUFFERED, UNBUFFERED], ids=["when all is said", "in the middle"])
+def test_output_to_a_full_disk_is_told_once(dataset, environment):
+    with Path("/dev/full").open("w") as full:
+        ran = quarry("verify", dataset, "--json", stdout=full, env=environment)
+    assert ran.returncode == 3
+    assert lines_of(ran)[0] == "error: The disk is full: standard output: No space left on device"
+
+
+def test_an_error_that_names_a_file_or_is_a_librarys_own_is_left_as_it_is(tmp_path):
+    for error in (OSError(errno.EACCES, "Permission denied", "elsewhere"), OSError("no such tokenizer")):
+        before = str(error)
+        with pytest.raises(OSError) as told, naming(tmp_path):
+            raise error
+        assert str(told.value) == before

@@ -1,0 +1,124 @@
+"""Rows are found where they are, however many chunks the index comes in and however many tokens it holds."""
+
+import pickle
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from schemas.arrow import INDEX_SCHEMA
+from service.reader import places
+from service.reader.errors import ReaderError
+from service.reader.files import LocalFiles
+from service.reader.places import Place, Places
+
+LENGTHS = {
+    "index/j-0/train-00000.parquet": (3, 1, 7, 2, 5),
+    "index/j-0/train-00001.parquet": (4,),
+    "index/j-1/train-00000.parquet": (0, 6, 2, 9),
+}
+
+LIGHT = ("sample_id", "source_id", "prompt_tokens")
+
+
+def index_row(path: str, row: int, num_tokens: int) -> dict[str, Any]:
+    """Return a row of an index, other than every other."""
+    ids = [(7 * number + 3 * row + len(path) + num_tokens) % 11 for number in range(num_tokens)]
+    return {
+        "sample_id": f"{path}:{row}",
+        "source_id": f"row {row}" if row % 2 else None,
+        "num_tokens": num_tokens,
+        "prompt_tokens": num_tokens // 2,
+        "supervised_tokens": num_tokens,
+        "input_ids": ids,
+        "loss_mask": [token % 2 for token in ids],
+        "shard": path.replace("index", "data"),
+        "row": row,
+        "next_token": None,
+        "next_logprob": None,
+    }
+
+
+@pytest.fixture
+def rows() -> list[dict[str, Any]]:
+    return [index_row(path, row, T) for path, lengths in LENGTHS.items() for row, T in enumerate(lengths)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, rows: list[dict[str, Any]]) -> Path:
+    """Return a dataset's light files: two jobs, three indexes, row groups of two rows."""
+    for path in LENGTHS:
+        mine = [row for row in rows if row["shard"] == path.replace("index", "data")]
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.Table.from_pylist(mine, schema=INDEX_SCHEMA), tmp_path / path, row_group_size=2)
+    (tmp_path / "manifests").mkdir()
+    for job in ("j-0", "j-1"):
+        (tmp_path / f"manifests/{job}.json").write_text("{}")
+    return tmp_path
+
+
+@pytest.mark.parametrize("again", [lambda found: found, lambda found: pickle.loads(pickle.dumps(found))])
+def test_every_row_is_right_on_both_sides_of_every_border_between_chunks(folder, rows, again):
+    found = again(Places(LocalFiles(folder), None))
+    assert len(found) == len(rows)
+    assert found.num_tokens == [row["num_tokens"] for row in rows]
+    assert found.sample_ids == [row["sample_id"] for row in rows]
+    assert found.shards == [path.replace("index", "data") for path in LENGTHS]
+    for number, row in enumerate(rows):
+        assert found[number] == Place(row["shard"], row["row"], row["num_tokens"])
+        assert found.light(number) == {name: row[name] for name in LIGHT}
+        ids, mask = found.tokens(number)
+        assert (ids.tolist(), mask.tolist()) == (row["input_ids"], row["loss_mask"])
+
+
+def test_supervised_tokens_are_counted_over_all_chunks(folder, rows):
+    pairs = [pair for row in rows for pair in zip(row["input_ids"], row["loss_mask"], strict=True)]
+    due = Counter(token for token, supervised in pairs if supervised)
+    assert Places(LocalFiles(folder), None).supervised_counts() == due
+
+
+def lists(lengths: list[int], values: np.ndarray) -> pa.Array:
+    """Return lists of these lengths, whose values lie where they lie."""
+    offsets = pa.array(np.cumsum([0, *lengths]), pa.int32())
+    kind = pa.from_numpy_dtype(values.dtype)
+    in_place = pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
+    return pa.ListArray.from_arrays(offsets, in_place)
+
+
+def index_of(lengths: list[int], ids: np.ndarray, mask: np.ndarray) -> pa.Table:
+    every = list(range(len(lengths)))
+    columns = {name: pa.array(every, pa.int32()) for name in ("prompt_tokens", "num_tokens", "row")}
+    texts = {name: pa.array(map(str, every)) for name in ("sample_id", "source_id", "shard")}
+    return pa.table(columns | texts | {"input_ids": lists(lengths, ids), "loss_mask": lists(lengths, mask)})
+
+
+def test_a_dataset_may_hold_more_tokens_than_32_bits_count(tmp_path, monkeypatch):
+    """Nine indexes of 2^28 tokens, which all lie in the same memory that nobody touches; one small one."""
+    many = 2**28
+    huge = index_of([many], np.zeros(many, np.int32), np.zeros(many, np.uint8))
+    small = index_of([2, 3], np.arange(5, dtype=np.int32), np.array([0, 1, 1, 0, 1], np.uint8))
+    paths = [f"index/j-0/train-{unit:05d}.parquet" for unit in range(10)]
+    for path in (*paths, "manifests/j-0.json"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).touch()
+    tables = {str(tmp_path / path): huge for path in paths[:-1]} | {str(tmp_path / paths[-1]): small}
+    monkeypatch.setattr(places.pq, "read_table", lambda path, columns: tables[path].select(columns))
+    found = Places(LocalFiles(tmp_path), None)
+    assert len(found) == 11
+    assert [[part.tolist() for part in found.tokens(number)] for number in (9, 10)] == [
+        [[0, 1], [0, 1]],
+        [[2, 3, 4], [1, 0, 1]],
+    ]
+
+
+def test_indexes_that_do_not_fit_together_are_refused(folder):
+    path = folder / "index/j-1/train-00000.parquet"
+    table = pq.read_table(path)
+    place = table.schema.get_field_index("row")
+    pq.write_table(table.set_column(place, "row", table["row"].cast(pa.string())), path)
+    with pytest.raises(ReaderError, match="the index cannot be read"):
+        Places(LocalFiles(folder), None)
