@@ -22,13 +22,13 @@ from service.plan.hub_reading import reading_hub
 from service.plan.sources import RejectReason, RowReject, SourceRow, open_source
 from service.plan.target import inspect_target
 from service.settings import Settings
-from service.store import PlanLease
+from service.store import PlanLease, Store
 from tests.support.fake_hub import FakeHub
 from tests.support.store_cases import Clock
-from tests.unit.plan.test_planning import JOB, House, WatchedStore
+from tests.unit.plan.test_planning import JOB, House
 
 
-class BuggyStore(WatchedStore):
+class BuggyStore(Store):
     """A store with a bug, which is told as `said`."""
 
     said = "nobody foresaw this"
