@@ -1,0 +1,61 @@
+"""A push that stands still: told once, from the first error on, and fenced like all that a publisher does."""
+
+import pytest
+
+from schemas.job import JobState
+from service.errors import LeaseLost
+from service.store import Store
+from tests.support.store_cases import PROBLEM, TTL_S, Clock, capture, job_id, lease_publish
+
+DEADLINE_S = 3600.0
+OTHER = PROBLEM.model_copy(update={"detail": "another reason"})
+
+
+def told(store: Store) -> tuple[JobState, str | None]:
+    row = store.job(job_id(1))
+    return row.state, row.problem.detail if row.problem else None
+
+
+def test_a_push_that_stands_still_says_why_until_it_goes_on(store: Store, clock: Clock) -> None:
+    capture(store)
+    lease = lease_publish(store)
+    since = clock.now_s
+    store.delay_publish(lease, PROBLEM, 3, DEADLINE_S)
+    known = len(store.events(job_id(1)))
+    clock.advance(60)
+    store.delay_publish(lease, PROBLEM, 3, DEADLINE_S)
+    store.advance_publish(lease, 3)
+    assert len(store.events(job_id(1))) == known, "the same again is no news"
+    store.delay_publish(lease, OTHER, 3, DEADLINE_S)
+    last = store.events(job_id(1))[-1]
+    assert last.delay is not None
+    assert (last.delay.since.timestamp(), last.delay.reached) == (since, 3)
+    assert told(store) == (JobState.PUBLISHING, "another reason")
+    store.advance_publish(lease, 4)
+    assert told(store) == (JobState.PUBLISHING, None)
+    store.complete_job(lease, None)
+    assert told(store) == (JobState.COMPLETED, None)
+
+
+def test_a_push_is_blocked_for_standing_still_and_not_for_taking_long(store: Store, clock: Clock) -> None:
+    capture(store)
+    lease = lease_publish(store)
+    for reached in (1, 2):
+        clock.advance(10 * DEADLINE_S)
+        store.delay_publish(lease, PROBLEM, reached, DEADLINE_S)
+        assert told(store) == (JobState.PUBLISHING, "why")
+    clock.advance(DEADLINE_S + 1)
+    store.delay_publish(lease, PROBLEM, 2, DEADLINE_S)
+    assert told(store) == (JobState.BLOCKED, "why")
+
+
+def test_a_publisher_that_lost_its_lease_tells_nothing(store: Store, clock: Clock) -> None:
+    capture(store)
+    stale = lease_publish(store)
+    clock.advance(TTL_S)
+    lease_publish(store, "heir")
+    with pytest.raises(LeaseLost):
+        store.delay_publish(stale, PROBLEM, 1, DEADLINE_S)
+    with pytest.raises(LeaseLost):
+        store.advance_publish(stale, 1)
+    assert told(store) == (JobState.PUBLISHING, None)
