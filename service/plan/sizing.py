@@ -16,7 +16,7 @@ WRITER_BYTES_PER_S = 1.28e9
 half of its time it waits for that disk."""
 WRITER_CORE_S_PER_GB = 0.42
 """Of a core for 1e9 bytes of states: the writer with its checks and its xxh3, and the kernel's part."""
-PROOF_CORE_S_PER_GB = 0.39
+PROOF_CORE_S_PER_GB = 0.29
 """Of the sealed unit, read back: in one unit of a gigabyte; in units of 65 MB it is 1.3, because a unit has
 its logits recomputed in a few rows at least."""
 DIGEST_CORE_S_PER_GB = 0.70
