@@ -51,8 +51,7 @@ class ModelFolder:
 def locate_model(model: str, revision: str | None, settings: Settings) -> ModelFolder:
     """Find a local model, or fetch the small files of a Hub model (never weights).
 
-    Raises UnknownModel naming `model` or
-    `revision`; HubUnavailable where the Hub does not answer.
+    Raises UnknownModel naming `model` or `revision`; HubUnavailable where the Hub does not answer.
     """
     if is_local_model(model):
         if revision is not None:

@@ -1,17 +1,30 @@
 """A Hub, a real client process, and two finished jobs: what every test of pushing begins with."""
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.fake_hub import FakeHub
 from tests.support.hub_client import HubClient, Mode
-from tests.support.hub_state import Blob, Repo, large_blob, regular_blob
+from tests.support.hub_state import Blob, Repo, Token, large_blob, regular_blob
 
 REPO = "org/states"
 TOKEN = "hf_may_write"
 READ_TOKEN = "hf_may_read"
+
+
+@contextmanager
+def writable_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    """Start a Hub in `folder` whose `TOKEN` may write to `REPO`; this process's client has its home there."""
+    monkeypatch.setenv("HF_HOME", str(folder / "home"))
+    with FakeHub(cas=folder / "cas") as hub:
+        hub.add_token(TOKEN, Token("me", orgs={"org": "write"}))
+        yield hub
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from schemas.request import ExtractRequest, HubTarget, InlineSource, Sample, Sto
 from service.proof.canary import canary_key
 from service.publish.assemble import Account, assemble
 from service.publish.extras import file_entry
+from service.settings import Settings
 from service.store import PlannedUnit, Store, UnitCommit
 from tests.support.shards import stored_bytes
 
@@ -41,6 +42,11 @@ OTHER_NORM = save({"weight": np.zeros(HIDDEN, np.float32)}, metadata={"final_nor
 ENGINE = EngineInfo(name="vllm", version="0.32.0", device="cpu", options={})
 OWNER = "test"
 TTL_S = 600.0
+
+
+def norm_of(request: ExtractRequest, identity: Identity, settings: Settings) -> bytes:
+    """Answer as the head's reader would, for every model."""
+    return FINAL_NORM
 
 
 def row_tokens(unit: int, row: int) -> list[int]:

@@ -7,19 +7,18 @@ from pathlib import Path
 import pytest
 
 from schemas.events import Event
-from schemas.identity import Identity
 from schemas.job import JobState, JobView
-from schemas.request import ExtractRequest, HubTarget
+from schemas.request import HubTarget
 from service.errors import DiskFull, StoreUnavailable
 from service.publish.hub import Patience
 from service.publish.publisher import run_publishing
 from service.publish.push import UPLOAD_GROUP_FILES
 from service.settings import Settings
 from service.store import Store
-from tests.support.desk import REPO, TOKEN
+from tests.support.desk import REPO, TOKEN, writable_hub
 from tests.support.fake_hub import FakeHub
-from tests.support.finished_job import FINAL_NORM, JOB, OWNER, a_request, run_to_publishing
-from tests.support.hub_state import Fault, Token
+from tests.support.finished_job import JOB, OWNER, a_request, norm_of, run_to_publishing
+from tests.support.hub_state import Fault
 from tests.support.store_cases import Clock
 
 HOUR_S = 3600.0
@@ -61,15 +60,9 @@ class Press:
         return events[began + 1 :]
 
 
-def norm_of(request: ExtractRequest, identity: Identity, settings: Settings) -> bytes:
-    return FINAL_NORM
-
-
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-    with FakeHub(cas=tmp_path / "cas") as hub:
-        hub.add_token(TOKEN, Token("me", orgs={"org": "write"}))
+    with writable_hub(tmp_path, monkeypatch) as hub:
         yield hub
 
 

@@ -15,6 +15,7 @@ from service.publish.hub import Patience
 from service.publish.publisher import run_publishing
 from service.settings import Settings
 from service.store import Store
+from tests.support.desk import REPO, TOKEN, writable_hub
 from tests.support.fake_hub import FakeHub
 from tests.support.finished_job import (
     ENGINE,
@@ -27,20 +28,16 @@ from tests.support.finished_job import (
     a_reject,
     a_request,
     an_identity,
+    norm_of,
     run_to_publishing,
 )
 from tests.support.hub_state import Fault, Token
 from tests.support.store_cases import Clock
 
-REPO = "org/states"
-TOKEN = "hf_may_write"
-
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-    with FakeHub(cas=tmp_path / "cas") as hub:
-        hub.add_token(TOKEN, Token("me", orgs={"org": "write"}))
+    with writable_hub(tmp_path, monkeypatch) as hub:
         yield hub
 
 
@@ -61,10 +58,6 @@ def store(settings: Settings, clock: Clock) -> Iterator[Store]:
     store.migrate()
     yield store
     store.close()
-
-
-def norm_of(request: ExtractRequest, identity: Identity, settings: Settings) -> bytes:
-    return FINAL_NORM
 
 
 def publish(store: Store, settings: Settings, *, stopped: bool = False) -> bool:

@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from schemas.identity import Identity
 from schemas.job import JobState
 from schemas.manifest import Manifest
 from schemas.names import manifest_path, shard_path
-from schemas.request import ExtractRequest, HubTarget
+from schemas.request import HubTarget
 from service.publish.hub import Patience
 from service.publish.publisher import run_publishing
 from service.settings import Settings
@@ -16,12 +15,12 @@ from service.store import Store
 from tests.support.desk import REPO, TOKEN, Desk, committed, etags
 from tests.support.fake_hub import FakeHub
 from tests.support.finished_job import (
-    FINAL_NORM,
     JOB,
     OWNER,
     a_dataset,
     a_request,
     an_identity,
+    norm_of,
     run_to_publishing,
 )
 from tests.support.hub_client import HubClient
@@ -166,10 +165,6 @@ def test_a_manifest_of_another_version_in_the_jobs_place_is_refused(desk: Desk) 
     answer = desk.push()
     assert (answer["error"], answer["field"]) == ("OptionRefused", "hub.repo_id")
     assert "not a manifest of this version" in answer["detail"]
-
-
-def norm_of(request: ExtractRequest, identity: Identity, settings: Settings) -> bytes:
-    return FINAL_NORM
 
 
 def test_a_job_whose_other_rows_are_published_fails_once_keeps_its_dataset_and_can_be_resumed(
