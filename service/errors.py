@@ -229,3 +229,7 @@ class DatasetBroken(QuarryError):
 
     status = 422
     title = "The dataset is broken"
+
+
+STORE_AWAY = (StoreUnavailable, DiskFull)
+"""The store cannot be asked or told now. What is not recorded shows when its lease expires."""

@@ -20,7 +20,7 @@ from multiprocessing.process import BaseProcess
 from schemas.job import ENDED_JOB_STATES, JobState
 from service.capture.loop import Capture
 from service.capture.running import warm_imports
-from service.errors import DiskFull, StoreUnavailable
+from service.errors import STORE_AWAY
 from service.lifeline import die_with_parent
 from service.settings import Settings
 from service.store import Store
@@ -119,7 +119,7 @@ async def _keep(
         if time.monotonic() - swept > SWEEP_S:
             try:
                 await asyncio.to_thread(sweep, store, settings)
-            except (StoreUnavailable, DiskFull) as error:
+            except STORE_AWAY as error:
                 logger.warning("nothing was swept: %s", error)
             swept = time.monotonic()
 
@@ -129,7 +129,7 @@ async def _until_ended(store: Store, job_id: str, stop: asyncio.Event) -> None:
     while not stop.is_set():
         try:
             state = await asyncio.to_thread(store.state, job_id)
-        except (StoreUnavailable, DiskFull) as error:
+        except STORE_AWAY as error:
             logger.warning("job %s cannot be looked at: %s", job_id, error)
             state = None
         if state in ENDED_JOB_STATES or state is JobState.BLOCKED:

@@ -15,24 +15,13 @@ from schemas.receipts import UnitKey
 from service.capture.budget import InFlight
 from service.capture.landing import land_unit
 from service.capture.running import EngineHouse, Running, warm_imports
-from service.errors import (
-    DiskFull,
-    EngineDied,
-    EngineStuck,
-    LeaseLost,
-    QuarryError,
-    StatesWrong,
-    StoreUnavailable,
-)
+from service.errors import STORE_AWAY, EngineDied, EngineStuck, LeaseLost, QuarryError, StatesWrong
 from service.settings import Settings
 from service.store import Store, UnitCommit, UnitLease
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-STORE_AWAY = (StoreUnavailable, DiskFull)
-"""The store cannot be asked or told now. What is not recorded shows when its lease expires."""
 
 LONGEST_BEAT_S = 5.0
 """A cancelled job is noticed by its units' next beat."""

@@ -13,7 +13,7 @@ from schemas.identity import Identity
 from schemas.names import MAX_UNITS, plan_path
 from schemas.request import CapturePasses, ExtractRequest, FileSource, Generate, HubSource, InlineSource
 from service.errors import (
-    DiskFull,
+    STORE_AWAY,
     IllegalMove,
     LeaseLost,
     OptionRefused,
@@ -86,7 +86,7 @@ def _end(store: Store, settings: Settings, lease: PlanLease, error: QuarryError)
             store.fail_job(lease.job_id, error.problem(), lease=lease)
         elif error.outcome is Outcome.BLOCK or lease.epoch % settings.unit_attempts == 0:
             store.block_job(lease.job_id, error.problem(), lease=lease)
-    except (LeaseLost, IllegalMove, StoreUnavailable, DiskFull):
+    except (LeaseLost, IllegalMove, *STORE_AWAY):
         # The job was cancelled or taken over meanwhile, or the next lease will meet the same error.
         return
 

@@ -13,6 +13,7 @@ from schemas.names import is_job_id
 from schemas.request import ExtractRequest, HubTarget
 from service.capture.landing import land
 from service.errors import (
+    STORE_AWAY,
     DatasetBroken,
     DiskFull,
     IllegalMove,
@@ -171,7 +172,7 @@ def _end(store: Store, settings: Settings, course: _Course, error: QuarryError) 
             store.block_job(lease.job_id, problem, lease=lease)
         else:
             store.delay_publish(lease, problem, course.reached, settings.publish_deadline_s)
-    except (LeaseLost, IllegalMove, StoreUnavailable, DiskFull) as lost:
+    except (LeaseLost, IllegalMove, *STORE_AWAY) as lost:
         logger.info("job %s: %s", lease.job_id, lost)
 
 

@@ -16,7 +16,8 @@ from tests.support.jobs import Shop, conversations, request
 from tests.support.model_engine import ModelEngine
 from tests.support.tiny_model import random_target
 
-SILENCE_S = 1.0
+SILENCE_S = 5.0
+"""Far longer than a healthy fake engine takes for an answer, on a loaded machine too."""
 
 
 @pytest.fixture
