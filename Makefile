@@ -7,10 +7,10 @@ INSTALL_LOG := .venv/install.log
 TRAINERS := .cache/trainers/installed
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: help install fmt lint test demo crash loop bench soak architectures healthy lock clean
+.PHONY: help install fmt lint test demo crash crash-all loop bench soak architectures healthy lock clean
 
 help:
-	@echo "make install | fmt | lint | test | demo | crash | loop | bench | soak | architectures | healthy | lock | clean"
+	@echo "make install | fmt | lint | test | demo | crash | crash-all | loop | bench | soak | architectures | healthy | lock | clean"
 
 install: $(INSTALLED)
 
@@ -47,9 +47,13 @@ $(TRAINERS): requirements/trainers.txt | install
 demo: install
 	@$(BIN)/python -m examples.demo
 
-# The long form of the kill tests: 2,000 samples through vLLM, killed twice. `make test` runs the short form.
+# Kills, faults of the disk and the database, power cuts: a sample, drawn by a seed that is printed and may be given
+# (`make crash SEED=7`), or every case, which takes hours. `make test` runs the short form.
 crash: install
-	$(BIN)/python -m pytest tests/crash -m "long or not long"
+	CRASH=sample SEED=$(SEED) $(BIN)/python -m pytest tests/crash -m "long or not long"
+
+crash-all: install
+	CRASH=all SEED=$(SEED) $(BIN)/python -m pytest tests/crash -m "long or not long"
 
 # Trains drafters on Quarry's dataset, on the trainer's own dump and on wrong ones, serves each, and compares what
 # is accepted.
