@@ -7,10 +7,10 @@ INSTALL_LOG := .venv/install.log
 TRAINERS := .cache/trainers/installed
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: help install fmt lint test test-all demo crash crash-all loop bench soak architectures healthy lock clean
+.PHONY: help install fmt lint test demo crash crash-all mutants loop bench soak architectures healthy lock clean
 
 help:
-	@echo "make install | fmt | lint | test | test-all | demo | crash | crash-all | loop | bench | soak | architectures | healthy | lock | clean"
+	@echo "make install | fmt | lint | test | demo | crash | crash-all | mutants | loop | bench | soak | architectures | healthy | lock | clean"
 
 install: $(INSTALLED)
 
@@ -35,17 +35,8 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# A test process a core; tests of one file share what they set up.
-PYTEST := $(BIN)/python -m pytest --numprocesses logical --dist loadfile --durations 10
-SLOW := slow or (engine and not short)
-
-# What is run at every step: ten minutes on two cores.
-test: lint
-	$(PYTEST) --maxprocesses 8 -m "not long and not ($(SLOW))"
-
-# Everything slower. An engine has threads of its own: two side by side are enough.
-test-all: install $(TRAINERS)
-	$(PYTEST) --maxprocesses 2 -m "not long and ($(SLOW))"
+test: lint $(TRAINERS)
+	$(BIN)/python -m pytest
 
 # The trainers' own packages, in a folder apart: only the export tests read with their loaders.
 $(TRAINERS): requirements/trainers.txt | install
@@ -63,6 +54,11 @@ crash: install
 
 crash-all: install
 	CRASH=all SEED=$(SEED) $(BIN)/python -m pytest tests/crash -m "long or not long"
+
+# Takes out each raise and inverts each guard, one at a time, and runs the fast tests that reach it.
+# MUTANTS="plan --sample 50" does some. Survivors are kept, with a reason each, in tests/mutants/survivors.txt.
+mutants: install
+	$(BIN)/python -m tests.mutants $(MUTANTS)
 
 # Trains drafters on Quarry's dataset, on the trainer's own dump and on wrong ones, serves each, and compares what
 # is accepted.

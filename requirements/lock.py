@@ -26,7 +26,6 @@ DEV = (
     "pytest-cov",
     "pytest-randomly",
     "pytest-timeout",
-    "pytest-xdist",
     "hypothesis",
     "mypy",
     "ruff",
