@@ -7,10 +7,10 @@ INSTALL_LOG := .venv/install.log
 TRAINERS := .cache/trainers/installed
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: help install fmt lint test demo crash crash-all mutants loop bench soak architectures healthy lock clean
+.PHONY: help install fmt lint test test-all demo crash crash-all mutants loop bench soak architectures healthy lock clean
 
 help:
-	@echo "make install | fmt | lint | test | demo | crash | crash-all | mutants | loop | bench | soak | architectures | healthy | lock | clean"
+	@echo "make install | fmt | lint | test | test-all | demo | crash | crash-all | mutants | loop | bench | soak | architectures | healthy | lock | clean"
 
 install: $(INSTALLED)
 
@@ -35,8 +35,17 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-test: lint $(TRAINERS)
-	$(BIN)/python -m pytest
+# A test process a core; tests of one file share what they set up.
+PYTEST := $(BIN)/python -m pytest --numprocesses logical --dist loadfile --durations 10
+SLOW := slow or (engine and not short)
+
+# What is run at every step: ten minutes on two cores.
+test: lint
+	$(PYTEST) --maxprocesses 8 -m "not long and not ($(SLOW))"
+
+# Everything slower. An engine has threads of its own: two side by side are enough.
+test-all: install $(TRAINERS)
+	$(PYTEST) --maxprocesses 2 -m "not long and ($(SLOW))"
 
 # The trainers' own packages, in a folder apart: only the export tests read with their loaders.
 $(TRAINERS): requirements/trainers.txt | install

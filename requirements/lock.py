@@ -26,6 +26,7 @@ DEV = (
     "pytest-cov",
     "pytest-randomly",
     "pytest-timeout",
+    "pytest-xdist",
     "hypothesis",
     "mypy",
     "ruff",

@@ -162,6 +162,7 @@ def test_a_request_that_cannot_run_leaves_no_trace(folder: Path, tmp_path: Path)
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stopped_run_says_by_which_signal_and_goes_on_when_run_again(
     folder: Path, tmp_path: Path, number: signal.Signals
@@ -179,6 +180,7 @@ def test_a_stopped_run_says_by_which_signal_and_goes_on_when_run_again(
     assert manifest_of(out).totals.samples_written == 2
 
 
+@pytest.mark.slow
 def test_two_runs_in_one_folder_are_refused(folder: Path, tmp_path: Path):
     out = tmp_path / "out"
     with running(folder / "job.json", out, QUARRY_FAKE_STEP_S=LONG_S, QUARRY_DRAIN_S="0"):
@@ -186,6 +188,7 @@ def test_two_runs_in_one_folder_are_refused(folder: Path, tmp_path: Path):
     assert (second.returncode, "another run" in second.stderr) == (2, True)
 
 
+@pytest.mark.slow
 def test_a_killed_run_takes_its_worker_with_it_and_is_taken_up_again(folder: Path, tmp_path: Path):
     """1. The run is killed with no chance to clean up. 2. Its worker ends too. 3. Run again, it ends well."""
     out = tmp_path / "out"
@@ -198,6 +201,7 @@ def test_a_killed_run_takes_its_worker_with_it_and_is_taken_up_again(folder: Pat
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_job_that_fails_is_told_by_problem_and_exit_code(folder: Path, tmp_path: Path):
     out = tmp_path / "out"
     empty = write_job(folder, "empty.json", source={"kind": "file", "path": "nothing.jsonl"})

@@ -17,6 +17,8 @@ from tests.contract.test_foreground import LONG_S, extract, manifest_of, running
 from tests.support.finished_job import an_identity
 from tests.support.tiny_model import random_target
 
+pytestmark = pytest.mark.slow
+
 SAMPLES = [{"id": name, "token_ids": [1, 2, 3, number]} for number, name in enumerate("abc")]
 
 

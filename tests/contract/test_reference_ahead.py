@@ -20,6 +20,8 @@ from tests.support.model_engine import ModelEngine
 from tests.support.plans import random_ids
 from tests.support.tiny_model import random_target
 
+pytestmark = pytest.mark.slow
+
 PATIENCE_S = 60.0
 ASKED: list[str] = []
 """What was asked for, in its order, by the job of the test that runs."""

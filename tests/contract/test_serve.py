@@ -122,6 +122,7 @@ def test_a_service_runs_a_job_and_ends_in_order_with_its_worker(tmp_path: Path, 
     assert report.ok, report.findings
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_replaced_and_the_job_completes(tmp_path: Path, target: Path):
     """1. A job is in the engine. 2. The worker is killed. 3. Another takes over after the lease."""
     with serving(tmp_path / "data", QUARRY_FAKE_STEP_S="2", QUARRY_LEASE_S="1") as service:
@@ -135,6 +136,7 @@ def test_a_killed_worker_is_replaced_and_the_job_completes(tmp_path: Path, targe
         assert service.worker not in children_of(service.process.pid)
 
 
+@pytest.mark.slow
 def test_a_killed_service_takes_its_worker_with_it(tmp_path: Path):
     with serving(tmp_path / "data") as service:
         service.process.kill()

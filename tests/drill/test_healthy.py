@@ -10,6 +10,8 @@ from tests.support.jobs import Shop, request
 from tests.support.plans import random_ids
 from tests.support.tiny_model import random_target
 
+pytestmark = pytest.mark.slow
+
 NUM_SAMPLES = 300
 
 

@@ -3,12 +3,15 @@
 import json
 
 import numpy as np
+import pytest
 import torch
 
 from service.export.options import Algorithm
 from service.export.run import export
 from tests.contract.export.conftest import AUX, HIDDEN, LAST, close, wanted
 from tests.support.trainers import loaded_by
+
+pytestmark = pytest.mark.slow
 
 DRAFT_VOCAB = 50
 

@@ -23,6 +23,8 @@ from tests.support.jobs import Shop, conversations, request as request_of
 from tests.support.tiny_model import random_target
 from tests.support.trainers import loaded_by
 
+pytestmark = pytest.mark.slow
+
 DUMP = (Path(__file__).parents[2] / "support" / "specforge_dump.py").read_text()
 NUM_ROWS = 16
 LONGEST = 96

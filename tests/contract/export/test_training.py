@@ -4,11 +4,14 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
 import torch
 
 from service.export.run import export
 from tests.contract.export.conftest import wanted
 from tests.support.trainers import loaded_by
+
+pytestmark = pytest.mark.slow
 
 DRAFT_VOCAB = 60
 
