@@ -36,5 +36,8 @@ def copy_tree(tree: Path) -> None:
 if __name__ == "__main__":
     copy_tree(WORK / "tree")
     os.chdir(WORK / "tree")
+    os.environ["OMP_NUM_THREADS"] = (
+        "1"  # as in tests/conftest.py, which torch's import does not wait for here
+    )
     os.environ["PYTHONPATH"] = str(WORK / "tree")
     os.execv(sys.executable, [sys.executable, "-m", "tests.mutants.hunt", str(ROOT), *sys.argv[1:]])

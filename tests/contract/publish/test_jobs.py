@@ -115,6 +115,14 @@ def test_a_canary_that_was_skipped_is_told_in_the_manifest(store: Store, setting
     assert checks.canary_report is None
 
 
+def test_a_job_whose_canary_nobody_recorded_is_not_published(store: Store, settings: Settings) -> None:
+    run_to_publishing(store, settings.dataset_dir(JOB), JOB, a_request(), canary=False)
+    publish(store, settings)
+    assert store.state(JOB) is JobState.FAILED
+    assert "no canary is recorded" in store.job(JOB).problem.detail
+    assert not (settings.dataset_dir(JOB) / manifest_path(JOB)).exists()
+
+
 def test_a_job_that_relies_on_an_earlier_canary_keeps_its_numbers(store: Store, settings: Settings) -> None:
     prepare(store, settings, repo_id=None)
     earlier = a_canary("j-" + "e" * 16)

@@ -1,6 +1,7 @@
 """What a repository may hold: several jobs, a person's card, many commits; and what is never pushed."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -128,16 +129,36 @@ def test_a_folder_of_two_jobs_is_pushed_job_by_job(desk: Desk, tmp_path: Path) -
     assert desk.pushed() == etags(tmp_path / "both")
 
 
-def test_a_shard_that_changed_after_sealing_is_never_committed(desk: Desk, tmp_path: Path) -> None:
+def flip_a_bit(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[40] ^= 1
+    file.write_bytes(content)
+
+
+def cut_off_a_byte(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize(
+    ("harm", "detail", "uploads"),
+    [
+        (flip_a_bit, "no longer has the bytes that were sealed", 1),
+        (cut_off_a_byte, "bytes long", 0),
+        (Path.unlink, "is missing", 0),
+    ],
+)
+def test_a_shard_that_changed_after_sealing_is_never_committed(
+    desk: Desk, tmp_path: Path, harm: Callable[[Path], None], detail: str, uploads: int
+) -> None:
     folder = tmp_path / "rotten"
     shutil.copytree(desk.dataset, folder)
     shard = next((folder / "data").rglob("*.parquet"))
-    content = bytearray(shard.read_bytes())
-    content[40] ^= 1
-    shard.write_bytes(content)
+    harm(shard)
     answer = desk.push(folder)
     assert answer["error"] == "DatasetBroken"
     assert shard.name in answer["detail"]
+    assert detail in answer["detail"]
+    assert desk.hub.calls["preupload"] == uploads
     assert desk.titles() == []
 
 
@@ -162,6 +183,15 @@ def test_a_manifest_without_the_final_norm_is_refused(desk: Desk, tmp_path: Path
     manifest = Manifest.model_validate_json(file.read_bytes())
     file.write_text(manifest.model_copy(update={"extras": ()}).model_dump_json())
     assert desk.push(folder)["error"] == "DatasetBroken"
+    assert not desk.hub.calls
+
+
+def test_a_manifest_that_stands_under_another_jobs_name_is_refused(desk: Desk, tmp_path: Path) -> None:
+    folder = tmp_path / "renamed"
+    shutil.copytree(desk.dataset, folder)
+    (folder / manifest_path(JOB)).rename(folder / manifest_path(OTHER_JOB))
+    answer = desk.push(folder)
+    assert answer["detail"] == f"the manifest of {OTHER_JOB} is that of {JOB}"
     assert not desk.hub.calls
 
 

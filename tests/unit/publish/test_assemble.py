@@ -91,6 +91,23 @@ def cut_a_shard(folder: Path, account: Account) -> Account:
     return account
 
 
+def lose_an_indexs_file(folder: Path, account: Account) -> Account:
+    (folder / account.indexes[0].path).unlink()
+    return account
+
+
+def lengthen_an_index(folder: Path, account: Account) -> Account:
+    with (folder / account.indexes[0].path).open("ab") as file:
+        file.write(b"x")
+    return account
+
+
+def overwrite_an_index(folder: Path, account: Account) -> Account:
+    entry = account.indexes[0]
+    (folder / entry.path).write_bytes(bytes(entry.bytes))
+    return account
+
+
 def lose_an_index(folder: Path, account: Account) -> Account:
     commits = (replace(account.commits[0], index=None), *account.commits[1:])
     return replace(account, commits=commits)
@@ -107,21 +124,26 @@ def miscount_tokens(folder: Path, account: Account) -> Account:
 
 
 @pytest.mark.parametrize(
-    "harm",
+    ("harm", "detail"),
     [
-        forget_a_unit,
-        forget_a_reject,
-        reject_twice,
-        lose_a_shard,
-        cut_a_shard,
-        lose_an_index,
-        miscount_supervised,
-        miscount_tokens,
+        (forget_a_unit, "7 samples were planned, 3 are written and 1 rejected"),
+        (forget_a_reject, "7 samples were planned, 6 are written and 0 rejected"),
+        (reject_twice, "7 samples were planned, 6 are written and 2 rejected"),
+        (lose_a_shard, "train-00001.parquet is missing"),
+        (cut_a_shard, "were committed"),
+        (lose_an_index, "the index holds 3 rows, the shards 6"),
+        (lose_an_indexs_file, "train-00000.parquet is missing"),
+        (lengthen_an_index, "were committed"),
+        (overwrite_an_index, "train-00000.parquet cannot be read"),
+        (miscount_supervised, "supervised tokens, the units"),
+        (miscount_tokens, "tokens, the units"),
     ],
 )
-def test_an_account_that_does_not_add_up_leaves_no_manifest(tmp_path: Path, harm: object) -> None:
+def test_an_account_that_does_not_add_up_leaves_no_manifest(
+    tmp_path: Path, harm: object, detail: str
+) -> None:
     account = harm(tmp_path, an_account(tmp_path))
-    with pytest.raises(DatasetBroken):
+    with pytest.raises(DatasetBroken, match=detail):
         finish(tmp_path, account)
     assert not (tmp_path / manifest_path(JOB)).exists()
     assert not (tmp_path / CARD_PATH).exists()

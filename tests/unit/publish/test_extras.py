@@ -3,6 +3,7 @@
 from collections import Counter
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -39,6 +40,14 @@ def test_an_index_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(DatasetBroken, match="train-00000"):
         write_token_freq(tmp_path, JOB, [index.path])
     assert not (tmp_path / token_freq_path(JOB)).exists()
+
+
+def test_an_index_with_a_mask_of_another_length_is_named(tmp_path: Path) -> None:
+    pq.write_table(
+        pa.table({"input_ids": [[1, 2], [3]], "loss_mask": [[1, 1], []]}), tmp_path / "index.parquet"
+    )
+    with pytest.raises(DatasetBroken, match=r"index\.parquet holds 3 token ids and 2 mask flags"):
+        write_token_freq(tmp_path, JOB, ["index.parquet"])
 
 
 def test_the_final_norm_is_written_once(tmp_path: Path) -> None:
