@@ -49,7 +49,7 @@ async def ensure_canary(
     """
     if lease.request.canary == "skip":
         return
-    key = canary_key(lease.identity, running.engine.info)
+    key = canary_key(running.provenance(lease.key.job_id, lease.identity))
     if await asyncio.to_thread(store.canary, key) is not None:
         return
     prompts = canary_prompts(running.head.vocab_size, running.spec.max_model_len - 1)

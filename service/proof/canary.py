@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from schemas.identity import EngineInfo, Identity
+from schemas.identity import Identity, Provenance
 from schemas.manifest import CanaryReport, LayerAgreement
 from schemas.request import Dtype
 from service.errors import StatesWrong
@@ -48,14 +48,23 @@ class Distance:
     error_JT: torch.Tensor
 
 
-def canary_key(identity: Identity, engine: EngineInfo) -> str:
+def canary_key(made: Provenance) -> str:
     """Return what a passed canary is remembered under: all that can change which states are captured."""
-    return _digest(_about(identity) | {"engine": engine.model_dump(mode="json")})
+    return _digest(_captured_by(made) | {"quarry": made.service_version})
+
+
+def unversioned_canary_key(made: Provenance) -> str:
+    """Return the key of a canary that passed when keys did not hold Quarry's version."""
+    return _digest(_captured_by(made))
 
 
 def states_key(identity: Identity) -> str:
     """Return what the last passed canary of these states is remembered under, by whatever engine."""
     return _digest(_about(identity))
+
+
+def _captured_by(made: Provenance) -> dict[str, object]:
+    return _about(made.identity) | {"engine": made.engine.model_dump(mode="json")}
 
 
 def _about(identity: Identity) -> dict[str, object]:

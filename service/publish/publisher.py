@@ -150,11 +150,13 @@ def _publish(
 
 def _canary(store: Store, lease: PublishLease) -> tuple[str, CanaryReport | None]:
     """Return what the manifest says of the canary, and the numbers of the one that passed."""
-    from service.proof.canary import canary_key
+    from service.proof.canary import canary_key, unversioned_canary_key
 
     if lease.request.canary == "skip":
         return "skipped by request", None
-    stored = store.canary(canary_key(lease.identity, lease.provenance.engine)) if lease.provenance else None
+    made = lease.provenance
+    keys = (canary_key(made), unversioned_canary_key(made)) if made else ()
+    stored = next(filter(None, map(store.canary, keys)), None)
     if stored is None:
         raise DatasetBroken("no canary is recorded for this model and engine", cure="resume the job")
     report = CanaryReport.model_validate_json(stored)

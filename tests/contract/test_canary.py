@@ -11,7 +11,7 @@ from schemas.job import JobState
 from schemas.manifest import Manifest
 from schemas.names import manifest_path
 from schemas.request import Dtype
-from service.capture import canary_run
+from service.capture import canary_run, running
 from service.proof.reference import Reference, reference_states
 from tests.support import planted_connector
 from tests.support.jobs import Shop, request
@@ -66,6 +66,15 @@ def test_a_capture_within_the_models_own_noise_is_taken_and_the_manifest_says_so
     assert told is not None
     for layer in told.layers:
         assert layer.median_rel_error < 0.02 < 0.2 < layer.own_median_rel_error
+
+
+def test_the_canary_is_run_once_a_version_of_quarry(tmp_path, target, asked, monkeypatch):
+    shop, job = run(tmp_path, target, "tests.support.model_engine:ModelEngine")
+    assert shop.run(job.request, "the same version").state is JobState.COMPLETED
+    assert len(asked) == 2
+    monkeypatch.setattr(running, "version", lambda _: "0.2.0")
+    assert shop.run(job.request, "another version").state is JobState.COMPLETED
+    assert len(asked) == 4
 
 
 def test_a_wrong_layer_is_refused_after_the_second_look_too(tmp_path, target, asked, monkeypatch):

@@ -254,7 +254,8 @@ def run_to_publishing(
 ) -> None:
     """Take a job through the store until only its publishing is left; its last sample is rejected."""
     if canary:
-        store.record_canary(canary_key(an_identity(), ENGINE), a_canary(job_id).model_dump_json())
+        key = canary_key(a_provenance(job_id, an_identity()))
+        store.record_canary(key, a_canary(job_id).model_dump_json())
     store.submit(job_id, job_id, request)
     plan = store.lease_plan(OWNER, TTL_S)
     assert plan is not None

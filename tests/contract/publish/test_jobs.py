@@ -9,22 +9,23 @@ from schemas.identity import Identity
 from schemas.job import JobState
 from schemas.names import FINAL_NORM_PATH, manifest_path
 from schemas.request import ExtractRequest, HubTarget
-from service.proof.canary import canary_key
+from service.proof.canary import canary_key, unversioned_canary_key
 from service.publish.assemble import read_manifest
 from service.publish.hub import Patience
 from service.publish.publisher import run_publishing
 from service.settings import Settings
 from service.store import Store
+from tests.support import finished_job
 from tests.support.desk import REPO, TOKEN, writable_hub
 from tests.support.fake_hub import FakeHub
 from tests.support.finished_job import (
-    ENGINE,
     FINAL_NORM,
     JOB,
     OTHER_JOB,
     OWNER,
     TTL_S,
     a_canary,
+    a_provenance,
     a_reject,
     a_request,
     an_identity,
@@ -126,10 +127,20 @@ def test_a_job_whose_canary_nobody_recorded_is_not_published(store: Store, setti
 def test_a_job_that_relies_on_an_earlier_canary_keeps_its_numbers(store: Store, settings: Settings) -> None:
     prepare(store, settings, repo_id=None)
     earlier = a_canary("j-" + "e" * 16)
-    store.record_canary(canary_key(an_identity(), ENGINE), earlier.model_dump_json())
+    store.record_canary(canary_key(a_provenance(JOB, an_identity())), earlier.model_dump_json())
     publish(store, settings)
     checks = read_manifest(settings.dataset_dir(JOB) / manifest_path(JOB)).checks
     assert (checks.canary, checks.canary_report) == ("cached", earlier)
+
+
+def test_a_job_whose_canary_passed_before_keys_held_a_version_is_published(
+    store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finished_job, "canary_key", unversioned_canary_key)
+    prepare(store, settings, repo_id=None)
+    publish(store, settings)
+    checks = read_manifest(settings.dataset_dir(JOB) / manifest_path(JOB)).checks
+    assert (checks.canary, checks.canary_report) == ("passed", a_canary(JOB))
 
 
 def test_a_denied_job_is_blocked_and_continues_when_the_right_is_given(

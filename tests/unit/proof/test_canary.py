@@ -4,11 +4,10 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from schemas.identity import EngineInfo
 from schemas.manifest import CanaryReport
 from service.errors import StatesWrong
 from service.proof.canary import POST_NORM, canary_key, canary_prompts, judge
-from tests.support.plans import identity
+from tests.support.plans import identity, provenance
 from tests.support.reference_models import HIDDEN_SIZE, NUM_LAYERS, VOCAB_SIZE, TinyModel
 
 LAYER_IDS = (0, 1, 2, NUM_LAYERS)
@@ -241,12 +240,31 @@ def test_prompts_fit_into_any_model(vocab_size, max_len):
     assert all(0 <= token < vocab_size for prompt in prompts for token in prompt)
 
 
-def test_the_key_changes_with_all_that_can_change_the_states():
-    engine = EngineInfo(name="vllm", version="1", device="cpu", options={"enforce_eager": True})
-    about = identity()
-    key = canary_key(about, engine)
-    assert key == canary_key(about.model_copy(update={"source_fingerprint": "9" * 64}), engine)
-    for change in ({"model": "b"}, {"revision": "1" * 40}, {"dtype": "float32"}, {"layer_ids": (2, 4)}):
-        assert canary_key(about.model_copy(update=change), engine) != key
-    for change in ({"version": "2"}, {"device": "cuda"}, {"options": {}}):
-        assert canary_key(about, engine.model_copy(update=change)) != key
+@pytest.mark.parametrize(
+    ("part", "change"),
+    [
+        ("identity", {"model": "b"}),
+        ("identity", {"revision": "1" * 40}),
+        ("identity", {"dtype": "float32"}),
+        ("identity", {"layer_ids": (2, 4)}),
+        ("engine", {"version": "2"}),
+        ("engine", {"device": "cuda"}),
+        ("engine", {"options": {"enforce_eager": True}}),
+        (None, {"service_version": "0.2.0"}),
+    ],
+)
+def test_the_key_changes_with_all_that_can_change_the_states(part, change):
+    made = provenance(identity())
+    other = changed(made, part, change)
+    assert canary_key(other) != canary_key(made)
+
+
+def test_the_key_does_not_change_with_the_source():
+    made = provenance(identity())
+    assert canary_key(changed(made, "identity", {"source_fingerprint": "9" * 64})) == canary_key(made)
+
+
+def changed(made, part, change):
+    if part is not None:
+        change = {part: getattr(made, part).model_copy(update=change)}
+    return made.model_copy(update=change)
