@@ -12,31 +12,41 @@ import shutil
 from pathlib import Path
 
 from schemas.job import JobState, UnitState
-from schemas.names import is_job_id
+from schemas.names import MAX_UNITS, is_job_id
 from service.errors import NotFound
 from service.settings import Settings
 from service.store import Store
 
 logger = logging.getLogger(__name__)
 
-ATTEMPT_NAME = re.compile(r"^(\d{5})-(\d+)$")
+ATTEMPT_NAME = re.compile(r"^(\d{5,6})-(\d+)$")
+"""Unit and epoch; with six digits, the canary before that unit (`schemas.names.canary_unit`)."""
 
 
 def sweep(store: Store, settings: Settings) -> list[Path]:
     """Sweep every job's work folder; return what was removed. Several workers may sweep at the same time.
 
-    Raises OSError where the folder cannot be listed, StoreUnavailable, DiskFull.
+    What cannot be listed or removed now is left to the next sweep. Raises StoreUnavailable, DiskFull.
     """
     removed: list[Path] = []
-    if settings.work_root.is_dir():
-        for folder in sorted(settings.work_root.iterdir()):
-            if is_job_id(folder.name):
-                removed += _sweep_job(store, folder)
+    for folder in _listed(settings.work_root):
+        if is_job_id(folder.name):
+            removed += _sweep_job(store, folder)
     return removed
 
 
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        logger.warning("%s cannot be listed: %s", folder, error)
+        return []
+
+
 def _sweep_job(store: Store, folder: Path) -> list[Path]:
-    attempts = sorted((folder / "attempts").glob("*"))
+    attempts = _listed(folder / "attempts")
     try:
         state = store.state(folder.name)
     except NotFound:
@@ -52,7 +62,7 @@ def _sweep_job(store: Store, folder: Path) -> list[Path]:
     lost = []
     for attempt in attempts:
         match = ATTEMPT_NAME.match(attempt.name)
-        if match and (int(match[1]), int(match[2])) not in kept:
+        if match and (int(match[1]) % MAX_UNITS, int(match[2])) not in kept:
             lost.append(attempt)
     return _remove(lost)
 

@@ -53,7 +53,7 @@ def run_worker(settings: Settings, *, only_job: str | None = None) -> int:
         settings.data_dir.mkdir(parents=True, exist_ok=True)
         store = Store(settings.database())
         store.migrate()
-        sweep(store, settings)
+        _sweep(store, settings)
         planner = PlannerProcess(settings)
         publisher = PublisherThread(settings)
         planner.start()
@@ -117,11 +117,15 @@ async def _keep(
         planner.restart_if_dead()
         publisher.restart_if_dead()
         if time.monotonic() - swept > SWEEP_S:
-            try:
-                await asyncio.to_thread(sweep, store, settings)
-            except STORE_AWAY as error:
-                logger.warning("nothing was swept: %s", error)
+            await asyncio.to_thread(_sweep, store, settings)
             swept = time.monotonic()
+
+
+def _sweep(store: Store, settings: Settings) -> None:
+    try:
+        sweep(store, settings)
+    except STORE_AWAY as error:
+        logger.warning("nothing was swept: %s", error)
 
 
 async def _until_ended(store: Store, job_id: str, stop: asyncio.Event) -> None:

@@ -11,7 +11,7 @@ import torch
 from connector.seal import temporary
 from schemas.job import JobState, UnitState
 from schemas.manifest import Manifest, VocabularyStats
-from schemas.names import attempt_dir, manifest_path, shard_file, token_freq_path
+from schemas.names import attempt_dir, canary_unit, manifest_path, shard_file, token_freq_path
 from schemas.request import Generate
 from service.capture.landing import land
 from service.capture.loop import Capture
@@ -264,14 +264,17 @@ def test_files_of_a_commit_that_was_not_landed_are_landed_later(shop, target):
 def test_the_sweeper_takes_lost_attempts_and_leaves_live_ones(shop, target):
     job_id = shop.submit(request(target, conversations(20)))
     shop.plan()
-    lease = shop.store.lease_unit("a living worker", 600.0)
-    live = shop.settings.work_root / attempt_dir(job_id, lease.key.unit, lease.key.epoch)
-    lost = shop.settings.work_root / attempt_dir(job_id, lease.key.unit, lease.key.epoch + 7)
-    for folder in (live, lost):
+    key = shop.store.lease_unit("a living worker", 600.0).key
+    units = (key.unit, canary_unit(key.unit))
+    live, lost = (
+        [shop.settings.work_root / attempt_dir(job_id, unit, epoch) for unit in units]
+        for epoch in (key.epoch, key.epoch + 7)
+    )
+    for folder in live + lost:
         folder.mkdir(parents=True)
         (folder / ".train-00000.parquet.tmp").write_bytes(b"half")
-    assert sweep(shop.store, shop.settings) == [lost]
-    assert live.exists()
+    assert sweep(shop.store, shop.settings) == lost
+    assert all(folder.exists() for folder in live)
 
 
 def test_a_completed_jobs_plans_are_swept(shop, target):
