@@ -43,7 +43,7 @@ class Format(Protocol):
 
 
 def one_file_each(pattern: str, numbers: Iterable[int]) -> Iterator[Piece]:
-    """Yield a piece for every row; `pattern` is formatted with `number` and its thousand `folder`."""
+    """Yield a piece for every row; `pattern` takes its `number` and the `folder` of 2000 that holds it."""
     for number in numbers:
         begin = number // 2000 * 2000
         folder = f"rows_{begin}-{begin + 2000}"

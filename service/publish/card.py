@@ -41,7 +41,8 @@ def assigned_configs(card: str | None) -> dict[str, str]:
     found: dict[str, str] = {}
     for config in _parsed(card)[0].get("configs") or []:
         for job_id in JOB_IN_PATH.findall(str(config.get("data_files"))):
-            found[job_id] = config["config_name"]
+            if name := config.get("config_name"):
+                found[job_id] = name
     return found
 
 
@@ -88,7 +89,7 @@ def _metadata(theirs: Mapping[str, Any], groups: Mapping[str, Sequence[Manifest]
     jobs = sorted(job_id for ids in members.values() for job_id in ids)
     configs = [{"config_name": INDEX_CONFIG, "default": True, "data_files": _files(INDEX_CONFIG, jobs)}]
     configs += [{"config_name": name, "data_files": _files("data", ids)} for name, ids in members.items()]
-    foreign = [c for c in theirs.get("configs") or [] if c["config_name"] not in {INDEX_CONFIG, *groups}]
+    foreign = [c for c in theirs.get("configs") or [] if c.get("config_name") not in {INDEX_CONFIG, *groups}]
     model = next(iter(groups.values()))[0].provenance.identity.model
     tags = list(theirs.get("tags") or [])
     return {

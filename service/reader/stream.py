@@ -3,7 +3,7 @@
 import os
 import random
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -61,13 +61,13 @@ class QuarryStream(IterableDataset[Any]):
 
     def __len__(self) -> int:
         """Return this rank's rows of the epoch, less those that `start` skips."""
-        return len(self._mine())
+        return len(self._turns(range(len(self._dataset))))
 
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
         worker, num_workers = (info.id, info.num_workers) if info else (0, 1)
         self._done, self._skip = self._skip, 0
-        for row in self._rows(self._mine()[worker::num_workers][self._done :]):
+        for row in self._rows(self._turns(self.order())[worker::num_workers][self._done :]):
             self._done += 1
             yield row
 
@@ -97,7 +97,7 @@ class QuarryStream(IterableDataset[Any]):
             ordered[begin : begin + self._window] = part
         return ordered
 
-    def _rows(self, numbers: list[int]) -> Iterator[Any]:
+    def _rows(self, numbers: Sequence[int]) -> Iterator[Any]:
         """Yield the rows in this order, whichever is read first; an error comes in its row's place."""
         if not self._ahead or not self._dataset.has_view:
             yield from map(self._dataset.__getitem__, numbers)
@@ -114,8 +114,8 @@ class QuarryStream(IterableDataset[Any]):
             finally:
                 pool.shutdown(cancel_futures=True)
 
-    def _mine(self) -> list[int]:
-        ordered = self.order()
+    def _turns(self, ordered: Sequence[int]) -> Sequence[int]:
+        """Return what of the numbers of all ranks falls to this one."""
         if self._even:
             ordered = ordered[: len(ordered) // self._world_size * self._world_size]
         return ordered[self._rank :: self._world_size][self._start :]

@@ -73,10 +73,10 @@ def unit_commits(tx: Transaction, job_id: str) -> list[UnitCommit]:
     ]
 
 
-def shards(tx: Transaction, job_id: str) -> list[SealedShard]:
-    """Return the committed shards of a job, in unit order."""
+def shards(tx: Transaction, job_id: str, skip: int = 0, limit: int | None = None) -> list[SealedShard]:
+    """Return the committed shards of a job, in unit order: `limit` of them after the first `skip`."""
     query = select(SHARD.c.entry).where(SHARD.c.job_id == job_id).order_by(SHARD.c.unit, SHARD.c.path)
-    return list(tx.connection.scalars(query))
+    return list(tx.connection.scalars(query.offset(skip).limit(limit)))
 
 
 def indexes(tx: Transaction, job_id: str) -> list[FileEntry]:

@@ -232,10 +232,10 @@ class Store:
         with self._database.read() as tx:
             return units.units(tx, job_id)
 
-    def shards(self, job_id: str) -> list[SealedShard]:
-        """Return the committed shards of a job, in unit order."""
+    def shards(self, job_id: str, *, skip: int = 0, limit: int | None = None) -> list[SealedShard]:
+        """Return the committed shards of a job, in unit order: `limit` of them after the first `skip`."""
         with self._database.read() as tx:
-            return commits.shards(tx, job_id)
+            return commits.shards(tx, job_id, skip, limit)
 
     def indexes(self, job_id: str) -> list[FileEntry]:
         """Return the committed index files of a job, in unit order."""

@@ -97,12 +97,10 @@ async def follow_job(
 @router.get("/{job_id}/shards", responses=problem_responses(404, 422))
 def list_shards(job: JobOf, store: StoreOf, query: Annotated[PageQuery, Query()]) -> ShardPage:
     """List committed shards; `after` counts shards in the order of their units."""
-    shards = store.shards(job.id)
-    page = shards[query.after + 1 : query.after + 1 + query.limit]
-    last = query.after + len(page)
+    shards = store.shards(job.id, skip=min(query.after + 1, MAX_ID), limit=query.limit + 1)
     return ShardPage(
-        shards=tuple(ShardView(**entry.model_dump(exclude={"layers"})) for entry in page),
-        next_after=last if last + 1 < len(shards) else None,
+        shards=tuple(ShardView(**entry.model_dump(exclude={"layers"})) for entry in shards[: query.limit]),
+        next_after=query.after + query.limit if len(shards) > query.limit else None,
     )
 
 

@@ -1,14 +1,17 @@
 """GET /jobs and the routes of one job: read, cancelled, resumed, and what it wrote."""
 
+import time
 from pathlib import Path
 
 import httpx2
 import pytest
+from sqlalchemy import text
 
 from schemas.job import JobView
 from schemas.names import manifest_path
 from service.settings import Settings
 from service.store import Store
+from service.store.database import Database
 from tests.support.api import JSON, UNKNOWN, complete, job_body, problem_of
 
 
@@ -103,6 +106,21 @@ def test_shards_and_rejects_come_in_pages_without_gap_or_double(
             after = page["next_after"]
         assert found == sorted(set(found))
         assert len(found) == 5
+
+
+def test_a_page_of_shards_is_read_alone(api: httpx2.Client, settings: Settings, store: Store, job: JobView):
+    """What other pages would show cannot be read; beyond the last shard, however far, a page is empty."""
+    complete(store, job.id, units=3)
+    database = Database(settings.database(), time.time)
+    with database.write() as tx:
+        spoilt = text("UPDATE shard SET entry = 'unreadable' WHERE job_id = :job_id AND unit = 2")
+        tx.connection.execute(spoilt, {"job_id": job.id})
+    database.close()
+    page = api.get(f"/jobs/{job.id}/shards", params={"limit": 1}).json()
+    assert ([shard["unit"] for shard in page["shards"]], page["next_after"]) == ([0], 0)
+    for after in (2, 2**63 - 1):
+        page = api.get(f"/jobs/{job.id}/shards", params={"after": after}).json()
+        assert page == {"shards": [], "next_after": None}
 
 
 def test_a_shard_is_told_with_its_receipt(api: httpx2.Client, store: Store, job: JobView):

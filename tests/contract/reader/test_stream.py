@@ -82,6 +82,16 @@ def test_start_skips_rows_of_the_first_epoch_only(plain):
     assert len(ids(stream)) == len(whole)
 
 
+@pytest.mark.parametrize("even", [True, False])
+@pytest.mark.parametrize("start", [0, 3, 2 * NUM_SAMPLES])
+def test_the_length_is_counted_without_an_order(plain, monkeypatch, even, start):
+    """A trainer asks for it again and again, and the order of a million rows takes seconds."""
+    streams = [of_rank(plain, rank, 3, even=even, start=start) for rank in range(3)]
+    counted = [len(list(stream)) for stream in streams]
+    monkeypatch.setattr(QuarryStream, "order", None)
+    assert [len(stream) for stream in streams] == counted
+
+
 def test_workers_share_a_ranks_rows(plain):
     stream = QuarryStream(QuarryDataset(plain, view=Eagle3()), rank=0, world_size=2)
     loader = DataLoader(stream, batch_size=None, num_workers=2, multiprocessing_context="spawn")

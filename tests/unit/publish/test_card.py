@@ -43,6 +43,15 @@ def test_the_light_index_is_the_default_and_the_states_are_the_second(manifest: 
     assert configs[1]["data_files"] == [{"split": "train", "path": [f"data/{JOB}/*.parquet"]}]
 
 
+def test_a_foreign_configuration_without_a_name_is_kept(manifest: Manifest) -> None:
+    """Also one that lists a job of ours, which then is in the configuration that its request says."""
+    nameless = {"data_files": f"data/{JOB}/*.parquet"}
+    theirs = f"---\nconfigs:\n- data_files: {nameless['data_files']}\n---\n"
+    configs = yaml_of(render_card([manifest], existing=theirs))["configs"]
+    assert [config.get("config_name") for config in configs] == ["index", "states", None]
+    assert configs[-1] == nameless
+
+
 def test_the_licence_is_left_out_because_it_is_not_known(manifest: Manifest) -> None:
     assert "license" not in yaml_of(render_card([manifest]))
 
