@@ -56,13 +56,15 @@ $(TRAINERS): requirements/trainers.txt | install
 demo: install
 	@$(BIN)/python -m examples.demo
 
+CRASH_PYTEST := $(BIN)/python -m pytest tests/crash -m "long or not long" --numprocesses logical --durations 10
+
 # Kills, faults of the disk and the database, power cuts: a sample, drawn by a seed that is printed and may be given
 # (`make crash SEED=7`), or every case, which takes hours. `make test` runs the short form.
 crash: install
-	CRASH=sample SEED=$(SEED) $(BIN)/python -m pytest tests/crash -m "long or not long"
+	CRASH=sample SEED=$(SEED) $(CRASH_PYTEST)
 
 crash-all: install
-	CRASH=all SEED=$(SEED) $(BIN)/python -m pytest tests/crash -m "long or not long"
+	CRASH=all SEED=$(SEED) $(CRASH_PYTEST)
 
 # Takes out each raise and inverts each guard, one at a time, and runs the fast tests that reach it.
 # MUTANTS="plan --sample 50" does some. Survivors are kept, with a reason each, in tests/mutants/survivors.txt.

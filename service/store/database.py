@@ -16,7 +16,7 @@ import psycopg
 from sqlalchemy import URL, Connection, Engine, Table, create_engine, event, make_url
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
+from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError, OperationalError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from service.errors import DiskFull, OptionRefused, StoreUnavailable
@@ -145,6 +145,10 @@ def _translated() -> Iterator[None]:
         if isinstance(error, OperationalError) or error.connection_invalidated:
             cure = "start the database, or mend QUARRY_DATABASE_URL"
             raise StoreUnavailable("the database does not answer", cure=cure) from error
+        if type(error) is DatabaseError:
+            # SQLite's word for a page that it could not read, which may be one passing error of the disk.
+            cure = "look for disk errors in the kernel's log; if it does not pass, restore a backup"
+            raise StoreUnavailable("the database cannot be read", cure=cure) from error
         raise
 
 

@@ -7,8 +7,11 @@ cases. Workers of one run sample alike, because they find the seed in the enviro
 import os
 import random
 import secrets
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
+
+import pytest
 
 T = TypeVar("T")
 
@@ -28,5 +31,24 @@ def chosen(name: str, cases: Sequence[T], *, sample: int, short: int = 1) -> lis
     return [cases[number] for number in sorted(drawn)]
 
 
+@pytest.fixture
+def tally(request: pytest.FixtureRequest) -> Iterator[Counter[str]]:
+    """Count here what was done (`kills`, `EIO`): the run's end shows the sums of all tests."""
+    counted: Counter[str] = Counter()
+    yield counted
+    request.node.user_properties.append(("crash", dict(counted)))
+
+
 def pytest_report_header() -> str:
     return f"crash suite: CRASH={MODE} SEED={SEED}"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    sums: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if getattr(report, "when", None) == "teardown":
+                sums.update(dict(report.user_properties).get("crash", {}))
+    if sums:
+        done = ", ".join(f"{count} {name}" for name, count in sorted(sums.items()))
+        terminalreporter.write_line(f"crash suite, SEED={SEED}: {done}")

@@ -116,6 +116,23 @@ def test_a_database_that_is_not_there_is_unavailable(tmp_path: Path) -> None:
         absent.close()
 
 
+@pytest.mark.parametrize("damage", ["head", "pages"])
+def test_a_database_that_cannot_be_read_is_unavailable(tmp_path: Path, damage: str) -> None:
+    file = tmp_path / "quarry.db"
+    damaged = Store(f"sqlite:///{file}")
+    damaged.migrate()
+    submit(damaged)
+    damaged.close()
+    content = bytearray(file.read_bytes())
+    begin, end = {"head": (0, 100), "pages": (4096, len(content))}[damage]
+    content[begin:end] = b"\xa5" * (end - begin)
+    file.write_bytes(content)
+    with pytest.raises(StoreUnavailable, match="cannot be read") as refused:
+        damaged.submit(job_id(2), "key-2", a_request())
+    assert refused.value.cure
+    damaged.close()
+
+
 @pytest.mark.parametrize("url", ["postgresql"], indirect=True)
 def test_a_connection_that_dies_is_unavailable_once_and_then_replaced(
     store: Store, database: Database, postgres: Postgres

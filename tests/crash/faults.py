@@ -1,0 +1,203 @@
+"""One life of a service in a process of its own, in which a file, database or socket call meets a fault.
+
+A life plans, captures and publishes one job on the fake engine, the three roles one after another, so that
+the n-th call of a role is nearly the same call in every run. It runs below `shim.c`, which counts the calls
+of the process itself: those of Python, of SQLite, of pyarrow and of the connector's writers alike. Lives are
+forked from a server that has imported everything.
+"""
+
+import asyncio
+import ctypes
+import errno
+import multiprocessing
+import os
+import re
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+from schemas.job import JobState
+from service.capture.loop import Capture
+from service.plan.planning import run_planning
+from service.publish.hub import Patience
+from service.publish.publisher import run_publishing
+from service.settings import Settings
+from service.store import Store
+from service.sweeper import sweep
+from service.worker import owner_name
+from tests.support.jobs import ENDED
+
+IMPORTED = [
+    *("pandas", "transformers.models.auto.tokenization_auto", "tests.support.fake_engine"),
+    *("service.capture.reference_ahead", "service.capture.unit_run"),
+]
+"""What a life would else import by itself, in seconds."""
+SHIM = Path(__file__).with_name("shim.c")
+OPERATIONS = (
+    *("create", "open", "write", "truncate", "fsync", "rename", "unlink", "rmdir", "mkdir", "read", "send"),
+)
+CHANGING = frozenset(OPERATIONS) - {"open", "read"}
+"""Before each of these a kill finds another state than before the one ahead of it."""
+GROWING = frozenset({"create", "write", "truncate", "fsync", "rename", "mkdir"})
+"""What a full disk refuses."""
+ON_DISK = frozenset(OPERATIONS) - {"send"}
+
+ACTIONS = {"watch": 0, "EIO": 1, "ENOSPC": 1, "kill": 2, "stop": 3}
+MEETS = {
+    "watch": frozenset(OPERATIONS),
+    "EIO": ON_DISK,
+    "ENOSPC": GROWING,
+    "kill": CHANGING,
+    "stop": CHANGING,
+}
+HEAD = struct.Struct("iiqqiiii")
+
+ROLES = ("plan", "capture", "publish")
+COMPLETED, BLOCKED, FAILED = 0, 10, 11
+"""How a life ends that was not killed; any other code is an error that ended the process."""
+LOOK_S = 0.02
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What the `n`-th call of `role` on a file that `pattern` fits meets; `watch` only writes calls down."""
+
+    role: str
+    pattern: str
+    kind: str = "watch"
+    n: int = 0
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call as the shim wrote it down. `hit`: the fault came before it, and what follows is its effect."""
+
+    operation: str
+    hit: bool
+    path: str
+    other: str
+    offset: int
+    length: int
+    data: bytes
+
+
+def calls(trace: Path) -> Iterator[Call]:
+    """Yield the calls of a trace in the order of their effects."""
+    content, at = trace.read_bytes(), 0
+    while at < len(content):
+        operation, hit, offset, length, *sizes, _ = HEAD.unpack_from(content, at)
+        at += HEAD.size
+        parts = []
+        for size in sizes:
+            parts.append(content[at : at + size])
+            at += size
+        path, other = (os.fsdecode(part) for part in parts[:2])
+        yield Call(OPERATIONS[operation], bool(hit), path, other, offset, length, parts[2])
+
+
+def build_shim(folder: Path) -> Path:
+    """Compile the shim. Raises CalledProcessError, FileNotFoundError where there is no C compiler."""
+    library = folder / "shim.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", library, SHIM], check=True)
+    return library
+
+
+def open_server(library: Path) -> None:
+    """Start the server below the shim; this process is not."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, *IMPORTED])
+    os.environ["LD_PRELOAD"] = str(library)
+    try:
+        from multiprocessing import forkserver
+
+        forkserver.ensure_running()
+    finally:
+        del os.environ["LD_PRELOAD"]
+
+
+@dataclass(frozen=True)
+class Life:
+    """A started life."""
+
+    process: ForkServerProcess
+    trace: Path
+
+    @classmethod
+    def begin(
+        cls, settings: Settings, job_id: str, fault: Fault | None = None, *, data: bool = False
+    ) -> "Life":
+        """Start a life of the service of `settings`, whose calls go to a trace, their `data` too if asked."""
+        trace = settings.data_dir.with_suffix(".trace")
+        trace.unlink(missing_ok=True)
+        context = multiprocessing.get_context("forkserver")
+        log = settings.data_dir.with_suffix(".log")
+        process = context.Process(target=_live, args=(settings, job_id, fault, trace, log, data))
+        process.start()
+        return cls(process, trace)
+
+    def end(self, patience_s: float = 120.0) -> int:
+        """Wait for its end; return its exit status, negative for a signal."""
+        self.process.join(patience_s)
+        if self.process.exitcode is None:
+            self.process.kill()
+            raise AssertionError(f"the life did not end: see {self.trace.with_suffix('.log')}")
+        return self.process.exitcode
+
+    def stopped(self) -> bool:
+        """Say whether SIGSTOP has come."""
+        return Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(") ", 1)[1][0] == "T"
+
+    def hit(self) -> Call | None:
+        """Return the call that met the fault, if there was one."""
+        return next((call for call in calls(self.trace) if call.hit), None)
+
+
+def _live(settings: Settings, job_id: str, fault: Fault | None, trace: Path, log: Path, data: bool) -> None:
+    with log.open("ab") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    store = Store(settings.database())
+    sweep(store, settings)
+    if store.state(job_id) is JobState.BLOCKED:
+        store.resume(job_id)  # a person has made space
+
+    roles: dict[str, Callable[[], object]] = {
+        "plan": lambda: run_planning(store, settings, owner_name("planner"), lambda: False),
+        "capture": lambda: _capture(store, settings, job_id),
+        "publish": lambda: run_publishing(
+            store, settings, owner_name("publisher"), lambda: False, patience=Patience(attempts=3)
+        ),
+    }
+    descriptor = os.open(trace, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    armed = fault
+    while (state := store.state(job_id)) not in ENDED:
+        for role, act in roles.items():
+            if armed is not None and armed.role in (role, "all"):
+                _arm(armed, descriptor, data)
+            act()
+            if armed is not None and armed.role == role:
+                ctypes.CDLL(None).crash_disarm()
+                armed = None
+        time.sleep(LOOK_S)
+    ctypes.CDLL(None).crash_disarm()
+    store.close()
+    sys.exit({JobState.COMPLETED: COMPLETED, JobState.BLOCKED: BLOCKED}.get(state, FAILED))
+
+
+def _capture(store: Store, settings: Settings, job_id: str) -> None:
+    if store.summary(job_id).progress.plan_done:
+        asyncio.run(Capture(store, settings, owner_name("capture"), only_job=job_id).run())
+
+
+def _arm(fault: Fault, descriptor: int, data: bool) -> None:
+    meets = sum(1 << number for number, name in enumerate(OPERATIONS) if name in MEETS[fault.kind])
+    number = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC}.get(fault.kind, 0)
+    refused = ctypes.CDLL(None).crash_arm(
+        fault.pattern.encode(), meets, ctypes.c_long(fault.n), ACTIONS[fault.kind], number, descriptor, data
+    )
+    assert not refused, re.escape(fault.pattern)

@@ -1,0 +1,88 @@
+"""What every run of the crash suite must end with: the dataset of an undisturbed run, to the byte."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import torch
+
+from schemas.names import job_id_from_key
+from service.proof.verify import verify_dataset
+from service.settings import Settings
+from service.store import Store
+from tests.support.fake_engine import DTYPES, states_TH
+from tests.support.jobs import FAKE_ENGINE, conversations, request
+from tests.support.tiny_model import random_target
+
+KEY = "a job"
+JOB = job_id_from_key(KEY)
+NUM_SAMPLES = 10
+LAYERS = (1, 2)
+
+
+def tree(folder: Path) -> dict[str, str]:
+    """Return the sha256 of every file of a dataset, by its path there.
+
+    A manifest says which attempt made a shard, and seals itself: it is hashed without these two.
+    """
+    return {
+        path.relative_to(folder).as_posix(): hashlib.sha256(_content(path)).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def _content(path: Path) -> bytes:
+    if path.parent.name != "manifests":
+        return path.read_bytes()
+    manifest = json.loads(path.read_bytes())
+    del manifest["sha256"]
+    for shard in manifest["shards"]:
+        del shard["epoch"]
+    return json.dumps(manifest).encode()
+
+
+def make_target(folder: Path) -> Path:
+    return random_target(
+        folder / "models" / "target", arch="qwen3", layers=4, hidden=64, dtype="bfloat16", max_position=512
+    )
+
+
+def service(data_dir: Path, target: Path, **changes: object) -> Settings:
+    """Return the settings of a service whose data folder is `data_dir`; leases are as short as can be."""
+    values = {
+        "model_roots": (target.parent,),
+        "engine": FAKE_ENGINE,
+        "pool_bytes": 2**20,
+        "poll_s": 0.05,
+        "lease_s": 1.0,
+        "drain_s": 5.0,
+    }
+    return Settings(data_dir=data_dir, **(values | changes))
+
+
+def submit(settings: Settings, target: Path, num_samples: int = NUM_SAMPLES, **changes: object) -> None:
+    """Make the service's folder, and a job in it of some units, the first of several rows."""
+    settings.data_dir.mkdir(parents=True)
+    store = Store(settings.database())
+    store.migrate()
+    samples = conversations(num_samples, longest=20)
+    body = {"layers": LAYERS, "storage": {"shard_bytes": 98_304}} | changes
+    store.submit(JOB, KEY, request(target, samples, **body))
+    store.close()
+
+
+def assert_right(dataset: Path, target: Path, num_samples: int = NUM_SAMPLES) -> None:
+    """Every sample is there once, every state is the fake engine's, and the dataset verifies."""
+    rows = [
+        row for shard in sorted(dataset.rglob("data/*/*.parquet")) for row in pq.read_table(shard).to_pylist()
+    ]
+    assert sorted(row["source_id"] for row in rows) == sorted(f"c{number}" for number in range(num_samples))
+    for row in rows:
+        for layer in LAYERS:
+            raw = torch.frombuffer(bytearray(row[f"layer_{layer}"]), dtype=DTYPES["bfloat16"])
+            expected = states_TH(row["input_ids"], layer, row["hidden_size"], "bfloat16")
+            assert torch.equal(raw.view_as(expected), expected)
+    report = verify_dataset(dataset, model_folder=target)
+    assert report.ok, report.findings
