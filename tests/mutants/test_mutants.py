@@ -6,7 +6,7 @@ import pytest
 
 from tests.mutants import survivors
 from tests.mutants.hunt import chosen
-from tests.mutants.reach import Traced
+from tests.mutants.reach import Traced, point
 from tests.mutants.sites import instrumented
 from tests.mutants.switch import MUTANT, TRACE
 
@@ -90,12 +90,14 @@ def test_every_site_is_named_by_path_function_kind_and_number() -> None:
     assert instrumented("a.py", "if __debug__:\n    pass\n") == ("if __debug__:\n    pass\n", [])
 
 
-def test_a_trace_holds_each_site_that_was_reached_once(
+def test_the_trace_of_each_test_holds_each_site_that_it_reached_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(TRACE, str(tmp_path / "trace"))
-    outcomes(instrumented("a.py", SOURCE)[0])
-    assert sorted((tmp_path / "trace").read_text().split()) == sorted([*GUARDS, *RAISES, SKIP])
+    monkeypatch.setenv(TRACE, str(tmp_path / "link"))
+    for test in ("first", "second"):
+        point(tmp_path / "link", tmp_path / test)
+        outcomes(instrumented("a.py", SOURCE)[0])
+        assert sorted((tmp_path / test).read_text().split()) == sorted([*GUARDS, *RAISES, SKIP])
 
 
 def test_the_quickest_tests_run_first_and_one_case_of_each_before_a_second() -> None:
