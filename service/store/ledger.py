@@ -17,6 +17,7 @@ from schemas.identity import Identity, Provenance
 from schemas.job import JOB_MOVES, UNIT_MOVES, JobState, Problem, Progress, UnitState
 from service.errors import IdentityChanged, IllegalMove, NotFound
 from service.store.database import Transaction
+from service.store.migration import check_write
 from service.store.tables import EVENT, JOB, UNIT
 
 
@@ -77,9 +78,10 @@ def count(progress: Progress, **deltas: int) -> Progress:
 
 
 def lock_job(tx: Transaction, job_id: str) -> LockedJob:
-    """Lock a job until the transaction ends. Raises NotFound."""
+    """Lock a job until the transaction ends. Raises NotFound, StoreUnavailable."""
     query = select(JOB).where(JOB.c.id == job_id).with_for_update()
     row = tx.connection.execute(query).mappings().one_or_none()
+    check_write(tx)  # behind the lock: a migration that came first is seen, a later one waits
     if row is None:
         raise NotFound(f"there is no job {job_id}", field="job_id")
     names = [name for name in LockedJob.__slots__ if name != "progress"]

@@ -1,30 +1,43 @@
 """Bringing a database to the newest schema; any number of processes may do so at once."""
 
+from functools import cache
 from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import func, select
+from sqlalchemy import Text, column, func, select, table
 
 import service.migrations
 from service.errors import StoreUnavailable
-from service.store.database import Database
+from service.store.database import Database, Transaction
 
 LOCK_KEY = 0x51554152
 """PostgreSQL's advisory lock that migrations take turns with ("QUAR")."""
+VERSION = select(column("version_num", Text)).select_from(table("alembic_version"))
 
 
 def check(database: Database) -> None:
     """Compare the database's version with this code's. Raises StoreUnavailable."""
     with database.read() as tx:
-        found = MigrationContext.configure(tx.connection).get_current_revision()
-    wanted = ScriptDirectory.from_config(_config()).get_current_head()
-    if found != wanted:
-        raise StoreUnavailable(
-            f"the database is at version {found}, this service at {wanted}", cure="restart the newest service"
-        )
+        _compare(MigrationContext.configure(tx.connection).get_current_revision())
+
+
+def check_write(tx: Transaction) -> None:
+    """Refuse a write where a newer service has migrated since this one began. Raises StoreUnavailable."""
+    _compare(tx.connection.scalar(VERSION))
+
+
+def _compare(found: str | None) -> None:
+    if found != _newest():
+        detail = f"the database is at version {found}, this service at {_newest()}"
+        raise StoreUnavailable(detail, cure="restart the newest service")
+
+
+@cache
+def _newest() -> str:
+    return str(ScriptDirectory.from_config(_config()).get_current_head())
 
 
 def _config() -> Config:
@@ -35,10 +48,16 @@ def _config() -> Config:
 
 
 def migrate(database: Database) -> None:
-    """Run every missing migration in one transaction; the others wait for its end and find nothing to do."""
+    """Run every missing migration in one transaction; the others wait for its end and find nothing to do.
+
+    Raises StoreUnavailable where a newer service has migrated.
+    """
     with database.write() as tx:
         if tx.connection.dialect.name == "postgresql":
             tx.connection.execute(select(func.pg_advisory_xact_lock(LOCK_KEY)))
+        found = MigrationContext.configure(tx.connection).get_current_revision()
+        if found is not None and found > _newest():
+            _compare(found)
         config = _config()
         config.attributes["connection"] = tx.connection
         command.upgrade(config, "head")
