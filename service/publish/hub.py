@@ -310,7 +310,14 @@ def check_target(hub: HubTarget, settings: Settings, patience: Patience | None =
 @functools.cache
 def _set_client_up() -> None:
     timeout = httpx2.Timeout(SILENCE_S, connect=CONNECT_S, pool=None)
-    set_client_factory(lambda: httpx2.Client(follow_redirects=True, timeout=timeout))
+
+    def limit(request: httpx2.Request) -> None:
+        # The client's calls that read a branch or list a tree name no limit, which overrides ours.
+        if request.extensions["timeout"]["read"] is None:
+            request.extensions["timeout"] = timeout.as_dict()
+
+    hooks = {"request": [limit]}
+    set_client_factory(lambda: httpx2.Client(follow_redirects=True, timeout=timeout, event_hooks=hooks))
     disable_progress_bars()
 
 

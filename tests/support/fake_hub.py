@@ -2,7 +2,8 @@
 
 In LFS mode the uploaded bytes land here and their sha256 is checked. In xet mode the real Rust client stores
 its chunks in a local folder (`casUrl: local://...`); the server then only knows sha256 and size, so a
-test that downloads says with `know_xet` which xet hashes its files have, as the real storage would.
+test that downloads says with `know_xet` which xet hashes its files have, as the real storage would. With a
+`XetStorage` the client uploads over HTTP, so that these calls can fail as well.
 
 Every endpoint counts its calls and can be told to fail: `hub.fail("commit", Fault(status=503))`.
 """
@@ -14,7 +15,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import parse_qs
@@ -26,7 +27,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from tests.support.hub_answers import Broken, Refusal
+from tests.support.hub_answers import DROPS, Broken, Refusal
 from tests.support.hub_state import (
     Blob,
     Commit,
@@ -40,20 +41,24 @@ from tests.support.hub_state import (
     tree_entries,
     xet_bytes,
 )
-
-Handler = Callable[[Request], Awaitable[Response]]
+from tests.support.hub_storage import Handler, LfsStorage, XetStorage
 
 
 class FakeHub:
     """The server. Use it as a context manager; `url` is its endpoint."""
 
-    def __init__(self, cas: Path | None = None, page_entries: int = 1000) -> None:
+    def __init__(
+        self,
+        cas: Path | XetStorage | None = None,
+        page_entries: int = 1000,
+        lfs_part_bytes: int | None = None,
+    ) -> None:
         """Speak xet with the chunks in `cas` if given, otherwise LFS; list trees by `page_entries`."""
         self.cas = cas
         self.page_entries = page_entries
+        self._lfs = LfsStorage(lfs_part_bytes)
         self.tokens: dict[str, Token] = {}
         self.repos: dict[tuple[Kind, str], Repo] = {}
-        self.objects: dict[str, bytes] = {}
         self.calls: Counter[str] = Counter()
         self.seen_authorizations: set[str] = set()
         self._xet_hashes: dict[str, str] = {}
@@ -114,7 +119,9 @@ class FakeHub:
     def forget(self) -> None:
         """Lose all repositories, objects and faults."""
         self.repos.clear()
-        self.objects.clear()
+        self._lfs.forget()
+        if isinstance(self.cas, XetStorage):
+            self.cas.forget()
         self._faults.clear()
         self._meanwhile.clear()
 
@@ -142,9 +149,10 @@ class FakeHub:
             self._route("paths_info", api + "/paths-info/{rev}", self._paths_info, "POST"),
             self._route("xet_write_token", api + "/xet-write-token/{rev}", self._xet_token),
             self._route("xet_read_token", api + "/xet-read-token/{rev}", self._xet_token),
-            self._route("lfs_put", "/lfs/{oid}", self._lfs_put, "PUT"),
-            self._route("lfs_verify", "/lfs/{oid}/verify", self._lfs_verify, "POST"),
+            *self._lfs.routes(self._route),
         ]
+        if isinstance(self.cas, XetStorage):
+            routes += self.cas.routes(self._route)
         for prefix in ("/{kind:str}", ""):
             batch = prefix + git + ".git/info/lfs/objects/batch"
             routes.append(self._route("lfs_batch", batch, self._lfs_batch, "POST"))
@@ -161,9 +169,9 @@ class FakeHub:
             fault = self._due_fault(endpoint)
             if fault and fault.status:
                 return JSONResponse({"error": fault.message}, fault.status, dict(fault.headers))
-            if fault and fault.drop == "before":
+            if fault and fault.drop in DROPS:
                 await request.body()
-                return Broken()
+                return DROPS[fault.drop]()
             try:
                 response = await handler(request)
             except Refusal as refusal:
@@ -209,10 +217,15 @@ class FakeHub:
             raise Refusal(404, "Invalid rev id", "RevisionNotFound")
         return repo, commit
 
+    def _is_uploaded(self, sha256: str, num_bytes: int) -> bool:
+        if isinstance(self.cas, XetStorage):
+            return self.cas.holds(sha256)
+        return self.cas is not None or self._lfs.holds(sha256, num_bytes)
+
     def _content(self, blob: Blob) -> bytes:
         if blob.content is not None:
             return blob.content
-        if self.cas is None or blob.sha256 not in self._xet_hashes:
+        if not isinstance(self.cas, Path) or blob.sha256 not in self._xet_hashes:
             raise Refusal(
                 404, "the bytes are in xet storage, and no test said under which hash", "EntryNotFound"
             )
@@ -288,34 +301,16 @@ class FakeHub:
         self._repo(request, write=True)
         objects = []
         for asked in (await request.json())["objects"]:
-            about: dict[str, Any] = {"oid": asked["oid"], "size": asked["size"]}
-            if asked["oid"] not in self.objects:
-                href = f"{self.url}/lfs/{asked['oid']}"
-                about["actions"] = {
-                    "upload": {"href": href, "header": {}},
-                    "verify": {"href": href + "/verify"},
-                }
-            objects.append(about)
+            actions = self._lfs.actions(self.url, asked["oid"], asked["size"])
+            objects.append({"oid": asked["oid"], "size": asked["size"], **actions})
         return JSONResponse({"transfer": "basic", "objects": objects})
-
-    async def _lfs_put(self, request: Request) -> Response:
-        content = await request.body()
-        if hashlib.sha256(content).hexdigest() != request.path_params["oid"]:
-            raise Refusal(400, "the bytes do not have the promised sha256")
-        self.objects[request.path_params["oid"]] = content
-        return Response()
-
-    async def _lfs_verify(self, request: Request) -> Response:
-        asked = await request.json()
-        if len(self.objects.get(asked["oid"], b"")) != asked["size"]:
-            raise Refusal(404, "no such object")
-        return Response()
 
     async def _xet_token(self, request: Request) -> Response:
         self._repo(request, write="xet-write-token" in request.url.path)
         if self.cas is None:
             raise Refusal(404, "xet is not enabled for this repository")
-        cas_url, expires = f"local://{self.cas}", int(time.time()) + 3600
+        cas_url = self.url + self.cas.path if isinstance(self.cas, XetStorage) else f"local://{self.cas}"
+        expires = int(time.time()) + 3600
         headers = {
             "X-Xet-Cas-Url": cas_url,
             "X-Xet-Access-Token": "xet",
@@ -340,9 +335,9 @@ class FakeHub:
             elif line["key"] == "file":
                 changed[value["path"]] = regular_blob(base64.b64decode(value["content"]))
             else:
-                content = self.objects.get(value["oid"])
-                if self.cas is None and (content is None or len(content) != value["size"]):
+                if not self._is_uploaded(value["oid"], value["size"]):
                     raise Refusal(400, f"the bytes of {value['path']} were not uploaded")
+                content = self._lfs.content(value["oid"])
                 changed[value["path"]] = large_blob(value["oid"], value["size"], content)
         commit = repo.add(header["summary"], changed, deleted)
         url = f"{self.url}/{repo.kind}s/{repo.id}/commit/{commit.oid}"
@@ -383,7 +378,7 @@ class FakeHub:
         headers = {"ETag": f'"{blob.etag}"', "X-Repo-Commit": commit.oid, "Accept-Ranges": "bytes"}
         if blob.sha256:
             headers |= {"X-Linked-Size": str(blob.size), "X-Linked-Etag": f'"{blob.sha256}"'}
-        if self.cas is not None and blob.sha256 in self._xet_hashes:
+        if isinstance(self.cas, Path) and blob.sha256 in self._xet_hashes:
             headers["X-Xet-Hash"] = self._xet_hashes[blob.sha256]
             headers["X-Xet-Refresh-Route"] = (
                 f"{self.url}/api/{repo.kind}s/{repo.id}/xet-read-token/{commit.oid}"

@@ -5,6 +5,7 @@ The process reads one JSON command a line and answers with one. Waits between tr
 
 import json
 import os
+import select
 import subprocess
 import sys
 from pathlib import Path
@@ -16,8 +17,13 @@ Mode = Literal["lfs", "xet"]
 class HubClient:
     """The process, in one mode; its caches lie below `home`. Use it as a context manager."""
 
-    def __init__(self, mode: Mode, home: Path, endpoint: str | None = None) -> None:
-        """Prepare; `endpoint` becomes the default one of the client."""
+    def __init__(
+        self, mode: Mode, home: Path, endpoint: str | None = None, silence_s: float | None = None
+    ) -> None:
+        """Prepare; `endpoint` becomes the default one of the client, `silence_s` how long it bears none.
+
+        The client bears a whole number of seconds of downloads.
+        """
         environment = os.environ | {
             "HF_HOME": str(home),
             "HF_HUB_DISABLE_XET": "1" if mode == "lfs" else "0",
@@ -25,6 +31,13 @@ class HubClient:
         }
         if endpoint is not None:
             environment["HF_ENDPOINT"] = endpoint
+        if silence_s is not None:
+            environment |= {
+                "QUARRY_TEST_SILENCE_S": str(silence_s),
+                "HF_XET_CLIENT_READ_TIMEOUT": f"{silence_s * 1000:.0f}ms",
+                "HF_HUB_ETAG_TIMEOUT": "1",
+                "HF_HUB_DOWNLOAD_TIMEOUT": "1",
+            }
         self._environment = environment
 
     def __enter__(self) -> Self:
@@ -40,12 +53,17 @@ class HubClient:
     def __exit__(self, *_: object) -> None:
         self._process.communicate()
 
-    def ask(self, verb: str, **arguments: Any) -> dict[str, Any]:
-        """Return the answer to a command."""
+    def ask(self, verb: str, within_s: float | None = None, **arguments: Any) -> dict[str, Any]:
+        """Return the answer to a command; where there is none `within_s`, begin a new process and say so."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps({"verb": verb, **arguments}) + "\n")
         self._process.stdin.flush()
+        if within_s is not None and not select.select([self._process.stdout], [], [], within_s)[0]:
+            self._process.kill()
+            self._process.communicate()
+            self.__enter__()
+            return {"error": f"no answer within {within_s} s"}
         return json.loads(self._process.stdout.readline())
 
 
@@ -65,6 +83,34 @@ def push(folder: str, endpoint: str, token: str, hub: dict[str, Any]) -> dict[st
     except QuarryError as error:
         return {"error": type(error).__name__, **error.problem().model_dump(), "waits": waits}
     return {"commit": commit, "waits": waits}
+
+
+def publish(data_dir: str, endpoint: str, token: str, lease: int) -> dict[str, Any]:
+    """Publish one job of a data folder as its `lease`-th publisher, in commits of few files; return all jobs.
+
+    Every publisher begins when the lease of the one before is over.
+    """
+    from service.publish import hub, push
+    from service.publish.hub import Patience
+    from service.publish.publisher import run_publishing
+    from service.settings import Settings
+    from service.store import Store
+    from tests.support.finished_job import JOB, OTHER_JOB, OWNER, norm_of
+    from tests.support.store_cases import Clock
+
+    push.MAX_COMMIT_FILES, push.UPLOAD_GROUP_FILES = 4, 2
+    hub.SILENCE_S = float(os.environ["QUARRY_TEST_SILENCE_S"])
+    settings = Settings(data_dir=Path(data_dir), hub_endpoint=endpoint, hub_token=token)
+    clock = Clock()
+    clock.advance(lease * (settings.lease_s + 1))
+    store = Store(settings.database(), clock)
+    patience = Patience(attempts=3, sleep=lambda _: None)
+    try:
+        run_publishing(store, settings, OWNER, lambda: False, final_norm=norm_of, patience=patience)
+        jobs = [store.job(job_id).view() for job_id in (JOB, OTHER_JOB)]
+    finally:
+        store.close()
+    return {"jobs": {job.id: job.model_dump(mode="json") for job in jobs}}
 
 
 def download(repo_id: str, token: str, folder: str) -> dict[str, Any]:
@@ -87,7 +133,7 @@ def main() -> None:
     import huggingface_hub.utils._http as client
 
     client.time.sleep = lambda _: None
-    verbs = {"push": push, "download": download, "load": load}
+    verbs = {"push": push, "publish": publish, "download": download, "load": load}
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the libraries print must not be taken for an answer
     for line in sys.stdin:

@@ -20,12 +20,13 @@ REGULAR_LIMIT_BYTES = 10 * 2**20
 class Fault:
     """What the n-th call of an endpoint (from 1, since the fault was set) meets instead of its answer.
 
-    With `status` it is refused unprocessed; with `drop` the connection breaks before or after it took effect.
+    With `status` it is refused unprocessed; with `drop` the answer breaks off before or after it took effect,
+    the connection is reset before, or nothing is answered at all.
     """
 
     status: int | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
-    drop: Literal["before", "after"] | None = None
+    drop: Literal["before", "after", "reset", "stall"] | None = None
     message: str = "injected"
     nth: int = 1
     times: int = 1

@@ -7,6 +7,7 @@ import pytest
 
 from schemas.request import HubTarget
 from service.errors import HubDenied, HubUnavailable, OptionRefused
+from service.publish import hub as hub_module
 from service.publish.hub import Hub, Passing, Patience, check_target
 from service.settings import Settings
 from tests.support.fake_hub import FakeHub
@@ -214,3 +215,23 @@ def test_other_errors_are_not_tried_again() -> None:
     with pytest.raises(HubDenied):
         Patience(sleep=lambda _: None).retry(denied)
     assert tries == [1]
+
+
+SILENT = {"info": Hub.head, "tree": lambda hub: hub.files("data"), "paths_info": lambda hub: hub.find(["a"])}
+
+
+@pytest.mark.parametrize("endpoint", SILENT)
+def test_a_connection_that_is_silent_is_given_up_whatever_limit_the_client_names(
+    server: FakeHub, monkeypatch: pytest.MonkeyPatch, endpoint: str
+) -> None:
+    server.add_repo(REPO, private=True)
+    server.fail(endpoint, Fault(drop="stall", times=10_000))
+    monkeypatch.setattr(hub_module, "SILENCE_S", 0.2)
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    hub_module._set_client_up.cache_clear()
+    hub = Hub(HubTarget(repo_id=REPO), endpoint=server.url, token=SECRET, patience=patience())
+    try:
+        with pytest.raises(HubUnavailable, match="ReadTimeout"):
+            SILENT[endpoint](hub)
+    finally:
+        hub_module._set_client_up.cache_clear()
