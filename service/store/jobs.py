@@ -74,7 +74,7 @@ def summary(tx: Transaction, job_id: str) -> JobSummary:
     row = tx.connection.execute(select(*SUMMARY_COLUMNS).where(JOB.c.id == job_id)).mappings().one_or_none()
     if row is None:
         raise NotFound(f"there is no job {job_id}", field="job_id")
-    return _summary(row)
+    return _summary(tx, row)
 
 
 def jobs(
@@ -94,7 +94,7 @@ def jobs(
                 "the cursor is of no page", field="cursor", cure="begin again without a cursor"
             )
         query = query.where(JOB.c.number < last)
-    rows = [_summary(row) for row in tx.connection.execute(query).mappings()]
+    rows = [_summary(tx, row) for row in tx.connection.execute(query).mappings()]
     return rows[:limit], rows[limit - 1].id if len(rows) > limit else None
 
 
@@ -158,10 +158,12 @@ def events(tx: Transaction, job_id: str, after: int, limit: int) -> list[Event]:
     return list(tx.connection.scalars(query.order_by(EVENT.c.id).limit(limit)))
 
 
-def _summary(row: RowMapping) -> JobSummary:
+def _summary(tx: Transaction, row: RowMapping) -> JobSummary:
     identity: Identity | None = row["identity"]
+    values = {name: row[name] for name in SUMMARY}
+    if not row["source_kind"]:  # a service from before these columns took the job, and runs beside this one
+        body = request(tx, row["id"])
+        values |= {"model": body.model, "source_kind": body.source.kind}
     return JobSummary(
-        progress=progress_of(row),
-        identity_sha256=identity.sha256() if identity else None,
-        **{name: row[name] for name in SUMMARY},
+        progress=progress_of(row), identity_sha256=identity.sha256() if identity else None, **values
     )

@@ -10,7 +10,9 @@ import datasets
 import pytest
 import torch
 
+from schemas.job import JobState
 from schemas.names import manifest_path, shard_path
+from service.reader import QuarryDataset
 from tests.frozen.values import (
     DATASETS,
     HERE,
@@ -24,6 +26,9 @@ from tests.frozen.values import (
     read,
     verify,
 )
+from tests.support.desk import REPO, TOKEN
+from tests.support.fake_hub import FakeHub
+from tests.support.jobs import Shop, request
 
 
 @pytest.fixture(autouse=True)
@@ -84,6 +89,31 @@ def test_two_jobs_of_one_repository_are_two_and_one(tmp_path: Path) -> None:
     for job in jobs:
         assert (DATASETS / "repository" / manifest_path(job)).is_file()
         assert (DATASETS / "repository" / shard_path(job, 0)).is_file()
+
+
+def test_another_job_joins_a_repository_that_an_earlier_version_began(tmp_path: Path, hub: FakeHub) -> None:
+    """What is there stays as it is, byte for byte, but for the card; a reader finds the rows of all jobs."""
+    old = DATASETS / "repository"
+    tree = {path.relative_to(old).as_posix(): path.read_bytes() for path in old.rglob("*") if path.is_file()}
+    before = hub.add_repo(REPO, tree, private=True).head.tree
+    shop = Shop.open(tmp_path, HERE / "target", hub_endpoint=hub.url, hub_token=TOKEN)
+    samples = [{"id": "third", "text": "A sample of a third job."}]
+    body = request(HERE, samples, model="./target", layers=[1, 2, 3], max_tokens=200, hub={"repo_id": REPO})
+    job = shop.run(body, "third")
+    shop.store.close()
+    assert job.state is JobState.COMPLETED, job.problem
+    after = hub.repo(REPO).head.tree
+    assert {path for path in before if after[path].etag != before[path].etag} <= {"README.md"}
+    new = shop.settings.dataset_dir(job.id)
+    files = {path.relative_to(new).as_posix() for path in new.rglob("*") if path.is_file()}
+    written = {path for path in files if job.id in path}
+    assert written == {path for path in after if job.id in path}
+    assert len(written) == len(("shard", "index", "manifest", "token counts"))
+    together = tmp_path / "together"
+    shutil.copytree(new, together)
+    shutil.copytree(old, together, dirs_exist_ok=True)
+    assert len(QuarryDataset(together)) == values("repository")["read"]["about"]["rows"] + 1
+    assert quarry("verify", str(together))[0] == 0
 
 
 def test_all_that_is_frozen_is_small() -> None:
