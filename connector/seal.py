@@ -42,6 +42,18 @@ def fsync_folder(folder: Path) -> None:
         os.close(fd)
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those above it that are missing, durably. Raises OSError.
+
+    The name of one that is there is synced too: another process may have made it in this moment.
+    """
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+    with suppress(PermissionError):  # nobody who may not read the folder above has just made this one
+        fsync_folder(folder.parent)
+
+
 def sha256_of(path: Path) -> tuple[str, int]:
     """Return the hex sha256 and the length in bytes of a file. Raises OSError."""
     with path.open("rb", buffering=0) as file:
@@ -75,7 +87,7 @@ def _name(temp: Path, final: Path) -> None:
 @contextmanager
 def sealing(final: Path) -> Iterator[Path]:
     """Yield the temporary path to write to; name it durably on success, remove it on any error."""
-    final.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(final.parent)
     temp = temporary(final)
     try:
         yield temp
@@ -92,7 +104,7 @@ def move_durably(source: Path, final: Path) -> None:
 
     Raises OSError; FileNotFoundError if the file is in neither place.
     """
-    final.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(final.parent)
     try:
         source.replace(final)
     except FileNotFoundError:

@@ -20,7 +20,7 @@ from connector.direct import DirectWriter
 from connector.forms import StateColumns
 from connector.framing import MAGIC, Framer
 from connector.rowcheck import Look, NotFinite, RowChecker, StatesWrongError
-from connector.seal import footer_xxh3, seal, temporary
+from connector.seal import footer_xxh3, make_folder, seal, temporary
 from connector.wire import DrainJob, hash_ids
 from schemas.arrow import METADATA_KEY, PLAN_SCHEMA, shard_schema
 from schemas.manifest import LayerStats
@@ -115,7 +115,7 @@ class UnitWriter:
         checksums: list[int] = []
         columns = chain(light, self._columns.of(states_LTH, look.checksums, checksums), _late(checksums))
         if self._file is None:
-            self._final.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self._final.parent)
             self._file = DirectWriter(temporary(self._final))
             self._file.write(MAGIC)
         self._append(self._file, columns)

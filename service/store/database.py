@@ -19,6 +19,7 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError, OperationalError
 from sqlalchemy.pool import ConnectionPoolEntry
 
+from connector.seal import make_folder
 from service.errors import DiskFull, OptionRefused, StoreUnavailable
 
 DRIVERS = ("sqlite", "postgresql", "postgresql+psycopg")
@@ -102,7 +103,7 @@ def _engine(url: URL) -> Engine:
         event.listen(engine, "connect", _prepare_postgresql)
         return engine
     engine = create_engine(url, max_overflow=-1)
-    Path(str(url.database)).parent.mkdir(parents=True, exist_ok=True)
+    make_folder(Path(str(url.database)).absolute().parent)
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine

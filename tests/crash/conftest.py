@@ -7,11 +7,16 @@ cases. Workers of one run sample alike, because they find the seed in the enviro
 import os
 import random
 import secrets
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.crash.house import House
 
 T = TypeVar("T")
 
@@ -37,6 +42,16 @@ def tally(request: pytest.FixtureRequest) -> Iterator[Counter[str]]:
     counted: Counter[str] = Counter()
     yield counted
     request.node.user_properties.append(("crash", dict(counted)))
+
+
+@pytest.fixture(scope="session")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator["House"]:
+    from tests.crash.faults import build_shim, open_server
+    from tests.crash.house import House
+
+    open_server(build_shim(tmp_path_factory.mktemp("shim")))
+    with tempfile.TemporaryDirectory(prefix="quarry-crash-") as folder:
+        yield House(Path(folder))
 
 
 def pytest_report_header() -> str:

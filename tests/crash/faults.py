@@ -65,7 +65,10 @@ LOOK_S = 0.02
 
 @dataclass(frozen=True)
 class Fault:
-    """What the `n`-th call of `role` on a file that `pattern` fits meets; `watch` only writes calls down."""
+    """What the `n`-th call of `role`, or of `all` a life, on a file that `pattern` fits meets.
+
+    `watch` only writes calls down.
+    """
 
     role: str
     pattern: str
@@ -161,6 +164,9 @@ def _live(settings: Settings, job_id: str, fault: Fault | None, trace: Path, log
     with log.open("ab") as output:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
+    descriptor = os.open(trace, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    if fault is not None and fault.role == "all":
+        _arm(fault, descriptor, data)
     store = Store(settings.database())
     sweep(store, settings)
     if store.state(job_id) is JobState.BLOCKED:
@@ -173,19 +179,18 @@ def _live(settings: Settings, job_id: str, fault: Fault | None, trace: Path, log
             store, settings, owner_name("publisher"), lambda: False, patience=Patience(attempts=3)
         ),
     }
-    descriptor = os.open(trace, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     armed = fault
     while (state := store.state(job_id)) not in ENDED:
         for role, act in roles.items():
-            if armed is not None and armed.role in (role, "all"):
+            if armed is not None and armed.role == role:
                 _arm(armed, descriptor, data)
             act()
             if armed is not None and armed.role == role:
                 ctypes.CDLL(None).crash_disarm()
                 armed = None
         time.sleep(LOOK_S)
-    ctypes.CDLL(None).crash_disarm()
     store.close()
+    ctypes.CDLL(None).crash_disarm()
     sys.exit({JobState.COMPLETED: COMPLETED, JobState.BLOCKED: BLOCKED}.get(state, FAILED))
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from connector.seal import footer_xxh3, move_durably, seal, sealing, sha256_of, temporary
+from connector.seal import footer_xxh3, make_folder, move_durably, seal, sealing, sha256_of, temporary
 
 
 @pytest.fixture
@@ -93,7 +93,15 @@ def test_what_is_sealed_is_durable_before_its_name_and_then_its_name(tmp_path, s
 
 def test_a_moved_file_is_durable_in_its_new_folder_before_it_is_gone_from_the_old_one(tmp_path, steps):
     (tmp_path / "attempt").mkdir()
+    (tmp_path / "data").mkdir()
     source, final = tmp_path / "attempt" / "a", tmp_path / "data" / "a"
     source.write_bytes(b"1")
     move_durably(source, final)
-    assert steps == [("rename", source), ("fsync", final.parent), ("fsync", source.parent)]
+    assert steps[-3:] == [("rename", source), ("fsync", final.parent), ("fsync", source.parent)]
+
+
+def test_a_new_folders_name_is_durable_before_anything_lies_in_it(tmp_path, steps):
+    make_folder(tmp_path / "a" / "b")
+    assert steps == [("fsync", folder) for folder in (tmp_path.parent, tmp_path, tmp_path / "a")]
+    make_folder(tmp_path / "a" / "b")
+    assert steps[3:] == [("fsync", tmp_path / "a")]

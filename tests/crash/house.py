@@ -1,0 +1,70 @@
+"""A job's undisturbed run, and others of it that begin alike and are disturbed."""
+
+import shutil
+from pathlib import Path
+
+from service.settings import Settings
+from tests.crash.faults import CHANGING, COMPLETED, FAILED, MEETS, Fault, Life, calls
+from tests.crash.oracle import JOB, assert_right, make_target, service, submit, tree
+
+STAGES = {
+    "plan": ("plan", "work/.+"),
+    "plan-database": ("plan", "/quarry[.]db"),
+    "seal": ("capture", "/attempts(/[^/]+(/[.]?train[^/]+)?)?$"),
+    "index": ("capture", "/[.]?index[.]parquet"),
+    "commit": ("capture", "/quarry[.]db"),
+    "landing": ("capture", "/jobs"),
+    "complete": ("publish", "/jobs/"),
+    "complete-database": ("publish", "/quarry[.]db"),
+}
+LIVES = 6
+"""Lives that a job may need after a fault; one is enough but where the fault comes back from the store."""
+
+
+class House:
+    """An undisturbed run, its calls, and the folders of disturbed ones, which begin as it did."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.target = folder, make_target(folder)
+        self._made = 0
+        self.first = service(folder / "first", self.target)
+        submit(self.first, self.target)
+        self.undisturbed = self.begun()
+        root = self.undisturbed.data_dir
+        life = Life.begin(self.undisturbed, JOB, Fault("all", f"^{root}(/|$)"), data=True)
+        assert life.end() == COMPLETED
+        self.trace = [call for call in calls(life.trace) if call.operation in CHANGING]
+        assert_right(self.undisturbed.dataset_dir(JOB), self.target)
+        self.tree = tree(self.undisturbed.dataset_dir(JOB))
+
+    def begun(self) -> Settings:
+        """Return a service in a new folder, its job submitted."""
+        self._made += 1
+        folder = self.folder / f"run{self._made}"
+        shutil.copytree(self.first.data_dir, folder / "data")
+        return service(folder / "data", self.target)
+
+    def begin(self, stage: str, kind: str = "watch", n: int = 0) -> tuple[Settings, Life]:
+        """Begin a life that meets a fault at the n-th call of a stage."""
+        settings = self.begun()
+        role, pattern = STAGES[stage]
+        return settings, Life.begin(settings, JOB, Fault(role, f"^{settings.data_dir}.*{pattern}", kind, n))
+
+    def count(self, stage: str, kind: str) -> int:
+        """Return how many calls of a stage may meet a kind of fault."""
+        settings, life = self.begin(stage)
+        assert life.end() == COMPLETED
+        counted = sum(call.operation in MEETS[kind] for call in calls(life.trace))
+        assert counted
+        shutil.rmtree(settings.data_dir.parent)
+        return counted
+
+    def assert_finishes(self, settings: Settings, status: int | None = None) -> None:
+        """Start the service until its job is complete; `status` is how its last life ended."""
+        lives = 0
+        while status != COMPLETED:
+            log = settings.data_dir.with_suffix(".log")
+            assert status != FAILED and lives < LIVES, log.read_text() if log.exists() else status
+            status = Life.begin(settings, JOB).end()
+            lives += 1
+        assert tree(settings.dataset_dir(JOB)) == self.tree
