@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-import service.migrations
 from schemas.names import job_id_from_key
 from service.sweeper import sweep
 from tests.frozen.databases import (
     FOLDER,
+    MIGRATIONS,
     STATES,
     WRITTEN,
     assert_every_row_once,
@@ -20,8 +20,6 @@ from tests.frozen.databases import (
 from tests.support.desk import REPO
 from tests.support.fake_hub import FakeHub
 from tests.support.jobs import Shop
-
-MIGRATIONS = sorted(path.name[:4] for path in Path(service.migrations.__file__).parent.glob("versions/0*.py"))
 
 
 @pytest.mark.parametrize("revision", MIGRATIONS)

@@ -18,7 +18,7 @@ from service.errors import StoreUnavailable
 from service.store import Store
 from service.store.database import Database
 from service.store.tables import METADATA
-from tests.frozen.databases import STATES, WRITTEN, assert_every_row_once, copy_data, load, opened, work
+from tests.frozen.databases import MIGRATIONS, STATES, assert_every_row_once, copy_data, load, opened, work
 from tests.support.engine_bench import until
 from tests.support.fake_hub import FakeHub
 from tests.support.jobs import FAKE_ENGINE
@@ -47,7 +47,7 @@ def contents(url: str) -> dict[str, list[Any]]:
 
 
 def test_a_service_does_not_start_on_a_database_that_a_newer_one_migrated(url: str) -> None:
-    load(WRITTEN[-1], url)
+    load(MIGRATIONS[-1], url)
     stamp(url, NEWER)
     before = contents(url)
     store = Store(url)
@@ -64,7 +64,7 @@ def test_a_service_does_not_start_on_a_database_that_a_newer_one_migrated(url: s
 @pytest.mark.parametrize("verb", ["worker", "serve"])
 def test_the_command_says_so_and_ends(verb: str, tmp_path: Path, hub: FakeHub) -> None:
     url = f"sqlite:///{tmp_path / 'quarry.db'}"
-    load(WRITTEN[-1], url)
+    load(MIGRATIONS[-1], url)
     with opened(tmp_path, url, hub) as shop:
         told = settings_environment(shop.settings.model_copy(update={"engine": FAKE_ENGINE, "port": 0}), {})
     stamp(url, NEWER)
@@ -86,7 +86,7 @@ def test_what_a_service_still_holds_is_refused_when_a_newer_one_migrates(url: st
 
     3. Nothing that the older one says is written, neither of what it holds nor anything new.
     """
-    load(WRITTEN[-1], url)
+    load(MIGRATIONS[-1], url)
     store = Store(url)
     store.migrate()
     plan, unit, push = (
@@ -124,7 +124,7 @@ def test_a_worker_that_runs_on_while_a_newer_one_migrates_loses_and_doubles_noth
     3. The newer one takes what the older one held, once its leases are over. 4. Every row is there once.
     """
     monkeypatch.setenv("QUARRY_FAKE_STEP_S", "0.2")
-    load(WRITTEN[-1], url)
+    load(MIGRATIONS[-1], url)
     copy_data(tmp_path)
     with opened(tmp_path, url, hub) as older:
         done = older.store.totals().units_done
@@ -142,7 +142,7 @@ def test_a_worker_that_runs_on_while_a_newer_one_migrates_loses_and_doubles_noth
 
         assert asyncio.run(asyncio.wait_for(overtaken(), 120)) == contents(url)
     monkeypatch.delenv("QUARRY_FAKE_STEP_S")
-    stamp(url, WRITTEN[-1])
+    stamp(url, MIGRATIONS[-1])
     with opened(tmp_path, url, hub) as newer:
         newer.store.close()
         newer.store = Store(url, lambda: time.time() + HOUR_S)

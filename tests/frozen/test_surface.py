@@ -1,11 +1,14 @@
 """What users hold in their hands changes only by additions, or by an entry of the changelog that names it."""
 
 import copy
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.frozen.surface import CHANGELOG, all_breaks, breaks, current, entries, frozen, unnamed
+from tests.frozen import refresh
+from tests.frozen.surface import CHANGELOG, Break, all_breaks, breaks, current, entries, frozen, unnamed
 
 REFRESH = "\nwrite entries in CHANGELOG.md under Unreleased, not under Added, that name these in backquotes"
 
@@ -154,6 +157,19 @@ def test_anything_else_needs_an_entry_that_names_it(document: str, where: str, v
     assert unnamed(found, silent.format("Changed", f"`another` than {name}", name)) == found
     assert unnamed(found, silent.format("Added", f"`{name}`", name)) == found
     assert unnamed(found, silent.format("Removed", f"`{name}`", "")) == []
+
+
+def test_refreshing_freezes_today_unless_a_break_is_not_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(refresh, "FOLDER", tmp_path)
+    monkeypatch.setattr(refresh, "all_breaks", lambda: [Break("settings", "removed", ("QUARRY_GONE",))])
+    assert refresh.main() == 1
+    assert "name it: `QUARRY_GONE`" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(refresh, "all_breaks", list)
+    assert refresh.main() == 0
+    assert {path.stem: json.loads(path.read_text()) for path in tmp_path.iterdir()} == current()
 
 
 def test_a_document_that_is_gone_is_a_break(monkeypatch: pytest.MonkeyPatch) -> None:
