@@ -43,23 +43,38 @@ def run_all(runs: Iterable[Run]) -> Iterator[tuple[Run, int | None, float]]:
     The code is None where it ran past its limit or died. The processes that its tests left behind are killed.
     """
     waiting, under_way = iter(runs), {}
-    while True:
-        while len(under_way) < SIDE_BY_SIDE and (run := next(waiting, None)) is not None:
-            pid = _fork(run)
-            under_way[os.pidfd_open(pid)] = (run, pid, time.monotonic())
-        if not under_way:
-            return
-        due = min(begun + run.limit_s for run, _, begun in under_way.values())
-        ended = select.select(list(under_way), [], [], max(due - time.monotonic(), 0))[0]
-        for watch, (run, pid, begun) in list(under_way.items()):
-            seconds = time.monotonic() - begun
-            if watch in ended or seconds >= run.limit_s:
-                os.kill(pid, signal.SIGKILL)
-                status = os.waitpid(pid, 0)[1]
-                os.close(watch)
-                del under_way[watch]
-                _kill_leftovers(run, pid)
-                yield run, os.WEXITSTATUS(status) if os.WIFEXITED(status) else None, seconds
+    try:
+        while True:
+            while len(under_way) < SIDE_BY_SIDE and (run := next(waiting, None)) is not None:
+                pid = _fork(run)
+                under_way[os.pidfd_open(pid)] = (run, pid, time.monotonic())
+            if not under_way:
+                return
+            due = min(begun + run.limit_s for run, _, begun in under_way.values())
+            ended = select.select(list(under_way), [], [], max(due - time.monotonic(), 0))[0]
+            for watch, (run, pid, begun) in list(under_way.items()):
+                seconds = time.monotonic() - begun
+                if watch in ended or seconds >= run.limit_s:
+                    del under_way[watch]
+                    os.close(watch)
+                    yield run, _end(run, pid), seconds
+    finally:
+        for run, pid, _ in under_way.values():
+            _end(run, pid)
+
+
+def _end(run: Run, pid: int) -> int | None:
+    """Kill what there still is of a run; return pytest's exit code, None where there is none."""
+    os.kill(pid, signal.SIGKILL)
+    status = os.waitpid(pid, 0)[1]
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get(RUN) == run.name:
+                process.kill()
+                process.wait()
+    return os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
 
 
 def _fork(run: Run) -> int:
@@ -82,13 +97,3 @@ def _fork(run: Run) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-
-def _kill_leftovers(run: Run, pid: int) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            if process.environ().get(RUN) == run.name:
-                process.kill()
-                process.wait()

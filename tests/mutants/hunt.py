@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests.mutants import survivors
 from tests.mutants.forks import CRASHED, Run, run_all
-from tests.mutants.reach import Traced, trace_tests
+from tests.mutants.reach import FOLDERS, Traced, trace_tests
 from tests.mutants.sites import PARTS, sites_of
 from tests.mutants.switch import MUTANT
 
@@ -76,6 +76,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("root", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("parts", nargs="*", help=f"only these parts: {', '.join(PARTS)}")
+    parser.add_argument(
+        "--tests", nargs="+", default=FOLDERS, help="only the tests in these files and folders of tests/"
+    )
     parser.add_argument("--sample", type=int, help="only so many mutants, drawn at random")
     parser.add_argument("--seed", type=int, default=0, help="of the draw")
     told = parser.parse_args()
@@ -87,7 +90,7 @@ def main() -> int:
         mutants = random.Random(told.seed).sample(mutants, min(told.sample, len(mutants)))
 
     import_all()
-    tests, failed = trace_tests(Path.cwd(), work)
+    tests, failed = trace_tests(Path.cwd(), work, told.tests)
     traced_s = time.monotonic() - begun
     reaching: defaultdict[str, list[Traced]] = defaultdict(list)
     for test in tests:

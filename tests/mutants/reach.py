@@ -69,15 +69,17 @@ class Recorder:
         return set(trace.read_text().split("\n")) - {""} if trace.exists() else set()
 
 
-def trace_tests(root: Path, work: Path) -> tuple[list[Traced], list[str]]:
-    """Return every fast test below `root` that passes, and the names of files and tests that do not."""
+def trace_tests(root: Path, work: Path, folders: Iterable[str]) -> tuple[list[Traced], list[str]]:
+    """Return the fast tests of some folders that pass, and the names of files and tests that do not."""
     ours = root / "tests" / "mutants"
     sources = (path for path in sorted(root.rglob("*.py")) if ours not in path.parents)
     product = _digest(path for path in sources if not path.name.startswith("test_"))
     records = {
         name: work / "reach" / f"{product}-{_digest([path])}.json"
-        for folder in FOLDERS
-        for path in sorted((root / "tests" / folder).rglob("test_*.py"))
+        for folder in folders
+        for path in sorted(
+            (root / "tests").glob(folder if folder.endswith(".py") else f"{folder}/**/test_*.py")
+        )
         if not (name := path.relative_to(root).as_posix()).startswith(
             tuple(f"tests/{out}" for out in LEFT_OUT)
         )

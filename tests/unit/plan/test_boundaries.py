@@ -7,6 +7,10 @@ from service.plan.rendering import ChatTemplate, Messages
 from tests.support import templates
 
 MARKS = templates.MARKS
+ANSWERS_REPEAT_THEIR_QUESTION = templates.CHATML.replace(
+    "+ message.content +",
+    "+ message.content + (messages[loop.index0 - 1].content if message.role == 'assistant' else '') +",
+)
 
 
 def finder(source: str, messages: Messages = PROBE, trailer: str = "") -> tuple[TurnFinder, str]:
@@ -50,6 +54,7 @@ def test_the_stand_in_is_a_word_that_the_conversation_does_not_hold() -> None:
         (templates.UNMARKED_TRAILER, "is closed by"),
         (templates.STRIPPED_REASONING, "not how the rendering of its answer begins"),
         ("{{ messages[-1].content }}" + templates.CHATML, "exactly once"),
+        (ANSWERS_REPEAT_THEIR_QUESTION, "the span found for 'first answer' is "),
     ],
 )
 def test_a_template_whose_turns_cannot_be_told_apart_is_named_with_the_reason(

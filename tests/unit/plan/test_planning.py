@@ -129,6 +129,17 @@ def test_units_are_as_large_as_a_shard(house: House) -> None:
     assert len(sizes) > 2 and all(0.8 * 65_536 < size <= 65_536 for size in sizes[:-1])
 
 
+def test_more_units_than_names_have_digits_for_fail_the_job(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.plan.planning.MAX_UNITS", 1)
+    house.submit()
+    house.plan()
+    problem = house.store.job(JOB).problem
+    assert problem is not None and problem.field == "storage.shard_bytes"
+    assert house.store.state(JOB) is JobState.FAILED
+
+
 def test_the_same_plan_has_the_same_bytes_anywhere(house: House, tmp_path: Path) -> None:
     house.submit()
     house.plan()

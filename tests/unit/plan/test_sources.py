@@ -228,6 +228,15 @@ def test_a_parquet_file_with_broken_pages_is_refused_and_no_crash(tmp_path: Path
     assert "cannot be read" in refusal(tmp_path, "a.parquet").detail
 
 
+def test_a_file_that_went_away_before_it_was_hashed_is_refused_by_name(tmp_path: Path) -> None:
+    file = jsonl(tmp_path / "a.jsonl", {"text": "x"})
+    source = SOURCE.validate_python({"kind": "file", "path": str(file)})
+    found = open_source(source, Settings(source_roots=(tmp_path,)))
+    file.unlink()
+    with pytest.raises(SourceRefused, match=r"a\.jsonl"):
+        found.fingerprint()
+
+
 def test_the_fingerprint_of_files_follows_names_contents_and_limit_and_nothing_else(tmp_path: Path) -> None:
     folder = tmp_path / "d"
     folder.mkdir()
@@ -313,9 +322,13 @@ def test_a_private_hub_dataset_needs_a_token_that_may_read_it(hub: FakeHub) -> N
     assert [row.content for row in open_source(source, allowed).rows()] == [Sample(text="x")]
 
 
-def test_an_empty_hub_dataset_is_refused(hub: FakeHub) -> None:
-    hub.add_repo("org/empty", {"README.md": b"nothing"})
-    with pytest.raises(SourceRefused):
+@pytest.mark.parametrize(
+    ("files", "detail"),
+    [({"README.md": b"nothing"}, "cannot be read"), ({"train.csv": b"text\n"}, "holds no row")],
+)
+def test_an_empty_hub_dataset_is_refused(hub: FakeHub, files: dict[str, bytes], detail: str) -> None:
+    hub.add_repo("org/empty", files)
+    with pytest.raises(SourceRefused, match=detail):
         hub_rows(hub, repo_id="org/empty")
 
 

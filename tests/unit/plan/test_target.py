@@ -176,7 +176,7 @@ def test_no_link_and_no_dots_lead_out_of_the_roots(tmp_path: Path, path: str) ->
 
 def test_a_folder_without_a_config_and_a_revision_of_a_folder_are_refused(tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
-    assert "config.json" in refusal(tmp_path, tmp_path / "m").detail
+    assert "holds no config.json" in refusal(tmp_path, tmp_path / "m").detail
     with_config(tmp_path / "m", PLAIN)
     assert refusal(tmp_path, tmp_path / "m", revision="main").field == "revision"
 
@@ -262,6 +262,12 @@ def test_a_hub_model_or_revision_that_is_not_there_is_named(
     with pytest.raises(UnknownModel) as caught:
         inspect_target(a_request(model, revision=revision), Settings(hub_endpoint=hub.url))
     assert caught.value.field == field and repr(model) in caught.value.detail
+
+
+def test_a_hub_model_without_a_config_is_named(hub: FakeHub) -> None:
+    hub.add_repo("org/adapter", {"README.md": b"only an adapter"}, kind="model")
+    with pytest.raises(UnknownModel, match=r"'org/adapter' has no config\.json"):
+        inspect_target(a_request("org/adapter"), Settings(hub_endpoint=hub.url))
 
 
 def test_a_hub_that_is_down_is_not_an_unknown_model(hub: FakeHub) -> None:
