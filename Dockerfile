@@ -18,18 +18,24 @@ COPY --from=wheel /wheel/ /tmp/wheel/
 RUN uv pip install --system --no-cache --no-deps --requirement /tmp/cuda.txt \
     && uv pip install --system --no-cache --no-index /tmp/wheel/*.whl \
     && rm -r /tmp/cuda.txt /tmp/wheel \
-    && install -d -o 2000 -g 0 -m 0775 /var/lib/quarry \
-       /home/vllm/.cache /home/vllm/.cache/huggingface /home/vllm/.cache/vllm
+    && install -d -o 2000 -g 0 -m 0775 /var/lib/quarry /var/cache/quarry
 
-# The base image is prepared for this user; everything that caches writes below two folders, which are volumes.
+# The base image is prepared for this user. Whatever caches or compiles writes below one folder, which is a volume:
+# the home too, for what asks nothing else. The engine is never forked (see service/capture/vllm_engine.py).
 USER 2000:0
-ENV HOME=/home/vllm \
-    HF_HOME=/home/vllm/.cache/huggingface \
-    VLLM_CACHE_ROOT=/home/vllm/.cache/vllm \
-    VLLM_CONFIG_ROOT=/home/vllm/.cache/vllm/config \
-    TRITON_CACHE_DIR=/home/vllm/.cache/vllm/triton \
-    FLASHINFER_WORKSPACE_BASE=/home/vllm/.cache/vllm \
-    CUDA_CACHE_PATH=/home/vllm/.cache/vllm/cuda \
+ENV HOME=/var/cache/quarry \
+    XDG_CACHE_HOME=/var/cache/quarry \
+    XDG_CONFIG_HOME=/var/cache/quarry/config \
+    HF_HOME=/var/cache/quarry/huggingface \
+    VLLM_CACHE_ROOT=/var/cache/quarry/vllm \
+    VLLM_CONFIG_ROOT=/var/cache/quarry/vllm/config \
+    TORCHINDUCTOR_CACHE_DIR=/var/cache/quarry/inductor \
+    TRITON_CACHE_DIR=/var/cache/quarry/triton \
+    TILELANG_CACHE_DIR=/var/cache/quarry/tilelang \
+    TVM_FFI_CACHE_DIR=/var/cache/quarry/tvm-ffi \
+    FLASHINFER_WORKSPACE_BASE=/var/cache/quarry \
+    CUDA_CACHE_PATH=/var/cache/quarry/cuda \
+    VLLM_WORKER_MULTIPROC_METHOD=spawn \
     VLLM_NO_USAGE_STATS=1 \
     QUARRY_DATA_DIR=/var/lib/quarry \
     QUARRY_HOST=0.0.0.0 \

@@ -127,6 +127,41 @@ def test_the_image_sets_only_settings_that_exist() -> None:
     assert unknown_settings(names) == []
 
 
+CACHES = {
+    *("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "HF_HOME", "VLLM_CACHE_ROOT", "VLLM_CONFIG_ROOT"),
+    *("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TILELANG_CACHE_DIR", "TVM_FFI_CACHE_DIR"),
+    *("FLASHINFER_WORKSPACE_BASE", "CUDA_CACHE_PATH"),
+}
+"""Where the image's packages write what they download or compile: the container's own files are read-only."""
+
+
+def outside_the_cache_volume(stage: str, compose: str) -> set[str]:
+    """Return the variables of CACHES that a stage sets to no place below the cache volume, or not at all."""
+    mounts = re.findall(r"- quarry-cache:(/\S+)$", compose, flags=re.MULTILINE)
+    owned = re.search(r"install -d -o 2000 \S+ \S+ \S+ \S+ (.*)$", stage, flags=re.MULTILINE)
+    assert owned is not None
+    assert set(mounts) <= set(owned[1].split())
+    told = dict(re.findall(r"\b([A-Z_]+)=(\S+)", stage))
+    return {name for name in CACHES if not any(f"{told.get(name)}/".startswith(f"{m}/") for m in mounts)}
+
+
+def test_whatever_caches_writes_into_the_cache_volume() -> None:
+    assert outside_the_cache_volume(last_stage(), COMPOSE.read_text()) == set()
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "outside"),
+    [
+        ("    TILELANG_CACHE_DIR=/var/cache/quarry/tilelang \\\n", "", {"TILELANG_CACHE_DIR"}),
+        ("HF_HOME=/var/cache/quarry/", "HF_HOME=/var/cache/quarry-models/", {"HF_HOME"}),
+        ("ENV HOME=/var/cache/quarry ", "ENV HOME=/home/vllm ", {"HOME"}),
+    ],
+)
+def test_a_cache_outside_of_the_volume_is_told(good: str, bad: str, outside: set[str]) -> None:
+    assert good in last_stage()
+    assert outside_the_cache_volume(last_stage().replace(good, bad), COMPOSE.read_text()) == outside
+
+
 def test_everything_the_dockerfile_copies_is_there_and_sent_to_the_builder() -> None:
     sent = {
         line[1:].rstrip("/")
