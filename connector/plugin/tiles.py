@@ -9,6 +9,6 @@ import torch
 
 def ask_for_tiles() -> None:
     """Ask for this process and all its threads; nothing happens where the CPU has no tiles."""
-    if torch.cpu.get_capabilities().get("amx_tile"):
-        # Private, but the only word that torch has for it.
+    # Private, but the only words that every supported torch has for it.
+    if torch.cpu._is_amx_tile_supported():
         torch.cpu._init_amx()
