@@ -97,6 +97,7 @@ def _check_padded(pool: HostPool, dtype: torch.dtype, num_layers: int, hidden_si
     slab = pool.acquire(num_layers * shape_LTH[1] * hidden_size * dtype.itemsize)
     assert slab is not None, "the pool is empty"
     out = pool.tensor(slab, dtype, shape_LTH)
+    gather.begin_step()
     gather.start([(blocks, out)])
     torch.cuda.synchronize()
     wanted = torch.cat([cache[block].cpu() for block in blocks], dim=1)[:, : shape_LTH[1]]

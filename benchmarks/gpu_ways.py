@@ -92,6 +92,7 @@ class QuarryWay:
                 break
             shape_LTH = (NUM_LAYERS, request.num_tokens, HIDDEN_SIZE)
             started.append((request, slab, self._pool.tensor(slab, torch.bfloat16, shape_LTH)))
+        self._gather.begin_step()
         copies = self._gather.start([(request.block_ids, out) for request, _, out in started])
         return [
             SlabFlight(request, slab, out, copy, self.on_end)

@@ -63,6 +63,9 @@ class CpuGather:
         self._words_BLSW = words_of(cache_BLSH)
         self._slots = cache_BLSH.shape[2]
 
+    def begin_step(self) -> None:
+        """Do nothing: `start` reads at once."""
+
     def start(self, requests: Sequence[Request]) -> list[Copy]:
         """Fill the slabs of `requests`, each in token order."""
         return [self._copy(block_ids, out_LTH) for block_ids, out_LTH in requests]
@@ -111,16 +114,22 @@ class CudaGather:
         self._written = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._gathered = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
+    def begin_step(self) -> None:
+        """Note what the current stream holds now: the copies of this step wait for that, and for no more.
+
+        The states of a request were enqueued in the steps before the one that brings its copy.
+        """
+        self._written.record(torch.cuda.current_stream(self._device))
+
     def start(self, requests: Sequence[Request]) -> list[Copy]:
         """Enqueue the copies of `requests` into their slabs, which are pinned and contiguous.
 
-        It reads what the current stream will have written once it has done all that it holds now. Until a
-        request's copy is done, its blocks must not be reused, and its slab belongs to the copy.
+        They read what was enqueued before the last `begin_step`. Until a request's copy is done, its blocks
+        must not be reused, and its slab belongs to the copy.
         """
         if not requests:
             return []
         current = torch.cuda.current_stream(self._device)
-        self._written.record(current)
         self._gathering.wait_event(self._written)
         numbers_R = [torch.from_numpy(self._table.numbers(ids, out.shape[1])) for ids, out in requests]
         out_RH = [out_LTH.view(-1, self._hidden_size) for _, out_LTH in requests]

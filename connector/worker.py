@@ -98,7 +98,8 @@ class WorkerHalf:
         )
 
     def begin(self, work: StepWork) -> None:
-        """Mark the step's fresh blocks; called before the engine computes into them."""
+        """Begin a step, and mark its fresh blocks; called before the engine computes into them."""
+        self._gather.begin_step()
         self._marker.mark(work.fresh)
 
     def drained(self, work: StepWork) -> set[str]:

@@ -21,14 +21,19 @@ from service.proof.logit_check import LogitCase, Witness, check_logits
 from service.settings import Settings
 from tests.support.engine_bench import Bench, by_row
 from tests.support.plans import random_ids
-from tests.support.real_engine import TOLERANCE, vllm_bench
+from tests.support.real_engine import TOLERANCE, early_gather, vllm_bench
 from tests.support.tiny_model import random_target
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 LAYERS = (2, 4, 8)
 MAX_LEN = 512
-OPTIONS = {"block_size": 32, "max_num_batched_tokens": 96, "max_num_seqs": 8}
+OPTIONS = {
+    "block_size": 32,
+    "max_num_batched_tokens": 96,
+    "max_num_seqs": 8,
+    "num_gpu_blocks_override": 160,
+}
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +59,7 @@ def forced(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[B
         real(config)
         config.scheduler_config.async_scheduling = True
 
-    with pytest.MonkeyPatch.context() as patch:
+    with early_gather(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(CpuPlatform, "check_and_update_config", staticmethod(and_then_async))
         with vllm_bench(
             tmp_path_factory.mktemp("data"),

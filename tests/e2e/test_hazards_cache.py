@@ -1,7 +1,7 @@
 """What the engine does with its cache leaves every row right, or the unit fails by name.
 
 One engine whose cache holds two of the longest requests, whose prefill is cut into chunks of three blocks,
-and whose host pool holds one of the longest rows.
+and whose host pool holds one of the longest rows. Rows are copied as early as a device may copy them.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from schemas.request import Generate
 from tests.support.engine_bench import Bench, by_row, until
 from tests.support.engine_probe import PROBED, ask
 from tests.support.plans import random_ids
-from tests.support.real_engine import meter, vllm_bench
+from tests.support.real_engine import early_gather, meter, vllm_bench
 from tests.support.tiny_model import random_target
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600), pytest.mark.usefixtures("no_block_is_lost")]
@@ -35,14 +35,17 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     target = random_target(
         folder / "qwen3", arch="qwen3", layers=8, hidden=128, dtype="float32", max_position=MAX_LEN
     )
-    with vllm_bench(
-        folder / "data",
-        target,
-        layers=LAYERS,
-        max_len=MAX_LEN,
-        engine_options=OPTIONS | PROBED,
-        pool_bytes=2**20,
-    ) as bench:
+    with (
+        early_gather(),
+        vllm_bench(
+            folder / "data",
+            target,
+            layers=LAYERS,
+            max_len=MAX_LEN,
+            engine_options=OPTIONS | PROBED,
+            pool_bytes=2**20,
+        ) as bench,
+    ):
         yield bench
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from connector.vml import settle_vector_math
@@ -139,6 +140,16 @@ def vllm_bench(
     ) as bench:
         yield bench
         print(f"worst relative error of a token: {bench.worst:.1e}")
+
+
+@contextmanager
+def early_gather() -> Iterator[None]:
+    """Let engines that are started meanwhile copy states as early as a device may, see `early_connector`."""
+    from service.capture.vllm_engine import VllmEngine
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(VllmEngine, "connector_module", "tests.support.early_connector")
+        yield
 
 
 def meter(name: str) -> float:
