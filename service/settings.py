@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from pydantic import Field, SecretStr
+from pydantic import Field, JsonValue, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -40,7 +40,7 @@ class Settings(BaseSettings):
 
     engine: str = "service.capture.vllm_engine:VllmEngine"
     """Import path of the engine class."""
-    engine_options: dict[str, str | int | float | bool | None] = {}
+    engine_options: dict[str, JsonValue] = {}
     """More keyword arguments of vLLM's engine, as JSON."""
     tensor_parallel_size: int = Field(default=1, ge=1, le=64)
     gpu_memory_utilization: float | None = Field(default=None, gt=0.0, le=1.0)

@@ -36,6 +36,7 @@ OURS = {
         ("hf_overrides", "model_impl", "model_class_overrides"),
         "leave it out: Quarry takes the engine's Transformers backend where the model needs it",
     ),
+    "override_generation_config": "leave it out: the job's 'generate' says how answers are drawn",
 }
 """Options that Quarry sets by itself, and what to do instead."""
 
@@ -90,6 +91,10 @@ RULES = {
         _one_of("auto"),
         "a cache of another dtype changes what the layers compute, and states are never stored so",
         "leave it out",
+    ),
+    **dict.fromkeys(
+        ("logits_processors", "watermark_config"),
+        Rule(_one_of(None), "answers would not be the target's own", "leave it out"),
     ),
     "enable_lora": Rule(_one_of(False), "no job can name an adapter", "merge it into the model's weights"),
     "runner": Rule(

@@ -6,19 +6,25 @@ Imported only where it runs.
 import asyncio
 import contextlib
 import dataclasses
+import hashlib
+import json
 import os
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-os.environ.setdefault(
-    "VLLM_NO_USAGE_STATS", "1"
-)  # read by vLLM at import; a service that handles others' data stays silent
+# Read by vLLM. A service that handles others' data stays silent.
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+# Whatever the operator says: a forked engine would inherit this process's signal handling, so that the signal
+# that stops it stops the worker, and locks that threads of this process hold for ever.
+os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
 
 from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMValidationError
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
+from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
@@ -100,9 +106,12 @@ class VllmEngine:
                 "block_size": hellos[0].cache_shape[2],
                 "chunked_prefill": bool(config.scheduler_config.enable_chunked_prefill),
                 "enforce_eager": bool(config.model_config.enforce_eager),
+                "kv_cache_dtype": config.cache_config.cache_dtype,
                 "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
                 "model_class": route.model_class,
                 "model_runner": "V2" if getattr(config, "use_v2_model_runner", False) else "V1",
+                # Any of them may change the rounding. A digest, since one of them may hold a token.
+                "operator_options_sha256": _sha256(settings.engine_options),
                 "prefix_caching": bool(config.cache_config.enable_prefix_caching),
                 "quantization": config.model_config.quantization,
                 "route": route.kind,
@@ -148,7 +157,12 @@ class VllmEngine:
 
 
 def _build(arguments: dict[str, Any]) -> AsyncLLM:
-    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+    # AsyncLLM's own context has no batch sizes for its device, only the library's small ones.
+    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), usage_context=UsageContext.LLM_CLASS)
+
+
+def _sha256(options: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()
 
 
 def engine_arguments(

@@ -51,7 +51,7 @@ def test_a_child_reads_the_very_settings_of_its_parent(tmp_path: Path):
         out_dir=tmp_path,
         source_roots=(tmp_path, tmp_path / 'with "quotes", and commas'),
         hub_token=SecretStr("hf_secret"),
-        engine_options={"enforce_eager": True, "seed": 3, "nothing": None},
+        engine_options={"seed": 3, "nothing": None, "compilation_config": {"custom_ops": ["none"]}},
         gpu_memory_utilization=0.5,
         logit_rows_min=0,
     )

@@ -47,6 +47,8 @@ def refusal(options, *, decode=False):
         ("enable_dbo", True),
         ("kv_sharing_fast_prefill", True),
         ("kv_cache_dtype", "fp8"),
+        ("logits_processors", ["a_package:Processor"]),
+        ("watermark_config", {"key": 1}),
         ("enable_lora", True),
         ("runner", "pooling"),
         ("convert", "embed"),
@@ -83,6 +85,8 @@ def test_harmless_values_of_the_same_options_pass():
     }
     check_engine_options(harmless, KNOWN, decode=False)
     check_engine_options({"block_size": 32, "max_num_seqs": 8, "enforce_eager": True}, KNOWN, decode=True)
+    nested = {"compilation_config": {"custom_ops": ["none"], "pass_config": {"fuse_norm_quant": False}}}
+    check_engine_options(nested, KNOWN | nested.keys(), decode=True)
 
 
 def test_asynchronous_scheduling_is_refused_where_answers_are_captured_and_only_there():

@@ -8,7 +8,7 @@ from transformers import DbrxConfig
 
 from service.capture.engine import EngineSpec
 from service.capture.link import EngineLink
-from service.capture.vllm_engine import VllmEngine
+from service.capture.vllm_engine import VllmEngine, _sha256
 from service.errors import EngineRefused
 from service.settings import Settings
 
@@ -26,3 +26,10 @@ def test_a_config_that_the_engine_stumbles_over_is_refused_by_name(tmp_path: Pat
         asyncio.run(VllmEngine().start(spec, Settings(data_dir=tmp_path), EngineLink()))
     assert refused.value.field == "model"
     assert "architectures.md" in str(refused.value.cure)
+
+
+def test_nested_options_are_told_apart_and_not_by_their_order():
+    nested = {"seed": 1, "compilation_config": {"mode": 0, "custom_ops": ["none"]}}
+    turned = {"compilation_config": {"custom_ops": ["none"], "mode": 0}, "seed": 1}
+    other = {"seed": 1, "compilation_config": {"mode": 0, "custom_ops": ["all"]}}
+    assert _sha256(nested) == _sha256(turned) != _sha256(other)

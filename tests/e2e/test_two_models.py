@@ -1,0 +1,61 @@
+"""Two models one after the other in one worker, which stops one engine and starts the next."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from schemas.job import JobState
+from schemas.manifest import Manifest
+from schemas.names import manifest_path
+from service.api.worker_process import WorkerProcess, settings_environment, worker_command
+from service.capture.vllm_engine import _sha256
+from tests.support.engine_bench import until
+from tests.support.jobs import ENDED, Shop, conversations, request
+from tests.support.tiny_model import random_target
+
+CPU_BATCH_TOKENS = 4096
+"""vLLM's own choice for a CPU; its library's default is 2048, whatever the device."""
+OPTIONS = {"enforce_eager": True, "compilation_config": {"custom_ops": ["none"]}}
+
+
+def made_with(shop: Shop, job_id: str) -> dict[str, object]:
+    path = shop.settings.dataset_dir(job_id) / manifest_path(job_id)
+    return dict(Manifest.model_validate_json(path.read_bytes()).provenance.engine.options)
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(400)
+def test_an_engine_that_is_stopped_for_another_model_leaves_its_worker_at_work(tmp_path: Path) -> None:
+    """1. The operator has processes forked. 2. Two jobs of two models run in one worker, whose first engine
+    is stopped by a signal. 3. Both end well, and the worker lives on."""
+    targets = [random_target(tmp_path / "models" / str(seed), seed=seed, hidden=64) for seed in (1, 2)]
+    shop = Shop.open(
+        tmp_path,
+        targets[0],
+        engine="tests.support.unforced_engine:UnforcedEngine",
+        engine_options=OPTIONS,
+        cpu_kv_cache_gib=1,
+    )
+    environment = settings_environment(shop.settings, os.environ | {"VLLM_WORKER_MULTIPROC_METHOD": "fork"})
+    with (tmp_path / "log").open("wb") as log:
+        worker = WorkerProcess(worker_command(), environment, log)
+        try:
+            jobs = [shop.submit(request(target, conversations(4)), target.name) for target in targets]
+
+            def over() -> bool:
+                return worker.exit_code() is not None or {shop.store.state(job) for job in jobs} <= ENDED
+
+            asyncio.run(until(over, patience_s=300.0, poll_s=0.1))
+            assert worker.exit_code() is None, f"the worker ended: {worker.exit_code()}"
+            for job in map(shop.store.job, jobs):
+                assert job.state is JobState.COMPLETED, (job.problem, (tmp_path / "log").read_text())
+        finally:
+            worker.kill()
+            asyncio.run(until(lambda: worker.exit_code() is not None))
+    options = made_with(shop, jobs[1])
+    assert options["kv_cache_dtype"] == "auto"
+    assert options["operator_options_sha256"] == _sha256(OPTIONS)
+    assert options["max_num_batched_tokens"] == CPU_BATCH_TOKENS
+    shop.store.close()
