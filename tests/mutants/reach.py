@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ FOLDERS = ("unit", "contract", "drill")
 LEFT_OUT = ("contract/export/", "contract/reader/", "unit/export/", "unit/reader/", "unit/test_")
 """Tests of what reads a finished dataset, and of the benchmarks."""
 FAST = "not long and not engine and not crash"
-LINK = "under-way"
+LINK, SHARED = "under-way", "shared"
 FILE_LIMIT_S = 600.0
 
 
@@ -48,6 +48,18 @@ class Recorder:
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         point(self._folder / LINK, self._trace(nodeid))
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[object]) -> Generator[None, object, object]:
+        """Trace what several tests share apart: any of them may be the one that looks at it."""
+        if fixturedef.scope == "function":
+            return (yield)
+        test = (self._folder / LINK).readlink()
+        point(self._folder / LINK, self._folder / SHARED)
+        try:
+            return (yield)
+        finally:
+            point(self._folder / LINK, test)
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._seconds[report.nodeid] += report.duration
         if not report.passed:
@@ -65,8 +77,8 @@ class Recorder:
         return self._folder / hashlib.sha256(nodeid.encode()).hexdigest()[:16]
 
     def _sites(self, nodeid: str) -> set[str]:
-        trace = self._trace(nodeid)
-        return set(trace.read_text().split("\n")) - {""} if trace.exists() else set()
+        traces = (self._trace(nodeid), self._folder / SHARED)
+        return {site for trace in traces if trace.exists() for site in trace.read_text().split("\n") if site}
 
 
 def trace_tests(root: Path, work: Path, folders: Iterable[str]) -> tuple[list[Traced], list[str]]:
@@ -100,7 +112,7 @@ def _run(name: str, record: Path, work: Path) -> Run:
     traces.mkdir(parents=True, exist_ok=True)
     for trace in traces.iterdir():
         trace.unlink()
-    point(traces / LINK, traces / "imports")
+    point(traces / LINK, traces / SHARED)
     record.parent.mkdir(exist_ok=True)
     return Run(
         name=name,

@@ -121,6 +121,18 @@ def test_a_bad_row_is_a_reject_with_a_reason(row: Any, expected: RejectReason) -
     assert reason(row) is expected
 
 
+@pytest.mark.parametrize(
+    ("row", "detail"),
+    [
+        ({"conversations": [{"from": "human"}]}, "conversations: a turn of 'human' has no 'value'"),
+        ({"messages": [ASK], "tools": "{"}, "tools: not JSON: "),
+    ],
+)
+def test_a_reject_says_where_in_the_row_the_fault_is(row: Any, detail: str) -> None:
+    found = sample_of(row)
+    assert isinstance(found, RowReject) and found.detail.startswith(detail)
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: (

@@ -203,7 +203,7 @@ def test_what_is_not_there_or_has_no_known_form_is_refused(tmp_path: Path) -> No
     parquet(tmp_path / "a.parquet", [{"question": "x"}])
     assert "no file" in refusal(tmp_path, "missing.jsonl").detail
     assert "a.csv" in refusal(tmp_path, "a.csv").detail
-    assert "holds no" in refusal(tmp_path, "d").detail
+    assert "holds no .jsonl" in refusal(tmp_path, "d").detail
     assert "columns" in refusal(tmp_path, "a.parquet").detail
 
 

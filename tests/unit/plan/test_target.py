@@ -11,12 +11,20 @@ import pytest
 from safetensors.numpy import save_file
 
 from schemas.request import ExtractRequest
-from service.errors import HubUnavailable, OptionRefused, RequestError, UnknownLayer, UnknownModel
+from service.errors import (
+    HubUnavailable,
+    IdentityChanged,
+    OptionRefused,
+    RequestError,
+    UnknownLayer,
+    UnknownModel,
+)
 from service.plan.model_folder import local_revision
-from service.plan.target import Target, inspect_target
+from service.plan.target import Target, inspect_target, planned_target
 from service.settings import Settings
 from tests.support import templates
 from tests.support.fake_hub import FakeHub
+from tests.support.finished_job import an_identity
 
 
 def a_request(model: str | Path, **options: Any) -> ExtractRequest:
@@ -181,12 +189,23 @@ def test_a_folder_without_a_config_and_a_revision_of_a_folder_are_refused(tmp_pa
     assert refusal(tmp_path, tmp_path / "m", revision="main").field == "revision"
 
 
+def test_a_local_model_that_changed_since_the_plan_is_named(tmp_path: Path) -> None:
+    folder = with_config(tmp_path / "m", PLAIN)
+    settings, request = Settings(model_roots=(tmp_path,)), a_request(folder)
+    planned = an_identity(revision=inspect_target(request, settings).revision)
+    assert planned_target(request, planned, settings).revision == planned.revision
+    with_config(folder, PLAIN | {"rope_theta": 1.0})
+    with pytest.raises(IdentityChanged, match="was changed since the job was planned") as caught:
+        planned_target(request, planned, settings)
+    assert caught.value.field == "model"
+
+
 @pytest.mark.parametrize("model", ["a/b/c", "no spaces", "org/name--x", "org/..", "~/m", "org\\name", ""])
 def test_what_is_neither_id_nor_path_is_refused_without_asking_anybody(tmp_path: Path, model: str) -> None:
     request = a_request("x").model_copy(update={"model": model})
     with pytest.raises(UnknownModel) as caught:
         inspect_target(request, Settings(hub_endpoint="http://127.0.0.1:1"))
-    assert caught.value.field == "model"
+    assert caught.value.field == "model" and "neither a model id of the Hub nor a path" in caught.value.detail
 
 
 def test_bad_layers_name_their_field(tmp_path: Path) -> None:
