@@ -8,6 +8,7 @@ A unit whose lease was lost is abandoned; its successor elsewhere has another ep
 import asyncio
 import logging
 from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from schemas.job import ENDED_JOB_STATES, JobState
@@ -34,6 +35,8 @@ class Capture:
         """Hold nothing until `run`."""
         self._store, self._settings, self._owner, self._only_job = store, settings, owner, only_job
         self._house = EngineHouse(settings)
+        # Proofs may fill the threads of the loop's own pool for longer than a lease.
+        self._heart = ThreadPoolExecutor(1, "quarry-heart")
         self._budget = InFlight(settings.in_flight_tokens, settings.in_flight_requests)
         self._runs: dict[UnitKey, asyncio.Task[None]] = {}
         self._feeding: set[UnitKey] = set()
@@ -68,6 +71,7 @@ class Capture:
                 await self._give_back()
                 await asyncio.gather(heart, return_exceptions=True)
             finally:
+                self._heart.shutdown(wait=False)
                 await self._house.stop()
 
     async def _finished(self) -> bool:
@@ -219,8 +223,8 @@ class Capture:
             if not keys:
                 continue
             try:
-                lost = await asyncio.to_thread(
-                    self._store.extend_units, keys, self._owner, self._settings.lease_s
+                lost = await asyncio.get_running_loop().run_in_executor(
+                    self._heart, self._store.extend_units, keys, self._owner, self._settings.lease_s
                 )
             except STORE_AWAY as error:
                 # The leases live on for three more beats; if the store does not come back, they expire.

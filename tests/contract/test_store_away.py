@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,34 @@ def test_a_unit_is_kept_over_a_beat_that_finds_no_store(
 
     monkeypatch.setattr(FakeEngine, "run", run)
     assert shop.finish(job_id).state is JobState.COMPLETED
+    assert attempts(shop, job_id) == {(UnitState.DONE, 1, 1): 1}
+
+
+def test_a_unit_is_kept_while_proofs_fill_the_loops_threads(
+    shop: Shop, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. A unit is captured. 2. Every thread of the loop's pool is busy for longer than the unit's lease."""
+    job_id = submit(shop)
+    shop.plan()
+    kept = Away(monkeypatch, shop.store, "extend_units", clock, SHARE * shop.settings.lease_s)
+    proven = threading.Event()
+
+    async def captured() -> None:
+        loop = Capture(shop.store, shop.settings, "worker", only_job=job_id)
+        pool = ThreadPoolExecutor(2)
+        asyncio.get_running_loop().set_default_executor(pool)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(loop.run())
+            await until(lambda: bool(loop._runs))
+            proofs = [pool.submit(proven.wait, 60.0) for _ in range(2)]
+            try:
+                await until(kept.kept.is_set)
+                assert shop.store.lease_unit("another", shop.settings.lease_s) is None
+            finally:
+                proven.set()
+        assert all(proof.result() for proof in proofs)
+
+    asyncio.run(asyncio.wait_for(captured(), shop.patience_s))
     assert attempts(shop, job_id) == {(UnitState.DONE, 1, 1): 1}
 
 
