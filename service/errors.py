@@ -14,20 +14,17 @@ Its HTTP status, its stable type, and what happens to the work when it is raised
     |   |-- IdempotencyConflict        same key, other body
     |   |-- IdentityChanged            a resumed job would no longer be the same dataset
     |   `-- IllegalMove                the job's state does not allow it
-    |-- StoreUnavailable          503  the database or the data folder cannot be used now: tried again
+    |-- StoreUnavailable          503  the database or the data folder cannot be used now: void, tried again
     |-- LeaseLost                 503  another attempt owns the unit now; this one is void
-    |-- EngineRefused             500  the engine cannot be driven rightly (layout, version, model):
-    permanent
+    |-- EngineRefused             500  the engine cannot be driven rightly: permanent
     |-- EngineDied                503  the engine stopped: the unit is tried again
     |   `-- EngineStuck                it runs, but hands nothing over: the next unit gets another engine
     |-- StatesWrong               500  rows that disagree with the model: permanent, never published
     |-- WriteFailed               503  a shard could not be written: tried again
     |-- DiskFull                  507  waits for space: the job is blocked, everything is kept
-    |-- HubDenied                 403  `hub.repo_id`: no right to write; the job is blocked, everything is
-    kept
+    |-- HubDenied                 403  `hub.repo_id`: no right to write; the job is blocked
     |-- HubUnavailable            503  the Hub did not answer rightly: tried again
-    `-- DatasetBroken             422  `quarry verify`: bytes, counts or values of a finished dataset are
-    wrong
+    `-- DatasetBroken             422  `quarry verify`: something in a finished dataset is wrong
 
 An error's class alone decides between failing, trying again and waiting for a person; its message never
 does.
@@ -45,6 +42,7 @@ class Outcome(StrEnum):
     FAIL = "fail"
     RETRY = "retry"
     BLOCK = "block"
+    VOID = "void"  # tried again, and the try does not count: the work had no part in the error
 
 
 class QuarryError(Exception):
@@ -154,7 +152,7 @@ class StoreUnavailable(QuarryError):
     """The database does not answer or has another version's tables, or the data folder cannot be written."""
 
     status = 503
-    outcome = Outcome.RETRY
+    outcome = Outcome.VOID
     title = "The store is not available"
 
 

@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.process import BaseProcess
 
 from schemas.job import ENDED_JOB_STATES, JobState
@@ -141,19 +141,27 @@ async def _until_ended(store: Store, job_id: str, stop: asyncio.Event) -> None:
         await asyncio.sleep(0.1)
 
 
+def _release(store: Store, owner: str) -> None:
+    """Give back what an owner holds that has ended in order; without a database its leases run out."""
+    with suppress(*STORE_AWAY):
+        store.release_roles(owner)
+    store.close()
+
+
 class PlannerProcess:
     """Planning in a process of its own: tokenizing holds the GIL that the engine's front end needs."""
 
     def __init__(self, settings: Settings) -> None:
         """Prepare; `start` starts it."""
-        self._settings = settings
+        self._settings, self._owner = settings, owner_name("planner")
         self._context = multiprocessing.get_context("spawn")
         self._process: BaseProcess | None = None
 
     def start(self) -> None:
         """Start the process."""
+        args = (self._settings, self._owner, os.getpid())
         self._process = self._context.Process(
-            target=plan_until_stopped, args=(self._settings, os.getpid()), name="quarry-planner", daemon=True
+            target=plan_until_stopped, args=args, name="quarry-planner", daemon=True
         )
         self._process.start()
 
@@ -171,9 +179,10 @@ class PlannerProcess:
             if self._process.is_alive():
                 self._process.kill()
                 self._process.join()
+            _release(Store(self._settings.database()), self._owner)
 
 
-def plan_until_stopped(settings: Settings, parent_pid: int) -> None:
+def plan_until_stopped(settings: Settings, owner: str, parent_pid: int) -> None:
     """Run the planning loop; the entry point of the planner process."""
     # Held back and asked for: a handler that set an event would wait for ever for the event's own lock, if it
     # came in the instant in which the loop below held that.
@@ -187,7 +196,6 @@ def plan_until_stopped(settings: Settings, parent_pid: int) -> None:
         return signal.SIGTERM in signal.sigpending()
 
     store = Store(settings.database())
-    owner = owner_name("planner")
     while not stopped():
         if not run_planning(store, settings, owner, stopped):
             wait_for_signal(signal.SIGTERM, settings.poll_s)
@@ -236,4 +244,4 @@ class PublisherThread:
         while not self._stop.is_set():
             if not run_publishing(store, self._settings, owner, self._stop.is_set):
                 self._stop.wait(self._settings.poll_s)
-        store.close()
+        _release(store, owner)

@@ -4,7 +4,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from connector.seal import sha256_of
@@ -12,15 +12,7 @@ from schemas.arrow import state_bytes, stored_token_bytes
 from schemas.identity import Identity
 from schemas.names import MAX_UNITS, plan_path
 from schemas.request import CapturePasses, ExtractRequest, FileSource, Generate, HubSource, InlineSource
-from service.errors import (
-    STORE_AWAY,
-    IllegalMove,
-    LeaseLost,
-    OptionRefused,
-    Outcome,
-    QuarryError,
-    StoreUnavailable,
-)
+from service.errors import STORE_AWAY, IllegalMove, LeaseLost, OptionRefused, QuarryError
 from service.plan.plan_file import write_plan
 from service.plan.planner import RowOutcome, UnitBounds, UnitDraft, plan_units
 from service.plan.sources import RowSource, open_source
@@ -32,8 +24,6 @@ from service.store import PlanLease, PlannedUnit, Store
 
 logger = logging.getLogger(__name__)
 
-SILENT_LEASES = 20
-"""Planners that may vanish over one job, killed or crashed, before it waits for a person."""
 MAX_TOLD_CHARS = 500
 """The longest that an error of nobody's making may be told in a job's problem."""
 
@@ -43,20 +33,17 @@ def run_planning(store: Store, settings: Settings, owner: str, stop: Callable[[]
 
     An error that is the request's or the model's fails the job, and so does one that nobody foresaw; one that
     waits for a person blocks it. A passing one is left for the next lease; after `settings.unit_attempts`
-    leases it blocks the job, and so does planning that ends again and again without a word. `resume` gives as
-    many tries again. Raises StoreUnavailable where no job could even be leased.
+    of them the job is blocked. `resume` gives as many tries again.
     """
-    lease = store.lease_plan(owner, settings.lease_s)
+    try:
+        lease = store.lease_plan(owner, settings.lease_s)
+    except STORE_AWAY as error:
+        logger.warning("no job can be planned: %s", error)
+        return False
     if lease is None:
         return False
     try:
-        if lease.epoch % SILENT_LEASES == 0:
-            _stop_killing_planners(lease, store)
-        else:
-            plan_job(lease, store, settings, stop=stop)
-    except (LeaseLost, StoreUnavailable):
-        # Another planner has the job, or nothing can be recorded now: the lease runs out and is taken again.
-        return True
+        plan_job(lease, store, settings, stop=stop)
     except QuarryError as error:
         _end(store, settings, lease, error)
     except Exception as error:
@@ -72,23 +59,10 @@ def _internal(error: Exception) -> QuarryError:
     return QuarryError(f"internal error: {told}", cure="look for the traceback in the planner's log")
 
 
-def _stop_killing_planners(lease: PlanLease, store: Store) -> None:
-    problem = QuarryError(
-        f"planning ended {SILENT_LEASES - 1} times without a result",
-        cure="look for the reason in the planner's log and the kernel's (memory), then resume",
-    ).problem()
-    store.block_job(lease.job_id, problem, lease=lease)
-
-
 def _end(store: Store, settings: Settings, lease: PlanLease, error: QuarryError) -> None:
-    try:
-        if error.outcome is Outcome.FAIL:
-            store.fail_job(lease.job_id, error.problem(), lease=lease)
-        elif error.outcome is Outcome.BLOCK or lease.epoch % settings.unit_attempts == 0:
-            store.block_job(lease.job_id, error.problem(), lease=lease)
-    except (LeaseLost, IllegalMove, *STORE_AWAY):
-        # The job was cancelled or taken over meanwhile, or the next lease will meet the same error.
-        return
+    # Else the job was cancelled or taken over meanwhile, or the next lease will meet the same error.
+    with suppress(LeaseLost, IllegalMove, *STORE_AWAY):
+        store.fail_plan(lease, error.problem(), error.outcome, settings.unit_attempts)
 
 
 def plan_job(lease: PlanLease, store: Store, settings: Settings, *, stop: Callable[[], bool]) -> bool:
@@ -241,7 +215,7 @@ def _kept(lease: PlanLease, store: Store, ttl_s: float) -> Iterator[Callable[[],
         while not done.wait(ttl_s / 3):
             try:
                 store.extend_plan(lease, ttl_s)
-            except StoreUnavailable:
+            except STORE_AWAY:
                 # Two thirds of the lease are left to come back in.
                 continue
             except QuarryError as error:

@@ -48,23 +48,18 @@ class Distance:
     error_JT: torch.Tensor
 
 
-def canary_key(made: Provenance) -> str:
-    """Return what a passed canary is remembered under: all that can change which states are captured."""
-    return _digest(_captured_by(made) | {"quarry": made.service_version})
+def canary_key(made: Provenance, *, versioned: bool = True) -> str:
+    """Return what a passed canary is remembered under: all that can change which states are captured.
 
-
-def unversioned_canary_key(made: Provenance) -> str:
-    """Return the key of a canary that passed when keys did not hold Quarry's version."""
-    return _digest(_captured_by(made))
+    Keys of Quarry 0.1.0 are not `versioned`: they do not hold Quarry's own version.
+    """
+    about = _about(made.identity) | {"engine": made.engine.model_dump(mode="json")}
+    return _digest(about | {"quarry": made.service_version} if versioned else about)
 
 
 def states_key(identity: Identity) -> str:
     """Return what the last passed canary of these states is remembered under, by whatever engine."""
     return _digest(_about(identity))
-
-
-def _captured_by(made: Provenance) -> dict[str, object]:
-    return _about(made.identity) | {"engine": made.engine.model_dump(mode="json")}
 
 
 def _about(identity: Identity) -> dict[str, object]:

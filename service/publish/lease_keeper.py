@@ -3,7 +3,7 @@
 import threading
 from typing import Self
 
-from service.errors import QuarryError, StoreUnavailable
+from service.errors import STORE_AWAY, QuarryError
 from service.store import PublishLease, Store
 
 BEATS = 3
@@ -33,7 +33,7 @@ class LeaseKeeper:
         self._thread.join()
 
     def check(self) -> None:
-        """Raise what ended the extending: LeaseLost, or StoreUnavailable for as long as a lease lives."""
+        """Raise what ended the extending: LeaseLost, or STORE_AWAY for as long as a lease lives."""
         # Looked at first: the thread says what it met before it ends.
         ended = not self._thread.is_alive() and not self._done.is_set()
         if self._met:
@@ -47,7 +47,7 @@ class LeaseKeeper:
             try:
                 self._store.extend_publish(self._lease, self._ttl_s)
                 missed = 0
-            except StoreUnavailable as error:
+            except STORE_AWAY as error:
                 missed += 1
                 if missed == BEATS:
                     self._met.append(error)

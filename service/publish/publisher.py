@@ -20,7 +20,6 @@ from service.errors import (
     LeaseLost,
     Outcome,
     QuarryError,
-    StoreUnavailable,
     WriteFailed,
 )
 from service.publish.assemble import account_of, assemble
@@ -38,7 +37,7 @@ FinalNormOf = Callable[[ExtractRequest, Identity, Settings], bytes]
 
 
 class Stopped(Exception):
-    """The service ends; the lease runs out and the next process continues."""
+    """The service ends, and the next process continues."""
 
 
 def target_final_norm(request: ExtractRequest, identity: Identity, settings: Settings) -> bytes:
@@ -67,7 +66,7 @@ def run_publishing(
     """
     try:
         lease = store.lease_publish(owner, settings.lease_s)
-    except StoreUnavailable as error:
+    except STORE_AWAY as error:
         logger.warning("no job can be published: %s", error)
         return False
     if lease is None:
@@ -118,7 +117,7 @@ class _Course:
         """Take back what was told of a delay, once the push is beyond it. Raises LeaseLost."""
         self.reached = reached
         # An upload needs no database: what could not be told now is told after the next group of files.
-        with suppress(StoreUnavailable):
+        with suppress(*STORE_AWAY):
             self._store.advance_publish(self.lease, reached)
 
 
@@ -150,13 +149,13 @@ def _publish(
 
 def _canary(store: Store, lease: PublishLease) -> tuple[str, CanaryReport | None]:
     """Return what the manifest says of the canary, and the numbers of the one that passed."""
-    from service.proof.canary import canary_key, unversioned_canary_key
+    from service.proof.canary import canary_key
 
     if lease.request.canary == "skip":
         return "skipped by request", None
-    made = lease.provenance
-    keys = (canary_key(made), unversioned_canary_key(made)) if made else ()
-    stored = next(filter(None, map(store.canary, keys)), None)
+    stored, made = None, lease.provenance
+    if made is not None:
+        stored = store.canary(canary_key(made)) or store.canary(canary_key(made, versioned=False))
     if stored is None:
         raise DatasetBroken("no canary is recorded for this model and engine", cure="resume the job")
     report = CanaryReport.model_validate_json(stored)

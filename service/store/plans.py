@@ -6,15 +6,19 @@ from dataclasses import replace
 from sqlalchemy import insert, or_, select
 
 from schemas.identity import Identity
-from schemas.job import JobState, RejectView, UnitState
+from schemas.job import JobState, Problem, RejectView, UnitState
 from schemas.request import ExtractRequest
-from service.errors import IdentityChanged, SourceRefused
+from service.errors import IdentityChanged, Outcome, QuarryError, SourceRefused
 from service.store import roles
 from service.store.database import Transaction
 from service.store.ledger import count, lock_job, move_job, record
 from service.store.roles import Role
+from service.store.stopping import stop
 from service.store.tables import JOB, REJECT, UNIT
 from service.store.values import PlanLease, PlannedUnit
+
+SILENT_DEATHS = 20
+"""Planners that may vanish over one job, killed or crashed, before it waits for a person."""
 
 
 def next_job(tx: Transaction) -> str | None:
@@ -33,11 +37,28 @@ def lease(
         job = move_job(tx, job, JobState.RUNNING)
     if job.state is not JobState.RUNNING or job.progress.plan_done:
         return None
-    epoch = roles.take(tx, Role.PLAN, job_id, job_id, owner, ttl_s)
-    if epoch is None:
+    taken = roles.take(tx, Role.PLAN, job_id, job_id, owner, ttl_s)
+    if taken is None:
+        return None
+    if taken.silent_deaths >= SILENT_DEATHS:
+        problem = QuarryError(
+            f"planning ended {taken.silent_deaths} times without a result",
+            cure="look for the reason in the planner's log and the kernel's (memory), then resume",
+        ).problem()
+        stop(tx, job, JobState.BLOCKED, problem)
         return None
     planned = select(UNIT.c.plan_sha256).where(UNIT.c.job_id == job_id).order_by(UNIT.c.unit)
-    return PlanLease(job_id, epoch, owner, request, job.identity, tuple(tx.connection.scalars(planned)))
+    return PlanLease(job_id, taken.epoch, owner, request, job.identity, tuple(tx.connection.scalars(planned)))
+
+
+def fail(tx: Transaction, lease: PlanLease, problem: Problem, outcome: Outcome, max_failures: int) -> None:
+    """End a try at planning with a problem: fail the job, block it, or try again. Raises LeaseLost."""
+    job = roles.held(tx, lease)
+    failures = roles.let_go(tx, lease, failures=int(outcome is not Outcome.VOID))
+    if outcome is Outcome.FAIL:
+        stop(tx, job, JobState.FAILED, problem)
+    elif outcome is Outcome.BLOCK or failures >= max_failures:
+        stop(tx, job, JobState.BLOCKED, problem)
 
 
 def set_identity(tx: Transaction, lease: PlanLease, identity: Identity) -> None:

@@ -33,12 +33,12 @@ def lease(
     job = lock_job(tx, job_id)
     if job.state not in (JobState.RUNNING, JobState.PUBLISHING):
         return None
-    epoch = roles.take(tx, Role.PUBLISH, job.publish_subject, job_id, owner, ttl_s)
-    if epoch is None:
+    taken = roles.take(tx, Role.PUBLISH, job.publish_subject, job_id, owner, ttl_s)
+    if taken is None:
         return None
     if job.state is JobState.RUNNING:
         job = move_job(tx, job, JobState.PUBLISHING)
-    return PublishLease(job_id, epoch, owner, request, job.known_identity, job.provenance)
+    return PublishLease(job_id, taken.epoch, owner, request, job.known_identity, job.provenance)
 
 
 def delay(tx: Transaction, lease: PublishLease, problem: Problem, reached: int, deadline_s: float) -> None:

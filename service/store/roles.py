@@ -6,7 +6,7 @@ A lease that ran out is good until another takes the role: the epoch fences its 
 from datetime import timedelta
 from enum import StrEnum
 
-from sqlalchemy import ColumnElement, and_, exists, select, update
+from sqlalchemy import ColumnElement, Row, and_, case, exists, select, update
 
 from service.errors import LeaseLost
 from service.store.database import Transaction
@@ -29,19 +29,30 @@ def live(tx: Transaction, role: Role, subject: ColumnElement[str]) -> ColumnElem
     )
 
 
-def take(tx: Transaction, role: Role, subject: str, job_id: str, owner: str, ttl_s: float) -> int | None:
-    """Take a role for a locked job and return its new epoch, or none while another holds it."""
+def take(
+    tx: Transaction, role: Role, subject: str, job_id: str, owner: str, ttl_s: float
+) -> Row[int, int] | None:
+    """Take a role for a locked job; return its new epoch and silent deaths, or none while another holds it.
+
+    A lease that ran out with its owner is one that was neither kept nor given back: a silent death.
+    """
     until = tx.now + timedelta(seconds=ttl_s)
     first = tx.insert(ROLE_LEASE).values(
         role=role, subject=subject, job_id=job_id, epoch=1, owner=owner, lease_until=until
     )
     either = first.on_conflict_do_update(
         index_elements=["role", "subject"],
-        set_={"job_id": job_id, "epoch": ROLE_LEASE.c.epoch + 1, "owner": owner, "lease_until": until},
+        set_={
+            "job_id": job_id,
+            "epoch": ROLE_LEASE.c.epoch + 1,
+            "owner": owner,
+            "lease_until": until,
+            "silent_deaths": ROLE_LEASE.c.silent_deaths + case((ROLE_LEASE.c.owner.is_(None), 0), else_=1),
+        },
         where=ROLE_LEASE.c.lease_until <= tx.now,
     )
-    epoch: int | None = tx.connection.scalar(either.returning(ROLE_LEASE.c.epoch))
-    return epoch
+    counted = either.returning(ROLE_LEASE.c.epoch, ROLE_LEASE.c.silent_deaths)
+    return tx.connection.execute(counted).one_or_none()
 
 
 def held(tx: Transaction, lease: PlanLease | PublishLease) -> LockedJob:
@@ -62,8 +73,25 @@ def extend(tx: Transaction, lease: PlanLease | PublishLease, ttl_s: float) -> No
 
 
 def give_back(tx: Transaction, job_id: str) -> None:
-    """End every role held for a job; the epochs stay, so that what their holders still send is refused."""
+    """End every role held for a job; the epochs stay, so that what their holders still send is refused.
+
+    What was counted begins at none again, for a job that is resumed.
+    """
     mine = update(ROLE_LEASE).where(ROLE_LEASE.c.job_id == job_id)
+    tx.connection.execute(mine.values(owner=None, lease_until=tx.now, failures=0, silent_deaths=0))
+
+
+def let_go(tx: Transaction, lease: PlanLease, failures: int) -> int:
+    """Let a role wait for its lease's end without an owner; return its failures, these among them."""
+    counted = update(ROLE_LEASE).values(owner=None, failures=ROLE_LEASE.c.failures + failures)
+    let = counted.where(_mine(lease)).returning(ROLE_LEASE.c.failures)
+    all_failures: int = tx.connection.scalars(let).one()
+    return all_failures
+
+
+def release(tx: Transaction, owner: str) -> None:
+    """Give back what an owner holds that ended in order: neither a failure nor a death."""
+    mine = update(ROLE_LEASE).where(ROLE_LEASE.c.owner == owner)
     tx.connection.execute(mine.values(owner=None, lease_until=tx.now))
 
 

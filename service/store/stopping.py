@@ -6,7 +6,7 @@ from schemas.job import JobState, Problem, UnitState
 from service.store import roles
 from service.store.database import Transaction
 from service.store.ledger import LockedJob, LockedUnit, lock_job, move_job, move_unit, units_in
-from service.store.values import PlanLease, PublishLease
+from service.store.values import PublishLease
 
 
 def void(unit: LockedUnit) -> LockedUnit:
@@ -23,9 +23,7 @@ def stop(tx: Transaction, job: LockedJob, to: JobState, problem: Problem | None 
     return job
 
 
-def end(
-    tx: Transaction, job_id: str, to: JobState, problem: Problem, lease: PlanLease | PublishLease | None
-) -> None:
+def end(tx: Transaction, job_id: str, to: JobState, problem: Problem, lease: PublishLease | None) -> None:
     """Stop a job with a problem, for the holder of `lease` if one is given. Raises IllegalMove, LeaseLost."""
     job = lock_job(tx, job_id) if lease is None else roles.held(tx, lease)
     stop(tx, job, to, problem)

@@ -86,9 +86,7 @@ class Store:
         with self._database.write() as tx:
             return jobs.resume(tx, job_id)
 
-    def fail_job(
-        self, job_id: str, problem: Problem, *, lease: PlanLease | PublishLease | None = None
-    ) -> None:
+    def fail_job(self, job_id: str, problem: Problem, *, lease: PublishLease | None = None) -> None:
         """Fail a job and void its leases; with `lease`, only while that is held.
 
         Raises NotFound, IllegalMove, LeaseLost.
@@ -96,9 +94,7 @@ class Store:
         with self._database.write() as tx:
             stopping.end(tx, job_id, JobState.FAILED, problem, lease)
 
-    def block_job(
-        self, job_id: str, problem: Problem, *, lease: PlanLease | PublishLease | None = None
-    ) -> None:
+    def block_job(self, job_id: str, problem: Problem, *, lease: PublishLease | None = None) -> None:
         """Let a job wait for a person or for space; otherwise like `fail_job`."""
         with self._database.write() as tx:
             stopping.end(tx, job_id, JobState.BLOCKED, problem, lease)
@@ -135,6 +131,16 @@ class Store:
         """Let the lease run for `ttl_s` from now. Raises LeaseLost."""
         with self._database.write() as tx:
             roles.extend(tx, lease, ttl_s)
+
+    def fail_plan(self, lease: PlanLease, problem: Problem, outcome: Outcome, max_failures: int) -> None:
+        """End a try at planning with a problem: the job blocks after `max_failures`. Raises LeaseLost."""
+        with self._database.write() as tx:
+            plans.fail(tx, lease, problem, outcome, max_failures)
+
+    def release_roles(self, owner: str) -> None:
+        """Give back the plans and repositories of an owner that has ended, so that nobody waits for them."""
+        with self._database.write() as tx:
+            roles.release(tx, owner)
 
     def set_identity(self, lease: PlanLease, identity: Identity) -> None:
         """Fix what the dataset is, before its first unit. Raises IdentityChanged, LeaseLost."""
@@ -195,7 +201,7 @@ class Store:
         """End an attempt with a problem. Raises LeaseLost.
 
         RETRY lets the unit wait again until it has had `max_attempts`, then fails it and its job; FAIL fails
-        both at once; BLOCK blocks the job, and the attempt does not count.
+        both at once; BLOCK blocks the job, and the attempt does not count, nor does one that is VOID.
         """
         with self._database.write() as tx:
             units.fail(tx, key, owner, problem, outcome, max_attempts)

@@ -176,9 +176,11 @@ ROLE_LEASE = Table(
     Column("subject", String(255), primary_key=True),
     Column("job_id", ForeignKey("job.id"), nullable=False),
     Column("epoch", Integer, nullable=False),
-    # Null: given back.
+    # Null: given back, or let go by a try that failed.
     Column("owner", Text),
     Column("lease_until", UtcTime, nullable=False),
+    Column("failures", Integer, nullable=False, server_default="0"),
+    Column("silent_deaths", Integer, nullable=False, server_default="0"),
     Index("role_lease_by_job", "job_id"),
 )
 

@@ -104,10 +104,12 @@ def release(tx: Transaction, key: UnitKey, owner: str) -> None:
 def fail(
     tx: Transaction, key: UnitKey, owner: str, problem: Problem, outcome: Outcome, max_attempts: int
 ) -> None:
-    """End an attempt with a problem: try again, fail the job, or block it, uncounted. Raises LeaseLost."""
+    """End an attempt with a problem: fail, try again, or void or block uncounted. Raises LeaseLost."""
     job, unit = held(tx, key, owner)
     waiting = replace(void(unit), problem=problem)
-    if outcome is Outcome.BLOCK:
+    if outcome is Outcome.VOID:
+        move_unit(tx, job, unit, waiting, problem)
+    elif outcome is Outcome.BLOCK:
         stop(tx, move_unit(tx, job, unit, waiting, problem), JobState.BLOCKED, problem)
     elif outcome is Outcome.RETRY and unit.attempts < max_attempts:
         move_unit(tx, job, unit, replace(waiting, attempts=unit.attempts), problem)

@@ -1,4 +1,21 @@
-"""A store that is away for a while ends no worker, no planner and no job, and costs no attempt."""
+"""A store that is away for a while ends no worker, no planner and no job, and costs no attempt.
+
+One that is full is away, too; but what a disk's end stopped in the middle of its work waits for a person.
+
+| loop, and what it asks of the store | away | full |
+| --- | --- | --- |
+| worker: sweep, a look at its one job | later | later |
+| capture: lease, summary, heartbeat, give back | later, or the lease runs out | the same |
+| capture: canary, commit | the unit runs again, uncounted | the job waits |
+| capture: a failed attempt | the lease runs out | the same |
+| planner: lease, extension | later | later |
+| planner: identity, unit, end | planned again, uncounted | the job waits |
+| planner: a failed try | the lease runs out | the same |
+| publisher: lease, extension, advance | later | later |
+| publisher: commits, canary, end | tried again | the job waits |
+| publisher: a failed try | the lease runs out | the same |
+| supervisor: nothing | - | - |
+"""
 
 import asyncio
 import threading
@@ -24,7 +41,7 @@ from service.store import Store
 from tests.contract.test_distrust import ONE_UNIT, target
 from tests.support.engine_bench import until
 from tests.support.fake_engine import FakeEngine
-from tests.support.jobs import Shop, conversations, request
+from tests.support.jobs import FAKE_ENGINE, Shop, conversations, request
 from tests.support.store_cases import Clock
 
 BEATS = 3
@@ -32,7 +49,8 @@ SHARE = 0.4
 """Three calls that take such a share of a lease each are longer than the lease, two are not."""
 
 AWAY = StoreUnavailable("away")
-TO_A_WORKER = pytest.mark.parametrize("error", [AWAY, DiskFull("it cannot grow")], ids=["away", "full"])
+FULL = DiskFull("it cannot grow")
+TO_A_WORKER = pytest.mark.parametrize("error", [AWAY, FULL], ids=["away", "full"])
 """A worker knows two ways in which its store is away."""
 
 
@@ -105,6 +123,41 @@ def test_a_worker_that_finds_no_store_looks_for_work_later(
     assert shop.finish(job_id).state is JobState.COMPLETED
     assert away.calls > 1
     assert attempts(shop, job_id) == {(UnitState.DONE, 1, 1): 1}
+
+
+@TO_A_WORKER
+@pytest.mark.parametrize(
+    ("verb", "engine", "canary"),
+    [
+        pytest.param("canary", "tests.support.model_engine:ModelEngine", "run", marks=pytest.mark.slow),
+        pytest.param(
+            "record_canary", "tests.support.model_engine:ModelEngine", "run", marks=pytest.mark.slow
+        ),
+        ("commit_unit", FAKE_ENGINE, "skip"),
+    ],
+    ids=["canary", "record_canary", "commit_unit"],
+)
+def test_a_unit_that_finds_no_store_runs_again_and_on_a_full_disk_its_job_waits(
+    shop: Shop,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    verb: str,
+    engine: str,
+    canary: str,
+    error: QuarryError,
+) -> None:
+    """The unit has one attempt: an error that counted would fail its job."""
+    shop.settings = shop.settings.model_copy(update={"unit_attempts": 1, "engine": engine})
+    job_id = submit(shop, canary=canary)
+    shop.plan()
+    away = Away(monkeypatch, shop.store, verb, clock, error=error)
+    if error is FULL:
+        shop.capture(job_id)
+        assert shop.store.state(job_id) is JobState.BLOCKED
+        shop.store.resume(job_id)
+    assert shop.finish(job_id).state is JobState.COMPLETED, shop.store.job(job_id).problem
+    assert away.calls > 1
+    assert attempts(shop, job_id) == {(UnitState.DONE, 2, 1): 1}
 
 
 @TO_A_WORKER
@@ -203,26 +256,46 @@ def test_a_worker_that_stops_without_a_store_gives_back_what_it_can_and_stops_it
     assert shop.finish(job_id).state is JobState.COMPLETED
 
 
+@TO_A_WORKER
 def test_a_publisher_that_finds_no_store_publishes_later(
-    shop: Shop, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    shop: Shop, clock: Clock, monkeypatch: pytest.MonkeyPatch, error: QuarryError
 ) -> None:
     job_id = submit(shop)
     shop.plan()
     shop.capture(job_id)
-    Away(monkeypatch, shop.store, "lease_publish", clock)
+    Away(monkeypatch, shop.store, "lease_publish", clock, error=error)
     assert run_publishing(shop.store, shop.settings, "publisher", lambda: False) is False
     assert run_publishing(shop.store, shop.settings, "publisher", lambda: False) is True
     assert shop.store.state(job_id) is JobState.COMPLETED
 
 
+@TO_A_WORKER
+@pytest.mark.parametrize("verb", ["unit_commits", "complete_job"])
+def test_a_job_that_finds_no_store_is_published_again_and_on_a_full_disk_it_waits(
+    shop: Shop, clock: Clock, monkeypatch: pytest.MonkeyPatch, verb: str, error: QuarryError
+) -> None:
+    job_id = submit(shop)
+    shop.plan()
+    shop.capture(job_id)
+    Away(monkeypatch, shop.store, verb, clock, error=error)
+    assert run_publishing(shop.store, shop.settings, "publisher", lambda: False) is True
+    if error is FULL:
+        assert shop.store.state(job_id) is JobState.BLOCKED
+        shop.store.resume(job_id)
+    assert shop.store.state(job_id) is not JobState.COMPLETED
+    clock.advance(shop.settings.lease_s + 1)
+    assert shop.finish(job_id).state is JobState.COMPLETED
+
+
+@TO_A_WORKER
 def test_a_publishers_error_that_cannot_be_recorded_is_left_to_the_next_lease(
-    shop: Shop, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    shop: Shop, clock: Clock, monkeypatch: pytest.MonkeyPatch, error: QuarryError
 ) -> None:
     """1. Publishing fails. 2. There is no store to record that. 3. The lease runs out; all is well now."""
     job_id = submit(shop)
     shop.plan()
     shop.capture(job_id)
-    Away(monkeypatch, shop.store, "fail_job", clock, shop.settings.lease_s + 1)
+    Away(monkeypatch, shop.store, "fail_job", clock, shop.settings.lease_s + 1, error)
 
     def broken(asked: ExtractRequest, identity: Identity, settings: Settings) -> bytes:
         raise DatasetBroken("planted")
@@ -233,40 +306,45 @@ def test_a_publishers_error_that_cannot_be_recorded_is_left_to_the_next_lease(
     assert shop.store.state(job_id) is JobState.COMPLETED
 
 
-def test_a_planner_that_finds_no_store_says_so_and_the_next_one_plans(
-    shop: Shop, clock: Clock, monkeypatch: pytest.MonkeyPatch
+@TO_A_WORKER
+def test_a_planner_that_finds_no_store_plans_later(
+    shop: Shop, clock: Clock, monkeypatch: pytest.MonkeyPatch, error: QuarryError
 ) -> None:
     job_id = submit(shop)
-    Away(monkeypatch, shop.store, "lease_plan", clock)
-    with pytest.raises(StoreUnavailable):
-        shop.plan()
+    Away(monkeypatch, shop.store, "lease_plan", clock, error=error)
+    assert run_planning(shop.store, shop.settings, "planner", lambda: False) is False
     assert shop.finish(job_id).state is JobState.COMPLETED
 
 
+@TO_A_WORKER
 @pytest.mark.parametrize("verb", ["set_identity", "add_unit", "finish_plan"])
-def test_a_plan_that_finds_no_store_is_made_again_and_the_try_does_not_count(
-    shop: Shop, clock: Clock, monkeypatch: pytest.MonkeyPatch, verb: str
+def test_a_plan_that_finds_no_store_is_made_again_and_on_a_full_disk_its_job_waits(
+    shop: Shop, clock: Clock, monkeypatch: pytest.MonkeyPatch, verb: str, error: QuarryError
 ) -> None:
     """The job may be tried once: an error that counted would block it."""
     shop.settings = shop.settings.model_copy(update={"unit_attempts": 1})
     job_id = submit(shop, storage={"shard_bytes": 262_144})
-    Away(monkeypatch, shop.store, verb, clock, shop.settings.lease_s + 1)
+    Away(monkeypatch, shop.store, verb, clock, shop.settings.lease_s + 1, error)
     assert run_planning(shop.store, shop.settings, "planner", lambda: False) is True
     job = shop.store.job(job_id)
-    assert job.state is JobState.RUNNING and not job.progress.plan_done
+    assert job.state is (JobState.BLOCKED if error is FULL else JobState.RUNNING)
+    assert not job.progress.plan_done
+    if error is FULL:
+        shop.store.resume(job_id)
     shop.plan()
     job = shop.store.job(job_id)
     assert job.state is JobState.RUNNING and job.progress.plan_done
     assert job.progress.samples_planned == 20
 
 
+@TO_A_WORKER
 def test_a_plan_is_kept_over_an_extension_that_finds_no_store(
-    shop: Shop, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    shop: Shop, clock: Clock, monkeypatch: pytest.MonkeyPatch, error: QuarryError
 ) -> None:
     """1. A plan takes longer than its lease. 2. The first extension finds no store; others keep the plan."""
     settings = shop.settings.model_copy(update={"lease_s": 0.05})
     job_id = submit(shop)
-    away = Away(monkeypatch, shop.store, "extend_plan", clock, SHARE * settings.lease_s)
+    away = Away(monkeypatch, shop.store, "extend_plan", clock, SHARE * settings.lease_s, error)
 
     def stop() -> bool:
         return not away.kept.wait(30.0) or shop.store.lease_plan("another", 60.0) is not None
@@ -275,11 +353,12 @@ def test_a_plan_is_kept_over_an_extension_that_finds_no_store(
     assert shop.store.job(job_id).progress.plan_done
 
 
+@TO_A_WORKER
 def test_a_planners_error_that_cannot_be_recorded_is_met_again_by_the_next_lease(
-    shop: Shop, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    shop: Shop, clock: Clock, monkeypatch: pytest.MonkeyPatch, error: QuarryError
 ) -> None:
     job_id = submit(shop, layers=[99])
-    Away(monkeypatch, shop.store, "fail_job", clock, shop.settings.lease_s + 1)
+    Away(monkeypatch, shop.store, "fail_plan", clock, shop.settings.lease_s + 1, error)
     assert run_planning(shop.store, shop.settings, "planner", lambda: False) is True
     assert shop.store.state(job_id) is JobState.RUNNING
     shop.plan()

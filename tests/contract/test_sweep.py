@@ -98,7 +98,7 @@ def refusing(read: Callable[[Any], Any], stale: Path, path: Any) -> Any:
 def test_a_worker_outlives_a_sweep_without_a_database(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: QuarryError, well: int
 ) -> None:
-    """1. A sweep finds no database. 2. The next is well. 3. A bug ends the worker."""
+    """1. A sweep finds no database, at the start or later. 2. The next is well. 3. A bug ends the worker."""
     errors = iter([None] * well + [error, None, ZeroDivisionError("a bug")])
 
     def sweeping(store: Store, settings: Settings) -> list[Path]:

@@ -15,9 +15,10 @@ from service.settings import Settings
 from service.store import Store
 from service.sweeper import sweep
 from service.worker import PlannerProcess, PublisherThread, _keep, run_worker
+from tests.support import jobs, templates
 from tests.support.children import wait_for_end
 from tests.support.engine_bench import until
-from tests.support.store_cases import a_request, job_id
+from tests.support.store_cases import a_request, capture, job_id
 
 
 @pytest.fixture
@@ -97,6 +98,44 @@ def test_a_publisher_that_ended_by_an_error_is_started_again_but_not_after_its_s
         publisher.stop()
     publisher.restart_if_dead()
     assert publisher._thread is again and not again.is_alive()
+
+
+@pytest.mark.parametrize("stuck", [False, True], ids=["in order", "killed in the end"])
+def test_a_plan_is_given_back_when_the_service_stops(tmp_path, settings, store, monkeypatch, stuck):
+    """1. A plan of many units goes on. 2. The planner is stopped. 3. Another one need not wait."""
+    monkeypatch.setattr(service.worker, "CHILD_STOP_S", 0.1 if stuck else 600.0)
+    settings = settings.model_copy(update={"model_roots": (tmp_path,), "unit_max_samples": 1})
+    samples = [{"id": str(number), "text": "a row"} for number in range(2_000)]
+    model = templates.write_target(tmp_path / "model")
+    job = store.submit(job_id(1), "key", jobs.request(model, samples, loss="all", layers=[2]))[0].id
+    planner = PlannerProcess(settings)
+    planner.start()
+    try:
+        asyncio.run(until(lambda: bool(store.units(job))))
+        if stuck:
+            os.kill(planner._process.pid, signal.SIGSTOP)
+    finally:
+        planner.stop()
+    assert planner._process.exitcode == (-signal.SIGKILL if stuck else 0)
+    lease = store.lease_plan("another", 60.0)
+    assert lease is not None and lease.epoch == 2
+
+
+def test_a_repository_is_given_back_when_the_service_stops(settings, store, monkeypatch):
+    capture(store)
+    publishing = threading.Event()
+
+    def publish(store, settings, course, check, *_):
+        publishing.set()
+        while True:
+            check()
+
+    monkeypatch.setattr("service.publish.publisher._publish", publish)
+    publisher = PublisherThread(settings)
+    publisher.start()
+    assert publishing.wait(60)
+    publisher.stop()
+    assert store.lease_publish("another", 60.0) is not None
 
 
 class Watched:

@@ -9,7 +9,7 @@ import pytest
 from schemas.events import Event
 from schemas.job import JobState, JobView
 from schemas.request import HubTarget
-from service.errors import DiskFull, StoreUnavailable
+from service.errors import DiskFull, QuarryError, StoreUnavailable
 from service.publish.hub import Patience
 from service.publish.publisher import run_publishing
 from service.publish.push import UPLOAD_GROUP_FILES
@@ -142,8 +142,9 @@ def test_an_upload_that_goes_well_for_longer_than_the_deadline_uses_none_of_it(
     assert press.publish().state is JobState.PUBLISHING
 
 
+@pytest.mark.parametrize("error", [StoreUnavailable("away"), DiskFull("full")], ids=["away", "full"])
 def test_a_push_goes_on_while_the_store_cannot_be_told_how_far_it_is(
-    press: Press, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+    press: Press, hub: FakeHub, monkeypatch: pytest.MonkeyPatch, error: QuarryError
 ) -> None:
     """1. One group arrives. 2. Seven hours later all do, and nobody can be told. 3. Nor of the commit."""
     hub.fail("preupload", Fault(status=CONFLICT, nth=2, times=10_000))
@@ -151,7 +152,7 @@ def test_a_push_goes_on_while_the_store_cannot_be_told_how_far_it_is(
     hub.heal()
 
     def away(*_: object) -> None:
-        raise StoreUnavailable("away")
+        raise error
 
     monkeypatch.setattr(press.store, "advance_publish", away)
     hub.fail("commit", UNAVAILABLE)

@@ -1,6 +1,7 @@
 """The publisher on a real store and a loopback Hub: what becomes of a job whose units are all done."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from schemas.identity import Identity
 from schemas.job import JobState
 from schemas.names import FINAL_NORM_PATH, manifest_path
 from schemas.request import ExtractRequest, HubTarget
-from service.proof.canary import canary_key, unversioned_canary_key
+from service.proof.canary import canary_key
 from service.publish.assemble import read_manifest
 from service.publish.hub import Patience
 from service.publish.publisher import run_publishing
@@ -136,7 +137,7 @@ def test_a_job_that_relies_on_an_earlier_canary_keeps_its_numbers(store: Store, 
 def test_a_job_whose_canary_passed_before_keys_held_a_version_is_published(
     store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(finished_job, "canary_key", unversioned_canary_key)
+    monkeypatch.setattr(finished_job, "canary_key", partial(canary_key, versioned=False))
     prepare(store, settings, repo_id=None)
     publish(store, settings)
     checks = read_manifest(settings.dataset_dir(JOB) / manifest_path(JOB)).checks

@@ -68,7 +68,15 @@ class Walk:
     def fail_unit(self, pick: int) -> None:
         if self.units:
             key = self.units[-1 - pick % len(self.units)].key
-            self.store.fail_unit(key, OWNER, PROBLEM, list(Outcome)[pick % 3], 2)
+            self.store.fail_unit(key, OWNER, PROBLEM, list(Outcome)[pick], 2)
+
+    def fail_plan(self, pick: int) -> None:
+        if self.plans:
+            lease = self.plans[-1 - pick % len(self.plans)]
+            self.store.fail_plan(lease, PROBLEM, list(Outcome)[pick], 2)
+
+    def release_roles(self, pick: int) -> None:
+        self.store.release_roles(OWNER)
 
     def publish(self, pick: int) -> None:
         if lease := self.store.lease_publish(OWNER, TTL_S):
@@ -117,7 +125,10 @@ AHEAD = [
     Walk.lease_plan, Walk.add_unit, Walk.lease_unit, Walk.commit_unit,
     Walk.finish_plan, Walk.publish, Walk.complete,
 ]  # fmt: skip
-ASIDE = [Walk.release_unit, Walk.fail_unit, Walk.cancel, Walk.resume, Walk.wait]
+ASIDE = [
+    Walk.release_unit, Walk.fail_unit, Walk.fail_plan, Walk.release_roles,
+    Walk.cancel, Walk.resume, Walk.wait,
+]  # fmt: skip
 VERBS: list[Callable[[Walk, int], None]] = [*AHEAD, *AHEAD, *AHEAD, *ASIDE]
 """Mostly what brings a job on, so that many walks come far."""
 

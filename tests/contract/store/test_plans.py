@@ -3,18 +3,20 @@
 import pytest
 
 from schemas.job import JobState, UnitState
-from service.errors import IdentityChanged, LeaseLost, SourceRefused
+from service.errors import IdentityChanged, LeaseLost, Outcome, SourceRefused
 from service.store import PlannedUnit, Store, plans
 from service.store.database import Database
 from tests.support.store_cases import (
     IDENTITY,
     OWNER,
+    PROBLEM,
     TTL_S,
     Clock,
     a_request,
     capture,
     job_id,
     lease_plan,
+    lease_publish,
     planned,
     reject,
     start_plan,
@@ -177,6 +179,72 @@ def test_a_resumed_plan_begins_again_with_a_new_epoch(store: Store) -> None:
     store.add_unit(lease, planned(0), ())
     store.add_unit(lease, planned(1), ())
     assert store.job(job_id(1)).progress.units_planned == 2
+
+
+def test_a_failed_plan_waits_for_the_end_of_its_lease_and_for_a_person_in_the_end(
+    store: Store, clock: Clock
+) -> None:
+    """1. Tries fail; planners that vanish, that had no store, or that end in order are between them.
+
+    2. The third that fails blocks the job. 3. Resumed, it has three again.
+    """
+    submit(store)
+    for _ in range(2):
+        for outcome in (Outcome.RETRY, Outcome.VOID, Outcome.RETRY):
+            store.fail_plan(lease_plan(store), PROBLEM, outcome, 3)
+            assert store.lease_plan("at once", TTL_S) is None
+            clock.advance(TTL_S)
+            lease_plan(store, "vanishes")
+            clock.advance(TTL_S)
+            lease_plan(store, "ends in order")
+            store.release_roles("ends in order")
+        last = lease_plan(store)
+        store.fail_plan(last, PROBLEM, Outcome.RETRY, 3)
+        assert (store.state(job_id(1)), store.job(job_id(1)).problem) == (JobState.BLOCKED, PROBLEM)
+        with pytest.raises(LeaseLost):
+            store.fail_plan(last, PROBLEM, Outcome.RETRY, 3)
+        store.resume(job_id(1))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "state"), [(Outcome.FAIL, JobState.FAILED), (Outcome.BLOCK, JobState.BLOCKED)], ids=str
+)
+def test_what_no_other_try_would_mend_ends_planning_at_once(
+    store: Store, outcome: Outcome, state: JobState
+) -> None:
+    submit(store)
+    store.fail_plan(lease_plan(store), PROBLEM, outcome, 3)
+    assert (store.state(job_id(1)), store.job(job_id(1)).problem) == (state, PROBLEM)
+
+
+def test_planners_that_vanish_block_their_job_in_the_end_and_the_next_job_is_planned(
+    store: Store, clock: Clock
+) -> None:
+    submit(store)
+    for _ in range(plans.SILENT_DEATHS):
+        assert lease_plan(store).job_id == job_id(1)
+        clock.advance(TTL_S)
+    submit(store, 2)
+    assert lease_plan(store).job_id == job_id(2)
+    problem = store.job(job_id(1)).problem
+    assert store.state(job_id(1)) is JobState.BLOCKED and problem is not None
+    assert f"{plans.SILENT_DEATHS} times" in problem.detail
+    store.resume(job_id(1))
+    assert lease_plan(store).job_id == job_id(1)
+
+
+def test_an_owner_that_ended_gives_back_its_plans_and_repositories_alone(store: Store) -> None:
+    capture(store, number=1)
+    submit(store, 2)
+    submit(store, 3)
+    lease_publish(store, "ends")
+    stale = lease_plan(store, "ends")
+    lease_plan(store, "stays")
+    store.release_roles("ends")
+    assert (lease_publish(store).job_id, lease_plan(store).job_id) == (job_id(1), job_id(2))
+    assert store.lease_plan(OWNER, TTL_S) is None
+    with pytest.raises(LeaseLost):
+        store.extend_plan(stale, TTL_S)
 
 
 def test_a_planner_that_chose_a_job_too_late_gets_nothing(store: Store, database: Database) -> None:

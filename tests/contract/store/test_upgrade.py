@@ -10,10 +10,11 @@ from sqlalchemy import bindparam, text
 
 import service.migrations
 from schemas.request import ExtractRequest, HubSource, InlineSource, Sample
+from service.errors import Outcome
 from service.store import Store
 from service.store.database import Database
 from service.store.tables import UtcTime
-from tests.support.store_cases import OWNER, TTL_S, Clock, job_id
+from tests.support.store_cases import OWNER, PROBLEM, TTL_S, Clock, job_id, lease_plan
 
 REQUESTS = (
     ExtractRequest(
@@ -52,6 +53,11 @@ def first(url: str, clock: Clock) -> Iterator[Database]:
             "VALUES (:id, 0, 'pending', 4, 2, 1, 1, '')"
         )
         tx.connection.execute(unit, {"id": job_id(0)})
+        role = text(
+            "INSERT INTO role_lease (role, subject, job_id, epoch, owner, lease_until) "
+            "VALUES ('plan', :id, :id, 60, 'dead', :now)"
+        ).bindparams(bindparam("now", tx.now, UtcTime))
+        tx.connection.execute(role, {"id": job_id(0)})
     yield database
     database.close()
 
@@ -85,6 +91,15 @@ def test_a_job_that_an_older_service_takes_after_the_upgrade_is_listed_alike(
 def test_units_of_an_older_service_begin_without_silent_deaths(upgraded: Store) -> None:
     (row,) = upgraded.units(job_id(0))
     assert (row.epoch, row.attempts, row.silent_deaths) == (4, 2, 0)
+
+
+def test_plans_of_an_older_service_begin_without_failures(upgraded: Store, clock: Clock) -> None:
+    """Sixty planners had the job, in whatever order they ended; one that fails now is the first."""
+    lease = lease_plan(upgraded)
+    assert (lease.job_id, lease.epoch) == (job_id(0), 61)
+    upgraded.fail_plan(lease, PROBLEM, Outcome.RETRY, 2)
+    clock.advance(TTL_S)
+    assert lease_plan(upgraded).epoch == 62
 
 
 def test_an_upgraded_database_takes_new_work(upgraded: Store) -> None:

@@ -14,7 +14,7 @@ from service.store import PublishLease
 from tests.support.finished_job import JOB, OWNER, a_request, an_identity
 
 ROOT = Path(__file__).parents[3]
-AWAY = StoreUnavailable("away")
+AWAY, FULL = StoreUnavailable("away"), DiskFull("full")
 LEASE = PublishLease(JOB, 1, OWNER, a_request(), an_identity(), None)
 
 ENDS_DURING_AN_UPLOAD = """
@@ -69,7 +69,7 @@ def keeper_of(store: Hiccups, num_beats: int = 10) -> tuple[LeaseKeeper, Beats]:
     return keeper, beats
 
 
-@pytest.mark.parametrize("met", [[AWAY], [AWAY, AWAY], [None, AWAY, AWAY, None, AWAY, AWAY]])
+@pytest.mark.parametrize("met", [[AWAY], [AWAY, FULL], [None, AWAY, AWAY, None, FULL, FULL]])
 def test_a_lease_is_kept_over_a_database_that_is_away_for_less_than_it_lives(met) -> None:
     store = Hiccups(*met)
     keeper, beats = keeper_of(store)
@@ -79,25 +79,19 @@ def test_a_lease_is_kept_over_a_database_that_is_away_for_less_than_it_lives(met
     assert store.extensions == 10
 
 
-def test_a_database_that_is_away_for_as_long_as_the_lease_lives_is_told() -> None:
-    store = Hiccups(*[AWAY] * BEATS)
+@pytest.mark.parametrize(
+    "met",
+    [[AWAY] * BEATS, [FULL] * BEATS, [AWAY, LeaseLost("lost")]],
+    ids=["away for a whole lease", "full for a whole lease", "lost"],
+)
+def test_what_ends_a_lease_is_told(met: list[QuarryError]) -> None:
+    store = Hiccups(*met)
     keeper, _ = keeper_of(store)
     with keeper:
         keeper._thread.join(60)
-        with pytest.raises(StoreUnavailable):
+        with pytest.raises(type(met[-1])):
             keeper.check()
-    assert store.extensions == BEATS
-
-
-@pytest.mark.parametrize("error", [LeaseLost("lost"), DiskFull("full")])
-def test_what_does_not_pass_is_told_at_once(error: QuarryError) -> None:
-    store = Hiccups(AWAY, error)
-    keeper, _ = keeper_of(store)
-    with keeper:
-        keeper._thread.join(60)
-        with pytest.raises(type(error)):
-            keeper.check()
-    assert store.extensions == 2
+    assert store.extensions == len(met)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
