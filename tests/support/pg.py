@@ -22,15 +22,20 @@ CONNECTIONS = 200
 class Postgres:
     """A running server that lends empty databases."""
 
-    def __init__(self, socket_folder: Path) -> None:
-        """Speak to the server behind the socket in `socket_folder`."""
-        self._socket_folder = socket_folder
+    def __init__(self, socket_folder: Path, as_root: bool) -> None:
+        """Speak to the server behind the socket in `socket_folder`; whether root started it."""
+        self._socket_folder, self._as_root = socket_folder, as_root
         self._made = 0
         self._free: list[str] = []
 
     def admin(self, name: str = "postgres") -> psycopg.Connection[tuple[object, ...]]:
         """Return a superuser's connection to a database, each statement its own transaction."""
         return psycopg.connect(host=str(self._socket_folder), user="quarry", dbname=name, autocommit=True)
+
+    def crash(self) -> None:
+        """Let the server end at once, as in a crash, and start again: it recovers what was committed."""
+        where = ["-D", self._socket_folder / "data", "-l", self._socket_folder / "log"]
+        _run([server_binaries() / "pg_ctl", "restart", "-w", "-m", "immediate", *where], self._as_root)
 
     @contextmanager
     def database(self) -> Iterator[str]:
@@ -82,7 +87,7 @@ def running_postgres() -> Iterator[Postgres]:
         options = f"-k {folder} -c listen_addresses='' -c fsync=off -c max_connections={CONNECTIONS}"
         _run([binaries / "pg_ctl", "start", "-w", "-D", data, "-l", log, "-o", options], as_root)
         try:
-            yield Postgres(folder)
+            yield Postgres(folder, as_root)
         finally:
             _run([binaries / "pg_ctl", "stop", "-w", "-m", "immediate", "-D", data], as_root)
     finally:
