@@ -1,19 +1,61 @@
 """What the Hub says when something is read -> the service's errors: refused for good, or not available."""
 
 import errno
+import functools
 import gzip
 import shutil
+import threading
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from service.errors import DiskFull, HubUnavailable, RequestError
+
+if TYPE_CHECKING:
+    import httpx2
 
 REFUSED_STATUS = frozenset({400, 401, 403, 404, 410, 416})
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 FULL_BELOW_BYTES = 2**24
 """A cache with less room than this is full: the next piece of a download does not fit."""
+CONNECT_S = 30.0
+SILENCE_S = 180.0
+"""A commit may take the Hub a minute; a connection that is silent for longer is dead."""
+
+
+_FIRST_USE = threading.Lock()
+
+
+def limit_silence() -> None:
+    """Have every call of the Hub's client give up a silent connection: most of them have no limit."""
+    with _FIRST_USE:
+        _limit_once()
+
+
+@functools.cache
+def _limit_once() -> None:
+    from huggingface_hub import set_client_factory
+
+    set_client_factory(_limited_client)  # this closes the client that there was
+
+
+def _limited_client() -> "httpx2.Client":
+    import httpx2
+    from huggingface_hub.utils._http import default_client_factory
+
+    timeout = httpx2.Timeout(SILENCE_S, connect=CONNECT_S, pool=None)
+
+    def limit(request: httpx2.Request) -> None:
+        # Calls that read a branch or list a tree name no limit, which overrides the client's.
+        if request.extensions["timeout"]["read"] is None:
+            request.extensions["timeout"] = timeout.as_dict()
+
+    client: httpx2.Client = default_client_factory()  # with its hook, which knows HF_HUB_OFFLINE
+    client.timeout = timeout
+    client.event_hooks["request"].append(limit)
+    return client
 
 
 @contextmanager
@@ -28,6 +70,7 @@ def reading_hub(what: str, refused: type[RequestError], field: str, cure: str) -
     import pyarrow as pa
     from huggingface_hub import errors as hub
 
+    limit_silence()
     try:
         yield
     except (hub.HfHubHTTPError, hub.LocalEntryNotFoundError) as error:

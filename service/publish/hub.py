@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import httpx2
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, set_client_factory
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.errors import HfHubHTTPError, RemoteEntryNotFoundError
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import disable_progress_bars
@@ -31,6 +31,7 @@ from tenacity.wait import wait_exponential_jitter
 
 from schemas.request import HubTarget
 from service.errors import HubDenied, HubUnavailable, OptionRefused
+from service.plan.hub_reading import limit_silence
 from service.publish.card import states_config
 from service.settings import Settings
 
@@ -39,11 +40,6 @@ Result = TypeVar("Result")
 FIELD = "hub.repo_id"
 BRANCH = "main"
 PATHS_PER_CALL = 500
-CONNECT_S = 30.0
-SILENCE_S = 180.0
-"""A commit may take the Hub a minute; a connection that is silent for longer is dead. The client's own limit
-is none."""
-
 PASSING_STATUSES = frozenset({408, 409, 425, 429})
 NO_WRITE_CURE = (
     "set QUARRY_HUB_TOKEN_FILE to a token that may write there, then resume or send it again; "
@@ -133,7 +129,8 @@ class Hub:
             raise HubDenied(
                 f"pushing to {target.repo_id} needs a Hub token, and none is set", field=FIELD, cure=cure
             )
-        _set_client_up()
+        limit_silence()
+        disable_progress_bars()
         self.target = target
         self.patience = patience or Patience()
         self._api = HfApi(endpoint=endpoint, token=token, library_name="eagle-quarry")
@@ -305,20 +302,6 @@ def check_target(hub: HubTarget, settings: Settings, patience: Patience | None =
     states_config(hub.config_name)
     short = Patience(attempts=3, longest_wait_s=3.0, deadline_s=15.0)
     open_hub(hub, settings, patience or short).check_right()
-
-
-@functools.cache
-def _set_client_up() -> None:
-    timeout = httpx2.Timeout(SILENCE_S, connect=CONNECT_S, pool=None)
-
-    def limit(request: httpx2.Request) -> None:
-        # The client's calls that read a branch or list a tree name no limit, which overrides ours.
-        if request.extensions["timeout"]["read"] is None:
-            request.extensions["timeout"] = timeout.as_dict()
-
-    hooks = {"request": [limit]}
-    set_client_factory(lambda: httpx2.Client(follow_redirects=True, timeout=timeout, event_hooks=hooks))
-    disable_progress_bars()
 
 
 def _files(entries: Sequence[Any]) -> dict[str, RemoteFile]:

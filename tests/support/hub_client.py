@@ -90,7 +90,8 @@ def publish(data_dir: str, endpoint: str, token: str, lease: int) -> dict[str, A
 
     Every publisher begins when the lease of the one before is over.
     """
-    from service.publish import hub, push
+    from service.plan import hub_reading
+    from service.publish import push
     from service.publish.hub import Patience
     from service.publish.publisher import run_publishing
     from service.settings import Settings
@@ -99,7 +100,7 @@ def publish(data_dir: str, endpoint: str, token: str, lease: int) -> dict[str, A
     from tests.support.store_cases import Clock
 
     push.MAX_COMMIT_FILES, push.UPLOAD_GROUP_FILES = 4, 2
-    hub.SILENCE_S = float(os.environ["QUARRY_TEST_SILENCE_S"])
+    hub_reading.SILENCE_S = float(os.environ["QUARRY_TEST_SILENCE_S"])
     settings = Settings(data_dir=Path(data_dir), hub_endpoint=endpoint, hub_token=token)
     clock = Clock()
     clock.advance(lease * (settings.lease_s + 1))

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from huggingface_hub import close_session
 from safetensors.numpy import save_file
 
 from schemas.request import ExtractRequest
@@ -19,12 +20,14 @@ from service.errors import (
     UnknownLayer,
     UnknownModel,
 )
+from service.plan import hub_reading
 from service.plan.model_folder import local_revision
 from service.plan.target import Target, inspect_target, planned_target
 from service.settings import Settings
 from tests.support import templates
 from tests.support.fake_hub import FakeHub
 from tests.support.finished_job import an_identity
+from tests.support.hub_state import Fault
 
 
 def a_request(model: str | Path, **options: Any) -> ExtractRequest:
@@ -270,6 +273,19 @@ def test_a_hub_model_is_its_commit_and_its_weights_stay_there(hub: FakeHub) -> N
     found = inspect_target(a_request("org/model"), Settings(hub_endpoint=hub.url))
     assert found.revision == hub.repo("org/model", "model").head.oid == found.folder.name
     assert (found.folder / "tokenizer.json").is_file() and not list(found.folder.glob("*.safetensors"))
+
+
+@pytest.mark.parametrize("endpoint", ["info", "tree"])
+def test_a_hub_that_is_silent_is_given_up(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, endpoint: str
+) -> None:
+    monkeypatch.setattr(hub_reading, "SILENCE_S", 0.2)
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    close_session()
+    hub.fail(endpoint, Fault(drop="stall", times=1000))
+    with pytest.raises(HubUnavailable):
+        inspect_target(a_request("org/model"), Settings(hub_endpoint=hub.url))
+    close_session()
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,11 @@ import traceback
 from collections.abc import Iterator
 
 import pytest
+from huggingface_hub import close_session
 
 from schemas.request import HubTarget
 from service.errors import HubDenied, HubUnavailable, OptionRefused
-from service.publish import hub as hub_module
+from service.plan import hub_reading
 from service.publish.hub import Hub, Passing, Patience, check_target
 from service.settings import Settings
 from tests.support.fake_hub import FakeHub
@@ -226,12 +227,10 @@ def test_a_connection_that_is_silent_is_given_up_whatever_limit_the_client_names
 ) -> None:
     server.add_repo(REPO, private=True)
     server.fail(endpoint, Fault(drop="stall", times=10_000))
-    monkeypatch.setattr(hub_module, "SILENCE_S", 0.2)
+    monkeypatch.setattr(hub_reading, "SILENCE_S", 0.2)
     monkeypatch.setattr("time.sleep", lambda _: None)
-    hub_module._set_client_up.cache_clear()
     hub = Hub(HubTarget(repo_id=REPO), endpoint=server.url, token=SECRET, patience=patience())
-    try:
-        with pytest.raises(HubUnavailable, match="ReadTimeout"):
-            SILENT[endpoint](hub)
-    finally:
-        hub_module._set_client_up.cache_clear()
+    close_session()
+    with pytest.raises(HubUnavailable, match="ReadTimeout"):
+        SILENT[endpoint](hub)
+    close_session()
