@@ -5,14 +5,13 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.outputs import RequestOutput
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from benchmarks.rows.contract import Row, RowFailed, Site, Written, run_bounded
 from service.capture.engine import Prompt
 from service.capture.link import EngineLink
-from service.capture.vllm_engine import engine_arguments, sampling_parameters
+from service.capture.vllm_engine import build_llm, engine_arguments, sampling_parameters
 
 STOP_TIMEOUT_S = 30.0
 
@@ -39,7 +38,7 @@ class VllmHost:
         await link.close()
         told = {name: value for name, value in arguments.items() if name not in self.left_out}
         told |= self.replaced
-        self.llm = await asyncio.to_thread(AsyncLLM.from_engine_args, AsyncEngineArgs(**told))
+        self.llm = await asyncio.to_thread(build_llm, told)
         self._started = True
 
     async def stop(self) -> None:

@@ -70,7 +70,7 @@ class VllmEngine:
         try:
             # The core connects to our link while it starts, so the loop must stay free.
             route = await asyncio.to_thread(find_route, arguments)
-            self._start = VllmStart(partial(_build, arguments | dict(route.overrides)))
+            self._start = VllmStart(partial(build_llm, arguments | dict(route.overrides)))
             llm = await asyncio.wait_for(self._start.built(), settings.engine_start_timeout_s)
             self._llm = llm
         except ValueError as error:
@@ -156,7 +156,8 @@ class VllmEngine:
             await asyncio.to_thread(llm.shutdown, STOP_TIMEOUT_S)
 
 
-def _build(arguments: dict[str, Any]) -> AsyncLLM:
+def build_llm(arguments: dict[str, Any]) -> AsyncLLM:
+    """Start vLLM with AsyncEngineArgs' keywords; blocks until its processes are ready."""
     # AsyncLLM's own context has no batch sizes for its device, only the library's small ones.
     return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), usage_context=UsageContext.LLM_CLASS)
 
