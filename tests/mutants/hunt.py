@@ -23,8 +23,8 @@ from tests.mutants.switch import MUTANT
 
 TESTS_S = 30.0
 """A mutant's tests are taken, the quickest first, until they have run this long unmutated."""
-LIMIT_S, SLOWER = 120.0, 3
-"""A mutant whose tests run that much longer than unmutated has made one hang, and counts as killed."""
+HANGS_S, LIMIT_S, SLOWER = 20.0, 120.0, 3
+"""A mutant makes a test hang that takes this much longer than unmutated, or with what it sets up."""
 NOT_RUN = {3, 4, 5, CRASHED}
 """Exit codes of pytest that say nothing about the tests: its own error, wrong usage, no test found."""
 
@@ -64,7 +64,10 @@ def runs_of(mutants: dict[str, list[Traced]], work: Path) -> Iterator[Run]:
         few = chosen(tests)
         yield Run(
             name=site,
-            arguments=["-x", *(test.name for test in few)],
+            arguments=[
+                *("-x", f"--timeout={HANGS_S + SLOWER * max(test.seconds for test in few)}"),
+                *("-o", "timeout_func_only=true", *(test.name for test in few)),
+            ],
             environment={MUTANT: site},
             output=work / f"mutant-{number}.txt",
             limit_s=LIMIT_S + SLOWER * sum(test.seconds for test in few),
@@ -105,7 +108,7 @@ def main() -> int:
             raise RuntimeError(f"pytest did not run the tests of {run.name}: see {run.output}")
         if code == 0:
             survived.append(run.name)
-            print(f"  {seconds:6.1f} s  {len(run.arguments) - 1} tests let live {run.name}", flush=True)
+            print(f"  {seconds:6.1f} s  {len(run.arguments) - 4} tests let live {run.name}", flush=True)
         elif code is None:
             hung.append(run.name)
 

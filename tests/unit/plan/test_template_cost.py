@@ -26,6 +26,7 @@ ENDLESS = {
     "repeated text": "{{ 'a' * 10000000000 }}",
     "repeated text of a variable": "{% set n = 10000000000 %}{{ ('a' * n)|length }}",
     "repeated list": "{{ ([1] * 10000000000)|length }}",
+    "repeated list of a long number": "{{ ([" + "9" * 400 + "] * 2)|length }}",
     "list repeated from the left": "{{ (10000000000 * [messages])|length }}",
     "range": "{{ range(1000000000000)|list }}",
     "random text": "{{ lipsum(1000000000) }}",
