@@ -1,10 +1,14 @@
 """Settings: environment variables with the prefix `QUARRY_`, secrets from files."""
 
 import os
+import re
 from pathlib import Path
 
 from pydantic import Field, JsonValue, SecretStr
+from pydantic_core import to_json
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from service.errors import HubDenied
 
 
 class Settings(BaseSettings):
@@ -21,7 +25,7 @@ class Settings(BaseSettings):
     """Holds the database, plans and attempts, and `jobs/<job>/`, the finished datasets."""
     out_dir: Path | None = None
     """The one dataset folder of a foreground run; null puts each job's dataset under `data_dir/jobs/`."""
-    database_url: str | None = None
+    database_url: SecretStr | None = None
     """SQLAlchemy URL; null is SQLite at `data_dir/quarry.db`. PostgreSQL: `postgresql+psycopg://...`."""
     source_roots: tuple[Path, ...] = ()
     """Folders that file sources may be read from. None: file sources are refused."""
@@ -98,13 +102,31 @@ class Settings(BaseSettings):
 
     def database(self) -> str:
         """Return the store's URL."""
-        return self.database_url or f"sqlite:///{self.data_dir.resolve() / 'quarry.db'}"
+        if self.database_url is not None:
+            return self.database_url.get_secret_value()
+        return f"sqlite:///{self.data_dir.resolve() / 'quarry.db'}"
 
     def token(self) -> str | None:
-        """Return the Hub token now in force, or none."""
-        if self.hub_token_file is not None:
-            return self.hub_token_file.read_text().strip() or None
-        return self.hub_token.get_secret_value() if self.hub_token else None
+        """Return the Hub token now in force, or none. Raises HubDenied, which never quotes it."""
+        if self.hub_token_file is None:
+            name, given = "QUARRY_HUB_TOKEN", self.hub_token.get_secret_value() if self.hub_token else ""
+        else:
+            name = "QUARRY_HUB_TOKEN_FILE"
+            try:
+                given = self.hub_token_file.read_text(encoding="latin-1")
+            except OSError as error:
+                detail = f"the Hub token's file cannot be read: {error.strerror}"
+                raise HubDenied(detail, field=name, cure="name a file that this user can read") from error
+        token = given.strip()
+        if re.fullmatch(r"[!-~]*", token) is None:
+            detail = "the Hub token is not one word of printable ASCII characters, so it is not sent"
+            raise HubDenied(detail, field=name, cure="give the token alone, on one line")
+        return token or None
+
+    def with_secrets(self) -> bytes:
+        """Return everything as JSON, secrets in plain text: to be handed to a child, and never to a log."""
+        secrets = {name: value.get_secret_value() for name, value in self if isinstance(value, SecretStr)}
+        return to_json(dict(self) | secrets)
 
     def writers(self) -> int:
         """Return how many threads each rank writes with."""

@@ -1,6 +1,5 @@
 """`quarry serve`: the API in this process and one worker beside it, until a signal comes."""
 
-import os
 import signal
 import threading
 from types import FrameType
@@ -9,7 +8,7 @@ import uvicorn
 
 from service.api.app import create_app
 from service.api.supervisor import Supervisor
-from service.api.worker_process import settings_environment, stop_grace_s, worker_command
+from service.api.worker_process import stop_grace_s, worker_command
 from service.settings import Settings
 from service.store import Store
 
@@ -63,7 +62,7 @@ def serve(settings: Settings, *, with_worker: bool = True) -> int:
         signal.signal(number, _obeyed)
     supervisor = Supervisor(
         worker_command(),
-        settings_environment(settings, os.environ),
+        settings.with_secrets(),
         stop_grace_s(settings),
         on_giving_up=server.end,
     )

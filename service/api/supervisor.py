@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import IO
 
 from service.api.worker_process import Restarts, WorkerProcess
@@ -24,16 +24,19 @@ class Supervisor(threading.Thread):
     def __init__(
         self,
         command: Sequence[str],
-        environment: Mapping[str, str],
+        told: bytes,
         stop_grace_s: float,
         *,
         last_codes: frozenset[int] = frozenset(),
         output: IO[bytes] | None = None,
         on_giving_up: Callable[[], None] = lambda: None,
     ) -> None:
-        """Prepare; a worker gets `stop_grace_s` to drain before it is killed. Its output goes to `output`."""
+        """Prepare; each worker is `told` its settings, and has `stop_grace_s` to drain before it is killed.
+
+        Its output goes to `output`.
+        """
         super().__init__(name="worker-supervisor", daemon=True)
-        self._command, self._environment, self._output = command, environment, output
+        self._command, self._told, self._output = command, told, output
         self._stop_grace_s = stop_grace_s
         self._last_codes = last_codes
         self._on_giving_up = on_giving_up
@@ -49,7 +52,7 @@ class Supervisor(threading.Thread):
         restarts = Restarts()
         while not self._stopping.wait(restarts.delay_s):
             born = time.monotonic()
-            code = self._live(WorkerProcess(self._command, self._environment, self._output))
+            code = self._live(WorkerProcess(self._command, self._told, self._output))
             if self._stopping.is_set() or code in self._last_codes:
                 return
             restarts = restarts.after(time.monotonic() - born)

@@ -1,16 +1,14 @@
 """A `quarry worker` as a child process: started, told to drain, ended for certain, and started again."""
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO
-
-from pydantic import SecretStr
+from typing import IO, cast
 
 from service.settings import Settings
 
@@ -26,30 +24,16 @@ STOP_MARGIN_S = 30.0
 
 
 def worker_command(*arguments: str) -> list[str]:
-    """Return the command line of a worker that ends when this process does (see `service.lifeline`)."""
+    """Return the command line of a worker that ends when this process does (see `service.lifeline`).
+
+    It reads its settings from its standard input.
+    """
     return [sys.executable, "-m", "service.cli", "worker", "--parent-pid", str(os.getpid()), *arguments]
 
 
 def stop_grace_s(settings: Settings) -> float:
     """Return how long a worker that was told to end is waited for before it is killed."""
     return settings.drain_s + STOP_MARGIN_S
-
-
-def settings_environment(settings: Settings, base: Mapping[str, str]) -> dict[str, str]:
-    """Return `base` changed so that `Settings()` of a process with that environment equals `settings`."""
-    environment = {name: value for name, value in base.items() if name.upper() not in _VARIABLES}
-    for field, variable in ((name, f"QUARRY_{name.upper()}") for name in Settings.model_fields):
-        value = getattr(settings, field)
-        if isinstance(value, SecretStr):
-            environment[variable] = value.get_secret_value()
-        elif isinstance(value, tuple | dict):
-            environment[variable] = json.dumps(value, default=str)
-        elif value is not None:
-            environment[variable] = str(value)
-    return environment
-
-
-_VARIABLES = frozenset(f"QUARRY_{name.upper()}" for name in Settings.model_fields)
 
 
 class WorkerProcess:
@@ -59,18 +43,24 @@ class WorkerProcess:
     tells a child of its parent's death when the *thread* that started it ends.
     """
 
-    def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str], output: IO[bytes] | None = None
-    ) -> None:
-        """Start it; its output goes to `output`, or where this process's goes. Raises OSError."""
+    def __init__(self, command: Sequence[str], told: bytes = b"", output: IO[bytes] | None = None) -> None:
+        """Start it; its output goes to `output`, or where this process's goes. Raises OSError.
+
+        It finds `told` in its standard input: what is read there reaches neither its environment nor its
+        own children.
+        """
         self._child = subprocess.Popen(  # noqa: S603 - the command is our own
             command,
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT if output is not None else None,
             start_new_session=True,
         )
+        with (
+            suppress(BrokenPipeError),
+            cast(IO[bytes], self._child.stdin) as pipe,
+        ):  # it may have ended already
+            pipe.write(told)
 
     @property
     def pid(self) -> int:

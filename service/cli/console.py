@@ -1,6 +1,7 @@
 """What people and scripts see: problems on stderr, exit codes, settings made from options."""
 
 import logging
+import os
 import sys
 from typing import Any
 
@@ -10,6 +11,8 @@ from pydantic_settings import SettingsError
 from schemas.job import Problem
 from service.errors import DatasetBroken, OptionRefused, QuarryError, RequestError
 from service.settings import Settings
+
+SECRET_VARIABLES = frozenset({"QUARRY_HUB_TOKEN", "QUARRY_DATABASE_URL"})
 
 EXIT_BROKEN = 1
 EXIT_USAGE = 2
@@ -40,11 +43,13 @@ def complain(problem: Problem) -> None:
 def load_settings(**options: Any) -> Settings:  # noqa: ANN401 - a value of any setting
     """Return the settings of the environment; an option that was given wins.
 
+    What is secret is taken out of the environment, which every child would inherit.
+
     Raises:
         OptionRefused: naming the first setting that cannot be used.
     """
     try:
-        return Settings(**{name: value for name, value in options.items() if value is not None})
+        settings = Settings(**{name: value for name, value in options.items() if value is not None})
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         name = str(first["loc"][0])
@@ -53,6 +58,9 @@ def load_settings(**options: Any) -> Settings:  # noqa: ANN401 - a value of any 
         ) from error
     except SettingsError as error:
         raise OptionRefused(str(error), cure="lists and objects in QUARRY_ variables are JSON") from error
+    for name in [name for name in os.environ if name.upper() in SECRET_VARIABLES]:
+        del os.environ[name]
+    return settings
 
 
 def log_to_stderr(level: int = logging.INFO) -> None:

@@ -1,7 +1,6 @@
 """`quarry extract`: one job, one worker, no server; its state lies in `OUT/.quarry` until `OUT` is whole."""
 
 import fcntl
-import os
 import shutil
 import signal
 from collections import deque
@@ -21,7 +20,7 @@ from schemas.names import is_local_model, job_id_from_key
 from schemas.request import ExtractRequest
 from service.api.submit import check
 from service.api.supervisor import Supervisor
-from service.api.worker_process import JOB_ENDED_CODES, settings_environment, stop_grace_s, worker_command
+from service.api.worker_process import JOB_ENDED_CODES, stop_grace_s, worker_command
 from service.cli.progress_bar import ProgressDisplay
 from service.errors import EngineDied, OptionRefused
 from service.settings import Settings
@@ -71,7 +70,7 @@ def extract_to(out: Path, request: ExtractRequest, settings: Settings, display: 
         _refuse_filled(out)
         check(request, settings)
         key = _key(request, settings)
-    private.mkdir(parents=True, exist_ok=True)
+    private.mkdir(mode=0o700, parents=True, exist_ok=True)
     settings = settings.model_copy(update={"data_dir": private, "out_dir": out, "database_url": None})
     with _alone(private), _opened(settings) as store:
         row = _unfinished(store, request, out)
@@ -107,7 +106,7 @@ def _run(store: Store, job_id: str, settings: Settings, display: ProgressDisplay
         with log_path.open("ab") as log, display:
             supervisor = Supervisor(
                 worker_command("--only-job", job_id),
-                settings_environment(settings, os.environ),
+                settings.with_secrets(),
                 stop_grace_s(settings),
                 last_codes=JOB_ENDED_CODES,
                 output=log,

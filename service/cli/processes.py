@@ -1,15 +1,21 @@
 """`quarry serve` and `quarry worker`: the processes that stay."""
 
+import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from service.cli.console import load_settings, log_to_stderr
+from service.settings import Settings
 
 DataDir = Annotated[
     Path | None, typer.Option(help="Folder of the database, plans and datasets. [env: QUARRY_DATA_DIR]")
 ]
+
+PRIVATE_UMASK = 0o077
+"""The database and the datasets of a service are its own user's; a child has its parent's umask."""
 
 
 def serve(
@@ -23,6 +29,7 @@ def serve(
     """Serve the HTTP API and run jobs, until SIGTERM or SIGINT."""
     from service.api.serve import serve as serve_until_signalled
 
+    os.umask(PRIVATE_UMASK)
     log_to_stderr()
     settings = load_settings(data_dir=data_dir, host=host, port=port)
     raise typer.Exit(serve_until_signalled(settings, with_worker=with_worker))
@@ -34,12 +41,15 @@ def worker(
     parent_pid: Annotated[int | None, typer.Option(hidden=True, help="End when this process does.")] = None,
 ) -> None:
     """Run jobs, until SIGTERM or SIGINT; then end what the engine holds and give the rest back."""
-    if parent_pid is not None:
+    log_to_stderr()
+    if parent_pid is None:
+        os.umask(PRIVATE_UMASK)
+        settings = load_settings(data_dir=data_dir)
+    else:
         from service.lifeline import die_with_parent
 
         die_with_parent(parent_pid)
-    log_to_stderr()
-    settings = load_settings(data_dir=data_dir)
+        settings = Settings.model_validate_json(sys.stdin.buffer.read())
     from service.worker import run_worker
 
     raise typer.Exit(run_worker(settings, only_job=only_job))

@@ -137,7 +137,9 @@ def _no_room(what: str, field: str) -> DiskFull:
 
 
 def _unreached(what: str, error: Exception, field: str) -> HubUnavailable:
-    return HubUnavailable(f"the Hub cannot be reached for {what}: {_line(error)}", field=field)
+    """Return the error of a call that no answer came to, told by its type: its text may quote the request."""
+    root = error.__cause__ or error
+    return HubUnavailable(f"the Hub cannot be reached for {what}: {type(root).__name__}", field=field)
 
 
 def _broken_off(what: str, error: Exception, field: str) -> HubUnavailable:

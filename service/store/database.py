@@ -16,7 +16,13 @@ import psycopg
 from sqlalchemy import URL, Connection, Engine, Table, create_engine, event, make_url
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError, OperationalError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DatabaseError,
+    DBAPIError,
+    OperationalError,
+    TimeoutError as PoolTimeout,
+)
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from connector.seal import make_folder
@@ -99,10 +105,12 @@ def _engine(url: URL) -> Engine:
     database's lock anyway, and readers need not wait.
     """
     if url.get_backend_name() == "postgresql":
-        engine = create_engine(url.set(drivername="postgresql+psycopg"), pool_pre_ping=True)
+        engine = create_engine(
+            url.set(drivername="postgresql+psycopg"), pool_pre_ping=True, hide_parameters=True
+        )
         event.listen(engine, "connect", _prepare_postgresql)
         return engine
-    engine = create_engine(url, max_overflow=-1)
+    engine = create_engine(url, max_overflow=-1, hide_parameters=True)
     make_folder(Path(str(url.database)).absolute().parent)
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
@@ -151,6 +159,8 @@ def _translated() -> Iterator[None]:
             cure = "look for disk errors in the kernel's log; if it does not pass, restore a backup"
             raise StoreUnavailable("the database cannot be read", cure=cure) from error
         raise
+    except PoolTimeout as error:
+        raise StoreUnavailable("every connection to the database is in use", cure="try again") from error
 
 
 def _disk_full(error: BaseException | None) -> bool:

@@ -107,19 +107,28 @@ def test_a_service_without_a_worker_ends_in_order(tmp_path: Path, number: signal
 
 
 def test_a_service_runs_a_job_and_ends_in_order_with_its_worker(tmp_path: Path, target: Path):
-    """1. A job is posted and followed to its end. 2. Its dataset is right. 3. SIGTERM ends both processes."""
-    with serving(tmp_path / "data") as service:
+    """1. A job is posted and followed to its end. 2. Its dataset is right. 3. SIGTERM ends both processes.
+
+    No process that the service starts has its secrets in the environment, and nobody else may read its files.
+    """
+    with serving(tmp_path / "data", QUARRY_HUB_TOKEN="hf_secret") as service:
         job_id = service.post(target)
         with Client(service.url) as client:
             events = list(client.follow(job_id))
             manifest = client.get(f"/jobs/{job_id}/manifest")
         assert events[-1].state is JobState.COMPLETED, events[-1].problem
         assert manifest["totals"]["samples_written"] == len(SAMPLES)
+        started = [service.worker, *children_of(service.worker)]
+        assert len(started) > 1
+        assert not any(b"hf_secret" in Path(f"/proc/{pid}/environ").read_bytes() for pid in started)
         service.process.send_signal(signal.SIGTERM)
         assert service.process.wait(120) == 0
         wait_for_end(service.worker)
     report = verify_dataset(tmp_path / "data" / "jobs" / job_id)
     assert report.ok, report.findings
+    files = [path for path in (tmp_path / "data").rglob("*") if path.is_file()]
+    assert {path.name for path in files} > {"quarry.db", f"{job_id}.json"}
+    assert [path for path in files if path.stat().st_mode & 0o077] == []
 
 
 @pytest.mark.slow

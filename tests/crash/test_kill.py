@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 
 from schemas.job import JobState
-from service.api.worker_process import settings_environment
 from service.proof.verify import verify_dataset
 from service.settings import Settings
+from tests.support.children import settings_environment
 from tests.support.jobs import ENDED, Shop, conversations, request
 from tests.support.tiny_model import random_target
 

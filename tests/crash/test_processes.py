@@ -21,14 +21,13 @@ import httpx2
 import pytest
 
 from schemas.job import JobState
-from service.api.worker_process import settings_environment
 from service.errors import StoreUnavailable
 from service.proof.verify import verify_dataset
 from service.settings import Settings
 from service.store import Store
 from tests.crash.conftest import MODE, SEED
 from tests.crash.oracle import JOB, KEY, assert_right, make_target, service
-from tests.support.children import children_of
+from tests.support.children import children_of, settings_environment
 from tests.support.jobs import conversations, request
 from tests.support.pg import running_postgres
 

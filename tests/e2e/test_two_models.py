@@ -1,7 +1,6 @@
 """Two models one after the other in one worker, which stops one engine and starts the next."""
 
 import asyncio
-import os
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ import pytest
 from schemas.job import JobState
 from schemas.manifest import Manifest
 from schemas.names import manifest_path
-from service.api.worker_process import WorkerProcess, settings_environment, worker_command
+from service.api.worker_process import WorkerProcess, worker_command
 from service.capture.vllm_engine import _sha256
 from tests.support.engine_bench import until
 from tests.support.jobs import ENDED, Shop, conversations, request
@@ -27,7 +26,9 @@ def made_with(shop: Shop, job_id: str) -> dict[str, object]:
 
 @pytest.mark.engine
 @pytest.mark.timeout(400)
-def test_an_engine_that_is_stopped_for_another_model_leaves_its_worker_at_work(tmp_path: Path) -> None:
+def test_an_engine_that_is_stopped_for_another_model_leaves_its_worker_at_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """1. The operator has processes forked. 2. Two jobs of two models run in one worker, whose first engine
     is stopped by a signal. 3. Both end well, and the worker lives on."""
     targets = [random_target(tmp_path / "models" / str(seed), seed=seed, hidden=64) for seed in (1, 2)]
@@ -38,9 +39,9 @@ def test_an_engine_that_is_stopped_for_another_model_leaves_its_worker_at_work(t
         engine_options=OPTIONS,
         cpu_kv_cache_gib=1,
     )
-    environment = settings_environment(shop.settings, os.environ | {"VLLM_WORKER_MULTIPROC_METHOD": "fork"})
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "fork")
     with (tmp_path / "log").open("wb") as log:
-        worker = WorkerProcess(worker_command(), environment, log)
+        worker = WorkerProcess(worker_command(), shop.settings.with_secrets(), log)
         try:
             jobs = [shop.submit(request(target, conversations(4)), target.name) for target in targets]
 

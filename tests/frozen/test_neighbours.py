@@ -12,13 +12,13 @@ import pytest
 from sqlalchemy import text
 
 from schemas.names import job_id_from_key
-from service.api.worker_process import settings_environment
 from service.capture.loop import Capture
 from service.errors import StoreUnavailable
 from service.store import Store
 from service.store.database import Database
 from service.store.tables import METADATA
 from tests.frozen.databases import MIGRATIONS, STATES, assert_every_row_once, copy_data, load, opened, work
+from tests.support.children import settings_environment
 from tests.support.engine_bench import until
 from tests.support.fake_hub import FakeHub
 from tests.support.jobs import FAKE_ENGINE

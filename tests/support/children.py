@@ -1,13 +1,18 @@
 """Child processes for tests of those who keep them; whatever happens is waited for in the kernel."""
 
+import json
 import os
 import select
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Self
+
+from pydantic import SecretStr
+
+from service.settings import Settings
 
 DRAINS = """
 import signal, sys
@@ -30,6 +35,21 @@ while True:
 def python(code: str) -> list[str]:
     """Return the command that runs `code` in a new interpreter."""
     return [sys.executable, "-c", code]
+
+
+def settings_environment(settings: Settings, base: Mapping[str, str]) -> dict[str, str]:
+    """Return `base` changed so that `Settings()` of a process with that environment equals `settings`."""
+    variables = {name: f"QUARRY_{name.upper()}" for name in Settings.model_fields}
+    environment = {name: value for name, value in base.items() if name.upper() not in variables.values()}
+    for field, variable in variables.items():
+        value = getattr(settings, field)
+        if isinstance(value, SecretStr):
+            environment[variable] = value.get_secret_value()
+        elif isinstance(value, tuple | dict):
+            environment[variable] = json.dumps(value, default=str)
+        elif value is not None:
+            environment[variable] = str(value)
+    return environment
 
 
 def wait_for_end(pid: int) -> None:

@@ -1,9 +1,11 @@
 """What a setting becomes where nobody set it."""
 
 import os
+from pathlib import Path
 
 import pytest
 
+from service.errors import HubDenied
 from service.settings import Settings
 
 
@@ -15,3 +17,42 @@ def test_writers_follow_a_ranks_share_of_the_cores(monkeypatch, cores, ranks, wr
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
     assert Settings(tensor_parallel_size=ranks).writers() == writers
     assert Settings(tensor_parallel_size=ranks, writer_threads=3).writers() == 3
+
+
+BAD_TOKENS = {
+    "two lines": b"hf_one\nhf_two\n",
+    "a blank inside": b"hf_one hf_two",
+    "a control character": b"hf_one\x1b[1m",
+    "not ASCII": "hf_one\u00e9".encode(),
+    "not a text": b"hf_one\xff\x00",
+}
+
+
+@pytest.mark.parametrize("given", BAD_TOKENS.values(), ids=BAD_TOKENS)
+def test_a_hub_token_of_another_form_is_refused_unquoted(given: bytes, tmp_path: Path):
+    file = tmp_path / "token"
+    file.write_bytes(given)
+    settings = {
+        "QUARRY_HUB_TOKEN_FILE": Settings(hub_token_file=file),
+        "QUARRY_HUB_TOKEN": Settings(hub_token=given.decode("latin-1")),
+    }
+    for name, one in settings.items():
+        with pytest.raises(HubDenied) as refused:
+            one.token()
+        assert (refused.value.field, refused.value.cure) == (name, "give the token alone, on one line")
+        assert "hf_one" not in refused.value.problem().model_dump_json()
+
+
+def test_a_hub_token_file_may_end_its_line_may_be_empty_and_must_be_there(tmp_path: Path):
+    file = tmp_path / "token"
+    settings = Settings(hub_token_file=file)
+    with pytest.raises(HubDenied) as refused:
+        settings.token()
+    assert (refused.value.field, refused.value.cure) == (
+        "QUARRY_HUB_TOKEN_FILE",
+        "name a file that this user can read",
+    )
+    file.write_text("")
+    assert settings.token() is None
+    file.write_text("hf_one\n")
+    assert settings.token() == "hf_one"

@@ -170,6 +170,24 @@ def test_a_hub_that_does_not_answer_is_unavailable_and_the_same_key_may_be_tried
         assert api.post("/extract", json=job_body(model), headers=key).status_code == 202
 
 
+def test_a_hub_token_of_two_lines_is_named_and_not_quoted(tmp_path: Path):
+    file = tmp_path / "token"
+    file.write_text("hf_one\nhf_two\n")
+    settings = api_settings(tmp_path, hub_token_file=file, hub_endpoint="http://127.0.0.1:9")
+    with serving(settings) as api:
+        answer = api.post("/extract", json=job_body(Path("org/model")) | {"revision": "main"})
+        problem = problem_of(answer, 403)
+        assert (problem.field, problem.cure) == ("QUARRY_HUB_TOKEN_FILE", "give the token alone, on one line")
+        assert "hf_" not in answer.text
+
+
+def test_a_hub_that_cannot_be_reached_is_told_by_the_kind_of_its_error(tmp_path: Path):
+    settings = api_settings(tmp_path, hub_token="hf_one", hub_endpoint="http://127.0.0.1:9")
+    with serving(settings) as api:
+        problem = problem_of(api.post("/estimate", json=job_body(Path("org/model"))), 503)
+        assert problem.detail == "the Hub cannot be reached for model 'org/model': ConnectError"
+
+
 def test_an_estimate_counts_samples_tokens_and_bytes(tmp_path: Path):
     target = random_target(tmp_path / "target", layers=4, hidden=64)
     with serving(api_settings(tmp_path)) as api:

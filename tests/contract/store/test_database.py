@@ -1,6 +1,7 @@
 """What the databases are told: durability, foreign keys, migrations at once; and their errors as ours."""
 
 import multiprocessing
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -81,9 +82,20 @@ def test_a_commit_survives_power_loss_and_a_stopped_process_holds_no_lock_for_ev
 
 def test_a_row_without_its_job_is_refused(store: Store, database: Database) -> None:
     stray = dict.fromkeys(("unit", "epoch", "attempts", "num_samples", "num_tokens"), 0)
-    stray |= {"job_id": job_id(9), "state": "pending", "plan_sha256": ""}
-    with pytest.raises(IntegrityError), database.write() as tx:
+    stray |= {"job_id": job_id(9), "state": "pending", "plan_sha256": "what a user sent"}
+    with pytest.raises(IntegrityError) as refused, database.write() as tx:
         tx.connection.execute(insert(UNIT).values(stray))
+    assert "what a user sent" not in str(refused.value)
+
+
+@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
+def test_a_pool_that_is_used_up_is_unavailable(store: Store, database: Database) -> None:
+    pool = database._engine.pool
+    pool._timeout = 0
+    with ExitStack() as held, pytest.raises(StoreUnavailable) as refused:
+        for _ in range(1 + pool.size() + pool._max_overflow):
+            held.enter_context(database.read())
+    assert refused.value.cure
 
 
 def test_a_reader_sees_the_last_commit_while_a_writer_is_at_work(store: Store, database: Database) -> None:

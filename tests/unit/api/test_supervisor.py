@@ -1,6 +1,5 @@
 """The supervisor: one worker after another, until it is stopped, the work is done, or it is of no use."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ def output() -> Iterator[Output]:
 
 
 def started(code: str, output: Output, grace_s: float = GRACE_S, **options: Any) -> Supervisor:
-    supervisor = Supervisor(python(code), os.environ, grace_s, output=output.write, **options)
+    supervisor = Supervisor(python(code), b"", grace_s, output=output.write, **options)
     supervisor.start()
     return supervisor
 
@@ -42,7 +41,7 @@ def test_stopped_it_ends_its_worker_in_order(output: Output):
 
 
 def test_stopped_before_it_began_it_starts_no_worker(output: Output):
-    supervisor = Supervisor(python("print('born')"), os.environ, GRACE_S, output=output.write)
+    supervisor = Supervisor(python("print('born')"), b"", GRACE_S, output=output.write)
     supervisor.stop()
     supervisor.start()
     supervisor.join()

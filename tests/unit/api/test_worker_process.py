@@ -1,13 +1,10 @@
 """A worker as a child: its settings, its end, what it leaves behind, and when it is started again."""
 
-import json
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pydantic import SecretStr
 
 from service import worker
 from service.api.worker_process import (
@@ -15,8 +12,8 @@ from service.api.worker_process import (
     MAX_FAST_CRASHES,
     Restarts,
     WorkerProcess,
-    settings_environment,
 )
+from service.cli.console import load_settings
 from service.settings import Settings
 from tests.support.children import DRAINS, IGNORES, Output, python, wait_for_end
 
@@ -45,35 +42,45 @@ def ended(child: WorkerProcess) -> int:
 # Settings
 
 
-def test_a_child_reads_the_very_settings_of_its_parent(tmp_path: Path):
-    given = Settings(
+TELLS_ITS_SETTINGS = """
+import os, subprocess, sys
+from service import worker
+from service.cli import main
+
+def tell(settings, only_job):
+    print(settings.with_secrets().decode(), flush=True)
+    subprocess.run(["env"], check=True)
+    return 0
+
+worker.run_worker = tell
+main(["worker", "--parent-pid", str(os.getppid())])
+"""
+"""What the worker's own child inherits stands below."""
+
+
+def test_a_child_has_the_very_settings_of_its_parent_and_no_secret_in_an_environment(
+    tmp_path: Path, output: Output, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("quarry_hub_token", "hf_secret")
+    monkeypatch.setenv("QUARRY_DATABASE_URL", "postgresql+psycopg://me:password@host/name")
+    given = load_settings(
         data_dir=tmp_path / "a folder",
-        out_dir=tmp_path,
         source_roots=(tmp_path, tmp_path / 'with "quotes", and commas'),
-        hub_token=SecretStr("hf_secret"),
         engine_options={"seed": 3, "nothing": None, "compilation_config": {"custom_ops": ["none"]}},
         gpu_memory_utilization=0.5,
         logit_rows_min=0,
-    )
-    inherited = os.environ | {"QUARRY_DATABASE_URL": "sqlite:///elsewhere.db", "QUARRY_PORT": "1"}
-    code = (
-        "from service.settings import Settings; s = Settings(); "
-        "print(s.model_dump_json()); print(s.hub_token.get_secret_value())"
-    )
-    environment = settings_environment(given, inherited)
-    done = subprocess.run(python(code), env=environment, capture_output=True, text=True, check=True)
-    settings, token = done.stdout.splitlines()
-    assert json.loads(settings) == json.loads(given.model_dump_json())
-    assert token == "hf_secret"
-
-
-def test_variables_that_are_no_settings_are_inherited():
-    environment = settings_environment(
-        Settings(), {"PATH": "/bin", "QUARRY_FAKE_STEP_S": "1", "quarry_port": "7"}
-    )
-    assert environment["PATH"] == "/bin"
-    assert environment["QUARRY_FAKE_STEP_S"] == "1"
-    assert "quarry_port" not in environment
+    ).model_copy(update={"lease_s": 7.0})
+    monkeypatch.setenv("QUARRY_LEASE_S", "8")
+    assert (given.token(), given.database()[-23:]) == ("hf_secret", "//me:password@host/name")
+    assert "hf_secret" not in repr(given)
+    assert ":password" not in repr(given)
+    assert ended(WorkerProcess(python(TELLS_ITS_SETTINGS), given.with_secrets(), output.write)) == 0
+    output.write.close()
+    told, environment = output.read.read().decode().split("\n", 1)
+    assert Settings.model_validate_json(told) == given
+    assert "QUARRY_LEASE_S=8" in environment
+    assert "hf_secret" not in environment
+    assert ":password" not in environment
 
 
 def test_the_codes_that_end_a_job_are_the_workers_own():
@@ -85,11 +92,11 @@ def test_the_codes_that_end_a_job_are_the_workers_own():
 
 @pytest.mark.parametrize("code", [0, 3, 77])
 def test_an_exit_code_is_told(code: int):
-    assert ended(WorkerProcess(python(f"raise SystemExit({code})"), os.environ)) == code
+    assert ended(WorkerProcess(python(f"raise SystemExit({code})"))) == code
 
 
 def test_an_asked_child_ends_in_order(output: Output):
-    child = WorkerProcess(python(DRAINS), os.environ, output.write)
+    child = WorkerProcess(python(DRAINS), output=output.write)
     assert output.line() == "ready"
     assert child.exit_code() is None
     child.terminate()
@@ -100,7 +107,7 @@ def test_an_asked_child_ends_in_order(output: Output):
 
 
 def test_a_child_that_does_not_listen_is_killed(output: Output):
-    child = WorkerProcess(python(IGNORES), os.environ, output.write)
+    child = WorkerProcess(python(IGNORES), output=output.write)
     assert output.line() == "ready"
     child.kill()
     assert ended(child) == -9
@@ -108,14 +115,14 @@ def test_a_child_that_does_not_listen_is_killed(output: Output):
 
 def test_what_a_killed_worker_leaves_behind_is_ended_too(output: Output):
     """1. A worker starts a child. 2. The worker kills itself. 3. When its code is told, the child ends."""
-    child = WorkerProcess(python(LEAVES_A_CHILD), os.environ, output.write)
+    child = WorkerProcess(python(LEAVES_A_CHILD), output=output.write)
     orphan = int(output.line())
     assert ended(child) == -9
     wait_for_end(orphan)
 
 
 def test_a_child_is_out_of_the_terminals_reach():
-    child = WorkerProcess(python("import time; time.sleep(600)"), os.environ)
+    child = WorkerProcess(python("import time; time.sleep(600)"))
     assert os.getpgid(child.pid) == child.pid != os.getpgid(0)
     child.kill()
     ended(child)
