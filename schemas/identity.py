@@ -5,6 +5,7 @@ import json
 from typing import Literal
 
 from schemas.base import Wire
+from schemas.names import JobId
 from schemas.request import CapturePasses, Compression, Dtype, Generate, LossRule, TooLong
 
 SCHEMA_VERSION = 1
@@ -97,7 +98,7 @@ class EngineInfo(Wire):
 class Provenance(Wire):
     """Who made a dataset, from what: stands in every shard's metadata and in the manifest."""
 
-    job_id: str
+    job_id: JobId
     identity: Identity
     layers: tuple[LayerInfo, ...]
     final_norm: FinalNorm

@@ -11,6 +11,7 @@ from pydantic_core import to_jsonable_python
 from schemas.base import Wire
 from schemas.identity import SCHEMA_VERSION, Provenance
 from schemas.job import RejectView
+from schemas.names import JobId
 from schemas.request import ExtractRequest
 
 
@@ -88,7 +89,7 @@ class LayerAgreement(Wire):
 class CanaryReport(Wire):
     """A passed canary: how near the engine's states were to those of a forward pass by another library."""
 
-    job_id: str | None = Field(
+    job_id: JobId | None = Field(
         default=None, description="the job it ran for; others of the same model and engine rely on it"
     )
     prompts: int

@@ -22,6 +22,7 @@ OURS = {
     ),
     "dtype": "name it in the job",
     "max_model_len": "set the job's 'max_tokens'",
+    "hf_token": "set QUARRY_HUB_TOKEN_FILE",
     "skip_tokenizer_init": "leave it out",
     "tensor_parallel_size": "set QUARRY_TENSOR_PARALLEL_SIZE",
     **dict.fromkeys(
@@ -56,6 +57,11 @@ def _one_of(*values: object) -> Callable[[Any], bool]:
 
 _WORKERS = "run one worker for each engine"
 RULES = {
+    "trust_remote_code": Rule(
+        _one_of(False),
+        "whoever names a model in a job would run the code of its repository here",
+        "leave it out: docs/architectures.md says which models run without",
+    ),
     "pipeline_parallel_size": Rule(
         _one_of(1), "the captured layers would lie on different stages", "set QUARRY_TENSOR_PARALLEL_SIZE"
     ),

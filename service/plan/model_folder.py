@@ -79,6 +79,17 @@ def _local_folder(model: str, roots: tuple[Path, ...]) -> Path:
             field="model",
             cure="give the folder that config.json stands in",
         )
+    # The Hub's cache links a snapshot's files to blobs beside it, in the repository's own folder.
+    cached = folder.parent.name == "snapshots" and folder.parents[1].name.startswith("models--")
+    root = folder.parents[1] if cached else folder
+    for path in (*folder.glob("*"), *folder.glob("additional_chat_templates/*")):
+        weights = any(path.match(pattern) for pattern in WEIGHT_FILES)
+        if path.is_file() and not weights and not path.resolve().is_relative_to(root):
+            raise UnknownModel(
+                f"{path.relative_to(folder)} in {model!r} is a link that leaves the model's folder",
+                field="model",
+                cure="copy the file there; only weights may be links",
+            )
     return folder
 
 

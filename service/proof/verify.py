@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from pydantic import Field, ValidationError, computed_field
 
@@ -24,6 +24,7 @@ from service.proof.head import Head
 from service.proof.report.tally import DatasetTally, JobTally
 from service.proof.token_counts import TokenCounts, differences, read_counts
 from service.proof.verify_unit import Finding, Proof, UnitOutcome, verify_unit
+from service.reader.files import is_inside
 from service.settings import Settings
 
 __all__ = ["Finding", "VerifyReport", "verify_dataset", "verify_remote"]
@@ -256,7 +257,7 @@ def _verify_job(
     ]
     outcomes: list[UnitOutcome] = []
     wrong = {finding.path for finding in findings}
-    units = {entry.unit for entry in job.shards} if all(_is_inside(e.path) for e in _entries(job)) else set()
+    units = {entry.unit for entry in job.shards} if all(is_inside(e.path) for e in _entries(job)) else set()
     for unit in sorted(units):
         files = {index_path(job.provenance.job_id, unit)} | {e.path for e in job.shards if e.unit == unit}
         damaged = sorted(path for path in files & wrong if (folder / path).is_file())
@@ -334,14 +335,8 @@ def _verify_tallied(
     return verify_unit(folder, job, unit, None, tally), tally
 
 
-def _is_inside(path: str) -> bool:
-    """Say whether a manifest's path stays inside the dataset."""
-    parts = PurePosixPath(path)
-    return not parts.is_absolute() and ".." not in parts.parts
-
-
 def _file_faults(folder: Path, entry: FileEntry) -> Iterator[str]:
-    if not _is_inside(entry.path):
+    if not is_inside(entry.path):
         yield "a path that leaves the dataset"
         return
     file = folder / entry.path

@@ -9,7 +9,7 @@ import mmap
 import os
 from collections.abc import Iterable
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -68,6 +68,12 @@ def files_of(where: str | os.PathLike[str], revision: str | None = None) -> File
     if not folder.is_dir():
         raise ReaderError(f"{where} is no folder; a repository is named {HUB_PREFIX}NAMESPACE/NAME")
     return LocalFiles(folder)
+
+
+def is_inside(path: str) -> bool:
+    """Say whether a path that a dataset names stays inside it. Nothing in a dataset is trusted."""
+    parts = PurePosixPath(path)
+    return not parts.is_absolute() and ".." not in parts.parts and "\0" not in path
 
 
 class LocalFiles:

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import torch
 
 from service.reader.errors import ReaderError
-from service.reader.files import Files
+from service.reader.files import Files, is_inside
 
 INDEX_FOLDER = "index"
 MANIFEST_FOLDER = "manifests"
@@ -44,6 +44,9 @@ class Places:
         """T of every row, for samplers that fill batches by tokens."""
         self._shards: list[str] = self._columns["shard"].to_pylist()
         self._rows: list[int] = self._columns["row"].to_pylist()
+        for path in self.shards:
+            if not is_inside(path):
+                raise ReaderError(f"the index names {path!r}, a path that leaves the dataset")
 
     def __len__(self) -> int:
         return len(self.num_tokens)

@@ -32,6 +32,7 @@ def refusal(options, *, decode=False):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
+        ("trust_remote_code", True),
         ("pipeline_parallel_size", 2),
         ("data_parallel_size", 2),
         ("data_parallel_size_local", 2),
@@ -74,6 +75,7 @@ def test_what_quarry_sets_itself_is_refused(name):
 
 def test_harmless_values_of_the_same_options_pass():
     harmless = {
+        "trust_remote_code": False,
         "pipeline_parallel_size": 1,
         "data_parallel_size": 1,
         "distributed_executor_backend": "mp",

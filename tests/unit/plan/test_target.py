@@ -185,6 +185,37 @@ def test_no_link_and_no_dots_lead_out_of_the_roots(tmp_path: Path, path: str) ->
     assert "QUARRY_MODEL_ROOTS" in str(refusal(tmp_path / "root", tmp_path / path).cure)
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["config.json", "tokenizer.json", "chat_template.jinja", "spiece", "additional_chat_templates/a.jinja"],
+)
+def test_no_link_in_a_models_folder_leads_out_of_it_but_to_weights(tmp_path: Path, name: str) -> None:
+    folder = with_config(tmp_path / "m", PLAIN)
+    secret = tmp_path / "secret"
+    secret.write_text(json.dumps(PLAIN))
+    (folder / "vocab.txt").write_text("")
+    (folder / "vocab.json").symlink_to("vocab.txt")
+    (folder / "model-1.bin").symlink_to(secret)
+    assert inspect(tmp_path, folder).folder == folder
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(secret)
+    error = refusal(tmp_path, folder)
+    assert (error.field, name in error.detail) == ("model", True)
+
+
+def test_a_snapshot_of_the_hubs_cache_is_a_model_by_its_path(tmp_path: Path) -> None:
+    """There every file is a link to a blob beside the snapshots; one that leads further is refused."""
+    blob = with_config(tmp_path / "models--org--m" / "blobs", PLAIN) / "config.json"
+    folder = tmp_path / "models--org--m" / "snapshots" / ("0" * 40)
+    folder.mkdir(parents=True)
+    (folder / "config.json").symlink_to("../../blobs/config.json")
+    assert inspect(tmp_path, folder).hidden_size == 64
+    blob.unlink()
+    blob.symlink_to(with_config(tmp_path / "elsewhere", PLAIN) / "config.json")
+    assert "config.json" in refusal(tmp_path, folder).detail
+
+
 def test_a_folder_without_a_config_and_a_revision_of_a_folder_are_refused(tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
     assert "holds no config.json" in refusal(tmp_path, tmp_path / "m").detail

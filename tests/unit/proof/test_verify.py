@@ -375,6 +375,7 @@ def test_a_witness_that_the_states_do_not_bear_out_is_named(dataset):
         (lambda body: body["shards"][0].update(rows=4), "5 rows of 74 tokens, the manifest says 4 of 74"),
         (lambda body: body["shards"][0].update(path="../secret.parquet"), "a path that leaves the dataset"),
         (lambda body: body["extras"][0].update(path="/etc/passwd"), "a path that leaves the dataset"),
+        (lambda body: body["provenance"].update(job_id="../../x"), "cannot be read: "),
         (lambda body: body.update(complete=False), "complete is False"),
     ],
 )

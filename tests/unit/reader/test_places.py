@@ -122,3 +122,13 @@ def test_indexes_that_do_not_fit_together_are_refused(folder):
     pq.write_table(table.set_column(place, "row", table["row"].cast(pa.string())), path)
     with pytest.raises(ReaderError, match="the index cannot be read"):
         Places(LocalFiles(folder), None)
+
+
+@pytest.mark.parametrize("path", ["../private/a.parquet", "/private/a.parquet", "data/../../a", "a\0b"])
+def test_a_shard_that_lies_outside_the_dataset_is_refused_before_it_is_opened(folder: Path, rows, path: str):
+    """The reader, and the export with it, open what the index names."""
+    rows[1]["shard"] = path
+    index = "index/j-0/train-00000.parquet"
+    pq.write_table(pa.Table.from_pylist(rows[:5], schema=INDEX_SCHEMA), folder / index)
+    with pytest.raises(ReaderError, match="leaves the dataset"):
+        Places(LocalFiles(folder), None)
