@@ -9,6 +9,7 @@ Its HTTP status, its stable type, and what happens to the work when it is raised
     |   |-- SourceRefused              `source`: missing, unreadable, empty, or outside the allowed roots
     |   |-- TemplateRefused            `chat_template`: does not render, or has no stable turn boundaries
     |   `-- OptionRefused              any other option that this model or this service cannot honour
+    |-- CallerRefused             403  the request came by a foreign name, or from a page of another site
     |-- NotFound                  404
     |-- Conflict                  409
     |   |-- IdempotencyConflict        same key, other body
@@ -114,6 +115,13 @@ class OptionRefused(RequestError):
     """An option that this model or this service cannot honour."""
 
     title = "The option cannot be honoured"
+
+
+class CallerRefused(QuarryError):
+    """The request came by a name that is not the service's, or from a page of another site."""
+
+    status = 403
+    title = "The caller is refused"
 
 
 class NotFound(QuarryError):

@@ -34,6 +34,8 @@ class Settings(BaseSettings):
 
     host: str = "127.0.0.1"
     port: int = Field(default=8642, ge=0, le=65535)
+    allowed_hosts: tuple[str, ...] = ()
+    """Names that callers reach the API by, beside `host`, its address, and those of the loopback."""
     max_body_bytes: int = Field(default=64 * 2**20, ge=1024)
 
     hub_endpoint: str | None = None

@@ -14,6 +14,7 @@ from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 
 from service.api import problems
 from service.api.body_limit import DeclaredLengthLimit
+from service.api.callers import CallerCheck
 from service.api.metrics import JobMetrics
 from service.api.routes import extract, health, jobs
 from service.settings import Settings
@@ -62,6 +63,7 @@ def create_app(settings: Settings) -> FastAPI:
         app.include_router(module.router)
     app.add_middleware(RequestBodyLimitMiddleware, max_body_size=settings.max_body_bytes)
     app.add_middleware(DeclaredLengthLimit, max_body_bytes=settings.max_body_bytes)
+    app.add_middleware(CallerCheck, settings=settings)
     Instrumentator(
         should_group_status_codes=False,
         should_exclude_streaming_duration=True,

@@ -69,17 +69,19 @@ def job_body(model: Path, **changes: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def serving(settings: Settings) -> Iterator[httpx2.Client]:
+def serving(settings: Settings, bind: str = "127.0.0.1") -> Iterator[httpx2.Client]:
     """Serve the real application with uvicorn on a free port; yield a client of it."""
-    with server_and_client(settings) as (_, client):
+    with server_and_client(settings, bind) as (_, client):
         yield client
 
 
 @contextmanager
-def server_and_client(settings: Settings) -> Iterator[tuple[ApiServer, httpx2.Client]]:
+def server_and_client(
+    settings: Settings, bind: str = "127.0.0.1"
+) -> Iterator[tuple[ApiServer, httpx2.Client]]:
     """As `serving`, with the server, so that a test can end it."""
     app = create_app(settings)
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", timeout_graceful_shutdown=5)
+    config = uvicorn.Config(app, host=bind, port=0, log_level="warning", timeout_graceful_shutdown=5)
     server = ApiServer(config, app.state.stopping)
     listener = config.bind_socket()
     port = listener.getsockname()[1]
@@ -89,7 +91,7 @@ def server_and_client(settings: Settings) -> Iterator[tuple[ApiServer, httpx2.Cl
         # A bound socket that is not yet listened on refuses connections: retry until the server listens.
         transport = httpx2.HTTPTransport(retries=20)
         with httpx2.Client(
-            base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False, transport=transport
+            base_url=f"http://{bind}:{port}", timeout=30, trust_env=False, transport=transport
         ) as client:
             client.get("/healthz").raise_for_status()
             yield server, client

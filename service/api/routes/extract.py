@@ -13,7 +13,7 @@ from service.api.request_body import parse_json, parse_request
 from service.api.routes.resources import NoOptions, SettingsOf, StoreOf
 from service.api.submit import new_key, submit
 
-router = APIRouter(tags=["extract"])
+router = APIRouter(tags=["extract"], responses=problem_responses(403))
 
 BODY: dict[str, Any] = {
     "requestBody": {
@@ -62,7 +62,7 @@ Body = Annotated[ExtractRequest, Depends(extract_request)]
     "/extract",
     status_code=202,
     openapi_extra=BODY,
-    responses=problem_responses(403, 409, 413, 415, 422, 503, 507),
+    responses=problem_responses(409, 413, 415, 422, 503, 507),
 )
 def extract(
     body: Body,

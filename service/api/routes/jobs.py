@@ -27,7 +27,7 @@ def no_options(
     """Refuse any query parameter, and any body but an empty object."""
 
 
-router = APIRouter(prefix="/jobs", tags=["jobs"])
+router = APIRouter(prefix="/jobs", tags=["jobs"], responses=problem_responses(403))
 
 
 class JobsQuery(Wire):
