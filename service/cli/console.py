@@ -3,7 +3,7 @@
 import logging
 import os
 import sys
-from typing import Any
+from typing import Any, TextIO
 
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
@@ -11,6 +11,7 @@ from pydantic_settings import SettingsError
 from schemas.job import Problem
 from service.errors import DatasetBroken, OptionRefused, QuarryError, RequestError
 from service.settings import Settings
+from service.visible import one_line, visible
 
 SECRET_VARIABLES = frozenset({"QUARRY_HUB_TOKEN", "QUARRY_DATABASE_URL"})
 
@@ -37,7 +38,13 @@ def complain(problem: Problem) -> None:
         lines.append(f"  field: {problem.field}")
     if problem.cure:
         lines.append(f"  cure:  {problem.cure}")
-    print("\n".join(lines), file=sys.stderr)
+    for line in lines:
+        say(line, file=sys.stderr)
+
+
+def say(*fields: object, file: TextIO | None = None) -> None:
+    """Print one line, its fields apart by tabs; what others named is made visible in it."""
+    print(*(one_line(str(field)) for field in fields), sep="\t", file=file)
 
 
 def load_settings(**options: Any) -> Settings:  # noqa: ANN401 - a value of any setting
@@ -63,9 +70,14 @@ def load_settings(**options: Any) -> Settings:  # noqa: ANN401 - a value of any 
     return settings
 
 
+class _VisibleFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
+
+
 def log_to_stderr(level: int = logging.INFO) -> None:
     """Let this process's loggers write lines to stderr."""
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    logging.basicConfig(
-        level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_VisibleFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler])

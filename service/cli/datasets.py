@@ -12,7 +12,7 @@ import typer
 from pydantic import ValidationError
 
 from schemas.request import HubTarget
-from service.cli.console import EXIT_BROKEN, load_settings
+from service.cli.console import EXIT_BROKEN, load_settings, say
 from service.errors import OptionRefused
 
 
@@ -47,12 +47,12 @@ def verify(
             report = verify_dataset(Path(dataset), model_folder=model, tally=tally)
     else:
         report = verify_remote(dataset, settings, model_folder=model, tally=tally)
-    print(report.model_dump_json() if as_json else report)
+    print(report.model_dump_json(ensure_ascii=True) if as_json else report)
     if page is not None and tally is not None:
         from service.proof.report.page import write_page
 
         write_page(page, report, tally, model, datetime.now(UTC))
-        print(f"the page is {page}", file=sys.stderr)
+        say(f"the page is {page}", file=sys.stderr)
     if not report.ok:
         raise typer.Exit(EXIT_BROKEN)
 
@@ -78,7 +78,7 @@ def publish(
     check_target(hub, settings)
     with naming(folder):
         commit = publish_folder(folder, hub, settings)
-    print(f"{repo_id}: commit {commit}")
+    say(f"{repo_id}: commit {commit}")
 
 
 def hub_target(repo_id: str, *, public: bool, config_name: str) -> HubTarget:

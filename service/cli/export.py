@@ -6,9 +6,11 @@ from typing import Annotated
 
 import typer
 
+from service.cli.console import say
 from service.cli.datasets import naming
 from service.errors import OptionRefused
 from service.export.options import Algorithm, ExportOptions, FormatName, chosen_algorithm, parsed_layers
+from service.visible import visible
 
 
 def export(
@@ -58,8 +60,8 @@ def export(
     with naming(out):
         done = write(dataset, out, options)
     left_out = done.rows_in_dataset - done.rows
-    print(done.notes)
-    print(f"{out}: {done.rows} rows" + (f", {left_out} left out" if left_out else ""))
+    print(visible(done.notes))
+    say(f"{out}: {done.rows} rows" + (f", {left_out} left out" if left_out else ""))
 
 
 def _check_place(out: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from service.cli.console import EXIT_NOT_COMPLETE, complain, load_settings, log_to_stderr
+from service.cli.console import EXIT_NOT_COMPLETE, complain, load_settings, log_to_stderr, say
 from service.cli.job_file import own_roots, read_job_file
 
 JobFile = Annotated[
@@ -31,13 +31,13 @@ def estimate(
 
     found = estimate_request(request, settings, tokens_per_s, gpus)
     if as_json:
-        print(found.model_dump_json())
+        say(found.model_dump_json(ensure_ascii=True))
         return
     told = found.model_dump(exclude={"sizing"})
     if found.sizing is not None:
         told |= {name: f"{value:.6g}" for name, value in found.sizing.model_dump().items()}
     for name, value in told.items():
-        print(f"{name:18} {value}")
+        say(f"{name:18} {value}")
 
 
 def extract(
@@ -62,6 +62,6 @@ def extract(
         complain(ending.problem)
     if not ending.completed:
         raise typer.Exit(EXIT_NOT_COMPLETE)
-    print(f"{out}: {ending.progress.samples_written} samples, {amounts(ending.progress)}")
+    say(f"{out}: {ending.progress.samples_written} samples, {amounts(ending.progress)}")
     if strict and ending.progress.samples_rejected:
         raise typer.Exit(EXIT_NOT_COMPLETE)

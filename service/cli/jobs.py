@@ -9,7 +9,7 @@ import typer
 from schemas.job import JobPage, JobState, JobSummary, JobView, RejectPage
 from schemas.names import is_job_id
 from service.cli.client import Client
-from service.cli.console import EXIT_NOT_COMPLETE, complain
+from service.cli.console import EXIT_NOT_COMPLETE, complain, say
 
 app = typer.Typer(
     help="List, follow, cancel and resume the jobs of a running service.",
@@ -42,7 +42,7 @@ def list_jobs(
     with Client(server) as client:
         page = JobPage.model_validate(client.get("/jobs", state=state, limit=limit))
     for job in page.jobs:
-        print(job.model_dump_json() if as_json else line(job))
+        say(job.model_dump_json(ensure_ascii=True) if as_json else line(job))
 
 
 @app.command()
@@ -71,14 +71,14 @@ def watch(job_id: JobIdArgument, server: Server = DEFAULT_SERVER) -> None:
 def cancel(job_id: JobIdArgument, server: Server = DEFAULT_SERVER) -> None:
     """Stop a job; what it has committed is kept."""
     with Client(server) as client:
-        print(line(JobView.model_validate(client.post(f"/jobs/{job_id}/cancel"))))
+        say(line(JobView.model_validate(client.post(f"/jobs/{job_id}/cancel"))))
 
 
 @app.command()
 def resume(job_id: JobIdArgument, server: Server = DEFAULT_SERVER) -> None:
     """Queue a blocked, failed or cancelled job again."""
     with Client(server) as client:
-        print(line(JobView.model_validate(client.post(f"/jobs/{job_id}/resume"))))
+        say(line(JobView.model_validate(client.post(f"/jobs/{job_id}/resume"))))
 
 
 @app.command()
@@ -89,8 +89,8 @@ def rejects(job_id: JobIdArgument, server: Server = DEFAULT_SERVER, as_json: AsJ
         while True:
             page = RejectPage.model_validate(client.get(f"/jobs/{job_id}/rejects", after=after))
             for one in page.rejects:
-                told = f"{one.position}\t{one.source_id or '-'}\t{one.reason}\t{one.detail}"
-                print(one.model_dump_json() if as_json else told)
+                told = (one.position, one.source_id or "-", one.reason, one.detail)
+                say(*((one.model_dump_json(ensure_ascii=True),) if as_json else told))
             if page.next_after is None:
                 return
             after = page.next_after

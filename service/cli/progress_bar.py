@@ -8,6 +8,7 @@ from typing import Protocol, Self, TextIO
 
 from schemas.events import Event
 from schemas.job import JobState, Progress
+from service.visible import one_line
 
 LINE_EVERY_S = 5.0
 
@@ -109,7 +110,7 @@ def _delay(event: Event) -> str:
     """Say why a job that goes on by itself stands still now; nothing where it does not."""
     if event.delay is None or event.problem is None:
         return ""
-    return f"; tried again since {event.delay.since:%H:%M} UTC: {event.problem.detail}"
+    return f"; tried again since {event.delay.since:%H:%M} UTC: {one_line(event.problem.detail)}"
 
 
 def progress_display(stream: TextIO = sys.stderr) -> ProgressDisplay:

@@ -3,12 +3,14 @@
 Legend: T tokens of a row, A auxiliary layers, H hidden size.
 """
 
+import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from service.reader import Row
+from service.visible import one_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,12 @@ class Format(Protocol):
 
     def notes(self, out: Path) -> str:
         """Return what to run, in Markdown: the trainer's exact command, and what to know before."""
+
+
+def shell_block(*lines: str | tuple[str, ...]) -> str:
+    """Return one command in Markdown, a line each; the words of a tuple are quoted for the shell."""
+    told = (line if isinstance(line, str) else one_line(shlex.join(line)) for line in lines)
+    return "```sh\n" + " \\\n    ".join(told) + "\n```\n\n"
 
 
 def one_file_each(pattern: str, numbers: Iterable[int]) -> Iterator[Piece]:

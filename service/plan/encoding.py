@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from service.errors import TemplateRefused, UnknownModel
+from service.plan.importing import IMPORTING
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +104,15 @@ class TextTokenizer:
 
 
 def _load(folder: Path, model: str) -> Any:  # noqa: ANN401 - transformers is not typed
-    from transformers import AutoTokenizer
-
     try:
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, ImportError) as error:
+        with IMPORTING:
+            from transformers import AutoTokenizer
+
+            return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except (
+        *(OSError, ValueError, LookupError, TypeError, AttributeError, ImportError),
+        *(ArithmeticError, RecursionError),
+    ) as error:
         reason = str(error).strip().split("\n", 1)[0]
         raise UnknownModel(
             f"the tokenizer of {model!r} cannot be loaded: {reason}",

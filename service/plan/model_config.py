@@ -1,13 +1,17 @@
 """`config.json` -> the few numbers of a target that planning needs, for any model type."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, TypeVar, get_args
+
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic_core import from_json
 
 from schemas.request import Dtype
 from service.errors import OptionRefused, UnknownModel
+from service.plan.importing import IMPORTING
 
 TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config", "decoder")
 """Where multimodal configs keep the language model's part."""
@@ -33,6 +37,25 @@ LENGTH_INCLUDES_SCALING = frozenset(
 SCALED_LENGTH_MODELS = "gemma3"
 """Part of the model types of which that is true for every rope type."""
 
+T = TypeVar("T")
+NAME = TypeAdapter[str](Annotated[str, Field(strict=True)])
+NAMES = TypeAdapter[tuple[str, ...]](tuple[str, ...])
+COUNT = TypeAdapter[int](Annotated[int, Field(strict=True, ge=1, lt=2**31)])
+LENGTH = TypeAdapter[float](Annotated[float, Field(strict=True, ge=2, lt=2**31, allow_inf_nan=False)])
+"""In tokens, prompt and answer together; some configs write it as a float."""
+
+
+class _Rope(BaseModel):
+    """How positions are scaled, for one kind of attention layer."""
+
+    rope_type: str | None = None
+    type: str | None = None
+    factor: float | None = Field(default=None, strict=True, ge=1, lt=2**31, allow_inf_nan=False)
+
+
+ROPE = TypeAdapter[_Rope](_Rope)
+ROPES = TypeAdapter[dict[str, Any]](dict[str, Any])
+
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
@@ -52,7 +75,9 @@ def read_config(folder: Path, dtype: str) -> ModelConfig:
     Raises UnknownModel (field `model`), OptionRefused (field `dtype`).
     """
     try:
-        whole = json.loads((folder / "config.json").read_bytes(), object_hook=_special_float)
+        raw = (folder / "config.json").read_bytes()
+        from_json(raw)  # refuses what is nested so deep that nothing else could walk it
+        whole = json.loads(raw, object_hook=_special_float)
     except (OSError, ValueError) as error:
         raise _refused(f"config.json cannot be read: {error}") from error
     if not isinstance(whole, dict):
@@ -60,7 +85,7 @@ def read_config(folder: Path, dtype: str) -> ModelConfig:
     text = next((whole[key] for key in TEXT_CONFIGS if isinstance(whole.get(key), dict)), whole)
     values = _Values(whole, text)
     return ModelConfig(
-        architectures=tuple(str(name) for name in whole.get("architectures") or ()),
+        architectures=_typed(NAMES, whole.get("architectures") or (), "architectures"),
         num_layers=values.number(NUM_LAYERS_KEYS),
         hidden_size=values.number(HIDDEN_SIZE_KEYS),
         vocab_size=values.number(VOCAB_SIZE_KEYS),
@@ -75,7 +100,16 @@ def _refused(detail: str) -> UnknownModel:
 
 def _special_float(value: dict[str, Any]) -> dict[str, Any] | float:
     """Return the number that transformers writes as {"__float__": "Infinity"}, because JSON has none such."""
-    return float(value["__float__"]) if value.keys() == {"__float__"} else value
+    special = value.get("__float__") if len(value) == 1 else None
+    return float(special) if isinstance(special, str) else value
+
+
+def _typed(kind: TypeAdapter[T], value: object, key: str) -> T:
+    try:
+        return kind.validate_python(value)
+    except ValidationError as error:
+        why = error.errors(include_url=False)[0]["msg"]
+        raise _refused(f"config.json gives no usable '{key}' (found {value!r:.100}): {why}") from error
 
 
 class _Values:
@@ -86,50 +120,52 @@ class _Values:
         self._whole = whole
         self._completed: object | None = None
 
-    def find(self, keys: tuple[str, ...]) -> Any:  # noqa: ANN401 - a JSON value
+    def find(self, keys: tuple[str, ...], kind: TypeAdapter[T]) -> T | None:
         for level in self._given:
             for key in keys:
                 if level.get(key) is not None:
-                    return level[key]
+                    return _typed(kind, level[key], key)
         return None
 
     def number(self, keys: tuple[str, ...]) -> int:
-        value = self.find(keys)
-        if value is None:
-            # Published configs leave out what equals the class's default (Gemma 3: vocab_size), or what the
-            # class counts (Nemotron-H: num_hidden_layers).
-            value = self.default(keys)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise _refused(f"config.json gives no usable '{keys[0]}' (found {value!r})")
-        return value
+        # Published configs leave out what equals the class's default (Gemma 3: vocab_size), or what the
+        # class counts (Nemotron-H: num_hidden_layers).
+        found = self.find(keys, COUNT) or self.default(keys, COUNT)
+        if found is None:
+            raise _refused(f"config.json gives no '{keys[0]}'")
+        return found
 
-    def default(self, keys: tuple[str, ...]) -> Any:  # noqa: ANN401 - a JSON value
+    def default(self, keys: tuple[str, ...], kind: TypeAdapter[T]) -> T | None:
         if self._completed is None:
             self._completed = _completed(self._whole)
-        values = (getattr(self._completed, key, None) for key in keys)
-        return next((value for value in values if value is not None), None)
+        values = ((key, getattr(self._completed, key, None)) for key in keys)
+        return next((_typed(kind, value, key) for key, value in values if value is not None), None)
 
 
 def _completed(whole: Mapping[str, Any]) -> object:
     """Return the text config as transformers completes it; nothing is in it if the type is unknown."""
     from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoConfig
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    model_type = whole.get("model_type")
-    if model_type not in CONFIG_MAPPING:
-        return object()
-    try:
-        config = AutoConfig.for_model(**whole)
-    except (StrictDataclassError, ValueError, TypeError, LookupError, AttributeError) as error:
-        raise _refused(f"config.json is not a valid config of '{model_type}': {error}") from error
-    text: object = config.get_text_config()
+    model_type = _typed(NAME, whole.get("model_type") or "", "model_type")
+    with IMPORTING:
+        from transformers import AutoConfig
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+        if model_type not in CONFIG_MAPPING:
+            return object()
+        try:
+            text: object = AutoConfig.for_model(**whole).get_text_config()
+        except (
+            *(StrictDataclassError, ValueError, TypeError, LookupError, AttributeError),
+            *(ArithmeticError, RecursionError),
+        ) as error:
+            raise _refused(f"config.json is not a valid config of '{model_type}': {error}") from error
     return text
 
 
 def _dtype(asked: str, values: _Values) -> Dtype:
-    said = asked if asked != "auto" else values.find(("dtype", "torch_dtype")) or "float32"
-    name = str(said).removeprefix("torch.")
+    said = asked if asked != "auto" else values.find(("dtype", "torch_dtype"), NAME) or "float32"
+    name = said.removeprefix("torch.")
     for dtype in get_args(Dtype):
         if name == dtype:
             known: Dtype = dtype
@@ -143,27 +179,28 @@ def _dtype(asked: str, values: _Values) -> Dtype:
 
 def _max_model_len(values: _Values) -> int:
     """Derive the longest sequence as vLLM does, so that no planned sample is too long for it."""
-    declared = values.find(("model_max_length",))
-    lengths = [length for key in LENGTH_KEYS if (length := values.find((key,))) is not None]
+    declared = values.find(("model_max_length",), LENGTH)
+    lengths = [length for key in LENGTH_KEYS if (length := values.find((key,), LENGTH)) is not None]
     longest = declared if declared is not None else min(lengths, default=None)
     if longest is None:
-        longest = values.default(LENGTH_KEYS) or DEFAULT_LENGTH
-    scalings = list(_rope_scalings(values.find(("rope_parameters", "rope_scaling"))))
-    if SCALED_LENGTH_MODELS in str(values.find(("model_type",))):
+        longest = values.default(LENGTH_KEYS, LENGTH) or DEFAULT_LENGTH
+    scalings = _rope_scalings(values)
+    if SCALED_LENGTH_MODELS in (values.find(("model_type",), NAME) or ""):
         return int(longest)
     factor = 1.0
     for scaling in scalings:
-        kind = scaling.get("rope_type", scaling.get("type"))
-        if kind == "longrope" and (original := values.find(("original_max_position_embeddings",))):
+        kind = scaling.rope_type or scaling.type
+        if kind == "longrope" and (original := values.find(("original_max_position_embeddings",), LENGTH)):
             # Beyond this length the engine switches to other rope factors, for short samples too.
             longest = min(longest, original)
         if kind not in LENGTH_INCLUDES_SCALING:
-            factor = scaling.get("factor") or factor
+            factor = scaling.factor or factor
     return int(longest * factor)
 
 
-def _rope_scalings(parameters: object) -> Iterator[Mapping[str, Any]]:
-    """Yield the one rope description, or one a kind of attention layer where the config nests them."""
-    if isinstance(parameters, dict):
-        nested = [value for value in parameters.values() if isinstance(value, dict)]
-        yield from nested or [parameters]
+def _rope_scalings(values: _Values) -> list[_Rope]:
+    """Return the one rope description, or one a kind of attention layer where the config nests them."""
+    keys = ("rope_parameters", "rope_scaling")
+    parameters = values.find(keys, ROPES) or {}
+    nested = [value for value in parameters.values() if isinstance(value, dict)]
+    return [_typed(ROPE, one, keys[0]) for one in nested or [parameters]]

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from service.errors import TemplateRefused
+from service.plan.importing import IMPORTING
 from service.plan.template_bounds import Bounds, bound_tree
 from service.plan.template_costs import MAX_RENDER_CHARS
 
@@ -57,7 +58,8 @@ class ChatTemplate:
         import jinja2
 
         # Private, and what vLLM's renderer builds on: a template must mean here what it means when served.
-        from transformers.utils.chat_template_utils import _compile_jinja_template
+        with IMPORTING:
+            from transformers.utils.chat_template_utils import _compile_jinja_template
 
         self.source = source
         self._variables = {**special_tokens, "strftime_now": PLAN_DATE.strftime}

@@ -244,6 +244,6 @@ def _for_template(message: Message) -> dict[str, Any]:
         if isinstance(function, dict) and isinstance(function.get("arguments"), str):
             try:
                 function["arguments"] = json.loads(function["arguments"])
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
     return seen

@@ -26,6 +26,7 @@ from service.proof.token_counts import TokenCounts, differences, read_counts
 from service.proof.verify_unit import Finding, Proof, UnitOutcome, verify_unit
 from service.reader.files import is_inside
 from service.settings import Settings
+from service.visible import one_line
 
 __all__ = ["Finding", "VerifyReport", "verify_dataset", "verify_remote"]
 
@@ -76,7 +77,7 @@ class VerifyReport(Wire):
             lines.append(f"error: and {len(self.findings) - _SHOWN} more")
         broken = f"the dataset is BROKEN: {_many(len(self.findings), 'error')}"
         lines.append("the dataset is right" if self.ok else broken)
-        return "\n".join(lines)
+        return "\n".join(map(one_line, lines))
 
 
 def _many(count: int, what: str) -> str:

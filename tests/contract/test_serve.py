@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,6 +130,19 @@ def test_a_service_runs_a_job_and_ends_in_order_with_its_worker(tmp_path: Path, 
     files = [path for path in (tmp_path / "data").rglob("*") if path.is_file()]
     assert {path.name for path in files} > {"quarry.db", f"{job_id}.json"}
     assert [path for path in files if path.stat().st_mode & 0o077] == []
+
+
+@pytest.mark.slow
+def test_estimates_that_come_at_once_to_a_new_service_are_all_answered(tmp_path: Path, target: Path):
+    """The first of them imports transformers; two threads that did so at once saw halves of it."""
+    body = {"model": str(target), "layers": [1, 2], "source": {"kind": "inline", "samples": SAMPLES}}
+    with serving(tmp_path / "data", "--no-worker") as service, ThreadPoolExecutor(8) as callers:
+        posts = [
+            callers.submit(httpx2.post, f"{service.url}/estimate", json=body, trust_env=False, timeout=120)
+            for _ in range(8)
+        ]
+        answers = [post.result() for post in posts]
+    assert [answer.status_code for answer in answers] == [200] * 8, [answer.text for answer in answers]
 
 
 @pytest.mark.slow

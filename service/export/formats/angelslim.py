@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from service.export.format import Piece, one_file_each
+from service.export.format import Piece, one_file_each, shell_block
 from service.export.formats.specforge import INDEX_HINT, VOCABULARY, need_three
 from service.export.saving import save_torch, seal_torch
 from service.export.source import Source
@@ -55,20 +55,18 @@ class AngelSlim:
     def notes(self, out: Path) -> str:
         """Return the command."""
         model = self.source.options.target or self.source.identity.model
-        command = " \\\n    ".join(
-            [
-                "torchrun --nproc_per_node=8 tools/train_eagle3_offline.py",
-                f"--target_model_name_or_path {model}",
-                "--draft_model_config_path YOUR_DRAFT_CONFIG.json",
-                "--train_data_path YOUR_CONVERSATIONS.jsonl",
-                f"--train_hidden_path {out.absolute() / DATA}",
-                f"--model_max_length {max(self.source.rows.num_tokens)}",
-                "--lm_head_key lm_head.weight --bf16",
-                f"--output_dir {out.absolute() / 'output'}",
-            ]
+        command = shell_block(
+            "torchrun --nproc_per_node=8 tools/train_eagle3_offline.py",
+            ("--target_model_name_or_path", model),
+            "--draft_model_config_path YOUR_DRAFT_CONFIG.json",
+            "--train_data_path YOUR_CONVERSATIONS.jsonl",
+            ("--train_hidden_path", f"{out.absolute() / DATA}"),
+            f"--model_max_length {max(self.source.rows.num_tokens)}",
+            "--lm_head_key lm_head.weight --bf16",
+            ("--output_dir", f"{out.absolute() / 'output'}"),
         )
         return (
-            f"# Train with AngelSlim\n\n```sh\n{command}\n```\n\n"
+            f"# Train with AngelSlim\n\n{command}"
             f"Auxiliary layers {self.trainer_layers}, counted from 0; vLLM's ids are "
             f"{self.source.vllm_layers}. The last layer is after the final norm.\n\n{INDEX_HINT}"
         )

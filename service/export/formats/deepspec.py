@@ -15,7 +15,7 @@ import torch
 
 from connector.seal import sealing
 from service.errors import OptionRefused
-from service.export.format import Piece
+from service.export.format import Piece, shell_block
 from service.export.saving import seal_json
 from service.export.source import Source
 from service.reader import Row
@@ -98,9 +98,10 @@ class DeepSpec:
 
     def notes(self, out: Path) -> str:
         """Return the command."""
+        opts = ("--opts", f"data.target_cache_path={out.absolute()}")
+        command = shell_block("python train.py", "--config YOUR_CONFIG.py", opts)
         return (
-            "# Train with DeepSpec\n\n```sh\npython train.py \\\n    --config YOUR_CONFIG.py \\\n"
-            f'    --opts "data.target_cache_path={out.absolute()}"\n```\n\n'
+            f"# Train with DeepSpec\n\n{command}"
             f"The config's target must be named {self._model!r}, letter for letter, and its "
             f"`target_layer_ids` must be {self.trainer_layers}: layers counted from 0; vLLM's ids are "
             f"{self.source.vllm_layers}. "

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from service.errors import OptionRefused
-from service.export.format import Piece, one_file_each
+from service.export.format import Piece, one_file_each, shell_block
 from service.export.formats.specforge import INDEX_HINT
 from service.export.saving import save_torch
 from service.export.source import Source
@@ -51,17 +51,15 @@ class Eagle:
     def notes(self, out: Path) -> str:
         """Return the command."""
         model = self.source.options.target or self.source.identity.model
-        command = " \\\n    ".join(
-            [
-                "accelerate launch -m --mixed_precision=bf16 eagle.train.main",
-                f"--basepath {model}",
-                "--configpath YOUR_DRAFT_CONFIG.json",
-                f"--tmpdir {out.absolute() / DATA}",
-                f"--cpdir {out.absolute() / 'checkpoints'}",
-            ]
+        command = shell_block(
+            "accelerate launch -m --mixed_precision=bf16 eagle.train.main",
+            ("--basepath", model),
+            "--configpath YOUR_DRAFT_CONFIG.json",
+            ("--tmpdir", f"{out.absolute() / DATA}"),
+            ("--cpdir", f"{out.absolute() / 'checkpoints'}"),
         )
         return (
-            f"# Train with EAGLE\n\n```sh\n{command}\n```\n\n"
+            f"# Train with EAGLE\n\n{command}"
             f"The last layer is after the final norm, in float16.\n\n{INDEX_HINT}"
         )
 

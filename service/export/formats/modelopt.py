@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from service.export.format import Piece, one_file_each
+from service.export.format import Piece, one_file_each, shell_block
 from service.export.saving import save_torch, seal_torch
 from service.export.source import Source
 from service.export.target import find_target
@@ -57,20 +57,19 @@ class ModelOpt:
     def notes(self, out: Path) -> str:
         """Return the command."""
         options = self.source.options
-        lines = [
+        lines: list[str | tuple[str, ...]] = [
             "./launch_train.sh --config ../../modelopt_recipes/general/speculative_decoding/"
             f"{options.algorithm}.yaml",
-            f"model.model_name_or_path={options.target or self.source.identity.model}",
+            (f"model.model_name_or_path={options.target or self.source.identity.model}",),
             "model.use_fake_base_for_offline=true",
-            f"data.offline_data_path={out.absolute() / DATA}",
+            (f"data.offline_data_path={out.absolute() / DATA}",),
             "training.answer_only_loss=true",
         ]
         if options.draft_vocab is not None:
-            lines.append(f"data.draft_vocab_cache={out.absolute() / VOCABULARY}")
+            lines.append((f"data.draft_vocab_cache={out.absolute() / VOCABULARY}",))
             lines.append(f"eagle.eagle_architecture_config.draft_vocab_size={options.draft_vocab}")
-        command = " \\\n    ".join(lines)
         return (
-            f"# Train with ModelOpt\n\nIn `examples/speculative_decoding`:\n\n```sh\n{command}\n```\n\n"
+            f"# Train with ModelOpt\n\nIn `examples/speculative_decoding`:\n\n{shell_block(*lines)}"
             f"Auxiliary layers {self.trainer_layers}, counted from 0; vLLM's ids are "
             f"{self.source.vllm_layers}. Without `answer_only_loss` the trainer takes every token as "
             "supervised. The last layer is after the final norm.\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from service.export.format import Piece
+from service.export.format import Piece, shell_block
 from service.export.saving import save_safetensors
 from service.export.source import Source
 
@@ -47,16 +47,14 @@ class Cache:
         """Return the command of `recipe`, how many rows are cut, and `more` to know."""
         rows = self.source.rows
         cut = sum(num_tokens > self.seq_length for num_tokens in rows.num_tokens)
-        command = " \\\n    ".join(
-            [
-                f"torchrun --nproc-per-node=8 -m nemo_automodel.recipes.llm.{recipe}",
-                "--config YOUR_CONFIG.yaml",
-                f"--recipe_args.cached_target_path={out.absolute()}",
-                f"--recipe_args.seq_length={self.seq_length}",
-            ]
+        command = shell_block(
+            f"torchrun --nproc-per-node=8 -m nemo_automodel.recipes.llm.{recipe}",
+            "--config YOUR_CONFIG.yaml",
+            (f"--recipe_args.cached_target_path={out.absolute()}",),
+            f"--recipe_args.seq_length={self.seq_length}",
         )
         return (
-            f"# Train with NeMo Automodel\n\n```sh\n{command}\n```\n\n"
+            f"# Train with NeMo Automodel\n\n{command}"
             f"Auxiliary layers {self.source.zero_based}, counted from 0; vLLM's ids are "
             f"{self.source.vllm_layers}. Rows are {self.seq_length} tokens long; {cut} of {len(rows)} are "
             f"cut to that. {more}\n"

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from service.errors import OptionRefused
-from service.export.format import Piece, one_file_each
+from service.export.format import Piece, one_file_each, shell_block
 from service.export.options import Algorithm
 from service.export.saving import save_torch, seal_json, seal_torch
 from service.export.source import Source
@@ -100,8 +100,9 @@ class SpecForge:
 
     def notes(self, out: Path) -> str:
         """Return the command."""
+        command = shell_block(("specforge", "train", "--config", f"{out.absolute() / CONFIG}"))
         return (
-            f"# Train with SpecForge\n\n```sh\nspecforge train --config {out.absolute() / CONFIG}\n```\n\n"
+            f"# Train with SpecForge\n\n{command}"
             f"Auxiliary layers {self.trainer_layers}, counted from 0; vLLM's ids are "
             f"{self.source.vllm_layers}. The draft model's config must name the same. The last layer is "
             f"after the final norm.\n\n{INDEX_HINT}"

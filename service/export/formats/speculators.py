@@ -16,7 +16,7 @@ import torch
 
 from connector.seal import sealing
 from service.errors import OptionRefused
-from service.export.format import Piece, one_file_each
+from service.export.format import Piece, one_file_each, shell_block
 from service.export.options import Algorithm
 from service.export.saving import save_safetensors, seal_json, seal_torch
 from service.export.source import Source
@@ -114,11 +114,11 @@ class Speculators:
         """Return the command; the norm is named because its own loader cannot tell."""
         options = self.source.options
         model = options.target or self.source.identity.model
-        lines = [
+        lines: list[str | tuple[str, ...]] = [
             "speculators train",
             f"--speculator-type {options.algorithm}",
-            f"--verifier-name-or-path {model}",
-            f"--data-path {out.absolute()}",
+            ("--verifier-name-or-path", model),
+            ("--data-path", f"{out.absolute()}"),
             "--on-missing raise",
         ]
         if self.source.layers:
@@ -126,9 +126,8 @@ class Speculators:
         if options.draft_vocab is not None:
             lines.append(f"--draft-vocab-size {options.draft_vocab}")
         norm = "after" if options.algorithm is Algorithm.MTP else "before"
-        command = " \\\n    ".join(lines)
         return (
-            f"# Train with speculators\n\n```sh\n{command}\n```\n\n"
+            f"# Train with speculators\n\n{shell_block(*lines)}"
             f"Auxiliary layers, as vLLM counts: {self.source.vllm_layers}. The last layer is {norm} the "
             "final norm.\n"
         )

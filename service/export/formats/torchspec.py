@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from service.errors import OptionRefused
-from service.export.format import Piece
+from service.export.format import Piece, shell_block
 from service.export.saving import save_torch, seal_json, seal_text, seal_torch
 from service.export.source import Source
 from service.export.target import find_target
@@ -69,17 +69,15 @@ class TorchSpec:
         """Return the command."""
         model = self.source.options.target or self.source.identity.model
         layers = ",".join(map(str, self.trainer_layers))
-        command = " \\\n    ".join(
-            [
-                "python3 -m torchspec.train_entry --config YOUR_CONFIG.yaml",
-                f"model.target_model_path={model}",
-                "inference.inference_engine_type=offline",
-                f"inference.offline.data_path={out.absolute()}",
-                f"'inference.aux_hidden_states_layers=[{layers}]'",
-            ]
+        command = shell_block(
+            "python3 -m torchspec.train_entry --config YOUR_CONFIG.yaml",
+            (f"model.target_model_path={model}",),
+            "inference.inference_engine_type=offline",
+            (f"inference.offline.data_path={out.absolute()}",),
+            (f"inference.aux_hidden_states_layers=[{layers}]",),
         )
         return (
-            f"# Train with TorchSpec\n\n```sh\n{command}\n```\n\n"
+            f"# Train with TorchSpec\n\n{command}"
             f"Auxiliary layers are counted from 0; vLLM's ids are {self.source.vllm_layers}. The last layer "
             "is before the final norm, as `dataset.json` says. The trainer needs a version with "
             "`torchspec/offline`.\n"

@@ -15,7 +15,8 @@ from service.proof.report.figure import Figure
 from service.proof.report.layer_tally import LayerTally
 from service.proof.report.sample_text import Decode, token_texts
 from service.proof.report.tally import JobTally, Sample, SamplePart
-from service.proof.report.wording import count, number, percent, short, size, visible
+from service.proof.report.wording import count, number, percent, short, size
+from service.visible import visible
 
 MAX_SHARDS = 500
 MAX_NARROW = 36

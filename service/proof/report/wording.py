@@ -1,15 +1,11 @@
-"""Numbers as people read them, and text of a dataset made safe to look at. Pure.
-
-The template escapes; what is done here keeps text from hiding, reordering or flooding what stands around it.
-"""
+"""Numbers as people read them, and text of a dataset cut to what a line can hold. Pure."""
 
 import math
-import re
+
+from service.visible import visible
 
 MAX_TEXT_CHARS = 200
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
-_REORDERING = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
-_HIDDEN = re.compile(f"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff{_REORDERING}]")
 
 
 def count(number: int) -> str:
@@ -48,11 +44,6 @@ def percent(share: float) -> str:
     if 0.999 < share < 1:
         return "> 99.9 %"
     return f"{100 * share:.3g} %"
-
-
-def visible(text: str) -> str:
-    """Return `text` with a name for every character that would hide or reorder others; line ends are kept."""
-    return _HIDDEN.sub(lambda found: f"<U+{ord(found[0]):04X}>", text)
 
 
 def short(text: str, limit: int = MAX_TEXT_CHARS) -> str:

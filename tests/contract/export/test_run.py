@@ -335,6 +335,18 @@ def test_no_tensor_drags_the_storage_of_a_larger_one_along(tmp_path):
     assert (tmp_path / "row").stat().st_size < 5_000
 
 
+@pytest.mark.parametrize("to", FormatName)
+def test_a_name_in_the_trainers_command_runs_no_other(dataset, target, tmp_path, to):
+    """The name of the target is the dataset's: of whoever made it."""
+    named, out = tmp_path / "a; touch owned; #", tmp_path / "$(touch owned)\n$(touch owned)"
+    named.symlink_to(target)
+    done = export(str(dataset), out, wanted(to, target=str(named)))
+    _, command, *_ = done.notes.split("```")
+    subprocess.run(["/bin/sh", "-c", command.removeprefix("sh\n")], cwd=tmp_path, check=False)
+    assert "owned" in command
+    assert not (tmp_path / "owned").exists()
+
+
 def test_the_command_line_names_what_it_wrote(dataset, tmp_path):
     out = tmp_path / "out"
     told = [sys.executable, "-m", "service.cli", "export", str(dataset), "--out", str(out)]

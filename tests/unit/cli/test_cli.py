@@ -1,6 +1,7 @@
 """The command line: what is printed where, and which exit code a script gets."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,7 +18,17 @@ from service.cli import main
 from service.cli.job_file import own_roots, read_job_file
 from service.settings import Settings
 from service.store import Store
-from tests.support.api import UNKNOWN, api_settings, complete, job_body, serving, small_target, stored
+from tests.support.api import (
+    UNKNOWN,
+    api_settings,
+    begin,
+    complete,
+    job_body,
+    reject,
+    serving,
+    small_target,
+    stored,
+)
 from tests.support.reference_models import TinyModel
 from tests.support.shards import capture, write_dataset
 
@@ -209,6 +220,43 @@ def test_only_a_finished_dataset_is_published_and_only_to_a_repository(
     assert (ran.code, "field: repo_id" in ran.err) == (2, True)
 
 
+HOSTILE = "\x1b[2J\x1b[9A\u202e\x9b1A\nthe dataset is right"
+"""A name that clears a terminal's screen, goes up, turns the line round, and begins another."""
+
+
+def assert_shown(told: str) -> None:
+    """Check that `HOSTILE` stands in what was printed, and can do nothing there."""
+    assert "<U+001B>[2J<U+001B>[9A<U+202E><U+009B>1A<U+000A>the dataset is right" in told
+    assert not set("\x1b\u202e\x9b") & set(told)
+    assert "the dataset is right" not in told.splitlines()
+
+
+def test_a_files_name_does_not_change_the_verdict_over_its_dataset(run: Run, tmp_path: Path, dataset: Path):
+    shutil.copytree(dataset, tmp_path / "copy")
+    (tmp_path / "copy" / "data" / f"{HOSTILE}.parquet").write_bytes(b"")
+    ran = run("verify", tmp_path / "copy")
+    assert (ran.code, ran.out.splitlines()[-1]) == (1, "the dataset is BROKEN: 1 error")
+    assert_shown(ran.out)
+    told = run("verify", tmp_path / "copy", "--json").out
+    assert told.isascii()
+    assert HOSTILE in json.loads(told)["findings"][0]["path"]
+
+
+def test_a_name_in_an_error_is_shown(run: Run, job_file: Callable[..., Path]):
+    ran = run("estimate", job_file(model=f"/{HOSTILE}"))
+    assert ran.code == 2
+    assert "'/\\x1b[2J" in ran.err  # this error quotes what was sent
+    ran = run("export", HOSTILE, "--to", "eagle", "--out", "out")
+    assert ran.code == 2
+    assert_shown(ran.err)
+
+
+def test_a_name_in_a_log_line_is_shown():
+    code = f"import logging; from service.cli.console import *; log_to_stderr(); logging.error({HOSTILE!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "<U+001B>[2J<U+001B>[9A<U+202E><U+009B>1A\n" in done.stderr
+
+
 # The jobs of a running service
 
 
@@ -256,6 +304,21 @@ def test_every_reject_is_printed(jobs: Run, job: str, service: tuple[str, Store,
     assert len(lines) == 1500
     assert lines[0].split("\t") == ["1", "row 1", "empty", "no tokens"]
     assert json.loads(jobs("rejects", job, "--json").out.splitlines()[-1])["position"] == 1500
+
+
+def test_names_in_jobs_and_rejects_are_shown(jobs: Run, job: str, service: tuple[str, Store, dict[str, Any]]):
+    _, store, body = service
+    plan = begin(store, job)
+    store.finish_plan(plan, [reject(0).model_copy(update={"source_id": HOSTILE, "detail": HOSTILE})])
+    assert_shown(jobs("rejects", job).out)
+    assert jobs("rejects", job, "--json").out.isascii()
+    key = new_key()
+    named = ExtractRequest.model_validate(body | {"model": f"/{HOSTILE}"})
+    store.submit(job_id_from_key(key), key, named)
+    assert_shown(jobs("list", "--limit", "1").out)
+    assert jobs("list", "--json").out.isascii()
+    for made in (job, job_id_from_key(key)):
+        store.cancel(made)
 
 
 def test_a_job_is_watched_to_its_end(jobs: Run, job: str, service: tuple[str, Store, dict[str, Any]]):

@@ -164,6 +164,41 @@ def test_a_config_that_says_nothing_usable_is_an_unknown_model(tmp_path: Path, c
     assert isinstance(refusal(tmp_path, folder), UnknownModel)
 
 
+LINEAR = {"type": "linear"}
+HOSTILE: dict[str, tuple[str, Any]] = {
+    "a number of 400 digits": ("max_position_embeddings", 10**400),
+    "a negative length": ("max_position_embeddings", -5),
+    "a length that is a text": ("n_positions", "long"),
+    "a length that is a list": ("seq_length", [512]),
+    "a length that is a flag": ("model_max_length", True),
+    "an infinite length": ("seq_len", {"__float__": "Infinity"}),
+    "a factor that is a text": ("rope_scaling", LINEAR | {"factor": "big"}),
+    "a factor beyond floats": ("rope_scaling", LINEAR | {"factor": 1e308}),
+    "a factor that is no number": ("rope_scaling", LINEAR | {"factor": {"__float__": "NaN"}}),
+    "a negative factor": ("rope_parameters", {"full": LINEAR | {"factor": -2.0}}),
+    "a float made of a list": ("vocab_size", {"__float__": []}),
+    "a float made of a word": ("vocab_size", {"__float__": "many"}),
+    "a type that is a list": ("model_type", ["llama"]),
+    "architectures that are a number": ("architectures", 5),
+    "a dtype that is a number": ("dtype", 16),
+}
+
+
+@pytest.mark.parametrize(("key", "value"), HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_config_is_refused_by_the_name_of_its_field(tmp_path: Path, key: str, value: Any) -> None:
+    plain = {} if key == "model_type" else PLAIN
+    error = refusal(tmp_path, with_config(tmp_path / "m", plain | {key: value}))
+    assert (type(error), error.field) == (UnknownModel, "model")
+    assert "many" in error.detail or key.partition("_")[0] in error.detail
+
+
+def test_a_config_that_is_nested_without_end_is_refused(tmp_path: Path) -> None:
+    folder = with_config(tmp_path / "m", PLAIN)
+    for opening, closing in (("[", "]"), ('{"a":', "}")):
+        (folder / "config.json").write_text('{"a":' + opening * 100_000 + "1" + closing * 100_000 + "}")
+        assert "config.json cannot be read" in refusal(tmp_path, folder).detail
+
+
 def test_a_config_that_its_class_refuses_is_an_unknown_model(tmp_path: Path) -> None:
     folder = with_config(tmp_path / "m", {"model_type": "llama", "hidden_size": "wide"})
     assert isinstance(refusal(tmp_path, folder), UnknownModel)

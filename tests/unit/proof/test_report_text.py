@@ -6,7 +6,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from service.proof.report.sample_text import load_tokenizer, token_texts
-from service.proof.report.wording import count, number, percent, short, size, visible
+from service.proof.report.wording import count, number, percent, short, size
+from service.visible import one_line, visible
 
 TEXT = "Say hi: \u4f60\u597d, \U0001f985!  Two  spaces.\nA new line, na\u00efve."
 
@@ -101,6 +102,7 @@ def test_characters_that_hide_or_reorder_others_are_named():
     assert visible("a\u202eb\x00\u2066\ufeff\x1b[1m") == "a<U+202E>b<U+0000><U+2066><U+FEFF><U+001B>[1m"
     assert visible("line\nnext\ttab \u4f60 \U0001f985") == "line\nnext\ttab \u4f60 \U0001f985"
     assert visible("\ud800").isascii()
+    assert one_line("a\nb\tc\x9b1A") == "a<U+000A>b<U+0009>c<U+009B>1A"
 
 
 def test_a_long_text_is_cut_to_one_line():
