@@ -56,10 +56,8 @@ class WorkerProcess:
             stderr=subprocess.STDOUT if output is not None else None,
             start_new_session=True,
         )
-        with (
-            suppress(BrokenPipeError),
-            cast(IO[bytes], self._child.stdin) as pipe,
-        ):  # it may have ended already
+        pipe = cast(IO[bytes], self._child.stdin)
+        with suppress(BrokenPipeError), pipe:  # it may have ended already
             pipe.write(told)
 
     @property

@@ -1,6 +1,7 @@
 """Text -> token ids and the characters each token stands for, by the target's own tokenizer."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,14 +79,15 @@ class TextTokenizer:
                 field="loss",
                 cure="use a model with a tokenizer.json, or 'loss': 'all', or 'token_ids' with a 'loss_mask'",
             )
-        found = self._tokenizer(
-            text,
-            add_special_tokens=special,
-            return_offsets_mapping=offsets,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            verbose=False,
-        )
+        with _panic_named(self._model):
+            found = self._tokenizer(
+                text,
+                add_special_tokens=special,
+                return_offsets_mapping=offsets,
+                return_attention_mask=False,
+                return_token_type_ids=False,
+                verbose=False,
+            )
         spans = np.asarray(found["offset_mapping"] if offsets else [], dtype=np.int64).reshape(-1, 2)
         return Encoding(np.asarray(found["input_ids"], dtype=np.int64), spans[:, 0], spans[:, 1])
 
@@ -103,9 +105,23 @@ class TextTokenizer:
         return end
 
 
+@contextmanager
+def _panic_named(model: str) -> Iterator[None]:
+    """Turn a panic of the tokenizer's library, which is no Exception, into UnknownModel."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ == "PanicException":
+            cure = "give a model whose tokenizer.json is whole"
+            raise UnknownModel(
+                f"the tokenizer of {model!r} breaks: {error}", field="model", cure=cure
+            ) from error
+        raise
+
+
 def _load(folder: Path, model: str) -> Any:  # noqa: ANN401 - transformers is not typed
     try:
-        with IMPORTING:
+        with IMPORTING, _panic_named(model):
             from transformers import AutoTokenizer
 
             return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
