@@ -90,6 +90,8 @@ def publish(data_dir: str, endpoint: str, token: str, lease: int) -> dict[str, A
 
     Every publisher begins when the lease of the one before is over.
     """
+    from huggingface_hub import file_download
+
     from service.plan import hub_reading
     from service.publish import push
     from service.publish.hub import Patience
@@ -101,6 +103,7 @@ def publish(data_dir: str, endpoint: str, token: str, lease: int) -> dict[str, A
 
     push.MAX_COMMIT_FILES, push.UPLOAD_GROUP_FILES = 4, 2
     hub_reading.SILENCE_S = float(os.environ["QUARRY_TEST_SILENCE_S"])
+    file_download._ETAG_RETRY_TIMEOUT = 1  # a minute, six times, that no setting shortens
     settings = Settings(data_dir=Path(data_dir), hub_endpoint=endpoint, hub_token=token)
     clock = Clock()
     clock.advance(lease * (settings.lease_s + 1))
