@@ -3,7 +3,7 @@
 After a restart the job completes, every sample exactly once.
 
 The worker runs as it is deployed, in a process of its own with its planner, publisher and engine. The short
-forms run the fake engine; the long form (`make crash`) runs 2,000 samples through vLLM.
+forms run the fake engine; the long form runs vLLM, with 2,000 samples in `make crash-all`.
 """
 
 import os
@@ -20,6 +20,7 @@ import pytest
 from schemas.job import JobState
 from service.proof.verify import verify_dataset
 from service.settings import Settings
+from tests.crash.conftest import MODE
 from tests.support.children import settings_environment
 from tests.support.jobs import ENDED, Shop, conversations, request
 from tests.support.tiny_model import random_target
@@ -128,7 +129,8 @@ def test_kills_in_the_middle_of_a_job_lose_and_double_nothing(tmp_path, target):
 @pytest.mark.engine
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-def test_two_thousand_samples_on_vllm_survive_kills(tmp_path, target):
+def test_kills_under_vllm_lose_and_double_nothing(tmp_path, target):
+    num_samples = 2000 if MODE == "all" else 300
     shop = Shop.open(
         tmp_path,
         target,
@@ -137,8 +139,8 @@ def test_two_thousand_samples_on_vllm_survive_kills(tmp_path, target):
         engine_options={"enforce_eager": True},
         pool_bytes=2**24,
     )
-    body = request(target, conversations(2000), storage={"shard_bytes": 4_194_304}, canary="run")
+    body = request(target, conversations(num_samples), storage={"shard_bytes": 4_194_304}, canary="run")
     job_id = shop.submit(body)
     survive(shop, job_id, tmp_path / "log", kills=2, fake_step_s=0.0, patience_s=1200.0)
-    assert_every_sample_once(shop, job_id, 2000)
+    assert_every_sample_once(shop, job_id, num_samples)
     shop.store.close()
