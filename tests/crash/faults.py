@@ -18,8 +18,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+
+import pytest
 
 from schemas.job import JobState
 from service.capture.loop import Capture
@@ -114,13 +117,10 @@ def open_server(library: Path) -> None:
     """Start the server below the shim; this process is not."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, *IMPORTED])
-    os.environ["LD_PRELOAD"] = str(library)
-    try:
-        from multiprocessing import forkserver
-
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("LD_PRELOAD", str(library))
+        environment.setenv("HF_HUB_DISABLE_XET", "1")  # a push is counted where it is Python's own
         forkserver.ensure_running()
-    finally:
-        del os.environ["LD_PRELOAD"]
 
 
 @dataclass(frozen=True)

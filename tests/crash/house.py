@@ -1,7 +1,9 @@
 """A job's undisturbed run, and others of it that begin alike and are disturbed."""
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from service.settings import Settings
 from tests.crash.faults import CHANGING, COMPLETED, FAILED, MEETS, Fault, Life, calls
@@ -16,6 +18,7 @@ STAGES = {
     "landing": ("capture", "/jobs"),
     "complete": ("publish", "/jobs/"),
     "complete-database": ("publish", "/quarry[.]db"),
+    "push": ("publish", "^socket:|/jobs/"),
 }
 LIVES = 6
 """Lives that a job may need after a fault; one is enough but where the fault comes back from the store."""
@@ -24,11 +27,11 @@ LIVES = 6
 class House:
     """An undisturbed run, its calls, and the folders of disturbed ones, which begin as it did."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.target = folder, make_target(folder)
+    def __init__(self, folder: Path, job: Mapping[str, Any] = {}, **changes: Any) -> None:
+        self.folder, self.target, self._changes = folder, make_target(folder), changes
         self._made = 0
         self.first = service(folder / "first", self.target)
-        submit(self.first, self.target)
+        submit(self.first, self.target, **job)
         self.undisturbed = self.begun()
         root = self.undisturbed.data_dir
         life = Life.begin(self.undisturbed, JOB, Fault("all", f"^{root}(/|$)"), data=True)
@@ -42,13 +45,14 @@ class House:
         self._made += 1
         folder = self.folder / f"run{self._made}"
         shutil.copytree(self.first.data_dir, folder / "data")
-        return service(folder / "data", self.target)
+        return service(folder / "data", self.target, **self._changes)
 
     def begin(self, stage: str, kind: str = "watch", n: int = 0) -> tuple[Settings, Life]:
         """Begin a life that meets a fault at the n-th call of a stage."""
         settings = self.begun()
         role, pattern = STAGES[stage]
-        return settings, Life.begin(settings, JOB, Fault(role, f"^{settings.data_dir}.*{pattern}", kind, n))
+        pattern = pattern if pattern.startswith("^") else f"^{settings.data_dir}.*{pattern}"
+        return settings, Life.begin(settings, JOB, Fault(role, pattern, kind, n))
 
     def count(self, stage: str, kind: str) -> int:
         """Return how many calls of a stage may meet a kind of fault."""

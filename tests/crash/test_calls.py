@@ -11,6 +11,7 @@ import signal
 import sqlite3
 import time
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
@@ -20,6 +21,9 @@ from tests.crash.conftest import chosen
 from tests.crash.faults import COMPLETED, LOOK_S
 from tests.crash.house import STAGES, House
 from tests.crash.oracle import JOB, tree
+from tests.support.desk import REPO, TOKEN
+from tests.support.fake_hub import FakeHub
+from tests.support.hub_state import Token
 
 FAULTS = ("kill", "EIO", "ENOSPC")
 
@@ -38,7 +42,7 @@ def locked(settings: Settings) -> bool:
 @pytest.mark.long
 @pytest.mark.timeout(36_000)
 @pytest.mark.parametrize("kind", FAULTS)
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", [stage for stage in STAGES if stage != "push"])
 def test_a_fault_at_the_nth_call_loses_and_doubles_nothing(
     house: House, tally: Counter[str], stage: str, kind: str
 ) -> None:
@@ -74,4 +78,38 @@ def test_a_life_that_stood_still_past_its_lease_changes_nothing(
         elif life.process.is_alive():
             os.kill(life.process.pid, signal.SIGCONT)
             house.assert_finishes(settings, life.end())
+        shutil.rmtree(settings.data_dir.parent)
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[FakeHub]:
+    with FakeHub() as hub:
+        hub.add_token(TOKEN, Token("me", orgs={"org": "write"}))
+        yield hub
+
+
+@pytest.fixture(scope="module")
+def pushing(house: House, hub: FakeHub) -> House:
+    return House(house.folder / "pushing", {"hub": {"repo_id": REPO}}, hub_endpoint=hub.url, hub_token=TOKEN)
+
+
+@pytest.mark.crash
+@pytest.mark.long
+@pytest.mark.timeout(36_000)
+@pytest.mark.parametrize("kind", ["kill", "EIO"])
+def test_a_fault_at_the_nth_call_of_a_push_leaves_the_same_repository(
+    pushing: House, hub: FakeHub, tally: Counter[str], kind: str
+) -> None:
+    """The file and socket calls of the publisher; what the Hub itself does wrong is in `test_hub_faults`."""
+    hub.forget()
+    num_calls = pushing.count("push", kind)
+    undisturbed = hub.repo(REPO).commits[-1].tree
+    for n in chosen(f"push {kind}", range(1, num_calls + 1), sample=6):
+        hub.forget()
+        settings, life = pushing.begin("push", kind, n)
+        status, hit = life.end(), life.hit()
+        print(f"push {kind} {n} at {hit and (hit.operation, hit.path, hit.other)}: {status}")
+        pushing.assert_finishes(settings, status)
+        assert hub.repo(REPO).commits[-1].tree == undisturbed
+        tally[f"{kind} of a push"] += hit is not None
         shutil.rmtree(settings.data_dir.parent)
