@@ -73,7 +73,7 @@ def run_publishing(
         return False
     course = _Course(store, lease)
     try:
-        with LeaseKeeper(store, lease, settings.lease_s) as keeper:
+        with LeaseKeeper(store, lease, settings.lease_s) as keeper, _disk_errors():
             check = partial(_check, keeper, stopped)
             commit = _publish(store, settings, course, check, final_norm, patience)
             store.complete_job(lease, commit)
@@ -132,14 +132,12 @@ def _publish(
     """Return the commit that holds the job, or none where no repository was asked for."""
     lease = course.lease
     dataset = settings.dataset_dir(lease.job_id)
-    with _disk_errors():
-        land(store, settings, lease.job_id)
+    land(store, settings, lease.job_id)
     account = account_of(store, lease)
     check()
     norm = final_norm(lease.request, lease.identity, settings)
     canary, report = _canary(store, lease)
-    with _disk_errors():
-        assemble(dataset, account, norm, canary, report, check)
+    assemble(dataset, account, norm, canary, report, check)
     check()
     if lease.request.hub is None:
         return None

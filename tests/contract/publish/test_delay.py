@@ -10,6 +10,7 @@ from schemas.events import Event
 from schemas.job import JobState, JobView
 from schemas.request import HubTarget
 from service.errors import DiskFull, QuarryError, StoreUnavailable
+from service.publish import push
 from service.publish.hub import Patience
 from service.publish.publisher import run_publishing
 from service.publish.push import UPLOAD_GROUP_FILES
@@ -94,6 +95,20 @@ def test_a_job_says_why_it_is_not_published_yet_until_it_is(press: Press, hub: F
         ("publishing goes on", None, None),
         ("publishing -> completed", None, None),
     ]
+
+
+def test_a_file_that_cannot_be_read_for_a_moment_fails_no_push(
+    press: Press, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as broken:
+
+        def unreadable(path: str, content: object) -> None:
+            raise OSError(errno.EIO, "Input/output error")
+
+        broken.setattr(push, "CommitOperationAdd", unreadable)
+        job = press.publish()
+    assert (job.state, problem_type(job)) == (JobState.PUBLISHING, "urn:quarry:write-failed")
+    assert press.publish().state is JobState.COMPLETED
 
 
 def test_another_reason_is_told_but_does_not_begin_the_wait_anew(press: Press, hub: FakeHub) -> None:
