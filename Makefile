@@ -56,7 +56,7 @@ $(TRAINERS): requirements/trainers.txt | install
 demo: install
 	@$(BIN)/python -m examples.demo
 
-CRASH_PYTEST := $(BIN)/python -m pytest tests/crash -m "long or not long" --numprocesses logical --durations 10
+CRASH_PYTEST := $(BIN)/python -m pytest tests/crash -m "long or not long" --numprocesses logical --maxprocesses 8 --durations 10
 
 # Kills, faults of the disk and the database, power cuts: a sample, drawn by a seed that is printed and may be given
 # (`make crash SEED=7`), or every case, which takes hours. `make test` runs the short form.

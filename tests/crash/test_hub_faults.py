@@ -36,7 +36,7 @@ ROWS = 3
 PART_BYTES = 4096
 """A shard of these jobs is uploaded in two parts, everything else in one."""
 SILENCE_S = 1.0
-ANSWER_S = 100.0
+ANSWER_S = 200.0
 """A publisher that has not come back by then hangs."""
 PUBLISHERS = 6
 
@@ -153,9 +153,10 @@ def stand_of(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
                 hub.add_token(TOKEN, Token("me", orgs={"org": "write"}))
                 home = tmp_path_factory.mktemp(mode)
                 client = stack.enter_context(HubClient(mode, home, silence_s=SILENCE_S))
-                stand = stands[mode] = Stand(hub, client, template)
+                stand = Stand(hub, client, template)
                 stand.undisturbed = stand.push(home / "undisturbed")
                 assert dict(hub.calls) == CALLS[mode], "these are the calls that this test knows"
+                stands[mode] = stand
             return stands[mode]
 
         yield stand_of
