@@ -24,19 +24,19 @@ class Supervisor(threading.Thread):
     def __init__(
         self,
         command: Sequence[str],
-        told: bytes,
+        settings_json: bytes,
         stop_grace_s: float,
         *,
         last_codes: frozenset[int] = frozenset(),
         output: IO[bytes] | None = None,
         on_giving_up: Callable[[], None] = lambda: None,
     ) -> None:
-        """Prepare; each worker is `told` its settings, and has `stop_grace_s` to drain before it is killed.
+        """Prepare; each worker reads `settings_json`, and may drain for `stop_grace_s` before it is killed.
 
         Its output goes to `output`.
         """
         super().__init__(name="worker-supervisor", daemon=True)
-        self._command, self._told, self._output = command, told, output
+        self._command, self._settings_json, self._output = command, settings_json, output
         self._stop_grace_s = stop_grace_s
         self._last_codes = last_codes
         self._on_giving_up = on_giving_up
@@ -52,7 +52,7 @@ class Supervisor(threading.Thread):
         restarts = Restarts()
         while not self._stopping.wait(restarts.delay_s):
             born = time.monotonic()
-            code = self._live(WorkerProcess(self._command, self._told, self._output))
+            code = self._live(WorkerProcess(self._command, self._settings_json, self._output))
             if self._stopping.is_set() or code in self._last_codes:
                 return
             restarts = restarts.after(time.monotonic() - born)

@@ -43,11 +43,13 @@ class WorkerProcess:
     tells a child of its parent's death when the *thread* that started it ends.
     """
 
-    def __init__(self, command: Sequence[str], told: bytes = b"", output: IO[bytes] | None = None) -> None:
+    def __init__(
+        self, command: Sequence[str], settings_json: bytes = b"", output: IO[bytes] | None = None
+    ) -> None:
         """Start it; its output goes to `output`, or where this process's goes. Raises OSError.
 
-        It finds `told` in its standard input: what is read there reaches neither its environment nor its
-        own children.
+        It reads `settings_json` from its standard input, which reaches neither its environment nor its own
+        children.
         """
         self._child = subprocess.Popen(  # noqa: S603 - the command is our own
             command,
@@ -58,7 +60,7 @@ class WorkerProcess:
         )
         pipe = cast(IO[bytes], self._child.stdin)
         with suppress(BrokenPipeError), pipe:  # it may have ended already
-            pipe.write(told)
+            pipe.write(settings_json)
 
     @property
     def pid(self) -> int:
