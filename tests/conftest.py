@@ -1,10 +1,14 @@
 """What all tests have in common: no test is judged by the machine's speed, and torch's math is settled."""
 
 import os
+from collections.abc import Iterator
+from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 from connector.vml import settle_vector_math
+from tests.support.pg import Postgres, running_postgres
 
 settings.register_profile("quarry", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("quarry")
@@ -14,3 +18,19 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # The models in transformers that captures are held against run in the tests' own process.
 settle_vector_math()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    with running_postgres() as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'quarry.db'}"
+    else:
+        server: Postgres = request.getfixturevalue("postgres")
+        with server.database() as lent:
+            yield lent

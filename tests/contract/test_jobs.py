@@ -22,7 +22,7 @@ from service.sweeper import sweep
 from tests.support.engine_bench import until
 from tests.support.fake_engine import FakeEngine, states_TH
 from tests.support.jobs import Shop, conversations, request
-from tests.support.pg import running_postgres
+from tests.support.pg import Postgres
 from tests.support.tiny_model import random_target
 
 
@@ -339,8 +339,8 @@ def test_an_engine_is_started_anew_only_for_a_job_that_it_cannot_serve(shop, tar
     assert started == [(2, 4, 5, 8), (8,)]
 
 
-def test_a_whole_job_runs_on_postgresql(tmp_path, target):
-    with running_postgres() as server, server.database() as url:
+def test_a_whole_job_runs_on_postgresql(tmp_path, target, postgres: Postgres):
+    with postgres.database() as url:
         shop = Shop.open(tmp_path, target, database_url=url)
         job = shop.run(request(target, conversations(30)))
         assert job.state is JobState.COMPLETED, job.problem

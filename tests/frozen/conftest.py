@@ -8,23 +8,6 @@ import pytest
 from tests.frozen.values import HERE
 from tests.support.desk import writable_hub
 from tests.support.fake_hub import FakeHub
-from tests.support.pg import Postgres, running_postgres
-
-
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[Postgres]:
-    with running_postgres() as server:
-        yield server
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path / 'quarry.db'}"
-    else:
-        server: Postgres = request.getfixturevalue("postgres")
-        with server.database() as lent:
-            yield lent
 
 
 @pytest.fixture
