@@ -18,6 +18,7 @@ def rows(hidden_size: int = 64) -> tuple[list[list[int]], list[torch.Tensor]]:
     return ids, [(sizes * torch.randn((2, len(one), hidden_size), generator=draw)).bfloat16() for one in ids]
 
 
+@pytest.mark.slow  # The peer's form is in the trainers' folder.
 def test_every_form_gives_back_what_it_took_within_its_precision(tmp_path):
     ids, states = rows()
     found = {}
@@ -33,6 +34,7 @@ def test_every_form_gives_back_what_it_took_within_its_precision(tmp_path):
     assert "fp8" in lost_table(found)
 
 
+@pytest.mark.slow  # The peer's form is in the trainers' folder.
 def test_a_form_is_timed_and_its_files_are_gone(tmp_path):
     ids, states = rows()
     figures = {name: timed(form, tmp_path / name, ids, states) for name, form in forms(LAYERS).items()}
