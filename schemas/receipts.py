@@ -1,10 +1,9 @@
 r"""What crosses the socket between the service and the connector, one JSON document a line, both ways.
 
 The service listens; every connector worker (one a rank) connects when the engine starts and says `Hello`. The
-service opens a unit before it submits the unit's first request; the connector answers each unit with exactly
-one `UnitSealed` or
-`UnitFailed` a rank. `UnitSealed` is the only proof of durability: it is sent after fsync, rename and fsync of
-the folder.
+service opens a unit before it submits the unit's first request. Each rank answers a unit with exactly one
+`UnitSealed` or `UnitFailed`. `UnitSealed` is the only proof of durability: it is sent after fsync, rename and
+fsync of the folder.
 
     service                                connector (rank r)
       <-- Hello                            (or Refused: the engine's cache is not what it should be)
@@ -12,12 +11,11 @@ the folder.
       <-- UnitOpened                       (only now are the unit's requests submitted)
       SkipRow -->                          (a row the engine will never see)
       <-- UnitSealed | UnitFailed          (every row of rank r is written, rejected, void or skipped)
-      AbandonUnit -->                      (lease lost or job cancelled: forget it, delete the temporary file;
-      no answer)
+      AbandonUnit -->                      (lease lost or job cancelled: delete the temporary file; no answer)
 
 Rows of a unit are spread over ranks by `row % num_ranks`. The service stops the engine only when every unit
-it opened was answered or abandoned: the receipts are the flush barrier. A connector whose socket ends stops
-its process, since nothing that a vanished service asked for can be committed.
+it opened was answered or abandoned: the receipts are the flush barrier. A connector whose socket closes stops
+its process, since nothing that a vanished service requested can be committed.
 """
 
 from typing import Annotated, Literal
@@ -40,10 +38,7 @@ class UnitKey(Wire):
 
 
 class Hello(Wire):
-    """The connector's first line: what it found the engine's cache to be.
-
-    Shapes are `[blocks, layers, block, hidden]`.
-    """
+    """The connector's first line: the engine's cache as it found it."""
 
     kind: Literal["hello"] = "hello"
     rank: int
@@ -51,26 +46,20 @@ class Hello(Wire):
     engine_version: str
     device: str
     cache_shape: tuple[int, int, int, int]
-    """[B, L, S, H]: blocks, captured layers, slots a block, hidden size."""
+    """`[B, L, S, H]`: blocks, captured layers, slots a block, hidden size."""
     cache_dtype: str
     pool_bytes: int
 
 
 class Refused(Wire):
-    """The connector will not drive this engine: layout, dtype or version. Said instead of `Hello`.
-
-    The engine then stops.
-    """
+    """Sent instead of `Hello` if the engine's layout, dtype or version is not supported. The engine stops."""
 
     kind: Literal["refused"] = "refused"
     detail: str
 
 
 class OpenUnit(Wire):
-    """Begin attempt `key`: `num_rows` rows of the unit's plan file will pass.
-
-    The folder is derived from the key.
-    """
+    """Begin attempt `key` with `num_rows` rows of the unit's plan file. Its folder follows from the key."""
 
     kind: Literal["open"] = "open"
     key: UnitKey
@@ -104,7 +93,7 @@ class UnitOpened(Wire):
 
 
 class RejectedRow(Wire):
-    """A row that passed the engine but may not be stored, e.g. not finite."""
+    """A row that the engine ran but that must not be stored, for example because it is not finite."""
 
     row: int
     reason: str
@@ -114,9 +103,9 @@ class RejectedRow(Wire):
 class UnitSealed(Wire):
     """Attempt `key` is durable on rank `rank`. `file` is null when no row was written.
 
-    `xxh3` (128 bits) is of the bytes that were handed to the kernel, `footer_xxh3` of the last of them: the
-    Parquet footer with its length, which is held against it before anything parses the footer.
-    `rows[i]` is the plan row that stands in row group `i` of the file; `num_tokens[i]` its length T.
+    `xxh3` (xxh3_128, hex) covers the bytes that were handed to the kernel. `footer_xxh3` covers the Parquet
+    footer with its length and magic, and is compared before anything parses the footer. `rows[i]` is the plan
+    row in row group `i` of the file, `num_tokens[i]` its length T.
     """
 
     kind: Literal["sealed"] = "sealed"
@@ -139,10 +128,7 @@ FailReason = Literal["write-failed", "states-wrong", "plan-unreadable", "interna
 
 
 class UnitFailed(Wire):
-    """Attempt `key` cannot become durable. `errno` is the operating system's, where there is one (28.
-
-    The disk is full).
-    """
+    """Attempt `key` cannot become durable. `errno` is the operating system's, if any (28: disk full)."""
 
     kind: Literal["failed"] = "failed"
     key: UnitKey

@@ -1,34 +1,31 @@
-"""Every error of the service.
-
-Its HTTP status, its stable type, and what happens to the work when it is raised.
+"""Every error of the service: its HTTP status, its stable type, and what happens to the work it stopped.
 
     QuarryError
-    |-- RequestError              422  what a user can mend in the request; names the field and the cure
+    |-- RequestError              422  what a user can fix in the request; names the field and the cure
     |   |-- UnknownModel               `model`, `revision`: no such model, or no right to read it
     |   |-- UnknownLayer               `layers`: an id outside 0..N, or a preset the model is too shallow for
     |   |-- SourceRefused              `source`: missing, unreadable, empty, or outside the allowed roots
     |   |-- TemplateRefused            `chat_template`: does not render, or has no stable turn boundaries
     |   `-- OptionRefused              any other option that this model or this service cannot honour
-    |-- CallerRefused             403  the request came by a foreign name, or from a page of another site
+    |-- CallerRefused             403  the request came under another host name, or from another site's page
     |-- NotFound                  404
     |-- Conflict                  409
     |   |-- IdempotencyConflict        same key, other body
-    |   |-- IdentityChanged            a resumed job would no longer be the same dataset
+    |   |-- IdentityChanged            a resumed job would produce another dataset
     |   `-- IllegalMove                the job's state does not allow it
-    |-- StoreUnavailable          503  the database or the data folder cannot be used now: void, tried again
-    |-- LeaseLost                 503  another attempt owns the unit now; this one is void
-    |-- EngineRefused             500  the engine cannot be driven rightly: permanent
-    |-- EngineDied                503  the engine stopped: the unit is tried again
-    |   `-- EngineStuck                it runs, but hands nothing over: the next unit gets another engine
-    |-- StatesWrong               500  rows that disagree with the model: permanent, never published
-    |-- WriteFailed               503  a shard could not be written: tried again
-    |-- DiskFull                  507  waits for space: the job is blocked, everything is kept
+    |-- StoreUnavailable          503  the database or the data folder cannot be used: retried, not counted
+    |-- LeaseLost                 503  another attempt owns the unit now; this one does not count
+    |-- EngineRefused             500  the engine cannot extract this: permanent
+    |-- EngineDied                503  the engine stopped: the unit is retried
+    |   `-- EngineStuck                it runs, but answers nothing: the next unit gets a new engine
+    |-- StatesWrong               500  rows disagree with the model: permanent, never published
+    |-- WriteFailed               503  a shard could not be written: retried
+    |-- DiskFull                  507  the job is blocked until there is space; everything is kept
     |-- HubDenied                 403  `hub.repo_id`: no right to write; the job is blocked
-    |-- HubUnavailable            503  the Hub did not answer rightly: tried again
-    `-- DatasetBroken             422  `quarry verify`: something in a finished dataset is wrong
+    |-- HubUnavailable            503  the Hub failed or did not answer: retried
+    `-- DatasetBroken             422  `quarry verify`: a finished dataset is not what its manifest says
 
-An error's class alone decides between failing, trying again and waiting for a person; its message never
-does.
+Only an error's class decides whether work fails, is retried, or waits for a person. Its message never does.
 """
 
 from enum import StrEnum
@@ -43,14 +40,11 @@ class Outcome(StrEnum):
     FAIL = "fail"
     RETRY = "retry"
     BLOCK = "block"
-    VOID = "void"  # tried again, and the try does not count: the work had no part in the error
+    VOID = "void"  # retried, and the attempt does not count: the work did not cause the error
 
 
 class QuarryError(Exception):
-    """Base of all. `detail` is for people; `field` is a path in the request such as `source.path`.
-
-    `cure` is what to do.
-    """
+    """Base of all. `detail` and `cure` are for people; `field` is a path in the request: `source.path`."""
 
     status: ClassVar[int] = 500
     outcome: ClassVar[Outcome] = Outcome.FAIL
@@ -81,7 +75,7 @@ def problem_slug(kind: type[QuarryError]) -> str:
 
 
 class RequestError(QuarryError):
-    """The request cannot be carried out as it stands."""
+    """The request cannot be carried out."""
 
     status = 422
     title = "The request cannot be carried out"
@@ -118,21 +112,21 @@ class OptionRefused(RequestError):
 
 
 class CallerRefused(QuarryError):
-    """The request came by a name that is not the service's, or from a page of another site."""
+    """The request came under a host name that is not the service's, or from a page of another site."""
 
     status = 403
     title = "The caller is refused"
 
 
 class NotFound(QuarryError):
-    """No such thing."""
+    """What was asked for does not exist."""
 
     status = 404
     title = "Not found"
 
 
 class Conflict(QuarryError):
-    """The request is at odds with what is stored."""
+    """The request contradicts what is stored."""
 
     status = 409
     title = "Conflict"
@@ -145,7 +139,7 @@ class IdempotencyConflict(Conflict):
 
 
 class IdentityChanged(Conflict):
-    """The job would no longer be the same dataset."""
+    """The job would produce another dataset."""
 
     title = "The dataset's identity changed"
 
@@ -165,7 +159,7 @@ class StoreUnavailable(QuarryError):
 
 
 class LeaseLost(QuarryError):
-    """Another attempt owns the unit or the role; what this one made is void."""
+    """Another attempt owns the unit or the role. Nothing of this attempt counts."""
 
     status = 503
     outcome = Outcome.RETRY
@@ -173,7 +167,7 @@ class LeaseLost(QuarryError):
 
 
 class EngineRefused(QuarryError):
-    """The engine cannot be driven rightly."""
+    """The engine cannot extract what the job needs."""
 
     title = "The engine cannot extract this"
 
@@ -187,7 +181,7 @@ class EngineDied(QuarryError):
 
 
 class EngineStuck(EngineDied):
-    """The engine runs, but does not do what it was asked: another one is started."""
+    """The engine runs, but does not answer. Another one is started."""
 
     title = "The engine does not answer"
 
@@ -223,7 +217,7 @@ class HubDenied(QuarryError):
 
 
 class HubUnavailable(QuarryError):
-    """The Hub did not answer rightly."""
+    """The Hub failed or did not answer."""
 
     status = 503
     outcome = Outcome.RETRY
@@ -231,11 +225,11 @@ class HubUnavailable(QuarryError):
 
 
 class DatasetBroken(QuarryError):
-    """A finished dataset does not say what its manifest says."""
+    """A finished dataset is not what its manifest says."""
 
     status = 422
     title = "The dataset is broken"
 
 
 STORE_AWAY = (StoreUnavailable, DiskFull)
-"""The store cannot be asked or told now. What is not recorded shows when its lease expires."""
+"""The store cannot be used now. Work that could not be recorded is retried when its lease expires."""
