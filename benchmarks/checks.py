@@ -16,13 +16,13 @@ import torch
 
 from benchmarks.machine import machine_facts
 from benchmarks.writer import HIDDEN_SIZE, LAYER_IDS, NUM_LAYERS, NUM_TOKENS
-from connector.direct import DirectReader
 from connector.marks import Marker
 from connector.rowcheck import RowChecker
 from connector.seen import SeenStates
 from connector.shards import UnitWriter
 from connector.sums import token_sums
 from connector.wire import DrainJob, RowRef, hash_ids
+from schemas.dataset.direct import DirectReader
 from schemas.identity import FinalNorm
 from schemas.names import attempt_dir
 from service.proof.gap_check import check_gaps

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.machine import machine_facts
-from schemas.manifest import Manifest
+from schemas.dataset.manifest import Manifest
 from schemas.names import manifest_path
 from service.capture.loop import Capture
 from service.proof import checks

@@ -12,7 +12,7 @@ from safetensors.torch import save
 
 from connector.shards import UnitWriter
 from connector.wire import DrainJob, RowRef, hash_ids
-from schemas.manifest import SealedShard, UnitChecks
+from schemas.dataset.manifest import SealedShard, UnitChecks
 from schemas.names import attempt_dir, index_path, shard_path
 from schemas.request import ExtractRequest
 from service.proof.index import write_index

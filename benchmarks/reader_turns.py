@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from connector.seal import sealing
+from schemas.dataset.seal import sealing
 from service.export.options import Algorithm, ExportOptions, FormatName
 from service.export.run import export
 from service.reader import QuarryDataset, Row

@@ -14,10 +14,10 @@ import torch
 import xxhash
 from numpy.typing import NDArray
 
-from connector.mapped import mapped
 from connector.rowcheck import StatesWrongError, check_distinct
-from schemas.fp8 import SCALE_BYTES, NotQuantizedError, Quantizer
-from schemas.planes import Bytes, split_planes
+from schemas.dataset.codecs.fp8 import SCALE_BYTES, NotQuantizedError, Quantizer
+from schemas.dataset.codecs.planes import Bytes, split_planes
+from schemas.dataset.memory import mapped
 from schemas.request import Compression
 
 
@@ -39,9 +39,9 @@ class StateColumns:
         """Yield the row's state columns in file order, each a large_binary of one value; append checksums.
 
         An array may lose its bytes when the next is asked for. `captured` are the xxh3_64 of the layers as
-        they were captured. `checksums` gets one a layer, over what `schemas.arrow` says, and is whole when
-        the last column has come. Raises StatesWrongError if two layers are the same, or if one does not come
-        back from its codes.
+        they were captured. `checksums` gets one a layer, over what `schemas.dataset.columns` says, and is
+        whole when the last column has come. Raises StatesWrongError if two layers are the same, or if one
+        does not come back from its codes.
         """
         check_distinct(captured, self._layer_ids)
         if self._quantizer is not None:

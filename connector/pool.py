@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from connector.mapped import mapped
+from schemas.dataset.memory import mapped
 
 ALIGN_BYTES = 4096
 """Slabs begin on page borders, so that a layer can be handed to the kernel as it lies."""

@@ -16,14 +16,14 @@ import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 
-from connector.direct import DirectWriter
 from connector.forms import StateColumns
-from connector.framing import MAGIC, Framer
 from connector.rowcheck import Look, NotFinite, RowChecker, StatesWrongError
-from connector.seal import footer_xxh3, make_folder, seal, temporary
 from connector.wire import DrainJob, hash_ids
-from schemas.arrow import METADATA_KEY, PLAN_SCHEMA, shard_schema
-from schemas.manifest import LayerStats
+from schemas.dataset.columns import METADATA_KEY, PLAN_SCHEMA, shard_schema
+from schemas.dataset.direct import DirectWriter
+from schemas.dataset.framing import MAGIC, Framer
+from schemas.dataset.manifest import LayerStats
+from schemas.dataset.seal import footer_xxh3, make_folder, seal, temporary
 from schemas.names import attempt_dir, plan_path, shard_file
 from schemas.receipts import OpenUnit, RejectedRow, UnitSealed
 

@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.table import Table
 from tokenizers import Tokenizer
 
-from schemas.arrow import LAYER_PREFIX
+from schemas.dataset.columns import LAYER_PREFIX
+from schemas.dataset.manifest import Manifest
 from schemas.job import JobView
-from schemas.manifest import Manifest
 from schemas.names import manifest_path
 
 SHOWN_TOKENS = 24

@@ -23,8 +23,8 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from schemas.base import Wire
+from schemas.dataset.manifest import LayerStats
 from schemas.identity import Provenance
-from schemas.manifest import LayerStats
 from schemas.names import JobId
 from schemas.request import Compression
 

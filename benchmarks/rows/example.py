@@ -14,7 +14,7 @@ from vllm.outputs import RequestOutput
 from benchmarks.rows.contract import RowFailed, Site, Written, removed, run_bounded
 from benchmarks.rows.plain import VllmHost
 from benchmarks.rows.speculators import SpeculatorsRow
-from connector.seal import fsync_folder
+from schemas.dataset.seal import fsync_folder
 from service.capture.engine import Prompt
 
 FILES_TIMEOUT_S = 120.0

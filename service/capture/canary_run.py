@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from connector.wire import RowRef
-from schemas.manifest import CanaryReport
+from schemas.dataset.manifest import CanaryReport
 from schemas.names import attempt_dir, canary_unit, plan_path
 from schemas.receipts import OpenUnit, UnitKey, UnitSealed
 from schemas.request import Dtype

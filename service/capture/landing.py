@@ -7,8 +7,8 @@ after a crash, is harmless. An attempt that was never committed cannot land, wha
 from contextlib import suppress
 from pathlib import Path
 
-from connector.seal import move_durably
-from schemas.manifest import FileEntry, SealedShard
+from schemas.dataset.manifest import FileEntry, SealedShard
+from schemas.dataset.seal import move_durably
 from schemas.names import attempt_dir
 from schemas.receipts import UnitKey
 from service.errors import WriteFailed

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from connector.seal import sha256_of
 from connector.wire import RowRef
-from schemas.arrow import PLAN_SCHEMA
+from schemas.dataset.columns import PLAN_SCHEMA
+from schemas.dataset.manifest import SealedShard
+from schemas.dataset.seal import sha256_of
 from schemas.job import RejectView
-from schemas.manifest import SealedShard
 from schemas.names import index_path, plan_path, shard_path
 from schemas.receipts import OpenUnit, UnitKey, UnitSealed
 from schemas.request import Generate

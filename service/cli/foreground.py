@@ -12,10 +12,10 @@ from types import FrameType
 
 from pydantic import ValidationError
 
+from schemas.dataset.manifest import Manifest
 from schemas.events import Event
 from schemas.identity import Identity
 from schemas.job import ENDED_JOB_STATES, JobState, Problem, Progress
-from schemas.manifest import Manifest
 from schemas.names import is_local_model, job_id_from_key
 from schemas.request import ExtractRequest
 from service.api.submit import check

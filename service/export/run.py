@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from connector.seal import sealing
+from schemas.dataset.seal import sealing
 from service.errors import OptionRefused, SourceRefused
 from service.export.format import Format, Piece
 from service.export.lock import locked

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from connector.direct import DirectWriter
-from connector.seal import sealing
+from schemas.dataset.direct import DirectWriter
+from schemas.dataset.seal import sealing
 from service.reader.files import bytes_of
 
 _SAFETENSORS_DTYPES = {

@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from schemas.dataset.manifest import Manifest, body_sha256
 from schemas.identity import Identity
-from schemas.manifest import Manifest, body_sha256
 from service.errors import DatasetBroken, OptionRefused, SourceRefused
 from service.export.options import STATES_OF_LAST_ONLY, ExportOptions
 from service.reader import QuarryDataset

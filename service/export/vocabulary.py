@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from schemas.manifest import Manifest
+from schemas.dataset.manifest import Manifest
 from schemas.names import token_freq_path
 from service.errors import DatasetBroken, OptionRefused
 from service.export.source import Source

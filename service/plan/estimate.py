@@ -2,7 +2,7 @@
 
 import math
 
-from schemas.arrow import state_bytes, stored_token_bytes
+from schemas.dataset.columns import state_bytes, stored_token_bytes
 from schemas.job import Estimate
 from schemas.names import MAX_COMMIT_FILES
 from schemas.request import ExtractRequest

@@ -9,8 +9,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from connector.seal import sealing, sha256_of
-from schemas.arrow import PLAN_SCHEMA
+from schemas.dataset.columns import PLAN_SCHEMA
+from schemas.dataset.seal import sealing, sha256_of
 from service.errors import DiskFull, WriteFailed
 from service.plan.planner import PlannedSample
 

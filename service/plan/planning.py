@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from connector.seal import sha256_of
-from schemas.arrow import state_bytes, stored_token_bytes
+from schemas.dataset.columns import state_bytes, stored_token_bytes
+from schemas.dataset.seal import sha256_of
 from schemas.identity import Identity
 from schemas.names import MAX_UNITS, plan_path
 from schemas.request import CapturePasses, ExtractRequest, FileSource, Generate, HubSource, InlineSource

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from schemas.arrow import most_tokens
+from schemas.dataset.columns import most_tokens
 from schemas.request import ExtractRequest, Message, Sample
 from service.errors import OptionRefused, TemplateRefused
 from service.plan.boundaries import PROBE, RenderBudgetSpent, Span, TurnFinder, UnstableBoundaries, probe

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from schemas.dataset.manifest import CanaryReport, LayerAgreement
 from schemas.identity import Identity, Provenance
-from schemas.manifest import CanaryReport, LayerAgreement
 from schemas.request import Dtype
 from service.errors import StatesWrong
 

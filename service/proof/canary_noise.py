@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from schemas.manifest import CanaryReport, LayerAgreement
+from schemas.dataset.manifest import CanaryReport, LayerAgreement
 from schemas.request import Dtype
 from service.errors import StatesWrong
 from service.proof.canary import CURE, distance_to, judge, looks_like

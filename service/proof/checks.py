@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from connector.direct import DirectReader
-from schemas.arrow import PLAN_SCHEMA
+from schemas.dataset.columns import PLAN_SCHEMA
+from schemas.dataset.direct import DirectReader
+from schemas.dataset.manifest import UnitChecks
 from schemas.identity import Identity
-from schemas.manifest import UnitChecks
 from schemas.receipts import UnitSealed
 from service.errors import DatasetBroken, EngineDied, EngineRefused, StatesWrong, WriteFailed
 from service.proof.gap_check import check_gaps

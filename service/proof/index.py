@@ -10,9 +10,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from connector.seal import sealing, sha256_of
-from schemas.arrow import INDEX_SCHEMA
-from schemas.manifest import FileEntry
+from schemas.dataset.columns import INDEX_SCHEMA
+from schemas.dataset.manifest import FileEntry
+from schemas.dataset.seal import sealing, sha256_of
 from service.errors import DatasetBroken, DiskFull, WriteFailed
 from service.proof.logit_check import Witness
 from service.proof.shard_reader import ShardReader

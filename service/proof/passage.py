@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from connector.direct import DirectReader
+from schemas.dataset.direct import DirectReader
 from service.errors import DatasetBroken
 from service.proof.shard_reader import LENGTH_BYTES, ShardReader
 

@@ -25,10 +25,10 @@ import torch
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from schemas.arrow import LAYER_PREFIX, METADATA_KEY, layer_columns, shard_schema
-from schemas.fp8 import SCALE_BYTES, dequantize, half_steps, misfits
+from schemas.dataset.codecs.fp8 import SCALE_BYTES, dequantize, half_steps, misfits
+from schemas.dataset.codecs.planes import merge_planes
+from schemas.dataset.columns import LAYER_PREFIX, METADATA_KEY, layer_columns, shard_schema
 from schemas.identity import DTYPE_BYTES, Provenance
-from schemas.planes import merge_planes
 from service.errors import DatasetBroken
 
 _MAX_PAGE_HEADER_BYTES = 512

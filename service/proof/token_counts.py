@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import ArrayLike, NDArray
 
-from schemas.manifest import Coverage, VocabularyStats
+from schemas.dataset.manifest import Coverage, VocabularyStats
 from service.errors import DatasetBroken
 
 TOKEN_FREQ_SCHEMA = pa.schema(

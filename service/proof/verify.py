@@ -14,9 +14,9 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError, computed_field
 
-from connector.seal import sha256_of
 from schemas.base import Wire
-from schemas.manifest import CheckReport, FileEntry, Manifest, body_sha256
+from schemas.dataset.manifest import CheckReport, FileEntry, Manifest, body_sha256
+from schemas.dataset.seal import sha256_of
 from schemas.names import index_path, manifest_path, token_freq_path
 from service.errors import DatasetBroken, EngineRefused, NotFound, OptionRefused
 from service.plan.hub_reading import downloading

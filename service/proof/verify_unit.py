@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from schemas.arrow import INDEX_SCHEMA
 from schemas.base import Wire
-from schemas.manifest import Manifest, ShardEntry
+from schemas.dataset.columns import INDEX_SCHEMA
+from schemas.dataset.manifest import Manifest, ShardEntry
 from schemas.names import index_path
 from service.errors import DatasetBroken
 from service.proof.head import Head

@@ -12,10 +12,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import ValidationError
 
-from connector.seal import sealing
+from schemas.dataset.manifest import (
+    CanaryReport,
+    CheckReport,
+    FileEntry,
+    Manifest,
+    SealedShard,
+    ShardEntry,
+    Totals,
+)
+from schemas.dataset.seal import sealing
 from schemas.identity import Provenance
 from schemas.job import RejectView
-from schemas.manifest import CanaryReport, CheckReport, FileEntry, Manifest, SealedShard, ShardEntry, Totals
 from schemas.names import CARD_PATH, manifest_path
 from schemas.request import ExtractRequest
 from service.errors import DatasetBroken, SourceRefused

@@ -14,8 +14,8 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 from huggingface_hub import DatasetCard, DatasetCardData
 
+from schemas.dataset.manifest import Manifest
 from schemas.identity import Identity
-from schemas.manifest import Manifest
 from service.errors import OptionRefused
 from service.publish.card_text import INDEX_CONFIG, card_text
 

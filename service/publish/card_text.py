@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from textwrap import fill
 
+from schemas.dataset.manifest import Manifest
 from schemas.identity import LayerInfo
-from schemas.manifest import Manifest
 from schemas.names import is_local_model
 
 INDEX_CONFIG = "index"

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from connector.direct import READ_BYTES, DirectReader
-from schemas.manifest import SealedShard, ShardEntry
+from schemas.dataset.direct import READ_BYTES, DirectReader
+from schemas.dataset.manifest import SealedShard, ShardEntry
 from service.errors import DatasetBroken
 
 MAX_THREADS = 8

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from connector.seal import sealing, sha256_of
-from schemas.manifest import FileEntry
+from schemas.dataset.manifest import FileEntry
+from schemas.dataset.seal import sealing, sha256_of
 from schemas.names import FINAL_NORM_PATH, token_freq_path
 from service.errors import DatasetBroken, OptionRefused
 from service.proof.token_counts import TokenCounts, TokenTally, write_counts

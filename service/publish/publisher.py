@@ -7,8 +7,8 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
+from schemas.dataset.manifest import CanaryReport
 from schemas.identity import Identity
-from schemas.manifest import CanaryReport
 from schemas.names import is_job_id
 from schemas.request import ExtractRequest, HubTarget
 from service.capture.landing import land

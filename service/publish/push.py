@@ -19,8 +19,8 @@ from pathlib import Path, PurePosixPath
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 from pydantic import ValidationError
 
+from schemas.dataset.manifest import FileEntry, Manifest
 from schemas.identity import Identity
-from schemas.manifest import FileEntry, Manifest
 from schemas.names import (
     CARD_PATH,
     FINAL_NORM_PATH,

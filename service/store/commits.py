@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from sqlalchemy import ColumnElement, insert, select
 
+from schemas.dataset.manifest import FileEntry, SealedShard
 from schemas.identity import Provenance
 from schemas.job import RejectView, UnitState
-from schemas.manifest import FileEntry, SealedShard
 from schemas.receipts import UnitKey
 from service.errors import IdentityChanged, StatesWrong
 from service.store import units

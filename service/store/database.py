@@ -25,7 +25,7 @@ from sqlalchemy.exc import (
 )
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from connector.seal import make_folder
+from schemas.dataset.seal import make_folder
 from service.errors import DiskFull, OptionRefused, StoreUnavailable
 
 DRIVERS = ("sqlite", "postgresql", "postgresql+psycopg")

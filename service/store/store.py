@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
+from schemas.dataset.manifest import FileEntry, SealedShard
 from schemas.events import Event
 from schemas.identity import Identity
 from schemas.job import JobState, JobSummary, Problem, Progress, RejectView
-from schemas.manifest import FileEntry, SealedShard
 from schemas.receipts import UnitKey
 from schemas.request import ExtractRequest
 from service.errors import Outcome

@@ -25,10 +25,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeDecorator
 
+from schemas.dataset.manifest import FileEntry, SealedShard, UnitChecks
 from schemas.events import Event
 from schemas.identity import Identity, Provenance
 from schemas.job import JobState, Problem, Progress, RejectView, UnitState
-from schemas.manifest import FileEntry, SealedShard, UnitChecks
 from schemas.request import ExtractRequest
 
 

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from datetime import datetime
 
+from schemas.dataset.manifest import FileEntry, SealedShard, UnitChecks
 from schemas.identity import Identity, Provenance
 from schemas.job import JobState, JobView, Problem, Progress, RejectView, UnitState
-from schemas.manifest import FileEntry, SealedShard, UnitChecks
 from schemas.receipts import UnitKey
 from schemas.request import ExtractRequest
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from schemas.dataset.manifest import Manifest
 from schemas.job import JobState
-from schemas.manifest import Manifest
 from schemas.names import manifest_path
 from schemas.request import Dtype
 from service.capture.loop import Capture

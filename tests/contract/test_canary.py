@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from schemas.dataset.manifest import Manifest
 from schemas.job import JobState
-from schemas.manifest import Manifest
 from schemas.names import manifest_path
 from schemas.request import Dtype
 from service.capture import canary_run, running

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from connector.seal import temporary
+from schemas.dataset.seal import temporary
 from schemas.job import JobState
 from schemas.names import attempt_dir, job_id_from_key, manifest_path, plan_path
 from service.capture.landing import INDEX_FILE

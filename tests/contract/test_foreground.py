@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from schemas.manifest import Manifest
+from schemas.dataset.manifest import Manifest
 from service.proof.verify import verify_dataset
 from service.store import Store
 from tests.support.children import children_of, wait_for_end

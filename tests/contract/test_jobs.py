@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from connector.seal import temporary
+from schemas.dataset.manifest import Manifest, VocabularyStats
+from schemas.dataset.seal import temporary
 from schemas.job import JobState, UnitState
-from schemas.manifest import Manifest, VocabularyStats
 from schemas.names import attempt_dir, canary_unit, manifest_path, shard_file, token_freq_path
 from schemas.request import Generate
 from service.capture.landing import land

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from connector import seal
-from connector.seal import move_durably
+from schemas.dataset import seal
+from schemas.dataset.seal import move_durably
 from schemas.job import JobState
 from service.capture import loop
 from service.capture.landing import land

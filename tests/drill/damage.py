@@ -7,9 +7,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from connector.direct import xxh3_of
-from connector.seal import footer_xxh3
-from schemas.arrow import PLAN_SCHEMA
+from schemas.dataset.columns import PLAN_SCHEMA
+from schemas.dataset.direct import xxh3_of
+from schemas.dataset.seal import footer_xxh3
 from schemas.receipts import UnitSealed
 from service.capture import unit_run
 from service.proof.checks import check_unit, logit_rows

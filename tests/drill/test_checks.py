@@ -7,9 +7,9 @@ import pytest
 
 from connector import writers
 from connector.rowcheck import LayerReading, RowChecker
-from connector.seal import sha256_of
 from connector.seen import SeenStates
 from connector.shards import UnitWriter
+from schemas.dataset.seal import sha256_of
 from service.capture import canary_run, unit_run
 from service.proof import checks, verify
 from service.proof.gap_check import GapVerdict

@@ -2,8 +2,8 @@
 
 import pytest
 
-from schemas.arrow import layer_columns
-from schemas.manifest import Manifest
+from schemas.dataset.columns import layer_columns
+from schemas.dataset.manifest import Manifest
 from tests.drill.damage import DATASET, SEALED, between_seal_and_check, in_the_writer
 from tests.drill.harness import LAYERS, Drill, assert_caught, dataset_of, verified
 from tests.drill.table import PLANTS, Check, Plant, Stage

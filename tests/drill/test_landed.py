@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from connector.seal import sha256_of
+from schemas.dataset.manifest import SealedShard, ShardEntry
+from schemas.dataset.seal import sha256_of
 from schemas.job import JobState, JobView
-from schemas.manifest import SealedShard, ShardEntry
 from service.publish import digests
 from tests.drill.damage import shard_of
 from tests.drill.harness import Caught, assert_caught

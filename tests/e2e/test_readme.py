@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 
-from schemas.arrow import shard_schema
+from schemas.dataset.columns import shard_schema
 from schemas.identity import layer_info
 from schemas.request import ExtractRequest, FileSource
 from service.api.app import create_app

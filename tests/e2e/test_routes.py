@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from schemas.dataset.manifest import Manifest
 from schemas.job import JobState
-from schemas.manifest import Manifest
 from schemas.names import manifest_path
 from tests.architectures.recipes import RECIPES
 from tests.architectures.target import make_target

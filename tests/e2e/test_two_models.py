@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from schemas.dataset.manifest import Manifest
 from schemas.job import JobState
-from schemas.manifest import Manifest
 from schemas.names import manifest_path
 from service.api.worker_process import WorkerProcess, worker_command
 from service.capture.vllm_engine import _sha256

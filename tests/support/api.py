@@ -10,9 +10,9 @@ from typing import Any
 import httpx2
 import uvicorn
 
+from schemas.dataset.manifest import FileEntry, LayerStats, SealedShard, UnitChecks
 from schemas.events import Event
 from schemas.job import JobState, Problem, RejectView
-from schemas.manifest import FileEntry, LayerStats, SealedShard, UnitChecks
 from schemas.names import index_path, shard_path
 from service.api.app import create_app
 from service.api.problems import PROBLEM_MEDIA_TYPE

@@ -8,12 +8,10 @@ import pyarrow.parquet as pq
 import torch
 from safetensors.numpy import save
 
-from connector.direct import xxh3_of
-from connector.seal import sealing
-from schemas.arrow import INDEX_SCHEMA, layer_columns, shard_schema, writer_options
-from schemas.identity import DTYPE_BYTES, EngineInfo, FinalNorm, Identity, Provenance, layer_info
-from schemas.job import RejectView
-from schemas.manifest import (
+from schemas.dataset.codecs.planes import split_planes
+from schemas.dataset.columns import INDEX_SCHEMA, layer_columns, shard_schema, writer_options
+from schemas.dataset.direct import xxh3_of
+from schemas.dataset.manifest import (
     CanaryReport,
     FileEntry,
     LayerAgreement,
@@ -22,8 +20,10 @@ from schemas.manifest import (
     SealedShard,
     UnitChecks,
 )
+from schemas.dataset.seal import sealing
+from schemas.identity import DTYPE_BYTES, EngineInfo, FinalNorm, Identity, Provenance, layer_info
+from schemas.job import RejectView
 from schemas.names import index_path, job_id_from_key, shard_path
-from schemas.planes import split_planes
 from schemas.receipts import UnitKey
 from schemas.request import ExtractRequest, HubTarget, InlineSource, Sample, Storage
 from service.proof.canary import canary_key

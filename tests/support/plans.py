@@ -7,8 +7,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from connector.seal import sealing
-from schemas.arrow import PLAN_SCHEMA
+from schemas.dataset.columns import PLAN_SCHEMA
+from schemas.dataset.seal import sealing
 from schemas.identity import EngineInfo, FinalNorm, Identity, Provenance, layer_info
 from schemas.names import job_id_from_key, plan_path
 from schemas.receipts import OpenUnit, UnitKey

@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import torch
 import xxhash
 
-from connector.direct import xxh3_of
-from connector.seal import footer_xxh3, sha256_of
-from schemas.arrow import METADATA_KEY, PLAN_SCHEMA, shard_schema, writer_options
+from schemas.dataset.columns import METADATA_KEY, PLAN_SCHEMA, shard_schema, writer_options
+from schemas.dataset.direct import xxh3_of
+from schemas.dataset.manifest import CheckReport, FileEntry, LayerStats, Manifest, ShardEntry, Totals
+from schemas.dataset.seal import footer_xxh3, sha256_of
 from schemas.identity import DTYPE_BYTES, EngineInfo, Identity, Provenance, layer_info
-from schemas.manifest import CheckReport, FileEntry, LayerStats, Manifest, ShardEntry, Totals
 from schemas.names import (
     FINAL_NORM_PATH,
     index_path,

@@ -3,9 +3,9 @@
 import threading
 from collections.abc import Callable, Sequence
 
+from schemas.dataset.manifest import FileEntry, LayerStats, SealedShard, UnitChecks
 from schemas.identity import EngineInfo, FinalNorm, Identity, Provenance, layer_info
 from schemas.job import JobState, Problem, RejectView
-from schemas.manifest import FileEntry, LayerStats, SealedShard, UnitChecks
 from schemas.names import index_path, shard_path
 from schemas.request import ExtractRequest, HubTarget, InlineSource, Sample
 from service.store import JobRow, PlanLease, PlannedUnit, PublishLease, Store, UnitCommit, UnitLease

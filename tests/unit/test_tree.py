@@ -28,10 +28,7 @@ MAY_IMPORT = {
     "connector": {"schemas", "connector"},
     "service": {"schemas", "service"},
 }
-TORCH_FREE = (
-    *("connector.direct", "connector.plugin", "connector.plugin.carried", "connector.seal", "connector.wire"),
-    "connector.vml",
-)
+TORCH_FREE = (*("connector.plugin", "connector.plugin.carried", "connector.wire", "connector.vml"),)
 """What the service may take from the connector; their freedom from torch is tested below."""
 HEAVY = ("torch", "vllm", "transformers")
 
@@ -198,7 +195,7 @@ def test_the_services_parts_import_only_what_comes_before_them_in_the_datas_path
     ("package", "line"),
     [
         ("schemas", "from service.settings import Settings"),
-        ("schemas", "import connector.seal"),
+        ("schemas", "import connector.wire"),
         ("connector", "from service import errors"),
         ("service", "from connector import pool"),
         ("service", "def late():\n    from connector.worker import Worker"),
@@ -214,6 +211,11 @@ def test_the_front_end_starts_without_the_engine() -> None:
 
 def test_what_the_service_takes_from_the_connector_is_free_of_torch() -> None:
     assert modules_loaded_by(*TORCH_FREE).isdisjoint(HEAVY)
+
+
+def test_the_datasets_format_is_free_of_torch_but_for_fp8() -> None:
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in sources("schemas/dataset")]
+    assert modules_loaded_by(*(name for name in names if not name.endswith("fp8"))).isdisjoint(HEAVY)
 
 
 def test_a_loaded_module_is_seen() -> None:

@@ -9,8 +9,8 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import Field
 
 from schemas.base import Wire
+from schemas.dataset.manifest import Manifest
 from schemas.job import JobPage, JobState, JobView, RejectPage, ShardPage, ShardView
-from schemas.manifest import Manifest
 from schemas.names import manifest_path
 from service.api.problems import problem_responses
 from service.api.routes.resources import JobOf, NoOptions, SettingsOf, StoppingOf, StoreOf

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from connector.seal import sealing
+from schemas.dataset.seal import sealing
 from service.errors import OptionRefused
 from service.export.format import Piece, shell_block
 from service.export.saving import seal_json

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from connector.seal import sealing
+from schemas.dataset.seal import sealing
 from service.errors import OptionRefused
 from service.export.format import Piece
 from service.export.formats.nemo_cache import Cache, Tensors, cache_of, save_stacked

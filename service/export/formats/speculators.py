@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 import torch
 
-from connector.seal import sealing
+from schemas.dataset.seal import sealing
 from service.errors import OptionRefused
 from service.export.format import Piece, one_file_each, shell_block
 from service.export.options import Algorithm

@@ -14,7 +14,7 @@ from typing import IO, NoReturn, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from connector.seal import sha256_of
+from schemas.dataset.seal import sha256_of
 from schemas.request import FileSource, Sample
 from service.errors import SourceRefused
 from service.plan.sources.conversations import COLUMNS, row_id, sample_of

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
+from schemas.dataset.manifest import Manifest
 from schemas.identity import LayerInfo
-from schemas.manifest import Manifest
 from service.proof.report import model_charts, row_charts, state_charts
 from service.proof.report.figure import Figure
 from service.proof.report.layer_tally import LayerTally

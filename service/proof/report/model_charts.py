@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-from schemas.manifest import CanaryReport
+from schemas.dataset.manifest import CanaryReport
 from service.proof.logit_check import MOST_SIGMAS, LogitReading
 from service.proof.report.canvas import TOP, WIDTH, Canvas, Scale, spanning
 from service.proof.report.figure import Figure

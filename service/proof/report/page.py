@@ -18,7 +18,7 @@ from typing import Literal
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from connector.seal import sealing
+from schemas.dataset.seal import sealing
 from service.errors import WriteFailed
 from service.plan.model_folder import TOKENIZER_FILES, files_digest
 from service.proof.report.job_view import MAX_NARROW, JobView, job_view

@@ -16,7 +16,7 @@ import torch
 import xxhash
 from numpy.typing import NDArray
 
-from schemas.manifest import Manifest
+from schemas.dataset.manifest import Manifest
 from service.proof.logit_check import LogitReading
 from service.proof.report.layer_tally import LayerTally
 from service.proof.shard_reader import LightRow

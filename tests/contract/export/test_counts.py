@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 
-from schemas.manifest import body_sha256
+from schemas.dataset.manifest import body_sha256
 from service.errors import DatasetBroken
 from service.export.options import Algorithm
 from service.export.run import export

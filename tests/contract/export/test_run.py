@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from schemas.manifest import body_sha256
+from schemas.dataset.manifest import body_sha256
 from service.errors import DatasetBroken, IdentityChanged, OptionRefused, SourceRefused
 from service.export.options import ALGORITHMS, Algorithm, FormatName
 from service.export.run import PIECES_AT_ONCE, export

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from schemas.dataset.manifest import Manifest
 from schemas.job import JobState
-from schemas.manifest import Manifest
 from schemas.names import manifest_path, shard_path
 from schemas.request import HubTarget
 from service.publish.hub import Patience

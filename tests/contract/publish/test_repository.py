@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from schemas.manifest import Manifest
+from schemas.dataset.manifest import Manifest
 from schemas.names import manifest_path
 from service.publish.card import assigned_configs
 from tests.support.desk import REPO, TOKEN, Desk, committed, etags

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from schemas.fp8 import dequantize
+from schemas.dataset.codecs.fp8 import dequantize
 from service.proof.verify import verify_dataset
 from service.reader import Eagle3, QuarryDataset, ReaderError
 from service.reader.files import LocalFile

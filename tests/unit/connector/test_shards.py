@@ -4,15 +4,15 @@ import pytest
 import torch
 import xxhash
 
-from connector.direct import xxh3_of
 from connector.rowcheck import StatesWrongError
-from connector.seal import footer_xxh3, temporary
 from connector.shards import UnitWriter
 from connector.wire import DrainJob, RowRef, hash_ids
-from schemas.arrow import METADATA_KEY, shard_schema
+from schemas.dataset.codecs.planes import merge_planes
+from schemas.dataset.columns import METADATA_KEY, shard_schema
+from schemas.dataset.direct import xxh3_of
+from schemas.dataset.seal import footer_xxh3, temporary
 from schemas.identity import Provenance
 from schemas.names import attempt_dir
-from schemas.planes import merge_planes
 from tests.support.fake_engine import states_TH
 from tests.support.plans import JOB, identity, order, random_ids, write_plan
 from tests.support.shards import stored_bytes
@@ -158,7 +158,7 @@ def test_layers_that_only_rounding_makes_equal_are_two(tmp_path):
 
 def test_a_layer_that_does_not_come_back_from_its_codes_is_named(tmp_path, monkeypatch):
     about, ids = identity(compression="fp8"), random_ids([4])
-    monkeypatch.setattr("schemas.fp8.scales_of", lambda largest_T: largest_T / 1000)
+    monkeypatch.setattr("schemas.dataset.codecs.fp8.scales_of", lambda largest_T: largest_T / 1000)
     with pytest.raises(StatesWrongError, match="layer 2: token 0 does not come back"):
         writer(tmp_path, about, ids).write(job(about, ids[0], 0), states(about, ids[0]))
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.workload import TARGETS
-from schemas.manifest import FileEntry
+from schemas.dataset.manifest import FileEntry
 from schemas.request import ExtractRequest
 from service.errors import SourceRefused
 from service.plan.estimate import estimate_request

@@ -23,6 +23,6 @@ def limit_tokens(tmp_path: Path, **options: Any) -> int:
 
 def test_a_layer_of_a_sample_is_one_parquet_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert limit_tokens(tmp_path) > 10
-    monkeypatch.setattr("schemas.arrow.MAX_VALUE_BYTES", 64 * 2 * 10 + 127)
+    monkeypatch.setattr("schemas.dataset.columns.MAX_VALUE_BYTES", 64 * 2 * 10 + 127)
     assert limit_tokens(tmp_path) == 10
     assert limit_tokens(tmp_path, generate={"max_tokens": 4}) == 6

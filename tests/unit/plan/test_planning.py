@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
-from connector.seal import sha256_of
-from schemas.arrow import PLAN_SCHEMA
+from schemas.dataset.columns import PLAN_SCHEMA
+from schemas.dataset.seal import sha256_of
 from schemas.job import JobState
 from schemas.names import plan_path
 from schemas.request import ExtractRequest, Generate

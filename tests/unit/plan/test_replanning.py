@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from connector.seal import sha256_of
+from schemas.dataset.seal import sha256_of
 from schemas.job import JobState
 from service.settings import Settings
 from tests.support import templates

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from schemas.manifest import CanaryReport
+from schemas.dataset.manifest import CanaryReport
 from service.errors import StatesWrong
 from service.proof.canary import POST_NORM, canary_key, canary_prompts, judge
 from tests.support.plans import identity, provenance

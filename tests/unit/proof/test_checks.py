@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from schemas.manifest import UnitChecks
+from schemas.dataset.manifest import UnitChecks
 from schemas.receipts import RejectedRow, UnitSealed
 from service.errors import EngineDied, EngineRefused, StatesWrong, WriteFailed
 from service.proof.checks import Witness, check_unit, logit_rows

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from connector import direct
-from connector.direct import BLOCK_BYTES, DirectReader
+from schemas.dataset import direct
+from schemas.dataset.direct import BLOCK_BYTES, DirectReader
 from service.errors import DatasetBroken
 from service.proof.checks import _check_footer
 from tests.support.reference_models import TinyModel

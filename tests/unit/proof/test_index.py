@@ -3,8 +3,8 @@ from dataclasses import replace
 import pyarrow.parquet as pq
 import pytest
 
-from connector.seal import sha256_of
-from schemas.arrow import INDEX_SCHEMA
+from schemas.dataset.columns import INDEX_SCHEMA
+from schemas.dataset.seal import sha256_of
 from service.errors import WriteFailed
 from service.proof.index import write_index
 from service.proof.logit_check import Witness

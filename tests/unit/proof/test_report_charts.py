@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from schemas.manifest import CanaryReport, LayerAgreement
+from schemas.dataset.manifest import CanaryReport, LayerAgreement
 from service.proof.logit_check import MOST_SIGMAS, LogitReading
 from service.proof.report import model_charts, row_charts, state_charts
 from service.proof.report.canvas import Canvas, Scale, spanning, tick_text

@@ -12,7 +12,7 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from schemas.manifest import Manifest, body_sha256
+from schemas.dataset.manifest import Manifest, body_sha256
 from schemas.names import index_path, manifest_path, shard_path
 from service.errors import WriteFailed
 from service.plan.model_folder import TOKENIZER_FILES, files_digest

@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from schemas.arrow import METADATA_KEY, shard_schema
+from schemas.dataset.columns import METADATA_KEY, shard_schema
 from service.errors import DatasetBroken
 from service.proof.shard_reader import ShardReader
 from tests.support.plans import identity, provenance

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from schemas.fp8 import Quantizer, dequantize, half_steps
+from schemas.dataset.codecs.fp8 import Quantizer, dequantize, half_steps
 from schemas.identity import FinalNorm
 from service.capture.engine import WITNESS_TOKENS
 from service.proof.gap_check import check_gaps

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, strategies as st
 
-from schemas.manifest import Coverage
+from schemas.dataset.manifest import Coverage
 from service.errors import DatasetBroken
 from service.proof import token_counts
 from service.proof.token_counts import (

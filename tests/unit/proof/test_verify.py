@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from schemas.manifest import CanaryReport, Manifest, body_sha256
+from schemas.dataset.manifest import CanaryReport, Manifest, body_sha256
 from schemas.names import FINAL_NORM_PATH, index_path, manifest_path, shard_path
 from service.errors import EngineRefused, NotFound
 from service.proof.verify import Finding, VerifyReport, read_manifests, verify_dataset

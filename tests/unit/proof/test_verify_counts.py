@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from schemas.manifest import body_sha256
+from schemas.dataset.manifest import body_sha256
 from schemas.names import manifest_path, token_freq_path
 from service.proof.token_counts import TOKEN_FREQ_SCHEMA
 from service.proof.verify import Finding, verify_dataset

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from datasets import load_dataset
 
-from connector.seal import sha256_of
-from schemas.manifest import body_sha256
+from schemas.dataset.manifest import body_sha256
+from schemas.dataset.seal import sha256_of
 from schemas.names import CARD_PATH, manifest_path
 from service.errors import DatasetBroken, OptionRefused
 from service.publish.assemble import Account, assemble, read_manifest, read_manifests

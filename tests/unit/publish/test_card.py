@@ -8,7 +8,7 @@ import pytest
 import torch
 from huggingface_hub import DatasetCard
 
-from schemas.manifest import Coverage, Manifest, VocabularyStats
+from schemas.dataset.manifest import Coverage, Manifest, VocabularyStats
 from schemas.request import HubTarget
 from service.errors import OptionRefused
 from service.publish.card import assigned_configs, render_card, states_config

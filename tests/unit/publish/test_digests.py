@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from connector.direct import xxh3_of
-from connector.seal import sha256_of
-from schemas.manifest import SealedShard, ShardEntry
+from schemas.dataset.direct import xxh3_of
+from schemas.dataset.manifest import SealedShard, ShardEntry
+from schemas.dataset.seal import sha256_of
 from service.errors import DatasetBroken
 from service.publish import digests
 from service.publish.digests import shard_entries

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from schemas.arrow import INDEX_SCHEMA
+from schemas.dataset.columns import INDEX_SCHEMA
 from service.reader import places
 from service.reader.errors import ReaderError
 from service.reader.files import LocalFiles

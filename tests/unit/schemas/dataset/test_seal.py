@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from connector.seal import footer_xxh3, make_folder, move_durably, seal, sealing, sha256_of, temporary
+from schemas.dataset.seal import footer_xxh3, make_folder, move_durably, seal, sealing, sha256_of, temporary
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from schemas.planes import merge_planes, split_planes
+from schemas.dataset.codecs.planes import merge_planes, split_planes
 
 
 @given(st.binary(max_size=400), st.sampled_from([2, 4]))

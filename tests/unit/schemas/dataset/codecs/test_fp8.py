@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from schemas.fp8 import (
+from schemas.dataset.codecs.fp8 import (
     LARGEST,
     LARGEST_CODE,
     SMALLEST_SCALE,

@@ -1,9 +1,7 @@
 """The Arrow schemas on disk: the shard, the light index, the frozen plan; and the bytes of a layer.
 
-Settings and their measurements: a row group is one row, a layer one uncompressed PLAIN page of a
-`large_binary` column, without dictionary and statistics, so that a reader takes one layer of one row with
-one
-`pread`.
+A row group is one row. A layer of a row is one uncompressed PLAIN page of a `large_binary` column, without
+dictionary and statistics, so that a reader takes one layer of one row with one `pread`.
 """
 
 from typing import Any
@@ -43,9 +41,9 @@ def shard_schema(layer_ids: tuple[int, ...], hidden_size: int, dtype: str, compr
     """Return a shard's schema.
 
     A layer's value is the raw little-endian `[T, H]` of `dtype` in C order; with `fp8` it is codes of one
-    byte `[T, H]`, beside float32 scales `[T]` (`schemas.fp8`). `checksums` holds the xxh3_64 of each
-    *layer's* raw bytes (before any split into planes; with `fp8` the codes followed by the scales), in
-    ascending layer order.
+    byte `[T, H]`, beside float32 scales `[T]` (`schemas.dataset.codecs.fp8`). `checksums` holds the xxh3_64
+    of each *layer's* raw bytes (before any split into planes; with `fp8` the codes followed by the scales),
+    in ascending layer order.
     """
     fields = [
         pa.field("sample_id", pa.string(), nullable=False),
@@ -68,11 +66,8 @@ def shard_schema(layer_ids: tuple[int, ...], hidden_size: int, dtype: str, compr
 def writer_options(schema: pa.Schema) -> dict[str, Any]:
     """Return the keyword arguments of `pq.ParquetWriter` for a shard of `schema`.
 
-    Each is there for a measured reason.
-
     Statistics over the state columns alone cost more than all else together; dictionaries cost and never
-    hit.
-    `write_batch_size=1` keeps a page to one value, so a value may reach 2 GiB - 64 KiB.
+    hit. `write_batch_size=1` keeps a page to one value, so a value may reach 2 GiB - 64 KiB.
     """
     codecs: dict[str, str] = {}
     for field in schema:

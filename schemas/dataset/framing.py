@@ -20,7 +20,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import DTypeLike
 
-from connector.thrift import (
+from schemas.dataset.columns import MAX_VALUE_BYTES, writer_options
+from schemas.dataset.thrift import (
     BOOLEAN,
     FALSE_ITEM,
     STOP,
@@ -39,7 +40,6 @@ from connector.thrift import (
     struct,
     varint,
 )
-from schemas.arrow import MAX_VALUE_BYTES, writer_options
 
 MAGIC = b"PAR1"
 """First and last in the file; the caller writes it at offset 0."""

@@ -15,7 +15,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from connector.mapped import mapped
+from schemas.dataset.memory import mapped
 
 BLOCK_BYTES = 4096
 """What offsets and lengths are a multiple of: the largest logical block that disks have."""

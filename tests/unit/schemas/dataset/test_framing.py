@@ -14,9 +14,9 @@ import pytest
 import xxhash
 from hypothesis import given, settings, strategies as st
 
-from connector import framing
-from connector.framing import MAGIC, Framer
-from schemas.arrow import METADATA_KEY, layer_columns, shard_schema, writer_options
+from schemas.dataset import framing
+from schemas.dataset.columns import METADATA_KEY, layer_columns, shard_schema, writer_options
+from schemas.dataset.framing import MAGIC, Framer
 from schemas.identity import DTYPE_BYTES
 from service.proof.shard_reader import ShardReader
 from tests.support.plans import identity, provenance
