@@ -46,7 +46,7 @@ def locked(settings: Settings) -> bool:
 def test_a_fault_at_the_nth_call_loses_and_doubles_nothing(
     house: House, tally: Counter[str], stage: str, kind: str
 ) -> None:
-    for n in chosen(f"{stage} {kind}", range(1, house.count(stage, kind) + 1), sample=4):
+    for n in chosen(f"{stage} {kind}", range(1, house.count(stage, kind) + 1), sample=8):
         settings, life = house.begin(stage, kind, n)
         status, hit = life.end(), life.hit()
         print(f"{stage} {kind} {n} at {hit and (hit.operation, hit.path, hit.other)}: {status}")
@@ -63,7 +63,7 @@ def test_a_life_that_stood_still_past_its_lease_changes_nothing(
     house: House, tally: Counter[str], stage: str
 ) -> None:
     """1. SIGSTOP at the n-th call. 2. Another life takes over and completes the job. 3. SIGCONT."""
-    for n in chosen(f"{stage} stop", range(1, house.count(stage, "stop") + 1), sample=2):
+    for n in chosen(f"{stage} stop", range(1, house.count(stage, "stop") + 1), sample=4):
         settings, life = house.begin(stage, "stop", n)
         while life.process.is_alive() and not life.stopped():
             time.sleep(LOOK_S)
@@ -104,7 +104,7 @@ def test_a_fault_at_the_nth_call_of_a_push_leaves_the_same_repository(
     hub.forget()
     num_calls = pushing.count("push", kind)
     undisturbed = hub.repo(REPO).commits[-1].tree
-    for n in chosen(f"push {kind}", range(1, num_calls + 1), sample=6):
+    for n in chosen(f"push {kind}", range(1, num_calls + 1), sample=12):
         hub.forget()
         settings, life = pushing.begin("push", kind, n)
         status, hit = life.end(), life.hit()

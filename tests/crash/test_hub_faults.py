@@ -187,7 +187,7 @@ def samples_of(stand: Stand, data: Path) -> Counter[str]:
 @pytest.mark.crash
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, id=case.name) for case in chosen("hub faults", CASES, sample=200, short=6)]
+    "case", [pytest.param(case, id=case.name) for case in chosen("hub faults", CASES, sample=400, short=6)]
 )
 def test_a_fault_of_the_hub_changes_nothing_in_the_end(
     stand_of: Callable[[Mode], Stand], tmp_path: Path, case: Case, tally: Counter[str]

@@ -142,7 +142,7 @@ def test_a_power_cut_leaves_no_committed_unit_without_its_shard(
     house: House, tally: Counter[str], way: str
 ) -> None:
     disk = Disk(house.first.data_dir)
-    cuts = chosen(f"cut {way}", range(len(house.trace)), sample=10)
+    cuts = chosen(f"cut {way}", range(len(house.trace)), sample=20)
     for n, call in enumerate(house.trace):
         if n in cuts:
             folder = house.folder / f"{way}{n}"
