@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PARTS = {
+    "dataset": "schemas/dataset",
     "connector": "connector",
     "proof": "service/proof",
     "store": "service/store",
