@@ -66,6 +66,8 @@ def runs_of(mutants: dict[str, list[Traced]], work: Path) -> Iterator[Run]:
             name=site,
             arguments=[
                 *("-x", f"--timeout={HANGS_S + SLOWER * max(test.seconds for test in few)}"),
+                # A socket that a mutant left open would be an error of pytest's own, at its end.
+                *("-W", "default::pytest.PytestUnraisableExceptionWarning"),
                 *("-o", "timeout_func_only=true", *(test.name for test in few)),
             ],
             environment={MUTANT: site},
@@ -108,7 +110,7 @@ def main() -> int:
             raise RuntimeError(f"pytest did not run the tests of {run.name}: see {run.output}")
         if code == 0:
             survived.append(run.name)
-            print(f"  {seconds:6.1f} s  {len(run.arguments) - 4} tests let live {run.name}", flush=True)
+            print(f"  {seconds:6.1f} s  {len(run.arguments) - 6} tests let live {run.name}", flush=True)
         elif code is None:
             hung.append(run.name)
 
