@@ -23,15 +23,14 @@ from connector.shards import UnitWriter
 from connector.sums import token_sums
 from connector.wire import DrainJob, RowRef, hash_ids
 from schemas.dataset.direct import DirectReader
+from schemas.dataset.shard import Shard
 from schemas.identity import FinalNorm
 from schemas.names import attempt_dir
 from service.proof.gap_check import check_gaps
 from service.proof.head import Head
 from service.proof.head_weights import HeadWeights, NormWeights
 from service.proof.logit_check import LogitCase, Witness
-from service.proof.passage import Passage
 from service.proof.row_proof import prove_row
-from service.proof.shard_reader import ShardReader
 from tests.support.plans import JOB, identity, order, random_ids, write_plan
 
 RESULTS = Path(__file__).parent / "results" / "checks.json"
@@ -51,15 +50,14 @@ def measure(folder: Path) -> dict[str, float]:
     seen, sums = SeenStates(NUM_LAYERS, CACHE_TOKENS), [token_sums(row) for row in rows]
     file = _shard(folder, rows, ids)
     head, cases = _head(rows, draw)
-    with ShardReader(file) as reader:
-        return {
-            "marks": _us(lambda row: marker.mark(range(len(cache_BLSH)))),
-            "values": _us(lambda row: checker.check(rows[row], LAYER_IDS)),
-            "copy sums": _us(lambda row: token_sums(rows[row])),
-            "states seen before": _us(lambda row: seen.check(sums[row], ids[row], LAYER_IDS)),
-            "receipt": _us(lambda row: _read_back(file, reader), count=1),
-            "last token": _us(lambda row: check_gaps(head, cases[row : row + 1])),
-        }
+    return {
+        "marks": _us(lambda row: marker.mark(range(len(cache_BLSH)))),
+        "values": _us(lambda row: checker.check(rows[row], LAYER_IDS)),
+        "copy sums": _us(lambda row: token_sums(rows[row])),
+        "states seen before": _us(lambda row: seen.check(sums[row], ids[row], LAYER_IDS)),
+        "receipt": _us(lambda row: _read_back(file), count=1),
+        "last token": _us(lambda row: check_gaps(head, cases[row : row + 1])),
+    }
 
 
 def _us(act: Callable[[int], object], count: int = NUM_ROWS) -> float:
@@ -73,12 +71,12 @@ def _us(act: Callable[[int], object], count: int = NUM_ROWS) -> float:
     return round(best / (NUM_ROWS * NUM_TOKENS) * 1e6, 3)
 
 
-def _read_back(file: Path, reader: ShardReader) -> None:
+def _read_back(file: Path) -> None:
     """Read the sealed file as a unit's proof does: every row's checksums and the whole file's in one pass."""
     with DirectReader(file) as whole:
-        passage = Passage(whole, reader)
+        shard = Shard(whole, file.name)
         for row in range(NUM_ROWS):
-            prove_row(reader, row, values=False, layer_bytes=passage.layer_bytes)
+            prove_row(shard, row, values=False)
         whole.rest()
 
 

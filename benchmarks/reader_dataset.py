@@ -12,10 +12,10 @@ from safetensors.torch import save
 
 from connector.shards import UnitWriter
 from connector.wire import DrainJob, RowRef, hash_ids
+from schemas.dataset.index import write_index
 from schemas.dataset.manifest import SealedShard, UnitChecks
 from schemas.names import attempt_dir, index_path, shard_path
 from schemas.request import ExtractRequest
-from service.proof.index import write_index
 from service.publish.assemble import Account, assemble
 from service.store import UnitCommit
 from tests.support.plans import JOB, identity, order, provenance, random_ids, write_plan

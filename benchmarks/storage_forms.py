@@ -15,10 +15,11 @@ from safetensors.torch import load_file, save_file
 from benchmarks.loop.train import TRAINERS
 from connector.shards import UnitWriter
 from connector.wire import DrainJob, RowRef, hash_ids
+from schemas.dataset.files import LocalFile
+from schemas.dataset.shard import Shard
+from schemas.dataset.states import read_states
 from schemas.names import attempt_dir
 from schemas.request import Compression
-from service.reader.files import LocalFile
-from service.reader.shard import Shard
 from tests.support.plans import JOB, identity, order, write_plan
 
 PEER = "speculators-fp8"
@@ -64,7 +65,7 @@ class Ours:
             (path,) = (folder / attempt_dir(JOB, 0, 1)).glob("*.parquet")
             self._shard = folder, Shard(LocalFile(path), path.name)
         shard = self._shard[1]
-        return torch.stack([shard.layer(row, layer_id, num_tokens) for layer_id in self._layer_ids])
+        return torch.stack([read_states(shard, row, layer_id, num_tokens) for layer_id in self._layer_ids])
 
 
 class Peer:

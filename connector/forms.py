@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from connector.rowcheck import StatesWrongError, check_distinct
 from schemas.dataset.codecs.fp8 import SCALE_BYTES, NotQuantizedError, Quantizer
 from schemas.dataset.codecs.planes import Bytes, split_planes
-from schemas.dataset.memory import mapped
+from schemas.dataset.memory import page_aligned
 from schemas.request import Compression
 
 
@@ -85,7 +85,7 @@ class StateColumns:
     def _room(self, num_bytes: int) -> NDArray[np.uint8]:
         """Return memory that begins on a page, so that the disk takes long codes as they lie."""
         if self._buffer.size < num_bytes:
-            self._buffer = np.frombuffer(mapped(num_bytes), np.uint8)
+            self._buffer = page_aligned(num_bytes)
         return self._buffer[:num_bytes]
 
 

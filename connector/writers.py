@@ -5,7 +5,6 @@ heavy (Parquet, hashing, fsync) releases the GIL. An attempt that fails is recei
 its later rows are dropped.
 """
 
-import errno
 import itertools
 import logging
 import queue
@@ -25,6 +24,7 @@ from connector.shards import UnitWriter
 from connector.sums import Sums
 from connector.threads import settle
 from connector.wire import DrainJob
+from schemas.dataset.errors import NO_SPACE
 from schemas.receipts import (
     FromConnector,
     OpenUnit,
@@ -242,6 +242,6 @@ def _refuse_changed(row: _Row, sums_LT: Sums, layer_ids: Sequence[int]) -> None:
 def _write_failure(key: UnitKey, rank: int, error: Exception, *, opening: bool) -> UnitFailed:
     """Translate an error of the file system. pyarrow raises OSError with errno for a full disk."""
     number = error.errno if isinstance(error, OSError) else None
-    if opening and number not in {errno.ENOSPC, errno.EDQUOT}:
+    if opening and number not in NO_SPACE:
         return UnitFailed(key=key, rank=rank, reason="plan-unreadable", detail=str(error), errno=number)
     return UnitFailed(key=key, rank=rank, reason="write-failed", detail=str(error), errno=number)

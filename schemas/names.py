@@ -7,6 +7,7 @@ no control character.
 
 import hashlib
 import re
+from pathlib import PurePosixPath
 from typing import Annotated
 
 from pydantic import AfterValidator, StringConstraints
@@ -57,6 +58,12 @@ def is_job_id(value: str) -> bool:
 def is_local_model(model: str) -> bool:
     """Say whether `model` names a folder: by an absolute path, or by one that begins with a dot."""
     return model.startswith(("/", "."))
+
+
+def is_inside(path: str) -> bool:
+    """Say whether a path that a dataset names stays inside it. Nothing in a dataset is trusted."""
+    parts = PurePosixPath(path)
+    return not parts.is_absolute() and ".." not in parts.parts and "\0" not in path
 
 
 def _checked_job(job_id: str) -> str:

@@ -28,9 +28,12 @@
 Only an error's class decides whether work fails, is retried, or waits for a person. Its message never does.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from typing import ClassVar
 
+from schemas.dataset.errors import NO_SPACE, DatasetError
 from schemas.job import Problem
 
 
@@ -229,6 +232,23 @@ class DatasetBroken(QuarryError):
 
     status = 422
     title = "The dataset is broken"
+
+
+@contextmanager
+def writing(what: str) -> Iterator[None]:
+    """Translate what goes wrong while `what` is written: a full disk blocks the job, the rest is retried.
+
+    Raises DiskFull, WriteFailed.
+    """
+    try:
+        yield
+    except DatasetError as error:
+        raise WriteFailed(f"{what} cannot be written: {error}") from error
+    except OSError as error:
+        if error.errno in NO_SPACE:
+            cure = "free space in the data folder, then resume the job"
+            raise DiskFull(f"there is no space left for {what}", cure=cure) from error
+        raise WriteFailed(f"{what} cannot be written: {error.strerror or error}") from error
 
 
 STORE_AWAY = (StoreUnavailable, DiskFull)

@@ -11,6 +11,7 @@ from typing import Literal
 
 from benchmarks.rows.contract import RowFailed, Site, Written, removed, run_within
 from connector.wire import RowRef
+from schemas.dataset.index import write_index
 from schemas.names import attempt_dir, index_path, job_id_from_key, plan_path, shard_file, shard_path
 from schemas.receipts import OpenUnit, UnitKey, UnitSealed
 from schemas.request import Compression
@@ -21,7 +22,6 @@ from service.capture.link import EngineLink
 from service.capture.vllm_engine import VllmEngine
 from service.proof.checks import Witness, check_unit
 from service.proof.head import Head
-from service.proof.index import write_index
 from tests.support.plans import identity, order, write_plan
 
 Steps = Literal["captured", "witnessed", "proven"]

@@ -2,7 +2,7 @@
 
 The kernel copies nothing, keeps nothing, and has nothing left to flush when the file is sealed: on 2 cores a
 GB costs a tenth of the CPU that `write()` takes for it. A file system without O_DIRECT is written to and read
-from as usual.
+from through the page cache.
 """
 
 import errno
@@ -15,22 +15,22 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from schemas.dataset.memory import mapped
+from schemas.dataset.memory import page_aligned
 
 BLOCK_BYTES = 4096
-"""What offsets and lengths are a multiple of: the largest logical block that disks have."""
+"""Offsets and lengths are multiples of it: the largest logical block of disks."""
 
 MEMORY_ALIGN_BYTES = 512
-"""What addresses are a multiple of; Linux asks for as much at most where a logical block has 512 bytes."""
+"""Addresses are multiples of it: the most that Linux asks for where a logical block has 512 bytes."""
 
 STAGE_BYTES = 2**20
-"""Memory that short and unaligned pieces are gathered in."""
+"""Memory that gathers short and unaligned pieces."""
 
 READ_BYTES = 8 * 2**20
-"""Read at a time where nobody needs a longer piece at once."""
+"""Read at once, unless a longer piece is asked for."""
 
 MAX_CALL_BYTES = 2**30
-"""Handed to the kernel in one call; it takes less than 2 GiB."""
+"""The most that is handed to the kernel in one call; its own limit is just below 2 GiB."""
 
 
 class DirectWriter:
@@ -41,8 +41,8 @@ class DirectWriter:
 
     def __init__(self, path: Path) -> None:
         """Create or empty the file."""
-        self._fd = _open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        self._stage = _memory(STAGE_BYTES)
+        self._fd = open_direct(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        self._stage = page_aligned(STAGE_BYTES)
         self._staged = 0
         self._xxh3 = xxhash.xxh3_128()
         self.position = 0
@@ -114,17 +114,39 @@ class DirectReader:
 
     def __init__(self, path: Path) -> None:
         """Open the file."""
-        self._fd = _open(path, os.O_RDONLY)
+        self.path = path
+        self._fd = open_direct(path, os.O_RDONLY)
         self.num_bytes = os.fstat(self._fd).st_size
         self.position = 0
         self._xxh3 = xxhash.xxh3_128()
-        self._buffer = _memory(READ_BYTES)
+        self._buffer = page_aligned(READ_BYTES)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.close(self._fd)
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; safe to call twice."""
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+    def arrow(self) -> str:
+        """Return the path, for pyarrow to open."""
+        return str(self.path)
+
+    def read(self, offset: int, num_bytes: int) -> NDArray[np.uint8]:
+        """Return a range. What lies before it is read and hashed too; one from before `position` is not.
+
+        Raises EOFError if the file ends before the range does.
+        """
+        end = offset + num_bytes
+        if offset < self.position:
+            return self._read(offset, end)
+        begin = self.position
+        return self.upto(end)[offset - begin :]
 
     def upto(self, end: int) -> NDArray[np.uint8]:
         """Return the bytes from `position` to `end`; then `position` is there.
@@ -133,10 +155,10 @@ class DirectReader:
         """
         if not self.position <= end:
             raise ValueError(f"{end} lies before {self.position}")
-        found = self._read(self.position, end)
-        self._xxh3.update(found.data)
+        data = self._read(self.position, end)
+        self._xxh3.update(data.data)
         self.position = end
-        return found
+        return data
 
     def tail(self, num_bytes: int) -> NDArray[np.uint8]:
         """Return the file's last bytes, or all of them; neither hashed nor passed."""
@@ -159,25 +181,10 @@ class DirectReader:
         return self._xxh3.hexdigest()
 
     def _read(self, begin: int, end: int) -> NDArray[np.uint8]:
-        first = begin - begin % BLOCK_BYTES
-        want = end - first
-        size = want + -want % BLOCK_BYTES
-        if size > self._buffer.size:
-            self._buffer = _memory(size)
-        filled = 0
-        while filled < want:
-            part = self._buffer[filled : min(size, filled + MAX_CALL_BYTES)]
-            try:
-                count = os.preadv(self._fd, [part.data], first + filled)
-            except OSError as error:
-                if not _refuses_direct(self._fd, error):
-                    raise
-                continue
-            if not count:
-                raise EOFError(f"the file ends at {first + filled}, {end} was asked for")
-            # A short read ends where the file does, or else on a block's border.
-            filled += count
-        return self._buffer[begin - first : want]
+        check_range(begin, end, self.num_bytes)
+        if blocks_bytes(begin, end) > self._buffer.size:
+            self._buffer = page_aligned(blocks_bytes(begin, end))
+        return read_blocks(self._fd, begin, end, self._buffer)
 
 
 def xxh3_of(path: Path) -> str:
@@ -186,7 +193,7 @@ def xxh3_of(path: Path) -> str:
         return file.rest()
 
 
-def _open(path: Path, flags: int) -> int:
+def open_direct(path: Path, flags: int) -> int:
     """Open past the page cache, or through it where the file system has no other way."""
     try:
         return os.open(path, flags | os.O_DIRECT | os.O_CLOEXEC, 0o666)
@@ -196,15 +203,48 @@ def _open(path: Path, flags: int) -> int:
         return os.open(path, flags | os.O_CLOEXEC, 0o666)
 
 
+def check_range(begin: int, end: int, file_bytes: int) -> None:
+    """Hold a range against the file's length before memory is taken for it. Raises EOFError."""
+    if not 0 <= begin <= end <= file_bytes:
+        raise EOFError(f"the file ends at {file_bytes}, {end} was asked for")
+
+
+def blocks_bytes(begin: int, end: int) -> int:
+    """Return the length of the whole blocks that a range lies in."""
+    return -(-end // BLOCK_BYTES) * BLOCK_BYTES - begin // BLOCK_BYTES * BLOCK_BYTES
+
+
+def read_blocks(fd: int, begin: int, end: int, memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Read the whole blocks of a range to page-aligned `memory`, and return the range in it.
+
+    Raises OSError, EOFError if the file ends before the range does.
+    """
+    skipped = begin % BLOCK_BYTES
+    read_into(fd, begin - skipped, memory[: blocks_bytes(begin, end)], skipped + end - begin)
+    return memory[skipped : skipped + end - begin]
+
+
+def read_into(fd: int, offset: int, memory: NDArray[np.uint8], num_bytes: int) -> None:
+    """Fill `memory` from `offset` on, at least `num_bytes` of it. Raises OSError, EOFError."""
+    filled = 0
+    while filled < num_bytes:
+        part = memory[filled : filled + MAX_CALL_BYTES]
+        try:
+            count = os.preadv(fd, [part.data], offset + filled)
+        except OSError as error:
+            if not _refuses_direct(fd, error):
+                raise
+            continue
+        if not count:
+            raise EOFError(f"the file ends at {offset + filled}, {offset + num_bytes} was asked for")
+        # A short read ends where the file does, or else on a block's border.
+        filled += count
+
+
 def _refuses_direct(fd: int, error: OSError) -> bool:
-    """Say whether a call failed for O_DIRECT's sake, which is then given up for this file."""
+    """Say whether a call failed because of O_DIRECT, which is then given up for this file."""
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)
     if error.errno != errno.EINVAL or not flags & os.O_DIRECT:
         return False
     fcntl.fcntl(fd, fcntl.F_SETFL, flags & ~os.O_DIRECT)
     return True
-
-
-def _memory(num_bytes: int) -> NDArray[np.uint8]:
-    """Return memory that begins on a page."""
-    return np.frombuffer(mapped(num_bytes), np.uint8)

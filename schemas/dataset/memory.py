@@ -8,6 +8,9 @@ the CPU time that it takes with pages of 4 KiB, and a fast disk is kept busier: 
 import mmap
 from contextlib import suppress
 
+import numpy as np
+from numpy.typing import NDArray
+
 
 def mapped(num_bytes: int) -> mmap.mmap:
     """Return private memory, zero and not yet paged in. Raises OSError."""
@@ -16,3 +19,8 @@ def mapped(num_bytes: int) -> mmap.mmap:
     with suppress(OSError):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
+
+
+def page_aligned(num_bytes: int) -> NDArray[np.uint8]:
+    """Return `mapped` memory as an array: uint8 [num_bytes]. Raises OSError."""
+    return np.frombuffer(mapped(num_bytes), np.uint8)

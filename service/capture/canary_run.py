@@ -14,20 +14,22 @@ import numpy as np
 import torch
 
 from connector.wire import RowRef
+from schemas.dataset.errors import DatasetError
 from schemas.dataset.manifest import CanaryReport
+from schemas.dataset.shard import open_shard
+from schemas.dataset.states import read_states
 from schemas.names import attempt_dir, canary_unit, plan_path
 from schemas.receipts import OpenUnit, UnitKey, UnitSealed
 from schemas.request import Dtype
 from service.capture.engine import Prompt
 from service.capture.receipt_errors import in_time, raise_failure, silent
 from service.capture.running import Running
-from service.errors import EngineDied, EngineRefused, StatesWrong
+from service.errors import EngineDied, EngineRefused, StatesWrong, WriteFailed
 from service.plan.plan_file import write_plan
 from service.plan.planner import PlannedSample
 from service.proof.canary import canary_key, canary_prompts, judge, states_key
 from service.proof.canary_noise import judge_by_noise
 from service.proof.reference import Reference, reference_states
-from service.proof.shard_reader import ShardReader
 from service.settings import Settings
 from service.store import Store, UnitLease
 
@@ -174,10 +176,13 @@ def _read(folder: Path, receipts: Sequence[UnitSealed], num_prompts: int) -> lis
     for receipt in receipts:
         if receipt.file is None:
             continue
-        with ShardReader(folder / receipt.file) as reader:
-            for place, row in enumerate(receipt.rows):
-                layer_ids = reader.provenance.identity.layer_ids
-                states[row] = {layer_id: reader.layer(place, layer_id) for layer_id in layer_ids}
+        try:
+            with open_shard(folder / receipt.file) as shard:
+                for place, row in enumerate(receipt.rows):
+                    layer_ids = shard.provenance.identity.layer_ids
+                    states[row] = {layer_id: read_states(shard, place, layer_id) for layer_id in layer_ids}
+        except (DatasetError, OSError) as error:
+            raise WriteFailed(f"the canary's file cannot be read back: {error}") from error
     if not all(states):
         missing = [row for row, layers in enumerate(states) if not layers]
         raise EngineDied(f"the canary's prompts {missing} came back without states")

@@ -1,14 +1,12 @@
 """What a failed receipt means, and one that does not come: the error that decides about the unit."""
 
 import asyncio
-import errno
 from collections.abc import Awaitable, Sequence
 
+from schemas.dataset.errors import NO_SPACE
 from schemas.receipts import UnitFailed, UnitSealed
 from service.capture.link import Receipt
 from service.errors import DiskFull, EngineDied, EngineStuck, QuarryError, StatesWrong, WriteFailed
-
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 ERRORS: dict[str, type[QuarryError]] = {
     "states-wrong": StatesWrong,
@@ -49,7 +47,7 @@ def raise_failure(receipts: Sequence[UnitSealed | UnitFailed]) -> tuple[UnitSeal
             sealed.append(receipt)
             continue
         said = f"unit {receipt.key.unit}, rank {receipt.rank}: {receipt.detail}"
-        if receipt.errno in FULL:
+        if receipt.errno in NO_SPACE:
             raise DiskFull(said, cure="free space in the data folder, then resume the job")
         raise ERRORS[receipt.reason](said)
     return tuple(sealed)

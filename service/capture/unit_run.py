@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from connector.wire import RowRef
 from schemas.dataset.columns import PLAN_SCHEMA
+from schemas.dataset.index import Witness, write_index
 from schemas.dataset.manifest import SealedShard
 from schemas.dataset.seal import sha256_of
 from schemas.job import RejectView
@@ -26,9 +27,8 @@ from service.capture.engine import Answer, Prompt, PromptRefused
 from service.capture.landing import INDEX_FILE, attempt_folder
 from service.capture.receipt_errors import in_time, raise_failure, silent
 from service.capture.running import Running
-from service.errors import QuarryError, WriteFailed
-from service.proof.checks import Witness, check_unit, logit_rows
-from service.proof.index import write_index
+from service.errors import QuarryError, WriteFailed, writing
+from service.proof.checks import check_unit, logit_rows
 from service.settings import Settings
 from service.store import UnitCommit, UnitLease
 
@@ -208,13 +208,10 @@ class UnitRun:
             [row.sample_id for row in self._rows], self._settings.logit_share, self._settings.logit_rows_min
         )
         if files:
-            index, supervised = write_index(
-                folder / INDEX_FILE,
-                index_path(self._key.job_id, self._key.unit),
-                files,
-                plan,
-                {row: said for row, said in self._witnesses.items() if row in sampled},
-            )
+            path = index_path(self._key.job_id, self._key.unit)
+            sampled_witnesses = {row: said for row, said in self._witnesses.items() if row in sampled}
+            with writing(f"the index {path}"):
+                index, supervised = write_index(folder / INDEX_FILE, path, files, plan, sampled_witnesses)
         return UnitCommit(
             key=self._key,
             provenance=order.provenance,

@@ -9,6 +9,7 @@ from typing import NoReturn
 
 import typer
 
+from schemas.dataset.errors import NO_SPACE
 from schemas.job import Problem
 from service.cli import datasets, export, files, jobs, processes
 from service.cli.client import ProblemReceived
@@ -70,8 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 _SPACE = "make space there, then run the same command again"
 _RIGHTS = "let this user read and write there, or name another place, then run the same command again"
 _CURES = {
-    errno.ENOSPC: _SPACE,
-    errno.EDQUOT: _SPACE,
+    **dict.fromkeys(NO_SPACE, _SPACE),
     errno.EACCES: _RIGHTS,
     errno.EPERM: _RIGHTS,
     errno.EROFS: _RIGHTS,

@@ -14,7 +14,6 @@ import torch
 
 from schemas.dataset.direct import DirectWriter
 from schemas.dataset.seal import sealing
-from service.reader.files import bytes_of
 
 _SAFETENSORS_DTYPES = {
     torch.bool: "BOOL",
@@ -63,7 +62,7 @@ def save_safetensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         file.write(len(text).to_bytes(8, "little") + text)
         for _, tensor in ordered:
             whole = tensor.contiguous()
-            file.write(bytes_of(whole))
+            file.write(whole.reshape(-1).view(torch.uint8).numpy().data)
 
 
 def seal_torch(path: Path, content: Mapping[Any, Any] | torch.Tensor) -> None:

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from schemas.dataset.manifest import Manifest
+from schemas.dataset.token_counts import TokenCounts, TokenTally, read_counts
 from schemas.names import token_freq_path
 from service.errors import DatasetBroken, OptionRefused
 from service.export.source import Source
-from service.proof.token_counts import TokenCounts, TokenTally, read_counts
 from service.reader import Row
 
 COUNTS_FOLDER = "token_freq"

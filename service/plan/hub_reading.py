@@ -1,6 +1,5 @@
 """What the Hub says when something is read -> the service's errors: refused for good, or not available."""
 
-import errno
 import functools
 import gzip
 import shutil
@@ -11,13 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from schemas.dataset.errors import NO_SPACE
 from service.errors import DiskFull, HubUnavailable, RequestError
 
 if TYPE_CHECKING:
     import httpx2
 
 REFUSED_STATUS = frozenset({400, 401, 403, 404, 410, 416})
-NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 FULL_BELOW_BYTES = 2**24
 """A cache with less room than this is full: the next piece of a download does not fit."""
 CONNECT_S = 30.0

@@ -1,6 +1,5 @@
 """A unit's frozen samples as a sealed Parquet file: the same samples are the same bytes."""
 
-import errno
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,25 +10,17 @@ import pyarrow.parquet as pq
 
 from schemas.dataset.columns import PLAN_SCHEMA
 from schemas.dataset.seal import sealing, sha256_of
-from service.errors import DiskFull, WriteFailed
+from service.errors import writing
 from service.plan.planner import PlannedSample
-
-NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def write_plan(path: Path, samples: Sequence[PlannedSample]) -> str:
     """Seal `samples` as `PLAN_SCHEMA` at `path`; return the file's sha256. Raises DiskFull, WriteFailed."""
-    try:
+    with writing(f"the plan file {path.name}"):
         with sealing(path) as temporary:
             # One row group and no statistics: a unit is read whole.
             pq.write_table(_table(samples), temporary, compression="zstd", write_statistics=False)
         return sha256_of(path)[0]
-    except OSError as error:
-        kind = DiskFull if error.errno in NO_SPACE else WriteFailed
-        raise kind(
-            f"the plan file {path.name} cannot be written: {error.strerror or error}",
-            cure="free space in the data folder" if kind is DiskFull else None,
-        ) from error
 
 
 def _table(samples: Sequence[PlannedSample]) -> pa.Table:

@@ -7,6 +7,7 @@ Legend: T tokens, H hidden size.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set as AbstractSet
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -15,17 +16,18 @@ import pyarrow.parquet as pq
 
 from schemas.dataset.columns import PLAN_SCHEMA
 from schemas.dataset.direct import DirectReader
+from schemas.dataset.errors import DatasetError
+from schemas.dataset.index import Witness
 from schemas.dataset.manifest import UnitChecks
+from schemas.dataset.shard import LightRow, Shard
 from schemas.identity import Identity
 from schemas.receipts import UnitSealed
-from service.errors import DatasetBroken, EngineDied, EngineRefused, StatesWrong, WriteFailed
+from service.errors import EngineDied, EngineRefused, StatesWrong, WriteFailed
 from service.proof.gap_check import check_gaps
 from service.proof.head import Head
-from service.proof.logit_check import LogitCase, Witness, check_logits, logit_rows
-from service.proof.passage import Passage
+from service.proof.logit_check import LogitCase, check_logits, logit_rows
 from service.proof.row_proof import prove_row
 from service.proof.sample_name import name_fault
-from service.proof.shard_reader import LightRow, ShardReader
 
 __all__ = ["Witness", "check_unit", "logit_rows"]
 
@@ -72,14 +74,15 @@ def check_unit(
             with DirectReader(attempt / receipt.file) as file:
                 _check_footer(file, receipt)
                 try:
-                    with ShardReader(attempt / receipt.file) as reader:
-                        _check_shard(unit, reader, receipt, plan, identity)
-                        cases |= _prove(unit, reader, Passage(file, reader), receipt, chosen, witnesses)
+                    # Through the file that hashes what it reads: every byte is read once.
+                    with closing(Shard(file, receipt.file)) as shard:
+                        _check_shard(unit, shard, receipt, plan, identity)
+                        cases |= _prove(unit, shard, receipt, chosen, witnesses)
                 finally:
                     # Whatever the rows say: a file that is not what was written is what is wrong, and is
                     # written again.
                     _check_bytes(file, receipt)
-        except (DatasetBroken, OSError, EOFError) as error:
+        except (DatasetError, OSError, EOFError) as error:
             raise WriteFailed(f"{unit}: a sealed file cannot be read back: {error}") from error
     rows_checked = sum(len(receipt.rows) for receipt in receipts)
     if not cases:
@@ -119,36 +122,34 @@ def _account(unit: str, num_rows: int, receipts: Sequence[UnitSealed], skipped: 
 def _check_footer(file: DirectReader, receipt: UnitSealed) -> None:
     """Hold length and footer against the receipt: pyarrow ends the process over some damaged footers."""
     if file.num_bytes != receipt.bytes:
-        raise DatasetBroken(f"{receipt.file} has {file.num_bytes} bytes, its receipt says {receipt.bytes}")
+        raise DatasetError(f"{receipt.file} has {file.num_bytes} bytes, its receipt says {receipt.bytes}")
     # The length is the file's own word: one that is wrong may cost time, but no memory.
     length = int.from_bytes(file.tail(8)[:4].tobytes(), "little")
     xxh3 = file.tail_xxh3(length + 8)
     if xxh3 != receipt.footer_xxh3:
         about = f"the footer of {receipt.file} has xxh3 {xxh3}"
-        raise DatasetBroken(f"{about}, its receipt says {receipt.footer_xxh3}")
+        raise DatasetError(f"{about}, its receipt says {receipt.footer_xxh3}")
 
 
 def _check_bytes(file: DirectReader, receipt: UnitSealed) -> None:
     """Hold every byte against the receipt, those that were read on the way here included."""
     xxh3 = file.rest()
     if xxh3 != receipt.xxh3:
-        raise DatasetBroken(f"{receipt.file} has xxh3 {xxh3}, its receipt says {receipt.xxh3}")
+        raise DatasetError(f"{receipt.file} has xxh3 {xxh3}, its receipt says {receipt.xxh3}")
 
 
-def _check_shard(
-    unit: str, reader: ShardReader, receipt: UnitSealed, plan: pa.Table, identity: Identity
-) -> None:
+def _check_shard(unit: str, shard: Shard, receipt: UnitSealed, plan: pa.Table, identity: Identity) -> None:
     """The shard is of this job and holds the planned rows, in the receipt's order."""
-    provenance = reader.provenance
+    provenance = shard.provenance
     if provenance.identity != identity or provenance.job_id != receipt.key.job_id:
         raise StatesWrong(f"{unit}: {receipt.file} carries another identity, of job {provenance.job_id}")
-    if len(reader.light) != len(receipt.rows):
-        counts = f"{len(reader.light)} rows, its receipt {len(receipt.rows)}"
+    if len(shard.light) != len(receipt.rows):
+        counts = f"{len(shard.light)} rows, its receipt {len(receipt.rows)}"
         raise StatesWrong(f"{unit}: {receipt.file} has {counts}")
     planned = plan.take(pa.array(receipt.rows, pa.int64()))
     generates = identity.generate is not None
     for place, (row, num_tokens) in enumerate(zip(receipt.rows, receipt.num_tokens, strict=True)):
-        light = reader.light[place]
+        light = shard.light[place]
         # The plan was read several times on the way here; the name tells whether it was the same each time.
         fault = _plan_fault(light, planned, place, num_tokens, generates=generates) or name_fault(light)
         if fault is not None:
@@ -187,8 +188,7 @@ def _plan_fault(
 
 def _prove(
     unit: str,
-    reader: ShardReader,
-    passage: Passage,
+    shard: Shard,
     receipt: UnitSealed,
     chosen: AbstractSet[int],
     witnesses: Mapping[int, Witness],
@@ -196,8 +196,8 @@ def _prove(
     """Read every row again, the chosen ones value by value; return by row what can be held to the head."""
     cases = {}
     for place, row in enumerate(receipt.rows):
-        where = f"{unit}, row {row} ({reader.light[place].sample_id})"
-        proof = prove_row(reader, place, values=row in chosen, layer_bytes=passage.layer_bytes)
+        where = f"{unit}, row {row} ({shard.light[place].sample_id})"
+        proof = prove_row(shard, place, values=row in chosen)
         if proof.faults:
             raise StatesWrong(f"{where}: {'; '.join(proof.faults)}")
         if proof.last is None:

@@ -14,10 +14,11 @@ import torch
 from safetensors.torch import save
 
 from connector.vml import settle_vector_math
+from schemas.dataset.norm import NormWeights
 from schemas.identity import FinalNorm
 from schemas.request import Dtype
 from service.errors import EngineRefused
-from service.proof.head_weights import HeadWeights, NormWeights, read_head, read_norm, text_config
+from service.proof.head_weights import HeadWeights, read_head, read_norm, text_config
 from service.proof.storing import Storing
 
 _SLICE_ELEMENTS = 2**24

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from schemas.dataset.norm import NormWeights
 from schemas.identity import FinalNorm, NormKind
 from service.errors import EngineRefused
 
@@ -49,15 +50,6 @@ WRAPPER_TIES = "whole_model_ties_word_embeddings"
 _RMS_EPS_KEYS = ("rms_norm_eps", "rms_norm_epsilon", "norm_eps", "layer_norm_epsilon", "layernorm_epsilon")
 _LAYERNORM_EPS_KEYS = ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps", "rms_norm_eps")
 _FLOATS = frozenset({torch.bfloat16, torch.float16, torch.float32})
-
-
-@dataclass(frozen=True, slots=True)
-class NormWeights:
-    """The final norm as stored, on CPU; a norm without a weight has a weight of ones."""
-
-    norm: FinalNorm
-    weight_H: torch.Tensor
-    bias_H: torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,35 +10,16 @@ Legend: N rows, H hidden size.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 import xxhash
 
+from schemas.dataset.index import Witness
 from service.proof.head import Head, Opinion
 
 _BATCH_ROWS = 64
 _DOUBT = 32.0
 """A right row or set of rows is taken for wrong with a chance of exp(-32), 1e-14."""
-
-
-@dataclass(frozen=True, slots=True)
-class Witness:
-    """What the engine itself said after a row's last token: its most likely next token, and how likely.
-
-    At a temperature above 0 the sampled token may be another; the witness is the raw logits' argmax even so.
-    `others` are the next likely tokens with their log-probabilities, for `service.proof.gap_check`.
-    """
-
-    next_token: int
-    next_logprob: float
-    others: tuple[tuple[int, float], ...] = ()
-
-    @classmethod
-    def of(cls, likely: Sequence[tuple[int, float]]) -> Self:
-        """Make one of the engine's most likely tokens with their log-probabilities, the most likely first."""
-        (next_token, next_logprob), *others = likely
-        return cls(next_token, next_logprob, tuple(others))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,16 +8,12 @@ Legend: T tokens, H hidden size.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import xxhash
-from numpy.typing import NDArray
 
+from schemas.dataset.shard import Shard
+from schemas.dataset.states import LayerBytes, StoredState, is_lossy, last_state, misfit_tokens, states_of
 from service.proof.extremes import extremes
-from service.proof.shard_reader import ShardReader, StoredState
-
-LayerBytes = Callable[[int, int], NDArray[np.uint8]]
-"""Reads the raw bytes of a row's layer; they need only hold until the next call."""
 
 Watch = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], None]
 """Sees every layer that is read: its id, its states [T, H], each token's smallest and largest value [T]."""
@@ -31,48 +27,48 @@ class RowProof:
     last: StoredState | None
 
 
-def prove_row(
-    reader: ShardReader,
-    row: int,
-    watch: Watch | None = None,
-    *,
-    values: bool = True,
-    layer_bytes: LayerBytes | None = None,
-) -> RowProof:
+def prove_row(shard: Shard, row: int, watch: Watch | None = None, *, values: bool = True) -> RowProof:
     """Read every layer of `row`: checksums agree, values are finite and vary, no two layers are equal.
 
     `watch` sees each layer too, so that nothing is read twice. Without `values` the bytes are only held
     against their checksums, at the speed of memory: enough where the same bytes were checked when they were
-    captured. `layer_bytes` reads in place of the reader's own.
+    captured.
 
     What was rounded to fp8 may have become equal in two layers, or constant, with nothing wrong in it; its
     codes and scales must be such as rounding makes.
 
-    Raises DatasetBroken if the bytes cannot be read at all.
+    Raises DatasetError if the bytes cannot be read at all, OSError.
     """
-    layer_bytes = layer_bytes or reader.layer_bytes
-    identity = reader.provenance.identity
+    identity = shard.provenance.identity
     faults: list[str] = []
     seen: dict[int, int] = {}
     last: StoredState | None = None
-    for layer_id, stored in zip(identity.layer_ids, reader.light[row].checksums, strict=True):
-        raw = layer_bytes(row, layer_id)
-        checksum = xxhash.xxh3_64_intdigest(raw.data)
+    for layer_id, stored in zip(identity.layer_ids, shard.light[row].checksums, strict=True):
+        layer = shard.layer_bytes(row, layer_id)
+        checksum = _checksum(layer)
         if checksum != stored:
             faults.append(f"layer {layer_id}: its bytes have xxh3 {checksum:016x}, {stored:016x} is stored")
-        if checksum in seen and not reader.lossy:
+        if checksum in seen and not is_lossy(identity):
             faults.append(f"layers {seen[checksum]} and {layer_id} hold the same states")
         seen[checksum] = layer_id
         if values:
-            states_TH = reader.states(raw)
+            states_TH = states_of(layer, identity)
             low_T, high_T = extremes(states_TH)
-            found = _value_faults(low_T, high_T, layer_id, reader.misfits(raw))
+            found = _value_faults(low_T, high_T, layer_id, misfit_tokens(layer, identity))
             faults += [f"layer {layer_id}: {fault}" for fault in found]
             if watch is not None:
                 watch(layer_id, states_TH, low_T, high_T)
         if layer_id == identity.num_layers:
-            last = reader.last_state(raw)
+            last = last_state(layer, identity)
     return RowProof(tuple(faults), last)
+
+
+def _checksum(layer: LayerBytes) -> int:
+    """Return the xxh3_64 of a layer's bytes."""
+    xxh3 = xxhash.xxh3_64()
+    for part in layer:
+        xxh3.update(part.data)
+    return int(xxh3.intdigest())
 
 
 def _value_faults(

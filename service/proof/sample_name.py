@@ -1,8 +1,8 @@
 """A sample's id is a hash of what it names, so a row proves its own tokens and mask."""
 
+from schemas.dataset.shard import LightRow
 from service.plan.planner import sample_digest
 from service.plan.tokens import Tokenized
-from service.proof.shard_reader import LightRow
 
 
 def name_fault(light: LightRow) -> str | None:

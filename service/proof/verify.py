@@ -15,16 +15,16 @@ from pathlib import Path
 from pydantic import Field, ValidationError, computed_field
 
 from schemas.base import Wire
+from schemas.dataset.errors import DatasetError
 from schemas.dataset.manifest import CheckReport, FileEntry, Manifest, body_sha256
 from schemas.dataset.seal import sha256_of
-from schemas.names import index_path, manifest_path, token_freq_path
-from service.errors import DatasetBroken, EngineRefused, NotFound, OptionRefused
+from schemas.dataset.token_counts import TokenCounts, differences, read_counts
+from schemas.names import index_path, is_inside, manifest_path, token_freq_path
+from service.errors import EngineRefused, NotFound, OptionRefused
 from service.plan.hub_reading import downloading
 from service.proof.head import Head
 from service.proof.report.tally import DatasetTally, JobTally
-from service.proof.token_counts import TokenCounts, differences, read_counts
 from service.proof.verify_unit import Finding, Proof, UnitOutcome, verify_unit
-from service.reader.files import is_inside
 from service.settings import Settings
 from service.visible import one_line
 
@@ -302,8 +302,8 @@ def _count_faults(
         try:
             told = read_counts((folder / path).read_bytes(), path)
             found += [Finding(path=path, what=what) for what in differences(told, due)]
-        except DatasetBroken as error:
-            found.append(Finding(path=path, what=error.detail))
+        except DatasetError as error:
+            found.append(Finding(path=path, what=str(error)))
     if job.vocabulary is not None:
         stats = due.stats(part.draft_vocab for part in job.vocabulary.coverage)
         if job.vocabulary != stats:

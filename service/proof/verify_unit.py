@@ -9,26 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from schemas.base import Wire
-from schemas.dataset.columns import INDEX_SCHEMA
+from schemas.dataset.errors import DatasetError
+from schemas.dataset.index import IndexRows, Witness, read_index
 from schemas.dataset.manifest import Manifest, ShardEntry
+from schemas.dataset.shard import LightRow, Shard, open_shard
+from schemas.dataset.token_counts import TokenTally
 from schemas.names import index_path
-from service.errors import DatasetBroken
 from service.proof.head import Head
-from service.proof.logit_check import LogitCase, Witness, check_logits, logit_rows
+from service.proof.logit_check import LogitCase, check_logits, logit_rows
 from service.proof.report.tally import JobTally
 from service.proof.row_proof import prove_row
 from service.proof.sample_name import name_fault
-from service.proof.shard_reader import LightRow, ShardReader
-from service.proof.token_counts import TokenTally
 
 _SCALARS = ("sample_id", "source_id", "num_tokens", "prompt_tokens")
 _LISTS = ("input_ids", "loss_mask")
-IndexRows = dict[tuple[str, int], dict[str, Any]]
-"""An index file's rows as Python values, by shard path and row in it."""
 
 
 class Finding(Wire):
@@ -80,13 +76,13 @@ def verify_unit(
             continue
         of_shard = {row: values for (shard, row), values in (indexed or {}).items() if shard == entry.path}
         try:
-            with ShardReader(folder / entry.path) as reader:
+            with open_shard(folder / entry.path) as reader:
                 _verify_shard(reader, entry, job, outcome)
                 if indexed is not None:
                     _compare_index(reader, entry.path, index, of_shard, outcome)
                 cases = list(_rows(reader, entry.path, of_shard, proof, outcome, tally))
-        except DatasetBroken as error:
-            outcome.fault(entry.path, error.detail)
+        except (DatasetError, OSError) as error:
+            outcome.fault(entry.path, str(error))
             continue
         if proof is not None and cases:
             verdict = check_logits(proof.head, cases)
@@ -111,22 +107,13 @@ def _read_index(folder: Path, path: str, outcome: UnitOutcome) -> IndexRows | No
     if not (folder / path).is_file():
         return None
     try:
-        table = pq.read_table(folder / path)
-        table.validate(full=True)
-        if not table.schema.equals(INDEX_SCHEMA):
-            outcome.fault(path, "its columns are not those of an index")
-            return None
-        rows = table.to_pylist()
-    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
-        outcome.fault(path, f"cannot be read: {error}")
+        return read_index(folder / path)
+    except DatasetError as error:
+        outcome.fault(path, str(error))
         return None
-    indexed = {(row["shard"], row["row"]): row for row in rows}
-    if len(indexed) != len(rows):
-        outcome.fault(path, f"{len(rows)} rows name {len(indexed)} rows of shards")
-    return indexed
 
 
-def _verify_shard(reader: ShardReader, entry: ShardEntry, job: Manifest, outcome: UnitOutcome) -> None:
+def _verify_shard(reader: Shard, entry: ShardEntry, job: Manifest, outcome: UnitOutcome) -> None:
     """The shard is of this job, and as long as the manifest says."""
     told = reader.provenance
     for name in ("job_id", "identity", "layers", "final_norm"):
@@ -139,7 +126,7 @@ def _verify_shard(reader: ShardReader, entry: ShardEntry, job: Manifest, outcome
 
 
 def _rows(
-    reader: ShardReader,
+    reader: Shard,
     path: str,
     indexed: Mapping[int, dict[str, Any]],
     proof: Proof | None,
@@ -164,8 +151,8 @@ def _rows(
             proven = prove_row(reader, row, watch)
             faults += proven.faults
             last = proven.last
-        except DatasetBroken as error:
-            faults.append(error.detail)
+        except (DatasetError, OSError) as error:
+            faults.append(str(error))
         for fault in faults:
             outcome.fault(path, f"{where}: {fault}")
         if row in chosen and last is not None:
@@ -173,7 +160,7 @@ def _rows(
 
 
 def _with_witness(
-    reader: ShardReader, indexed: Mapping[int, dict[str, Any]], proof: Proof | None
+    reader: Shard, indexed: Mapping[int, dict[str, Any]], proof: Proof | None
 ) -> dict[int, Witness]:
     """Return the witnesses of the rows to check."""
     if proof is None:
@@ -200,7 +187,7 @@ def _light_faults(light: LightRow, vocab_size: int | None) -> Iterator[str]:
 
 
 def _compare_index(
-    reader: ShardReader,
+    reader: Shard,
     shard: str,
     index: str,
     indexed: Mapping[int, dict[str, Any]],

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from schemas.dataset.manifest import FileEntry
 from schemas.dataset.seal import sealing, sha256_of
+from schemas.dataset.token_counts import TokenCounts, TokenTally, write_counts
 from schemas.names import FINAL_NORM_PATH, token_freq_path
 from service.errors import DatasetBroken, OptionRefused
-from service.proof.token_counts import TokenCounts, TokenTally, write_counts
 
 
 def file_entry(dataset: Path, path: str) -> FileEntry:

@@ -1,9 +1,8 @@
 """The publisher: completes the dataset of a finished job, pushes it where it was asked for, ends the job."""
 
-import errno
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -15,12 +14,11 @@ from service.capture.landing import land
 from service.errors import (
     STORE_AWAY,
     DatasetBroken,
-    DiskFull,
     IllegalMove,
     LeaseLost,
     Outcome,
     QuarryError,
-    WriteFailed,
+    writing,
 )
 from service.publish.assemble import account_of, assemble
 from service.publish.hub import Patience, check_target, open_hub
@@ -73,7 +71,7 @@ def run_publishing(
         return False
     course = _Course(store, lease)
     try:
-        with LeaseKeeper(store, lease, settings.lease_s) as keeper, _disk_errors():
+        with LeaseKeeper(store, lease, settings.lease_s) as keeper, writing("the finished dataset"):
             check = partial(_check, keeper, stopped)
             commit = _publish(store, settings, course, check, final_norm, patience)
             store.complete_job(lease, commit)
@@ -173,14 +171,3 @@ def _end(store: Store, settings: Settings, course: _Course, error: QuarryError) 
             store.delay_publish(lease, problem, course.reached, settings.publish_deadline_s)
     except (LeaseLost, IllegalMove, *STORE_AWAY) as lost:
         logger.info("job %s: %s", lease.job_id, lost)
-
-
-@contextmanager
-def _disk_errors() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            cure = "make space, then resume the job"
-            raise DiskFull("no space is left to complete the dataset", cure=cure) from error
-        raise WriteFailed(f"the dataset could not be completed: {error.strerror}") from error

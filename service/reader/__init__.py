@@ -1,4 +1,4 @@
-"""Reads a Quarry dataset for training. Needs pyarrow and torch, and nothing else of this project.
+"""Reads a Quarry dataset for training. Of this project it needs `schemas` alone, and no engine or database.
 
 `QuarryDataset` is map-style, `QuarryStream` iterable and sharded over ranks and workers; a view turns a
 stored row into what a kind of drafter trains on. Data goes folder or repository -> places -> shard -> row ->

@@ -10,12 +10,15 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
+from schemas.dataset.norm import NormWeights, read_norm_file
+from schemas.dataset.shard import Shard
+from schemas.dataset.states import read_states
+from schemas.names import FINAL_NORM_PATH
+from service.reader.about import About
 from service.reader.errors import ReaderError
 from service.reader.files import Files, LocalFiles, files_of
-from service.reader.norm import FinalNorm, read_final_norm
-from service.reader.places import Places
+from service.reader.places import Place, Places
 from service.reader.row import Row
-from service.reader.shard import About, Shard
 from service.reader.views import View
 
 OPEN_SHARDS = 64
@@ -64,13 +67,18 @@ class QuarryDataset(Dataset[Any]):
         if direct is None:
             direct = isinstance(self._files, LocalFiles) and self._files.outgrow_memory(self._places.shards)
         self._direct = direct
-        self._pinned, self._mapped = pin_memory, memory_map
+        self._pinned, self._memory_map = pin_memory, memory_map
         self._shards: OrderedDict[str, Shard] = OrderedDict()
         self._lock = threading.Lock()
         if not len(self._places):
             raise ReaderError("the dataset holds no rows")
-        self.about: About = self._shard(self._places[0].shard).about
-        self._norm: FinalNorm = read_final_norm(self._files, self.about)
+        self.about = About.of(self._shard(self._places[0].shard).provenance)
+        self._norm: NormWeights = read_norm_file(
+            self._files.open(FINAL_NORM_PATH),
+            FINAL_NORM_PATH,
+            self.about.final_norm,
+            self.about.hidden_size,
+        )
         if view is not None:
             view.check(self.about)
 
@@ -117,12 +125,10 @@ class QuarryDataset(Dataset[Any]):
         shard = self._shard(place.shard)
 
         def read(layer_id: int) -> torch.Tensor:
-            return shard.layer(
-                place.row, layer_id, place.num_tokens, pinned=self._pinned, mapped=self._mapped
-            )
+            return self._states(shard, place, (layer_id,))
 
         def read_many(layer_ids: tuple[int, ...]) -> torch.Tensor:
-            return shard.layers(place.row, layer_ids, place.num_tokens, pinned=self._pinned)
+            return self._states(shard, place, layer_ids)
 
         ids_T, mask_T = self._places.tokens(number)
         return Row(
@@ -142,15 +148,25 @@ class QuarryDataset(Dataset[Any]):
         """Return the path of the shard that holds a row: rows of one shard lie side by side."""
         return self._places[number].shard
 
+    def _states(self, shard: Shard, place: Place, layer_ids: tuple[int, ...]) -> torch.Tensor:
+        """Return several layers' states side by side: [T, len(layer_ids) * H]."""
+        layers = [read_states(shard, place.row, layer_id, place.num_tokens) for layer_id in layer_ids]
+        if len(layers) == 1 and not self._pinned:
+            return layers[0]
+        shape = place.num_tokens, len(layers) * self.about.hidden_size
+        out = torch.empty(shape, dtype=self.about.dtype, pin_memory=self._pinned)
+        return torch.cat(layers, dim=-1, out=out)
+
     def _shard(self, path: str) -> Shard:
         with self._lock:
             if path in self._shards:
                 self._shards.move_to_end(path)
                 return self._shards[path]
-            shard = Shard(self._files.open(path, direct=self._direct), path)
-            if hasattr(self, "about") and shard.about != self.about:
+            shard = Shard(self._files.open(path, direct=self._direct, memory_map=self._memory_map), path)
+            about = About.of(shard.provenance)
+            if hasattr(self, "about") and about != self.about:
                 raise ReaderError(
-                    f"{path} holds other states than the first shard ({shard.about} against {self.about}): "
+                    f"{path} holds other states than the first shard ({about} against {self.about}): "
                     "name the jobs that belong together in 'jobs'"
                 )
             self._shards[path] = shard

@@ -1,5 +1,5 @@
-"""The one error of the reader."""
+"""The one error of the reader: the dataset is not what its metadata says, or lacks what was asked for."""
 
+from schemas.dataset.errors import DatasetError as ReaderError
 
-class ReaderError(ValueError):
-    """The dataset is not what its own metadata says, or does not hold what was asked for."""
+__all__ = ["ReaderError"]

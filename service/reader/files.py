@@ -1,47 +1,19 @@
-"""Where a dataset's files are: a folder, or a repository on the Hub. Both give byte ranges.
+"""Where a dataset's files are: a folder, or a repository on the Hub. Both give byte ranges."""
 
-Only the ranges that are asked for are read, so that one layer of a dataset costs one layer's bytes.
-"""
-
-import ctypes
-import errno
-import mmap
 import os
 from collections.abc import Iterable
-from contextlib import suppress
-from pathlib import Path, PurePosixPath
+from functools import cached_property
+from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import pyarrow as pa
-import torch
 
+from schemas.dataset.files import Bytes, LocalFile, RangeFile
 from service.reader.errors import ReaderError
-from service.reader.vectors import read_rows
 
 HUB_PREFIX = "hf://datasets/"
-_SCATTERED_BYTES = 1024
-"""Shorter rows are copied to their places: a buffer of its own for each would cost more than the copy."""
-_BLOCK_BYTES = 4096
-"""Places and lengths of what is read past the page cache are a multiple of it, the largest block of disks."""
-_SECTOR_BYTES = 512
-"""The smallest one: what addresses are a multiple of, and each of a tensor's rows if they lie apart."""
 _MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
-
-
-class RangeFile(Protocol):
-    """An open file, read at any place; safe to use from several threads."""
-
-    def read_into(self, out_TW: torch.Tensor, offset: int) -> None:
-        """Fill `out_TW`, uint8 [T, W], from `offset` on; its T rows may lie apart, each is contiguous.
-
-        Raises ReaderError if the file is shorter.
-        """
-
-    def expect(self, places: Iterable[tuple[int, int]]) -> None:
-        """Hear which byte ranges, offset and length, are read next. Costs no memory and waits for nothing."""
-
-    def arrow(self) -> Any:  # noqa: ANN401 - what pyarrow opens
-        """Return something that `pyarrow.parquet` reads from."""
 
 
 class Files(Protocol):
@@ -50,8 +22,8 @@ class Files(Protocol):
     def find(self, folder: str, suffix: str) -> list[str]:
         """Return the paths below `folder` that end in `suffix`, sorted."""
 
-    def open(self, path: str, *, direct: bool = False) -> RangeFile:
-        """Open a file; a local one is read past the page cache if `direct`. Raises ReaderError."""
+    def open(self, path: str, *, direct: bool = False, memory_map: bool = False) -> RangeFile:
+        """Open a file; a local one is read past the page cache, or mapped, if asked. Raises ReaderError."""
 
     def read(self, path: str) -> bytes:
         """Return a small file whole. Raises ReaderError."""
@@ -70,12 +42,6 @@ def files_of(where: str | os.PathLike[str], revision: str | None = None) -> File
     return LocalFiles(folder)
 
 
-def is_inside(path: str) -> bool:
-    """Say whether a path that a dataset names stays inside it. Nothing in a dataset is trusted."""
-    parts = PurePosixPath(path)
-    return not parts.is_absolute() and ".." not in parts.parts and "\0" not in path
-
-
 class LocalFiles:
     """A folder."""
 
@@ -88,9 +54,12 @@ class LocalFiles:
         found = (self._folder / folder).rglob(f"*{suffix}")
         return sorted(path.relative_to(self._folder).as_posix() for path in found)
 
-    def open(self, path: str, *, direct: bool = False) -> "LocalFile":
-        """Open a file; it is read past the page cache if `direct`. Raises ReaderError."""
-        return LocalFile(self._folder / path, direct=direct)
+    def open(self, path: str, *, direct: bool = False, memory_map: bool = False) -> LocalFile:
+        """Open a file, to be read as `LocalFile` says. Raises ReaderError."""
+        try:
+            return LocalFile(self._folder / path, direct=direct, memory_map=memory_map)
+        except OSError as error:
+            raise ReaderError(f"{path} cannot be opened: {error.strerror}") from error
 
     def outgrow_memory(self, paths: Iterable[str]) -> bool:
         """Say whether files are larger together than the memory that could keep them. Raises ReaderError."""
@@ -105,93 +74,6 @@ class LocalFiles:
             return (self._folder / path).read_bytes()
         except OSError as error:
             raise ReaderError(f"{path} cannot be read: {error.strerror}") from error
-
-
-class LocalFile:
-    """A file on this machine; closed when nobody holds it.
-
-    With `direct`, whole blocks go by O_DIRECT from the disk to where they belong: the kernel copies nothing
-    and keeps nothing. What does not begin and end on borders of blocks, and what a file system without
-    O_DIRECT holds, is read as usual.
-    """
-
-    def __init__(self, path: Path, *, direct: bool = False) -> None:
-        """Raises ReaderError."""
-        self._path = path
-        self._direct_fd: int | None = None
-        try:
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise ReaderError(f"{path} cannot be opened: {error.strerror}") from error
-        if direct and hasattr(os, "O_DIRECT"):
-            with suppress(OSError):
-                self._direct_fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
-        self._takes_direct = self._direct_fd is not None
-
-    def __del__(self) -> None:
-        if hasattr(self, "_fd"):
-            os.close(self._fd)
-        if self._direct_fd is not None:
-            os.close(self._direct_fd)
-
-    def arrow(self) -> str:
-        """Return the path."""
-        return str(self._path)
-
-    def expect(self, places: Iterable[tuple[int, int]]) -> None:
-        """Let the kernel begin to read ranges into the page cache."""
-        if self._takes_direct or not hasattr(os, "posix_fadvise"):
-            return
-        for offset, num_bytes in places:
-            # A hint: a file system that takes none is read without.
-            with suppress(OSError):
-                os.posix_fadvise(self._fd, offset, num_bytes, os.POSIX_FADV_WILLNEED)
-
-    def read_into(self, out_TW: torch.Tensor, offset: int) -> None:
-        """Read straight into the tensor's memory, pinned or not, its rows side by side or apart."""
-        if out_TW.is_contiguous() or out_TW.shape[1] >= _SCATTERED_BYTES:
-            end = read_rows(self._fd, out_TW, offset, done=self._past_the_cache(out_TW, offset))
-        else:
-            together_TW = torch.empty(out_TW.shape, dtype=torch.uint8, device="cpu")
-            end = read_rows(self._fd, together_TW, offset)
-            out_TW.copy_(together_TW)
-        if end < out_TW.numel():
-            raise ReaderError(f"{self._path} ends at byte {offset + end}: it is truncated")
-
-    def _past_the_cache(self, out_TW: torch.Tensor, offset: int) -> int:
-        """Read whole blocks by O_DIRECT if everything lies on its borders; return how many bytes that was."""
-        if out_TW.is_contiguous():
-            upto, border = out_TW.numel() // _BLOCK_BYTES * _BLOCK_BYTES, out_TW.data_ptr()
-        else:
-            upto, border = out_TW.numel(), out_TW.data_ptr() | out_TW.shape[1] | out_TW.stride(0)
-        if (
-            self._direct_fd is None
-            or not self._takes_direct
-            or offset % _BLOCK_BYTES
-            or border % _SECTOR_BYTES
-        ):
-            return 0
-        try:
-            return read_rows(self._direct_fd, out_TW, offset, upto=upto)
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-            # Refused by the file system, or by a disk whose blocks are larger than a row.
-            self._takes_direct = False
-            return 0
-
-    def mapped(self, offset: int, num_bytes: int) -> torch.Tensor:
-        """Return bytes as they lie in the page cache: uint8 [num_bytes], no copy until they are written to.
-
-        The map is private, so a write never reaches the file.
-        """
-        try:
-            view = mmap.mmap(self._fd, 0, access=mmap.ACCESS_COPY)
-            return torch.frombuffer(view, dtype=torch.uint8, count=num_bytes, offset=offset)
-        except ValueError as error:
-            raise ReaderError(
-                f"{self._path} has no {num_bytes} bytes at {offset}: it is truncated"
-            ) from error
 
 
 class HubFiles:
@@ -216,7 +98,7 @@ class HubFiles:
         found = self._fs.glob(f"{self._root}{folder}/**/*{suffix}")
         return sorted(str(path).split("/", 3)[3] for path in found)
 
-    def open(self, path: str, *, direct: bool = False) -> "HubFile":
+    def open(self, path: str, *, direct: bool = False, memory_map: bool = False) -> "HubFile":
         """Name a file; nothing is read yet."""
         return HubFile(self._fs, self._root + path)
 
@@ -240,27 +122,23 @@ class HubFile:
         """Return a file object that reads ranges; what is read ahead is bounded."""
         return pa.PythonFile(self._fs.open(self._path, block_size=2**20), mode="r")
 
-    def expect(self, places: Iterable[tuple[int, int]]) -> None:
-        """Nothing: each range is fetched when it is read."""
-
-    def read_into(self, out_TW: torch.Tensor, offset: int) -> None:
-        """Fetch one range."""
+    @cached_property
+    def num_bytes(self) -> int:
+        """The file's length. Raises ReaderError."""
         try:
-            data = self._fs.cat_file(self._path, start=offset, end=offset + out_TW.numel())
+            return int(self._fs.info(self._path)["size"])
         except OSError as error:
             raise ReaderError(f"{self._path} cannot be read: {error}") from error
-        if len(data) != out_TW.numel():
-            raise ReaderError(f"{self._path} has no {out_TW.numel()} bytes at {offset}: it is truncated")
-        if len(data):
-            out_TW.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8).view(out_TW.shape))
 
-
-def bytes_of(out: torch.Tensor) -> memoryview:
-    """Return the memory of a contiguous tensor on the host, writable; the tensor must outlive it.
-
-    By address, because torch gives its memory as a buffer only through numpy, which need not be installed.
-    """
-    return memoryview((ctypes.c_char * out.nbytes).from_address(out.data_ptr())).cast("B")
+    def read(self, offset: int, num_bytes: int) -> Bytes:
+        """Fetch one range. Raises ReaderError, EOFError if the file ends before it."""
+        try:
+            data = self._fs.cat_file(self._path, start=offset, end=offset + num_bytes)
+        except OSError as error:
+            raise ReaderError(f"{self._path} cannot be read: {error}") from error
+        if len(data) != num_bytes:
+            raise EOFError(f"the file has no {num_bytes} bytes at {offset}")
+        return np.frombuffer(bytearray(data), np.uint8)
 
 
 def _memory_bytes() -> int:

@@ -8,8 +8,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 
+from schemas.names import is_inside
 from service.reader.errors import ReaderError
-from service.reader.files import Files, is_inside
+from service.reader.files import Files
 
 INDEX_FOLDER = "index"
 MANIFEST_FOLDER = "manifests"

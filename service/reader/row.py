@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from service.reader.norm import FinalNorm
+from schemas.dataset.norm import NormWeights
 
 _NORM_TOKENS = 32
 """Normed at a time: what the steps of a norm leave between them stays in a core's cache, half of the time."""
@@ -32,7 +32,7 @@ class Row:
     layer_ids: tuple[int, ...]
     num_layers: int
     read: Callable[[int], torch.Tensor]
-    norm: FinalNorm
+    norm: NormWeights
     read_many: Callable[[tuple[int, ...]], torch.Tensor] | None = None
 
     @property

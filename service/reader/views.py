@@ -22,9 +22,9 @@ from typing import Protocol
 
 import torch
 
+from service.reader.about import About
 from service.reader.errors import ReaderError
 from service.reader.row import Row
-from service.reader.shard import About
 
 IGNORED = -100
 """A label that PyTorch's losses leave out."""

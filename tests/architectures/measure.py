@@ -16,12 +16,13 @@ from typing import Any
 import torch
 
 from schemas.dataset.manifest import Manifest
+from schemas.dataset.shard import open_shard
+from schemas.dataset.states import read_states
 from schemas.job import JobState
 from schemas.names import manifest_path
 from schemas.request import Dtype
 from service.capture.loop import Capture
 from service.proof.reference import reference_states
-from service.proof.shard_reader import ShardReader
 from service.proof.verify import verify_dataset
 from service.store import JobRow
 from tests.architectures.failure import refuser
@@ -149,9 +150,9 @@ def stored_states(
     """Return by the sample's number its token ids and its states."""
     found: dict[int, tuple[list[int], States]] = {}
     for shard in sorted((dataset / "data" / job_id).glob("*.parquet")):
-        with ShardReader(shard) as reader:
-            for row, light in enumerate(reader.light):
-                states = {layer_id: reader.layer(row, layer_id) for layer_id in layer_ids}
+        with open_shard(shard) as opened:
+            for row, light in enumerate(opened.light):
+                states = {layer_id: read_states(opened, row, layer_id) for layer_id in layer_ids}
                 found[int(str(light.source_id))] = (light.input_ids.tolist(), states)
     return found
 

@@ -10,12 +10,12 @@ import torch
 
 from schemas.dataset.manifest import Manifest, VocabularyStats
 from schemas.dataset.seal import temporary
+from schemas.dataset.token_counts import read_counts
 from schemas.job import JobState, UnitState
 from schemas.names import attempt_dir, canary_unit, manifest_path, shard_file, token_freq_path
 from schemas.request import Generate
 from service.capture.landing import land
 from service.capture.loop import Capture
-from service.proof.token_counts import read_counts
 from service.proof.verify import verify_dataset
 from service.store import Store
 from service.sweeper import sweep

@@ -14,10 +14,11 @@ import pytest
 import torch
 
 from connector.vml import settle_vector_math
+from schemas.dataset.shard import open_shard
+from schemas.dataset.states import read_states
 from schemas.request import Dtype
 from service.capture.engine import EngineSpec
 from service.proof.reference import reference_states
-from service.proof.shard_reader import ShardReader
 from service.settings import Settings
 from tests.support.engine_bench import Bench, Truth, relative_T, started
 from tests.support.jobs import Shop
@@ -57,9 +58,9 @@ def stored_rows(folder: Path, job_id: str, layers: Sequence[int]) -> dict[str, S
     """Return a job's rows of the dataset in `folder` by source id."""
     found: dict[str, StoredRow] = {}
     for shard in sorted((folder / "data" / job_id).glob("*.parquet")):
-        with ShardReader(shard) as reader:
-            for row, light in enumerate(reader.light):
-                states = {k: reader.layer(row, k).float() for k in layers}
+        with open_shard(shard) as opened:
+            for row, light in enumerate(opened.light):
+                states = {k: read_states(opened, row, k).float() for k in layers}
                 found[str(light.source_id)] = StoredRow(
                     light.prompt_tokens,
                     light.input_ids.tolist(),

@@ -14,8 +14,10 @@ import xxhash
 
 from schemas.dataset.columns import METADATA_KEY, PLAN_SCHEMA, shard_schema, writer_options
 from schemas.dataset.direct import xxh3_of
+from schemas.dataset.index import write_index
 from schemas.dataset.manifest import CheckReport, FileEntry, LayerStats, Manifest, ShardEntry, Totals
 from schemas.dataset.seal import footer_xxh3, sha256_of
+from schemas.dataset.token_counts import TokenCounts, write_counts
 from schemas.identity import DTYPE_BYTES, EngineInfo, Identity, Provenance, layer_info
 from schemas.names import (
     FINAL_NORM_PATH,
@@ -28,9 +30,7 @@ from schemas.names import (
 from schemas.receipts import UnitKey, UnitSealed
 from schemas.request import ExtractRequest
 from service.proof.head import final_norm_bytes
-from service.proof.index import write_index
 from service.proof.logit_check import Witness
-from service.proof.token_counts import TokenCounts, write_counts
 from tests.support.plans import JOB, identity, sample_id
 from tests.support.reference_models import HIDDEN_SIZE, NUM_LAYERS, VOCAB_SIZE, TinyModel
 

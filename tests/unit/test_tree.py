@@ -213,9 +213,11 @@ def test_what_the_service_takes_from_the_connector_is_free_of_torch() -> None:
     assert modules_loaded_by(*TORCH_FREE).isdisjoint(HEAVY)
 
 
-def test_the_datasets_format_is_free_of_torch_but_for_fp8() -> None:
-    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in sources("schemas/dataset")]
-    assert modules_loaded_by(*(name for name in names if not name.endswith("fp8"))).isdisjoint(HEAVY)
+def test_of_the_datasets_format_only_what_makes_tensors_imports_torch() -> None:
+    names = {".".join(path.relative_to(ROOT).with_suffix("").parts) for path in sources("schemas/dataset")}
+    tensors = {f"schemas.dataset.{name}" for name in ("codecs.fp8", "norm", "states")}
+    assert tensors <= names
+    assert modules_loaded_by(*(names - tensors)).isdisjoint(HEAVY)
 
 
 def test_a_loaded_module_is_seen() -> None:

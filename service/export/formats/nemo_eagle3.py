@@ -141,9 +141,8 @@ def _counts(source: Source, seq_length: int) -> dict[int, int]:
 def _check_norm(source: Source, target: TargetFolder, head: Head) -> None:
     """Refuse a target whose final norm is not the one that stands with the dataset."""
     norm = source.rows.row(0).norm
-    weight_H = torch.ones_like(head.norm_weight) if norm.weight_H is None else norm.weight_H
-    alike = (head.final_norm.kind, head.final_norm.eps) == (norm.kind, norm.eps)
-    if not alike or not torch.equal(head.norm_weight, weight_H.to(head.norm_weight.dtype)):
+    alike = head.final_norm == norm.norm
+    if not alike or not torch.equal(head.norm_weight, norm.weight_H.to(head.norm_weight.dtype)):
         raise OptionRefused(
             f"{target.folder} has another final norm than the dataset: it is another model",
             field="target",

@@ -17,9 +17,9 @@ import xxhash
 from numpy.typing import NDArray
 
 from schemas.dataset.manifest import Manifest
+from schemas.dataset.shard import LightRow
 from service.proof.logit_check import LogitReading
 from service.proof.report.layer_tally import LayerTally
-from service.proof.shard_reader import LightRow
 
 SHARE_BINS = 20
 MAX_POINTS, MAX_FAULTY_POINTS = 1000, 200

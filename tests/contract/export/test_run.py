@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from schemas.dataset.manifest import body_sha256
+from schemas.dataset.shard import Shard
 from service.errors import DatasetBroken, IdentityChanged, OptionRefused, SourceRefused
 from service.export.options import ALGORITHMS, Algorithm, FormatName
 from service.export.run import PIECES_AT_ONCE, export
 from service.export.saving import save_torch
-from service.reader.shard import Shard
 from tests.contract.export.conftest import files_of, wanted
 from tests.contract.reader.conftest import finished
 from tests.support.fake_hub import FakeHub
@@ -286,13 +286,13 @@ def test_every_format_can_be_written_for_something():
 
 @pytest.mark.parametrize(("to", "layers", "read"), [("eagle", None, {8}), ("modelopt", (4,), {4, 8})])
 def test_layers_that_are_not_written_are_not_read(dataset, tmp_path, monkeypatch, to, layers, read):
-    real, asked = Shard._fill, set()
+    real, asked = Shard.layer_bytes, set()
 
-    def fill(shard, row, layer_id, out_TW):
+    def layer_bytes(shard, row, layer_id, num_tokens):
         asked.add(layer_id)
-        real(shard, row, layer_id, out_TW)
+        return real(shard, row, layer_id, num_tokens)
 
-    monkeypatch.setattr(Shard, "_fill", fill)
+    monkeypatch.setattr(Shard, "layer_bytes", layer_bytes)
     export(str(dataset), tmp_path / "out", wanted(to, layers=layers))
     assert asked == read
 

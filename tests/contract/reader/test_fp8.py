@@ -1,6 +1,5 @@
-"""A lossy dataset is read as the product of codes and scales, by the layer; other forms are not guessed."""
+"""A lossy dataset is read as the product of codes and scales, layer by layer."""
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -8,15 +7,13 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from schemas.dataset.codecs.fp8 import dequantize
+from schemas.dataset.files import LocalFile
+from schemas.dataset.shard import Shard
 from service.proof.verify import verify_dataset
-from service.reader import Eagle3, QuarryDataset, ReaderError
-from service.reader.files import LocalFile
-from service.reader.fp8 import multiply
-from service.reader.shard import About, Shard
+from service.reader import Eagle3, QuarryDataset
 from tests.contract.reader.conftest import finished
 from tests.support.fake_engine import states_TH
-from tests.support.plans import identity, provenance
+from tests.support.plans import identity
 from tests.support.shards import stored_bytes
 
 LAYERS, HIDDEN_SIZE = (2, 4, 5, 8), 64
@@ -78,34 +75,16 @@ class Watched:
     def __getattr__(self, name):
         return getattr(self.file, name)
 
-    def read_into(self, out_TW, offset):
-        self.ranges.append((offset, out_TW.numel()))
-        self.file.read_into(out_TW, offset)
+    def read(self, offset, num_bytes):
+        self.ranges.append((offset, num_bytes))
+        return self.file.read(offset, num_bytes)
 
 
 def test_one_layer_costs_its_codes_and_scales_and_one_read(lossy):
     rows = QuarryDataset(lossy)
     row = rows[0]
     watched = Watched(LocalFile(lossy / rows.shard_of(0)))
-    Shard(watched, "a shard").layer(0, 4, row.num_tokens)
+    Shard(watched, "a shard").layer_bytes(0, 4, row.num_tokens)
     ((_, num_bytes),) = watched.ranges
     stored = row.num_tokens * (HIDDEN_SIZE + 4)
     assert stored < num_bytes < stored + 8192
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_the_reader_multiplies_as_the_proof_does(dtype):
-    draw = torch.Generator().manual_seed(6)
-    codes_TH = torch.randint(0, 256, (70, 1000), generator=draw, dtype=torch.uint8)
-    codes_TH[codes_TH & 0x7F == 0x7F] = 0
-    scales_T = torch.rand(70, generator=draw)
-    out_TH = torch.empty((70, 3000), dtype=dtype)[:, 1000:2000]
-    multiply(codes_TH, scales_T, out_TH)
-    assert torch.equal(out_TH, dequantize(codes_TH, scales_T, dtype))
-
-
-def test_a_form_that_the_reader_does_not_know_is_refused_by_name():
-    document = json.loads(provenance(ABOUT).model_dump_json())
-    document["identity"]["compression"] = "fp4"
-    with pytest.raises(ReaderError, match=r"s\.parquet is stored as 'fp4'; .* install a newer one"):
-        About.of({b"quarry": json.dumps(document).encode()}, "s.parquet")

@@ -6,7 +6,7 @@ import pytest
 
 from schemas.dataset import direct
 from schemas.dataset.direct import BLOCK_BYTES, DirectReader
-from service.errors import DatasetBroken
+from schemas.dataset.errors import DatasetError
 from service.proof.checks import _check_footer
 from tests.support.reference_models import TinyModel
 from tests.support.shards import capture, seal_attempt
@@ -23,9 +23,11 @@ def test_a_footers_length_is_not_believed_with_memory(
     content = bytearray(file.read_bytes())
     content[-5] ^= 0x7F  # the highest byte of the footer's length
     file.write_bytes(content)
-    asked, memory = [], direct._memory
+    asked, memory = [], direct.page_aligned
     monkeypatch.setattr(direct, "READ_BYTES", 2 * BLOCK_BYTES)
-    monkeypatch.setattr(direct, "_memory", lambda num_bytes: asked.append(num_bytes) or memory(num_bytes))
-    with DirectReader(file) as reader, pytest.raises(DatasetBroken, match=r"the footer of .* has xxh3"):
+    monkeypatch.setattr(
+        direct, "page_aligned", lambda num_bytes: asked.append(num_bytes) or memory(num_bytes)
+    )
+    with DirectReader(file) as reader, pytest.raises(DatasetError, match=r"the footer of .* has xxh3"):
         _check_footer(reader, receipt)
     assert asked == [2 * BLOCK_BYTES] < [len(content)]

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from schemas.dataset.shard import LightRow
 from service.proof.logit_check import LogitReading
 from service.proof.report.layer_tally import LayerTally
 from service.proof.report.tally import (
@@ -17,7 +18,6 @@ from service.proof.report.tally import (
     Few,
     JobTally,
 )
-from service.proof.shard_reader import LightRow
 
 
 def light(name: str, ids: list[int], mask: list[int], prompt_tokens: int | None = None) -> LightRow:

@@ -3,8 +3,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from schemas.dataset.shard import LightRow
 from service.proof.sample_name import name_fault
-from service.proof.shard_reader import LightRow
 from tests.support.plans import sample_id
 
 

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from schemas.dataset.manifest import body_sha256
+from schemas.dataset.token_counts import TOKEN_FREQ_SCHEMA
 from schemas.names import manifest_path, token_freq_path
-from service.proof.token_counts import TOKEN_FREQ_SCHEMA
 from service.proof.verify import Finding, verify_dataset
 from tests.support.plans import JOB
 from tests.support.reference_models import TinyModel

@@ -7,9 +7,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from schemas.dataset.token_counts import TOKEN_FREQ_SCHEMA
 from schemas.names import token_freq_path
 from service.errors import DatasetBroken, OptionRefused
-from service.proof.token_counts import TOKEN_FREQ_SCHEMA
 from service.publish.extras import file_entry, write_final_norm, write_token_freq
 from tests.support.finished_job import FINAL_NORM, JOB, OTHER_NORM, an_account, row_tokens
 

@@ -3,13 +3,14 @@
 import pytest
 import torch
 
-from service.reader.norm import FinalNorm
+from schemas.dataset.norm import NormWeights
+from schemas.identity import FinalNorm
 from service.reader.row import Row
 
 HIDDEN = 256
 
 
-def row(states_TH: torch.Tensor, norm: FinalNorm) -> Row:
+def row(states_TH: torch.Tensor, norm: NormWeights) -> Row:
     return Row(
         sample_id="s",
         source_id=None,
@@ -29,7 +30,7 @@ def row(states_TH: torch.Tensor, norm: FinalNorm) -> Row:
 def test_the_norm_of_parts_is_the_norm_of_the_whole(num_tokens, kind, dtype):
     draw = torch.Generator().manual_seed(num_tokens)
     weight_H, bias_H = torch.randn((2, HIDDEN), generator=draw).to(dtype)
-    norm = FinalNorm(kind, 1e-6, weight_H, bias_H if kind == "layernorm" else None)
+    norm = NormWeights(FinalNorm(kind=kind, eps=1e-6), weight_H, bias_H if kind == "layernorm" else None)
     states_TH = (torch.randn((num_tokens, HIDDEN), generator=draw) * 30).to(dtype)
     due, before = norm(states_TH), states_TH.clone()
     one = row(states_TH, norm)

@@ -3,16 +3,17 @@
 import pytest
 import torch
 
+from schemas.dataset.norm import NormWeights
+from schemas.identity import FinalNorm
+from service.reader.about import About
 from service.reader.errors import ReaderError
-from service.reader.norm import FinalNorm
 from service.reader.row import Row
-from service.reader.shard import About
 from service.reader.views import IGNORED, DFlash, Eagle, Eagle3, Mtp, PEagle, Step35Mtp
 
 HIDDEN = 4
 IDS = [10, 11, 12, 13, 14, 15]
 MASK = [0, 0, 1, 1, 1, 0]
-TWICE = FinalNorm("rmsnorm", 0.0, torch.full((HIDDEN,), 2.0), None)
+TWICE = NormWeights(FinalNorm(kind="rmsnorm", eps=0.0), torch.full((HIDDEN,), 2.0), None)
 
 
 def states(layer_id: int, num_tokens: int = len(IDS)) -> torch.Tensor:
@@ -41,7 +42,7 @@ def row(num_tokens: int = len(IDS), reads: list[int] | None = None) -> Row:
 
 
 def about(*layer_ids: int) -> About:
-    return About("m", "r", 8, layer_ids, HIDDEN, torch.bfloat16, "none", "rmsnorm", 1e-6)
+    return About("m", "r", 8, layer_ids, HIDDEN, torch.bfloat16, "none", FinalNorm(kind="rmsnorm", eps=1e-6))
 
 
 def test_eagle_is_fed_the_next_token_beside_the_post_norm_state() -> None:
@@ -70,7 +71,7 @@ def test_eagle3_lays_auxiliary_layers_side_by_side_in_ascending_order() -> None:
 
 
 def test_the_target_state_is_the_one_that_predicts_the_label() -> None:
-    plain = FinalNorm("rmsnorm", 0.0, None, None)
+    plain = NormWeights(FinalNorm(kind="rmsnorm", eps=0.0), torch.ones(HIDDEN), None)
     of_row = row()
     view = Eagle3()(of_row)
     assert torch.equal(view["target_hidden_states"], TWICE(states(8))[1:])

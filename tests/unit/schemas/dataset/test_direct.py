@@ -18,7 +18,7 @@ SIZES = st.sampled_from([1, 511, 512, BLOCK_BYTES - 1, BLOCK_BYTES, 3 * BLOCK_BY
 
 
 def aligned(data: bytes) -> memoryview:
-    memory = direct._memory(max(1, len(data)))
+    memory = direct.page_aligned(max(1, len(data)))
     memory[: len(data)] = np.frombuffer(data, np.uint8)
     return memory[: len(data)].data
 

@@ -5,7 +5,8 @@ import torch
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from service.reader.norm import FinalNorm
+from schemas.dataset.norm import NormWeights
+from schemas.identity import FinalNorm
 
 HIDDEN, EPS = 64, 1e-5
 
@@ -23,7 +24,7 @@ def test_it_is_bit_for_bit_the_models_own(kind, dtype) -> None:
         for parameter in module.parameters():
             parameter.copy_(torch.randn(HIDDEN, generator=draw))
     states = (torch.randn((50, HIDDEN), generator=draw) * 7).to(dtype)
-    norm = FinalNorm(kind, EPS, module.weight.detach(), getattr(module, "bias", None))
+    norm = NormWeights(FinalNorm(kind=kind, eps=EPS), module.weight.detach(), getattr(module, "bias", None))
     with torch.no_grad():
         due, got = module(states), norm(states)
     assert got.dtype is dtype

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import ArrayLike, NDArray
 
+from schemas.dataset.errors import DatasetError
 from schemas.dataset.manifest import Coverage, VocabularyStats
-from service.errors import DatasetBroken
 
 TOKEN_FREQ_SCHEMA = pa.schema(
     [pa.field("token_id", pa.int32(), nullable=False), pa.field("count", pa.int64(), nullable=False)]
@@ -98,18 +98,16 @@ def write_counts(file: Path, counts: TokenCounts) -> None:
 
 
 def read_counts(content: bytes, name: str) -> TokenCounts:
-    """Read a `token_freq` file called `name`. Raises DatasetBroken."""
+    """Read a `token_freq` file called `name`. Raises DatasetError."""
     try:
         table = pq.read_table(BytesIO(content))
     except (OSError, pa.ArrowException) as error:
-        raise DatasetBroken(f"{name} cannot be read: {error}", field="dataset") from error
+        raise DatasetError(f"{name} cannot be read: {error}") from error
     if not table.schema.equals(TOKEN_FREQ_SCHEMA):
-        raise DatasetBroken(f"{name}: its columns are not those of token counts", field="dataset")
+        raise DatasetError(f"{name}: its columns are not those of token counts")
     ids, times = (table[field].to_numpy().astype(np.int64) for field in TOKEN_FREQ_SCHEMA.names)
     if (len(ids) and (ids[0] < 0 or times.min() < 1)) or not np.all(np.diff(ids) > 0):
-        raise DatasetBroken(
-            f"{name}: token ids do not ascend, or one is counted less than once", field="dataset"
-        )
+        raise DatasetError(f"{name}: token ids do not ascend, or one is counted less than once")
     return TokenCounts(ids, times)
 
 

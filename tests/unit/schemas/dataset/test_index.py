@@ -4,13 +4,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from schemas.dataset.columns import INDEX_SCHEMA
+from schemas.dataset.errors import DatasetError
+from schemas.dataset.index import Witness, write_index
 from schemas.dataset.seal import sha256_of
-from service.errors import WriteFailed
-from service.proof.index import write_index
-from service.proof.logit_check import Witness
 from tests.support.plans import identity, provenance
 from tests.support.shards import write_plan_of, write_shard
-from tests.unit.proof.test_shard_reader import LAYERS, random_rows
+from tests.unit.schemas.dataset.test_shard import LAYERS, random_rows
 
 PATH = "index/j-0123456789abcdef/train-00000.parquet"
 
@@ -61,6 +60,6 @@ def test_writing_it_again_gives_the_same_bytes(tmp_path, unit):
 def test_a_shard_that_cannot_be_read_back_is_tried_again_and_leaves_nothing(tmp_path, unit):
     _, plan, shards = unit
     shards[1][0].write_bytes(b"PAR1")
-    with pytest.raises(WriteFailed, match=r"r1\.parquet"):
+    with pytest.raises(DatasetError, match=r"r1\.parquet"):
         write_index(tmp_path / "index.parquet", PATH, shards, plan, {})
     assert not list(tmp_path.glob("*index*"))

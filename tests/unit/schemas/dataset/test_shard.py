@@ -1,5 +1,7 @@
+import json
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -7,8 +9,9 @@ import pytest
 import torch
 
 from schemas.dataset.columns import METADATA_KEY, shard_schema
-from service.errors import DatasetBroken
-from service.proof.shard_reader import ShardReader
+from schemas.dataset.errors import DatasetError
+from schemas.dataset.shard import open_shard
+from schemas.dataset.states import is_lossy, last_state, misfit_tokens, read_states, states_of
 from tests.support.plans import identity, provenance
 from tests.support.shards import ShardRow, stored_bytes, write_shard
 
@@ -31,6 +34,11 @@ def random_rows(dtype: str, lengths: tuple[int, ...] = (1, 5, 130), hidden_size:
     return rows
 
 
+def read_rows(path: Path) -> int:
+    with open_shard(path) as reader:
+        return reader.num_rows
+
+
 def bits(states_TH: torch.Tensor) -> torch.Tensor:
     return states_TH.contiguous().view(torch.uint8)
 
@@ -41,7 +49,7 @@ def test_every_layer_of_every_row_comes_back_bit_for_bit(tmp_path, dtype, compre
     rows = random_rows(dtype)
     about = identity(layer_ids=LAYERS, dtype=dtype, compression=compression)
     write_shard(tmp_path / "s.parquet", rows, provenance(about))
-    with ShardReader(tmp_path / "s.parquet") as reader:
+    with open_shard(tmp_path / "s.parquet") as reader:
         assert reader.provenance.identity == about
         assert reader.num_rows == len(rows)
         for row, expected in enumerate(rows):
@@ -50,7 +58,7 @@ def test_every_layer_of_every_row_comes_back_bit_for_bit(tmp_path, dtype, compre
             assert light.input_ids.tolist() == expected.input_ids
             assert light.loss_mask.tolist() == expected.loss_mask
             for layer_id in LAYERS:
-                states = reader.layer(row, layer_id)
+                states = read_states(reader, row, layer_id)
                 assert states.shape == (len(expected.input_ids), 16)
                 assert states.dtype == getattr(torch, dtype)
                 assert torch.equal(bits(states), bits(expected.states[layer_id]))
@@ -62,10 +70,10 @@ def test_a_row_with_fewer_states_than_tokens_is_named(tmp_path):
     about = identity(layer_ids=LAYERS)
     write_shard(tmp_path / "s.parquet", [replace(row, states=short)], provenance(about))
     with (
-        ShardReader(tmp_path / "s.parquet") as reader,
-        pytest.raises(DatasetBroken, match=r"row 0: layer_3 takes"),
+        open_shard(tmp_path / "s.parquet") as reader,
+        pytest.raises(DatasetError, match=r"row 0: layer_3 takes"),
     ):
-        reader.layer(0, 3)
+        read_states(reader, 0, 3)
 
 
 def test_a_row_whose_page_has_room_but_another_length_is_named(tmp_path):
@@ -75,45 +83,62 @@ def test_a_row_whose_page_has_room_but_another_length_is_named(tmp_path):
     about = identity(layer_ids=LAYERS, hidden_size=2)
     write_shard(tmp_path / "s.parquet", [replace(row, states=long)], provenance(about))
     with (
-        ShardReader(tmp_path / "s.parquet") as reader,
-        pytest.raises(DatasetBroken, match="not one uncompressed"),
+        open_shard(tmp_path / "s.parquet") as reader,
+        pytest.raises(DatasetError, match="not one uncompressed"),
     ):
-        reader.layer(0, 0)
+        read_states(reader, 0, 0)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"loss_mask": [1] * 4}, r"row 0 \(s1\): loss_mask is 4, 5 is due"),
-        ({"checksums": [1, 2]}, r"row 0 \(s1\): checksums is 2, 3 is due"),
+        ({"loss_mask": [1] * 4}, r"row 0 \(s1\): loss_mask is 4, must be 5"),
+        ({"checksums": [1, 2]}, r"row 0 \(s1\): checksums is 2, must be 3"),
         ({"prompt_tokens": 6}, r"prompt_tokens 6"),
     ],
 )
 def test_light_columns_that_disagree_in_length_are_named(tmp_path, change, message):
     row = replace(random_rows("bfloat16")[1], **change)
     write_shard(tmp_path / "s.parquet", [row], provenance(identity(layer_ids=LAYERS)))
-    with ShardReader(tmp_path / "s.parquet") as reader, pytest.raises(DatasetBroken, match=message):
+    with open_shard(tmp_path / "s.parquet") as reader, pytest.raises(DatasetError, match=message):
         _ = reader.light
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1 and nothing like a footer PAR1"])
 def test_a_file_that_is_not_parquet_is_named(tmp_path, content):
     (tmp_path / "s.parquet").write_bytes(content)
-    with pytest.raises(DatasetBroken, match=r"s\.parquet: the file cannot be opened"):
-        ShardReader(tmp_path / "s.parquet")
+    with pytest.raises(DatasetError, match=r"s\.parquet: the file cannot be opened"):
+        read_rows(tmp_path / "s.parquet")
 
 
 def test_a_parquet_file_without_provenance_is_refused(tmp_path):
     pq.write_table(pa.table({"a": [1]}), tmp_path / "s.parquet")
-    with pytest.raises(DatasetBroken, match="no 'quarry' document"):
-        ShardReader(tmp_path / "s.parquet")
+    with pytest.raises(DatasetError, match="no 'quarry' document"):
+        read_rows(tmp_path / "s.parquet")
 
 
 def test_a_provenance_that_does_not_validate_is_named(tmp_path):
     schema = pa.schema([pa.field("a", pa.int32())], metadata={METADATA_KEY: b'{"job_id": 1}'})
     pq.write_table(pa.table({"a": [1]}, schema=schema), tmp_path / "s.parquet")
-    with pytest.raises(DatasetBroken, match="provenance in its metadata is wrong at 'job_id'"):
-        ShardReader(tmp_path / "s.parquet")
+    with pytest.raises(DatasetError, match="provenance in its metadata is wrong at 'job_id'"):
+        read_rows(tmp_path / "s.parquet")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("schema_version", 2, "has format version 2, this reader knows 1: install a newer one"),
+        ("compression", "fp4", "is stored as 'fp4', .* install a newer one"),
+    ],
+)
+def test_a_shard_of_a_newer_version_is_refused_by_name(tmp_path, name, value, message):
+    document = json.loads(provenance(identity(layer_ids=LAYERS)).model_dump_json())
+    document["identity"] |= {name: value}
+    schema = shard_schema(LAYERS, 16, "bfloat16", "none")
+    schema = schema.with_metadata({METADATA_KEY: json.dumps(document)})
+    pq.write_table(schema.empty_table(), tmp_path / "s.parquet")
+    with pytest.raises(DatasetError, match=message):
+        read_rows(tmp_path / "s.parquet")
 
 
 def test_columns_other_than_the_provenance_asks_for_are_refused(tmp_path):
@@ -121,8 +146,8 @@ def test_columns_other_than_the_provenance_asks_for_are_refused(tmp_path):
     schema = shard_schema((1, 3), 16, "bfloat16", "none")
     schema = schema.with_metadata({METADATA_KEY: told.model_dump_json().encode()})
     pq.write_table(schema.empty_table(), tmp_path / "s.parquet")
-    with pytest.raises(DatasetBroken, match="columns are not those"):
-        ShardReader(tmp_path / "s.parquet")
+    with pytest.raises(DatasetError, match="columns are not those"):
+        read_rows(tmp_path / "s.parquet")
 
 
 def test_several_rows_in_a_row_group_are_refused(tmp_path):
@@ -130,8 +155,8 @@ def test_several_rows_in_a_row_group_are_refused(tmp_path):
     write_shard(tmp_path / "s.parquet", rows, provenance(identity(layer_ids=LAYERS)))
     table = pq.read_table(tmp_path / "s.parquet")
     pq.write_table(table, tmp_path / "t.parquet")
-    with pytest.raises(DatasetBroken, match="2 rows in 1 row groups"):
-        ShardReader(tmp_path / "t.parquet")
+    with pytest.raises(DatasetError, match="2 rows in 1 row groups"):
+        read_rows(tmp_path / "t.parquet")
 
 
 def test_states_in_fp8_come_back_as_codes_times_their_scales(tmp_path):
@@ -141,20 +166,21 @@ def test_states_in_fp8_come_back_as_codes_times_their_scales(tmp_path):
     write_shard(
         tmp_path / "s.parquet", [ShardRow("s", None, 9, [1] * 9, [1] * 9, captured)], provenance(about)
     )
-    with ShardReader(tmp_path / "s.parquet") as reader:
-        assert reader.lossy
+    with open_shard(tmp_path / "s.parquet") as reader:
+        assert is_lossy(reader.provenance.identity)
         for layer_id in LAYERS:
-            raw = reader.layer_bytes(0, layer_id)
-            assert raw.tobytes() == stored_bytes(captured[layer_id], about)
-            codes, scales = raw[: 9 * 16].reshape(9, 16), torch.from_numpy(raw[9 * 16 :].copy())
-            values = torch.from_numpy(codes).view(torch.float8_e4m3fn).double()
-            due = (values * scales.view(torch.float32).double()[:, None]).float().bfloat16()
-            assert torch.equal(bits(reader.layer(0, layer_id)), bits(due))
-            last = reader.last_state(raw)
-            assert torch.equal(bits(last.state_H), bits(due[-1]))
-            off_H = (due[-1].float() - captured[layer_id][-1].float()).abs()
-            assert bool((off_H <= last.half_H + due[-1].float().abs() * 2.0**-8).all())
-            assert not bool(reader.misfits(raw).any())
+            layer = reader.layer_bytes(0, layer_id)
+            codes, scales = layer
+            assert codes.tobytes() + scales.tobytes() == stored_bytes(captured[layer_id], about)
+            values = torch.from_numpy(codes.reshape(9, 16)).view(torch.float8_e4m3fn).double()
+            scales_T = torch.from_numpy(scales.copy()).view(torch.float32).double()
+            expected = (values * scales_T[:, None]).float().bfloat16()
+            assert torch.equal(bits(states_of(layer, about)), bits(expected))
+            last = last_state(layer, about)
+            assert torch.equal(bits(last.state_H), bits(expected[-1]))
+            off_H = (expected[-1].float() - captured[layer_id][-1].float()).abs()
+            assert bool((off_H <= last.half_H + expected[-1].float().abs() * 2.0**-8).all())
+            assert not bool(misfit_tokens(layer, about).any())
 
 
 @pytest.mark.parametrize("compression", ["none", "planes", "fp8"])
@@ -173,11 +199,11 @@ def test_damaged_files_never_raise_anything_but_dataset_broken(tmp_path, compres
             del data[draw.randrange(len(data)) :]
         (tmp_path / "t.parquet").write_bytes(data)
         try:
-            with ShardReader(tmp_path / "t.parquet") as reader:
+            with open_shard(tmp_path / "t.parquet") as reader:
                 for row in range(len(reader.light)):
                     for layer_id in reader.provenance.identity.layer_ids:
-                        reader.layer(row, layer_id)
-        except DatasetBroken as error:
-            assert "t.parquet" in error.detail
+                        read_states(reader, row, layer_id)
+        except DatasetError as error:
+            assert "t.parquet" in str(error)
             broken += 1
     assert broken > 60

@@ -9,10 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, strategies as st
 
+from schemas.dataset import token_counts
+from schemas.dataset.errors import DatasetError
 from schemas.dataset.manifest import Coverage
-from service.errors import DatasetBroken
-from service.proof import token_counts
-from service.proof.token_counts import (
+from schemas.dataset.token_counts import (
     TOKEN_FREQ_SCHEMA,
     TokenCounts,
     TokenTally,
@@ -67,15 +67,15 @@ def test_counts_are_read_as_they_were_written(tmp_path: Path):
 )
 def test_counts_that_are_none_are_refused(tmp_path: Path, ids, times):
     pq.write_table(pa.table([ids, times], schema=TOKEN_FREQ_SCHEMA), tmp_path / "counts")
-    with pytest.raises(DatasetBroken, match="counts: token ids do not ascend"):
+    with pytest.raises(DatasetError, match="counts: token ids do not ascend"):
         read_counts((tmp_path / "counts").read_bytes(), "counts")
 
 
 def test_another_file_is_refused(tmp_path: Path):
     pq.write_table(pa.table({"token": [1]}), tmp_path / "counts")
-    with pytest.raises(DatasetBroken, match="columns are not those"):
+    with pytest.raises(DatasetError, match="columns are not those"):
         read_counts((tmp_path / "counts").read_bytes(), "counts")
-    with pytest.raises(DatasetBroken, match="cannot be read"):
+    with pytest.raises(DatasetError, match="cannot be read"):
         read_counts(b"PAR1 this is none", "counts")
 
 

@@ -1,0 +1,108 @@
+"""A unit's light index: everything of its rows but the states, read back from the sealed shards."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from schemas.dataset.columns import INDEX_SCHEMA
+from schemas.dataset.errors import DatasetError
+from schemas.dataset.manifest import FileEntry
+from schemas.dataset.seal import sealing, sha256_of
+from schemas.dataset.shard import open_shard
+
+_LIGHT_COLUMNS = ("sample_id", "source_id", "num_tokens", "prompt_tokens", "input_ids", "loss_mask")
+_GROUP_ROWS = 512
+"""Keeps a row group far below what the Hub's viewer reads at once, even where rows have 100k tokens."""
+
+IndexRows = dict[tuple[str, int], dict[str, Any]]
+"""An index file's rows as Python values, by shard path and row in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """What the engine itself said after a row's last token: its most likely next token, and how likely.
+
+    At a temperature above 0 the sampled token may be another; the witness is the raw logits' argmax even so.
+    `others` are the next likely tokens with their log-probabilities, for `service.proof.gap_check`.
+    """
+
+    next_token: int
+    next_logprob: float
+    others: tuple[tuple[int, float], ...] = ()
+
+    @classmethod
+    def of(cls, likely: Sequence[tuple[int, float]]) -> Self:
+        """Make one of the engine's most likely tokens with their log-probabilities, the most likely first."""
+        (next_token, next_logprob), *others = likely
+        return cls(next_token, next_logprob, tuple(others))
+
+
+def write_index(
+    final: Path,
+    path: str,
+    shards: Sequence[tuple[Path, str]],
+    plan_file: Path,
+    witnesses: Mapping[int, Witness],
+) -> tuple[FileEntry, int]:
+    """Seal the index of one unit at `final`, in plan order; the same inputs give the same bytes.
+
+    Args:
+        final: where the file gets its name, durably.
+        path: its path inside the dataset repository.
+        shards: the unit's sealed shards, each with its path inside the repository.
+        plan_file: the unit's frozen samples.
+        witnesses: what the engine said after the last token of some rows, by plan row.
+
+    Returns:
+        The file's entry, and the number of supervised tokens in it.
+
+    Raises:
+        DatasetError: a shard cannot be read back.
+        OSError: a file cannot be read, or the index cannot be written.
+    """
+    planned = pq.read_table(plan_file, columns=["sample_id"]).column("sample_id").to_pylist()
+    place = {sample_id: row for row, sample_id in enumerate(planned)}
+    rows = []
+    for file, shard_path in shards:
+        with open_shard(file) as shard:
+            for row, light in enumerate(shard.light):
+                rows.append((place[light.sample_id], shard_path, row, light))
+    rows.sort(key=lambda item: item[0])
+    columns = {name: [getattr(light, name) for *_, light in rows] for name in _LIGHT_COLUMNS}
+    supervised = [int(light.loss_mask.sum()) for *_, light in rows]
+    said = [witnesses.get(plan_row) for plan_row, *_ in rows]
+    table = pa.table(
+        {
+            **columns,
+            "supervised_tokens": supervised,
+            "shard": [shard_path for _, shard_path, _, _ in rows],
+            "row": [row for _, _, row, _ in rows],
+            "next_token": [witness and witness.next_token for witness in said],
+            "next_logprob": [witness and witness.next_logprob for witness in said],
+        },
+        schema=INDEX_SCHEMA,
+    )
+    with sealing(final) as temp:
+        pq.write_table(table, temp, compression="zstd", row_group_size=_GROUP_ROWS, write_page_index=True)
+    digest, num_bytes = sha256_of(final)
+    return FileEntry(path=path, sha256=digest, bytes=num_bytes), sum(supervised)
+
+
+def read_index(file: Path) -> IndexRows:
+    """Read all rows of an index file. Raises DatasetError."""
+    try:
+        table = pq.read_table(file)
+        table.validate(full=True)
+        if not table.schema.equals(INDEX_SCHEMA):
+            raise DatasetError("its columns are not those of an index")
+        rows = table.to_pylist()
+    except (pa.ArrowException, OSError, MemoryError) as error:
+        raise DatasetError(f"cannot be read: {error}") from error
+    indexed = {(row["shard"], row["row"]): row for row in rows}
+    if len(indexed) != len(rows):
+        raise DatasetError(f"{len(rows)} rows name {len(indexed)} rows of shards")
+    return indexed

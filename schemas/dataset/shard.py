@@ -1,0 +1,254 @@
+"""Reads one sealed shard: its footer, its rows without their states, and the bytes of one layer of one row.
+
+A layer that is not compressed is the last of its column chunk, behind a length of 4 bytes. It is read at the
+place that the footer names, past pyarrow, which would copy it twice. Every length is checked before memory is
+taken for it. `schemas.dataset.states` makes tensors of the bytes; this module needs no torch.
+
+A damaged file raises DatasetError, except that pyarrow ends the process over some damaged footers: read a
+file whose hash is wrong in a process of its own.
+
+Legend: T tokens, H hidden size.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from schemas.dataset.codecs.planes import merge_planes
+from schemas.dataset.columns import LAYER_PREFIX, METADATA_KEY, layer_columns, shard_schema
+from schemas.dataset.errors import DatasetError
+from schemas.dataset.files import Bytes, LocalFile, RangeFile
+from schemas.identity import DTYPE_BYTES, SCHEMA_VERSION, Provenance
+from schemas.request import Compression
+
+SCALE_BYTES = 4
+_MAX_PAGE_HEADER_BYTES = 512
+_LENGTH_BYTES = 4
+_MAX_GAP_BYTES = 8192
+"""Between two values: a page's header, and zeros up to the next block of the disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class LightRow:
+    """A row without its states: `input_ids` int32 [T], `loss_mask` uint8 [T], one xxh3_64 a layer."""
+
+    sample_id: str
+    source_id: str | None
+    num_tokens: int
+    prompt_tokens: int
+    hidden_size: int
+    input_ids: NDArray[np.int32]
+    loss_mask: NDArray[np.uint8]
+    checksums: tuple[int, ...]
+
+
+@contextmanager
+def open_shard(path: Path) -> "Iterator[Shard]":
+    """Open a local shard for the block, to be read through the page cache. Raises DatasetError, OSError."""
+    with closing(LocalFile(path)) as file, closing(Shard(file, path.name)) as shard:
+        yield shard
+
+
+class Shard:
+    """An open shard. All raise DatasetError, and OSError that names the file."""
+
+    def __init__(self, file: RangeFile, name: str) -> None:
+        """Read the footer and hold the schema against the one its own provenance asks for."""
+        self._file, self.name = file, name
+        with self._naming("the file cannot be opened as Parquet"):
+            self._parquet: Any = pq.ParquetFile(file.arrow())
+        self.provenance = self._read_provenance()
+        self._check_footer()
+
+    def close(self) -> None:
+        """Let go of the file, which stays open."""
+        self._parquet.close()
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the shard, as its footer says; each is a row group of its own."""
+        return int(self._parquet.metadata.num_rows)
+
+    @cached_property
+    def light(self) -> tuple[LightRow, ...]:
+        """All rows without their states, in file order."""
+        names = [name for name in self._columns if not name.startswith(LAYER_PREFIX)]
+        with self._naming("the light columns cannot be read"):
+            table = self._parquet.read(columns=names)
+            table.validate(full=True)
+            lists = {name: _lists(table, name) for name in ("input_ids", "loss_mask", "checksums")}
+            scalars = table.drop_columns(list(lists)).to_pylist()
+        rows = tuple(
+            LightRow(
+                **scalar,
+                input_ids=lists["input_ids"][row],
+                loss_mask=lists["loss_mask"][row],
+                checksums=tuple(int(checksum) for checksum in lists["checksums"][row]),
+            )
+            for row, scalar in enumerate(scalars)
+        )
+        for row, light in enumerate(rows):
+            self._check_lengths(row, light)
+        return rows
+
+    def layer_bytes(self, row: int, layer_id: int, num_tokens: int | None = None) -> tuple[Bytes, ...]:
+        """Return the bytes of one layer of one row that its checksum is over, in one array or in two.
+
+        With fp8 they are T * H codes and T scales; otherwise one array of T * H elements of the dtype, in
+        which planes are merged. `num_tokens` is T where it is known from elsewhere, so that the light columns
+        need not be read. The arrays hold as long as what the file's `read` returns.
+        """
+        identity = self.provenance.identity
+        if layer_id not in identity.layer_ids:
+            raise self._error(f"it holds layers {list(identity.layer_ids)}, not {layer_id}")
+        if num_tokens is None:
+            num_tokens = self.light[row].num_tokens
+        columns = layer_columns((layer_id,), identity.compression)
+        num_elements, width = num_tokens * identity.hidden_size, DTYPE_BYTES[identity.dtype]
+        with self._naming(f"row {row}: layer {layer_id} cannot be read"):
+            if identity.compression == "none":
+                return self._plain(row, columns, (num_elements * width,))
+            if identity.compression == "fp8":
+                return self._plain(row, columns, (num_elements, num_tokens * SCALE_BYTES))
+            high, low = columns
+            (lo,) = self._plain(row, (low,), (num_elements * (width - 1),))
+            return (merge_planes(self._packed(row, high, num_elements), lo, width),)
+
+    def _read_provenance(self) -> Provenance:
+        text = (self._parquet.schema_arrow.metadata or {}).get(METADATA_KEY)
+        if text is None:
+            raise self._error("it is no shard of Quarry: its metadata has no 'quarry' document")
+        self._refuse_newer(text)
+        try:
+            return Provenance.model_validate_json(text)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            what = f"the provenance in its metadata is wrong at {where!r}: {first['msg']}"
+            raise self._error(what) from error
+
+    def _refuse_newer(self, text: bytes) -> None:
+        """Say so if a newer version wrote the shard, in a form that this one does not know."""
+        try:
+            identity = json.loads(text)["identity"]
+            version, compression = int(identity["schema_version"]), identity["compression"]
+        except (ValueError, TypeError, LookupError):
+            return
+        if version > SCHEMA_VERSION:
+            raise self._error(
+                f"it has format version {version}, this reader knows {SCHEMA_VERSION}: install a newer one"
+            )
+        if compression not in get_args(Compression):
+            known = ", ".join(get_args(Compression))
+            raise self._error(
+                f"it is stored as {compression!r}, this reader knows {known}: install a newer one"
+            )
+
+    def _check_footer(self) -> None:
+        identity = self.provenance.identity
+        schema = self._parquet.schema_arrow
+        form = (identity.layer_ids, identity.hidden_size, identity.dtype, identity.compression)
+        if not schema.equals(shard_schema(*form)):
+            raise self._error("the columns are not those that its provenance asks for")
+        metadata = self._parquet.metadata
+        if metadata.num_row_groups != metadata.num_rows:
+            counts = f"{metadata.num_rows} rows in {metadata.num_row_groups} row groups"
+            raise self._error(f"{counts}; each must have its own")
+        self._columns = {name: index for index, name in enumerate(schema.names)}
+
+    def _check_lengths(self, row: int, light: LightRow) -> None:
+        identity = self.provenance.identity
+        pairs = {
+            "input_ids": (len(light.input_ids), light.num_tokens),
+            "loss_mask": (len(light.loss_mask), light.num_tokens),
+            "checksums": (len(light.checksums), len(identity.layer_ids)),
+            "hidden_size": (light.hidden_size, identity.hidden_size),
+        }
+        for name, (stored, expected) in pairs.items():
+            if stored != expected:
+                raise self._error(f"row {row} ({light.sample_id}): {name} is {stored}, must be {expected}")
+        if not 0 <= light.prompt_tokens <= light.num_tokens or light.num_tokens < 1:
+            lengths = f"num_tokens {light.num_tokens}, prompt_tokens {light.prompt_tokens}"
+            raise self._error(f"row {row} ({light.sample_id}): {lengths}")
+
+    def _plain(self, row: int, columns: tuple[str, ...], sizes: tuple[int, ...]) -> tuple[Bytes, ...]:
+        """Read uncompressed values that lie side by side, each the end of its column chunk, in one read."""
+        begins = []
+        for column, num_bytes in zip(columns, sizes, strict=True):
+            begins.append(self._plain_start(row, column, num_bytes))
+        ends = [begin + _LENGTH_BYTES + size for begin, size in zip(begins, sizes, strict=True)]
+        for end, begin in zip(ends, begins[1:], strict=False):
+            if not 0 <= begin - end <= _MAX_GAP_BYTES:
+                raise self._error(f"row {row}: {' and '.join(columns)} do not lie side by side")
+        whole = self._file.read(begins[0], ends[-1] - begins[0])
+        values = []
+        for column, begin, size in zip(columns, begins, sizes, strict=True):
+            start = begin - begins[0]
+            stored = int.from_bytes(whole[start : start + _LENGTH_BYTES].tobytes(), "little")
+            if stored != size:
+                raise self._error(f"row {row}: {column} is not one uncompressed value of {size} bytes")
+            values.append(whole[start + _LENGTH_BYTES : start + _LENGTH_BYTES + size])
+        return tuple(values)
+
+    def _plain_start(self, row: int, column: str, num_bytes: int) -> int:
+        """Return the offset of an uncompressed value's 4-byte length."""
+        chunk = self._chunk(row, column, num_bytes)
+        # Not asked of the footer: pyarrow aborts the process over a codec it does not know.
+        if chunk.total_compressed_size != chunk.total_uncompressed_size:
+            raise self._error(f"row {row}: {column} is compressed")
+        return int(chunk.data_page_offset + chunk.total_compressed_size - num_bytes - _LENGTH_BYTES)
+
+    def _packed(self, row: int, column: str, num_bytes: int) -> Bytes:
+        """Read a compressed value through pyarrow."""
+        self._chunk(row, column, num_bytes)
+        values = self._parquet.read_row_group(row, columns=[column]).column(column).combine_chunks()
+        if len(values) != 1 or values.null_count:
+            raise self._error(f"row {row}: {column} holds {len(values)} values instead of one")
+        payload = np.frombuffer(values[0].as_buffer(), np.uint8)
+        if payload.size != num_bytes:
+            raise self._error(f"row {row}: {column} has {payload.size} bytes, must have {num_bytes}")
+        return payload
+
+    def _chunk(self, row: int, column: str, num_bytes: int) -> Any:  # noqa: ANN401 - untyped pyarrow
+        """Return a column chunk's metadata after checking that it has room for just `num_bytes`."""
+        chunk = self._parquet.metadata.row_group(row).column(self._columns[column])
+        if not 0 <= chunk.total_uncompressed_size - num_bytes - _LENGTH_BYTES < _MAX_PAGE_HEADER_BYTES:
+            size = chunk.total_uncompressed_size
+            raise self._error(f"row {row}: {column} takes {size} bytes, must take {num_bytes} and a header")
+        return chunk
+
+    def _error(self, detail: str) -> DatasetError:
+        return DatasetError(f"{self.name}: {detail}")
+
+    @contextmanager
+    def _naming(self, what: str) -> Iterator[None]:
+        """Turn what pyarrow says of bad bytes into DatasetError, and name the file in the system's errors."""
+        try:
+            yield
+        except DatasetError:
+            raise
+        except OSError as error:
+            if error.errno is None:  # pyarrow's own
+                raise self._error(f"{what}: {error}") from error
+            error.filename = error.filename or self.name
+            raise
+        except (pa.ArrowException, EOFError, ValueError, LookupError, MemoryError, OverflowError) as error:
+            raise self._error(f"{what}: {error}") from error
+
+
+def _lists(table: pa.Table, name: str) -> list[NDArray[Any]]:
+    """Return a list column as one numpy view a row."""
+    column = table.column(name).combine_chunks()
+    offsets, values = column.offsets.to_numpy(), column.values.to_numpy()
+    return [values[start:stop] for start, stop in pairwise(offsets)]
