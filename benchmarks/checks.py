@@ -16,9 +16,9 @@ import torch
 
 from benchmarks.machine import machine_facts
 from benchmarks.writer import HIDDEN_SIZE, LAYER_IDS, NUM_LAYERS, NUM_TOKENS
-from connector.marks import Marker
+from connector.repeats import RepeatCheck
 from connector.rowcheck import RowChecker
-from connector.seen import SeenStates
+from connector.sentinels import Sentinels
 from connector.shards import UnitWriter
 from connector.sums import token_sums
 from connector.wire import DrainJob, RowRef, hash_ids
@@ -46,12 +46,12 @@ def measure(folder: Path) -> dict[str, float]:
     rows = [torch.randn(shape, generator=draw).to(torch.bfloat16) for _ in range(NUM_ROWS)]
     ids = [np.asarray(one, np.int32) for one in random_ids([NUM_TOKENS] * NUM_ROWS)]
     cache_BLSH = torch.zeros((NUM_TOKENS // SLOTS, NUM_LAYERS, SLOTS, HIDDEN_SIZE), dtype=torch.bfloat16)
-    marker, checker = Marker(cache_BLSH), RowChecker(torch.bfloat16)
-    seen, sums = SeenStates(NUM_LAYERS, CACHE_TOKENS), [token_sums(row) for row in rows]
+    sentinels, checker = Sentinels(cache_BLSH), RowChecker(torch.bfloat16)
+    seen, sums = RepeatCheck(NUM_LAYERS, CACHE_TOKENS), [token_sums(row) for row in rows]
     file = _shard(folder, rows, ids)
     head, cases = _head(rows, draw)
     return {
-        "marks": _us(lambda row: marker.mark(range(len(cache_BLSH)))),
+        "sentinels": _us(lambda row: sentinels.place(range(len(cache_BLSH)))),
         "values": _us(lambda row: checker.check(rows[row], LAYER_IDS)),
         "copy sums": _us(lambda row: token_sums(rows[row])),
         "states seen before": _us(lambda row: seen.check(sums[row], ids[row], LAYER_IDS)),

@@ -9,7 +9,7 @@ import torch
 from benchmarks.gpu_cache import LAYOUTS, Request, random_requests, states_LTH, view_BLSH
 from benchmarks.gpu_turns import Model
 from benchmarks.gpu_ways import ExampleWay, QuarryWay, SlabFlight, Way
-from connector.gather import STAGE_BYTES, CudaGather
+from connector.cuda_gather import STAGE_BYTES, CudaGather
 from connector.pool import HostPool
 from connector.sums import token_sums
 

@@ -25,7 +25,7 @@ from benchmarks.gpu_turns import GpuTurn, Model
 from benchmarks.gpu_ways import POOL_BYTES
 from benchmarks.machine import machine_facts
 from benchmarks.summary import shuffled_rounds
-from connector.gather import STAGE_BYTES
+from connector.cuda_gather import STAGE_BYTES
 from connector.pool import HostPool
 
 RAM_DISK = Path("/dev/shm")

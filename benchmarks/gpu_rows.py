@@ -19,7 +19,7 @@ from benchmarks.gpu_turns import (
     drain_beside,
 )
 from benchmarks.gpu_ways import ExampleWay, PinnedWay, QuarryWay, Way
-from connector.gather import STAGE_BYTES
+from connector.cuda_gather import STAGE_BYTES
 from connector.pool import HostPool
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from typing import Protocol
 import torch
 
 from benchmarks.gpu_cache import HIDDEN_SIZE, NUM_LAYERS, Request
-from connector.gather import Copy, CudaGather
+from connector.cuda_gather import CudaGather
+from connector.gather import Copy
 from connector.pool import HostPool, Slab
 from connector.sums import Sums
 

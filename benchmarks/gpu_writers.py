@@ -14,7 +14,7 @@ import torch
 from benchmarks.gpu_cache import HIDDEN_SIZE, NUM_LAYERS, TOKEN_BYTES, Request, token_ids
 from benchmarks.gpu_ways import POOL_BYTES, ExampleWay, QuarryWay, SlabFlight, Way
 from connector.pool import HostPool, Slab
-from connector.seen import SeenStates
+from connector.repeats import RepeatCheck
 from connector.wire import DrainJob, RowRef, hash_ids
 from connector.writers import WriterPool
 from schemas.receipts import FromConnector, OpenUnit, UnitFailed, UnitSealed
@@ -65,7 +65,7 @@ class ShardFiles:
             dtype=torch.bfloat16,
             shape_LH=(NUM_LAYERS, HIDDEN_SIZE),
             tell=self._tell,
-            seen=SeenStates(NUM_LAYERS, POOL_BYTES // TOKEN_BYTES),
+            repeats=RepeatCheck(NUM_LAYERS, POOL_BYTES // TOKEN_BYTES),
         )
 
     def prepare(self, requests: list[Request]) -> None:

@@ -18,9 +18,9 @@ from vllm.v1.worker.gpu_worker import Worker
 
 from connector import gather
 from connector.hidden_states import HiddenStatesConnector as OurConnector
-from connector.marks import Marker
+from connector.repeats import RepeatCheck
 from connector.rowcheck import RowChecker
-from connector.seen import SeenStates
+from connector.sentinels import Sentinels
 
 FILE = "QUARRY_JOB_FILE"
 Write = Callable[[str], Any]
@@ -43,8 +43,8 @@ class HiddenStatesConnector(OurConnector):
             (gather, "add_up", 0),
             (RowChecker, "look", 0),
             (RowChecker, "check", 0),
-            (SeenStates, "check", 0),
-            (Marker, "mark", all_threads),
+            (RepeatCheck, "check", 0),
+            (Sentinels, "place", all_threads),
             (Sampler, "compute_logprobs", all_threads),
             (Sampler, "gather_logprobs", all_threads),
         ):

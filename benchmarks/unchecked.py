@@ -10,8 +10,8 @@ import numpy as np
 from benchmarks.no_checks import NoChecks
 from connector import gather, shards
 from connector.hidden_states import HiddenStatesConnector
-from connector.marks import Marker
-from connector.seen import SeenStates
+from connector.repeats import RepeatCheck
+from connector.sentinels import Sentinels
 from connector.sums import Sums
 
 __all__ = ["HiddenStatesConnector"]
@@ -23,16 +23,16 @@ def _no_sums(words_TW: np.ndarray, out_T: Sums) -> None:
 
 
 def _remember_nothing(
-    self: SeenStates, sums: Sums, token_ids: Sequence[int], layer_ids: Sequence[int]
+    self: RepeatCheck, sums: Sums, token_ids: Sequence[int], layer_ids: Sequence[int]
 ) -> None:
     """Say nothing of the row."""
 
 
-def _mark_nothing(self: Marker, block_ids: Sequence[int]) -> None:
+def _place_nothing(self: Sentinels, block_ids: Sequence[int]) -> None:
     """Leave the slots of fresh blocks as they are."""
 
 
 gather.add_up = _no_sums
-Marker.mark = _mark_nothing  # type: ignore[method-assign]  # likewise
-SeenStates.check = _remember_nothing  # type: ignore[method-assign,assignment]  # likewise
+Sentinels.place = _place_nothing  # type: ignore[method-assign]  # likewise
+RepeatCheck.check = _remember_nothing  # type: ignore[method-assign,assignment]  # likewise
 shards.RowChecker = NoChecks  # type: ignore[misc]  # this module exists to put it there

@@ -16,7 +16,7 @@ import torch
 import xxhash
 from numpy.typing import NDArray
 
-from connector.marks import MARKS
+from connector.sentinels import SENTINELS
 from connector.sums import Sums, add_up, words_of
 
 RMS_TOKENS = 16
@@ -134,8 +134,8 @@ class RowChecker:
         for layer_id, bits_TH, largest_T in zip(
             layer_ids, self._bits_of(states_LTH), largest_LT, strict=True
         ):
-            if largest_T.max() >= MARKS[self._dtype]:
-                self._refuse_marks(bits_TH, layer_id)
+            if largest_T.max() >= SENTINELS[self._dtype]:
+                self._refuse_sentinels(bits_TH, layer_id)
             not_finite = int((largest_T >= self._bits.infinity).sum())
             if not_finite:
                 return NotFinite(layer_id, not_finite)
@@ -153,8 +153,8 @@ class RowChecker:
             readings.append(LayerReading(_mean_rms(bits_TH, self._dtype), self._float(int(largest_T.max()))))
         return tuple(readings)
 
-    def _refuse_marks(self, bits_TH: NDArray[np.unsignedinteger], layer_id: int) -> None:
-        marked = np.flatnonzero((bits_TH[:, [0, -1]] == MARKS[self._dtype]).all(axis=1))
+    def _refuse_sentinels(self, bits_TH: NDArray[np.unsignedinteger], layer_id: int) -> None:
+        marked = np.flatnonzero((bits_TH[:, [0, -1]] == SENTINELS[self._dtype]).all(axis=1))
         if marked.size:
             raise StatesWrongError(
                 f"layer {layer_id}: the engine stored no state for {marked.size} of {len(bits_TH)} tokens, "

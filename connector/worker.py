@@ -13,12 +13,13 @@ from pathlib import Path
 
 import torch
 
-from connector.gather import Copy, gather_for
+from connector.cuda_gather import CudaGather
+from connector.gather import Copy, CpuGather
 from connector.layout import DTYPE_NAMES
 from connector.link import Link
-from connector.marks import Marker
 from connector.pool import HostPool, Slab
-from connector.seen import SeenStates
+from connector.repeats import RepeatCheck
+from connector.sentinels import Sentinels
 from connector.wire import DrainJob, RowRef, StepWork, VoidRow
 from connector.writers import WriterPool
 from schemas.receipts import AbandonUnit, Hello, OpenUnit, SkipRow, ToConnector
@@ -43,6 +44,16 @@ class Place:
     engine_version: str
 
 
+def gather_for(cache_BLSH: torch.Tensor) -> CpuGather | CudaGather:
+    """Return the gather for the device that the cache is on."""
+    return CudaGather(cache_BLSH) if cache_BLSH.is_cuda else CpuGather(cache_BLSH)
+
+
+def device_name(device: torch.device) -> str:
+    """Return the model of a GPU, such as `NVIDIA H200`, since other GPUs round otherwise; else `cpu`."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
 class WorkerHalf:
     """Owns the pool, the gather, the writers and the link of one rank."""
 
@@ -54,7 +65,7 @@ class WorkerHalf:
         max_tokens: int,
         on_lost: Callable[[], None],
     ) -> None:
-        """Connect to the service and say what was found.
+        """Connect to the service and describe this rank.
 
         The pool holds at least one request of `max_tokens`.
 
@@ -67,7 +78,7 @@ class WorkerHalf:
         pool_bytes = max(config.pool_bytes, max_tokens * self._row_bytes_per_token)
         self._pool = HostPool(pool_bytes, pinned=cache_BLSH.is_cuda)
         self._gather = gather_for(cache_BLSH)
-        self._marker = Marker(cache_BLSH)
+        self._sentinels = Sentinels(cache_BLSH)
         self._waiting: deque[DrainJob] = deque()
         self._copying: deque[tuple[DrainJob, Slab, Copy]] = deque()
         self._sent: set[str] = set()
@@ -81,7 +92,7 @@ class WorkerHalf:
             dtype=self._dtype,
             shape_LH=self._shape_LH,
             tell=self._link.send,
-            seen=SeenStates(num_layers, num_blocks * num_slots),
+            repeats=RepeatCheck(num_layers, num_blocks * num_slots),
         )
         self._place = place
         self._link.start()
@@ -90,7 +101,7 @@ class WorkerHalf:
                 rank=place.rank,
                 num_ranks=place.num_ranks,
                 engine_version=place.engine_version,
-                device=str(cache_BLSH.device),
+                device=device_name(cache_BLSH.device),
                 cache_shape=(num_blocks, num_layers, num_slots, hidden_size),
                 cache_dtype=DTYPE_NAMES[cache_BLSH.dtype],
                 pool_bytes=self._pool.num_bytes,
@@ -98,9 +109,9 @@ class WorkerHalf:
         )
 
     def begin(self, work: StepWork) -> None:
-        """Begin a step, and mark its fresh blocks; called before the engine computes into them."""
+        """Place sentinels in the step's fresh blocks; called before the engine computes into them."""
         self._gather.begin_step()
-        self._marker.mark(work.fresh)
+        self._sentinels.place(work.fresh)
 
     def drained(self, work: StepWork) -> set[str]:
         """Return the requests of the step's work whose blocks this rank will report as sent."""

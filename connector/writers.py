@@ -18,8 +18,8 @@ import pyarrow as pa
 import torch
 
 from connector.pool import HostPool, Slab
+from connector.repeats import RepeatCheck
 from connector.rowcheck import StatesWrongError
-from connector.seen import SeenStates
 from connector.shards import UnitWriter
 from connector.sums import Sums
 from connector.threads import settle
@@ -82,10 +82,10 @@ class WriterPool:
         dtype: torch.dtype,
         shape_LH: tuple[int, int],
         tell: Callable[[FromConnector], None],
-        seen: SeenStates,
+        repeats: RepeatCheck,
     ) -> None:
         """Start the threads."""
-        self._seen = seen
+        self._repeats = repeats
         self._work_root, self._rank, self._num_ranks = work_root, rank, num_ranks
         self._pool, self._dtype, self._shape_LH, self._tell = pool, dtype, shape_LH, tell
         self._queues: list[queue.Queue[_Item]] = [queue.Queue(QUEUE_ITEMS) for _ in range(num_threads)]
@@ -166,7 +166,7 @@ class WriterPool:
                     units, key, _write_failure(key, self._rank, error, opening=isinstance(item, OpenUnit))
                 )
             except Exception as error:
-                # Supervisor: a thread that died without a word would leave its units unanswered for ever.
+                # Supervisor: a thread that died silently would leave its units unanswered forever.
                 logger.exception("writer thread failed on %s", key)
                 self._fail(
                     units, key, UnitFailed(key=key, rank=self._rank, reason="internal", detail=repr(error))
@@ -209,7 +209,7 @@ class WriterPool:
         _refuse_changed(row, look.sums_LT, unit.layer_ids)
         token_ids_T = unit.write(row.job, states_LTH, look)
         if token_ids_T is not None:
-            self._seen.check(look.sums_LT, token_ids_T, unit.layer_ids)
+            self._repeats.check(look.sums_LT, token_ids_T, unit.layer_ids)
 
     def _fail(self, units: dict[UnitKey, UnitWriter], key: UnitKey, failure: UnitFailed) -> None:
         """Receipt a failed attempt.

@@ -18,8 +18,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing.process import BaseProcess
 
 from schemas.job import ENDED_JOB_STATES, JobState
-from service.capture.loop import Capture
-from service.capture.running import warm_imports
+from service.capture.loop import Capture, import_engine
 from service.errors import STORE_AWAY
 from service.lifeline import die_with_parent
 from service.settings import Settings
@@ -74,7 +73,7 @@ def _imported_beside(settings: Settings) -> Iterator[None]:
 
     The block's end waits for it: torch and vLLM cannot be imported while the interpreter shuts down.
     """
-    thread = threading.Thread(target=warm_imports, args=(settings,), name="quarry-imports")
+    thread = threading.Thread(target=import_engine, args=(settings,), name="quarry-imports")
     thread.start()
     try:
         yield

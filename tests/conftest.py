@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from connector.vml import settle_vector_math
+from connector.vector_math import settle_vector_math
 from tests.support.pg import Postgres, running_postgres
 
 settings.register_profile("quarry", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -1,9 +1,9 @@
 """Makes vLLM return hidden states where its own classes do not: entry point `vllm.general_plugins`.
 
-And readies each process for what vLLM's CPU build does in it: the tiles that it takes without asking
-(`tiles`), the vector math that it starts with many threads at once (`connector.vml`). vLLM calls `register`
-in each of its processes, before there is a model. No file of vLLM is changed: its registry is told of
-classes.
+It also prepares each process for what vLLM's CPU build does there: the tiles that it takes without asking
+(`tiles`), and the vector math that it starts with many threads at once (`connector.vector_math`). vLLM calls
+`register` in each of its processes, before there is a model. No file of vLLM is changed: our classes are
+added to its registry.
 """
 
 from connector.plugin.carried import BACKEND, BACKEND_CLASSES, CARRIED, MODELS
@@ -16,7 +16,7 @@ def register() -> None:
     from vllm import ModelRegistry
 
     from connector.plugin.tiles import ask_for_tiles
-    from connector.vml import settle_vector_math
+    from connector.vector_math import settle_vector_math
 
     ask_for_tiles()
     settle_vector_math()

@@ -6,17 +6,28 @@ A unit whose lease was lost is abandoned; its successor elsewhere has another ep
 """
 
 import asyncio
+import contextlib
+import importlib
 import logging
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from schemas.job import ENDED_JOB_STATES, JobState
 from schemas.receipts import UnitKey
 from service.capture.budget import InFlight
 from service.capture.landing import land_unit
-from service.capture.running import EngineHouse, Running, warm_imports
-from service.errors import STORE_AWAY, EngineDied, EngineStuck, LeaseLost, QuarryError, StatesWrong
+from service.capture.session import EngineSession, EngineSlot
+from service.errors import (
+    STORE_AWAY,
+    EngineDied,
+    EngineStuck,
+    LeaseLost,
+    QuarryError,
+    StatesWrong,
+    StoreUnavailable,
+)
 from service.settings import Settings
 from service.store import Store, UnitCommit, UnitLease
 
@@ -26,27 +37,44 @@ T = TypeVar("T")
 
 LONGEST_BEAT_S = 5.0
 """A cancelled job is noticed by its units' next beat."""
+COMMIT_PATIENCE_S = 300.0
+"""How long a proven unit waits for a store that is away. After that it is captured again."""
+
+
+def import_engine(settings: Settings) -> None:
+    """Import what an engine and its first unit need; takes seconds once, so call it from a thread.
+
+    What cannot be imported is left for the engine's start, whose error a job is told.
+    """
+    # One order for every caller: two threads then never wait for each other.
+    with contextlib.suppress(ImportError, AttributeError, ValueError):
+        importlib.import_module(settings.engine.partition(":")[0])
+        importlib.import_module("service.capture.canary_run")
+        importlib.import_module("service.capture.unit_run")
+
+
+@dataclass(slots=True)
+class _Unit:
+    """A leased unit, until its attempt has ended."""
+
+    lease: UnitLease
+    leased: bool = True
+    """False once it is committed, failed or lost: the lease is then neither extended nor given back."""
+    task: asyncio.Task[None] | None = None
+    """None while its engine is being prepared."""
+    needs_engine: bool = True
+    """False once the engine has answered every row."""
 
 
 class Capture:
     """Runs until `stop` is set, or until job `only_job` needs no more capture."""
 
     def __init__(self, store: Store, settings: Settings, owner: str, *, only_job: str | None = None) -> None:
-        """Hold nothing until `run`."""
+        """Lease nothing before `run`."""
         self._store, self._settings, self._owner, self._only_job = store, settings, owner, only_job
-        self._house = EngineHouse(settings)
-        # Proofs may fill the threads of the loop's own pool for longer than a lease.
-        self._heart = ThreadPoolExecutor(1, "quarry-heart")
+        self._engine = EngineSlot(settings)
         self._budget = InFlight(settings.in_flight_tokens, settings.in_flight_requests)
-        self._runs: dict[UnitKey, asyncio.Task[None]] = {}
-        self._feeding: set[UnitKey] = set()
-        """Those of the runs whose rows the engine has not all answered."""
-        self._held: dict[UnitKey, UnitLease] = {}
-        self._job: str | None = None
-        self._distrusted = False
-        """Whether the running engine gave wrong states, which its prefix cache may hold and give again, or is
-        stuck. Nothing that it captured is committed any more, and the next unit gets another.
-        """
+        self._units: dict[UnitKey, _Unit] = {}
         self.stop = asyncio.Event()
         self._room = asyncio.Event()
         """Set when a unit ends, or no longer needs the engine."""
@@ -56,26 +84,28 @@ class Capture:
 
         Then let those in the engine end, give the others back, and stop the engine.
         """
-        heart = asyncio.create_task(self._beat())
+        heartbeat = asyncio.create_task(self._keep_leases())
         try:
             while not self.stop.is_set() and not await self._finished():
-                if heart.done():
+                if heartbeat.done():
                     # Without a heartbeat every lease is lost in a while: better to end now, and loudly.
-                    heart.result()
+                    heartbeat.result()
                 if not await self._serve_one():
                     await self._pause()
             await self._drain()
         finally:
-            heart.cancel()
+            heartbeat.cancel()
             try:
                 await self._give_back()
-                await asyncio.gather(heart, return_exceptions=True)
+                await asyncio.gather(heartbeat, return_exceptions=True)
             finally:
-                self._heart.shutdown(wait=False)
-                await self._house.stop()
+                await self._engine.stop()
+
+    def _tasks(self) -> list[asyncio.Task[None]]:
+        return [unit.task for unit in self._units.values() if unit.task is not None]
 
     async def _finished(self) -> bool:
-        if self._only_job is None or self._runs:
+        if self._only_job is None or self._units:
             return False
         try:
             job = await asyncio.to_thread(self._store.summary, self._only_job)
@@ -88,62 +118,66 @@ class Capture:
 
     async def _serve_one(self) -> bool:
         """Lease and start one unit if there is room; return whether there was one."""
-        most = self._settings.units_in_flight
-        if len(self._feeding) >= most or len(self._runs) >= most + self._settings.units_in_proof:
+        in_engine = sum(unit.needs_engine for unit in self._units.values())
+        limit = self._settings.units_in_flight
+        if in_engine >= limit or len(self._units) >= limit + self._settings.units_in_proof:
             return False
+        session = self._engine.session
         try:
             lease = await asyncio.to_thread(
-                self._store.lease_unit, self._owner, self._settings.lease_s, prefer_job=self._job
+                self._store.lease_unit,
+                self._owner,
+                self._settings.lease_s,
+                prefer_job=session.proven_job if session is not None else None,
             )
         except STORE_AWAY as error:
             logger.warning("no unit can be leased: %s", error)
             return False
         if lease is None:
             return False
-        self._held[lease.key] = lease
-        running = await self._unless_stopped(self._supervised(lease, self._engine_for(lease)))
-        # By then the lease may be lost.
-        if running is not None and lease.key in self._held and not self.stop.is_set():
-            self._job = lease.key.job_id
-            self._feeding.add(lease.key)
-            task = asyncio.create_task(self._run_unit(lease, running))
-            self._runs[lease.key] = task
-            task.add_done_callback(lambda _: self._ended(lease.key))
+        unit = self._units[lease.key] = _Unit(lease)
+        session = await self._unless_stopped(self._supervised(unit, self._engine_for(lease)))
+        if self.stop.is_set():
+            return True
+        if session is None or not unit.leased:
+            del self._units[lease.key]
+            return True
+        unit.task = asyncio.create_task(self._run_unit(unit, session))
+        unit.task.add_done_callback(lambda _: self._ended(unit))
         return True
 
-    def _ended(self, key: UnitKey) -> None:
-        self._runs.pop(key, None)
-        self._answered(key)
-
-    def _answered(self, key: UnitKey) -> None:
-        self._feeding.discard(key)
+    def _ended(self, unit: _Unit) -> None:
+        self._units.pop(unit.lease.key, None)
         self._room.set()
 
-    async def _engine_for(self, lease: UnitLease) -> Running:
-        """Return an engine that serves the lease's job; units of the old one end first.
+    def _answered(self, unit: _Unit) -> None:
+        unit.needs_engine = False
+        self._room.set()
 
-        Runs a new job's canary.
+    async def _engine_for(self, lease: UnitLease) -> EngineSession:
+        """Return an engine that serves the lease's job, once its canary has passed.
+
+        Where another engine is needed, the units of the old one end first.
         """
-        spec = await self._house.inspect(lease)
-        running = self._house.running
-        fits = running is not None and not self._distrusted and running.serves(spec)
-        if running is not None and fits and lease.key.job_id == self._job:
-            return running
+        spec = await self._engine.inspect(lease)
+        session = self._engine.session
+        fits = session is not None and session.serves(spec)
+        if session is not None and fits and lease.key.job_id == session.proven_job:
+            return session
         # Torch and the engine are imported beside the worker's start, which does not wait for them.
-        await asyncio.to_thread(warm_imports, self._settings)
+        await asyncio.to_thread(import_engine, self._settings)
+        from service.capture.canary_reference import CanaryReference
         from service.capture.canary_run import ensure_canary
-        from service.capture.reference_ahead import ReferenceAhead
 
-        async with ReferenceAhead(lease, self._store, self._settings) as ahead:
-            if running is None or not fits:
-                if self._runs:
-                    await asyncio.wait(self._runs.values())
+        async with CanaryReference(lease, self._store, self._settings) as reference:
+            if session is None or not fits:
+                if tasks := self._tasks():
+                    await asyncio.wait(tasks)
                 logger.info("starting the engine for %s", lease.request.model)
-                running = await self._house.switch(spec, ahead.begin)
-                self._distrusted = False
-            if lease.key.job_id != self._job:
-                await ensure_canary(running, lease, self._store, self._settings, ahead)
-        return running
+                session = await self._engine.start(spec, reference.begin_early)
+            await ensure_canary(session, lease, self._store, self._settings, reference)
+        session.proven_job = lease.key.job_id
+        return session
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T | None:
         """Return what `work` returns; none if the worker is told to stop before, which ends the work."""
@@ -156,51 +190,68 @@ class Capture:
                 task.cancel()
             await asyncio.gather(working, stopping, return_exceptions=True)
 
-    async def _run_unit(self, lease: UnitLease, running: Running) -> None:
+    async def _run_unit(self, unit: _Unit, session: EngineSession) -> None:
         from service.capture.unit_run import UnitRun
 
         run = UnitRun(
-            lease, running, self._budget, self._settings, on_answered=lambda: self._answered(lease.key)
+            unit.lease, session, self._budget, self._settings, on_answered=lambda: self._answered(unit)
         )
-        commit = await self._supervised(lease, run.run())
+        commit = await self._supervised(unit, run.run())
         if commit is not None:
-            await self._supervised(lease, self._commit(lease, commit))
+            await self._supervised(unit, self._commit(unit, session, commit))
 
-    async def _commit(self, lease: UnitLease, commit: UnitCommit) -> None:
-        # Another engine is started when all units of this one have ended, and only then trusted anew.
-        if self._distrusted:
-            raise EngineDied("another unit of this engine got wrong states, or none: this one runs again")
-        await asyncio.to_thread(self._store.commit_unit, commit, self._owner)
-        self._held.pop(lease.key, None)
+    async def _commit(self, unit: _Unit, session: EngineSession, commit: UnitCommit) -> None:
+        """Commit a proven unit and move its files; wait for a store that is away. The epoch fences each try.
+
+        A commit whose answer was lost is met again as LeaseLost; its files are then moved before publishing.
+        """
+        deadline = asyncio.get_running_loop().time() + COMMIT_PATIENCE_S
+        while True:
+            if not session.trusted:
+                raise EngineDied("another unit of this engine got wrong states, or none: this one runs again")
+            try:
+                await asyncio.to_thread(self._store.commit_unit, commit, self._owner)
+                break
+            except StoreUnavailable as error:
+                if asyncio.get_running_loop().time() > deadline:
+                    raise
+                logger.warning("unit %s cannot be committed yet: %s", commit.key, error)
+            await asyncio.sleep(self._settings.poll_s)
+        unit.leased = False
         await asyncio.to_thread(land_unit, self._settings, commit)
 
-    async def _supervised(self, lease: UnitLease, work: Coroutine[Any, Any, T]) -> T | None:
+    async def _supervised(self, unit: _Unit, work: Coroutine[Any, Any, T]) -> T | None:
         """Return what `work` returns; whatever it raises ends the attempt, and nothing else."""
+        key = unit.lease.key
         try:
             return await work
         except LeaseLost as error:
-            logger.info("unit %s: %s", lease.key, error)
-            self._held.pop(lease.key, None)
+            logger.info("unit %s: %s", key, error)
+            unit.leased = False
         except QuarryError as error:
-            await self._fail(lease, error)
+            await self._fail(unit, error)
         except Exception as error:
             # Supervisor: a unit that ended without a word would keep its lease for as long as this process
             # beats.
-            logger.exception("unit %s", lease.key)
-            await self._fail(lease, QuarryError(f"internal error: {error!r}"))
+            logger.exception("unit %s", key)
+            await self._fail(unit, QuarryError(f"internal error: {error!r}"))
         return None
 
-    async def _fail(self, lease: UnitLease, error: QuarryError) -> None:
+    async def _fail(self, unit: _Unit, error: QuarryError) -> None:
         """Record why an attempt ended; the error's class decides what becomes of the unit and the job."""
-        # Before anything is waited for: units that run beside this one look at it before they commit.
-        self._distrusted |= isinstance(error, StatesWrong | EngineStuck)
-        self._held.pop(lease.key, None)
+        session = self._engine.session
+        if session is not None and isinstance(error, StatesWrong | EngineStuck):
+            # Before anything is waited for: units that run beside this one look at it before they commit.
+            session.trusted = False
+        if session is not None and isinstance(error, EngineDied):
+            session.proven_job = None
+        unit.leased = False
         problem = error.problem()
-        logger.warning("unit %s failed: %s", lease.key, problem.detail)
+        logger.warning("unit %s failed: %s", unit.lease.key, problem.detail)
         try:
             await asyncio.to_thread(
                 self._store.fail_unit,
-                lease.key,
+                unit.lease.key,
                 self._owner,
                 problem,
                 error.outcome,
@@ -209,31 +260,35 @@ class Capture:
         except (LeaseLost, *STORE_AWAY) as lost:
             # Nothing can be recorded: the lease runs out, and the unit's next attempt meets the error again
             # or not.
-            logger.info("unit %s: %s", lease.key, lost)
-        if isinstance(error, EngineDied):
-            self._job = None
-            if self._house.running is not None and not self._house.running.alive:
-                await self._house.stop()
+            logger.info("unit %s: %s", unit.lease.key, lost)
+        if isinstance(error, EngineDied) and session is not None and not session.alive:
+            await self._engine.stop()
 
-    async def _beat(self) -> None:
-        """Keep the leases; cancel the units that were lost."""
-        while True:
-            await asyncio.sleep(min(self._settings.lease_s / 4, LONGEST_BEAT_S))
-            keys = list(self._held)
-            if not keys:
-                continue
-            try:
-                lost = await asyncio.get_running_loop().run_in_executor(
-                    self._heart, self._store.extend_units, keys, self._owner, self._settings.lease_s
-                )
-            except STORE_AWAY as error:
-                # The leases live on for three more beats; if the store does not come back, they expire.
-                logger.warning("leases could not be extended: %s", error)
-                continue
-            for key in lost:
-                self._held.pop(key, None)
-                if task := self._runs.get(key):
-                    task.cancel()
+    async def _keep_leases(self) -> None:
+        """Extend the leases at every beat; cancel the units that were lost."""
+        # A thread of its own: proofs may fill the threads of the loop's pool for longer than a lease.
+        thread = ThreadPoolExecutor(1, "quarry-heart")
+        try:
+            while True:
+                await asyncio.sleep(min(self._settings.lease_s / 4, LONGEST_BEAT_S))
+                keys = [key for key, unit in self._units.items() if unit.leased]
+                if not keys:
+                    continue
+                try:
+                    lost = await asyncio.get_running_loop().run_in_executor(
+                        thread, self._store.extend_units, keys, self._owner, self._settings.lease_s
+                    )
+                except STORE_AWAY as error:
+                    # The leases live on for three more beats; if the store does not come back, they expire.
+                    logger.warning("leases could not be extended: %s", error)
+                    continue
+                for key in lost:
+                    if unit := self._units.get(key):
+                        unit.leased = False
+                        if unit.task is not None:
+                            unit.task.cancel()
+        finally:
+            thread.shutdown(wait=False)
 
     async def _pause(self) -> None:
         """Wait for room for a unit, for `stop`, or for the next look at the store."""
@@ -246,18 +301,20 @@ class Capture:
                 task.cancel()
 
     async def _drain(self) -> None:
-        if self._runs:
-            await asyncio.wait(self._runs.values(), timeout=self._settings.drain_s)
+        if tasks := self._tasks():
+            await asyncio.wait(tasks, timeout=self._settings.drain_s)
 
     async def _give_back(self) -> None:
         """Cancel what still runs and return its leases, so that nobody waits for them to expire."""
-        tasks = list(self._runs.values())
+        units, tasks = list(self._units.values()), self._tasks()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for key in list(self._held):
-            del self._held[key]
+        for unit in units:
+            if not unit.leased:
+                continue
+            unit.leased = False
             try:
-                await asyncio.to_thread(self._store.release_unit, key, self._owner)
+                await asyncio.to_thread(self._store.release_unit, unit.lease.key, self._owner)
             except (LeaseLost, *STORE_AWAY) as error:
-                logger.info("unit %s: %s", key, error)
+                logger.info("unit %s: %s", unit.lease.key, error)

@@ -3,8 +3,8 @@
 First the engine's own class, if it can return states. Then ours (`connector.plugin`), which has the engine's
 kernels. Then the engine's Transformers backend. A model that none of them can run is refused.
 
-No class is loaded for this, because that may initialize CUDA, after which a process can start no engine: what
-a class can do is read from its source. Imports vllm: import it lazily.
+The classes themselves are asked, in a child process (`service.capture.model_class`). Imports vllm: import it
+lazily.
 """
 
 from collections.abc import Mapping
@@ -19,15 +19,13 @@ from vllm.triton_utils import HAS_TRITON
 
 from connector.plugin import CLASSES
 from connector.plugin.carried import BACKEND, CARRIED, MODELS
-from service.capture.class_graph import defines, inherits
+from service.capture.model_class import ask_model_class
 from service.errors import EngineRefused
 
 RouteKind = Literal["native", "plugin", "transformers"]
 
 PLUGIN = "quarry"
 """Our entry point's name in vLLM's list of plug-ins."""
-RETURNS_STATES = "SupportsEagle3"
-"""The interface that the engine's runners ask for before they extract."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +91,7 @@ def _prefix_cache(config: Any, arguments: Mapping[str, Any]) -> Mapping[str, Any
 def registered_route(architecture: str) -> ModelRoute | None:
     """Return the route by the class that the engine's registry names, if that can return states.
 
-    Where its source does not tell, the engine's own class gets the benefit: it refuses by itself.
+    A class that cannot be loaded here is left to the engine, which refuses by itself.
     """
     known = ModelRegistry.models.get(architecture)
     module = getattr(known, "module_name", None)
@@ -103,7 +101,8 @@ def registered_route(architecture: str) -> ModelRoute | None:
     name = known.class_name
     if module == CLASSES:
         return _carried_route(name)
-    if inherits(module, name, RETURNS_STATES) is False:
+    model_class = ask_model_class(module, name)
+    if model_class is not None and not model_class.returns_states:
         return None
     return ModelRoute("transformers" if module == BACKEND else "native", name)
 
@@ -111,13 +110,13 @@ def registered_route(architecture: str) -> ModelRoute | None:
 def _carried_route(name: str) -> ModelRoute | None:
     if name not in CARRIED:
         return ModelRoute("transformers", name)
-    about = CARRIED[name]
-    module = f"{MODELS}.{about.module}"
-    if inherits(module, about.model, RETURNS_STATES):
-        return ModelRoute("native", about.model)
-    if about.decoder is not None and not defines(module, about.decoder):
+    carried = CARRIED[name]
+    model_class = ask_model_class(f"{MODELS}.{carried.module}", carried.model, carried.decoder)
+    if model_class is not None and model_class.returns_states:
+        return ModelRoute("native", carried.model)
+    if model_class is not None and not model_class.has_decoder:
         return None
-    return ModelRoute("plugin", about.model)
+    return ModelRoute("plugin", carried.model)
 
 
 def _backend_route(config: Any) -> ModelRoute | None:  # noqa: ANN401 - the engine's ModelConfig

@@ -1,9 +1,7 @@
-"""One attempt at one unit.
-
-From its plan through the engine to verified, sealed files and the commit that names them.
+"""One attempt at one unit: from its plan through the engine to proven files and the commit that names them.
 
 Runs on the worker's event loop; disk and checks go to threads. Whatever goes wrong raises one of
-`service.errors`; the attempt's files are then orphans that the sweeper takes.
+`service.errors`; the attempt's files are then orphans that the sweeper removes.
 """
 
 import asyncio
@@ -26,7 +24,7 @@ from service.capture.budget import InFlight
 from service.capture.engine import Answer, Prompt, PromptRefused
 from service.capture.landing import INDEX_FILE, attempt_folder
 from service.capture.receipt_errors import in_time, raise_failure, silent
-from service.capture.running import Running
+from service.capture.session import EngineSession
 from service.errors import QuarryError, WriteFailed, writing
 from service.proof.checks import check_unit, logit_rows
 from service.settings import Settings
@@ -71,22 +69,19 @@ def read_plan(path: Path, sha256: str) -> list[PlannedRow]:
 
 
 class UnitRun:
-    """Runs one leased unit on the running engine. `run` is called once."""
+    """Runs one leased unit on a started engine. `run` is called once."""
 
     def __init__(
         self,
         lease: UnitLease,
-        running: Running,
+        session: EngineSession,
         budget: InFlight,
         settings: Settings,
         on_answered: Callable[[], None] = lambda: None,
     ) -> None:
-        """Take over the lease; nothing happens before `run`.
-
-        `on_answered` is called when the engine has answered every row.
-        """
+        """Do nothing before `run`; `on_answered` is called when the engine has answered every row."""
         self._on_answered = on_answered
-        self._lease, self._running, self._budget, self._settings = lease, running, budget, settings
+        self._lease, self._session, self._budget, self._settings = lease, session, budget, settings
         self._key = lease.key
         self._witnesses: dict[int, Witness] = {}
         self._skipped: set[int] = set()
@@ -100,13 +95,8 @@ class UnitRun:
         """
         plan = self._settings.work_root / plan_path(self._key.job_id, self._key.unit)
         self._rows = await asyncio.to_thread(read_plan, plan, self._lease.plan_sha256)
-        link = self._running.link
-        order = OpenUnit(
-            key=self._key,
-            num_rows=len(self._rows),
-            compression=self._lease.identity.compression,
-            provenance=self._running.provenance(self._key.job_id, self._lease.identity),
-        )
+        link = self._session.link
+        order = self._session.opening(self._key, len(self._rows), self._lease.identity)
         try:
             await link.open(order)
             sealed = await self._capture()
@@ -117,7 +107,7 @@ class UnitRun:
 
     async def _capture(self) -> tuple[UnitSealed, ...]:
         """Run every row and wait for the receipts; a failed receipt or a silent engine ends the rows."""
-        receipts = asyncio.create_task(self._running.link.receipts(self._key))
+        receipts = asyncio.create_task(self._session.link.receipts(self._key))
         rows = asyncio.create_task(self._run_rows())
         silence = asyncio.create_task(self._budget.silence(self._settings.engine_silence_s))
         try:
@@ -155,7 +145,7 @@ class UnitRun:
                 answer = await self._ask(row, generate)
             except PromptRefused as error:
                 self._skipped.add(row.row)
-                await self._running.link.skip(self._key, row.row, str(error))
+                await self._session.link.skip(self._key, row.row, str(error))
                 self._reject(row.row, "engine-refused", str(error))
                 return
         if answer.likely:
@@ -165,7 +155,7 @@ class UnitRun:
         """Run the row's request, or two of them where the answer is captured by a second prefill."""
         name = f"{self._key.job_id}-{self._key.unit}-{self._key.epoch}-{row.row}"
         ref = RowRef(self._key, row.row, len(row.token_ids))
-        engine = self._running.engine
+        engine = self._session.engine
         token_ids = row.token_ids
         if generate is not None and self._lease.identity.capture == "second_prefill":
             answer = await engine.run(Prompt(f"{name}-answer", token_ids, None, generate=generate))
@@ -185,7 +175,7 @@ class UnitRun:
         )
 
     def _verify(self, order: OpenUnit, plan: Path, sealed: Sequence[UnitSealed]) -> UnitCommit:
-        """Hold the sealed files against plan and model, write their index, and say what to commit."""
+        """Check the sealed files against plan and model, write their index, and return what to commit."""
         folder = attempt_folder(self._settings, self._key)
         checks = check_unit(
             attempt=folder,
@@ -193,7 +183,7 @@ class UnitRun:
             receipts=sealed,
             skipped=self._skipped,
             witnesses=self._witnesses,
-            head=self._running.head,
+            head=self._session.head,
             identity=self._lease.identity,
             logit_share=self._settings.logit_share,
             logit_rows_min=self._settings.logit_rows_min,
@@ -209,7 +199,7 @@ class UnitRun:
         )
         if files:
             path = index_path(self._key.job_id, self._key.unit)
-            sampled_witnesses = {row: said for row, said in self._witnesses.items() if row in sampled}
+            sampled_witnesses = {row: witness for row, witness in self._witnesses.items() if row in sampled}
             with writing(f"the index {path}"):
                 index, supervised = write_index(folder / INDEX_FILE, path, files, plan, sampled_witnesses)
         return UnitCommit(

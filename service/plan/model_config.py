@@ -74,14 +74,7 @@ def read_config(folder: Path, dtype: str) -> ModelConfig:
 
     Raises UnknownModel (field `model`), OptionRefused (field `dtype`).
     """
-    try:
-        raw = (folder / "config.json").read_bytes()
-        from_json(raw)  # refuses what is nested so deep that nothing else could walk it
-        whole = json.loads(raw, object_hook=_special_float)
-    except (OSError, ValueError) as error:
-        raise _refused(f"config.json cannot be read: {error}") from error
-    if not isinstance(whole, dict):
-        raise _refused("config.json is not an object")
+    whole = config_json(folder)
     text = next((whole[key] for key in TEXT_CONFIGS if isinstance(whole.get(key), dict)), whole)
     values = _Values(whole, text)
     return ModelConfig(
@@ -92,6 +85,19 @@ def read_config(folder: Path, dtype: str) -> ModelConfig:
         dtype=_dtype(dtype, values),
         max_model_len=_max_model_len(values),
     )
+
+
+def config_json(folder: Path) -> dict[str, Any]:
+    """Return the object in `folder`/config.json. Raises UnknownModel (field `model`)."""
+    try:
+        raw = (folder / "config.json").read_bytes()
+        from_json(raw)  # refuses what is nested so deep that nothing else could walk it
+        config = json.loads(raw, object_hook=_special_float)
+    except (OSError, ValueError) as error:
+        raise _refused(f"config.json cannot be read: {error}") from error
+    if not isinstance(config, dict):
+        raise _refused("config.json is not an object")
+    return config
 
 
 def _refused(detail: str) -> UnknownModel:

@@ -13,7 +13,7 @@ from typing import Self
 import torch
 from safetensors.torch import save
 
-from connector.vml import settle_vector_math
+from connector.vector_math import settle_vector_math
 from schemas.dataset.norm import NormWeights
 from schemas.identity import FinalNorm
 from schemas.request import Dtype

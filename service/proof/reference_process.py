@@ -18,7 +18,7 @@ import transformers
 from safetensors.torch import save_file
 from transformers.utils.logging import disable_progress_bar
 
-from connector.vml import settle_vector_math
+from connector.vector_math import settle_vector_math
 from service.errors import EngineRefused
 from service.proof.canary import CANARY_SKIP
 from service.proof.lockstep import Lockstep

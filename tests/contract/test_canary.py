@@ -1,5 +1,6 @@
 """The canary within a job: a model that rounding takes far gets a second look, and a wrong layer does not."""
 
+import errno
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from schemas.dataset.manifest import Manifest
 from schemas.job import JobState
 from schemas.names import manifest_path
 from schemas.request import Dtype
-from service.capture import canary_run, running
+from service.capture import canary_reference, canary_run, session
 from service.proof.reference import Reference, reference_states
 from tests.support import planted_connector
 from tests.support.jobs import Shop, request
@@ -46,12 +47,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Dtype]:
         )
         return replace(said, states=far)
 
-    monkeypatch.setattr(canary_run, "reference_states", states)
+    monkeypatch.setattr(canary_reference, "reference_states", states)
     return dtypes
 
 
-def run(folder: Path, target: Path, engine: str) -> tuple[Shop, Any]:
-    shop = Shop.open(folder, target, engine=engine, unit_attempts=1)
+def run(folder: Path, target: Path, engine: str, unit_attempts: int = 1) -> tuple[Shop, Any]:
+    shop = Shop.open(folder, target, engine=engine, unit_attempts=unit_attempts)
     samples = [{"id": str(n), "token_ids": ids} for n, ids in enumerate(random_ids([9, 40], vocab_size=1500))]
     return shop, shop.run(request(target, samples, layers=LAYERS, canary="run"))
 
@@ -72,7 +73,7 @@ def test_the_canary_is_run_once_a_version_of_quarry(tmp_path, target, asked, mon
     shop, job = run(tmp_path, target, "tests.support.model_engine:ModelEngine")
     assert shop.run(job.request, "the same version").state is JobState.COMPLETED
     assert len(asked) == 2
-    monkeypatch.setattr(running, "version", lambda _: "0.2.0")
+    monkeypatch.setattr(session, "version", lambda _: "0.2.0")
     assert shop.run(job.request, "another version").state is JobState.COMPLETED
     assert len(asked) == 4
 
@@ -83,3 +84,19 @@ def test_a_wrong_layer_is_refused_after_the_second_look_too(tmp_path, target, as
     assert asked == ["bfloat16", "float32"]
     assert job.problem is not None
     assert "canary: layer 1" in job.problem.detail
+
+
+def test_a_canary_that_cannot_be_read_back_is_captured_again(tmp_path, target, monkeypatch):
+    """1. The disk fails once while the canary's file is read. 2. What is left over is in nobody's way."""
+    read, broken = canary_run.ShardReader, iter([True])
+
+    def opened(path: Path) -> canary_run.ShardReader:
+        if next(broken, False):
+            (path.parent / "a folder").mkdir()
+            raise OSError(errno.EIO, "planted")
+        return read(path)
+
+    monkeypatch.setattr(canary_run, "ShardReader", opened)
+    shop, job = run(tmp_path, target, "tests.support.model_engine:ModelEngine", unit_attempts=2)
+    assert job.state is JobState.COMPLETED, job.problem
+    assert {row.attempts for row in shop.store.units(job.id)} == {2}

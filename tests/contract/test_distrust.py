@@ -86,7 +86,7 @@ def test_a_worker_is_told_to_stop_while_it_waits_for_the_units_of_another_model(
         loop = Capture(shop.store, shop.settings, "worker")
         running = asyncio.create_task(loop.run())
         await asyncio.to_thread(proving.wait, 60.0)
-        while len(loop._held) < 2:
+        while len(loop._units) < 2:
             await asyncio.sleep(0.01)
         loop.stop.set()
         try:

@@ -35,7 +35,7 @@ def test_a_worker_that_is_told_to_stop_commits_the_unit_in_its_engine_and_begins
         loop = Capture(shop.store, shop.settings, "worker")
         async with asyncio.TaskGroup() as group:
             group.create_task(loop.run())
-            await until(lambda: bool(loop._runs))
+            await until(lambda: bool(loop._tasks()))
             loop.stop.set()
             answering.set()
 

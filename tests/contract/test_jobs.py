@@ -232,7 +232,7 @@ def test_a_worker_that_is_told_to_stop_gives_its_units_back_at_once(shop, target
     async def stopped() -> None:
         loop = Capture(shop.store, shop.settings, "worker")
         task = asyncio.create_task(loop.run())
-        await until(lambda: bool(loop._runs))
+        await until(lambda: bool(loop._tasks()))
         loop.stop.set()
         await task
 

@@ -50,14 +50,14 @@ def test_a_cancelled_jobs_unit_is_abandoned_and_the_next_job_completes(
         loop = Capture(shop.store, shop.settings, "worker")
         async with asyncio.TaskGroup() as group:
             group.create_task(loop.run())
-            await until(lambda: bool(loop._runs))
-            (key,) = loop._runs
-            running, folder = loop._house.running, attempt_folder(shop.settings, key)
-            assert running is not None and isinstance(running.engine, FakeEngine)
-            engine, link = running.engine, running.link
+            await until(lambda: bool(loop._tasks()))
+            (key,) = loop._units
+            session, folder = loop._engine.session, attempt_folder(shop.settings, key)
+            assert session is not None and isinstance(session.engine, FakeEngine)
+            engine, link = session.engine, session.link
             await until(lambda: engine.computing == 2 and any(folder.glob("*")))
             shop.store.cancel(first)
-            await until(lambda: not loop._runs and engine.computing == 0)
+            await until(lambda: not loop._units and engine.computing == 0)
             assert not link._attempts
             await until(lambda: not any(folder.glob("*")))
             engine.step_delay_s = 0.0
@@ -107,7 +107,7 @@ def test_a_unit_whose_lease_is_lost_while_the_engine_starts_is_not_begun(
             group.create_task(loop.run())
             await starting.wait()
             shop.store.cancel(first)
-            await until(lambda: not loop._held)
+            await until(lambda: not any(unit.leased for unit in loop._units.values()))
             cancelled.set()
 
     asyncio.run(asyncio.wait_for(served(), 60))

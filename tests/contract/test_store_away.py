@@ -6,7 +6,8 @@ One that is full is away, too; but what a disk's end stopped in the middle of it
 | --- | --- | --- |
 | worker: sweep, a look at its one job | later | later |
 | capture: lease, summary, heartbeat, give back | later, or the lease runs out | the same |
-| capture: canary, commit | the unit runs again, uncounted | the job waits |
+| capture: canary | the unit runs again, uncounted | the job waits |
+| capture: commit | tried again, then the unit runs again, uncounted | the job waits |
 | capture: a failed attempt | the lease runs out | the same |
 | planner: lease, extension | later | later |
 | planner: identity, unit, end | planned again, uncounted | the job waits |
@@ -30,6 +31,7 @@ import pytest
 from schemas.identity import Identity
 from schemas.job import JobState, UnitState
 from schemas.request import ExtractRequest
+from service.capture import loop as capture_loop
 from service.capture.engine import Answer, EngineSpec, Prompt
 from service.capture.link import EngineLink
 from service.capture.loop import Capture
@@ -125,17 +127,16 @@ def test_a_worker_that_finds_no_store_looks_for_work_later(
     assert attempts(shop, job_id) == {(UnitState.DONE, 1, 1): 1}
 
 
-@TO_A_WORKER
 @pytest.mark.parametrize(
-    ("verb", "engine", "canary"),
+    ("verb", "engine", "canary", "error"),
     [
-        pytest.param("canary", "tests.support.model_engine:ModelEngine", "run", marks=pytest.mark.slow),
-        pytest.param(
-            "record_canary", "tests.support.model_engine:ModelEngine", "run", marks=pytest.mark.slow
+        *(
+            pytest.param(verb, "tests.support.model_engine:ModelEngine", "run", error, marks=pytest.mark.slow)
+            for verb in ("canary", "record_canary")
+            for error in (AWAY, FULL)
         ),
-        ("commit_unit", FAKE_ENGINE, "skip"),
+        ("commit_unit", FAKE_ENGINE, "skip", FULL),
     ],
-    ids=["canary", "record_canary", "commit_unit"],
 )
 def test_a_unit_that_finds_no_store_runs_again_and_on_a_full_disk_its_job_waits(
     shop: Shop,
@@ -158,6 +159,22 @@ def test_a_unit_that_finds_no_store_runs_again_and_on_a_full_disk_its_job_waits(
     assert shop.finish(job_id).state is JobState.COMPLETED, shop.store.job(job_id).problem
     assert away.calls > 1
     assert attempts(shop, job_id) == {(UnitState.DONE, 2, 1): 1}
+
+
+@pytest.mark.parametrize("patient", [True, False])
+def test_a_commit_waits_for_the_store_and_not_for_ever(
+    shop: Shop, clock: Clock, monkeypatch: pytest.MonkeyPatch, patient: bool
+) -> None:
+    """1. A unit is proven. 2. Its commit finds no store. 3. It is committed later, or captured again."""
+    if not patient:
+        monkeypatch.setattr(capture_loop, "COMMIT_PATIENCE_S", -1.0)
+    job_id = submit(shop)
+    shop.plan()
+    away = Away(monkeypatch, shop.store, "commit_unit", clock)
+    assert shop.finish(job_id).state is JobState.COMPLETED
+    assert away.calls == 2
+    epoch = 1 if patient else 2
+    assert attempts(shop, job_id) == {(UnitState.DONE, epoch, 1): 1}
 
 
 @TO_A_WORKER
@@ -194,7 +211,7 @@ def test_a_unit_is_kept_while_proofs_fill_the_loops_threads(
         asyncio.get_running_loop().set_default_executor(pool)
         async with asyncio.TaskGroup() as group:
             group.create_task(loop.run())
-            await until(lambda: bool(loop._runs))
+            await until(lambda: bool(loop._tasks()))
             proofs = [pool.submit(proven.wait, 60.0) for _ in range(2)]
             try:
                 await until(kept.kept.is_set)
@@ -243,12 +260,12 @@ def test_a_worker_that_stops_without_a_store_gives_back_what_it_can_and_stops_it
         loop = Capture(shop.store, shop.settings, "worker")
         async with asyncio.TaskGroup() as group:
             group.create_task(loop.run())
-            await until(lambda: len(loop._runs) == 2)
+            await until(lambda: len(loop._tasks()) == 2)
             loop.stop.set()
         return loop
 
     loop = asyncio.run(asyncio.wait_for(stopped(), 60))
-    assert loop._house.running is None
+    assert loop._engine.session is None
     counted = attempts(shop, job_id)
     assert (counted[UnitState.LEASED, 1, 1], counted[UnitState.PENDING, 1, 0]) == (1, 1)
     clock.advance(shop.settings.lease_s + 1)

@@ -24,10 +24,10 @@ default settings; with a check switched off the drill fails. This page is made o
 
 ABOUT: dict[Check | str, tuple[str, str]] = {
     Check.PLAN: ("before a unit runs", "the sha256 of the unit's plan is the one in the store"),
-    Check.MARKS: (
+    Check.SENTINELS: (
         "every row, capture",
-        "a fresh block's slots are marked before the engine computes into them; a mark that is left was "
-        "never overwritten",
+        "a sentinel is written into every slot of a fresh block, and a state overwrites it: one that is left "
+        "shows a state that was never stored",
     ),
     Check.ACCOUNT: (
         "every row, capture",
@@ -110,8 +110,8 @@ LIMITS_HEAD = """
 FP8 = """
 ## States in fp8
 
-A job with `"compression": "fp8"` has every check of this page. Those at the capture (values, marks, states
-seen before, copy sums) and the canary look at what was captured, before it is rounded. The plants that
+A job with `"compression": "fp8"` has every check of this page. Those at the capture (values, sentinels,
+states seen before, copy sums) and the canary look at what was captured, before it is rounded. The plants that
 concern states are run against such a job, too (`tests/drill/test_fp8.py`).
 
 - **When a layer is quantized**, every code times its scale is held against what was captured: within 1/17 of

@@ -29,7 +29,7 @@ class Check(StrEnum):
 
     PLAN = "plan hash"
     ACCOUNT = "account of rows"
-    MARKS = "marks"
+    SENTINELS = "sentinels"
     VALUES = "values"
     SEEN = "states seen before"
     COPY = "copy sums"
@@ -110,7 +110,7 @@ PLANTS: tuple[Plant, ...] = (
         ("infinity", "one value is infinite", "not-finite: layer 8 is not finite in 1 of 40 tokens"),
     ),
     *_plants(
-        *(Stage.CACHE, Check.MARKS, WRONG),
+        *(Stage.CACHE, Check.SENTINELS, WRONG),
         (
             "never-stored",
             "a block that the engine skipped, with older states",

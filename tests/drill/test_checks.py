@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from connector import writers
+from connector.repeats import RepeatCheck
 from connector.rowcheck import LayerReading, RowChecker
-from connector.seen import SeenStates
 from connector.shards import UnitWriter
 from schemas.dataset.seal import sha256_of
 from service.capture import canary_run, unit_run
@@ -51,10 +51,10 @@ def _any_file(monkeypatch: pytest.MonkeyPatch) -> None:
 OFF: dict[Check, tuple[Patch, str]] = {
     Check.PLAN: (_any_plan, "bit-of-the-plan"),
     Check.ACCOUNT: (lambda m: m.setattr(UnitWriter, "_ids_and_mask", _planned), "other-token-ids"),
-    Check.MARKS: (lambda m: m.setattr(RowChecker, "_refuse_marks", _nothing), "never-stored"),
+    Check.SENTINELS: (lambda m: m.setattr(RowChecker, "_refuse_sentinels", _nothing), "never-stored"),
     Check.VALUES: (lambda m: m.setattr(RowChecker, "check", _readings), "zero-block"),
     Check.COPY: (lambda m: m.setattr(writers, "_refuse_changed", _nothing), "flipped-bit-in-memory"),
-    Check.SEEN: (lambda m: m.setattr(SeenStates, "check", _nothing), "stale-block"),
+    Check.SEEN: (lambda m: m.setattr(RepeatCheck, "check", _nothing), "stale-block"),
     Check.CANARY: (lambda m: m.setattr(canary_run, "ensure_canary", _no_canary), "layer-before"),
     Check.RECEIPT: (_any_file, "columns-exchanged"),
     Check.UNIT: (lambda m: m.setattr(checks, "_plan_fault", _nothing), "mask-of-another-row"),

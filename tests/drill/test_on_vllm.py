@@ -12,8 +12,9 @@ import pytest
 
 from schemas.names import plan_path
 from service.capture.budget import InFlight
+from service.capture.canary_reference import CanaryReference
 from service.capture.canary_run import ensure_canary
-from service.capture.running import EngineHouse, spec_for
+from service.capture.session import EngineSlot, spec_for
 from service.capture.unit_run import UnitRun
 from service.errors import QuarryError, problem_slug
 from service.plan.target import planned_target
@@ -37,7 +38,7 @@ class Session:
     """A started engine, and a service of its own for each plant: the store would remember a canary."""
 
     loop: LoopThread
-    house: EngineHouse
+    engine: EngineSlot
     folder: Path
     target: Path
 
@@ -63,13 +64,14 @@ class Session:
             Order(plant, str(self.target), row, other).save()
 
         async def attempt() -> None:
-            running = self.house.running
-            if running is None:
+            session = self.engine.session
+            if session is None:
                 target = planned_target(body, lease.identity, shop.settings)
-                running = await self.house.switch(spec_for(body, target, shop.settings))
-            await ensure_canary(running, lease, shop.store, shop.settings)
+                session = await self.engine.start(spec_for(body, target, shop.settings))
+            async with CanaryReference(lease, shop.store, shop.settings) as reference:
+                await ensure_canary(session, lease, shop.store, shop.settings, reference)
             budget = InFlight(shop.settings.in_flight_tokens, shop.settings.in_flight_requests)
-            await UnitRun(lease, running, budget, shop.settings).run()
+            await UnitRun(lease, session, budget, shop.settings).run()
 
         try:
             self.loop.call(attempt())
@@ -105,11 +107,11 @@ def session(folder: Path, target: Path, engine: str) -> Iterator[Session]:
         settings = shop.settings.model_copy(update={"engine": f"tests.drill.vllm_engines:{engine}"})
         shop.store.close()
         loop = LoopThread()
-        house = EngineHouse(settings)
+        slot = EngineSlot(settings)
         try:
-            yield Session(loop, house, folder, target)
+            yield Session(loop, slot, folder, target)
         finally:
-            loop.call(house.stop())
+            loop.call(slot.stop())
             loop.close()
 
 
@@ -138,7 +140,7 @@ IN_ONE_ROW = plants(
 IN_EVERY_ROW = plants(Stage.EVERYWHERE, "exchanged-layers", "post-norm", "shifted", "zero-states")
 PROOF_OF = {
     Check.VALUES: ("is all zero in",),
-    Check.MARKS: ("stored no state for",),
+    Check.SENTINELS: ("stored no state for",),
     Check.SEEN: ("holds the states of other tokens",),
     Check.LAST: ("by the stored states",),
     Check.CANARY: ("canary: layer",),

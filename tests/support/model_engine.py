@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from connector.vml import settle_vector_math
+from connector.vector_math import settle_vector_math
 from service.capture.engine import WITNESS_TOKENS
 from service.proof.head_weights import FINAL_NORM_MODULE
 from tests.support.fake_engine import DTYPES, FakeEngine

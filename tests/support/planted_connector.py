@@ -89,7 +89,7 @@ class PlantedHalf(WorkerHalf):
         order = ordered()
         if order != self._last_order:
             self._last_order = order
-            self._writers._seen._tokens_LE.fill(-1)
+            self._writers._repeats._tokens_LE.fill(-1)
             self._earlier.clear()
         return order
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from connector.marks import MARKS
+from connector.sentinels import SENTINELS
 from connector.wire import DrainJob, hash_ids
 from service.proof.head import Head
 
@@ -87,7 +87,7 @@ def truncated(scene: Scene) -> None:
 
 def _mark(states_LTH: torch.Tensor) -> None:
     width = {2: torch.int16, 4: torch.int32}[states_LTH.element_size()]
-    states_LTH.view(width)[..., [0, -1]] = MARKS[states_LTH.dtype]
+    states_LTH.view(width)[..., [0, -1]] = SENTINELS[states_LTH.dtype]
 
 
 def stale_block(scene: Scene) -> None:

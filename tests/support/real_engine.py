@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from connector.vml import settle_vector_math
+from connector.vector_math import settle_vector_math
 from schemas.dataset.shard import open_shard
 from schemas.dataset.states import read_states
 from schemas.request import Dtype

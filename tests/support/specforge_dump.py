@@ -40,7 +40,7 @@ from specforge.runtime.data_plane.feature_store import LocalFeatureStore, load_f
 from specforge.utils import load_tokenizer, safe_conversations_generator
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from connector.vml import settle_vector_math
+from connector.vector_math import settle_vector_math
 
 DRAFTS = {"dflash": "DFlashDraftModel", "domino": "DominoDraftModel", "dspark": "DSparkDraftModel"}
 ROWS_A_FOLDER = 2000

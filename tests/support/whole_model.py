@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from connector.vml import settle_vector_math
+from connector.vector_math import settle_vector_math
 from service.proof.canary import POST_NORM
 from service.proof.reference_model import Skeleton, build_skeleton
 

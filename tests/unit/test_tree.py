@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "connector": {"schemas", "connector"},
     "service": {"schemas", "service"},
 }
-TORCH_FREE = (*("connector.plugin", "connector.plugin.carried", "connector.wire", "connector.vml"),)
+TORCH_FREE = (*("connector.plugin", "connector.plugin.carried", "connector.wire", "connector.vector_math"),)
 """What the service may take from the connector; their freedom from torch is tested below."""
 HEAVY = ("torch", "vllm", "transformers")
 

@@ -1,6 +1,7 @@
 """The route of a model, decided from its config alone."""
 
 import json
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ from transformers import AutoConfig
 from vllm import ModelRegistry
 
 from connector.plugin import register
-from service.capture import model_route
+from service.capture import model_class, model_route
 from service.capture.engine import EngineSpec
 from service.capture.link import EngineLink
+from service.capture.model_class import ModelClass, ask_model_class
 from service.capture.model_route import ModelRoute, find_route, registered_route
 from service.capture.vllm_engine import engine_arguments
 from service.errors import EngineRefused
@@ -58,12 +60,13 @@ def asked(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
         ("GPT2LMHeadModel", None),
     ],
 )
-def test_the_registry_and_the_sources_tell_the_route(architecture, route):
+def test_the_registry_and_the_class_itself_tell_the_route(architecture, route):
     assert registered_route(architecture) == route
 
 
-def test_a_class_whose_source_does_not_tell_gets_the_benefit():
-    assert registered_route("KimiLinearForCausalLM").kind == "native"
+def test_a_class_that_cannot_be_loaded_here_is_left_to_the_engine():
+    """Its kernels need Triton, which the CPU build does not have."""
+    assert registered_route("KimiLinearForCausalLM") == ModelRoute("native", "KimiLinearForCausalLM")
 
 
 def test_a_class_that_another_plugin_registered_is_taken_as_it_is():
@@ -164,3 +167,26 @@ def test_no_device_is_touched(monkeypatch):
     monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: touched.append(True))
     registered_route("MixtralForCausalLM")
     assert touched == []
+
+
+def test_a_class_is_asked_once_for_each_version_of_its_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))
+    (tmp_path / "some_models.py").write_text("class Plain: ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    asked = []
+
+    class Child(ProcessPoolExecutor):
+        def submit(self, *question):
+            asked.append(question)
+            return super().submit(*question)
+
+    monkeypatch.setattr(model_class, "ProcessPoolExecutor", Child)
+    for _ in range(2):
+        answer = ask_model_class("some_models", "Plain", "Missing")
+        assert answer == ModelClass(returns_states=False, has_decoder=False)
+    assert len(asked) == 1
+    (tmp_path / "some_models.py").write_text("class Plain: ...\nclass Missing: ...\n")
+    assert ask_model_class("some_models", "Plain", "Missing").has_decoder
+    assert len(asked) == 2
+    assert ask_model_class("some_models", "Absent") is None

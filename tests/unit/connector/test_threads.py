@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from connector.pool import HostPool
-from connector.seen import SeenStates
+from connector.repeats import RepeatCheck
 from connector.writers import WriterPool
 from tests.support.plans import identity, order
 
@@ -27,7 +27,7 @@ def writers_of_a_bound_thread(work_root, tell):
         dtype=torch.bfloat16,
         shape_LH=(1, 8),
         tell=tell,
-        seen=SeenStates(1, 16),
+        repeats=RepeatCheck(1, 16),
     )
     for unit in range(2):
         writers.open(order(identity(), 1, unit=unit))

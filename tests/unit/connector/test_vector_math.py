@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from connector.vml import FUNCTIONS, settle_vector_math
+from connector.vector_math import FUNCTIONS, settle_vector_math
 
 # The first call of each function in a process that does nothing but `{act}`.
 FIRST_CALLS = """
 import torch
-from connector.vml import FUNCTIONS
-from tests.unit.connector.test_vml import Sizes
+from connector.vector_math import FUNCTIONS
+from tests.unit.connector.test_vector_math import Sizes
 
 with Sizes() as seen:
     {act}

@@ -1,10 +1,9 @@
-"""The engine a worker has running, with all that belongs to its life: link, head, provenance.
+"""An engine session: a started engine with everything that lives as long as it does.
 
-Switched between jobs.
+A worker has at most one session. It starts another when a job needs another engine.
 """
 
 import asyncio
-import contextlib
 import importlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from schemas.identity import Identity, Provenance, layer_info
+from schemas.receipts import OpenUnit, UnitKey
 from schemas.request import ExtractRequest
 from service.capture.engine import Engine, EngineSpec
 from service.capture.link import EngineLink
@@ -41,33 +41,28 @@ def spec_for(request: ExtractRequest, target: Target, settings: Settings) -> Eng
     )
 
 
-def warm_imports(settings: Settings) -> None:
-    """Import what an engine and its first unit need; takes seconds once, so call it from a thread.
-
-    What cannot be imported is left for `load_engine` to say, where a job hears it.
-    """
-    # One order for every caller: two threads then never wait for each other.
-    with contextlib.suppress(ImportError, AttributeError, ValueError):
-        importlib.import_module(settings.engine.partition(":")[0])
-        importlib.import_module("service.capture.reference_ahead")
-        importlib.import_module("service.capture.unit_run")
-
-
 def load_engine(settings: Settings) -> Engine:
-    """Make the engine class that the settings name; imports it only now."""
+    """Make the engine class that the settings name. It is imported only now."""
     module, name = settings.engine.split(":")
     engine: Engine = getattr(importlib.import_module(module), name)()
     return engine
 
 
-@dataclass(frozen=True, slots=True)
-class Running:
-    """A started engine and the weights of its head."""
+@dataclass(slots=True)
+class EngineSession:
+    """A started engine, its connector's link and the weights of its head."""
 
     spec: EngineSpec
     engine: Engine
     link: EngineLink
     head: "Head"
+    trusted: bool = True
+    """False once the engine gave wrong states, which its prefix cache may hold and give again, or is stuck.
+
+    Nothing that it captured is committed from then on.
+    """
+    proven_job: str | None = None
+    """The job whose canary passed last on this engine."""
 
     @property
     def alive(self) -> bool:
@@ -75,11 +70,11 @@ class Running:
         return self.engine.alive and self.link.alive
 
     def serves(self, spec: EngineSpec) -> bool:
-        """Say whether a job of `spec` can be run as it is."""
-        return self.spec.covers(spec) and self.alive
+        """Say whether a job of `spec` can run on this engine as it is."""
+        return self.trusted and self.spec.covers(spec) and self.alive
 
     def provenance(self, job_id: str, identity: Identity) -> Provenance:
-        """Say who makes the dataset, from what."""
+        """Return what made the dataset, and of what."""
         return Provenance(
             job_id=job_id,
             identity=identity,
@@ -89,18 +84,27 @@ class Running:
             service_version=version("eagle-quarry"),
         )
 
+    def opening(self, key: UnitKey, num_rows: int, identity: Identity) -> OpenUnit:
+        """Return the message that opens attempt `key` in the connector."""
+        return OpenUnit(
+            key=key,
+            num_rows=num_rows,
+            compression=identity.compression,
+            provenance=self.provenance(key.job_id, identity),
+        )
 
-async def _nothing_beside(spec: EngineSpec, head: "Head") -> None:
-    """Begin nothing."""
+
+async def _start_alone(spec: EngineSpec, head: "Head") -> None:
+    """Begin nothing beside the start."""
 
 
-class EngineHouse:
-    """Holds at most one running engine."""
+class EngineSlot:
+    """Holds the worker's one session, or none."""
 
     def __init__(self, settings: Settings) -> None:
-        """Begin without one."""
+        """Begin without a session."""
         self._settings = settings
-        self.running: Running | None = None
+        self.session: EngineSession | None = None
         self._inspected: tuple[str, EngineSpec] | None = None
 
     async def inspect(self, lease: UnitLease) -> EngineSpec:
@@ -118,10 +122,10 @@ class EngineHouse:
         target = planned_target(lease.request, lease.identity, self._settings)
         return spec_for(lease.request, target, self._settings)
 
-    async def switch(
-        self, spec: EngineSpec, beside: Callable[[EngineSpec, "Head"], Awaitable[None]] = _nothing_beside
-    ) -> Running:
-        """Stop what runs and start an engine for `spec`. Raises EngineRefused, EngineDied.
+    async def start(
+        self, spec: EngineSpec, beside: Callable[[EngineSpec, "Head"], Awaitable[None]] = _start_alone
+    ) -> EngineSession:
+        """Stop the old engine and start one for `spec`. Raises EngineRefused, EngineDied.
 
         `beside` is called first, to begin what can go on while the engine starts.
         """
@@ -141,14 +145,14 @@ class EngineHouse:
             finally:
                 await link.close()
             raise
-        self.running = Running(spec, engine, link, head)
-        return self.running
+        self.session = EngineSession(spec, engine, link, head)
+        return self.session
 
     async def stop(self) -> None:
-        """Stop the running engine, if there is one."""
-        if self.running is not None:
-            running, self.running = self.running, None
+        """Stop the engine, if there is one."""
+        if self.session is not None:
+            session, self.session = self.session, None
             try:
-                await running.engine.stop()
+                await session.engine.stop()
             finally:
-                await running.link.close()
+                await session.link.close()

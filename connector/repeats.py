@@ -1,11 +1,12 @@
-"""Remembers the states of the last tokens drained, and which token each belongs to.
+"""Finds states that repeat: a row that holds another row's block, or one of its own blocks twice.
 
 A state begins as its own token's embedding, so the same bytes cannot be the states of two different tokens.
-Rows that hold another row's block, or a block twice, are found by that: no model is asked, and nothing is
-sampled.
+The check remembers the states of the last tokens drained and the token of each. It needs no model and samples
+nothing. For an auxiliary layer of a single row nothing else sees such a block: the canary runs other prompts,
+and the logits come from the last layer.
 
-A state is told by its sum (`connector.sums`). Layer 0 is left out: two tokens may have the same embedding,
-and with learned positions one token has many.
+A state is recognised by its sum (`connector.sums`). Layer 0 is left out: two tokens may have the same
+embedding, and with learned positions one token has many.
 
 Legend: T tokens, L captured layers, E entries.
 """
@@ -29,8 +30,8 @@ one row there is no such excuse: its tokens have different tokens before them.
 """
 
 
-class SeenStates:
-    """A table a layer, each state in the one place that its sum names: what is older is overwritten.
+class RepeatCheck:
+    """A table for each layer. A state's sum names its place there; a newer state overwrites an older one.
 
     It holds as many tokens as the engine's cache, since what a stale block holds was drained no longer ago
     than that. All writer threads share one.
@@ -45,7 +46,7 @@ class SeenStates:
         self._lock = threading.Lock()
 
     def check(self, sums_LT: Sums, token_ids_T: NDArray[np.int32], layer_ids: Sequence[int]) -> None:
-        """Hold a row against the rows before it and against itself, and remember it.
+        """Compare a row with the rows before it and with itself, and remember it.
 
         Raises StatesWrongError.
         """
@@ -69,13 +70,17 @@ class SeenStates:
         token_ids_T: NDArray[np.int32],
         least_pairs: int,
     ) -> None:
-        then_T = self._tokens_LE[layer, places_T]
-        same_T = (self._sums_LE[layer, places_T] == sums_T) & (then_T >= 0) & (then_T != token_ids_T)
+        earlier_tokens_T = self._tokens_LE[layer, places_T]
+        same_T = (
+            (self._sums_LE[layer, places_T] == sums_T)
+            & (earlier_tokens_T >= 0)
+            & (earlier_tokens_T != token_ids_T)
+        )
         wrong = np.flatnonzero(same_T)
-        pairs = {(int(token_ids_T[at]), int(then_T[at])) for at in wrong}
+        pairs = {(int(token_ids_T[at]), int(earlier_tokens_T[at])) for at in wrong}
         if len(pairs) >= least_pairs:
             at = wrong[0]
-            first = f"token {token_ids_T[at]} at {at} has the state of token {then_T[at]}"
+            first = f"token {token_ids_T[at]} at {at} has the state of token {earlier_tokens_T[at]}"
             raise StatesWrongError(
                 f"layer {layer_id} holds the states of other tokens at {len(wrong)} of {len(sums_T)}, "
                 f"a stale block or another row's: {first}"

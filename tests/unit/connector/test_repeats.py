@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
+from connector.repeats import RepeatCheck
 from connector.rowcheck import StatesWrongError
-from connector.seen import SeenStates
 from connector.sums import token_sums
 
 LAYERS = (2, 8)
@@ -37,13 +37,13 @@ def test_a_sum_tells_every_single_bit_of_a_state(dtype, hidden_size):
 
 
 def test_rows_of_other_tokens_and_other_states_pass():
-    seen = SeenStates(2, 4096)
+    seen = RepeatCheck(2, 4096)
     for seed in range(50):
         seen.check(*row(40, seed), LAYERS)
 
 
 def test_the_same_tokens_may_have_the_same_states_again():
-    seen = SeenStates(2, 4096)
+    seen = RepeatCheck(2, 4096)
     sums, tokens = row(40, 1)
     seen.check(sums, tokens, LAYERS)
     seen.check(sums[:, :16], tokens[:16], LAYERS)
@@ -51,7 +51,7 @@ def test_the_same_tokens_may_have_the_same_states_again():
 
 @pytest.mark.parametrize("layer", [0, 1])
 def test_a_block_of_an_earlier_row_is_named_by_its_first_token(layer):
-    seen = SeenStates(2, 4096)
+    seen = RepeatCheck(2, 4096)
     old, old_tokens = row(40, 1)
     seen.check(old, old_tokens, LAYERS)
     sums, tokens = row(40, 2)
@@ -62,7 +62,7 @@ def test_a_block_of_an_earlier_row_is_named_by_its_first_token(layer):
 
 
 def test_a_block_of_another_place_is_found_too():
-    seen = SeenStates(2, 4096)
+    seen = RepeatCheck(2, 4096)
     old, old_tokens = row(40, 1)
     seen.check(old, old_tokens, LAYERS)
     sums, tokens = row(40, 2)
@@ -75,11 +75,11 @@ def test_a_state_twice_in_one_row_is_found_by_a_single_token():
     sums, tokens = row(40, 1)
     sums[1, 7] = sums[1, 6]
     with pytest.raises(StatesWrongError, match="layer 8 holds the states of other tokens at 1 of 40"):
-        SeenStates(2, 4096).check(sums, tokens, LAYERS)
+        RepeatCheck(2, 4096).check(sums, tokens, LAYERS)
 
 
 def test_one_pair_of_tokens_with_one_embedding_is_no_fault_between_rows():
-    seen = SeenStates(2, 4096)
+    seen = RepeatCheck(2, 4096)
     sums, tokens = row(40, 1)
     seen.check(sums, tokens, LAYERS)
     twin = tokens.copy()
@@ -90,11 +90,11 @@ def test_one_pair_of_tokens_with_one_embedding_is_no_fault_between_rows():
 def test_embeddings_may_repeat():
     sums, tokens = row(40, 1)
     sums[0, 1:] = sums[0, 0]
-    SeenStates(2, 4096).check(sums, tokens, (0, 8))
+    RepeatCheck(2, 4096).check(sums, tokens, (0, 8))
 
 
 def test_what_is_older_than_the_cache_holds_is_forgotten():
-    seen = SeenStates(2, 64)
+    seen = RepeatCheck(2, 64)
     old, old_tokens = row(40, 1)
     seen.check(old, old_tokens, LAYERS)
     for seed in range(100, 140):
@@ -103,7 +103,7 @@ def test_what_is_older_than_the_cache_holds_is_forgotten():
 
 
 def test_a_row_of_one_token_is_remembered():
-    seen = SeenStates(2, 64)
+    seen = RepeatCheck(2, 64)
     sums, tokens = row(2, 1)
     seen.check(sums[:, :1], tokens[:1], LAYERS)
     seen.check(sums[:, 1:], tokens[1:], LAYERS)

@@ -1,0 +1,228 @@
+"""Copies requests from the paged cache of a GPU into pinned slabs, on two streams of its own.
+
+One stream gathers rows into a stage on the device, the other empties the stage into the slabs.
+
+Legend: B blocks, L captured layers, S slots a block, H hidden size, T tokens of a request, R rows (one
+token's states of one layer), W words of a state.
+"""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from connector.gather import Copy, Request
+from connector.sums import Sums, word_type
+
+STAGE_BYTES = 128 * 2**20
+"""Device memory that the CUDA gather stages through, whatever the length of a request."""
+
+PIECES = 2
+"""The stage is divided into so many: one is gathered while the other is copied out."""
+
+NUMBER_BYTES = 8
+"""A row's number on its way to the device."""
+
+Holder = TypeVar("Holder")
+
+
+class RowTable:
+    """Finds the rows of a request in a cache of any axis order, physical layout and padding.
+
+    Row numbers count in the rows' pitch: the largest step that every stride of the cache is a multiple of.
+    """
+
+    def __init__(self, cache_BLSH: torch.Tensor) -> None:
+        """Look at `cache_BLSH`, a view of the engine's own memory; a row's H states must lie side by side."""
+        *sizes, hidden_size = cache_BLSH.shape
+        strides = cache_BLSH.stride()[:3]
+        pitch = math.gcd(*strides)
+        self._per_block, per_layer, per_slot = (stride // pitch for stride in strides)
+        self._layers_L1 = np.arange(sizes[1], dtype=np.int64)[:, None] * per_layer
+        self._slots_S = np.arange(sizes[2], dtype=np.int64) * per_slot
+        last = sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True)) // pitch
+        self.rows_RH = cache_BLSH.as_strided((last + 1, hidden_size), (pitch, 1))
+        """The same memory, so that a row number is an index; rows overlap where the pitch is below H."""
+
+    def numbers(self, block_ids: Sequence[int], num_tokens: int) -> NDArray[np.int64]:
+        """Return the numbers of a request's L * T rows, layer by layer and in token order."""
+        blocks_B1 = np.asarray(block_ids, dtype=np.int64)[:, None] * self._per_block
+        tokens_T = (blocks_B1 + self._slots_S).reshape(-1)[:num_tokens]
+        return (self._layers_L1 + tokens_T).reshape(-1)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some `rows` of the request with number `request`; `last` if they are its last ones."""
+
+    request: int
+    rows: slice
+    last: bool
+
+
+def cut_into_pieces(num_rows: Sequence[int], piece_rows: int) -> list[list[Part]]:
+    """Cut requests of `num_rows` each into pieces of `piece_rows`, in order; the last may be smaller.
+
+    A request is cut only where a piece is full, so that there are as few copies as there can be.
+    """
+    cut: list[list[Part]] = []
+    room = 0
+    for request, rows in enumerate(num_rows):
+        begin = 0
+        while begin < rows:
+            if room == 0:
+                cut.append([])
+                room = piece_rows
+            end = min(rows, begin + room)
+            cut[-1].append(Part(request, slice(begin, end), last=end == rows))
+            room -= end - begin
+            begin = end
+    return cut
+
+
+class Ring(Generic[Holder]):
+    """Hands out runs of `num_places` places; who held them before is named, never waited for.
+
+    Holders must end in the order in which they took their pieces, as copies on one stream do.
+    """
+
+    def __init__(self, num_places: int) -> None:
+        """Begin with every place free."""
+        self._num_places = num_places
+        self._begin = self._end = 0
+        """Of the newest piece; counted on from turn to turn, never wrapped."""
+        self._held: deque[tuple[int, Holder]] = deque()
+        """(begin, holder) of the pieces of which no place was given again, oldest first."""
+        self._newest_past: Holder | None = None
+        """Of the others. It ends after them all, so whoever waits for it waits for enough."""
+
+    def take(self, count: int) -> tuple[int, Holder | None]:
+        """Return where the next `count` places begin, and the holder that must end before they are used.
+
+        Raises ValueError for a piece that is larger than the ring.
+        """
+        if not 0 < count <= self._num_places:
+            raise ValueError(f"{count} places do not fit a ring of {self._num_places}")
+        self._begin = self._end
+        if self._begin % self._num_places + count > self._num_places:
+            self._begin += -self._begin % self._num_places
+        self._end = self._begin + count
+        while self._held and self._held[0][0] < self._end - self._num_places:
+            self._newest_past = self._held.popleft()[1]
+        return self._begin % self._num_places, self._newest_past
+
+    def hold(self, holder: Holder) -> None:
+        """Say who holds the piece that was taken last."""
+        self._held.append((self._begin, holder))
+
+
+class CudaGather:
+    """Gathers rows into a stage on one stream and empties the stage on another.
+
+    Rows of many requests are gathered at once: a large kernel of the model leaves no room on the device until
+    it ends, so that little more than one gather gets in between two of them. The stage is a ring, so that one
+    piece is gathered while another is copied out. Neither the host nor the current stream waits for
+    anything. A request allocates no device memory, and pinned memory only for the sums of its states: its row
+    numbers travel through its own slab, ahead of its states.
+    """
+
+    def __init__(self, cache_BLSH: torch.Tensor, stage_bytes: int = STAGE_BYTES) -> None:
+        """Allocate `stage_bytes` on the cache's device: all the device memory that is ever used."""
+        self._table = RowTable(cache_BLSH)
+        self._device, self._hidden_size = cache_BLSH.device, cache_BLSH.shape[3]
+        row_bytes = self._hidden_size * cache_BLSH.element_size()
+        num_rows = max(PIECES, stage_bytes // (row_bytes + NUMBER_BYTES))
+        self._stage_RH = torch.empty(
+            (num_rows, self._hidden_size), dtype=cache_BLSH.dtype, device=self._device
+        )
+        self._words_RW = self._stage_RH.view(word_type(row_bytes))
+        self._numbers_R = torch.empty(num_rows, dtype=torch.int64, device=self._device)
+        """Of the rows to gather; then the sums of what was gathered."""
+        self._ring: Ring[torch.cuda.Event] = Ring(num_rows)
+        self._piece_rows = num_rows // PIECES
+        # Of what waits for the device, the gather goes first: it is short, and much waits for it.
+        self._gathering = torch.cuda.Stream(self._device, priority=-1)  # type: ignore[no-untyped-call]
+        self._copying = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        self._written = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._gathered = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    def begin_step(self) -> None:
+        """Note what the current stream holds now: the copies of this step wait for that, and for no more.
+
+        The states of a request were enqueued in the steps before the one that brings its copy.
+        """
+        self._written.record(torch.cuda.current_stream(self._device))
+
+    def start(self, requests: Sequence[Request]) -> list[Copy]:
+        """Enqueue the copies of `requests` into their slabs, which are pinned and contiguous.
+
+        They read what was enqueued before the last `begin_step`. Until a request's copy is done, its blocks
+        must not be reused, and its slab belongs to the copy.
+        """
+        if not requests:
+            return []
+        current = torch.cuda.current_stream(self._device)
+        self._gathering.wait_event(self._written)
+        numbers_R = [torch.from_numpy(self._table.numbers(ids, out.shape[1])) for ids, out in requests]
+        out_RH = [out_LTH.view(-1, self._hidden_size) for _, out_LTH in requests]
+        sums_R = [torch.empty(len(numbers), dtype=torch.int64, pin_memory=True) for numbers in numbers_R]
+        copies: list[Copy] = []
+        try:
+            for piece in cut_into_pieces([len(numbers) for numbers in numbers_R], self._piece_rows):
+                copied = self._move(
+                    [
+                        tuple(rows[part.request][part.rows] for rows in (numbers_R, out_RH, sums_R))
+                        for part in piece
+                    ]
+                )
+                ended = [part.request for part in piece if part.last]
+                copies += [_CudaCopy(copied, sums_R[one], len(requests[one][1])) for one in ended]
+        finally:
+            torch.cuda.set_stream(current)
+        return copies
+
+    def _move(self, parts: list[tuple[torch.Tensor, ...]]) -> torch.cuda.Event:
+        """Enqueue the copy of parts: the numbers of rows, where they go, and where their sums go; one piece.
+
+        Leaves another stream current; returns the event of the copy's end.
+        """
+        begin, emptied = self._ring.take(sum(len(numbers_R) for numbers_R, *_ in parts))
+        torch.cuda.set_stream(self._gathering)
+        if emptied is not None:
+            self._gathering.wait_event(emptied)
+        end = begin
+        stages = []
+        for numbers_R, out_RH, _ in parts:
+            pinned_R = out_RH.view(-1).view(torch.int64)[: len(numbers_R)].copy_(numbers_R)
+            stages.append(slice(end, end + len(numbers_R)))
+            self._numbers_R[stages[-1]].copy_(pinned_R, non_blocking=True)
+            end += len(numbers_R)
+        torch.index_select(self._table.rows_RH, 0, self._numbers_R[begin:end], out=self._stage_RH[begin:end])
+        torch.sum(self._words_RW[begin:end], 1, out=self._numbers_R[begin:end])
+        self._gathered.record(self._gathering)
+        torch.cuda.set_stream(self._copying)
+        self._copying.wait_event(self._gathered)
+        for stage, (_, out_RH, sums_R) in zip(stages, parts, strict=True):
+            out_RH.copy_(self._stage_RH[stage], non_blocking=True)
+            sums_R.copy_(self._numbers_R[stage], non_blocking=True)
+        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        copied.record(self._copying)
+        self._ring.hold(copied)
+        return copied
+
+
+class _CudaCopy:
+    def __init__(self, event: torch.cuda.Event, sums_R: torch.Tensor, num_layers: int) -> None:
+        self._event = event
+        self._sums_LT = sums_R.view(num_layers, -1)
+
+    def done(self) -> bool:
+        return bool(self._event.query())  # type: ignore[no-untyped-call]
+
+    def sums(self) -> Sums:
+        return self._sums_LT.numpy()
