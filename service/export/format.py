@@ -1,14 +1,18 @@
-"""What every trainer's format fills in.
+"""What a trainer's format is, and what most formats share.
 
 Legend: T tokens of a row, A auxiliary layers, H hidden size.
 """
 
 import shlex
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, ClassVar
 
+from service.errors import OptionRefused
+from service.export.saving import save_torch
+from service.export.source import Source
 from service.reader import Row
 from service.visible import one_line
 
@@ -21,33 +25,70 @@ class Piece:
     numbers: range
 
 
-class Format(Protocol):
+@dataclass(frozen=True, slots=True)
+class Format(ABC):
     """One trainer's files. Every file's bytes follow from the dataset and the options alone."""
 
+    source: Source
+
+    @property
+    def trainer_layers(self) -> list[int]:
+        """The auxiliary layers as the trainer counts them: most count the first layer's output as 0."""
+        return self.source.zero_based
+
+    @property
+    def model(self) -> str:
+        """The target as the trainer is to load it."""
+        return self.source.options.target or self.source.identity.model
+
+    @abstractmethod
     def pieces(self) -> Iterator[Piece]:
         """Yield the files of rows in order; a row that the trainer cannot take is in none."""
 
+    @abstractmethod
     def write(self, temporary: Path, rows: Iterable[Row]) -> None:
         """Write a piece; holds one row in memory at a time where the format lets it.
 
         Raises OptionRefused if a row cannot be written in this format.
         """
 
+    @abstractmethod
     def finish(self, out: Path) -> None:
         """Write the files beside the rows, once all rows are there."""
 
-    @property
-    def trainer_layers(self) -> list[int]:
-        """The auxiliary layers as the trainer counts them."""
-
+    @abstractmethod
     def notes(self, out: Path) -> str:
         """Return what to run, in Markdown: the trainer's exact command, and what to know before."""
 
+    def layers_note(self) -> str:
+        """Return the sentence that names the auxiliary layers as the trainer and as vLLM count them."""
+        layers = f"Auxiliary layers {self.trainer_layers}, counted from 0"
+        return f"{layers}; vLLM's ids are {self.source.vllm_layers}."
 
-def shell_block(*lines: str | tuple[str, ...]) -> str:
-    """Return one command in Markdown, a line each; the words of a tuple are quoted for the shell."""
-    told = (line if isinstance(line, str) else one_line(shlex.join(line)) for line in lines)
-    return "```sh\n" + " \\\n    ".join(told) + "\n```\n\n"
+
+@dataclass(frozen=True, slots=True)
+class TorchFileEachRow(Format):
+    """A format with one file of `torch.save` for every row."""
+
+    PATH: ClassVar[str]
+    """Takes the row's `number` and the `folder` of 2000 that holds it."""
+
+    def pieces(self) -> Iterator[Piece]:
+        """Yield a file for each row."""
+        return one_file_each(self.PATH, self.numbers())
+
+    def numbers(self) -> Iterable[int]:
+        """Return the numbers of the rows that the trainer takes."""
+        return range(len(self.source.rows))
+
+    def write(self, temporary: Path, rows: Iterable[Row]) -> None:
+        """Write one row."""
+        for row in rows:
+            save_torch(temporary, self.content(row))
+
+    @abstractmethod
+    def content(self, row: Row) -> dict[str, Any]:
+        """Return what a row's file holds."""
 
 
 def one_file_each(pattern: str, numbers: Iterable[int]) -> Iterator[Piece]:
@@ -56,3 +97,19 @@ def one_file_each(pattern: str, numbers: Iterable[int]) -> Iterator[Piece]:
         begin = number // 2000 * 2000
         folder = f"rows_{begin}-{begin + 2000}"
         yield Piece(pattern.format(number=number, folder=folder), range(number, number + 1))
+
+
+def shell_block(*lines: str | tuple[str, ...]) -> str:
+    """Return one command in Markdown, a line each; the words of a tuple are quoted for the shell."""
+    texts = (line if isinstance(line, str) else one_line(shlex.join(line)) for line in lines)
+    return "```sh\n" + " \\\n    ".join(texts) + "\n```\n\n"
+
+
+def refuse_draft_vocab(source: Source, drafter: str) -> None:
+    """Raise OptionRefused (`draft_vocab`) if one is asked for: `drafter` has the target's vocabulary."""
+    if source.options.draft_vocab is not None:
+        raise OptionRefused(
+            f"{drafter} from the target's whole vocabulary",
+            field="draft_vocab",
+            cure="leave --draft-vocab out",
+        )

@@ -51,20 +51,20 @@ def begin(out: Path, identity: dict[str, Any]) -> bool:
             )
         seal_json(path, identity | {"complete": False})
         return False
-    found = json.loads(path.read_text(encoding="utf-8"))
+    recorded = json.loads(path.read_text(encoding="utf-8"))
     for name, value in identity.items():
-        if found.get(name) != value:
+        if recorded.get(name) != value:
             cure = f"give the same --{_OPTION_OF[name]}" if name in _OPTION_OF else "export the same dataset"
             raise IdentityChanged(
-                f"{out} was begun with {name} {json.dumps(found.get(name))}, not {json.dumps(value)}",
+                f"{out} was begun with {name} {json.dumps(recorded.get(name))}, not {json.dumps(value)}",
                 field=name,
                 cure=f"{cure} to go on, or name another folder in --out",
             )
-    return bool(found["complete"])
+    return bool(recorded["complete"])
 
 
 def end(out: Path, identity: dict[str, Any], rows: int, notes: str) -> None:
     """Record that every file is there."""
-    with_notes = identity | {"complete": True, "rows": rows}
+    record = identity | {"complete": True, "rows": rows}
     seal_text(out / NOTES, notes)
-    seal_json(out / RECORD, with_notes)
+    seal_json(out / RECORD, record)

@@ -1,7 +1,7 @@
 """Drives an export: a few pieces at once, each sealed before it counts, what is there already skipped.
 
-While one piece waits for the disk, others are read, normed and checksummed, beside Python's lock. Pieces end
-in any order and count in theirs, so that what is told is the same as of one after another.
+While one piece waits for the disk, others are read, normed and checksummed, since all that releases the GIL.
+Pieces end in any order and are counted in theirs, so that progress is the same in every run.
 """
 
 from collections import deque
@@ -35,16 +35,20 @@ class Exported:
 
 
 def export(
-    where: str, out: Path, options: ExportOptions, told: Callable[[int, int], None] = lambda _done, _all: None
+    where: str,
+    out: Path,
+    options: ExportOptions,
+    on_progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> Exported:
     """Write the dataset `where` to the folder `out`, or go on where an earlier call stopped.
 
-    One export at a time writes there. `told` hears of rows done and rows in the dataset after each file.
+    One export at a time writes there. `on_progress` is given the rows done and the rows in the dataset after
+    each file.
     Raises SourceRefused (`dataset`, `job`), OptionRefused, IdentityChanged, DatasetBroken,
     UnknownModel, EngineRefused, HubUnavailable, OSError.
     """
     try:
-        return _export(open_source(where, options), out, told)
+        return _export(open_source(where, options), out, on_progress)
     except ReaderError as error:
         cure = "run 'quarry verify' on it, or name the root of a dataset that Quarry made"
         raise SourceRefused(str(error), field="dataset", cure=cure) from error
@@ -56,49 +60,51 @@ def format_of(source: Source) -> Format:
     if source.options.max_tokens is not None and to is not FormatName.NEMO:
         cure = "leave --max-tokens out; the trainer cuts rows itself"
         raise OptionRefused(f"{to} takes rows of any length", field="max_tokens", cure=cure)
-    made: Format = import_module(f"service.export.formats.{to}").make(source)
-    return made
+    trainer_format: Format = import_module(f"service.export.formats.{to}").make(source)
+    return trainer_format
 
 
-def _export(source: Source, out: Path, told: Callable[[int, int], None]) -> Exported:
-    made = format_of(source)
+def _export(source: Source, out: Path, on_progress: Callable[[int, int], None]) -> Exported:
+    trainer_format = format_of(source)
     with locked(out):
-        return _write(source, made, out, told)
+        return _write(source, trainer_format, out, on_progress)
 
 
-def _write(source: Source, made: Format, out: Path, told: Callable[[int, int], None]) -> Exported:
-    identity = identity_of(source, made.trainer_layers)
+def _write(
+    source: Source, trainer_format: Format, out: Path, on_progress: Callable[[int, int], None]
+) -> Exported:
+    identity = identity_of(source, trainer_format.trainer_layers)
     finished = begin(out, identity)
-    notes, done = made.notes(out), 0
+    notes, done = trainer_format.notes(out), 0
     # Closed before the folder is unlocked, whatever ends the loop: no piece is written after that.
-    with closing(_sealed(source, made, out)) as pieces:
+    with closing(_sealed(source, trainer_format, out)) as pieces:
         for piece in pieces:
             done += len(piece.numbers)
-            told(done, len(source.rows))
+            on_progress(done, len(source.rows))
     if not finished:
-        made.finish(out)
+        trainer_format.finish(out)
         end(out, identity, done, notes)
     return Exported(done, len(source.rows), notes)
 
 
-def _sealed(source: Source, made: Format, out: Path) -> Generator[Piece]:
+def _sealed(source: Source, trainer_format: Format, out: Path) -> Generator[Piece]:
     """Yield every piece in order, once its file is there durably; an error comes in its piece's place."""
 
     def seal(piece: Piece) -> Piece:
         if not (out / piece.path).exists():
             with sealing(out / piece.path) as temporary:
-                made.write(temporary, _rows(source, piece.numbers))
+                trainer_format.write(temporary, _rows(source, piece.numbers))
         return piece
 
-    coming: deque[Future[Piece]] = deque()
+    pending: deque[Future[Piece]] = deque()
     with ThreadPoolExecutor(PIECES_AT_ONCE) as pool:
         try:
-            for piece in made.pieces():
-                coming.append(pool.submit(seal, piece))
-                if len(coming) > PIECES_AT_ONCE:
-                    yield coming.popleft().result()
-            while coming:
-                yield coming.popleft().result()
+            for piece in trainer_format.pieces():
+                pending.append(pool.submit(seal, piece))
+                if len(pending) > PIECES_AT_ONCE:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
         finally:
             pool.shutdown(cancel_futures=True)
 

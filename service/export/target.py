@@ -1,10 +1,8 @@
 """What trainers ask of the target that the dataset does not hold: its vocabulary, its type, its weights."""
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -12,7 +10,7 @@ from safetensors import safe_open
 from schemas.names import is_local_model
 from service.errors import OptionRefused
 from service.export.source import Source
-from service.plan.model_config import read_config
+from service.plan.model_config import config_json, read_config
 from service.plan.model_folder import locate_model
 from service.proof.head_weights import read_head, tensor_files, text_config
 from service.settings import Settings
@@ -33,9 +31,8 @@ class TargetFolder:
 
     @property
     def model_type(self) -> str:
-        """The `model_type` of the config."""
-        config: dict[str, Any] = json.loads((self.folder / "config.json").read_bytes())
-        return str(config.get("model_type", ""))
+        """The `model_type` of the config. Raises UnknownModel."""
+        return str(config_json(self.folder).get("model_type", ""))
 
     def embedding_and_head(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the input embedding and the output head, [V, H] float32 each. Raises EngineRefused."""

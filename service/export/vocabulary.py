@@ -4,7 +4,7 @@ Legend: V target's vocabulary, D draft vocabulary.
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ from schemas.dataset.token_counts import TokenCounts, TokenTally, read_counts
 from schemas.names import token_freq_path
 from service.errors import DatasetBroken, OptionRefused
 from service.export.source import Source
+from service.export.target import find_target
 from service.reader import Row
 
 COUNTS_FOLDER = "token_freq"
@@ -61,6 +62,17 @@ def _stored_counts(source: Source, manifest: Manifest, path: str) -> TokenCounts
             field="dataset",
         )
     return counts
+
+
+def draft_vocabulary(
+    source: Source, counts: Callable[[], dict[int, int]] | None = None
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return the `vocabulary_map` that the options ask for, or none; `counts` if not all are counted."""
+    size = source.options.draft_vocab
+    if size is None:
+        return None
+    target_size = find_target(source).vocab_size
+    return vocabulary_map(counts() if counts is not None else token_counts(source), size, target_size)
 
 
 def vocabulary_map(

@@ -4,60 +4,46 @@ Un-shifted. `hidden_states` are three auxiliary layers, `target_hiddens` the las
 the trainer's head is the bare `lm_head`.
 """
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from service.export.format import Piece, one_file_each, shell_block
+from service.export.format import TorchFileEachRow, shell_block
 from service.export.formats.specforge import INDEX_HINT, VOCABULARY, need_three
-from service.export.saving import save_torch, seal_torch
+from service.export.saving import seal_torch
 from service.export.source import Source
-from service.export.target import find_target
-from service.export.vocabulary import token_counts, vocabulary_map
+from service.export.vocabulary import draft_vocabulary
 from service.reader import Row
 
 DATA = "rank_0"
 
 
 @dataclass(frozen=True, slots=True)
-class AngelSlim:
+class AngelSlim(TorchFileEachRow):
     """The files that `tools/train_eagle3_offline.py --train_hidden_path` reads."""
 
-    source: Source
+    PATH = DATA + "/{folder}/data_{number}.ckpt"
 
-    @property
-    def trainer_layers(self) -> list[int]:
-        """Counted from 0."""
-        return self.source.zero_based
-
-    def pieces(self) -> Iterator[Piece]:
-        """Yield a file a row, in folders of 2000."""
-        return one_file_each(DATA + "/{folder}/data_{number}.ckpt", range(len(self.source.rows)))
-
-    def write(self, temporary: Path, rows: Iterable[Row]) -> None:
-        """Write one row."""
-        for row in rows:
-            tensors = {
-                "input_ids": row.input_ids[None],
-                "loss_mask": row.loss_mask.long()[None],
-                "hidden_states": row.auxiliary(self.source.layers)[None],
-                "target_hiddens": row.last_normed()[None],
-            }
-            save_torch(temporary, tensors)
+    def content(self, row: Row) -> dict[str, Any]:
+        """Return a row's tensors."""
+        return {
+            "input_ids": row.input_ids[None],
+            "loss_mask": row.loss_mask.long()[None],
+            "hidden_states": row.auxiliary(self.source.layers)[None],
+            "target_hiddens": row.last_normed()[None],
+        }
 
     def finish(self, out: Path) -> None:
         """Write the vocabulary map."""
-        if self.source.options.draft_vocab is not None:
-            sizes = self.source.options.draft_vocab, find_target(self.source).vocab_size
-            d2t_D, t2d_V = vocabulary_map(token_counts(self.source), *sizes)
+        if vocabulary := draft_vocabulary(self.source):
+            d2t_D, t2d_V = vocabulary
             seal_torch(out / VOCABULARY, {"d2t": d2t_D, "t2d": t2d_V})
 
     def notes(self, out: Path) -> str:
         """Return the command."""
-        model = self.source.options.target or self.source.identity.model
         command = shell_block(
             "torchrun --nproc_per_node=8 tools/train_eagle3_offline.py",
-            ("--target_model_name_or_path", model),
+            ("--target_model_name_or_path", self.model),
             "--draft_model_config_path YOUR_DRAFT_CONFIG.json",
             "--train_data_path YOUR_CONVERSATIONS.jsonl",
             ("--train_hidden_path", f"{out.absolute() / DATA}"),
@@ -66,9 +52,8 @@ class AngelSlim:
             ("--output_dir", f"{out.absolute() / 'output'}"),
         )
         return (
-            f"# Train with AngelSlim\n\n{command}"
-            f"Auxiliary layers {self.trainer_layers}, counted from 0; vLLM's ids are "
-            f"{self.source.vllm_layers}. The last layer is after the final norm.\n\n{INDEX_HINT}"
+            f"# Train with AngelSlim\n\n{command}{self.layers_note()} "
+            f"The last layer is after the final norm.\n\n{INDEX_HINT}"
         )
 
 

@@ -14,8 +14,7 @@ from pathlib import Path
 import torch
 
 from schemas.dataset.seal import sealing
-from service.errors import OptionRefused
-from service.export.format import Piece, shell_block
+from service.export.format import Format, Piece, refuse_draft_vocab, shell_block
 from service.export.saving import seal_json
 from service.export.source import Source
 from service.reader import Row
@@ -27,16 +26,10 @@ _STATE_BYTES = 2
 
 
 @dataclass(frozen=True, slots=True)
-class DeepSpec:
+class DeepSpec(Format):
     """The files that DeepSpec reads with `data.target_cache_path`."""
 
-    source: Source
     shard_bytes: int
-
-    @property
-    def trainer_layers(self) -> list[int]:
-        """Counted from 0."""
-        return self.source.zero_based
 
     def pieces(self) -> Iterator[Piece]:
         """Yield shards of whole rows, each full but the last; a row larger than a shard has its own."""
@@ -84,7 +77,7 @@ class DeepSpec:
             "index_record_size": RECORD.size,
             "hidden_size": self.source.rows.about.hidden_size,
             "shards": [{"shard_id": number, "file_name": shard.path} for number, shard in enumerate(shards)],
-            "target_model_name_or_path": self._model,
+            "target_model_name_or_path": self.model,
         }
         seal_json(out / "manifest.json", manifest)
 
@@ -92,17 +85,13 @@ class DeepSpec:
         states = num_tokens * self.source.rows.about.hidden_size * _STATE_BYTES
         return 4 * num_tokens, num_tokens, num_tokens, states * len(self.source.layers), states
 
-    @property
-    def _model(self) -> str:
-        return self.source.options.target or self.source.identity.model
-
     def notes(self, out: Path) -> str:
         """Return the command."""
         opts = ("--opts", f"data.target_cache_path={out.absolute()}")
         command = shell_block("python train.py", "--config YOUR_CONFIG.py", opts)
         return (
             f"# Train with DeepSpec\n\n{command}"
-            f"The config's target must be named {self._model!r}, letter for letter, and its "
+            f"The config's target must be named {self.model!r}, letter for letter, and its "
             f"`target_layer_ids` must be {self.trainer_layers}: layers counted from 0; vLLM's ids are "
             f"{self.source.vllm_layers}. "
             "The last layer is after the final norm.\n"
@@ -115,10 +104,5 @@ def _shard(number: int) -> str:
 
 def make(source: Source) -> DeepSpec:
     """Return the format. Raises OptionRefused (`draft_vocab`)."""
-    if source.options.draft_vocab is not None:
-        raise OptionRefused(
-            "DeepSpec drafts from the target's whole vocabulary",
-            field="draft_vocab",
-            cure="leave --draft-vocab out",
-        )
+    refuse_draft_vocab(source, "DeepSpec drafts")
     return DeepSpec(source, SHARD_BYTES)

@@ -4,16 +4,15 @@ Un-shifted; the trainer shifts ids and target itself. `hidden_state` is the last
 float16, whose range is smaller than bfloat16's: a state that does not fit is refused, never made infinite.
 """
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from service.errors import OptionRefused
-from service.export.format import Piece, one_file_each, shell_block
+from service.export.format import TorchFileEachRow, refuse_draft_vocab, shell_block
 from service.export.formats.specforge import INDEX_HINT
-from service.export.saving import save_torch
 from service.export.source import Source
 from service.reader import Row
 
@@ -21,39 +20,32 @@ DATA = "data"
 
 
 @dataclass(frozen=True, slots=True)
-class Eagle:
+class Eagle(TorchFileEachRow):
     """The files that `eagle.train.main --tmpdir` reads; it opens every file below that folder."""
 
-    source: Source
+    PATH = DATA + "/data_{number}.ckpt"
 
     @property
     def trainer_layers(self) -> list[int]:
         """None."""
         return []
 
-    def pieces(self) -> Iterator[Piece]:
-        """Yield a file a row."""
-        return one_file_each(DATA + "/data_{number}.ckpt", range(len(self.source.rows)))
-
-    def write(self, temporary: Path, rows: Iterable[Row]) -> None:
-        """Write one row. Raises OptionRefused (`to`) if a state is beyond float16."""
-        for row in rows:
-            tensors = {
-                "input_ids": row.input_ids,
-                "hidden_state": halved(row.last_normed(), row.sample_id),
-                "loss_mask": row.loss_mask.long(),
-            }
-            save_torch(temporary, tensors)
+    def content(self, row: Row) -> dict[str, Any]:
+        """Return a row's tensors. Raises OptionRefused (`to`) if a state is beyond float16."""
+        return {
+            "input_ids": row.input_ids,
+            "hidden_state": halved(row.last_normed(), row.sample_id),
+            "loss_mask": row.loss_mask.long(),
+        }
 
     def finish(self, out: Path) -> None:
-        """Nothing stands beside the rows: this trainer reads any file."""
+        """Write nothing beside the rows: this trainer reads any file."""
 
     def notes(self, out: Path) -> str:
         """Return the command."""
-        model = self.source.options.target or self.source.identity.model
         command = shell_block(
             "accelerate launch -m --mixed_precision=bf16 eagle.train.main",
-            ("--basepath", model),
+            ("--basepath", self.model),
             "--configpath YOUR_DRAFT_CONFIG.json",
             ("--tmpdir", f"{out.absolute() / DATA}"),
             ("--cpdir", f"{out.absolute() / 'checkpoints'}"),
@@ -79,10 +71,5 @@ def halved(states_TH: torch.Tensor, sample_id: str) -> torch.Tensor:
 
 def make(source: Source) -> Eagle:
     """Return the format. Raises OptionRefused (`draft_vocab`)."""
-    if source.options.draft_vocab is not None:
-        raise OptionRefused(
-            "EAGLE-1 and EAGLE-2 draft from the target's whole vocabulary",
-            field="draft_vocab",
-            cure="leave --draft-vocab out",
-        )
+    refuse_draft_vocab(source, "EAGLE-1 and EAGLE-2 draft")
     return Eagle(source)

@@ -9,19 +9,16 @@ Legend: T tokens of a row, S tokens of every row in the cache, H hidden size, V 
 vocabulary, P supervised tokens of a row behind its first.
 """
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 
 from schemas.dataset.seal import sealing
 from service.errors import OptionRefused
-from service.export.format import Piece
-from service.export.formats.nemo_cache import Cache, Tensors, cache_of, save_stacked
+from service.export.formats.nemo_cache import NemoCache, rows_a_shard, sequence_length
 from service.export.formats.specforge import need_three
-from service.export.saving import seal_json
+from service.export.saving import save_safetensors, seal_json
 from service.export.source import Source
 from service.export.target import TargetFolder
 from service.export.vocabulary import token_counts, vocabulary_map
@@ -33,35 +30,22 @@ _LOGITS_AT_ONCE = 2**26
 
 
 @dataclass(frozen=True, slots=True)
-class Eagle3Cache:
+class Eagle3Cache(NemoCache):
     """The files that `recipe_args.cached_target_path` of `train_eagle3` names.
 
     `kept_D` int64 [D] are the target ids of the draft vocabulary, ascending, `is_kept_V` bool [V] says which.
     """
 
-    source: Source
-    target: TargetFolder
-    cache: Cache
+    RECIPE = "train_eagle3"
+
     head: Head
     kept_D: torch.Tensor
     is_kept_V: torch.Tensor
 
-    @property
-    def trainer_layers(self) -> list[int]:
-        """Counted from 0."""
-        return self.source.zero_based
-
-    def pieces(self) -> Iterator[Piece]:
-        """Yield shards."""
-        return self.cache.pieces()
-
-    def write(self, temporary: Path, rows: Iterable[Row]) -> None:
-        """Stack a shard's rows in memory and write them."""
-        save_stacked(temporary, map(self._tensors, rows), self.cache.seq_length)
-
-    def _tensors(self, row: Row) -> Tensors:
-        ids_T, mask_T = row.input_ids[: self.cache.seq_length], row.loss_mask[: self.cache.seq_length]
-        probs_TD, counts_T1 = self._said(row.last(), mask_T)
+    def tensors(self, row: Row) -> dict[str, torch.Tensor]:
+        """Return a row's tensors, shifted as the trainer wants them."""
+        ids_T, mask_T = row.input_ids[: self.seq_length], row.loss_mask[: self.seq_length]
+        probs_TD, counts_T1 = self._probabilities(row.last(), mask_T)
         return {
             "input_ids": ids_T[1:],
             "attention_mask": torch.ones(len(ids_T), dtype=torch.int64),
@@ -71,8 +55,10 @@ class Eagle3Cache:
             "position_mask": counts_T1,
         }
 
-    def _said(self, last_TH: torch.Tensor, mask_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what the target says after each next token [T, D], and where that counts: bool [T, 1]."""
+    def _probabilities(
+        self, last_TH: torch.Tensor, mask_T: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the target's distribution after each next token [T, D], and where it counts: bool [T, 1]."""
         places_P = mask_T[1:].nonzero().flatten()
         probs_TD = last_TH.new_zeros((len(mask_T), len(self.kept_D)))
         counts_T1 = torch.zeros((len(mask_T), 1), dtype=torch.bool)
@@ -88,8 +74,8 @@ class Eagle3Cache:
         """Write the target's embedding, then the manifest, without which the cache is not read."""
         embedding_VH, _ = self.target.embedding_and_head()
         with sealing(out / "target_embeddings.safetensors") as temporary:
-            save_file({"weight": embedding_VH}, temporary)
-        rest = {
+            save_safetensors(temporary, {"weight": embedding_VH})
+        manifest = self.facts() | {
             "format_version": VERSION,
             "target_vocab_size": self.target.vocab_size,
             "draft_vocab_size": len(self.kept_D),
@@ -101,12 +87,11 @@ class Eagle3Cache:
             "split": None,
             "shuffle_seed": 0,
         }
-        seal_json(out / "manifest.json", self.cache.facts() | rest)
+        seal_json(out / "manifest.json", manifest)
 
-    def notes(self, out: Path) -> str:
-        """Return the command, and how many rows are cut."""
-        more = f"The draft vocabulary's {len(self.kept_D)} token ids stand in `manifest.json`."
-        return self.cache.notes("train_eagle3", out, more)
+    def last_note(self) -> str:
+        """Return where the draft vocabulary is."""
+        return f"The draft vocabulary's {len(self.kept_D)} token ids are in `manifest.json`."
 
 
 def make(source: Source, target: TargetFolder, shard_bytes: int) -> Eagle3Cache:
@@ -121,9 +106,17 @@ def make(source: Source, target: TargetFolder, shard_bytes: int) -> Eagle3Cache:
         )
     head = Head.load(target.folder, source.identity.dtype)
     _check_norm(source, target, head)
-    cache = cache_of(source, source.rows.about.hidden_size * len(source.layers) + size, shard_bytes)
-    d2t_D, is_kept_V = vocabulary_map(_counts(source, cache.seq_length), size, target.vocab_size)
-    return Eagle3Cache(source, target, cache, head, d2t_D + torch.arange(size), is_kept_V)
+    seq_length = sequence_length(source)
+    d2t_D, is_kept_V = vocabulary_map(_counts(source, seq_length), size, target.vocab_size)
+    return Eagle3Cache(
+        source,
+        target,
+        seq_length,
+        rows_a_shard(source, source.rows.about.hidden_size * len(source.layers) + size, shard_bytes),
+        head,
+        d2t_D + torch.arange(size),
+        is_kept_V,
+    )
 
 
 def _counts(source: Source, seq_length: int) -> dict[int, int]:

@@ -16,12 +16,11 @@ import torch
 
 from schemas.dataset.seal import sealing
 from service.errors import OptionRefused
-from service.export.format import Piece, one_file_each, shell_block
+from service.export.format import Format, Piece, one_file_each, shell_block
 from service.export.options import Algorithm
 from service.export.saving import save_safetensors, seal_json, seal_torch
 from service.export.source import Source
-from service.export.target import find_target
-from service.export.vocabulary import save_npy, token_counts, vocabulary_map
+from service.export.vocabulary import draft_vocabulary, save_npy, token_counts
 from service.reader import Row
 
 PRE_NORM_MTP = frozenset({"MiMoForCausalLM", "Step3p5ForCausalLM"})
@@ -38,10 +37,8 @@ _SCHEMA = pa.schema(
 
 
 @dataclass(frozen=True, slots=True)
-class Speculators:
+class Speculators(Format):
     """The files that `speculators train --data-path` reads."""
-
-    source: Source
 
     @property
     def trainer_layers(self) -> list[int]:
@@ -69,11 +66,9 @@ class Speculators:
         self._write_arrow(out)
         counts = token_counts(self.source)
         seal_torch(out / "token_freq.pt", counts)
-        size = self.source.options.draft_vocab
-        if size is not None:
-            d2t_D, t2d_V = vocabulary_map(counts, size, find_target(self.source).vocab_size)
-            for name, tensor in (("d2t", d2t_D), ("t2d", t2d_V)):
-                with sealing(out / f"{name}-{size}.npy") as temporary:
+        if vocabulary := draft_vocabulary(self.source, lambda: counts):
+            for name, tensor in zip(("d2t", "t2d"), vocabulary, strict=True):
+                with sealing(out / f"{name}-{self.source.options.draft_vocab}.npy") as temporary:
                     save_npy(temporary, tensor)
 
     def _write_arrow(self, out: Path) -> None:
@@ -89,10 +84,10 @@ class Speculators:
         listed = {"_type": "List", "feature": value}
         features = {"input_ids": listed, "loss_mask": listed, "seq_len": value}
         seal_json(out / "dataset_info.json", {"features": features})
-        about = json.dumps({job: manifest.sha256 for job, manifest in self.source.manifests.items()})
+        manifests = json.dumps({job: manifest.sha256 for job, manifest in self.source.manifests.items()})
         state = {
             "_data_files": [{"filename": _ARROW_FILE}],
-            "_fingerprint": hashlib.sha256(about.encode()).hexdigest()[:16],
+            "_fingerprint": hashlib.sha256(manifests.encode()).hexdigest()[:16],
             "_format_columns": ["input_ids", "loss_mask", "seq_len"],
             "_format_kwargs": {},
             "_format_type": "torch",
@@ -113,11 +108,10 @@ class Speculators:
     def notes(self, out: Path) -> str:
         """Return the command; the norm is named because its own loader cannot tell."""
         options = self.source.options
-        model = options.target or self.source.identity.model
         lines: list[str | tuple[str, ...]] = [
             "speculators train",
             f"--speculator-type {options.algorithm}",
-            ("--verifier-name-or-path", model),
+            ("--verifier-name-or-path", self.model),
             ("--data-path", f"{out.absolute()}"),
             "--on-missing raise",
         ]

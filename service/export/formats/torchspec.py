@@ -8,49 +8,40 @@ alternate from unsupervised to supervised.
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from service.errors import OptionRefused
-from service.export.format import Piece, shell_block
-from service.export.saving import save_torch, seal_json, seal_text, seal_torch
+from service.export.format import Piece, TorchFileEachRow, shell_block
+from service.export.saving import seal_json, seal_text, seal_torch
 from service.export.source import Source
-from service.export.target import find_target
-from service.export.vocabulary import token_counts, vocabulary_map
+from service.export.vocabulary import draft_vocabulary
 from service.reader import Row
 
 VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
-class TorchSpec:
+class TorchSpec(TorchFileEachRow):
     """The files that TorchSpec reads with `inference_engine_type: offline`."""
-
-    source: Source
-
-    @property
-    def trainer_layers(self) -> list[int]:
-        """Counted from 0."""
-        return self.source.zero_based
 
     def pieces(self) -> Iterator[Piece]:
         """Yield a file a row, named by the sample's id."""
         for number, sample_id in enumerate(self.source.rows.sample_ids):
             yield Piece(_path(sample_id), range(number, number + 1))
 
-    def write(self, temporary: Path, rows: Iterable[Row]) -> None:
-        """Write one row."""
-        for row in rows:
-            content = {
-                "input_ids": row.input_ids[None],
-                "hidden_states": row.auxiliary(self.source.layers)[None],
-                "last_hidden_states": row.last()[None],
-                "data_id": row.sample_id,
-                "packed_loss_mask": packed(row.loss_mask.tolist()),
-                "metadata": {},
-            }
-            save_torch(temporary, content)
+    def content(self, row: Row) -> dict[str, Any]:
+        """Return a row's tensors and its packed mask."""
+        return {
+            "input_ids": row.input_ids[None],
+            "hidden_states": row.auxiliary(self.source.layers)[None],
+            "last_hidden_states": row.last()[None],
+            "data_id": row.sample_id,
+            "packed_loss_mask": packed(row.loss_mask.tolist()),
+            "metadata": {},
+        }
 
     def finish(self, out: Path) -> None:
         """Write the dataset's description, the list of rows and the vocabulary map."""
@@ -60,18 +51,16 @@ class TorchSpec:
             for sample_id in self.source.rows.sample_ids
         ]
         seal_text(out / "manifest.jsonl", "\n".join(lines) + "\n")
-        if self.source.options.draft_vocab is not None:
-            sizes = self.source.options.draft_vocab, find_target(self.source).vocab_size
-            d2t_D, t2d_V = vocabulary_map(token_counts(self.source), *sizes)
+        if vocabulary := draft_vocabulary(self.source):
+            d2t_D, t2d_V = vocabulary
             seal_torch(out / "vocab_mapping.pt", {"d2t": d2t_D, "t2d": t2d_V})
 
     def notes(self, out: Path) -> str:
         """Return the command."""
-        model = self.source.options.target or self.source.identity.model
         layers = ",".join(map(str, self.trainer_layers))
         command = shell_block(
             "python3 -m torchspec.train_entry --config YOUR_CONFIG.yaml",
-            (f"model.target_model_path={model}",),
+            (f"model.target_model_path={self.model}",),
             "inference.inference_engine_type=offline",
             (f"inference.offline.data_path={out.absolute()}",),
             (f"inference.aux_hidden_states_layers=[{layers}]",),
