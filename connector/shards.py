@@ -141,7 +141,7 @@ class UnitWriter:
         xxh3, footer, num_bytes = "", "", 0
         stats: tuple[LayerStats, ...] = ()
         if self._file is not None:
-            tail = self._framer.tail(self._file.position)
+            tail = self._framer.tail()
             self._file.write(tail)
             xxh3, footer, num_bytes = self._file.end(), footer_xxh3(tail), self._file.position
             seal(self._final)

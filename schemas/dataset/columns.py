@@ -4,8 +4,6 @@ A row group is one row. A layer of a row is one uncompressed PLAIN page of a `la
 dictionary and statistics, so that a reader takes one layer of one row with one `pread`.
 """
 
-from typing import Any
-
 import pyarrow as pa
 
 from schemas.identity import DTYPE_BYTES
@@ -63,31 +61,16 @@ def shard_schema(layer_ids: tuple[int, ...], hidden_size: int, dtype: str, compr
     return pa.schema(fields)
 
 
-def writer_options(schema: pa.Schema) -> dict[str, Any]:
-    """Return the keyword arguments of `pq.ParquetWriter` for a shard of `schema`.
+WITH_STATISTICS = ("sample_id", "num_tokens")
+"""A filter finds its row group by them. Over the states they would cost more than all else together."""
 
-    Statistics over the state columns alone cost more than all else together; dictionaries cost and never
-    hit. `write_batch_size=1` keeps a page to one value, so a value may reach 2 GiB - 64 KiB.
-    """
-    codecs: dict[str, str] = {}
-    for field in schema:
-        if field.name.startswith(LAYER_PREFIX):
-            codecs[field.name] = "zstd" if field.name.endswith("_hi") else "none"
-        elif pa.types.is_list(field.type):
-            codecs[f"{field.name}.list.element"] = "zstd"
-        else:
-            codecs[field.name] = "none"
-    levels = {name: 1 for name, codec in codecs.items() if codec == "zstd"}
-    return {
-        "compression": codecs,
-        "compression_level": levels,
-        "use_dictionary": False,
-        "write_statistics": ["sample_id", "num_tokens"],
-        "write_page_index": True,
-        "write_batch_size": 1,
-        "data_page_version": "1.0",
-        "store_schema": True,
-    }
+ZSTD_LEVEL = 1
+
+
+def is_packed(field: pa.Field) -> bool:
+    """Say whether a shard's column is compressed by zstd: lists, and the high planes of states."""
+    is_state = field.name.startswith(LAYER_PREFIX)
+    return bool(field.name.endswith("_hi") if is_state else pa.types.is_list(field.type))
 
 
 INDEX_SCHEMA = pa.schema(

@@ -7,9 +7,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from schemas.dataset.columns import writer_options
 from schemas.dataset.manifest import FileEntry, Manifest
 from schemas.dataset.seal import sha256_of
+from tests.support.parquet import writer_options
 
 Row = dict[str, Any]
 

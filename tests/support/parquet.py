@@ -1,0 +1,29 @@
+"""How pyarrow writes a shard: the same columns, codecs and pages as ours."""
+
+from typing import Any
+
+import pyarrow as pa
+
+from schemas.dataset.columns import WITH_STATISTICS, ZSTD_LEVEL, is_packed
+
+
+def writer_options(schema: pa.Schema) -> dict[str, Any]:
+    """Return the keyword arguments of `pq.ParquetWriter` for a shard of `schema`.
+
+    `write_batch_size=1` keeps a page to one value, so a value may reach 2 GiB - 64 KiB. Without the page
+    index, which nobody reads, pyarrow repeats the statistics in the pages' headers.
+    """
+    packed = {
+        f"{field.name}.list.element" if pa.types.is_list(field.type) else field.name: is_packed(field)
+        for field in schema
+    }
+    return {
+        "compression": {name: "zstd" if is_zstd else "none" for name, is_zstd in packed.items()},
+        "compression_level": {name: ZSTD_LEVEL for name, is_zstd in packed.items() if is_zstd},
+        "use_dictionary": False,
+        "write_statistics": list(WITH_STATISTICS),
+        "write_page_index": True,
+        "write_batch_size": 1,
+        "data_page_version": "1.0",
+        "store_schema": True,
+    }
