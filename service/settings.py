@@ -14,54 +14,79 @@ from service.errors import HubDenied
 class Settings(BaseSettings):
     """Everything that can be set. One instance is made at start and passed down.
 
-    Nothing reads the environment later.
+    Nothing reads the environment later. `docs/settings.md` is made of the fields and their docstrings.
     """
 
     model_config = SettingsConfigDict(
-        env_prefix="QUARRY_", extra="forbid", frozen=True, secrets_dir=None, env_ignore_empty=True
+        env_prefix="QUARRY_",
+        extra="forbid",
+        frozen=True,
+        secrets_dir=None,
+        env_ignore_empty=True,
+        use_attribute_docstrings=True,
     )
 
     data_dir: Path = Path("quarry-data")
-    """Holds the database, plans and attempts, and `jobs/<job>/`, the finished datasets."""
+    """Folder of the database, plans and attempts, and of the finished datasets, `jobs/<job>/`."""
     out_dir: Path | None = None
-    """The one dataset folder of a foreground run; null puts each job's dataset under `data_dir/jobs/`."""
+    """Leave it unset: `quarry extract --out` sets it for its worker. With `serve` all jobs would share it.
+
+    Unset, each job's dataset is below `data_dir/jobs/`.
+    """
     database_url: SecretStr | None = None
-    """SQLAlchemy URL; null is SQLite at `data_dir/quarry.db`. PostgreSQL: `postgresql+psycopg://...`."""
+    """SQLAlchemy URL; unset: SQLite at `data_dir/quarry.db`. PostgreSQL: `postgresql+psycopg://...`.
+
+    PostgreSQL's `synchronous_commit` must not be off (its default is on): a commit that is lost after it was
+    acknowledged is lost rows.
+    """
     source_roots: tuple[Path, ...] = ()
-    """Folders that file sources may be read from. None: file sources are refused."""
+    """Folders that file sources may be read from. Without any, file sources are refused."""
     model_roots: tuple[Path, ...] = ()
-    """Folders that local models may be loaded from. None: only models on the Hub."""
+    """Folders that local models may be loaded from. Without any, only models on the Hub are loaded."""
 
     host: str = "127.0.0.1"
+    """Address that the API listens on."""
     port: int = Field(default=8642, ge=0, le=65535)
+    """Port that the API listens on; 0 takes a free one."""
     allowed_hosts: tuple[str, ...] = ()
-    """Names that callers reach the API by, beside `host`, its address, and those of the loopback."""
+    """Further names that callers reach the API by, such as `["node5.example"]`.
+
+    A loopback name, `host` and the address that was called always pass.
+    """
     max_body_bytes: int = Field(default=64 * 2**20, ge=1024)
+    """Largest request body."""
 
     hub_endpoint: str | None = None
-    """Base URL of the Hub; null is the public one."""
+    """Base URL of the Hub; unset: the public one."""
     hub_token: SecretStr | None = None
+    """The Hub token. A file is safer."""
     hub_token_file: Path | None = None
     """File that holds the Hub token; read at each use, so that it can be replaced while the service runs."""
 
     engine: str = "service.capture.vllm_engine:VllmEngine"
     """Import path of the engine class."""
     engine_options: dict[str, JsonValue] = {}
-    """More keyword arguments of vLLM's engine, as JSON."""
+    """More keyword arguments of vLLM's engine, as JSON. What would spoil rows is refused by name."""
     tensor_parallel_size: int = Field(default=1, ge=1, le=64)
+    """GPUs that the model is split over."""
     gpu_memory_utilization: float | None = Field(default=None, gt=0.0, le=1.0)
+    """Share of the GPU's memory that the engine takes; unset: vLLM's default."""
     cpu_kv_cache_gib: int = Field(default=2, ge=1)
     """KV cache of the engine's CPU build, which would otherwise take nine tenths of the machine's memory."""
     engine_start_timeout_s: float = Field(default=1800.0, gt=0)
+    """How long the engine may take to start."""
     engine_silence_s: float = Field(default=3600.0, gt=0)
-    """How long an engine that holds requests may answer none of them before another is started."""
+    """How long an engine that holds requests may answer none before another is started.
+
+    A single long answer must fit.
+    """
     pool_bytes: int = Field(default=1 * 2**30, ge=2**16)
     """Host memory that a connector worker drains through.
 
     Grown at start to hold one sample of the longest length.
     """
     writer_threads: int | None = Field(default=None, ge=1, le=64)
-    """Threads of each rank that write rows; null is half of its share of the cores, 2 to 8.
+    """Threads of each rank that write rows; unset: half of its share of the cores, 2 to 8.
 
     On one H200's machine two threads of an earlier writer, which took the sha256 as well, sealed 0.95 GB/s
     and eight 1.9 (`benchmarks/results/gpu-drain.json`).
@@ -72,8 +97,12 @@ class Settings(BaseSettings):
     poll_s: float = Field(default=0.5, gt=0)
     """How often an idle worker looks for work."""
     unit_attempts: int = Field(default=3, ge=1, le=100)
-    """Attempts at a unit before the job fails with the last error."""
+    """Attempts at a unit before the job fails with the last error.
+
+    Workers that die silently are counted apart: ten of them over one unit block the job.
+    """
     unit_max_samples: int = Field(default=4096, ge=1, le=65_536)
+    """Most samples of a unit."""
     units_in_flight: int = Field(default=2, ge=1, le=16)
     """Units whose rows one worker has in its engine at once, so that it sees no bubble between them."""
     units_in_proof: int = Field(default=4, ge=0, le=64)
@@ -82,22 +111,24 @@ class Settings(BaseSettings):
     One unit is proven on one core at about a GB of states a second: fewer than an engine gives.
     """
     in_flight_tokens: int = Field(default=65_536, ge=1)
+    """Most tokens that one worker has in its engine at once. Several batches keep the engine full."""
     in_flight_requests: int = Field(default=512, ge=1)
-    """Bounds on what one worker has in its engine at once; several steps' batches keep the engine full."""
+    """Most requests that one worker has in its engine at once."""
     receipt_timeout_s: float = Field(default=600.0, gt=0)
     """How long the last rows of a unit may take to be written after the engine has answered them all."""
     drain_s: float = Field(default=120.0, ge=0)
     """After SIGTERM: how long units in the engine may take to end before they are given back."""
     publish_deadline_s: float = Field(default=6 * 3600.0, gt=0)
-    """How long a push may stand still while it is tried again, before its job waits for a person."""
-    logit_share: float = Field(default=0.01, ge=0.0, le=1.0)
-    logit_rows_min: int = Field(default=8, ge=0)
-    """Rows of each unit whose logits are recomputed from the sealed bytes.
+    """How long a push may go without a new file uploaded or committed before its job waits for a person.
 
-    The share, and at least so many.
+    Until then the job is `publishing`, and its `problem` gives the reason.
     """
+    logit_share: float = Field(default=0.01, ge=0.0, le=1.0)
+    """Share of each unit's rows whose logits are recomputed from the sealed bytes."""
+    logit_rows_min: int = Field(default=8, ge=0)
+    """Fewest rows of each unit whose logits are recomputed."""
     canary_max_bytes: int | None = Field(default=None, ge=1)
-    """Memory that the canary's reference may take on the CPU; null is half of what is available then.
+    """Memory that the canary's reference may take on the CPU; unset: half of what is available then.
 
     It holds one decoder layer at a time, so the largest layer must fit, not the model.
     """

@@ -1,4 +1,4 @@
-"""The README says what is so: its code runs, and its tables name what there is."""
+"""README and the pages of docs/ are true: their code runs, and their tables name what there is."""
 
 import re
 from pathlib import Path
@@ -15,17 +15,20 @@ from schemas.request import ExtractRequest, FileSource
 from service.api.app import create_app
 from service.plan.layers import resolve_layers
 from service.settings import Settings
+from tests.support import settings_page
 from tests.support.plans import identity, provenance
 from tests.support.shards import ShardRow, write_shard
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-EXAMPLES = re.findall(r"^```python\n(.*?)^```", README, flags=re.DOTALL | re.MULTILINE)
+DATASET, API = ((ROOT / "docs" / name).read_text() for name in ("dataset.md", "api.md"))
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+EXAMPLES = re.findall(r"^```python\n(.*?)^```", README + DATASET, flags=re.DOTALL | re.MULTILINE)
 HIDDEN_SIZE = 16
 
 
-def section(title: str) -> str:
-    found = re.search(rf"^##+ {re.escape(title)}\n(.*?)(?=^##+ )", README, flags=re.DOTALL | re.MULTILINE)
+def section(page: str, title: str) -> str:
+    found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## )", page, flags=re.DOTALL | re.MULTILINE)
     assert found is not None, title
     return found[1]
 
@@ -70,18 +73,25 @@ def test_the_reading_code_takes_five_lines() -> None:
 
 
 def test_the_table_of_columns_is_the_schema() -> None:
-    told = re.findall(r"`(\S+)`", first_cells(section("The dataset")))
+    told = re.findall(
+        r"`(\S+)`",
+        first_cells(section(DATASET, "The columns of a shard").partition("`storage.compression`")[0]),
+    )
     names = shard_schema((7,), 16, "bfloat16", "none").names
     assert told == [name.replace("layer_7", "layer_<k>") for name in names]
 
 
-def test_the_table_of_settings_names_every_setting() -> None:
-    told = re.findall(r"`(QUARRY_\w+)`", first_cells(section("Settings")))
-    assert sorted(told) == sorted(f"QUARRY_{name.upper()}" for name in Settings.model_fields)
+def test_the_page_of_settings_is_current_and_describes_each_of_them() -> None:
+    assert settings_page.PAGE.read_text() == settings_page.page()
+    assert [name for name, field in Settings.model_fields.items() if not field.description] == []
+
+
+def test_readme_can_be_read_at_once() -> None:
+    assert len(README.splitlines()) <= 150
 
 
 def test_the_table_of_routes_names_every_route(tmp_path: Path) -> None:
-    told = first_cells(section("A job over HTTP"))
+    told = first_cells(section(API, "HTTP"))
     app = create_app(Settings(data_dir=tmp_path))
     paths = [path.replace("{job_id}", "{id}") for path in app.openapi()["paths"]]
     assert paths
@@ -93,7 +103,7 @@ def test_the_table_of_routes_names_every_route(tmp_path: Path) -> None:
 
 
 def test_the_body_that_curl_sends_is_a_request() -> None:
-    body = re.search(r"--json '(.*?)' ", section("A job over HTTP"), flags=re.DOTALL)
+    body = re.search(r"--json '(.*?)' ", section(README, "A job over HTTP"), flags=re.DOTALL)
     assert body is not None
     assert ExtractRequest.model_validate_json(body[1]).model == "Qwen/Qwen3-8B"
 
@@ -106,14 +116,18 @@ def test_the_example_job_is_a_request() -> None:
 
 @pytest.mark.parametrize("preset", ["eagle3", "eagle", "mtp", "dflash"])
 def test_the_table_of_presets_gives_their_layers(preset: Any) -> None:
-    row = re.search(rf"^\| .*`{preset}`.* \| (.*) \|$", section("Which layer is it"), flags=re.MULTILINE)
+    row = re.search(
+        rf"^\| .*`{preset}`.* \| (.*) \|$", section(DATASET, "Which layer is it"), flags=re.MULTILINE
+    )
     assert row is not None
     told = [int(number) for number in re.findall(r"\d+", row[1])]
     assert resolve_layers(preset, True, 36) == (*told, 36)
 
 
 def test_the_table_of_layers_says_what_the_metadata_says() -> None:
-    lines = [line for line in section("Which layer is it").splitlines() if line.startswith("| `layer")]
+    lines = [
+        line for line in section(DATASET, "Which layer is it").splitlines() if line.startswith("| `layer")
+    ]
     told = [[cell.split("(")[0].strip() for cell in line.split("|")[3:6]] for line in lines]
     assert told == [layer_cells(0, "0"), layer_cells(5, "k"), layer_cells(8, "N")]
 
@@ -125,7 +139,7 @@ def layer_cells(layer_id: int, symbol: str) -> list[str]:
     return [terms[info.vllm_id], terms[info.hf_index], terms[info.zero_based]]
 
 
-def test_every_file_that_the_readme_points_to_exists() -> None:
-    links = [link for link in re.findall(r"\]\(([^)#]+)\)", README) if not link.startswith("https:")]
-    assert links
-    assert [link for link in links if not (ROOT / link).exists()] == []
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_file_that_a_page_points_to_exists(page: Path) -> None:
+    links = [link for link in re.findall(r"\]\(([^)#]+)", page.read_text()) if not link.startswith("https:")]
+    assert [link for link in links if not (page.parent / link).exists()] == []
