@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schemas.dataset.direct import (
+    BLOCK_BYTES,
     blocks_bytes,
     check_range,
     open_direct,
     read_blocks,
     read_into,
 )
-from schemas.dataset.memory import page_aligned
 
 Bytes = NDArray[np.uint8]
 
@@ -67,7 +67,9 @@ class LocalFile:
             view = mmap.mmap(self._fd, size, access=mmap.ACCESS_COPY, offset=offset - skipped)
             return np.frombuffer(view, np.uint8)[skipped:]
         if self._direct:
-            return read_blocks(self._fd, offset, end, page_aligned(blocks_bytes(offset, end)))
+            # From the allocator, which keeps what was freed: fresh pages cost several times the read.
+            memory = np.empty(blocks_bytes(offset, end) + BLOCK_BYTES, np.uint8)
+            return read_blocks(self._fd, offset, end, memory[-memory.ctypes.data % BLOCK_BYTES :])
         memory = np.empty(num_bytes, np.uint8)
         read_into(self._fd, offset, memory, num_bytes)
         return memory
