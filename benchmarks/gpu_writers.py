@@ -64,7 +64,7 @@ class ShardFiles:
             pool=pool,
             dtype=torch.bfloat16,
             shape_LH=(NUM_LAYERS, HIDDEN_SIZE),
-            tell=self._tell,
+            send=self._tell,
             repeats=RepeatCheck(NUM_LAYERS, POOL_BYTES // TOKEN_BYTES),
         )
 

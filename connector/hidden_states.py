@@ -54,7 +54,7 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[mi
         self._drained: set[str] = set()
         """Requests that this rank has to report as sent: their work comes no later than their end."""
         self._finished: set[str] = set()
-        """Those of them that the engine told this worker are finished: only these may be reported."""
+        """Those that the engine has reported to this worker as finished: only these may be reported back."""
         self._copied: set[str] = set()
 
     # Scheduler side, in the engine core's process.

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 class Link:
     """A connected stream socket with one reading thread. `send` may be called from any thread.
 
-    `on_message` is called on the reading thread; `on_lost` once, when the service is gone without `close`
+    `on_message` is called on the reading thread; `on_lost` once, when the service has gone without `close`
     from this side.
     """
 
@@ -37,7 +37,7 @@ class Link:
         self._thread.start()
 
     def send(self, message: FromConnector) -> None:
-        """Send one line. A service that is gone is noticed here as on the reading side."""
+        """Send one line. A service that has gone is noticed here as on the reading side."""
         try:
             with self._lock:
                 self._socket.sendall(line(message))

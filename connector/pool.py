@@ -54,7 +54,7 @@ class HostPool:
     def _pin(self) -> None:
         """Lock the pages for the device until the pool goes.
 
-        torch's own pinned memory comes in powers of two: up to twice what was asked for.
+        torch's own pinned memory comes in powers of two: up to twice the size.
         """
         runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         address = self._buffer.data_ptr()

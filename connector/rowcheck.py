@@ -1,7 +1,7 @@
 """The always-on checks of one row's states, while they are hot in the host pool.
 
 They work on the bits, with numpy: without the sign bit, floats of any width are ordered like unsigned
-integers, and infinity and NaN are the largest. So one masked maximum over H tells a zero token, one that is
+integers, and infinity and NaN are the largest. So one masked maximum over H finds a zero token, one that is
 not finite, and the magnitude. numpy stays on the writer's own thread; torch would start a team of threads
 beside the model's.
 
@@ -52,7 +52,7 @@ class LayerReading:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What one pass over a row has shown.
+    """The result of one pass over a row.
 
     The sum of every state, the bits of its largest magnitude, and each layer's xxh3_64.
     """
@@ -124,8 +124,7 @@ class RowChecker:
     ) -> tuple[LayerReading, ...] | NotFinite:
         """Check one contiguous row; return a reading a layer, or where it is not finite.
 
-        `look` is what `look` has shown of the same states, where that was asked before. Raises
-        StatesWrongError.
+        `look` is the result of `look` for the same states, where there is one. Raises StatesWrongError.
 
         Layer 0, the embeddings, may hold zero tokens (a padding token's) and may be constant.
         """
@@ -193,9 +192,9 @@ def _as_float32(bits: NDArray[np.unsignedinteger], dtype: torch.dtype) -> NDArra
 
 
 def check_distinct(checksums: Sequence[int], layer_ids: Sequence[int]) -> None:
-    """Raise StatesWrongError if two layers of a row have the same bytes, told by their checksums."""
-    seen: dict[int, int] = {}
+    """Raise StatesWrongError if two layers of a row have the same bytes, by their checksums."""
+    layer_of: dict[int, int] = {}
     for layer_id, checksum in zip(layer_ids, checksums, strict=True):
-        if checksum in seen:
-            raise StatesWrongError(f"layers {seen[checksum]} and {layer_id} hold the same states")
-        seen[checksum] = layer_id
+        if checksum in layer_of:
+            raise StatesWrongError(f"layers {layer_of[checksum]} and {layer_id} hold the same states")
+        layer_of[checksum] = layer_id

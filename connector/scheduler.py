@@ -4,7 +4,7 @@ Runs in the engine core's process, on its step thread.
 
 Only a request that finished by stop or length and has every token computed becomes a drain job; its blocks
 stay held until the worker half reports it. Anything else of ours is void: its blocks are freed at once and
-the writer is told.
+the writer is informed.
 """
 
 from collections.abc import Iterator

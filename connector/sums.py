@@ -1,4 +1,4 @@
-"""A sum for every state: tells whether bytes are the ones that they were, and which states are the same.
+"""A sum for every state shows whether its bytes have changed, and which states are the same.
 
 Legend: L captured layers, T tokens, H hidden size, W words of a state.
 """

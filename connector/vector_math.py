@@ -2,7 +2,7 @@
 
 MKL chooses each function's kernel on its first call. Where several threads of torch make that call at once,
 as in a fresh process's first table of rotary embeddings, one of them may run a kernel of low accuracy over
-its whole share, and no error tells (pytorch#188792, of MKL 2024.2, which torch's wheels hold). One call on
+its whole share, without an error (pytorch#188792, of MKL 2024.2, which torch's wheels hold). One call on
 one value, by one thread, ends it. Seen here in one process out of many: in float32 the states of every
 position from the middle of the table on were 1e-4 off; noise of that size in the table explains 8e-4 in
 another. In 5,000 fresh processes on a CPU of AMD's it was not seen.

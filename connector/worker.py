@@ -37,7 +37,7 @@ class DrainConfig:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where this worker stands among the engine's ranks."""
+    """The place of this worker among the engine's ranks."""
 
     rank: int
     num_ranks: int
@@ -91,7 +91,7 @@ class WorkerHalf:
             pool=self._pool,
             dtype=self._dtype,
             shape_LH=self._shape_LH,
-            tell=self._link.send,
+            send=self._link.send,
             repeats=RepeatCheck(num_layers, num_blocks * num_slots),
         )
         self._place = place

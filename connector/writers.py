@@ -68,7 +68,7 @@ _Item = OpenUnit | _Row | _Ended | _Abandon | None
 class WriterPool:
     """Starts the threads; every method may be called from any thread and none blocks.
 
-    `tell` sends a message to the service; `shape` is the slab's (L, H) and `dtype` the states'.
+    `send` sends a message to the service; `shape` is the slab's (L, H) and `dtype` the states'.
     """
 
     def __init__(
@@ -81,13 +81,13 @@ class WriterPool:
         pool: HostPool,
         dtype: torch.dtype,
         shape_LH: tuple[int, int],
-        tell: Callable[[FromConnector], None],
+        send: Callable[[FromConnector], None],
         repeats: RepeatCheck,
     ) -> None:
         """Start the threads."""
         self._repeats = repeats
         self._work_root, self._rank, self._num_ranks = work_root, rank, num_ranks
-        self._pool, self._dtype, self._shape_LH, self._tell = pool, dtype, shape_LH, tell
+        self._pool, self._dtype, self._shape_LH, self._send = pool, dtype, shape_LH, send
         self._queues: list[queue.Queue[_Item]] = [queue.Queue(QUEUE_ITEMS) for _ in range(num_threads)]
         self._turn = itertools.cycle(range(num_threads))
         self._lock = threading.Lock()
@@ -182,7 +182,7 @@ class WriterPool:
     ) -> None:
         if isinstance(item, OpenUnit):
             units[key] = UnitWriter(item, self._work_root, self._rank, self._num_ranks)
-            self._tell(UnitOpened(key=key, rank=self._rank))
+            self._send(UnitOpened(key=key, rank=self._rank))
         elif isinstance(item, _Abandon):
             if key in units:
                 units.pop(key).discard()
@@ -199,10 +199,10 @@ class WriterPool:
             receipt = units[key].seal()
             del units[key]
             self._close(key)
-            self._tell(receipt)
+            self._send(receipt)
 
     def _write(self, unit: UnitWriter, row: _Row) -> None:
-        """Write a row that is still what was copied, and hold its states against those of other rows."""
+        """Write a row that is still what was copied, and compare its states with those of other rows."""
         num_layers, hidden_size = self._shape_LH
         states_LTH = self._pool.tensor(row.slab, self._dtype, (num_layers, row.job.num_tokens, hidden_size))
         look = unit.look(states_LTH)
@@ -223,7 +223,7 @@ class WriterPool:
                 unit.discard()
             except OSError as error:
                 failure = failure.model_copy(update={"detail": f"{failure.detail}; and {error}"})
-        self._tell(failure)
+        self._send(failure)
 
     def _close(self, key: UnitKey) -> None:
         with self._lock:

@@ -1,6 +1,6 @@
-"""The seam to an engine: what a running engine can serve, what goes in, what comes back.
+"""The interface of an engine: what it can serve, its requests and its answers.
 
-vLLM and the tests' engine fill it.
+vLLM implements it, and so does the tests' engine.
 
 Durability is not part of an answer: it comes over the link, from the connector (`service.capture.link`).
 """
@@ -43,7 +43,7 @@ class EngineSpec:
 
 
 WITNESS_TOKENS = 16
-"""So many that even rows that end in the same words, as chats do, are told apart. vLLM gives 20 at most."""
+"""Enough to distinguish even rows that end in the same words, as chats do. vLLM gives 20 at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +64,9 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the engine answered.
+    """The sampled tokens, and for a witness, the most likely tokens after the last token with a state.
 
-    The sampled tokens, and if asked for, the most likely tokens after the last token with a state: each with
-    its log-probability, the most likely first.
+    Each of those has its log-probability; the most likely is first.
     """
 
     token_ids: tuple[int, ...]
@@ -86,10 +85,10 @@ class Engine(Protocol):
 
     @property
     def alive(self) -> bool:
-        """Say whether requests can still be answered; an engine that died never comes back."""
+        """Say whether requests can still be answered; an engine that died stays dead."""
 
     async def start(self, spec: EngineSpec, settings: Settings, link: EngineLink) -> None:
-        """Start and wait until every rank's connector said hello. Raises EngineRefused, EngineDied."""
+        """Start and wait until every rank's connector has connected. Raises EngineRefused, EngineDied."""
 
     async def run(self, prompt: Prompt) -> Answer:
         """Run one request. Cancelling the awaiting task aborts it.

@@ -1,6 +1,6 @@
-"""What the engine may not be told or asked: names it does not know, and what would spoil or lose rows.
+"""Which engine options and requests are refused: unknown names, and values that would spoil or lose rows.
 
-Options are asked before the engine starts, so that a wrong word costs a second instead of a start of minutes.
+Options are checked before the engine starts, so that a mistake costs a second instead of a start of minutes.
 """
 
 import difflib
@@ -67,15 +67,15 @@ RULES = {
     ),
     **dict.fromkeys(
         ("data_parallel_size", "data_parallel_size_local"),
-        Rule(_one_of(None, 1), "the ranks of several engines could not be told apart", _WORKERS),
+        Rule(_one_of(None, 1), "the ranks of several engines could not be distinguished", _WORKERS),
     ),
     **dict.fromkeys(
         ("data_parallel_rank", "data_parallel_start_rank"),
-        Rule(_one_of(None), "the ranks of several engines could not be told apart", _WORKERS),
+        Rule(_one_of(None), "the ranks of several engines could not be distinguished", _WORKERS),
     ),
     **dict.fromkeys(
         ("data_parallel_hybrid_lb", "data_parallel_external_lb", "data_parallel_multi_port_external_lb"),
-        Rule(_one_of(False), "the ranks of several engines could not be told apart", _WORKERS),
+        Rule(_one_of(False), "the ranks of several engines could not be distinguished", _WORKERS),
     ),
     **dict.fromkeys(
         ("prefill_context_parallel_size", "decode_context_parallel_size"),
@@ -170,7 +170,7 @@ def check_started(engine: EngineInfo, *, decode: bool, max_model_len: int) -> No
         raise _refused(
             "max_num_batched_tokens",
             f"this engine takes a prompt in one step alone, and a step has room for {budget} of the job's "
-            f"{max_model_len} tokens: a longer prompt would wait for ever",
+            f"{max_model_len} tokens: a longer prompt would wait forever",
             f"say {max_model_len} or more, or lower the job's 'max_tokens'",
         )
     if decode and engine.options["async_scheduling"]:
@@ -182,7 +182,7 @@ def check_started(engine: EngineInfo, *, decode: bool, max_model_len: int) -> No
 
 
 def check_generate(generate: Generate | None, engine: EngineInfo) -> None:
-    """Raise EngineRefused for answers that this engine does not draw as it is asked to."""
+    """Raise EngineRefused for answers that this engine does not draw as the request wants."""
     if generate is not None and generate.temperature > 0 and engine.device == "cpu":
         raise EngineRefused(
             "vLLM's CPU build draws with a temperature, top_p and top_k read from memory that was never set",

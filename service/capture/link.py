@@ -71,11 +71,11 @@ class EngineLink:
         self._hellos: dict[int, Hello] = {}
         self._lost: EngineDied | None = None
         self.refusal: str | None = None
-        """Why the connector would not drive the engine, if it said so."""
+        """Why the connector refuses the engine, if it does."""
 
     @property
     def alive(self) -> bool:
-        """Say whether every connection that was made still stands."""
+        """Say whether every connection that was made is still open."""
         return self._lost is None
 
     async def listen(self) -> None:
@@ -84,7 +84,7 @@ class EngineLink:
         self._server = await asyncio.start_unix_server(self._serve, self.path, limit=LINE_BYTES)
 
     async def hello(self, timeout_s: float) -> tuple[Hello, ...]:
-        """Return what every rank said of itself, by rank.
+        """Return every rank's greeting, by rank.
 
         Raises EngineDied if they do not all come in time.
         """

@@ -44,7 +44,7 @@ COMMIT_PATIENCE_S = 300.0
 def import_engine(settings: Settings) -> None:
     """Import what an engine and its first unit need; takes seconds once, so call it from a thread.
 
-    What cannot be imported is left for the engine's start, whose error a job is told.
+    What cannot be imported is left for the engine's start, which fails with an error that a job reports.
     """
     # One order for every caller: two threads then never wait for each other.
     with contextlib.suppress(ImportError, AttributeError, ValueError):
@@ -180,7 +180,7 @@ class Capture:
         return session
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """Return what `work` returns; none if the worker is told to stop before, which ends the work."""
+        """Return what `work` returns; none if `stop` is set before, which ends the work."""
         working, stopping = asyncio.create_task(work), asyncio.create_task(self.stop.wait())
         try:
             await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -203,7 +203,8 @@ class Capture:
     async def _commit(self, unit: _Unit, session: EngineSession, commit: UnitCommit) -> None:
         """Commit a proven unit and move its files; wait for a store that is away. The epoch fences each try.
 
-        A commit whose answer was lost is met again as LeaseLost; its files are then moved before publishing.
+        After a commit whose answer was lost, the next try raises LeaseLost; its files are then moved before
+        publishing.
         """
         deadline = asyncio.get_running_loop().time() + COMMIT_PATIENCE_S
         while True:
@@ -231,8 +232,8 @@ class Capture:
         except QuarryError as error:
             await self._fail(unit, error)
         except Exception as error:
-            # Supervisor: a unit that ended without a word would keep its lease for as long as this process
-            # beats.
+            # Supervisor: a unit that ended silently would keep its lease for as long as this process
+            # extends it.
             logger.exception("unit %s", key)
             await self._fail(unit, QuarryError(f"internal error: {error!r}"))
         return None
@@ -258,8 +259,7 @@ class Capture:
                 self._settings.unit_attempts,
             )
         except (LeaseLost, *STORE_AWAY) as lost:
-            # Nothing can be recorded: the lease runs out, and the unit's next attempt meets the error again
-            # or not.
+            # Nothing can be recorded: the lease runs out, and the next attempt may fail in the same way.
             logger.info("unit %s: %s", unit.lease.key, lost)
         if isinstance(error, EngineDied) and session is not None and not session.alive:
             await self._engine.stop()
@@ -279,7 +279,7 @@ class Capture:
                         thread, self._store.extend_units, keys, self._owner, self._settings.lease_s
                     )
                 except STORE_AWAY as error:
-                    # The leases live on for three more beats; if the store does not come back, they expire.
+                    # The leases live for three more beats; if the store stays away, they expire.
                     logger.warning("leases could not be extended: %s", error)
                     continue
                 for key in lost:

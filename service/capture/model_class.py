@@ -1,4 +1,4 @@
-"""What one of the engine's model classes can do, asked of the class itself in a child process.
+"""Finds out in a child process what one of the engine's model classes can do.
 
 In this process it is never loaded: that may initialize CUDA, after which a process can start no engine. The
 child takes as long as vLLM takes to be imported, so its answer is kept beside those that vLLM keeps of its
@@ -25,7 +25,7 @@ from service.lifeline import die_with_parent
 
 @dataclass(frozen=True, slots=True)
 class ModelClass:
-    """Whether a class returns hidden states, and whether its module has the decoder that was asked for."""
+    """Whether a class returns hidden states, and whether its module has the decoder class."""
 
     returns_states: bool
     has_decoder: bool

@@ -1,10 +1,9 @@
-"""Which class computes a model's states: decided before the engine starts, and said in the manifest.
+"""Which class computes a model's states: decided before the engine starts, and recorded in the manifest.
 
 First the engine's own class, if it can return states. Then ours (`connector.plugin`), which has the engine's
 kernels. Then the engine's Transformers backend. A model that none of them can run is refused.
 
-The classes themselves are asked, in a child process (`service.capture.model_class`). Imports vllm: import it
-lazily.
+A child process looks at the classes (`service.capture.model_class`). Imports vllm: import it lazily.
 """
 
 from collections.abc import Mapping
@@ -30,7 +29,7 @@ PLUGIN = "quarry"
 
 @dataclass(frozen=True, slots=True)
 class ModelRoute:
-    """The class that will run, where it comes from, and what the engine must be told for it."""
+    """The class that will run, where it comes from, and the engine arguments that it needs."""
 
     kind: RouteKind
     model_class: str
@@ -75,7 +74,7 @@ def _as_published(config: Any) -> Mapping[str, Any]:  # noqa: ANN401 - as below
 def _prefix_cache(config: Any, arguments: Mapping[str, Any]) -> Mapping[str, Any]:  # noqa: ANN401 - as below
     """Turn the prefix cache off where the engine has no kernel that copies recurrent states for it.
 
-    It would stop over the first prompt. Raises EngineRefused if the operator asked for the cache.
+    The engine would fail on the first prompt. Raises EngineRefused if the operator asked for the cache.
     """
     if not (config.is_hybrid or config.is_attention_free) or HAS_TRITON or not current_platform.is_cpu():
         return {}

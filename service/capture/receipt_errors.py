@@ -1,4 +1,4 @@
-"""What a failed receipt means, and one that does not come: the error that decides about the unit."""
+"""The errors of failed and of missing receipts; they decide what becomes of the unit."""
 
 import asyncio
 from collections.abc import Awaitable, Sequence
@@ -46,8 +46,8 @@ def raise_failure(receipts: Sequence[UnitSealed | UnitFailed]) -> tuple[UnitSeal
         if isinstance(receipt, UnitSealed):
             sealed.append(receipt)
             continue
-        said = f"unit {receipt.key.unit}, rank {receipt.rank}: {receipt.detail}"
+        detail = f"unit {receipt.key.unit}, rank {receipt.rank}: {receipt.detail}"
         if receipt.errno in NO_SPACE:
-            raise DiskFull(said, cure="free space in the data folder, then resume the job")
-        raise ERRORS[receipt.reason](said)
+            raise DiskFull(detail, cure="free space in the data folder, then resume the job")
+        raise ERRORS[receipt.reason](detail)
     return tuple(sealed)

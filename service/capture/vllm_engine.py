@@ -16,7 +16,7 @@ from typing import Any
 # Read by vLLM. A service that handles others' data stays silent.
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 # Whatever the operator says: a forked engine would inherit this process's signal handling, so that the signal
-# that stops it stops the worker, and locks that threads of this process hold for ever.
+# that stops it stops the worker, and locks that threads of this process hold forever.
 os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
 
 from vllm import SamplingParams
@@ -64,7 +64,7 @@ class VllmEngine:
         """Start vLLM; seconds for a tiny model on a CPU, minutes for a large one."""
         known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
         check_engine_options(settings.engine_options, known, decode=spec.decode)
-        # Read by the CPU build alone, in the core's process; an operator's own value stands.
+        # Read by the CPU build alone, in the core's process; an operator's own value is kept.
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(settings.cpu_kv_cache_gib))
         arguments = engine_arguments(spec, settings, link, self.connector_module)
         try:
@@ -151,7 +151,7 @@ class VllmEngine:
         if self._llm is not None:
             llm, self._llm = self._llm, None
             if llm.output_handler is not None:
-                # It would take the end of the core for its death, and say so loudly.
+                # It would report the end of the core as a crash.
                 llm.output_handler.cancel()
             await asyncio.to_thread(llm.shutdown, STOP_TIMEOUT_S)
 
@@ -214,7 +214,7 @@ def engine_arguments(
 
 
 def sampling_parameters(prompt: Prompt) -> SamplingParams:
-    """Return the request's sampling parameters: one greedy token, or the answer that was asked for."""
+    """Return the request's sampling parameters: one greedy token, or the answer that the request wants."""
     extra = {"kv_transfer_params": prompt.ref.params()} if prompt.ref is not None else None
     common: dict[str, Any] = {
         "extra_args": extra,
@@ -242,6 +242,6 @@ def _answer(output: RequestOutput, *, witness: bool) -> Answer:
     token_ids = tuple(completion.token_ids)
     if not witness or not completion.logprobs:
         return Answer(token_ids)
-    said = sorted(completion.logprobs[-1].items(), key=lambda item: -item[1].logprob)
+    likely = sorted(completion.logprobs[-1].items(), key=lambda item: -item[1].logprob)
     # The sampled token is among them even where it is less likely.
-    return Answer(token_ids, tuple((int(token), float(one.logprob)) for token, one in said[:WITNESS_TOKENS]))
+    return Answer(token_ids, tuple((int(token), float(at.logprob)) for token, at in likely[:WITNESS_TOKENS]))

@@ -1,7 +1,7 @@
 """vLLM's start, which takes minutes, in a thread: it can be ended before it is over.
 
-vLLM has no call for that: its core heeds a signal only once it has loaded the model. So the processes that
-were started meanwhile are killed, and the thread that waits for them ends by vLLM's own error. They hold
+vLLM has no call for that: its core reacts to a signal only once it has loaded the model. So the processes
+that were started meanwhile are killed, and the thread that waits for them ends by vLLM's own error. They hold
 nothing yet: no row is captured before an engine has started.
 """
 

@@ -106,7 +106,7 @@ def shell_block(*lines: str | tuple[str, ...]) -> str:
 
 
 def refuse_draft_vocab(source: Source, drafter: str) -> None:
-    """Raise OptionRefused (`draft_vocab`) if one is asked for: `drafter` has the target's vocabulary."""
+    """Raise OptionRefused (`draft_vocab`) if there is one: `drafter` names who drafts from the whole."""
     if source.options.draft_vocab is not None:
         raise OptionRefused(
             f"{drafter} from the target's whole vocabulary",

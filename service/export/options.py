@@ -1,4 +1,4 @@
-"""What an export may be asked for. Imports nothing heavy, so that the command line can offer it."""
+"""The options of an export. Imports nothing heavy, so that the command line starts fast."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -55,7 +55,7 @@ STATES_OF_LAST_ONLY = frozenset({Algorithm.EAGLE, Algorithm.MTP})
 
 @dataclass(frozen=True, slots=True)
 class ExportOptions:
-    """One export as it was asked for.
+    """The options of one export.
 
     `layers` are vLLM's ids of the auxiliary layers; all captured ones below the last if null. `jobs` are the
     dataset's jobs to export; all whole ones if empty. `target` is the folder of the target model, where the

@@ -64,7 +64,7 @@ def _write(path: Path, content: bytes | memoryview) -> None:
         writer.close()
 
 
-def _alone(value: Any) -> Any:  # noqa: ANN401 - a tensor, or what stands beside tensors
+def _alone(value: Any) -> Any:  # noqa: ANN401 - a tensor, or what is beside tensors
     """Return a tensor in a storage of its own; anything else as it is."""
     if not isinstance(value, torch.Tensor):
         return value

@@ -40,7 +40,7 @@ class TargetFolder:
         names = [name for name in files if _EMBEDDING.fullmatch(name)]
         if len(names) != 1:
             raise OptionRefused(
-                f"{self.folder}: cannot tell the input embedding among {sorted(names)}",
+                f"{self.folder}: the input embedding is not clear among {sorted(names)}",
                 field="target",
                 cure="use a format that needs no weights of the target",
             )

@@ -2,12 +2,13 @@
 
 import ast
 import fnmatch
+import graphlib
 import importlib.metadata
 import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Set as AbstractSet
 from pathlib import Path
 
 import pytest
@@ -189,6 +190,26 @@ def test_the_services_parts_import_only_what_comes_before_them_in_the_datas_path
             if of in STEPS and STEPS.index(of) > STEPS.index(part):
                 backwards.append(f"{path.relative_to(ROOT)}: {name}")
     assert backwards == []
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    """Also not inside a function, nor for types alone: a circle has no first module to read."""
+    names = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in sources(*PACKAGES)}
+    modules = {name.removesuffix(".__init__"): path for path, name in names.items()}
+    graph = {name: neighbours(ast.parse(path.read_text()), modules.keys()) for name, path in modules.items()}
+    graphlib.TopologicalSorter(graph).prepare()
+
+
+def neighbours(tree: ast.AST, modules: AbstractSet[str]) -> set[str]:
+    """Return those of `modules` that a source imports; a package counts if none of its modules is named."""
+    names: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            inner = [f"{node.module}.{alias.name}" for alias in node.names]
+            names += [name if name in modules else node.module for name in inner]
+    return modules & set(names)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """NeMo Automodel reads two caches, one a recipe: EAGLE-3's, and DSpark's, which is here.
 
 DSpark's rows are un-shifted, with the target's embedding and head beside them. Layers are counted from 0, the
-embeddings are -1. Every row is padded with zeros, or cut, to S tokens, which `attention_mask` tells. The last
+embeddings are -1. Every row is padded with zeros, or cut, to S tokens; `attention_mask` shows which. The last
 layer is after the final norm.
 
 Legend: V target's vocabulary, H hidden size.

@@ -80,7 +80,7 @@ class NemoCache(Format):
 
 
 def sequence_length(source: Source) -> int:
-    """Return S: the length that was asked for, or the longest row's."""
+    """Return S: the length in the options, or the longest row's."""
     return source.options.max_tokens or max(source.rows.num_tokens)
 
 

@@ -132,7 +132,7 @@ def _counts(source: Source, seq_length: int) -> dict[int, int]:
 
 
 def _check_norm(source: Source, target: TargetFolder, head: Head) -> None:
-    """Refuse a target whose final norm is not the one that stands with the dataset."""
+    """Refuse a target whose final norm is not the dataset's."""
     norm = source.rows.row(0).norm
     alike = head.final_norm == norm.norm
     if not alike or not torch.equal(head.norm_weight, norm.weight_H.to(head.norm_weight.dtype)):

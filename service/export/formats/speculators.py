@@ -106,7 +106,7 @@ class Speculators(Format):
         return pa.record_batch(columns, schema=_SCHEMA)
 
     def notes(self, out: Path) -> str:
-        """Return the command; the norm is named because its own loader cannot tell."""
+        """Return the command; the norm is named because its own loader cannot know it."""
         options = self.source.options
         lines: list[str | tuple[str, ...]] = [
             "speculators train",

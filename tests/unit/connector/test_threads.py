@@ -26,7 +26,7 @@ def writers_of_a_bound_thread(work_root, tell):
         pool=HostPool(4096, pinned=False),
         dtype=torch.bfloat16,
         shape_LH=(1, 8),
-        tell=tell,
+        send=tell,
         repeats=RepeatCheck(1, 16),
     )
     for unit in range(2):
