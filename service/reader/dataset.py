@@ -161,7 +161,7 @@ class QuarryDataset(Dataset[Any]):
             # numpy asks for huge pages, torch does not: half of the CPU time.
             memory = torch.from_numpy(np.empty(num_bytes, np.uint8))
         states = memory.view(dtype).view(place.num_tokens, len(layer_ids) * hidden_size)
-        for slot, layer_id in zip(states.split(hidden_size, dim=1), layer_ids, strict=True):
+        for slot, layer_id in zip(torch.split(states, hidden_size, dim=1), layer_ids, strict=True):
             slot.copy_(read_states(shard, place.row, layer_id, place.num_tokens))
         return states
 
