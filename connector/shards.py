@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 
-from connector.forms import StateColumns
 from connector.rowcheck import Look, NotFinite, RowChecker, StatesWrongError
+from connector.state_columns import StateColumns
 from connector.wire import DrainJob, hash_ids
 from schemas.dataset.columns import METADATA_KEY, PLAN_SCHEMA, shard_schema
 from schemas.dataset.direct import DirectWriter

@@ -1,10 +1,9 @@
 """What must be equal for two runs to be the same dataset, and how layers are named in every convention."""
 
-import hashlib
-import json
 from typing import Literal
 
 from schemas.base import Wire
+from schemas.digest import canonical_sha256
 from schemas.names import JobId
 from schemas.request import CapturePasses, Compression, Dtype, Generate, LossRule, TooLong
 
@@ -77,8 +76,7 @@ class Identity(Wire):
 
     def sha256(self) -> str:
         """Return the digest of the canonical JSON."""
-        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()
+        return canonical_sha256(self.model_dump(mode="json"))
 
     @property
     def state_bytes_per_token(self) -> int:

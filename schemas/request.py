@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, JsonValue, StringConstraints, field_validator, model_validator
 
 from schemas.base import Wire
+from schemas.digest import canonical_json
 from schemas.names import ConfigName, RepoId
 
 MAX_LAYER_ID = 1024
@@ -226,6 +227,4 @@ class ExtractRequest(Wire):
 
     def canonical_json(self) -> str:
         """Return the request as JSON with sorted keys: equal requests give equal text."""
-        return json.dumps(
-            self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=True
-        )
+        return canonical_json(self.model_dump(mode="json"))

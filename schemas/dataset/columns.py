@@ -13,6 +13,9 @@ METADATA_KEY = b"quarry"
 
 LAYER_PREFIX = "layer_"
 
+SCALE_BYTES = 4
+"""Of a token's scale, with `fp8`: a float32."""
+
 
 def layer_columns(layer_ids: tuple[int, ...], compression: str) -> tuple[str, ...]:
     """Return the state columns in file order.
@@ -123,7 +126,7 @@ def stored_token_bytes(num_layers: int, hidden_size: int, dtype: str, compressio
     if compression == "planes":
         return None
     if compression == "fp8":
-        return num_layers * (hidden_size + 4)
+        return num_layers * (hidden_size + SCALE_BYTES)
     return state_bytes(1, num_layers, hidden_size, dtype)
 
 

@@ -13,9 +13,8 @@ from typing import Self
 
 import numpy as np
 import xxhash
-from numpy.typing import NDArray
 
-from schemas.dataset.memory import page_aligned
+from schemas.dataset.memory import Bytes, page_aligned
 
 BLOCK_BYTES = 4096
 """Offsets and lengths are multiples of it: the largest logical block of disks."""
@@ -93,7 +92,7 @@ class DirectWriter:
             self._out(self._stage[: self._staged])
             self._staged = 0
 
-    def _out(self, blocks: NDArray[np.uint8]) -> None:
+    def _out(self, blocks: Bytes) -> None:
         left = blocks.data
         while left:
             part = left[:MAX_CALL_BYTES]
@@ -137,7 +136,7 @@ class DirectReader:
         """Return the path, for pyarrow to open."""
         return str(self.path)
 
-    def read(self, offset: int, num_bytes: int) -> NDArray[np.uint8]:
+    def read(self, offset: int, num_bytes: int) -> Bytes:
         """Return a range. What lies before it is read and hashed too; one from before `position` is not.
 
         Raises EOFError if the file ends before the range does.
@@ -148,7 +147,7 @@ class DirectReader:
         begin = self.position
         return self.upto(end)[offset - begin :]
 
-    def upto(self, end: int) -> NDArray[np.uint8]:
+    def upto(self, end: int) -> Bytes:
         """Return the bytes from `position` to `end`; then `position` is there.
 
         Raises ValueError for an end that lies before, EOFError for one behind the file's.
@@ -160,7 +159,7 @@ class DirectReader:
         self.position = end
         return data
 
-    def tail(self, num_bytes: int) -> NDArray[np.uint8]:
+    def tail(self, num_bytes: int) -> Bytes:
         """Return the file's last bytes, or all of them; neither hashed nor passed."""
         return self._read(max(0, self.num_bytes - num_bytes), self.num_bytes)
 
@@ -180,7 +179,7 @@ class DirectReader:
             self.upto(min(self.position + READ_BYTES // 2, self.num_bytes))
         return self._xxh3.hexdigest()
 
-    def _read(self, begin: int, end: int) -> NDArray[np.uint8]:
+    def _read(self, begin: int, end: int) -> Bytes:
         check_range(begin, end, self.num_bytes)
         if blocks_bytes(begin, end) > self._buffer.size:
             self._buffer = page_aligned(blocks_bytes(begin, end))
@@ -214,7 +213,7 @@ def blocks_bytes(begin: int, end: int) -> int:
     return -(-end // BLOCK_BYTES) * BLOCK_BYTES - begin // BLOCK_BYTES * BLOCK_BYTES
 
 
-def read_blocks(fd: int, begin: int, end: int, memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def read_blocks(fd: int, begin: int, end: int, memory: Bytes) -> Bytes:
     """Read the whole blocks of a range to page-aligned `memory`, and return the range in it.
 
     Raises OSError, EOFError if the file ends before the range does.
@@ -224,7 +223,7 @@ def read_blocks(fd: int, begin: int, end: int, memory: NDArray[np.uint8]) -> NDA
     return memory[skipped : skipped + end - begin]
 
 
-def read_into(fd: int, offset: int, memory: NDArray[np.uint8], num_bytes: int) -> None:
+def read_into(fd: int, offset: int, memory: Bytes, num_bytes: int) -> None:
     """Fill `memory` from `offset` on, at least `num_bytes` of it. Raises OSError, EOFError."""
     filled = 0
     while filled < num_bytes:

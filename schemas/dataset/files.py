@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from schemas.dataset.direct import (
     BLOCK_BYTES,
@@ -19,8 +18,7 @@ from schemas.dataset.direct import (
     read_blocks,
     read_into,
 )
-
-Bytes = NDArray[np.uint8]
+from schemas.dataset.memory import Bytes
 
 
 class RangeFile(Protocol):

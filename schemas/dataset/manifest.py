@@ -1,14 +1,15 @@
 """The manifest: a job's whole account. Every planned sample is in a shard or among the rejects."""
 
-import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 from pydantic_core import to_jsonable_python
 
 from schemas.base import Wire
+from schemas.dataset.errors import DatasetError
+from schemas.digest import canonical_sha256
 from schemas.identity import SCHEMA_VERSION, Provenance
 from schemas.job import RejectView
 from schemas.names import JobId
@@ -163,8 +164,7 @@ class VocabularyStats(Wire):
 def body_sha256(body: Mapping[str, Any]) -> str:
     """Return the digest of a manifest's canonical JSON without its own `sha256`."""
     rest = {name: value for name, value in body.items() if name != "sha256"}
-    plain = to_jsonable_python(rest, inf_nan_mode="constants")
-    return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return canonical_sha256(to_jsonable_python(rest, inf_nan_mode="constants"))
 
 
 class Manifest(Wire):
@@ -191,3 +191,17 @@ class Manifest(Wire):
         default_factory=body_sha256,
         description="of all the rest as canonical JSON; made when left out, checked by `quarry verify`",
     )
+
+
+def read_manifest(content: bytes, name: str) -> tuple[Manifest, str | None]:
+    """Return the manifest in a file called `name`, and how the content contradicts its own digest, or none.
+
+    Raises DatasetError.
+    """
+    try:
+        manifest = Manifest.model_validate_json(content)
+    except ValidationError as error:
+        raise DatasetError(f"{name} is no manifest: {error}") from error
+    body = json.loads(content)
+    sha256, stated = body_sha256(body), body.get("sha256")
+    return manifest, None if sha256 == stated else f"its content has sha256 {sha256}, it says {stated}"

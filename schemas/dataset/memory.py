@@ -11,6 +11,8 @@ from contextlib import suppress
 import numpy as np
 from numpy.typing import NDArray
 
+Bytes = NDArray[np.uint8]
+
 
 def mapped(num_bytes: int) -> mmap.mmap:
     """Return private memory, zero and not yet paged in. Raises OSError."""
@@ -21,6 +23,6 @@ def mapped(num_bytes: int) -> mmap.mmap:
     return memory
 
 
-def page_aligned(num_bytes: int) -> NDArray[np.uint8]:
+def page_aligned(num_bytes: int) -> Bytes:
     """Return `mapped` memory as an array: uint8 [num_bytes]. Raises OSError."""
     return np.frombuffer(mapped(num_bytes), np.uint8)

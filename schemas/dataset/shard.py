@@ -26,13 +26,13 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from schemas.dataset.codecs.planes import merge_planes
-from schemas.dataset.columns import LAYER_PREFIX, METADATA_KEY, layer_columns, shard_schema
+from schemas.dataset.columns import LAYER_PREFIX, METADATA_KEY, SCALE_BYTES, layer_columns, shard_schema
 from schemas.dataset.errors import DatasetError
-from schemas.dataset.files import Bytes, LocalFile, RangeFile
+from schemas.dataset.files import LocalFile, RangeFile
+from schemas.dataset.memory import Bytes
 from schemas.identity import DTYPE_BYTES, SCHEMA_VERSION, Provenance
 from schemas.request import Compression
 
-SCALE_BYTES = 4
 _MAX_PAGE_HEADER_BYTES = 512
 _LENGTH_BYTES = 4
 _MAX_GAP_BYTES = 8192

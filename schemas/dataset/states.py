@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from schemas.dataset.codecs.fp8 import dequantize, half_steps, misfits
-from schemas.dataset.files import Bytes
+from schemas.dataset.memory import Bytes
 from schemas.dataset.shard import Shard
 from schemas.identity import Identity
 

@@ -6,10 +6,7 @@ Imported only where it runs.
 import asyncio
 import contextlib
 import dataclasses
-import hashlib
-import json
 import os
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -28,6 +25,7 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
+from schemas.digest import canonical_sha256
 from schemas.identity import EngineInfo
 from service.capture.engine import WITNESS_TOKENS, Answer, EngineSpec, Prompt, PromptRefused
 from service.capture.engine_options import check_engine_options, check_generate, check_started
@@ -111,7 +109,7 @@ class VllmEngine:
                 "model_class": route.model_class,
                 "model_runner": "V2" if getattr(config, "use_v2_model_runner", False) else "V1",
                 # Any of them may change the rounding. A digest, since one of them may hold a token.
-                "operator_options_sha256": _sha256(settings.engine_options),
+                "operator_options_sha256": canonical_sha256(settings.engine_options),
                 "prefix_caching": bool(config.cache_config.enable_prefix_caching),
                 "quantization": config.model_config.quantization,
                 "route": route.kind,
@@ -160,10 +158,6 @@ def build_llm(arguments: dict[str, Any]) -> AsyncLLM:
     """Start vLLM with AsyncEngineArgs' keywords; blocks until its processes are ready."""
     # AsyncLLM's own context has no batch sizes for its device, only the library's small ones.
     return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), usage_context=UsageContext.LLM_CLASS)
-
-
-def _sha256(options: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()
 
 
 def engine_arguments(

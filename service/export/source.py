@@ -1,13 +1,9 @@
 """The dataset that is exported: its rows, and what its manifests say of them."""
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
-from pydantic import ValidationError
-
-from schemas.dataset.manifest import Manifest, body_sha256
+from schemas.dataset.manifest import Manifest, read_manifest
 from schemas.identity import Identity
 from service.errors import DatasetBroken, OptionRefused, SourceRefused
 from service.export.options import STATES_OF_LAST_ONLY, ExportOptions
@@ -72,12 +68,8 @@ def _manifests(files: Files, jobs: Iterable[str]) -> dict[str, Manifest]:
 
 
 def _manifest(path: str, content: bytes) -> Manifest:
-    try:
-        body: dict[str, Any] = json.loads(content)
-        manifest = Manifest.model_validate(body)
-    except (ValueError, ValidationError) as error:
-        raise DatasetBroken(f"{path} is no manifest: {error}", field="dataset") from error
-    if body_sha256(body) != manifest.sha256:
+    manifest, fault = read_manifest(content, path)
+    if fault is not None:
         raise DatasetBroken(f"{path} was changed after it was made", field="dataset")
     return manifest
 

@@ -5,8 +5,6 @@ Imports torch: import it lazily. The logit check cannot see an auxiliary layer t
 Legend: T tokens, H hidden size, J candidate layers.
 """
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +12,7 @@ import numpy as np
 import torch
 
 from schemas.dataset.manifest import CanaryReport, LayerAgreement
+from schemas.digest import canonical_sha256
 from schemas.identity import Identity, Provenance
 from schemas.request import Dtype
 from service.errors import StatesWrong
@@ -54,12 +53,12 @@ def canary_key(made: Provenance, *, versioned: bool = True) -> str:
     Keys of Quarry 0.1.0 are not `versioned`: they do not hold Quarry's own version.
     """
     about = _about(made.identity) | {"engine": made.engine.model_dump(mode="json")}
-    return _digest(about | {"quarry": made.service_version} if versioned else about)
+    return canonical_sha256(about | {"quarry": made.service_version} if versioned else about)
 
 
 def states_key(identity: Identity) -> str:
     """Return what the last passed canary of these states is remembered under, by whatever engine."""
-    return _digest(_about(identity))
+    return canonical_sha256(_about(identity))
 
 
 def _about(identity: Identity) -> dict[str, object]:
@@ -69,10 +68,6 @@ def _about(identity: Identity) -> dict[str, object]:
         "dtype": identity.dtype,
         "layer_ids": identity.layer_ids,
     }
-
-
-def _digest(about: Mapping[str, object]) -> str:
-    return hashlib.sha256(json.dumps(about, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def canary_prompts(vocab_size: int, max_len: int) -> list[list[int]]:

@@ -3,7 +3,6 @@
 Imports torch by way of the shard reader: import it lazily. Nothing in the dataset is trusted, paths included.
 """
 
-import json
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -12,11 +11,11 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from pathlib import Path
 
-from pydantic import Field, ValidationError, computed_field
+from pydantic import Field, computed_field
 
 from schemas.base import Wire
 from schemas.dataset.errors import DatasetError
-from schemas.dataset.manifest import CheckReport, FileEntry, Manifest, body_sha256
+from schemas.dataset.manifest import CheckReport, FileEntry, Manifest, read_manifest
 from schemas.dataset.seal import sha256_of
 from schemas.dataset.token_counts import TokenCounts, differences, read_counts
 from schemas.names import index_path, is_inside, manifest_path, token_freq_path
@@ -185,14 +184,12 @@ def read_manifests(folder: Path, findings: list[Finding]) -> Iterator[Manifest]:
     for file in files:
         path = file.relative_to(folder).as_posix()
         try:
-            raw = file.read_bytes()
-            manifest = Manifest.model_validate_json(raw)
-            told, due = json.loads(raw).get("sha256"), body_sha256(json.loads(raw))
-        except (OSError, ValidationError) as error:
+            manifest, fault = read_manifest(file.read_bytes(), file.name)
+        except (OSError, DatasetError) as error:
             findings.append(Finding(path=path, what=f"cannot be read: {error}"))
             continue
-        if told != due:
-            findings.append(Finding(path=path, what=f"its content has sha256 {due}, it says {told}"))
+        if fault is not None:
+            findings.append(Finding(path=path, what=fault))
         findings += [Finding(path=path, what=what) for what in _manifest_faults(path, manifest)]
         yield manifest
 

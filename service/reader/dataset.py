@@ -160,10 +160,10 @@ class QuarryDataset(Dataset[Any]):
         else:
             # numpy asks for huge pages, torch does not: half of the CPU time.
             memory = torch.from_numpy(np.empty(num_bytes, np.uint8))
-        states = memory.view(dtype).view(place.num_tokens, len(layer_ids) * hidden_size)
-        for slot, layer_id in zip(torch.split(states, hidden_size, dim=1), layer_ids, strict=True):
-            slot.copy_(read_states(shard, place.row, layer_id, place.num_tokens))
-        return states
+        states_TLH = memory.view(dtype).view(place.num_tokens, len(layer_ids), hidden_size)
+        for index, layer_id in enumerate(layer_ids):
+            states_TLH[:, index] = read_states(shard, place.row, layer_id, place.num_tokens)
+        return states_TLH.view(place.num_tokens, -1)
 
     def _shard(self, path: str) -> Shard:
         with self._lock:

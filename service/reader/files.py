@@ -9,7 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from schemas.dataset.files import Bytes, LocalFile, RangeFile
+from schemas.dataset.files import LocalFile, RangeFile
+from schemas.dataset.memory import Bytes
 from service.reader.errors import ReaderError
 
 HUB_PREFIX = "hf://datasets/"

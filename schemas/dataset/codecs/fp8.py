@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 import torch
 
-SCALE_BYTES = 4
 LARGEST = 448.0
 LARGEST_CODE = 0x7E
 SMALLEST_SCALE = 2.0**-126

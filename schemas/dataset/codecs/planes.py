@@ -5,9 +5,8 @@ compress), the low plane bytes `0 .. w - 2` in order (mantissa, which does not).
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
-Bytes = NDArray[np.uint8]
+from schemas.dataset.memory import Bytes
 
 
 def split_planes(raw: Bytes, width: int, hi: Bytes, lo: Bytes) -> None:

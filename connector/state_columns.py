@@ -15,9 +15,10 @@ import xxhash
 from numpy.typing import NDArray
 
 from connector.rowcheck import StatesWrongError, check_distinct
-from schemas.dataset.codecs.fp8 import SCALE_BYTES, NotQuantizedError, Quantizer
-from schemas.dataset.codecs.planes import Bytes, split_planes
-from schemas.dataset.memory import page_aligned
+from schemas.dataset.codecs.fp8 import NotQuantizedError, Quantizer
+from schemas.dataset.codecs.planes import split_planes
+from schemas.dataset.columns import SCALE_BYTES
+from schemas.dataset.memory import Bytes, page_aligned
 from schemas.request import Compression
 
 
