@@ -8,9 +8,8 @@ Imports torch: import it lazily.
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from schemas.request import Dtype
 from service.capture.engine import EngineSpec
@@ -47,7 +46,7 @@ async def run_reference(
     )
 
 
-class CanaryReference:
+class CanaryReference(AbstractAsyncContextManager["CanaryReference"]):
     """One job's reference, from the engine's start to the canary. Leaving the block ends what still runs."""
 
     def __init__(self, lease: UnitLease, store: Store, settings: Settings) -> None:
@@ -57,13 +56,7 @@ class CanaryReference:
         self._early: asyncio.Task[Reference] | None = None
         self._reference: asyncio.Task[Reference] | None = None
 
-    async def __aenter__(self) -> Self:
-        """Do nothing."""
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Leave no process behind."""
         tasks = [task for task in (self._reference, self._early) if task is not None]
         for task in tasks:

@@ -5,7 +5,7 @@ vLLM implements it, and so does the tests' engine.
 Durability is not part of an answer: it comes over the link, from the connector (`service.capture.link`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -33,12 +33,7 @@ class EngineSpec:
 
     def covers(self, other: "EngineSpec") -> bool:
         """Say whether an engine started for this spec can serve `other` as well."""
-        same = (self.weights, self.revision, self.dtype, self.layer_ids) == (
-            other.weights,
-            other.revision,
-            other.dtype,
-            other.layer_ids,
-        )
+        same = replace(other, max_model_len=self.max_model_len, decode=self.decode) == self
         return same and self.max_model_len >= other.max_model_len and (self.decode or not other.decode)
 
 

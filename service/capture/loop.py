@@ -174,7 +174,9 @@ class Capture:
                 if tasks := self._tasks():
                     await asyncio.wait(tasks)
                 logger.info("starting the engine for %s", lease.request.model)
-                session = await self._engine.start(spec, reference.begin_early)
+                head = await self._engine.prepare(spec)
+                await reference.begin_early(spec, head)
+                session = await self._engine.start(spec, head)
             await ensure_canary(session, lease, self._store, self._settings, reference)
         session.proven_job = lease.key.job_id
         return session

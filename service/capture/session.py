@@ -5,7 +5,6 @@ A worker has at most one session. It starts another when a job needs another eng
 
 import asyncio
 import importlib
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -94,10 +93,6 @@ class EngineSession:
         )
 
 
-async def _start_alone(spec: EngineSpec, head: "Head") -> None:
-    """Begin nothing beside the start."""
-
-
 class EngineSlot:
     """Holds the worker's one session, or none."""
 
@@ -122,18 +117,15 @@ class EngineSlot:
         target = planned_target(lease.request, lease.identity, self._settings)
         return spec_for(lease.request, target, self._settings)
 
-    async def start(
-        self, spec: EngineSpec, beside: Callable[[EngineSpec, "Head"], Awaitable[None]] = _start_alone
-    ) -> EngineSession:
-        """Stop the old engine and start one for `spec`. Raises EngineRefused, EngineDied.
-
-        `beside` is called first, to begin what can go on while the engine starts.
-        """
+    async def prepare(self, spec: EngineSpec) -> "Head":
+        """Stop the old engine and load the head of the next one. Raises EngineRefused."""
         from service.proof.head import Head
 
         await self.stop()
-        head = await asyncio.to_thread(Head.load, spec.weights, spec.dtype)
-        await beside(spec, head)
+        return await asyncio.to_thread(Head.load, spec.weights, spec.dtype)
+
+    async def start(self, spec: EngineSpec, head: "Head") -> EngineSession:
+        """Start an engine that was prepared. Raises EngineRefused, EngineDied."""
         engine = load_engine(self._settings)
         link = EngineLink()
         try:

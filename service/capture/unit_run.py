@@ -54,17 +54,10 @@ def read_plan(path: Path, sha256: str) -> list[PlannedRow]:
         table = pq.read_table(path, schema=PLAN_SCHEMA)
     except (OSError, ValueError) as error:
         raise WriteFailed(f"the plan {path.name} cannot be read: {error}") from error
+    columns = table.select(["position", "sample_id", "source_id"]).to_pylist()
     return [
-        PlannedRow(row, position, sample_id, source_id, tuple(ids))
-        for row, (position, sample_id, source_id, ids) in enumerate(
-            zip(
-                table["position"].to_pylist(),
-                table["sample_id"].to_pylist(),
-                table["source_id"].to_pylist(),
-                table["input_ids"].to_pylist(),
-                strict=True,
-            )
-        )
+        PlannedRow(row=row, token_ids=tuple(ids), **columns[row])
+        for row, ids in enumerate(table["input_ids"].to_pylist())
     ]
 
 

@@ -67,7 +67,8 @@ class Session:
             session = self.engine.session
             if session is None:
                 target = planned_target(body, lease.identity, shop.settings)
-                session = await self.engine.start(spec_for(body, target, shop.settings))
+                spec = spec_for(body, target, shop.settings)
+                session = await self.engine.start(spec, await self.engine.prepare(spec))
             async with CanaryReference(lease, shop.store, shop.settings) as reference:
                 await ensure_canary(session, lease, shop.store, shop.settings, reference)
             budget = InFlight(shop.settings.in_flight_tokens, shop.settings.in_flight_requests)

@@ -29,14 +29,12 @@ _STATE_BYTES = 2
 class DeepSpec(Format):
     """The files that DeepSpec reads with `data.target_cache_path`."""
 
-    shard_bytes: int
-
     def pieces(self) -> Iterator[Piece]:
         """Yield shards of whole rows, each full but the last; a row larger than a shard has its own."""
         number = begin = size = 0
         for row, num_tokens in enumerate(self.source.rows.num_tokens):
             row_bytes = sum(self._sizes(num_tokens))
-            if size and size + row_bytes > self.shard_bytes:
+            if size and size + row_bytes > SHARD_BYTES:
                 yield Piece(_shard(number), range(begin, row))
                 number, begin, size = number + 1, row, 0
             size += row_bytes
@@ -105,4 +103,4 @@ def _shard(number: int) -> str:
 def make(source: Source) -> DeepSpec:
     """Return the format. Raises OptionRefused (`draft_vocab`)."""
     refuse_draft_vocab(source, "DeepSpec drafts")
-    return DeepSpec(source, SHARD_BYTES)
+    return DeepSpec(source)
