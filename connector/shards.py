@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+import xxhash
 from numpy.typing import NDArray
 
 from connector.rowcheck import Look, NotFinite, RowChecker, StatesWrongError
@@ -23,7 +24,7 @@ from schemas.dataset.columns import METADATA_KEY, PLAN_SCHEMA, shard_schema
 from schemas.dataset.direct import DirectWriter
 from schemas.dataset.framing import MAGIC, Framer
 from schemas.dataset.manifest import LayerStats
-from schemas.dataset.seal import footer_xxh3, make_folder, seal, temporary
+from schemas.dataset.seal import make_folder, seal, temporary
 from schemas.names import attempt_dir, plan_path, shard_file
 from schemas.receipts import OpenUnit, RejectedRow, UnitSealed
 
@@ -143,7 +144,7 @@ class UnitWriter:
         if self._file is not None:
             tail = self._framer.tail()
             self._file.write(tail)
-            xxh3, footer, num_bytes = self._file.end(), footer_xxh3(tail), self._file.position
+            xxh3, footer, num_bytes = self._file.end(), xxhash.xxh3_128_hexdigest(tail), self._file.position
             seal(self._final)
             file, stats = self._final.name, self._stats()
         return UnitSealed(

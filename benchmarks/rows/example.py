@@ -14,7 +14,7 @@ from vllm.outputs import RequestOutput
 from benchmarks.rows.contract import RowFailed, Site, Written, removed, run_bounded
 from benchmarks.rows.plain import VllmHost
 from benchmarks.rows.speculators import SpeculatorsRow
-from schemas.dataset.seal import fsync_folder
+from schemas.dataset.seal import fsync
 from service.capture.engine import Prompt
 
 FILES_TIMEOUT_S = 120.0
@@ -106,7 +106,7 @@ class BatchRow:
                 await asyncio.sleep(FILES_POLL_S)
             await asyncio.gather(*map(asyncio.wrap_future, syncing))
         if self._durable:
-            await asyncio.to_thread(fsync_folder, self._host.files)
+            await asyncio.to_thread(fsync, self._host.files)
         return list(tokens.values())
 
 

@@ -87,10 +87,16 @@ def read_config(folder: Path, dtype: str) -> ModelConfig:
     )
 
 
+_MAX_CONFIG_BYTES = 2**24
+
+
 def config_json(folder: Path) -> dict[str, Any]:
     """Return the object in `folder`/config.json. Raises UnknownModel (field `model`)."""
     try:
-        raw = (folder / "config.json").read_bytes()
+        with (folder / "config.json").open("rb") as file:
+            raw = file.read(_MAX_CONFIG_BYTES + 1)
+        if len(raw) > _MAX_CONFIG_BYTES:
+            raise _refused(f"config.json has more than {_MAX_CONFIG_BYTES} bytes")
         from_json(raw)  # refuses what is nested so deep that nothing else could walk it
         config = json.loads(raw, object_hook=_special_float)
     except (OSError, ValueError) as error:

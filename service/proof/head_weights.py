@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from schemas.dataset.norm import NormWeights
 from schemas.identity import FinalNorm, NormKind
 from service.errors import EngineRefused
+from service.plan.model_config import config_json
 
 _WRAPPERS = r"(?:(?:model|language_model|text_model|thinker|llm|transformer|backbone|gpt_neox|decoder)\.)*"
 _NORMS = r"(?:norm|ln_f|norm_f|final_norm|final_layernorm|final_layer_norm|embedding_norm)"
@@ -68,12 +69,12 @@ class HeadWeights:
 def text_config(folder: Path) -> dict[str, Any]:
     """Return the language model's part of `config.json`, defaults filled in where transformers knows it.
 
-    Raises EngineRefused.
+    Raises UnknownModel if it cannot be read, EngineRefused if transformers refuses it.
     """
     from transformers import CONFIG_MAPPING, AutoConfig
 
+    raw = config_json(folder)
     try:
-        raw = json.loads((folder / "config.json").read_text())
         if raw.get("model_type") in CONFIG_MAPPING:
             config = AutoConfig.from_pretrained(folder, local_files_only=True)
             known: dict[str, Any] = config.get_text_config().to_dict()

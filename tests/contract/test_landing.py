@@ -46,13 +46,13 @@ def test_what_another_moved_is_made_durable(tmp_path: Path, monkeypatch: pytest.
     final.parent.mkdir()
     final.write_bytes(b"rows")
     synced: list[Path] = []
-    fsync_folder = seal.fsync_folder
+    fsync = seal.fsync
 
     def syncing(folder: Path) -> None:
-        fsync_folder(folder)
+        fsync(folder)
         synced.append(folder)
 
-    monkeypatch.setattr(seal, "fsync_folder", syncing)
+    monkeypatch.setattr(seal, "fsync", syncing)
     move_durably(source, final)
     assert synced == [tmp_path, final.parent]
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pyarrow as pa
+import xxhash
 
 from schemas.dataset.columns import WITH_STATISTICS, ZSTD_LEVEL, is_packed
 
@@ -27,3 +28,9 @@ def writer_options(schema: pa.Schema) -> dict[str, Any]:
         "data_page_version": "1.0",
         "store_schema": True,
     }
+
+
+def footer_xxh3(content: bytes) -> str:
+    """Return the hex xxh3_128 of a Parquet file's footer with its length and the magic."""
+    num_bytes = int.from_bytes(content[-8:-4], "little") + 8
+    return str(xxhash.xxh3_128_hexdigest(content[-num_bytes:]))

@@ -197,6 +197,8 @@ def test_a_config_that_is_nested_without_end_is_refused(tmp_path: Path) -> None:
     for opening, closing in (("[", "]"), ('{"a":', "}")):
         (folder / "config.json").write_text('{"a":' + opening * 100_000 + "1" + closing * 100_000 + "}")
         assert "config.json cannot be read" in refusal(tmp_path, folder).detail
+    (folder / "config.json").write_text(json.dumps(PLAIN) + " " * 2**24)
+    assert "config.json has more than 16777216 bytes" in refusal(tmp_path, folder).detail
 
 
 def test_a_config_that_its_class_refuses_is_an_unknown_model(tmp_path: Path) -> None:

@@ -3,9 +3,8 @@ import os
 from pathlib import Path
 
 import pytest
-import xxhash
 
-from schemas.dataset.seal import footer_xxh3, make_folder, move_durably, seal, sealing, sha256_of, temporary
+from schemas.dataset.seal import make_folder, move_durably, seal, sealing, sha256_of, temporary
 
 
 @pytest.fixture
@@ -62,14 +61,6 @@ def test_the_sha256_is_of_the_whole_file(tmp_path):
     content = bytes(range(256)) * 40_000
     (tmp_path / "a").write_bytes(content)
     assert sha256_of(tmp_path / "a") == (hashlib.sha256(content).hexdigest(), len(content))
-
-
-def test_a_footers_hash_is_of_nothing_else_and_a_torn_file_has_none():
-    tail = b"footer" + (6).to_bytes(4, "little") + b"PAR1"
-    assert footer_xxh3(b"pages" + tail) == footer_xxh3(tail) == xxhash.xxh3_128_hexdigest(tail)
-    for torn in (tail[1:], tail[:-1], b""):
-        with pytest.raises(ValueError, match="Parquet footer"):
-            footer_xxh3(torn)
 
 
 def test_moving_again_is_harmless_and_a_lost_file_is_an_error(tmp_path):
