@@ -19,6 +19,7 @@
     |-- EngineDied                503  the engine stopped: the unit is retried
     |   `-- EngineStuck                it runs, but answers nothing: the next unit gets a new engine
     |-- StatesWrong               500  rows disagree with the model: permanent, never published
+    |-- PlanningDied              503  the process that tokenizes ended: retried, and blocked in the end
     |-- WriteFailed               503  a shard could not be written: retried
     |-- DiskFull                  507  the job is blocked until there is space; everything is kept
     |-- HubDenied                 403  `hub.repo_id`: no right to write; the job is blocked
@@ -193,6 +194,14 @@ class StatesWrong(QuarryError):
     """Captured states disagree with the model."""
 
     title = "Captured states are wrong"
+
+
+class PlanningDied(QuarryError):
+    """The process that reads, renders and tokenizes ended, and neither source nor template is to blame."""
+
+    status = 503
+    outcome = Outcome.RETRY
+    title = "Planning stopped"
 
 
 class WriteFailed(QuarryError):

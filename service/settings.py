@@ -114,6 +114,17 @@ class Settings(BaseSettings):
     """Most tokens that one worker has in its engine at once. Several batches keep the engine full."""
     in_flight_requests: int = Field(default=512, ge=1)
     """Most requests that one worker has in its engine at once."""
+    plan_row_cpu_s: float = Field(default=60.0, gt=0)
+    """CPU time that reading, rendering and tokenizing one row may take before its job fails.
+
+    Loading the tokenizer and its template counts as one row as well.
+    """
+    plan_silence_s: float = Field(default=600.0, gt=0)
+    """How long one row may take while no CPU time passes, as on a disk that does not answer."""
+    plan_memory_bytes: int = Field(default=2 * 2**30, ge=2**24)
+    """Memory that the tokenizer, the template and the row that is read may take, beside the libraries."""
+    estimates_at_once: int = Field(default=2, ge=1, le=64)
+    """Estimates that the API makes at once; another is answered with 429."""
     receipt_timeout_s: float = Field(default=600.0, gt=0)
     """How long the last rows of a unit may take to be written after the engine has answered them all."""
     drain_s: float = Field(default=120.0, ge=0)

@@ -189,7 +189,10 @@ def plan_until_stopped(settings: Settings, owner: str, parent_pid: int) -> None:
     # The worker decides; a terminal's Ctrl-C reaches the whole group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent(parent_pid)
+    from service.plan.child.fork_server import FORK_SERVER
     from service.plan.planning import run_planning
+
+    FORK_SERVER.warm()
 
     def stopped() -> bool:
         return signal.SIGTERM in signal.sigpending()

@@ -1,5 +1,6 @@
 """Builds the FastAPI application: settings, lifespan, routers, middleware. No logic."""
 
+import asyncio
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -57,6 +58,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.settings = settings
     app.state.stopping = threading.Event()
+    app.state.estimates = asyncio.Semaphore(settings.estimates_at_once)
     app.state.registry = CollectorRegistry()
     problems.install(app)
     for module in (extract, jobs, health):

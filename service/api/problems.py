@@ -23,11 +23,13 @@ _TITLES = {
     405: "Method not allowed",
     413: "Content too large",
     415: "Unsupported media type",
+    429: "Too many requests",
     500: "Internal error",
 }
 _CURES = {
     405: "use one of the methods in the Allow header",
     413: "read the samples from a file or the Hub, or raise QUARRY_MAX_BODY_BYTES",
+    429: "send it again after the seconds that the Retry-After header says",
     415: "send the body as JSON with 'Content-Type: application/json'",
 }
 

@@ -36,7 +36,7 @@ def submit(request: ExtractRequest, key: str, store: Store, settings: Settings) 
 def check(request: ExtractRequest, settings: Settings) -> None:
     """Find what is wrong with `request` without reading samples or weights; may ask the Hub.
 
-    Imports pyarrow, transformers and huggingface_hub, each when it is needed first. Raises as `submit` does.
+    Imports pyarrow and huggingface_hub, each when it is needed first. Raises as `submit` does.
     """
     from service.plan.sources import open_source
     from service.plan.target import inspect_target
@@ -44,9 +44,9 @@ def check(request: ExtractRequest, settings: Settings) -> None:
     inspect_target(request, settings)
     open_source(request.source, settings)
     if request.chat_template is not None:
-        from service.plan.rendering import ChatTemplate
+        from service.plan.child.process import check_template
 
-        ChatTemplate(request.chat_template, {})
+        check_template(request.chat_template, settings)
     if request.hub is not None:
         from service.publish.publisher import check_target
 

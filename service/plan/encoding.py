@@ -1,7 +1,6 @@
 """Text -> token ids and the characters each token stands for, by the target's own tokenizer."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from service.errors import TemplateRefused, UnknownModel
-from service.plan.importing import IMPORTING
+from service.plan.child.progress import Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +31,16 @@ class Encoding:
 
 
 class TextTokenizer:
-    """The tokenizer in `folder`, of a model called `model` in messages. Not thread-safe.
+    """The tokenizer in `folder`, of a model called `model` in messages. Runs in the planning child.
 
     `marks` are the texts of its added tokens, with their ids. Raises UnknownModel where there is none to
     load.
     """
 
-    def __init__(self, folder: Path, model: str) -> None:
+    def __init__(self, folder: Path, model: str, on_step: Callable[[Step], None] = lambda _: None) -> None:
         self._model = model
+        self._on_step = on_step
+        self._on_step(Step.TOKENIZER)
         self._tokenizer = _load(folder, model)
         self.marks: Mapping[str, int] = {
             token.content: token_id for token_id, token in self._tokenizer.added_tokens_decoder.items()
@@ -79,17 +80,18 @@ class TextTokenizer:
                 field="loss",
                 cure="use a model with a tokenizer.json, or 'loss': 'all', or 'token_ids' with a 'loss_mask'",
             )
-        with _panic_named(self._model):
-            found = self._tokenizer(
-                text,
-                add_special_tokens=special,
-                return_offsets_mapping=offsets,
-                return_attention_mask=False,
-                return_token_type_ids=False,
-                verbose=False,
-            )
-        spans = np.asarray(found["offset_mapping"] if offsets else [], dtype=np.int64).reshape(-1, 2)
-        return Encoding(np.asarray(found["input_ids"], dtype=np.int64), spans[:, 0], spans[:, 1])
+        self._on_step(Step.TOKENIZER)
+        encoded = self._tokenizer(
+            text,
+            add_special_tokens=special,
+            return_offsets_mapping=offsets,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            verbose=False,
+        )
+        self._on_step(Step.TEMPLATE)
+        spans = np.asarray(encoded["offset_mapping"] if offsets else [], dtype=np.int64).reshape(-1, 2)
+        return Encoding(np.asarray(encoded["input_ids"], dtype=np.int64), spans[:, 0], spans[:, 1])
 
     def end_of_turn(self, text: str, encoding: Encoding, start: int, end: int) -> int:
         """Return where the last mark in `text[start:end]` ends if only white space follows it, else `end`.
@@ -105,26 +107,11 @@ class TextTokenizer:
         return end
 
 
-@contextmanager
-def _panic_named(model: str) -> Iterator[None]:
-    """Turn a panic of the tokenizer's library, which is no Exception, into UnknownModel."""
-    try:
-        yield
-    except BaseException as error:
-        if type(error).__name__ == "PanicException":
-            cure = "give a model whose tokenizer.json is whole"
-            raise UnknownModel(
-                f"the tokenizer of {model!r} breaks: {error}", field="model", cure=cure
-            ) from error
-        raise
-
-
 def _load(folder: Path, model: str) -> Any:  # noqa: ANN401 - transformers is not typed
     try:
-        with IMPORTING, _panic_named(model):
-            from transformers import AutoTokenizer
+        from transformers import AutoTokenizer
 
-            return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except (
         *(OSError, ValueError, LookupError, TypeError, AttributeError, ImportError),
         *(ArithmeticError, RecursionError),

@@ -1,42 +1,48 @@
 """What a job would need: its rows go through the same planner, and nothing is written."""
 
 import math
+from collections.abc import Callable
 
 from schemas.dataset.columns import state_bytes, stored_token_bytes
 from schemas.job import Estimate
 from schemas.names import MAX_COMMIT_FILES
 from schemas.request import ExtractRequest
+from service.plan.child.process import tokenizing
 from service.plan.planner import plan_units
 from service.plan.planning import unit_bounds
 from service.plan.sizing import size
 from service.plan.sources import open_source
 from service.plan.target import inspect_target
-from service.plan.tokenizing import outcomes
-from service.plan.tokens import SampleTokenizer
 from service.settings import Settings
 
 
 def estimate_request(
-    request: ExtractRequest, settings: Settings, tokens_per_s: float | None = None, gpus: int = 1
+    request: ExtractRequest,
+    settings: Settings,
+    tokens_per_s: float | None = None,
+    gpus: int = 1,
+    watch: Callable[[], None] = lambda: None,
 ) -> Estimate:
     """Read and tokenize the whole source and add up; time grows with the source, memory with one unit.
 
     `tokens` and `bytes` are upper bounds in a `generate` job: every answer is counted at its longest.
     `bytes` are the states before compression, `stored_bytes` after it where that can be told. With one GPU's
-    `tokens_per_s` it says what that asks of the host. Raises what planning the job would raise.
+    `tokens_per_s` it says what that asks of the host. Raises what planning the job would raise, and what
+    `watch` raises, which is called now and then.
     """
     target = inspect_target(request, settings)
-    tokenizer = SampleTokenizer(target, request)
     source = open_source(request.source, settings)
     bounds = unit_bounds(request, target, settings)
     samples = rejected = tokens = shards = 0
-    for draft in plan_units(outcomes(source, tokenizer), bounds):
-        rejected += len(draft.rejects)
-        samples += len(draft.samples)
-        tokens += draft.num_tokens + len(draft.samples) * bounds.answer_tokens
-        shards += bool(draft.samples)
-    about = (len(target.layer_ids), target.hidden_size, target.dtype)
-    captured, stored = state_bytes(1, *about), stored_token_bytes(*about, request.storage.compression)
+    with tokenizing(request, target, source, settings, watch) as child:
+        child.template_sha256()
+        for draft in plan_units(child.rows(), bounds):
+            rejected += len(draft.rejects)
+            samples += len(draft.samples)
+            tokens += draft.num_tokens + len(draft.samples) * bounds.answer_tokens
+            shards += bool(draft.samples)
+    shape = (len(target.layer_ids), target.hidden_size, target.dtype)
+    captured, stored = state_bytes(1, *shape), stored_token_bytes(*shape, request.storage.compression)
     sizing = None
     if tokens_per_s is not None:
         sizing = size(tokens, captured, tokens_per_s, gpus, stored)

@@ -10,15 +10,16 @@ from pathlib import Path
 from schemas.dataset.columns import state_bytes, stored_token_bytes
 from schemas.dataset.seal import sha256_of
 from schemas.identity import Identity
+from schemas.job import RejectView
 from schemas.names import MAX_UNITS, plan_path
 from schemas.request import CapturePasses, ExtractRequest, FileSource, Generate, HubSource, InlineSource
 from service.errors import STORE_AWAY, IllegalMove, LeaseLost, OptionRefused, QuarryError
+from service.plan.child.process import tokenizing
+from service.plan.model_folder import TOKENIZER_FILES, files_digest
 from service.plan.plan_file import write_plan
 from service.plan.planner import RowOutcome, UnitBounds, UnitDraft, plan_units
 from service.plan.sources import RowSource, open_source
 from service.plan.target import Target, inspect_target, planned_target
-from service.plan.tokenizing import outcomes
-from service.plan.tokens import SampleTokenizer
 from service.settings import Settings
 from service.store import PlanLease, PlannedUnit, Store
 
@@ -74,25 +75,33 @@ def plan_job(lease: PlanLease, store: Store, settings: Settings, *, stop: Callab
     """
     request, fixed = lease.request, lease.identity
     with _kept(lease, store, settings.lease_s) as check_lease:
-        target = planned_target(request, fixed, settings) if fixed else inspect_target(request, settings)
-        tokenizer = SampleTokenizer(target, request)
-        source = open_source(_pinned(request.source, fixed), settings)
-        identity = identity_of(request, target, tokenizer, source)
-        check_lease()
-        store.set_identity(lease, identity)
-        rows = _while_held(outcomes(source, tokenizer), check_lease, stop)
-        for unit, draft in enumerate(plan_units(rows, unit_bounds(request, target, settings))):
+
+        def watch() -> None:
+            check_lease()
             if stop():
-                return False
-            if draft.samples:
-                _add_unit(lease, store, settings, unit, draft)
-            else:
-                store.finish_plan(lease, draft.rejects)
-                return True
-        if stop():
-            return False
-        store.finish_plan(lease, ())
-    return True
+                raise _Stopped
+
+        target = planned_target(request, fixed, settings) if fixed else inspect_target(request, settings)
+        source = open_source(_pinned(request.source, fixed), settings)
+        with suppress(_Stopped), tokenizing(request, target, source, settings, watch) as child:
+            identity = identity_of(request, target, source, child.template_sha256())
+            check_lease()
+            store.set_identity(lease, identity)
+            rows = _watched(child.rows(), watch)
+            rejects: tuple[RejectView, ...] = ()
+            for unit, draft in enumerate(plan_units(rows, unit_bounds(request, target, settings))):
+                watch()
+                if draft.samples:
+                    _add_unit(lease, store, settings, unit, draft)
+                else:
+                    rejects = draft.rejects
+            store.finish_plan(lease, rejects)
+            return True
+    return False
+
+
+class _Stopped(Exception):
+    """The planner was asked to end."""
 
 
 def _pinned(
@@ -105,19 +114,15 @@ def _pinned(
     return source if named is None else source.model_copy(update={"revision": named[1]})
 
 
-def _while_held(
-    rows: Iterable[RowOutcome], check_lease: Callable[[], None], stop: Callable[[], bool]
-) -> Iterator[RowOutcome]:
-    """Pass rows on until `stop`; raises LeaseLost when it is known, not at the end of a long unit."""
+def _watched(rows: Iterable[RowOutcome], watch: Callable[[], None]) -> Iterator[RowOutcome]:
+    """Pass rows on; a stop or a lost lease is known at once, not at the end of a long unit."""
     for row in rows:
-        check_lease()
-        if stop():
-            return
+        watch()
         yield row
 
 
 def identity_of(
-    request: ExtractRequest, target: Target, tokenizer: SampleTokenizer, source: RowSource
+    request: ExtractRequest, target: Target, source: RowSource, template_sha256: str | None
 ) -> Identity:
     """Return what the dataset of `request` is. Raises what reading the source raises."""
     return Identity(
@@ -127,8 +132,8 @@ def identity_of(
         hidden_size=target.hidden_size,
         num_layers=target.num_layers,
         layer_ids=target.layer_ids,
-        tokenizer_sha256=tokenizer.tokenizer_sha256,
-        template_sha256=tokenizer.template_sha256,
+        tokenizer_sha256=files_digest(target.folder, TOKENIZER_FILES),
+        template_sha256=template_sha256,
         source_fingerprint=source.fingerprint(),
         loss=request.loss,
         max_tokens=request.max_tokens,
@@ -157,9 +162,9 @@ def unit_bounds(request: ExtractRequest, target: Target, settings: Settings) -> 
 
     Where what is stored depends on the states themselves, they count as they were captured.
     """
-    about = (len(target.layer_ids), target.hidden_size, target.dtype)
+    shape = (len(target.layer_ids), target.hidden_size, target.dtype)
     return UnitBounds(
-        bytes_per_token=stored_token_bytes(*about, request.storage.compression) or state_bytes(1, *about),
+        bytes_per_token=stored_token_bytes(*shape, request.storage.compression) or state_bytes(1, *shape),
         unit_bytes=request.storage.shard_bytes,
         max_samples=settings.unit_max_samples,
         answer_tokens=request.generate.max_tokens if request.generate else 0,

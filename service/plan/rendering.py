@@ -1,18 +1,14 @@
-"""Messages -> what a chat template makes of them, bounded in size and time, the same on every day."""
+"""Messages -> what a chat template makes of them, the same on every day. Runs in the planning child."""
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from service.errors import TemplateRefused
-from service.plan.importing import IMPORTING
-from service.plan.template_bounds import Bounds, bound_tree
-from service.plan.template_costs import MAX_RENDER_CHARS
 
-RENDER_TIMEOUT_S = 60.0
-"""A template that goes on and on is stopped; a rendering takes milliseconds."""
+MAX_RENDER_CHARS = 2**24
+"""Longest rendering of one sample."""
 
 PLAN_DATE = datetime(2024, 7, 26)
 """What `strftime_now` says in a template: a plan made again on another day must have the same bytes.
@@ -22,9 +18,6 @@ It is the day that Llama's own templates fall back to.
 
 FIELD = "chat_template"
 CURE = "pass a 'chat_template' that marks the assistant's text with {% generation %} ... {% endgeneration %}"
-
-TICK = "quarry_tick"
-"""Name of the call that every turn of a template's loops makes."""
 
 Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]] | None
@@ -50,16 +43,15 @@ class ChatTemplate:
     """One compiled template with the tokenizer's special tokens as variables. Runs in jinja's sandbox.
 
     `source` is the template's text. `marks_generation` says whether it has `{% generation %}` blocks.
-    Not thread-safe. Raises TemplateRefused where it is not a template, or marks generation where positions
-    cannot be known.
+    It may compute without end: only a child process compiles or renders one. Raises TemplateRefused where it
+    is not a template, or marks generation where positions cannot be known.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, Any]) -> None:
         import jinja2
 
         # Private, and what vLLM's renderer builds on: a template must mean here what it means when served.
-        with IMPORTING:
-            from transformers.utils.chat_template_utils import _compile_jinja_template
+        from transformers.utils.chat_template_utils import _compile_jinja_template
 
         self.source = source
         self._variables = {**special_tokens, "strftime_now": PLAN_DATE.strftime}
@@ -69,21 +61,18 @@ class ChatTemplate:
             AssertionError,
             AttributeError,
             LookupError,
-            MemoryError,
             RecursionError,
             TypeError,
             ValueError,
         )
         try:
-            # Past the cache: an environment tracks one rendering at a time, so two threads may not share it.
-            # Of an empty template: compiling computes what is constant, so `source` is bounded before.
+            # Past the cache, since this environment is changed.
             self._environment = _compile_jinja_template.__wrapped__("").environment
-            self._bounds = Bounds(self._environment)
-            tree = self._environment.parse(source)
-            bound_tree(tree, FIELD)
-            self.marks_generation = _marks_generation(tree)
-            _tick_in_loops(tree)
-            self._template = self._environment.from_string(tree)
+            # What draws at random: a plan made again must have the same bytes.
+            self._environment.globals.pop("lipsum", None)
+            self._environment.filters.pop("random", None)
+            self.marks_generation = _marks_generation(self._environment.parse(source))
+            self._template = self._environment.from_string(source)
         except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError) as error:
             # Nested too deep for the parser or for Python, or a number of more digits than Python reads.
             raise TemplateRefused(
@@ -91,31 +80,20 @@ class ChatTemplate:
             ) from error
 
     def render(self, messages: Messages, tools: Tools, *, add_generation_prompt: bool) -> Rendering:
-        """Render. Raises RenderFailed, RenderTooLong; TemplateRefused after `RENDER_TIMEOUT_S`."""
+        """Render. Raises RenderFailed, RenderTooLong."""
         pieces: list[str] = []
         spans: list[tuple[int, int]] = []
         num_chars = 0
-        deadline = time.monotonic() + RENDER_TIMEOUT_S
-
-        def tick() -> None:
-            if time.monotonic() > deadline:
-                raise TemplateRefused(
-                    f"the chat template does not end within {RENDER_TIMEOUT_S:g} s",
-                    field=FIELD,
-                    cure="mend the template's loops",
-                )
-
-        told = {
+        variables = {
+            **self._variables,
             "messages": messages,
             "tools": tools,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
-            TICK: tick,
         }
-        self._bounds.start()
         try:
             with self._environment.activate_tracker(pieces, spans):
-                for piece in self._template.generate(**self._variables, **told):
+                for piece in self._template.generate(**variables):
                     pieces.append(piece)
                     num_chars += len(piece)
                     if num_chars > MAX_RENDER_CHARS:
@@ -146,15 +124,3 @@ def _marks_generation(tree: Any) -> bool:  # noqa: ANN401 - a jinja2 node; the l
                 cure="move {% generation %} out of macros and of set, filter, call and generation blocks",
             )
     return bool(blocks(tree))
-
-
-def _tick_in_loops(tree: Any) -> None:  # noqa: ANN401 - as above
-    """Let every turn of every loop and every call of a macro call `TICK`.
-
-    Nothing else can stop a loop that writes nothing, or a macro that calls itself twice.
-    """
-    from jinja2 import nodes
-
-    for loop in tree.find_all((nodes.For, nodes.Macro)):
-        call = nodes.Call(nodes.Name(TICK, "load"), [], [], None, None)
-        loop.body.insert(0, nodes.ExprStmt(call).set_lineno(loop.lineno))

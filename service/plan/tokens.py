@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +13,8 @@ from schemas.dataset.columns import most_tokens
 from schemas.request import ExtractRequest, Message, Sample
 from service.errors import OptionRefused, TemplateRefused
 from service.plan.boundaries import PROBE, RenderBudgetSpent, Span, TurnFinder, UnstableBoundaries, probe
+from service.plan.child.progress import Step
 from service.plan.encoding import Encoding, TextTokenizer
-from service.plan.model_folder import TOKENIZER_FILES, files_digest
 from service.plan.rendering import CURE, FIELD, ChatTemplate, RenderFailed, Rendering, RenderTooLong
 from service.plan.sources.rows import RejectReason, RowReject
 from service.plan.target import Target
@@ -42,21 +42,23 @@ class _Chat:
 
 
 class SampleTokenizer:
-    """Tokenizes the samples of one job. Not thread-safe.
+    """Tokenizes the samples of one job, in the planning child; `on_step` is called as it goes on.
 
     `limit_tokens` is the longest sample: the request's `max_tokens`, what the engine takes as a prompt, and
     what a row can hold, less the room for an answer in a `generate` job. Raises UnknownModel (no usable
     tokenizer), TemplateRefused, OptionRefused.
     """
 
-    def __init__(self, target: Target, request: ExtractRequest) -> None:
+    def __init__(
+        self, target: Target, request: ExtractRequest, on_step: Callable[[Step], None] = lambda _: None
+    ) -> None:
         self._target = target
         self._request = request
-        self._tokenizer = TextTokenizer(target.folder, target.model)
+        self._tokenizer = TextTokenizer(target.folder, target.model, on_step)
         self._templates: dict[str, ChatTemplate] = {}
         self._trailers: dict[str, str] = {}
         self.limit_tokens = _limit(target, request)
-        self.tokenizer_sha256 = files_digest(target.folder, TOKENIZER_FILES)
+        on_step(Step.TEMPLATE)
         self.template_sha256 = _template_digest(request.chat_template or self._tokenizer.chat_templates)
         if request.chat_template is not None:
             self._compiled(request.chat_template)

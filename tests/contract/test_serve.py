@@ -136,7 +136,10 @@ def test_a_service_runs_a_job_and_ends_in_order_with_its_worker(tmp_path: Path, 
 def test_estimates_that_come_at_once_to_a_new_service_are_all_answered(tmp_path: Path, target: Path):
     """The first of them imports transformers; two threads that did so at once saw halves of it."""
     body = {"model": str(target), "layers": [1, 2], "source": {"kind": "inline", "samples": SAMPLES}}
-    with serving(tmp_path / "data", "--no-worker") as service, ThreadPoolExecutor(8) as callers:
+    with (
+        serving(tmp_path / "data", "--no-worker", QUARRY_ESTIMATES_AT_ONCE="8") as service,
+        ThreadPoolExecutor(8) as callers,
+    ):
         posts = [
             callers.submit(httpx2.post, f"{service.url}/estimate", json=body, trust_env=False, timeout=120)
             for _ in range(8)

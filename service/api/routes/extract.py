@@ -1,9 +1,12 @@
 """POST /extract and POST /estimate: read the body, then make a job of it or say what it would need."""
 
+import asyncio
+import threading
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, HTTPException, Query, Request, Response
 from pydantic import Field
+from starlette.concurrency import run_in_threadpool
 
 from schemas.base import Wire
 from schemas.job import Estimate, JobView
@@ -22,6 +25,10 @@ BODY: dict[str, Any] = {
     }
 }
 """The body is read by hand, off the event loop, because a 64 MiB document takes seconds to check."""
+
+
+RETRY_AFTER_S = 10
+"""When another estimate may be tried."""
 
 
 class EstimateOptions(Wire):
@@ -78,9 +85,41 @@ def extract(
     return row.view()
 
 
-@router.post("/estimate", openapi_extra=BODY, responses=problem_responses(413, 415, 422, 503, 507))
-def estimate(body: Body, settings: SettingsOf, options: Annotated[EstimateOptions, Query()]) -> Estimate:
-    """Say what a job would need, without running anything."""
-    from service.plan.estimate import estimate_request  # reads samples with transformers and pyarrow
+class _Stopped(Exception):
+    """The client has hung up, or the service ends."""
 
-    return estimate_request(body, settings, options.tokens_per_s, options.gpus)
+
+@router.post("/estimate", openapi_extra=BODY, responses=problem_responses(413, 415, 422, 429, 503, 507))
+async def estimate(
+    request: Request, body: Body, settings: SettingsOf, options: Annotated[EstimateOptions, Query()]
+) -> Estimate:
+    """Say what a job would need, without running anything."""
+    from service.plan.estimate import estimate_request  # imports pyarrow
+
+    slots: asyncio.Semaphore = request.app.state.estimates
+    if slots.locked():
+        detail = f"{settings.estimates_at_once} estimates are being made"
+        raise HTTPException(429, detail, {"Retry-After": str(RETRY_AFTER_S)})
+    hung_up = threading.Event()
+
+    def watch() -> None:
+        if hung_up.is_set() or request.app.state.stopping.is_set():
+            raise _Stopped
+
+    async with slots:
+        listener = asyncio.create_task(_wait_for_hang_up(request, hung_up))
+        try:
+            return await run_in_threadpool(
+                estimate_request, body, settings, options.tokens_per_s, options.gpus, watch
+            )
+        except _Stopped as error:
+            raise HTTPException(503, "the estimate was stopped") from error
+        finally:
+            listener.cancel()
+
+
+async def _wait_for_hang_up(request: Request, hung_up: threading.Event) -> None:
+    """Set `hung_up` when the client closes its connection; the body has been read already."""
+    while (await request.receive())["type"] != "http.disconnect":
+        continue
+    hung_up.set()

@@ -1,6 +1,6 @@
 """Sources: inline samples, allowed files, Hub datasets -> numbered rows, each a sample or a named reject."""
 
-from typing import assert_never
+from typing import Any, assert_never
 
 from schemas.request import FileSource, HubSource, InlineSource
 from service.plan.sources.files import FileRows
@@ -9,7 +9,15 @@ from service.plan.sources.inline import InlineRows
 from service.plan.sources.rows import RejectReason, RowReject, RowSource, SourceRow
 from service.settings import Settings
 
-__all__ = ["RejectReason", "RowReject", "RowSource", "SourceRow", "fingerprint", "open_source"]
+__all__ = [
+    "RejectReason",
+    "RowReject",
+    "RowSource",
+    "SourceRow",
+    "fingerprint",
+    "open_source",
+    "opened_source",
+]
 
 
 def open_source(source: InlineSource | FileSource | HubSource, settings: Settings) -> RowSource:
@@ -21,6 +29,19 @@ def open_source(source: InlineSource | FileSource | HubSource, settings: Setting
             return FileRows.find(source, settings.source_roots)
         case HubSource():
             return HubRows.find(source, settings)
+        case _:
+            assert_never(source)
+
+
+def opened_source(source: InlineSource | FileSource | HubSource, opened: dict[str, Any]) -> RowSource:
+    """Return a source that another process has found, from what its `opened` returned."""
+    match source:
+        case InlineSource():
+            return InlineRows(source)
+        case FileSource():
+            return FileRows.of(source, opened)
+        case HubSource():
+            return HubRows(source, **opened)
         case _:
             assert_never(source)
 

@@ -1,7 +1,7 @@
 """Datasets on the Hub, streamed through `datasets`."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -23,19 +23,21 @@ class HubRows:
 
     source: HubSource
     commit: str
-    settings: Settings
+    endpoint: str | None
+    token: str | None = field(repr=False)
 
     @classmethod
     def find(cls, source: HubSource, settings: Settings) -> "HubRows":
         """Resolve the revision to a commit. Raises SourceRefused (field `source.repo_id`), HubUnavailable."""
-        from huggingface_hub import HfApi
+        from huggingface_hub import HfApi, get_token
 
         with reading_hub(_what(source), SourceRefused, _FIELD, _CURE):
-            api = HfApi(endpoint=settings.hub_endpoint, token=settings.token())
+            token = settings.token() or get_token()
+            api = HfApi(endpoint=settings.hub_endpoint, token=token)
             commit = api.dataset_info(source.repo_id, revision=source.revision).sha
         if commit is None:
             raise SourceRefused(f"{_what(source)} has no commit", field=_FIELD, cure=_CURE)
-        return cls(source, commit, settings)
+        return cls(source, commit, settings.hub_endpoint, token)
 
     def fingerprint(self) -> str:
         """Return the repository, configuration, split, limit and commit."""
@@ -43,6 +45,10 @@ class HubRows:
         return (
             f"hub:{source.repo_id}@{self.commit}:{source.config or 'default'}:{source.split}:{source.limit}"
         )
+
+    def opened(self) -> dict[str, Any]:
+        """Return the commit, and what reading it from the Hub takes."""
+        return {"commit": self.commit, "endpoint": self.endpoint, "token": self.token}
 
     def rows(self) -> Iterator[SourceRow]:
         """Yield the rows as they arrive; nothing is kept on disk."""
@@ -59,13 +65,13 @@ class HubRows:
         from datasets.exceptions import DatasetsError
         from datasets.features.features import require_decoding
 
-        if self.settings.hub_endpoint is not None:
+        if self.endpoint is not None:
             # The library takes the endpoint from its module alone; in this process it is always the same one.
-            datasets.config.HF_ENDPOINT = self.settings.hub_endpoint
-        repo_id, token = self.source.repo_id, self.settings.token()
+            datasets.config.HF_ENDPOINT = self.endpoint
+        repo_id, token = self.source.repo_id, self.token
         with reading_hub(_what(self.source), SourceRefused, _FIELD, _CURE):
             try:
-                check_named(repo_id, self.commit, self.settings.hub_endpoint, token)
+                check_named(repo_id, self.commit, self.endpoint, token)
                 builder = datasets.load_dataset_builder(
                     # The scheme keeps `datasets` from taking a local folder of the same name.
                     f"hf://datasets/{repo_id}",

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from schemas.request import InlineSource
 from service.plan.sources.rows import SourceRow
@@ -19,6 +20,10 @@ class InlineRows:
         """Return the sha256 of the samples' canonical JSON."""
         text = json.dumps(self.source.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
         return f"inline:{hashlib.sha256(text.encode()).hexdigest()}"
+
+    def opened(self) -> dict[str, Any]:
+        """Return nothing: the request holds the samples."""
+        return {}
 
     def rows(self) -> Iterator[SourceRow]:
         """Yield the samples."""

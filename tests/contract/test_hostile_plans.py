@@ -1,0 +1,298 @@
+"""Templates, tokenizers and sources that never end, or take all memory: they end their own plan by name.
+
+Each is planned in this process with small limits. The child that meets it is killed; nothing else notices.
+"""
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from schemas.job import JobState, Problem
+from schemas.request import ExtractRequest
+from service.errors import TemplateRefused, UnknownModel
+from service.plan.child.fork_server import ForkServer
+from service.plan.child.process import check_template
+from service.plan.estimate import estimate_request
+from service.plan.planning import run_planning
+from service.settings import Settings
+from service.store import Store
+from tests.support import templates
+from tests.support.api import serving
+from tests.support.children import children_of
+from tests.support.store_cases import Clock, job_id
+
+ROW_CPU_S = 1.0
+MEMORY_BYTES = 2**28
+CHAT = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]
+
+NEVER_ENDING = {
+    "a loop's filter": "{% for x in range(99999) if range(99999)|select('odd')|sum < 0 %}{% endfor %}",
+    "a block that calls itself": "{% set n = namespace(depth=0) %}{% block b %}"
+    "{% set n.depth = n.depth + 1 %}{% if n.depth < 30 %}{{ self.b() }}{{ self.b() }}{% endif %}"
+    "{% set n.depth = n.depth - 1 %}{% endblock %}",
+    "a macro that calls itself": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}"
+    "{% endmacro %}{{ f(60) }}",
+    "one search": "{% set n = 2000000 %}{{ ('a' * n * 2).rfind('ab' + 'a' * n) }}",
+    "one power": "{% set n = 9 %}{{ (n**(n**n)) % 7 }}",
+    "membership in a list": "{% set l = range(99999)|list %}{{ l|reject('in', l)|list|length }}"
+    "{{ l|reject('in', l|reverse|list)|list|length }}" * 9,
+}
+TOO_LARGE = {
+    "text doubled": "{% set n = namespace(x='a') %}{% for i in range(40) %}"
+    "{% set n.x = n.x ~ n.x %}{% endfor %}",
+    "text repeated": "{{ ('a' * (messages|length * 10**9))|length }}",
+}
+
+FROZEN = NEVER_ENDING["one search"]
+"""One call into C: no signal handler, thread or timer of its process can stop it."""
+
+
+@dataclass
+class Shop:
+    """A store, a target, and settings with small limits."""
+
+    folder: Path
+    settings: Settings
+    store: Store
+    clock: Clock
+    model: Path
+
+    def request(self, **changes: Any) -> ExtractRequest:
+        samples = [{"id": "fine", "text": "x"}, {"id": "chat", "messages": CHAT}]
+        source = {"kind": "inline", "samples": samples}
+        return ExtractRequest.model_validate({"model": str(self.model), "source": source} | changes)
+
+    def problem(self, **changes: Any) -> Problem:
+        """Plan a job and return the problem that it failed with."""
+        self.store.submit(job_id(1), "key", self.request(**changes))
+        assert run_planning(self.store, self.settings, "planner", lambda: False)
+        job = self.store.job(job_id(1))
+        assert job.state is JobState.FAILED and job.problem is not None
+        return job.problem
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[Shop]:
+    settings = Settings(
+        data_dir=tmp_path / "data",
+        model_roots=(tmp_path,),
+        source_roots=(tmp_path,),
+        plan_row_cpu_s=ROW_CPU_S,
+        plan_memory_bytes=MEMORY_BYTES,
+    )
+    settings.data_dir.mkdir()
+    clock = Clock()
+    store = Store(settings.database(), clock)
+    store.migrate()
+    yield Shop(tmp_path, settings, store, clock, templates.write_target(tmp_path / "model"))
+    store.close()
+
+
+def per_row(template: str) -> str:
+    """Return a template that is like the tokenizer's own until a row says "now"."""
+    return "{% if messages[0].content == 'now' %}" + template + "{% endif %}" + templates.CHATML
+
+
+def now() -> dict[str, Any]:
+    """Return a source whose row 2 is where such a template begins."""
+    chats = [[{"role": "user", "content": word}, CHAT[1]] for word in ("one", "two", "now", "four")]
+    return {"kind": "inline", "samples": [{"messages": messages} for messages in chats]}
+
+
+@pytest.mark.parametrize("name", NEVER_ENDING)
+def test_a_template_that_never_ends_fails_its_job_by_row(shop: Shop, name: str) -> None:
+    problem = shop.problem(chat_template=per_row(NEVER_ENDING[name]), source=now(), loss="all")
+    assert (problem.type, problem.field) == ("urn:quarry:template-refused", "chat_template")
+    assert "took more than 1 s of CPU time at row 2" in problem.detail
+    assert problem.cure is not None and "QUARRY_PLAN_ROW_CPU_S" in problem.cure
+
+
+@pytest.mark.parametrize("name", TOO_LARGE)
+def test_a_template_that_takes_all_memory_fails_its_job_by_row(shop: Shop, name: str) -> None:
+    problem = shop.problem(chat_template=per_row(TOO_LARGE[name]), source=now(), loss="all")
+    assert (problem.type, problem.field) == ("urn:quarry:template-refused", "chat_template")
+    assert f"took more than {MEMORY_BYTES} bytes of memory at row 2" in problem.detail
+    assert problem.cure is not None and "QUARRY_PLAN_MEMORY_BYTES" in problem.cure
+
+
+def test_a_template_that_computes_while_it_compiles_is_refused_when_it_is_submitted(shop: Shop) -> None:
+    with pytest.raises(TemplateRefused, match="took more than 1 s of CPU time"):
+        check_template("{{ 9**(9**9) }}", shop.settings)
+
+
+def bomb(path: Path) -> None:
+    """Write a Parquet file of a few kB whose one text is a GB."""
+    text = pa.array(["x" * 2**28] * 4).dictionary_encode()
+    pq.write_table(pa.table({"text": text}), path, compression="zstd")
+    assert path.stat().st_size < 2**17
+
+
+def endless_gzip(path: Path) -> None:
+    """Write a compressed file of blank lines that takes seconds to read."""
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        for _ in range(200):
+            file.write(b"\n" * 2**20)
+
+
+@pytest.mark.parametrize(("name", "write"), [("bomb.parquet", bomb), ("blank.jsonl.gz", endless_gzip)])
+def test_a_source_that_takes_too_much_fails_its_job(
+    shop: Shop, name: str, write: Callable[[Path], None]
+) -> None:
+    write(shop.folder / name)
+    problem = shop.problem(source={"kind": "file", "path": name})
+    assert (problem.type, problem.field) == ("urn:quarry:source-refused", "source.path")
+    assert "took more than" in problem.detail and "at row 0" in problem.detail and problem.cure
+
+
+@pytest.mark.parametrize("charsmap", ["AAAA", "BAAAAAEAAAA="], ids=["as it is loaded", "as it encodes"])
+def test_a_tokenizer_that_panics_is_an_unknown_model(shop: Shop, charsmap: str) -> None:
+    """The panic of its library is a BaseException, which no guard of Exceptions holds."""
+    normalizer = {"type": "Precompiled", "precompiled_charsmap": charsmap}
+    with pytest.raises(UnknownModel, match="breaks") as caught:
+        estimate_with(shop, normalizer=normalizer)
+    assert caught.value.field == "model" and caught.value.cure
+
+
+def test_a_tokenizer_that_never_ends_is_an_unknown_model(shop: Shop) -> None:
+    split = {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Isolated", "invert": False}
+    with pytest.raises(UnknownModel, match="CPU time at row 0") as caught:
+        estimate_with(shop, pre_tokenizer=split, text=("x" * 20 + " ") * 5000)
+    assert caught.value.field == "model" and "QUARRY_PLAN_ROW_CPU_S" in str(caught.value.cure)
+
+
+def estimate_with(shop: Shop, text: str = "the quick brown fox", **parts: Any) -> None:
+    whole = json.loads((shop.model / "tokenizer.json").read_text())
+    (shop.model / "tokenizer.json").write_text(json.dumps(whole | parts))
+    source = {"kind": "inline", "samples": [{"text": text}]}
+    estimate_request(shop.request(source=source), shop.settings)
+
+
+def child_pids() -> set[int]:
+    """Return the children of this process's fork server."""
+    (server,) = [pid for pid in children_of(os.getpid()) if "fork_server" in command_of(pid)]
+    return set(children_of(server))
+
+
+def command_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_planner_that_is_stopped_kills_its_child_at_once_and_gives_the_plan_on(shop: Shop) -> None:
+    shop.settings = shop.settings.model_copy(update={"plan_row_cpu_s": 60.0})
+    shop.store.submit(job_id(1), "key", shop.request(chat_template=FROZEN))
+    stopped = threading.Event()
+    with ThreadPoolExecutor() as threads:
+        plan = threads.submit(run_planning, shop.store, shop.settings, "planner", stopped.is_set)
+        until(lambda: any(cpu_s(pid) > 0.5 for pid in child_pids()))
+        stopped.set()
+        began = time.monotonic()
+        assert plan.result(5)
+        until(lambda: not child_pids())
+    assert time.monotonic() - began < 1
+    assert shop.store.state(job_id(1)) is JobState.RUNNING
+
+
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_a_job_whose_child_is_killed_three_times_is_blocked_and_the_next_job_is_planned(shop: Shop) -> None:
+    """1. three planners in turn lose the child of one job  2. it is blocked  3. another job is planned."""
+    shop.settings = shop.settings.model_copy(update={"plan_row_cpu_s": 60.0})
+    shop.store.submit(job_id(1), "poison", shop.request(chat_template=FROZEN))
+    with ThreadPoolExecutor() as threads:
+        for owner in ("first", "second", "third"):
+            assert shop.store.state(job_id(1)) is not JobState.BLOCKED
+            plan = threads.submit(run_planning, shop.store, shop.settings, owner, lambda: False)
+            until(lambda: any(cpu_s(pid) > 0.2 for pid in child_pids()))
+            for pid in child_pids():
+                os.kill(pid, signal.SIGKILL)
+            assert plan.result(5)
+            shop.clock.advance(shop.settings.lease_s + 1)
+    job = shop.store.job(job_id(1))
+    assert job.state is JobState.BLOCKED and job.problem is not None
+    assert job.problem.type == "urn:quarry:planning-died" and "-9" in job.problem.detail
+    shop.store.submit(job_id(2), "good", shop.request())
+    assert run_planning(shop.store, shop.settings, "fourth", lambda: False)
+    assert shop.store.job(job_id(2)).progress.plan_done
+
+
+def test_a_child_ends_with_its_parent(shop: Shop) -> None:
+    body = shop.request(chat_template=FROZEN).model_dump_json()
+    program = (
+        "import sys; from schemas.request import ExtractRequest; from service.settings import Settings\n"
+        "from service.plan.estimate import estimate_request\n"
+        "estimate_request(ExtractRequest.model_validate_json(sys.argv[1]),"
+        " Settings(model_roots=(sys.argv[2],)))\n"
+    )
+    command = [sys.executable, "-c", program, body, str(shop.folder)]
+    with subprocess.Popen(command) as parent:
+        family: set[int] = set()
+
+        def frozen() -> bool:
+            servers = set(children_of(parent.pid))
+            family.update(servers, *(children_of(pid) for pid in servers))
+            return len(family) == 2 and any(cpu_s(pid) > 0.5 for pid in family - servers)
+
+        until(frozen)
+        parent.kill()
+        parent.wait()
+        until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in family))
+
+
+def test_the_child_has_no_secret_and_none_of_the_settings(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setenv("QUARRY_DATABASE_URL", "postgresql://secret")
+    server = ForkServer()
+    ends = server.start_child()
+    pid = int(ends.connection.recv(100)[9:])
+    environment = Path(f"/proc/{pid}/environ").read_text()
+    assert "secret" not in environment and "QUARRY_" not in environment
+    ends.close()
+    server.close()
+
+
+def test_estimates_leave_the_service_free_and_end_with_their_clients(shop: Shop) -> None:
+    """1. two estimates freeze  2. a third gets 429, others answer  3. the clients hang up  4. one runs."""
+    settings = shop.settings.model_copy(update={"plan_row_cpu_s": 60.0})
+    frozen = shop.request(chat_template=FROZEN).model_dump(mode="json")
+    with serving(settings) as api, ThreadPoolExecutor() as threads:
+        with httpx2.Client(base_url=api.base_url, trust_env=False, timeout=2) as impatient:
+            hung_up = [threads.submit(impatient.post, "/estimate", json=frozen) for _ in range(2)]
+            until(lambda: len(child_pids()) == 2)
+            answer = api.post("/estimate", json=frozen)
+            assert answer.status_code == 429 and int(answer.headers["Retry-After"]) > 0
+            assert Problem.model_validate(answer.json()).type == "urn:quarry:too-many-requests"
+            began = time.monotonic()
+            assert api.get("/healthz").status_code == 200
+            assert time.monotonic() - began < 1
+            for estimate in hung_up:
+                assert isinstance(estimate.exception(20), httpx2.TimeoutException)
+        until(lambda: not child_pids())
+        body = shop.request().model_dump(mode="json")
+        until(lambda: api.post("/estimate", json=body).status_code == 200)
