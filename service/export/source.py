@@ -8,7 +8,7 @@ from schemas.identity import Identity
 from service.errors import DatasetBroken, OptionRefused, SourceRefused
 from service.export.options import STATES_OF_LAST_ONLY, ExportOptions
 from service.reader import QuarryDataset
-from service.reader.files import Files, files_of
+from service.reader.files import Files, files_of, read_file
 
 MANIFESTS = "manifests"
 
@@ -64,7 +64,7 @@ def _manifests(files: Files, jobs: Iterable[str]) -> dict[str, Manifest]:
         if job not in paths:
             found = ", ".join(paths) or "none"
             raise SourceRefused(f"the dataset holds no job {job}", field="job", cure=f"it holds: {found}")
-    return {job: _manifest(paths[job], files.read(paths[job])) for job in sorted(set(wanted))}
+    return {job: _manifest(paths[job], read_file(files, paths[job])) for job in sorted(set(wanted))}
 
 
 def _manifest(path: str, content: bytes) -> Manifest:

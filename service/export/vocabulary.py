@@ -17,6 +17,7 @@ from service.errors import DatasetBroken, OptionRefused
 from service.export.source import Source
 from service.export.target import find_target
 from service.reader import Row
+from service.reader.files import read_file
 
 COUNTS_FOLDER = "token_freq"
 
@@ -51,7 +52,7 @@ def _stored_counts(source: Source, manifest: Manifest, path: str) -> TokenCounts
     entry = next((entry for entry in manifest.extras if entry.path == path), None)
     if entry is None or path not in source.files.find(COUNTS_FOLDER, ".parquet"):
         return None
-    content = source.files.read(path)
+    content = read_file(source.files, path)
     if hashlib.sha256(content).hexdigest() != entry.sha256:
         raise DatasetBroken(f"{path} is not the file that the manifest names", field="dataset")
     counts = read_counts(content, path)

@@ -26,8 +26,11 @@ class Files(Protocol):
     def open(self, path: str, *, direct: bool = False, memory_map: bool = False) -> RangeFile:
         """Open a file; a local one is read past the page cache, or mapped, if asked. Raises ReaderError."""
 
-    def read(self, path: str) -> bytes:
-        """Return a small file whole. Raises ReaderError."""
+
+def read_file(files: Files, path: str) -> bytes:
+    """Return a small file of a dataset whole. Raises ReaderError, OSError."""
+    file = files.open(path)
+    return file.read(0, file.num_bytes).tobytes()
 
 
 def files_of(where: str | os.PathLike[str], revision: str | None = None) -> Files:
@@ -69,13 +72,6 @@ class LocalFiles:
         except OSError as error:
             raise ReaderError(f"{error.filename} cannot be read: {error.strerror}") from error
 
-    def read(self, path: str) -> bytes:
-        """Return a small file whole. Raises ReaderError."""
-        try:
-            return (self._folder / path).read_bytes()
-        except OSError as error:
-            raise ReaderError(f"{path} cannot be read: {error.strerror}") from error
-
 
 class HubFiles:
     """A dataset repository, pinned to one commit. Needs huggingface_hub."""
@@ -102,14 +98,6 @@ class HubFiles:
     def open(self, path: str, *, direct: bool = False, memory_map: bool = False) -> "HubFile":
         """Name a file; nothing is read yet."""
         return HubFile(self._fs, self._root + path)
-
-    def read(self, path: str) -> bytes:
-        """Return a small file whole. Raises ReaderError."""
-        try:
-            content: bytes = self._fs.cat_file(self._root + path)
-        except OSError as error:
-            raise ReaderError(f"{path} cannot be read: {error}") from error
-        return content
 
 
 class HubFile:
