@@ -23,8 +23,8 @@ def register() -> None:
 
     for architecture, known in list(ModelRegistry.models.items()):
         place = (getattr(known, "module_name", None), getattr(known, "class_name", None))
-        about = CARRIED.get(architecture)
-        if about is not None and place == (f"{MODELS}.{about.module}", about.model):
+        carried = CARRIED.get(architecture)
+        if carried is not None and place == (f"{MODELS}.{carried.module}", carried.model):
             ModelRegistry.register_model(architecture, f"{CLASSES}:{architecture}")
         elif place[0] == BACKEND and place[1] in BACKEND_CLASSES:
             ModelRegistry.register_model(architecture, f"{CLASSES}:{place[1]}")

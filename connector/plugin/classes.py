@@ -15,29 +15,29 @@ from connector.plugin.recording import RecordingDecoder
 
 def __getattr__(name: str) -> type:
     if name in CARRIED:
-        made = carried_class(CARRIED[name])
+        our_class = carried_class(CARRIED[name])
     elif name in BACKEND_CLASSES:
-        made = backend_class(name)
+        our_class = backend_class(name)
     else:
         raise AttributeError(name)
-    globals()[name] = made
-    return made
+    globals()[name] = our_class
+    return our_class
 
 
-def carried_class(about: Carried) -> type:
+def carried_class(carried: Carried) -> type:
     """Return the engine's class with support for auxiliary hidden states.
 
     That is its own class where it supports them by itself, and where its decoder is not the one we know.
     """
-    module = importlib.import_module(f"{MODELS}.{about.module}")
-    engine_class: Any = getattr(module, about.model)
-    if supports_eagle3(engine_class) or not (about.decoder is None or hasattr(module, about.decoder)):
+    module = importlib.import_module(f"{MODELS}.{carried.module}")
+    engine_class: Any = getattr(module, carried.model)
+    if supports_eagle3(engine_class) or not (carried.decoder is None or hasattr(module, carried.decoder)):
         own: type = engine_class
         return own
 
     class ReturnsStates(engine_class, SupportsEagle3):  # type: ignore[misc]
         def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:  # noqa: ANN401 - vLLM's type
-            with _recorded_decoder(module, about):
+            with _recorded_decoder(module, carried):
                 super().__init__(vllm_config=vllm_config, prefix=prefix)
 
     return _named_as(engine_class, ReturnsStates)
@@ -54,17 +54,17 @@ def backend_class(name: str) -> type:
 
 
 @contextmanager
-def _recorded_decoder(module: ModuleType, about: Carried) -> Iterator[None]:
+def _recorded_decoder(module: ModuleType, carried: Carried) -> Iterator[None]:
     """Let the constructors in `module` make a decoder that records, for as long as the context lasts."""
-    if about.decoder is None:
+    if carried.decoder is None:
         yield
         return
-    engine_decoder = getattr(module, about.decoder)
-    setattr(module, about.decoder, _recording(engine_decoder, sums=about.sums))
+    engine_decoder = getattr(module, carried.decoder)
+    setattr(module, carried.decoder, _recording(engine_decoder, sums=carried.sums))
     try:
         yield
     finally:
-        setattr(module, about.decoder, engine_decoder)
+        setattr(module, carried.decoder, engine_decoder)
 
 
 def _recording(engine_decoder: Any, *, sums: bool) -> type:  # noqa: ANN401 - a class of vLLM
@@ -79,7 +79,7 @@ def _recording(engine_decoder: Any, *, sums: bool) -> type:  # noqa: ANN401 - a 
     return _named_as(engine_decoder, Decoder)
 
 
-def _named_as(engine_class: type, made: type) -> type:
+def _named_as(engine_class: type, our_class: type) -> type:
     """Give a class the name by which the engine knows the one that it stands for."""
-    made.__name__ = made.__qualname__ = engine_class.__name__
-    return made
+    our_class.__name__ = our_class.__qualname__ = engine_class.__name__
+    return our_class

@@ -18,7 +18,7 @@ from service.visible import one_line
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class RowFile:
     """A file of rows: its path below the export's folder, and the numbers of its rows in the dataset."""
 
     path: str
@@ -42,12 +42,12 @@ class Format(ABC):
         return self.source.options.target or self.source.identity.model
 
     @abstractmethod
-    def pieces(self) -> Iterator[Piece]:
+    def row_files(self) -> Iterator[RowFile]:
         """Yield the files of rows in order; a row that the trainer cannot take is in none."""
 
     @abstractmethod
     def write(self, temporary: Path, rows: Iterable[Row]) -> None:
-        """Write a piece; holds one row in memory at a time where the format lets it.
+        """Write a file of rows; holds one row in memory at a time where the format lets it.
 
         Raises OptionRefused if a row cannot be written in this format.
         """
@@ -73,7 +73,7 @@ class TorchFileEachRow(Format):
     PATH: ClassVar[str]
     """Takes the row's `number` and the `folder` of 2000 that holds it."""
 
-    def pieces(self) -> Iterator[Piece]:
+    def row_files(self) -> Iterator[RowFile]:
         """Yield a file for each row."""
         return one_file_each(self.PATH, self.numbers())
 
@@ -91,12 +91,12 @@ class TorchFileEachRow(Format):
         """Return what a row's file holds."""
 
 
-def one_file_each(pattern: str, numbers: Iterable[int]) -> Iterator[Piece]:
-    """Yield a piece for every row; `pattern` takes its `number` and the `folder` of 2000 that holds it."""
+def one_file_each(pattern: str, numbers: Iterable[int]) -> Iterator[RowFile]:
+    """Yield a file for every row; `pattern` takes its `number` and the `folder` of 2000 that holds it."""
     for number in numbers:
         begin = number // 2000 * 2000
         folder = f"rows_{begin}-{begin + 2000}"
-        yield Piece(pattern.format(number=number, folder=folder), range(number, number + 1))
+        yield RowFile(pattern.format(number=number, folder=folder), range(number, number + 1))
 
 
 def shell_block(*lines: str | tuple[str, ...]) -> str:

@@ -1,7 +1,7 @@
-"""Drives an export: a few pieces at once, each sealed before it counts, what is there already skipped.
+"""Drives an export: a few files at once, each sealed before it counts, what is there already skipped.
 
-While one piece waits for the disk, others are read, normed and checksummed, since all that releases the GIL.
-Pieces end in any order and are counted in theirs, so that progress is the same in every run.
+While one file waits for the disk, others are read, normed and checksummed, since all that releases the GIL.
+Files end in any order and are counted in theirs, so that progress is the same in every run.
 """
 
 from collections import deque
@@ -14,15 +14,15 @@ from pathlib import Path
 
 from schemas.dataset.seal import sealing
 from service.errors import OptionRefused, SourceRefused
-from service.export.format import Format, Piece
+from service.export.format import Format, RowFile
 from service.export.lock import locked
 from service.export.options import ExportOptions, FormatName
 from service.export.record import begin, end, identity_of
 from service.export.source import Source, open_source
 from service.reader import ReaderError, Row
 
-PIECES_AT_ONCE = 4
-"""In memory at most, each by a row unless its format needs a whole piece."""
+FILES_AT_ONCE = 4
+"""In memory at most, each by a row unless its format needs a whole file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +76,10 @@ def _write(
     identity = identity_of(source, trainer_format.trainer_layers)
     finished = begin(out, identity)
     notes, done = trainer_format.notes(out), 0
-    # Closed before the folder is unlocked, whatever ends the loop: no piece is written after that.
-    with closing(_sealed(source, trainer_format, out)) as pieces:
-        for piece in pieces:
-            done += len(piece.numbers)
+    # Closed before the folder is unlocked, whatever ends the loop: no file is written after that.
+    with closing(_sealed(source, trainer_format, out)) as row_files:
+        for row_file in row_files:
+            done += len(row_file.numbers)
             on_progress(done, len(source.rows))
     if not finished:
         trainer_format.finish(out)
@@ -87,21 +87,21 @@ def _write(
     return Exported(done, len(source.rows), notes)
 
 
-def _sealed(source: Source, trainer_format: Format, out: Path) -> Generator[Piece]:
-    """Yield every piece in order, once its file is there durably; an error comes in its piece's place."""
+def _sealed(source: Source, trainer_format: Format, out: Path) -> Generator[RowFile]:
+    """Yield every file in order, once it is there durably; an error comes in its place."""
 
-    def seal(piece: Piece) -> Piece:
-        if not (out / piece.path).exists():
-            with sealing(out / piece.path) as temporary:
-                trainer_format.write(temporary, _rows(source, piece.numbers))
-        return piece
+    def seal(row_file: RowFile) -> RowFile:
+        if not (out / row_file.path).exists():
+            with sealing(out / row_file.path) as temporary:
+                trainer_format.write(temporary, _rows(source, row_file.numbers))
+        return row_file
 
-    pending: deque[Future[Piece]] = deque()
-    with ThreadPoolExecutor(PIECES_AT_ONCE) as pool:
+    pending: deque[Future[RowFile]] = deque()
+    with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
         try:
-            for piece in trainer_format.pieces():
-                pending.append(pool.submit(seal, piece))
-                if len(pending) > PIECES_AT_ONCE:
+            for row_file in trainer_format.row_files():
+                pending.append(pool.submit(seal, row_file))
+                if len(pending) > FILES_AT_ONCE:
                     yield pending.popleft().result()
             while pending:
                 yield pending.popleft().result()

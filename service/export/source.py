@@ -62,8 +62,8 @@ def _manifests(files: Files, jobs: Iterable[str]) -> dict[str, Manifest]:
         raise SourceRefused("the dataset holds no manifest", field="dataset", cure=cure)
     for job in wanted:
         if job not in paths:
-            found = ", ".join(paths) or "none"
-            raise SourceRefused(f"the dataset holds no job {job}", field="job", cure=f"it holds: {found}")
+            cure = f"it holds: {', '.join(paths) or 'none'}"
+            raise SourceRefused(f"the dataset holds no job {job}", field="job", cure=cure)
     return {job: _manifest(paths[job], read_file(files, paths[job])) for job in sorted(set(wanted))}
 
 
@@ -92,10 +92,10 @@ def _check_alike(manifests: dict[str, Manifest]) -> None:
 
 
 def _layers(rows: QuarryDataset, options: ExportOptions) -> tuple[int, ...]:
-    about = rows.about
-    if about.num_layers not in about.layer_ids:
+    dataset = rows.about
+    if dataset.num_layers not in dataset.layer_ids:
         raise OptionRefused(
-            f"the dataset holds layers {list(about.layer_ids)} and not the last one, {about.num_layers}, "
+            f"the dataset holds layers {list(dataset.layer_ids)} and not the last one, {dataset.num_layers}, "
             "which every trainer needs",
             field="layers",
             cure="extract with the final layer",
@@ -107,7 +107,7 @@ def _layers(rows: QuarryDataset, options: ExportOptions) -> tuple[int, ...]:
             )
         return ()
     if options.layers is None:
-        chosen = tuple(layer_id for layer_id in about.layer_ids if layer_id != about.num_layers)
+        chosen = tuple(layer_id for layer_id in dataset.layer_ids if layer_id != dataset.num_layers)
         if not chosen:
             raise OptionRefused(
                 f"the dataset holds the last layer alone, and {options.algorithm} is fed others",
@@ -115,10 +115,10 @@ def _layers(rows: QuarryDataset, options: ExportOptions) -> tuple[int, ...]:
                 cure="extract auxiliary layers",
             )
         return chosen
-    missing = sorted(set(options.layers) - set(about.layer_ids))
+    missing = sorted(set(options.layers) - set(dataset.layer_ids))
     if missing:
         raise OptionRefused(
-            f"the dataset holds layers {list(about.layer_ids)}, not {missing}",
+            f"the dataset holds layers {list(dataset.layer_ids)}, not {missing}",
             field="layers",
             cure="name some of those it holds, by vLLM's ids",
         )

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from schemas.dataset.seal import sealing
-from service.export.format import Format, Piece, refuse_draft_vocab, shell_block
+from service.export.format import Format, RowFile, refuse_draft_vocab, shell_block
 from service.export.saving import seal_json
 from service.export.source import Source
 from service.reader import Row
@@ -29,16 +29,16 @@ _STATE_BYTES = 2
 class DeepSpec(Format):
     """The files that DeepSpec reads with `data.target_cache_path`."""
 
-    def pieces(self) -> Iterator[Piece]:
+    def row_files(self) -> Iterator[RowFile]:
         """Yield shards of whole rows, each full but the last; a row larger than a shard has its own."""
         number = begin = size = 0
         for row, num_tokens in enumerate(self.source.rows.num_tokens):
             row_bytes = sum(self._sizes(num_tokens))
             if size and size + row_bytes > SHARD_BYTES:
-                yield Piece(_shard(number), range(begin, row))
+                yield RowFile(_shard(number), range(begin, row))
                 number, begin, size = number + 1, row, 0
             size += row_bytes
-        yield Piece(_shard(number), range(begin, len(self.source.rows)))
+        yield RowFile(_shard(number), range(begin, len(self.source.rows)))
 
     def write(self, temporary: Path, rows: Iterable[Row]) -> None:
         """Write a shard, a row at a time."""
@@ -56,7 +56,7 @@ class DeepSpec(Format):
 
     def finish(self, out: Path) -> None:
         """Write the index, which follows from the lengths alone, and the manifest."""
-        shards = list(self.pieces())
+        shards = list(self.row_files())
         with sealing(out / "samples.idx") as temporary, temporary.open("wb") as file:
             for shard_id, shard in enumerate(shards):
                 offset = 0

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import torch
 
-from service.export.format import Format, Piece, shell_block
+from service.export.format import Format, RowFile, shell_block
 from service.export.saving import save_safetensors
 from service.export.source import Source
 from service.export.target import TargetFolder
@@ -31,11 +31,11 @@ class NemoCache(Format):
     seq_length: int
     shard_size: int
 
-    def pieces(self) -> Iterator[Piece]:
+    def row_files(self) -> Iterator[RowFile]:
         """Yield the shards."""
         for number, begin in enumerate(range(0, len(self.source.rows), self.shard_size)):
             numbers = range(begin, min(begin + self.shard_size, len(self.source.rows)))
-            yield Piece(f"shard-{number:06d}.safetensors", numbers)
+            yield RowFile(f"shard-{number:06d}.safetensors", numbers)
 
     def write(self, temporary: Path, rows: Iterable[Row]) -> None:
         """Stack a shard's rows in memory and write them."""

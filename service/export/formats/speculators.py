@@ -16,7 +16,7 @@ import torch
 
 from schemas.dataset.seal import sealing
 from service.errors import OptionRefused
-from service.export.format import Format, Piece, one_file_each, shell_block
+from service.export.format import Format, RowFile, one_file_each, shell_block
 from service.export.options import Algorithm
 from service.export.saving import save_safetensors, seal_json, seal_torch
 from service.export.source import Source
@@ -45,7 +45,7 @@ class Speculators(Format):
         """VLLM's ids."""
         return list(self.source.layers)
 
-    def pieces(self) -> Iterator[Piece]:
+    def row_files(self) -> Iterator[RowFile]:
         """Yield a file a row, numbered as the Arrow rows are."""
         return one_file_each("hidden_states/hs_{number}.safetensors", range(len(self.source.rows)))
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from service.errors import OptionRefused
-from service.export.format import Piece, TorchFileEachRow, shell_block
+from service.export.format import RowFile, TorchFileEachRow, shell_block
 from service.export.saving import seal_json, seal_text, seal_torch
 from service.export.source import Source
 from service.export.vocabulary import draft_vocabulary
@@ -27,10 +27,10 @@ VERSION = 1
 class TorchSpec(TorchFileEachRow):
     """The files that TorchSpec reads with `inference_engine_type: offline`."""
 
-    def pieces(self) -> Iterator[Piece]:
+    def row_files(self) -> Iterator[RowFile]:
         """Yield a file a row, named by the sample's id."""
         for number, sample_id in enumerate(self.source.rows.sample_ids):
-            yield Piece(_path(sample_id), range(number, number + 1))
+            yield RowFile(_path(sample_id), range(number, number + 1))
 
     def content(self, row: Row) -> dict[str, Any]:
         """Return a row's tensors and its packed mask."""

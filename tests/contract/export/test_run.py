@@ -15,7 +15,7 @@ from schemas.dataset.manifest import body_sha256
 from schemas.dataset.shard import Shard
 from service.errors import DatasetBroken, IdentityChanged, OptionRefused, SourceRefused
 from service.export.options import ALGORITHMS, Algorithm, FormatName
-from service.export.run import PIECES_AT_ONCE, export
+from service.export.run import FILES_AT_ONCE, export
 from service.export.saving import save_torch
 from tests.contract.export.conftest import files_of, wanted
 from tests.contract.reader.conftest import finished
@@ -252,7 +252,7 @@ def test_what_counts_is_there_and_no_more_than_a_few_files_are_ahead_of_it(datas
 
     def told(done: int, _all: int) -> None:
         there = {int(path.stem.removeprefix("data_")) for path in (out / "data/rows_0-2000").glob("*.ckpt")}
-        assert set(range(done)) <= there <= set(range(done + PIECES_AT_ONCE))
+        assert set(range(done)) <= there <= set(range(done + FILES_AT_ONCE))
         heard.append(done)
 
     export(str(dataset), out, wanted("specforge"), told)
