@@ -203,7 +203,7 @@ class Capture:
             await self._supervised(unit, self._commit(unit, session, commit))
 
     async def _commit(self, unit: _Unit, session: EngineSession, commit: UnitCommit) -> None:
-        """Commit a proven unit and move its files; wait for a store that is away. The epoch fences each try.
+        """Commit a proven unit and move its files; wait for a store that is away, unless this worker stops.
 
         After a commit whose answer was lost, the next try raises LeaseLost; its files are then moved before
         publishing.
@@ -216,7 +216,7 @@ class Capture:
                 await asyncio.to_thread(self._store.commit_unit, commit, self._owner)
                 break
             except StoreUnavailable as error:
-                if asyncio.get_running_loop().time() > deadline:
+                if self.stop.is_set() or asyncio.get_running_loop().time() > deadline:
                     raise
                 logger.warning("unit %s cannot be committed yet: %s", commit.key, error)
             await asyncio.sleep(self._settings.poll_s)
