@@ -186,12 +186,6 @@ class DirectReader:
         return read_blocks(self._fd, begin, end, self._buffer)
 
 
-def xxh3_of(path: Path) -> str:
-    """Return the hex xxh3_128 of a file as it lies on the disk. Raises OSError."""
-    with DirectReader(path) as file:
-        return file.rest()
-
-
 def open_direct(path: Path, flags: int) -> int:
     """Open past the page cache, or through it where the file system has no other way."""
     try:

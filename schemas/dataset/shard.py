@@ -75,11 +75,6 @@ class Shard:
         """Let go of the file, which stays open."""
         self._parquet.close()
 
-    @property
-    def num_rows(self) -> int:
-        """Rows of the shard, as its footer says; each is a row group of its own."""
-        return int(self._parquet.metadata.num_rows)
-
     @cached_property
     def light(self) -> tuple[LightRow, ...]:
         """All rows without their states, in file order."""

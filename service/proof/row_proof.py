@@ -13,7 +13,7 @@ import xxhash
 
 from schemas.dataset.shard import Shard
 from schemas.dataset.states import LayerBytes, StoredState, is_lossy, last_state, misfit_tokens, states_of
-from service.proof.extremes import extremes
+from service.proof.token_range import token_range
 
 Watch = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], None]
 """Sees every layer that is read: its id, its states [T, H], each token's smallest and largest value [T]."""
@@ -53,7 +53,7 @@ def prove_row(shard: Shard, row: int, watch: Watch | None = None, *, values: boo
         seen[checksum] = layer_id
         if values:
             states_TH = states_of(layer, identity)
-            low_T, high_T = extremes(states_TH)
+            low_T, high_T = token_range(states_TH)
             found = _value_faults(low_T, high_T, layer_id, misfit_tokens(layer, identity))
             faults += [f"layer {layer_id}: {fault}" for fault in found]
             if watch is not None:

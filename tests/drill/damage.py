@@ -8,13 +8,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from schemas.dataset.columns import PLAN_SCHEMA
-from schemas.dataset.direct import xxh3_of
 from schemas.receipts import UnitSealed
 from service.capture import unit_run
 from service.proof.checks import check_unit, logit_rows
 from tests.support import file_plants as plants
 from tests.support.file_plants import STATES, Change, Row
-from tests.support.parquet import footer_xxh3
+from tests.support.parquet import footer_xxh3, xxh3_of
 
 SEALED: dict[str, Callable[[Path], None]] = {
     "bit-of-a-state": plants.flip_state,

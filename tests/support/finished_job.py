@@ -10,7 +10,6 @@ from safetensors.numpy import save
 
 from schemas.dataset.codecs.planes import split_planes
 from schemas.dataset.columns import INDEX_SCHEMA, layer_columns, shard_schema
-from schemas.dataset.direct import xxh3_of
 from schemas.dataset.manifest import (
     CanaryReport,
     FileEntry,
@@ -31,7 +30,7 @@ from service.publish.assemble import Account, assemble
 from service.publish.extras import file_entry
 from service.settings import Settings
 from service.store import PlannedUnit, Store, UnitCommit
-from tests.support.parquet import writer_options
+from tests.support.parquet import writer_options, xxh3_of
 from tests.support.shards import stored_bytes
 
 JOB = job_id_from_key("first")

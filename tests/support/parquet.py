@@ -1,5 +1,6 @@
 """How pyarrow writes a shard: the same columns, codecs and pages as ours."""
 
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -28,6 +29,11 @@ def writer_options(schema: pa.Schema) -> dict[str, Any]:
         "data_page_version": "1.0",
         "store_schema": True,
     }
+
+
+def xxh3_of(path: Path) -> str:
+    """Return the hex xxh3_128 of a file."""
+    return str(xxhash.xxh3_128_hexdigest(path.read_bytes()))
 
 
 def footer_xxh3(content: bytes) -> str:

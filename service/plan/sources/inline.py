@@ -1,11 +1,10 @@
 """Samples in the request itself."""
 
-import hashlib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from schemas.digest import canonical_sha256
 from schemas.request import InlineSource
 from service.plan.sources.rows import SourceRow
 
@@ -18,8 +17,7 @@ class InlineRows:
 
     def fingerprint(self) -> str:
         """Return the sha256 of the samples' canonical JSON."""
-        text = json.dumps(self.source.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
-        return f"inline:{hashlib.sha256(text.encode()).hexdigest()}"
+        return f"inline:{canonical_sha256(self.source.model_dump(mode='json'))}"
 
     def opened(self) -> dict[str, Any]:
         """Return nothing: the request holds the samples."""

@@ -9,12 +9,11 @@ from connector.shards import UnitWriter
 from connector.wire import DrainJob, RowRef, hash_ids
 from schemas.dataset.codecs.planes import merge_planes
 from schemas.dataset.columns import METADATA_KEY, shard_schema
-from schemas.dataset.direct import xxh3_of
 from schemas.dataset.seal import temporary
 from schemas.identity import Provenance
 from schemas.names import attempt_dir
 from tests.support.fake_engine import states_TH
-from tests.support.parquet import footer_xxh3
+from tests.support.parquet import footer_xxh3, xxh3_of
 from tests.support.plans import JOB, identity, order, random_ids, write_plan
 from tests.support.shards import stored_bytes
 

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from schemas.dataset.direct import xxh3_of
 from schemas.dataset.manifest import SealedShard, ShardEntry
 from schemas.dataset.seal import sha256_of
 from service.errors import DatasetBroken
 from service.publish import digests
 from service.publish.digests import shard_entries
+from tests.support.parquet import xxh3_of
 
 
 def a_shard(folder: Path, unit: int, content: bytes) -> SealedShard:

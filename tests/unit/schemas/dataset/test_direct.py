@@ -11,10 +11,15 @@ import xxhash
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from schemas.dataset import direct
-from schemas.dataset.direct import BLOCK_BYTES, READ_BYTES, STAGE_BYTES, DirectReader, DirectWriter, xxh3_of
+from schemas.dataset.direct import BLOCK_BYTES, READ_BYTES, STAGE_BYTES, DirectReader, DirectWriter
 
 CONTENT = np.random.default_rng(0).integers(0, 256, 3 * STAGE_BYTES + 77, np.uint8)
 SIZES = st.sampled_from([1, 511, 512, BLOCK_BYTES - 1, BLOCK_BYTES, 3 * BLOCK_BYTES + 5, STAGE_BYTES + 9])
+
+
+def xxh3_of(path: Path) -> str:
+    with DirectReader(path) as file:
+        return file.rest()
 
 
 def aligned(data: bytes) -> memoryview:

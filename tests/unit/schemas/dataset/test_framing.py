@@ -250,7 +250,7 @@ def test_a_file_of_many_rows_is_read_whole(tmp_path):
     assert pq.read_table(path).equals(read(by_pyarrow(schema, tables)), check_metadata=True)
     assert pl.read_parquet(path).to_dicts() == rows
     with open_shard(path) as reader:
-        assert reader.num_rows == 300
+        assert len(reader.light) == 300
         assert reader.layer_bytes(299, 8)[0].tobytes() == rows[299]["layer_8"]
 
 

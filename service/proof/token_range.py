@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 _KINDS = {torch.bfloat16: np.int16, torch.float16: np.int16, torch.float32: np.int32}
 _ELEMENTS = 65_536
-"""Looked at at a time: they stay in the core's own cache."""
+"""Taken at once: they stay in the core's own cache."""
 
 
-def extremes(states_TH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def token_range(states_TH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the smallest and the largest value [T] of every token, in the dtype of `states_TH`.
 
     NaN is returned as one of them, or as both. Of zeros of both signs, -0 is the smaller.
