@@ -53,7 +53,7 @@ ABOUT: dict[Check | str, tuple[str, str]] = {
     ),
     Check.RECEIPT: (
         "every file, before the unit commits",
-        "the sealed file, read again, has the xxh3 that its receipt told over the socket",
+        "the sealed file, read again, has the xxh3 that its receipt names",
     ),
     Check.UNIT: (
         "every row, before the unit commits",
