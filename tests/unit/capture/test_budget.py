@@ -71,7 +71,7 @@ def test_a_cancelled_request_gives_its_place_back(granted):
     run(scenario())
 
 
-def test_silence_is_told_only_while_something_is_out_and_nothing_comes_back():
+def test_silence_ends_only_while_something_is_out_and_nothing_comes_back():
     async def scenario():
         budget = InFlight(100, 3)
         silence = asyncio.create_task(budget.silence(0.2))
@@ -81,7 +81,7 @@ def test_silence_is_told_only_while_something_is_out_and_nothing_comes_back():
             await silence
         silence = asyncio.create_task(budget.silence(30.0))
         async with budget.hold(10), budget.hold(10):
-            budget._heard -= 29.9
+            budget._changed -= 29.9
             async with budget.hold(10):
                 pass
             await asyncio.wait({silence}, timeout=0.5)
