@@ -23,13 +23,13 @@ from connector.shards import UnitWriter
 from connector.sums import token_sums
 from connector.wire import DrainJob, RowRef, hash_ids
 from schemas.dataset.direct import DirectReader
+from schemas.dataset.index import Witness
 from schemas.dataset.shard import Shard
 from schemas.identity import FinalNorm
 from schemas.names import attempt_dir
-from service.proof.gap_check import check_gaps
 from service.proof.head import Head
 from service.proof.head_weights import HeadWeights, NormWeights
-from service.proof.logit_check import LogitCase, Witness
+from service.proof.logit_check import LogitCase, check_logits
 from service.proof.row_proof import prove_row
 from tests.support.plans import JOB, identity, order, random_ids, write_plan
 
@@ -56,7 +56,7 @@ def measure(folder: Path) -> dict[str, float]:
         "copy sums": _us(lambda row: token_sums(rows[row])),
         "states seen before": _us(lambda row: seen.check(sums[row], ids[row], LAYER_IDS)),
         "receipt": _us(lambda row: _read_back(file), count=1),
-        "last token": _us(lambda row: check_gaps(head, cases[row : row + 1])),
+        "last token": _us(lambda row: check_logits(head, cases[row : row + 1])),
     }
 
 

@@ -53,7 +53,6 @@ class Margins:
 
     logit_rows: int = 0
     logit_argmax_agree: int = 0
-    logit: float = 0.0
     last_token: float = 0.0
 
 
@@ -88,30 +87,25 @@ def samples(count: int, seed: int) -> list[list[int]]:
 @contextmanager
 def measured(margins: Margins) -> Iterator[None]:
     """Note what the checks of every unit saw, and pass it on."""
-    check_logits, check_gaps = checks.check_logits, checks.check_gaps
+    check_logits = checks.check_logits
 
     def logits(head: Head, cases: Sequence[LogitCase]) -> LogitVerdict:
         verdict = check_logits(head, cases)
         margins.logit_rows += verdict.rows
         margins.logit_argmax_agree += verdict.argmax_agree
         off = [abs(one.told - one.found) / (one.sigma * MOST_SIGMAS) for one in verdict.readings]
-        margins.logit = max(margins.logit, *off)
+        margins.last_token = max(margins.last_token, *off)
         return verdict
 
-    def gaps(head: Head, cases: Sequence[LogitCase]) -> Any:  # noqa: ANN401 - passed on as it is
-        verdict = check_gaps(head, cases)
-        margins.last_token = max(margins.last_token, verdict.max_sigmas / MOST_SIGMAS)
-        return verdict
-
-    checks.check_logits, checks.check_gaps = logits, gaps
+    checks.check_logits = logits
     try:
         yield
     finally:
-        checks.check_logits, checks.check_gaps = check_logits, check_gaps
+        checks.check_logits = check_logits
 
 
 def run(recipe: Recipe, count: int, folder: Path) -> Outcome:
-    """Run one model's samples as a job of its own, then verify its dataset with all logits and with a few."""
+    """Run one model's samples as a job of its own, then verify its dataset."""
     outcome = Outcome(recipe.key, recipe.dtype, count)
     target = make_target(folder / "models" / recipe.model_type, recipe)
     rows = samples(count, seed=len(recipe.key))
@@ -122,7 +116,6 @@ def run(recipe: Recipe, count: int, folder: Path) -> Outcome:
         target,
         engine="service.capture.vllm_engine:VllmEngine",
         engine_options=options,
-        logit_share=1.0,
         unit_attempts=1,
     )
     body = request(
@@ -154,12 +147,9 @@ def alarms(shop: Shop, job_id: str, target: Path) -> Iterator[str]:
         return
     for reject in shop.store.rejects(job_id):
         yield f"rejected: {reject.reason}: {reject.detail}"
-    for share, minimum in ((1.0, 0), (shop.settings.logit_share, shop.settings.logit_rows_min)):
-        report = verify_dataset(
-            shop.settings.dataset_dir(job_id), model_folder=target, share=share, minimum=minimum
-        )
-        for finding in report.findings:
-            yield f"verify: {finding.path}: {finding.what}"
+    report = verify_dataset(shop.settings.dataset_dir(job_id), model_folder=target)
+    for finding in report.findings:
+        yield f"verify: {finding.path}: {finding.what}"
 
 
 def canary_of(shop: Shop, job_id: str) -> dict[str, Any]:
@@ -181,8 +171,8 @@ def told(outcome: Outcome) -> str:
     margins = outcome.margins
     return (
         f"{outcome.architecture} {outcome.dtype}: {outcome.samples} samples of {outcome.tokens} tokens in "
-        f"{outcome.seconds} s, {len(outcome.alarms)} alarms; of what rounding explains: logits "
-        f"{margins.logit:.0%}, last token {margins.last_token:.0%}"
+        f"{outcome.seconds} s, {len(outcome.alarms)} alarms; of what rounding explains: "
+        f"{margins.last_token:.0%}"
     )
 
 

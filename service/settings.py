@@ -10,6 +10,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from service.errors import HubDenied
 
+_EVERY_ROW = "has no effect, since every row's logits are checked; it is removed in 0.4"
+
 
 class Settings(BaseSettings):
     """Everything that can be set. One instance is made at start and passed down.
@@ -134,15 +136,20 @@ class Settings(BaseSettings):
 
     Until then the job is `publishing`, and its `problem` gives the reason.
     """
-    logit_share: float = Field(default=0.01, ge=0.0, le=1.0)
-    """Share of each unit's rows whose logits are recomputed from the sealed bytes."""
-    logit_rows_min: int = Field(default=8, ge=0)
-    """Fewest rows of each unit whose logits are recomputed."""
+    logit_share: float = Field(default=0.01, ge=0.0, le=1.0, deprecated=_EVERY_ROW)
+    """Deprecated, without effect: every row's logits are checked."""
+    logit_rows_min: int = Field(default=8, ge=0, deprecated=_EVERY_ROW)
+    """Deprecated, without effect: every row's logits are checked."""
     canary_max_bytes: int | None = Field(default=None, ge=1)
     """Memory that the canary's reference may take on the CPU; unset: half of what is available then.
 
     It holds one decoder layer at a time, so the largest layer must fit, not the model.
     """
+
+    def deprecations(self) -> dict[str, str]:
+        """Return the variables that are set and deprecated, with what there is to know of each."""
+        fields = {name: type(self).model_fields[name].deprecated for name in sorted(self.model_fields_set)}
+        return {f"QUARRY_{name.upper()}": str(why) for name, why in fields.items() if why}
 
     def database(self) -> str:
         """Return the store's URL."""

@@ -11,7 +11,7 @@ from typing import Literal
 
 from benchmarks.rows.contract import RowFailed, Site, Written, removed, run_within
 from connector.wire import RowRef
-from schemas.dataset.index import write_index
+from schemas.dataset.index import Witness, write_index
 from schemas.names import attempt_dir, index_path, job_id_from_key, plan_path, shard_file, shard_path
 from schemas.receipts import OpenUnit, UnitKey, UnitSealed
 from schemas.request import Compression
@@ -20,7 +20,7 @@ from service.capture.engine import Prompt
 from service.capture.landing import INDEX_FILE
 from service.capture.link import EngineLink
 from service.capture.vllm_engine import VllmEngine
-from service.proof.checks import Witness, check_unit
+from service.proof.checks import check_unit
 from service.proof.head import Head
 from tests.support.plans import identity, order, write_plan
 
@@ -182,8 +182,6 @@ class QuarryRow:
             witnesses=witnesses,
             head=self._host.head,
             identity=self._about,
-            logit_share=settings.logit_share,
-            logit_rows_min=settings.logit_rows_min,
         )
         shards = [(attempt / shard_file(key.unit), shard_path(key.job_id, key.unit))]
         write_index(attempt / INDEX_FILE, index_path(key.job_id, key.unit), shards, plan, witnesses)

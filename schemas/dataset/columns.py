@@ -89,11 +89,17 @@ INDEX_SCHEMA = pa.schema(
         pa.field("row", pa.int32(), nullable=False),
         pa.field("next_token", pa.int32(), nullable=True),
         pa.field("next_logprob", pa.float32(), nullable=True),
+        pa.field("top_tokens", pa.list_(pa.field("element", pa.int32(), nullable=False)), nullable=True),
+        pa.field("top_logprobs", pa.list_(pa.field("element", pa.float32(), nullable=False)), nullable=True),
     ]
 )
-"""`next_token` and `next_logprob` are the engine's own argmax after a row's last token and how likely it is.
-They are kept for the sampled rows, so that the logit check can be repeated on a finished dataset. `shard` is
-a path inside the repository."""
+"""`top_tokens` are the engine's 16 most likely tokens after a row's last token, the most likely first, and
+`top_logprobs` their log-probabilities, so that the logit check can be repeated on a finished dataset.
+`next_token` and `next_logprob` are the first of them. All four are null where layer N is not captured.
+`shard` is a path inside the repository."""
+
+INDEX_SCHEMA_0_1 = pa.schema([field for field in INDEX_SCHEMA if not field.name.startswith("top_")])
+"""Of versions up to 0.1: `next_token` and `next_logprob` are kept for some of the rows."""
 
 PLAN_SCHEMA = pa.schema(
     [

@@ -8,7 +8,7 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from schemas.dataset.columns import INDEX_SCHEMA
+from schemas.dataset.columns import INDEX_SCHEMA, INDEX_SCHEMA_0_1
 from schemas.dataset.errors import DatasetError
 from schemas.dataset.manifest import FileEntry
 from schemas.dataset.seal import sealing, sha256_of
@@ -27,7 +27,7 @@ class Witness:
     """What the engine itself said after a row's last token: its most likely next token, and how likely.
 
     At a temperature above 0 the sampled token may be another; the witness is the raw logits' argmax even so.
-    `others` are the next likely tokens with their log-probabilities, for `service.proof.gap_check`.
+    `others` are the next likely tokens with their log-probabilities; an index of versions up to 0.1 has none.
     """
 
     next_token: int
@@ -39,6 +39,11 @@ class Witness:
         """Make one of the engine's most likely tokens with their log-probabilities, the most likely first."""
         (next_token, next_logprob), *others = likely
         return cls(next_token, next_logprob, tuple(others))
+
+    @property
+    def likely(self) -> tuple[tuple[int, float], ...]:
+        """The tokens with their log-probabilities, the most likely first."""
+        return ((self.next_token, self.next_logprob), *self.others)
 
 
 def write_index(
@@ -55,7 +60,7 @@ def write_index(
         path: its path inside the dataset repository.
         shards: the unit's sealed shards, each with its path inside the repository.
         plan_file: the unit's frozen samples.
-        witnesses: what the engine said after the last token of some rows, by plan row.
+        witnesses: what the engine said after the last token of each row, by plan row.
 
     Returns:
         The file's entry, and the number of supervised tokens in it.
@@ -83,6 +88,8 @@ def write_index(
             "row": [row for _, _, row, _ in rows],
             "next_token": [witness and witness.next_token for witness in said],
             "next_logprob": [witness and witness.next_logprob for witness in said],
+            "top_tokens": [witness and [token for token, _ in witness.likely] for witness in said],
+            "top_logprobs": [witness and [logprob for _, logprob in witness.likely] for witness in said],
         },
         schema=INDEX_SCHEMA,
     )
@@ -97,7 +104,7 @@ def read_index(file: Path) -> IndexRows:
     try:
         table = pq.read_table(file)
         table.validate(full=True)
-        if not table.schema.equals(INDEX_SCHEMA):
+        if not any(table.schema.equals(schema) for schema in (INDEX_SCHEMA, INDEX_SCHEMA_0_1)):
             raise DatasetError("its columns are not those of an index")
         rows = table.to_pylist()
     except (pa.ArrowException, OSError, MemoryError) as error:

@@ -26,7 +26,7 @@ from service.capture.landing import INDEX_FILE, attempt_folder
 from service.capture.receipt_errors import in_time, raise_failure, silent
 from service.capture.session import EngineSession
 from service.errors import QuarryError, WriteFailed, writing
-from service.proof.checks import check_unit, logit_rows
+from service.proof.checks import check_unit
 from service.settings import Settings
 from service.store import UnitCommit, UnitLease
 
@@ -178,8 +178,6 @@ class UnitRun:
             witnesses=self._witnesses,
             head=self._session.head,
             identity=self._lease.identity,
-            logit_share=self._settings.logit_share,
-            logit_rows_min=self._settings.logit_rows_min,
         )
         for receipt in sealed:
             for reject in receipt.rejected:
@@ -187,14 +185,10 @@ class UnitRun:
         shards = sealed_shards(self._key, sealed)
         files = [(folder / Path(entry.path).name, entry.path) for entry in shards]
         index, supervised = None, 0
-        sampled = logit_rows(
-            [row.sample_id for row in self._rows], self._settings.logit_share, self._settings.logit_rows_min
-        )
         if files:
             path = index_path(self._key.job_id, self._key.unit)
-            sampled_witnesses = {row: witness for row, witness in self._witnesses.items() if row in sampled}
             with writing(f"the index {path}"):
-                index, supervised = write_index(folder / INDEX_FILE, path, files, plan, sampled_witnesses)
+                index, supervised = write_index(folder / INDEX_FILE, path, files, plan, self._witnesses)
         return UnitCommit(
             key=self._key,
             provenance=order.provenance,

@@ -23,13 +23,10 @@ from schemas.dataset.shard import LightRow, Shard
 from schemas.identity import Identity
 from schemas.receipts import UnitSealed
 from service.errors import EngineDied, EngineRefused, StatesWrong, WriteFailed
-from service.proof.gap_check import check_gaps
 from service.proof.head import Head
-from service.proof.logit_check import LogitCase, check_logits, logit_rows
+from service.proof.logit_check import LogitCase, check_logits
 from service.proof.row_proof import prove_row
 from service.proof.sample_name import name_fault
-
-__all__ = ["Witness", "check_unit", "logit_rows"]
 
 
 def check_unit(
@@ -40,8 +37,6 @@ def check_unit(
     witnesses: Mapping[int, Witness],
     head: Head | None,
     identity: Identity,
-    logit_share: float,
-    logit_rows_min: int,
     skipped: AbstractSet[int] = frozenset(),
 ) -> UnitChecks:
     """Hold one attempt's sealed files against the unit's plan, their receipts and the engine's witnesses.
@@ -53,8 +48,6 @@ def check_unit(
         witnesses: by plan row; where layer N was captured, one is needed for each written row.
         head: of the model; may be absent only where layer N was not captured, which leaves no logit check.
         identity: of the job; every shard must carry it.
-        logit_share: share of the unit's rows under the logit check.
-        logit_rows_min: and at least so many.
         skipped: plan rows that the service never sent to the engine.
 
     Raises:
@@ -65,8 +58,7 @@ def check_unit(
     unit = f"unit {receipts[0].key.unit}"
     plan = pq.read_table(plan_file, schema=PLAN_SCHEMA)
     _account(unit, plan.num_rows, receipts, skipped)
-    chosen = logit_rows(plan.column("sample_id").to_pylist(), logit_share, logit_rows_min)
-    cases: dict[int, LogitCase] = {}
+    cases: list[LogitCase] = []
     for receipt in receipts:
         if receipt.file is None:
             continue
@@ -77,7 +69,7 @@ def check_unit(
                     # Through the file that hashes what it reads: every byte is read once.
                     with closing(Shard(file, receipt.file)) as shard:
                         _check_shard(unit, shard, receipt, plan, identity)
-                        cases |= _prove(unit, shard, receipt, chosen, witnesses)
+                        cases += _prove(unit, shard, receipt, witnesses)
                 finally:
                     # Whatever the rows say: a file that is not what was written is what is wrong, and is
                     # written again.
@@ -89,10 +81,9 @@ def check_unit(
         return UnitChecks(rows_checked=rows_checked, logit_rows=0, logit_argmax_agree=0, logit_max_error=0.0)
     if head is None:
         raise EngineRefused(f"{unit}: layer {identity.num_layers} cannot be proven without the output head")
-    verdict = check_logits(head, [case for row, case in cases.items() if row in chosen])
-    faults = verdict.faults or check_gaps(head, list(cases.values())).faults
-    if faults:
-        raise StatesWrong("; ".join(faults))
+    verdict = check_logits(head, cases)
+    if verdict.faults:
+        raise StatesWrong("; ".join(verdict.faults))
     return UnitChecks(
         rows_checked=rows_checked,
         logit_rows=verdict.rows,
@@ -190,21 +181,23 @@ def _prove(
     unit: str,
     shard: Shard,
     receipt: UnitSealed,
-    chosen: AbstractSet[int],
     witnesses: Mapping[int, Witness],
-) -> dict[int, LogitCase]:
-    """Read every row again, the chosen ones value by value; return by row what can be held to the head."""
-    cases = {}
+) -> list[LogitCase]:
+    """Read every row's bytes again; return what can be held against the head.
+
+    The values were checked at the capture, and the checksums show that they are the same.
+    """
+    cases = []
     for place, row in enumerate(receipt.rows):
         where = f"{unit}, row {row} ({shard.light[place].sample_id})"
-        proof = prove_row(shard, place, values=row in chosen)
+        proof = prove_row(shard, place, values=False)
         if proof.faults:
             raise StatesWrong(f"{where}: {'; '.join(proof.faults)}")
         if proof.last is None:
             continue
         if row not in witnesses:
             raise StatesWrong(f"{where}: the engine gave no log-probability to prove it by")
-        cases[row] = LogitCase(where, proof.last.state_H, witnesses[row], proof.last.half_H)
+        cases.append(LogitCase(where, proof.last.state_H, witnesses[row], proof.last.half_H))
     return cases
 
 

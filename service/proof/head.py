@@ -1,6 +1,6 @@
-"""The target's final norm and output head on CPU, and how far two right computations of a logit may differ.
+"""The target's final norm and output head on CPU: log-probabilities of stored states, and their tolerance.
 
-Imports torch: import it lazily. The model itself is never read.
+Imports torch: import it lazily. The rest of the model is never read. docs/tolerance.md derives the sigmas.
 
 Legend: N rows, H hidden size, V vocabulary, C a slice of the vocabulary.
 """
@@ -19,25 +19,22 @@ from schemas.identity import FinalNorm
 from schemas.request import Dtype
 from service.errors import EngineRefused
 from service.proof.head_weights import HeadWeights, read_head, read_norm, text_config
-from service.proof.storing import Storing
+from service.proof.tolerance import NormedState, Tolerance
 
 _SLICE_ELEMENTS = 2**24
-_FLOAT32_ROUNDOFF = 2.0**-24
 
 
 @dataclass(frozen=True, slots=True)
 class Opinion:
-    """What N states say of the next token, beside one that somebody else named for each; all [N].
+    """What N states say of the next token, and of one that somebody else named for each; all [N].
 
-    `logprob` is of the named token and `gap` how far its logit is below that of `own_token`, the argmax. The
-    sigmas are the deviations that rounding alone gives them.
+    `logprob` is of the named token, `own_token` the argmax. `sigma` is the deviation of `logprob` that
+    rounding alone gives it.
     """
 
     own_token: torch.Tensor
     logprob: torch.Tensor
     sigma: torch.Tensor
-    gap: torch.Tensor
-    gap_sigma: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,66 +81,7 @@ class Head:
 
         The norm runs in float32 and its result is rounded to the dtype; the matmul runs in float32.
         """
-        normed_NH, _ = self._norm(rows_NH)
-        return torch.log_softmax(self._logits(normed_NH), dim=1)
-
-    def opinion(
-        self, rows_NH: torch.Tensor, named_N: torch.Tensor, half_NH: torch.Tensor | None = None
-    ) -> Opinion:
-        """Hold pre-norm states [N, H] against one named token each, `named_N` of 0..V-1.
-
-        `half_NH` says how far each captured value may lie from the stored one (`service.proof.storing`).
-
-        The deviations follow from the dtype and the weights; nothing is fitted to data. With u the dtype's
-        unit roundoff, a rounding is a uniform relative error of at most u, of variance u^2/3. Let y be the
-        normed state and s the stored state's share in it (for an RMSNorm s = y), z a logit and c its slope
-        behind soft cap and scale. To first order errors e_j of y_j move the named token's log-probability by
-        sum_j d_j e_j with d = c_t w_t - sum_v p_v c_v w_v, and the gap likewise with d = c_o w_o - c_t w_t.
-        In units of u^2/3 the variances are:
-
-        - sum_j d_j^2 (s_j^2 + 3 y_j^2): the stored state is rounded once, the normed one before and after its
-          weight in the engine and once here;
-        - (d . y)^2: the norm's divisor moves with the rounding of a few massive elements;
-        - k z^2 + sum_j (c w_j y_j)^2 for each logit: it is stored in the dtype (k counts this, a scale, and a
-          soft cap thrice), and a matmul that is split over H may add up its parts in the dtype;
-
-        and beside them 2 H 2^-48 (z^2 + sum_j (c w_j y_j)^2) for H additions in float32 on either side, and
-        V 2^-48 for those of the softmax.
-        """
-        normed_NH, share_NH = self._norm(rows_NH)
-        logits_NV = self._logits(normed_NH)
-        logprobs_NV = torch.log_softmax(logits_NV, dim=1)
-        chance_NV, slope_NV = logprobs_NV.exp(), self._slope(logits_NV)
-        mean_NH, square_NH = torch.zeros_like(normed_NH), torch.zeros_like(normed_NH)
-        for start, weight_CH in self._slices():
-            part = slice(start, start + len(weight_CH))
-            mean_NH += (chance_NV[:, part] * slope_NV[:, part]) @ weight_CH
-            if half_NH is not None:
-                square_NH += (chance_NV[:, part] * slope_NV[:, part].square()) @ weight_CH.square()
-        row_N = torch.arange(len(rows_NH))
-        own_N = logits_NV.argmax(dim=1)
-        own_NH = slope_NV[row_N, own_N, None] * self._weight_VH[own_N].float()
-        named_NH = slope_NV[row_N, named_N, None] * self._weight_VH[named_N].float()
-
-        rounding = _Rounding(normed_NH, share_NH, self._unit, self._roundings)
-        others_N = self._unit * self._roundings * (chance_NV * logits_NV).square().sum(dim=1)
-        softmax = self.vocab_size * _FLOAT32_ROUNDOFF**2
-        named_variance_N = rounding.of_logit(logits_NV[row_N, named_N], named_NH)
-        own_variance_N = rounding.of_logit(logits_NV[row_N, own_N], own_NH)
-        variance_N = rounding.through_norm(named_NH - mean_NH) + named_variance_N + others_N + softmax
-        gap_variance_N = rounding.through_norm(own_NH - named_NH) + named_variance_N + own_variance_N
-        if half_NH is not None:
-            storing = self._storing(rows_NH, half_NH)
-            variance_N += storing.of_product(named_NH - mean_NH)
-            variance_N += storing.of_softmax(mean_NH, square_NH)
-            gap_variance_N += storing.of_product(own_NH - named_NH)
-        return Opinion(
-            own_token=own_N,
-            logprob=logprobs_NV[row_N, named_N],
-            sigma=variance_N.sqrt(),
-            gap=logits_NV[row_N, own_N] - logits_NV[row_N, named_N],
-            gap_sigma=gap_variance_N.sqrt(),
-        )
+        return torch.log_softmax(self._logits(self.normed_state(rows_NH).normed), dim=1)
 
     def gaps(
         self, rows_NH: torch.Tensor, tokens_NK: torch.Tensor, half_NH: torch.Tensor | None = None
@@ -151,58 +89,67 @@ class Head:
         """Hold pre-norm states [N, H] against K tokens each of 0..V-1; reads K rows of the head for each.
 
         A difference of logits is one of log-probabilities too, so that no sum over the vocabulary is needed.
-        The deviations are those of `opinion`.
+        `half_NH` says how far each captured value may lie from the stored one.
         """
-        normed_NH, share_NH = self._norm(rows_NH)
+        state = self.normed_state(rows_NH, half_NH).for_each_token()
         weight_NKH = self._weight_VH[tokens_NK].float()
         bias_NK = None if self._bias_V is None else self._bias_V[tokens_NK].float()
-        logits_NK = self._shaped(torch.einsum("nh,nkh->nk", normed_NH, weight_NKH), bias_NK)
+        logits_NK = self._shaped((weight_NKH @ state.normed.transpose(-1, -2)).squeeze(-1), bias_NK)
         direction_NKH = self._slope(logits_NK)[..., None] * weight_NKH
-        rounding = _Rounding(normed_NH[:, None], share_NH[:, None], self._unit, self._roundings)
-        each_NK = rounding.of_logit(logits_NK, direction_NKH)
-        variance_NK = rounding.through_norm(direction_NKH[:, :1] - direction_NKH) + each_NK[:, :1] + each_NK
-        if half_NH is not None:
-            storing = self._storing(rows_NH[:, None], half_NH[:, None])
-            variance_NK += storing.of_product(direction_NKH[:, :1] - direction_NKH)
+        tolerance = self._tolerance(state)
+        logit_NK = tolerance.of_logit(logits_NK, direction_NKH)
+        product_NK = tolerance.of_product(direction_NKH[:, :1] - direction_NKH)
+        variance_NK = product_NK + logit_NK[:, :1] + logit_NK
         return Gaps(logits_NK[:, :1] - logits_NK, variance_NK.sqrt())
 
-    @property
-    def _unit(self) -> float:
-        """Variance of one rounding to the dtype, relative to the square of what is rounded."""
-        return float((torch.finfo(self.dtype).eps / 2) ** 2 / 3)
+    def opinion(
+        self, rows_NH: torch.Tensor, named_N: torch.Tensor, half_NH: torch.Tensor | None = None
+    ) -> Opinion:
+        """Hold pre-norm states [N, H] against one named token each of 0..V-1; reads the whole head.
+
+        `half_NH` as of `gaps`.
+        """
+        state = self.normed_state(rows_NH, half_NH)
+        logits_NV = self._logits(state.normed)
+        logprobs_NV = torch.log_softmax(logits_NV, dim=1)
+        chance_NV, slope_NV = logprobs_NV.exp(), self._slope(logits_NV)
+        mean_NH, mean_square_NH = torch.zeros_like(state.normed), torch.zeros_like(state.normed)
+        for start, weight_CH in self._slices():
+            part = slice(start, start + len(weight_CH))
+            mean_NH += (chance_NV[:, part] * slope_NV[:, part]) @ weight_CH
+            mean_square_NH += (chance_NV[:, part] * slope_NV[:, part].square()) @ weight_CH.square()
+        row_N = torch.arange(len(rows_NH))
+        named_NH = slope_NV[row_N, named_N, None] * self._weight_VH[named_N].float()
+        tolerance = self._tolerance(state)
+        variance_N = (
+            tolerance.of_product(named_NH - mean_NH)
+            + tolerance.of_logit(logits_NV[row_N, named_N], named_NH)
+            + tolerance.of_softmax(chance_NV, logits_NV)
+            + tolerance.of_curvature(mean_NH, mean_square_NH)
+        )
+        return Opinion(logits_NV.argmax(dim=1), logprobs_NV[row_N, named_N], variance_N.sqrt())
+
+    def _tolerance(self, state: NormedState) -> Tolerance:
+        return Tolerance(state, torch.finfo(self.dtype).eps / 2, self._roundings)
 
     @property
     def _roundings(self) -> int:
         """Count how often a logit is rounded to the dtype."""
         return 1 + (3 if self._soft_cap else 0) + (1 if self._scale != 1.0 else 0)
 
-    def _norm(self, rows_NH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the normed state, rounded to the dtype, and the state's share in it; both float32."""
-        x_NH = rows_NH.float()
-        centred_NH, power_N1 = self._centred(x_NH)
-        scale_NH = power_N1.rsqrt() * self._gain_H
-        normed_NH = centred_NH * scale_NH
+    def normed_state(self, rows_NH: torch.Tensor, half_NH: torch.Tensor | None = None) -> NormedState:
+        """Run the norm in float32 and round its result to the dtype."""
+        stored_NH = rows_NH.float()
+        centres = self.final_norm.kind == "layernorm"
+        centred_NH = stored_NH - stored_NH.mean(dim=-1, keepdim=True) if centres else stored_NH
+        inverse_N1 = (centred_NH.square().mean(dim=-1, keepdim=True) + self.final_norm.eps).rsqrt()
+        weight_H = self.norm_weight.float()
+        gain_NH = inverse_N1 * (1.0 + weight_H if self.final_norm.kind == "gemma_rmsnorm" else weight_H)
+        normed_NH = centred_NH * gain_NH
         if self._norm_bias_H is not None:
             normed_NH = normed_NH + self._norm_bias_H.float()
-        return normed_NH.to(self.dtype).float(), x_NH * scale_NH
-
-    def _centred(self, x_NH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return float32 states [..., H] as the norm centres them, and the mean square with eps [..., 1]."""
-        if self.final_norm.kind == "layernorm":
-            x_NH = x_NH - x_NH.mean(dim=-1, keepdim=True)
-        return x_NH, x_NH.square().mean(dim=-1, keepdim=True) + self.final_norm.eps
-
-    @property
-    def _gain_H(self) -> torch.Tensor:
-        """What the norm multiplies by, float32."""
-        weight_H = self.norm_weight.float()
-        return 1.0 + weight_H if self.final_norm.kind == "gemma_rmsnorm" else weight_H
-
-    def _storing(self, rows: torch.Tensor, half: torch.Tensor) -> Storing:
-        """Return what storing made of pre-norm states [..., H] under this norm."""
-        centred, power = self._centred(rows.float())
-        centres = self.final_norm.kind == "layernorm"
-        return Storing(rows == 0, half, centred * power.rsqrt(), self._gain_H * power.rsqrt(), centres)
+        rounded_NH = normed_NH.to(self.dtype).float()
+        return NormedState(stored_NH, rounded_NH, centred_NH * inverse_N1, gain_NH, half_NH, centres)
 
     def _logits(self, normed_NH: torch.Tensor) -> torch.Tensor:
         """Return the logits [N, V] of normed states."""
@@ -228,30 +175,6 @@ class Head:
         step = max(1, _SLICE_ELEMENTS // self._weight_VH.shape[1])
         for start in range(0, self.vocab_size, step):
             yield start, self._weight_VH[start : start + step].float()
-
-
-@dataclass(frozen=True, slots=True)
-class _Rounding:
-    """The variances of `Head.opinion` for normed states and the stored ones' share in them, both [..., H].
-
-    `unit` is the variance of one rounding, `roundings` how many a logit goes through.
-    """
-
-    normed: torch.Tensor
-    share: torch.Tensor
-    unit: float
-    roundings: int
-
-    def through_norm(self, direction: torch.Tensor) -> torch.Tensor:
-        """Return the variance that the norm's roundings give to a product with `direction` [..., H]."""
-        each = (direction.square() * (self.share.square() + 3 * self.normed.square())).sum(dim=-1)
-        return self.unit * (each + (direction * self.normed).sum(dim=-1).square())
-
-    def of_logit(self, logit: torch.Tensor, direction: torch.Tensor) -> torch.Tensor:
-        """Return the variance of a logit [...] by itself, `direction` [..., H] being its gradient."""
-        walk = 2 * self.normed.shape[-1] * _FLOAT32_ROUNDOFF**2
-        spread = (direction * self.normed).square().sum(dim=-1)
-        return self.unit * (self.roundings * logit.square() + spread) + walk * (logit.square() + spread)
 
 
 def final_norm_bytes(folder: Path) -> bytes:

@@ -1,25 +1,34 @@
-"""Holds states read from a sealed file against what the engine said of the same tokens.
+"""Holds the last state of every row against what the engine said of the next token.
 
-Imports torch: import it lazily. The last token's pre-norm state, through norm and head, must give the
-engine's own next token and its log-probability, within what rounding explains. A wrong layer N, a missing
-norm, another request's row, a stale block at the row's end and broken storage all fail here.
+Imports torch: import it lazily. The engine gives its most likely tokens with their log-probabilities. Through
+norm and head, the stored state's logits of these tokens must differ as the log-probabilities do, within the
+bounds of docs/tolerance.md. A wrong layer N, a missing norm, another request's row, a stale block at the
+row's end and broken storage all fail here.
 
-Legend: N rows, H hidden size.
+Legend: N rows, K tokens, H hidden size.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-import xxhash
 
 from schemas.dataset.index import Witness
-from service.proof.head import Head, Opinion
+from service.proof.head import Head
 
-_BATCH_ROWS = 64
+BATCH_ROWS = 64
 _DOUBT = 32.0
 """A right row or set of rows is taken for wrong with a chance of exp(-32), 1e-14."""
+
+
+def _bound(count: int) -> float:
+    """Return the most that `count` squared unit Gaussians add up to."""
+    return count + 2 * math.sqrt(count * _DOUBT) + 2 * _DOUBT
+
+
+MOST_SIGMAS = math.sqrt(_bound(1))
+"""How far off a single value may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +47,11 @@ class LogitCase:
 
 @dataclass(frozen=True, slots=True)
 class LogitReading:
-    """One row: the log-probability that the engine told, and the one found by its states.
+    """One row: `told` by the engine and `found` by its stored state, in nats.
 
-    `sigma` is the deviation of their difference that rounding explains; a row may be off by `MOST_SIGMAS`.
+    Of the tokens it is the one that is farthest off: how far its log-probability is below the most likely
+    token's. `sigma` is the deviation of the difference that rounding explains; a row may be off by
+    `MOST_SIGMAS`. `agrees` says that no other of the tokens is more likely by the stored state.
     """
 
     where: str
@@ -52,8 +63,19 @@ class LogitReading:
 
 
 @dataclass(frozen=True, slots=True)
+class RowVerdict:
+    """One row's reading, what is wrong with it if anything is, and the mean square of its sigmas."""
+
+    reading: LogitReading
+    fault: str | None
+    mean_square: float
+
+
+@dataclass(frozen=True, slots=True)
 class LogitVerdict:
-    """The outcome over many rows. `argmax_agree` counts equal tokens; a swap by rounding is no fault."""
+    """The outcome over many rows. `argmax_agree` counts rows whose reading agrees; a swap by rounding is
+    no fault. `max_error` is the largest |told - found|.
+    """
 
     rows: int
     argmax_agree: int
@@ -62,13 +84,15 @@ class LogitVerdict:
     readings: tuple[LogitReading, ...] = ()
 
 
-def logit_rows(sample_ids: Sequence[str], share: float, minimum: int) -> frozenset[int]:
-    """Choose `share` of the rows, at least `minimum`: those whose sample ids have the smallest hashes."""
-    count = min(len(sample_ids), max(minimum, math.ceil(share * len(sample_ids))))
-    ranked = sorted(
-        range(len(sample_ids)), key=lambda row: (xxhash.xxh3_64_intdigest(sample_ids[row].encode()), row)
-    )
-    return frozenset(ranked[:count])
+def check_logits(head: Head, cases: Sequence[LogitCase]) -> LogitVerdict:
+    """Hold every case against its witness, each by itself and all of them together."""
+    rows = [row for batch in batches(cases) for row in _check_batch(head, batch)]
+    return judge_rows(rows)
+
+
+def batches(cases: Sequence[LogitCase]) -> Iterator[Sequence[LogitCase]]:
+    """Yield the cases in order, `BATCH_ROWS` at a time."""
+    return (cases[start : start + BATCH_ROWS] for start in range(0, len(cases), BATCH_ROWS))
 
 
 def stacked(cases: Sequence[LogitCase]) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -77,67 +101,71 @@ def stacked(cases: Sequence[LogitCase]) -> tuple[torch.Tensor, torch.Tensor | No
     return torch.stack([case.state_H for case in cases]), torch.stack(halves) if halves else None
 
 
-def check_logits(head: Head, cases: Sequence[LogitCase]) -> LogitVerdict:
-    """Recompute the next token's log-probability of each case and compare it with its witness.
+def judge_rows(rows: Sequence[RowVerdict]) -> LogitVerdict:
+    """Sum up the rows, and hold those without a fault to the bound over all of them.
 
-    A row fails if the engine's token is not the states' own, or its log-probability another, beyond what
-    rounding explains. The rows together fail if their errors are too large as a whole, which shows what is
-    only slightly wrong in each of them. Both bounds are those of a sum of n squared unit Gaussians (Laurent
-    and Massart): at most n + 2 sqrt(n x) + 2 x but for a chance of exp(-x).
+    The bound shows what is only slightly wrong in each row.
     """
-    faults: list[str] = []
-    sigmas: list[tuple[float, str]] = []
-    readings: list[LogitReading] = []
-    agree, max_error = 0, 0.0
-    for start in range(0, len(cases), _BATCH_ROWS):
-        batch = cases[start : start + _BATCH_ROWS]
-        # A token outside the vocabulary is a fault of its own; here it only must not be an index.
-        named_N = torch.tensor([case.witness.next_token for case in batch]).clamp(0, head.vocab_size - 1)
-        states_NH, half_NH = stacked(batch)
-        opinion = head.opinion(states_NH, named_N, half_NH)
-        for row, case in enumerate(batch):
-            fault, error = _compare(opinion, row, case.witness, head.vocab_size)
-            max_error = max(max_error, error)
-            agrees = int(opinion.own_token[row]) == case.witness.next_token
-            agree += agrees
-            found = (float(opinion.logprob[row]), float(opinion.sigma[row]), agrees, fault is not None)
-            readings.append(LogitReading(case.where, case.witness.next_logprob, *found))
-            if fault is None:
-                sigmas.append((error / float(opinion.sigma[row]), case.where))
-            else:
-                faults.append(f"{case.where}: {fault}")
-    total, limit = sum(sigma**2 for sigma, _ in sigmas), _most(len(sigmas))
+    faults = [f"{row.reading.where}: {row.fault}" for row in rows if row.fault is not None]
+    passed = [row for row in rows if row.fault is None]
+    total, limit = sum(row.mean_square for row in passed), _bound(len(passed))
     if total > limit:
-        worst, where = max(sigmas)
-        about = f"the log-probabilities of {len(sigmas)} rows are off by {total:.0f} squared sigmas together"
+        worst = max(passed, key=lambda row: row.mean_square)
         faults.append(
-            f"{where}: {about}, rounding explains {limit:.0f}; this row is off by {worst:.1f} sigmas"
+            f"{worst.reading.where}: the log-probabilities of {len(passed)} rows are off by {total:.0f} "
+            f"squared sigmas together, rounding explains {limit:.0f}; this row is off by "
+            f"{math.sqrt(worst.mean_square):.1f} sigmas"
         )
-    return LogitVerdict(len(cases), agree, max_error, tuple(faults), tuple(readings))
+    readings = tuple(row.reading for row in rows)
+    errors = [abs(reading.told - reading.found) for reading in readings]
+    return LogitVerdict(
+        rows=len(rows),
+        argmax_agree=sum(reading.agrees for reading in readings),
+        max_error=max((error if math.isfinite(error) else math.inf for error in errors), default=0.0),
+        faults=tuple(faults),
+        readings=readings,
+    )
 
 
-def _most(count: int) -> float:
-    """Return the most that `count` squared unit Gaussians add up to."""
-    return count + 2 * math.sqrt(count * _DOUBT) + 2 * _DOUBT
+def _check_batch(head: Head, cases: Sequence[LogitCase]) -> Iterator[RowVerdict]:
+    likely = [_likely(case.witness, head.vocab_size) for case in cases]
+    width = max(1, *(len(tokens) for tokens in likely))
+    # A row of fewer tokens repeats its first, whose gap to itself is 0; a row of none is refused below.
+    padded = [(tokens + (tokens[:1] or ((0, 0.0),)) * width)[:width] for tokens in likely]
+    tokens_NK = torch.tensor([[token for token, _ in tokens] for tokens in padded], dtype=torch.int64)
+    logprobs_NK = torch.tensor([[logprob for _, logprob in tokens] for tokens in padded], dtype=torch.float64)
+    states_NH, half_NH = stacked(cases)
+    found = head.gaps(states_NH, tokens_NK, half_NH)
+    told_NK = logprobs_NK[:, :1] - logprobs_NK
+    sigmas_NK = (found.gap - told_NK) / found.sigma
+    # NaN is no agreement: it counts as the farthest off.
+    farthest_N = sigmas_NK.abs().nan_to_num(math.inf).argmax(dim=1)
+    for row, (case, tokens) in enumerate(zip(cases, likely, strict=True)):
+        if len(tokens) < 2:
+            yield _without_tokens(case)
+            continue
+        at = int(farthest_N[row])
+        gap, told, sigma = (float(values[row, at]) for values in (found.gap, told_NK, found.sigma))
+        fault = None
+        if not abs(gap - told) <= MOST_SIGMAS * sigma:
+            says = f"token {tokens[0][0]} is {gap:.4f} above token {tokens[at][0]} by the stored states"
+            fault = f"{says}, {told:.4f} by the engine; rounding explains {MOST_SIGMAS * sigma:.4f}"
+        agrees = bool((found.gap[row] >= 0).all())
+        reading = LogitReading(case.where, told, gap, sigma, agrees, fault is not None)
+        mean_square = float(sigmas_NK[row].square().sum()) / (len(tokens) - 1)
+        yield RowVerdict(reading, fault, mean_square)
 
 
-MOST_SIGMAS = math.sqrt(_most(1))
-"""How far off a single row may be."""
+def _likely(witness: Witness, vocab_size: int) -> tuple[tuple[int, float], ...]:
+    """Return the witness's tokens that can be compared, the most likely first; none without that one."""
+    usable = [
+        (token, logprob)
+        for token, logprob in witness.likely
+        if math.isfinite(logprob) and 0 <= token < vocab_size
+    ]
+    return tuple(usable) if witness.likely[0] in usable else ()
 
 
-def _compare(opinion: Opinion, row: int, witness: Witness, vocab_size: int) -> tuple[str | None, float]:
-    """Return a fault or none, and the |log-probability difference|."""
-    if not 0 <= witness.next_token < vocab_size:
-        return f"the engine's next token {witness.next_token} is outside the vocabulary", math.inf
-    logprob, sigma = float(opinion.logprob[row]), float(opinion.sigma[row])
-    error = abs(logprob - witness.next_logprob)
-    if not math.isfinite(error):
-        return "its log-probabilities are not finite", math.inf
-    own_token = int(opinion.own_token[row])
-    if float(opinion.gap[row]) > MOST_SIGMAS * float(opinion.gap_sigma[row]):
-        return f"the stored states say token {own_token}, the engine said {witness.next_token}", error
-    if not error <= MOST_SIGMAS * sigma:
-        says = f"token {witness.next_token} has log-probability {logprob:.4f} by the stored states"
-        explained = f"rounding explains {MOST_SIGMAS * sigma:.4f}"
-        return f"{says}, {witness.next_logprob:.4f} by the engine; {explained}", error
-    return None, error
+def _without_tokens(case: LogitCase) -> RowVerdict:
+    reading = LogitReading(case.where, math.nan, math.nan, math.nan, agrees=False, fault=True)
+    return RowVerdict(reading, "the engine gave no two log-probabilities to prove it by", math.inf)

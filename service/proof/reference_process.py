@@ -21,8 +21,8 @@ from transformers.utils.logging import disable_progress_bar
 from connector.vector_math import settle_vector_math
 from service.errors import EngineRefused
 from service.proof.canary import CANARY_SKIP
-from service.proof.lockstep import Lockstep
 from service.proof.reference_model import Skeleton, build_skeleton
+from service.proof.reference_pass import ReferencePass
 from service.proof.reference_weights import WeightStream
 
 EXIT_REFUSED = 3
@@ -33,7 +33,7 @@ def check_memory(
 ) -> None:
     """Refuse a model of which the largest part and all states do not fit. Raises EngineRefused (`canary`)."""
     text = skeleton.model.config.get_text_config(decoder=True)
-    tokens = sum(len(ids) for ids in prompts)
+    tokens = len(prompts) * max(len(ids) for ids in prompts)
     # Of layers 0..N and POST_NORM; once more while they are written.
     states = 2 * (len(skeleton.layers) + 2) * tokens * int(text.hidden_size) * skeleton.model.dtype.itemsize
     needed = _bytes("VmRSS") + weights.largest_part() + states
@@ -56,7 +56,7 @@ def serve(order: Mapping[str, Any]) -> None:
     skeleton = build_skeleton(folder, dtype)
     weights = WeightStream(skeleton, folder, dtype)
     check_memory(skeleton, weights, prompts, order["max_bytes"])
-    states = Lockstep(skeleton, weights).run(prompts)
+    states = ReferencePass(skeleton, weights).run(prompts)
     bits = skeleton.quantization.activation_bits if skeleton.quantization is not None else None
     told = {
         "library": f"transformers {transformers.__version__}",

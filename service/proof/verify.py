@@ -23,7 +23,7 @@ from service.errors import EngineRefused, NotFound, OptionRefused
 from service.plan.hub_reading import downloading
 from service.proof.head import Head
 from service.proof.report.tally import DatasetTally, JobTally
-from service.proof.verify_unit import Finding, Proof, UnitOutcome, verify_unit
+from service.proof.verify_unit import Finding, UnitOutcome, verify_unit
 from service.settings import Settings
 from service.visible import one_line
 
@@ -88,8 +88,6 @@ def verify_dataset(
     folder: Path,
     *,
     model_folder: Path | None = None,
-    share: float = 1.0,
-    minimum: int = 0,
     where: str = "",
     tally: DatasetTally | None = None,
 ) -> VerifyReport:
@@ -98,8 +96,6 @@ def verify_dataset(
     Args:
         folder: a dataset in the layout of its Hub repository.
         model_folder: the target's config and safetensors; without it there is no logit check.
-        share: share of the rows with a recorded witness that are logit-checked, and
-        minimum: at least so many a shard.
         where: what to call the dataset; its folder if empty.
         tally: is given what a page of the dataset shows.
 
@@ -115,14 +111,14 @@ def verify_dataset(
     max_error = 0.0
     heads: dict[str, Head] = {}
     for job in jobs:
-        proof = None
+        head = None
         if model_folder is not None:
             dtype = job.provenance.identity.dtype
             if dtype not in heads:
                 heads[dtype] = Head.load(model_folder, dtype)
-            proof = Proof(heads[dtype], share, minimum)
-            _check_model(model_folder, heads[dtype], job)
-        found, tallied, error = _verify_job(folder, job, proof, tally.job(job) if tally is not None else None)
+            head = heads[dtype]
+            _check_model(model_folder, head, job)
+        found, tallied, error = _verify_job(folder, job, head, tally.job(job) if tally is not None else None)
         findings += found
         counts.update(tallied)
         max_error = max(max_error, error)
@@ -148,8 +144,6 @@ def verify_remote(
     *,
     revision: str | None = None,
     model_folder: Path | None = None,
-    share: float = 1.0,
-    minimum: int = 0,
     scratch: Path | None = None,
     tally: DatasetTally | None = None,
 ) -> VerifyReport:
@@ -171,9 +165,7 @@ def verify_remote(
                 endpoint=settings.hub_endpoint,
                 token=settings.token(),
             )
-        return verify_dataset(
-            Path(copy), model_folder=model_folder, share=share, minimum=minimum, where=what, tally=tally
-        )
+        return verify_dataset(Path(copy), model_folder=model_folder, where=what, tally=tally)
 
 
 def read_manifests(folder: Path, findings: list[Finding]) -> Iterator[Manifest]:
@@ -247,7 +239,7 @@ def _entries(job: Manifest) -> tuple[FileEntry, ...]:
 
 
 def _verify_job(
-    folder: Path, job: Manifest, proof: Proof | None, tally: JobTally | None
+    folder: Path, job: Manifest, head: Head | None, tally: JobTally | None
 ) -> tuple[list[Finding], dict[str, int], float]:
     """Return what is wrong with one job's files, what was counted, and the largest logit error."""
     findings = [
@@ -262,7 +254,7 @@ def _verify_job(
         if damaged:
             outcome = _verify_damaged(folder, job, unit, damaged, tally)
         else:
-            outcome = verify_unit(folder, job, unit, proof, tally)
+            outcome = verify_unit(folder, job, unit, head, tally)
         outcomes.append(outcome)
         findings += outcome.findings
     manifest = manifest_path(job.provenance.job_id)

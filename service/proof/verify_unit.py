@@ -18,7 +18,8 @@ from schemas.dataset.shard import LightRow, Shard, open_shard
 from schemas.dataset.token_counts import TokenTally
 from schemas.names import index_path
 from service.proof.head import Head
-from service.proof.logit_check import LogitCase, check_logits, logit_rows
+from service.proof.logit_check import LogitCase, check_logits
+from service.proof.next_token_check import check_next_tokens
 from service.proof.report.tally import JobTally
 from service.proof.row_proof import prove_row
 from service.proof.sample_name import name_fault
@@ -32,15 +33,6 @@ class Finding(Wire):
 
     path: str
     what: str
-
-
-@dataclass(frozen=True, slots=True)
-class Proof:
-    """What the logit check runs with: `share` of the rows that have a witness, at least `minimum`."""
-
-    head: Head
-    share: float
-    minimum: int
 
 
 @dataclass(slots=True)
@@ -62,7 +54,7 @@ class UnitOutcome:
 
 
 def verify_unit(
-    folder: Path, job: Manifest, unit: int, proof: Proof | None, tally: JobTally | None = None
+    folder: Path, job: Manifest, unit: int, head: Head | None, tally: JobTally | None = None
 ) -> UnitOutcome:
     """Read all of unit `unit` of `job` below `folder` again. Files that cannot be read become findings.
 
@@ -80,12 +72,13 @@ def verify_unit(
                 _verify_shard(reader, entry, job, outcome)
                 if indexed is not None:
                     _compare_index(reader, entry.path, index, of_shard, outcome)
-                cases = list(_rows(reader, entry.path, of_shard, proof, outcome, tally))
+                cases = list(_rows(reader, entry.path, of_shard, head, outcome, tally))
         except (DatasetError, OSError) as error:
             outcome.fault(entry.path, str(error))
             continue
-        if proof is not None and cases:
-            verdict = check_logits(proof.head, cases)
+        if head is not None and cases:
+            check = check_logits if any(case.witness.others for case in cases) else check_next_tokens
+            verdict = check(head, cases)
             outcome.logit_rows += verdict.rows
             outcome.logit_argmax_agree += verdict.argmax_agree
             outcome.logit_max_error = max(outcome.logit_max_error, verdict.max_error)
@@ -129,12 +122,11 @@ def _rows(
     reader: Shard,
     path: str,
     indexed: Mapping[int, dict[str, Any]],
-    proof: Proof | None,
+    head: Head | None,
     outcome: UnitOutcome,
     tally: JobTally | None,
 ) -> Iterator[LogitCase]:
     """Prove every row; yield those whose logits can be checked."""
-    chosen = _with_witness(reader, indexed, proof)
     watch = None if tally is None else tally.layer
     for row, light in enumerate(reader.light):
         where = f"row {row} ({light.sample_id})"
@@ -142,8 +134,7 @@ def _rows(
         outcome.tokens += light.num_tokens
         outcome.supervised_tokens += int(light.loss_mask.sum())
         outcome.supervised.add(light.input_ids[light.loss_mask == 1])
-        vocab_size = proof.head.vocab_size if proof is not None else None
-        faults = list(_light_faults(light, vocab_size))
+        faults = list(_light_faults(light, head.vocab_size if head is not None else None))
         if tally is not None:
             tally.row(path, row, light)
         last = None
@@ -155,24 +146,18 @@ def _rows(
             faults.append(str(error))
         for fault in faults:
             outcome.fault(path, f"{where}: {fault}")
-        if row in chosen and last is not None:
-            yield LogitCase(where, last.state_H, chosen[row], last.half_H)
+        witness = _witness(indexed[row]) if row in indexed else None
+        if head is not None and witness is not None and last is not None:
+            yield LogitCase(where, last.state_H, witness, last.half_H)
 
 
-def _with_witness(
-    reader: Shard, indexed: Mapping[int, dict[str, Any]], proof: Proof | None
-) -> dict[int, Witness]:
-    """Return the witnesses of the rows to check."""
-    if proof is None:
-        return {}
-    said = {
-        row: Witness(values["next_token"], values["next_logprob"])
-        for row, values in indexed.items()
-        if values["next_token"] is not None and values["next_logprob"] is not None
-    }
-    rows = sorted(row for row in said if row < len(reader.light))
-    places = logit_rows([reader.light[row].sample_id for row in rows], proof.share, proof.minimum)
-    return {rows[place]: said[rows[place]] for place in places}
+def _witness(values: Mapping[str, Any]) -> Witness | None:
+    """Return what an index row says that the engine said, if it says anything."""
+    if values.get("top_tokens") and values["top_logprobs"]:
+        return Witness.of(list(zip(values["top_tokens"], values["top_logprobs"], strict=False)))
+    if values["next_token"] is None or values["next_logprob"] is None:
+        return None
+    return Witness(values["next_token"], values["next_logprob"])
 
 
 def _light_faults(light: LightRow, vocab_size: int | None) -> Iterator[str]:

@@ -91,7 +91,6 @@ def extract(recipe: Recipe, target: Path, folder: Path, canary: str) -> tuple[Jo
         target,
         engine="service.capture.vllm_engine:VllmEngine",
         engine_options=options,
-        logit_share=1.0,
         unit_attempts=1,
     )
     body = request(

@@ -51,8 +51,6 @@ def environment(**settings: str) -> dict[str, str]:
     return os.environ | {
         "PYTHONPATH": str(ROOT),
         "QUARRY_ENGINE": "tests.support.fake_engine:FakeEngine",
-        "QUARRY_LOGIT_SHARE": "0",
-        "QUARRY_LOGIT_ROWS_MIN": "0",
         "QUARRY_DATA_DIR": "/nowhere",
         "QUARRY_DATABASE_URL": "sqlite:////nowhere/at/all.db",
         **settings,

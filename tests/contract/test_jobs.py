@@ -141,7 +141,6 @@ def test_states_that_are_not_the_models_fail_the_job_by_name(shop, target, monke
             self._cache[blocks[-1], -1] *= -1
 
     monkeypatch.setattr(FakeEngine, "_compute", compute)
-    shop.settings = shop.settings.model_copy(update={"logit_share": 1.0})
     job = shop.run(request(target, conversations(20)))
     assert job.state is JobState.FAILED
     assert job.problem is not None and job.problem.type == "urn:quarry:states-wrong"

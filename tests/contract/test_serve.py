@@ -62,8 +62,6 @@ def serving(
         "PYTHONPATH": python_path,
         "QUARRY_ENGINE": "tests.support.fake_engine:FakeEngine",
         "QUARRY_MODEL_ROOTS": '["/"]',
-        "QUARRY_LOGIT_SHARE": "0",
-        "QUARRY_LOGIT_ROWS_MIN": "0",
         "QUARRY_POLL_S": "0.05",
         **settings,
     }

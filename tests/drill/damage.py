@@ -10,7 +10,7 @@ import pytest
 from schemas.dataset.columns import PLAN_SCHEMA
 from schemas.receipts import UnitSealed
 from service.capture import unit_run
-from service.proof.checks import check_unit, logit_rows
+from service.proof.checks import check_unit
 from tests.support import file_plants as plants
 from tests.support.file_plants import STATES, Change, Row
 from tests.support.parquet import footer_xxh3, xxh3_of
@@ -70,24 +70,17 @@ def in_the_writer(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
     """Let the writer have written something else, and have receipted what it wrote."""
 
     def check(**given: Any) -> Any:
-        planned = pq.read_table(given["plan_file"])["sample_id"].to_pylist()
-        sampled = {planned[row] for row in logit_rows(planned, given["logit_share"], given["logit_rows_min"])}
-        receipts = [_resealed(given["attempt"], one, change, sampled) for one in given["receipts"]]
+        receipts = [_resealed(given["attempt"], one, change) for one in given["receipts"]]
         return check_unit(**(given | {"receipts": receipts}))
 
     monkeypatch.setattr(unit_run, "check_unit", check)
 
 
-def _resealed(attempt: Path, receipt: UnitSealed, change: Change, sampled: set[str]) -> UnitSealed:
+def _resealed(attempt: Path, receipt: UnitSealed, change: Change) -> UnitSealed:
     path = attempt / str(receipt.file)
-
-    def changed(rows: list[Row]) -> list[Row]:
-        unsampled = [place for place, row in enumerate(rows) if row["sample_id"] not in sampled]
-        return change(rows, _alike(rows, unsampled))
-
     before = pq.read_table(path, columns=["sample_id"])["sample_id"].to_pylist()
     row_of = dict(zip(before, receipt.rows, strict=True))
-    rows = plants.rewrite(path, changed)
+    rows = plants.rewrite(path, lambda old: change(old, _alike(old, range(len(old)))))
     told: dict[str, Any] = {
         "bytes": path.stat().st_size,
         "xxh3": xxh3_of(path),

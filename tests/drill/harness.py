@@ -14,10 +14,8 @@ from schemas.job import JobState
 from schemas.names import plan_path
 from schemas.request import Dtype
 from service.capture import canary_reference
-from service.proof.logit_check import logit_rows
 from service.proof.reference import reference_states
 from service.proof.verify import VerifyReport, verify_dataset
-from service.settings import Settings
 from tests.drill.table import Plant
 from tests.support import planted_connector
 from tests.support.jobs import Shop, request
@@ -81,7 +79,7 @@ class Drill:
         before: Callable[[Path], None] = lambda plan: None,
         **settings: Any,
     ) -> Caught | None:
-        """Run a job with `plant` in a row that no logits are sampled of; none: nobody noticed.
+        """Run a job with `plant` in one row, or in all; none: nobody noticed.
 
         `before` is given the plan's path before the capture.
         """
@@ -115,7 +113,7 @@ class Drill:
         path = shop.settings.data_dir / "plant.json"
         self.monkeypatch.setenv(planted_connector.ORDER, str(path))
         if plant is not None:
-            row, other = (None, None) if everywhere else victims(plan, shop.settings)
+            row, other = (None, None) if everywhere else victims(plan)
             Order(plant, str(self.target), row, other).save()
         before(plan)
         shop.capture(job_id)
@@ -123,13 +121,11 @@ class Drill:
         return outcome(shop, job_id)
 
 
-def victims(plan: Path, settings: Settings) -> tuple[int, int]:
-    """Return two rows of one length, late in the unit, whose logits are not among the sampled ones."""
-    table = pq.read_table(plan)
-    sampled = logit_rows(table["sample_id"].to_pylist(), settings.logit_share, settings.logit_rows_min)
-    lengths = [len(ids) for ids in table["input_ids"].to_pylist()]
+def victims(plan: Path) -> tuple[int, int]:
+    """Return two rows of one length, late in the unit."""
+    lengths = [len(ids) for ids in pq.read_table(plan)["input_ids"].to_pylist()]
     full = [row for row, length in enumerate(lengths) if length == lengths[0]]
-    first, second = [row for row in full if row not in sampled and row > len(lengths) // 3][:2]
+    first, second = [row for row in full if row > len(lengths) // 3][:2]
     return first, second
 
 

@@ -19,10 +19,10 @@ default settings; with a check switched off the drill fails. This page is made o
 
 ## The checks
 
-"Every row" means every one: nothing in this table is sampled but the logit check.
+"Every row" means every one: nothing in this table is sampled.
 """
 
-ABOUT: dict[Check | str, tuple[str, str]] = {
+ABOUT: dict[Check, tuple[str, str]] = {
     Check.PLAN: ("before a unit runs", "the sha256 of the unit's plan is the one in the store"),
     Check.SENTINELS: (
         "every row, capture",
@@ -65,14 +65,10 @@ ABOUT: dict[Check | str, tuple[str, str]] = {
         "a sample's id is the hash of its source id, tokens and mask",
     ),
     Check.LAST: (
-        "every row, before the unit commits",
+        "every row, before the unit commits, and in `quarry verify --model`",
         "through norm and head, the last state's logits of the 16 tokens that the engine held most likely "
-        "differ as the engine's log-probabilities do, within what rounding explains",
-    ),
-    "logit check": (
-        "1 % of the rows, at least 8 a unit, before it commits; again in `quarry verify --model`",
-        "the whole softmax of the last state gives the engine's next token and its log-probability, row by "
-        "row and all rows together",
+        "differ as the engine's log-probabilities do, within what rounding explains, row by row and all rows "
+        "together ([the bounds](tolerance.md))",
     ),
     Check.SILENCE: (
         "every unit, capture",
@@ -118,12 +114,11 @@ concern states are run against such a job, too (`tests/drill/test_fp8.py`).
   the value, or 2^-10 of its token's scale where that is more, which is half a step of the format. A value
   that is farther off fails the unit by the name of its layer and token.
 - **`checksums`** are over what is stored: xxh3_64 of a layer's codes followed by its scales.
-- **Last token and logit check** read the stored state. Beside the dtype's rounding they allow for half a step
-  of each code, a uniform error through the slope of norm and head; values that were stored as zero may all
-  err to one side (`service/proof/storing.py`). Those bounds are wider than without loss: what moves the
-  logits by less than storing itself may do is not seen there.
-- **Rows read with their values** (those of the logit check, and all in `quarry verify`) have codes and scales
-  such as rounding makes: each token's largest code is 448, no code is NaN, a scale has 20 bits.
+- **The last token** is checked on the stored state. Beside the dtype's rounding the check allows for half a
+  step of each code ([the bounds](tolerance.md)). Its bounds are wider than without loss: what moves the
+  logits by less than storing itself may do is not seen.
+- **`quarry verify`** checks of every row that codes and scales are such as rounding makes: each token's
+  largest code is 448, no code is NaN, a scale has 20 bits.
 - **Not held against a lossy dataset:** that no token is constant and no two layers are equal, since rounding
   may do that to right states. Both are asked of what was captured.
 - **Not seen in a finished dataset:** whether its states are as near to the model's as the capture was. The
@@ -209,18 +204,15 @@ def _healthy() -> Iterator[str]:
     samples = sum(one["samples"] for one in models)
     yield (
         f"{samples:,} healthy samples on vLLM, every row's logits checked: {alarms} alarms "
-        "(`python -m benchmarks.healthy`). The last columns say how near the worst row came to one: the "
+        "(`python -m benchmarks.healthy`). The last column says how near the worst row came to one: the "
         "part of what rounding may explain."
     )
-    yield "\n| architecture | dtype | samples | tokens | alarms | logit check | last token |"
-    yield "| --- | --- | --- | --- | --- | --- | --- |"
+    yield "\n| architecture | dtype | samples | tokens | alarms | last token |"
+    yield "| --- | --- | --- | --- | --- | --- |"
     for one in models:
         margins = one["margins"]
         counts = f"{one['samples']:,} | {one['tokens']:,} | {len(one['alarms'])}"
-        yield (
-            f"| {one['architecture']} | {one['dtype']} | {counts} | {margins['logit']:.0%} | "
-            f"{margins['last_token']:.0%} |"
-        )
+        yield f"| {one['architecture']} | {one['dtype']} | {counts} | {margins['last_token']:.0%} |"
 
 
 if __name__ == "__main__":

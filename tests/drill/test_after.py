@@ -35,7 +35,7 @@ def test_an_engine_that_gave_wrong_states_is_not_used_again(tmp_path, monkeypatc
     body = request(target, samples, layers=LAYERS[:-1], storage={"shard_bytes": 4_194_304})
     first, second = shop.submit(body, "first"), shop.submit(body, "second")
     shop.plan()
-    row, other = victims(shop.settings.work_root / plan_path(first, 0), shop.settings)
+    row, other = victims(shop.settings.work_root / plan_path(first, 0))
     Order(EXCHANGED, str(target), row, other, first).save()
     shop.capture(second)
     shop.publish()

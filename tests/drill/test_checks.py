@@ -12,7 +12,7 @@ from connector.shards import UnitWriter
 from schemas.dataset.seal import sha256_of
 from service.capture import canary_run, unit_run
 from service.proof import checks, verify
-from service.proof.gap_check import GapVerdict
+from service.proof.logit_check import LogitVerdict
 from tests.drill.damage import DATASET, PLANNED, SEALED, WRITER, between_seal_and_check, in_the_writer
 from tests.drill.harness import Caught, Drill, assert_caught, verified
 from tests.drill.table import PLANTS, Check, Plant, Stage
@@ -59,7 +59,10 @@ OFF: dict[Check, tuple[Patch, str]] = {
     Check.RECEIPT: (_any_file, "columns-exchanged"),
     Check.UNIT: (lambda m: m.setattr(checks, "_plan_fault", _nothing), "mask-of-another-row"),
     Check.NAME: (lambda m: m.setattr(checks, "name_fault", _nothing), "mask-changed-after-reading"),
-    Check.LAST: (lambda m: m.setattr(checks, "check_gaps", lambda *_: GapVerdict((), 0.0)), "exchanged-rows"),
+    Check.LAST: (
+        lambda m: m.setattr(checks, "check_logits", lambda *_: LogitVerdict(0, 0, 0.0, ())),
+        "exchanged-rows",
+    ),
     Check.VERIFY: (lambda m: m.setattr(verify, "_file_faults", lambda *_: iter(())), "bit-of-the-counts"),
 }
 PROVEN_ELSEWHERE = {Check.SILENCE, Check.WHOLE, Check.PUSH}

@@ -23,7 +23,7 @@ def test_three_hundred_healthy_rows_raise_no_alarm(tmp_path, monkeypatch, dtype,
     target = random_target(
         tmp_path / "models" / "target", arch="llama", layers=8, hidden=64, dtype=dtype, max_position=512
     )
-    shop = Shop.open(tmp_path, target, engine="tests.drill.harness:PlantedEngine", logit_share=1.0)
+    shop = Shop.open(tmp_path, target, engine="tests.drill.harness:PlantedEngine")
     rows = random_ids([1 + number * 7 % 60 for number in range(NUM_SAMPLES)], vocab_size=1500)
     rows[100:150] = [rows[0] + rows[99] + row for row in rows[100:150]]
     rows[200:220] = [row + row for row in rows[200:220]]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from schemas.dataset.index import Witness
 from schemas.receipts import UnitFailed
 from schemas.request import Generate
 from service.capture.engine import EngineSpec
@@ -17,7 +18,7 @@ from service.capture.engine_options import check_started
 from service.capture.link import EngineLink
 from service.errors import EngineRefused
 from service.proof.head import Head
-from service.proof.logit_check import LogitCase, Witness, check_logits
+from service.proof.logit_check import LogitCase, check_logits
 from service.settings import Settings
 from tests.support.engine_bench import Bench, by_row
 from tests.support.plans import random_ids

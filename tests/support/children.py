@@ -41,8 +41,8 @@ def settings_environment(settings: Settings, base: Mapping[str, str]) -> dict[st
     """Return `base` changed so that `Settings()` of a process with that environment equals `settings`."""
     variables = {name: f"QUARRY_{name.upper()}" for name in Settings.model_fields}
     environment = {name: value for name, value in base.items() if name.upper() not in variables.values()}
-    for field, variable in variables.items():
-        value = getattr(settings, field)
+    for field in settings.model_fields_set:
+        value, variable = getattr(settings, field), variables[field]
         if isinstance(value, SecretStr):
             environment[variable] = value.get_secret_value()
         elif isinstance(value, tuple | dict):

@@ -126,6 +126,8 @@ def land_files(
         "row": list(range(rows)),
         "next_token": [None] * rows,
         "next_logprob": [None] * rows,
+        "top_tokens": [None] * rows,
+        "top_logprobs": [None] * rows,
     }
     with sealing(dataset / index) as temporary:
         pq.write_table(

@@ -140,7 +140,7 @@ def exchanged_with_last(scene: Scene) -> None:
 
 def post_norm(scene: Scene) -> None:
     head = Head.load(scene.weights, scene.dtype)
-    scene.states_LTH[LAST] = head._norm(scene.states_LTH[LAST])[0].to(scene.states_LTH.dtype)
+    scene.states_LTH[LAST] = head.normed_state(scene.states_LTH[LAST]).normed.to(scene.states_LTH.dtype)
 
 
 def other_float(scene: Scene) -> None:

@@ -33,7 +33,7 @@ def vllm_shop(
 ) -> Shop:
     """Open a service on vLLM that proves every row by its logits; prompts of 256 tokens are chunked."""
     options = {"enforce_eager": True, "max_num_batched_tokens": 256} | dict(engine_options or {})
-    shop = Shop.open(folder, target, engine=VLLM, engine_options=options, logit_share=1.0, **settings)
+    shop = Shop.open(folder, target, engine=VLLM, engine_options=options, **settings)
     shop.patience_s = 500.0
     return shop
 

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from schemas.dataset.index import Witness
 from schemas.identity import FinalNorm
 from schemas.request import Dtype
 from service.capture.engine import WITNESS_TOKENS
 from service.proof.head_weights import FINAL_NORM_MODULE
-from service.proof.logit_check import Witness
 
 # Models this small only lose by threads that wait for each other on a busy machine.
 torch.set_num_threads(1)

@@ -13,7 +13,7 @@ import torch
 import xxhash
 
 from schemas.dataset.columns import METADATA_KEY, PLAN_SCHEMA, shard_schema
-from schemas.dataset.index import write_index
+from schemas.dataset.index import Witness, write_index
 from schemas.dataset.manifest import CheckReport, FileEntry, LayerStats, Manifest, ShardEntry, Totals
 from schemas.dataset.seal import sha256_of
 from schemas.dataset.token_counts import TokenCounts, write_counts
@@ -29,7 +29,6 @@ from schemas.names import (
 from schemas.receipts import UnitKey, UnitSealed
 from schemas.request import ExtractRequest
 from service.proof.head import final_norm_bytes
-from service.proof.logit_check import Witness
 from tests.support.parquet import footer_xxh3, writer_options, xxh3_of
 from tests.support.plans import JOB, identity, sample_id
 from tests.support.reference_models import HIDDEN_SIZE, NUM_LAYERS, VOCAB_SIZE, TinyModel

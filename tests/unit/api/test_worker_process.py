@@ -68,7 +68,6 @@ def test_a_child_has_the_very_settings_of_its_parent_and_no_secret_in_an_environ
         source_roots=(tmp_path, tmp_path / 'with "quotes", and commas'),
         engine_options={"seed": 3, "nothing": None, "compilation_config": {"custom_ops": ["none"]}},
         gpu_memory_utilization=0.5,
-        logit_rows_min=0,
     ).model_copy(update={"lease_s": 7.0})
     monkeypatch.setenv("QUARRY_LEASE_S", "8")
     assert (given.token(), given.database()[-23:]) == ("hf_secret", "//me:password@host/name")

@@ -81,8 +81,9 @@ def test_an_engine_that_rounds_differently_stays_within_rounding():
     assert 0.4 < sigmas.square().mean().sqrt() < 0.7
     swapped = told.own_token != top
     assert swapped.any()
-    assert (told.gap / told.gap_sigma)[swapped].max() < 6
-    assert torch.all(told.gap[~swapped] == 0)
+    gaps = head.gaps(states.to(dtype), torch.stack([told.own_token, top], dim=1))
+    assert (gaps.gap / gaps.sigma)[swapped, 1].max() < 6
+    assert torch.all(gaps.gap[~swapped] == 0)
 
 
 def test_a_padded_vocabulary_is_cut_to_the_configs(tmp_path):

@@ -1,13 +1,16 @@
 import math
-from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 
+from schemas.dataset.index import Witness
 from schemas.identity import FinalNorm
+from service.capture.engine import WITNESS_TOKENS
 from service.proof.head import Head
 from service.proof.head_weights import HeadWeights, NormWeights
-from service.proof.logit_check import LogitCase, LogitVerdict, Witness, check_logits
+from service.proof.logit_check import MOST_SIGMAS, LogitCase, LogitReading, LogitVerdict, check_logits
+from tests.support.reference_models import MODEL_TYPES, TinyModel
 
 VOCAB_SIZE, HIDDEN_SIZE = 200, 64
 
@@ -22,43 +25,125 @@ def head() -> Head:
     return Head(norm, HeadWeights(weight_VH, None, 1.0, None), "bfloat16")
 
 
-def verdict(head: Head, rows: int, sigmas_off: Callable[[int], float]) -> LogitVerdict:
-    """Check rows whose witnesses are `sigmas_off(row)` sigmas from what the states say."""
+def cases(head: Head, count: int) -> list[LogitCase]:
+    """Return rows whose witnesses are what their states say."""
     draw = torch.Generator().manual_seed(3)
-    states_NH = torch.randn(rows, HIDDEN_SIZE, generator=draw).to(torch.bfloat16)
-    tokens_N = head.logprobs(states_NH).argmax(dim=1)
-    told = head.opinion(states_NH, tokens_N)
-    cases = []
-    for row in range(rows):
-        off = sigmas_off(row) * float(told.sigma[row])
-        witness = Witness(int(tokens_N[row]), float(told.logprob[row]) + off)
-        cases.append(LogitCase(f"row {row}", states_NH[row], witness))
-    return check_logits(head, cases)
+    states_NH = torch.randn(count, HIDDEN_SIZE, generator=draw).to(torch.bfloat16)
+    best = head.logprobs(states_NH).topk(WITNESS_TOKENS)
+    said = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return [
+        LogitCase(f"row {row}", states_NH[row], Witness.of(list(zip(*one, strict=True))))
+        for row, one in enumerate(said)
+    ]
 
 
-def test_rows_as_far_off_as_rounding_takes_them_pass(head):
-    told = verdict(head, 200, lambda row: math.sqrt(2) * math.sin(row))
-    assert told.faults == ()
-    assert (told.rows, told.argmax_agree) == (200, 200)
-    assert told.max_error > 0
+def off(reading: LogitReading) -> float:
+    return abs(reading.found - reading.told) / reading.sigma
 
 
-def test_one_row_far_off_is_named(head):
-    told = verdict(head, 200, lambda row: 9.0 if row == 150 else 0.0)
-    assert len(told.faults) == 1
-    assert told.faults[0].startswith("row 150: token ")
+def test_rows_that_are_what_the_engine_said_pass(head):
+    verdict = check_logits(head, cases(head, 150))
+    assert verdict.faults == ()
+    assert (verdict.rows, verdict.argmax_agree) == (150, 150)
+    assert max(off(reading) for reading in verdict.readings) < 0.1
 
 
-def test_one_row_somewhat_off_is_no_fault(head):
-    assert verdict(head, 200, lambda row: 5.0 if row == 150 else 0.0).faults == ()
+def test_gaps_are_differences_of_the_heads_own_logits(head):
+    (case,) = cases(head, 1)
+    logprobs = head.logprobs(case.state_H[None])[0]
+    tokens = torch.tensor([[5, 9, 5]])
+    gaps = head.gaps(case.state_H[None], tokens)
+    assert gaps.gap[0].tolist() == pytest.approx([0, float(logprobs[5] - logprobs[9]), 0], abs=1e-4)
+
+
+def test_states_of_another_row_are_named_with_both_gaps(head):
+    rows = cases(head, 70)
+    rows[3], rows[66] = (
+        replace(rows[3], state_H=rows[66].state_H),
+        replace(rows[66], state_H=rows[3].state_H),
+    )
+    faults = check_logits(head, rows).faults
+    assert [fault.split(":")[0] for fault in faults] == ["row 3", "row 66"]
+    assert all("by the stored states" in fault and "by the engine" in fault for fault in faults)
+
+
+@pytest.mark.parametrize(("part", "found"), [(0.9, False), (1.1, True)])
+def test_the_bound_is_what_rounding_explains(head, part, found):
+    (case,) = cases(head, 1)
+    tokens = [case.witness.next_token, *(token for token, _ in case.witness.others)]
+    sigma = float(head.gaps(case.state_H[None], torch.tensor([tokens])).sigma[0, 1])
+    (token, logprob), *rest = case.witness.others
+    others = ((token, logprob + part * MOST_SIGMAS * sigma), *rest)
+    witness = Witness(case.witness.next_token, case.witness.next_logprob, others)
+    assert bool(check_logits(head, [replace(case, witness=witness)]).faults) is found
+
+
+def all_off(head: Head, case: LogitCase, sigmas: float) -> LogitCase:
+    """Return the case with every token but the first `sigmas` less likely than its states say."""
+    tokens = torch.tensor([[token for token, _ in case.witness.likely]])
+    sigma_K = head.gaps(case.state_H[None], tokens).sigma[0].tolist()[1:]
+    others = tuple(
+        (token, lp - sigmas * sigma) for (token, lp), sigma in zip(case.witness.others, sigma_K, strict=True)
+    )
+    return replace(case, witness=replace(case.witness, others=others))
 
 
 def test_many_rows_slightly_off_are_wrong_together(head):
-    told = verdict(head, 200, lambda row: 2.0 + (row == 77))
-    assert len(told.faults) == 1
-    assert told.faults[0].startswith("row 77: the log-probabilities of 200 rows are off")
-    assert "this row is off by 3.0 sigmas" in told.faults[0]
+    rows = [all_off(head, case, 2.0 + (row == 77)) for row, case in enumerate(cases(head, 200))]
+    (fault,) = check_logits(head, rows).faults
+    assert fault.startswith("row 77: the log-probabilities of 200 rows are off")
+    assert "this row is off by 3.0 sigmas" in fault
+
+
+def test_rows_as_far_off_as_rounding_takes_them_pass_together(head):
+    rows = [all_off(head, case, math.sqrt(2) * math.sin(row)) for row, case in enumerate(cases(head, 200))]
+    assert check_logits(head, rows).faults == ()
 
 
 def test_no_rows_are_no_fault(head):
     assert check_logits(head, []) == LogitVerdict(0, 0, 0.0, ())
+
+
+def test_rows_with_fewer_tokens_are_checked_beside_others(head):
+    rows = cases(head, 3)
+    rows[1] = replace(rows[1], witness=replace(rows[1].witness, others=rows[1].witness.others[:1]))
+    assert check_logits(head, rows).faults == ()
+
+
+@pytest.mark.parametrize(
+    "witness",
+    [
+        Witness(3, -0.5),
+        Witness(3, -0.5, ((VOCAB_SIZE, -1.0),)),
+        Witness(3, -0.5, ((4, -math.inf),)),
+        Witness(3, math.nan, ((4, -1.0), (5, -2.0))),
+        Witness(-1, -0.5, ((4, -1.0), (5, -2.0))),
+    ],
+)
+def test_a_witness_without_two_tokens_proves_nothing(head, witness):
+    (case,) = cases(head, 1)
+    (fault,) = check_logits(head, [replace(case, witness=witness)]).faults
+    assert fault == "row 0: the engine gave no two log-probabilities to prove it by"
+
+
+def test_a_log_probability_of_nan_is_left_out_and_the_others_are_compared(head):
+    (case,) = cases(head, 1)
+    others = ((7, math.nan), *case.witness.others)
+    assert check_logits(head, [replace(case, witness=replace(case.witness, others=others))]).faults == ()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_every_kind_of_head_agrees_with_its_model(tmp_path, model_type, dtype):
+    model = TinyModel(tmp_path, model_type, dtype)
+    head = Head.load(tmp_path, dtype)
+    draw = torch.Generator().manual_seed(4)
+    rows = []
+    for row in range(24):
+        says = model.run(torch.randint(0, 512, (3 + row,), generator=draw).tolist())
+        rows.append(LogitCase(f"row {row}", says.layers[max(says.layers)][-1], says.witness))
+    verdict = check_logits(head, rows)
+    assert verdict.faults == ()
+    assert max(off(reading) for reading in verdict.readings) < MOST_SIGMAS / 2
+    moved = [replace(case, state_H=rows[place - 1].state_H) for place, case in enumerate(rows)]
+    assert len(check_logits(head, moved).faults) == len(rows)

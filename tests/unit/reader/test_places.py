@@ -40,6 +40,8 @@ def index_row(path: str, row: int, num_tokens: int) -> dict[str, Any]:
         "row": row,
         "next_token": None,
         "next_logprob": None,
+        "top_tokens": None,
+        "top_logprobs": None,
     }
 
 

@@ -29,7 +29,7 @@ def unit(tmp_path):
 
 def test_every_written_row_stands_in_plan_order_with_its_place(tmp_path, unit):
     rows, plan, shards = unit
-    witnesses = {3: Witness(17, -0.25), 2: Witness(1, -1.0)}
+    witnesses = {3: Witness(17, -0.25, ((4, -2.5),)), 2: Witness(1, -1.0)}
     entry, supervised = write_index(tmp_path / "index.parquet", PATH, shards, plan, witnesses)
     table = pq.read_table(tmp_path / "index.parquet")
     assert table.schema.equals(INDEX_SCHEMA)
@@ -46,6 +46,8 @@ def test_every_written_row_stands_in_plan_order_with_its_place(tmp_path, unit):
     assert table["supervised_tokens"].to_pylist() == [0, 2, 1, 3]
     assert table["next_token"].to_pylist() == [None, None, 17, None]
     assert table["next_logprob"].to_pylist() == [None, None, -0.25, None]
+    assert table["top_tokens"].to_pylist() == [None, None, [17, 4], None]
+    assert table["top_logprobs"].to_pylist() == [None, None, [-0.25, -2.5], None]
     assert supervised == 6
     assert (entry.path, (entry.sha256, entry.bytes)) == (PATH, sha256_of(tmp_path / "index.parquet"))
 

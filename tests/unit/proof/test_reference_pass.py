@@ -1,12 +1,11 @@
-import threading
 from pathlib import Path
 
 import pytest
 import torch
 
 from service.proof.canary import POST_NORM, canary_prompts
-from service.proof.lockstep import Lockstep
 from service.proof.reference_model import Skeleton, build_skeleton
+from service.proof.reference_pass import ReferencePass
 from service.proof.reference_weights import WeightStream
 from tests.architectures.recipes import RECIPES
 from tests.architectures.target import make_model
@@ -15,6 +14,7 @@ from tests.support.step35 import save_step35
 from tests.support.whole_model import States, whole_states
 
 PROMPTS = canary_prompts(VOCAB_SIZE, 129)
+ONE_PROMPT = PROMPTS[-1:]
 UNLIKE = (
     "Qwen3MoeForCausalLM",
     "MixtralForCausalLM",
@@ -50,7 +50,7 @@ class Watched(WeightStream):
 
 def run(folder: Path, dtype: torch.dtype, prompts: list[list[int]] = PROMPTS) -> list[States]:
     skeleton = build_skeleton(folder, dtype)
-    return Lockstep(skeleton, WeightStream(skeleton, folder, dtype)).run(prompts)
+    return ReferencePass(skeleton, WeightStream(skeleton, folder, dtype)).run(prompts)
 
 
 def assert_same_bits(got: list[States], want: list[States]) -> None:
@@ -65,34 +65,47 @@ def assert_same_bits(got: list[States], want: list[States]) -> None:
 def test_every_state_has_the_bits_that_the_whole_model_gives(tmp_path, model_type, dtype):
     TinyModel(tmp_path, model_type, dtype, shard_size="100KB")
     kind = getattr(torch, dtype)
-    got = run(tmp_path, kind)
-    assert [set(states) for states in got] == [{*range(NUM_LAYERS + 1), POST_NORM}] * len(PROMPTS)
-    assert_same_bits(got, whole_states(tmp_path, PROMPTS, kind))
+    got = run(tmp_path, kind, ONE_PROMPT)
+    assert [set(states) for states in got] == [{*range(NUM_LAYERS + 1), POST_NORM}]
+    assert_same_bits(got, whole_states(tmp_path, ONE_PROMPT, kind))
 
 
 @pytest.mark.parametrize("name", UNLIKE)
 def test_architectures_unlike_llama_give_the_same_bits_too(tmp_path, name):
     model = make_model(RECIPES[name])
     model.to(torch.bfloat16).save_pretrained(tmp_path, max_shard_size="500KB")
-    assert_same_bits(run(tmp_path, torch.bfloat16), whole_states(tmp_path, PROMPTS, torch.bfloat16))
+    want = whole_states(tmp_path, ONE_PROMPT, torch.bfloat16)
+    assert_same_bits(run(tmp_path, torch.bfloat16, ONE_PROMPT), want)
+
+
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "GPT2LMHeadModel", *UNLIKE])
+def test_a_prompt_in_a_batch_has_the_states_that_it_has_alone(tmp_path, name):
+    """What follows a shorter prompt in its row changes none of its states."""
+    make_model(RECIPES[name]).to(torch.float32).save_pretrained(tmp_path)
+    alone = whole_states(tmp_path, PROMPTS, torch.float32)
+    for prompt, other in zip(run(tmp_path, torch.float32), alone, strict=True):
+        for layer_id, states in prompt.items():
+            error = (states - other[layer_id]).norm(dim=1) / other[layer_id].norm(dim=1)
+            assert float(error.max()) < 2e-5, (layer_id, float(error.max()))
 
 
 def test_step_3_5_gives_the_bits_of_the_checkpoint_that_step_3_7_reads(tmp_path):
     save_step35(tmp_path, torch.bfloat16)
-    whole = whole_states(tmp_path / "whole", PROMPTS, torch.bfloat16)
-    assert_same_bits(run(tmp_path, torch.bfloat16), whole)
+    whole = whole_states(tmp_path / "whole", ONE_PROMPT, torch.bfloat16)
+    assert_same_bits(run(tmp_path, torch.bfloat16, ONE_PROMPT), whole)
 
 
 def test_a_model_that_is_stored_in_another_dtype_gives_the_same_bits(tmp_path):
     TinyModel(tmp_path, "qwen3", "float32")
-    assert_same_bits(run(tmp_path, torch.float16), whole_states(tmp_path, PROMPTS, torch.float16))
+    want = whole_states(tmp_path, ONE_PROMPT, torch.float16)
+    assert_same_bits(run(tmp_path, torch.float16, ONE_PROMPT), want)
 
 
 def test_weights_are_read_once_for_all_prompts_one_layer_at_a_time_and_the_head_never(tmp_path):
     TinyModel(tmp_path, "llama", "bfloat16")
     skeleton = build_skeleton(tmp_path, torch.bfloat16)
     weights = Watched(skeleton, tmp_path, torch.bfloat16)
-    Lockstep(skeleton, weights).run(PROMPTS)
+    ReferencePass(skeleton, weights).run(PROMPTS)
     assert weights.read == ["model.embed_tokens", *skeleton.layers, "model.norm"]
     assert all(tensor.is_meta for tensor in skeleton.model.state_dict().values())
 
@@ -100,25 +113,23 @@ def test_weights_are_read_once_for_all_prompts_one_layer_at_a_time_and_the_head_
 def test_a_weight_that_is_used_from_outside_its_layer_is_an_error_and_not_noise(tmp_path):
     TinyModel(tmp_path, "llama", "bfloat16")
     skeleton = build_skeleton(tmp_path, torch.bfloat16)
-    lockstep = Lockstep(skeleton, WeightStream(skeleton, tmp_path, torch.bfloat16))
+    reference = ReferencePass(skeleton, WeightStream(skeleton, tmp_path, torch.bfloat16))
     first, second = (skeleton.model.get_submodule(name) for name in skeleton.layers[:2])
     second.register_forward_pre_hook(lambda _, args: args[0] @ first.mlp.gate_proj.weight.T)
     with pytest.raises(ValueError, match="is called with a weight that is not in memory"):
-        lockstep.run(PROMPTS)
+        reference.run(PROMPTS)
 
 
-def test_layers_that_run_in_another_order_are_an_error_that_leaves_no_thread(tmp_path):
+def test_layers_that_run_in_another_order_are_an_error(tmp_path):
     TinyModel(tmp_path, "llama", "bfloat16")
     found = build_skeleton(tmp_path, torch.bfloat16)
     wrong = Skeleton(found.model, found.layers[::-1], found.final_norm)
-    lockstep = Lockstep(wrong, WeightStream(wrong, tmp_path, torch.bfloat16))
-    before = threading.active_count()
+    reference = ReferencePass(wrong, WeightStream(wrong, tmp_path, torch.bfloat16))
     with pytest.raises(ValueError, match="decoder layer 3 runs after 0 others"):
-        lockstep.run(PROMPTS)
-    assert threading.active_count() == before
+        reference.run(PROMPTS)
 
 
 def test_streams_of_several_states_a_token_are_refused(tmp_path):
     make_model(RECIPES["Gemma3nForCausalLM"]).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"the state of layer 0 is \[4, 1, 1, 128\]"):
+    with pytest.raises(ValueError, match=r"the state of layer 0 is \[4, 4, 129, 128\]"):
         run(tmp_path, torch.float32)

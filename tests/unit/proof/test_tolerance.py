@@ -7,12 +7,14 @@ import pytest
 import torch
 
 from schemas.dataset.codecs.fp8 import Quantizer, dequantize, half_steps
+from schemas.dataset.index import Witness
 from schemas.identity import FinalNorm
 from service.capture.engine import WITNESS_TOKENS
-from service.proof.gap_check import check_gaps
 from service.proof.head import Head
 from service.proof.head_weights import HeadWeights, NormWeights
-from service.proof.logit_check import LogitCase, Witness, check_logits
+from service.proof.logit_check import LogitCase, check_logits
+from service.proof.next_token_check import check_next_tokens
+from service.proof.tolerance import Tolerance
 
 VOCAB_SIZE, HIDDEN_SIZE, NUM_ROWS = 500, 256, 400
 
@@ -65,9 +67,9 @@ def cases(head: Head, states_NH: torch.Tensor) -> list[LogitCase]:
 def test_healthy_rows_pass_alone_and_together(kind, soft_cap, shape, dtype):
     head = head_of(kind, dtype, soft_cap)
     rows = cases(head, captured(shape, head))
-    verdict = check_logits(head, rows)
+    verdict = check_next_tokens(head, rows)
     assert verdict.faults == ()
-    assert check_gaps(head, rows).faults == ()
+    assert check_logits(head, rows).faults == ()
     # A bound that is far above what happens would see nothing. Massive activations leave the rest to the
     # dtype's own rounding in the engine, which these witnesses have not been through.
     if shape == "noise":
@@ -78,7 +80,7 @@ def test_healthy_rows_pass_alone_and_together(kind, soft_cap, shape, dtype):
 def test_the_same_states_are_wrong_where_nothing_was_rounded():
     head = head_of("rmsnorm", "bfloat16")
     rows = [replace(case, half_H=None) for case in cases(head, captured("noise", head))]
-    assert check_gaps(head, rows).faults != ()
+    assert check_logits(head, rows).faults != ()
 
 
 @pytest.mark.parametrize("shape", ["noise", "certain"])
@@ -90,8 +92,8 @@ def test_states_of_another_row_are_found(kind, shape):
         replace(case, state_H=rows[place - 1].state_H, half_H=rows[place - 1].half_H)
         for place, case in enumerate(rows)
     ]
-    assert len(check_gaps(head, moved).faults) == NUM_ROWS
-    assert len(check_logits(head, moved).faults) >= NUM_ROWS - 1
+    assert len(check_logits(head, moved).faults) == NUM_ROWS
+    assert len(check_next_tokens(head, moved).faults) >= NUM_ROWS - 1
 
 
 @pytest.mark.parametrize("kind", ["rmsnorm", "layernorm"])
@@ -103,8 +105,8 @@ def test_a_products_slope_is_what_the_norm_does(kind):
     half_H = torch.rand(HIDDEN_SIZE, generator=draw)
     direction_H = torch.randn(HIDDEN_SIZE, generator=draw)
     x_H = row_H.clone().requires_grad_()
-    centred, power = head._centred(x_H)
-    (centred * power.rsqrt() * head._gain_H * direction_H).sum().backward()
-    due = float((x_H.grad * half_H).square().sum() / 3)
-    found = float(head._storing(row_H[None], half_H[None]).of_product(direction_H[None])[0])
-    assert found == pytest.approx(due, rel=1e-4)
+    state = head.normed_state(x_H)
+    (state.unit * head.norm_weight.float() * direction_H).sum().backward()
+    expected = float((x_H.grad * half_H).square().sum() / 3)
+    exact = Tolerance(head.normed_state(row_H, half_H), 0.0, 1)
+    assert float(exact.of_product(direction_H)) == pytest.approx(expected, rel=1e-4)

@@ -1,0 +1,47 @@
+import math
+
+import pytest
+import torch
+
+from schemas.dataset.shard import open_shard
+from service.proof.row_proof import prove_row
+from tests.support.plans import identity, provenance
+from tests.support.shards import ShardRow, write_shard
+
+LAYERS, NUM_TOKENS, HIDDEN_SIZE = (0, 2, 8), 33, 64
+
+
+def faults(folder, layer_id: int, states_TH: torch.Tensor, compression: str = "none") -> tuple[str, ...]:
+    """Return what is wrong with a stored row whose states of one layer are `states_TH`."""
+    draw = torch.Generator().manual_seed(1)
+    states = {layer: torch.randn(NUM_TOKENS, HIDDEN_SIZE, generator=draw).bfloat16() for layer in LAYERS}
+    row = ShardRow("s", None, NUM_TOKENS, [1] * NUM_TOKENS, [1] * NUM_TOKENS, states | {layer_id: states_TH})
+    about = identity(layer_ids=LAYERS, hidden_size=HIDDEN_SIZE, num_layers=8, compression=compression)
+    write_shard(folder / "shard.parquet", [row], provenance(about))
+    with open_shard(folder / "shard.parquet") as shard:
+        return prove_row(shard, 0).faults
+
+
+def with_block(value: float, tokens: slice = slice(17, None), columns: slice = slice(None)) -> torch.Tensor:
+    states_TH = torch.randn(NUM_TOKENS, HIDDEN_SIZE, generator=torch.Generator().manual_seed(2)).bfloat16()
+    states_TH[tokens, columns] = value
+    return states_TH
+
+
+@pytest.mark.parametrize("compression", ["none", "planes"])
+@pytest.mark.parametrize("layer_id", [2, 8])
+@pytest.mark.parametrize(
+    ("states_TH", "what"),
+    [
+        (with_block(0.0), "all zero in 16 of 33 tokens, the first at 17"),
+        (with_block(3.0), "constant in 16 of 33 tokens, the first at 17"),
+        (with_block(math.nan), "not finite in 16 of 33 tokens, the first at 17"),
+        (with_block(-math.inf, slice(4, 5), slice(5, 6)), "not finite in 1 of 33 tokens, the first at 4"),
+    ],
+)
+def test_impossible_values_are_named(tmp_path, layer_id, states_TH, what, compression):
+    assert faults(tmp_path, layer_id, states_TH, compression) == (f"layer {layer_id}: {what}",)
+
+
+def test_zero_embeddings_of_a_padding_token_are_right(tmp_path):
+    assert faults(tmp_path, 0, with_block(0.0)) == ()
