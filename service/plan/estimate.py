@@ -45,7 +45,7 @@ def estimate_request(
     captured, stored = state_bytes(1, *shape), stored_token_bytes(*shape, request.storage.compression)
     sizing = None
     if tokens_per_s is not None:
-        sizing = size(tokens, captured, tokens_per_s, gpus, stored)
+        sizing = size(tokens, captured, tokens_per_s, gpus, settings, stored)
     return Estimate(
         samples=samples,
         rejected=rejected,

@@ -2,15 +2,21 @@
 
 from pathlib import Path
 
-from service.plan.sizing import (
-    CORE_S_PER_GB,
-    DIGEST_CORE_S_PER_GB,
-    DRAIN_BYTES_PER_S,
-    PROOF_CORE_S_PER_GB,
-    WRITER_BYTES_PER_S,
-    WRITER_CORE_S_PER_GB,
-    size,
-)
+from service.plan.sizing import size
+from service.settings import Settings
+
+DEFAULTS = Settings.model_construct()
+DRAIN_BYTES_PER_S = DEFAULTS.sizing_drain_bytes_per_s
+"""Drained from a GPU that computes meanwhile; alone it is 54e9, and a plain pinned copy 55e9."""
+WRITER_BYTES_PER_S = DEFAULTS.sizing_writer_bytes_per_s
+"""By one thread alone on a disk that takes 1.96e9 of write() and fsync()."""
+WRITER_CORE_S_PER_GB = 0.42
+"""The writer with its checks and its xxh3, and the kernel's part."""
+PROOF_CORE_S_PER_GB = 0.29
+"""Of the sealed unit, read back, in a unit of a gigabyte; in units of 65 MB it is 1.3."""
+DIGEST_CORE_S_PER_GB = 0.70
+"""Of the sha256 that the Hub asks for: hashlib over memory, the read not counted."""
+CORE_S_PER_GB = WRITER_CORE_S_PER_GB + PROOF_CORE_S_PER_GB + DIGEST_CORE_S_PER_GB
 
 PAGE = Path(__file__).parents[2] / "docs" / "sizing.md"
 FLOPS_PER_S = 500e12
@@ -43,7 +49,7 @@ def render() -> str:
     for name, active, hidden, layers, counts in TARGETS:
         rate, width = FLOPS_PER_S / (2 * active), 2 * hidden * layers
         for gpus in counts:
-            told = size(TOKENS, width, rate, gpus)
+            told = size(TOKENS, width, rate, gpus, DEFAULTS)
             cells = (
                 name,
                 gpus,
@@ -92,7 +98,9 @@ and no GPU ([cpu-writer.json](../benchmarks/results/cpu-writer.json),
 | the same, units of 65 MB | - | 1.3 |
 | sha256 of the shards at publication | {1 / DIGEST_CORE_S_PER_GB:.1f} | {DIGEST_CORE_S_PER_GB:.2f} |
 
-The last line is of hashlib over memory on that machine, without the read; no file of results holds it.
+The last line is of hashlib over memory on that machine, without the read; no file of results holds it. The
+rates of another machine are set by `QUARRY_SIZING_DRAIN_BYTES_PER_S`, `QUARRY_SIZING_WRITER_BYTES_PER_S` and
+`QUARRY_SIZING_CORE_S_PER_GB`.
 
 On paper, for {TOKENS / 1e9:.0f} billion tokens. The rate is that of prefill at
 {FLOPS_PER_S / 1e12:.0f} TFLOP/s a GPU (half of an H200's dense bfloat16 peak) over 2 operations a

@@ -12,19 +12,21 @@ from schemas.request import ExtractRequest
 from service.errors import SourceRefused
 from service.plan.estimate import estimate_request
 from service.plan.planning import run_planning
-from service.plan.sizing import (
-    CORE_S_PER_GB,
-    DRAIN_BYTES_PER_S,
-    PROOF_CORE_S_PER_GB,
-    WRITER_BYTES_PER_S,
-    WRITER_CORE_S_PER_GB,
-    size,
-)
+from service.plan.sizing import size
 from service.publish.push import batches
 from service.settings import Settings
 from service.store import Store
 from tests.support import templates
-from tests.support.sizing_page import PAGE, render
+from tests.support.sizing_page import (
+    CORE_S_PER_GB,
+    DEFAULTS,
+    DRAIN_BYTES_PER_S,
+    PAGE,
+    PROOF_CORE_S_PER_GB,
+    WRITER_BYTES_PER_S,
+    WRITER_CORE_S_PER_GB,
+    render,
+)
 from tests.support.store_cases import job_id
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
@@ -129,7 +131,13 @@ def test_the_page_on_sizing_is_made_from_the_same_arithmetic() -> None:
 
 
 def test_a_rate_above_one_writers_asks_for_more_of_them() -> None:
-    assert size(1, 1, 2.5 * WRITER_BYTES_PER_S, 1).writer_threads == 3
+    assert size(1, 1, 2.5 * WRITER_BYTES_PER_S, 1, DEFAULTS).writer_threads == 3
+    slow = DEFAULTS.model_copy(update={"sizing_writer_bytes_per_s": WRITER_BYTES_PER_S / 2})
+    assert size(1, 1, 2.5 * WRITER_BYTES_PER_S, 1, slow).writer_threads == 5
+
+
+def test_the_core_seconds_of_the_settings_are_those_of_the_page() -> None:
+    assert pytest.approx(CORE_S_PER_GB) == DEFAULTS.sizing_core_s_per_gb
 
 
 def test_what_sizing_goes_by_is_what_was_measured() -> None:
