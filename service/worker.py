@@ -190,7 +190,7 @@ def plan_until_stopped(settings: Settings, owner: str, parent_pid: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent(parent_pid)
     from service.plan.child.fork_server import FORK_SERVER
-    from service.plan.planning import run_planning
+    from service.plan.planner import run_planning
 
     FORK_SERVER.warm()
 

@@ -26,8 +26,8 @@ from service.capture.engine import Prompt
 from service.capture.receipt_errors import in_time, raise_failure, silent
 from service.capture.session import EngineSession
 from service.errors import EngineDied, EngineRefused, StatesWrong, WriteFailed
-from service.plan.plan_file import write_plan
-from service.plan.planner import PlannedSample
+from service.plan.unit_file import write_plan
+from service.plan.units import PlannedSample
 from service.proof.canary import canary_key, canary_prompts, judge, states_key
 from service.proof.canary_noise import judge_by_noise
 from service.proof.reference import Reference

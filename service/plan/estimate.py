@@ -8,11 +8,11 @@ from schemas.job import Estimate
 from schemas.names import MAX_COMMIT_FILES
 from schemas.request import ExtractRequest
 from service.plan.child.process import tokenizing
-from service.plan.planner import plan_units
-from service.plan.planning import unit_bounds
+from service.plan.planner import unit_bounds
 from service.plan.sizing import size
 from service.plan.sources import open_source
 from service.plan.target import inspect_target
+from service.plan.units import plan_units
 from service.settings import Settings
 
 

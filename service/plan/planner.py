@@ -1,121 +1,240 @@
-"""Tokenized rows -> units of about one shard each. Pure; holds one unit, and the ids of all samples."""
+"""The planning loop's body: one job from its lease to a finished plan; units run while it goes on."""
 
-import hashlib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import logging
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
+from schemas.dataset.columns import state_bytes, stored_token_bytes
+from schemas.dataset.seal import sha256_of
+from schemas.identity import Identity
 from schemas.job import RejectView
-from service.plan.sources.rows import RejectReason, RowReject
-from service.plan.tokens import Ids, Mask, Tokenized
+from schemas.names import MAX_UNITS, plan_path
+from schemas.request import CapturePasses, ExtractRequest, FileSource, Generate, HubSource, InlineSource
+from service.errors import STORE_AWAY, IllegalMove, LeaseLost, OptionRefused, QuarryError
+from service.plan.child.process import tokenizing
+from service.plan.model_folder import TOKENIZER_FILES, files_digest
+from service.plan.sources import RowSource, open_source
+from service.plan.target import Target, inspect_target, planned_target
+from service.plan.unit_file import write_plan
+from service.plan.units import RowOutcome, UnitBounds, UnitDraft, plan_units
+from service.settings import Settings
+from service.store import PlanLease, PlannedUnit, Store
+
+logger = logging.getLogger(__name__)
+
+MAX_TOLD_CHARS = 500
+"""The longest that an error of nobody's making may be told in a job's problem."""
 
 
-@dataclass(frozen=True, slots=True)
-class RowOutcome:
-    """What became of row `position` of the source."""
+def run_planning(store: Store, settings: Settings, owner: str, stop: Callable[[], bool]) -> bool:
+    """Plan the oldest job that waits for it; return whether there was one.
 
-    position: int
-    source_id: str
-    result: Tokenized | RowReject
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedSample:
-    """A sample of a unit. `ids` int32 `[T]`, `mask` uint8 `[T]`; all T tokens are prompt."""
-
-    position: int
-    sample_id: str
-    source_id: str
-    ids: Ids
-    mask: Mask
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Return T."""
-        return len(self.ids)
-
-
-@dataclass(frozen=True, slots=True)
-class UnitDraft:
-    """A unit's samples in source order, and the rejects seen since the unit before.
-
-    Only the very last draft may be without samples.
+    An error that is the request's or the model's fails the job, and so does one that nobody foresaw; one that
+    waits for a person blocks it. A passing one is left for the next lease; after `settings.unit_attempts`
+    of them the job is blocked. `resume` gives as many tries again.
     """
+    try:
+        lease = store.lease_plan(owner, settings.lease_s)
+    except STORE_AWAY as error:
+        logger.warning("no job can be planned: %s", error)
+        return False
+    if lease is None:
+        return False
+    try:
+        plan_job(lease, store, settings, stop=stop)
+    except QuarryError as error:
+        _end(store, settings, lease, error)
+    except Exception as error:
+        # Supervisor: without a word the job would end one planner after another, and nobody learned why.
+        logger.exception("job %s", lease.job_id)
+        _end(store, settings, lease, _internal(error))
+    return True
 
-    samples: tuple[PlannedSample, ...]
-    rejects: tuple[RejectView, ...]
 
-    @property
-    def num_tokens(self) -> int:
-        """Return the prompt tokens of all samples."""
-        return sum(sample.prompt_tokens for sample in self.samples)
+def _internal(error: Exception) -> QuarryError:
+    # What is raised may quote what a user wrote: as ASCII it can stand in any database.
+    told = ascii(error)[:MAX_TOLD_CHARS]
+    return QuarryError(f"internal error: {told}", cure="look for the traceback in the planner's log")
 
 
-@dataclass(frozen=True, slots=True)
-class UnitBounds:
-    """When a unit is full. A sample that alone passes `unit_bytes` has a unit to itself.
+def _end(store: Store, settings: Settings, lease: PlanLease, error: QuarryError) -> None:
+    # Else the job was cancelled or taken over meanwhile, or the next lease will meet the same error.
+    with suppress(LeaseLost, IllegalMove, *STORE_AWAY):
+        store.fail_plan(lease, error.problem(), error.outcome, settings.unit_attempts)
 
-    `bytes_per_token` is what the states of one token take; `answer_tokens` is the most that each sample may
-    grow by.
+
+def plan_job(lease: PlanLease, store: Store, settings: Settings, *, stop: Callable[[], bool]) -> bool:
+    """Plan a job to its end and return true; false where `stop` said so before, and the next lease goes on.
+
+    A plan made again writes the same bytes, so units that exist already stay as they are. What the Hub's
+    branches name may move while a plan is made: where the identity is fixed, model and dataset are read at
+    its commits. Raises any QuarryError.
     """
+    request, fixed = lease.request, lease.identity
+    with _kept(lease, store, settings.lease_s) as check_lease:
 
-    bytes_per_token: int
-    unit_bytes: int
-    max_samples: int
-    answer_tokens: int = 0
+        def watch() -> None:
+            check_lease()
+            if stop():
+                raise _Stopped
 
-
-def plan_units(outcomes: Iterable[RowOutcome], bounds: UnitBounds) -> Iterator[UnitDraft]:
-    """Cut the rows into units in their order: equal rows give equal units.
-
-    Each position ends in exactly one place, a unit or its rejects; a sample id seen before is a reject.
-    """
-    seen: set[bytes] = set()
-    samples: list[PlannedSample] = []
-    rejects: list[RejectView] = []
-    filled_bytes = 0
-    for row in outcomes:
-        if isinstance(row.result, RowReject):
-            rejects.append(_rejected(row, row.result, None))
-            continue
-        digest = sample_digest(row.source_id, row.result)
-        if digest in seen:
-            duplicate = RowReject(
-                RejectReason.DUPLICATE, f"id {row.source_id!r} with the same tokens came before"
-            )
-            rejects.append(_rejected(row, duplicate, digest.hex()))
-            continue
-        seen.add(digest)
-        num_bytes = (len(row.result.ids) + bounds.answer_tokens) * bounds.bytes_per_token
-        full = filled_bytes + num_bytes > bounds.unit_bytes or len(samples) >= bounds.max_samples
-        if samples and full:
-            yield UnitDraft(tuple(samples), tuple(rejects))
-            samples, rejects, filled_bytes = [], [], 0
-        ids, mask = row.result.ids, row.result.mask
-        samples.append(PlannedSample(row.position, digest.hex(), row.source_id, ids, mask))
-        filled_bytes += num_bytes
-    if samples or rejects:
-        yield UnitDraft(tuple(samples), tuple(rejects))
+        target = planned_target(request, fixed, settings) if fixed else inspect_target(request, settings)
+        source = open_source(_pinned(request.source, fixed), settings)
+        with suppress(_Stopped), tokenizing(request, target, source, settings, watch) as child:
+            identity = identity_of(request, target, source, child.template_sha256())
+            check_lease()
+            store.set_identity(lease, identity)
+            rows = _watched(child.rows(), watch)
+            rejects: tuple[RejectView, ...] = ()
+            for unit, draft in enumerate(plan_units(rows, unit_bounds(request, target, settings))):
+                watch()
+                if draft.samples:
+                    _add_unit(lease, store, settings, unit, draft)
+                else:
+                    rejects = draft.rejects
+            store.finish_plan(lease, rejects)
+            return True
+    return False
 
 
-def sample_digest(source_id: str, tokenized: Tokenized) -> bytes:
-    """Return a sample's id, 16 bytes: blake2b over its source id, int32 little-endian ids and uint8 mask."""
-    digest = hashlib.blake2b(digest_size=16)
-    parts = (
-        source_id.encode(),
-        tokenized.ids.astype("<i4", copy=False).tobytes(),
-        tokenized.mask.tobytes(),
+class _Stopped(Exception):
+    """The planner was asked to end."""
+
+
+def _pinned(
+    source: InlineSource | FileSource | HubSource, fixed: Identity | None
+) -> InlineSource | FileSource | HubSource:
+    """Return a Hub source at the commit that its fixed fingerprint names; every other source as it is."""
+    if fixed is None or not isinstance(source, HubSource):
+        return source
+    named = re.match(rf"hub:{re.escape(source.repo_id)}@([0-9a-f]+):", fixed.source_fingerprint)
+    return source if named is None else source.model_copy(update={"revision": named[1]})
+
+
+def _watched(rows: Iterable[RowOutcome], watch: Callable[[], None]) -> Iterator[RowOutcome]:
+    """Pass rows on; a stop or a lost lease is known at once, not at the end of a long unit."""
+    for row in rows:
+        watch()
+        yield row
+
+
+def identity_of(
+    request: ExtractRequest, target: Target, source: RowSource, template_sha256: str | None
+) -> Identity:
+    """Return what the dataset of `request` is. Raises what reading the source raises."""
+    return Identity(
+        model=target.model,
+        revision=target.revision,
+        dtype=target.dtype,
+        hidden_size=target.hidden_size,
+        num_layers=target.num_layers,
+        layer_ids=target.layer_ids,
+        tokenizer_sha256=files_digest(target.folder, TOKENIZER_FILES),
+        template_sha256=template_sha256,
+        source_fingerprint=source.fingerprint(),
+        loss=request.loss,
+        max_tokens=request.max_tokens,
+        on_too_long=request.on_too_long,
+        generate=request.generate,
+        capture=resolve_capture(request.generate),
+        compression=request.storage.compression,
     )
-    for part in parts:
-        digest.update(len(part).to_bytes(8, "little"))
-        digest.update(part)
-    return digest.digest()
 
 
-def _rejected(row: RowOutcome, reject: RowReject, sample_id: str | None) -> RejectView:
-    return RejectView(
-        position=row.position,
-        source_id=row.source_id,
-        sample_id=sample_id,
-        reason=reject.reason,
-        detail=reject.detail,
+def resolve_capture(generate: Generate | None) -> CapturePasses | None:
+    """Return how answers are captured; null where nothing is generated.
+
+    `auto` is one pass: the engine is run without asynchronous scheduling for such jobs, and then it is right.
+    Only a stop string, which aborts the request from outside the engine, takes a second prefill.
+    """
+    if generate is None:
+        return None
+    if generate.capture != "auto":
+        return generate.capture
+    return "second_prefill" if generate.stop else "one_pass"
+
+
+def unit_bounds(request: ExtractRequest, target: Target, settings: Settings) -> UnitBounds:
+    """Return the size of this job's units: one shard each, or the most samples that a unit may have.
+
+    Where what is stored depends on the states themselves, they count as they were captured.
+    """
+    shape = (len(target.layer_ids), target.hidden_size, target.dtype)
+    return UnitBounds(
+        bytes_per_token=stored_token_bytes(*shape, request.storage.compression) or state_bytes(1, *shape),
+        unit_bytes=request.storage.shard_bytes,
+        max_samples=settings.unit_max_samples,
+        answer_tokens=request.generate.max_tokens if request.generate else 0,
     )
+
+
+def _add_unit(lease: PlanLease, store: Store, settings: Settings, unit: int, draft: UnitDraft) -> None:
+    if unit >= MAX_UNITS:
+        raise OptionRefused(
+            f"the job would have more than {MAX_UNITS} shards",
+            field="storage.shard_bytes",
+            cure="make the shards larger, or split the source",
+        )
+    path = settings.work_root / plan_path(lease.job_id, unit)
+    if unit < len(lease.plan_sha256s):
+        sha256 = _write_again(path, draft, lease.plan_sha256s[unit])
+    else:
+        sha256 = write_plan(path, draft.samples)
+    planned = PlannedUnit(unit, len(draft.samples), draft.num_tokens, sha256)
+    store.add_unit(lease, planned, draft.rejects)
+
+
+def _write_again(path: Path, draft: UnitDraft, planned_sha256: str) -> str:
+    """Return the digest of the plan of a unit that is there; write it only where it is the same plan.
+
+    An attempt may be reading the file: another plan beside it is refused by the store, and leaves it alone.
+    """
+    beside = path.with_name(f"again-{path.name}")
+    sha256 = write_plan(beside, draft.samples)
+    beside.unlink()
+    if sha256 == planned_sha256 and not _holds(path, sha256):
+        write_plan(path, draft.samples)
+    return sha256
+
+
+def _holds(path: Path, sha256: str) -> bool:
+    try:
+        return sha256_of(path)[0] == sha256
+    except OSError:
+        return False
+
+
+@contextmanager
+def _kept(lease: PlanLease, store: Store, ttl_s: float) -> Iterator[Callable[[], None]]:
+    """Extend the lease from a thread: a download or the hash of a large source outlasts it.
+
+    Yields a function that raises what the thread met, LeaseLost above all.
+    """
+    done = threading.Event()
+    met: list[QuarryError] = []
+
+    def extend() -> None:
+        while not done.wait(ttl_s / 3):
+            try:
+                store.extend_plan(lease, ttl_s)
+            except STORE_AWAY:
+                # Two thirds of the lease are left to come back in.
+                continue
+            except QuarryError as error:
+                met.append(error)
+                return
+
+    def check() -> None:
+        if met:
+            raise met[0]
+
+    thread = threading.Thread(target=extend, name=f"lease-{lease.job_id}", daemon=True)
+    thread.start()
+    try:
+        yield check
+    finally:
+        done.set()
+        thread.join()

@@ -1,8 +1,8 @@
 """A sample's id is a hash of what it names, so a row proves its own tokens and mask."""
 
 from schemas.dataset.shard import LightRow
-from service.plan.planner import sample_digest
-from service.plan.tokens import Tokenized
+from service.plan.samples import Tokenized
+from service.plan.units import sample_digest
 
 
 def name_fault(light: LightRow) -> str | None:

@@ -28,7 +28,7 @@ from service.errors import TemplateRefused, UnknownModel
 from service.plan.child.fork_server import ForkServer
 from service.plan.child.process import check_template
 from service.plan.estimate import estimate_request
-from service.plan.planning import run_planning
+from service.plan.planner import run_planning
 from service.settings import Settings
 from service.store import Store
 from tests.support import templates

@@ -36,7 +36,7 @@ from service.capture.engine import Answer, EngineSpec, Prompt
 from service.capture.link import EngineLink
 from service.capture.loop import Capture
 from service.errors import DatasetBroken, DiskFull, EngineDied, QuarryError, StoreUnavailable
-from service.plan.planning import run_planning
+from service.plan.planner import run_planning
 from service.publish.publisher import run_publishing
 from service.settings import Settings
 from service.store import Store

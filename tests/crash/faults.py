@@ -26,7 +26,7 @@ import pytest
 
 from schemas.job import JobState
 from service.capture.loop import Capture
-from service.plan.planning import run_planning
+from service.plan.planner import run_planning
 from service.publish.hub import Patience
 from service.publish.publisher import run_publishing
 from service.settings import Settings

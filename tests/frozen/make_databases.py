@@ -38,7 +38,7 @@ from typing import Any
 from schemas.job import JobState
 from schemas.names import attempt_dir, job_id_from_key, shard_file
 from service.capture.loop import Capture
-from service.plan.planning import run_planning
+from service.plan.planner import run_planning
 from service.store import Store
 from tests.support.jobs import Shop, request
 from tests.support.pg import running_postgres

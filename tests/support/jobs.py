@@ -12,7 +12,7 @@ from schemas.job import JobState
 from schemas.names import job_id_from_key
 from schemas.request import ExtractRequest
 from service.capture.loop import Capture
-from service.plan.planning import run_planning
+from service.plan.planner import run_planning
 from service.publish.publisher import run_publishing
 from service.settings import Settings
 from service.store import JobRow, Store

@@ -27,11 +27,11 @@ from service.plan.child.wire import (
     pack_rows,
     send_frame,
 )
-from service.plan.planner import RowOutcome
 from service.plan.rendering import ChatTemplate
+from service.plan.samples import SampleTokenizer
 from service.plan.sources import RowReject, RowSource, opened_source
 from service.plan.target import Target
-from service.plan.tokens import SampleTokenizer
+from service.plan.units import RowOutcome
 
 BATCH_ROWS = 256
 BATCH_TOKENS = 2**18

@@ -44,9 +44,9 @@ from service.plan.child.wire import (
     frame_lengths,
     unpack_rows,
 )
-from service.plan.planner import RowOutcome
 from service.plan.sources import RowSource
 from service.plan.target import Target
+from service.plan.units import RowOutcome
 from service.settings import Settings
 
 WATCH_S = 0.05

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from service.plan.planner import RowOutcome
+from service.plan.samples import Tokenized
 from service.plan.sources.rows import RejectReason, RowReject
-from service.plan.tokens import Tokenized
+from service.plan.units import RowOutcome
 
 HELLO, READY, ROWS, ERROR, MEMORY, CRASH, DONE = b"H", b"R", b"B", b"E", b"M", b"C", b"D"
 FRAME = struct.Struct("<cII")

@@ -11,7 +11,7 @@ from schemas.dataset.manifest import FileEntry
 from schemas.request import ExtractRequest
 from service.errors import SourceRefused
 from service.plan.estimate import estimate_request
-from service.plan.planning import run_planning
+from service.plan.planner import run_planning
 from service.plan.sizing import size
 from service.publish.push import batches
 from service.settings import Settings

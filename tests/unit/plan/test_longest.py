@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from schemas.request import ExtractRequest
+from service.plan.samples import SampleTokenizer
 from service.plan.target import inspect_target
-from service.plan.tokens import SampleTokenizer
 from service.settings import Settings
 from tests.support import templates
 

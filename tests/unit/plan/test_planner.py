@@ -1,160 +1,350 @@
-"""The planner's promises: every row in one place, order kept, bounds kept, the same again."""
+"""Planning a job against the real store: what stands afterwards, and what another planner finds."""
 
-import ast
-import hashlib
-import inspect
-import struct
-from collections.abc import Iterator
-from itertools import pairwise
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-import numpy as np
+import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, strategies as st
+from pydantic import ValidationError
 
-import service.plan.planner
-from service.plan.planner import RowOutcome, UnitBounds, UnitDraft, plan_units, sample_digest
-from service.plan.sources import RejectReason, RowReject
-from service.plan.tokens import Tokenized
+from schemas.dataset.columns import PLAN_SCHEMA
+from schemas.dataset.seal import sha256_of
+from schemas.job import JobState
+from schemas.names import plan_path
+from schemas.request import ExtractRequest, Generate
+from service.plan import planner
+from service.plan.planner import resolve_capture, run_planning
+from service.settings import Settings
+from service.store import Store
+from service.store.plans import SILENT_DEATHS
+from tests.support import templates
+from tests.support.store_cases import Beats, Clock, job_id
 
-
-def tokens(*ids: int, mask: int = 1) -> Tokenized:
-    return Tokenized(np.asarray(ids, dtype=np.int32), np.full(len(ids), mask, dtype=np.uint8))
-
-
-REJECT = RowReject(RejectReason.EMPTY, "nothing")
-RESULTS = st.one_of(
-    st.just(REJECT), st.lists(st.integers(0, 3), min_size=1, max_size=12).map(lambda ids: tokens(*ids))
-)
-ROWS = st.lists(st.tuples(st.sampled_from(["a", "b", "c"]), RESULTS), max_size=40).map(
-    lambda rows: [RowOutcome(position, *row) for position, row in enumerate(rows)]
-)
-BOUNDS = st.builds(
-    UnitBounds,
-    bytes_per_token=st.integers(1, 8),
-    unit_bytes=st.integers(1, 100),
-    max_samples=st.integers(1, 6),
-    answer_tokens=st.integers(0, 4),
-)
+JOB = job_id(1)
+BYTES_PER_TOKEN = 2 * 64 * 2
+"""Two layers of 64 bfloat16 values."""
 
 
-def weight(unit: UnitDraft, bounds: UnitBounds) -> int:
-    return sum((len(sample.ids) + bounds.answer_tokens) * bounds.bytes_per_token for sample in unit.samples)
+class House:
+    """A data folder, a target, a source of twelve conversations of which three are bad, and a store."""
+
+    def __init__(self, root: Path, clock: Clock) -> None:
+        self.root = root
+        self.clock = clock
+        self.model = templates.write_target(root / "model")
+        self.source = root / "rows.jsonl"
+        self.write_rows(12)
+        self.settings = Settings(
+            data_dir=root / "data", model_roots=(root,), source_roots=(root,), unit_max_samples=4
+        )
+        self.settings.data_dir.mkdir()
+        self.store = Store(self.settings.database(), clock)
+        self.store.migrate()
+
+    def write_rows(self, num: int, word: str = "row") -> None:
+        rows = [
+            {
+                "messages": [
+                    {"role": "user", "content": f"{word} {i}"},
+                    {"role": "assistant", "content": "yes"},
+                ]
+            }
+            if i % 4 != 3
+            else {"id": f"bad-{i}"}
+            for i in range(num)
+        ]
+        self.source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def submit(self, **options: Any) -> None:
+        body = {
+            "model": str(self.model),
+            "layers": [2],
+            "source": {"kind": "file", "path": str(self.source)},
+        } | options
+        self.store.submit(JOB, "key", ExtractRequest.model_validate(body))
+
+    def plan(self, stop: Callable[[], bool] = lambda: False, owner: str = "planner") -> bool:
+        return run_planning(self.store, self.settings, owner, stop)
+
+    def plan_file(self, unit: int) -> Path:
+        return self.settings.work_root / plan_path(JOB, unit)
 
 
-@given(ROWS, BOUNDS)
-def test_every_row_ends_in_exactly_one_place_and_in_order(rows: list[RowOutcome], bounds: UnitBounds) -> None:
-    units = list(plan_units(rows, bounds))
-    samples = [sample.position for unit in units for sample in unit.samples]
-    rejects = [reject.position for unit in units for reject in unit.rejects]
-    assert samples == sorted(samples) and rejects == sorted(rejects)
-    assert sorted(samples + rejects) == [row.position for row in rows]
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    made = House(tmp_path, Clock())
+    yield made
+    made.store.close()
 
 
-@given(ROWS, BOUNDS)
-def test_units_keep_their_bounds_and_are_no_smaller_than_they_must(
-    rows: list[RowOutcome], bounds: UnitBounds
-) -> None:
-    units = list(plan_units(rows, bounds))
-    for unit in units:
-        assert len(unit.samples) <= bounds.max_samples
-        assert weight(unit, bounds) <= bounds.unit_bytes or len(unit.samples) == 1
-    for unit, after in pairwise(units):
-        assert unit.samples
-        if after.samples:
-            first = UnitDraft(after.samples[:1], ())
-            full = weight(unit, bounds) + weight(first, bounds) > bounds.unit_bytes
-            assert full or len(unit.samples) == bounds.max_samples
+def test_without_a_job_there_is_nothing_to_plan(house: House) -> None:
+    assert house.plan() is False
 
 
-@given(ROWS, BOUNDS)
-def test_planning_again_gives_the_same_units(rows: list[RowOutcome], bounds: UnitBounds) -> None:
-    first, second = list(plan_units(rows, bounds)), list(plan_units(iter(rows), bounds))
-    assert [[s.sample_id for s in u.samples] for u in first] == [
-        [s.sample_id for s in u.samples] for u in second
-    ]
-    assert [unit.rejects for unit in first] == [unit.rejects for unit in second]
-
-
-@given(ROWS, BOUNDS)
-def test_no_sample_id_is_planned_twice(rows: list[RowOutcome], bounds: UnitBounds) -> None:
-    units = list(plan_units(rows, bounds))
-    planned = [sample.sample_id for unit in units for sample in unit.samples]
-    assert len(set(planned)) == len(planned)
-    doubled = [r.sample_id for unit in units for r in unit.rejects if r.reason == RejectReason.DUPLICATE]
-    assert set(doubled) <= set(planned)
-
-
-def test_the_planner_streams() -> None:
-    taken = 0
-
-    def rows() -> Iterator[RowOutcome]:
-        nonlocal taken
-        for taken in range(1000):
-            yield RowOutcome(taken, str(taken), tokens(1, 2))
-
-    units = plan_units(rows(), UnitBounds(bytes_per_token=1, unit_bytes=8, max_samples=100))
-    assert len(next(units).samples) == 4 and taken == 4
-
-
-def test_a_sample_larger_than_a_unit_has_one_to_itself() -> None:
-    rows = [
-        RowOutcome(0, "a", tokens(1)),
-        RowOutcome(1, "b", tokens(*[2] * 50)),
-        RowOutcome(2, "c", tokens(3)),
-    ]
-    units = list(plan_units(rows, UnitBounds(bytes_per_token=1, unit_bytes=10, max_samples=10)))
-    assert [[sample.source_id for sample in unit.samples] for unit in units] == [["a"], ["b"], ["c"]]
-
-
-def test_room_for_the_answers_counts() -> None:
-    rows = [RowOutcome(i, str(i), tokens(1, 1)) for i in range(4)]
-    bounds = UnitBounds(bytes_per_token=2, unit_bytes=20, max_samples=10, answer_tokens=3)
-    assert [len(unit.samples) for unit in plan_units(rows, bounds)] == [2, 2]
-
-
-def test_rejects_go_with_the_unit_that_is_being_filled_and_the_rest_comes_last() -> None:
-    bad = [RowOutcome(i, str(i), REJECT) for i in (0, 2, 4)]
-    good = [RowOutcome(i, str(i), tokens(i)) for i in (1, 3)]
-    rows = sorted(bad + good, key=lambda row: row.position)
-    units = list(plan_units(rows, UnitBounds(bytes_per_token=1, unit_bytes=1, max_samples=10)))
-    assert [[r.position for r in unit.rejects] for unit in units] == [[0, 2], [4]]
-    only_rejects = list(plan_units(bad, UnitBounds(bytes_per_token=1, unit_bytes=1, max_samples=10)))
-    assert [(len(unit.samples), len(unit.rejects)) for unit in only_rejects] == [(0, 3)]
-    assert list(plan_units([], UnitBounds(bytes_per_token=1, unit_bytes=1, max_samples=1))) == []
-
-
-def test_the_sample_id_is_blake2b_over_length_prefixed_source_ids_and_mask() -> None:
-    parts = ("\u00e9".encode(), struct.pack("<3i", 1, 2, 70_000), bytes([0, 1, 1]))
-    expected = hashlib.blake2b(
-        b"".join(struct.pack("<Q", len(part)) + part for part in parts), digest_size=16
+def test_a_plan_is_units_with_sealed_files_and_rejects(house: House) -> None:
+    house.submit()
+    assert house.plan() is True
+    job = house.store.job(JOB)
+    assert job.state is JobState.RUNNING and job.problem is None and job.progress.plan_done
+    assert (job.progress.samples_planned, job.progress.samples_rejected, job.progress.units_planned) == (
+        12,
+        3,
+        3,
     )
-    found = Tokenized(np.asarray([1, 2, 70_000], dtype=np.int32), np.asarray([0, 1, 1], dtype=np.uint8))
-    assert sample_digest("\u00e9", found) == expected.digest()
+    assert [(r.position, r.source_id, r.reason) for r in house.store.rejects(JOB)] == [
+        (3, "bad-3", "no-sample"),
+        (7, "bad-7", "no-sample"),
+        (11, "bad-11", "no-sample"),
+    ]
+    lease = house.store.lease_unit("worker", 60)
+    assert lease is not None and (lease.key.unit, lease.num_samples) == (0, 4)
+    table = pq.read_table(house.plan_file(0))
+    assert table.schema.equals(PLAN_SCHEMA) and table.column("position").to_pylist() == [0, 1, 2, 4]
+    assert table.column("source_id").to_pylist() == [f"rows.jsonl:{i}" for i in (0, 1, 2, 4)]
+    lengths = [len(ids) for ids in table.column("input_ids").to_pylist()]
+    assert table.column("prompt_tokens").to_pylist() == lengths and sum(lengths) == lease.num_tokens
+    assert [len(mask) for mask in table.column("loss_mask").to_pylist()] == lengths
+    assert all(1 in mask for mask in table.column("loss_mask").to_pylist())
+
+
+def test_the_identity_says_what_the_dataset_is(house: House) -> None:
+    house.submit(loss="last_turn", storage={"compression": "planes"})
+    house.plan()
+    identity = house.store.job(JOB).identity
+    assert identity is not None and identity.state_bytes_per_token == BYTES_PER_TOKEN
+    assert (identity.layer_ids, identity.num_layers, identity.dtype) == ((2, 8), 8, "bfloat16")
+    assert (identity.loss, identity.compression, identity.capture) == ("last_turn", "planes", None)
+    assert identity.source_fingerprint.startswith("file:") and identity.template_sha256
+
+
+def test_units_are_as_large_as_a_shard(house: House) -> None:
+    house.write_rows(800)
+    house.submit(storage={"shard_bytes": 65_536})
+    house.settings = house.settings.model_copy(update={"unit_max_samples": 4096})
+    house.plan()
+    sizes = [unit.num_tokens * BYTES_PER_TOKEN for unit in house.store.units(JOB)]
+    assert len(sizes) > 2 and all(0.8 * 65_536 < size <= 65_536 for size in sizes[:-1])
+
+
+def test_more_units_than_names_have_digits_for_fail_the_job(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.plan.planner.MAX_UNITS", 1)
+    house.submit()
+    house.plan()
+    problem = house.store.job(JOB).problem
+    assert problem is not None and problem.field == "storage.shard_bytes"
+    assert house.store.state(JOB) is JobState.FAILED
+
+
+def test_the_same_plan_has_the_same_bytes_anywhere(house: House, tmp_path: Path) -> None:
+    house.submit()
+    house.plan()
+    other = House(tmp_path / "other", Clock())
+    other.submit()
+    other.plan()
+    assert [sha256_of(house.plan_file(u)) for u in range(3)] == [
+        sha256_of(other.plan_file(u)) for u in range(3)
+    ]
+    other.store.close()
+
+
+def test_a_planner_that_stops_leaves_the_rest_to_the_next_one(house: House) -> None:
+    """1. stop after the second unit  2. the lease runs out  3. another planner ends with the same plan."""
+    house.submit()
+    house.plan(stop=lambda: len(house.store.units(JOB)) >= 2)
+    assert not house.store.job(JOB).progress.plan_done and len(house.store.units(JOB)) == 2
+    assert house.plan(owner="second") is False
+    before = [(unit, sha256_of(house.plan_file(unit.unit))) for unit in house.store.units(JOB)]
+    house.clock.advance(house.settings.lease_s + 1)
+    assert house.plan(owner="second") is True
+    job = house.store.job(JOB)
+    assert (
+        job.progress.plan_done and job.progress.samples_planned == 12 and job.progress.samples_rejected == 3
+    )
+    after = [(unit, sha256_of(house.plan_file(unit.unit))) for unit in house.store.units(JOB)]
+    assert after[:2] == before and len(after) == 3
+
+
+def test_a_source_that_changed_between_two_planners_fails_the_job(house: House) -> None:
+    house.submit()
+    house.plan(stop=lambda: len(house.store.units(JOB)) >= 1)
+    house.write_rows(12, word="other")
+    house.clock.advance(house.settings.lease_s + 1)
+    house.plan(owner="second")
+    job = house.store.job(JOB)
+    assert job.state is JobState.FAILED and job.problem is not None
+    assert job.problem.type == "urn:quarry:identity-changed" and "source_fingerprint" in job.problem.detail
+
+
+def test_a_planner_that_lost_its_lease_adds_nothing_more(house: House) -> None:
+    house.submit()
+    taken = threading.Event()
+
+    def lose() -> bool:
+        if not taken.is_set():
+            taken.set()
+            house.clock.advance(house.settings.lease_s + 1)
+            assert house.store.lease_plan("thief", 60) is not None
+        return False
+
+    house.plan(stop=lose)
+    assert house.store.units(JOB) == [] and house.store.job(JOB).state is JobState.RUNNING
+
+
+def test_a_planner_learns_of_a_lost_lease_before_its_unit_is_full(house: House) -> None:
+    house.submit()
+    house.settings = house.settings.model_copy(update={"lease_s": 0.05})
+    asked = []
+
+    def lose() -> bool:
+        asked.append(None)
+        if len(asked) == 1:
+            (keeper,) = [thread for thread in threading.enumerate() if thread.name == f"lease-{JOB}"]
+            house.clock.advance(1)
+            while house.store.lease_plan("thief", 60) is None:
+                house.clock.advance(1)  # the lease was just extended
+            keeper.join(60)  # it has met the loss then
+        return False
+
+    assert house.plan(stop=lose) is True
+    assert len(asked) == 1 and house.store.units(JOB) == []
+    assert house.store.job(JOB).state is JobState.RUNNING
+
+
+def test_a_job_cancelled_while_it_is_planned_stays_cancelled(house: House) -> None:
+    house.submit()
+    cancelled = threading.Event()
+
+    def cancel() -> bool:
+        if not cancelled.is_set():
+            cancelled.set()
+            house.store.cancel(JOB)
+        return False
+
+    assert house.plan(stop=cancel) is True
+    assert house.store.job(JOB).state is JobState.CANCELLED and house.store.units(JOB) == []
+
+
+def test_a_lease_outlives_its_time_while_a_long_plan_is_made(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house.submit()
+    lease_s = house.settings.lease_s
+    beats = Beats(house.clock, lambda: house.store.lease_plan("another", lease_s))
+    waiting = SimpleNamespace(Event=lambda: beats, Thread=threading.Thread)
+    monkeypatch.setattr(planner, "threading", waiting)
+    house.plan(stop=lambda: not beats.over.wait(60))
+    assert beats.taken is None and house.store.job(JOB).progress.plan_done
+    assert len(beats.waits_s) == 10 and max(beats.waits_s) <= lease_s / 2
+
+
+def test_a_job_of_rejects_alone_is_planned_without_units(house: House) -> None:
+    house.source.write_text('{"no": 1}\n{"no": 2}\n')
+    house.submit()
+    house.plan()
+    job = house.store.job(JOB)
+    assert job.state is JobState.RUNNING and job.progress.plan_done
+    assert (job.progress.units_planned, job.progress.samples_rejected) == (0, 2)
 
 
 @pytest.mark.parametrize(
-    ("source_id", "other"),
+    ("options", "kind", "field"),
     [
-        ("b", tokens(1, 2)),
-        ("a", tokens(1, 3)),
-        ("a", tokens(1, 2, mask=0)),
-        ("a", tokens(1)),
-        ("", tokens(1, 2)),
+        ({"model": "/nowhere"}, "unknown-model", "model"),
+        ({"layers": [99]}, "unknown-layer", "layers"),
+        ({"source": {"kind": "file", "path": "missing.jsonl"}}, "source-refused", "source.path"),
+        ({"chat_template": "{% for %}"}, "template-refused", "chat_template"),
+        ({"chat_template": templates.UNMARKED_TRAILER}, "template-refused", "chat_template"),
+        ({"generate": {"max_tokens": 100_000}}, "option-refused", "generate.max_tokens"),
     ],
 )
-def test_the_sample_id_changes_with_each_of_its_parts(source_id: str, other: Tokenized) -> None:
-    assert sample_digest("a", tokens(1, 2)) != sample_digest(source_id, other)
+def test_what_the_request_gets_wrong_fails_the_job_and_names_the_field(
+    house: House, options: dict[str, Any], kind: str, field: str
+) -> None:
+    house.submit(**options)
+    assert house.plan() is True
+    job = house.store.job(JOB)
+    assert job.state is JobState.FAILED and job.problem is not None and job.problem.cure
+    assert (job.problem.type, job.problem.field) == (f"urn:quarry:{kind}", field)
 
 
-def test_the_planner_is_pure() -> None:
-    tree = ast.parse(inspect.getsource(service.plan.planner))
-    imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    imported |= {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
-    assert imported == {
-        "hashlib",
-        "collections.abc",
-        "dataclasses",
-        "schemas.job",
-        "service.plan.sources.rows",
-        "service.plan.tokens",
-    }
+def test_an_empty_source_fails_the_job(house: House) -> None:
+    house.source.write_text("\n")
+    house.submit()
+    house.plan()
+    job = house.store.job(JOB)
+    assert job.state is JobState.FAILED and job.problem is not None and "no row" in job.problem.detail
+
+
+def test_a_passing_error_is_tried_again_and_then_waits_for_a_person(house: House) -> None:
+    """1. a file stands where plans go  2. three leases try  3. the job is blocked  4. resumed, it ends."""
+    house.submit()
+    house.settings.work_root.write_text("in the way")
+    for attempt in range(house.settings.unit_attempts):
+        assert house.store.job(JOB).state in {JobState.QUEUED, JobState.RUNNING}, attempt
+        assert house.plan() is True
+        house.clock.advance(house.settings.lease_s + 1)
+    job = house.store.job(JOB)
+    assert job.state is JobState.BLOCKED and job.problem is not None
+    assert job.problem.type == "urn:quarry:write-failed"
+    house.settings.work_root.unlink()
+    house.store.resume(JOB)
+    assert house.plan() is True
+    assert house.store.job(JOB).progress.plan_done
+
+
+def test_a_job_that_kills_its_planners_waits_for_a_person(house: House) -> None:
+    """1. twenty planners vanish with the job  2. the next one blocks it  3. resumed, it is planned."""
+    house.submit()
+    for _ in range(SILENT_DEATHS):
+        assert house.store.lease_plan("vanishes", 60) is not None
+        house.clock.advance(61)
+    assert house.plan() is False
+    job = house.store.job(JOB)
+    assert job.state is JobState.BLOCKED and job.problem is not None and "20 times" in job.problem.detail
+    house.store.resume(JOB)
+    house.plan()
+    assert house.store.job(JOB).progress.plan_done
+
+
+def test_planners_that_end_in_order_cost_no_try(house: House) -> None:
+    """1. more planners than may vanish are stopped with the job  2. one fails  3. the next one plans it."""
+    house.submit()
+    house.settings = house.settings.model_copy(update={"unit_attempts": 2})
+    for _ in range(SILENT_DEATHS + 1):
+        assert house.plan(stop=lambda: True) is True
+        house.store.release_roles("planner")
+    house.settings.work_root.write_text("in the way")
+    assert house.plan() is True
+    house.clock.advance(house.settings.lease_s + 1)
+    house.settings.work_root.unlink()
+    assert house.store.state(JOB) is JobState.RUNNING
+    assert house.plan() is True
+    assert house.store.job(JOB).progress.plan_done
+
+
+def test_a_generate_job_is_planned_with_room_for_its_answers(house: House) -> None:
+    house.submit(generate={"max_tokens": 200}, storage={"shard_bytes": 65_536})
+    house.plan()
+    identity = house.store.job(JOB).identity
+    assert identity is not None and identity.capture == "one_pass"
+    assert [unit.num_samples for unit in house.store.units(JOB)] == [1] * 9
+    assert not any(pq.read_table(house.plan_file(0)).column("loss_mask").to_pylist()[0])
+
+
+def test_auto_capture_is_one_pass_and_a_choice_is_kept() -> None:
+    assert resolve_capture(None) is None
+    assert resolve_capture(Generate(max_tokens=1)) == "one_pass"
+    assert resolve_capture(Generate(max_tokens=1, capture="second_prefill")) == "second_prefill"
+
+
+def test_a_stop_string_takes_a_second_prefill_and_is_refused_in_one_pass() -> None:
+    """The engine's front end finds it, and aborts the request with all its states."""
+    assert resolve_capture(Generate(max_tokens=1, stop=("end",))) == "second_prefill"
+    with pytest.raises(ValidationError, match=r"'stop' strings .* say 'capture': 'second_prefill' or 'auto'"):
+        Generate(max_tokens=1, stop=("end",), capture="one_pass")

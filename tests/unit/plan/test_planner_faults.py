@@ -25,7 +25,7 @@ from service.settings import Settings
 from service.store import PlanLease, Store
 from tests.support.fake_hub import FakeHub
 from tests.support.store_cases import Clock
-from tests.unit.plan.test_planning import JOB, House
+from tests.unit.plan.test_planner import JOB, House
 
 
 class BuggyStore(Store):
@@ -69,7 +69,7 @@ def test_a_bug_fails_the_job_with_a_word_and_the_planner_goes_on(
     buggy.said = said
     good, house.store = house.store, buggy
     house.submit()
-    with caplog.at_level(logging.ERROR, "service.plan.planning"):
+    with caplog.at_level(logging.ERROR, "service.plan.planner"):
         assert house.plan() is True
     buggy.close()
     house.store = good

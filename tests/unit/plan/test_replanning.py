@@ -15,7 +15,7 @@ from tests.support import templates
 from tests.support.fake_hub import FakeHub
 from tests.support.hub_state import regular_blob
 from tests.support.store_cases import Clock
-from tests.unit.plan.test_planning import JOB, House
+from tests.unit.plan.test_planner import JOB, House
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from schemas.dataset.columns import PLAN_SCHEMA
 from schemas.dataset.seal import sealing, sha256_of
 from service.errors import writing
-from service.plan.planner import PlannedSample
+from service.plan.units import PlannedSample
 
 
 def write_plan(path: Path, samples: Sequence[PlannedSample]) -> str:

@@ -14,10 +14,10 @@ from schemas.request import ExtractRequest, Message, Sample
 from service.errors import OptionRefused, TemplateRefused
 from service.plan.boundaries import PROBE, RenderBudgetSpent, Span, TurnFinder, UnstableBoundaries, probe
 from service.plan.child.progress import Step
-from service.plan.encoding import Encoding, TextTokenizer
 from service.plan.rendering import CURE, FIELD, ChatTemplate, RenderFailed, Rendering, RenderTooLong
 from service.plan.sources.rows import RejectReason, RowReject
 from service.plan.target import Target
+from service.plan.tokenizer import Encoding, TextTokenizer
 
 Ids = npt.NDArray[np.int32]
 Mask = npt.NDArray[np.uint8]

@@ -10,9 +10,9 @@ from transformers import ByT5Tokenizer
 
 from schemas.request import ExtractRequest, Sample
 from service.errors import OptionRefused, TemplateRefused, UnknownModel
+from service.plan.samples import SampleTokenizer, Tokenized
 from service.plan.sources import RejectReason, RowReject
 from service.plan.target import inspect_target
-from service.plan.tokens import SampleTokenizer, Tokenized
 from service.settings import Settings
 from tests.support import templates
 

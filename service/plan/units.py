@@ -1,0 +1,121 @@
+"""Tokenized rows -> units of about one shard each. Pure; holds one unit, and the ids of all samples."""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from schemas.job import RejectView
+from service.plan.samples import Ids, Mask, Tokenized
+from service.plan.sources.rows import RejectReason, RowReject
+
+
+@dataclass(frozen=True, slots=True)
+class RowOutcome:
+    """What became of row `position` of the source."""
+
+    position: int
+    source_id: str
+    result: Tokenized | RowReject
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSample:
+    """A sample of a unit. `ids` int32 `[T]`, `mask` uint8 `[T]`; all T tokens are prompt."""
+
+    position: int
+    sample_id: str
+    source_id: str
+    ids: Ids
+    mask: Mask
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Return T."""
+        return len(self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class UnitDraft:
+    """A unit's samples in source order, and the rejects seen since the unit before.
+
+    Only the very last draft may be without samples.
+    """
+
+    samples: tuple[PlannedSample, ...]
+    rejects: tuple[RejectView, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Return the prompt tokens of all samples."""
+        return sum(sample.prompt_tokens for sample in self.samples)
+
+
+@dataclass(frozen=True, slots=True)
+class UnitBounds:
+    """When a unit is full. A sample that alone passes `unit_bytes` has a unit to itself.
+
+    `bytes_per_token` is what the states of one token take; `answer_tokens` is the most that each sample may
+    grow by.
+    """
+
+    bytes_per_token: int
+    unit_bytes: int
+    max_samples: int
+    answer_tokens: int = 0
+
+
+def plan_units(outcomes: Iterable[RowOutcome], bounds: UnitBounds) -> Iterator[UnitDraft]:
+    """Cut the rows into units in their order: equal rows give equal units.
+
+    Each position ends in exactly one place, a unit or its rejects; a sample id seen before is a reject.
+    """
+    seen: set[bytes] = set()
+    samples: list[PlannedSample] = []
+    rejects: list[RejectView] = []
+    filled_bytes = 0
+    for row in outcomes:
+        if isinstance(row.result, RowReject):
+            rejects.append(_rejected(row, row.result, None))
+            continue
+        digest = sample_digest(row.source_id, row.result)
+        if digest in seen:
+            duplicate = RowReject(
+                RejectReason.DUPLICATE, f"id {row.source_id!r} with the same tokens came before"
+            )
+            rejects.append(_rejected(row, duplicate, digest.hex()))
+            continue
+        seen.add(digest)
+        num_bytes = (len(row.result.ids) + bounds.answer_tokens) * bounds.bytes_per_token
+        full = filled_bytes + num_bytes > bounds.unit_bytes or len(samples) >= bounds.max_samples
+        if samples and full:
+            yield UnitDraft(tuple(samples), tuple(rejects))
+            samples, rejects, filled_bytes = [], [], 0
+        ids, mask = row.result.ids, row.result.mask
+        samples.append(PlannedSample(row.position, digest.hex(), row.source_id, ids, mask))
+        filled_bytes += num_bytes
+    if samples or rejects:
+        yield UnitDraft(tuple(samples), tuple(rejects))
+
+
+def sample_digest(source_id: str, tokenized: Tokenized) -> bytes:
+    """Return a sample's id, 16 bytes: blake2b over its source id, int32 little-endian ids and uint8 mask."""
+    digest = hashlib.blake2b(digest_size=16)
+    parts = (
+        source_id.encode(),
+        tokenized.ids.astype("<i4", copy=False).tobytes(),
+        tokenized.mask.tobytes(),
+    )
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.digest()
+
+
+def _rejected(row: RowOutcome, reject: RowReject, sample_id: str | None) -> RejectView:
+    return RejectView(
+        position=row.position,
+        source_id=row.source_id,
+        sample_id=sample_id,
+        reason=reject.reason,
+        detail=reject.detail,
+    )

@@ -1,0 +1,160 @@
+"""The planner's promises: every row in one place, order kept, bounds kept, the same again."""
+
+import ast
+import hashlib
+import inspect
+import struct
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+import service.plan.units
+from service.plan.samples import Tokenized
+from service.plan.sources import RejectReason, RowReject
+from service.plan.units import RowOutcome, UnitBounds, UnitDraft, plan_units, sample_digest
+
+
+def tokens(*ids: int, mask: int = 1) -> Tokenized:
+    return Tokenized(np.asarray(ids, dtype=np.int32), np.full(len(ids), mask, dtype=np.uint8))
+
+
+REJECT = RowReject(RejectReason.EMPTY, "nothing")
+RESULTS = st.one_of(
+    st.just(REJECT), st.lists(st.integers(0, 3), min_size=1, max_size=12).map(lambda ids: tokens(*ids))
+)
+ROWS = st.lists(st.tuples(st.sampled_from(["a", "b", "c"]), RESULTS), max_size=40).map(
+    lambda rows: [RowOutcome(position, *row) for position, row in enumerate(rows)]
+)
+BOUNDS = st.builds(
+    UnitBounds,
+    bytes_per_token=st.integers(1, 8),
+    unit_bytes=st.integers(1, 100),
+    max_samples=st.integers(1, 6),
+    answer_tokens=st.integers(0, 4),
+)
+
+
+def weight(unit: UnitDraft, bounds: UnitBounds) -> int:
+    return sum((len(sample.ids) + bounds.answer_tokens) * bounds.bytes_per_token for sample in unit.samples)
+
+
+@given(ROWS, BOUNDS)
+def test_every_row_ends_in_exactly_one_place_and_in_order(rows: list[RowOutcome], bounds: UnitBounds) -> None:
+    units = list(plan_units(rows, bounds))
+    samples = [sample.position for unit in units for sample in unit.samples]
+    rejects = [reject.position for unit in units for reject in unit.rejects]
+    assert samples == sorted(samples) and rejects == sorted(rejects)
+    assert sorted(samples + rejects) == [row.position for row in rows]
+
+
+@given(ROWS, BOUNDS)
+def test_units_keep_their_bounds_and_are_no_smaller_than_they_must(
+    rows: list[RowOutcome], bounds: UnitBounds
+) -> None:
+    units = list(plan_units(rows, bounds))
+    for unit in units:
+        assert len(unit.samples) <= bounds.max_samples
+        assert weight(unit, bounds) <= bounds.unit_bytes or len(unit.samples) == 1
+    for unit, after in pairwise(units):
+        assert unit.samples
+        if after.samples:
+            first = UnitDraft(after.samples[:1], ())
+            full = weight(unit, bounds) + weight(first, bounds) > bounds.unit_bytes
+            assert full or len(unit.samples) == bounds.max_samples
+
+
+@given(ROWS, BOUNDS)
+def test_planning_again_gives_the_same_units(rows: list[RowOutcome], bounds: UnitBounds) -> None:
+    first, second = list(plan_units(rows, bounds)), list(plan_units(iter(rows), bounds))
+    assert [[s.sample_id for s in u.samples] for u in first] == [
+        [s.sample_id for s in u.samples] for u in second
+    ]
+    assert [unit.rejects for unit in first] == [unit.rejects for unit in second]
+
+
+@given(ROWS, BOUNDS)
+def test_no_sample_id_is_planned_twice(rows: list[RowOutcome], bounds: UnitBounds) -> None:
+    units = list(plan_units(rows, bounds))
+    planned = [sample.sample_id for unit in units for sample in unit.samples]
+    assert len(set(planned)) == len(planned)
+    doubled = [r.sample_id for unit in units for r in unit.rejects if r.reason == RejectReason.DUPLICATE]
+    assert set(doubled) <= set(planned)
+
+
+def test_the_planner_streams() -> None:
+    taken = 0
+
+    def rows() -> Iterator[RowOutcome]:
+        nonlocal taken
+        for taken in range(1000):
+            yield RowOutcome(taken, str(taken), tokens(1, 2))
+
+    units = plan_units(rows(), UnitBounds(bytes_per_token=1, unit_bytes=8, max_samples=100))
+    assert len(next(units).samples) == 4 and taken == 4
+
+
+def test_a_sample_larger_than_a_unit_has_one_to_itself() -> None:
+    rows = [
+        RowOutcome(0, "a", tokens(1)),
+        RowOutcome(1, "b", tokens(*[2] * 50)),
+        RowOutcome(2, "c", tokens(3)),
+    ]
+    units = list(plan_units(rows, UnitBounds(bytes_per_token=1, unit_bytes=10, max_samples=10)))
+    assert [[sample.source_id for sample in unit.samples] for unit in units] == [["a"], ["b"], ["c"]]
+
+
+def test_room_for_the_answers_counts() -> None:
+    rows = [RowOutcome(i, str(i), tokens(1, 1)) for i in range(4)]
+    bounds = UnitBounds(bytes_per_token=2, unit_bytes=20, max_samples=10, answer_tokens=3)
+    assert [len(unit.samples) for unit in plan_units(rows, bounds)] == [2, 2]
+
+
+def test_rejects_go_with_the_unit_that_is_being_filled_and_the_rest_comes_last() -> None:
+    bad = [RowOutcome(i, str(i), REJECT) for i in (0, 2, 4)]
+    good = [RowOutcome(i, str(i), tokens(i)) for i in (1, 3)]
+    rows = sorted(bad + good, key=lambda row: row.position)
+    units = list(plan_units(rows, UnitBounds(bytes_per_token=1, unit_bytes=1, max_samples=10)))
+    assert [[r.position for r in unit.rejects] for unit in units] == [[0, 2], [4]]
+    only_rejects = list(plan_units(bad, UnitBounds(bytes_per_token=1, unit_bytes=1, max_samples=10)))
+    assert [(len(unit.samples), len(unit.rejects)) for unit in only_rejects] == [(0, 3)]
+    assert list(plan_units([], UnitBounds(bytes_per_token=1, unit_bytes=1, max_samples=1))) == []
+
+
+def test_the_sample_id_is_blake2b_over_length_prefixed_source_ids_and_mask() -> None:
+    parts = ("\u00e9".encode(), struct.pack("<3i", 1, 2, 70_000), bytes([0, 1, 1]))
+    expected = hashlib.blake2b(
+        b"".join(struct.pack("<Q", len(part)) + part for part in parts), digest_size=16
+    )
+    found = Tokenized(np.asarray([1, 2, 70_000], dtype=np.int32), np.asarray([0, 1, 1], dtype=np.uint8))
+    assert sample_digest("\u00e9", found) == expected.digest()
+
+
+@pytest.mark.parametrize(
+    ("source_id", "other"),
+    [
+        ("b", tokens(1, 2)),
+        ("a", tokens(1, 3)),
+        ("a", tokens(1, 2, mask=0)),
+        ("a", tokens(1)),
+        ("", tokens(1, 2)),
+    ],
+)
+def test_the_sample_id_changes_with_each_of_its_parts(source_id: str, other: Tokenized) -> None:
+    assert sample_digest("a", tokens(1, 2)) != sample_digest(source_id, other)
+
+
+def test_the_planner_is_pure() -> None:
+    tree = ast.parse(inspect.getsource(service.plan.units))
+    imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    imported |= {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
+    assert imported == {
+        "hashlib",
+        "collections.abc",
+        "dataclasses",
+        "schemas.job",
+        "service.plan.sources.rows",
+        "service.plan.samples",
+    }
