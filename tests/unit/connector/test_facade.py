@@ -5,12 +5,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from connector.hidden_states import HiddenStatesConnector, StepMetadata, _telling_refusals
 from connector.layout import LayoutError
 from connector.wire import RowRef
+from connector.worker import device_name
 from schemas.receipts import UnitKey
 from service.capture.link import EngineLink
 from tests.support.fake_engine import FakeRequest, Status
@@ -115,3 +117,10 @@ def test_of_requests_that_others_drain_or_nobody_nothing_is_kept():
     assert connector.get_finished({"void"}) == (None, None)
     kept = [names for names in vars(connector).values() if isinstance(names, set)]
     assert {"another rank's", "an answer", "void"} & set().union(*kept) == set()
+
+
+def test_an_engine_is_known_by_the_model_of_its_gpu(monkeypatch):
+    """Otherwise engines on two models of GPU would share a canary."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", {torch.device("cuda:1"): "NVIDIA H200"}.__getitem__)
+    assert device_name(torch.device("cuda:1")) == "NVIDIA H200"
+    assert device_name(torch.device("cpu")) == "cpu"
