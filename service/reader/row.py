@@ -20,8 +20,7 @@ class Row:
 
     `input_ids` is int64 [T], `loss_mask` uint8 [T], 1 where the token is supervised. `read` returns one
     layer's states [T, H] in the stored dtype, the caller's own; a view that asks for one layer costs one
-    layer's bytes.
-    `read_many` returns several side by side, [T, len(ids) * H], without a copy of its own.
+    layer's bytes. `read_many` returns several side by side, [T, len(ids) * H].
     """
 
     sample_id: str
