@@ -76,7 +76,7 @@ def _read_back(file: Path) -> None:
     with DirectReader(file) as whole:
         shard = Shard(whole, file.name)
         for row in range(NUM_ROWS):
-            prove_row(shard, row, values=False)
+            prove_row(shard, row, vocab_size=VOCAB_SIZE, values=False)
         whole.rest()
 
 

@@ -26,7 +26,6 @@ from service.errors import EngineDied, EngineRefused, StatesWrong, WriteFailed
 from service.proof.head import Head
 from service.proof.logit_check import LogitCase, check_logits
 from service.proof.row_proof import prove_row
-from service.proof.sample_name import name_fault
 
 
 def check_unit(
@@ -69,7 +68,7 @@ def check_unit(
                     # Through the file that hashes what it reads: every byte is read once.
                     with closing(Shard(file, receipt.file)) as shard:
                         _check_shard(unit, shard, receipt, plan, identity)
-                        cases += _prove(unit, shard, receipt, witnesses)
+                        cases += _prove(unit, shard, receipt, witnesses, head.vocab_size if head else None)
                 finally:
                     # Whatever the rows say: a file that is not what was written is what is wrong, and is
                     # written again.
@@ -141,8 +140,7 @@ def _check_shard(unit: str, shard: Shard, receipt: UnitSealed, plan: pa.Table, i
     generates = identity.generate is not None
     for place, (row, num_tokens) in enumerate(zip(receipt.rows, receipt.num_tokens, strict=True)):
         light = shard.light[place]
-        # The plan was read several times on the way here; the name tells whether it was the same each time.
-        fault = _plan_fault(light, planned, place, num_tokens, generates=generates) or name_fault(light)
+        fault = _plan_fault(light, planned, place, num_tokens, generates=generates)
         if fault is not None:
             raise StatesWrong(f"{unit}, row {row} ({planned['sample_id'][place]}): {fault}")
 
@@ -182,6 +180,7 @@ def _prove(
     shard: Shard,
     receipt: UnitSealed,
     witnesses: Mapping[int, Witness],
+    vocab_size: int | None,
 ) -> list[LogitCase]:
     """Read every row's bytes again; return what can be held against the head.
 
@@ -190,14 +189,15 @@ def _prove(
     cases = []
     for place, row in enumerate(receipt.rows):
         where = f"{unit}, row {row} ({shard.light[place].sample_id})"
-        proof = prove_row(shard, place, values=False)
+        # The plan was read several times on the way here: the row's name shows that it never changed.
+        proof = prove_row(shard, place, vocab_size=vocab_size, values=False)
         if proof.faults:
             raise StatesWrong(f"{where}: {'; '.join(proof.faults)}")
         if proof.last is None:
             continue
         if row not in witnesses:
             raise StatesWrong(f"{where}: the engine gave no log-probability to prove it by")
-        cases.append(LogitCase(where, proof.last.state_H, witnesses[row], proof.last.half_H))
+        cases.append(LogitCase.of(where, witnesses[row], proof.last))
     return cases
 
 

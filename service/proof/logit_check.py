@@ -11,10 +11,12 @@ Legend: N rows, K tokens, H hidden size.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 
 from schemas.dataset.index import Witness
+from schemas.dataset.states import StoredState
 from service.proof.head import Head
 
 BATCH_ROWS = 64
@@ -43,6 +45,11 @@ class LogitCase:
     state_H: torch.Tensor
     witness: Witness
     half_H: torch.Tensor | None = None
+
+    @classmethod
+    def of(cls, where: str, witness: Witness, last: StoredState) -> Self:
+        """Make one of a stored row's last state."""
+        return cls(where, last.state_H, witness, last.half_H)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,14 +5,15 @@ Imports torch: import it lazily.
 Legend: T tokens, H hidden size.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 import xxhash
 
-from schemas.dataset.shard import Shard
+from schemas.dataset.shard import LightRow, Shard
 from schemas.dataset.states import LayerBytes, StoredState, is_lossy, last_state, misfit_tokens, states_of
+from service.proof.sample_name import name_fault
 from service.proof.token_range import token_range
 
 Watch = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], None]
@@ -27,8 +28,18 @@ class RowProof:
     last: StoredState | None
 
 
-def prove_row(shard: Shard, row: int, watch: Watch | None = None, *, values: bool = True) -> RowProof:
-    """Read every layer of `row`: checksums agree, values are finite and vary, no two layers are equal.
+def prove_row(
+    shard: Shard,
+    row: int,
+    *,
+    vocab_size: int | None,
+    watch: Watch | None = None,
+    values: bool = True,
+) -> RowProof:
+    """Prove one row of a sealed shard, at the commit and in `quarry verify`.
+
+    Its tokens and mask can be, and are those that its id names. Of every layer, the checksum agrees, values
+    are finite and vary, and no other layer is equal. `vocab_size` is null where the model is not there.
 
     `watch` sees each layer too, so that nothing is read twice. Without `values` the bytes are only held
     against their checksums, at the speed of memory: enough where the same bytes were checked when they were
@@ -40,7 +51,7 @@ def prove_row(shard: Shard, row: int, watch: Watch | None = None, *, values: boo
     Raises DatasetError if the bytes cannot be read at all, OSError.
     """
     identity = shard.provenance.identity
-    faults: list[str] = []
+    faults = list(_light_faults(shard.light[row], vocab_size))
     seen: dict[int, int] = {}
     last: StoredState | None = None
     for layer_id, stored in zip(identity.layer_ids, shard.light[row].checksums, strict=True):
@@ -61,6 +72,17 @@ def prove_row(shard: Shard, row: int, watch: Watch | None = None, *, values: boo
         if layer_id == identity.num_layers:
             last = last_state(layer, identity)
     return RowProof(tuple(faults), last)
+
+
+def _light_faults(light: LightRow, vocab_size: int | None) -> Iterator[str]:
+    low, high = int(light.input_ids.min()), int(light.input_ids.max())
+    if low < 0 or (vocab_size is not None and high >= vocab_size):
+        yield f"token ids {low}..{high} are outside the vocabulary of {vocab_size or 'any model'}"
+    if int(light.loss_mask.max()) > 1:
+        yield f"loss_mask holds {int(light.loss_mask.max())}; 0 and 1 are flags"
+    misnamed = name_fault(light)
+    if misnamed is not None:
+        yield misnamed
 
 
 def _checksum(layer: LayerBytes) -> int:

@@ -14,7 +14,7 @@ from schemas.base import Wire
 from schemas.dataset.errors import DatasetError
 from schemas.dataset.index import IndexRows, Witness, read_index
 from schemas.dataset.manifest import Manifest, ShardEntry
-from schemas.dataset.shard import LightRow, Shard, open_shard
+from schemas.dataset.shard import Shard, open_shard
 from schemas.dataset.token_counts import TokenTally
 from schemas.names import index_path
 from service.proof.head import Head
@@ -22,7 +22,6 @@ from service.proof.logit_check import LogitCase, check_logits
 from service.proof.next_token_check import check_next_tokens
 from service.proof.report.tally import JobTally
 from service.proof.row_proof import prove_row
-from service.proof.sample_name import name_fault
 
 _SCALARS = ("sample_id", "source_id", "num_tokens", "prompt_tokens")
 _LISTS = ("input_ids", "loss_mask")
@@ -68,11 +67,11 @@ def verify_unit(
             continue
         of_shard = {row: values for (shard, row), values in (indexed or {}).items() if shard == entry.path}
         try:
-            with open_shard(folder / entry.path) as reader:
-                _verify_shard(reader, entry, job, outcome)
+            with open_shard(folder / entry.path) as opened:
+                _verify_shard(opened, entry, job, outcome)
                 if indexed is not None:
-                    _compare_index(reader, entry.path, index, of_shard, outcome)
-                cases = list(_rows(reader, entry.path, of_shard, head, outcome, tally))
+                    _compare_index(opened, entry.path, index, of_shard, outcome)
+                cases = list(_rows(opened, entry.path, of_shard, head, outcome, tally))
         except (DatasetError, OSError) as error:
             outcome.fault(entry.path, str(error))
             continue
@@ -106,20 +105,19 @@ def _read_index(folder: Path, path: str, outcome: UnitOutcome) -> IndexRows | No
         return None
 
 
-def _verify_shard(reader: Shard, entry: ShardEntry, job: Manifest, outcome: UnitOutcome) -> None:
+def _verify_shard(shard: Shard, entry: ShardEntry, job: Manifest, outcome: UnitOutcome) -> None:
     """The shard is of this job, and as long as the manifest says."""
-    told = reader.provenance
     for name in ("job_id", "identity", "layers", "final_norm"):
-        if getattr(told, name) != getattr(job.provenance, name):
+        if getattr(shard.provenance, name) != getattr(job.provenance, name):
             outcome.fault(entry.path, f"its {name} is not the manifest's")
-    tokens = sum(light.num_tokens for light in reader.light)
-    if (len(reader.light), tokens) != (entry.rows, entry.tokens):
-        found = f"{len(reader.light)} rows of {tokens} tokens"
-        outcome.fault(entry.path, f"{found}, the manifest says {entry.rows} of {entry.tokens}")
+    tokens = sum(light.num_tokens for light in shard.light)
+    if (len(shard.light), tokens) != (entry.rows, entry.tokens):
+        counts = f"{len(shard.light)} rows of {tokens} tokens"
+        outcome.fault(entry.path, f"{counts}, the manifest says {entry.rows} of {entry.tokens}")
 
 
 def _rows(
-    reader: Shard,
+    shard: Shard,
     path: str,
     indexed: Mapping[int, dict[str, Any]],
     head: Head | None,
@@ -128,27 +126,25 @@ def _rows(
 ) -> Iterator[LogitCase]:
     """Prove every row; yield those whose logits can be checked."""
     watch = None if tally is None else tally.layer
-    for row, light in enumerate(reader.light):
+    vocab_size = head.vocab_size if head is not None else None
+    for row, light in enumerate(shard.light):
         where = f"row {row} ({light.sample_id})"
         outcome.sample_ids.append(light.sample_id)
         outcome.tokens += light.num_tokens
         outcome.supervised_tokens += int(light.loss_mask.sum())
         outcome.supervised.add(light.input_ids[light.loss_mask == 1])
-        faults = list(_light_faults(light, head.vocab_size if head is not None else None))
         if tally is not None:
             tally.row(path, row, light)
-        last = None
         try:
-            proven = prove_row(reader, row, watch)
-            faults += proven.faults
-            last = proven.last
+            proof = prove_row(shard, row, vocab_size=vocab_size, watch=watch)
         except (DatasetError, OSError) as error:
-            faults.append(str(error))
-        for fault in faults:
+            outcome.fault(path, f"{where}: {error}")
+            continue
+        for fault in proof.faults:
             outcome.fault(path, f"{where}: {fault}")
         witness = _witness(indexed[row]) if row in indexed else None
-        if head is not None and witness is not None and last is not None:
-            yield LogitCase(where, last.state_H, witness, last.half_H)
+        if head is not None and witness is not None and proof.last is not None:
+            yield LogitCase.of(where, witness, proof.last)
 
 
 def _witness(values: Mapping[str, Any]) -> Witness | None:
@@ -160,32 +156,21 @@ def _witness(values: Mapping[str, Any]) -> Witness | None:
     return Witness(values["next_token"], values["next_logprob"])
 
 
-def _light_faults(light: LightRow, vocab_size: int | None) -> Iterator[str]:
-    low, high = int(light.input_ids.min()), int(light.input_ids.max())
-    if low < 0 or (vocab_size is not None and high >= vocab_size):
-        yield f"token ids {low}..{high} are outside the vocabulary of {vocab_size or 'any model'}"
-    if int(light.loss_mask.max()) > 1:
-        yield f"loss_mask holds {int(light.loss_mask.max())}; 0 and 1 are flags"
-    misnamed = name_fault(light)
-    if misnamed is not None:
-        yield misnamed
-
-
 def _compare_index(
-    reader: Shard,
-    shard: str,
+    shard: Shard,
+    path: str,
     index: str,
     indexed: Mapping[int, dict[str, Any]],
     outcome: UnitOutcome,
 ) -> None:
     """Every row of the shard stands in the index once, with the same light columns, and no other row does."""
-    rows = len(reader.light)
+    rows = len(shard.light)
     absent = sorted(set(range(rows)) - indexed.keys())
     extra = sorted(indexed.keys() - set(range(rows)))
     for numbers, what in ((absent, "lacks"), (extra, "names a missing")):
         if numbers:
-            outcome.fault(index, f"{what} row {numbers[0]} of {shard} ({len(numbers)} such rows)")
-    for row, light in enumerate(reader.light):
+            outcome.fault(index, f"{what} row {numbers[0]} of {path} ({len(numbers)} such rows)")
+    for row, light in enumerate(shard.light):
         if row not in indexed:
             continue
         values = indexed[row]
@@ -194,5 +179,5 @@ def _compare_index(
         wrong = [f"{name} {told!r} for {due!r}" for name, (told, due) in pairs.items() if told != due]
         wrong += [name for name in _LISTS if not np.array_equal(values[name], getattr(light, name))]
         if wrong:
-            where = f"row {row} of {shard} ({light.sample_id})"
+            where = f"row {row} of {path} ({light.sample_id})"
             outcome.fault(index, f"{where} differs in {', '.join(wrong)}")

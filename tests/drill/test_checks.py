@@ -11,7 +11,7 @@ from connector.rowcheck import LayerReading, RowChecker
 from connector.shards import UnitWriter
 from schemas.dataset.seal import sha256_of
 from service.capture import canary_run, unit_run
-from service.proof import checks, verify
+from service.proof import checks, row_proof, verify
 from service.proof.logit_check import LogitVerdict
 from tests.drill.damage import DATASET, PLANNED, SEALED, WRITER, between_seal_and_check, in_the_writer
 from tests.drill.harness import Caught, Drill, assert_caught, verified
@@ -58,7 +58,7 @@ OFF: dict[Check, tuple[Patch, str]] = {
     Check.CANARY: (lambda m: m.setattr(canary_run, "ensure_canary", _no_canary), "layer-before"),
     Check.RECEIPT: (_any_file, "columns-exchanged"),
     Check.UNIT: (lambda m: m.setattr(checks, "_plan_fault", _nothing), "mask-of-another-row"),
-    Check.NAME: (lambda m: m.setattr(checks, "name_fault", _nothing), "mask-changed-after-reading"),
+    Check.NAME: (lambda m: m.setattr(row_proof, "name_fault", _nothing), "mask-changed-after-reading"),
     Check.LAST: (
         lambda m: m.setattr(checks, "check_logits", lambda *_: LogitVerdict(0, 0, 0.0, ())),
         "exchanged-rows",
