@@ -1,6 +1,7 @@
 """`config.json` -> the few numbers of a target that planning needs, for any model type."""
 
 import json
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +12,9 @@ from pydantic_core import from_json
 
 from schemas.request import Dtype
 from service.errors import OptionRefused, UnknownModel
-from service.plan.importing import IMPORTING
 
+IMPORTING = threading.RLock()
+"""Held over an import of transformers: its modules import each other, and two threads see halves of them."""
 TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config", "decoder")
 """Where multimodal configs keep the language model's part."""
 NUM_LAYERS_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")

@@ -31,6 +31,7 @@ from service.plan.estimate import estimate_request
 from service.plan.planner import run_planning
 from service.settings import Settings
 from service.store import Store
+from service.worker import PlannerProcess
 from tests.support import templates
 from tests.support.api import serving
 from tests.support.children import children_of
@@ -217,6 +218,27 @@ def test_a_planner_that_is_stopped_kills_its_child_at_once_and_gives_the_plan_on
 def cpu_s(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_a_planner_process_that_is_told_to_end_gives_a_frozen_plan_back(shop: Shop) -> None:
+    settings = shop.settings.model_copy(update={"plan_row_cpu_s": 60.0, "poll_s": 0.05})
+    store = Store(settings.database())
+    store.submit(job_id(1), "key", shop.request(chat_template=FROZEN))
+    planner = PlannerProcess(settings)
+    planner.start()
+    until(lambda: any(cpu_s(pid) > 0.5 for pid in grandchildren("multiprocessing")))
+    began = time.monotonic()
+    planner.stop()
+    assert time.monotonic() - began < 3
+    assert store.lease_plan("next", 60) is not None
+    store.close()
+
+
+def grandchildren(command: str) -> set[int]:
+    """Return the children of the fork server of the child of this process that runs `command`."""
+    planners = [pid for pid in children_of(os.getpid()) if command in command_of(pid)]
+    servers = [pid for planner in planners for pid in children_of(planner)]
+    return {pid for server in servers for pid in children_of(server)}
 
 
 def test_a_job_whose_child_is_killed_three_times_is_blocked_and_the_next_job_is_planned(shop: Shop) -> None:
