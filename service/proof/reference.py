@@ -1,11 +1,10 @@
 """Reference states by a transformers forward pass on the CPU, in a process that holds one layer at a time.
 
-The model is built without weights and its own forward runs unchanged; before each decoder layer every prompt
-waits until that layer's tensors have been read from the safetensors files, and they are dropped behind it.
-So the files are read once, in the memory of the largest layer, for any architecture that transformers has.
-`device_map` with disk offload, which transformers gets from accelerate, was the alternative: it writes the
-experts of a mixture a second time to disk, because it reads single tensors and cannot convert while it
-reads, and it reads the files once a prompt.
+The model is built without weights and its own forward runs unchanged. Each decoder layer's tensors are read
+from the safetensors files before it and dropped after it. So the files are read once, in the memory of the
+largest layer, for any architecture that transformers has. The alternative is `device_map` with disk offload:
+transformers 5.19 with accelerate 1.15 writes tensors that it converts, such as the experts of a mixture, to
+disk a second time (85 % of a small Mixtral's bytes).
 
 Imports torch: import it lazily.
 

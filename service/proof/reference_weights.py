@@ -1,4 +1,4 @@
-"""Reads the reference's weights where a forward pass stands, and lets go of them when it has moved on.
+"""Reads the weights of one part of the reference's model at a time, and drops them again.
 
 Imports torch and transformers: import it in the reference's own process.
 
@@ -7,6 +7,7 @@ transformers' own loading code and mapping (renamed modules, fused experts), giv
 time. A tensor that is stored as it is used is not copied: its pages are those of the mapped file.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -46,9 +47,13 @@ class WeightStream:
         if skeleton.quantization is not None:
             quantizer, conversions = skeleton.quantization.quantizer, skeleton.quantization.conversions
         self._mapping = [*get_model_conversion_mapping(self._model, hf_quantizer=quantizer), *conversions]
+        # What the model keeps in float32 whatever its dtype, such as the bias of a router.
+        float32_names: dict[str, torch.dtype] = self._model._get_dtype_plan(dtype)
+        self._is_cast = quantizer is not None
+        self._float32_names = tuple(re.compile(name.replace("*", ".*")) for name in float32_names)
         self._loading = LoadStateDictConfig(
             dtype=dtype,
-            dtype_plan=self._model._get_dtype_plan(dtype),
+            dtype_plan=float32_names,
             weight_mapping=self._mapping,
             hf_quantizer=quantizer,
         )
@@ -101,42 +106,42 @@ class WeightStream:
                 if path not in opened:
                     opened[path] = stack.enter_context(safe_open(path, framework="pt"))
                 slices[key] = opened[path].get_slice(key)
-            told, _ = convert_and_load_state_dict_in_model(self._model, slices, self._loading)
-        for name, why in told.conversion_errors.items():
+            report, _ = convert_and_load_state_dict_in_model(self._model, slices, self._loading)
+        for name, why in report.conversion_errors.items():
             raise ValueError(f"{name}: {why.strip()}")
-        for name, stored, due in told.mismatched_keys:
-            raise ValueError(f"{name} has shape {list(stored)}, the model wants {list(due)}")
+        for name, stored, expected in report.mismatched_keys:
+            raise ValueError(f"{name} has shape {list(stored)}, the model wants {list(expected)}")
         for name in self._names[part]:
             self._finish(name)
 
     def drop(self) -> None:
-        """Let go of every part that is in memory."""
+        """Drop every part that is in memory."""
         for part in self._held:
             for name in self._names[part]:
                 self._set(name, self._empty[name])
         self._held.clear()
 
     def _finish(self, name: str) -> None:
-        """See that a tensor is there, in the model's shape and dtype."""
-        tensor, due = self._model.get_parameter_or_buffer(name), self._empty[name]
+        """Check that a tensor is there, in the model's shape, and cast it where the loader did not."""
+        tensor, empty = self._model.get_parameter_or_buffer(name), self._empty[name]
         if tensor.is_meta:
             self._tie(name)
-        elif tensor.shape != due.shape:
-            raise ValueError(f"{name} has shape {list(tensor.shape)}, the model wants {list(due.shape)}")
-        elif tensor.dtype is not due.dtype:
+        elif tensor.shape != empty.shape:
+            raise ValueError(f"{name} has shape {list(tensor.shape)}, the model wants {list(empty.shape)}")
+        elif self._is_cast and not any(pattern.search(name) for pattern in self._float32_names):
             # The loader leaves what a quantized model has besides in the dtype of its file.
-            cast = tensor.to(due.dtype)
+            cast = tensor.to(empty.dtype)
             is_parameter = isinstance(tensor, torch.nn.Parameter)
             self._set(name, torch.nn.Parameter(cast, requires_grad=False) if is_parameter else cast)
 
     def _tie(self, name: str) -> None:
-        """Fill a tensor that stands in the files under the name of one that it is tied to."""
+        """Fill a tensor whose file has it under the name of one that it is tied to."""
         for pair in self._model.all_tied_weights_keys.items():
             if name not in pair:
                 continue
             other = pair[1] if name == pair[0] else pair[0]
             part = self._part_of(other)
-            if any(told == other for _, told, _ in self._keys[part]):
+            if any(target == other for _, target, _ in self._keys[part]):
                 self.load(part)
                 self._set(name, self._model.get_parameter_or_buffer(other))
                 return
@@ -155,7 +160,7 @@ class WeightStream:
             yield key, name, converter is not None
 
     def _part_of(self, name: str) -> str:
-        """Return the decoder layer that `name` is inside of, or the module that it stands on."""
+        """Return the decoder layer that holds `name`, or else the module that has it as an attribute."""
         at = -1
         while (at := name.find(".", at + 1)) != -1:
             if name[:at] in self._layers:

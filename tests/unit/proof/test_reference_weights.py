@@ -91,6 +91,21 @@ def test_fused_experts_are_counted_as_stored_and_as_made(tmp_path):
     assert weights.largest_part() == everything + 2 * fused
 
 
+def test_what_a_model_keeps_in_float32_is_loaded_in_float32(tmp_path):
+    """DeepSeek-V3's router chooses between experts that are nearly as good by a bias in float32."""
+    make_model(RECIPES["DeepseekV3ForCausalLM"]).save_pretrained(tmp_path)
+    skeleton, weights = open_stream(tmp_path)
+    whole = type(skeleton.model).from_pretrained(tmp_path, dtype=torch.bfloat16).state_dict()
+    assert {tensor.dtype for tensor in whole.values()} == {torch.bfloat16, torch.float32}
+    for layer in skeleton.layers:
+        weights.load(layer)
+        of_layer = skeleton.model.get_submodule(layer).state_dict(prefix=f"{layer}.")
+        for name, tensor in of_layer.items():
+            assert tensor.dtype is whole[name].dtype
+            assert torch.equal(tensor, whole[name]), name
+        weights.drop()
+
+
 def test_what_is_not_in_the_language_model_is_not_counted(tmp_path):
     model = make_model(RECIPES["LlavaForConditionalGeneration"]).to(torch.bfloat16)
     model.save_pretrained(tmp_path)
