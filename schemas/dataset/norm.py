@@ -31,10 +31,8 @@ class NormWeights:
         An RMSNorm rounds before it multiplies by its weight; Gemma's and LayerNorm only at the end.
         """
         dtype, kind = states_TH.dtype, self.norm.kind
-        x_TH = states_TH.float()
-        if kind == "layernorm":
-            x_TH = x_TH - x_TH.mean(dim=-1, keepdim=True)
-        x_TH = x_TH * torch.rsqrt(x_TH.pow(2).mean(dim=-1, keepdim=True) + self.norm.eps)
+        centred_TH, inverse_T1 = self.centred(states_TH)
+        x_TH = centred_TH * inverse_T1
         if kind == "rmsnorm":
             x_TH = x_TH.to(dtype)
         weight_H = self.weight_H.to(x_TH.dtype)
@@ -42,6 +40,18 @@ class NormWeights:
         if self.bias_H is not None:
             x_TH = x_TH + self.bias_H.to(x_TH.dtype)
         return x_TH.to(dtype)
+
+    @property
+    def centres(self) -> bool:
+        """Say whether the norm takes the mean away."""
+        return self.norm.kind == "layernorm"
+
+    def centred(self, states_TH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the centred states [T, H] and the inverse of their root mean square [T, 1], in float32."""
+        x_TH = states_TH.float()
+        if self.centres:
+            x_TH = x_TH - x_TH.mean(dim=-1, keepdim=True)
+        return x_TH, torch.rsqrt(x_TH.pow(2).mean(dim=-1, keepdim=True) + self.norm.eps)
 
 
 def norm_bytes(weights: NormWeights) -> bytes:

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Self
 
 import torch
-from safetensors.torch import save
 
 from connector.vector_math import settle_vector_math
-from schemas.dataset.norm import NormWeights
+from schemas.dataset.norm import NormWeights, norm_bytes
 from schemas.identity import FinalNorm
 from schemas.request import Dtype
 from service.errors import EngineRefused
@@ -59,7 +58,8 @@ class Head:
         self.final_norm: FinalNorm = norm.norm
         self.dtype: torch.dtype = getattr(torch, dtype)
         self.norm_weight = norm.weight_H.to(self.dtype)
-        self._norm_bias_H = None if norm.bias_H is None else norm.bias_H.to(self.dtype)
+        bias_H = None if norm.bias_H is None else norm.bias_H.to(self.dtype)
+        self._norm = NormWeights(norm.norm, self.norm_weight, bias_H)
         self._weight_VH = head.weight_VH.to(self.dtype)
         self._bias_V = None if head.bias_V is None else head.bias_V.to(self.dtype)
         self._scale, self._soft_cap = head.scale, head.soft_cap
@@ -139,17 +139,15 @@ class Head:
 
     def normed_state(self, rows_NH: torch.Tensor, half_NH: torch.Tensor | None = None) -> NormedState:
         """Run the norm in float32 and round its result to the dtype."""
-        stored_NH = rows_NH.float()
-        centres = self.final_norm.kind == "layernorm"
-        centred_NH = stored_NH - stored_NH.mean(dim=-1, keepdim=True) if centres else stored_NH
-        inverse_N1 = (centred_NH.square().mean(dim=-1, keepdim=True) + self.final_norm.eps).rsqrt()
-        weight_H = self.norm_weight.float()
+        norm = self._norm
+        centred_NH, inverse_N1 = norm.centred(rows_NH)
+        weight_H = norm.weight_H.float()
         gain_NH = inverse_N1 * (1.0 + weight_H if self.final_norm.kind == "gemma_rmsnorm" else weight_H)
         normed_NH = centred_NH * gain_NH
-        if self._norm_bias_H is not None:
-            normed_NH = normed_NH + self._norm_bias_H.float()
-        rounded_NH = normed_NH.to(self.dtype).float()
-        return NormedState(stored_NH, rounded_NH, centred_NH * inverse_N1, gain_NH, half_NH, centres)
+        if norm.bias_H is not None:
+            normed_NH = normed_NH + norm.bias_H.float()
+        rounded_NH, unit_NH = normed_NH.to(self.dtype).float(), centred_NH * inverse_N1
+        return NormedState(rows_NH.float(), rounded_NH, unit_NH, gain_NH, half_NH, norm.centres)
 
     def _logits(self, normed_NH: torch.Tensor) -> torch.Tensor:
         """Return the logits [N, V] of normed states."""
@@ -178,12 +176,5 @@ class Head:
 
 
 def final_norm_bytes(folder: Path) -> bytes:
-    """Return a safetensors file of the final norm in `folder`: `weight` [H], perhaps `bias` [H], as stored.
-
-    Its metadata holds `final_norm`, the JSON of `FinalNorm`: one key, because safetensors writes several in
-    any order, and the same dataset must be the same bytes. Raises EngineRefused.
-    """
-    norm = read_norm(folder, text_config(folder))
-    tensors = {"weight": norm.weight_H} | ({} if norm.bias_H is None else {"bias": norm.bias_H})
-    content: bytes = save(tensors, metadata={"final_norm": norm.norm.model_dump_json()})
-    return content
+    """Return a safetensors file of the final norm of the model in `folder`. Raises EngineRefused."""
+    return norm_bytes(read_norm(folder, text_config(folder)))

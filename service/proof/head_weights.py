@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from schemas.dataset.norm import NormWeights
 from schemas.identity import FinalNorm, NormKind
-from service.errors import EngineRefused
+from service.errors import EngineRefused, UnknownModel
 from service.plan.model_config import config_json
 
 _WRAPPERS = r"(?:(?:model|language_model|text_model|thinker|llm|transformer|backbone|gpt_neox|decoder)\.)*"
@@ -69,18 +69,18 @@ class HeadWeights:
 def text_config(folder: Path) -> dict[str, Any]:
     """Return the language model's part of `config.json`, defaults filled in where transformers knows it.
 
-    Raises UnknownModel if it cannot be read, EngineRefused if transformers refuses it.
+    Raises EngineRefused.
     """
     from transformers import CONFIG_MAPPING, AutoConfig
 
-    raw = config_json(folder)
     try:
+        raw = config_json(folder)
         if raw.get("model_type") in CONFIG_MAPPING:
             config = AutoConfig.from_pretrained(folder, local_files_only=True)
             known: dict[str, Any] = config.get_text_config().to_dict()
             # Of a model that also sees, transformers ties by the whole's config; both are seen to be set.
             return known | {WRAPPER_TIES: bool(getattr(config, "tie_word_embeddings", False))}
-    except (OSError, ValueError) as error:
+    except (UnknownModel, OSError, ValueError) as error:
         raise EngineRefused(f"{folder}: config.json cannot be read: {error}", field="model") from error
     text: dict[str, Any] = raw.get("text_config", raw)
     return text
