@@ -6,7 +6,6 @@ never run: what transformers lacks, and `_CONFIGS` does not map to something tha
 Legend: N decoder layers.
 """
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch import nn
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from service.errors import EngineRefused
+from service.plan.model_config import config_json
 from service.proof.canary import CANARY_SKIP
 from service.proof.head_weights import FINAL_NORM_MODULE
 from service.proof.reference_quantization import Quantization, quantization_of
@@ -58,8 +58,8 @@ def build_skeleton(folder: Path, dtype: torch.dtype) -> Skeleton:
 
 
 def read_config(folder: Path) -> transformers.PreTrainedConfig:
-    """Return the config that the reference is built from. Raises EngineRefused, ValueError, OSError."""
-    raw = json.loads((folder / "config.json").read_text())
+    """Return the config of the reference. Raises UnknownModel, EngineRefused, ValueError, OSError."""
+    raw = config_json(folder)
     named = _architecture(raw)
     if named in _CONFIGS:
         return transformers.AutoConfig.for_model(**_CONFIGS[named](raw))

@@ -76,8 +76,8 @@ def verify_unit(
             outcome.fault(entry.path, str(error))
             continue
         if head is not None and cases:
-            check = check_logits if any(case.witness.others for case in cases) else check_next_tokens
-            verdict = check(head, cases)
+            has_top_tokens = any("top_tokens" in values for values in of_shard.values())
+            verdict = (check_logits if has_top_tokens else check_next_tokens)(head, cases)
             outcome.logit_rows += verdict.rows
             outcome.logit_argmax_agree += verdict.argmax_agree
             outcome.logit_max_error = max(outcome.logit_max_error, verdict.max_error)
@@ -140,20 +140,32 @@ def _rows(
         except (DatasetError, OSError) as error:
             outcome.fault(path, f"{where}: {error}")
             continue
-        for fault in proof.faults:
+        faults, witness = list(proof.faults), None
+        if head is not None and proof.last is not None and row in indexed:
+            try:
+                witness = _witness(indexed[row])
+            except ValueError as error:
+                faults.append(str(error))
+        for fault in faults:
             outcome.fault(path, f"{where}: {fault}")
-        witness = _witness(indexed[row]) if row in indexed else None
-        if head is not None and witness is not None and proof.last is not None:
+        if witness is not None and proof.last is not None:
             yield LogitCase.of(where, witness, proof.last)
 
 
 def _witness(values: Mapping[str, Any]) -> Witness | None:
-    """Return what an index row says that the engine said, if it says anything."""
-    if values.get("top_tokens") and values["top_logprobs"]:
-        return Witness.of(list(zip(values["top_tokens"], values["top_logprobs"], strict=False)))
-    if values["next_token"] is None or values["next_logprob"] is None:
-        return None
-    return Witness(values["next_token"], values["next_logprob"])
+    """Return the engine's log-probabilities in an index row; none for a row that version 0.1 did not sample.
+
+    Raises ValueError if a row of a newer index lacks them, or if its columns contradict each other.
+    """
+    next_token, next_logprob = values["next_token"], values["next_logprob"]
+    if "top_tokens" not in values:
+        return None if next_token is None or next_logprob is None else Witness(next_token, next_logprob)
+    tokens, logprobs = values["top_tokens"], values["top_logprobs"]
+    if not tokens or logprobs is None or len(tokens) != len(logprobs):
+        raise ValueError("the index does not hold the engine's log-probabilities of it")
+    if (tokens[0], logprobs[0]) != (next_token, next_logprob):
+        raise ValueError("in the index, next_token and next_logprob are not the first of top_tokens")
+    return Witness.of(list(zip(tokens, logprobs, strict=True)))
 
 
 def _compare_index(
