@@ -1,6 +1,5 @@
 """What runs in the child: one task, its answer in frames, then the end of the process."""
 
-import json
 import math
 import os
 import resource
@@ -10,11 +9,10 @@ import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from schemas.request import ExtractRequest
 from service.errors import QuarryError, problem_slug
 from service.plan.child.progress import Progress, Step
+from service.plan.child.watchdog import Limits
 from service.plan.child.wire import (
     CRASH,
     DONE,
@@ -23,14 +21,15 @@ from service.plan.child.wire import (
     MEMORY,
     READY,
     ROWS,
-    TASK_LENGTH,
+    TemplateCheck,
+    Tokenization,
     pack_rows,
+    receive_task,
     send_frame,
 )
 from service.plan.rendering import ChatTemplate
 from service.plan.samples import SampleTokenizer
-from service.plan.sources import RowReject, RowSource, opened_source
-from service.plan.target import Target
+from service.plan.sources import RowReject, RowSource
 from service.plan.units import RowOutcome
 
 BATCH_ROWS = 256
@@ -44,14 +43,15 @@ MAPPED_BYTES = 2**30
 def run(connection: socket.socket, progress: Progress) -> None:
     """Do the task that `connection` brings, and say how it ended; raises what nobody foresaw."""
     send_frame(connection, HELLO, os.getpid())
-    task = _receive(connection)
-    _limit(task["memory_bytes"], task["row_cpu_s"])
+    task, limits = receive_task(connection)
+    _limit(limits)
     try:
-        if "template" in task:
-            progress.step(Step.TEMPLATE)
-            ChatTemplate(task["template"], {})
-        else:
-            _tokenize(connection, progress, task)
+        match task:
+            case TemplateCheck(template):
+                progress.step(Step.TEMPLATE)
+                ChatTemplate(template, {})
+            case Tokenization():
+                _tokenize(connection, progress, task)
         send_frame(connection, DONE, None)
     except QuarryError as error:
         part = (problem_slug(type(error)), error.detail, error.field, error.cure)
@@ -67,32 +67,22 @@ def run(connection: socket.socket, progress: Progress) -> None:
         raise
 
 
-def _receive(connection: socket.socket) -> dict[str, Any]:
-    with connection.makefile("rb") as stream:
-        (length,) = TASK_LENGTH.unpack(stream.read(TASK_LENGTH.size))
-        task: dict[str, Any] = json.loads(stream.read(length))
-    return task
-
-
-def _limit(memory_bytes: int, row_cpu_s: float) -> None:
+def _limit(limits: Limits) -> None:
     """Limit what the task may take beyond what the libraries take already."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    address_space = pages * resource.getpagesize() + memory_bytes + MAPPED_BYTES
+    address_space = pages * resource.getpagesize() + limits.memory_bytes + MAPPED_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (address_space, address_space))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # The parent moves it on with each row that it sees.
-    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(2 * row_cpu_s) + 1, resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(2 * limits.row_cpu_s) + 1, resource.RLIM_INFINITY))
 
 
-def _tokenize(connection: socket.socket, progress: Progress, task: dict[str, Any]) -> None:
-    request = ExtractRequest.model_validate(task["request"])
-    source = opened_source(request.source, task["source"])
-    target = Target(**task["target"] | {"folder": Path(task["target"]["folder"])})
-    tokenizer = SampleTokenizer(target, request, progress.step)
+def _tokenize(connection: socket.socket, progress: Progress, task: Tokenization) -> None:
+    tokenizer = SampleTokenizer(task.target, task.request, progress.step)
     send_frame(connection, READY, tokenizer.template_sha256)
     rows: list[RowOutcome] = []
     num_tokens, sent_s = 0, time.monotonic()
-    for row in _outcomes(source, tokenizer, progress):
+    for row in _outcomes(task.source, tokenizer, progress):
         rows.append(row)
         num_tokens += 0 if isinstance(row.result, RowReject) else len(row.result.ids)
         now_s = time.monotonic()

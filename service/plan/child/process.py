@@ -11,7 +11,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
@@ -39,9 +38,12 @@ from service.plan.child.wire import (
     HELLO,
     MEMORY,
     READY,
-    TASK_LENGTH,
     BadFrame,
+    Task,
+    TemplateCheck,
+    Tokenization,
     frame_lengths,
+    send_task,
     unpack_rows,
 )
 from service.plan.sources import RowSource
@@ -57,6 +59,7 @@ COMPILE_CPU_S = 5.0
 CHECKS = threading.BoundedSemaphore(2)
 """Templates that are checked at once."""
 
+SOURCE_FIELDS = {"inline": "source", "file": "source.path", "hub": "source.repo_id"}
 RELAYED: dict[str, type[QuarryError]] = {
     problem_slug(kind): kind
     for kind in (
@@ -67,17 +70,12 @@ RELAYED: dict[str, type[QuarryError]] = {
 """The errors that a child may end with."""
 
 
-def limits_of(settings: Settings) -> Limits:
-    """Return the limits that were set."""
-    return Limits(settings.plan_memory_bytes, settings.plan_row_cpu_s, settings.plan_silence_s)
-
-
 def check_template(template: str, settings: Settings) -> None:
     """Compile a chat template. Raises TemplateRefused, PlanningDied."""
     limits = Limits(
         settings.plan_memory_bytes, min(COMPILE_CPU_S, settings.plan_row_cpu_s), settings.plan_silence_s
     )
-    with CHECKS, Child({"template": template}, limits) as child:
+    with CHECKS, Child(TemplateCheck(template), limits) as child:
         child.wait_done()
 
 
@@ -89,10 +87,8 @@ class Child:
     tokenizer or source passed a limit or ended the process; PlanningDied where it ended for another reason.
     """
 
-    def __init__(
-        self, task: dict[str, Any], limits: Limits, watch: Callable[[], None] = lambda: None
-    ) -> None:
-        self._task = task | {"memory_bytes": limits.memory_bytes, "row_cpu_s": limits.row_cpu_s}
+    def __init__(self, task: Task, limits: Limits, watch: Callable[[], None] = lambda: None) -> None:
+        self._task = task
         self._limits = limits
         self._watch = watch
         self._watchdog: Watchdog | None = None
@@ -105,9 +101,8 @@ class Child:
         self._poll.register(self._ends.connection, select.POLLIN)
         try:
             pid, _ = self._next(HELLO)
-            text = json.dumps(self._task).encode()
             self._watchdog = Watchdog(int(pid), self._ends.progress, self._limits)
-            self._ends.connection.sendall(TASK_LENGTH.pack(len(text)) + text)
+            send_task(self._ends.connection, self._task, self._limits)
         except (OSError, TypeError, ValueError) as error:
             self._ends.close()
             raise _died(f"{type(error).__name__}: {error}") from error
@@ -211,19 +206,19 @@ class Child:
     def _blame(self, why: str, cure: str) -> NoReturn:
         """Raise an error that names what the child was busy with."""
         position, step = self._ends.progress.read()
-        request = self._task.get("request", {})
         where = f" at row {position} of the source (the first is 0)" if position >= 0 else ""
-        if step == Step.TOKENIZER:
-            named = f"the tokenizer of {request['model']!r} {why}{where}"
-            raise UnknownModel(named, field="model", cure=f"give a model whose tokenizer.json is whole{cure}")
         if step == Step.TEMPLATE:
             raise TemplateRefused(
                 f"the chat template {why}{where}", field="chat_template", cure=f"mend its loops{cure}"
             )
-        if step == Step.SOURCE:
-            kind = request["source"]["kind"]
-            field = {"file": "source.path", "hub": "source.repo_id"}.get(kind, "source")
-            raise SourceRefused(f"the source {why}{where}", field=field, cure=f"mend that row{cure}")
+        match self._task:
+            case Tokenization(request) if step == Step.TOKENIZER:
+                detail = f"the tokenizer of {request.model!r} {why}{where}"
+                cure = f"give a model whose tokenizer.json is whole{cure}"
+                raise UnknownModel(detail, field="model", cure=cure)
+            case Tokenization(request) if step == Step.SOURCE:
+                field = SOURCE_FIELDS[request.source.kind]
+                raise SourceRefused(f"the source {why}{where}", field=field, cure=f"mend that row{cure}")
         raise _died(why)
 
 
@@ -231,12 +226,8 @@ def tokenizing(
     request: ExtractRequest, target: Target, source: RowSource, settings: Settings, watch: Callable[[], None]
 ) -> Child:
     """Return a child that tokenizes the rows of `source`."""
-    task = {
-        "request": request.model_dump(mode="json"),
-        "target": asdict(target) | {"folder": str(target.folder)},
-        "source": source.opened(),
-    }
-    return Child(task, limits_of(settings), watch)
+    limits = Limits(settings.plan_memory_bytes, settings.plan_row_cpu_s, settings.plan_silence_s)
+    return Child(Tokenization(request, target, source), limits, watch)
 
 
 def _died(why: str) -> PlanningDied:

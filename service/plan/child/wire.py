@@ -5,21 +5,59 @@ child that misbehaves can fail its own plan, and do no more.
 """
 
 import json
+import pickle
 import socket
 import struct
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from schemas.request import ExtractRequest
+from service.plan.child.watchdog import Limits
 from service.plan.samples import Tokenized
-from service.plan.sources.rows import RejectReason, RowReject
+from service.plan.sources.rows import RejectReason, RowReject, RowSource
+from service.plan.target import Target
 from service.plan.units import RowOutcome
 
 HELLO, READY, ROWS, ERROR, MEMORY, CRASH, DONE = b"H", b"R", b"B", b"E", b"M", b"C", b"D"
 FRAME = struct.Struct("<cII")
 MAX_PART_BYTES = 2**29
 TASK_LENGTH = struct.Struct("<Q")
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenization:
+    """The task to tokenize the rows of a source that was found."""
+
+    request: ExtractRequest
+    target: Target
+    source: RowSource
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateCheck:
+    """The task to compile a chat template."""
+
+    template: str
+
+
+Task = Tokenization | TemplateCheck
+
+
+def send_task(connection: socket.socket, task: Task, limits: Limits) -> None:
+    """Send the child its task. Only this direction is pickled: the child trusts its parent."""
+    data = pickle.dumps((task, limits))
+    connection.sendall(TASK_LENGTH.pack(len(data)) + data)
+
+
+def receive_task(connection: socket.socket) -> tuple[Task, Limits]:
+    """Return what the parent sent."""
+    with connection.makefile("rb") as stream:
+        (length,) = TASK_LENGTH.unpack(stream.read(TASK_LENGTH.size))
+        received: tuple[Task, Limits] = pickle.loads(stream.read(length))  # noqa: S301 - from our parent
+    return received
 
 
 class BadFrame(ValueError):

@@ -1,6 +1,6 @@
 """Sources: inline samples, allowed files, Hub datasets -> numbered rows, each a sample or a named reject."""
 
-from typing import Any, assert_never
+from typing import assert_never
 
 from schemas.request import FileSource, HubSource, InlineSource
 from service.plan.sources.files import FileRows
@@ -16,7 +16,6 @@ __all__ = [
     "SourceRow",
     "fingerprint",
     "open_source",
-    "opened_source",
 ]
 
 
@@ -29,19 +28,6 @@ def open_source(source: InlineSource | FileSource | HubSource, settings: Setting
             return FileRows.find(source, settings.source_roots)
         case HubSource():
             return HubRows.find(source, settings)
-        case _:
-            assert_never(source)
-
-
-def opened_source(source: InlineSource | FileSource | HubSource, opened: dict[str, Any]) -> RowSource:
-    """Return a source that another process has found, from what its `opened` returned."""
-    match source:
-        case InlineSource():
-            return InlineRows(source)
-        case FileSource():
-            return FileRows.of(source, opened)
-        case HubSource():
-            return HubRows(source, **opened)
         case _:
             assert_never(source)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, NoReturn, cast
+from typing import IO, NoReturn, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -80,15 +80,6 @@ class FileRows:
                 raise _unreadable(name, error) from error
             digest.update(json.dumps([name, sha256]).encode())
         return f"file:{digest.hexdigest()}"
-
-    @classmethod
-    def of(cls, source: FileSource, opened: dict[str, Any]) -> "FileRows":
-        """Return the source that `opened` speaks of."""
-        return cls(source, tuple(Path(file) for file in opened["files"]), tuple(opened["names"]))
-
-    def opened(self) -> dict[str, Any]:
-        """Return the files, which were found to be allowed."""
-        return {"files": [str(file) for file in self.files], "names": self.names}
 
     def rows(self) -> Iterator[SourceRow]:
         """Yield the rows, numbered on over the files."""

@@ -46,10 +46,6 @@ class HubRows:
             f"hub:{source.repo_id}@{self.commit}:{source.config or 'default'}:{source.split}:{source.limit}"
         )
 
-    def opened(self) -> dict[str, Any]:
-        """Return the commit, and what reading it from the Hub takes."""
-        return {"commit": self.commit, "endpoint": self.endpoint, "token": self.token}
-
     def rows(self) -> Iterator[SourceRow]:
         """Yield the rows as they arrive; nothing is kept on disk."""
         position = -1

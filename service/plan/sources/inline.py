@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from schemas.digest import canonical_sha256
 from schemas.request import InlineSource
@@ -18,10 +17,6 @@ class InlineRows:
     def fingerprint(self) -> str:
         """Return the sha256 of the samples' canonical JSON."""
         return f"inline:{canonical_sha256(self.source.model_dump(mode='json'))}"
-
-    def opened(self) -> dict[str, Any]:
-        """Return nothing: the request holds the samples."""
-        return {}
 
     def rows(self) -> Iterator[SourceRow]:
         """Yield the samples."""

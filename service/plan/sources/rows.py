@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Protocol
 
 from schemas.request import Sample
 
@@ -64,10 +64,6 @@ class RowSource(Protocol):
 
     def fingerprint(self) -> str:
         """Return a digest that changes when the rows do. Raises SourceRefused, HubUnavailable."""
-        ...
-
-    def opened(self) -> dict[str, Any]:
-        """Return as JSON what a child needs, beside the request, to read the rows; see `opened_source`."""
         ...
 
     def rows(self) -> Iterator[SourceRow]:
