@@ -36,15 +36,13 @@ def _dots(canvas: Canvas, x: Scale, y: Scale, places: Sequence[tuple[LogitReadin
 
 
 def agreement(tally: JobTally) -> Figure:
-    """Return the engine's log-probabilities against those of the stored states."""
+    """Return what the engine said of the next token against what the stored states say, as `LogitReading`."""
     title = "Next token: engine against stored states"
-    canvas = Canvas(
-        _HEIGHT, title, "Log-probability told by the engine against the recomputed one, a dot a row."
-    )
+    canvas = Canvas(_HEIGHT, title, "What the engine said against what the stored state says, a dot a row.")
     shown = _readings(tally)
     x = spanning([value for one in shown for value in (one.told, one.found)], 44, WIDTH - 12)
     y = Scale(x.low, x.high, _BOTTOM, TOP)
-    canvas.frame(x, y, "log-probability by the engine, nats", "log-probability by the stored states, nats")
+    canvas.frame(x, y, "by the engine, nats", "by the stored states, nats")
     canvas.path([(x.start, y.start), (x.stop, y.stop)], "same")
     _dots(canvas, x, y, [(reading, reading.found) for reading in shown])
     worst = sorted(shown, key=lambda reading: abs(reading.told - reading.found), reverse=True)[:_WORST]
@@ -56,7 +54,11 @@ def agreement(tally: JobTally) -> Figure:
     healthy = "every dot on the diagonal. Orange: rounding chose another token. Red: not what the engine saw."
     agree = sum(reading.agrees for reading in shown)
     share = percent(agree / max(len(shown), 1))
-    fact = f"{count(agree)} of the {count(len(shown))} rows drawn ({share}) agree on the most likely token."
+    fact = (
+        f"{count(agree)} of the {count(len(shown))} rows drawn ({share}) agree on the most likely token. A dot "
+        "is how far one of the engine's 16 tokens is below the most likely one, the token that is farthest "
+        "off; in datasets of version 0.1 it is the log-probability of the most likely token."
+    )
     return Figure(title, healthy, canvas.markup(), header, rows, fact)
 
 
@@ -70,7 +72,7 @@ def residuals(tally: JobTally) -> Figure:
     y = Scale(-1.4 * MOST_SIGMAS, 1.4 * MOST_SIGMAS, _BOTTOM, TOP)
     x = spanning([reading.told for reading in shown], 44, WIDTH - 12)
     canvas.box(x.start, y.at(MOST_SIGMAS), x.stop - x.start, y.at(-MOST_SIGMAS) - y.at(MOST_SIGMAS), "band")
-    canvas.frame(x, y, "log-probability by the engine, nats", "difference, sigmas that rounding explains")
+    canvas.frame(x, y, "by the engine, nats", "difference, sigmas that rounding explains")
     canvas.text(x.stop - 4, y.at(MOST_SIGMAS) + 13, f"allowed: \u00b1{MOST_SIGMAS:.1f}", anchor="end")
     _dots(canvas, x, y, [(reading, _sigmas(reading)) for reading in shown])
     edges = (0.0, 1.0, 3.0, MOST_SIGMAS, math.inf)
