@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -121,6 +123,15 @@ def test_other_token_ids_than_the_plans_are_refused(tmp_path):
     unit = writer(tmp_path, about, ids)
     with pytest.raises(StatesWrongError, match="other token ids"):
         unit.write(job(about, ids[0], 0, planned_hash=hash_ids([1, 2, 3, 4])), states(about, ids[0]))
+
+
+def test_a_plan_and_states_of_another_length_are_refused(tmp_path):
+    about, ids = identity(), random_ids([4, 4])
+    unit = writer(tmp_path, about, ids)
+    with pytest.raises(StatesWrongError, match="2 states for 4 planned"):
+        unit.write(replace(job(about, ids[0], 0), num_tokens=2), states(about, ids[0])[:, :2])
+    with pytest.raises(StatesWrongError, match="the plan holds 2 rows, the order says 3"):
+        UnitWriter(order(about, 3), tmp_path, 0, 1)
 
 
 def test_a_row_that_comes_twice_is_refused(tmp_path):
