@@ -56,8 +56,8 @@ def agreement(tally: JobTally) -> Figure:
     share = percent(agree / max(len(shown), 1))
     fact = (
         f"{count(agree)} of the {count(len(shown))} rows drawn ({share}) agree on the most likely token. A "
-        "dot is how far one of the engine's 16 tokens is below the most likely one, the token that is farthest "
-        "off; in datasets of version 0.1 it is the log-probability of the most likely token."
+        "dot is how far one of the engine's 16 tokens is below the most likely one, the token that is "
+        "farthest off; in datasets of version 0.1 it is the log-probability of the most likely token."
     )
     return Figure(title, healthy, canvas.markup(), header, rows, fact)
 
