@@ -35,7 +35,7 @@ def verify(
     ] = None,
 ) -> None:
     """Check everything that can be checked of a finished dataset."""
-    from service.proof.report.tally import DatasetTally
+    from service.proof.tally import DatasetTally
     from service.proof.verify import verify_dataset, verify_remote
 
     settings = load_settings()
@@ -49,7 +49,7 @@ def verify(
         report = verify_remote(dataset, settings, model_folder=model, tally=tally)
     print(report.model_dump_json(ensure_ascii=True) if as_json else report)
     if page is not None and tally is not None:
-        from service.proof.report.page import write_page
+        from service.report.page import write_page
 
         write_page(page, report, tally, model, datetime.now(UTC))
         say(f"the page is {page}", file=sys.stderr)

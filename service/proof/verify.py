@@ -22,7 +22,7 @@ from schemas.names import index_path, is_inside, manifest_path, token_freq_path
 from service.errors import EngineRefused, NotFound, OptionRefused
 from service.plan.hub_reading import downloading
 from service.proof.head import Head
-from service.proof.report.tally import DatasetTally, JobTally
+from service.proof.tally import DatasetTally, JobTally
 from service.proof.verify_unit import Finding, UnitOutcome, verify_unit
 from service.settings import Settings
 from service.visible import one_line
@@ -97,7 +97,7 @@ def verify_dataset(
         folder: a dataset in the layout of its Hub repository.
         model_folder: the target's config and safetensors; without it there is no logit check.
         where: what to call the dataset; its folder if empty.
-        tally: is given what a page of the dataset shows.
+        tally: receives what a report of the dataset shows.
 
     Raises:
         NotFound: there is no such folder.
@@ -118,7 +118,7 @@ def verify_dataset(
                 heads[dtype] = Head.load(model_folder, dtype)
             head = heads[dtype]
             _check_model(model_folder, head, job)
-        found, tallied, error = _verify_job(folder, job, head, tally.job(job) if tally is not None else None)
+        found, tallied, error = _verify_job(folder, job, head, tally)
         findings += found
         counts.update(tallied)
         max_error = max(max_error, error)
@@ -239,24 +239,27 @@ def _entries(job: Manifest) -> tuple[FileEntry, ...]:
 
 
 def _verify_job(
-    folder: Path, job: Manifest, head: Head | None, tally: JobTally | None
+    folder: Path, job: Manifest, head: Head | None, tally: DatasetTally | None
 ) -> tuple[list[Finding], dict[str, int], float]:
     """Return what is wrong with one job's files, what was counted, and the largest logit error."""
     findings = [
         Finding(path=entry.path, what=what) for entry in _entries(job) for what in _file_faults(folder, entry)
     ]
     outcomes: list[UnitOutcome] = []
+    counted = None if tally is None else JobTally()
     wrong = {finding.path for finding in findings}
     units = {entry.unit for entry in job.shards} if all(is_inside(e.path) for e in _entries(job)) else set()
     for unit in sorted(units):
         files = {index_path(job.provenance.job_id, unit)} | {e.path for e in job.shards if e.unit == unit}
         damaged = sorted(path for path in files & wrong if (folder / path).is_file())
         if damaged:
-            outcome = _verify_damaged(folder, job, unit, damaged, tally)
+            outcome, counted = _verify_damaged(folder, job, unit, damaged, counted)
         else:
-            outcome = verify_unit(folder, job, unit, head, tally)
+            outcome = verify_unit(folder, job, unit, head, counted)
         outcomes.append(outcome)
         findings += outcome.findings
+    if tally is not None and counted is not None:
+        tally.jobs.append((job, counted))
     manifest = manifest_path(job.provenance.job_id)
     written = Counter(sample_id for outcome in outcomes for sample_id in outcome.sample_ids)
     rejected = Counter(reject.position for reject in job.rejects)
@@ -302,27 +305,25 @@ def _count_faults(
 
 
 def _verify_damaged(
-    folder: Path, job: Manifest, unit: int, damaged: list[str], tally: JobTally | None
-) -> UnitOutcome:
-    """Verify a unit with wrong bytes in a process of its own, because pyarrow aborts over some of them."""
-    part = None if tally is None else JobTally()
+    folder: Path, job: Manifest, unit: int, damaged: list[str], counted: JobTally | None
+) -> tuple[UnitOutcome, JobTally | None]:
+    """Verify a unit with wrong bytes in a process of its own, because pyarrow aborts over some of them.
+
+    Returns the tally too: the other process fills a copy.
+    """
     with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
         try:
-            outcome, part = pool.submit(_verify_tallied, folder, job, unit, part).result()
+            return pool.submit(_verify_counted, folder, job, unit, counted).result()
         except BrokenProcessPool:
             outcome = UnitOutcome()
             outcome.fault(", ".join(damaged), "so damaged that the Parquet reader died")
-            return outcome
-    if tally is not None and part is not None:
-        tally.merge(part)
-    return outcome
+            return outcome, counted
 
 
-def _verify_tallied(
-    folder: Path, job: Manifest, unit: int, tally: JobTally | None
+def _verify_counted(
+    folder: Path, job: Manifest, unit: int, counted: JobTally | None
 ) -> tuple[UnitOutcome, JobTally | None]:
-    """Return the tally too: in another process it is a copy that is filled."""
-    return verify_unit(folder, job, unit, None, tally), tally
+    return verify_unit(folder, job, unit, None, counted), counted
 
 
 def _file_faults(folder: Path, entry: FileEntry) -> Iterator[str]:

@@ -20,8 +20,8 @@ from schemas.names import index_path
 from service.proof.head import Head
 from service.proof.logit_check import LogitCase, check_logits
 from service.proof.next_token_check import check_next_tokens
-from service.proof.report.tally import JobTally
 from service.proof.row_proof import prove_row
+from service.proof.tally import JobTally
 
 _SCALARS = ("sample_id", "source_id", "num_tokens", "prompt_tokens")
 _LISTS = ("input_ids", "loss_mask")
@@ -85,8 +85,6 @@ def verify_unit(
                 outcome.fault(entry.path, fault)
             if tally is not None:
                 tally.logits(entry.path, verdict.readings)
-    if tally is not None:
-        tally.settle()
     known = {entry.path for entry in job.shards if entry.unit == unit}
     for shard, row in indexed or ():
         if shard not in known:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from service.proof.report.page import render_page
-from service.proof.report.tally import DatasetTally
+from service.proof.tally import DatasetTally
 from service.proof.verify import verify_remote
+from service.report.page import render_page
 from service.settings import Settings
 from tests.support.fake_hub import FakeHub
 from tests.support.html_page import read_page

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from service.cli import main
+from service.report.job_view import HEAD_TOKENS, TAIL_TOKENS
 from tests.support.html_page import read_page
 from tests.support.reference_models import TinyModel
 from tests.support.shards import capture, write_dataset
@@ -60,3 +61,15 @@ def test_a_page_that_could_not_be_written_is_refused_before_anything_is_read(tmp
 def test_a_folder_is_no_page(dataset, tmp_path, capsys):
     assert run("verify", dataset, "--report", tmp_path) == 2
     assert "is a directory" in capsys.readouterr().err
+
+
+def test_a_long_sample_is_shown_by_its_two_ends(tmp_path):
+    model = TinyModel(tmp_path / "model", "llama", "bfloat16")
+    captured = capture(model, dtype="bfloat16", lengths=(HEAD_TOKENS + TAIL_TOKENS + 7,))
+    write_dataset(tmp_path / "dataset", tmp_path, {0: captured})
+    assert run("verify", tmp_path / "dataset", "--report", tmp_path / "page.html") == 0
+    shown = read_page((tmp_path / "page.html").read_text()).one("div", "tokens")
+    assert shown.one("p", "skipped").text() == "7 tokens are not shown"
+    ids = captured.rows[0].input_ids
+    due = [str(token) for token in (*ids[:HEAD_TOKENS], *ids[-TAIL_TOKENS:])]
+    assert [node.text() for node in shown.nodes() if "title" in node.attributes] == due

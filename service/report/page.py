@@ -21,11 +21,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from schemas.dataset.seal import sealing
 from service.errors import WriteFailed
 from service.plan.model_folder import TOKENIZER_FILES, files_digest
-from service.proof.report.job_view import MAX_NARROW, JobView, job_view
-from service.proof.report.sample_text import Decode, load_tokenizer
-from service.proof.report.tally import DatasetTally
-from service.proof.report.wording import count, number, percent, short, size
+from service.proof.tally import DatasetTally
 from service.proof.verify import Finding, VerifyReport
+from service.report.job_view import MAX_NARROW, JobView, job_view
+from service.report.sample_text import Decode, load_tokenizer
+from service.report.wording import count, number, percent, short, size
 
 MAX_FINDINGS = 200
 _HERE = Path(__file__).parent
@@ -107,7 +107,7 @@ def render_page(
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"count": count, "short": short}
+    environment.filters |= {"count": count, "percent": percent, "short": short}
     text: str = environment.get_template("page.html").render(
         page=page, css=css, css_hash=f"sha256-{digest}", max_narrow=MAX_NARROW
     )
@@ -171,8 +171,8 @@ def _checks(report: VerifyReport, tally: DatasetTally, has_model: bool) -> Itera
             "no row has layer N and a witness" if has_model else "it needs the model's folder: --model FOLDER"
         )
         yield Check("Logits", f"not recomputed: {why}", "open")
-    told = Counter(job.checks.canary for job, _ in tally.jobs)
-    for canary, jobs in told.items():
+    canaries = Counter(job.checks.canary for job, _ in tally.jobs)
+    for canary, jobs in canaries.items():
         lowest = [job.checks.canary_min_cosine for job, _ in tally.jobs if job.checks.canary == canary]
         known = [cosine for cosine in lowest if cosine is not None]
         cosine = f", lowest cosine {min(known):.6f}" if known else ""

@@ -6,15 +6,13 @@ import pytest
 import torch
 
 from schemas.dataset.shard import LightRow
+from service.proof.layer_tally import LayerTally
 from service.proof.logit_check import LogitReading
-from service.proof.report.layer_tally import LayerTally
-from service.proof.report.tally import (
-    HEAD_TOKENS,
+from service.proof.tally import (
     MAX_FAULTY_POINTS,
     MAX_POINTS,
     SAMPLES,
     SHARE_BINS,
-    TAIL_TOKENS,
     Few,
     JobTally,
 )
@@ -37,7 +35,6 @@ def count(tally: JobTally | LayerTally, states_TH: torch.Tensor, layer_id: int =
         tally.layer(layer_id, states_TH, low_T, high_T)
     else:
         tally.add(states_TH, low_T, high_T)
-    tally.settle()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -101,31 +98,6 @@ def test_a_tally_grows_no_larger_with_more_data():
     assert sizes[1] == pytest.approx(sizes[0], rel=0.01)
 
 
-def test_parts_that_were_counted_apart_merge_into_the_whole():
-    whole, first, second = JobTally(), JobTally(), JobTally()
-    generator = torch.Generator().manual_seed(3)
-    for number in range(40):
-        states_TH = torch.randn(5 + number, 8, generator=generator)
-        states_TH[number % 5] *= number % 2
-        mask = [place % 3 == 0 and number > 3 for place in range(5 + number)]
-        for tally in (whole, first if number < 25 else second):
-            tally.row("data/a", number, light(f"s{number}", list(range(5 + number)), mask))
-            tally.logits("data/a", [reading(number, fault=number % 9 == 0)])
-            count(tally, states_TH, layer_id=number % 2)
-    first.merge(pickle.loads(pickle.dumps(second)))
-    assert first.lengths == whole.lengths
-    assert (first.unsupervised_rows, whole.unsupervised_rows) == (4, 4)
-    assert first.supervised_tokens == whole.supervised_tokens
-    assert first.shares.tolist() == whole.shares.tolist()
-    assert first.samples.items() == whole.samples.items()
-    assert first.points.items() == whole.points.items()
-    assert first.faulty_points.items() == whole.faulty_points.items()
-    for layer_id in (0, 1):
-        assert (first.layers[layer_id].counts_PB == whole.layers[layer_id].counts_PB).all()
-        assert first.layers[layer_id].faults(1) == whole.layers[layer_id].faults(1)
-        assert first.layers[layer_id].max_abs == whole.layers[layer_id].max_abs
-
-
 def test_what_is_kept_does_not_depend_on_the_order():
     forwards, backwards = Few[int](10), Few[int](10)
     for number in range(1000):
@@ -143,25 +115,6 @@ def test_a_row_is_counted_by_its_supervised_share(supervised, number):
     tally.row("data/a", 0, light("a", [1] * 100, [1] * supervised + [0] * (100 - supervised)))
     assert tally.shares.tolist() == [int(bar == number) for bar in range(SHARE_BINS)]
     assert tally.unsupervised_rows == (supervised == 0)
-
-
-def test_a_long_sample_is_kept_by_its_two_ends():
-    tally = JobTally()
-    tally.row("data/a", 0, light("a", list(range(5000)), [0] * 4990 + [1] * 10))
-    (sample,) = tally.samples.items()
-    head, tail = sample.parts
-    assert (head.start, head.ids) == (0, tuple(range(HEAD_TOKENS)))
-    assert (tail.start, tail.ids) == (5000 - TAIL_TOKENS, tuple(range(5000 - TAIL_TOKENS, 5000)))
-    assert sum(tail.supervised) == sample.supervised_tokens == 10
-
-
-def test_a_sample_that_can_be_shown_is_kept_whole():
-    tally = JobTally()
-    length = HEAD_TOKENS + TAIL_TOKENS
-    tally.row("data/a", 0, light("a", list(range(length)), [2] * length))
-    (sample,) = tally.samples.items()
-    assert [part.ids for part in sample.parts] == [tuple(range(length))]
-    assert set(sample.parts[0].supervised) == {True}
 
 
 @pytest.mark.parametrize("num_tokens", [1, 3, 4, 5, 16, 17, 100, 5000])
@@ -193,24 +146,14 @@ def test_a_bad_token_of_a_long_row_is_known_even_if_it_is_not_measured():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_many_rows_wait_and_are_counted_once(dtype):
+def test_every_row_is_counted_once(dtype):
     tally, total = LayerTally(), 0
     for number in range(200):
         states_TH = torch.full((1 + number % 40, 4096), 1.0 + number % 3).to(dtype)
         states_TH[:, ::2] *= -1
         tally.add(states_TH, *torch.aminmax(states_TH, dim=1))
         total += min(len(states_TH), 4) + len(range(4, len(states_TH), -(-(len(states_TH) - 4) // 12) or 1))
-    tally.settle()
-    tally.settle()
     assert tally.tokens == total
     found = [tally.rms((share,))[0] for share in (0.2, 0.5, 0.9)]
     assert found == pytest.approx([1, 2, 3], rel=0.05)
     assert tally.max_abs == 3
-
-
-def test_waiting_rows_hold_no_more_than_a_buffer():
-    tally = LayerTally()
-    for _ in range(300):
-        states_TH = torch.ones(50, 4096)
-        tally.add(states_TH, *torch.aminmax(states_TH, dim=1))
-        assert len(pickle.dumps(tally._waiting)) < 2**21

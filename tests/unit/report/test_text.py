@@ -5,8 +5,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from service.proof.report.sample_text import load_tokenizer, token_texts
-from service.proof.report.wording import count, number, percent, short, size
+from service.report.sample_text import load_tokenizer, token_texts
+from service.report.wording import count, number, percent, short, size
 from service.visible import one_line, visible
 
 TEXT = "Say hi: \u4f60\u597d, \U0001f985!  Two  spaces.\nA new line, na\u00efve."

@@ -34,21 +34,21 @@ def load_tokenizer(folder: Path) -> tuple[Decode, int] | str:
 def token_texts(ids: Sequence[int], decode: Decode, vocab_size: int) -> list[str | None]:
     """Return the text that each token adds to those before it; none for an id that is no token.
 
-    A character of several tokens stands at its last one, and the others are empty.
+    A character of several tokens is shown at its last one, and the others are empty.
     """
     texts: list[str | None] = []
-    before, told = 0, 0
+    before, shown = 0, 0
     for place, token in enumerate(ids):
         if not 0 <= token < vocab_size:
             texts.append(None)
-            before = told = place + 1
+            before = shown = place + 1
             continue
         # Decoded behind a few tokens, because some tokenizers strip the space that a text begins with.
-        known, now = decode(list(ids[before:told])), decode(list(ids[before : place + 1]))
+        known, now = decode(list(ids[before:shown])), decode(list(ids[before : place + 1]))
         last = place + 1 == len(ids)
-        if now.endswith(_UNFINISHED) and not last and place + 1 - told < _CONTEXT_TOKENS:
+        if now.endswith(_UNFINISHED) and not last and place + 1 - shown < _CONTEXT_TOKENS:
             texts.append("")
             continue
         texts.append(now[len(known) :])
-        before, told = max(before, told - _CONTEXT_TOKENS), place + 1
+        before, shown = max(before, shown - _CONTEXT_TOKENS), place + 1
     return texts

@@ -4,10 +4,10 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from service.proof.report.canvas import TOP, WIDTH, Canvas, Scale
-from service.proof.report.figure import Figure
-from service.proof.report.tally import SHARE_BINS, JobTally
-from service.proof.report.wording import count, percent
+from service.proof.tally import SHARE_BINS, JobTally
+from service.report.canvas import TOP, WIDTH, Canvas, Scale
+from service.report.figure import Figure
+from service.report.wording import count, percent
 
 _BOTTOM, _HEIGHT = 190.0, 222.0
 _LENGTH_BARS = 48

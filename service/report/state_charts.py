@@ -9,11 +9,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from service.proof.report.bins import BINS, PLACES, bin_edge, place_begin
-from service.proof.report.canvas import TOP, WIDTH, Canvas, Scale, spanning, tick_text
-from service.proof.report.figure import Figure
-from service.proof.report.layer_tally import LayerTally
-from service.proof.report.wording import count, number
+from service.proof.layer_tally import BINS, PLACES, LayerTally, bin_edge, place_begin
+from service.report.canvas import TOP, WIDTH, Canvas, Scale, spanning, tick_text
+from service.report.figure import Figure
+from service.report.wording import count, number
 
 Layers = Mapping[int, LayerTally]
 """By layer id, ascending."""
@@ -90,9 +89,8 @@ def _edges(layers: Layers) -> list[tuple[int, float]]:
     missing = max(0, _MIN_BINS - (last - first)) // 2 + 1
     first, last = max(1, first - missing), min(BINS - 2, last + missing)
     step = -(-(last + 1 - first) // _MAX_BARS)
-    root = math.sqrt(max(layer.hidden_size for layer in layers.values()))
     numbers = [*range(first, last + 1, step), last + 1]
-    return [(number, bin_edge(number) / root) for number in numbers]
+    return [(number, bin_edge(number)) for number in numbers]
 
 
 def _ridge_row(

@@ -6,10 +6,10 @@ from itertools import pairwise
 
 from schemas.dataset.manifest import CanaryReport
 from service.proof.logit_check import MOST_SIGMAS, LogitReading
-from service.proof.report.canvas import TOP, WIDTH, Canvas, Scale, spanning
-from service.proof.report.figure import Figure
-from service.proof.report.tally import JobTally
-from service.proof.report.wording import count, number, percent, short
+from service.proof.tally import JobTally
+from service.report.canvas import TOP, WIDTH, Canvas, Scale, spanning
+from service.report.figure import Figure
+from service.report.wording import count, number, percent, short
 
 _WORST = 10
 _BOTTOM, _HEIGHT = 206.0, 240.0
@@ -28,7 +28,7 @@ def _sigmas(reading: LogitReading) -> float:
 
 
 def _dots(canvas: Canvas, x: Scale, y: Scale, places: Sequence[tuple[LogitReading, float]]) -> None:
-    """Draw a dot for each reading at the height that stands beside it."""
+    """Draw a dot for each reading at the height paired with it."""
     for reading, height in places:
         kind = "bad" if reading.fault else "s0" if reading.agrees else "odd"
         hint = f"{reading.where}: {number(_sigmas(reading))} sigmas" if reading.fault else ""

@@ -6,21 +6,22 @@ All text is plain and most of it the dataset's own: the template escapes it.
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 
 from schemas.dataset.manifest import Manifest
 from schemas.identity import LayerInfo
-from service.proof.report import model_charts, row_charts, state_charts
-from service.proof.report.figure import Figure
-from service.proof.report.layer_tally import LayerTally
-from service.proof.report.sample_text import Decode, token_texts
-from service.proof.report.tally import JobTally, Sample, SamplePart
-from service.proof.report.wording import count, number, percent, short, size
+from service.proof.layer_tally import LayerTally
+from service.proof.tally import JobTally, Sample
+from service.report import model_charts, row_charts, state_charts
+from service.report.figure import Figure
+from service.report.sample_text import Decode, token_texts
+from service.report.wording import count, number, short, size
 from service.visible import visible
 
 MAX_SHARDS = 500
 MAX_NARROW = 36
-"""Characters of a fact that stands beside others; longer ones take a line."""
+"""Characters of a fact that is shown beside others; longer ones take a line."""
+HEAD_TOKENS, TAIL_TOKENS = 320, 80
+"""What is shown of a longer row."""
 _NEWLINE = "\u21b5\n"
 _SHA_CHARS = 12
 _QUANTILES = ("RMS 1\u00a0%", "RMS 50\u00a0%", "RMS 99\u00a0%")
@@ -38,49 +39,29 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token at its place in the row; `text` is none where only the id is known."""
+    """One token at its place in the row; `text` is None where only the id is known."""
 
     place: int
     id: int
     text: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Tokens in a row that are supervised or not alike.
-
-    `skipped` counts tokens left out before it; `border` says that the target's own answer begins with it.
-    """
-
-    tokens: tuple[Token, ...]
     supervised: bool
-    skipped: int = 0
-    border: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SampleView:
-    """One row to look at."""
+    """One row to look at: all its tokens, or its first and last ones."""
 
-    sample_id: str
-    source_id: str | None
-    shard: str
-    row: int
-    num_tokens: int
+    sample: Sample
     supervised_tokens: int
-    share: str
-    answer_from: int | None
-    runs: tuple[Run, ...]
+    tokens: tuple[Token, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class JobView:
     """One job's part of the page."""
 
-    job_id: str
-    model: str
-    rows: str
-    hidden_size: int
+    job: Manifest
+    rows: int
     facts: tuple[tuple[str, str], ...]
     layers: Table
     shards: Table
@@ -91,23 +72,15 @@ class JobView:
     row_charts: list[Figure] = field(default_factory=list)
     samples: list[SampleView] = field(default_factory=list)
 
-    @property
-    def anchor(self) -> str:
-        """The section's id on the page."""
-        return f"job-{self.job_id}"
-
 
 def job_view(job: Manifest, tally: JobTally, tokenizer: tuple[Decode, int] | None) -> JobView:
     """Return the part of one job; with a `tokenizer` its samples are text, else token ids."""
-    made = job.provenance
     layers = dict(sorted(tally.layers.items()))
     view = JobView(
-        job_id=made.job_id,
-        model=made.identity.model,
-        rows=count(tally.lengths.total()),
-        hidden_size=made.identity.hidden_size,
+        job=job,
+        rows=tally.lengths.total(),
         facts=tuple(sorted(_facts(job), key=lambda fact: len(fact[1]) > MAX_NARROW)),
-        layers=_layer_table(made.layers, layers),
+        layers=_layer_table(job.provenance.layers, layers),
         shards=_shard_table(job),
         shards_left=max(0, len(job.shards) - MAX_SHARDS),
         rejects=_reject_table(job),
@@ -202,35 +175,18 @@ def _reject_table(job: Manifest) -> Table:
 
 
 def _sample_view(sample: Sample, tokenizer: tuple[Decode, int] | None) -> SampleView:
-    answered = sample.prompt_tokens < sample.num_tokens
-    return SampleView(
-        sample_id=sample.sample_id,
-        source_id=sample.source_id,
-        shard=sample.shard,
-        row=sample.row,
-        num_tokens=sample.num_tokens,
-        supervised_tokens=sample.supervised_tokens,
-        share=percent(sample.supervised_tokens / sample.num_tokens),
-        answer_from=sample.prompt_tokens if answered else None,
-        runs=tuple(_runs(sample, tokenizer)),
-    )
+    light = sample.light
+    if light.num_tokens <= HEAD_TOKENS + TAIL_TOKENS:
+        parts = [range(light.num_tokens)]
+    else:
+        parts = [range(HEAD_TOKENS), range(light.num_tokens - TAIL_TOKENS, light.num_tokens)]
+    tokens = tuple(token for part in parts for token in _tokens(sample, part, tokenizer))
+    return SampleView(sample, int((light.loss_mask != 0).sum()), tokens)
 
 
-def _runs(sample: Sample, tokenizer: tuple[Decode, int] | None) -> Iterator[Run]:
-    told = 0
-    for part in sample.parts:
-        skipped = part.start - told
-        told = part.start + len(part.ids)
-        tokens = zip(_tokens(part, tokenizer), part.supervised, strict=True)
-        key = lambda pair: (pair[0].place >= sample.prompt_tokens, pair[1])  # noqa: E731
-        for (answer, supervised), run in groupby(tokens, key):
-            members = tuple(token for token, _ in run)
-            border = answer and members[0].place == sample.prompt_tokens
-            yield Run(members, supervised, skipped, border)
-            skipped = 0
-
-
-def _tokens(part: SamplePart, tokenizer: tuple[Decode, int] | None) -> Iterator[Token]:
-    texts = [None] * len(part.ids) if tokenizer is None else token_texts(part.ids, *tokenizer)
-    for place, (token, text) in enumerate(zip(part.ids, texts, strict=True), part.start):
-        yield Token(place, token, None if text is None else visible(text).replace("\n", _NEWLINE))
+def _tokens(sample: Sample, part: range, tokenizer: tuple[Decode, int] | None) -> Iterator[Token]:
+    ids = sample.light.input_ids[part.start : part.stop].tolist()
+    texts = [None] * len(ids) if tokenizer is None else token_texts(ids, *tokenizer)
+    for place, token, text in zip(part, ids, texts, strict=True):
+        shown = None if text is None else visible(text).replace("\n", _NEWLINE)
+        yield Token(place, token, shown, bool(sample.light.loss_mask[place]))
