@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from transformers.utils.logging import disable_progress_bar
 
 from connector.vector_math import settle_vector_math
-from service.errors import EngineRefused
+from service.errors import EngineRefused, UnknownModel
 from service.proof.canary import CANARY_SKIP
 from service.proof.reference_model import Skeleton, build_skeleton
 from service.proof.reference_pass import ReferencePass
@@ -73,7 +73,7 @@ def main() -> int:
     settle_vector_math()
     try:
         serve(json.load(sys.stdin))
-    except EngineRefused as refusal:
+    except (EngineRefused, UnknownModel) as refusal:
         print(json.dumps({"detail": refusal.detail, "cure": refusal.cure}), file=sys.stderr)
         return EXIT_REFUSED
     return 0

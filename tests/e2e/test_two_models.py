@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from schemas.dataset.manifest import Manifest
+from schemas.digest import canonical_sha256
 from schemas.job import JobState
 from schemas.names import manifest_path
 from service.api.worker_process import WorkerProcess, worker_command
-from service.capture.vllm_engine import _sha256
 from tests.support.engine_bench import until
 from tests.support.jobs import ENDED, Shop, conversations, request
 from tests.support.tiny_model import random_target
@@ -57,6 +57,6 @@ def test_an_engine_that_is_stopped_for_another_model_leaves_its_worker_at_work(
             asyncio.run(until(lambda: worker.exit_code() is not None))
     options = made_with(shop, jobs[1])
     assert options["kv_cache_dtype"] == "auto"
-    assert options["operator_options_sha256"] == _sha256(OPTIONS)
+    assert options["operator_options_sha256"] == canonical_sha256(OPTIONS)
     assert options["max_num_batched_tokens"] == CPU_BATCH_TOKENS
     shop.store.close()

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from transformers import DbrxConfig
 
+from schemas.digest import canonical_sha256
 from service.capture.engine import EngineSpec
 from service.capture.link import EngineLink
-from service.capture.vllm_engine import VllmEngine, _sha256
+from service.capture.vllm_engine import VllmEngine
 from service.errors import EngineRefused
 from service.settings import Settings
 
@@ -32,4 +33,4 @@ def test_nested_options_are_told_apart_and_not_by_their_order():
     nested = {"seed": 1, "compilation_config": {"mode": 0, "custom_ops": ["none"]}}
     turned = {"compilation_config": {"custom_ops": ["none"], "mode": 0}, "seed": 1}
     other = {"seed": 1, "compilation_config": {"mode": 0, "custom_ops": ["all"]}}
-    assert _sha256(nested) == _sha256(turned) != _sha256(other)
+    assert canonical_sha256(nested) == canonical_sha256(turned) != canonical_sha256(other)

@@ -37,10 +37,7 @@ REFERENCE = """
     import io, json, sys
     from service.proof import reference_process
     sys.stdin = io.StringIO(json.dumps(dict(folder="nowhere", prompts=[], dtype="float32")))
-    try:
-        reference_process.main()
-    except OSError:
-        pass
+    reference_process.main()
 """
 HEAD = """
     from pathlib import Path
