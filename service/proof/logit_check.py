@@ -54,7 +54,7 @@ class LogitCase:
 
 @dataclass(frozen=True, slots=True)
 class LogitReading:
-    """One row: `told` by the engine and `found` by its stored state, in nats.
+    """One row: what the `engine` said and what its `stored` state gives, in nats.
 
     Of the tokens it is the one that is farthest off: how far its log-probability is below the most likely
     token's. `sigma` is the deviation of the difference that rounding explains; a row may be off by
@@ -62,8 +62,8 @@ class LogitReading:
     """
 
     where: str
-    told: float
-    found: float
+    engine: float
+    stored: float
     sigma: float
     agrees: bool
     fault: bool
@@ -81,7 +81,7 @@ class RowVerdict:
 @dataclass(frozen=True, slots=True)
 class LogitVerdict:
     """The outcome over many rows. `argmax_agree` counts rows whose reading agrees; a swap by rounding is
-    no fault. `max_error` is the largest |told - found|.
+    no fault. `max_error` is the largest |engine - stored|.
     """
 
     rows: int
@@ -124,7 +124,7 @@ def judge_rows(rows: Sequence[RowVerdict]) -> LogitVerdict:
             f"{math.sqrt(worst.mean_square):.1f} sigmas"
         )
     readings = tuple(row.reading for row in rows)
-    errors = [abs(reading.told - reading.found) for reading in readings]
+    errors = [abs(reading.engine - reading.stored) for reading in readings]
     return LogitVerdict(
         rows=len(rows),
         argmax_agree=sum(reading.agrees for reading in readings),
@@ -142,9 +142,9 @@ def _check_batch(head: Head, cases: Sequence[LogitCase]) -> Iterator[RowVerdict]
     tokens_NK = torch.tensor([[token for token, _ in tokens] for tokens in padded], dtype=torch.int64)
     logprobs_NK = torch.tensor([[logprob for _, logprob in tokens] for tokens in padded], dtype=torch.float64)
     states_NH, half_NH = stacked(cases)
-    found = head.gaps(states_NH, tokens_NK, half_NH)
-    told_NK = logprobs_NK[:, :1] - logprobs_NK
-    sigmas_NK = (found.gap - told_NK) / found.sigma
+    gaps = head.gaps(states_NH, tokens_NK, half_NH)
+    engine_NK = logprobs_NK[:, :1] - logprobs_NK
+    sigmas_NK = (gaps.gap - engine_NK) / gaps.sigma
     # NaN is no agreement: it counts as the farthest off.
     farthest_N = sigmas_NK.abs().nan_to_num(math.inf).argmax(dim=1)
     for row, (case, tokens) in enumerate(zip(cases, likely, strict=True)):
@@ -152,13 +152,13 @@ def _check_batch(head: Head, cases: Sequence[LogitCase]) -> Iterator[RowVerdict]
             yield _without_tokens(case)
             continue
         at = int(farthest_N[row])
-        gap, told, sigma = (float(values[row, at]) for values in (found.gap, told_NK, found.sigma))
+        gap, engine, sigma = (float(values[row, at]) for values in (gaps.gap, engine_NK, gaps.sigma))
         fault = None
-        if not abs(gap - told) <= MOST_SIGMAS * sigma:
+        if not abs(gap - engine) <= MOST_SIGMAS * sigma:
             says = f"token {tokens[0][0]} is {gap:.4f} above token {tokens[at][0]} by the stored states"
-            fault = f"{says}, {told:.4f} by the engine; rounding explains {MOST_SIGMAS * sigma:.4f}"
-        agrees = bool((found.gap[row] >= 0).all())
-        reading = LogitReading(case.where, told, gap, sigma, agrees, fault is not None)
+            fault = f"{says}, {engine:.4f} by the engine; rounding explains {MOST_SIGMAS * sigma:.4f}"
+        agrees = bool((gaps.gap[row] >= 0).all())
+        reading = LogitReading(case.where, engine, gap, sigma, agrees, fault is not None)
         mean_square = float(sigmas_NK[row].square().sum()) / (len(tokens) - 1)
         yield RowVerdict(reading, fault, mean_square)
 

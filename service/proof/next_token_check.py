@@ -27,7 +27,7 @@ from service.proof.logit_check import (
 def check_next_tokens(head: Head, cases: Sequence[LogitCase]) -> LogitVerdict:
     """Hold each case's most likely next token and its log-probability against the stored state.
 
-    A reading's `told` and `found` are the token's log-probability.
+    A reading's `engine` and `stored` are the token's log-probability.
     """
     rows = [row for batch in batches(cases) for row in _check_batch(head, batch)]
     return judge_rows(rows)
@@ -40,10 +40,10 @@ def _check_batch(head: Head, cases: Sequence[LogitCase]) -> Iterator[RowVerdict]
     opinion = head.opinion(states_NH, tokens_N, half_NH)
     gaps = head.gaps(states_NH, torch.stack([opinion.own_token, tokens_N], dim=1), half_NH)
     for row, case in enumerate(cases):
-        token, told = case.witness.next_token, case.witness.next_logprob
+        token, engine = case.witness.next_token, case.witness.next_logprob
         own_token = int(opinion.own_token[row])
-        found, sigma = float(opinion.logprob[row]), float(opinion.sigma[row])
-        off = (found - told) / sigma
+        stored, sigma = float(opinion.logprob[row]), float(opinion.sigma[row])
+        off = (stored - engine) / sigma
         fault = None
         if not 0 <= token < head.vocab_size:
             fault = f"the engine's next token {token} is outside the vocabulary"
@@ -52,7 +52,7 @@ def _check_batch(head: Head, cases: Sequence[LogitCase]) -> Iterator[RowVerdict]
         elif float(gaps.gap[row, 1]) > MOST_SIGMAS * float(gaps.sigma[row, 1]):
             fault = f"the stored states say token {own_token}, the engine said {token}"
         elif abs(off) > MOST_SIGMAS:
-            says = f"token {token} has log-probability {found:.4f} by the stored states"
-            fault = f"{says}, {told:.4f} by the engine; rounding explains {MOST_SIGMAS * sigma:.4f}"
-        reading = LogitReading(case.where, told, found, sigma, own_token == token, fault is not None)
+            says = f"token {token} has log-probability {stored:.4f} by the stored states"
+            fault = f"{says}, {engine:.4f} by the engine; rounding explains {MOST_SIGMAS * sigma:.4f}"
+        reading = LogitReading(case.where, engine, stored, sigma, own_token == token, fault is not None)
         yield RowVerdict(reading, fault, off**2)

@@ -20,11 +20,11 @@ _LEAST = 1e-9
 def _readings(tally: JobTally) -> list[LogitReading]:
     """Return the rows to draw; faults last, so that they lie on top. What is not finite has no place."""
     kept = [*tally.points.items(), *tally.faulty_points.items()]
-    return [reading for reading in kept if math.isfinite(reading.told) and math.isfinite(reading.found)]
+    return [reading for reading in kept if math.isfinite(reading.engine) and math.isfinite(reading.stored)]
 
 
 def _sigmas(reading: LogitReading) -> float:
-    return (reading.found - reading.told) / reading.sigma if reading.sigma > 0 else 0.0
+    return (reading.stored - reading.engine) / reading.sigma if reading.sigma > 0 else 0.0
 
 
 def _dots(canvas: Canvas, x: Scale, y: Scale, places: Sequence[tuple[LogitReading, float]]) -> None:
@@ -32,7 +32,7 @@ def _dots(canvas: Canvas, x: Scale, y: Scale, places: Sequence[tuple[LogitReadin
     for reading, height in places:
         kind = "bad" if reading.fault else "s0" if reading.agrees else "odd"
         hint = f"{reading.where}: {number(_sigmas(reading))} sigmas" if reading.fault else ""
-        canvas.dot(x.at(reading.told), y.at(height), 3, f"point {kind}", hint)
+        canvas.dot(x.at(reading.engine), y.at(height), 3, f"point {kind}", hint)
 
 
 def agreement(tally: JobTally) -> Figure:
@@ -40,14 +40,18 @@ def agreement(tally: JobTally) -> Figure:
     title = "Next token: engine against stored states"
     canvas = Canvas(_HEIGHT, title, "What the engine said against what the stored state says, a dot a row.")
     shown = _readings(tally)
-    x = spanning([value for one in shown for value in (one.told, one.found)], 44, WIDTH - 12)
+    x = spanning([value for one in shown for value in (one.engine, one.stored)], 44, WIDTH - 12)
     y = Scale(x.low, x.high, _BOTTOM, TOP)
     canvas.frame(x, y, "by the engine, nats", "by the stored states, nats")
     canvas.path([(x.start, y.start), (x.stop, y.stop)], "same")
-    _dots(canvas, x, y, [(reading, reading.found) for reading in shown])
-    worst = sorted(shown, key=lambda reading: abs(reading.told - reading.found), reverse=True)[:_WORST]
+    _dots(canvas, x, y, [(reading, reading.stored) for reading in shown])
+    worst = sorted(shown, key=lambda reading: abs(reading.engine - reading.stored), reverse=True)[:_WORST]
     rows = tuple(
-        (one.where, *map(number, (one.told, one.found, one.found - one.told)), "no" if one.fault else "yes")
+        (
+            one.where,
+            *map(number, (one.engine, one.stored, one.stored - one.engine)),
+            "no" if one.fault else "yes",
+        )
         for one in worst
     )
     header = ("the largest differences", "engine", "stored states", "difference", "explained by rounding")
@@ -70,7 +74,7 @@ def residuals(tally: JobTally) -> Figure:
     )
     shown = _readings(tally)
     y = Scale(-1.4 * MOST_SIGMAS, 1.4 * MOST_SIGMAS, _BOTTOM, TOP)
-    x = spanning([reading.told for reading in shown], 44, WIDTH - 12)
+    x = spanning([reading.engine for reading in shown], 44, WIDTH - 12)
     canvas.box(x.start, y.at(MOST_SIGMAS), x.stop - x.start, y.at(-MOST_SIGMAS) - y.at(MOST_SIGMAS), "band")
     canvas.frame(x, y, "by the engine, nats", "difference, sigmas that rounding explains")
     canvas.text(x.stop - 4, y.at(MOST_SIGMAS) + 13, f"allowed: \u00b1{MOST_SIGMAS:.1f}", anchor="end")

@@ -38,7 +38,7 @@ def cases(head: Head, count: int) -> list[LogitCase]:
 
 
 def off(reading: LogitReading) -> float:
-    return abs(reading.found - reading.told) / reading.sigma
+    return abs(reading.stored - reading.engine) / reading.sigma
 
 
 def test_rows_that_are_what_the_engine_said_pass(head):
