@@ -169,6 +169,7 @@ def test_no_device_is_touched(monkeypatch):
     assert touched == []
 
 
+@pytest.mark.slow  # a process that imports vLLM, three times
 def test_a_class_is_asked_once_for_each_version_of_its_file(tmp_path, monkeypatch):
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))
     (tmp_path / "some_models.py").write_text("class Plain: ...\n")
