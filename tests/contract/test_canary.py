@@ -1,6 +1,7 @@
 """The canary within a job: a model that rounding takes far gets a second look, and a wrong layer does not."""
 
 import errno
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from schemas.dataset.manifest import Manifest
+from schemas.dataset.shard import Shard
 from schemas.job import JobState
 from schemas.names import manifest_path
 from schemas.request import Dtype
@@ -88,15 +90,15 @@ def test_a_wrong_layer_is_refused_after_the_second_look_too(tmp_path, target, as
 
 def test_a_canary_that_cannot_be_read_back_is_captured_again(tmp_path, target, monkeypatch):
     """1. The disk fails once while the canary's file is read. 2. What is left over is in nobody's way."""
-    read, broken = canary_run.ShardReader, iter([True])
+    read, broken = canary_run.open_shard, iter([True])
 
-    def opened(path: Path) -> canary_run.ShardReader:
+    def opened(path: Path) -> AbstractContextManager[Shard]:
         if next(broken, False):
             (path.parent / "a folder").mkdir()
             raise OSError(errno.EIO, "planted")
         return read(path)
 
-    monkeypatch.setattr(canary_run, "ShardReader", opened)
+    monkeypatch.setattr(canary_run, "open_shard", opened)
     shop, job = run(tmp_path, target, "tests.support.model_engine:ModelEngine", unit_attempts=2)
     assert job.state is JobState.COMPLETED, job.problem
     assert {row.attempts for row in shop.store.units(job.id)} == {2}

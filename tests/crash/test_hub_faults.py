@@ -42,7 +42,7 @@ PUBLISHERS = 6
 
 COMMON = {"create": 1, "auth_check": 2, "info": 10, "paths_info": 18, "tree": 12, "resolve": 15}
 COMMON |= {"preupload": 7, "validate": 2, "commit": 4}
-LFS = {"lfs_batch": 4, "lfs_put": 4, "lfs_part": 4, "lfs_complete": 2, "lfs_verify": 6}
+LFS = {"lfs_batch": 4, "lfs_put": 2, "lfs_part": 8, "lfs_complete": 4, "lfs_verify": 6}
 XET = {"xet_write_token": 4, "cas_chunk": 6, "cas_grant": 3, "cas_put": 3, "cas_xorb_commit": 3}
 XET |= {"cas_shard": 4, "cas_telemetry": 4}
 CALLS: dict[Mode, dict[str, int]] = {"lfs": COMMON | LFS, "xet": COMMON | XET}

@@ -60,7 +60,7 @@ class Session:
         order.unlink(missing_ok=True)
         if plant is not None:
             plan = shop.settings.work_root / plan_path(job_id, 0)
-            row, other = (None, None) if everywhere else victims(plan, shop.settings)
+            row, other = (None, None) if everywhere else victims(plan)
             Order(plant, str(self.target), row, other).save()
 
         async def attempt() -> None:
