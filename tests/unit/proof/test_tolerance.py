@@ -73,7 +73,7 @@ def test_healthy_rows_pass_alone_and_together(kind, soft_cap, shape, dtype):
     # A bound that is far above what happens would see nothing. Massive activations leave the rest to the
     # dtype's own rounding in the engine, which these witnesses have not been through.
     if shape == "noise":
-        sigmas = [abs(one.found - one.told) / one.sigma for one in verdict.readings]
+        sigmas = [abs(one.stored - one.engine) / one.sigma for one in verdict.readings]
         assert 0.2 < math.sqrt(sum(sigma**2 for sigma in sigmas) / NUM_ROWS) < 1.1
 
 
