@@ -93,7 +93,7 @@ def measured(margins: Margins) -> Iterator[None]:
         verdict = check_logits(head, cases)
         margins.logit_rows += verdict.rows
         margins.logit_argmax_agree += verdict.argmax_agree
-        off = [abs(one.told - one.found) / (one.sigma * MOST_SIGMAS) for one in verdict.readings]
+        off = [abs(one.engine - one.stored) / (one.sigma * MOST_SIGMAS) for one in verdict.readings]
         margins.last_token = max(margins.last_token, *off)
         return verdict
 
