@@ -52,7 +52,7 @@ def measure(folder: Path) -> dict[str, float]:
     head, cases = _head(rows, draw)
     return {
         "sentinels": _us(lambda row: sentinels.place(range(len(cache_BLSH)))),
-        "values": _us(lambda row: checker.check(rows[row], LAYER_IDS)),
+        "values": _us(lambda row: checker.check(rows[row], LAYER_IDS, checker.look(rows[row]))),
         "copy sums": _us(lambda row: token_sums(rows[row])),
         "states seen before": _us(lambda row: seen.check(sums[row], ids[row], LAYER_IDS)),
         "receipt": _us(lambda row: _read_back(file), count=1),
@@ -85,10 +85,11 @@ def _shard(folder: Path, rows: list[torch.Tensor], ids: list[np.ndarray]) -> Pat
     write_plan(folder, [one.tolist() for one in ids])
     about = identity(layer_ids=LAYER_IDS, hidden_size=HIDDEN_SIZE, num_layers=LAYER_IDS[-1])
     told = order(about, NUM_ROWS)
-    unit = UnitWriter(told, folder, 0, 1)
+    unit = UnitWriter(told, folder, 0, 1, RepeatCheck(NUM_LAYERS, CACHE_TOKENS))
     for row, states in enumerate(rows):
         ref = RowRef(told.key, row, NUM_TOKENS)
-        unit.write(DrainJob(str(row), ref, NUM_TOKENS, (), hash_ids(ids[row]), ()), states)
+        job = DrainJob(str(row), ref, NUM_TOKENS, (), hash_ids(ids[row]), ())
+        unit.write(job, states, token_sums(states))
     return folder / attempt_dir(JOB, 0, 1) / str(unit.seal().file)
 
 

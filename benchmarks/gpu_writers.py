@@ -15,8 +15,8 @@ from benchmarks.gpu_cache import HIDDEN_SIZE, NUM_LAYERS, TOKEN_BYTES, Request, 
 from benchmarks.gpu_ways import POOL_BYTES, ExampleWay, QuarryWay, SlabFlight, Way
 from connector.pool import HostPool, Slab
 from connector.repeats import RepeatCheck
-from connector.wire import DrainJob, RowRef, hash_ids
-from connector.writers import WriterPool
+from connector.wire import DrainJob, RowRef, VoidRow, hash_ids
+from connector.writers import CapturedRow, WriterPool
 from schemas.receipts import FromConnector, OpenUnit, UnitFailed, UnitSealed
 from tests.support.plans import JOB, identity, order, write_plan
 
@@ -62,8 +62,6 @@ class ShardFiles:
             rank=0,
             num_ranks=1,
             pool=pool,
-            dtype=torch.bfloat16,
-            shape_LH=(NUM_LAYERS, HIDDEN_SIZE),
             send=self._tell,
             repeats=RepeatCheck(NUM_LAYERS, POOL_BYTES // TOKEN_BYTES),
         )
@@ -78,7 +76,7 @@ class ShardFiles:
             rows = ids[unit :: self._num_units]
             write_plan(self._folder, rows, unit=unit)
             orders.append(order(self._about, len(rows), unit=unit, epoch=self._epoch))
-            self._writers.open(orders[-1])
+            self._writers.put(orders[-1].key, orders[-1])
         self._jobs = [
             DrainJob(
                 req_id=str(index),
@@ -95,7 +93,7 @@ class ShardFiles:
     def finish(self) -> None:
         """Call off what was not drained, and wait for every unit's receipt."""
         for job in self._jobs[self._num_landed :]:
-            self._writers.end_row(job.ref.key, job.ref.row, void=True)
+            self._writers.put(job.ref.key, VoidRow(job.ref))
         with self._told:
             self._told.wait_for(lambda: len(self._ends) == self._num_units)
         num_rows = sum(len(end.rows) for end in self._ends if isinstance(end, UnitSealed))
@@ -107,7 +105,8 @@ class ShardFiles:
         shutil.rmtree(self._folder / JOB)
 
     def _landed(self, flight: SlabFlight) -> None:
-        self._writers.put_row(self._jobs[self._num_landed], flight.slab, flight.sums_LT())
+        job = self._jobs[self._num_landed]
+        self._writers.put(job.ref.key, CapturedRow(job, flight.slab, flight.states_LTH(), flight.sums_LT()))
         self._num_landed += 1
 
     def _tell(self, message: FromConnector) -> None:

@@ -10,7 +10,9 @@ import numpy as np
 import torch
 from safetensors.torch import save
 
+from connector.repeats import RepeatCheck
 from connector.shards import UnitWriter
+from connector.sums import token_sums
 from connector.wire import DrainJob, RowRef, hash_ids
 from schemas.dataset.index import write_index
 from schemas.dataset.manifest import SealedShard, UnitChecks
@@ -73,12 +75,13 @@ def _shard(folder: Path, scratch: Path, ids: list[list[int]], shape: Shape) -> S
     """Write the rows as the writer does, and move the sealed file to where landing puts it."""
     about = identity(layer_ids=shape.layer_ids, hidden_size=shape.hidden_size, num_layers=shape.layer_ids[-1])
     told = order(about, len(ids))
-    unit = UnitWriter(told, scratch, 0, 1)
+    unit = UnitWriter(told, scratch, 0, 1, RepeatCheck(len(shape.layer_ids), sum(map(len, ids))))
     draw = torch.Generator().manual_seed(0)
     for row, one in enumerate(ids):
         states_LTH = torch.randn((len(shape.layer_ids), len(one), shape.hidden_size), generator=draw)
         job = DrainJob(str(row), RowRef(told.key, row, len(one)), len(one), (), hash_ids(one), ())
-        unit.write(job, states_LTH.to(torch.bfloat16))
+        states_LTH = states_LTH.to(torch.bfloat16)
+        unit.write(job, states_LTH, token_sums(states_LTH))
     sealed = unit.seal()
     path = shard_path(JOB, 0)
     (folder / path).parent.mkdir(parents=True)

@@ -4,9 +4,9 @@ from typing import Any
 
 from benchmarks.startup_marks import mark
 from connector.hidden_states import HiddenStatesConnector as OurConnector
-from connector.wire import DrainJob
-from connector.writers import WriterPool
+from connector.writers import CapturedRow, Item, WriterPool
 from schemas.names import MAX_UNITS
+from schemas.receipts import UnitKey
 
 CANARY_STATES, STATES = "the canary's first states are captured", "the first states are captured"
 
@@ -17,14 +17,14 @@ class HiddenStatesConnector(OurConnector):
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """Watch for rows from now on."""
         super().register_kv_caches(kv_caches)
-        put_row = WriterPool.put_row
+        put = WriterPool.put
         seen: set[str] = set()
 
-        def told(self: WriterPool, job: DrainJob, *given: Any) -> None:  # noqa: ANN401 - as it takes them
-            stage = CANARY_STATES if job.ref.key.unit >= MAX_UNITS else STATES
-            if stage not in seen:
+        def marking(self: WriterPool, key: UnitKey, item: Item) -> None:
+            stage = CANARY_STATES if key.unit >= MAX_UNITS else STATES
+            if isinstance(item, CapturedRow) and stage not in seen:
                 seen.add(stage)
                 mark(stage)
-            put_row(self, job, *given)
+            put(self, key, item)
 
-        WriterPool.put_row = told  # type: ignore[method-assign]
+        WriterPool.put = marking  # type: ignore[method-assign]

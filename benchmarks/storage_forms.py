@@ -13,7 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from benchmarks.loop.train import TRAINERS
+from connector.repeats import RepeatCheck
 from connector.shards import UnitWriter
+from connector.sums import token_sums
 from connector.wire import DrainJob, RowRef, hash_ids
 from schemas.dataset.files import LocalFile
 from schemas.dataset.shard import Shard
@@ -53,10 +55,10 @@ class Ours:
         )
         write_plan(folder, ids)
         told = order(about, len(ids))
-        writer = UnitWriter(told, folder, 0, 1)
+        writer = UnitWriter(told, folder, 0, 1, RepeatCheck(len(self._layer_ids), sum(map(len, ids))))
         for row, (one, states_LTH) in enumerate(zip(ids, states, strict=True)):
             job = DrainJob(str(row), RowRef(told.key, row, len(one)), len(one), (), hash_ids(one), ())
-            writer.write(job, states_LTH)
+            writer.write(job, states_LTH, token_sums(states_LTH))
         return writer.seal().bytes
 
     def read(self, folder: Path, row: int, num_tokens: int) -> torch.Tensor:

@@ -10,16 +10,18 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from unittest.mock import patch
 
 import torch
 
-from benchmarks.no_checks import NoChecks
+from benchmarks.no_checks import NoChecks, refuse_nothing
 from benchmarks.turns import WriterTurn
 from connector import shards
 from connector.pool import HostPool, Slab
+from connector.repeats import RepeatCheck
+from connector.sums import token_sums
 from connector.wire import DrainJob, RowRef, hash_ids
 from tests.support.plans import JOB, identity, order, random_ids, write_plan
 
@@ -49,11 +51,14 @@ class WriterBench:
         # The figure is of one core, which is what an engine leaves: torch may not take another.
         torch.set_num_threads(1)
         self._folder, self._num_rows = folder, num_rows
-        self._ids = random_ids([NUM_TOKENS] * num_rows)
+        # A state that comes again is the same token's, as it is in an engine.
+        ids = random_ids([NUM_TOKENS] * NUM_SLABS)
+        self._ids = [ids[row % NUM_SLABS] for row in range(num_rows)]
         for unit in range(NUM_THREADS):
             write_plan(folder, self._ids, unit=unit)
         self._pool = HostPool(NUM_SLABS * ROW_BYTES, pinned=False)
         self._slabs = [self._fill(seed) for seed in range(NUM_SLABS)]
+        self._sums = [token_sums(self._states_LTH(slab)) for slab in self._slabs]
         self.kinds: dict[str, Callable[[int], None]] = {
             "write-fsync": lambda unit: self._plain(unit, durable=True),
             "quarry": self._quarry,
@@ -68,10 +73,9 @@ class WriterBench:
         os.sync()
         attempts = self._folder / JOB / "attempts"
         attempts.mkdir(parents=True)
-        checker = NoChecks if kind == "quarry-unchecked" else shards.RowChecker
         files = 1 if kind in ALONE else NUM_THREADS
         with (
-            patch.object(shards, "RowChecker", checker),
+            _unchecked() if kind == "quarry-unchecked" else nullcontext(),
             _one_core(),
             ThreadPoolExecutor(files) as threads,
         ):
@@ -111,7 +115,8 @@ class WriterBench:
     def _quarry(self, unit: int) -> None:
         about = identity(layer_ids=LAYER_IDS, hidden_size=HIDDEN_SIZE, num_layers=LAYER_IDS[-1])
         told = order(about, self._num_rows, unit=unit)
-        writer = shards.UnitWriter(told, self._folder, rank=0, num_ranks=1)
+        repeats = RepeatCheck(NUM_LAYERS, NUM_SLABS * NUM_TOKENS)
+        writer = shards.UnitWriter(told, self._folder, 0, 1, repeats)
         for row, ids in enumerate(self._ids):
             job = DrainJob(
                 req_id=str(row),
@@ -121,8 +126,19 @@ class WriterBench:
                 planned_hash=hash_ids(ids),
                 generated_ids=(),
             )
-            writer.write(job, self._states_LTH(self._slabs[row % NUM_SLABS]))
+            slab = row % NUM_SLABS
+            writer.write(job, self._states_LTH(self._slabs[slab]), self._sums[slab])
         writer.seal()
+
+
+@contextmanager
+def _unchecked() -> Iterator[None]:
+    """Leave the row checks out."""
+    with (
+        patch.multiple(shards, RowChecker=NoChecks, _refuse_changed=refuse_nothing),
+        patch.object(RepeatCheck, "check", refuse_nothing),
+    ):
+        yield
 
 
 @contextmanager

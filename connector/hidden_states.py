@@ -27,7 +27,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from connector.layout import CacheGroup, LayoutError, find_cache_group, view_BLSH
 from connector.scheduler import SchedulerHalf
 from connector.wire import StepWork
-from connector.worker import DrainConfig, Place, WorkerHalf
+from connector.worker import DrainConfig, WorkerHalf
 from schemas.receipts import Refused, line
 
 EXIT_SERVICE_GONE = 75
@@ -177,9 +177,11 @@ def _start_worker(
         socket_path=Path(option("socket_path", None)),
         pool_bytes=int(option("pool_bytes", None)),
         writer_threads=int(option("writer_threads", None)),
+        rank=get_tensor_model_parallel_rank(),
+        num_ranks=get_tensor_model_parallel_world_size(),
+        engine_version=engine_version,
     )
-    place = Place(get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size(), engine_version)
-    return WorkerHalf(config, place, cache, vllm_config.model_config.max_model_len, on_lost=_stop_process)
+    return WorkerHalf(config, cache, vllm_config.model_config.max_model_len, on_lost=_stop_process)
 
 
 def _engine_version() -> str:

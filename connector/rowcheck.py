@@ -18,12 +18,10 @@ from numpy.typing import NDArray
 
 from connector.sentinels import SENTINELS
 from connector.sums import Sums, add_up, words_of
+from schemas.dataset.manifest import LayerStats
 
 RMS_TOKENS = 16
-"""Tokens of a row, evenly spread, that the mean of the root mean square is taken over.
-
-A statistic, not a check.
-"""
+"""Tokens of a row, evenly spread, that `LayerStats.mean_rms` is taken over: a statistic, not a check."""
 
 _LEAST_SQUARES = 1e-30
 """Below it float32 may have lost squares that count."""
@@ -39,15 +37,11 @@ class StatesWrongError(ValueError):
     """
 
 
-@dataclass(frozen=True, slots=True)
-class LayerReading:
-    """What is kept of one layer of one row.
+class NotFiniteError(ValueError):
+    """A row holds NaN or infinity: the model overflowed on this sample.
 
-    The mean over `RMS_TOKENS` of the root mean square over H, and the largest magnitude.
+    The sample is rejected by this message, not the unit.
     """
-
-    mean_rms: float
-    max_abs: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +54,6 @@ class Look:
     sums_LT: Sums
     largest_LT: NDArray[np.unsignedinteger]
     checksums: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class NotFinite:
-    """A row that holds NaN or infinity.
-
-    The model overflowed on this sample, so the sample is rejected, not the unit.
-    """
-
-    layer_id: int
-    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,37 +102,31 @@ class RowChecker:
                 hashes[layer].update(part_TH.data)
         return Look(sums_LT, largest_LT, tuple(layer.intdigest() for layer in hashes))
 
-    def check(
-        self, states_LTH: torch.Tensor, layer_ids: Sequence[int], look: Look | None = None
-    ) -> tuple[LayerReading, ...] | NotFinite:
-        """Check one contiguous row; return a reading a layer, or where it is not finite.
+    def check(self, states_LTH: torch.Tensor, layer_ids: Sequence[int], look: Look) -> tuple[LayerStats, ...]:
+        """Check one contiguous row by what `look` has shown of it; return what is kept of each layer.
 
-        `look` is the result of `look` for the same states, where there is one. Raises StatesWrongError.
-
-        Layer 0, the embeddings, may hold zero tokens (a padding token's) and may be constant.
+        Raises StatesWrongError and NotFiniteError. Layer 0, the embeddings, may hold zero tokens (a padding
+        token's) and may be constant.
         """
-        largest_LT = (look or self.look(states_LTH)).largest_LT
         readings = []
         for layer_id, bits_TH, largest_T in zip(
-            layer_ids, self._bits_of(states_LTH), largest_LT, strict=True
+            layer_ids, self._bits_of(states_LTH), look.largest_LT, strict=True
         ):
             if largest_T.max() >= SENTINELS[self._dtype]:
                 self._refuse_sentinels(bits_TH, layer_id)
             not_finite = int((largest_T >= self._bits.infinity).sum())
             if not_finite:
-                return NotFinite(layer_id, not_finite)
+                raise NotFiniteError(
+                    f"layer {layer_id} is not finite in {not_finite} of {len(largest_T)} tokens"
+                )
             if layer_id != 0:
-                zero = int((largest_T == 0).sum())
-                if zero:
-                    raise StatesWrongError(
-                        f"layer {layer_id} is all zero in {zero} of {len(largest_T)} tokens"
-                    )
-                constant = _constant(bits_TH)
-                if constant:
-                    raise StatesWrongError(
-                        f"layer {layer_id} is constant in {constant} of {len(bits_TH)} tokens"
-                    )
-            readings.append(LayerReading(_mean_rms(bits_TH, self._dtype), self._float(int(largest_T.max()))))
+                zero, constant = int((largest_T == 0).sum()), _constant(bits_TH)
+                if zero or constant:
+                    what = f"all zero in {zero}" if zero else f"constant in {constant}"
+                    raise StatesWrongError(f"layer {layer_id} is {what} of {len(largest_T)} tokens")
+            max_abs = float(as_float32(largest_T.max(keepdims=True), self._dtype)[0])
+            mean_rms = _mean_rms(bits_TH, self._dtype)
+            readings.append(LayerStats(layer_id=layer_id, mean_rms=mean_rms, max_abs=max_abs))
         return tuple(readings)
 
     def _refuse_sentinels(self, bits_TH: NDArray[np.unsignedinteger], layer_id: int) -> None:
@@ -163,9 +140,6 @@ class RowChecker:
     def _bits_of(self, states_LTH: torch.Tensor) -> NDArray[np.unsignedinteger]:
         return states_LTH.view(torch.uint8).numpy().view(self._bits.kind)
 
-    def _float(self, bits: int) -> float:
-        return float(torch.from_numpy(np.array([bits], self._bits.kind)).view(self._dtype)[0])
-
 
 def _constant(bits_TH: NDArray[np.unsignedinteger]) -> int:
     """Count the tokens whose values are all the same; looks at two of each before it looks at all."""
@@ -178,14 +152,15 @@ def _mean_rms(bits_TH: NDArray[np.unsignedinteger], dtype: torch.dtype) -> float
 
     Squares are added up in float32; where one is too large or too small for that, in float64.
     """
-    chosen_TH = _as_float32(bits_TH[:: max(1, len(bits_TH) // RMS_TOKENS)], dtype)
+    chosen_TH = as_float32(bits_TH[:: max(1, len(bits_TH) // RMS_TOKENS)], dtype)
     squares_T = np.einsum("th,th->t", chosen_TH, chosen_TH)
     if not np.all((squares_T > _LEAST_SQUARES) & (squares_T < np.inf)):
         squares_T = np.square(chosen_TH, dtype=np.float64).sum(axis=1)
     return float(np.sqrt(squares_T / bits_TH.shape[1], dtype=np.float64).mean())
 
 
-def _as_float32(bits: NDArray[np.unsignedinteger], dtype: torch.dtype) -> NDArray[np.float32]:
+def as_float32(bits: NDArray[np.unsignedinteger], dtype: torch.dtype) -> NDArray[np.float32]:
+    """Return what the bits of `dtype` stand for."""
     if dtype == torch.bfloat16:
         return (bits.astype(np.uint32) << 16).view(np.float32)
     return bits.view(np.float16 if dtype == torch.float16 else np.float32).astype(np.float32, copy=False)

@@ -6,15 +6,15 @@ takes no memory, and the quantized one that of a single layer, whatever a row ho
 Legend: T tokens, L captured layers, H hidden size.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 import xxhash
 from numpy.typing import NDArray
 
-from connector.rowcheck import StatesWrongError, check_distinct
+from connector.rowcheck import Look, StatesWrongError, as_float32, check_distinct
 from schemas.dataset.codecs.fp8 import NotQuantizedError, Quantizer
 from schemas.dataset.codecs.planes import split_planes
 from schemas.dataset.columns import SCALE_BYTES
@@ -31,29 +31,28 @@ class StateColumns:
         """Take the layers' ids, H, and the dtype of what is captured."""
         self._compression, self._layer_ids = compression, layer_ids
         self._width = dtype.itemsize
-        self._quantizer = Quantizer(hidden_size, dtype) if compression == "fp8" else None
+        self._quantizer = Quantizer(hidden_size) if compression == "fp8" else None
         self._buffer = np.empty(0, np.uint8)
 
-    def of(
-        self, states_LTH: torch.Tensor, captured: Sequence[int], checksums: list[int]
-    ) -> Iterator[pa.Array]:
-        """Yield the row's state columns in file order, each a large_binary of one value; append checksums.
+    def of(self, states_LTH: torch.Tensor, look: Look) -> Iterator[NDArray[Any]]:
+        """Yield the row's state columns in file order, then a checksum a layer.
 
-        An array may lose its bytes when the next is asked for. `captured` are the xxh3_64 of the layers as
-        they were captured. `checksums` gets one a layer, over what `schemas.dataset.columns` says, and is
-        whole when the last column has come. Raises StatesWrongError if two layers are the same, or if one
-        does not come back from its codes.
+        An array may lose its bytes when the next is asked for. `look` is of the same states;
+        `schemas.dataset.columns` says what the checksums are over. Raises StatesWrongError if two layers are
+        the same, or if one does not come back from its codes.
         """
-        check_distinct(captured, self._layer_ids)
+        check_distinct(look.checksums, self._layer_ids)
+        checksums = look.checksums
         if self._quantizer is not None:
-            yield from self._quantized(self._quantizer, states_LTH, checksums)
-            return
-        checksums += captured
-        for layer in map(_bytes_of, states_LTH):
-            if self._compression == "none":
-                yield _one_binary(layer)
-            else:
-                yield from map(_one_binary, self._planes(layer))
+            checksums = yield from self._quantized(self._quantizer, states_LTH, look)
+        else:
+            for layer_TH in states_LTH:
+                raw = layer_TH.reshape(-1).view(torch.uint8).numpy()
+                if self._compression == "none":
+                    yield raw
+                else:
+                    yield from self._planes(raw)
+        yield np.array(checksums, np.uint64)
 
     def _planes(self, raw: Bytes) -> tuple[Bytes, Bytes]:
         num_elements = raw.size // self._width
@@ -63,8 +62,9 @@ class StateColumns:
         return hi, lo
 
     def _quantized(
-        self, quantizer: Quantizer, states_LTH: torch.Tensor, checksums: list[int]
-    ) -> Iterator[pa.Array]:
+        self, quantizer: Quantizer, states_LTH: torch.Tensor, look: Look
+    ) -> Generator[Bytes, None, tuple[int, ...]]:
+        """Yield each layer's codes and scales; return their checksums."""
         _, num_tokens, hidden_size = states_LTH.shape
         num_codes = num_tokens * hidden_size
         room = self._room(num_codes + -num_codes % SCALE_BYTES + num_tokens * SCALE_BYTES)
@@ -72,30 +72,22 @@ class StateColumns:
         scales = room[num_codes + -num_codes % SCALE_BYTES :]
         codes_TH = torch.from_numpy(codes).view(num_tokens, hidden_size)
         scales_T = torch.from_numpy(scales).view(torch.float32)
-        for layer_id, layer_TH in zip(self._layer_ids, states_LTH, strict=True):
+        largest_LT = torch.from_numpy(as_float32(look.largest_LT, states_LTH.dtype))
+        checksums = []
+        for layer_id, layer_TH, largest_T in zip(self._layer_ids, states_LTH, largest_LT, strict=True):
             try:
-                quantizer.quantize(layer_TH, codes_TH, scales_T)
+                quantizer.quantize(layer_TH, largest_T, codes_TH, scales_T)
             except NotQuantizedError as error:
                 raise StatesWrongError(f"layer {layer_id}: {error}") from error
             checksum = xxhash.xxh3_64(codes.data)
             checksum.update(scales.data)
             checksums.append(checksum.intdigest())
-            yield _one_binary(codes)
-            yield _one_binary(scales)
+            yield codes
+            yield scales
+        return tuple(checksums)
 
     def _room(self, num_bytes: int) -> NDArray[np.uint8]:
         """Return memory that begins on a page, so that the disk takes long codes as they lie."""
         if self._buffer.size < num_bytes:
             self._buffer = page_aligned(num_bytes)
         return self._buffer[:num_bytes]
-
-
-def _bytes_of(layer_TH: torch.Tensor) -> Bytes:
-    raw: Bytes = layer_TH.reshape(-1).view(torch.uint8).numpy()
-    return raw
-
-
-def _one_binary(data: Bytes) -> pa.Array:
-    """Return a large_binary array of one value whose bytes are `data`'s own memory."""
-    offsets = pa.py_buffer(np.array([0, data.nbytes], dtype=np.int64))
-    return pa.Array.from_buffers(pa.large_binary(), 1, [None, offsets, pa.py_buffer(data)])

@@ -67,7 +67,6 @@ class VoidRow:
     """A request that ended without all its states: aborted, failed, or short of blocks."""
 
     ref: RowRef
-    reason: str
 
 
 @dataclass(slots=True)

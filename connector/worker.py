@@ -21,24 +21,18 @@ from connector.pool import HostPool, Slab
 from connector.repeats import RepeatCheck
 from connector.sentinels import Sentinels
 from connector.wire import DrainJob, RowRef, StepWork, VoidRow
-from connector.writers import WriterPool
-from schemas.receipts import AbandonUnit, Hello, OpenUnit, SkipRow, ToConnector
+from connector.writers import CapturedRow, WriterPool
+from schemas.receipts import Hello, ToConnector
 
 
 @dataclass(frozen=True, slots=True)
 class DrainConfig:
-    """The operator's part of the set-up; comes from the engine's start options, never from a request."""
+    """The set-up of one rank; comes from the engine's start options, never from a request."""
 
     work_root: Path
     socket_path: Path
     pool_bytes: int
     writer_threads: int
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """The place of this worker among the engine's ranks."""
-
     rank: int
     num_ranks: int
     engine_version: str
@@ -60,7 +54,6 @@ class WorkerHalf:
     def __init__(
         self,
         config: DrainConfig,
-        place: Place,
         cache_BLSH: torch.Tensor,
         max_tokens: int,
         on_lost: Callable[[], None],
@@ -74,33 +67,30 @@ class WorkerHalf:
         num_blocks, num_layers, num_slots, hidden_size = cache_BLSH.shape
         self._shape_LH = (num_layers, hidden_size)
         self._dtype = cache_BLSH.dtype
+        self._rank, self._num_ranks = config.rank, config.num_ranks
         self._row_bytes_per_token = num_layers * hidden_size * cache_BLSH.element_size()
         pool_bytes = max(config.pool_bytes, max_tokens * self._row_bytes_per_token)
         self._pool = HostPool(pool_bytes, pinned=cache_BLSH.is_cuda)
         self._gather = gather_for(cache_BLSH)
         self._sentinels = Sentinels(cache_BLSH)
         self._waiting: deque[DrainJob] = deque()
-        self._copying: deque[tuple[DrainJob, Slab, Copy]] = deque()
-        self._sent: set[str] = set()
+        self._copying: deque[tuple[Copy, DrainJob, Slab, torch.Tensor]] = deque()
         self._link = Link(config.socket_path, self._on_message, on_lost)
         self._writers = WriterPool(
             num_threads=config.writer_threads,
             work_root=config.work_root,
-            rank=place.rank,
-            num_ranks=place.num_ranks,
+            rank=config.rank,
+            num_ranks=config.num_ranks,
             pool=self._pool,
-            dtype=self._dtype,
-            shape_LH=self._shape_LH,
             send=self._link.send,
             repeats=RepeatCheck(num_layers, num_blocks * num_slots),
         )
-        self._place = place
         self._link.start()
         self._link.send(
             Hello(
-                rank=place.rank,
-                num_ranks=place.num_ranks,
-                engine_version=place.engine_version,
+                rank=config.rank,
+                num_ranks=config.num_ranks,
+                engine_version=config.engine_version,
                 device=device_name(cache_BLSH.device),
                 cache_shape=(num_blocks, num_layers, num_slots, hidden_size),
                 cache_dtype=DTYPE_NAMES[cache_BLSH.dtype],
@@ -126,13 +116,10 @@ class WorkerHalf:
             if not self._owns(item.ref):
                 continue
             if isinstance(item, VoidRow):
-                self._writers.end_row(item.ref.key, item.ref.row, void=True)
+                self._writers.put(item.ref.key, item)
             else:
                 self._waiting.append(item)
-        self._start_copies()
-        self._finish_copies()
-        sent, self._sent = self._sent, set()
-        return sent
+        return self._start_copies() | self._finish_copies()
 
     def stop(self) -> None:
         """Write what is queued, then let go of everything."""
@@ -140,38 +127,37 @@ class WorkerHalf:
         self._link.close()
 
     def _owns(self, ref: RowRef) -> bool:
-        return ref.row % self._place.num_ranks == self._place.rank
+        return ref.row % self._num_ranks == self._rank
 
-    def _start_copies(self) -> None:
-        started: list[tuple[DrainJob, Slab]] = []
+    def _start_copies(self) -> set[str]:
+        """Start what the pool has room for; return the requests whose attempts are over."""
+        dropped: set[str] = set()
+        started: list[tuple[DrainJob, Slab, torch.Tensor]] = []
+        num_layers, hidden_size = self._shape_LH
         while self._waiting:
             job = self._waiting[0]
             if not self._writers.is_open(job.ref.key):
-                self._sent.add(job.req_id)
+                dropped.add(job.req_id)
             else:
                 slab = self._pool.acquire(job.num_tokens * self._row_bytes_per_token)
                 if slab is None:
                     break
-                started.append((job, slab))
+                shape = (num_layers, job.num_tokens, hidden_size)
+                started.append((job, slab, self._pool.tensor(slab, self._dtype, shape)))
             self._waiting.popleft()
-        copies = self._gather.start([(job.block_ids, self._states_LTH(job, slab)) for job, slab in started])
-        self._copying += [(job, slab, copy) for (job, slab), copy in zip(started, copies, strict=True)]
+        copies = self._gather.start([(job.block_ids, states_LTH) for job, _, states_LTH in started])
+        self._copying += [(copy, *row) for copy, row in zip(copies, started, strict=True)]
+        return dropped
 
-    def _states_LTH(self, job: DrainJob, slab: Slab) -> torch.Tensor:
-        num_layers, hidden_size = self._shape_LH
-        return self._pool.tensor(slab, self._dtype, (num_layers, job.num_tokens, hidden_size))
-
-    def _finish_copies(self) -> None:
+    def _finish_copies(self) -> set[str]:
+        """Hand the rows that are copied to the writers; return their requests."""
+        copied: set[str] = set()
         # One stream copies in order, so the first unfinished copy ends the search.
-        while self._copying and self._copying[0][2].done():
-            job, slab, copy = self._copying.popleft()
-            self._writers.put_row(job, slab, copy.sums())
-            self._sent.add(job.req_id)
+        while self._copying and self._copying[0][0].done():
+            copy, job, slab, states_LTH = self._copying.popleft()
+            self._writers.put(job.ref.key, CapturedRow(job, slab, states_LTH, copy.sums()))
+            copied.add(job.req_id)
+        return copied
 
     def _on_message(self, message: ToConnector) -> None:
-        if isinstance(message, OpenUnit):
-            self._writers.open(message)
-        elif isinstance(message, SkipRow):
-            self._writers.end_row(message.key, message.row, void=False)
-        elif isinstance(message, AbandonUnit):
-            self._writers.abandon(message.key)
+        self._writers.put(message.key, message)

@@ -9,11 +9,10 @@ import itertools
 import logging
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import torch
 
@@ -23,11 +22,14 @@ from connector.rowcheck import StatesWrongError
 from connector.shards import UnitWriter
 from connector.sums import Sums
 from connector.threads import settle
-from connector.wire import DrainJob
+from connector.wire import DrainJob, VoidRow
 from schemas.dataset.errors import NO_SPACE
 from schemas.receipts import (
+    AbandonUnit,
+    FailReason,
     FromConnector,
     OpenUnit,
+    SkipRow,
     UnitFailed,
     UnitKey,
     UnitOpened,
@@ -40,35 +42,25 @@ QUEUE_ITEMS = 8192
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
-    """`sums_LT` are the sums of the states where the copy was read."""
+class CapturedRow:
+    """A row in the pool: the slab of its states, and the sums of the states where they were read."""
 
     job: DrainJob
     slab: Slab
+    states_LTH: torch.Tensor
     sums_LT: Sums
 
 
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    """A row that will not be written: void in the engine, or never submitted."""
+Item = OpenUnit | CapturedRow | VoidRow | SkipRow | AbandonUnit
+"""What an attempt is sent."""
 
-    key: UnitKey
-    row: int
-    void: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Abandon:
-    key: UnitKey
-
-
-_Item = OpenUnit | _Row | _Ended | _Abandon | None
+Queue = queue.Queue[tuple[UnitKey, Item] | None]
 
 
 class WriterPool:
-    """Starts the threads; every method may be called from any thread and none blocks.
+    """Starts the threads; every method may be called from any thread.
 
-    `send` sends a message to the service; `shape` is the slab's (L, H) and `dtype` the states'.
+    `send` sends a message to the service.
     """
 
     def __init__(
@@ -79,23 +71,17 @@ class WriterPool:
         rank: int,
         num_ranks: int,
         pool: HostPool,
-        dtype: torch.dtype,
-        shape_LH: tuple[int, int],
         send: Callable[[FromConnector], None],
         repeats: RepeatCheck,
     ) -> None:
         """Start the threads."""
-        self._repeats = repeats
         self._work_root, self._rank, self._num_ranks = work_root, rank, num_ranks
-        self._pool, self._dtype, self._shape_LH, self._send = pool, dtype, shape_LH, send
-        self._queues: list[queue.Queue[_Item]] = [queue.Queue(QUEUE_ITEMS) for _ in range(num_threads)]
-        self._turn = itertools.cycle(range(num_threads))
+        self._pool, self._send, self._repeats = pool, send, repeats
+        self._queues = [Queue(QUEUE_ITEMS) for _ in range(num_threads)]
+        self._turn = itertools.cycle(self._queues)
         self._lock = threading.Lock()
-        self._home: dict[UnitKey, int] = {}
-        """Which thread owns an open attempt. An attempt that is not here is over.
-
-        What still comes for it is dropped.
-        """
+        self._home: dict[UnitKey, Queue] = {}
+        """The queue of an open attempt. An attempt that is not here is over."""
         self._threads = [
             threading.Thread(target=self._run, args=(own,), name=f"quarry-writer-{index}", daemon=True)
             for index, own in enumerate(self._queues)
@@ -103,40 +89,27 @@ class WriterPool:
         for thread in self._threads:
             thread.start()
 
-    def open(self, order: OpenUnit) -> None:
-        """Begin an attempt on the next thread in turn."""
+    def put(self, key: UnitKey, item: Item) -> None:
+        """Hand an item to its attempt's thread, the next in turn for a new attempt.
+
+        The slab of a row is released by the writer. What comes for an attempt that is over is dropped. Waits
+        only while the thread's queue of `QUEUE_ITEMS` is full.
+        """
         with self._lock:
-            self._home[order.key] = home = next(self._turn)
-        self._queues[home].put(order)
+            if isinstance(item, OpenUnit):
+                self._home[key] = next(self._turn)
+            home = self._home.get(key)
+            if isinstance(item, AbandonUnit):
+                self._home.pop(key, None)
+        if home is not None:
+            home.put((key, item))
+        elif isinstance(item, CapturedRow):
+            self._pool.release(item.slab)
 
     def is_open(self, key: UnitKey) -> bool:
         """Say whether rows of this attempt are still wanted."""
         with self._lock:
             return key in self._home
-
-    def put_row(self, job: DrainJob, slab: Slab, sums_LT: Sums) -> None:
-        """Hand over a filled slab with the sums of what it was filled from; the writer releases it.
-
-        Waits only if the queue of `QUEUE_ITEMS` is full.
-        """
-        home = self._home_of(job.ref.key)
-        if home is None:
-            self._pool.release(slab)
-        else:
-            self._queues[home].put(_Row(job, slab, sums_LT))
-
-    def end_row(self, key: UnitKey, row: int, *, void: bool) -> None:
-        """Note a row that will not be written."""
-        home = self._home_of(key)
-        if home is not None:
-            self._queues[home].put(_Ended(key, row, void))
-
-    def abandon(self, key: UnitKey) -> None:
-        """Forget an attempt and delete its temporary file; no answer."""
-        with self._lock:
-            home = self._home.pop(key, None)
-        if home is not None:
-            self._queues[home].put(_Abandon(key))
 
     def stop(self) -> None:
         """Let the threads end after what is queued."""
@@ -145,54 +118,39 @@ class WriterPool:
         for thread in self._threads:
             thread.join(timeout=30.0)
 
-    def _home_of(self, key: UnitKey) -> int | None:
-        with self._lock:
-            return self._home.get(key)
-
-    def _run(self, own: "queue.Queue[_Item]") -> None:
+    def _run(self, own: Queue) -> None:
         """Serve one thread's queue until None comes."""
         settle()
         units: dict[UnitKey, UnitWriter] = {}
-        while (item := own.get()) is not None:
-            key = item.job.ref.key if isinstance(item, _Row) else item.key
+        while (entry := own.get()) is not None:
+            key, item = entry
             try:
                 self._serve(units, key, item)
-            except StatesWrongError as error:
-                self._fail(
-                    units, key, UnitFailed(key=key, rank=self._rank, reason="states-wrong", detail=str(error))
-                )
-            except (OSError, pa.ArrowException) as error:
-                self._fail(
-                    units, key, _write_failure(key, self._rank, error, opening=isinstance(item, OpenUnit))
-                )
+            except (StatesWrongError, OSError, pa.ArrowException) as error:
+                self._fail(units, key, error, opening=isinstance(item, OpenUnit))
             except Exception as error:
                 # Supervisor: a thread that died silently would leave its units unanswered forever.
                 logger.exception("writer thread failed on %s", key)
-                self._fail(
-                    units, key, UnitFailed(key=key, rank=self._rank, reason="internal", detail=repr(error))
-                )
+                self._fail(units, key, error)
             finally:
-                if isinstance(item, _Row):
+                if isinstance(item, CapturedRow):
                     self._pool.release(item.slab)
         for unit in units.values():
             unit.discard()
 
-    def _serve(
-        self, units: dict[UnitKey, UnitWriter], key: UnitKey, item: OpenUnit | _Row | _Ended | _Abandon
-    ) -> None:
+    def _serve(self, units: dict[UnitKey, UnitWriter], key: UnitKey, item: Item) -> None:
         if isinstance(item, OpenUnit):
-            units[key] = UnitWriter(item, self._work_root, self._rank, self._num_ranks)
+            units[key] = UnitWriter(item, self._work_root, self._rank, self._num_ranks, self._repeats)
             self._send(UnitOpened(key=key, rank=self._rank))
-        elif isinstance(item, _Abandon):
-            if key in units:
-                units.pop(key).discard()
-            return
         elif key not in units:
             return
-        elif isinstance(item, _Row):
-            self._write(units[key], item)
-        elif item.void:
-            units[key].void(item.row)
+        elif isinstance(item, AbandonUnit):
+            units.pop(key).discard()
+            return
+        elif isinstance(item, CapturedRow):
+            units[key].write(item.job, item.states_LTH, item.sums_LT)
+        elif isinstance(item, VoidRow):
+            units[key].void(item.ref.row)
         else:
             units[key].skip(item.row)
         if units[key].complete:
@@ -201,47 +159,35 @@ class WriterPool:
             self._close(key)
             self._send(receipt)
 
-    def _write(self, unit: UnitWriter, row: _Row) -> None:
-        """Write a row that is still what was copied, and compare its states with those of other rows."""
-        num_layers, hidden_size = self._shape_LH
-        states_LTH = self._pool.tensor(row.slab, self._dtype, (num_layers, row.job.num_tokens, hidden_size))
-        look = unit.look(states_LTH)
-        _refuse_changed(row, look.sums_LT, unit.layer_ids)
-        token_ids_T = unit.write(row.job, states_LTH, look)
-        if token_ids_T is not None:
-            self._repeats.check(look.sums_LT, token_ids_T, unit.layer_ids)
-
-    def _fail(self, units: dict[UnitKey, UnitWriter], key: UnitKey, failure: UnitFailed) -> None:
+    def _fail(
+        self, units: dict[UnitKey, UnitWriter], key: UnitKey, error: Exception, *, opening: bool = False
+    ) -> None:
         """Receipt a failed attempt.
 
         The disk may refuse the deletion too, and the sweeper takes what is left.
         """
+        reason = _fail_reason(error, opening=opening)
+        detail = repr(error) if reason == "internal" else str(error)
         unit = units.pop(key, None)
         self._close(key)
         if unit is not None:
             try:
                 unit.discard()
-            except OSError as error:
-                failure = failure.model_copy(update={"detail": f"{failure.detail}; and {error}"})
-        self._send(failure)
+            except OSError as refused:
+                detail = f"{detail}; and {refused}"
+        number = error.errno if isinstance(error, OSError) else None
+        self._send(UnitFailed(key=key, rank=self._rank, reason=reason, detail=detail, errno=number))
 
     def _close(self, key: UnitKey) -> None:
         with self._lock:
             self._home.pop(key, None)
 
 
-def _refuse_changed(row: _Row, sums_LT: Sums, layer_ids: Sequence[int]) -> None:
-    """Raise StatesWrongError if states in the slab are no longer those that were copied into it."""
-    changed = np.argwhere(sums_LT != row.sums_LT)
-    if len(changed):
-        layer, token = changed[0]
-        where = f"{len(changed)} of {sums_LT.size}, the first at token {token} of layer {layer_ids[layer]}"
-        raise StatesWrongError(f"row {row.job.ref.row}: states are no longer what was copied: {where}")
-
-
-def _write_failure(key: UnitKey, rank: int, error: Exception, *, opening: bool) -> UnitFailed:
-    """Translate an error of the file system. pyarrow raises OSError with errno for a full disk."""
-    number = error.errno if isinstance(error, OSError) else None
-    if opening and number not in NO_SPACE:
-        return UnitFailed(key=key, rank=rank, reason="plan-unreadable", detail=str(error), errno=number)
-    return UnitFailed(key=key, rank=rank, reason="write-failed", detail=str(error), errno=number)
+def _fail_reason(error: Exception, *, opening: bool) -> FailReason:
+    """Translate an error; pyarrow, too, raises OSError with errno for a full disk."""
+    if isinstance(error, StatesWrongError):
+        return "states-wrong"
+    if not isinstance(error, OSError | pa.ArrowException):
+        return "internal"
+    full = isinstance(error, OSError) and error.errno in NO_SPACE
+    return "plan-unreadable" if opening and not full else "write-failed"

@@ -1,4 +1,4 @@
-"""Parquet's frames around values that lie elsewhere: page headers and the footer. No I/O.
+"""Writes a shard: Parquet's page headers and footer around values that lie elsewhere.
 
 pyarrow's writer copies every value into a page of its own and puts it where it likes. With frames of our own
 a layer goes from the pool's pages to the disk (O_DIRECT) as it lies, at an offset that the caller chooses:
@@ -10,16 +10,19 @@ Sources, in the repository of the Parquet format: `parquet.thrift` for all struc
 """
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import DTypeLike
+import xxhash
+from numpy.typing import DTypeLike, NDArray
 
 from schemas.dataset.columns import MAX_VALUE_BYTES, WITH_STATISTICS, ZSTD_LEVEL, is_packed
+from schemas.dataset.direct import DirectWriter
 from schemas.dataset.thrift import (
     STRUCT,
     Value,
@@ -35,7 +38,10 @@ from schemas.dataset.thrift import (
 )
 
 MAGIC = b"PAR1"
-"""First and last in the file; the caller writes it at offset 0."""
+"""First and last in the file."""
+
+ALIGNED_BYTES = 2**18
+"""A layer of so many bytes begins on a block's border: at most 1.6 % more file. A shorter one is copied."""
 
 _CREATED_BY = b"eagle-quarry version 1"
 _FORMAT_VERSION = 2
@@ -68,27 +74,8 @@ _KINDS: dict[pa.DataType, _Kind] = {
     pa.large_binary(): _Kind(_BYTE_ARRAY, None),
 }
 
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """One column chunk of one row: a single data page (v1). `head` + `payload` are its bytes in the file.
-
-    `payload` (uint8) is the caller's own memory, and keeps it alive; all is in `head` where it is None.
-    `uncompressed_bytes` counts the page's header in, as `num_bytes` does. `bounds` is the value as
-    statistics hold it (least and greatest at once), None where the column has none.
-    """
-
-    column: int
-    head: bytes
-    payload: memoryview | None
-    uncompressed_bytes: int
-    num_values: int
-    bounds: bytes | None
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes in the file."""
-        return len(self.head) + (0 if self.payload is None else self.payload.nbytes)
+Cell = str | int | NDArray[Any] | None
+"""A column's value in one row: a list's numbers and a layer's bytes are arrays of one dimension."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,95 +83,85 @@ class _Column:
     """A leaf: what is the same of it in every row. `metadata` has the first four fields of ColumnMetaData."""
 
     name: str
-    type: pa.DataType
+    kind: _Kind
     nullable: bool
     is_list: bool
-    kind: _Kind
+    in_place: bool
+    """Written from where it lies, by O_DIRECT."""
     codec: Any  # pa.Codec or None; pyarrow is untyped
-    has_statistics: bool
     metadata: bytes
 
 
-class Framer:
-    """Frames the rows of one file: `page` and `place` each column in turn, `end_row`, and in the end `tail`.
+class ShardFile:
+    """A shard that is being written: `write_row` for each row, then `end`.
 
-    Holds about 2 KB a row of twelve columns until then, and no page: a payload is free once it is written.
+    Holds about 2 KB a row of twelve columns until then, and no value: its memory is free once it is written.
     """
 
-    def __init__(self, schema: pa.Schema) -> None:
-        """Take a shard's schema with its metadata; ValueError for a type that no shard has."""
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        """Create or empty the file of a shard's schema with its metadata.
+
+        Raises OSError; KeyError for a type that no shard has.
+        """
         self._schema = schema
         self._columns = [_column(field) for field in schema]
-        self._row: list[bytes] = []
-        self._row_uncompressed_bytes = 0
         self._groups: list[bytes] = []
+        self._file = DirectWriter(path)
+        self._file.write(MAGIC)
 
-    def page(self, column: int, array: pa.Array) -> Page:
-        """Frame the one value of `array`, which has the column's type. Does not change the framer.
+    def write_row(self, cells: Iterable[Cell]) -> None:
+        """Append a row group, of a cell for each column; each is written before the next is asked for.
 
-        The payload of an uncompressed large_binary is a view of the array's own buffer. ValueError if the
-        array has not one value, has a null where none may be, or has more than `MAX_VALUE_BYTES` in it.
+        Raises OSError; ValueError if the cells are not as many as the columns, or if one has more than
+        `MAX_VALUE_BYTES`. The file is of no use after either.
         """
-        leaf = self._columns[column]
-        if len(array) != 1 or array.type != leaf.type or (array.null_count and not leaf.nullable):
-            raise ValueError(f"{leaf.name} takes one {leaf.type}, not {len(array)} of {array.type}")
-        num_values, front, raw = _plain(leaf, array)
-        if raw.nbytes > MAX_VALUE_BYTES:
-            raise ValueError(f"{leaf.name}: {raw.nbytes} bytes, and a value may have {MAX_VALUE_BYTES}")
-        if leaf.kind.numbers is None and not array.null_count:
-            front += raw.nbytes.to_bytes(4, "little")
-        num_bytes = len(front) + raw.nbytes
-        payload: memoryview | None = None
-        if leaf.codec is not None:
-            packed = leaf.codec.compress(b"".join((front, raw)))
-            header = _page_header(num_bytes, packed.size, num_values)
-            head = b"".join((header, packed))
-        else:
-            header = _page_header(num_bytes, num_bytes, num_values)
-            head = header + front
-            if pa.types.is_large_binary(leaf.type):
-                payload = raw
+        chunks: list[bytes] = []
+        row_bytes = 0
+        for column, cell in zip(self._columns, cells, strict=True):
+            num_values, front, raw = _plain(column, cell)
+            if raw.nbytes > MAX_VALUE_BYTES:
+                raise ValueError(f"{column.name}: {raw.nbytes} bytes, and a value may have {MAX_VALUE_BYTES}")
+            page_bytes = len(front) + raw.nbytes
+            payload = raw
+            if column.codec is None:
+                header = _page_header(page_bytes, page_bytes, num_values)
+                head = header + front
             else:
-                head += raw
-        bounds = bytes(raw) if leaf.has_statistics else None
-        return Page(column, head, payload, len(header) + num_bytes, num_values, bounds)
+                payload = memoryview(column.codec.compress(b"".join((front, raw))))
+                head = header = _page_header(page_bytes, payload.nbytes, num_values)
+            if column.in_place and raw.nbytes >= ALIGNED_BYTES:
+                self._file.pad(len(head))
+            offset = self._file.position
+            self._file.write(head)
+            self._file.write(payload)
+            chunk = {
+                5: i64(num_values),
+                6: i64(len(header) + page_bytes),
+                7: i64(self._file.position - offset),
+                9: i64(offset),
+            }
+            if column.name in WITH_STATISTICS:
+                chunk[12] = struct({3: _NO_NULLS, 5: binary(bytes(raw)), 6: binary(bytes(raw))})
+            metadata = column.metadata + fields(chunk, after=4) + b"\0"
+            chunks.append(record({2: i64(0), 3: (STRUCT, metadata)}))
+            row_bytes += len(header) + page_bytes
+        self._groups.append(record({1: items(STRUCT, chunks), 2: i64(row_bytes), 3: i64(1)}))
 
-    def place(self, page: Page, offset: int) -> None:
-        """Note that `page` begins at byte `offset` of the file; ValueError out of the columns' order.
+    def end(self) -> tuple[str, str, int]:
+        """Write the footer and close the file. Not durable before it is sealed. Raises OSError.
 
-        There may be a gap before it, of any bytes.
+        Returns the xxh3_128 of the file and of its footer with length and magic, and the file's length.
         """
-        leaf = self._columns[page.column]
-        if page.column != len(self._row):
-            raise ValueError(f"{leaf.name} is placed where column {len(self._row)} belongs")
-        rest = {
-            5: i64(page.num_values),
-            6: i64(page.uncompressed_bytes),
-            7: i64(page.num_bytes),
-            9: i64(offset),
-        }
-        if page.bounds is not None:
-            rest[12] = struct({3: _NO_NULLS, 5: binary(page.bounds), 6: binary(page.bounds)})
-        metadata = leaf.metadata + fields(rest, after=4) + b"\0"
-        self._row.append(record({2: i64(0), 3: (STRUCT, metadata)}))
-        self._row_uncompressed_bytes += page.uncompressed_bytes
+        tail = self._tail()
+        self._file.write(tail)
+        return self._file.end(), xxhash.xxh3_128_hexdigest(tail), self._file.position
 
-    def end_row(self) -> None:
-        """Close the row group; ValueError if a column was not placed."""
-        if len(self._row) != len(self._columns):
-            raise ValueError(f"the row ends without {self._columns[len(self._row)].name}")
-        chunks = items(STRUCT, self._row)
-        self._groups.append(record({1: chunks, 2: i64(self._row_uncompressed_bytes), 3: i64(1)}))
-        self._row = []
-        self._row_uncompressed_bytes = 0
+    def close(self) -> None:
+        """Close the file as it is; safe to call twice."""
+        self._file.close()
 
-    def tail(self) -> bytes:
-        """Return the file's end: footer, its length and `MAGIC`. ValueError if a row is open.
-
-        The footer holds the Arrow schema where pyarrow looks for it.
-        """
-        if self._row:
-            raise ValueError(f"the file ends in a row, of which {len(self._row)} columns are placed")
+    def _tail(self) -> bytes:
+        # Readers of pyarrow take the Arrow schema from here.
         arrow = base64.b64encode(self._schema.serialize())
         pairs = {**(self._schema.metadata or {}), b"ARROW:schema": arrow}
         footer = record(
@@ -206,49 +183,32 @@ def _column(field: pa.Field) -> _Column:
     path = [field.name, "list", "element"] if is_list else [field.name]
     kind = _kind(field)
     codec = pa.Codec("zstd", compression_level=ZSTD_LEVEL) if is_packed(field) else None
-    names = values([binary(part.encode()) for part in path])
-    return _Column(
-        name=field.name,
-        type=field.type,
-        nullable=field.nullable,
-        is_list=is_list,
-        kind=kind,
-        codec=codec,
-        has_statistics=field.name in WITH_STATISTICS,
-        metadata=fields(
-            {1: kind.physical, 2: values([_RLE, _PLAIN]), 3: names, 4: _ZSTD if codec else _UNCOMPRESSED}
-        ),
-    )
+    metadata = {
+        1: kind.physical,
+        2: values([_RLE, _PLAIN]),
+        3: values([binary(part.encode()) for part in path]),
+        4: _ZSTD if codec else _UNCOMPRESSED,
+    }
+    in_place = codec is None and pa.types.is_large_binary(field.type)
+    return _Column(field.name, kind, field.nullable, is_list, in_place, codec, fields(metadata))
 
 
 def _kind(field: pa.Field) -> _Kind:
-    nested = pa.types.is_list(field.type)
-    leaf = field.type.value_field if nested else field
-    kind = _KINDS.get(leaf.type)
-    if kind is None or (nested and (field.nullable or leaf.nullable)) or (kind.numbers and field.nullable):
-        raise ValueError(f"{field.name}: no shard has a column of {field}")
-    return kind
+    return _KINDS[field.type.value_type if pa.types.is_list(field.type) else field.type]
 
 
-def _plain(leaf: _Column, array: pa.Array) -> tuple[int, bytes, memoryview]:
-    """Return a page's number of values, its levels, and its value's bytes without their length."""
-    numbers = leaf.kind.numbers
+def _plain(column: _Column, cell: Cell) -> tuple[int, bytes, memoryview]:
+    """Return a page's number of values, what comes before the value's bytes, and those bytes."""
+    numbers = column.kind.numbers
     if numbers is not None:
-        elements = _value(array, array.values.to_numpy(), np.int32) if leaf.is_list else array.to_numpy()
-        raw = elements.astype(numbers, copy=False).view(np.uint8).data
-        return max(1, len(elements)), _list_levels(len(elements)) if leaf.is_list else b"", raw
-    levels = _sized(_run(1, int(not array.null_count))) if leaf.nullable else b""
-    if array.null_count:
+        elements = np.atleast_1d(np.asarray(cell)).astype(numbers, copy=False)
+        levels = _list_levels(len(elements)) if column.is_list else b""
+        return max(1, len(elements)), levels, elements.view(np.uint8).data
+    levels = _sized(_run(1, int(cell is not None))) if column.nullable else b""
+    if cell is None:
         return 1, levels, memoryview(b"")
-    data = memoryview(array.buffers()[2]).cast("B")
-    return 1, levels, _value(array, data, np.int64 if pa.types.is_large_binary(leaf.type) else np.int32)
-
-
-def _value(array: pa.Array, data: Any, offset: type[np.signedinteger[Any]]) -> Any:  # noqa: ANN401
-    """Return the part of `data` between the only two offsets of `array`."""
-    width = np.dtype(offset).itemsize
-    start, stop = np.frombuffer(array.buffers()[1], offset, 2, array.offset * width).tolist()
-    return data[start:stop]
+    raw = memoryview(cell.encode()) if isinstance(cell, str) else np.asarray(cell).data
+    return 1, levels + raw.nbytes.to_bytes(4, "little"), raw
 
 
 def _list_levels(num_elements: int) -> bytes:

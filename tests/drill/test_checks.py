@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from connector import writers
+from connector import shards
 from connector.repeats import RepeatCheck
-from connector.rowcheck import LayerReading, RowChecker
+from connector.rowcheck import RowChecker
 from connector.shards import UnitWriter
+from schemas.dataset.manifest import LayerStats
 from schemas.dataset.seal import sha256_of
 from service.capture import canary_run, unit_run
 from service.proof import checks, row_proof, verify
@@ -30,12 +31,12 @@ async def _no_canary(*_: Any) -> None:
     """Let every engine pass."""
 
 
-def _readings(self: RowChecker, states: Any, layer_ids: Any) -> tuple[LayerReading, ...]:
-    return tuple(LayerReading(1.0, 1.0) for _ in layer_ids)
+def _readings(self: RowChecker, states: Any, layer_ids: Any, look: Any) -> tuple[LayerStats, ...]:
+    return tuple(LayerStats(layer_id=one, mean_rms=1.0, max_abs=1.0) for one in layer_ids)
 
 
-def _planned(self: UnitWriter, job: Any, planned: Any) -> tuple[Any, Any]:
-    return tuple(planned[name].combine_chunks().values.to_numpy() for name in ("input_ids", "loss_mask"))
+def _planned(self: UnitWriter, job: Any) -> tuple[Any, Any]:
+    return tuple(self._plan[name][job.ref.row].values.to_numpy() for name in ("input_ids", "loss_mask"))
 
 
 def _any_plan(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +54,7 @@ OFF: dict[Check, tuple[Patch, str]] = {
     Check.ACCOUNT: (lambda m: m.setattr(UnitWriter, "_ids_and_mask", _planned), "other-token-ids"),
     Check.SENTINELS: (lambda m: m.setattr(RowChecker, "_refuse_sentinels", _nothing), "never-stored"),
     Check.VALUES: (lambda m: m.setattr(RowChecker, "check", _readings), "zero-block"),
-    Check.COPY: (lambda m: m.setattr(writers, "_refuse_changed", _nothing), "flipped-bit-in-memory"),
+    Check.COPY: (lambda m: m.setattr(shards, "_refuse_changed", _nothing), "flipped-bit-in-memory"),
     Check.SEEN: (lambda m: m.setattr(RepeatCheck, "check", _nothing), "stale-block"),
     Check.CANARY: (lambda m: m.setattr(canary_run, "ensure_canary", _no_canary), "layer-before"),
     Check.RECEIPT: (_any_file, "columns-exchanged"),

@@ -23,7 +23,7 @@ import torch
 
 from connector.scheduler import SchedulerHalf
 from connector.wire import StepWork
-from connector.worker import DrainConfig, Place, WorkerHalf
+from connector.worker import DrainConfig, WorkerHalf
 from schemas.identity import EngineInfo
 from service.capture.engine import WITNESS_TOKENS, Answer, EngineSpec, Prompt, PromptRefused
 from service.capture.link import EngineLink
@@ -99,9 +99,11 @@ class FakeEngine:
             (NUM_BLOCKS, len(spec.layer_ids), SLOTS, spec.hidden_size), dtype=DTYPES[spec.dtype]
         )
         self._scheduler = SchedulerHalf(SLOTS, 0)
-        config = DrainConfig(settings.work_root, link.path, settings.pool_bytes, settings.writers())
+        config = DrainConfig(
+            settings.work_root, link.path, settings.pool_bytes, settings.writers(), 0, 1, "0.32.0"
+        )
         self._worker = await asyncio.to_thread(
-            self.worker_half, config, Place(0, 1, "0.32.0"), self._cache, spec.max_model_len, self._on_lost
+            self.worker_half, config, self._cache, spec.max_model_len, self._on_lost
         )
         await link.hello(30.0)
         self.info = EngineInfo(name="fake", version="1", device="cpu", options={"block_size": SLOTS})

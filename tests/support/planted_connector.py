@@ -15,9 +15,10 @@ from typing import Any
 import torch
 
 from connector import hidden_states
-from connector.pool import Slab
 from connector.wire import DrainJob, StepWork, VoidRow
 from connector.worker import WorkerHalf
+from connector.writers import CapturedRow, Item
+from schemas.receipts import UnitKey
 from tests.support.plants import EXCHANGED, JOBS, SLABS, STATES, Scene
 
 ORDER = "QUARRY_TEST_PLANT"
@@ -53,14 +54,14 @@ def ordered() -> Order | None:
 class PlantedHalf(WorkerHalf):
     """Changes the cache under a finished request before it is drained, or its slab before it is written."""
 
-    def __init__(self, config: Any, place: Any, cache_BLSH: torch.Tensor, *rest: Any, **more: Any) -> None:
-        super().__init__(config, place, cache_BLSH, *rest, **more)
+    def __init__(self, config: Any, cache_BLSH: torch.Tensor, *rest: Any, **more: Any) -> None:
+        super().__init__(config, cache_BLSH, *rest, **more)
         self._planted = cache_BLSH
         self._earlier: deque[torch.Tensor] = deque(maxlen=REMEMBERED_ROWS)
         self._held: DrainJob | None = None
         self._last_order = ordered()
-        self._put_row = self._writers.put_row
-        self._writers.put_row = self._put_planted  # type: ignore[method-assign]
+        self._put = self._writers.put
+        self._writers.put = self._put_planted  # type: ignore[method-assign]
 
     def step(self, work: StepWork) -> set[str]:
         work.items = [planted for item in work.items for planted in self._plant(item)]
@@ -106,13 +107,11 @@ class PlantedHalf(WorkerHalf):
         self._write(item, states[0])
         return [first, item]
 
-    def _put_planted(self, job: DrainJob, slab: Slab, *rest: Any) -> None:
-        order = ordered()
-        if order is not None and order.plant in SLABS and order.hits(job):
-            num_layers, hidden_size = self._shape_LH
-            states = self._pool.tensor(slab, self._dtype, (num_layers, job.num_tokens, hidden_size))
-            SLABS[order.plant](states, self._earlier[0] if self._earlier else None)
-        self._put_row(job, slab, *rest)
+    def _put_planted(self, key: UnitKey, item: Item) -> None:
+        order = ordered() if isinstance(item, CapturedRow) else None
+        if order is not None and order.plant in SLABS and order.hits(item.job):
+            SLABS[order.plant](item.states_LTH, self._earlier[0] if self._earlier else None)
+        self._put(key, item)
 
     def _read(self, job: DrainJob) -> torch.Tensor:
         """Return a copy of a request's states [L, T, H]."""

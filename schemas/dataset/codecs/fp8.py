@@ -17,8 +17,6 @@ A token's scale is its largest magnitude over 448, cut to 20 significant bits an
 Imports torch: import it lazily. Legend: T tokens, H hidden size.
 """
 
-from typing import Any
-
 import numpy as np
 import torch
 
@@ -35,12 +33,6 @@ _SLACK = 1 + 2.0**-16
 """Quotients are rounded to float32 before they are rounded to a code."""
 _CHUNK_ELEMENTS = 32_768
 """Torch shares no operation of so few elements among threads, and the scratch stays in the core's cache."""
-_BITS: dict[torch.dtype, type[np.signedinteger[Any]]] = {
-    torch.bfloat16: np.int16,
-    torch.float16: np.int16,
-    torch.float32: np.int32,
-}
-"""Integers as wide as what is stored."""
 VALUES = torch.arange(256, dtype=torch.uint8, device="cpu").view(torch.float8_e4m3fn).float()
 """What each code stands for."""
 
@@ -100,23 +92,29 @@ def misfits(codes_TH: torch.Tensor, scales_T: torch.Tensor) -> torch.Tensor:
 
 
 class Quantizer:
-    """Quantizes layers of one hidden size and dtype, and proves it; owns its scratch. Lives on one thread."""
+    """Quantizes layers of one hidden size, and proves it; owns its scratch. Lives on one thread."""
 
-    def __init__(self, hidden_size: int, dtype: torch.dtype) -> None:
-        """Make scratch for a chunk of tokens. Raises KeyError for a dtype that is never stored."""
-        self._dtype, self._bits = dtype, _BITS[dtype]
+    def __init__(self, hidden_size: int) -> None:
+        """Make scratch for a chunk of tokens."""
         self._step = max(1, _CHUNK_ELEMENTS // hidden_size)
         shape = (self._step, hidden_size)
         # Named, because an engine may have another device for what is made without one.
         self._wide_TH, self._found_TH = (torch.empty(shape, device="cpu") for _ in range(2))
         self._halves_TH = torch.empty(shape, dtype=torch.float16, device="cpu")
 
-    def quantize(self, states_TH: torch.Tensor, codes_TH: torch.Tensor, scales_T: torch.Tensor) -> None:
+    def quantize(
+        self,
+        states_TH: torch.Tensor,
+        largest_T: torch.Tensor,
+        codes_TH: torch.Tensor,
+        scales_T: torch.Tensor,
+    ) -> None:
         """Fill `codes_TH`, uint8 [T, H], and `scales_T`, float32 [T], from finite states [T, H], contiguous.
 
-        Raises NotQuantizedError for a token that does not come back as it must.
+        `largest_T` are each token's largest magnitudes, float32. Raises NotQuantizedError for a token that
+        does not come back as it must.
         """
-        scales_T.copy_(scales_of(self._largest(states_TH)))
+        scales_T.copy_(scales_of(largest_T))
         inverses_T1 = scales_T.reciprocal()[:, None]
         for begin in range(0, len(states_TH), self._step):
             part = slice(begin, begin + self._step)
@@ -124,18 +122,6 @@ class Quantizer:
             found_TH = torch.mul(wide_TH, inverses_T1[part], out=self._found_TH[: len(wide_TH)])
             codes_TH[part].view(torch.float8_e4m3fn).copy_(found_TH)
             self._prove(wide_TH, codes_TH[part], scales_T[part, None], begin)
-
-    def _largest(self, states_TH: torch.Tensor) -> torch.Tensor:
-        """Return each token's largest magnitude, float32 [T]: without signs floats order as integers."""
-        bits_TH = states_TH.view(torch.uint8).numpy().view(self._bits)
-        largest_T = np.empty(len(bits_TH), self._bits)
-        masked_TH = self._found_TH.numpy().view(self._bits).reshape(-1)[: self._found_TH.numel()]
-        masked_TH = masked_TH.reshape(self._step, -1)
-        for begin in range(0, len(bits_TH), self._step):
-            part_TH = bits_TH[begin : begin + self._step]
-            out_TH = np.bitwise_and(part_TH, np.iinfo(self._bits).max, out=masked_TH[: len(part_TH)])
-            out_TH.max(axis=1, out=largest_T[begin : begin + self._step])
-        return torch.from_numpy(largest_T).view(self._dtype).float()
 
     def _prove(
         self, wide_TH: torch.Tensor, codes_TH: torch.Tensor, scales_T1: torch.Tensor, begin: int

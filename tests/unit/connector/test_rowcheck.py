@@ -1,13 +1,14 @@
 import pytest
 import torch
 
-from connector.rowcheck import NotFinite, RowChecker, StatesWrongError, check_distinct
+from connector.rowcheck import NotFiniteError, RowChecker, StatesWrongError, check_distinct
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
 
 def check_row(states, layer_ids):
-    return RowChecker(states.dtype).check(states, layer_ids)
+    checker = RowChecker(states.dtype)
+    return checker.check(states, layer_ids, checker.look(states))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -31,7 +32,8 @@ def test_states_whose_squares_are_no_float32_are_read_right(scale):
 def test_one_value_that_is_not_finite_is_found(dtype, bad):
     states = torch.randn(2, 5, 64).to(dtype)
     states[1, 3, 17] = bad
-    assert check_row(states, (2, 8)) == NotFinite(8, 1)
+    with pytest.raises(NotFiniteError, match="layer 8 is not finite in 1 of 5 tokens"):
+        check_row(states, (2, 8))
 
 
 def test_a_single_zero_row_is_wrong():
@@ -58,7 +60,7 @@ def test_one_checker_takes_rows_of_any_length_one_after_the_other():
     checker = RowChecker(torch.bfloat16)
     for num_tokens in (3, 200, 1, 50):
         states = torch.randn(2, num_tokens, 64).to(torch.bfloat16)
-        assert [reading.max_abs for reading in checker.check(states, (2, 8))] == [
+        assert [reading.max_abs for reading in checker.check(states, (2, 8), checker.look(states))] == [
             float(layer.abs().max()) for layer in states
         ]
 

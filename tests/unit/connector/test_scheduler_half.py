@@ -42,18 +42,11 @@ def test_blocks_beyond_the_last_state_are_left_out():
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"status": Status.FINISHED_ABORTED}, "FINISHED_ABORTED"),
-        ({"computed": 4}, "only 4 of 5"),
-        ({"blocks": 1}, "cannot hold"),
-    ],
+    "change", [{"status": Status.FINISHED_ABORTED}, {"computed": 4}, {"blocks": 1}], ids=str
 )
-def test_a_request_without_all_its_states_is_void_and_its_blocks_are_freed_at_once(change, reason):
+def test_a_request_without_all_its_states_is_void_and_its_blocks_are_freed_at_once(change):
     held, items = finish(SchedulerHalf(4, 1), **change)
-    assert not held
-    assert isinstance(items[0], VoidRow)
-    assert reason in items[0].reason
+    assert (held, items) == (False, [VoidRow(REF)])
 
 
 def test_a_request_that_never_had_blocks_is_void():

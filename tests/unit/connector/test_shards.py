@@ -6,8 +6,10 @@ import pytest
 import torch
 import xxhash
 
+from connector.repeats import RepeatCheck
 from connector.rowcheck import StatesWrongError
 from connector.shards import UnitWriter
+from connector.sums import token_sums
 from connector.wire import DrainJob, RowRef, hash_ids
 from schemas.dataset.codecs.planes import merge_planes
 from schemas.dataset.columns import METADATA_KEY, shard_schema
@@ -20,11 +22,10 @@ from tests.support.plans import JOB, identity, order, random_ids, write_plan
 from tests.support.shards import stored_bytes
 
 
-def job(about, ids, row, *, generated=(), planned_hash=None):
+def job(about, ids, row, *, generated=(), **change):
     ref = RowRef(order(about, 1).key, row, len(ids))
-    return DrainJob(
-        f"r{row}", ref, len(ids) + len(generated), (), planned_hash or hash_ids(ids), tuple(generated)
-    )
+    made = DrainJob(f"r{row}", ref, len(ids) + len(generated), (), hash_ids(ids), tuple(generated))
+    return replace(made, **change)
 
 
 def states(about, ids):
@@ -33,7 +34,19 @@ def states(about, ids):
 
 def writer(tmp_path, about, ids, *, rank=0, num_ranks=1):
     write_plan(tmp_path, ids)
-    return UnitWriter(order(about, len(ids)), tmp_path, rank, num_ranks)
+    return opened(tmp_path, about, len(ids), rank, num_ranks)
+
+
+def opened(tmp_path, about, num_rows, rank=0, num_ranks=1):
+    return UnitWriter(order(about, num_rows), tmp_path, rank, num_ranks, RepeatCheck(3, 4096))
+
+
+def write(unit, about, ids, row, states_LTH=None, **change):
+    """Write a row of the plan as the writer thread does, its slab as it was copied."""
+    one = ids[row]
+    if states_LTH is None:
+        states_LTH = states(about, [*one, *change.get("generated", ())])
+    unit.write(job(about, one, row, **change), states_LTH, token_sums(states_LTH))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
@@ -43,7 +56,7 @@ def test_a_sealed_shard_holds_every_byte_of_every_row(tmp_path, dtype, compressi
     ids = random_ids([1, 5, 33])
     unit = writer(tmp_path, about, ids)
     for row in (2, 0, 1):
-        unit.write(job(about, ids[row], row), states(about, ids[row]))
+        write(unit, about, ids, row)
     assert unit.complete
     receipt = unit.seal()
     path = tmp_path / attempt_dir(JOB, 0, 1) / receipt.file
@@ -78,7 +91,7 @@ def test_a_sealed_shard_holds_every_byte_of_every_row(tmp_path, dtype, compressi
 def test_generated_tokens_are_appended_and_supervised(tmp_path):
     about, ids = identity(), random_ids([4])
     unit = writer(tmp_path, about, ids)
-    unit.write(job(about, ids[0], 0, generated=(7, 8)), states(about, [*ids[0], 7, 8]))
+    write(unit, about, ids, 0, generated=(7, 8))
     row = pq.read_table(tmp_path / attempt_dir(JOB, 0, 1) / unit.seal().file).to_pylist()[0]
     assert row["input_ids"] == [*ids[0], 7, 8]
     assert row["loss_mask"] == [1] * 6
@@ -90,8 +103,8 @@ def test_a_row_that_is_not_finite_is_rejected_and_the_others_are_kept(tmp_path):
     unit = writer(tmp_path, about, ids)
     broken = states(about, ids[0])
     broken[1, 2, 3] = float("nan")
-    unit.write(job(about, ids[0], 0), broken)
-    unit.write(job(about, ids[1], 1), states(about, ids[1]))
+    write(unit, about, ids, 0, broken)
+    write(unit, about, ids, 1)
     receipt = unit.seal()
     assert receipt.rows == (1,)
     assert [(reject.row, reject.reason) for reject in receipt.rejected] == [(0, "not-finite")]
@@ -101,7 +114,7 @@ def test_rows_are_spread_over_ranks_and_each_rank_answers_for_its_own(tmp_path):
     about, ids = identity(), random_ids([2] * 5)
     ranks = [writer(tmp_path, about, ids, rank=rank, num_ranks=2) for rank in (0, 1)]
     for row in range(5):
-        ranks[row % 2].write(job(about, ids[row], row), states(about, ids[row]))
+        write(ranks[row % 2], about, ids, row)
     receipts = [unit.seal() for unit in ranks]
     assert [receipt.rows for receipt in receipts] == [(0, 2, 4), (1, 3)]
     assert [receipt.file for receipt in receipts] == ["train-00000-r0.parquet", "train-00000-r1.parquet"]
@@ -122,24 +135,33 @@ def test_other_token_ids_than_the_plans_are_refused(tmp_path):
     about, ids = identity(), random_ids([4])
     unit = writer(tmp_path, about, ids)
     with pytest.raises(StatesWrongError, match="other token ids"):
-        unit.write(job(about, ids[0], 0, planned_hash=hash_ids([1, 2, 3, 4])), states(about, ids[0]))
+        write(unit, about, ids, 0, planned_hash=hash_ids([1, 2, 3, 4]))
 
 
 def test_a_plan_and_states_of_another_length_are_refused(tmp_path):
     about, ids = identity(), random_ids([4, 4])
     unit = writer(tmp_path, about, ids)
     with pytest.raises(StatesWrongError, match="2 states for 4 planned"):
-        unit.write(replace(job(about, ids[0], 0), num_tokens=2), states(about, ids[0])[:, :2])
+        write(unit, about, ids, 0, states(about, ids[0])[:, :2].contiguous(), num_tokens=2)
     with pytest.raises(StatesWrongError, match="the plan holds 2 rows, the order says 3"):
-        UnitWriter(order(about, 3), tmp_path, 0, 1)
+        opened(tmp_path, about, 3)
 
 
 def test_a_row_that_comes_twice_is_refused(tmp_path):
     about, ids = identity(), random_ids([4, 4])
     unit = writer(tmp_path, about, ids)
-    unit.write(job(about, ids[0], 0), states(about, ids[0]))
+    write(unit, about, ids, 0)
     with pytest.raises(StatesWrongError, match="came twice"):
-        unit.write(job(about, ids[0], 0), states(about, ids[0]))
+        write(unit, about, ids, 0)
+
+
+def test_states_that_are_no_longer_what_was_copied_are_refused_by_their_place(tmp_path):
+    about, ids = identity(), random_ids([4])
+    states_LTH = states(about, ids[0])
+    copied_LT = token_sums(states_LTH)
+    states_LTH.view(torch.int16)[1, 2, 3] ^= 1
+    with pytest.raises(StatesWrongError, match=r"row 0: .* 1 of 12, the first at token 2 of layer 4$"):
+        writer(tmp_path, about, ids).write(job(about, ids[0], 0), states_LTH, copied_LT)
 
 
 def test_two_equal_layers_are_refused(tmp_path):
@@ -148,7 +170,7 @@ def test_two_equal_layers_are_refused(tmp_path):
     same = states(about, ids[0])
     same[1] = same[0]
     with pytest.raises(StatesWrongError, match="hold the same states"):
-        unit.write(job(about, ids[0], 0), same)
+        write(unit, about, ids, 0, same)
 
 
 def test_layers_that_only_rounding_makes_equal_are_two(tmp_path):
@@ -158,26 +180,26 @@ def test_layers_that_only_rounding_makes_equal_are_two(tmp_path):
     near[1] = near[0]
     near[:, :, 0] = 1000.0
     near[1, 2, 5] *= 1 + 2.0**-7
-    unit.write(job(about, ids[0], 0), near)
+    write(unit, about, ids, 0, near)
     stored = pq.read_table(tmp_path / attempt_dir(JOB, 0, 1) / unit.seal().file).to_pylist()[0]
     assert stored["checksums"][0] == stored["checksums"][1] != stored["checksums"][2]
     near[1] = near[0]
-    again = UnitWriter(order(about, 1), tmp_path, 0, 1)
+    again = opened(tmp_path, about, 1)
     with pytest.raises(StatesWrongError, match="hold the same states"):
-        again.write(job(about, ids[0], 0), near)
+        write(again, about, ids, 0, near)
 
 
 def test_a_layer_that_does_not_come_back_from_its_codes_is_named(tmp_path, monkeypatch):
     about, ids = identity(compression="fp8"), random_ids([4])
     monkeypatch.setattr("schemas.dataset.codecs.fp8.scales_of", lambda largest_T: largest_T / 1000)
     with pytest.raises(StatesWrongError, match="layer 2: token 0 does not come back"):
-        writer(tmp_path, about, ids).write(job(about, ids[0], 0), states(about, ids[0]))
+        write(writer(tmp_path, about, ids), about, ids, 0)
 
 
 def test_discarding_leaves_no_file(tmp_path):
     about, ids = identity(), random_ids([4, 4])
     unit = writer(tmp_path, about, ids)
-    unit.write(job(about, ids[0], 0), states(about, ids[0]))
+    write(unit, about, ids, 0)
     final = tmp_path / attempt_dir(JOB, 0, 1) / "train-00000.parquet"
     assert temporary(final).exists()
     unit.discard()
@@ -186,4 +208,4 @@ def test_discarding_leaves_no_file(tmp_path):
 
 def test_a_plan_that_is_not_there_is_the_operating_systems_error(tmp_path):
     with pytest.raises(FileNotFoundError, match="unit-00000"):
-        UnitWriter(order(identity(), 1), tmp_path, 0, 1)
+        opened(tmp_path, identity(), 1)

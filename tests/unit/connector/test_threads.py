@@ -4,8 +4,6 @@ import os
 import threading
 from pathlib import Path
 
-import torch
-
 from connector.pool import HostPool
 from connector.repeats import RepeatCheck
 from connector.writers import WriterPool
@@ -24,13 +22,12 @@ def writers_of_a_bound_thread(work_root, tell):
         rank=0,
         num_ranks=1,
         pool=HostPool(4096, pinned=False),
-        dtype=torch.bfloat16,
-        shape_LH=(1, 8),
         send=tell,
         repeats=RepeatCheck(1, 16),
     )
     for unit in range(2):
-        writers.open(order(identity(), 1, unit=unit))
+        about = order(identity(), 1, unit=unit)
+        writers.put(about.key, about)
     writers.stop()
 
 

@@ -11,14 +11,15 @@ import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
 import xxhash
-from hypothesis import given, settings, strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from schemas.dataset import framing
 from schemas.dataset.columns import METADATA_KEY, layer_columns, shard_schema
-from schemas.dataset.framing import MAGIC, Framer
+from schemas.dataset.direct import BLOCK_BYTES
+from schemas.dataset.framing import MAGIC, ShardFile
 from schemas.dataset.shard import open_shard
 from schemas.identity import DTYPE_BYTES
-from tests.support.parquet import writer_options
+from tests.support.parquet import footer_xxh3, writer_options, xxh3_of
 from tests.support.plans import identity, provenance
 
 LAYERS = (1, 5, 8)
@@ -26,7 +27,8 @@ HIDDEN_SIZE = 16
 LENGTHS = (1, 2, 7, 8, 9, 15, 16, 17, 33, 1000)
 
 KINDS = [(dtype, form) for dtype in DTYPE_BYTES for form in ("none", "planes", "fp8")]
-ALIGNMENT = 4096
+ALIGNED_BYTES = 256
+"""Of a shorter layer than the format aligns, so that small files have both kinds."""
 
 
 def schema_of(dtype="bfloat16", form="none"):
@@ -61,27 +63,27 @@ def tables_of(schema, rows):
     return [pa.Table.from_pylist([row], schema=schema) for row in rows]
 
 
-def framed(schema, tables):
-    """Write as the direct writer does, with payloads at aligned places and rubbish in the gaps."""
-    framer, file = Framer(schema), io.BytesIO()
-    file.write(MAGIC)
-    for table in tables:
-        for column, values in enumerate(table.columns):
-            page = framer.page(column, values.combine_chunks())
-            name = schema.names[column]
-            assert (page.payload is not None) == (name.startswith("layer_") and not name.endswith("_hi"))
-            if page.payload is not None:
-                file.write(b"\xff" * (-(file.tell() + len(page.head)) % ALIGNMENT))
-            begin = file.tell()
-            framer.place(page, begin)
-            file.write(page.head)
-            if page.payload is not None:
-                assert file.tell() % ALIGNMENT == 0
-                file.write(page.payload)
-            assert file.tell() - begin == page.num_bytes
-        framer.end_row()
-    file.write(framer.tail())
-    return file.getvalue()
+def cells_of(schema, row):
+    """Give a row's values as the writer does."""
+    numbers = {"input_ids": np.int32, "loss_mask": np.uint8, "checksums": np.uint64}
+    for name in schema.names:
+        cell = row[name]
+        if isinstance(cell, bytes):
+            yield np.frombuffer(cell, np.uint8)
+        else:
+            yield np.array(cell, numbers[name]) if name in numbers else cell
+
+
+def framed(schema, rows, path):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(framing, "ALIGNED_BYTES", ALIGNED_BYTES)
+        file = ShardFile(path, schema)
+        for row in rows:
+            file.write_row(cells_of(schema, row))
+        xxh3, footer_hash, num_bytes = file.end()
+    data = path.read_bytes()
+    assert (xxh3, footer_hash, num_bytes) == (xxh3_of(path), footer_xxh3(data), len(data))
+    return data
 
 
 def by_pyarrow(schema, tables):
@@ -103,9 +105,8 @@ def written(request, tmp_path_factory):
     made = [random_row(number, length, *request.param) for number, length in enumerate(LENGTHS)]
     rows = [row for row, _ in made]
     tables = tables_of(schema, rows)
-    ours, theirs = framed(schema, tables), by_pyarrow(schema, tables)
     path = tmp_path_factory.mktemp("framed") / "shard.parquet"
-    path.write_bytes(ours)
+    ours, theirs = framed(schema, rows, path), by_pyarrow(schema, tables)
     raw = [layers for _, layers in made]
     return SimpleNamespace(schema=schema, rows=rows, raw=raw, ours=ours, theirs=theirs, path=path)
 
@@ -191,11 +192,17 @@ def test_pyarrow_says_the_same_of_each_chunk_of_both_files(written):
                 assert chunk[name] == other[name], (chunk["path_in_schema"], name)
 
 
-def test_chunks_follow_one_another_and_the_footer(written):
+def test_chunks_follow_one_another_and_only_long_layers_begin_on_a_blocks_border(written):
     end = len(MAGIC)
     for chunk in chunks_of(written.ours):
-        assert end <= chunk[3][9] < end + ALIGNMENT
-        end = chunk[3][9] + chunk[3][7]
+        name, begin, num_bytes = chunk[3][3][0].decode(), chunk[3][9], chunk[3][7]
+        head = io.BytesIO(bytes_of(written.ours, chunk))
+        payload = decoded(head)[2] - 4
+        if name.startswith("layer_") and not name.endswith("_hi") and payload >= ALIGNED_BYTES:
+            assert 0 <= begin - end < BLOCK_BYTES and (begin + num_bytes - payload) % BLOCK_BYTES == 0
+        else:
+            assert begin == end
+        end = begin + num_bytes
     assert end == len(written.ours) - 8 - int.from_bytes(written.ours[-8:-4], "little")
 
 
@@ -244,28 +251,27 @@ def test_a_filtered_dataset_takes_the_row_by_its_statistics(written, column, row
 def test_a_file_of_many_rows_is_read_whole(tmp_path):
     schema = schema_of()
     rows = [random_row(number, 1 + number % 5)[0] for number in range(300)]
-    tables = tables_of(schema, rows)
     path = tmp_path / "shard.parquet"
-    path.write_bytes(framed(schema, tables))
-    assert pq.read_table(path).equals(read(by_pyarrow(schema, tables)), check_metadata=True)
+    framed(schema, rows, path)
+    assert pq.read_table(path).equals(read(by_pyarrow(schema, tables_of(schema, rows))), check_metadata=True)
     assert pl.read_parquet(path).to_dicts() == rows
     with open_shard(path) as reader:
         assert len(reader.light) == 300
         assert reader.layer_bytes(299, 8)[0].tobytes() == rows[299]["layer_8"]
 
 
-def test_a_file_without_rows_has_its_schema():
+def test_a_file_without_rows_has_its_schema(tmp_path):
     schema = schema_of()
-    assert read(framed(schema, [])).equals(schema.empty_table(), check_metadata=True)
+    assert read(framed(schema, [], tmp_path / "file")).equals(schema.empty_table(), check_metadata=True)
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 blobs = st.binary(max_size=300)
 
 
-@settings(deadline=None, max_examples=60)
-@given(st.data(), st.sampled_from(KINDS))
-def test_any_rows_are_framed_as_pyarrow_writes_them(data, kind):
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), kind=st.sampled_from(KINDS))
+def test_any_rows_are_framed_as_pyarrow_writes_them(tmp_path, data, kind):
     schema = schema_of(*kind)
     rows = []
     for number in range(data.draw(st.integers(1, 3))):
@@ -274,84 +280,32 @@ def test_any_rows_are_framed_as_pyarrow_writes_them(data, kind):
         row["loss_mask"] = data.draw(st.lists(st.integers(0, 255), max_size=20))
         row["checksums"] = data.draw(st.lists(st.integers(0, 2**64 - 1), max_size=3))
         rows.append(row | {name: data.draw(blobs) for name in layer_columns(LAYERS, kind[1])})
-    tables = tables_of(schema, rows)
-    ours, theirs = framed(schema, tables), by_pyarrow(schema, tables)
-    assert read(ours).equals(read(theirs), check_metadata=True)
-
-
-@pytest.mark.parametrize("form", ["none", "planes"])
-def test_a_row_that_is_a_slice_of_longer_arrays_is_that_row_alone(form):
-    schema = schema_of("bfloat16", form)
-    table = pa.Table.from_pylist([random_row(k, 5 + k, "bfloat16", form)[0] for k in range(3)], schema=schema)
-    assert read(framed(schema, [table.slice(1, 1)])).equals(table.slice(1, 1))
-
-
-def test_a_layers_payload_is_the_arrays_own_memory():
-    schema = schema_of()
-    column = schema.get_field_index("layer_5")
-    array = pa.array([b"abc", b"defgh"], pa.large_binary())
-    page = Framer(schema).page(column, array.slice(1, 1))
-    assert page.payload.format == "B"
-    assert bytes(page.payload) == b"defgh"
-    assert np.frombuffer(page.payload, np.uint8).ctypes.data == array.buffers()[2].address + 3
-    assert page.num_bytes == len(page.head) + 5
-
-
-def test_the_greatest_layer_is_framed_in_few_bytes_and_one_more_byte_is_refused():
-    framer, column = Framer(schema_of()), schema_of().get_field_index("layer_1")
-    data = pa.py_buffer(np.zeros(framing.MAX_VALUE_BYTES + 1, np.uint8))  # never touched, so never there
-    greatest, beyond = (
-        pa.Array.from_buffers(pa.large_binary(), 1, [None, pa.py_buffer(np.array([0, size])), data])
-        for size in (data.size - 1, data.size)
-    )
-    page = framer.page(column, greatest)
-    assert page.payload.nbytes == framing.MAX_VALUE_BYTES == 2**31 - 2**16
-    body, stream = framing.MAX_VALUE_BYTES + 4, io.BytesIO(page.head)
-    assert decoded(stream) == {1: 0, 2: body, 3: body, 5: {1: 1, 2: 0, 3: 3, 4: 3}}
-    assert stream.read() == framing.MAX_VALUE_BYTES.to_bytes(4, "little")
-    assert len(page.head) < 40
-    with pytest.raises(ValueError, match=f"^layer_1: {2**31 - 2**16 + 1} bytes"):
-        framer.page(column, beyond)
+    ours = framed(schema, rows, tmp_path / "file")
+    assert read(ours).equals(read(by_pyarrow(schema, tables_of(schema, rows))), check_metadata=True)
 
 
 @pytest.mark.parametrize("column", ["sample_id", "input_ids", "layer_1_hi", "layer_1_lo"])
-def test_a_value_beyond_the_limit_is_refused_by_name(monkeypatch, column):
+def test_a_value_beyond_the_limit_is_refused_by_name(tmp_path, monkeypatch, column):
     schema = schema_of("bfloat16", "planes")
-    (table,) = tables_of(schema, [random_row(0, 9, "bfloat16", "planes")[0]])
-    framer, told = Framer(schema), (schema.get_field_index(column), table[column].combine_chunks())
+    row, _ = random_row(0, 9, "bfloat16", "planes")
     num_bytes = {"sample_id": 10, "input_ids": 36}.get(column, 144)
+    row |= {name: b"" for name in layer_columns(LAYERS, "planes") if name != column}
+    row |= {"source_id": None, "loss_mask": [], "checksums": []} | (
+        {} if column == "input_ids" else {"input_ids": []}
+    )
     monkeypatch.setattr(framing, "MAX_VALUE_BYTES", num_bytes)
-    framer.page(*told)
+    framed(schema, [row], tmp_path / "file")
     monkeypatch.setattr(framing, "MAX_VALUE_BYTES", num_bytes - 1)
     with pytest.raises(ValueError, match=f"^{column}: {num_bytes} bytes"):
-        framer.page(*told)
+        framed(schema, [row], tmp_path / "file")
 
 
-@pytest.mark.parametrize(
-    ("values", "kind"), [([1, 2], "int32"), ([], "int32"), ([None], "int32"), ([1], "int64")]
-)
-def test_anything_but_one_value_of_the_columns_type_is_refused(values, kind):
-    with pytest.raises(ValueError, match=r"^num_tokens takes one int32"):
-        Framer(schema_of()).page(2, pa.array(values, kind))
-
-
-def test_a_row_cannot_end_before_its_last_column():
+def test_a_row_with_a_cell_too_few_and_a_column_that_no_shard_has_are_refused(tmp_path):
     schema = schema_of()
-    framer, (table,) = Framer(schema), tables_of(schema, [random_row(0, 2)[0]])
-    pages = [framer.page(column, values.combine_chunks()) for column, values in enumerate(table.columns)]
-    for page in pages[:-1]:
-        framer.place(page, 4)
-    with pytest.raises(ValueError, match="without checksums"):
-        framer.end_row()
-    with pytest.raises(ValueError, match="in a row"):
-        framer.tail()
-    with pytest.raises(ValueError, match="layer_8 is placed"):
-        framer.place(pages[-2], 4)
-
-
-@pytest.mark.parametrize(
-    ("kind", "nullable"), [(pa.float32(), False), (pa.int32(), True), (pa.list_(pa.int32()), False)], ids=str
-)
-def test_a_column_that_no_shard_has_is_refused(kind, nullable):
-    with pytest.raises(ValueError, match=r"^num_tokens: no shard has"):
-        Framer(pa.schema([pa.field("num_tokens", kind, nullable)]))
+    file = ShardFile(tmp_path / "file", schema)
+    *cells, _ = cells_of(schema, random_row(0, 2)[0])
+    with pytest.raises(ValueError, match="shorter"):
+        file.write_row(cells)
+    file.close()
+    with pytest.raises(KeyError):
+        ShardFile(tmp_path / "file", pa.schema([pa.field("num_tokens", pa.float32())]))

@@ -21,9 +21,13 @@ from schemas.dataset.codecs.fp8 import (
 DTYPES = ["bfloat16", "float16", "float32"]
 
 
+def largest_of(states_TH: torch.Tensor) -> torch.Tensor:
+    return states_TH.abs().amax(dim=1).float()
+
+
 def quantized(states_TH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     codes_TH, scales_T = torch.empty(states_TH.shape, dtype=torch.uint8), torch.empty(len(states_TH))
-    Quantizer(states_TH.shape[1], states_TH.dtype).quantize(states_TH, codes_TH, scales_T)
+    Quantizer(states_TH.shape[1]).quantize(states_TH, largest_of(states_TH), codes_TH, scales_T)
     return codes_TH, scales_T
 
 
@@ -162,7 +166,7 @@ def test_a_wrong_code_is_found_when_it_is_made(hidden_size):
     states_TH = torch.randn((3, hidden_size), generator=torch.Generator().manual_seed(4)) + 3
     codes_TH, scales_T = torch.empty(states_TH.shape, dtype=torch.uint8), torch.empty(3)
     with pytest.raises(NotQuantizedError, match="token"):
-        Wrong(hidden_size, torch.float32).quantize(states_TH, codes_TH, scales_T)
+        Wrong(hidden_size).quantize(states_TH, largest_of(states_TH), codes_TH, scales_T)
 
 
 def test_values_that_are_not_finite_never_pass():
