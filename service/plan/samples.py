@@ -13,7 +13,7 @@ from schemas.dataset.columns import most_tokens
 from schemas.request import ExtractRequest, Message, Sample
 from service.errors import OptionRefused, TemplateRefused
 from service.plan.boundaries import PROBE, RenderBudgetSpent, Span, TurnFinder, UnstableBoundaries, probe
-from service.plan.child.progress import Step
+from service.plan.child.task import Step
 from service.plan.rendering import CURE, FIELD, ChatTemplate, RenderFailed, Rendering, RenderTooLong
 from service.plan.sources.rows import RejectReason, RowReject
 from service.plan.target import Target

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from service.errors import TemplateRefused, UnknownModel
-from service.plan.child.progress import Step
+from service.plan.child.task import Step
 
 
 @dataclass(frozen=True, slots=True)

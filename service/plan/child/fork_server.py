@@ -1,24 +1,28 @@
 """A process that has imported the tokenizer's library once, and forks a child for each plan and estimate.
 
-The import takes seconds, a fork milliseconds. The server runs our code alone, so it always answers: it kills
-a child whose parent hangs up, and its children die with it.
+The import takes seconds, a fork milliseconds. Between the server and each child is a keeper, which runs our
+code alone: it kills the child when its parent hangs up, and says how it ended. All of them end with the
+server, and the server with its owner.
 """
 
 import atexit
 import gc
 import importlib
+import mmap
 import os
-import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import Pipe, get_context
+from multiprocessing.connection import Connection, wait
 
 from service.lifeline import die_with_parent
-from service.plan.child.progress import PROGRESS, Progress
+from service.plan.child.task import PROGRESS
 
 IMPORTED = ("pyarrow.parquet", "transformers.models.auto.tokenization_auto", "service.plan.child.main")
 """What every child needs."""
@@ -42,24 +46,28 @@ ADDED = {
     "USE_TORCH": "0",
 }
 """One thread, and no allocator that reserves address space beyond what it uses: that is limited."""
+FORK = get_context("fork")
+MESSAGE_S = 60
+"""The rest of a message that has begun comes within this time."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChildEnds:
-    """The parent's ends: to talk over, to read the exit status from, and the child's progress.
+    """The parent's ends of a child. Closing `life`, over which its keeper says how it ended, kills it."""
 
-    Closing `connection` kills the child.
-    """
+    talk: Connection
+    life: Connection
+    progress: mmap.mmap
 
-    connection: socket.socket
-    status: int
-    progress: Progress
+    def noted(self) -> tuple[int, int]:
+        """Return the position and the step that the child noted last."""
+        position, step = PROGRESS.unpack_from(self.progress)
+        return position, step
 
     def close(self) -> None:
         """Kill the child if it lives."""
-        self.connection.close()
-        os.close(self.status)
-        self.progress.close()
+        self.talk.close()
+        self.life.close()
 
 
 class ForkServer:
@@ -67,68 +75,48 @@ class ForkServer:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._server: tuple[subprocess.Popen[bytes], socket.socket] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket
 
     def start_child(self) -> ChildEnds:
-        """Return the ends of a new child, which waits for its task. Raises OSError."""
-        ours, theirs = socket.socketpair()
-        status, status_theirs = os.pipe()
+        """Start a child, which waits for its task. Raises OSError."""
+        talk, talk_theirs = socket.socketpair()
+        # A message that never comes whole must not hold the parent.
+        talk.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", MESSAGE_S, 0))
+        life, life_theirs = Pipe()
         memory = os.memfd_create("quarry-progress")
-        try:
-            os.ftruncate(memory, PROGRESS.size)
-            self._send([theirs.fileno(), status_theirs, memory])
-            return ChildEnds(ours, status, Progress(memory))
-        except OSError:
-            ours.close()
-            os.close(status)
-            raise
-        finally:
-            theirs.close()
-            os.close(status_theirs)
-            os.close(memory)
+        os.ftruncate(memory, PROGRESS.size)
+        ends = ChildEnds(Connection(talk.detach()), life, mmap.mmap(memory, PROGRESS.size))
+        with talk_theirs, life_theirs, os.fdopen(memory), self._lock:
+            self._start()
+            socket.send_fds(self._control, [b"."], [talk_theirs.fileno(), life_theirs.fileno(), memory])
+        return ends
 
     def warm(self) -> None:
         """Start the server now, so that the first child does not wait for its imports."""
         with self._lock:
-            self._started()
+            self._start()
 
     def close(self) -> None:
         """End the server, and so its children."""
-        with self._lock:
-            self._end()
+        if self._process is not None:
+            self._control.close()
+            self._process.kill()
+            self._process.wait()
 
-    def _send(self, files: list[int]) -> None:
-        with self._lock:
-            try:
-                socket.send_fds(self._started(), [b"."], files)
-            except BrokenPipeError:  # it has just died
-                self._end()
-                socket.send_fds(self._started(), [b"."], files)
-
-    def _started(self) -> socket.socket:
-        """Return the socket to a server that runs."""
-        if self._server is not None and self._server[0].poll() is None:
-            return self._server[1]
-        self._end()
-        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    def _start(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            return
+        self.close()
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            process = subprocess.Popen(  # noqa: S603 - the command is our own
+            self._process = subprocess.Popen(  # noqa: S603 - the command is our own
                 [sys.executable, "-m", "service.plan.child.fork_server", str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 env=_environment(),
             )
-        self._server = process, control
-        return control
-
-    def _end(self) -> None:
-        if self._server is not None:
-            process, control = self._server
-            control.close()
-            process.kill()
-            process.wait()
-        self._server = None
 
 
 def _environment() -> dict[str, str]:
@@ -146,69 +134,39 @@ FORK_SERVER = ForkServer()
 atexit.register(FORK_SERVER.close)
 
 
-@dataclass(frozen=True, slots=True)
-class _Forked:
-    """A child as its server holds it: `files` are its connection, the pipe for its status, and its pidfd."""
-
-    pid: int
-    files: tuple[int, int, int]
-
-
 def serve(control: socket.socket) -> None:
-    """Fork a child for each message of the owner, until the owner ends. Must run in the only thread."""
-    children: dict[int, _Forked] = {}
-    poller = select.poll()
-    poller.register(control, select.POLLIN)
+    """Fork a keeper for each message of the owner, until the owner ends. Must run in the only thread."""
     while True:
-        for file, _ in poller.poll():
-            if file == control.fileno():
-                message, files, _, _ = socket.recv_fds(control, 1, 3)
-                if not message:
-                    return
-                child = _fork(control, children, *files)
-                connection, _, pidfd = child.files
-                children |= {connection: child, pidfd: child}
-                poller.register(connection, 0)  # hang-ups alone
-                poller.register(pidfd, select.POLLIN)
-            elif file in children:
-                _end_child(children, poller, children[file], hung_up=file == children[file].files[0])
+        message, files, _, _ = socket.recv_fds(control, 1, 3)
+        if not message:
+            os._exit(0)  # the kernel ends the keepers
+        FORK.Process(target=_keep, args=(control, os.getpid(), *files)).start()
+        for file in files:
+            os.close(file)
 
 
-def _fork(
-    control: socket.socket, children: dict[int, _Forked], connection: int, status: int, memory: int
-) -> _Forked:
-    server_pid = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            die_with_parent(server_pid)
-            control.close()
-            for file in {file for child in children.values() for file in child.files} | {status}:
-                os.close(file)
-            from service.plan.child.main import run
-
-            run(socket.socket(fileno=connection), Progress(memory))
-            code = 0
-        finally:
-            os._exit(code)
-    os.close(memory)
-    return _Forked(pid, (connection, status, os.pidfd_open(pid)))
-
-
-def _end_child(children: dict[int, _Forked], poller: "select.poll", child: _Forked, *, hung_up: bool) -> None:
-    """Reap a child that ended, or whose parent hung up, and tell its exit status to whoever still listens."""
-    connection, status, pidfd = child.files
-    if hung_up:
-        os.kill(child.pid, signal.SIGKILL)
-    _, ending = os.waitpid(child.pid, 0)
+def _keep(control: socket.socket, server_pid: int, talk: int, life: int, memory: int) -> None:
+    """Fork a child; kill it if its parent hangs up; say with which status it ended."""
+    die_with_parent(server_pid)
+    control.close()
+    child = FORK.Process(target=_live, args=(os.getpid(), talk, life, memory))
+    child.start()
+    os.close(talk)
+    parent = Connection(life)
+    wait([parent, child.sentinel])  # all that comes from the parent is its end
+    child.kill()
+    child.join()
     with suppress(BrokenPipeError):
-        os.write(status, str(os.waitstatus_to_exitcode(ending)).encode())
-    for file in (connection, pidfd):
-        poller.unregister(file)
-        del children[file]
-    for file in child.files:
-        os.close(file)
+        parent.send_bytes(str(child.exitcode).encode())
+
+
+def _live(keeper_pid: int, talk: int, life: int, memory: int) -> None:
+    """Run the child."""
+    die_with_parent(keeper_pid)
+    os.close(life)
+    from service.plan.child.main import run
+
+    run(Connection(talk), mmap.mmap(memory, PROGRESS.size))
 
 
 def main() -> None:

@@ -4,15 +4,17 @@ A clock never rejects a row, since a plan made again must have the same bytes. P
 and its plan fails with an error that names the row.
 """
 
+import itertools
 import json
-import os
 import select
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from types import TracebackType
-from typing import Any, NoReturn, Self
+from contextlib import closing, suppress
+from typing import NoReturn
+
+import numpy as np
 
 from schemas.request import ExtractRequest
 from service.errors import (
@@ -28,37 +30,23 @@ from service.errors import (
     problem_slug,
 )
 from service.plan.child.fork_server import FORK_SERVER
-from service.plan.child.progress import Step
-from service.plan.child.watchdog import Limits, OverLimit, Watchdog, cpu_exceeded, memory_exceeded
-from service.plan.child.wire import (
-    CRASH,
-    DONE,
-    ERROR,
-    FRAME,
-    HELLO,
-    MEMORY,
-    READY,
-    BadFrame,
-    Task,
-    TemplateCheck,
-    Tokenization,
-    frame_lengths,
-    send_task,
-    unpack_rows,
-)
-from service.plan.sources import RowSource
+from service.plan.child.task import Limits, Step, Task, TemplateCheck, Tokenization
+from service.plan.samples import Tokenized
+from service.plan.sources import RejectReason, RowReject, RowSource
 from service.plan.target import Target
 from service.plan.units import RowOutcome
 from service.settings import Settings
 
 WATCH_S = 0.05
-RECEIVED_BYTES = 2**20
 STATUS_S = 5.0
+MAX_MESSAGE_BYTES = 2**29
 COMPILE_CPU_S = 5.0
 """For the check of a template when its job is submitted: it compiles in milliseconds."""
 CHECKS = threading.BoundedSemaphore(2)
 """Templates that are checked at once."""
 
+FAULTS = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
+"""What ends a process in which a library fails, most of all for lack of memory."""
 SOURCE_FIELDS = {"inline": "source", "file": "source.path", "hub": "source.repo_id"}
 RELAYED: dict[str, type[QuarryError]] = {
     problem_slug(kind): kind
@@ -68,6 +56,7 @@ RELAYED: dict[str, type[QuarryError]] = {
     )
 }
 """The errors that a child may end with."""
+REASONS = frozenset(RejectReason)
 
 
 def check_template(template: str, settings: Settings) -> None:
@@ -75,12 +64,12 @@ def check_template(template: str, settings: Settings) -> None:
     limits = Limits(
         settings.plan_memory_bytes, min(COMPILE_CPU_S, settings.plan_row_cpu_s), settings.plan_silence_s
     )
-    with CHECKS, Child(TemplateCheck(template), limits) as child:
+    with CHECKS, closing(Child(TemplateCheck(template), limits)) as child:
         child.wait_done()
 
 
 class Child:
-    """One child, alive inside a `with` block and killed at its end. Not thread-safe.
+    """One child, which must be closed. Not thread-safe.
 
     `watch` is called about every `WATCH_S` while the child is waited for; what it raises ends the wait. Every
     method raises the error that the child met; TemplateRefused, UnknownModel or SourceRefused where template,
@@ -88,124 +77,106 @@ class Child:
     """
 
     def __init__(self, task: Task, limits: Limits, watch: Callable[[], None] = lambda: None) -> None:
+        """Start it and send its task."""
         self._task = task
         self._limits = limits
         self._watch = watch
-        self._watchdog: Watchdog | None = None
-        self._watched_s = 0.0
-
-    def __enter__(self) -> Self:
-        """Start it and send its task."""
-        self._ends = FORK_SERVER.start_child()
-        self._poll = select.poll()
-        self._poll.register(self._ends.connection, select.POLLIN)
+        self._position = -1
+        self._row_s = time.monotonic()
         try:
-            pid, _ = self._next(HELLO)
-            self._watchdog = Watchdog(int(pid), self._ends.progress, self._limits)
-            send_task(self._ends.connection, self._task, self._limits)
-        except (OSError, TypeError, ValueError) as error:
-            self._ends.close()
-            raise _died(f"{type(error).__name__}: {error}") from error
-        except BaseException:
-            self._ends.close()
-            raise
-        return self
+            self._ends = FORK_SERVER.start_child()
+        except OSError as error:
+            raise _died(str(error)) from error
+        self._poll = select.poll()
+        self._poll.register(self._ends.talk, select.POLLIN)
+        with suppress(BrokenPipeError):  # it will be seen when an answer is waited for
+            self._ends.talk.send((task, limits))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         """Kill it if it lives."""
         self._ends.close()
 
     def wait_done(self) -> None:
         """Wait for the end of a task without rows."""
-        self._next(DONE)
+        answer, _ = self._answer()
+        if answer != ["done"]:
+            raise _unexpected(answer)
 
     def template_sha256(self) -> str | None:
         """Wait until tokenizer and template are loaded; return the template's digest, if there is one."""
-        digest, _ = self._next(READY)
-        return None if digest is None else str(digest)
+        answer, _ = self._answer()
+        match answer:
+            case ["ready", str() | None as digest]:
+                return digest
+        raise _unexpected(answer)
 
     def rows(self) -> Iterator[RowOutcome]:
         """Yield what became of each row, in order."""
-        position = 0
+        positions = itertools.count()
         while True:
-            kind, entries, body = self._frame()
-            if kind == DONE:
-                return
-            try:
-                for row in unpack_rows(entries, body, position):
-                    position = row.position + 1
-                    yield row
-            except BadFrame as error:
-                raise _died(str(error)) from error
+            answer, body = self._answer()
+            match answer:
+                case ["rows", list(entries)]:
+                    for source_id, result in _unpacked(entries, body):
+                        yield RowOutcome(next(positions), source_id, result)
+                case ["done"]:
+                    return
+                case _:
+                    raise _unexpected(answer)
 
-    def _next(self, expected: bytes) -> tuple[Any, bytes]:
-        kind, part, body = self._frame()
-        if kind != expected:
-            raise _died(f"a frame {kind!r} in the place of {expected!r}")
-        return part, body
-
-    def _frame(self) -> tuple[bytes, Any, bytes]:
-        """Return kind and both parts of the next frame; one that tells of an error is raised."""
+    def _answer(self) -> tuple[object, bytes]:
+        """Return the next message and the bytes behind it; one that says an error is raised."""
         try:
-            kind, part_bytes, body_bytes = frame_lengths(self._receive(FRAME.size))
-            part = json.loads(self._receive(part_bytes))
-            body = self._receive(body_bytes)
-        except OverLimit as over:
-            self._blame_limit(over)
+            head, _, body = self._message().partition(b"\n")
+            answer = json.loads(head)
         except (ValueError, RecursionError) as error:
             raise _died(f"{type(error).__name__}: {error}") from error
-        match part:
-            case [str(slug), str(detail), str() | None as field, str() | None as cure] if kind == ERROR:
+        match answer:
+            case ["error", str(slug), str(detail), str() | None as field, str() | None as cure]:
                 raise RELAYED.get(slug, QuarryError)(detail, field=field, cure=cure)
-            case [bool(is_exception), str(text)] if kind == CRASH:
-                if is_exception:
-                    raise QuarryError(f"internal error: {text}", cure="look for the traceback in the log")
-                self._blame(f"breaks: {text}", "")
-        if kind == MEMORY:
-            self._blame_limit(memory_exceeded(self._limits))
-        return kind, part, body
+            case ["memory"]:
+                taken = f"took more than {self._limits.memory_bytes} bytes of memory"
+                self._blame(taken, "QUARRY_PLAN_MEMORY_BYTES")
+            case ["crash", False, str(text)]:
+                self._blame(f"breaks: {text}")
+            case ["crash", True, str(text)]:
+                raise QuarryError(f"internal error: {text}", cure="look for the traceback in the log")
+        return answer, body
 
-    def _receive(self, num_bytes: int) -> bytes:
-        """Return so many bytes of the child's, and look after it meanwhile. Raises OverLimit."""
-        received = bytearray()
-        while len(received) < num_bytes:
-            ready = self._poll.poll(WATCH_S * 1000)
-            if time.monotonic() - self._watched_s > WATCH_S:
-                self._watch()
-                if self._watchdog is not None:
-                    self._watchdog.check()
-                self._watched_s = time.monotonic()
-            if ready:
-                try:
-                    piece = self._ends.connection.recv(min(num_bytes - len(received), RECEIVED_BYTES))
-                except ConnectionResetError:
-                    piece = b""
-                if not piece:
-                    self._ended()
-                received += piece
-        return bytes(received)
+    def _message(self) -> bytes:
+        """Return the child's next message, and look after the child meanwhile."""
+        ready = False
+        while not ready:
+            ready = bool(self._poll.poll(WATCH_S * 1000))
+            self._watch()
+            position, _ = self._ends.noted()
+            if position != self._position:
+                self._position, self._row_s = position, time.monotonic()
+            if not ready and time.monotonic() - self._row_s > self._limits.silence_s:
+                self._blame(f"did not go on for {self._limits.silence_s:g} s", "QUARRY_PLAN_SILENCE_S")
+        try:
+            return self._ends.talk.recv_bytes(MAX_MESSAGE_BYTES)
+        except (EOFError, ConnectionResetError):
+            self._ended()
+        except OSError as error:
+            raise _died(f"it sends no whole message: {error}") from error
 
     def _ended(self) -> NoReturn:
         """Raise the error of a child that ended without a word."""
-        poll = select.poll()
-        poll.register(self._ends.status, select.POLLIN)
-        told = os.read(self._ends.status, 16) if poll.poll(STATUS_S * 1000) else b""
-        code = int(told or b"0")
-        if code == -signal.SIGXCPU:
-            raise cpu_exceeded(self._limits)
-        if code in {-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGILL, -signal.SIGFPE}:
-            name = signal.Signals(-code).name
-            self._blame(f"ended its process ({name})", ", or raise QUARRY_PLAN_MEMORY_BYTES")
-        raise _died(f"its exit code is {code}" if told else "its server ended")
+        try:
+            code = int(self._ends.life.recv_bytes()) if self._ends.life.poll(STATUS_S) else 0
+        except (EOFError, ConnectionResetError) as error:
+            raise _died("its keeper ended") from error
+        if code == -signal.SIGPROF:
+            self._blame(f"took more than {self._limits.row_cpu_s:g} s of CPU time", "QUARRY_PLAN_ROW_CPU_S")
+        if -code in FAULTS:
+            self._blame(f"ended its process ({signal.Signals(-code).name})", "QUARRY_PLAN_MEMORY_BYTES")
+        raise _died(f"its exit code is {code}")
 
-    def _blame_limit(self, over: OverLimit) -> NoReturn:
-        self._blame(str(over), f", or raise {over.setting}")
-
-    def _blame(self, why: str, cure: str) -> NoReturn:
+    def _blame(self, why: str, setting: str | None = None) -> NoReturn:
         """Raise an error that names what the child was busy with."""
-        position, step = self._ends.progress.read()
+        cure = f", or raise {setting}" if setting else ""
+        position, step = self._ends.noted()
         where = f" at row {position} of the source (the first is 0)" if position >= 0 else ""
         if step == Step.TEMPLATE:
             raise TemplateRefused(
@@ -224,10 +195,10 @@ class Child:
 
 def tokenizing(
     request: ExtractRequest, target: Target, source: RowSource, settings: Settings, watch: Callable[[], None]
-) -> Child:
+) -> closing[Child]:
     """Return a child that tokenizes the rows of `source`."""
     limits = Limits(settings.plan_memory_bytes, settings.plan_row_cpu_s, settings.plan_silence_s)
-    return Child(Tokenization(request, target, source), limits, watch)
+    return closing(Child(Tokenization(request, target, source), limits, watch))
 
 
 def _died(why: str) -> PlanningDied:
@@ -235,3 +206,23 @@ def _died(why: str) -> PlanningDied:
         f"the process that tokenizes ended: {why}",
         cure="look into the log, and into the kernel's for a lack of memory",
     )
+
+
+def _unexpected(answer: object) -> PlanningDied:
+    return _died(f"an unexpected message: {answer!r:.200}")
+
+
+def _unpacked(entries: list[object], body: bytes) -> Iterator[tuple[str, Tokenized | RowReject]]:
+    """Yield what the child packed, each row checked. Raises PlanningDied."""
+    offset = 0
+    for entry in entries:
+        match entry:
+            case [str(source_id), str(reason), str(detail)] if reason in REASONS:
+                yield source_id, RowReject(RejectReason(reason), detail)
+            case [str(source_id), int(length)] if 0 < length <= (len(body) - offset) // 5:
+                ids = np.frombuffer(body, "<i4", length, offset)
+                mask = np.frombuffer(body, np.uint8, length, offset + 4 * length)
+                yield source_id, Tokenized(ids, mask)
+                offset += 5 * length
+            case _:
+                raise _unexpected(entry)
