@@ -1,4 +1,4 @@
-"""States of a job and of a unit with their legal moves, and what the HTTP routes say of them."""
+"""States of a job with their legal moves, and what the HTTP routes say of them."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -40,24 +40,6 @@ JOB_MOVES: dict[JobState, frozenset[JobState]] = {
 """Every legal move. `resume` is the move to QUEUED: planning and capture go on from what is committed."""
 
 ENDED_JOB_STATES = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED})
-
-
-class UnitState(StrEnum):
-    """Where a unit stands. LEASED units carry an owner, an epoch and a deadline."""
-
-    PENDING = "pending"
-    LEASED = "leased"
-    DONE = "done"
-    FAILED = "failed"
-
-
-UNIT_MOVES: dict[UnitState, frozenset[UnitState]] = {
-    UnitState.PENDING: frozenset({UnitState.LEASED}),
-    UnitState.LEASED: frozenset({UnitState.DONE, UnitState.PENDING, UnitState.FAILED, UnitState.LEASED}),
-    UnitState.FAILED: frozenset({UnitState.PENDING}),
-    UnitState.DONE: frozenset(),
-}
-"""LEASED -> LEASED is the next epoch taking over an expired lease."""
 
 
 class Problem(Wire):

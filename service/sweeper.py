@@ -11,11 +11,11 @@ import re
 import shutil
 from pathlib import Path
 
-from schemas.job import JobState, UnitState
+from schemas.job import JobState
 from schemas.names import MAX_UNITS, is_job_id
 from service.errors import NotFound
 from service.settings import Settings
-from service.store import Store
+from service.store import Store, TaskState
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ def _sweep_job(store: Store, folder: Path) -> list[Path]:
     kept = {
         (row.unit, row.epoch)
         for row in store.units(folder.name)
-        if row.state in {UnitState.LEASED, UnitState.DONE}
+        if row.state in {TaskState.LEASED, TaskState.DONE}
     }
     lost = []
     for attempt in attempts:

@@ -143,7 +143,7 @@ async def _until_ended(store: Store, job_id: str, stop: asyncio.Event) -> None:
 def _release(store: Store, owner: str) -> None:
     """Give back what an owner holds that has ended in order; without a database its leases run out."""
     with suppress(*STORE_AWAY):
-        store.release_roles(owner)
+        store.release_owner(owner)
     store.close()
 
 

@@ -213,7 +213,7 @@ class Capture:
             if not session.trusted:
                 raise EngineDied("another unit of this engine got wrong states, or none: this one runs again")
             try:
-                await asyncio.to_thread(self._store.commit_unit, commit, self._owner)
+                await asyncio.to_thread(self._store.commit_unit, commit, unit.lease)
                 break
             except StoreUnavailable as error:
                 if self.stop.is_set() or asyncio.get_running_loop().time() > deadline:
@@ -253,9 +253,8 @@ class Capture:
         logger.warning("unit %s failed: %s", unit.lease.key, problem.detail)
         try:
             await asyncio.to_thread(
-                self._store.fail_unit,
-                unit.lease.key,
-                self._owner,
+                self._store.fail,
+                unit.lease,
                 problem,
                 error.outcome,
                 self._settings.unit_attempts,
@@ -273,19 +272,19 @@ class Capture:
         try:
             while True:
                 await asyncio.sleep(min(self._settings.lease_s / 4, LONGEST_BEAT_S))
-                keys = [key for key, unit in self._units.items() if unit.leased]
-                if not keys:
+                leases = [unit.lease for unit in self._units.values() if unit.leased]
+                if not leases:
                     continue
                 try:
                     lost = await asyncio.get_running_loop().run_in_executor(
-                        thread, self._store.extend_units, keys, self._owner, self._settings.lease_s
+                        thread, self._store.extend, leases, self._settings.lease_s
                     )
                 except STORE_AWAY as error:
                     # The leases live for three more beats; if the store stays away, they expire.
                     logger.warning("leases could not be extended: %s", error)
                     continue
-                for key in lost:
-                    if unit := self._units.get(key):
+                for lease in lost:
+                    if unit := self._units.get(lease.key):
                         unit.leased = False
                         if unit.task is not None:
                             unit.task.cancel()
@@ -317,6 +316,6 @@ class Capture:
                 continue
             unit.leased = False
             try:
-                await asyncio.to_thread(self._store.release_unit, unit.lease.key, self._owner)
+                await asyncio.to_thread(self._store.release, unit.lease)
             except (LeaseLost, *STORE_AWAY) as error:
                 logger.info("unit %s: %s", unit.lease.key, error)

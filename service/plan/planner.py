@@ -63,7 +63,7 @@ def _internal(error: Exception) -> QuarryError:
 def _end(store: Store, settings: Settings, lease: PlanLease, error: QuarryError) -> None:
     # Else the job was cancelled or taken over meanwhile, or the next lease will meet the same error.
     with suppress(LeaseLost, IllegalMove, *STORE_AWAY):
-        store.fail_plan(lease, error.problem(), error.outcome, settings.unit_attempts)
+        store.fail(lease, error.problem(), error.outcome, settings.unit_attempts)
 
 
 def plan_job(lease: PlanLease, store: Store, settings: Settings, *, stop: Callable[[], bool]) -> bool:
@@ -219,12 +219,12 @@ def _kept(lease: PlanLease, store: Store, ttl_s: float) -> Iterator[Callable[[],
     def extend() -> None:
         while not done.wait(ttl_s / 3):
             try:
-                store.extend_plan(lease, ttl_s)
+                lost = store.extend([lease], ttl_s)
             except STORE_AWAY:
                 # Two thirds of the lease are left to come back in.
                 continue
-            except QuarryError as error:
-                met.append(error)
+            if lost:
+                met.append(LeaseLost(f"{lease.owner} no longer plans job {lease.job_id}"))
                 return
 
     def check() -> None:

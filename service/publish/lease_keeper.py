@@ -3,7 +3,7 @@
 import threading
 from typing import Self
 
-from service.errors import STORE_AWAY, QuarryError
+from service.errors import STORE_AWAY, LeaseLost, QuarryError
 from service.store import PublishLease, Store
 
 BEATS = 3
@@ -45,13 +45,14 @@ class LeaseKeeper:
         missed = 0
         while not self._done.wait(self._ttl_s / BEATS):
             try:
-                self._store.extend_publish(self._lease, self._ttl_s)
+                lost = self._store.extend([self._lease], self._ttl_s)
                 missed = 0
             except STORE_AWAY as error:
                 missed += 1
                 if missed == BEATS:
                     self._met.append(error)
                     return
-            except QuarryError as error:
-                self._met.append(error)
-                return
+            else:
+                if lost:
+                    self._met.append(LeaseLost(f"another publisher has job {self._lease.job_id}"))
+                    return

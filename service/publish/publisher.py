@@ -163,10 +163,8 @@ def _end(store: Store, settings: Settings, course: _Course, error: QuarryError) 
     lease, problem = course.lease, error.problem()
     logger.warning("job %s was not published: %s", lease.job_id, problem.detail)
     try:
-        if error.outcome is Outcome.FAIL:
-            store.fail_job(lease.job_id, problem, lease=lease)
-        elif error.outcome is Outcome.BLOCK:
-            store.block_job(lease.job_id, problem, lease=lease)
+        if error.outcome in {Outcome.FAIL, Outcome.BLOCK}:
+            store.fail(lease, problem, error.outcome, settings.unit_attempts)
         else:
             store.delay_publish(lease, problem, course.reached, settings.publish_deadline_s)
     except (LeaseLost, IllegalMove, *STORE_AWAY) as lost:

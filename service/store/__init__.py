@@ -3,9 +3,11 @@
 from service.store.store import Store
 from service.store.values import (
     JobRow,
+    Lease,
     PlanLease,
     PlannedUnit,
     PublishLease,
+    TaskState,
     UnitCommit,
     UnitLease,
     UnitRow,
@@ -13,10 +15,12 @@ from service.store.values import (
 
 __all__ = [
     "JobRow",
+    "Lease",
     "PlanLease",
     "PlannedUnit",
     "PublishLease",
     "Store",
+    "TaskState",
     "UnitCommit",
     "UnitLease",
     "UnitRow",

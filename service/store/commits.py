@@ -7,29 +7,29 @@ from sqlalchemy import ColumnElement, insert, select
 
 from schemas.dataset.manifest import FileEntry, SealedShard
 from schemas.identity import Provenance
-from schemas.job import RejectView, UnitState
+from schemas.job import RejectView
 from schemas.receipts import UnitKey
 from service.errors import IdentityChanged, StatesWrong
-from service.store import units
+from service.store import publishing, tasks
 from service.store.database import Transaction
-from service.store.ledger import LockedJob, LockedUnit, move_unit
+from service.store.ledger import LockedJob
 from service.store.plans import add_rejects
 from service.store.tables import REJECT, SHARD, UNIT_COMMIT
-from service.store.values import UnitCommit
+from service.store.values import UnitCommit, UnitLease
 
 
-def commit(tx: Transaction, made: UnitCommit, owner: str) -> None:
+def commit(tx: Transaction, made: UnitCommit, lease: UnitLease) -> None:
     """Make a unit done with everything it is made of, or keep nothing.
 
     Raises LeaseLost, IdentityChanged, StatesWrong.
     """
-    job, unit = units.held(tx, made.key, owner)
+    job, task = tasks.held(tx, lease)
     _check_identity(job, made.provenance)
-    _check_account(unit, made)
+    _check_account(lease, made)
     new = insert(UNIT_COMMIT).values(
         job_id=job.id,
-        unit=unit.unit,
-        epoch=unit.epoch,
+        unit=task.item,
+        epoch=task.epoch,
         provenance=made.provenance,
         index_file=made.index,
         num_tokens=made.num_tokens,
@@ -38,20 +38,20 @@ def commit(tx: Transaction, made: UnitCommit, owner: str) -> None:
     )
     tx.connection.execute(new)
     if made.shards:
-        rows = [{"job_id": job.id, "unit": unit.unit, "path": e.path, "entry": e} for e in made.shards]
+        rows = [{"job_id": job.id, "unit": task.item, "path": e.path, "entry": e} for e in made.shards]
         tx.connection.execute(insert(SHARD), rows)
-    add_rejects(tx, job.id, unit.unit, made.rejects)
-    move_unit(
+    add_rejects(tx, job.id, task.item, made.rejects)
+    job = tasks.done(
         tx,
         replace(job, provenance=job.provenance or made.provenance),
-        unit,
-        replace(unit, state=UnitState.DONE, lease_until=None, problem=None),
+        task,
         units_done=1,
         samples_written=sum(entry.rows for entry in made.shards),
         samples_rejected=len(made.rejects),
         tokens_written=made.num_tokens,
         bytes_written=sum(entry.bytes for entry in made.shards),
     )
+    publishing.add_when_captured(tx, job)
 
 
 def unit_commits(tx: Transaction, job_id: str) -> list[UnitCommit]:
@@ -124,16 +124,16 @@ def _check_identity(job: LockedJob, provenance: Provenance) -> None:
         )
 
 
-def _check_account(unit: LockedUnit, made: UnitCommit) -> None:
+def _check_account(lease: UnitLease, made: UnitCommit) -> None:
     """Refuse a commit that loses or doubles a sample, or whose files are another attempt's.
 
     Raises StatesWrong.
     """
     accounted = sum(entry.rows for entry in made.shards) + len(made.rejects)
-    if accounted != unit.num_samples:
-        raise StatesWrong(f"unit {unit.unit} accounts for {accounted} of its {unit.num_samples} samples")
+    if accounted != lease.num_samples:
+        raise StatesWrong(f"unit {lease.item} accounts for {accounted} of its {lease.num_samples} samples")
     for entry in made.shards:
-        if (entry.unit, entry.epoch) != (unit.unit, unit.epoch):
+        if (entry.unit, entry.epoch) != (lease.item, lease.epoch):
             raise StatesWrong(
                 f"{entry.path} is of unit {entry.unit} epoch {entry.epoch}, not of this attempt"
             )

@@ -3,20 +3,20 @@
 import hashlib
 from dataclasses import replace
 
-from sqlalchemy import func, insert, select
+from sqlalchemy import func, insert, select, update
 from sqlalchemy.engine import RowMapping
 
 from schemas.events import Event
 from schemas.identity import Identity
-from schemas.job import JobState, JobSummary, Progress, UnitState
+from schemas.job import JobState, JobSummary, Progress
 from schemas.request import ExtractRequest
 from service.errors import IdempotencyConflict, NotFound, RequestError
-from service.store import units
+from service.store import tasks
 from service.store.database import Transaction
-from service.store.ledger import lock_job, move_job, move_unit, progress_of, record, units_in
+from service.store.ledger import lock_job, move_job, move_task, progress_of, record, tasks_in
 from service.store.stopping import stop
-from service.store.tables import EVENT, JOB, REQUEST
-from service.store.values import JobRow
+from service.store.tables import EVENT, JOB, REQUEST, TASK
+from service.store.values import JobRow, TaskKind, TaskState
 
 JOB_COLUMNS = [JOB.c[name] for name in JobRow.__slots__ if name not in ("request", "progress")]
 COUNTERS = [JOB.c[name] for name in Progress.model_fields]
@@ -44,7 +44,8 @@ def submit(
     )
     if tx.connection.scalar(new.on_conflict_do_nothing().returning(JOB.c.id)):
         tx.connection.execute(insert(REQUEST).values(job_id=job_id, body=request))
-        record(tx, lock_job(tx, job_id), "state", "submitted")
+        submitted = record(tx, lock_job(tx, job_id), "state", "submitted")
+        tasks.add(tx, submitted, TaskKind.PLAN)
         return job(tx, job_id), True
     same = select(JOB.c.id).where(
         JOB.c.idempotency_key == idempotency_key, JOB.c.request_sha256 == request_sha256
@@ -74,7 +75,7 @@ def summary(tx: Transaction, job_id: str) -> JobSummary:
     row = tx.connection.execute(select(*SUMMARY_COLUMNS).where(JOB.c.id == job_id)).mappings().one_or_none()
     if row is None:
         raise NotFound(f"there is no job {job_id}", field="job_id")
-    return _summary(tx, row)
+    return _summary(row)
 
 
 def jobs(
@@ -94,7 +95,7 @@ def jobs(
                 "the cursor is of no page", field="cursor", cure="begin again without a cursor"
             )
         query = query.where(JOB.c.number < last)
-    rows = [_summary(tx, row) for row in tx.connection.execute(query).mappings()]
+    rows = [_summary(row) for row in tx.connection.execute(query).mappings()]
     return rows[:limit], rows[limit - 1].id if len(rows) > limit else None
 
 
@@ -118,15 +119,17 @@ def cancel(tx: Transaction, job_id: str) -> JobRow:
 
 
 def resume(tx: Transaction, job_id: str) -> JobRow:
-    """Queue a stopped job again, with fresh attempts for its failed units, and no deaths held against any.
+    """Queue a stopped job again. Failed tasks have fresh attempts, and no deaths are held against any.
 
     Raises NotFound, IllegalMove.
     """
     locked = move_job(tx, lock_job(tx, job_id), JobState.QUEUED)
-    units.forgive(tx, locked)
-    for unit in units_in(tx, locked, UnitState.FAILED):
-        fresh = replace(unit, state=UnitState.PENDING, attempts=0)
-        locked = move_unit(tx, locked, unit, fresh, units_failed=-1)
+    for task in tasks_in(tx, locked, TaskState.FAILED):
+        units_failed = -int(task.kind is TaskKind.CAPTURE)
+        fresh = replace(task, state=TaskState.PENDING)
+        locked = move_task(tx, locked, task, fresh, units_failed=units_failed)
+    waiting = update(TASK).where(TASK.c.job_id == job_id, TASK.c.state == TaskState.PENDING)
+    tx.connection.execute(waiting.values(attempts=0, deaths=0, not_before=None))
     return job(tx, job_id)
 
 
@@ -158,12 +161,9 @@ def events(tx: Transaction, job_id: str, after: int, limit: int) -> list[Event]:
     return list(tx.connection.scalars(query.order_by(EVENT.c.id).limit(limit)))
 
 
-def _summary(tx: Transaction, row: RowMapping) -> JobSummary:
+def _summary(row: RowMapping) -> JobSummary:
     identity: Identity | None = row["identity"]
     values = {name: row[name] for name in SUMMARY}
-    if not row["source_kind"]:  # a service from before these columns took the job, and runs beside this one
-        body = request(tx, row["id"])
-        values |= {"model": body.model, "source_kind": body.source.kind}
     return JobSummary(
         progress=progress_of(row), identity_sha256=identity.sha256() if identity else None, **values
     )

@@ -1,4 +1,4 @@
-"""Every change of a job and of its units: locked first, checked against the legal moves, told as an event.
+"""Every change of a job and of its tasks: locked first, checked against the legal moves, told as an event.
 
 A job's row is the one lock of everything below the job, so that its counters are exact and its events are
 numbered in the order in which they become visible: a listener that asks for what came after event n never
@@ -14,11 +14,12 @@ from sqlalchemy.engine import RowMapping
 
 from schemas.events import Delay, Event
 from schemas.identity import Identity, Provenance
-from schemas.job import JOB_MOVES, UNIT_MOVES, JobState, Problem, Progress, UnitState
+from schemas.job import JOB_MOVES, JobState, Problem, Progress
 from service.errors import IdentityChanged, IllegalMove, NotFound
 from service.store.database import Transaction
 from service.store.migration import check_write
-from service.store.tables import EVENT, JOB, UNIT
+from service.store.tables import EVENT, JOB, TASK
+from service.store.values import TASK_MOVES, TaskKind, TaskState
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +47,24 @@ class LockedJob:
 
 
 @dataclass(frozen=True, slots=True)
-class LockedUnit:
-    """A unit's row while its job is locked."""
+class LockedTask:
+    """A task's row while its job is locked."""
 
-    unit: int
-    state: UnitState
+    job_id: str
+    kind: TaskKind
+    item: int
+    subject: str
+    state: TaskState
     epoch: int
     attempts: int
-    silent_deaths: int
+    deaths: int
     owner: str | None
     lease_until: datetime | None
-    num_samples: int
-    num_tokens: int
-    plan_sha256: str
+    not_before: datetime | None
     problem: Problem | None
 
 
-UNIT_COLUMNS = [UNIT.c[name] for name in LockedUnit.__slots__]
+TASK_COLUMNS = [TASK.c[name] for name in LockedTask.__slots__]
 
 
 def progress_of(row: RowMapping) -> Progress:
@@ -136,39 +138,45 @@ def move_job(tx: Transaction, job: LockedJob, to: JobState, problem: Problem | N
     return record(tx, replace(job, state=to, problem=problem), "state", message, problem)
 
 
-def move_unit(
+def move_task(
     tx: Transaction,
     job: LockedJob,
-    before: LockedUnit,
-    after: LockedUnit,
+    before: LockedTask,
+    after: LockedTask,
     problem: Problem | None = None,
     **deltas: int,
 ) -> LockedJob:
-    """Write a unit of a locked job as `after`, and the job's counters changed by `deltas`.
+    """Write a task of a locked job as `after`, and the job's counters changed by `deltas`.
 
-    `problem` is what this move is due to, while `after.problem` may be an older one. Raises IllegalMove.
+    `problem` is the reason for this move, while `after.problem` may be an older one. Raises IllegalMove.
     """
-    if after.state not in UNIT_MOVES[before.state]:
-        raise IllegalMove(
-            f"unit {before.unit} of job {job.id} is {before.state} and cannot become {after.state}"
-        )
+    if after.state not in TASK_MOVES[before.state]:
+        raise IllegalMove(f"{_named(before)} is {before.state} and cannot become {after.state}")
     values = {
         "state": after.state,
         "epoch": after.epoch,
         "attempts": after.attempts,
-        "silent_deaths": after.silent_deaths,
+        "deaths": after.deaths,
         "owner": after.owner,
         "lease_until": after.lease_until,
+        "not_before": after.not_before,
         "problem": after.problem,
     }
-    tx.connection.execute(
-        update(UNIT).where(UNIT.c.job_id == job.id, UNIT.c.unit == after.unit).values(values)
-    )
-    message = f"unit {after.unit}: {before.state} -> {after.state} (epoch {after.epoch})"
-    return record(tx, replace(job, progress=count(job.progress, **deltas)), "unit", message, problem)
+    same = (TASK.c.job_id == job.id) & (TASK.c.kind == after.kind) & (TASK.c.item == after.item)
+    tx.connection.execute(update(TASK).where(same).values(values))
+    if after.kind is not TaskKind.CAPTURE and problem is None:
+        return job  # the job's own state tells of it
+    message = f"{_named(after)}: {before.state} -> {after.state} (epoch {after.epoch})"
+    kind: Literal["unit", "progress"] = "unit" if after.kind is TaskKind.CAPTURE else "progress"
+    return record(tx, replace(job, progress=count(job.progress, **deltas)), kind, message, problem)
 
 
-def units_in(tx: Transaction, job: LockedJob, state: UnitState) -> list[LockedUnit]:
-    """Return the units of a locked job that are in `state`, lowest first."""
-    query = select(*UNIT_COLUMNS).where(UNIT.c.job_id == job.id, UNIT.c.state == state).order_by(UNIT.c.unit)
-    return [LockedUnit(**row) for row in tx.connection.execute(query).mappings()]
+def _named(task: LockedTask) -> str:
+    return f"unit {task.item}" if task.kind is TaskKind.CAPTURE else task.kind.value
+
+
+def tasks_in(tx: Transaction, job: LockedJob, state: TaskState) -> list[LockedTask]:
+    """Return the tasks of a locked job that are in `state`, lowest unit first."""
+    query = select(*TASK_COLUMNS).where(TASK.c.job_id == job.id, TASK.c.state == state)
+    rows = tx.connection.execute(query.order_by(TASK.c.kind, TASK.c.item)).mappings()
+    return [LockedTask(**row) for row in rows]

@@ -2,28 +2,25 @@
 
 from dataclasses import replace
 
-from schemas.job import JobState, Problem, UnitState
-from service.store import roles
+from schemas.job import JobState, Problem
 from service.store.database import Transaction
-from service.store.ledger import LockedJob, LockedUnit, lock_job, move_job, move_unit, units_in
-from service.store.values import PublishLease
+from service.store.ledger import LockedJob, LockedTask, lock_job, move_job, move_task, tasks_in
+from service.store.values import TaskState
 
 
-def void(unit: LockedUnit) -> LockedUnit:
-    """Return a leased unit as it waits for its next attempt; this one was not at fault and does not count."""
-    return replace(unit, state=UnitState.PENDING, owner=None, lease_until=None, attempts=unit.attempts - 1)
+def void(task: LockedTask) -> LockedTask:
+    """Return a leased task as it waits for its next attempt; this one was not at fault and does not count."""
+    return replace(task, state=TaskState.PENDING, owner=None, lease_until=None, attempts=task.attempts - 1)
 
 
 def stop(tx: Transaction, job: LockedJob, to: JobState, problem: Problem | None = None) -> LockedJob:
     """Move a locked job to a state in which nobody works on it, and void its leases. Raises IllegalMove."""
     job = move_job(tx, job, to, problem)
-    roles.give_back(tx, job.id)
-    for unit in units_in(tx, job, UnitState.LEASED):
-        job = move_unit(tx, job, unit, void(unit))
+    for task in tasks_in(tx, job, TaskState.LEASED):
+        job = move_task(tx, job, task, void(task))
     return job
 
 
-def end(tx: Transaction, job_id: str, to: JobState, problem: Problem, lease: PublishLease | None) -> None:
-    """Stop a job with a problem, for the holder of `lease` if one is given. Raises IllegalMove, LeaseLost."""
-    job = lock_job(tx, job_id) if lease is None else roles.held(tx, lease)
-    stop(tx, job, to, problem)
+def end(tx: Transaction, job_id: str, to: JobState, problem: Problem) -> None:
+    """Stop a job with a problem. Raises NotFound, IllegalMove."""
+    stop(tx, lock_job(tx, job_id), to, problem)

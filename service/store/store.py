@@ -2,30 +2,30 @@
 
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TypeVar
 
 from schemas.dataset.manifest import FileEntry, SealedShard
 from schemas.events import Event
 from schemas.identity import Identity
 from schemas.job import JobState, JobSummary, Problem, Progress, RejectView
-from schemas.receipts import UnitKey
 from schemas.request import ExtractRequest
 from service.errors import Outcome
-from service.store import canaries, commits, jobs, plans, publishing, roles, stopping, units
+from service.store import canaries, commits, jobs, plans, publishing, tasks, units
 from service.store.database import Database, Transaction
 from service.store.migration import check, migrate
 from service.store.values import (
     JobRow,
+    Lease,
     PlanLease,
     PlannedUnit,
     PublishLease,
+    TaskKind,
     UnitCommit,
     UnitLease,
     UnitRow,
 )
 
-Lease = TypeVar("Lease", PlanLease, UnitLease, PublishLease)
+AnyLease = TypeVar("AnyLease", bound=Lease)
 
 
 class Store:
@@ -86,19 +86,6 @@ class Store:
         with self._database.write() as tx:
             return jobs.resume(tx, job_id)
 
-    def fail_job(self, job_id: str, problem: Problem, *, lease: PublishLease | None = None) -> None:
-        """Fail a job and void its leases; with `lease`, only while that is held.
-
-        Raises NotFound, IllegalMove, LeaseLost.
-        """
-        with self._database.write() as tx:
-            stopping.end(tx, job_id, JobState.FAILED, problem, lease)
-
-    def block_job(self, job_id: str, problem: Problem, *, lease: PublishLease | None = None) -> None:
-        """Let a job wait for a person or for space; otherwise like `fail_job`."""
-        with self._database.write() as tx:
-            stopping.end(tx, job_id, JobState.BLOCKED, problem, lease)
-
     def counts(self) -> dict[JobState, int]:
         """Return the number of jobs in every state."""
         with self._database.read() as tx:
@@ -125,22 +112,32 @@ class Store:
 
     def lease_plan(self, owner: str, ttl_s: float) -> PlanLease | None:
         """Lease the planning of the oldest job that has no planner; queued jobs run, planned ones too."""
-        return self._lease(plans.next_job, plans.lease, owner, ttl_s)
+        return self._lease(TaskKind.PLAN, plans.lease, owner, ttl_s)
 
-    def extend_plan(self, lease: PlanLease, ttl_s: float) -> None:
-        """Let the lease run for `ttl_s` from now. Raises LeaseLost."""
+    def extend(self, leases: Sequence[AnyLease], ttl_s: float) -> list[AnyLease]:
+        """Let leases run for `ttl_s` from now; return those that are lost."""
         with self._database.write() as tx:
-            roles.extend(tx, lease, ttl_s)
+            return tasks.extend(tx, leases, ttl_s)
 
-    def fail_plan(self, lease: PlanLease, problem: Problem, outcome: Outcome, max_failures: int) -> None:
-        """End a try at planning with a problem: the job blocks after `max_failures`. Raises LeaseLost."""
+    def release(self, lease: Lease) -> None:
+        """Give a task back; the attempt does not count. Raises LeaseLost."""
         with self._database.write() as tx:
-            plans.fail(tx, lease, problem, outcome, max_failures)
+            tasks.release(tx, lease)
 
-    def release_roles(self, owner: str) -> None:
-        """Give back the plans and repositories of an owner that has ended, so that nobody waits for them."""
+    def release_owner(self, owner: str) -> None:
+        """Give back all tasks of an owner that has ended, so that nobody waits for them."""
         with self._database.write() as tx:
-            roles.release(tx, owner)
+            tasks.release_owner(tx, owner)
+
+    def fail(self, lease: Lease, problem: Problem, outcome: Outcome, max_attempts: int) -> None:
+        """End an attempt with a problem. Raises LeaseLost.
+
+        RETRY lets the task wait again until it has had `max_attempts`; then a capture fails its job, and
+        another task blocks it. FAIL fails the job at once; BLOCK blocks it, and the attempt does not count,
+        nor does one that is VOID.
+        """
+        with self._database.write() as tx:
+            tasks.fail(tx, lease, problem, outcome, max_attempts)
 
     def set_identity(self, lease: PlanLease, identity: Identity) -> None:
         """Fix what the dataset is, before its first unit. Raises IdentityChanged, LeaseLost."""
@@ -168,18 +165,9 @@ class Store:
 
         A job is blocked on the way where too many workers died without a word over the unit to be leased.
         """
-        return self._lease(partial(units.next_job, prefer_job=prefer_job), units.lease, owner, ttl_s)
+        return self._lease(TaskKind.CAPTURE, units.lease, owner, ttl_s, prefer_job)
 
-    def extend_units(self, keys: Sequence[UnitKey], owner: str, ttl_s: float) -> list[UnitKey]:
-        """Let the leases run for `ttl_s` from now; return the keys of those that are lost."""
-        lost: list[UnitKey] = []
-        for job_id in dict.fromkeys(key.job_id for key in keys):
-            with self._database.write() as tx:
-                of_job = [key for key in keys if key.job_id == job_id]
-                lost += units.extend(tx, job_id, of_job, owner, ttl_s)
-        return lost
-
-    def commit_unit(self, commit: UnitCommit, owner: str) -> None:
+    def commit_unit(self, commit: UnitCommit, lease: UnitLease) -> None:
         """Make a unit done, with its shards, index and rejects, or change nothing.
 
         Raises:
@@ -188,35 +176,14 @@ class Store:
             StatesWrong: a sample is missing or doubled, or a shard is another attempt's.
         """
         with self._database.write() as tx:
-            commits.commit(tx, commit, owner)
-
-    def release_unit(self, key: UnitKey, owner: str) -> None:
-        """Give a unit back; the attempt does not count. Raises LeaseLost."""
-        with self._database.write() as tx:
-            units.release(tx, key, owner)
-
-    def fail_unit(
-        self, key: UnitKey, owner: str, problem: Problem, outcome: Outcome, max_attempts: int
-    ) -> None:
-        """End an attempt with a problem. Raises LeaseLost.
-
-        RETRY lets the unit wait again until it has had `max_attempts`, then fails it and its job; FAIL fails
-        both at once; BLOCK blocks the job, and the attempt does not count, nor does one that is VOID.
-        """
-        with self._database.write() as tx:
-            units.fail(tx, key, owner, problem, outcome, max_attempts)
+            commits.commit(tx, commit, lease)
 
     def lease_publish(self, owner: str, ttl_s: float) -> PublishLease | None:
         """Lease the publishing of the oldest whole job whose repository nobody commits to."""
-        return self._lease(publishing.next_job, publishing.lease, owner, ttl_s)
-
-    def extend_publish(self, lease: PublishLease, ttl_s: float) -> None:
-        """Let the lease run for `ttl_s` from now. Raises LeaseLost."""
-        with self._database.write() as tx:
-            roles.extend(tx, lease, ttl_s)
+        return self._lease(TaskKind.PUBLISH, publishing.lease, owner, ttl_s)
 
     def delay_publish(self, lease: PublishLease, problem: Problem, reached: int, deadline_s: float) -> None:
-        """Tell why a job is not published yet; block it where it has stood still for `deadline_s`.
+        """Record why a job is not published yet and give it back; block it after `deadline_s` without progress.
 
         `reached` is how far this lease had got (see `Delay`). Raises LeaseLost.
         """
@@ -270,18 +237,19 @@ class Store:
 
     def _lease(
         self,
-        next_job: Callable[[Transaction], str | None],
-        take: Callable[[Transaction, str, ExtractRequest, str, float], Lease | None],
+        kind: TaskKind,
+        take: Callable[[Transaction, str, ExtractRequest, str, float], AnyLease | None],
         owner: str,
         ttl_s: float,
-    ) -> Lease | None:
+        prefer_job: str | None = None,
+    ) -> AnyLease | None:
         """Try job after job, each in a transaction; one that another took meanwhile is no longer the next.
 
         The request, which may be large, is read before the job is locked.
         """
         while True:
             with self._database.read() as tx:
-                job_id = next_job(tx)
+                job_id = tasks.next_job(tx, kind, prefer_job)
                 if job_id is None:
                     return None
                 request = jobs.request(tx, job_id)

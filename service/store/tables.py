@@ -28,8 +28,9 @@ from sqlalchemy.types import TypeDecorator
 from schemas.dataset.manifest import FileEntry, SealedShard, UnitChecks
 from schemas.events import Event
 from schemas.identity import Identity, Provenance
-from schemas.job import JobState, Problem, Progress, RejectView, UnitState
+from schemas.job import JobState, Problem, Progress, RejectView
 from schemas.request import ExtractRequest
+from service.store.values import TaskKind, TaskState
 
 
 class Document(TypeDecorator[BaseModel]):
@@ -69,7 +70,7 @@ class UtcTime(TypeDecorator[datetime]):
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
-def _states(kind: type[JobState] | type[UnitState]) -> Enum:
+def _states(kind: type[JobState] | type[TaskKind] | type[TaskState]) -> Enum:
     return Enum(kind, native_enum=False, length=16, values_callable=lambda states: [s.value for s in states])
 
 
@@ -114,17 +115,39 @@ UNIT = Table(
     METADATA,
     Column("job_id", ForeignKey("job.id"), primary_key=True),
     Column("unit", Integer, primary_key=True, autoincrement=False),
-    Column("state", _states(UnitState), nullable=False),
-    Column("epoch", Integer, nullable=False),
-    Column("attempts", Integer, nullable=False),
-    Column("silent_deaths", Integer, nullable=False, server_default="0"),
-    Column("owner", Text),
-    Column("lease_until", UtcTime),
     Column("num_samples", Integer, nullable=False),
     Column("num_tokens", BigInteger, nullable=False),
     Column("plan_sha256", String(64), nullable=False),
+)
+
+TASK = Table(
+    "task",
+    METADATA,
+    Column("job_id", ForeignKey("job.id"), primary_key=True),
+    Column("kind", _states(TaskKind), primary_key=True),
+    # The unit of a capture; 0 for every other kind.
+    Column("item", Integer, primary_key=True, autoincrement=False),
+    # What only one lease of a kind may work on: the repository of a publish.
+    Column("subject", Text, nullable=False),
+    Column("state", _states(TaskState), nullable=False),
+    # Counts the leases. Every write of a lease carries it, so that a later lease fences an earlier one.
+    Column("epoch", Integer, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("deaths", Integer, nullable=False),
+    Column("owner", Text),
+    Column("lease_until", UtcTime),
+    Column("not_before", UtcTime),
     Column("problem", Document(Problem)),
-    Index("unit_by_state", "job_id", "state", "unit"),
+    Index("task_by_state", "job_id", "kind", "state", "item"),
+    Index("task_by_owner", "owner"),
+)
+Index(
+    "task_by_subject",
+    TASK.c.kind,
+    TASK.c.subject,
+    unique=True,
+    sqlite_where=TASK.c.state == TaskState.LEASED,
+    postgresql_where=TASK.c.state == TaskState.LEASED,
 )
 
 UNIT_COMMIT = Table(
@@ -167,21 +190,6 @@ EVENT = Table(
     Column("job_id", ForeignKey("job.id"), primary_key=True),
     Column("id", BigInteger, primary_key=True, autoincrement=False),
     Column("entry", Document(Event), nullable=False),
-)
-
-ROLE_LEASE = Table(
-    "role_lease",
-    METADATA,
-    Column("role", String(16), primary_key=True),
-    Column("subject", String(255), primary_key=True),
-    Column("job_id", ForeignKey("job.id"), nullable=False),
-    Column("epoch", Integer, nullable=False),
-    # Null: given back, or let go by a try that failed.
-    Column("owner", Text),
-    Column("lease_until", UtcTime, nullable=False),
-    Column("failures", Integer, nullable=False, server_default="0"),
-    Column("silent_deaths", Integer, nullable=False, server_default="0"),
-    Index("role_lease_by_job", "job_id"),
 )
 
 CANARY = Table(

@@ -2,12 +2,39 @@
 
 from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
 
 from schemas.dataset.manifest import FileEntry, SealedShard, UnitChecks
 from schemas.identity import Identity, Provenance
-from schemas.job import JobState, JobView, Problem, Progress, RejectView, UnitState
+from schemas.job import JobState, JobView, Problem, Progress, RejectView
 from schemas.receipts import UnitKey
 from schemas.request import ExtractRequest
+
+
+class TaskKind(StrEnum):
+    """What there is to do for a job: plan its units, capture each of them, publish its dataset."""
+
+    PLAN = "plan"
+    CAPTURE = "capture"
+    PUBLISH = "publish"
+
+
+class TaskState(StrEnum):
+    """Where a task is. A LEASED one has an owner and a deadline."""
+
+    PENDING = "pending"
+    LEASED = "leased"
+    DONE = "done"
+    FAILED = "failed"
+
+
+TASK_MOVES: dict[TaskState, frozenset[TaskState]] = {
+    TaskState.PENDING: frozenset({TaskState.LEASED}),
+    TaskState.LEASED: frozenset({TaskState.DONE, TaskState.PENDING, TaskState.FAILED, TaskState.LEASED}),
+    TaskState.FAILED: frozenset({TaskState.PENDING}),
+    TaskState.DONE: frozenset(),
+}
+"""LEASED -> LEASED is the next owner's epoch taking over a lease that ran out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +71,31 @@ class JobRow:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class PlanLease:
-    """The right to plan a job, until another epoch takes it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """The right to one attempt at a task, until another epoch takes it.
 
-    `identity` is what earlier epochs have fixed, null before that. `plan_sha256s` are the digests of the plan
-    files of the units that they have added, in order from unit 0: nobody adds another but the lease's holder.
+    `item` is the unit of a capture, else 0. `attempts` counts this attempt and earlier ones that reported
+    how they ended.
     """
 
+    kind: TaskKind
     job_id: str
+    item: int
     epoch: int
+    attempts: int
     owner: str
     request: ExtractRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanLease(Lease):
+    """The right to plan a job.
+
+    `identity` is what earlier epochs have fixed, null before that. `plan_sha256s` are the digests of the plan
+    files of the units that they have added, in order from unit 0: only the lease's holder adds more.
+    """
+
     identity: Identity | None
     plan_sha256s: tuple[str, ...]
 
@@ -70,38 +110,36 @@ class PlannedUnit:
     plan_sha256: str
 
 
-@dataclass(frozen=True, slots=True)
-class UnitLease:
-    """The right to one attempt at a unit; `plan_sha256` is its plan file's.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitLease(Lease):
+    """The right to one attempt at capturing a unit; `plan_sha256` is its plan file's."""
 
-    `attempts` counts this one and those before it that ended with a word.
-    """
-
-    key: UnitKey
-    owner: str
-    request: ExtractRequest
     identity: Identity
     num_samples: int
     num_tokens: int
-    attempts: int
     plan_sha256: str
+
+    @property
+    def key(self) -> UnitKey:
+        """The attempt, as the connector and the files name it."""
+        return UnitKey(job_id=self.job_id, unit=self.item, epoch=self.epoch)
 
 
 @dataclass(frozen=True, slots=True)
 class UnitRow:
     """A unit as stored: `epoch` of the last lease, 0 before the first; `problem` of the last failed try.
 
-    `attempts` ended with a word or go on; `silent_deaths` counts the workers that vanished with the unit.
+    `attempts` reported how they ended or go on; `deaths` counts the workers that vanished with the unit.
     """
 
     unit: int
-    state: UnitState
+    state: TaskState
     epoch: int
     attempts: int
     num_samples: int
     num_tokens: int
     problem: Problem | None
-    silent_deaths: int = 0
+    deaths: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,16 +159,12 @@ class UnitCommit:
     checks: UnitChecks
 
 
-@dataclass(frozen=True, slots=True)
-class PublishLease:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishLease(Lease):
     """The right to publish a job, and to be the only one to commit to its repository.
 
     `provenance` is null where no unit was committed: every sample was rejected while planning.
     """
 
-    job_id: str
-    epoch: int
-    owner: str
-    request: ExtractRequest
     identity: Identity
     provenance: Provenance | None

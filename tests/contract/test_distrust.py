@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from connector.wire import StepWork
-from schemas.job import ENDED_JOB_STATES, JobState, UnitState
+from schemas.job import ENDED_JOB_STATES, JobState
 from service.capture import unit_run
 from service.capture.engine import EngineSpec
 from service.capture.link import EngineLink
 from service.capture.loop import Capture
 from service.errors import StatesWrong
 from service.settings import Settings
+from service.store import TaskState
 from tests.support.fake_engine import FakeEngine
 from tests.support.jobs import Shop, conversations, request
 from tests.support.tiny_model import random_target
@@ -96,7 +97,7 @@ def test_a_worker_is_told_to_stop_while_it_waits_for_the_units_of_another_model(
 
     asyncio.run(stopped())
     rows = [row for job in shop.store.jobs(limit=2)[0] for row in shop.store.units(job.id)]
-    assert [row.state for row in rows] == [UnitState.PENDING] * 2
+    assert [row.state for row in rows] == [TaskState.PENDING] * 2
     shop.store.close()
 
 
@@ -130,7 +131,7 @@ def test_a_worker_is_told_to_stop_while_its_engine_starts(
 
     asyncio.run(stopped())
     (row,) = shop.store.units(job_id)
-    assert (row.state, row.attempts) == (UnitState.PENDING, 0)
+    assert (row.state, row.attempts) == (TaskState.PENDING, 0)
     assert stops == ["engine"]
     shop.store.close()
 

@@ -11,13 +11,13 @@ import torch
 from schemas.dataset.manifest import Manifest, VocabularyStats
 from schemas.dataset.seal import temporary
 from schemas.dataset.token_counts import read_counts
-from schemas.job import JobState, UnitState
+from schemas.job import JobState
 from schemas.names import attempt_dir, canary_unit, manifest_path, shard_file, token_freq_path
 from schemas.request import Generate
 from service.capture.landing import land
 from service.capture.loop import Capture
 from service.proof.verify import verify_dataset
-from service.store import Store
+from service.store import Store, TaskState
 from service.sweeper import sweep
 from tests.support.engine_bench import until
 from tests.support.fake_engine import FakeEngine, states_TH
@@ -211,7 +211,7 @@ def test_a_cancelled_job_stops_and_resumes_from_what_was_committed(shop, target)
         await task
 
     asyncio.run(asyncio.wait_for(some(), 60))
-    done = [row.unit for row in shop.store.units(job_id) if row.state is UnitState.DONE]
+    done = [row.unit for row in shop.store.units(job_id) if row.state is TaskState.DONE]
     assert len(done) >= 2
     assert shop.store.job(job_id).state is JobState.CANCELLED
     epochs = {row.unit: row.epoch for row in shop.store.units(job_id)}
@@ -238,7 +238,7 @@ def test_a_worker_that_is_told_to_stop_gives_its_units_back_at_once(shop, target
     asyncio.run(asyncio.wait_for(stopped(), 60))
     units = shop.store.units(job_id)
     assert units[0].epoch == 1
-    assert {(row.state, row.attempts) for row in units} == {(UnitState.PENDING, 0)}
+    assert {(row.state, row.attempts) for row in units} == {(TaskState.PENDING, 0)}
     monkeypatch.delenv("QUARRY_FAKE_STEP_S")
     shop.finish(job_id)
     assert_whole(shop, job_id, written=60, rejected=0)
@@ -364,7 +364,7 @@ def test_a_worker_whose_heartbeat_broke_ends_loudly_and_gives_its_units_back(tmp
     monkeypatch.setattr(Store, "extend_units", broken)
     with pytest.raises(RuntimeError, match="a bug in the heartbeat"):
         shop.capture(job_id)
-    assert not any(row.state is UnitState.LEASED for row in shop.store.units(job_id))
+    assert not any(row.state is TaskState.LEASED for row in shop.store.units(job_id))
     monkeypatch.setattr(FakeEngine, "run", healthy)
     monkeypatch.setattr(Store, "extend_units", extend)
     shop.finish(job_id)

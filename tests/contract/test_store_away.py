@@ -29,7 +29,7 @@ from typing import Any
 import pytest
 
 from schemas.identity import Identity
-from schemas.job import JobState, UnitState
+from schemas.job import JobState
 from schemas.request import ExtractRequest
 from service.capture import loop as capture_loop
 from service.capture.engine import Answer, EngineSpec, Prompt
@@ -39,7 +39,7 @@ from service.errors import DatasetBroken, DiskFull, EngineDied, QuarryError, Sto
 from service.plan.planner import run_planning
 from service.publish.publisher import run_publishing
 from service.settings import Settings
-from service.store import Store
+from service.store import Store, TaskState
 from tests.contract.test_distrust import ONE_UNIT, target
 from tests.support.engine_bench import until
 from tests.support.fake_engine import FakeEngine
@@ -109,7 +109,7 @@ def submit(shop: Shop, **changes: Any) -> str:
     return shop.submit(request(root / "target", conversations(20), **body))
 
 
-def attempts(shop: Shop, job_id: str) -> Counter[tuple[UnitState, int, int]]:
+def attempts(shop: Shop, job_id: str) -> Counter[tuple[TaskState, int, int]]:
     """Return how many units of a job stand at a state, an epoch and a number of attempts."""
     return Counter((row.state, row.epoch, row.attempts) for row in shop.store.units(job_id))
 
@@ -124,7 +124,7 @@ def test_a_worker_that_finds_no_store_looks_for_work_later(
     away = Away(monkeypatch, shop.store, verb, clock, error=error)
     assert shop.finish(job_id).state is JobState.COMPLETED
     assert away.calls > 1
-    assert attempts(shop, job_id) == {(UnitState.DONE, 1, 1): 1}
+    assert attempts(shop, job_id) == {(TaskState.DONE, 1, 1): 1}
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_a_unit_that_finds_no_store_runs_again_and_on_a_full_disk_its_job_waits(
         shop.store.resume(job_id)
     assert shop.finish(job_id).state is JobState.COMPLETED, shop.store.job(job_id).problem
     assert away.calls > 1
-    assert attempts(shop, job_id) == {(UnitState.DONE, 2, 1): 1}
+    assert attempts(shop, job_id) == {(TaskState.DONE, 2, 1): 1}
 
 
 @pytest.mark.parametrize("patient", [True, False])
@@ -174,7 +174,7 @@ def test_a_commit_waits_for_the_store_and_not_for_ever(
     assert shop.finish(job_id).state is JobState.COMPLETED
     assert away.calls == 2
     epoch = 1 if patient else 2
-    assert attempts(shop, job_id) == {(UnitState.DONE, epoch, 1): 1}
+    assert attempts(shop, job_id) == {(TaskState.DONE, epoch, 1): 1}
 
 
 @TO_A_WORKER
@@ -193,7 +193,7 @@ def test_a_unit_is_kept_over_a_beat_that_finds_no_store(
 
     monkeypatch.setattr(FakeEngine, "run", run)
     assert shop.finish(job_id).state is JobState.COMPLETED
-    assert attempts(shop, job_id) == {(UnitState.DONE, 1, 1): 1}
+    assert attempts(shop, job_id) == {(TaskState.DONE, 1, 1): 1}
 
 
 def test_a_unit_is_kept_while_proofs_fill_the_loops_threads(
@@ -221,7 +221,7 @@ def test_a_unit_is_kept_while_proofs_fill_the_loops_threads(
         assert all(proof.result() for proof in proofs)
 
     asyncio.run(asyncio.wait_for(captured(), shop.patience_s))
-    assert attempts(shop, job_id) == {(UnitState.DONE, 1, 1): 1}
+    assert attempts(shop, job_id) == {(TaskState.DONE, 1, 1): 1}
 
 
 @TO_A_WORKER
@@ -242,7 +242,7 @@ def test_a_failed_attempt_that_cannot_be_recorded_is_left_to_its_lease(
     monkeypatch.setattr(FakeEngine, "start", started)
     assert shop.finish(job_id).state is JobState.COMPLETED
     assert away.calls == 1
-    assert attempts(shop, job_id) == {(UnitState.DONE, 2, 1): 1}
+    assert attempts(shop, job_id) == {(TaskState.DONE, 2, 1): 1}
 
 
 @TO_A_WORKER
@@ -267,7 +267,7 @@ def test_a_worker_that_stops_without_a_store_gives_back_what_it_can_and_stops_it
     loop = asyncio.run(asyncio.wait_for(stopped(), 60))
     assert loop._engine.session is None
     counted = attempts(shop, job_id)
-    assert (counted[UnitState.LEASED, 1, 1], counted[UnitState.PENDING, 1, 0]) == (1, 1)
+    assert (counted[TaskState.LEASED, 1, 1], counted[TaskState.PENDING, 1, 0]) == (1, 1)
     clock.advance(shop.settings.lease_s + 1)
     monkeypatch.delenv("QUARRY_FAKE_STEP_S")
     assert shop.finish(job_id).state is JobState.COMPLETED

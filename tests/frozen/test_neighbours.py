@@ -13,7 +13,7 @@ from sqlalchemy import text
 
 from schemas.names import job_id_from_key
 from service.capture.loop import Capture
-from service.errors import StoreUnavailable
+from service.errors import Outcome, StoreUnavailable
 from service.store import Store
 from service.store.database import Database
 from service.store.tables import METADATA
@@ -100,13 +100,11 @@ def test_what_a_service_still_holds_is_refused_when_a_newer_one_migrates(url: st
         lambda: store.submit(job_id(1), "new", a_request()),
         lambda: store.lease_plan("older", HOUR_S),
         lambda: store.lease_unit("older", HOUR_S),
-        lambda: store.extend_plan(plan, HOUR_S),
-        lambda: store.extend_units([unit.key], "older", HOUR_S),
+        lambda: store.extend([plan, unit], HOUR_S),
         lambda: store.finish_plan(plan, ()),
-        lambda: store.release_unit(unit.key, "older"),
+        lambda: store.release(unit),
         lambda: store.complete_job(push, None),
-        lambda: store.fail_job(plan.job_id, problem),
-        lambda: store.block_job(plan.job_id, problem),
+        lambda: store.fail(plan, problem, Outcome.FAIL, 1),
         lambda: store.cancel(plan.job_id),
         lambda: store.resume(job_id_from_key("blocked")),
     ):

@@ -160,7 +160,7 @@ def complete(store: Store, job_id: str, *, units: int = 2, rejects: int = 0) -> 
             supervised_tokens=4,
             checks=UnitChecks(rows_checked=1, logit_rows=0, logit_argmax_agree=0, logit_max_error=0.0),
         )
-        store.commit_unit(commit, OWNER)
+        store.commit_unit(commit, lease)
     publish = store.lease_publish(OWNER, TTL_S)
     assert publish is not None
     store.complete_job(publish, None)

@@ -269,4 +269,4 @@ def run_to_publishing(
     for _ in range(units):
         lease = store.lease_unit(OWNER, TTL_S)
         assert lease is not None
-        store.commit_unit(a_commit(dataset, lease.key, lease.identity, rows), OWNER)
+        store.commit_unit(a_commit(dataset, lease.key, lease.identity, rows), lease)

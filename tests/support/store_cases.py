@@ -9,6 +9,8 @@ from schemas.job import JobState, Problem, RejectView
 from schemas.names import index_path, shard_path
 from schemas.request import ExtractRequest, HubTarget, InlineSource, Sample
 from service.store import JobRow, PlanLease, PlannedUnit, PublishLease, Store, UnitCommit, UnitLease
+from service.store.ledger import lock_job
+from service.store.stopping import stop
 
 TTL_S = 60.0
 OWNER = "worker-1"
@@ -157,6 +159,19 @@ def made(lease: UnitLease, rejects: Sequence[RejectView] = (), number: int = 1) 
     )
 
 
+def commit(store: Store, lease: UnitLease, rejects: Sequence[RejectView] = (), number: int = 1) -> None:
+    """Commit all that `made` returns."""
+    store.commit_unit(made(lease, rejects, number), lease)
+
+
+def stop_job(
+    store: Store, job_id: str, state: JobState = JobState.BLOCKED, problem: Problem = PROBLEM
+) -> None:
+    """Fail or block a job, whoever works on it."""
+    with store._database.write() as tx:
+        stop(tx, lock_job(tx, job_id), state, problem)
+
+
 def submit(store: Store, number: int = 1, repo_id: str | None = None) -> JobRow:
     """Submit job `number`."""
     return store.submit(job_id(number), f"key-{number}", a_request(repo_id=repo_id))[0]
@@ -183,7 +198,7 @@ def capture(store: Store, units: int = 1, number: int = 1, repo_id: str | None =
     """Bring a job to where all its units are done."""
     start_units(store, units, number, repo_id)
     for _ in range(units):
-        store.commit_unit(made(lease_unit(store, job=job_id(number)), number=number), OWNER)
+        commit(store, lease_unit(store, job=job_id(number)), number=number)
 
 
 def reach(store: Store, state: JobState, number: int = 1) -> JobRow:
@@ -198,10 +213,10 @@ def reach(store: Store, state: JobState, number: int = 1) -> JobRow:
         store.cancel(name)
     elif state is JobState.FAILED:
         start_plan(store, number)
-        store.fail_job(name, PROBLEM)
+        stop_job(store, name, JobState.FAILED)
     elif state is JobState.BLOCKED:
         start_plan(store, number)
-        store.block_job(name, PROBLEM)
+        stop_job(store, name)
     else:
         capture(store, number=number)
         lease = lease_publish(store)

@@ -18,6 +18,7 @@ from tests.support.api import (
     server_and_client,
     small_target,
 )
+from tests.support.store_cases import stop_job
 
 
 def test_a_finished_job_sends_all_its_events_in_order_and_ends(
@@ -65,7 +66,7 @@ def test_a_blocked_job_ends_its_stream_and_a_resumed_one_goes_on_from_there(
 ):
     begin(store, job.id)
     waits = Problem(type="urn:quarry:disk-full", title="The disk is full", status=507, detail="no space")
-    store.block_job(job.id, waits)
+    stop_job(store, job.id, problem=waits)
     before = events_of(api.get(f"/jobs/{job.id}/events"))
     assert (before[-1].state, before[-1].problem) == (JobState.BLOCKED, waits)
     store.resume(job.id)

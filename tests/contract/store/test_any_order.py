@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from schemas.job import JOB_MOVES, JobState, UnitState
+from schemas.job import JOB_MOVES, JobState
 from service.errors import Conflict, LeaseLost, Outcome
-from service.store import PlanLease, PublishLease, Store, UnitLease
+from service.store import PlanLease, PublishLease, Store, TaskState, UnitLease
 from tests.support.pg import Postgres
 from tests.support.store_cases import (
     IDENTITY,
@@ -18,8 +18,8 @@ from tests.support.store_cases import (
     PROBLEM,
     TTL_S,
     Clock,
+    commit,
     job_id,
-    made,
     planned,
     reject,
     submit,
@@ -59,24 +59,23 @@ class Walk:
     def commit_unit(self, pick: int) -> None:
         if self.units:
             lease = self.units[-1 - pick % len(self.units)]
-            self.store.commit_unit(made(lease, (reject(lease.key.unit),)), OWNER)
+            commit(self.store, lease, (reject(lease.key.unit),))
 
     def release_unit(self, pick: int) -> None:
         if self.units:
-            self.store.release_unit(self.units[-1 - pick % len(self.units)].key, OWNER)
+            self.store.release(self.units[-1 - pick % len(self.units)])
 
     def fail_unit(self, pick: int) -> None:
         if self.units:
-            key = self.units[-1 - pick % len(self.units)].key
-            self.store.fail_unit(key, OWNER, PROBLEM, list(Outcome)[pick], 2)
+            self.store.fail(self.units[-1 - pick % len(self.units)], PROBLEM, list(Outcome)[pick], 2)
 
     def fail_plan(self, pick: int) -> None:
         if self.plans:
             lease = self.plans[-1 - pick % len(self.plans)]
-            self.store.fail_plan(lease, PROBLEM, list(Outcome)[pick], 2)
+            self.store.fail(lease, PROBLEM, list(Outcome)[pick], 2)
 
-    def release_roles(self, pick: int) -> None:
-        self.store.release_roles(OWNER)
+    def release_owner(self, pick: int) -> None:
+        self.store.release_owner(OWNER)
 
     def publish(self, pick: int) -> None:
         if lease := self.store.lease_publish(OWNER, TTL_S):
@@ -102,8 +101,8 @@ class Walk:
         progress = row.progress
         rejects = self.store.rejects(JOB)
         assert progress.units_planned == len(units)
-        assert progress.units_done == states.count(UnitState.DONE) == len(commits)
-        assert progress.units_failed == states.count(UnitState.FAILED)
+        assert progress.units_done == states.count(TaskState.DONE) == len(commits)
+        assert progress.units_failed == states.count(TaskState.FAILED)
         assert progress.tokens_planned == sum(unit.num_tokens for unit in units)
         assert progress.samples_rejected == len(rejects)
         of_plan = len(rejects) - sum(len(commit.rejects) for commit in commits)
@@ -111,7 +110,7 @@ class Walk:
         assert progress.samples_written == sum(shard.rows for shard in self.store.shards(JOB))
         assert progress.tokens_written == sum(commit.num_tokens for commit in commits)
         if row.state is not JobState.RUNNING:
-            assert UnitState.LEASED not in states
+            assert TaskState.LEASED not in states
         if row.state is JobState.COMPLETED:
             assert progress.samples_written + progress.samples_rejected == progress.samples_planned
         events = self.store.events(JOB, limit=10_000)
@@ -126,7 +125,7 @@ AHEAD = [
     Walk.finish_plan, Walk.publish, Walk.complete,
 ]  # fmt: skip
 ASIDE = [
-    Walk.release_unit, Walk.fail_unit, Walk.fail_plan, Walk.release_roles,
+    Walk.release_unit, Walk.fail_unit, Walk.fail_plan, Walk.release_owner,
     Walk.cancel, Walk.resume, Walk.wait,
 ]  # fmt: skip
 VERBS: list[Callable[[Walk, int], None]] = [*AHEAD, *AHEAD, *AHEAD, *ASIDE]

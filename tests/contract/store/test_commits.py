@@ -5,18 +5,17 @@ from dataclasses import replace
 import pytest
 from sqlalchemy.exc import IntegrityError
 
-from schemas.job import UnitState
 from service.errors import IdentityChanged, LeaseLost, StatesWrong
-from service.store import Store, UnitCommit, commits, jobs, plans
+from service.store import Store, TaskState, UnitCommit, commits, jobs, plans
 from service.store.database import Database
 from tests.support.store_cases import (
     CHECKS,
     IDENTITY,
-    OWNER,
     TTL_S,
     Clock,
     a_request,
     capture,
+    commit,
     job_id,
     lease_unit,
     made,
@@ -46,14 +45,14 @@ def account(store: Store) -> tuple[object, ...]:
 def test_a_commit_makes_the_unit_done_with_all_it_is_made_of(store: Store) -> None:
     start_units(store, units=1)
     lease = lease_unit(store)
-    commit = made(lease, rejects=(reject(1, "not-finite"),))
-    store.commit_unit(commit, OWNER)
-    assert store.unit_commits(job_id(1)) == [commit]
-    assert store.shards(job_id(1)) == list(commit.shards)
-    assert store.indexes(job_id(1)) == [commit.index]
-    assert store.rejects(job_id(1)) == list(commit.rejects)
-    assert store.units(job_id(1))[0].state is UnitState.DONE
-    assert store.job(job_id(1)).provenance == commit.provenance
+    whole = made(lease, rejects=(reject(1, "not-finite"),))
+    store.commit_unit(whole, lease)
+    assert store.unit_commits(job_id(1)) == [whole]
+    assert store.shards(job_id(1)) == list(whole.shards)
+    assert store.indexes(job_id(1)) == [whole.index]
+    assert store.rejects(job_id(1)) == list(whole.rejects)
+    assert store.units(job_id(1))[0].state is TaskState.DONE
+    assert store.job(job_id(1)).provenance == whole.provenance
 
 
 def test_progress_counts_what_was_written_and_rejected(store: Store) -> None:
@@ -61,8 +60,8 @@ def test_progress_counts_what_was_written_and_rejected(store: Store) -> None:
     store.add_unit(lease, planned(0, 3), (reject(0),))
     store.add_unit(lease, planned(1, 2), ())
     store.finish_plan(lease, ())
-    store.commit_unit(made(lease_unit(store), rejects=(reject(2), reject(3))), OWNER)
-    store.commit_unit(made(lease_unit(store)), OWNER)
+    commit(store, lease_unit(store), rejects=(reject(2), reject(3)))
+    commit(store, lease_unit(store))
     progress = store.job(job_id(1)).progress
     assert (progress.units_done, progress.units_planned) == (2, 2)
     assert (progress.samples_written, progress.samples_rejected, progress.samples_planned) == (3, 3, 6)
@@ -76,8 +75,8 @@ def test_commits_are_read_back_in_unit_order_with_their_own_shards_and_rejects(s
     store.finish_plan(lease, (reject(90),))
     leases = [lease_unit(store) for _ in range(3)]
     done = [made(leases[0], (reject(1),)), made(leases[1]), made(leases[2], (reject(4), reject(5)))]
-    for commit in reversed(done):
-        store.commit_unit(commit, OWNER)
+    for lease, whole in reversed(list(zip(leases, done, strict=True))):
+        store.commit_unit(whole, lease)
     assert store.unit_commits(job_id(1)) == done
     assert [entry.unit for entry in store.shards(job_id(1))] == [0, 1]
     assert store.indexes(job_id(1)) == [done[0].index, done[1].index]
@@ -87,7 +86,7 @@ def test_rejects_of_plan_and_units_are_paged_by_position(store: Store) -> None:
     lease = start_plan(store)
     store.add_unit(lease, planned(0), (reject(3),))
     store.finish_plan(lease, (reject(9),))
-    store.commit_unit(made(lease_unit(store), (reject(0), reject(5))), OWNER)
+    commit(store, lease_unit(store), (reject(0), reject(5)))
     first = store.rejects(job_id(1), limit=3)
     assert [entry.position for entry in first] == [0, 3, 5]
     assert store.rejects(job_id(1), after=5) == [reject(9)]
@@ -95,36 +94,36 @@ def test_rejects_of_plan_and_units_are_paged_by_position(store: Store) -> None:
 
 def test_a_second_commit_of_the_same_attempt_is_refused(store: Store) -> None:
     start_units(store, units=1)
-    commit = made(lease_unit(store))
-    store.commit_unit(commit, OWNER)
+    lease = lease_unit(store)
+    commit(store, lease)
     before = account(store)
     with pytest.raises(LeaseLost):
-        store.commit_unit(commit, OWNER)
+        commit(store, lease)
     assert account(store) == before
 
 
 def test_nothing_of_a_zombie_is_visible(store: Store, clock: Clock) -> None:
     """1. A worker stops beating. 2. Its unit is leased anew. 3. It commits before, and 4. after its heir."""
     start_units(store, units=1)
-    zombie = made(lease_unit(store), rejects=(reject(0),))
+    zombie = lease_unit(store)
     clock.advance(TTL_S)
-    heir = made(lease_unit(store, "heir"))
+    heir = lease_unit(store, "heir")
     before = account(store)
     with pytest.raises(LeaseLost):
-        store.commit_unit(zombie, OWNER)
+        commit(store, zombie, rejects=(reject(0),))
     assert account(store) == before
-    store.commit_unit(heir, "heir")
+    commit(store, heir)
     with pytest.raises(LeaseLost):
-        store.commit_unit(zombie, OWNER)
-    assert store.unit_commits(job_id(1)) == [heir]
+        commit(store, zombie, rejects=(reject(0),))
+    assert store.unit_commits(job_id(1)) == [made(heir)]
 
 
 def test_a_worker_that_beat_too_late_may_commit_while_nobody_took_over(store: Store, clock: Clock) -> None:
     start_units(store, units=1)
-    commit = made(lease_unit(store))
+    lease = lease_unit(store)
     clock.advance(10 * TTL_S)
-    store.commit_unit(commit, OWNER)
-    assert store.unit_commits(job_id(1)) == [commit]
+    commit(store, lease)
+    assert store.unit_commits(job_id(1)) == [made(lease)]
 
 
 def lost_row(commit: UnitCommit) -> UnitCommit:
@@ -149,9 +148,9 @@ def test_a_commit_that_does_not_account_for_its_unit_is_refused(store: Store, sp
     lease = lease_unit(store)
     before = account(store)
     with pytest.raises(StatesWrong):
-        store.commit_unit(spoil(made(lease)), OWNER)
+        store.commit_unit(spoil(made(lease)), lease)
     assert account(store) == before
-    store.commit_unit(made(lease), OWNER)
+    commit(store, lease)
 
 
 def test_a_commit_for_another_identity_is_refused(store: Store) -> None:
@@ -159,16 +158,16 @@ def test_a_commit_for_another_identity_is_refused(store: Store) -> None:
     lease = lease_unit(store)
     other = provenance(identity=IDENTITY.model_copy(update={"revision": "decade"}))
     with pytest.raises(IdentityChanged):
-        store.commit_unit(replace(made(lease), provenance=other), OWNER)
+        store.commit_unit(replace(made(lease), provenance=other), lease)
     assert store.job(job_id(1)).provenance is None
 
 
 def test_a_commit_by_another_engine_than_the_first_is_refused(store: Store) -> None:
     start_units(store, units=2)
-    store.commit_unit(made(lease_unit(store)), OWNER)
+    commit(store, lease_unit(store))
     lease = lease_unit(store)
     with pytest.raises(IdentityChanged) as refused:
-        store.commit_unit(replace(made(lease), provenance=provenance(engine_version="0.33.0")), OWNER)
+        store.commit_unit(replace(made(lease), provenance=provenance(engine_version="0.33.0")), lease)
     assert "vllm 0.32.0" in refused.value.detail
     assert "0.33.0" in refused.value.detail
     assert store.job(job_id(1)).provenance == provenance()
@@ -177,9 +176,10 @@ def test_a_commit_by_another_engine_than_the_first_is_refused(store: Store) -> N
 def test_a_unit_keeps_its_own_provenance(store: Store) -> None:
     """A job may be resumed by a newer service; the job says who made its first unit."""
     start_units(store, units=2)
-    store.commit_unit(made(lease_unit(store)), OWNER)
+    commit(store, lease_unit(store))
     newer = provenance().model_copy(update={"service_version": "0.2.0"})
-    store.commit_unit(replace(made(lease_unit(store)), provenance=newer), OWNER)
+    lease = lease_unit(store)
+    store.commit_unit(replace(made(lease), provenance=newer), lease)
     assert [commit.provenance for commit in store.unit_commits(job_id(1))] == [provenance(), newer]
     assert store.job(job_id(1)).provenance == provenance()
 
@@ -188,7 +188,7 @@ def test_shards_of_several_ranks_make_one_unit(store: Store) -> None:
     start_units(store, units=1)
     lease = lease_unit(store)
     halves = tuple(shard(lease, 1).model_copy(update={"path": f"data/r{rank}.parquet"}) for rank in (1, 0))
-    store.commit_unit(replace(made(lease), shards=halves), OWNER)
+    store.commit_unit(replace(made(lease), shards=halves), lease)
     assert [entry.path for entry in store.shards(job_id(1))] == ["data/r0.parquet", "data/r1.parquet"]
     assert store.job(job_id(1)).progress.samples_written == 2
 
@@ -196,7 +196,8 @@ def test_shards_of_several_ranks_make_one_unit(store: Store) -> None:
 def test_an_error_that_is_not_a_number_is_kept(store: Store) -> None:
     start_units(store, units=1)
     checks = CHECKS.model_copy(update={"logit_max_error": float("inf")})
-    store.commit_unit(replace(made(lease_unit(store)), checks=checks), OWNER)
+    lease = lease_unit(store)
+    store.commit_unit(replace(made(lease), checks=checks), lease)
     assert store.unit_commits(job_id(1))[0].checks == checks
 
 
@@ -208,9 +209,9 @@ def test_a_commit_that_breaks_in_the_database_leaves_nothing(store: Store) -> No
     unit = lease_unit(store)
     before = account(store)
     with pytest.raises(IntegrityError):
-        store.commit_unit(replace(made(unit, (reject(0), reject(9)))), OWNER)
+        commit(store, unit, (reject(0), reject(9)))
     assert account(store) == before
-    store.commit_unit(made(unit), OWNER)
+    commit(store, unit)
 
 
 class Crash(Exception):
@@ -219,14 +220,14 @@ class Crash(Exception):
 
 def test_a_crash_before_the_end_of_a_commit_leaves_nothing(store: Store, database: Database) -> None:
     start_units(store, units=1)
-    commit = made(lease_unit(store))
+    lease = lease_unit(store)
     before = account(store)
     with pytest.raises(Crash), database.write() as tx:
-        commits.commit(tx, commit, OWNER)
-        assert commits.shards(tx, job_id(1)) == list(commit.shards)
+        commits.commit(tx, made(lease), lease)
+        assert commits.shards(tx, job_id(1)) == list(made(lease).shards)
         raise Crash
     assert account(store) == before
-    store.commit_unit(commit, OWNER)
+    commit(store, lease)
 
 
 def test_a_crash_before_the_end_of_any_other_change_leaves_nothing(store: Store, database: Database) -> None:

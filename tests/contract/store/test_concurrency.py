@@ -15,11 +15,11 @@ from service.errors import IllegalMove, LeaseLost
 from service.store import Store
 from tests.support.store_cases import (
     OWNER,
-    PROBLEM,
     TTL_S,
     Clock,
     a_request,
     capture,
+    commit,
     job_id,
     lease_publish,
     lease_unit,
@@ -28,6 +28,7 @@ from tests.support.store_cases import (
     reject,
     start_plan,
     start_units,
+    stop_job,
     submit,
 )
 
@@ -122,9 +123,9 @@ def test_counters_are_exact_when_threads_plan_capture_and_give_back_at_once(stor
                     return done
             elif not gave_back:
                 gave_back = True
-                store.release_unit(lease.key, owner)
+                store.release(lease)
             else:
-                store.commit_unit(made(lease, (reject(lease.key.unit),)), owner)
+                commit(store, lease, (reject(lease.key.unit),))
                 done += 1
 
     assert sum(together(act)) == units
@@ -162,7 +163,7 @@ def test_of_many_publishers_to_one_repository_one_gets_a_lease(store: Store) -> 
     for turn in range(4):
         leases = together(lambda number: store.lease_publish(f"thread-{number}", TTL_S))
         (lease,) = [lease for lease in leases if lease is not None]
-        assert (lease.job_id, lease.epoch) == (job_id(turn), turn + 1)
+        assert (lease.job_id, lease.epoch) == (job_id(turn), 1)
         store.complete_job(lease, None)
 
 
@@ -174,17 +175,17 @@ def test_the_same_key_sent_many_times_at_once_is_one_job(store: Store) -> None:
 
 def test_of_many_commits_of_one_attempt_one_is_taken(store: Store) -> None:
     start_units(store, units=1)
-    commit = made(lease_unit(store))
+    lease = lease_unit(store)
 
     def act(number: int) -> bool:
         try:
-            store.commit_unit(commit, OWNER)
+            commit(store, lease)
         except LeaseLost:
             return False
         return True
 
     assert sum(together(act)) == 1
-    assert store.unit_commits(job_id(1)) == [commit]
+    assert store.unit_commits(job_id(1)) == [made(lease)]
     assert store.job(job_id(1)).progress.units_done == 1
 
 
@@ -202,7 +203,7 @@ def test_a_cancel_among_commits_leaves_a_job_that_can_be_resumed_and_completed(
         else:
             while lease := store.lease_unit(f"thread-{number}", TTL_S):
                 try:
-                    store.commit_unit(made(lease), f"thread-{number}")
+                    commit(store, lease)
                 except LeaseLost:
                     break
                 done += 1
@@ -213,7 +214,7 @@ def test_a_cancel_among_commits_leaves_a_job_that_can_be_resumed_and_completed(
     store.resume(job_id(1))
     assert store.lease_plan(OWNER, TTL_S) is None
     while lease := store.lease_unit(OWNER, TTL_S):
-        store.commit_unit(made(lease), OWNER)
+        commit(store, lease)
     store.complete_job(lease_publish(store), None)
     assert store.job(job_id(1)).progress.units_done == len(store.shards(job_id(1))) == 20
 
@@ -223,14 +224,14 @@ def test_beats_and_stops_at_once_never_wait_for_each_other_for_ever(store: Store
     numbers = (1, 2, 3)
     for number in numbers:
         start_units(store, units=10, number=number)
-    keys = []
+    leases = []
     while lease := store.lease_unit(OWNER, TTL_S):
-        keys.append(lease.key)
+        leases.append(lease)
 
     def act(number: int) -> None:
         for _ in repeat(None, 10):
             if number % 2:
-                store.extend_units(keys if number % 4 == 1 else keys[::-1], OWNER, TTL_S)
+                store.extend(leases if number % 4 == 1 else leases[::-1], TTL_S)
             else:
                 for job in numbers if number % 4 else numbers[::-1]:
                     for verb in (store.cancel, store.resume):
@@ -240,7 +241,7 @@ def test_beats_and_stops_at_once_never_wait_for_each_other_for_ever(store: Store
                             continue
 
     together(act, threads=4)
-    assert set(store.extend_units(keys, OWNER, TTL_S)) == set(keys)
+    assert store.extend(leases, TTL_S) == leases
     assert all(store.state(job_id(number)) in (JobState.QUEUED, JobState.CANCELLED) for number in numbers)
     assert all(row.attempts == 0 for number in numbers for row in store.units(job_id(number)))
 
@@ -252,12 +253,12 @@ def test_a_job_that_fails_while_others_commit_keeps_its_account(store: Store) ->
     def act(number: int) -> None:
         while lease := store.lease_unit(f"thread-{number}", TTL_S):
             try:
-                store.commit_unit(made(lease), f"thread-{number}")
+                commit(store, lease)
             except LeaseLost:
                 return
             # Whoever makes the fourth: one thread alone may find all units taken before it begins.
             if next(committed) == 3:
-                store.fail_job(job_id(1), PROBLEM)
+                stop_job(store, job_id(1), JobState.FAILED)
 
     together(act, threads=4)
     row = store.job(job_id(1))

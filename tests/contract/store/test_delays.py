@@ -16,14 +16,21 @@ def told(store: Store) -> tuple[JobState, str | None]:
     return row.state, row.problem.detail if row.problem else None
 
 
+def delay(store: Store, clock: Clock, reached: int) -> None:
+    """Let one publisher meet the problem at `reached`, and wait for its delay."""
+    lease = lease_publish(store)
+    store.delay_publish(lease, PROBLEM, reached, DEADLINE_S)
+    assert store.lease_publish("at once", TTL_S) is None
+    clock.advance(TTL_S)
+
+
 def test_a_push_that_stands_still_says_why_until_it_goes_on(store: Store, clock: Clock) -> None:
     capture(store)
-    lease = lease_publish(store)
     since = clock.now_s
-    store.delay_publish(lease, PROBLEM, 3, DEADLINE_S)
+    delay(store, clock, 3)
     known = len(store.events(job_id(1)))
-    clock.advance(60)
-    store.delay_publish(lease, PROBLEM, 3, DEADLINE_S)
+    delay(store, clock, 3)
+    lease = lease_publish(store)
     store.advance_publish(lease, 3)
     assert len(store.events(job_id(1))) == known, "the same again is no news"
     store.delay_publish(lease, OTHER, 3, DEADLINE_S)
@@ -31,6 +38,8 @@ def test_a_push_that_stands_still_says_why_until_it_goes_on(store: Store, clock:
     assert last.delay is not None
     assert (last.delay.since.timestamp(), last.delay.reached) == (since, 3)
     assert told(store) == (JobState.PUBLISHING, "another reason")
+    clock.advance(TTL_S)
+    lease = lease_publish(store)
     store.advance_publish(lease, 4)
     assert told(store) == (JobState.PUBLISHING, None)
     store.complete_job(lease, None)
@@ -39,13 +48,12 @@ def test_a_push_that_stands_still_says_why_until_it_goes_on(store: Store, clock:
 
 def test_a_push_is_blocked_for_standing_still_and_not_for_taking_long(store: Store, clock: Clock) -> None:
     capture(store)
-    lease = lease_publish(store)
     for reached in (1, 2):
         clock.advance(10 * DEADLINE_S)
-        store.delay_publish(lease, PROBLEM, reached, DEADLINE_S)
+        delay(store, clock, reached)
         assert told(store) == (JobState.PUBLISHING, "why")
     clock.advance(DEADLINE_S + 1)
-    store.delay_publish(lease, PROBLEM, 2, DEADLINE_S)
+    delay(store, clock, 2)
     assert told(store) == (JobState.BLOCKED, "why")
 
 

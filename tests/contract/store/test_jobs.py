@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from schemas.job import JOB_MOVES, JobState, Progress, UnitState
+from schemas.job import JOB_MOVES, JobState, Progress
 from service.errors import IdempotencyConflict, IllegalMove, LeaseLost, NotFound, Outcome, RequestError
-from service.store import JobRow, Store
+from service.store import JobRow, Store, TaskState
 from service.store.database import Database
-from service.store.ledger import lock_job, move_unit, units_in
+from service.store.ledger import lock_job, move_task, tasks_in
 from tests.support.store_cases import (
     IDENTITY,
     OWNER,
@@ -18,15 +18,16 @@ from tests.support.store_cases import (
     Clock,
     a_request,
     capture,
+    commit,
     job_id,
     lease_plan,
     lease_publish,
     lease_unit,
-    made,
     provenance,
     reach,
     start_plan,
     start_units,
+    stop_job,
     submit,
 )
 
@@ -152,8 +153,8 @@ def test_a_verb_moves_a_job_exactly_where_the_table_allows_it(
     verbs: dict[str, Callable[[str], JobRow | None]] = {
         "cancel": store.cancel,
         "resume": store.resume,
-        "fail": lambda job: store.fail_job(job, PROBLEM),
-        "block": lambda job: store.block_job(job, PROBLEM),
+        "fail": lambda job: stop_job(store, job, JobState.FAILED),
+        "block": lambda job: stop_job(store, job),
     }
     events = len(store.events(before.id))
     if target in JOB_MOVES[state]:
@@ -177,18 +178,17 @@ def test_cancel_voids_the_leases_on_units_and_does_not_count_their_attempts(stor
     start_units(store)
     lease = lease_unit(store)
     store.cancel(job_id(1))
-    assert [(row.state, row.attempts) for row in store.units(job_id(1))] == [(UnitState.PENDING, 0)] * 2
-    assert store.extend_units([lease.key], OWNER, TTL_S) == [lease.key]
+    assert [(row.state, row.attempts) for row in store.units(job_id(1))] == [(TaskState.PENDING, 0)] * 2
+    assert store.extend([lease], TTL_S) == [lease]
     with pytest.raises(LeaseLost):
-        store.commit_unit(made(lease), OWNER)
+        commit(store, lease)
     assert store.lease_unit(OWNER, TTL_S) is None
 
 
 def test_cancel_voids_the_lease_on_the_plan(store: Store) -> None:
     lease = start_plan(store)
     store.cancel(job_id(1))
-    with pytest.raises(LeaseLost):
-        store.extend_plan(lease, TTL_S)
+    assert store.extend([lease], TTL_S) == [lease]
     with pytest.raises(LeaseLost):
         store.finish_plan(lease, ())
 
@@ -206,14 +206,13 @@ def test_cancel_voids_the_lease_on_the_repository(store: Store) -> None:
 def test_a_resumed_job_goes_on_with_what_it_has(store: Store) -> None:
     """1. One of two units is done. 2. The other fails for good. 3. After resume only that one is left."""
     start_units(store)
-    store.commit_unit(made(lease_unit(store)), OWNER)
-    store.fail_unit(lease_unit(store).key, OWNER, PROBLEM, Outcome.FAIL, 3)
+    commit(store, lease_unit(store))
+    store.fail(lease_unit(store), PROBLEM, Outcome.FAIL, 3)
     assert store.job(job_id(1)).progress.units_failed == 1
     resumed = store.resume(job_id(1))
     assert resumed.state is JobState.QUEUED
     assert resumed.progress.units_failed == 0
     assert resumed.provenance == provenance()
-    assert store.lease_unit(OWNER, TTL_S) is None, "a queued job has not begun to run"
     assert store.lease_plan(OWNER, TTL_S) is None, "its plan is done"
     lease = lease_unit(store)
     assert (lease.key.unit, lease.key.epoch, lease.attempts) == (1, 2, 1)
@@ -223,16 +222,16 @@ def test_a_lease_that_moved_cannot_fail_or_block_its_job(store: Store, clock: Cl
     stale = start_plan(store)
     clock.advance(TTL_S)
     lease = lease_plan(store, "another")
-    for verb in (store.fail_job, store.block_job):
+    for outcome in Outcome:
         with pytest.raises(LeaseLost):
-            verb(job_id(1), PROBLEM, lease=stale)
-    store.fail_job(job_id(1), PROBLEM, lease=lease)
+            store.fail(stale, PROBLEM, outcome, 3)
+    store.fail(lease, PROBLEM, Outcome.FAIL, 3)
     assert store.state(job_id(1)) is JobState.FAILED
 
 
 def test_a_publisher_blocks_the_job_it_holds(store: Store) -> None:
     capture(store)
-    store.block_job(job_id(1), PROBLEM, lease=lease_publish(store))
+    store.fail(lease_publish(store), PROBLEM, Outcome.BLOCK, 3)
     row = store.job(job_id(1))
     assert (row.state, row.problem) == (JobState.BLOCKED, PROBLEM)
 
@@ -257,9 +256,9 @@ def test_a_unit_that_is_done_can_never_move_again(store: Store, database: Databa
     capture(store)
     with pytest.raises(IllegalMove), database.write() as tx:
         job = lock_job(tx, job_id(1))
-        (done,) = units_in(tx, job, UnitState.DONE)
-        move_unit(tx, job, done, replace(done, state=UnitState.PENDING))
-    assert [row.state for row in store.units(job_id(1))] == [UnitState.DONE]
+        done = tasks_in(tx, job, TaskState.DONE)[0]
+        move_task(tx, job, done, replace(done, state=TaskState.PENDING))
+    assert [row.state for row in store.units(job_id(1))] == [TaskState.DONE]
 
 
 def test_a_canary_report_is_kept_and_replaced(store: Store) -> None:

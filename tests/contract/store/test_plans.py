@@ -2,10 +2,12 @@
 
 import pytest
 
-from schemas.job import JobState, UnitState
+from schemas.job import JobState
 from service.errors import IdentityChanged, LeaseLost, Outcome, SourceRefused
-from service.store import PlannedUnit, Store, plans
+from service.store import PlannedUnit, Store, TaskState, plans
 from service.store.database import Database
+from service.store.tasks import POLICIES
+from service.store.values import TaskKind
 from tests.support.store_cases import (
     IDENTITY,
     OWNER,
@@ -17,12 +19,15 @@ from tests.support.store_cases import (
     job_id,
     lease_plan,
     lease_publish,
+    lease_unit,
     planned,
     reject,
     start_plan,
     start_units,
     submit,
 )
+
+MAX_DEATHS = POLICIES[TaskKind.PLAN].max_deaths
 
 
 def test_there_is_nothing_to_plan_without_a_job(store: Store) -> None:
@@ -51,13 +56,13 @@ def test_a_plan_has_one_planner_until_its_lease_runs_out(store: Store, clock: Cl
     second = lease_plan(store, "another")
     assert (second.job_id, second.epoch) == (first.job_id, first.epoch + 1)
     for write in (
-        lambda: store.extend_plan(first, TTL_S),
         lambda: store.set_identity(first, IDENTITY),
         lambda: store.add_unit(first, planned(0), (reject(7),)),
         lambda: store.finish_plan(first, (reject(8),)),
     ):
         with pytest.raises(LeaseLost):
             write()
+    assert store.extend([first], TTL_S) == [first]
     assert store.units(job_id(1)) == []
     assert store.rejects(job_id(1)) == []
     assert not store.job(job_id(1)).progress.plan_done
@@ -66,7 +71,7 @@ def test_a_plan_has_one_planner_until_its_lease_runs_out(store: Store, clock: Cl
 def test_an_extended_plan_stays_with_its_planner(store: Store, clock: Clock) -> None:
     lease = start_plan(store)
     clock.advance(TTL_S - 1)
-    store.extend_plan(lease, TTL_S)
+    store.extend([lease], TTL_S)
     clock.advance(TTL_S - 1)
     assert store.lease_plan("another", TTL_S) is None
     store.add_unit(lease, planned(0), ())
@@ -86,7 +91,7 @@ def test_units_can_be_leased_while_planning_goes_on(store: Store) -> None:
     assert unit is not None
     assert unit.key.unit == 0
     store.add_unit(lease, planned(1), ())
-    assert [row.state for row in store.units(job_id(1))] == [UnitState.LEASED, UnitState.PENDING]
+    assert [row.state for row in store.units(job_id(1))] == [TaskState.LEASED, TaskState.PENDING]
 
 
 def test_a_plan_counts_units_samples_tokens_and_rejects(store: Store) -> None:
@@ -163,8 +168,8 @@ def test_a_queued_job_whose_plan_is_done_runs_on_without_a_planner(store: Store)
     store.resume(job_id(1))
     submit(store, 2)
     assert lease_plan(store).job_id == job_id(2)
+    assert lease_unit(store).job_id == job_id(1)
     assert store.state(job_id(1)) is JobState.RUNNING
-    assert store.lease_unit(OWNER, TTL_S) is not None
 
 
 def test_a_resumed_plan_begins_again_with_a_new_epoch(store: Store) -> None:
@@ -191,18 +196,18 @@ def test_a_failed_plan_waits_for_the_end_of_its_lease_and_for_a_person_in_the_en
     submit(store)
     for _ in range(2):
         for outcome in (Outcome.RETRY, Outcome.VOID, Outcome.RETRY):
-            store.fail_plan(lease_plan(store), PROBLEM, outcome, 3)
+            store.fail(lease_plan(store), PROBLEM, outcome, 3)
             assert store.lease_plan("at once", TTL_S) is None
             clock.advance(TTL_S)
-            lease_plan(store, "vanishes")
-            clock.advance(TTL_S)
             lease_plan(store, "ends in order")
-            store.release_roles("ends in order")
+            store.release_owner("ends in order")
+        lease_plan(store, "vanishes")
+        clock.advance(TTL_S)
         last = lease_plan(store)
-        store.fail_plan(last, PROBLEM, Outcome.RETRY, 3)
+        store.fail(last, PROBLEM, Outcome.RETRY, 3)
         assert (store.state(job_id(1)), store.job(job_id(1)).problem) == (JobState.BLOCKED, PROBLEM)
         with pytest.raises(LeaseLost):
-            store.fail_plan(last, PROBLEM, Outcome.RETRY, 3)
+            store.fail(last, PROBLEM, Outcome.RETRY, 3)
         store.resume(job_id(1))
 
 
@@ -213,7 +218,7 @@ def test_what_no_other_try_would_mend_ends_planning_at_once(
     store: Store, outcome: Outcome, state: JobState
 ) -> None:
     submit(store)
-    store.fail_plan(lease_plan(store), PROBLEM, outcome, 3)
+    store.fail(lease_plan(store), PROBLEM, outcome, 3)
     assert (store.state(job_id(1)), store.job(job_id(1)).problem) == (state, PROBLEM)
 
 
@@ -221,16 +226,25 @@ def test_planners_that_vanish_block_their_job_in_the_end_and_the_next_job_is_pla
     store: Store, clock: Clock
 ) -> None:
     submit(store)
-    for _ in range(plans.SILENT_DEATHS):
+    for _ in range(MAX_DEATHS):
         assert lease_plan(store).job_id == job_id(1)
         clock.advance(TTL_S)
     submit(store, 2)
     assert lease_plan(store).job_id == job_id(2)
     problem = store.job(job_id(1)).problem
     assert store.state(job_id(1)) is JobState.BLOCKED and problem is not None
-    assert f"{plans.SILENT_DEATHS} times" in problem.detail
+    assert f"{MAX_DEATHS} planners died" in problem.detail
     store.resume(job_id(1))
     assert lease_plan(store).job_id == job_id(1)
+
+
+def test_a_plan_that_gets_on_has_all_its_tries_again(store: Store, clock: Clock) -> None:
+    """A node that restarts now and then does not block a plan of many hours."""
+    start_plan(store)
+    for unit in range(2 * MAX_DEATHS):
+        clock.advance(TTL_S)
+        store.add_unit(lease_plan(store), planned(unit), ())
+    assert store.state(job_id(1)) is JobState.RUNNING
 
 
 def test_an_owner_that_ended_gives_back_its_plans_and_repositories_alone(store: Store) -> None:
@@ -240,11 +254,10 @@ def test_an_owner_that_ended_gives_back_its_plans_and_repositories_alone(store: 
     lease_publish(store, "ends")
     stale = lease_plan(store, "ends")
     lease_plan(store, "stays")
-    store.release_roles("ends")
+    store.release_owner("ends")
     assert (lease_publish(store).job_id, lease_plan(store).job_id) == (job_id(1), job_id(2))
     assert store.lease_plan(OWNER, TTL_S) is None
-    with pytest.raises(LeaseLost):
-        store.extend_plan(stale, TTL_S)
+    assert store.extend([stale], TTL_S) == [stale]
 
 
 def test_a_planner_that_chose_a_job_too_late_gets_nothing(store: Store, database: Database) -> None:

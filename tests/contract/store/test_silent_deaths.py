@@ -2,25 +2,28 @@
 
 import pytest
 
-from schemas.job import JobState, UnitState
+from schemas.job import JobState
 from service.errors import LeaseLost, Outcome
-from service.store import Store
-from service.store.units import SILENT_DEATHS
+from service.store import Store, TaskState
+from service.store.tasks import POLICIES
+from service.store.values import TaskKind
 from tests.support.store_cases import (
     OWNER,
     PROBLEM,
     TTL_S,
     Clock,
+    commit,
     job_id,
     lease_unit,
-    made,
     start_units,
 )
 
+MAX_DEATHS = POLICIES[TaskKind.CAPTURE].max_deaths
 
-def counted(store: Store, number: int = 1) -> list[tuple[UnitState, int, int]]:
+
+def counted(store: Store, number: int = 1) -> list[tuple[TaskState, int, int]]:
     """Return every unit's state, attempts and silent deaths."""
-    return [(row.state, row.attempts, row.silent_deaths) for row in store.units(job_id(number))]
+    return [(row.state, row.attempts, row.deaths) for row in store.units(job_id(number))]
 
 
 def vanish(store: Store, clock: Clock, times: int, *, job: str | None = None) -> None:
@@ -35,45 +38,45 @@ def test_a_lease_that_ran_out_is_a_silent_death_and_no_attempt(store: Store, clo
     vanish(store, clock, 2)
     lease = lease_unit(store)
     assert (lease.key.epoch, lease.attempts) == (3, 1)
-    assert counted(store) == [(UnitState.LEASED, 1, 2)]
+    assert counted(store) == [(TaskState.LEASED, 1, 2)]
 
 
-def test_silent_deaths_leave_a_unit_all_its_attempts(store: Store, clock: Clock) -> None:
+def test_deaths_leave_a_unit_all_its_attempts(store: Store, clock: Clock) -> None:
     """1. Three nodes restart with the unit. 2. Two engines die under it. 3. The third attempt is its last."""
     start_units(store, units=1)
     vanish(store, clock, 3)
     for attempt in (1, 2):
-        store.fail_unit(lease_unit(store).key, OWNER, PROBLEM, Outcome.RETRY, 3)
-        assert counted(store) == [(UnitState.PENDING, attempt, 3)]
+        store.fail(lease_unit(store), PROBLEM, Outcome.RETRY, 3)
+        assert counted(store) == [(TaskState.PENDING, attempt, 3)]
         assert store.state(job_id(1)) is JobState.RUNNING
-    store.fail_unit(lease_unit(store).key, OWNER, PROBLEM, Outcome.RETRY, 3)
-    assert counted(store) == [(UnitState.FAILED, 3, 3)]
+    store.fail(lease_unit(store), PROBLEM, Outcome.RETRY, 3)
+    assert counted(store) == [(TaskState.FAILED, 3, 3)]
 
 
 def test_a_unit_that_kills_its_workers_blocks_its_job_by_name(store: Store, clock: Clock) -> None:
     start_units(store, units=2)
-    store.commit_unit(made(lease_unit(store)), OWNER)
-    vanish(store, clock, SILENT_DEATHS)
+    commit(store, lease_unit(store))
+    vanish(store, clock, MAX_DEATHS)
     assert store.state(job_id(1)) is JobState.RUNNING
     assert store.lease_unit(OWNER, TTL_S) is None
     job = store.job(job_id(1))
     assert job.state is JobState.BLOCKED and job.problem is not None
-    assert f"{SILENT_DEATHS} workers died without a word while they held unit 1" in job.problem.detail
+    assert f"{MAX_DEATHS} workers died without a word while they held unit 1" in job.problem.detail
     assert job.problem.cure is not None
     for word in ("memory", "kernel's log", "storage.shard_bytes", "`resume`"):
         assert word in job.problem.cure
     assert store.units(job_id(1))[1].problem == job.problem
-    assert counted(store) == [(UnitState.DONE, 1, 0), (UnitState.PENDING, 0, SILENT_DEATHS)]
+    assert counted(store) == [(TaskState.DONE, 1, 0), (TaskState.PENDING, 0, MAX_DEATHS)]
 
 
 def test_the_block_is_told_as_an_event_of_the_unit_and_one_of_the_job(store: Store, clock: Clock) -> None:
     start_units(store, units=1)
-    vanish(store, clock, SILENT_DEATHS)
+    vanish(store, clock, MAX_DEATHS)
     known = len(store.events(job_id(1)))
     store.lease_unit(OWNER, TTL_S)
     problem = store.job(job_id(1)).problem
     assert [(event.message, event.problem) for event in store.events(job_id(1), after=known)] == [
-        (f"unit 0: leased -> pending (epoch {SILENT_DEATHS})", problem),
+        (f"unit 0: leased -> pending (epoch {MAX_DEATHS})", problem),
         ("running -> blocked", problem),
     ]
 
@@ -81,7 +84,7 @@ def test_the_block_is_told_as_an_event_of_the_unit_and_one_of_the_job(store: Sto
 def test_the_next_job_is_served_when_one_is_blocked(store: Store, clock: Clock) -> None:
     start_units(store, units=1, number=1)
     start_units(store, units=1, number=2)
-    vanish(store, clock, SILENT_DEATHS, job=job_id(1))
+    vanish(store, clock, MAX_DEATHS, job=job_id(1))
     assert lease_unit(store, job=job_id(1)).key.job_id == job_id(2)
     assert store.state(job_id(1)) is JobState.BLOCKED
 
@@ -89,37 +92,37 @@ def test_the_next_job_is_served_when_one_is_blocked(store: Store, clock: Clock) 
 def test_nothing_of_a_blocked_job_can_be_committed(store: Store, clock: Clock) -> None:
     """The last worker over the unit was slow and not dead, and another one holds the job's second unit."""
     start_units(store, units=2)
-    vanish(store, clock, SILENT_DEATHS - 1)
+    vanish(store, clock, MAX_DEATHS - 1)
     slow = lease_unit(store, "slow")
     clock.advance(TTL_S / 2)
     other = lease_unit(store, "other")
     clock.advance(TTL_S / 2)
     assert store.lease_unit(OWNER, TTL_S) is None
-    for lease, owner in ((slow, "slow"), (other, "other")):
+    for lease in (slow, other):
         with pytest.raises(LeaseLost):
-            store.commit_unit(made(lease), owner)
-    assert counted(store) == [(UnitState.PENDING, 0, SILENT_DEATHS), (UnitState.PENDING, 0, 0)]
+            commit(store, lease)
+    assert counted(store) == [(TaskState.PENDING, 0, MAX_DEATHS), (TaskState.PENDING, 0, 0)]
 
 
 def test_a_slow_worker_may_commit_until_another_takes_its_unit(store: Store, clock: Clock) -> None:
     start_units(store, units=1)
-    vanish(store, clock, SILENT_DEATHS - 1)
+    vanish(store, clock, MAX_DEATHS - 1)
     slow = lease_unit(store, "slow")
     clock.advance(TTL_S)
-    store.commit_unit(made(slow), "slow")
-    assert counted(store) == [(UnitState.DONE, 1, SILENT_DEATHS - 1)]
+    commit(store, slow)
+    assert counted(store) == [(TaskState.DONE, 1, MAX_DEATHS - 1)]
 
 
 def test_a_resumed_job_has_all_its_deaths_before_it_again(store: Store, clock: Clock) -> None:
     start_units(store, units=1)
-    vanish(store, clock, SILENT_DEATHS)
+    vanish(store, clock, MAX_DEATHS)
     assert store.lease_unit(OWNER, TTL_S) is None
     store.resume(job_id(1))
-    assert counted(store) == [(UnitState.PENDING, 0, 0)]
+    assert counted(store) == [(TaskState.PENDING, 0, 0)]
     store.lease_plan(OWNER, TTL_S)
-    vanish(store, clock, SILENT_DEATHS - 1)
-    store.commit_unit(made(lease_unit(store)), OWNER)
-    assert counted(store) == [(UnitState.DONE, 1, SILENT_DEATHS - 1)]
+    vanish(store, clock, MAX_DEATHS - 1)
+    commit(store, lease_unit(store))
+    assert counted(store) == [(TaskState.DONE, 1, MAX_DEATHS - 1)]
 
 
 def test_a_resume_forgets_the_deaths_over_units_that_failed_and_over_those_that_wait(
@@ -131,20 +134,20 @@ def test_a_resume_forgets_the_deaths_over_units_that_failed_and_over_those_that_
     clock.advance(TTL_S)
     lease_unit(store)
     failing = lease_unit(store)
-    store.fail_unit(failing.key, OWNER, PROBLEM, Outcome.FAIL, 3)
-    assert counted(store) == [(UnitState.PENDING, 0, 1), (UnitState.FAILED, 1, 1)]
+    store.fail(failing, PROBLEM, Outcome.FAIL, 3)
+    assert counted(store) == [(TaskState.PENDING, 0, 1), (TaskState.FAILED, 1, 1)]
     store.resume(job_id(1))
-    assert counted(store) == [(UnitState.PENDING, 0, 0)] * 2
+    assert counted(store) == [(TaskState.PENDING, 0, 0)] * 2
 
 
 def test_a_unit_given_back_in_order_counts_no_death_however_often(store: Store, clock: Clock) -> None:
     """Each worker drains past the end of its lease, which nobody takes meanwhile, and gives the unit back."""
     start_units(store, units=1)
-    for _ in range(SILENT_DEATHS + 1):
+    for _ in range(MAX_DEATHS + 1):
         lease = lease_unit(store)
         clock.advance(TTL_S)
-        store.release_unit(lease.key, OWNER)
-    assert counted(store) == [(UnitState.PENDING, 0, 0)]
+        store.release(lease)
+    assert counted(store) == [(TaskState.PENDING, 0, 0)]
     assert store.state(job_id(1)) is JobState.RUNNING
 
 
@@ -152,4 +155,4 @@ def test_a_cancel_voids_a_lease_that_ran_out_without_a_death(store: Store, clock
     start_units(store, units=1)
     vanish(store, clock, 1)
     store.cancel(job_id(1))
-    assert counted(store) == [(UnitState.PENDING, 0, 0)]
+    assert counted(store) == [(TaskState.PENDING, 0, 0)]

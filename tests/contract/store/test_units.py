@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from schemas.job import JobState, UnitState
+from schemas.job import JobState
 from schemas.receipts import UnitKey
-from service.errors import LeaseLost, NotFound, Outcome
-from service.store import Store, UnitRow, units
+from service.errors import LeaseLost, Outcome
+from service.store import Store, TaskState, UnitRow, units
 from service.store.database import Database
 from tests.support.store_cases import (
     IDENTITY,
@@ -16,9 +16,9 @@ from tests.support.store_cases import (
     TTL_S,
     Clock,
     a_request,
+    commit,
     job_id,
     lease_unit,
-    made,
     start_plan,
     start_units,
 )
@@ -40,7 +40,7 @@ def test_a_lease_says_all_that_an_attempt_needs(store: Store) -> None:
     assert lease.key == UnitKey(job_id=job_id(1), unit=0, epoch=1)
     assert (lease.owner, lease.request, lease.identity) == (OWNER, a_request(), IDENTITY)
     assert (lease.num_samples, lease.num_tokens, lease.attempts) == (2, 10, 1)
-    assert only(store) == UnitRow(0, UnitState.LEASED, 1, 1, 2, 10, None)
+    assert only(store) == UnitRow(0, TaskState.LEASED, 1, 1, 2, 10, None)
 
 
 def test_the_lowest_unit_of_the_oldest_job_comes_first(store: Store) -> None:
@@ -74,7 +74,7 @@ def test_extended_leases_do_not_run_out(store: Store, clock: Clock) -> None:
     start_units(store, units=2)
     leases = [lease_unit(store), lease_unit(store)]
     clock.advance(TTL_S - 1)
-    assert store.extend_units([lease.key for lease in leases], OWNER, TTL_S) == []
+    assert store.extend(leases, TTL_S) == []
     clock.advance(TTL_S - 1)
     assert store.lease_unit("another", TTL_S) is None
 
@@ -91,44 +91,37 @@ def test_extending_returns_the_leases_that_are_lost(store: Store, clock: Clock) 
     kept = lease_unit(store)
     foreign = lease_unit(store, "another")
     store.cancel(job_id(2))
-    keys = [foreign.key, kept.key, cancelled.key, taken.key]
-    assert set(store.extend_units(keys, OWNER, TTL_S)) == {foreign.key, cancelled.key, taken.key}
-    assert store.extend_units([], OWNER, TTL_S) == []
-
-
-def test_extending_a_unit_of_no_job_is_not_found(store: Store) -> None:
-    with pytest.raises(NotFound):
-        store.extend_units([UnitKey(job_id=job_id(9), unit=0, epoch=1)], OWNER, TTL_S)
+    forged = replace(foreign, owner=OWNER)
+    unknown = replace(kept, job_id=job_id(9))
+    lost = store.extend([forged, kept, cancelled, taken, unknown], TTL_S)
+    assert {lease.key for lease in lost} == {one.key for one in (forged, cancelled, taken, unknown)}
+    assert store.extend([], TTL_S) == []
 
 
 def test_a_released_unit_waits_as_if_the_attempt_had_not_been(store: Store) -> None:
     start_units(store, units=1)
     lease = lease_unit(store)
-    store.release_unit(lease.key, OWNER)
-    assert only(store) == UnitRow(0, UnitState.PENDING, 1, 0, 2, 10, None)
+    store.release(lease)
+    assert only(store) == UnitRow(0, TaskState.PENDING, 1, 0, 2, 10, None)
     assert lease_unit(store, "another").key.epoch == 2
 
 
-@pytest.mark.parametrize(
-    "change", ["epoch", "owner", "unit", "released", "done", "cancelled", "resumed", "taken"]
-)
+CHANGES = {"epoch": {"epoch": 2}, "owner": {"owner": "another"}, "unit": {"item": 7}}
+
+
+@pytest.mark.parametrize("change", [*CHANGES, "released", "done", "cancelled", "resumed", "taken"])
 def test_no_write_of_an_attempt_that_lost_its_unit_is_kept(store: Store, clock: Clock, change: str) -> None:
     start_units(store, units=1)
     lease = lease_unit(store)
-    key, owner = lease.key, OWNER
-    if change == "epoch":
-        key = key.model_copy(update={"epoch": 2})
-    elif change == "owner":
-        owner = "another"
-    elif change == "unit":
-        key = key.model_copy(update={"unit": 7})
+    if change in CHANGES:
+        lease = replace(lease, **CHANGES[change])
     elif change == "released":
-        store.release_unit(key, owner)
+        store.release(lease)
     elif change == "done":
-        store.commit_unit(made(lease), owner)
+        commit(store, lease)
     elif change == "taken":
         clock.advance(TTL_S)
-        lease_unit(store, owner)
+        lease_unit(store)
     else:
         store.cancel(job_id(1))
         if change == "resumed":
@@ -136,23 +129,23 @@ def test_no_write_of_an_attempt_that_lost_its_unit_is_kept(store: Store, clock: 
             assert store.lease_plan(OWNER, TTL_S) is None
     before = store.job(job_id(1)), store.units(job_id(1)), store.events(job_id(1))
     for write in (
-        lambda: store.release_unit(key, owner),
-        lambda: store.fail_unit(key, owner, PROBLEM, Outcome.FAIL, 3),
-        lambda: store.commit_unit(replace(made(lease), key=key), owner),
+        lambda: store.release(lease),
+        lambda: store.fail(lease, PROBLEM, Outcome.FAIL, 3),
+        lambda: commit(store, lease),
     ):
         with pytest.raises(LeaseLost):
             write()
-    assert store.extend_units([key], owner, TTL_S) == [key]
+    assert store.extend([lease], TTL_S) == [lease]
     assert (store.job(job_id(1)), store.units(job_id(1)), store.events(job_id(1))) == before
 
 
 def test_a_failed_attempt_is_tried_again_until_the_last(store: Store) -> None:
     start_units(store, units=1)
-    store.fail_unit(lease_unit(store).key, OWNER, PROBLEM, Outcome.RETRY, 2)
-    assert only(store) == UnitRow(0, UnitState.PENDING, 1, 1, 2, 10, PROBLEM)
+    store.fail(lease_unit(store), PROBLEM, Outcome.RETRY, 2)
+    assert only(store) == UnitRow(0, TaskState.PENDING, 1, 1, 2, 10, PROBLEM)
     assert store.state(job_id(1)) is JobState.RUNNING
-    store.fail_unit(lease_unit(store).key, OWNER, PROBLEM, Outcome.RETRY, 2)
-    assert only(store) == UnitRow(0, UnitState.FAILED, 2, 2, 2, 10, PROBLEM)
+    store.fail(lease_unit(store), PROBLEM, Outcome.RETRY, 2)
+    assert only(store) == UnitRow(0, TaskState.FAILED, 2, 2, 2, 10, PROBLEM)
     job = store.job(job_id(1))
     assert (job.state, job.problem, job.progress.units_failed) == (JobState.FAILED, PROBLEM, 1)
 
@@ -160,35 +153,35 @@ def test_a_failed_attempt_is_tried_again_until_the_last(store: Store) -> None:
 def test_a_permanent_problem_fails_the_job_at_once_and_frees_its_other_units(store: Store) -> None:
     start_units(store, units=2)
     first, other = lease_unit(store), lease_unit(store, "another")
-    store.fail_unit(first.key, OWNER, PROBLEM, Outcome.FAIL, 3)
+    store.fail(first, PROBLEM, Outcome.FAIL, 3)
     rows = store.units(job_id(1))
-    assert [(row.state, row.attempts) for row in rows] == [(UnitState.FAILED, 1), (UnitState.PENDING, 0)]
+    assert [(row.state, row.attempts) for row in rows] == [(TaskState.FAILED, 1), (TaskState.PENDING, 0)]
     assert store.state(job_id(1)) is JobState.FAILED
     with pytest.raises(LeaseLost):
-        store.commit_unit(made(other), "another")
+        commit(store, other)
     assert store.lease_unit(OWNER, TTL_S) is None
 
 
 def test_a_blocking_problem_blocks_the_job_and_does_not_count(store: Store) -> None:
     start_units(store, units=1)
-    store.fail_unit(lease_unit(store).key, OWNER, PROBLEM, Outcome.BLOCK, 1)
-    assert only(store) == UnitRow(0, UnitState.PENDING, 1, 0, 2, 10, PROBLEM)
+    store.fail(lease_unit(store), PROBLEM, Outcome.BLOCK, 1)
+    assert only(store) == UnitRow(0, TaskState.PENDING, 1, 0, 2, 10, PROBLEM)
     job = store.job(job_id(1))
     assert (job.state, job.problem, job.progress.units_failed) == (JobState.BLOCKED, PROBLEM, 0)
 
 
 def test_a_commit_clears_the_problem_of_the_attempt_before(store: Store) -> None:
     start_units(store, units=1)
-    store.fail_unit(lease_unit(store).key, OWNER, PROBLEM, Outcome.RETRY, 3)
-    store.commit_unit(made(lease_unit(store)), OWNER)
-    assert only(store) == UnitRow(0, UnitState.DONE, 2, 2, 2, 10, None)
+    store.fail(lease_unit(store), PROBLEM, Outcome.RETRY, 3)
+    commit(store, lease_unit(store))
+    assert only(store) == UnitRow(0, TaskState.DONE, 2, 2, 2, 10, None)
 
 
 def test_each_move_of_a_unit_is_told(store: Store) -> None:
     start_units(store, units=1)
     known = len(store.events(job_id(1)))
-    store.fail_unit(lease_unit(store).key, OWNER, PROBLEM, Outcome.RETRY, 3)
-    store.commit_unit(made(lease_unit(store)), OWNER)
+    store.fail(lease_unit(store), PROBLEM, Outcome.RETRY, 3)
+    commit(store, lease_unit(store))
     told = store.events(job_id(1), after=known)
     assert [(event.kind, event.message, event.problem) for event in told] == [
         ("unit", "unit 0: pending -> leased (epoch 1)", None),

@@ -77,27 +77,16 @@ def test_jobs_of_an_older_service_are_listed_with_their_model_and_source(upgrade
     assert [upgraded.job(job_id(number)).request for number in (0, 1)] == list(REQUESTS)
 
 
-def test_a_job_that_an_older_service_takes_after_the_upgrade_is_listed_alike(
-    upgraded: Store, first: Database
-) -> None:
-    """It does not know the columns that came, so it leaves them at their default."""
-    with first.write() as tx:
-        tx.connection.execute(text("UPDATE job SET model = '', source_kind = ''"))
-    listed = [(job.id, job.model, job.source_kind) for job in upgraded.jobs()[0]]
-    assert listed == [(job_id(1), "org/second", "hub"), (job_id(0), "org/first", "inline")]
-    assert upgraded.summary(job_id(1)).source_kind == "hub"
-
-
-def test_units_of_an_older_service_begin_without_silent_deaths(upgraded: Store) -> None:
+def test_units_of_an_older_service_begin_without_deaths(upgraded: Store) -> None:
     (row,) = upgraded.units(job_id(0))
-    assert (row.epoch, row.attempts, row.silent_deaths) == (4, 2, 0)
+    assert (row.epoch, row.attempts, row.deaths) == (4, 2, 0)
 
 
 def test_plans_of_an_older_service_begin_without_failures(upgraded: Store, clock: Clock) -> None:
     """Sixty planners had the job, in whatever order they ended; one that fails now is the first."""
     lease = lease_plan(upgraded)
     assert (lease.job_id, lease.epoch) == (job_id(0), 61)
-    upgraded.fail_plan(lease, PROBLEM, Outcome.RETRY, 2)
+    upgraded.fail(lease, PROBLEM, Outcome.RETRY, 2)
     clock.advance(TTL_S)
     assert lease_plan(upgraded).epoch == 62
 

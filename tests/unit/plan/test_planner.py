@@ -20,13 +20,16 @@ from service.plan import planner
 from service.plan.planner import resolve_capture, run_planning
 from service.settings import Settings
 from service.store import Store
-from service.store.plans import SILENT_DEATHS
+from service.store.tasks import POLICIES
+from service.store.values import TaskKind
 from tests.support import templates
 from tests.support.store_cases import Beats, Clock, job_id
 
 JOB = job_id(1)
 BYTES_PER_TOKEN = 2 * 64 * 2
 """Two layers of 64 bfloat16 values."""
+
+MAX_DEATHS = POLICIES[TaskKind.PLAN].max_deaths
 
 
 class House:
@@ -299,14 +302,16 @@ def test_a_passing_error_is_tried_again_and_then_waits_for_a_person(house: House
 
 
 def test_a_job_that_kills_its_planners_waits_for_a_person(house: House) -> None:
-    """1. twenty planners vanish with the job  2. the next one blocks it  3. resumed, it is planned."""
+    """1. three planners vanish with the job  2. the next one blocks it  3. resumed, it is planned."""
     house.submit()
-    for _ in range(SILENT_DEATHS):
+    for _ in range(MAX_DEATHS):
         assert house.store.lease_plan("vanishes", 60) is not None
         house.clock.advance(61)
     assert house.plan() is False
     job = house.store.job(JOB)
-    assert job.state is JobState.BLOCKED and job.problem is not None and "20 times" in job.problem.detail
+    assert (
+        job.state is JobState.BLOCKED and job.problem is not None and "3 planners died" in job.problem.detail
+    )
     house.store.resume(JOB)
     house.plan()
     assert house.store.job(JOB).progress.plan_done
@@ -316,9 +321,9 @@ def test_planners_that_end_in_order_cost_no_try(house: House) -> None:
     """1. more planners than may vanish are stopped with the job  2. one fails  3. the next one plans it."""
     house.submit()
     house.settings = house.settings.model_copy(update={"unit_attempts": 2})
-    for _ in range(SILENT_DEATHS + 1):
+    for _ in range(MAX_DEATHS + 1):
         assert house.plan(stop=lambda: True) is True
-        house.store.release_roles("planner")
+        house.store.release_owner("planner")
     house.settings.work_root.write_text("in the way")
     assert house.plan() is True
     house.clock.advance(house.settings.lease_s + 1)

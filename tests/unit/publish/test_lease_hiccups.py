@@ -11,11 +11,22 @@ import pytest
 from service.errors import DiskFull, LeaseLost, QuarryError, StoreUnavailable
 from service.publish.lease_keeper import BEATS, LeaseKeeper
 from service.store import PublishLease
+from service.store.values import TaskKind
 from tests.support.finished_job import JOB, OWNER, a_request, an_identity
 
 ROOT = Path(__file__).parents[3]
 AWAY, FULL = StoreUnavailable("away"), DiskFull("full")
-LEASE = PublishLease(JOB, 1, OWNER, a_request(), an_identity(), None)
+LEASE = PublishLease(
+    kind=TaskKind.PUBLISH,
+    job_id=JOB,
+    item=0,
+    epoch=1,
+    attempts=1,
+    owner=OWNER,
+    request=a_request(),
+    identity=an_identity(),
+    provenance=None,
+)
 
 ENDS_DURING_AN_UPLOAD = """
 import threading
@@ -40,10 +51,14 @@ class Hiccups:
         self._met: Iterator[Exception | None] = iter(met)
         self.extensions = 0
 
-    def extend_publish(self, lease: PublishLease, ttl_s: float) -> None:
+    def extend(self, leases: list[PublishLease], ttl_s: float) -> list[PublishLease]:
         self.extensions += 1
-        if (error := next(self._met, None)) is not None:
+        error = next(self._met, None)
+        if isinstance(error, LeaseLost):
+            return leases
+        if error is not None:
             raise error
+        return []
 
 
 class Beats:

@@ -5,7 +5,8 @@ from enum import StrEnum
 
 import pytest
 
-from schemas.job import ENDED_JOB_STATES, JOB_MOVES, UNIT_MOVES, JobState, UnitState
+from schemas.job import ENDED_JOB_STATES, JOB_MOVES, JobState
+from service.store.values import TASK_MOVES, TaskState
 
 
 def reachable(moves: Mapping[StrEnum, frozenset[StrEnum]], origin: StrEnum) -> set[StrEnum]:
@@ -18,18 +19,18 @@ def reachable(moves: Mapping[StrEnum, frozenset[StrEnum]], origin: StrEnum) -> s
     return seen
 
 
-@pytest.mark.parametrize(("moves", "states"), [(JOB_MOVES, JobState), (UNIT_MOVES, UnitState)])
+@pytest.mark.parametrize(("moves", "states"), [(JOB_MOVES, JobState), (TASK_MOVES, TaskState)])
 def test_every_state_has_its_row_of_moves(moves, states) -> None:
     assert set(moves) == set(states)
     assert set().union(*moves.values()) <= set(states)
 
 
-@pytest.mark.parametrize(("moves", "first"), [(JOB_MOVES, JobState.QUEUED), (UNIT_MOVES, UnitState.PENDING)])
+@pytest.mark.parametrize(("moves", "first"), [(JOB_MOVES, JobState.QUEUED), (TASK_MOVES, TaskState.PENDING)])
 def test_every_state_can_be_reached_from_the_first(moves, first) -> None:
     assert reachable(moves, first) == set(moves)
 
 
-@pytest.mark.parametrize(("moves", "last"), [(JOB_MOVES, JobState.COMPLETED), (UNIT_MOVES, UnitState.DONE)])
+@pytest.mark.parametrize(("moves", "last"), [(JOB_MOVES, JobState.COMPLETED), (TASK_MOVES, TaskState.DONE)])
 def test_the_last_state_can_be_reached_from_every_state_and_left_by_none(moves, last) -> None:
     assert all(last in reachable(moves, state) for state in moves)
     assert moves[last] == frozenset()
@@ -41,7 +42,7 @@ def test_a_job_never_moves_to_the_state_it_is_in() -> None:
 
 
 def test_only_a_lease_may_follow_itself_as_the_next_epoch() -> None:
-    assert [state for state, targets in UNIT_MOVES.items() if state in targets] == [UnitState.LEASED]
+    assert [state for state, targets in TASK_MOVES.items() if state in targets] == [TaskState.LEASED]
 
 
 def test_an_ended_job_is_left_only_by_resuming_it() -> None:
@@ -58,4 +59,4 @@ def test_a_job_at_work_can_be_failed_blocked_and_cancelled() -> None:
 
 
 def test_only_a_leased_unit_can_be_done() -> None:
-    assert [state for state, targets in UNIT_MOVES.items() if UnitState.DONE in targets] == [UnitState.LEASED]
+    assert [state for state, targets in TASK_MOVES.items() if TaskState.DONE in targets] == [TaskState.LEASED]

@@ -1,0 +1,270 @@
+"""Tasks: what there is to do for a job, each leased to one owner at a time.
+
+A lease that ran out is good until another owner takes the task: the epoch fences its holder, never the time.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import TypeVar
+
+from sqlalchemy import ColumnElement, and_, exists, insert, or_, select, update
+from sqlalchemy.orm import aliased
+
+from schemas.job import JobState, Problem
+from service.errors import LeaseLost, Outcome, QuarryError
+from service.store.database import Transaction
+from service.store.ledger import TASK_COLUMNS, LockedJob, LockedTask, lock_job, move_job, move_task
+from service.store.migration import check_write
+from service.store.stopping import stop, void
+from service.store.tables import JOB, TASK
+from service.store.values import Lease, TaskKind, TaskState
+
+AnyLease = TypeVar("AnyLease", bound=Lease)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What becomes of a job whose task of a kind cannot be ended.
+
+    `exhausted` is the job's state after the last attempt that may fail; `max_deaths` is how many owners may
+    vanish over the task, killed or crashed, before the job is blocked. `delay_s` is waited for after the
+    first failed attempt, and doubles with each.
+    """
+
+    job_states: frozenset[JobState]
+    exhausted: Outcome
+    max_deaths: int
+    delay_s: float
+    blame: str
+    cure: str
+
+
+POLICIES = {
+    TaskKind.PLAN: Policy(
+        job_states=frozenset({JobState.QUEUED, JobState.RUNNING}),
+        exhausted=Outcome.BLOCK,
+        max_deaths=3,
+        delay_s=5.0,
+        blame="planners died without a word over this job",
+        cure="look for the reason in the planner's log and the kernel's (memory), then resume",
+    ),
+    # More deaths than attempts: a node that restarts is no fault of the unit that it happened to hold.
+    TaskKind.CAPTURE: Policy(
+        job_states=frozenset({JobState.QUEUED, JobState.RUNNING}),
+        exhausted=Outcome.FAIL,
+        max_deaths=10,
+        delay_s=0.0,
+        blame="workers died without a word while they held unit {item}; a worker holds several units at once,"
+        " so another of them may be at fault",
+        cure="look in the kernel's log for workers that were killed for want of memory; give them more of "
+        "it, or submit a new job with a smaller storage.shard_bytes; `resume` tries again",
+    ),
+    TaskKind.PUBLISH: Policy(
+        job_states=frozenset({JobState.QUEUED, JobState.RUNNING, JobState.PUBLISHING}),
+        exhausted=Outcome.BLOCK,
+        max_deaths=20,
+        delay_s=30.0,
+        blame="publishers died without a word over this job",
+        cure="look for the reason in the worker's log and the kernel's (memory), then resume",
+    ),
+}
+MAX_DELAY_S = 60.0
+
+
+def add(tx: Transaction, job: LockedJob, kind: TaskKind, item: int = 0, subject: str | None = None) -> None:
+    """Add a task that waits; it must not be there."""
+    new = insert(TASK).values(
+        job_id=job.id,
+        kind=kind,
+        item=item,
+        subject=subject or f"{job.id}/{item}",
+        state=TaskState.PENDING,
+        epoch=0,
+        attempts=0,
+        deaths=0,
+    )
+    tx.connection.execute(new)
+
+
+def next_job(tx: Transaction, kind: TaskKind, prefer_job: str | None = None) -> str | None:
+    """Return the job of the next lease of a kind: the preferred one if it has work, else the oldest."""
+    waiting = exists().where(TASK.c.job_id == JOB.c.id, TASK.c.kind == kind, _free(tx, kind))
+    query = select(JOB.c.id).where(JOB.c.state.in_(POLICIES[kind].job_states), waiting)
+    return tx.connection.scalar(query.order_by(JOB.c.id != prefer_job, JOB.c.number).limit(1))
+
+
+def take(
+    tx: Transaction, kind: TaskKind, job_id: str, owner: str, ttl_s: float
+) -> tuple[LockedJob, LockedTask] | None:
+    """Lease the lowest free task of a kind; none if others were faster or the job was stopped.
+
+    A lease that ran out was neither kept nor given back: its owner died without a word. That counts as a
+    death and not as an attempt. With the last death that it may cost, a task blocks its job.
+    """
+    policy = POLICIES[kind]
+    job = lock_job(tx, job_id)
+    if job.state not in policy.job_states:
+        return None
+    if kind is TaskKind.PUBLISH:
+        _lock_subject(tx, job.publish_subject)
+    free = select(*TASK_COLUMNS).where(TASK.c.job_id == job_id, TASK.c.kind == kind, _free(tx, kind))
+    row = tx.connection.execute(free.order_by(TASK.c.item).limit(1)).mappings().one_or_none()
+    if row is None:
+        return None
+    before = LockedTask(**row)
+    waiting = _after_death(before) if before.state is TaskState.LEASED else before
+    if waiting.deaths >= policy.max_deaths:
+        detail = f"{waiting.deaths} {policy.blame.format(item=before.item)}"
+        problem = QuarryError(detail, cure=policy.cure).problem()
+        job = move_task(tx, job, before, replace(waiting, problem=problem), problem)
+        stop(tx, job, JobState.BLOCKED, problem)
+        return None
+    _end_others(tx, before)
+    if job.state is JobState.QUEUED:
+        job = move_job(tx, job, JobState.RUNNING)
+    after = replace(
+        waiting,
+        state=TaskState.LEASED,
+        epoch=waiting.epoch + 1,
+        attempts=waiting.attempts + 1,
+        owner=owner,
+        lease_until=tx.now + timedelta(seconds=ttl_s),
+        not_before=None,
+    )
+    return move_task(tx, job, before, after), after
+
+
+def held(tx: Transaction, lease: Lease) -> tuple[LockedJob, LockedTask]:
+    """Lock the job of a task that is still leased to this attempt. Raises LeaseLost."""
+    job = lock_job(tx, lease.job_id)
+    query = select(*TASK_COLUMNS).where(_mine(lease)).with_for_update()
+    row = tx.connection.execute(query).mappings().one_or_none()
+    if row is None:
+        what = f"unit {lease.item} of " if lease.kind is TaskKind.CAPTURE else f"the {lease.kind} of "
+        raise LeaseLost(f"{lease.owner} no longer holds epoch {lease.epoch} of {what}job {lease.job_id}")
+    return job, LockedTask(**row)
+
+
+def extend(tx: Transaction, leases: Sequence[AnyLease], ttl_s: float) -> list[AnyLease]:
+    """Let leases run for `ttl_s` from now; return those that are lost."""
+    check_write(tx)
+    until = tx.now + timedelta(seconds=ttl_s)
+    lost = []
+    for lease in sorted(leases, key=lambda lease: (lease.job_id, lease.kind, lease.item)):
+        kept = update(TASK).where(_mine(lease)).values(lease_until=until)
+        if tx.connection.execute(kept).rowcount == 0:
+            lost.append(lease)
+    return lost
+
+
+def done(tx: Transaction, job: LockedJob, task: LockedTask, **deltas: int) -> LockedJob:
+    """End a task that was held; `deltas` change the job's counters."""
+    after = replace(task, state=TaskState.DONE, owner=None, lease_until=None, problem=None)
+    return move_task(tx, job, task, after, None, **deltas)
+
+
+def forgive(tx: Transaction, task: LockedTask) -> None:
+    """Forget the earlier attempts and deaths of a task that was held, since it gets on now."""
+    if task.attempts > 1 or task.deaths:
+        same = and_(TASK.c.job_id == task.job_id, TASK.c.kind == task.kind, TASK.c.item == task.item)
+        tx.connection.execute(update(TASK).where(same).values(attempts=1, deaths=0))
+
+
+def release(tx: Transaction, lease: Lease) -> None:
+    """Give a task back as if this attempt had not been. Raises LeaseLost."""
+    job, task = held(tx, lease)
+    move_task(tx, job, task, void(task))
+
+
+def postpone(tx: Transaction, lease: Lease) -> None:
+    """Give a task back, to be taken again after its kind's delay; the attempt does not count."""
+    job, task = held(tx, lease)
+    not_before = tx.now + timedelta(seconds=POLICIES[lease.kind].delay_s)
+    move_task(tx, job, task, replace(void(task), not_before=not_before))
+
+
+def release_owner(tx: Transaction, owner: str) -> None:
+    """Give back all that an owner holds that ended in order: neither failures nor deaths."""
+    mine = update(TASK).where(TASK.c.owner == owner, TASK.c.state == TaskState.LEASED)
+    tx.connection.execute(
+        mine.values(state=TaskState.PENDING, owner=None, lease_until=None, attempts=TASK.c.attempts - 1)
+    )
+
+
+def fail(tx: Transaction, lease: Lease, problem: Problem, outcome: Outcome, max_attempts: int) -> None:
+    """End an attempt with a problem. Raises LeaseLost.
+
+    VOID and BLOCK do not count the attempt. RETRY lets the task wait again until it has had `max_attempts`;
+    then the job ends as the kind's policy says.
+    """
+    policy = POLICIES[lease.kind]
+    job, task = held(tx, lease)
+    waiting = replace(void(task), problem=problem)
+    if outcome is Outcome.RETRY:
+        waiting = replace(waiting, attempts=task.attempts)
+        if task.attempts >= max_attempts:
+            outcome = policy.exhausted
+    if outcome is Outcome.FAIL:
+        failed = replace(waiting, state=TaskState.FAILED, attempts=task.attempts)
+        units_failed = int(lease.kind is TaskKind.CAPTURE)
+        job = move_task(tx, job, task, failed, problem, units_failed=units_failed)
+        stop(tx, job, JobState.FAILED, problem)
+    elif outcome is Outcome.BLOCK:
+        stop(tx, move_task(tx, job, task, waiting, problem), JobState.BLOCKED, problem)
+    else:
+        delay_s = min(policy.delay_s * 2 ** max(waiting.attempts - 1, 0), MAX_DELAY_S)
+        move_task(tx, job, task, replace(waiting, not_before=tx.now + timedelta(seconds=delay_s)), problem)
+
+
+def _after_death(task: LockedTask) -> LockedTask:
+    """Return a task whose lease ran out as it waits for its next attempt."""
+    return replace(void(task), deaths=task.deaths + 1)
+
+
+def _lock_subject(tx: Transaction, subject: str) -> None:
+    """Let no other transaction lease a publish of the subject before this one ends."""
+    same = and_(TASK.c.kind == TaskKind.PUBLISH, TASK.c.subject == subject)
+    tx.connection.execute(select(TASK.c.job_id).where(same).order_by(TASK.c.job_id).with_for_update())
+
+
+def _end_others(tx: Transaction, task: LockedTask) -> None:
+    """End the lease that ran out on a task of another job with the same subject, if there is one."""
+    other = and_(TASK.c.kind == task.kind, TASK.c.subject == task.subject, TASK.c.job_id != task.job_id)
+    waiting = {
+        "state": TaskState.PENDING,
+        "owner": None,
+        "lease_until": None,
+        "attempts": TASK.c.attempts - 1,
+        "deaths": TASK.c.deaths + 1,
+    }
+    tx.connection.execute(update(TASK).where(other, TASK.c.state == TaskState.LEASED).values(waiting))
+
+
+def _free(tx: Transaction, kind: TaskKind) -> ColumnElement[bool]:
+    """Return the condition that a task waits, or that its lease ran out, and nobody holds its subject."""
+    waits = and_(
+        TASK.c.state == TaskState.PENDING, or_(TASK.c.not_before.is_(None), TASK.c.not_before <= tx.now)
+    )
+    free = or_(waits, and_(TASK.c.state == TaskState.LEASED, TASK.c.lease_until <= tx.now))
+    if kind is not TaskKind.PUBLISH:
+        return free
+    other = aliased(TASK)
+    return and_(
+        free,
+        ~exists().where(
+            other.c.kind == TASK.c.kind, other.c.subject == TASK.c.subject, other.c.lease_until > tx.now
+        ),
+    )
+
+
+def _mine(lease: Lease) -> ColumnElement[bool]:
+    """Return the condition that fences every write of an attempt; stopping a job voids its leases, too."""
+    return and_(
+        TASK.c.job_id == lease.job_id,
+        TASK.c.kind == lease.kind,
+        TASK.c.item == lease.item,
+        TASK.c.epoch == lease.epoch,
+        TASK.c.owner == lease.owner,
+        TASK.c.state == TaskState.LEASED,
+    )
