@@ -183,7 +183,7 @@ class Store:
         return self._lease(TaskKind.PUBLISH, publishing.lease, owner, ttl_s)
 
     def delay_publish(self, lease: PublishLease, problem: Problem, reached: int, deadline_s: float) -> None:
-        """Record why a job is not published yet and give it back; block it after `deadline_s` without progress.
+        """Record why a job is not published yet and give it back; block it after `deadline_s` of it.
 
         `reached` is how far this lease had got (see `Delay`). Raises LeaseLost.
         """

@@ -351,22 +351,22 @@ def test_a_worker_whose_heartbeat_broke_ends_loudly_and_gives_its_units_back(tmp
     shop = Shop.open(tmp_path, target, lease_s=1.0)
     job_id = shop.submit(request(target, conversations(20)))
     shop.plan()
-    healthy, extend = FakeEngine.run, Store.extend_units
+    healthy, extend = FakeEngine.run, Store.extend
 
     async def slow(self, prompt):
         await asyncio.sleep(1.0)
         return await healthy(self, prompt)
 
-    def broken(self, keys, owner, ttl_s):
+    def broken(self, leases, ttl_s):
         raise RuntimeError("a bug in the heartbeat")
 
     monkeypatch.setattr(FakeEngine, "run", slow)
-    monkeypatch.setattr(Store, "extend_units", broken)
+    monkeypatch.setattr(Store, "extend", broken)
     with pytest.raises(RuntimeError, match="a bug in the heartbeat"):
         shop.capture(job_id)
     assert not any(row.state is TaskState.LEASED for row in shop.store.units(job_id))
     monkeypatch.setattr(FakeEngine, "run", healthy)
-    monkeypatch.setattr(Store, "extend_units", extend)
+    monkeypatch.setattr(Store, "extend", extend)
     shop.finish(job_id)
     assert_whole(shop, job_id, written=20, rejected=0)
     shop.store.close()

@@ -40,6 +40,7 @@ from service.plan.planner import run_planning
 from service.publish.publisher import run_publishing
 from service.settings import Settings
 from service.store import Store, TaskState
+from service.store.tasks import MAX_DELAY_S
 from tests.contract.test_distrust import ONE_UNIT, target
 from tests.support.engine_bench import until
 from tests.support.fake_engine import FakeEngine
@@ -54,6 +55,10 @@ AWAY = StoreUnavailable("away")
 FULL = DiskFull("it cannot grow")
 TO_A_WORKER = pytest.mark.parametrize("error", [AWAY, FULL], ids=["away", "full"])
 """A worker knows two ways in which its store is away."""
+
+
+LATER_S = MAX_DELAY_S + 1.0
+"""After every lease of these tests, and after the longest delay of a task."""
 
 
 class Away:
@@ -184,7 +189,7 @@ def test_a_unit_is_kept_over_a_beat_that_finds_no_store(
     """1. A unit is captured for longer than its lease. 2. The first beat finds no store, the next does."""
     job_id = submit(shop)
     shop.plan()
-    away = Away(monkeypatch, shop.store, "extend_units", clock, SHARE * shop.settings.lease_s, error)
+    away = Away(monkeypatch, shop.store, "extend", clock, SHARE * shop.settings.lease_s, error)
     healthy = FakeEngine.run
 
     async def run(self: FakeEngine, prompt: Prompt) -> Answer:
@@ -202,7 +207,7 @@ def test_a_unit_is_kept_while_proofs_fill_the_loops_threads(
     """1. A unit is captured. 2. Every thread of the loop's pool is busy for longer than the unit's lease."""
     job_id = submit(shop)
     shop.plan()
-    kept = Away(monkeypatch, shop.store, "extend_units", clock, SHARE * shop.settings.lease_s)
+    kept = Away(monkeypatch, shop.store, "extend", clock, SHARE * shop.settings.lease_s)
     proven = threading.Event()
 
     async def captured() -> None:
@@ -231,7 +236,7 @@ def test_a_failed_attempt_that_cannot_be_recorded_is_left_to_its_lease(
     """1. An engine does not start. 2. There is no store to record that. 3. The lease runs out."""
     job_id = submit(shop)
     shop.plan()
-    away = Away(monkeypatch, shop.store, "fail_unit", clock, shop.settings.lease_s + 1, error)
+    away = Away(monkeypatch, shop.store, "fail", clock, LATER_S, error)
     start, broken = FakeEngine.start, iter([True])
 
     async def started(self: FakeEngine, spec: EngineSpec, settings: Settings, link: EngineLink) -> None:
@@ -254,7 +259,7 @@ def test_a_worker_that_stops_without_a_store_gives_back_what_it_can_and_stops_it
     shop.settings = shop.settings.model_copy(update={"drain_s": 0.0})
     job_id = submit(shop, storage={"shard_bytes": 262_144})
     shop.plan()
-    Away(monkeypatch, shop.store, "release_unit", clock, error=error)
+    Away(monkeypatch, shop.store, "release", clock, error=error)
 
     async def stopped() -> Capture:
         loop = Capture(shop.store, shop.settings, "worker")
@@ -268,7 +273,7 @@ def test_a_worker_that_stops_without_a_store_gives_back_what_it_can_and_stops_it
     assert loop._engine.session is None
     counted = attempts(shop, job_id)
     assert (counted[TaskState.LEASED, 1, 1], counted[TaskState.PENDING, 1, 0]) == (1, 1)
-    clock.advance(shop.settings.lease_s + 1)
+    clock.advance(LATER_S)
     monkeypatch.delenv("QUARRY_FAKE_STEP_S")
     assert shop.finish(job_id).state is JobState.COMPLETED
 
@@ -300,7 +305,7 @@ def test_a_job_that_finds_no_store_is_published_again_and_on_a_full_disk_it_wait
         assert shop.store.state(job_id) is JobState.BLOCKED
         shop.store.resume(job_id)
     assert shop.store.state(job_id) is not JobState.COMPLETED
-    clock.advance(shop.settings.lease_s + 1)
+    clock.advance(LATER_S)
     assert shop.finish(job_id).state is JobState.COMPLETED
 
 
@@ -312,7 +317,7 @@ def test_a_publishers_error_that_cannot_be_recorded_is_left_to_the_next_lease(
     job_id = submit(shop)
     shop.plan()
     shop.capture(job_id)
-    Away(monkeypatch, shop.store, "fail_job", clock, shop.settings.lease_s + 1, error)
+    Away(monkeypatch, shop.store, "fail", clock, LATER_S, error)
 
     def broken(asked: ExtractRequest, identity: Identity, settings: Settings) -> bytes:
         raise DatasetBroken("planted")
@@ -341,13 +346,14 @@ def test_a_plan_that_finds_no_store_is_made_again_and_on_a_full_disk_its_job_wai
     """The job may be tried once: an error that counted would block it."""
     shop.settings = shop.settings.model_copy(update={"unit_attempts": 1})
     job_id = submit(shop, storage={"shard_bytes": 262_144})
-    Away(monkeypatch, shop.store, verb, clock, shop.settings.lease_s + 1, error)
+    Away(monkeypatch, shop.store, verb, clock, error=error)
     assert run_planning(shop.store, shop.settings, "planner", lambda: False) is True
     job = shop.store.job(job_id)
     assert job.state is (JobState.BLOCKED if error is FULL else JobState.RUNNING)
     assert not job.progress.plan_done
     if error is FULL:
         shop.store.resume(job_id)
+    clock.advance(LATER_S)
     shop.plan()
     job = shop.store.job(job_id)
     assert job.state is JobState.RUNNING and job.progress.plan_done
@@ -361,7 +367,7 @@ def test_a_plan_is_kept_over_an_extension_that_finds_no_store(
     """1. A plan takes longer than its lease. 2. The first extension finds no store; others keep the plan."""
     settings = shop.settings.model_copy(update={"lease_s": 0.05})
     job_id = submit(shop)
-    away = Away(monkeypatch, shop.store, "extend_plan", clock, SHARE * settings.lease_s, error)
+    away = Away(monkeypatch, shop.store, "extend", clock, SHARE * settings.lease_s, error)
 
     def stop() -> bool:
         return not away.kept.wait(30.0) or shop.store.lease_plan("another", 60.0) is not None
@@ -375,7 +381,7 @@ def test_a_planners_error_that_cannot_be_recorded_is_met_again_by_the_next_lease
     shop: Shop, clock: Clock, monkeypatch: pytest.MonkeyPatch, error: QuarryError
 ) -> None:
     job_id = submit(shop, layers=[99])
-    Away(monkeypatch, shop.store, "fail_plan", clock, shop.settings.lease_s + 1, error)
+    Away(monkeypatch, shop.store, "fail", clock, LATER_S, error)
     assert run_planning(shop.store, shop.settings, "planner", lambda: False) is True
     assert shop.store.state(job_id) is JobState.RUNNING
     shop.plan()
