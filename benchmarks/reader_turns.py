@@ -21,7 +21,7 @@ from schemas.dataset.seal import sealing
 from service.export.options import Algorithm, ExportOptions, FormatName
 from service.export.run import export
 from service.reader import QuarryDataset, Row
-from service.reader.about import About
+from service.reader.row import About
 
 BATCH_ROWS = 16
 """Rows of a packed batch of 8,192 tokens, speculators' default, at this bench's mean length."""

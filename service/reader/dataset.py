@@ -1,10 +1,9 @@
 """The map-style dataset: row number in, view out."""
 
 import os
-import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -15,11 +14,10 @@ from schemas.dataset.norm import NormWeights, read_norm_file
 from schemas.dataset.shard import Shard
 from schemas.dataset.states import read_states
 from schemas.names import FINAL_NORM_PATH
-from service.reader.about import About
 from service.reader.errors import ReaderError
 from service.reader.files import Files, LocalFiles, files_of
 from service.reader.places import Place, Places
-from service.reader.row import Row
+from service.reader.row import About, Row
 from service.reader.views import View
 
 OPEN_SHARDS = 64
@@ -64,13 +62,14 @@ class QuarryDataset(Dataset[Any]):
         """
         self._files: Files = files_of(where, revision) if isinstance(where, str | os.PathLike) else where
         self._places = Places(self._files, frozenset(jobs) if jobs is not None else None)
-        self._view = view
+        self.view = view
+        self.num_tokens: list[int] = self._places.num_tokens
+        """T of every row, for samplers that fill batches by tokens."""
         if direct is None:
             direct = isinstance(self._files, LocalFiles) and self._files.outgrow_memory(self._places.shards)
         self._direct = direct
         self._pinned, self._memory_map = pin_memory, memory_map
-        self._shards: OrderedDict[str, Shard] = OrderedDict()
-        self._lock = threading.Lock()
+        self._shard = lru_cache(OPEN_SHARDS)(self._open_shard)
         if not len(self._places):
             raise ReaderError("the dataset holds no rows")
         self.about = About.of(self._shard(self._places[0].shard).provenance)
@@ -87,19 +86,9 @@ class QuarryDataset(Dataset[Any]):
         return len(self._places)
 
     @property
-    def num_tokens(self) -> list[int]:
-        """T of every row, for samplers that fill batches by tokens."""
-        return self._places.num_tokens
-
-    @property
     def sample_ids(self) -> list[str]:
         """The id of every row's sample."""
         return self._places.sample_ids
-
-    @property
-    def has_view(self) -> bool:
-        """Whether a row comes as what a view makes of it, so that its states are read at once."""
-        return self._view is not None
 
     def supervised_counts(self) -> dict[int, int]:
         """Return how often each token id is supervised in all rows, from the index."""
@@ -107,11 +96,11 @@ class QuarryDataset(Dataset[Any]):
 
     def __getitem__(self, number: int) -> Any:  # noqa: ANN401 - a Row, or what the view makes of it
         row = self.row(number)
-        return row if self._view is None else self._view(row)
+        return row if self.view is None else self.view(row)
 
     def __getitems__(self, numbers: Sequence[int]) -> list[Any]:
         """Return a batch, for torch's DataLoader: its rows are read by several threads at once."""
-        if self._view is None:
+        if self.view is None:
             return [self.row(number) for number in numbers]
         with ThreadPoolExecutor(THREADS) as pool:
             return list(pool.map(self.__getitem__, numbers))
@@ -122,25 +111,15 @@ class QuarryDataset(Dataset[Any]):
             raise IndexError(f"row {number} of {len(self)}")
         number %= len(self)
         place = self._places[number]
-        light = self._places.light(number)
-        shard = self._shard(place.shard)
-
-        def read(layer_id: int) -> torch.Tensor:
-            return self._states(shard, place, (layer_id,))
-
-        def read_many(layer_ids: tuple[int, ...]) -> torch.Tensor:
-            return self._states(shard, place, layer_ids)
-
+        read_many = partial(self._states, self._shard(place.shard), place)
         ids_T, mask_T = self._places.tokens(number)
         return Row(
-            sample_id=light["sample_id"],
-            source_id=light["source_id"],
-            prompt_tokens=light["prompt_tokens"],
+            **self._places.light(number),
             input_ids=ids_T,
             loss_mask=mask_T,
             layer_ids=self.about.layer_ids,
             num_layers=self.about.num_layers,
-            read=read,
+            read=lambda layer_id: read_many((layer_id,)),
             norm=self._norm,
             read_many=read_many,
         )
@@ -165,27 +144,20 @@ class QuarryDataset(Dataset[Any]):
             states_TLH[:, index] = read_states(shard, place.row, layer_id, place.num_tokens)
         return states_TLH.view(place.num_tokens, -1)
 
-    def _shard(self, path: str) -> Shard:
-        with self._lock:
-            if path in self._shards:
-                self._shards.move_to_end(path)
-                return self._shards[path]
-            shard = Shard(self._files.open(path, direct=self._direct, memory_map=self._memory_map), path)
-            about = About.of(shard.provenance)
-            if hasattr(self, "about") and about != self.about:
-                raise ReaderError(
-                    f"{path} holds other states than the first shard ({about} against {self.about}): "
-                    "name the jobs that belong together in 'jobs'"
-                )
-            self._shards[path] = shard
-            if len(self._shards) > OPEN_SHARDS:
-                self._shards.popitem(last=False)
-            return shard
+    def _open_shard(self, path: str) -> Shard:
+        shard = Shard(self._files.open(path, direct=self._direct, memory_map=self._memory_map), path)
+        about = About.of(shard.provenance)
+        if about != getattr(self, "about", about):
+            raise ReaderError(
+                f"{path} holds other states than the first shard ({about} against {self.about}): "
+                "name the jobs that belong together in 'jobs'"
+            )
+        return shard
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave open files and the lock behind: a worker process opens its own."""
-        return {name: value for name, value in self.__dict__.items() if name not in {"_shards", "_lock"}}
+        """Leave open files behind: a worker process opens its own."""
+        return {name: value for name, value in self.__dict__.items() if name != "_shard"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._shards, self._lock = OrderedDict(), threading.Lock()
+        self._shard = lru_cache(OPEN_SHARDS)(self._open_shard)

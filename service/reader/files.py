@@ -4,12 +4,12 @@ import os
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from schemas.dataset.files import LocalFile, RangeFile
+from schemas.dataset.files import LocalFile
 from schemas.dataset.memory import Bytes
 from service.reader.errors import ReaderError
 
@@ -17,23 +17,13 @@ HUB_PREFIX = "hf://datasets/"
 _MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
-class Files(Protocol):
-    """A dataset's files by their paths inside it."""
-
-    def find(self, folder: str, suffix: str) -> list[str]:
-        """Return the paths below `folder` that end in `suffix`, sorted."""
-
-    def open(self, path: str, *, direct: bool = False, memory_map: bool = False) -> RangeFile:
-        """Open a file; a local one is read past the page cache, or mapped, if asked. Raises ReaderError."""
-
-
-def read_file(files: Files, path: str) -> bytes:
+def read_file(files: "Files", path: str) -> bytes:
     """Return a small file of a dataset whole. Raises ReaderError, OSError."""
     file = files.open(path)
     return file.read(0, file.num_bytes).tobytes()
 
 
-def files_of(where: str | os.PathLike[str], revision: str | None = None) -> Files:
+def files_of(where: str | os.PathLike[str], revision: str | None = None) -> "Files":
     """Return the files of a folder, or of a dataset repository named `hf://datasets/NAMESPACE/NAME`.
 
     `revision` is a branch, tag or commit of the repository. Raises ReaderError.
@@ -47,7 +37,7 @@ def files_of(where: str | os.PathLike[str], revision: str | None = None) -> File
 
 
 class LocalFiles:
-    """A folder."""
+    """A folder. Paths are those inside the dataset."""
 
     def __init__(self, folder: Path) -> None:
         """Look below `folder`."""
@@ -55,8 +45,8 @@ class LocalFiles:
 
     def find(self, folder: str, suffix: str) -> list[str]:
         """Return the paths below `folder` that end in `suffix`, sorted."""
-        found = (self._folder / folder).rglob(f"*{suffix}")
-        return sorted(path.relative_to(self._folder).as_posix() for path in found)
+        paths = (self._folder / folder).rglob(f"*{suffix}")
+        return sorted(path.relative_to(self._folder).as_posix() for path in paths)
 
     def open(self, path: str, *, direct: bool = False, memory_map: bool = False) -> LocalFile:
         """Open a file, to be read as `LocalFile` says. Raises ReaderError."""
@@ -92,12 +82,15 @@ class HubFiles:
 
     def find(self, folder: str, suffix: str) -> list[str]:
         """Return the paths below `folder` that end in `suffix`, sorted."""
-        found = self._fs.glob(f"{self._root}{folder}/**/*{suffix}")
-        return sorted(str(path).split("/", 3)[3] for path in found)
+        paths = self._fs.glob(f"{self._root}{folder}/**/*{suffix}")
+        return sorted(str(path).split("/", 3)[3] for path in paths)
 
     def open(self, path: str, *, direct: bool = False, memory_map: bool = False) -> "HubFile":
         """Name a file; nothing is read yet."""
         return HubFile(self._fs, self._root + path)
+
+
+Files = LocalFiles | HubFiles
 
 
 class HubFile:

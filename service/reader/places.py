@@ -99,12 +99,11 @@ def _indexes(files: Files, jobs: frozenset[str] | None) -> list[str]:
     missing = sorted(wanted - complete)
     if missing and (jobs is not None or not complete):
         raise ReaderError(
-            f"{_subject(missing)} not complete: there is no {MANIFEST_FOLDER}/{missing[0]}.json, which "
+            f"not complete: {_named(missing)}. There is no {MANIFEST_FOLDER}/{missing[0]}.json, which "
             "comes last. Wait for the job or its push, resume it if it broke off, or, in a copy, "
             f"copy {MANIFEST_FOLDER}/ as well. Complete here: {_named(sorted(complete)) or 'none'}"
         )
-    taken = wanted & complete
-    chosen = [path for path in paths if _job_of(path) in taken]
+    chosen = [path for path in paths if _job_of(path) in wanted & complete]
     if not chosen:
         whose = f"of the jobs {sorted(jobs)}" if jobs is not None else "files"
         raise ReaderError(f"there are no index {whose}: is this the root of a dataset that Quarry made?")
@@ -113,10 +112,6 @@ def _indexes(files: Files, jobs: frozenset[str] | None) -> list[str]:
 
 def _job_of(path: str) -> str:
     return path.split("/")[1]
-
-
-def _subject(jobs: list[str]) -> str:
-    return f"the job {jobs[0]} is" if len(jobs) == 1 else f"the jobs {_named(jobs)} are"
 
 
 def _named(jobs: list[str]) -> str:

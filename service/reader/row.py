@@ -9,9 +9,32 @@ from dataclasses import dataclass
 import torch
 
 from schemas.dataset.norm import NormWeights
+from schemas.identity import FinalNorm, Provenance
 
 _NORM_TOKENS = 32
 """Normed at a time: what the steps of a norm leave between them stays in a core's cache, half of the time."""
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What all rows have in common. `layer_ids` are vLLM's, ascending; `dtype` is what rows are read in."""
+
+    model: str
+    revision: str
+    num_layers: int
+    layer_ids: tuple[int, ...]
+    hidden_size: int
+    compression: str
+    dtype: torch.dtype
+    final_norm: FinalNorm
+
+    @classmethod
+    def of(cls, provenance: Provenance) -> "About":
+        """Take it from a shard's provenance."""
+        same = {"model", "revision", "num_layers", "layer_ids", "hidden_size", "compression"}
+        identity = provenance.identity
+        dtype = getattr(torch, identity.dtype)
+        return cls(**identity.model_dump(include=same), dtype=dtype, final_norm=provenance.final_norm)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +77,11 @@ class Row:
 
     def last_normed(self) -> torch.Tensor:
         """Return them after the final norm: what the target's head turns into logits. Raises ReaderError."""
-        states_TH = self.last()
-        return self._normed(states_TH, states_TH)
+        return self.normed(self.last(), in_place=True)
 
-    def normed(self, states_TH: torch.Tensor) -> torch.Tensor:
-        """Return the last layer's states [T, H], which stay as they are, after the final norm."""
-        return self._normed(states_TH, torch.empty_like(states_TH))
-
-    def _normed(self, states_TH: torch.Tensor, out_TH: torch.Tensor) -> torch.Tensor:
+    def normed(self, states_TH: torch.Tensor, *, in_place: bool = False) -> torch.Tensor:
+        """Return the last layer's states [T, H] after the final norm, in new memory unless `in_place`."""
+        out_TH = states_TH if in_place else torch.empty_like(states_TH)
         for begin in range(0, len(states_TH), _NORM_TOKENS):
             out_TH[begin : begin + _NORM_TOKENS] = self.norm(states_TH[begin : begin + _NORM_TOKENS])
         return out_TH

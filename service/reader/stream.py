@@ -99,7 +99,7 @@ class QuarryStream(IterableDataset[Any]):
 
     def _rows(self, numbers: Sequence[int]) -> Iterator[Any]:
         """Yield the rows in this order, whichever is read first; an error comes in its row's place."""
-        if not self._ahead or not self._dataset.has_view:
+        if not self._ahead or self._dataset.view is None:
             yield from map(self._dataset.__getitem__, numbers)
             return
         coming: deque[Future[Any]] = deque()

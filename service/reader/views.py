@@ -17,14 +17,13 @@ Every view is a dict of tensors:
 Legend: T tokens, R = T - 1 rows, H hidden size, K draft steps, A auxiliary layers.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 
-from service.reader.about import About
 from service.reader.errors import ReaderError
-from service.reader.row import Row
+from service.reader.row import About, Row
 
 IGNORED = -100
 """A label that PyTorch's losses leave out."""
@@ -42,25 +41,57 @@ class View(Protocol):
         """Return the view of a row."""
 
 
-@dataclass(frozen=True, slots=True)
-class Eagle:
-    """EAGLE-1 and EAGLE-2: the state is the last layer's, post-norm. All [R] or [R, H]."""
+class _OfLastLayer:
+    """A view that needs the last layer alone."""
+
+    __slots__ = ()
 
     def check(self, about: About) -> None:
         """Raise ReaderError without the last layer."""
-        _need(about, (about.num_layers,))
+        _check(self, about, ())
+
+
+class _OfAuxiliaryLayers:
+    """A view that needs the last layer and the auxiliary ones in `layers`, or some if that is null."""
+
+    __slots__ = ()
+    layers: tuple[int, ...] | None
+
+    def check(self, about: About) -> None:
+        """Raise ReaderError without the layers named, or without the last one."""
+        if self.layers is None and not set(about.layer_ids) - {about.num_layers}:
+            raise ReaderError(
+                "the dataset holds no auxiliary layers, only the last one: extract some in 'layers'"
+            )
+        if self.layers is not None and not self.layers:
+            raise ReaderError("'layers' names no layer: leave it out to take all auxiliary layers")
+        _check(self, about, self.layers or ())
+
+
+def _check(view: object, about: About, layers: tuple[int, ...]) -> None:
+    num_steps = getattr(view, "num_steps", 1)
+    if num_steps < 1:
+        raise ReaderError(f"'num_steps' is {num_steps}: it must be at least 1")
+    missing = sorted({*layers, about.num_layers} - set(about.layer_ids))
+    if missing:
+        raise ReaderError(
+            f"the dataset holds layers {list(about.layer_ids)}; this view needs {missing} as well: "
+            "extract them, or name others"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle(_OfLastLayer):
+    """EAGLE-1 and EAGLE-2: the state is the last layer's, post-norm. All [R] or [R, H]."""
 
     def __call__(self, row: Row) -> Tensors:
         """Return the view of a row."""
         normed_TH = row.last_normed()
-        return _one_step(row) | {
-            "hidden_states": normed_TH[:-1],
-            "target_hidden_states": normed_TH[1:],
-        }
+        return _first_step(row) | {"hidden_states": normed_TH[:-1], "target_hidden_states": normed_TH[1:]}
 
 
 @dataclass(frozen=True, slots=True)
-class Eagle3:
+class Eagle3(_OfAuxiliaryLayers):
     """EAGLE-3: the states are auxiliary layers side by side, ascending: `hidden_states` is [R, A * H].
 
     `layers` names their ids; all captured ones below the last if null.
@@ -68,20 +99,16 @@ class Eagle3:
 
     layers: tuple[int, ...] | None = None
 
-    def check(self, about: About) -> None:
-        """Raise ReaderError without the layers named, or without the last one."""
-        _need_auxiliary(about, self.layers)
-
     def __call__(self, row: Row) -> Tensors:
         """Return the view of a row."""
-        return _one_step(row) | {
+        return _first_step(row) | {
             "hidden_states": row.auxiliary(self.layers)[:-1],
             "target_hidden_states": row.last_normed()[1:],
         }
 
 
 @dataclass(frozen=True, slots=True)
-class PEagle:
+class PEagle(_OfAuxiliaryLayers):
     """P-EAGLE: EAGLE-3's first step, and `num_steps` labels for each row, predicted in parallel.
 
     `positions`, `labels` and `loss_mask` are [K, R]. `input_ids` and `hidden_states` are those of the first
@@ -91,24 +118,13 @@ class PEagle:
     num_steps: int
     layers: tuple[int, ...] | None = None
 
-    def check(self, about: About) -> None:
-        """Raise ReaderError without the layers named, or without the last one."""
-        _need_steps(self.num_steps)
-        _need_auxiliary(about, self.layers)
-
     def __call__(self, row: Row) -> Tensors:
         """Return the view of a row."""
-        first = Eagle3(self.layers)(row)
-        steps = [_labels(row, step) for step in range(self.num_steps)]
-        return first | {
-            "positions": _positions(row, self.num_steps),
-            "labels": torch.stack([labels for labels, _ in steps]),
-            "loss_mask": torch.stack([mask for _, mask in steps]),
-        }
+        return Eagle3(self.layers)(row) | _steps(row, self.num_steps) | {"input_ids": row.input_ids[1:]}
 
 
 @dataclass(frozen=True, slots=True)
-class Mtp:
+class Mtp(_OfLastLayer):
     """Multi-token prediction of `num_steps` steps, as DeepSeek's, Qwen's and GLM's.
 
     `input_ids`, `positions`, `labels` and `loss_mask` are [K, R]: step k is fed token t + 1 + k at position
@@ -119,11 +135,6 @@ class Mtp:
 
     num_steps: int
     normed: bool = True
-
-    def check(self, about: About) -> None:
-        """Raise ReaderError without the last layer."""
-        _need_steps(self.num_steps)
-        _need(about, (about.num_layers,))
 
     def __call__(self, row: Row) -> Tensors:
         """Return the view of a row."""
@@ -136,22 +147,15 @@ class Mtp:
 
 
 @dataclass(frozen=True, slots=True)
-class Step35Mtp:
+class Step35Mtp(Mtp):
     """Step-3.5's MTP: `Mtp` that is not `normed`. Each step has a layer of the drafter for itself."""
 
     num_steps: int = 3
-
-    def check(self, about: About) -> None:
-        """Raise ReaderError without the last layer."""
-        Mtp(self.num_steps, normed=False).check(about)
-
-    def __call__(self, row: Row) -> Tensors:
-        """Return the view of a row."""
-        return Mtp(self.num_steps, normed=False)(row)
+    normed: bool = field(default=False, init=False)
 
 
 @dataclass(frozen=True, slots=True)
-class DFlash:
+class DFlash(_OfAuxiliaryLayers):
     """DFlash: auxiliary layers as context, un-shifted; blocks are cut by the trainer.
 
     `input_ids`, `positions` and `loss_mask` are [T], `hidden_states` is [T, A * H] and
@@ -159,10 +163,6 @@ class DFlash:
     """
 
     layers: tuple[int, ...] | None = None
-
-    def check(self, about: About) -> None:
-        """Raise ReaderError without the layers named, or without the last one."""
-        _need_auxiliary(about, self.layers)
 
     def __call__(self, row: Row) -> Tensors:
         """Return the view of a row."""
@@ -176,68 +176,28 @@ class DFlash:
         }
 
 
-def _one_step(row: Row) -> Tensors:
-    labels, mask = _labels(row, 0)
-    return {
-        "input_ids": row.input_ids[1:],
-        "positions": torch.arange(row.num_tokens - 1),
-        "labels": labels,
-        "loss_mask": mask,
-    }
-
-
 def _steps(row: Row, num_steps: int) -> Tensors:
     """Return ids, positions, labels and masks of every step: [K, R].
 
     Ids past the end are 0 and never count.
     """
-    ids_KR = torch.zeros((num_steps, row.num_tokens - 1), dtype=torch.int64)
-    for step in range(min(num_steps, row.num_tokens - 1)):
-        ids_KR[step, : row.num_tokens - 1 - step] = row.input_ids[1 + step :]
-    steps = [_labels(row, step) for step in range(num_steps)]
+    num_rows = row.num_tokens - 1
+    ids_KR = torch.zeros((num_steps, num_rows), dtype=torch.int64)
+    labels_KR = torch.full((num_steps, num_rows), IGNORED)
+    mask_KR = torch.zeros((num_steps, num_rows), dtype=torch.uint8)
+    for step in range(min(num_steps, num_rows)):
+        known = num_rows - 1 - step
+        ids_KR[step, : known + 1] = row.input_ids[1 + step :]
+        labels_KR[step, :known] = row.input_ids[2 + step :]
+        mask_KR[step, :known] = row.loss_mask[1 : 1 + known] & row.loss_mask[2 + step :]
     return {
         "input_ids": ids_KR,
-        "positions": _positions(row, num_steps),
-        "labels": torch.stack([labels for labels, _ in steps]),
-        "loss_mask": torch.stack([mask for _, mask in steps]),
+        "positions": torch.arange(num_rows) + torch.arange(num_steps)[:, None],
+        "labels": labels_KR,
+        "loss_mask": mask_KR,
     }
 
 
-def _positions(row: Row, num_steps: int) -> torch.Tensor:
-    """Return t + k of every step: [K, R]."""
-    return torch.arange(row.num_tokens - 1) + torch.arange(num_steps)[:, None]
-
-
-def _labels(row: Row, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the tokens t + 2 + `step` and where they count: both [R]."""
-    labels = torch.full((row.num_tokens - 1,), IGNORED)
-    mask = torch.zeros(row.num_tokens - 1, dtype=torch.uint8)
-    known = row.num_tokens - 2 - step
-    if known > 0:
-        labels[:known] = row.input_ids[2 + step :]
-        mask[:known] = row.loss_mask[1 : 1 + known] & row.loss_mask[2 + step :]
-    return labels, mask
-
-
-def _need(about: About, layer_ids: tuple[int, ...]) -> None:
-    missing = sorted(set(layer_ids) - set(about.layer_ids))
-    if missing:
-        raise ReaderError(
-            f"the dataset holds layers {list(about.layer_ids)}; this view needs {missing} as well: "
-            "extract them, or name others"
-        )
-
-
-def _need_auxiliary(about: About, layers: tuple[int, ...] | None) -> None:
-    if layers is None and not set(about.layer_ids) - {about.num_layers}:
-        raise ReaderError(
-            "the dataset holds no auxiliary layers, only the last one: extract some in 'layers'"
-        )
-    if layers is not None and not layers:
-        raise ReaderError("'layers' names no layer: leave it out to take all auxiliary layers")
-    _need(about, (*(layers or ()), about.num_layers))
-
-
-def _need_steps(num_steps: int) -> None:
-    if num_steps < 1:
-        raise ReaderError(f"'num_steps' is {num_steps}: it must be at least 1")
+def _first_step(row: Row) -> Tensors:
+    """Return the first of `_steps`: [R] each."""
+    return {name: steps_KR[0] for name, steps_KR in _steps(row, 1).items()}

@@ -49,3 +49,10 @@ def dataset(tmp_path_factory, target, compression) -> Path:
 def plain(tmp_path_factory, target) -> Path:
     """A dataset without planes."""
     return finished(tmp_path_factory.mktemp("plain"), target)
+
+
+@pytest.fixture(scope="session")
+def lossy(tmp_path_factory, target) -> Path:
+    """A dataset of codes and scales."""
+    storage = {"shard_bytes": 262_144, "compression": "fp8"}
+    return finished(tmp_path_factory.mktemp("lossy"), target, storage=storage)

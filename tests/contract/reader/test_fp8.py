@@ -1,29 +1,17 @@
 """A lossy dataset is read as the product of codes and scales, layer by layer."""
 
-from dataclasses import dataclass, field
-from pathlib import Path
-
 import pyarrow.parquet as pq
 import pytest
 import torch
 
-from schemas.dataset.files import LocalFile
-from schemas.dataset.shard import Shard
 from service.proof.verify import verify_dataset
 from service.reader import Eagle3, QuarryDataset
-from tests.contract.reader.conftest import finished
 from tests.support.fake_engine import states_TH
 from tests.support.plans import identity
 from tests.support.shards import stored_bytes
 
 LAYERS, HIDDEN_SIZE = (2, 4, 5, 8), 64
 ABOUT = identity(hidden_size=HIDDEN_SIZE, compression="fp8")
-
-
-@pytest.fixture(scope="module")
-def lossy(tmp_path_factory: pytest.TempPathFactory, target: Path) -> Path:
-    storage = {"shard_bytes": 262_144, "compression": "fp8"}
-    return finished(tmp_path_factory.mktemp("lossy"), target, storage=storage)
 
 
 def test_a_byte_an_element_and_four_a_token_and_layer_are_stored(lossy):
@@ -63,28 +51,3 @@ def test_a_view_is_made_of_them(lossy, plain):
     near, exact = (QuarryDataset(folder, view=Eagle3())[3]["hidden_states"] for folder in (lossy, plain))
     assert near.shape == exact.shape
     assert 0 < float((near.float() - exact.float()).norm() / exact.float().norm()) < 0.04
-
-
-@dataclass
-class Watched:
-    """A file that remembers what was read of it."""
-
-    file: LocalFile
-    ranges: list[tuple[int, int]] = field(default_factory=list)
-
-    def __getattr__(self, name):
-        return getattr(self.file, name)
-
-    def read(self, offset, num_bytes):
-        self.ranges.append((offset, num_bytes))
-        return self.file.read(offset, num_bytes)
-
-
-def test_one_layer_costs_its_codes_and_scales_and_one_read(lossy):
-    rows = QuarryDataset(lossy)
-    row = rows[0]
-    watched = Watched(LocalFile(lossy / rows.shard_of(0)))
-    Shard(watched, "a shard").layer_bytes(0, 4, row.num_tokens)
-    ((_, num_bytes),) = watched.ranges
-    stored = row.num_tokens * (HIDDEN_SIZE + 4)
-    assert stored < num_bytes < stored + 8192

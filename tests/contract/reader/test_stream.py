@@ -60,36 +60,18 @@ def test_a_window_keeps_reading_local(plain):
     assert changes == len(set(shards)) - 1 > 0
 
 
-@pytest.mark.parametrize("stop", [0, 1, 17, NUM_SAMPLES])
-def test_a_restored_stream_goes_on_where_it_was(plain, stop):
-    whole = ids(of_rank(plain, 0, 1))
-    stream = of_rank(plain, 0, 1)
-    rows = iter(stream)
-    before = [next(rows).sample_id for _ in range(stop)]
-    state = stream.state_dict()
-    resumed = of_rank(plain, 0, 1)
-    resumed.load_state_dict(state)
-    assert before + ids(resumed) == whole
-    assert ids(resumed) == whole
-
-
-def test_start_skips_rows_of_the_first_epoch_only(plain):
-    whole = ids(of_rank(plain, 1, 2))
-    stream = of_rank(plain, 1, 2, start=7)
-    assert ids(stream) == whole[7:]
-    assert len(stream) == len(whole) - 7
-    stream.set_epoch(1)
-    assert len(ids(stream)) == len(whole)
-
-
 @pytest.mark.parametrize("even", [True, False])
 @pytest.mark.parametrize("start", [0, 3, 2 * NUM_SAMPLES])
-def test_the_length_is_counted_without_an_order(plain, monkeypatch, even, start):
-    """A trainer asks for it again and again, and the order of a million rows takes seconds."""
+def test_start_skips_rows_of_the_first_epoch_and_the_length_needs_no_order(plain, monkeypatch, even, start):
+    """A trainer asks for the length again and again, and the order of a million rows takes seconds."""
+    whole = [ids(of_rank(plain, rank, 3, even=even)) for rank in range(3)]
     streams = [of_rank(plain, rank, 3, even=even, start=start) for rank in range(3)]
-    counted = [len(list(stream)) for stream in streams]
-    monkeypatch.setattr(QuarryStream, "order", None)
-    assert [len(stream) for stream in streams] == counted
+    assert [ids(stream) for stream in streams] == [rows[start:] for rows in whole]
+    with monkeypatch.context() as without_order:
+        without_order.setattr(QuarryStream, "order", None)
+        assert [len(stream) for stream in streams] == [len(rows[start:]) for rows in whole]
+    streams[0].set_epoch(1)
+    assert len(ids(streams[0])) == len(streams[0]) == len(whole[0])
 
 
 def test_workers_share_a_ranks_rows(plain):
@@ -143,14 +125,17 @@ def test_rows_read_ahead_come_in_the_same_order_and_no_more_are_held(plain, ahea
     assert sorted(seen.sample_ids) == sorted(whole)
 
 
+@pytest.mark.parametrize("stop", [0, 1, 17, NUM_SAMPLES])
 @pytest.mark.parametrize("ahead", [0, 2])
-def test_what_was_read_ahead_does_not_count_as_done(plain, ahead):
+def test_a_restored_stream_goes_on_where_it_was(plain, stop, ahead):
+    """What was read ahead does not count as done."""
     whole, dataset = ids(of_rank(plain, 0, 1)), QuarryDataset(plain, view=Seen())
     rows: Iterator[Row] = iter(stream := QuarryStream(dataset, rank=0, world_size=1, ahead=ahead))
-    before = [next(rows).sample_id for _ in range(5)]
+    before = [next(rows).sample_id for _ in range(stop)]
     resumed = QuarryStream(dataset, rank=0, world_size=1, ahead=ahead)
     resumed.load_state_dict(stream.state_dict())
     assert before + ids(resumed) == whole
+    assert ids(resumed) == whole
 
 
 @pytest.mark.parametrize("ahead", [0, 3])

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 
-from service.reader import QuarryDataset, ReaderError
+from service.reader import Eagle3, QuarryDataset, ReaderError
 from service.reader.files import LocalFiles
 from tests.contract.reader.conftest import NUM_SAMPLES, finished
 from tests.contract.reader.test_dataset import assert_right
@@ -79,8 +80,7 @@ def test_a_job_that_is_named_must_be_complete(plain, folder):
     (whole,) = [path.name for path in (plain / "index").iterdir()]
     put(plain, folder, "data/*/*", "index/*/*")
     for jobs in ([NIGHTLY], [whole, NIGHTLY], [whole, "j-none"]):
-        told = rf"the job {jobs[-1]} is not complete.*Complete here: {whole}"
-        with pytest.raises(ReaderError, match=told):
+        with pytest.raises(ReaderError, match=rf"not complete: {jobs[-1]}\..*Complete here: {whole}"):
             QuarryDataset(folder, jobs=jobs)
     assert len(QuarryDataset(folder, jobs=[whole])) == NUM_SAMPLES
     land(plain, folder)
@@ -103,7 +103,7 @@ def test_many_jobs_without_a_manifest_are_not_all_named(plain, tmp_path):
     for job in range(9):
         (tmp_path / f"index/j-{job}").mkdir(parents=True)
         shutil.copy(index, tmp_path / f"index/j-{job}")
-    with pytest.raises(ReaderError, match="the jobs j-0, j-1, j-2, j-3, j-4 and 4 more are not complete"):
+    with pytest.raises(ReaderError, match="not complete: j-0, j-1, j-2, j-3, j-4 and 4 more"):
         QuarryDataset(tmp_path)
 
 
@@ -137,11 +137,13 @@ def test_a_job_that_lands_while_it_is_looked_for_is_read_whole_or_not_at_all(pla
 
 
 HUB = """
-import json, sys
-from service.reader import QuarryDataset, ReaderError
+import json, sys, torch
+from service.reader import Eagle3, QuarryDataset, ReaderError
 for name in sys.argv[1:]:
     try:
-        print(json.dumps(QuarryDataset("hf://datasets/" + name).sample_ids))
+        rows = QuarryDataset("hf://datasets/" + name, view=Eagle3(layers=(4,)))
+        states = rows[2]["hidden_states"].view(dtype=torch.int16)
+        print(json.dumps([rows.sample_ids, states.tolist()]))
     except ReaderError as error:
         print(json.dumps(str(error)))
 """
@@ -156,15 +158,15 @@ def test_a_repository_is_read_without_what_a_push_has_left_so_far(plain, folder,
     with FakeHub() as hub:
         for name, content in {"both": files, "begun": begun, "empty": {}}.items():
             hub.add_repo(f"org/{name}", content)
-        environment = os.environ | {
-            "HF_ENDPOINT": hub.url,
-            "HF_HOME": str(tmp_path / "home"),
-            "HF_HUB_DISABLE_XET": "1",
-        }
+        hub_variables = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
         command = [sys.executable, "-W", "ignore", "-c", HUB, "org/both", "org/begun", "org/empty"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, env=os.environ | hub_variables
+        )
     assert done.returncode == 0, done.stderr
-    both, only_begun, empty = map(json.loads, done.stdout.splitlines())
-    assert both == QuarryDataset(plain).sample_ids
-    assert f"the job {NIGHTLY} is not complete" in only_begun
+    (ids, states), only_begun, empty = map(json.loads, done.stdout.splitlines())
+    here = QuarryDataset(plain, view=Eagle3(layers=(4,)))
+    assert ids == here.sample_ids
+    assert states == here[2]["hidden_states"].view(torch.int16).tolist()
+    assert f"not complete: {NIGHTLY}" in only_begun
     assert "there are no index files" in empty
