@@ -49,7 +49,7 @@ def import_engine(settings: Settings) -> None:
     # One order for every caller: two threads then never wait for each other.
     with contextlib.suppress(ImportError, AttributeError, ValueError):
         importlib.import_module(settings.engine.partition(":")[0])
-        importlib.import_module("service.capture.canary_run")
+        importlib.import_module("service.capture.canary")
         importlib.import_module("service.capture.unit_run")
 
 
@@ -166,18 +166,17 @@ class Capture:
             return session
         # Torch and the engine are imported beside the worker's start, which does not wait for them.
         await asyncio.to_thread(import_engine, self._settings)
-        from service.capture.canary_reference import CanaryReference
-        from service.capture.canary_run import ensure_canary
+        from service.capture.canary import Canary
 
-        async with CanaryReference(lease, self._store, self._settings) as reference:
+        async with Canary(lease, self._store, self._settings) as canary:
             if session is None or not fits:
                 if tasks := self._tasks():
                     await asyncio.wait(tasks)
                 logger.info("starting the engine for %s", lease.request.model)
                 head = await self._engine.prepare(spec)
-                await reference.begin_early(spec, head)
+                await canary.begin_early(spec, head)
                 session = await self._engine.start(spec, head)
-            await ensure_canary(session, lease, self._store, self._settings, reference)
+            await canary.ensure(session)
         session.proven_job = lease.key.job_id
         return session
 

@@ -41,14 +41,14 @@ def verify(
     settings = load_settings()
     if page is not None:
         _check_place(page)
-    tally = DatasetTally() if page is not None else None
+    tally = DatasetTally()
     if Path(dataset).is_dir():
         with naming(Path(dataset)):
             report = verify_dataset(Path(dataset), model_folder=model, tally=tally)
     else:
         report = verify_remote(dataset, settings, model_folder=model, tally=tally)
     print(report.model_dump_json(ensure_ascii=True) if as_json else report)
-    if page is not None and tally is not None:
+    if page is not None:
         from service.report.page import write_page
 
         write_page(page, report, tally, model, datetime.now(UTC))

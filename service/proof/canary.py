@@ -2,6 +2,11 @@
 
 Imports torch: import it lazily. The logit check cannot see an auxiliary layer that is off by one; this can.
 
+In 16 bits some models are chaotic: a router or a recurrent state turns the last bit of one layer into another
+state two layers on, in transformers as in any engine. A random Qwen3-Next of 8 layers is 0.16 from its own
+float32 run at the median token, whoever runs it. So a capture that does not fit the reference in the job's
+dtype may be as far from a reference in float32 as that first reference is.
+
 Legend: T tokens, H hidden size, J candidate layers.
 """
 
@@ -18,32 +23,48 @@ from schemas.request import Dtype
 from service.errors import StatesWrong
 
 POST_NORM = -1
-"""Stands for layer N after the final norm among a reference's layers; it is never right to capture."""
+"""The id of layer N after the final norm in a reference's states; no job captures it."""
 
 CANARY_SKIP = 'say "canary": "skip" to go without it; the manifest will record that'
-"""The cure where there is nothing to hold the states against."""
+"""The cure where there is no reference."""
 
 _MIN_COSINE: dict[Dtype, float] = {"bfloat16": 0.99, "float16": 0.999, "float32": 0.99999}
-"""A right capture is a few roundings per decoder layer away: relative errors of 5e-2, 4e-3 and 4e-6 were seen
-after 8 layers, cosines of 0.9987, 0.99999 and 1. The rest is room for depth and for other kernels."""
+"""A right capture differs by a few roundings per decoder layer: relative errors of 5e-2, 4e-3 and 4e-6 were
+seen after 8 layers, cosines of 0.9987, 0.99999 and 1. The rest is room for depth and for other kernels."""
 _MIN_COSINE_8BIT = 0.95
 """Where the engine rounds the inputs of its products to 8 bits and the reference does not. An fp8 input is
 2.6e-2 off; relative errors of 3e-2 were seen in a trained model of 8 layers and 0.22 in a random one of 22,
-cosines of 0.9993 and 0.975. Which layer it is, is still decided by the nearest one of the reference."""
+cosines of 0.9993 and 0.975. The nearest layer of the reference still decides which layer it is."""
 _MIN_TOKENS = 0.9
 """Share of each prompt's tokens that must fit: rounding alone flips a mixture of experts' router on a few."""
 _CLOSER = 0.5
+_NOISE_FACTOR = 2.0
+"""Two runs of the same noise differ in their quantiles; a wrong layer, row or norm is not noise at all."""
+_ROUNDING: dict[Dtype, float] = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
+_QUANTILES = (0.5, 0.8)
+_LATER = 0.1
+"""A quantile is held to a later one of the noise, because the noise hits tokens at random."""
+_LONG_PROMPT = 100
+"""A prompt of at least this many tokens is held to the noise by itself, too."""
 _LENGTHS = (1, 17, 129)
 _SHARED_PREFIX = 100
-CURE = "this engine cannot be trusted with these layers of this model: choose others, or report it"
+_CURE = "this engine cannot be trusted with these layers of this model: choose others, or report it"
+
+States = Sequence[Mapping[int, torch.Tensor]]
+"""By prompt and layer id, [T, H]."""
 
 
 @dataclass(frozen=True, slots=True)
-class Distance:
-    """One prompt, one layer: cosine to its reference [T], relative distance to each candidate [J, T]."""
+class _Distance:
+    """How far one layer's states of one prompt are from each layer of a reference.
+
+    Of each token: the cosine to the state of the same layer [T], the relative distance to it [T] and to each
+    candidate [J, T].
+    """
 
     candidates: tuple[int, ...]
     cosine_T: torch.Tensor
+    own_T: torch.Tensor
     error_JT: torch.Tensor
 
 
@@ -52,16 +73,16 @@ def canary_key(made: Provenance, *, versioned: bool = True) -> str:
 
     Keys of Quarry 0.1.0 are not `versioned`: they do not hold Quarry's own version.
     """
-    about = _about(made.identity) | {"engine": made.engine.model_dump(mode="json")}
-    return canonical_sha256(about | {"quarry": made.service_version} if versioned else about)
+    parts = _states_parts(made.identity) | {"engine": made.engine.model_dump(mode="json")}
+    return canonical_sha256(parts | {"quarry": made.service_version} if versioned else parts)
 
 
 def states_key(identity: Identity) -> str:
-    """Return what the last passed canary of these states is remembered under, by whatever engine."""
-    return canonical_sha256(_about(identity))
+    """Return what the last passed canary of these states is remembered under, on any engine."""
+    return canonical_sha256(_states_parts(identity))
 
 
-def _about(identity: Identity) -> dict[str, object]:
+def _states_parts(identity: Identity) -> dict[str, object]:
     return {
         "model": identity.model,
         "revision": identity.revision,
@@ -74,7 +95,7 @@ def canary_prompts(vocab_size: int, max_len: int) -> list[list[int]]:
     """Return prompts of 1 to 129 token ids, none longer than `max_len`; always the same ones.
 
     The last shares a long prefix with the one before it, which a prefix cache serves. Ids come from the
-    middle of the vocabulary, because both ends hold special tokens that some models act upon.
+    middle of the vocabulary, because both ends hold special tokens that some models act on.
     """
     draw = np.random.default_rng(20_260_101)
     low, high = vocab_size // 4, max(vocab_size // 4 + 1, 3 * vocab_size // 4)
@@ -87,14 +108,14 @@ def canary_prompts(vocab_size: int, max_len: int) -> list[list[int]]:
 
 
 def judge(
-    captured: Sequence[Mapping[int, torch.Tensor]],
-    reference: Sequence[Mapping[int, torch.Tensor]],
+    captured: States,
+    reference: States,
     layer_ids: Sequence[int],
     num_layers: int,
     dtype: Dtype,
     activation_bits: int | None = None,
 ) -> CanaryReport:
-    """Hold captured states against the reference's, both by prompt and layer id, each [T, H].
+    """Hold captured states against the reference's.
 
     The reference holds every layer 0..N and POST_NORM; with `activation_bits` the engine rounds more than it.
     Each captured layer must point where its own reference points and must not be clearly nearer to another: a
@@ -107,69 +128,154 @@ def judge(
     layers = []
     min_cosine = _MIN_COSINE[dtype] if activation_bits is None else _MIN_COSINE_8BIT
     for layer_id in layer_ids:
-        distances = [
-            distance_to(layer_id, got[layer_id], want) for got, want in zip(captured, reference, strict=True)
-        ]
+        distances = _distances(layer_id, captured, reference)
         for distance in distances:
             _check_prompt(layer_id, num_layers, distance, min_cosine)
-        candidates = distances[0].candidates
-        median_J = torch.cat([distance.error_JT for distance in distances], dim=1).median(dim=1).values
-        best = candidates[int(median_J.argmin())]
-        own = candidates.index(layer_id)
-        if best != layer_id:
-            seen, due = float(median_J.min()), float(median_J[own])
-            about = f"median distance {due:.2e} to its own reference, {seen:.2e} to that layer"
-            looks = looks_like(best, num_layers)
-            raise StatesWrong(f"canary: layer {layer_id} {looks}: {about}", field="layers", cure=CURE)
-        layers.append(
-            LayerAgreement(
-                layer_id=layer_id,
-                cosine=min(float(distance.cosine_T.median()) for distance in distances),
-                max_rel_error=max(float(distance.error_JT[own].max()) for distance in distances),
-                best_match_layer=best,
+        nearest, median = _nearest(distances)
+        if nearest != layer_id:
+            own = float(_own_errors(distances).median())
+            looks = _looks_like(nearest, num_layers)
+            raise _wrong(
+                f"layer {layer_id} {looks}: median distance {own:.2e} to its own reference, "
+                f"{median:.2e} to that layer"
             )
-        )
-    tokens = sum(len(states[layer_ids[0]]) for states in captured)
-    return CanaryReport(prompts=len(captured), tokens=tokens, layers=tuple(layers))
+        layers.append(_agreement(layer_id, distances))
+    return _report(captured, layers)
 
 
-def distance_to(layer_id: int, got_TH: torch.Tensor, want: Mapping[int, torch.Tensor]) -> Distance:
-    """Measure [T, H] against a reference's layers; in float64: float32 cannot tell cosines near 1 apart.
+def judge_by_noise(
+    captured: States,
+    rounded: States,
+    exact: States,
+    layer_ids: Sequence[int],
+    num_layers: int,
+    dtype: Dtype,
+) -> CanaryReport:
+    """Hold captured states to the exact ones, within the noise of the rounded ones.
 
-    Raises StatesWrong where there are fewer or more tokens.
+    Args:
+        captured: the engine's, of `layer_ids`.
+        rounded: the reference's in `dtype`, which is not float32: layers 0..N and POST_NORM.
+        exact: the same in float32.
+        layer_ids: the captured layers.
+        num_layers: N.
+        dtype: what engine and `rounded` ran in.
+
+    Raises:
+        StatesWrong: names the layer, and how far it is off.
     """
+    if _fits(rounded, exact, layer_ids, num_layers, dtype):
+        # Else a short stale block, which stays below the quantiles, would pass in any model.
+        raise _wrong("in this model rounding explains nothing")
+    layers = []
+    for layer_id in layer_ids:
+        distances = _distances(layer_id, captured, exact)
+        nearest, _ = _nearest(distances)
+        if nearest != layer_id:
+            raise _wrong(f"layer {layer_id} {_looks_like(nearest, num_layers)}")
+        noise = _distances(layer_id, rounded, exact)
+        error_T, noise_T = _own_errors(distances), _own_errors(noise)
+        _check_noise(layer_id, error_T, noise_T, _ROUNDING[dtype])
+        for of_prompt, noise_of_prompt in zip(distances, noise, strict=True):
+            if len(of_prompt.own_T) >= _LONG_PROMPT:
+                _check_noise(layer_id, of_prompt.own_T, noise_of_prompt.own_T, _ROUNDING[dtype])
+        medians = {
+            "median_rel_error": float(error_T.median()),
+            "own_median_rel_error": float(noise_T.median()),
+        }
+        layers.append(_agreement(layer_id, distances).model_copy(update=medians))
+    return _report(captured, layers)
+
+
+def _distances(layer_id: int, states: States, reference: States) -> list[_Distance]:
+    return [_distance(layer_id, got[layer_id], want) for got, want in zip(states, reference, strict=True)]
+
+
+def _distance(layer_id: int, got_TH: torch.Tensor, want: Mapping[int, torch.Tensor]) -> _Distance:
+    """Measure [T, H] against a reference's layers; in float64: float32 cannot tell cosines near 1 apart."""
     own_TH = want[layer_id].double()
     if got_TH.shape != own_TH.shape:
-        shapes = f"{list(got_TH.shape)}, the reference {list(own_TH.shape)}"
-        raise StatesWrong(f"canary: layer {layer_id} has shape {shapes}", field="layers")
+        raise _wrong(f"layer {layer_id} has shape {list(got_TH.shape)}, the reference {list(own_TH.shape)}")
     got_TH = got_TH.double()
     candidates = tuple(sorted(want))
     size_T = torch.linalg.vector_norm(own_TH, dim=1).clamp_min(torch.finfo(torch.float64).tiny)
     error_JT = torch.stack(
         [torch.linalg.vector_norm(got_TH - want[other].double(), dim=1) / size_T for other in candidates]
     )
-    return Distance(candidates, torch.cosine_similarity(got_TH, own_TH, dim=1), error_JT)
+    cosine_T = torch.cosine_similarity(got_TH, own_TH, dim=1)
+    return _Distance(candidates, cosine_T, error_JT[candidates.index(layer_id)], error_JT)
 
 
-def _check_prompt(layer_id: int, num_layers: int, distance: Distance, min_cosine: float) -> None:
-    own_T = distance.error_JT[distance.candidates.index(layer_id)]
-    nearer_T = distance.error_JT.amin(dim=0) < _CLOSER * own_T
+def _nearest(distances: Sequence[_Distance]) -> tuple[int, float]:
+    """Return the layer with the smallest median distance over all prompts' tokens, and that distance."""
+    median_J = torch.cat([distance.error_JT for distance in distances], dim=1).median(dim=1).values
+    place = int(median_J.nan_to_num(torch.inf).argmin())
+    return distances[0].candidates[place], float(median_J[place])
+
+
+def _own_errors(distances: Sequence[_Distance]) -> torch.Tensor:
+    return torch.cat([distance.own_T for distance in distances])
+
+
+def _agreement(layer_id: int, distances: Sequence[_Distance]) -> LayerAgreement:
+    """Return the numbers of a layer that is nearest to its own reference."""
+    return LayerAgreement(
+        layer_id=layer_id,
+        cosine=min(float(distance.cosine_T.median()) for distance in distances),
+        max_rel_error=float(_own_errors(distances).max()),
+        best_match_layer=layer_id,
+    )
+
+
+def _report(captured: States, layers: Sequence[LayerAgreement]) -> CanaryReport:
+    tokens = sum(len(states[layers[0].layer_id]) for states in captured)
+    return CanaryReport(prompts=len(captured), tokens=tokens, layers=tuple(layers))
+
+
+def _check_prompt(layer_id: int, num_layers: int, distance: _Distance, min_cosine: float) -> None:
+    nearer_T = distance.error_JT.amin(dim=0) < _CLOSER * distance.own_T
     fits_T = (distance.cosine_T >= min_cosine) & ~nearer_T
     share = float(fits_T.double().mean())
     if share >= _MIN_TOKENS:
         return
     misfits_JT = distance.error_JT[:, ~fits_T]
-    best = distance.candidates[int(misfits_JT.median(dim=1).values.nan_to_num(torch.inf).argmin())]
+    nearest = distance.candidates[int(misfits_JT.median(dim=1).values.nan_to_num(torch.inf).argmin())]
     cosine = float(distance.cosine_T[~fits_T].median())
-    looks = looks_like(best, num_layers) if best != layer_id else "fits no layer of the model"
-    if not bool(own_T.isfinite().all()):
+    looks = _looks_like(nearest, num_layers) if nearest != layer_id else "fits no layer of the model"
+    if not bool(distance.own_T.isfinite().all()):
         looks = "is not finite"
-    about = f"{1 - share:.0%} of {len(fits_T)} tokens, median cosine {cosine:.4f}, {min_cosine} is due"
-    raise StatesWrong(f"canary: layer {layer_id} {looks}: {about}", field="layers", cure=CURE)
+    raise _wrong(
+        f"layer {layer_id} {looks}: {1 - share:.0%} of {len(fits_T)} tokens, "
+        f"median cosine {cosine:.4f}, {min_cosine} is due"
+    )
 
 
-def looks_like(layer_id: int, num_layers: int) -> str:
+def _fits(rounded: States, exact: States, layer_ids: Sequence[int], num_layers: int, dtype: Dtype) -> bool:
+    """Say whether the reference in the dtype would pass `judge` against itself in float32."""
+    try:
+        judge(rounded, exact, layer_ids, num_layers, dtype)
+    except StatesWrong:
+        return False
+    return True
+
+
+def _check_noise(layer_id: int, error_T: torch.Tensor, noise_T: torch.Tensor, rounding: float) -> None:
+    for quantile in _QUANTILES:
+        error = float(error_T.quantile(quantile))
+        bound = _NOISE_FACTOR * float(noise_T.quantile(quantile + _LATER)) + rounding
+        if not error <= bound:
+            raise _wrong(
+                f"layer {layer_id} is {error:.2e} off the float32 reference in {1 - quantile:.0%} of "
+                f"{len(error_T)} tokens, of which the dtype explains {bound:.2e}"
+            )
+
+
+def _looks_like(layer_id: int, num_layers: int) -> str:
     """Say which layer of the reference states are nearest to."""
     if layer_id == POST_NORM:
         return f"looks like layer {num_layers} after the final norm"
     return f"looks like layer {layer_id}"
+
+
+def _wrong(what: str) -> StatesWrong:
+    return StatesWrong(f"canary: {what}", field="layers", cure=_CURE)

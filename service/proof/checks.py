@@ -6,7 +6,7 @@ Legend: T tokens, H hidden size.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set as AbstractSet
+from collections.abc import Iterator, Mapping, Sequence, Set as AbstractSet
 from contextlib import closing
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from schemas.identity import Identity
 from schemas.receipts import UnitSealed
 from service.errors import EngineDied, EngineRefused, StatesWrong, WriteFailed
 from service.proof.head import Head
-from service.proof.logit_check import LogitCase, check_logits
+from service.proof.logit_check import LogitCase, check_logits, judge
 from service.proof.row_proof import prove_row
 
 
@@ -75,16 +75,13 @@ def check_unit(
                     _check_bytes(file, receipt)
         except (DatasetError, OSError, EOFError) as error:
             raise WriteFailed(f"{unit}: a sealed file cannot be read back: {error}") from error
-    rows_checked = sum(len(receipt.rows) for receipt in receipts)
-    if not cases:
-        return UnitChecks(rows_checked=rows_checked, logit_rows=0, logit_argmax_agree=0, logit_max_error=0.0)
-    if head is None:
+    if cases and head is None:
         raise EngineRefused(f"{unit}: layer {identity.num_layers} cannot be proven without the output head")
-    verdict = check_logits(head, cases)
+    verdict = judge([]) if head is None else check_logits(head, cases)
     if verdict.faults:
         raise StatesWrong("; ".join(verdict.faults))
     return UnitChecks(
-        rows_checked=rows_checked,
+        rows_checked=sum(len(receipt.rows) for receipt in receipts),
         logit_rows=verdict.rows,
         logit_argmax_agree=verdict.argmax_agree,
         logit_max_error=verdict.max_error,
@@ -95,7 +92,8 @@ def _account(unit: str, num_rows: int, receipts: Sequence[UnitSealed], skipped: 
     """Every plan row came to exactly one end, and none to the end of an engine that lost it."""
     void = sorted(row for receipt in receipts for row in receipt.void)
     if void:
-        raise EngineDied(f"{unit}: the engine dropped rows {_few(void)}")
+        rows = ", ".join(map(str, void[:10])) + (f" and {len(void) - 10} more" if len(void) > 10 else "")
+        raise EngineDied(f"{unit}: the engine dropped rows {rows}")
     ends = Counter(skipped)
     for receipt in receipts:
         if len(receipt.rows) != len(receipt.num_tokens):
@@ -105,20 +103,20 @@ def _account(unit: str, num_rows: int, receipts: Sequence[UnitSealed], skipped: 
         ends.update(reject.row for reject in receipt.rejected)
     wrong = sorted(row for row in ends.keys() | set(range(num_rows)) if ends[row] != 1 or row >= num_rows)
     if wrong:
-        told = ", ".join(f"row {row} has {ends[row]}" for row in wrong[:5])
-        raise StatesWrong(f"{unit}: each of {num_rows} planned rows needs one end; {told}")
+        counts = ", ".join(f"row {row} has {ends[row]}" for row in wrong[:5])
+        raise StatesWrong(f"{unit}: each of {num_rows} planned rows needs one end; {counts}")
 
 
 def _check_footer(file: DirectReader, receipt: UnitSealed) -> None:
-    """Hold length and footer against the receipt: pyarrow ends the process over some damaged footers."""
+    """Hold length and footer against the receipt: pyarrow aborts the process over some damaged footers."""
     if file.num_bytes != receipt.bytes:
         raise DatasetError(f"{receipt.file} has {file.num_bytes} bytes, its receipt says {receipt.bytes}")
-    # The length is the file's own word: one that is wrong may cost time, but no memory.
+    # The length comes from the file itself: a wrong one may cost time, but no memory.
     length = int.from_bytes(file.tail(8)[:4].tobytes(), "little")
     xxh3 = file.tail_xxh3(length + 8)
     if xxh3 != receipt.footer_xxh3:
-        about = f"the footer of {receipt.file} has xxh3 {xxh3}"
-        raise DatasetError(f"{about}, its receipt says {receipt.footer_xxh3}")
+        what = f"the footer of {receipt.file} has xxh3 {xxh3}"
+        raise DatasetError(f"{what}, its receipt says {receipt.footer_xxh3}")
 
 
 def _check_bytes(file: DirectReader, receipt: UnitSealed) -> None:
@@ -176,17 +174,12 @@ def _plan_fault(
 
 
 def _prove(
-    unit: str,
-    shard: Shard,
-    receipt: UnitSealed,
-    witnesses: Mapping[int, Witness],
-    vocab_size: int | None,
-) -> list[LogitCase]:
-    """Read every row's bytes again; return what can be held against the head.
+    unit: str, shard: Shard, receipt: UnitSealed, witnesses: Mapping[int, Witness], vocab_size: int | None
+) -> Iterator[LogitCase]:
+    """Read every row's bytes again; yield what can be held against the head.
 
     The values were checked at the capture, and the checksums show that they are the same.
     """
-    cases = []
     for place, row in enumerate(receipt.rows):
         where = f"{unit}, row {row} ({shard.light[place].sample_id})"
         # The plan was read several times on the way here: the row's name shows that it never changed.
@@ -197,11 +190,4 @@ def _prove(
             continue
         if row not in witnesses:
             raise StatesWrong(f"{where}: the engine gave no log-probability to prove it by")
-        cases.append(LogitCase.of(where, witnesses[row], proof.last))
-    return cases
-
-
-def _few(rows: Sequence[int]) -> str:
-    """Return the first rows of a list, and how many more there are."""
-    shown = ", ".join(str(row) for row in rows[:10])
-    return shown if len(rows) <= 10 else f"{shown} and {len(rows) - 10} more"
+        yield LogitCase.of(where, witnesses[row], proof.last)

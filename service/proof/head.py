@@ -91,7 +91,7 @@ class Head:
         A difference of logits is one of log-probabilities too, so that no sum over the vocabulary is needed.
         `half_NH` says how far each captured value may lie from the stored one.
         """
-        state = self.normed_state(rows_NH, half_NH).for_each_token()
+        state = self.normed_state(rows_NH[:, None], None if half_NH is None else half_NH[:, None])
         weight_NKH = self._weight_VH[tokens_NK].float()
         bias_NK = None if self._bias_V is None else self._bias_V[tokens_NK].float()
         logits_NK = self._shaped((weight_NKH @ state.normed.transpose(-1, -2)).squeeze(-1), bias_NK)
@@ -130,12 +130,8 @@ class Head:
         return Opinion(logits_NV.argmax(dim=1), logprobs_NV[row_N, named_N], variance_N.sqrt())
 
     def _tolerance(self, state: NormedState) -> Tolerance:
-        return Tolerance(state, torch.finfo(self.dtype).eps / 2, self._roundings)
-
-    @property
-    def _roundings(self) -> int:
-        """Count how often a logit is rounded to the dtype."""
-        return 1 + (3 if self._soft_cap else 0) + (1 if self._scale != 1.0 else 0)
+        logit_roundings = 1 + (3 if self._soft_cap else 0) + (1 if self._scale != 1.0 else 0)
+        return Tolerance(state, torch.finfo(self.dtype).eps / 2, logit_roundings)
 
     def normed_state(self, rows_NH: torch.Tensor, half_NH: torch.Tensor | None = None) -> NormedState:
         """Run the norm in float32 and round its result to the dtype."""

@@ -1,7 +1,7 @@
 """Finds a target's final norm and output head by name in its safetensors files; the rest is never read.
 
-Imports torch: import it lazily. Names and norm kinds come from small tables; what they do not decide is
-refused by name, because with a guessed norm every logit check would fail, or worse, pass.
+Imports torch: import it lazily. Names and norm kinds come from small tables. What the tables do not decide is
+refused, because with a guessed norm every logit check would fail, or worse, pass.
 
 Legend: H hidden size, V vocabulary.
 """
@@ -42,12 +42,12 @@ _NORM_KINDS: dict[str, NormKind] = {
 }
 """By `model_type`, where it is not the plain RMSNorm."""
 _LAYERNORM_EPS = {"olmo": 1e-5, "opt": 1e-5, "dbrx": 1e-5}
-"""Of LayerNorms whose epsilon stands in the model's code and not in its config."""
+"""Of LayerNorms whose epsilon is in the model's code and not in its config."""
 _BARE_LAYERNORMS = frozenset({"olmo"})
 """Final norms without a weight."""
 _REFUSED_NORMS = {"nemotron": "a LayerNorm that multiplies by (1 + weight)"}
 WRAPPER_TIES = "whole_model_ties_word_embeddings"
-"""Added to a text config: what the config around it says."""
+"""Added to a text config: whether the config around it ties the embeddings."""
 _RMS_EPS_KEYS = ("rms_norm_eps", "rms_norm_epsilon", "norm_eps", "layer_norm_epsilon", "layernorm_epsilon")
 _LAYERNORM_EPS_KEYS = ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps", "rms_norm_eps")
 _FLOATS = frozenset({torch.bfloat16, torch.float16, torch.float32})
@@ -78,10 +78,10 @@ def text_config(folder: Path) -> dict[str, Any]:
         if raw.get("model_type") in CONFIG_MAPPING:
             config = AutoConfig.from_pretrained(folder, local_files_only=True)
             known: dict[str, Any] = config.get_text_config().to_dict()
-            # Of a model that also sees, transformers ties by the whole's config; both are seen to be set.
+            # Some multimodal checkpoints set it in the whole's config, others in the text's.
             return known | {WRAPPER_TIES: bool(getattr(config, "tie_word_embeddings", False))}
     except (UnknownModel, OSError, ValueError) as error:
-        raise EngineRefused(f"{folder}: config.json cannot be read: {error}", field="model") from error
+        raise _refused(folder, f"config.json cannot be read: {error}") from error
     text: dict[str, Any] = raw.get("text_config", raw)
     return text
 
@@ -93,13 +93,9 @@ def read_norm(folder: Path, config: Mapping[str, Any]) -> NormWeights:
     bias_name = _find(files, FINAL_NORM_MODULE.pattern + r"\.bias")
     model_type = str(config.get("model_type"))
     norm = norm_kind(folder, model_type, config, has_bias=bias_name is not None)
-    if weight_name is not None:
-        weight_H = _read(files, weight_name)
-    elif model_type in _BARE_LAYERNORMS:
-        weight_H = torch.ones(int(config["hidden_size"]))
-    else:
-        about = "no tensor is named like a final norm (model.norm.weight and its kin)"
-        raise EngineRefused(f"{folder}: {about}", field="model")
+    if weight_name is None and model_type not in _BARE_LAYERNORMS:
+        raise _refused(folder, "no tensor is named like a final norm (model.norm.weight and its kin)")
+    weight_H = _read(files, weight_name) if weight_name else torch.ones(int(config["hidden_size"]))
     return NormWeights(norm, weight_H, _read(files, bias_name) if bias_name else None)
 
 
@@ -113,18 +109,13 @@ def read_head(folder: Path, config: Mapping[str, Any]) -> HeadWeights:
     if name is None and config.get(WRAPPER_TIES):
         name = embedding
     if name is None:
-        raise EngineRefused(
-            f"{folder}: no tensor is named like an output head (lm_head.weight and its kin), "
-            f"and tie_word_embeddings is {tied}",
-            field="model",
-        )
+        what = "no tensor is named like an output head (lm_head.weight and its kin)"
+        raise _refused(folder, f"{what}, and tie_word_embeddings is {tied}")
     bias_name = _find(files, _WRAPPERS + _HEADS + r"\.bias")
     weight_VH = _read(files, name)
     vocab_size = int(config.get("vocab_size", len(weight_VH)))
     if len(weight_VH) < vocab_size:
-        raise EngineRefused(
-            f"{folder}: {name} has {len(weight_VH)} rows for a vocabulary of {vocab_size}", field="model"
-        )
+        raise _refused(folder, f"{name} has {len(weight_VH)} rows for a vocabulary of {vocab_size}")
     cap = config.get("final_logit_softcapping")
     return HeadWeights(
         weight_VH=weight_VH[:vocab_size],
@@ -152,20 +143,20 @@ def norm_kind(folder: Path, model_type: str, config: Mapping[str, Any], *, has_b
     if model_type in _LAYERNORM_EPS:
         return FinalNorm(kind="layernorm", eps=_LAYERNORM_EPS[model_type])
     if model_type in _REFUSED_NORMS:
-        about = f"the final norm of {model_type} is {_REFUSED_NORMS[model_type]}"
-        raise EngineRefused(f"{folder}: {about}, which is not supported", field="model")
+        what = f"the final norm of {model_type} is {_REFUSED_NORMS[model_type]}"
+        raise _refused(folder, f"{what}, which is not supported")
     kind = _NORM_KINDS.get(model_type, "rmsnorm")
     if model_type == "cohere2_moe":
-        # Its config chooses: a root-mean-square norm where that one's epsilon is set.
+        # Its config decides: it is an RMSNorm where that norm's epsilon is set.
         kind = "layernorm" if config.get("rms_norm_eps") is None else "rmsnorm"
     if has_bias and kind != "layernorm":
-        about = f"the final norm has a bias, and {model_type!r} is not known to end in a LayerNorm"
-        raise EngineRefused(f"{folder}: {about}", field="model")
+        raise _refused(
+            folder, f"the final norm has a bias, and {model_type!r} is not known to end in a LayerNorm"
+        )
     keys = _LAYERNORM_EPS_KEYS if kind == "layernorm" else _RMS_EPS_KEYS
     eps = next((config[key] for key in keys if config.get(key) is not None), None)
     if eps is None:
-        about = f"config.json names no epsilon of the final norm ({', '.join(keys)})"
-        raise EngineRefused(f"{folder}: {about}", field="model")
+        raise _refused(folder, f"config.json names no epsilon of the final norm ({', '.join(keys)})")
     return FinalNorm(kind=kind, eps=float(eps))
 
 
@@ -178,26 +169,25 @@ def tensor_files(folder: Path) -> dict[str, Path]:
             files = json.loads(index.read_text())["weight_map"]
             return {name: folder / Path(file).name for name, file in files.items()}
         if not single.is_file():
-            found = sorted(folder.glob("*.safetensors"))
-            if len(found) != 1:
-                raise EngineRefused(
-                    f"{folder}: found neither model.safetensors.index.json nor a single safetensors file",
-                    field="model",
-                    cure="the proof against the model needs its weights as safetensors",
-                )
-            single = found[0]
+            files_of_any_name = sorted(folder.glob("*.safetensors"))
+            if len(files_of_any_name) != 1:
+                what = "found neither model.safetensors.index.json nor a single safetensors file"
+                raise _refused(folder, what, "the proof against the model needs its weights as safetensors")
+            single = files_of_any_name[0]
         with safe_open(single, framework="pt") as file:
             return dict.fromkeys(file.keys(), single)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise EngineRefused(f"{folder}: the weight index cannot be read: {error}", field="model") from error
+        raise _refused(folder, f"the weight index cannot be read: {error}") from error
 
 
 def _find(names: Iterable[str], pattern: str) -> str | None:
-    """Return the one name that is all `pattern`, or none. Raises EngineRefused if there are several."""
-    found = [name for name in names if re.fullmatch(pattern, name)]
-    if len(found) > 1:
-        raise EngineRefused(f"cannot tell the final norm or output head among {sorted(found)}", field="model")
-    return found[0] if found else None
+    """Return the one name that matches all of `pattern`, or none. Raises EngineRefused if several do."""
+    matches = [name for name in names if re.fullmatch(pattern, name)]
+    if len(matches) > 1:
+        raise EngineRefused(
+            f"cannot tell the final norm or output head among {sorted(matches)}", field="model"
+        )
+    return matches[0] if matches else None
 
 
 def _read(files: Mapping[str, Path], name: str) -> torch.Tensor:
@@ -205,7 +195,11 @@ def _read(files: Mapping[str, Path], name: str) -> torch.Tensor:
         with safe_open(files[name], framework="pt") as file:
             tensor: torch.Tensor = file.get_tensor(name)
     except (OSError, SafetensorError) as error:
-        raise EngineRefused(f"{files[name]}: {name} cannot be read: {error}", field="model") from error
+        raise _refused(files[name], f"{name} cannot be read: {error}") from error
     if tensor.dtype not in _FLOATS:
-        raise EngineRefused(f"{files[name]}: {name} is {tensor.dtype}, a quantized head", field="model")
+        raise _refused(files[name], f"{name} is {tensor.dtype}, a quantized head")
     return tensor
+
+
+def _refused(path: Path, what: str, cure: str | None = None) -> EngineRefused:
+    return EngineRefused(f"{path}: {what}", field="model", cure=cure)

@@ -58,7 +58,8 @@ class LogitReading:
 
     Of the tokens it is the one that is farthest off: how far its log-probability is below the most likely
     token's. `sigma` is the deviation of the difference that rounding explains; a row may be off by
-    `MOST_SIGMAS`. `agrees` says that no other of the tokens is more likely by the stored state.
+    `MOST_SIGMAS`. `agrees` says that no other of the tokens is more likely by the stored state. `fault` says
+    what is wrong, and `mean_square` is that of the sigmas of all tokens.
     """
 
     where: str
@@ -66,14 +67,6 @@ class LogitReading:
     stored: float
     sigma: float
     agrees: bool
-    fault: bool
-
-
-@dataclass(frozen=True, slots=True)
-class RowVerdict:
-    """One row's reading, what is wrong with it if anything is, and the mean square of its sigmas."""
-
-    reading: LogitReading
     fault: str | None
     mean_square: float
 
@@ -93,8 +86,7 @@ class LogitVerdict:
 
 def check_logits(head: Head, cases: Sequence[LogitCase]) -> LogitVerdict:
     """Hold every case against its witness, each by itself and all of them together."""
-    rows = [row for batch in batches(cases) for row in _check_batch(head, batch)]
-    return judge_rows(rows)
+    return judge([reading for batch in batches(cases) for reading in _check_batch(head, batch)])
 
 
 def batches(cases: Sequence[LogitCase]) -> Iterator[Sequence[LogitCase]]:
@@ -108,33 +100,32 @@ def stacked(cases: Sequence[LogitCase]) -> tuple[torch.Tensor, torch.Tensor | No
     return torch.stack([case.state_H for case in cases]), torch.stack(halves) if halves else None
 
 
-def judge_rows(rows: Sequence[RowVerdict]) -> LogitVerdict:
+def judge(readings: Sequence[LogitReading]) -> LogitVerdict:
     """Sum up the rows, and hold those without a fault to the bound over all of them.
 
     The bound shows what is only slightly wrong in each row.
     """
-    faults = [f"{row.reading.where}: {row.fault}" for row in rows if row.fault is not None]
-    passed = [row for row in rows if row.fault is None]
-    total, limit = sum(row.mean_square for row in passed), _bound(len(passed))
+    faults = [f"{reading.where}: {reading.fault}" for reading in readings if reading.fault is not None]
+    passed = [reading for reading in readings if reading.fault is None]
+    total, limit = sum(reading.mean_square for reading in passed), _bound(len(passed))
     if total > limit:
-        worst = max(passed, key=lambda row: row.mean_square)
+        worst = max(passed, key=lambda reading: reading.mean_square)
         faults.append(
-            f"{worst.reading.where}: the log-probabilities of {len(passed)} rows are off by {total:.0f} "
+            f"{worst.where}: the log-probabilities of {len(passed)} rows are off by {total:.0f} "
             f"squared sigmas together, rounding explains {limit:.0f}; this row is off by "
             f"{math.sqrt(worst.mean_square):.1f} sigmas"
         )
-    readings = tuple(row.reading for row in rows)
     errors = [abs(reading.engine - reading.stored) for reading in readings]
     return LogitVerdict(
-        rows=len(rows),
+        rows=len(readings),
         argmax_agree=sum(reading.agrees for reading in readings),
         max_error=max((error if math.isfinite(error) else math.inf for error in errors), default=0.0),
         faults=tuple(faults),
-        readings=readings,
+        readings=tuple(readings),
     )
 
 
-def _check_batch(head: Head, cases: Sequence[LogitCase]) -> Iterator[RowVerdict]:
+def _check_batch(head: Head, cases: Sequence[LogitCase]) -> Iterator[LogitReading]:
     likely = [_likely(case.witness, head.vocab_size) for case in cases]
     width = max(1, *(len(tokens) for tokens in likely))
     # A row of fewer tokens repeats its first, whose gap to itself is 0; a row of none is refused below.
@@ -149,7 +140,8 @@ def _check_batch(head: Head, cases: Sequence[LogitCase]) -> Iterator[RowVerdict]
     farthest_N = sigmas_NK.abs().nan_to_num(math.inf).argmax(dim=1)
     for row, (case, tokens) in enumerate(zip(cases, likely, strict=True)):
         if len(tokens) < 2:
-            yield _without_tokens(case)
+            what = "the engine gave no two log-probabilities to prove it by"
+            yield LogitReading(case.where, math.nan, math.nan, math.nan, False, what, math.inf)
             continue
         at = int(farthest_N[row])
         gap, engine, sigma = (float(values[row, at]) for values in (gaps.gap, engine_NK, gaps.sigma))
@@ -158,9 +150,8 @@ def _check_batch(head: Head, cases: Sequence[LogitCase]) -> Iterator[RowVerdict]
             says = f"token {tokens[0][0]} is {gap:.4f} above token {tokens[at][0]} by the stored states"
             fault = f"{says}, {engine:.4f} by the engine; rounding explains {MOST_SIGMAS * sigma:.4f}"
         agrees = bool((gaps.gap[row] >= 0).all())
-        reading = LogitReading(case.where, engine, gap, sigma, agrees, fault is not None)
         mean_square = float(sigmas_NK[row].square().sum()) / (len(tokens) - 1)
-        yield RowVerdict(reading, fault, mean_square)
+        yield LogitReading(case.where, engine, gap, sigma, agrees, fault, mean_square)
 
 
 def _likely(witness: Witness, vocab_size: int) -> tuple[tuple[int, float], ...]:
@@ -171,8 +162,3 @@ def _likely(witness: Witness, vocab_size: int) -> tuple[tuple[int, float], ...]:
         if math.isfinite(logprob) and 0 <= token < vocab_size
     ]
     return tuple(usable) if witness.likely[0] in usable else ()
-
-
-def _without_tokens(case: LogitCase) -> RowVerdict:
-    reading = LogitReading(case.where, math.nan, math.nan, math.nan, agrees=False, fault=True)
-    return RowVerdict(reading, "the engine gave no two log-probabilities to prove it by", math.inf)

@@ -17,9 +17,8 @@ from service.proof.logit_check import (
     LogitCase,
     LogitReading,
     LogitVerdict,
-    RowVerdict,
     batches,
-    judge_rows,
+    judge,
     stacked,
 )
 
@@ -29,11 +28,10 @@ def check_next_tokens(head: Head, cases: Sequence[LogitCase]) -> LogitVerdict:
 
     A reading's `engine` and `stored` are the token's log-probability.
     """
-    rows = [row for batch in batches(cases) for row in _check_batch(head, batch)]
-    return judge_rows(rows)
+    return judge([reading for batch in batches(cases) for reading in _check_batch(head, batch)])
 
 
-def _check_batch(head: Head, cases: Sequence[LogitCase]) -> Iterator[RowVerdict]:
+def _check_batch(head: Head, cases: Sequence[LogitCase]) -> Iterator[LogitReading]:
     # A token outside the vocabulary is a fault of its own; here it only must not be an index.
     tokens_N = torch.tensor([case.witness.next_token for case in cases]).clamp(0, head.vocab_size - 1)
     states_NH, half_NH = stacked(cases)
@@ -54,5 +52,4 @@ def _check_batch(head: Head, cases: Sequence[LogitCase]) -> Iterator[RowVerdict]
         elif abs(off) > MOST_SIGMAS:
             says = f"token {token} has log-probability {stored:.4f} by the stored states"
             fault = f"{says}, {engine:.4f} by the engine; rounding explains {MOST_SIGMAS * sigma:.4f}"
-        reading = LogitReading(case.where, engine, stored, sigma, own_token == token, fault is not None)
-        yield RowVerdict(reading, fault, off**2)
+        yield LogitReading(case.where, engine, stored, sigma, own_token == token, fault, off**2)

@@ -4,7 +4,7 @@ The model is built without weights and its own forward runs unchanged. Each deco
 from the safetensors files before it and dropped after it. So the files are read once, in the memory of the
 largest layer, for any architecture that transformers has. The alternative is `device_map` with disk offload:
 transformers 5.19 with accelerate 1.15 writes tensors that it converts, such as the experts of a mixture, to
-disk a second time (85 % of a small Mixtral's bytes).
+disk a second time (85 % of a small Mixtral's bytes). The process is ended when it holds too much.
 
 Imports torch: import it lazily.
 
@@ -18,9 +18,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -31,6 +33,7 @@ from service.proof.canary import CANARY_SKIP
 
 _EXIT_REFUSED = 3
 """Exit status of the process when its last line of standard error is a refusal, as JSON."""
+_WATCH_S = 0.1
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     # Tensors are converted one after the other, not all of a layer at once: half the memory.
@@ -40,12 +43,11 @@ _ENVIRONMENT = {
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What the reference says, and what that cost.
+    """The states of the reference, and what they cost.
 
-    `states` are by prompt the ones [T, H] of layers 0..N (N before the final norm) and POST_NORM; `library`
-    computed them; `seconds` is the process's life, `peak_bytes` the most that it held, mapped files included.
-    `activation_bits` are those to which an engine rounds the inputs of products besides, where the model's
-    quantization says so.
+    `states` are [T, H] by prompt and layer: 0..N (N before the final norm) and POST_NORM. `library` computed
+    them; `seconds` is the process's life, `peak_bytes` the most that it held, mapped files included.
+    `activation_bits` is set where the model's quantization makes an engine round the inputs of products too.
     """
 
     states: tuple[dict[int, torch.Tensor], ...]
@@ -68,31 +70,25 @@ async def reference_states(
         timeout_s: for all of it.
 
     Raises:
-        EngineRefused: one layer is too big, or transformers cannot run the model (`canary`).
+        EngineRefused: it takes too much memory or time, or transformers cannot run the model (`canary`).
     """
-    bound = available_bytes() // 2 if max_bytes is None else max_bytes
+    bound = psutil.virtual_memory().available // 2 if max_bytes is None else max_bytes
     with tempfile.TemporaryDirectory(prefix="quarry-reference-") as scratch:
         out = Path(scratch) / "states.safetensors"
         order = {
             "folder": str(folder),
             "prompts": [list(ids) for ids in prompts],
             "dtype": dtype,
-            "max_bytes": bound,
             "out": str(out),
         }
         began = time.monotonic()
-        await _serve(json.dumps(order).encode(), timeout_s)
+        peak_bytes = await _run(json.dumps(order).encode(), bound, timeout_s)
         seconds = time.monotonic() - began
-        return await asyncio.to_thread(_read, out, len(prompts), seconds)
+        return await asyncio.to_thread(_read, out, len(prompts), seconds, peak_bytes)
 
 
-def available_bytes() -> int:
-    """Return the kernel's MemAvailable. Raises OSError."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-
-
-async def _serve(order: bytes, timeout_s: float) -> None:
+async def _run(order: bytes, max_bytes: int, timeout_s: float) -> int:
+    """Run the process until it ends; return the most bytes that it held."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "service.proof.reference_process"),
         stdin=asyncio.subprocess.PIPE,
@@ -100,32 +96,54 @@ async def _serve(order: bytes, timeout_s: float) -> None:
         stderr=asyncio.subprocess.PIPE,
         env=os.environ | _ENVIRONMENT,
     )
+    ended = asyncio.create_task(process.communicate(order))
+    peak_bytes = 0
     try:
-        _, errors = await asyncio.wait_for(process.communicate(order), timeout_s)
+        async with asyncio.timeout(timeout_s):
+            while not ended.done():
+                peak_bytes = max(peak_bytes, _peak_bytes(process.pid))
+                if peak_bytes > max_bytes:
+                    raise EngineRefused(
+                        f"the canary's reference needs {peak_bytes} bytes of memory, {max_bytes} are allowed",
+                        field="canary",
+                        cure=f"raise QUARRY_CANARY_MAX_BYTES, or {CANARY_SKIP}",
+                    )
+                await asyncio.wait({ended}, timeout=_WATCH_S)
     except TimeoutError as error:
         what = f"the reference took more than {timeout_s:g} s"
         raise EngineRefused(what, field="canary", cure=CANARY_SKIP) from error
     finally:
         if process.returncode is None:
             process.kill()
-            await process.wait()
+        await asyncio.gather(ended, return_exceptions=True)
+    _, errors = ended.result()
     if process.returncode:
         raise _refusal(process.returncode, errors.decode(errors="replace").strip().rsplit("\n", 1)[-1])
+    return peak_bytes
 
 
-def _refusal(status: int, said: str) -> EngineRefused:
+def _peak_bytes(pid: int) -> int:
+    """Return the most memory that a process has held so far; 0 if it has ended."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def _refusal(status: int, last_line: str) -> EngineRefused:
     if status == _EXIT_REFUSED:
-        return EngineRefused(**json.loads(said), field="canary")
-    why = f"signal {-status} ended it" if status < 0 else said
+        return EngineRefused(**json.loads(last_line), field="canary")
+    why = f"signal {-status} ended it" if status < 0 else last_line
     return EngineRefused(f"the reference failed: {why}", field="canary", cure=CANARY_SKIP)
 
 
-def _read(file: Path, num_prompts: int, seconds: float) -> Reference:
+def _read(file: Path, num_prompts: int, seconds: float, peak_bytes: int) -> Reference:
     states: tuple[dict[int, torch.Tensor], ...] = tuple({} for _ in range(num_prompts))
     with safe_open(file, framework="pt") as opened:
-        told = opened.metadata()
+        metadata = opened.metadata()
     for name, tensor in load_file(file).items():
         prompt, layer_id = name.split("/")
         states[int(prompt)][int(layer_id)] = tensor
-    bits = int(told["activation_bits"]) or None
-    return Reference(states, told["library"], seconds, int(told["peak_bytes"]), bits)
+    bits = int(metadata["activation_bits"]) or None
+    return Reference(states, metadata["library"], seconds, peak_bytes, bits)

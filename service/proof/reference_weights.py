@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import parse_local_safetensors_file_metadata
-from huggingface_hub.utils import TensorInfo
 from safetensors import safe_open
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
@@ -31,8 +29,6 @@ from transformers.modeling_utils import LoadStateDictConfig
 from service.proof.head_weights import tensor_files
 from service.proof.reference_model import Skeleton
 
-_STORED_AS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
-
 
 class WeightStream:
     """The safetensors files of a model, and which of its parts are in memory."""
@@ -41,7 +37,6 @@ class WeightStream:
         """Read names only. Raises EngineRefused where the files' index cannot be read."""
         self._model = skeleton.model
         self._layers = frozenset(skeleton.layers)
-        self._text = skeleton.final_norm.rpartition(".")[0]
         self._files = tensor_files(folder)
         quantizer, conversions = None, ()
         if skeleton.quantization is not None:
@@ -61,37 +56,15 @@ class WeightStream:
         self._names: dict[str, list[str]] = defaultdict(list)
         for name in self._empty:
             self._names[self._part_of(name)].append(name)
-        self._keys: dict[str, list[tuple[str, str, bool]]] = defaultdict(list)
-        for key, name, converted in self._renamed():
-            self._keys[self._part_of(name)].append((key, name, converted))
+        self._keys: dict[str, dict[str, str]] = defaultdict(dict)
+        for key, name in self._renamed():
+            self._keys[self._part_of(name)][key] = name
         self._held: set[str] = set()
 
     @property
     def parts(self) -> Sequence[str]:
         """The decoder layers, and the other modules that have tensors."""
         return list(self._names)
-
-    def largest_part(self) -> int:
-        """Return the bytes that the most demanding part of the language model needs.
-
-        They are its pages of the files, and for a tensor that is converted what it becomes, twice, because a
-        conversion of several steps holds two of them.
-        """
-        stored: dict[str, TensorInfo] = {}
-        for path in set(self._files.values()):
-            stored |= parse_local_safetensors_file_metadata(path).tensors
-        sizes = [0]
-        for part, keys in self._keys.items():
-            made = {
-                name: self._empty[name].nbytes
-                for key, name, converted in keys
-                if name in self._empty
-                and (converted or _STORED_AS.get(stored[key].dtype) is not self._empty[name].dtype)
-            }
-            if part.startswith(self._text):
-                offsets = [stored[key].data_offsets for key, _, _ in keys]
-                sizes.append(sum(end - begin for begin, end in offsets) + 2 * sum(made.values()))
-        return max(sizes)
 
     def load(self, part: str) -> None:
         """Fill the tensors of `part`. Raises ValueError naming one that the files do not give."""
@@ -101,7 +74,7 @@ class WeightStream:
         with ExitStack() as stack:
             opened: dict[Path, Any] = {}
             slices = {}
-            for key, _, _ in self._keys[part]:
+            for key in self._keys[part]:
                 path = self._files[key]
                 if path not in opened:
                     opened[path] = stack.enter_context(safe_open(path, framework="pt"))
@@ -141,23 +114,21 @@ class WeightStream:
                 continue
             other = pair[1] if name == pair[0] else pair[0]
             part = self._part_of(other)
-            if any(target == other for _, target, _ in self._keys[part]):
+            if other in self._keys[part].values():
                 self.load(part)
                 self._set(name, self._model.get_parameter_or_buffer(other))
                 return
         raise ValueError(f"the safetensors files hold nothing for {name}")
 
-    def _renamed(self) -> Iterator[tuple[str, str, bool]]:
-        """Yield each tensor in the files, what transformers calls it, and whether it is converted."""
+    def _renamed(self) -> Iterator[tuple[str, str]]:
+        """Yield each tensor in the files and the name that transformers gives it."""
         renamings = [entry for entry in self._mapping if isinstance(entry, WeightRenaming)]
         converters = [entry for entry in self._mapping if isinstance(entry, WeightConverter)]
         prefix = self._model.base_model_prefix
         # In the loader's own order: some renamings begin only with a name that comes first.
         for key in sorted(self._files, key=dot_natural_key):
-            name, converter = rename_source_key(key, renamings, converters, prefix, self._empty)
-            if name not in self._empty and key in self._empty:
-                name, converter = key, None
-            yield key, name, converter is not None
+            name, _ = rename_source_key(key, renamings, converters, prefix, self._empty)
+            yield key, key if name not in self._empty and key in self._empty else name
 
     def _part_of(self, name: str) -> str:
         """Return the decoder layer that holds `name`, or else the module that has it as an attribute."""

@@ -13,8 +13,8 @@ import xxhash
 
 from schemas.dataset.shard import LightRow, Shard
 from schemas.dataset.states import LayerBytes, StoredState, is_lossy, last_state, misfit_tokens, states_of
-from service.proof.sample_name import name_fault
-from service.proof.token_range import token_range
+from service.plan.samples import Tokenized
+from service.plan.units import sample_digest
 
 Watch = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], None]
 """Sees every layer that is read: its id, its states [T, H], each token's smallest and largest value [T]."""
@@ -64,7 +64,7 @@ def prove_row(
         seen[checksum] = layer_id
         if values:
             states_TH = states_of(layer, identity)
-            low_T, high_T = token_range(states_TH)
+            low_T, high_T = states_TH.amin(dim=1), states_TH.amax(dim=1)
             found = _value_faults(low_T, high_T, layer_id, misfit_tokens(layer, identity))
             faults += [f"layer {layer_id}: {fault}" for fault in found]
             if watch is not None:
@@ -118,3 +118,15 @@ def _tokens(what: str, flags_T: torch.Tensor) -> str:
     """Return `what in 3 of 17 tokens, the first at 14`."""
     count, first = int(flags_T.sum()), int(flags_T.int().argmax())
     return f"{what} in {count} of {len(flags_T)} tokens, the first at {first}"
+
+
+def name_fault(light: LightRow) -> str | None:
+    """Return how a row's source id, planned tokens and mask contradict its sample id, their hash, or none.
+
+    What the target generated came after the id was given, so only the prompt's tokens are held against it.
+    """
+    planned = Tokenized(light.input_ids[: light.prompt_tokens], light.loss_mask[: light.prompt_tokens])
+    due = sample_digest(light.source_id or "", planned).hex()
+    if light.sample_id == due:
+        return None
+    return f"its source id, tokens and mask are those of sample {due}"

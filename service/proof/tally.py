@@ -1,4 +1,4 @@
-"""What a report shows of a job, counted while `quarry verify` reads it. Its size does not grow with the data.
+"""What `quarry verify` counts and finds wrong while it reads a job's files, and what a report shows of them.
 
 Imports torch: import it lazily.
 
@@ -7,7 +7,6 @@ Legend: T tokens, H hidden size.
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -16,16 +15,25 @@ import torch
 import xxhash
 from numpy.typing import NDArray
 
+from schemas.base import Wire
 from schemas.dataset.manifest import Manifest
 from schemas.dataset.shard import LightRow
+from schemas.dataset.token_counts import TokenTally
 from service.proof.layer_tally import LayerTally
-from service.proof.logit_check import LogitReading
+from service.proof.logit_check import LogitReading, LogitVerdict
 
 SHARE_BINS = 20
 MAX_POINTS, MAX_FAULTY_POINTS = 1000, 200
 SAMPLES = 3
 
 Item = TypeVar("Item")
+
+
+class Finding(Wire):
+    """One thing that is wrong, in the file at `path` inside the dataset."""
+
+    path: str
+    what: str
 
 
 class Few(Generic[Item]):
@@ -57,16 +65,43 @@ class Sample:
 
 @dataclass(slots=True)
 class JobTally:
-    """One job: every layer, lengths, supervised shares in `SHARE_BINS`, logits, and a few samples."""
+    """One job. Of the rows `sample_ids` and `lengths` are counts, `shares` are supervised in `SHARE_BINS`.
 
-    layers: dict[int, LayerTally] = field(default_factory=dict)
+    `findings` is everything that is wrong. Only it and `sample_ids` grow with the data.
+    """
+
+    findings: list[Finding] = field(default_factory=list)
+    sample_ids: Counter[str] = field(default_factory=Counter)
     lengths: Counter[int] = field(default_factory=Counter)
-    supervised_tokens: int = 0
+    supervised: TokenTally = field(default_factory=TokenTally)
     shares: NDArray[np.int64] = field(default_factory=lambda: np.zeros(SHARE_BINS, np.int64))
     unsupervised_rows: int = 0
+    samples: Few[Sample] = field(default_factory=lambda: Few(SAMPLES))
+    layers: dict[int, LayerTally] = field(default_factory=dict)
+    logit_rows: int = 0
+    logit_argmax_agree: int = 0
+    logit_max_error: float = 0.0
     points: Few[LogitReading] = field(default_factory=lambda: Few(MAX_POINTS))
     faulty_points: Few[LogitReading] = field(default_factory=lambda: Few(MAX_FAULTY_POINTS))
-    samples: Few[Sample] = field(default_factory=lambda: Few(SAMPLES))
+
+    @property
+    def rows(self) -> int:
+        """Rows that were read."""
+        return self.lengths.total()
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of these rows."""
+        return sum(length * rows for length, rows in self.lengths.items())
+
+    @property
+    def supervised_tokens(self) -> int:
+        """Tokens of these rows that the mask marks."""
+        return self.supervised.counts().total
+
+    def fault(self, path: str, what: str) -> None:
+        """Note what is wrong in the file at `path`."""
+        self.findings.append(Finding(path=path, what=what))
 
     def layer(
         self, layer_id: int, states_TH: torch.Tensor, low_T: torch.Tensor, high_T: torch.Tensor
@@ -75,17 +110,23 @@ class JobTally:
         self.layers.setdefault(layer_id, LayerTally()).add(states_TH, low_T, high_T)
 
     def row(self, shard: str, row: int, light: LightRow) -> None:
-        """Count a row's length and mask, and keep it if it is one to show."""
-        supervised = int(np.count_nonzero(light.loss_mask))
+        """Count a row's name, length and mask, and keep it if it is one to show."""
+        supervised = light.input_ids[light.loss_mask == 1]
+        self.sample_ids[light.sample_id] += 1
         self.lengths[light.num_tokens] += 1
-        self.supervised_tokens += supervised
-        self.shares[min(SHARE_BINS - 1, SHARE_BINS * supervised // light.num_tokens)] += 1
-        self.unsupervised_rows += not supervised
+        self.supervised.add(supervised)
+        self.shares[min(SHARE_BINS - 1, SHARE_BINS * len(supervised) // light.num_tokens)] += 1
+        self.unsupervised_rows += not len(supervised)
         self.samples.add(light.sample_id, Sample(shard, row, light))
 
-    def logits(self, shard: str, readings: Iterable[LogitReading]) -> None:
-        """Keep some of a shard's readings of the logit check, and separately some that are faults."""
-        for reading in readings:
+    def logits(self, shard: str, verdict: LogitVerdict) -> None:
+        """Count a shard's logit check; keep some of its readings, and separately some that are faults."""
+        self.logit_rows += verdict.rows
+        self.logit_argmax_agree += verdict.argmax_agree
+        self.logit_max_error = max(self.logit_max_error, verdict.max_error)
+        for fault in verdict.faults:
+            self.fault(shard, fault)
+        for reading in verdict.readings:
             kept = self.faulty_points if reading.fault else self.points
             kept.add(f"{shard} {reading.where}", reading)
 

@@ -29,17 +29,6 @@ class NormedState:
     half: torch.Tensor | None
     centres: bool
 
-    def for_each_token(self) -> "NormedState":
-        """Return the same [..., 1, H], to be held against several tokens."""
-        return NormedState(
-            stored=self.stored.unsqueeze(-2),
-            normed=self.normed.unsqueeze(-2),
-            unit=self.unit.unsqueeze(-2),
-            gain=self.gain.unsqueeze(-2),
-            half=None if self.half is None else self.half.unsqueeze(-2),
-            centres=self.centres,
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:

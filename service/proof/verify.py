@@ -17,13 +17,13 @@ from schemas.base import Wire
 from schemas.dataset.errors import DatasetError
 from schemas.dataset.manifest import CheckReport, FileEntry, Manifest, read_manifest
 from schemas.dataset.seal import sha256_of
-from schemas.dataset.token_counts import TokenCounts, differences, read_counts
+from schemas.dataset.token_counts import differences, read_counts
 from schemas.names import index_path, is_inside, manifest_path, token_freq_path
 from service.errors import EngineRefused, NotFound, OptionRefused
 from service.plan.hub_reading import downloading
 from service.proof.head import Head
-from service.proof.tally import DatasetTally, JobTally
-from service.proof.verify_unit import Finding, UnitOutcome, verify_unit
+from service.proof.tally import DatasetTally, Finding, JobTally
+from service.proof.verify_unit import verify_unit
 from service.settings import Settings
 from service.visible import one_line
 
@@ -97,7 +97,7 @@ def verify_dataset(
         folder: a dataset in the layout of its Hub repository.
         model_folder: the target's config and safetensors; without it there is no logit check.
         where: what to call the dataset; its folder if empty.
-        tally: receives what a report of the dataset shows.
+        tally: an empty one, which receives what a report of the dataset shows.
 
     Raises:
         NotFound: there is no such folder.
@@ -105,10 +105,9 @@ def verify_dataset(
     """
     if not folder.is_dir():
         raise NotFound(f"{folder} is no folder")
+    tally = DatasetTally() if tally is None else tally
     findings: list[Finding] = []
     jobs = list(read_manifests(folder, findings))
-    counts: Counter[str] = Counter()
-    max_error = 0.0
     heads: dict[str, Head] = {}
     for job in jobs:
         head = None
@@ -118,21 +117,21 @@ def verify_dataset(
                 heads[dtype] = Head.load(model_folder, dtype)
             head = heads[dtype]
             _check_model(model_folder, head, job)
-        found, tallied, error = _verify_job(folder, job, head, tally)
-        findings += found
-        counts.update(tallied)
-        max_error = max(max_error, error)
+        counted = _verify_job(folder, job, head)
+        findings += counted.findings
+        tally.jobs.append((job, counted))
     findings += _strays(folder, jobs)
+    counts = [counted for _, counted in tally.jobs]
     return VerifyReport(
         where=where or str(folder),
         jobs=len(jobs),
         shards=sum(len(job.shards) for job in jobs),
-        rows=counts["rows"],
-        tokens=counts["tokens"],
+        rows=sum(counted.rows for counted in counts),
+        tokens=sum(counted.tokens for counted in counts),
         bytes=sum(entry.bytes for job in jobs for entry in _entries(job)),
-        logit_rows=counts["logit_rows"],
-        logit_argmax_agree=counts["logit_argmax_agree"],
-        logit_max_error=max_error,
+        logit_rows=sum(counted.logit_rows for counted in counts),
+        logit_argmax_agree=sum(counted.logit_argmax_agree for counted in counts),
+        logit_max_error=max((counted.logit_max_error for counted in counts), default=0.0),
         proven={job.provenance.job_id: job.checks for job in jobs},
         findings=tuple(findings),
     )
@@ -142,25 +141,22 @@ def verify_remote(
     repo_id: str,
     settings: Settings,
     *,
-    revision: str | None = None,
     model_folder: Path | None = None,
     scratch: Path | None = None,
     tally: DatasetTally | None = None,
 ) -> VerifyReport:
     """Download a dataset repository into a temporary folder below `scratch`, verify it, delete the copy.
 
-    Raises OptionRefused (no such repository or revision), HubUnavailable, and what `verify_dataset` raises.
+    Raises OptionRefused (no such repository), HubUnavailable, and what `verify_dataset` raises.
     """
     from huggingface_hub import snapshot_download
 
     with tempfile.TemporaryDirectory(prefix="quarry-verify-", dir=scratch) as copy:
-        what = f"dataset {repo_id}" + (f" at {revision}" if revision else "")
-        cure = "check the name, the revision and the token's rights"
-        with downloading(what, OptionRefused, "repo_id", cure):
+        what = f"dataset {repo_id}"
+        with downloading(what, OptionRefused, "repo_id", "check the name and the token's rights"):
             snapshot_download(
                 repo_id,
                 repo_type="dataset",
-                revision=revision,
                 local_dir=copy,
                 endpoint=settings.hub_endpoint,
                 token=settings.token(),
@@ -238,92 +234,64 @@ def _entries(job: Manifest) -> tuple[FileEntry, ...]:
     return (*job.shards, *job.indexes, *job.extras)
 
 
-def _verify_job(
-    folder: Path, job: Manifest, head: Head | None, tally: DatasetTally | None
-) -> tuple[list[Finding], dict[str, int], float]:
-    """Return what is wrong with one job's files, what was counted, and the largest logit error."""
-    findings = [
-        Finding(path=entry.path, what=what) for entry in _entries(job) for what in _file_faults(folder, entry)
-    ]
-    outcomes: list[UnitOutcome] = []
-    counted = None if tally is None else JobTally()
-    wrong = {finding.path for finding in findings}
+def _verify_job(folder: Path, job: Manifest, head: Head | None) -> JobTally:
+    """Return what was counted and what is wrong in one job's files."""
+    tally = JobTally()
+    for entry in _entries(job):
+        for what in _file_faults(folder, entry):
+            tally.fault(entry.path, what)
+    wrong = {finding.path for finding in tally.findings}
     units = {entry.unit for entry in job.shards} if all(is_inside(e.path) for e in _entries(job)) else set()
     for unit in sorted(units):
         files = {index_path(job.provenance.job_id, unit)} | {e.path for e in job.shards if e.unit == unit}
         damaged = sorted(path for path in files & wrong if (folder / path).is_file())
         if damaged:
-            outcome, counted = _verify_damaged(folder, job, unit, damaged, counted)
+            tally = _verify_damaged(folder, job, unit, damaged, tally)
         else:
-            outcome = verify_unit(folder, job, unit, head, counted)
-        outcomes.append(outcome)
-        findings += outcome.findings
-    if tally is not None and counted is not None:
-        tally.jobs.append((job, counted))
+            tally = verify_unit(folder, job, unit, head, tally)
     manifest = manifest_path(job.provenance.job_id)
-    written = Counter(sample_id for outcome in outcomes for sample_id in outcome.sample_ids)
     rejected = Counter(reject.position for reject in job.rejects)
-    twice = [f"sample {sample_id} is written {n} times" for sample_id, n in written.items() if n > 1]
-    twice += [f"position {position} is rejected {n} times" for position, n in rejected.items() if n > 1]
-    findings += [Finding(path=manifest, what=what) for what in twice]
-    supervised = sum(outcome.supervised_tokens for outcome in outcomes)
-    if not findings and supervised != job.totals.supervised_tokens:
-        told = job.totals.supervised_tokens
-        what = f"totals.supervised_tokens is {told}, {supervised} is due"
-        findings.append(Finding(path=manifest, what=what))
-    findings += _count_faults(folder, job, outcomes, findings)
-    counts = {
-        "rows": sum(len(outcome.sample_ids) for outcome in outcomes),
-        "tokens": sum(outcome.tokens for outcome in outcomes),
-        "logit_rows": sum(outcome.logit_rows for outcome in outcomes),
-        "logit_argmax_agree": sum(outcome.logit_argmax_agree for outcome in outcomes),
-    }
-    return findings, counts, max((outcome.logit_max_error for outcome in outcomes), default=0.0)
+    for what, counts in (("sample {} is written", tally.sample_ids), ("position {} is rejected", rejected)):
+        for name, count in counts.items():
+            if count > 1:
+                tally.fault(manifest, f"{what.format(name)} {count} times")
+    if not tally.findings and tally.supervised_tokens != job.totals.supervised_tokens:
+        stated, counted = job.totals.supervised_tokens, tally.supervised_tokens
+        tally.fault(manifest, f"totals.supervised_tokens is {stated}, {counted} is due")
+    _compare_token_counts(folder, job, tally)
+    return tally
 
 
-def _count_faults(
-    folder: Path, job: Manifest, outcomes: list[UnitOutcome], findings: list[Finding]
-) -> list[Finding]:
+def _compare_token_counts(folder: Path, job: Manifest, tally: JobTally) -> None:
     """Hold a job's token counts, and what its manifest says of them, against its rows, if those are right."""
-    broken = {path for finding in findings for path in finding.path.split(", ")}
+    broken = {path for finding in tally.findings for path in finding.path.split(", ")}
     if broken & {entry.path for entry in job.shards}:
-        return []
-    due = sum((outcome.supervised.counts() for outcome in outcomes), TokenCounts.of([]))
-    path, found = token_freq_path(job.provenance.job_id), []
+        return
+    counted, path = tally.supervised.counts(), token_freq_path(job.provenance.job_id)
     if path not in broken and path in {entry.path for entry in job.extras}:
         try:
-            told = read_counts((folder / path).read_bytes(), path)
-            found += [Finding(path=path, what=what) for what in differences(told, due)]
+            for what in differences(read_counts((folder / path).read_bytes(), path), counted):
+                tally.fault(path, what)
         except DatasetError as error:
-            found.append(Finding(path=path, what=str(error)))
+            tally.fault(path, str(error))
     if job.vocabulary is not None:
-        stats = due.stats(part.draft_vocab for part in job.vocabulary.coverage)
+        stats = counted.stats(part.draft_vocab for part in job.vocabulary.coverage)
         if job.vocabulary != stats:
             what = f"vocabulary is {job.vocabulary!r}, {stats!r} is due"
-            found.append(Finding(path=manifest_path(job.provenance.job_id), what=what))
-    return found
+            tally.fault(manifest_path(job.provenance.job_id), what)
 
 
-def _verify_damaged(
-    folder: Path, job: Manifest, unit: int, damaged: list[str], counted: JobTally | None
-) -> tuple[UnitOutcome, JobTally | None]:
+def _verify_damaged(folder: Path, job: Manifest, unit: int, damaged: list[str], tally: JobTally) -> JobTally:
     """Verify a unit with wrong bytes in a process of its own, because pyarrow aborts over some of them.
 
-    Returns the tally too: the other process fills a copy.
+    Returns the tally, because the other process fills a copy.
     """
     with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
         try:
-            return pool.submit(_verify_counted, folder, job, unit, counted).result()
+            return pool.submit(verify_unit, folder, job, unit, None, tally).result()
         except BrokenProcessPool:
-            outcome = UnitOutcome()
-            outcome.fault(", ".join(damaged), "so damaged that the Parquet reader died")
-            return outcome, counted
-
-
-def _verify_counted(
-    folder: Path, job: Manifest, unit: int, counted: JobTally | None
-) -> tuple[UnitOutcome, JobTally | None]:
-    return verify_unit(folder, job, unit, None, counted), counted
+            tally.fault(", ".join(damaged), "so damaged that the Parquet reader died")
+            return tally
 
 
 def _file_faults(folder: Path, entry: FileEntry) -> Iterator[str]:

@@ -4,18 +4,15 @@ Imports torch: import it lazily.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from schemas.base import Wire
 from schemas.dataset.errors import DatasetError
 from schemas.dataset.index import IndexRows, Witness, read_index
 from schemas.dataset.manifest import Manifest, ShardEntry
 from schemas.dataset.shard import Shard, open_shard
-from schemas.dataset.token_counts import TokenTally
 from schemas.names import index_path
 from service.proof.head import Head
 from service.proof.logit_check import LogitCase, check_logits
@@ -27,116 +24,68 @@ _SCALARS = ("sample_id", "source_id", "num_tokens", "prompt_tokens")
 _LISTS = ("input_ids", "loss_mask")
 
 
-class Finding(Wire):
-    """One thing that is wrong, in the file at `path` inside the dataset."""
-
-    path: str
-    what: str
-
-
-@dataclass(slots=True)
-class UnitOutcome:
-    """Counts over what could be read, and everything found wrong."""
-
-    findings: list[Finding] = field(default_factory=list)
-    sample_ids: list[str] = field(default_factory=list)
-    tokens: int = 0
-    supervised_tokens: int = 0
-    supervised: TokenTally = field(default_factory=TokenTally)
-    logit_rows: int = 0
-    logit_argmax_agree: int = 0
-    logit_max_error: float = 0.0
-
-    def fault(self, path: str, what: str) -> None:
-        """Note what is wrong in the file at `path`."""
-        self.findings.append(Finding(path=path, what=what))
-
-
-def verify_unit(
-    folder: Path, job: Manifest, unit: int, head: Head | None, tally: JobTally | None = None
-) -> UnitOutcome:
-    """Read all of unit `unit` of `job` below `folder` again. Files that cannot be read become findings.
-
-    What is read is counted in `tally`, if there is one.
-    """
-    outcome = UnitOutcome()
+def verify_unit(folder: Path, job: Manifest, unit: int, head: Head | None, tally: JobTally) -> JobTally:
+    """Read all of unit `unit` of `job` below `folder` again; return `tally`, filled."""
     index = index_path(job.provenance.job_id, unit)
-    indexed = _read_index(folder, index, outcome)
-    for entry in job.shards:
-        if entry.unit != unit or not (folder / entry.path).is_file():
+    indexed = _read_index(folder, index, tally)
+    entries = [entry for entry in job.shards if entry.unit == unit]
+    for entry in entries:
+        if not (folder / entry.path).is_file():
             continue
         of_shard = {row: values for (shard, row), values in (indexed or {}).items() if shard == entry.path}
         try:
-            with open_shard(folder / entry.path) as opened:
-                _verify_shard(opened, entry, job, outcome)
+            with open_shard(folder / entry.path) as shard:
+                _check_entry(shard, entry, job, tally)
                 if indexed is not None:
-                    _compare_index(opened, entry.path, index, of_shard, outcome)
-                cases = list(_rows(opened, entry.path, of_shard, head, outcome, tally))
+                    _compare_index(shard, entry.path, index, of_shard, tally)
+                cases = list(_rows(shard, entry.path, of_shard, head, tally))
         except (DatasetError, OSError) as error:
-            outcome.fault(entry.path, str(error))
+            tally.fault(entry.path, str(error))
             continue
         if head is not None and cases:
             has_top_tokens = any("top_tokens" in values for values in of_shard.values())
-            verdict = (check_logits if has_top_tokens else check_next_tokens)(head, cases)
-            outcome.logit_rows += verdict.rows
-            outcome.logit_argmax_agree += verdict.argmax_agree
-            outcome.logit_max_error = max(outcome.logit_max_error, verdict.max_error)
-            for fault in verdict.faults:
-                outcome.fault(entry.path, fault)
-            if tally is not None:
-                tally.logits(entry.path, verdict.readings)
-    known = {entry.path for entry in job.shards if entry.unit == unit}
-    for shard, row in indexed or ():
-        if shard not in known:
-            outcome.fault(index, f"names row {row} of {shard}, no shard of unit {unit}")
-    return outcome
+            tally.logits(entry.path, (check_logits if has_top_tokens else check_next_tokens)(head, cases))
+    known = {entry.path for entry in entries}
+    for path, row in indexed or ():
+        if path not in known:
+            tally.fault(index, f"names row {row} of {path}, no shard of unit {unit}")
+    return tally
 
 
-def _read_index(folder: Path, path: str, outcome: UnitOutcome) -> IndexRows | None:
+def _read_index(folder: Path, path: str, tally: JobTally) -> IndexRows | None:
     """Return the index's rows, or none if it cannot be read; a missing file is named elsewhere."""
     if not (folder / path).is_file():
         return None
     try:
         return read_index(folder / path)
     except DatasetError as error:
-        outcome.fault(path, str(error))
+        tally.fault(path, str(error))
         return None
 
 
-def _verify_shard(shard: Shard, entry: ShardEntry, job: Manifest, outcome: UnitOutcome) -> None:
+def _check_entry(shard: Shard, entry: ShardEntry, job: Manifest, tally: JobTally) -> None:
     """The shard is of this job, and as long as the manifest says."""
     for name in ("job_id", "identity", "layers", "final_norm"):
         if getattr(shard.provenance, name) != getattr(job.provenance, name):
-            outcome.fault(entry.path, f"its {name} is not the manifest's")
+            tally.fault(entry.path, f"its {name} is not the manifest's")
     tokens = sum(light.num_tokens for light in shard.light)
     if (len(shard.light), tokens) != (entry.rows, entry.tokens):
         counts = f"{len(shard.light)} rows of {tokens} tokens"
-        outcome.fault(entry.path, f"{counts}, the manifest says {entry.rows} of {entry.tokens}")
+        tally.fault(entry.path, f"{counts}, the manifest says {entry.rows} of {entry.tokens}")
 
 
 def _rows(
-    shard: Shard,
-    path: str,
-    indexed: Mapping[int, dict[str, Any]],
-    head: Head | None,
-    outcome: UnitOutcome,
-    tally: JobTally | None,
+    shard: Shard, path: str, indexed: Mapping[int, dict[str, Any]], head: Head | None, tally: JobTally
 ) -> Iterator[LogitCase]:
     """Prove every row; yield those whose logits can be checked."""
-    watch = None if tally is None else tally.layer
     vocab_size = head.vocab_size if head is not None else None
     for row, light in enumerate(shard.light):
         where = f"row {row} ({light.sample_id})"
-        outcome.sample_ids.append(light.sample_id)
-        outcome.tokens += light.num_tokens
-        outcome.supervised_tokens += int(light.loss_mask.sum())
-        outcome.supervised.add(light.input_ids[light.loss_mask == 1])
-        if tally is not None:
-            tally.row(path, row, light)
+        tally.row(path, row, light)
         try:
-            proof = prove_row(shard, row, vocab_size=vocab_size, watch=watch)
+            proof = prove_row(shard, row, vocab_size=vocab_size, watch=tally.layer)
         except (DatasetError, OSError) as error:
-            outcome.fault(path, f"{where}: {error}")
+            tally.fault(path, f"{where}: {error}")
             continue
         faults, witness = list(proof.faults), None
         if head is not None and proof.last is not None and row in indexed:
@@ -145,7 +94,7 @@ def _rows(
             except ValueError as error:
                 faults.append(str(error))
         for fault in faults:
-            outcome.fault(path, f"{where}: {fault}")
+            tally.fault(path, f"{where}: {fault}")
         if witness is not None and proof.last is not None:
             yield LogitCase.of(where, witness, proof.last)
 
@@ -167,19 +116,15 @@ def _witness(values: Mapping[str, Any]) -> Witness | None:
 
 
 def _compare_index(
-    shard: Shard,
-    path: str,
-    index: str,
-    indexed: Mapping[int, dict[str, Any]],
-    outcome: UnitOutcome,
+    shard: Shard, path: str, index: str, indexed: Mapping[int, dict[str, Any]], tally: JobTally
 ) -> None:
-    """Every row of the shard stands in the index once, with the same light columns, and no other row does."""
+    """Every row of the shard is in the index once, with the same light columns, and no other row is."""
     rows = len(shard.light)
     absent = sorted(set(range(rows)) - indexed.keys())
     extra = sorted(indexed.keys() - set(range(rows)))
     for numbers, what in ((absent, "lacks"), (extra, "names a missing")):
         if numbers:
-            outcome.fault(index, f"{what} row {numbers[0]} of {path} ({len(numbers)} such rows)")
+            tally.fault(index, f"{what} row {numbers[0]} of {path} ({len(numbers)} such rows)")
     for row, light in enumerate(shard.light):
         if row not in indexed:
             continue
@@ -190,4 +135,4 @@ def _compare_index(
         wrong += [name for name in _LISTS if not np.array_equal(values[name], getattr(light, name))]
         if wrong:
             where = f"row {row} of {path} ({light.sample_id})"
-            outcome.fault(index, f"{where} differs in {', '.join(wrong)}")
+            tally.fault(index, f"{where} differs in {', '.join(wrong)}")

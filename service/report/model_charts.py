@@ -90,7 +90,7 @@ def residuals(tally: JobTally) -> Figure:
         "a thin cloud around 0, deep inside the band; a cloud that is off as a whole fails too, even inside. "
         "What lies beyond the field is drawn at its edge."
     )
-    faults = sum(reading.fault for reading in shown)
+    faults = sum(reading.fault is not None for reading in shown)
     odd = f"Rows drawn that are not what the engine saw: {count(faults)}" if faults else ""
     return Figure(title, healthy, canvas.markup(), ("sigmas", "rows drawn"), rows, odd=odd)
 

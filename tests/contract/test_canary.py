@@ -14,7 +14,7 @@ from schemas.dataset.shard import Shard
 from schemas.job import JobState
 from schemas.names import manifest_path
 from schemas.request import Dtype
-from service.capture import canary_reference, canary_run, session
+from service.capture import canary, session
 from service.proof.reference import Reference, reference_states
 from tests.support import planted_connector
 from tests.support.jobs import Shop, request
@@ -49,7 +49,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Dtype]:
         )
         return replace(said, states=far)
 
-    monkeypatch.setattr(canary_reference, "reference_states", states)
+    monkeypatch.setattr(canary, "reference_states", states)
     return dtypes
 
 
@@ -90,7 +90,7 @@ def test_a_wrong_layer_is_refused_after_the_second_look_too(tmp_path, target, as
 
 def test_a_canary_that_cannot_be_read_back_is_captured_again(tmp_path, target, monkeypatch):
     """1. The disk fails once while the canary's file is read. 2. What is left over is in nobody's way."""
-    read, broken = canary_run.open_shard, iter([True])
+    read, broken = canary.open_shard, iter([True])
 
     def opened(path: Path) -> AbstractContextManager[Shard]:
         if next(broken, False):
@@ -98,7 +98,7 @@ def test_a_canary_that_cannot_be_read_back_is_captured_again(tmp_path, target, m
             raise OSError(errno.EIO, "planted")
         return read(path)
 
-    monkeypatch.setattr(canary_run, "open_shard", opened)
+    monkeypatch.setattr(canary, "open_shard", opened)
     shop, job = run(tmp_path, target, "tests.support.model_engine:ModelEngine", unit_attempts=2)
     assert job.state is JobState.COMPLETED, job.problem
     assert {row.attempts for row in shop.store.units(job.id)} == {2}

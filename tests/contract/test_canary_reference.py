@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from schemas.job import JobState
-from service.capture import canary_reference
+from service.capture import canary
 from service.capture.engine import EngineSpec
 from service.capture.link import EngineLink
 from service.capture.loop import Capture
@@ -73,7 +73,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
             ASKED.append("ended")
 
     ASKED.clear()
-    monkeypatch.setattr(canary_reference, "reference_states", states)
+    monkeypatch.setattr(canary, "reference_states", states)
     return bounds
 
 
@@ -104,10 +104,10 @@ def test_states_that_passed_before_are_not_computed_ahead(tmp_path, target):
 def test_a_reference_without_room_beside_the_start_is_run_when_the_engine_is_up(
     tmp_path, target, asked, monkeypatch
 ):
-    monkeypatch.setattr(canary_reference, "available_bytes", lambda: 1000)
+    monkeypatch.setattr(canary, "_EARLY_SHARE", 2**62)
     job = open_shop(tmp_path, target, PatientEngine).run(a_request(target))
     assert job.state is JobState.COMPLETED, job.problem
-    assert asked == [250, None]
+    assert asked == [0, None]
 
 
 def test_the_operators_bound_is_not_tried_twice(tmp_path, target, asked):

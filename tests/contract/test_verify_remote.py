@@ -59,9 +59,9 @@ def test_a_damaged_shard_of_a_repository_is_named(hub, files, tmp_path):
     assert {finding.path for finding in report.findings} == {path}
 
 
-@pytest.mark.parametrize(("repo_id", "revision"), [("org/none", None), (REPO, "none"), ("not a name", None)])
-def test_a_repository_or_revision_that_does_not_exist_is_named(hub, files, tmp_path, repo_id, revision):
+@pytest.mark.parametrize("repo_id", ["org/none", "not a name"])
+def test_a_repository_that_does_not_exist_is_named(hub, files, tmp_path, repo_id):
     hub.add_repo(REPO, files)
     with pytest.raises(OptionRefused, match=repo_id) as refusal:
-        verify(hub, tmp_path, repo_id, revision=revision)
+        verify(hub, tmp_path, repo_id)
     assert refusal.value.cure is not None

@@ -37,7 +37,7 @@ from tests.support.jobs import ENDED
 
 IMPORTED = [
     *("pandas", "transformers.models.auto.tokenization_auto", "tests.support.fake_engine"),
-    *("service.capture.canary_run", "service.capture.unit_run"),
+    *("service.capture.canary", "service.capture.unit_run"),
 ]
 """What a life would else import by itself, in seconds."""
 SHIM = Path(__file__).with_name("shim.c")

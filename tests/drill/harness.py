@@ -13,7 +13,7 @@ import pytest
 from schemas.job import JobState
 from schemas.names import plan_path
 from schemas.request import Dtype
-from service.capture import canary_reference
+from service.capture import canary
 from service.proof.reference import reference_states
 from service.proof.verify import VerifyReport, verify_dataset
 from tests.drill.table import Plant
@@ -176,5 +176,5 @@ def one_reference(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             once[folder, dtype] = await reference_states(folder, prompts, dtype, **more)
         return once[folder, dtype]
 
-    monkeypatch.setattr(canary_reference, "reference_states", states)
+    monkeypatch.setattr(canary, "reference_states", states)
     yield

@@ -11,7 +11,8 @@ from connector.rowcheck import RowChecker
 from connector.shards import UnitWriter
 from schemas.dataset.manifest import LayerStats
 from schemas.dataset.seal import sha256_of
-from service.capture import canary_run, unit_run
+from service.capture import unit_run
+from service.capture.canary import Canary
 from service.proof import checks, row_proof, verify
 from service.proof.logit_check import LogitVerdict
 from tests.drill.damage import DATASET, PLANNED, SEALED, WRITER, between_seal_and_check, in_the_writer
@@ -56,7 +57,7 @@ OFF: dict[Check, tuple[Patch, str]] = {
     Check.VALUES: (lambda m: m.setattr(RowChecker, "check", _readings), "zero-block"),
     Check.COPY: (lambda m: m.setattr(shards, "_refuse_changed", _nothing), "flipped-bit-in-memory"),
     Check.SEEN: (lambda m: m.setattr(RepeatCheck, "check", _nothing), "stale-block"),
-    Check.CANARY: (lambda m: m.setattr(canary_run, "ensure_canary", _no_canary), "layer-before"),
+    Check.CANARY: (lambda m: m.setattr(Canary, "ensure", _no_canary), "layer-before"),
     Check.RECEIPT: (_any_file, "columns-exchanged"),
     Check.UNIT: (lambda m: m.setattr(checks, "_plan_fault", _nothing), "mask-of-another-row"),
     Check.NAME: (lambda m: m.setattr(row_proof, "name_fault", _nothing), "mask-changed-after-reading"),

@@ -12,8 +12,7 @@ import pytest
 
 from schemas.names import plan_path
 from service.capture.budget import InFlight
-from service.capture.canary_reference import CanaryReference
-from service.capture.canary_run import ensure_canary
+from service.capture.canary import Canary
 from service.capture.session import EngineSlot, spec_for
 from service.capture.unit_run import UnitRun
 from service.errors import QuarryError, problem_slug
@@ -69,8 +68,8 @@ class Session:
                 target = planned_target(body, lease.identity, shop.settings)
                 spec = spec_for(body, target, shop.settings)
                 session = await self.engine.start(spec, await self.engine.prepare(spec))
-            async with CanaryReference(lease, shop.store, shop.settings) as reference:
-                await ensure_canary(session, lease, shop.store, shop.settings, reference)
+            async with Canary(lease, shop.store, shop.settings) as canary:
+                await canary.ensure(session)
             budget = InFlight(shop.settings.in_flight_tokens, shop.settings.in_flight_requests)
             await UnitRun(lease, session, budget, shop.settings).run()
 

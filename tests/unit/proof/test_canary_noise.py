@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from service.errors import StatesWrong
-from service.proof.canary import POST_NORM, canary_prompts, judge
-from service.proof.canary_noise import judge_by_noise
+from service.proof.canary import POST_NORM, canary_prompts, judge, judge_by_noise
 from tests.support.reference_models import NUM_LAYERS, VOCAB_SIZE, TinyModel
 
 LAYER_IDS = (1, 2, NUM_LAYERS)

@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 
 from schemas.dataset.manifest import CanaryReport, LayerAgreement
 from service.proof.layer_tally import LayerTally
-from service.proof.logit_check import MOST_SIGMAS, LogitReading
+from service.proof.logit_check import MOST_SIGMAS, LogitReading, LogitVerdict
 from service.proof.tally import JobTally
 from service.report import model_charts, row_charts, state_charts
 from service.report.canvas import Canvas, Scale, spanning, tick_text
@@ -40,12 +40,12 @@ def a_tally(lengths: list[int], **readings: LogitReading) -> JobTally:
     for length in lengths:
         tally.lengths[length] += 1
     tally.shares[14] = len(lengths)
-    tally.logits("data/a", readings.values())
+    tally.logits("data/a", LogitVerdict(len(readings), 0, 0.0, (), tuple(readings.values())))
     return tally
 
 
 def right(number: int, error: float = 0.0) -> LogitReading:
-    return LogitReading(f"row {number}", -0.1 * number, -0.1 * number + error, 0.01, True, False)
+    return LogitReading(f"row {number}", -0.1 * number, -0.1 * number + error, 0.01, True, None, 0.0)
 
 
 def canary(*layers: tuple[int, float, float, int]) -> CanaryReport:
@@ -67,8 +67,8 @@ def texts(figure: Figure) -> list[str]:
 def all_charts() -> list[Figure]:
     broken = with_row(with_row(layer(1.0), torch.zeros(3, 16)), torch.full((2, 16), math.inf))
     empty, layers = LayerTally(), some_layers(5)
-    bad = LogitReading("row 9", -0.5, -3.0, 0.01, False, True)
-    unknown = LogitReading("row 8", math.nan, -3.0, 0.01, False, True)
+    bad = LogitReading("row 9", -0.5, -3.0, 0.01, False, "off", math.inf)
+    unknown = LogitReading("row 8", math.nan, -3.0, 0.01, False, "off", math.inf)
     many = a_tally([1, 2, 2, 4096], a=right(1), b=right(2, 0.01), c=bad, d=unknown)
     one = a_tally([7], a=right(1))
     near, far, lost = (2, 1.0, 0.0, 2), (8, 0.9, 0.5, 7), (9, math.nan, math.inf, 9)
@@ -273,7 +273,7 @@ def test_a_right_row_lies_on_the_diagonal_and_inside_the_band():
 
 
 def test_a_row_that_is_wrong_is_red_named_and_counted():
-    bad = LogitReading("row 9 (abc)", -0.5, -3.0, 0.01, False, True)
+    bad = LogitReading("row 9 (abc)", -0.5, -3.0, 0.01, False, "off", math.inf)
     tally = a_tally([1], a=right(1), b=bad)
     figure = model_charts.agreement(tally)
     assert [dot["class"] for dot in marks(figure, "point")] == ["point s0", "point bad"]

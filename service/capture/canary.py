@@ -1,0 +1,212 @@
+"""A job's canary: its prompts go through the engine and the connector as rows do, and through transformers.
+
+The reference, transformers in a process of its own, may begin beside the start of the engine, because neither
+needs the other and both take a while.
+
+Imports torch: import it lazily.
+"""
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+from pathlib import Path
+
+import numpy as np
+import psutil
+import torch
+
+from connector.wire import RowRef
+from schemas.dataset.errors import DatasetError
+from schemas.dataset.manifest import CanaryReport
+from schemas.dataset.shard import open_shard
+from schemas.dataset.states import read_states
+from schemas.names import attempt_dir, canary_unit, plan_path
+from schemas.receipts import UnitKey, UnitSealed
+from schemas.request import Dtype
+from service.capture.engine import EngineSpec, Prompt
+from service.capture.receipt_errors import in_time, raise_failure, silent
+from service.capture.session import EngineSession
+from service.errors import EngineDied, EngineRefused, StatesWrong, WriteFailed
+from service.plan.unit_file import write_plan
+from service.plan.units import PlannedSample
+from service.proof.canary import States, canary_key, canary_prompts, judge, judge_by_noise, states_key
+from service.proof.head import Head
+from service.proof.reference import Reference, reference_states
+from service.settings import Settings
+from service.store import Store, UnitLease
+
+logger = logging.getLogger(__name__)
+
+_EARLY_SHARE = 4
+"""Beside an engine that has not taken its memory yet, the reference may use a quarter of what is free.
+
+That is half of what it may use alone.
+"""
+
+
+class Canary(AbstractAsyncContextManager["Canary"]):
+    """One job's canary, from the engine's start to the verdict. Leaving the block ends what still runs."""
+
+    def __init__(self, lease: UnitLease, store: Store, settings: Settings) -> None:
+        """Begin nothing."""
+        self._lease, self._store, self._settings = lease, store, settings
+        self._reference: asyncio.Task[Reference] | None = None
+        self._is_early = False
+
+    async def __aexit__(self, *_: object) -> None:
+        """Leave no process behind."""
+        if self._reference is not None:
+            self._reference.cancel()
+            await asyncio.gather(self._reference, return_exceptions=True)
+
+    async def begin_early(self, spec: EngineSpec, head: Head) -> None:
+        """Begin the reference beside the start of an engine for `spec`, if the canary is likely to run.
+
+        Where these states passed on an engine before, this one's canary has most likely passed too, and the
+        reference would be in vain.
+        """
+        if self._lease.request.canary == "skip":
+            return
+        if await asyncio.to_thread(self._store.canary, states_key(self._lease.identity)) is not None:
+            return
+        max_bytes = self._settings.canary_max_bytes
+        self._is_early = max_bytes is None
+        prompts = canary_prompts(head.vocab_size, spec.max_model_len - 1)
+        if max_bytes is None:
+            max_bytes = psutil.virtual_memory().available // _EARLY_SHARE
+        self._begin(spec, prompts, max_bytes)
+
+    async def ensure(self, session: EngineSession) -> None:
+        """Return at once if the canary is skipped or passed before; else run it and record that it passed.
+
+        Raises StatesWrong naming the layer, EngineRefused where there is no reference, EngineDied,
+        WriteFailed.
+        """
+        identity, job_id = self._lease.identity, self._lease.key.job_id
+        if self._lease.request.canary == "skip":
+            return
+        key = canary_key(session.provenance(job_id, identity))
+        if await asyncio.to_thread(self._store.canary, key) is not None:
+            return
+        prompts = canary_prompts(session.head.vocab_size, session.spec.max_model_len - 1)
+        reference = self._reference or self._begin(session.spec, prompts, self._settings.canary_max_bytes)
+        captured = await self._capture(session, prompts)
+        try:
+            expected = await reference
+        except EngineRefused as refused:
+            if not self._is_early:
+                raise
+            logger.info("the reference runs again beside the engine: %s", refused)
+            expected = await self._begin(session.spec, prompts, None)
+        report = await self._judge(session.spec, prompts, captured, expected)
+        passed = report.model_copy(
+            update={
+                "job_id": job_id,
+                "reference": expected.library,
+                "seconds": round(expected.seconds, 3),
+                "peak_bytes": expected.peak_bytes,
+            }
+        )
+        for name in (key, states_key(identity)):
+            await asyncio.to_thread(self._store.record_canary, name, passed.model_dump_json())
+
+    def _begin(
+        self,
+        spec: EngineSpec,
+        prompts: Sequence[Sequence[int]],
+        max_bytes: int | None,
+        dtype: Dtype | None = None,
+    ) -> asyncio.Task[Reference]:
+        """Begin the reference, in the job's dtype if none is given."""
+        run = reference_states(
+            spec.weights,
+            prompts,
+            dtype or self._lease.identity.dtype,
+            max_bytes=max_bytes,
+            timeout_s=self._settings.engine_start_timeout_s,
+        )
+        self._reference = asyncio.create_task(run)
+        return self._reference
+
+    async def _judge(
+        self, spec: EngineSpec, prompts: Sequence[Sequence[int]], captured: States, expected: Reference
+    ) -> CanaryReport:
+        """Judge by the reference in the job's dtype, or else by the noise that rounding makes in it."""
+        identity = self._lease.identity
+        layers = (identity.layer_ids, identity.num_layers, identity.dtype)
+        bits = expected.activation_bits
+        try:
+            return await asyncio.to_thread(judge, captured, expected.states, *layers, bits)
+        except StatesWrong as wrong:
+            if identity.dtype == "float32" or bits is not None:
+                raise
+            try:
+                exact = await self._begin(spec, prompts, self._settings.canary_max_bytes, "float32")
+                return await asyncio.to_thread(
+                    judge_by_noise, captured, expected.states, exact.states, *layers
+                )
+            except (EngineRefused, StatesWrong) as error:
+                raise wrong from error
+
+    async def _capture(self, session: EngineSession, prompts: Sequence[Sequence[int]]) -> States:
+        """Capture `prompts` as a unit of their own and return their states."""
+        lease, settings, link = self._lease, self._settings, session.link
+        key = UnitKey(job_id=lease.key.job_id, unit=canary_unit(lease.key.unit), epoch=lease.key.epoch)
+        plan = settings.work_root / plan_path(key.job_id, key.unit)
+        folder = settings.work_root / attempt_dir(key.job_id, key.unit, key.epoch)
+        await asyncio.to_thread(write_plan, plan, [_sample(row, ids) for row, ids in enumerate(prompts)])
+        # Uncompressed, whatever the job stores: the canary judges the capture.
+        identity = lease.identity.model_copy(update={"compression": "none"})
+        try:
+            await link.open(session.opening(key, len(prompts), identity))
+            for row, ids in enumerate(prompts):
+                # One after the other, so that the last prompt's prefix is in the cache when it comes.
+                ref = RowRef(key, row, len(ids))
+                prompt = Prompt(f"canary-{key.job_id}-{key.epoch}-{row}", tuple(ids), ref)
+                try:
+                    await asyncio.wait_for(session.engine.run(prompt), settings.engine_silence_s)
+                except TimeoutError as error:
+                    raise silent(settings.engine_silence_s) from error
+            sealed = raise_failure(await in_time(link.receipts(key), settings.receipt_timeout_s))
+            return await asyncio.to_thread(_read, folder, sealed, len(prompts))
+        finally:
+            await link.abandon(key)
+            await asyncio.to_thread(_remove, plan, folder)
+
+
+def _sample(row: int, ids: Sequence[int]) -> PlannedSample:
+    return PlannedSample(
+        position=row,
+        sample_id=f"canary-{row}",
+        source_id=f"canary-{row}",
+        ids=np.asarray(ids, dtype=np.int32),
+        mask=np.ones(len(ids), dtype=np.uint8),
+    )
+
+
+def _read(folder: Path, receipts: Sequence[UnitSealed], num_prompts: int) -> States:
+    """Raise WriteFailed if a sealed file cannot be read back, EngineDied if a prompt has no states."""
+    states: list[dict[int, torch.Tensor]] = [{} for _ in range(num_prompts)]
+    for receipt in receipts:
+        if receipt.file is None:
+            continue
+        try:
+            with open_shard(folder / receipt.file) as shard:
+                for place, row in enumerate(receipt.rows):
+                    layer_ids = shard.provenance.identity.layer_ids
+                    states[row] = {layer_id: read_states(shard, place, layer_id) for layer_id in layer_ids}
+        except (DatasetError, OSError) as error:
+            raise WriteFailed(f"the canary's file cannot be read back: {error}") from error
+    if not all(states):
+        missing = [row for row, layers in enumerate(states) if not layers]
+        raise EngineDied(f"the canary's prompts {missing} came back without states")
+    return states
+
+
+def _remove(plan: Path, folder: Path) -> None:
+    """Remove the canary's files. What cannot be removed now is left to the sweeper."""
+    with suppress(OSError):
+        plan.unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
