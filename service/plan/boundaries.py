@@ -1,64 +1,53 @@
-"""Where the assistant's turns stand in a rendered conversation, found by rendering parts of it.
+"""Finds the assistant's turns in a rendered conversation, by rendering parts of it.
 
-A turn begins where the prompt ends that the model was given for it: the conversation so far, rendered with
-the generation prompt. It ends with its end-of-turn mark. Both are taken from renderings and must be literal
-prefixes of the whole one.
+A turn begins where its prompt ends: the conversation so far, rendered with the generation prompt. It ends
+with its end-of-turn mark. Both are taken from renderings, which must be literal prefixes of the whole one.
 
-A template may render an earlier turn differently once a later one exists (Qwen3 drops its reasoning,
-gpt-oss changes its end mark). Then the turn is found by what stands around it: the conversation is rendered
-again with the turn's content replaced by a stand-in, and all that comes before and after it must stand in
-the whole rendering letter for letter.
+A template may render an earlier turn differently once a later one exists: Qwen3 drops its reasoning, gpt-oss
+changes its end mark. Such a turn is found by the text around it. The conversation is rendered again with a
+stand-in for the turn's content; all text before and after the stand-in must be in the whole rendering too.
 """
 
+import os
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from service.plan.rendering import ChatTemplate, Messages, RenderFailed, Tools
+from service.plan.rendering import ChatTemplate, Conversation, Messages, RenderFailed, RenderTooLong
+from service.plan.sources.rows import RejectedError, RejectReason
 
 MAX_RENDERED_CHARS = 2**30
-"""Characters that finding the turns of one sample may render: it is quadratic in the turns."""
+"""Characters that may be rendered to find the turns of one sample: the work is quadratic in the turns."""
 
 Span = tuple[int, int]
 
 
-class UnstableBoundaries(Exception):
-    """The turns cannot be told apart in this template's rendering; the message says which and why."""
+class UnstableBoundaries(RejectedError):
+    """The turns cannot be found in this template's rendering; the detail says which and why."""
 
-
-class RenderBudgetSpent(Exception):
-    """The conversation has too many turns for its length."""
+    def __init__(self, detail: str) -> None:
+        super().__init__(RejectReason.TURN_BOUNDARIES, detail)
 
 
 class TurnFinder:
     """Finds assistant turns of one conversation.
 
-    `whole` is the rendering of all `messages` without a generation prompt. `marks` are the texts of the
-    tokenizer's added tokens: an end-of-turn mark is one of them. `trailer` is what the template writes
-    after the last turn's end mark alone, as `probe` found it.
+    `marks` are the texts of the tokenizer's added tokens; an end-of-turn mark is one of them. `trailer` is
+    what the template writes after the end mark of the last turn only, as `probe` returns it.
     """
 
-    def __init__(
-        self,
-        template: ChatTemplate,
-        messages: Messages,
-        tools: Tools,
-        whole: str,
-        marks: Collection[str],
-        trailer: str = "",
-    ) -> None:
-        self._template = template
-        self._messages = list(messages)
-        self._tools = tools
-        self._whole = whole
+    def __init__(self, chat: Conversation, marks: Collection[str], trailer: str = "") -> None:
+        self._chat = chat
+        self._messages = list(chat.messages)
+        self._whole = chat.rendering.text
         self._marks = sorted(marks, key=len, reverse=True)
         self._trailer = trailer
         self._budget_chars = MAX_RENDERED_CHARS
-        self._stand_in = _absent_from(whole)
+        self._stand_in = _absent_from(self._whole)
 
     def span(self, turn: int) -> Span:
-        """Return the characters `[start, end)` of `whole` that the model has to write in `messages[turn]`.
+        """Return the characters `[start, end)` of the rendering that the model writes in `messages[turn]`.
 
-        Raises UnstableBoundaries, RenderBudgetSpent; RenderFailed, RenderTooLong of the template.
+        Raises UnstableBoundaries, RenderFailed, RenderTooLong.
         """
         last = turn == len(self._messages) - 1
         prompt = self._render(self._messages[:turn], add_generation_prompt=True) if turn else None
@@ -66,10 +55,8 @@ class TurnFinder:
         if prompt is not None and upto.startswith(prompt) and self._whole.startswith(upto):
             start, end = len(prompt), len(upto)
         elif last and prompt is not None:
-            raise UnstableBoundaries(
-                "the prompt that the model would answer is not how the rendering of its answer begins: "
-                f"{_parting(prompt, upto)}"
-            )
+            fault = "the prompt that the model would answer is not how the rendering of its answer begins"
+            raise UnstableBoundaries(f"{fault}: {_parting(prompt, upto)}")
         else:
             start, end = self._surrounded(turn)
             if prompt is not None and self._whole.startswith(prompt):
@@ -81,14 +68,14 @@ class TurnFinder:
         return start, end
 
     def trailer(self, turn: int) -> str:
-        """Return what closes a last turn, but not `messages[turn]`, beyond their common end mark."""
+        """Return what follows the end mark of a last turn, but not that of `messages[turn]`."""
         closing, after = self._closings(turn)[:2]
         mark = self._mark_of(after)
         extra = "" if after.startswith(closing) or not closing.startswith(mark) else closing[len(mark) :]
         return extra if extra.strip() else ""
 
     def _surrounded(self, turn: int) -> Span:
-        """Find the turn by what stands around it in a rendering with a stand-in for its content."""
+        """Find the turn by the text around it in a rendering with a stand-in for its content."""
         closing, after, before = self._closings(turn)
         mark = self._mark_of(after)
         if after.startswith(closing):
@@ -97,26 +84,22 @@ class TurnFinder:
             # The last turn ends with more than an earlier one, or with another mark.
             rest = after[len(mark) :]
         else:
-            raise UnstableBoundaries(
-                f"the last turn is closed by {closing[:80]!r}, which an earlier turn is not"
-            )
+            raise UnstableBoundaries(f"the last turn is closed by {closing[:80]!r}, an earlier turn is not")
         end = len(self._whole) - len(rest)
         if not (self._whole.startswith(before) and self._whole.endswith(rest) and len(before) <= end):
-            raise UnstableBoundaries(f"what stands around turn {turn} depends on what it says")
+            raise UnstableBoundaries(f"the text around turn {turn} depends on what it says")
         return len(before), end
 
     def _closings(self, turn: int) -> tuple[str, str, str]:
-        """Return what follows the stand-in in the last turn, and what follows and precedes it in place."""
-        plain = {"role": "assistant", "content": self._stand_in}
-        closing = self._split(self._render([*self._messages[:turn], plain]))[1]
-        before, after = self._split(
-            self._render([*self._messages[:turn], plain, *self._messages[turn + 1 :]])
-        )
+        """Return what follows the stand-in in a last turn, and what follows and precedes it in its place."""
+        messages = [*self._messages[:turn], {"role": "assistant", "content": self._stand_in}]
+        _, closing = self._split(self._render(messages))
+        before, after = self._split(self._render([*messages, *self._messages[turn + 1 :]]))
         return closing, after, before
 
     def _split(self, rendered: str) -> tuple[str, str]:
-        before, found, after = rendered.partition(self._stand_in)
-        if not found or self._stand_in in after:
+        before, _, after = rendered.partition(self._stand_in)
+        if rendered.count(self._stand_in) != 1:
             raise UnstableBoundaries("the template does not write an assistant's content exactly once")
         return before, after
 
@@ -124,17 +107,16 @@ class TurnFinder:
         return next((mark for mark in self._marks if text.startswith(mark)), "")
 
     def _render(self, messages: Sequence[Any], *, add_generation_prompt: bool = False) -> str:
-        rendered = self._template.render(
-            messages, self._tools, add_generation_prompt=add_generation_prompt
-        ).text
-        self._budget_chars -= len(rendered)
+        chat = self._chat
+        text = chat.template.render(messages, chat.tools, add_generation_prompt=add_generation_prompt).text
+        self._budget_chars -= len(text)
         if self._budget_chars < 0:
-            raise RenderBudgetSpent
-        return rendered
+            raise RenderTooLong("the conversation has too many turns for its length")
+        return text
 
 
 def _absent_from(text: str) -> str:
-    """Return a word that `text` does not hold; letters only, so that no template trims or escapes it."""
+    """Return a word that is not in `text`; letters only, so that no template trims or escapes it."""
     word = "QuarryStandIn"
     while word in text:
         word += "X"
@@ -142,11 +124,8 @@ def _absent_from(text: str) -> str:
 
 
 def _parting(prompt: str, answer: str) -> str:
-    """Quote both texts from a little before the place where they part."""
-    place = next(
-        (i for i, (a, b) in enumerate(zip(prompt, answer, strict=False)) if a != b),
-        min(len(prompt), len(answer)),
-    )
+    """Quote both texts from a little before their first difference."""
+    place = len(os.path.commonprefix([prompt, answer]))  # noqa: RUF071 - of characters, not of paths
     begin = max(0, place - 20)
     return f"{prompt[begin : place + 40]!r} is not {answer[begin : place + 40]!r}"
 
@@ -157,19 +136,19 @@ PROBE: Messages = (
     {"role": "user", "content": "second question"},
     {"role": "assistant", "content": "second answer"},
 )
-"""A plain conversation: a template that cannot be read here is refused before any sample is."""
+"""A plain conversation: a template that fails on it is refused before any sample."""
 
 REASONED: Messages = tuple(
     {**message, "reasoning_content": "a thought"} if message["role"] == "assistant" else message
     for message in PROBE
 )
-"""The same with reasoning: some templates are stable only where there is some."""
+"""The same with reasoning: some templates are stable only with it."""
 
 
 def probe(template: ChatTemplate, marks: Collection[str]) -> str:
     """Check a template on two exchanges, plain or with reasoning; return its trailer (see `TurnFinder`).
 
-    Raises UnstableBoundaries; RenderFailed, RenderTooLong of the template.
+    Raises UnstableBoundaries, RenderFailed, RenderTooLong.
     """
     try:
         return _checked(template, PROBE, marks)
@@ -181,12 +160,13 @@ def probe(template: ChatTemplate, marks: Collection[str]) -> str:
 
 
 def _checked(template: ChatTemplate, messages: Messages, marks: Collection[str]) -> str:
-    whole = template.render(messages, None, add_generation_prompt=False).text
-    trailer = TurnFinder(template, messages, None, whole, marks).trailer(1)
-    finder = TurnFinder(template, messages, None, whole, marks, trailer)
+    chat = Conversation.of(template, messages)
+    trailer = TurnFinder(chat, marks).trailer(1)
+    finder = TurnFinder(chat, marks, trailer)
     for turn in (1, 3):
         start, end = finder.span(turn)
-        said = messages[turn]["content"]
-        if whole[start:end].count(said) != 1 or messages[turn - 1]["content"] in whole[start:end]:
-            raise UnstableBoundaries(f"the span found for {said!r} is {whole[start:end][:80]!r}")
+        span = chat.rendering.text[start:end]
+        answer, question = messages[turn]["content"], messages[turn - 1]["content"]
+        if span.count(answer) != 1 or question in span:
+            raise UnstableBoundaries(f"the span found for {answer!r} is {span[:80]!r}")
     return trailer

@@ -5,7 +5,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+import jinja2
+from jinja2 import nodes
+
+# Private, and what vLLM's renderer builds on: a template must mean here what it means when served.
+from transformers.utils.chat_template_utils import _compile_jinja_template
+
 from service.errors import TemplateRefused
+from service.plan.sources.rows import RejectedError, RejectReason
 
 MAX_RENDER_CHARS = 2**24
 """Longest rendering of one sample."""
@@ -19,16 +26,28 @@ It is the day that Llama's own templates fall back to.
 FIELD = "chat_template"
 CURE = "pass a 'chat_template' that marks the assistant's text with {% generation %} ... {% endgeneration %}"
 
+FAILURES = (
+    *(jinja2.TemplateError, ArithmeticError, AssertionError, AttributeError),
+    *(LookupError, RecursionError, TypeError, ValueError),
+)
+"""What a template may raise on some messages."""
+
 Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]] | None
 
 
-class RenderFailed(Exception):
-    """The template raised on these messages; the message says what."""
+class RenderFailed(RejectedError):
+    """The template raised on these messages; the detail says what."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(RejectReason.TEMPLATE_FAILED, detail)
 
 
-class RenderTooLong(Exception):
-    """The rendering passed `MAX_RENDER_CHARS`."""
+class RenderTooLong(RejectedError):
+    """A rendering passed `MAX_RENDER_CHARS`, or those of one conversation passed their sum."""
+
+    def __init__(self, detail: str = "the rendered conversation is too long") -> None:
+        super().__init__(RejectReason.RENDER_TOO_LONG, detail)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,23 +67,8 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, Any]) -> None:
-        import jinja2
-
-        # Private, and what vLLM's renderer builds on: a template must mean here what it means when served.
-        from transformers.utils.chat_template_utils import _compile_jinja_template
-
         self.source = source
         self._variables = {**special_tokens, "strftime_now": PLAN_DATE.strftime}
-        self._failures = (
-            jinja2.TemplateError,
-            ArithmeticError,
-            AssertionError,
-            AttributeError,
-            LookupError,
-            RecursionError,
-            TypeError,
-            ValueError,
-        )
         try:
             # Past the cache, since this environment is changed.
             self._environment = _compile_jinja_template.__wrapped__("").environment
@@ -98,18 +102,33 @@ class ChatTemplate:
                     num_chars += len(piece)
                     if num_chars > MAX_RENDER_CHARS:
                         raise RenderTooLong
-        except self._failures as error:
+        except FAILURES as error:
             raise RenderFailed(f"{type(error).__name__}: {error}") from error
         return Rendering("".join(pieces), tuple(span for span in spans if span[0] < span[1]))
 
 
-def _marks_generation(tree: Any) -> bool:  # noqa: ANN401 - a jinja2 node; the library is loaded late
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Messages as their template sees them, and their rendering without a generation prompt."""
+
+    template: ChatTemplate
+    messages: Messages
+    tools: Tools
+    rendering: Rendering
+
+    @classmethod
+    def of(cls, template: ChatTemplate, messages: Messages, tools: Tools = None) -> "Conversation":
+        """Render the messages. Raises RenderFailed, RenderTooLong."""
+        rendering = template.render(messages, tools, add_generation_prompt=False)
+        return cls(template, messages, tools, rendering)
+
+
+def _marks_generation(tree: nodes.Template) -> bool:
     """Say whether the template has `{% generation %}`.
 
     Raises TemplateRefused where such a block stands inside a macro, a `set`, a `filter` or a `call` block:
     these write to a buffer of their own, so the spans that transformers reports would be shifted.
     """
-    from jinja2 import nodes
 
     def blocks(root: nodes.Node) -> list[nodes.CallBlock]:
         calls = root.find_all(nodes.CallBlock)

@@ -3,7 +3,6 @@
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,33 +11,13 @@ import numpy.typing as npt
 from schemas.dataset.columns import most_tokens
 from schemas.request import ExtractRequest, Message, Sample
 from service.errors import OptionRefused, TemplateRefused
-from service.plan.boundaries import PROBE, RenderBudgetSpent, Span, TurnFinder, UnstableBoundaries, probe
+from service.plan.boundaries import PROBE, Span, TurnFinder, UnstableBoundaries, probe
 from service.plan.child.task import Step
-from service.plan.rendering import CURE, FIELD, ChatTemplate, RenderFailed, Rendering, RenderTooLong
-from service.plan.sources.rows import RejectReason, RowReject
+from service.plan.rendering import CURE, FIELD, ChatTemplate, Conversation, RenderFailed, RenderTooLong
+from service.plan.sources.rows import RejectedError, RejectReason, RowReject
 from service.plan.target import Target
 from service.plan.tokenizer import Encoding, TextTokenizer
-
-Ids = npt.NDArray[np.int32]
-Mask = npt.NDArray[np.uint8]
-
-
-@dataclass(frozen=True, slots=True)
-class Tokenized:
-    """`ids` int32 `[T]`, `mask` uint8 `[T]`, 1 where the token is supervised."""
-
-    ids: Ids
-    mask: Mask
-
-
-@dataclass(frozen=True, slots=True)
-class _Chat:
-    """A conversation as its template sees it, and its rendering without a generation prompt."""
-
-    template: ChatTemplate
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]] | None
-    rendering: Rendering
+from service.plan.units import Tokenized
 
 
 class SampleTokenizer:
@@ -71,22 +50,13 @@ class SampleTokenizer:
         itself is at fault.
         """
         try:
-            found = self._encode(sample)
-        except RenderFailed as error:
-            return RowReject(RejectReason.TEMPLATE_FAILED, str(error))
-        except RenderTooLong:
-            return RowReject(RejectReason.RENDER_TOO_LONG, "the rendered conversation is too long")
-        except RenderBudgetSpent:
-            return RowReject(
-                RejectReason.RENDER_TOO_LONG, "the conversation has too many turns for its length"
-            )
-        except UnstableBoundaries as error:
-            return RowReject(RejectReason.TURN_BOUNDARIES, str(error))
+            return self._checked(self._encode(sample))
+        except RejectedError as error:
+            return error.reject
         except UnicodeEncodeError as error:
             return RowReject(RejectReason.INVALID_SAMPLE, f"not a Unicode text: {error.reason}")
-        return found if isinstance(found, RowReject) else self._checked(found)
 
-    def _encode(self, sample: Sample) -> Tokenized | RowReject:
+    def _encode(self, sample: Sample) -> Tokenized:
         if sample.token_ids is not None:
             ids = np.asarray(sample.token_ids, dtype=np.int32)
             if sample.loss_mask is None:
@@ -98,26 +68,26 @@ class SampleTokenizer:
         tools = list(sample.tools) if sample.tools else None
         template = self._template(with_tools=tools is not None)
         if self._request.generate is None:
-            rendering = template.render(messages, tools, add_generation_prompt=False)
-            return self._conversation(_Chat(template, messages, tools, rendering))
+            return self._conversation(Conversation.of(template, messages, tools))
         asked = messages[:-1] if messages[-1]["role"] == "assistant" else messages
         if not asked:
-            return RowReject(RejectReason.NO_PROMPT, "nothing comes before the assistant's turn")
+            raise RejectedError(RejectReason.NO_PROMPT, "nothing comes before the assistant's turn")
         prompt = template.render(asked, tools, add_generation_prompt=True)
         return _all_supervised(self._tokenizer.encode(prompt.text).ids)
 
-    def _conversation(self, chat: _Chat) -> Tokenized | RowReject:
+    def _conversation(self, chat: Conversation) -> Tokenized:
         text = chat.rendering.text
         if self._request.loss == "all":
             return _all_supervised(self._tokenizer.encode(text).ids)
         turns = [i for i, message in enumerate(chat.messages) if message["role"] == "assistant"]
         if not turns:
-            return RowReject(RejectReason.NOTHING_SUPERVISED, "the conversation has no assistant turn")
+            detail = "the conversation has no assistant turn"
+            raise RejectedError(RejectReason.NOTHING_SUPERVISED, detail)
         if self._request.loss == "last_turn":
             turns = turns[-1:]
         encoding = self._tokenizer.encode(text, offsets=True)
         if self._request.on_too_long == "reject" and len(encoding.ids) > self.limit_tokens:
-            return self._too_long(len(encoding.ids))
+            raise self._too_long(len(encoding.ids))
         if chat.template.marks_generation:
             spans = self._marked_spans(chat, turns[-1])
         else:
@@ -127,21 +97,19 @@ class SampleTokenizer:
             mask[encoding.tokens(start, end)] = 1
         return Tokenized(encoding.ids.astype(np.int32), mask)
 
-    def _marked_spans(self, chat: _Chat, last_turn: int) -> Sequence[Span]:
+    def _marked_spans(self, chat: Conversation, last_turn: int) -> Sequence[Span]:
         """Return the `{% generation %}` spans; for the last turn those that the turns before do not have."""
         spans = chat.rendering.generated
         before = chat.messages[:last_turn]
         if self._request.loss == "assistant" or not any(message["role"] == "assistant" for message in before):
             return spans
-        earlier = chat.template.render(before, chat.tools, add_generation_prompt=False)
-        return spans[len(earlier.generated) :]
+        earlier = Conversation.of(chat.template, before, chat.tools)
+        return spans[len(earlier.rendering.generated) :]
 
-    def _found_spans(self, chat: _Chat, turns: list[int], encoding: Encoding) -> list[Span]:
+    def _found_spans(self, chat: Conversation, turns: list[int], encoding: Encoding) -> list[Span]:
         """Return the spans of `turns` by render boundaries, as far as the sample is kept."""
-        trailer = self._trailer(chat.template)
         text = chat.rendering.text
-        marks = self._tokenizer.marks
-        finder = TurnFinder(chat.template, chat.messages, chat.tools, text, marks, trailer)
+        finder = TurnFinder(chat, self._tokenizer.marks, self._trailer(chat.template))
         kept_chars = int(encoding.ends[: self.limit_tokens].max(initial=0))
         spans: list[Span] = []
         for turn in turns:
@@ -151,29 +119,29 @@ class SampleTokenizer:
             spans.append((start, self._tokenizer.end_of_turn(text, encoding, start, end)))
         return spans
 
-    def _checked(self, found: Tokenized) -> Tokenized | RowReject:
+    def _checked(self, whole: Tokenized) -> Tokenized:
         """Apply what holds of every sample: not empty, ids in range, not too long, something supervised."""
-        ids, mask = found.ids, found.mask
+        ids, mask = whole.ids, whole.mask
         if len(ids) == 0:
-            return RowReject(RejectReason.EMPTY, "the sample has no tokens")
+            raise RejectedError(RejectReason.EMPTY, "the sample has no tokens")
         outside = ids[ids >= self._target.vocab_size]
         if len(outside):
             detail = f"token id {outside[0]} is not below the model's vocabulary of {self._target.vocab_size}"
-            return RowReject(RejectReason.ID_OUTSIDE_VOCABULARY, detail)
+            raise RejectedError(RejectReason.ID_OUTSIDE_VOCABULARY, detail)
         generates = self._request.generate is not None
         if len(ids) > self.limit_tokens:
             if generates or self._request.on_too_long == "reject":
-                return self._too_long(len(ids))
+                raise self._too_long(len(ids))
             ids, mask = ids[: self.limit_tokens], mask[: self.limit_tokens]
         if generates:
             return Tokenized(ids, np.zeros_like(mask))
         if not mask.any():
-            cut = f" among the first {self.limit_tokens}" if len(ids) < len(found.ids) else ""
-            return RowReject(RejectReason.NOTHING_SUPERVISED, f"no token{cut} is supervised")
+            cut = f" among the first {self.limit_tokens}" if len(ids) < len(whole.ids) else ""
+            raise RejectedError(RejectReason.NOTHING_SUPERVISED, f"no token{cut} is supervised")
         return Tokenized(ids, mask)
 
-    def _too_long(self, num_tokens: int) -> RowReject:
-        return RowReject(RejectReason.TOO_LONG, f"{num_tokens} tokens, {self.limit_tokens} are allowed")
+    def _too_long(self, num_tokens: int) -> RejectedError:
+        return RejectedError(RejectReason.TOO_LONG, f"{num_tokens} tokens, {self.limit_tokens} are allowed")
 
     def _template(self, *, with_tools: bool) -> ChatTemplate:
         source = self._tokenizer.chat_template(self._request.chat_template, with_tools=with_tools)
@@ -191,15 +159,14 @@ class SampleTokenizer:
             try:
                 template.render(PROBE, None, add_generation_prompt=False)
             except (RenderFailed, RenderTooLong) as error:
-                reason = (
-                    f"the chat template {self._name(template)} does not render a plain conversation: {error}"
-                )
-                raise TemplateRefused(reason, field=FIELD, cure="pass a 'chat_template' that does") from error
+                fault = f"does not render a plain conversation: {error}"
+                raise self._refused(template, fault, "pass a 'chat_template' that does") from error
             self._templates[source] = template
         return self._templates[source]
 
-    def _name(self, template: ChatTemplate) -> str:
-        return f"{hashlib.sha256(template.source.encode()).hexdigest()[:12]} of {self._target.model!r}"
+    def _refused(self, template: ChatTemplate, fault: str, cure: str) -> TemplateRefused:
+        name = f"{hashlib.sha256(template.source.encode()).hexdigest()[:12]} of {self._target.model!r}"
+        return TemplateRefused(f"the chat template {name} {fault}", field=FIELD, cure=cure)
 
     def _trailer(self, template: ChatTemplate) -> str:
         """Refuse by name, at the first conversation, a template whose turns cannot be found; see `probe`."""
@@ -207,8 +174,8 @@ class SampleTokenizer:
             try:
                 self._trailers[template.source] = probe(template, self._tokenizer.marks)
             except (UnstableBoundaries, RenderFailed) as error:
-                reason = f"the chat template {self._name(template)} has no stable turn boundaries: {error}"
-                raise TemplateRefused(reason, field=FIELD, cure=CURE) from error
+                fault = f"has no stable turn boundaries: {error}"
+                raise self._refused(template, fault, CURE) from error
         return self._trailers[template.source]
 
 

@@ -4,9 +4,22 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from schemas.job import RejectView
-from service.plan.samples import Ids, Mask, Tokenized
 from service.plan.sources.rows import RejectReason, RowReject
+
+Ids = npt.NDArray[np.int32]
+Mask = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenized:
+    """`ids` int32 `[T]`, `mask` uint8 `[T]`, 1 where the token is supervised."""
+
+    ids: Ids
+    mask: Mask
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,7 @@ import xxhash
 
 from schemas.dataset.shard import LightRow, Shard
 from schemas.dataset.states import LayerBytes, StoredState, is_lossy, last_state, misfit_tokens, states_of
-from service.plan.samples import Tokenized
-from service.plan.units import sample_digest
+from service.plan.units import Tokenized, sample_digest
 
 Watch = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], None]
 """Sees every layer that is read: its id, its states [T, H], each token's smallest and largest value [T]."""

@@ -12,8 +12,7 @@ from schemas.dataset.seal import sealing
 from schemas.identity import EngineInfo, FinalNorm, Identity, Provenance, layer_info
 from schemas.names import job_id_from_key, plan_path
 from schemas.receipts import OpenUnit, UnitKey
-from service.plan.samples import Tokenized
-from service.plan.units import sample_digest
+from service.plan.units import Tokenized, sample_digest
 
 JOB = job_id_from_key("a test")
 

@@ -17,8 +17,9 @@ from pathlib import Path
 from service.errors import QuarryError, problem_slug
 from service.plan.child.task import PROGRESS, Limits, Step, TemplateCheck, Tokenization
 from service.plan.rendering import ChatTemplate
-from service.plan.samples import SampleTokenizer, Tokenized
+from service.plan.samples import SampleTokenizer
 from service.plan.sources import RowReject
+from service.plan.units import Tokenized
 
 BATCH_S = 0.1
 MAX_ERROR_CHARS = 500
@@ -92,14 +93,14 @@ def _tokenize(task: Tokenization, parent: _Parent) -> None:
     rows: list[tuple[str, Tokenized | RowReject]] = []
     sent_s = time.monotonic()
     parent.begin_row(0)
-    for row in task.source.rows():
+    for position, row in enumerate(task.source.rows()):
         parent.note(Step.TEMPLATE)
         result = row.content if isinstance(row.content, RowReject) else tokenizer.encode(row.content)
         rows.append((row.source_id, result))
         if time.monotonic() - sent_s > BATCH_S:
             _send_rows(rows, parent)
             rows, sent_s = [], time.monotonic()
-        parent.begin_row(row.position + 1)
+        parent.begin_row(position + 1)
     _send_rows(rows, parent)
 
 

@@ -31,10 +31,9 @@ from service.errors import (
 )
 from service.plan.child.fork_server import FORK_SERVER
 from service.plan.child.task import Limits, Step, Task, TemplateCheck, Tokenization
-from service.plan.samples import Tokenized
 from service.plan.sources import RejectReason, RowReject, RowSource
 from service.plan.target import Target
-from service.plan.units import RowOutcome
+from service.plan.units import RowOutcome, Tokenized
 from service.settings import Settings
 
 WATCH_S = 0.05

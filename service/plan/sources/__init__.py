@@ -1,22 +1,14 @@
-"""Sources: inline samples, allowed files, Hub datasets -> numbered rows, each a sample or a named reject."""
+"""Sources: inline samples, allowed files, Hub datasets -> rows, each a sample or a named reject."""
 
 from typing import assert_never
 
 from schemas.request import FileSource, HubSource, InlineSource
 from service.plan.sources.files import FileRows
 from service.plan.sources.hub import HubRows
-from service.plan.sources.inline import InlineRows
-from service.plan.sources.rows import RejectReason, RowReject, RowSource, SourceRow
+from service.plan.sources.rows import InlineRows, RejectReason, RowReject, RowSource, SourceRow
 from service.settings import Settings
 
-__all__ = [
-    "RejectReason",
-    "RowReject",
-    "RowSource",
-    "SourceRow",
-    "fingerprint",
-    "open_source",
-]
+__all__ = ["RejectReason", "RowReject", "RowSource", "SourceRow", "fingerprint", "open_source"]
 
 
 def open_source(source: InlineSource | FileSource | HubSource, settings: Settings) -> RowSource:

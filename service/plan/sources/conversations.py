@@ -1,6 +1,6 @@
 """A row of somebody's dataset -> one `Sample`, or a named reject. Pure.
 
-Understood, in this order where a row has several: `messages` (OpenAI), `conversations` (ShareGPT),
+Columns are taken in this order where a row has several: `messages` (OpenAI), `conversations` (ShareGPT),
 `token_ids` or `input_ids` (with `loss_mask`), `text`, `prompt`. Other columns, and keys of a message that
 mean nothing here, are ignored.
 """
@@ -12,89 +12,74 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from schemas.request import Message, Name, Sample
-from service.plan.sources.rows import RejectReason, RowReject
+from service.plan.sources.rows import RejectedError, RejectReason, RowReject
 
 COLUMNS = (
-    "id",
-    "messages",
-    "conversations",
-    "system",
-    "tools",
-    "token_ids",
-    "input_ids",
-    "loss_mask",
-    "text",
-    "prompt",
+    *("id", "messages", "conversations", "system", "tools"),
+    *("token_ids", "input_ids", "loss_mask", "text", "prompt"),
 )
-"""Every column that is looked at; readers of columnar files read no other."""
+"""Every column that is used; readers of columnar files read no other."""
 
-SHAREGPT_ROLES = {
+FUNCTION_CALL = "function_call"
+"""The speaker of an assistant's call of a tool."""
+ROLES = {role: role for role in ("assistant", "developer", "system", "tool", "user")}
+SPEAKERS = ROLES | {
     "human": "user",
-    "user": "user",
     "gpt": "assistant",
     "chatgpt": "assistant",
     "model": "assistant",
-    "assistant": "assistant",
-    "system": "system",
-    "developer": "developer",
-    "tool": "tool",
     "observation": "tool",
     "function_response": "tool",
+    FUNCTION_CALL: "assistant",
 }
-FUNCTION_CALL = "function_call"
+"""ShareGPT's names of the roles."""
 NAME: TypeAdapter[str | None] = TypeAdapter(Name | None)
-ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 
 
-class _BadRow(Exception):
-    """Carries a reject out of the nested reading."""
+def read_row(row: object) -> tuple[str | None, Sample | RowReject]:
+    """Return the id that the user gave, where it is usable, and the sample.
 
-    def __init__(self, reason: RejectReason, detail: str) -> None:
-        super().__init__(detail)
-        self.reject = RowReject(reason, detail)
+    Never raises for anything that a row can hold.
+    """
+    return _own_id(row), _sample(row)
 
 
-def sample_of(row: object) -> Sample | RowReject:
-    """Return the sample that `row` holds. Never raises for anything that a row can hold."""
+def _own_id(row: object) -> str | None:
+    if not isinstance(row, Mapping):
+        return None
+    try:
+        return NAME.validate_python(_identifier(row.get("id")))
+    except (RejectedError, ValidationError):
+        return None
+
+
+def _sample(row: object) -> Sample | RowReject:
     if not isinstance(row, Mapping):
         return RowReject(RejectReason.NOT_AN_OBJECT, f"a row is an object; this one is {_kind(row)}")
     try:
-        return Sample.model_validate(_fields(row))
-    except _BadRow as bad:
-        return bad.reject
+        return Sample.model_validate({"id": _identifier(row.get("id"))} | _fields(row))
+    except RejectedError as error:
+        return error.reject
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "row"
         return RowReject(RejectReason.INVALID_SAMPLE, f"{where}: {first['msg']}")
 
 
-def row_id(row: object) -> str | None:
-    """Return the id that the user gave, even to a row that is a reject; none where it cannot stand as one."""
-    if not isinstance(row, Mapping):
-        return None
-    try:
-        return NAME.validate_python(_identifier(row.get("id")))
-    except (_BadRow, ValidationError):
-        return None
-
-
 def _fields(row: Mapping[str, Any]) -> dict[str, Any]:
-    fields: dict[str, Any] = {"id": _identifier(row.get("id"))}
     if row.get("messages") is not None:
-        fields["messages"] = [_openai_message(turn) for turn in _turns(row, "messages")]
+        messages = [_openai_message(turn) for turn in _turns(row, "messages")]
     elif row.get("conversations") is not None:
-        fields["messages"] = _sharegpt_messages(row)
+        messages = _sharegpt_messages(row)
     elif (ids := _first(row, "token_ids", "input_ids")) is not None:
-        return fields | {"token_ids": ids, "loss_mask": row.get("loss_mask")}
+        return {"token_ids": ids, "loss_mask": row.get("loss_mask")}
     elif (text := _first(row, "text", "prompt")) is not None:
-        return fields | {"text": _text(text)}
+        return {"text": _text(text)}
     else:
-        raise _BadRow(
-            RejectReason.NO_SAMPLE,
-            "a row needs one of 'messages', 'conversations', 'token_ids', 'input_ids', 'text' or 'prompt'; "
-            f"this one has {sorted(str(key) for key in row)}",
-        )
-    return fields | {"tools": _tools(row.get("tools"))}
+        needed = "'messages', 'conversations', 'token_ids', 'input_ids', 'text' or 'prompt'"
+        columns = sorted(str(key) for key in row)
+        raise RejectedError(RejectReason.NO_SAMPLE, f"a row needs one of {needed}; this one has {columns}")
+    return {"messages": messages, "tools": _tools(row.get("tools"))}
 
 
 def _first(row: Mapping[str, Any], *names: str) -> object:
@@ -110,22 +95,26 @@ def _identifier(value: object) -> str | None:
         return value or None
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
-    raise _BadRow(RejectReason.INVALID_SAMPLE, f"id: a string or a number; this one is {_kind(value)}")
+    detail = f"id: a string or a number; this one is {_kind(value)}"
+    raise RejectedError(RejectReason.INVALID_SAMPLE, detail)
 
 
 def _turns(row: Mapping[str, Any], column: str) -> list[Mapping[str, Any]]:
     turns = row[column]
     if not isinstance(turns, list) or not all(isinstance(turn, Mapping) for turn in turns):
-        raise _BadRow(RejectReason.INVALID_SAMPLE, f"{column}: a list of objects is needed")
+        raise RejectedError(RejectReason.INVALID_SAMPLE, f"{column}: a list of objects is needed")
     return turns
 
 
+def _role(name: object, roles: Mapping[str, str], where: str) -> str:
+    role = roles.get(name) if isinstance(name, str) else None
+    if role is None:
+        raise RejectedError(RejectReason.UNKNOWN_ROLE, f"{where} {name!r} is none of {', '.join(roles)}")
+    return role
+
+
 def _openai_message(turn: Mapping[str, Any]) -> dict[str, Any]:
-    role = turn.get("role")
-    if not isinstance(role, str) or role not in ROLES:
-        raise _BadRow(
-            RejectReason.UNKNOWN_ROLE, f"messages: role {role!r} is none of {', '.join(sorted(ROLES))}"
-        )
+    _role(turn.get("role"), ROLES, "messages: role")
     # Columnar files fill absent keys with null, and an empty list of calls is no call.
     kept = {key: turn[key] for key in Message.model_fields if turn.get(key) is not None and turn[key] != []}
     if "content" in kept:
@@ -141,51 +130,43 @@ def _sharegpt_messages(row: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _sharegpt_message(turn: Mapping[str, Any]) -> dict[str, Any]:
-    if turn.get("from") is None and turn.get("role") is not None:
-        return _openai_message(turn)
     speaker, value = turn.get("from"), turn.get("value")
+    if speaker is None and turn.get("role") is not None:
+        return _openai_message(turn)
     if speaker == FUNCTION_CALL:
         return {"role": "assistant", "tool_calls": _function_calls(value)}
-    role = SHAREGPT_ROLES.get(speaker) if isinstance(speaker, str) else None
-    if role is None:
-        known = ", ".join([*SHAREGPT_ROLES, FUNCTION_CALL])
-        raise _BadRow(RejectReason.UNKNOWN_ROLE, f"conversations: speaker {speaker!r} is none of {known}")
+    role = _role(speaker, SPEAKERS, "conversations: speaker")
     if value is None:
-        raise _BadRow(RejectReason.NOT_TEXT, f"conversations: a turn of {speaker!r} has no 'value'")
+        detail = f"conversations: a turn of {speaker!r} has no 'value'"
+        raise RejectedError(RejectReason.NOT_TEXT, detail)
     return {"role": role, "content": _text(value)}
 
 
 def _function_calls(value: object) -> list[dict[str, Any]]:
     """Read ShareGPT's calls: JSON text of `{"name", "arguments"}`, or of a list of them."""
-    try:
-        calls = json.loads(value) if isinstance(value, str) else value
-    except (ValueError, RecursionError) as error:
-        raise _BadRow(
-            RejectReason.BAD_TOOL_CALL, f"conversations: a function call is not JSON: {error}"
-        ) from error
+    calls = _parsed(value, RejectReason.BAD_TOOL_CALL, "conversations: a function call is not JSON")
     calls = calls if isinstance(calls, list) else [calls]
-    if not calls or not all(
-        isinstance(call, Mapping) and isinstance(call.get("name"), str) for call in calls
-    ):
-        raise _BadRow(
-            RejectReason.BAD_TOOL_CALL, "conversations: a function call needs 'name' and 'arguments'"
-        )
-    return [
-        {"type": "function", "function": {"name": call["name"], "arguments": call.get("arguments") or {}}}
-        for call in calls
-    ]
+    named = [isinstance(call, Mapping) and isinstance(call.get("name"), str) for call in calls]
+    if not calls or not all(named):
+        detail = "conversations: a function call needs 'name' and 'arguments'"
+        raise RejectedError(RejectReason.BAD_TOOL_CALL, detail)
+    functions = [{"name": call["name"], "arguments": call.get("arguments") or {}} for call in calls]
+    return [{"type": "function", "function": function} for function in functions]
 
 
 def _tools(value: object) -> object:
     """Return the tool schemas; datasets often hold them as JSON text, since their shapes differ by row."""
-    if not value:
-        return None
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise _BadRow(RejectReason.INVALID_SAMPLE, f"tools: not JSON: {error}") from error
-    return value or None
+    return _parsed(value, RejectReason.INVALID_SAMPLE, "tools: not JSON") or None if value else None
+
+
+def _parsed(value: object, reason: RejectReason, fault: str) -> Any:  # noqa: ANN401 - it is JSON
+    """Return what a JSON text holds; a value that is no text is returned as it is."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise RejectedError(reason, f"{fault}: {error}") from error
 
 
 def _text(content: object) -> str:
@@ -193,19 +174,15 @@ def _text(content: object) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise _BadRow(
-            RejectReason.NOT_TEXT, f"content is text or a list of text parts; this one is {_kind(content)}"
-        )
-    parts = []
-    for part in content:
-        if (
-            not isinstance(part, Mapping)
-            or part.get("type") != "text"
-            or not isinstance(part.get("text"), str)
-        ):
-            kind = part.get("type") if isinstance(part, Mapping) else _kind(part)
-            raise _BadRow(
-                RejectReason.NOT_TEXT, f"a content part of type {kind!r} cannot be captured: only text can"
-            )
-        parts.append(part["text"])
-    return "".join(parts)
+        detail = f"content is text or a list of text parts; this one is {_kind(content)}"
+        raise RejectedError(RejectReason.NOT_TEXT, detail)
+    return "".join(_text_part(part) for part in content)
+
+
+def _text_part(part: object) -> str:
+    match part:
+        case {"type": "text", "text": str(text)}:
+            return text
+    kind = part.get("type") if isinstance(part, Mapping) else _kind(part)
+    detail = f"a content part of type {kind!r} cannot be captured: only text can"
+    raise RejectedError(RejectReason.NOT_TEXT, detail)

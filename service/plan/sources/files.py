@@ -17,12 +17,12 @@ import pyarrow.parquet as pq
 from schemas.dataset.seal import sha256_of
 from schemas.request import FileSource, Sample
 from service.errors import SourceRefused
-from service.plan.sources.conversations import COLUMNS, row_id, sample_of
-from service.plan.sources.rows import RejectReason, RowReject, SourceRow
+from service.plan.sources.conversations import COLUMNS, read_row
+from service.plan.sources.rows import RejectReason, RowReject, SourceRow, not_empty
 
 JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".ndjson.gz")
-PARQUET_SUFFIXES = (".parquet",)
-SUFFIXES = JSONL_SUFFIXES + PARQUET_SUFFIXES
+PARQUET_SUFFIX = ".parquet"
+SUFFIXES = (*JSONL_SUFFIXES, PARQUET_SUFFIX)
 
 MAX_LINE_BYTES = 64 * 2**20
 """A JSONL line beyond this is a reject; the reader never holds more of it than this."""
@@ -44,31 +44,24 @@ class FileRows:
     def find(cls, source: FileSource, roots: tuple[Path, ...]) -> "FileRows":
         """Resolve the path, following links, and list what it holds. Raises SourceRefused."""
         try:
-            return cls._found(source, roots)
+            path = _allowed(Path(source.path), roots)
+            if path.is_file():
+                found = {path.name: path}
+            elif path.is_dir():
+                found = {entry.relative_to(path).as_posix(): entry for entry in _files(path)}
+            else:
+                raise _refused(f"there is no file or folder {source.path!r}", "check the path")
+            names = tuple(sorted(name for name in found if name.endswith(SUFFIXES)))
+            if not names:
+                fault = "is not a" if path.is_file() else "holds no"
+                raise _refused(f"{source.path!r} {fault} {', '.join(SUFFIXES)} file", _CONVERT)
+            for name in names:
+                _check_text(name)
+            return cls(source, tuple(_allowed(found[name], roots) for name in names), names)
         except (OSError, RuntimeError) as error:
             # A name that is too long, a folder that may not be entered, a link that leads to itself.
-            raise _refused(
-                f"{source.path!r} cannot be found: {_reason(error)}", "check the path, and who may read it"
-            ) from error
-
-    @classmethod
-    def _found(cls, source: FileSource, roots: tuple[Path, ...]) -> "FileRows":
-        path = _allowed(Path(source.path), roots)
-        if path.is_file():
-            if not path.name.endswith(SUFFIXES):
-                raise _refused(f"{source.path!r} is not a {', '.join(SUFFIXES)} file", _CONVERT)
-            return cls(source, (path,), (_text_name(path.name),))
-        if not path.is_dir():
-            raise _refused(f"there is no file or folder {source.path!r}", "check the path")
-        found = sorted(
-            (entry.relative_to(path).as_posix(), entry)
-            for entry in _entries(path)
-            if entry.name.endswith(SUFFIXES) and entry.is_file() and not _hidden(entry.relative_to(path))
-        )
-        if not found:
-            raise _refused(f"{source.path!r} holds no {', '.join(SUFFIXES)} file", _CONVERT)
-        files = tuple(_allowed(entry, roots) for _, entry in found)
-        return cls(source, files, tuple(_text_name(name) for name, _ in found))
+            detail = f"{source.path!r} cannot be found: {_reason(error)}"
+            raise _refused(detail, "check the path, and who may read it") from error
 
     def fingerprint(self) -> str:
         """Return the sha256 over the files' names and contents, and the limit."""
@@ -82,27 +75,24 @@ class FileRows:
         return f"file:{digest.hexdigest()}"
 
     def rows(self) -> Iterator[SourceRow]:
-        """Yield the rows, numbered on over the files."""
-        position = -1
-        for position, (source_id, content) in enumerate(islice(self._contents(), self.source.limit)):
-            yield SourceRow(position, source_id, content)
-        if position < 0:
-            raise _refused(f"{self.source.path!r} holds no row", "give a source with at least one row")
+        """Yield the rows of all files."""
+        refusal = _refused(f"{self.source.path!r} holds no row", "give a source with at least one row")
+        return not_empty(islice(self._rows(), self.source.limit), refusal)
 
-    def _contents(self) -> Iterator[tuple[str, Sample | RowReject]]:
+    def _rows(self) -> Iterator[SourceRow]:
         for name, path in zip(self.names, self.files, strict=True):
-            read = _parquet_rows if name.endswith(PARQUET_SUFFIXES) else _jsonl_rows
+            read = _parquet_rows if name.endswith(PARQUET_SUFFIX) else _jsonl_rows
             try:
-                for row, (given, content) in enumerate(read(path)):
-                    yield given or f"{name}:{row}", content
+                for number, (own_id, content) in enumerate(read(path)):
+                    yield SourceRow(own_id or f"{name}:{number}", content)
             except MemoryError:  # Arrow's is one of its other errors too
                 raise
             except (OSError, EOFError, zlib.error, UnicodeDecodeError, pa.ArrowException) as error:
                 raise _unreadable(name, error) from error
 
 
-def _entries(folder: Path) -> Iterator[Path]:
-    """Yield what lies in a folder and below it, but for hidden folders.
+def _files(folder: Path) -> Iterator[Path]:
+    """Yield the files in a folder and below it that are not hidden, nor in hidden folders.
 
     Raises OSError for a folder that may not be read: its rows would be missing without a word.
     """
@@ -112,7 +102,8 @@ def _entries(folder: Path) -> Iterator[Path]:
 
     for parent, folders, names in os.walk(folder, onerror=refuse):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        yield from (Path(parent, name) for name in names)
+        paths = [Path(parent, name) for name in names if not name.startswith(".")]
+        yield from (path for path in paths if path.is_file())
 
 
 _CONVERT = "give JSON Lines (one object a line; `jq -c '.[]'` makes it from an array) or Parquet"
@@ -131,17 +122,12 @@ def _reason(error: Exception) -> str:
     return what or type(error).__name__
 
 
-def _text_name(name: str) -> str:
-    """Return `name`, which the ids of its rows begin with. Raises SourceRefused where it is no text."""
+def _check_text(name: str) -> None:
+    """Refuse a name that is no text: the ids of its rows begin with it."""
     try:
         name.encode()
     except UnicodeEncodeError as error:
         raise _refused(f"the file name {name!r} is not UTF-8", "rename the file") from error
-    return name
-
-
-def _hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
 
 
 def _allowed(path: Path, roots: tuple[Path, ...]) -> Path:
@@ -163,10 +149,8 @@ def _jsonl_rows(path: Path) -> Iterator[_Read]:
         while line := file.readline(MAX_LINE_BYTES + 1):
             if len(line) > MAX_LINE_BYTES:
                 _skip_line(file)
-                yield (
-                    None,
-                    RowReject(RejectReason.LINE_TOO_LONG, f"a line is longer than {MAX_LINE_BYTES} bytes"),
-                )
+                detail = f"a line is longer than {MAX_LINE_BYTES} bytes"
+                yield None, RowReject(RejectReason.LINE_TOO_LONG, detail)
             elif text := line.strip():
                 if first and text.startswith(b"["):
                     raise _refused(f"{path.name!r} holds a JSON array, not one object a line", _CONVERT)
@@ -190,7 +174,7 @@ def _parsed(line: bytes) -> _Read:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
         return None, RowReject(RejectReason.NOT_JSON, f"{type(error).__name__}: {error}")
-    return row_id(row), sample_of(row)
+    return read_row(row)
 
 
 def _parquet_rows(path: Path) -> Iterator[_Read]:
@@ -198,35 +182,31 @@ def _parquet_rows(path: Path) -> Iterator[_Read]:
     with pq.ParquetFile(path, pre_buffer=False) as file:
         columns = [name for name in file.schema_arrow.names if name in COLUMNS]
         if not columns:
-            raise _refused(
-                f"{path.name!r} has none of the columns {', '.join(COLUMNS)}", "rename its columns"
-            )
+            detail = f"{path.name!r} has none of the columns {', '.join(COLUMNS)}"
+            raise _refused(detail, "rename its columns")
         for batch in file.iter_batches(batch_size=PARQUET_BATCH_ROWS, columns=columns, use_threads=False):
-            yield from _batch_rows(batch)
+            try:
+                rows = batch.to_pylist()
+            except (ValueError, OverflowError):
+                yield from _cell_by_cell(batch)
+            else:
+                yield from map(read_row, rows)
 
 
-def _batch_rows(batch: pa.RecordBatch) -> Iterator[_Read]:
-    """Read a batch; where Python has no value for one in it, row by row, so that its row alone is lost.
+def _cell_by_cell(batch: pa.RecordBatch) -> Iterator[_Read]:
+    """Read a batch in which Python has no value for a cell: the cell's row alone is lost.
 
     Parquet does not check that a text is UTF-8, and its dates go further than Python's.
     """
-    try:
-        rows = batch.to_pylist()
-    except (ValueError, OverflowError) as error:
-        if batch.num_rows > 1:
-            for at in range(batch.num_rows):
-                yield from _batch_rows(batch.slice(at, 1))
-        else:
-            yield _own_id(batch), RowReject(RejectReason.INVALID_SAMPLE, f"cannot be read: {error}")
-        return
-    yield from ((row_id(row), sample_of(row)) for row in rows)
-
-
-def _own_id(batch: pa.RecordBatch) -> str | None:
-    """Return the id of a batch's only row, whatever its other columns hold."""
-    if "id" not in batch.schema.names:
-        return None
-    try:
-        return row_id({"id": batch.column(batch.schema.names.index("id"))[0].as_py()})
-    except (ValueError, OverflowError):
-        return None
+    for number in range(batch.num_rows):
+        row: dict[str, object] = {}
+        fault: Exception | None = None
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            try:
+                row[name] = column[number].as_py()
+            except (ValueError, OverflowError) as error:
+                fault = error
+        own_id, content = read_row(row)
+        if fault is not None:
+            content = RowReject(RejectReason.INVALID_SAMPLE, f"cannot be read: {fault}")
+        yield own_id, content

@@ -8,9 +8,9 @@ from typing import Any
 from schemas.request import HubSource
 from service.errors import SourceRefused
 from service.plan.hub_reading import reading_hub
-from service.plan.sources.conversations import COLUMNS, row_id, sample_of
+from service.plan.sources.conversations import COLUMNS, read_row
 from service.plan.sources.hub_files import check_found, check_named
-from service.plan.sources.rows import SourceRow
+from service.plan.sources.rows import SourceRow, not_empty
 from service.settings import Settings
 
 _CURE = "check the id, the configuration, the split and the revision, and that the Hub token may read it"
@@ -48,13 +48,14 @@ class HubRows:
 
     def rows(self) -> Iterator[SourceRow]:
         """Yield the rows as they arrive; nothing is kept on disk."""
-        position = -1
-        for position, row in enumerate(islice(self._stream(), self.source.limit)):
-            yield SourceRow(position, row_id(row) or str(position), sample_of(row))
-        if position < 0:
-            raise SourceRefused(
-                f"{_what(self.source)} holds no row", field=_FIELD, cure="choose another split"
-            )
+        detail = f"{_what(self.source)} holds no row"
+        refusal = SourceRefused(detail, field=_FIELD, cure="choose another split")
+        return not_empty(islice(self._rows(), self.source.limit), refusal)
+
+    def _rows(self) -> Iterator[SourceRow]:
+        for position, row in enumerate(self._stream()):
+            own_id, content = read_row(row)
+            yield SourceRow(own_id or str(position), content)
 
     def _stream(self) -> Iterator[Mapping[str, Any]]:
         import datasets

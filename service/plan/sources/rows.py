@@ -1,11 +1,13 @@
-"""What every source yields: numbered rows, each a sample or a named reject."""
+"""What every source yields: rows, each a sample or a named reject; and the rows of a request itself."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from schemas.request import Sample
+from schemas.digest import canonical_sha256
+from schemas.request import InlineSource, Sample
+from service.errors import SourceRefused
 
 MAX_DETAIL_CHARS = 500
 
@@ -47,20 +49,27 @@ class RowReject:
         object.__setattr__(self, "detail", text)
 
 
+class RejectedError(Exception):
+    """Carries a reject out of the functions that read or tokenize a row."""
+
+    def __init__(self, reason: RejectReason, detail: str) -> None:
+        super().__init__(detail)
+        self.reject = RowReject(reason, detail)
+
+
 @dataclass(frozen=True, slots=True)
 class SourceRow:
-    """Row `position` (from 0, over the whole source) and what it holds.
+    """A row and what it holds.
 
     `source_id` is the id that the user gave, else the file and row number, else the row number.
     """
 
-    position: int
     source_id: str
     content: Sample | RowReject
 
 
 class RowSource(Protocol):
-    """A source that was found and may be read. Both methods may be called more than once and say the same."""
+    """A source that may be read. Both methods may be called more than once and say the same."""
 
     def fingerprint(self) -> str:
         """Return a digest that changes when the rows do. Raises SourceRefused, HubUnavailable."""
@@ -72,3 +81,28 @@ class RowSource(Protocol):
         Raises SourceRefused where the source cannot be read (on) or holds no row, HubUnavailable.
         """
         ...
+
+
+def not_empty(rows: Iterator[SourceRow], refusal: SourceRefused) -> Iterator[SourceRow]:
+    """Yield the rows. Raises `refusal` where there is none."""
+    first = next(rows, None)
+    if first is None:
+        raise refusal
+    yield first
+    yield from rows
+
+
+@dataclass(frozen=True, slots=True)
+class InlineRows:
+    """The samples of a request, which the schema has checked."""
+
+    source: InlineSource
+
+    def fingerprint(self) -> str:
+        """Return the sha256 of the samples' canonical JSON."""
+        return f"inline:{canonical_sha256(self.source.model_dump(mode='json'))}"
+
+    def rows(self) -> Iterator[SourceRow]:
+        """Yield the samples."""
+        for position, sample in enumerate(self.source.samples):
+            yield SourceRow(sample.id or str(position), sample)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from service.plan.boundaries import PROBE, RenderBudgetSpent, TurnFinder, UnstableBoundaries, probe
-from service.plan.rendering import ChatTemplate, Messages
+from service.plan.boundaries import PROBE, TurnFinder, UnstableBoundaries, probe
+from service.plan.rendering import ChatTemplate, Conversation, Messages, RenderTooLong
 from tests.support import templates
 
 MARKS = templates.MARKS
@@ -15,8 +15,8 @@ ANSWERS_REPEAT_THEIR_QUESTION = templates.CHATML.replace(
 
 def finder(source: str, messages: Messages = PROBE, trailer: str = "") -> tuple[TurnFinder, str]:
     template = ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"})
-    whole = template.render(messages, None, add_generation_prompt=False).text
-    return TurnFinder(template, messages, None, whole, MARKS, trailer), whole
+    chat = Conversation.of(template, messages)
+    return TurnFinder(chat, MARKS, trailer), chat.rendering.text
 
 
 def test_a_span_runs_from_the_prompt_to_all_that_closes_the_turn() -> None:
@@ -79,5 +79,5 @@ def test_a_turn_without_text_of_its_own_is_refused() -> None:
 
 def test_too_many_turns_for_the_length_end_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.plan.boundaries.MAX_RENDERED_CHARS", 100)
-    with pytest.raises(RenderBudgetSpent):
+    with pytest.raises(RenderTooLong, match="too many turns"):
         finder(templates.CHATML)[0].span(1)

@@ -15,8 +15,8 @@ from service.errors import PlanningDied, QuarryError, SourceRefused
 from service.plan.child.fork_server import FORK_SERVER, ChildEnds
 from service.plan.child.process import Child
 from service.plan.child.task import PROGRESS, Limits, TemplateCheck
-from service.plan.samples import Tokenized
 from service.plan.sources import RejectReason, RowReject
+from service.plan.units import Tokenized
 
 LIMITS = Limits(memory_bytes=2**28, row_cpu_s=1.0, silence_s=0.2)
 

@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 
 from schemas.request import Sample
 from service.plan.sources import RejectReason, RowReject
-from service.plan.sources.conversations import sample_of
+from service.plan.sources.conversations import read_row
 
 
 def turns(sample: Sample | RowReject) -> list[dict[str, Any]]:
@@ -17,7 +17,7 @@ def turns(sample: Sample | RowReject) -> list[dict[str, Any]]:
 
 
 def reason(row: Any) -> RejectReason:
-    found = sample_of(row)
+    found = read_row(row)[1]
     assert isinstance(found, RowReject), found
     return found.reason
 
@@ -27,12 +27,12 @@ ASK, ANSWER = {"role": "user", "content": "q"}, {"role": "assistant", "content":
 
 def test_openai_messages_are_read_and_keys_that_mean_nothing_are_ignored() -> None:
     row = {"messages": [ASK | {"weight": 0, "name": None}, ANSWER | {"tool_calls": []}], "score": 3}
-    assert turns(sample_of(row)) == [ASK, ANSWER]
+    assert turns(read_row(row)[1]) == [ASK, ANSWER]
 
 
 def test_content_may_be_a_list_of_text_parts() -> None:
     parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
-    assert turns(sample_of({"messages": [{"role": "user", "content": parts}]}))[0]["content"] == "one two"
+    assert turns(read_row({"messages": [{"role": "user", "content": parts}]})[1])[0]["content"] == "one two"
 
 
 def test_reasoning_tool_calls_and_tools_are_kept() -> None:
@@ -45,7 +45,7 @@ def test_reasoning_tool_calls_and_tools_are_kept() -> None:
         ],
         "tools": json.dumps([{"type": "function", "function": {"name": "f"}}]),
     }
-    found = sample_of(row)
+    found = read_row(row)[1]
     assert turns(found)[1] == {"role": "assistant", "tool_calls": [call], "reasoning_content": "hm"}
     assert isinstance(found, Sample) and found.tools == ({"type": "function", "function": {"name": "f"}},)
 
@@ -54,7 +54,7 @@ def test_sharegpt_conversations_are_read_with_their_roles() -> None:
     said = [("system", "s"), ("human", "h"), ("gpt", "g"), ("user", "u"), ("function_call", '{"name": "f"}')]
     said += [("observation", "o"), ("tool", "t"), ("assistant", "a")]
     row = {"conversations": [{"from": who, "value": what} for who, what in said]}
-    found = turns(sample_of(row))
+    found = turns(read_row(row)[1])
     expected = ["system", "user", "assistant", "user", "assistant", "tool", "tool", "assistant"]
     assert [turn["role"] for turn in found] == expected
     assert found[4]["tool_calls"] == [{"type": "function", "function": {"name": "f", "arguments": {}}}]
@@ -62,7 +62,7 @@ def test_sharegpt_conversations_are_read_with_their_roles() -> None:
 
 
 def test_conversations_may_hold_openai_turns_and_a_system_column() -> None:
-    assert turns(sample_of({"conversations": [ASK, ANSWER], "system": "be brief"})) == [
+    assert turns(read_row({"conversations": [ASK, ANSWER], "system": "be brief"})[1]) == [
         {"role": "system", "content": "be brief"},
         ASK,
         ANSWER,
@@ -71,16 +71,16 @@ def test_conversations_may_hold_openai_turns_and_a_system_column() -> None:
 
 @pytest.mark.parametrize("column", ["text", "prompt"])
 def test_plain_text_is_read(column: str) -> None:
-    assert sample_of({column: "hello", "id": 7}) == Sample(id="7", text="hello")
+    assert read_row({column: "hello", "id": 7})[1] == Sample(id="7", text="hello")
 
 
 @pytest.mark.parametrize("column", ["token_ids", "input_ids"])
 def test_token_ids_are_read_with_their_mask(column: str) -> None:
-    assert sample_of({column: [1, 2], "loss_mask": [0, 1]}) == Sample(token_ids=(1, 2), loss_mask=(0, 1))
+    assert read_row({column: [1, 2], "loss_mask": [0, 1]})[1] == Sample(token_ids=(1, 2), loss_mask=(0, 1))
 
 
 def test_messages_go_before_a_prompt_column() -> None:
-    assert turns(sample_of({"prompt": "q", "messages": [ASK, ANSWER]})) == [ASK, ANSWER]
+    assert turns(read_row({"prompt": "q", "messages": [ASK, ANSWER]})[1]) == [ASK, ANSWER]
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_a_bad_row_is_a_reject_with_a_reason(row: Any, expected: RejectReason) -
     ],
 )
 def test_a_reject_says_where_in_the_row_the_fault_is(row: Any, detail: str) -> None:
-    found = sample_of(row)
+    found = read_row(row)[1]
     assert isinstance(found, RowReject) and found.detail.startswith(detail)
 
 
@@ -150,5 +150,5 @@ KEYS = st.sampled_from(
 
 @given(st.dictionaries(KEYS, JSON, max_size=4))
 def test_no_row_raises(row: dict[str, Any]) -> None:
-    found = sample_of(row)
+    found = read_row(row)[1]
     assert isinstance(found, Sample) or (found.reason in RejectReason and 0 < len(found.detail) <= 500)

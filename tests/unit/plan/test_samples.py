@@ -10,9 +10,10 @@ from transformers import ByT5Tokenizer
 
 from schemas.request import ExtractRequest, Sample
 from service.errors import OptionRefused, TemplateRefused, UnknownModel
-from service.plan.samples import SampleTokenizer, Tokenized
+from service.plan.samples import SampleTokenizer
 from service.plan.sources import RejectReason, RowReject
 from service.plan.target import inspect_target
+from service.plan.units import Tokenized
 from service.settings import Settings
 from tests.support import templates
 
@@ -162,15 +163,10 @@ def test_plain_text_and_bare_token_ids_are_supervised_whole(tmp_path: Path) -> N
     tokenizer = a_tokenizer(tmp_path)
     runs, whole = pieces(tokenizer, Sample(text="One line of text."))
     assert runs == [whole] == ["One line of text."]
-    found = tokenizer.encode(Sample(token_ids=(5, 6, 7)))
-    assert (
-        isinstance(found, Tokenized) and found.ids.tolist() == [5, 6, 7] and found.mask.tolist() == [1, 1, 1]
-    )
-
-
-def test_a_given_loss_mask_is_kept(tmp_path: Path) -> None:
-    found = a_tokenizer(tmp_path).encode(Sample(token_ids=(5, 6, 7), loss_mask=(0, 1, 0)))
-    assert isinstance(found, Tokenized) and found.mask.tolist() == [0, 1, 0]
+    for mask in (None, (0, 1, 0)):
+        found = tokenizer.encode(Sample(token_ids=(5, 6, 7), loss_mask=mask))
+        assert isinstance(found, Tokenized) and found.ids.tolist() == [5, 6, 7]
+        assert found.mask.tolist() == list(mask or (1, 1, 1))
 
 
 @pytest.mark.parametrize("template", [templates.UNMARKED_TRAILER, templates.STRIPPED_REASONING])

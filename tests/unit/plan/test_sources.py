@@ -53,7 +53,7 @@ ASK, ANSWER = {"role": "user", "content": "q"}, {"role": "assistant", "content":
 def test_inline_samples_are_numbered_and_keep_their_ids(tmp_path: Path) -> None:
     source = SOURCE.validate_python({"kind": "inline", "samples": [{"id": "a", "text": "x"}, {"text": "y"}]})
     found = list(open_source(source, Settings()).rows())
-    assert [(row.position, row.source_id) for row in found] == [(0, "a"), (1, "1")]
+    assert [row.source_id for row in found] == ["a", "1"]
     assert fingerprint(source, Settings()).startswith("inline:")
 
 
@@ -61,7 +61,6 @@ def test_jsonl_rows_are_numbered_over_blank_and_bad_lines(tmp_path: Path) -> Non
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "x"}\n\n{"text": \n[1]\n{"id": "mine", "text": "y"}\n\xff\n{"text": "end"}')
     found = rows_of(tmp_path, path)
-    assert [row.position for row in found] == [0, 1, 2, 3, 4, 5]
     assert [row.source_id for row in found] == [
         "a.jsonl:0",
         "a.jsonl:1",
@@ -139,7 +138,6 @@ def test_a_folder_is_read_in_name_order_and_other_files_are_passed_over(tmp_path
     (folder / "README.md").write_text("no")
     found = rows_of(tmp_path, "d")
     assert [row.source_id for row in found] == ["a.parquet:0", "b.jsonl:0", "sub/c.jsonl:0"]
-    assert [row.position for row in found] == [0, 1, 2]
 
 
 def test_a_limit_takes_the_first_rows(tmp_path: Path) -> None:
@@ -281,7 +279,6 @@ def hub_rows(hub: FakeHub, **options: Any) -> list[SourceRow]:
 def test_a_hub_dataset_is_streamed(hub: FakeHub) -> None:
     found = hub_rows(hub)
     assert [row.source_id for row in found] == ["r0", "r1", "r2", "r3", "r4"]
-    assert [row.position for row in found] == [0, 1, 2, 3, 4]
     assert all(turns(row.content) == [ASK, ANSWER] for row in found)
     assert [row.source_id for row in hub_rows(hub, limit=2)] == ["r0", "r1"]
 
