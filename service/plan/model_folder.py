@@ -2,14 +2,11 @@
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
-
-from schemas.names import RepoId, is_local_model
+from schemas.names import is_local_model
 from service.errors import UnknownModel
 from service.plan.hub_reading import downloading
 from service.settings import Settings
@@ -30,14 +27,11 @@ TOKENIZER_FILES = (
 )
 """What a tokenizer and its chat template are made from."""
 CONFIG_FILES = ("config.json", "generation_config.json", "*.safetensors.index.json")
-WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
+WEIGHT_FORMATS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
+"""Weights in any format: in a local model they alone may be links out of its folder."""
 
-LEGACY_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}$"
-"""An id from before namespaces, such as `gpt2`."""
 MAX_HEADER_BYTES = 100_000_000
 """The safetensors format's own bound on a header."""
-
-REPO_ID: TypeAdapter[str] = TypeAdapter(RepoId)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +49,8 @@ def locate_model(model: str, revision: str | None, settings: Settings) -> ModelF
     """
     if is_local_model(model):
         if revision is not None:
-            raise UnknownModel(
-                f"{model!r} is a folder; a folder has no revisions",
-                field="revision",
-                cure="leave 'revision' null",
-            )
+            detail = f"{model!r} is a folder; a folder has no revisions"
+            raise UnknownModel(detail, field="revision", cure="leave 'revision' null")
         folder = _local_folder(model, settings.model_roots)
         return ModelFolder(folder, local_revision(folder))
     return _hub_snapshot(model, revision, settings)
@@ -68,60 +59,55 @@ def locate_model(model: str, revision: str | None, settings: Settings) -> ModelF
 def _local_folder(model: str, roots: tuple[Path, ...]) -> Path:
     folder = Path(model).resolve()
     if not any(folder.is_relative_to(root.resolve()) for root in roots):
-        raise UnknownModel(
-            f"{model!r} is not inside a folder that models may be loaded from",
-            field="model",
-            cure="add its folder to QUARRY_MODEL_ROOTS, or give a model id of the Hub",
-        )
+        cure = "add its folder to QUARRY_MODEL_ROOTS, or give a model id of the Hub"
+        raise _unknown(f"{model!r} is not inside a folder that models may be loaded from", cure)
     if not (folder / "config.json").is_file():
-        raise UnknownModel(
-            f"{model!r} holds no config.json",
-            field="model",
-            cure="give the folder that config.json stands in",
-        )
+        raise _unknown(f"{model!r} holds no config.json", "give the folder that config.json is in")
     # The Hub's cache links a snapshot's files to blobs beside it, in the repository's own folder.
     cached = folder.parent.name == "snapshots" and folder.parents[1].name.startswith("models--")
     root = folder.parents[1] if cached else folder
     for path in (*folder.glob("*"), *folder.glob("additional_chat_templates/*")):
-        weights = any(path.match(pattern) for pattern in WEIGHT_FILES)
+        weights = any(path.match(pattern) for pattern in WEIGHT_FORMATS)
         if path.is_file() and not weights and not path.resolve().is_relative_to(root):
-            raise UnknownModel(
-                f"{path.relative_to(folder)} in {model!r} is a link that leaves the model's folder",
-                field="model",
-                cure="copy the file there; only weights may be links",
-            )
+            detail = f"{path.relative_to(folder)} in {model!r} is a link that leaves the model's folder"
+            raise _unknown(detail, "copy the file there; only weights may be links")
     return folder
 
 
+def _unknown(detail: str, cure: str) -> UnknownModel:
+    return UnknownModel(detail, field="model", cure=cure)
+
+
 def _hub_snapshot(model: str, revision: str | None, settings: Settings) -> ModelFolder:
-    cure = "check the id and the revision, and that the Hub token may read it"
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
     try:
-        if re.fullmatch(LEGACY_ID_PATTERN, model) is None:
-            REPO_ID.validate_python(model)
-    except ValidationError as error:
-        raise UnknownModel(
-            f"{model!r} is neither a model id of the Hub nor a path",
-            field="model",
-            cure="give an id such as 'Qwen/Qwen3-8B', an absolute path, or a path that begins with './'",
-        ) from error
+        validate_repo_id(model)
+    except HFValidationError as error:
+        cure = "give an id such as 'Qwen/Qwen3-8B', an absolute path, or a path that begins with './'"
+        raise _unknown(f"{model!r} is neither a model id of the Hub nor a path", cure) from error
+    what = f"model {model!r}" + (f" at revision {revision!r}" if revision else "")
+    cure = "check the id and the revision, and that the Hub token may read it"
+    with downloading(what, UnknownModel, "revision" if revision else "model", cure):
+        folder = download(model, revision, (*CONFIG_FILES, *TOKENIZER_FILES), settings)
+    if not (folder / "config.json").is_file():
+        raise _unknown(f"{what} has no config.json", "give a model in the transformers format")
+    return ModelFolder(folder, folder.name)
+
+
+def download(model: str, revision: str | None, patterns: Iterable[str], settings: Settings) -> Path:
+    """Return the Hub's snapshot of a model, with the files that match."""
     from huggingface_hub import snapshot_download
 
-    what = f"model {model!r}" + (f" at revision {revision!r}" if revision else "")
-    with downloading(what, UnknownModel, "revision" if revision else "model", cure):
-        folder = Path(
-            snapshot_download(
-                model,
-                revision=revision,
-                endpoint=settings.hub_endpoint,
-                token=settings.token(),
-                allow_patterns=[*CONFIG_FILES, *TOKENIZER_FILES],
-            )
-        )
-    if not (folder / "config.json").is_file():
-        raise UnknownModel(
-            f"{what} has no config.json", field="model", cure="give a model in the transformers format"
-        )
-    return ModelFolder(folder, folder.name)
+    folder = snapshot_download(
+        model,
+        revision=revision,
+        endpoint=settings.hub_endpoint,
+        token=settings.token(),
+        allow_patterns=list(patterns),
+    )
+    return Path(folder)
 
 
 def files_digest(folder: Path, patterns: Iterable[str]) -> str:
@@ -142,7 +128,7 @@ def local_revision(folder: Path) -> str:
     """
     digest = hashlib.sha256()
     _add(digest, "small", files_digest(folder, (*CONFIG_FILES, *TOKENIZER_FILES)))
-    for path in _matching(folder, WEIGHT_FILES):
+    for path in _matching(folder, WEIGHT_FORMATS):
         _add(digest, path.name, str(path.stat().st_size))
         if path.suffix == ".safetensors":
             _add(digest, "header", hashlib.sha256(_safetensors_header(path)).hexdigest())
@@ -155,9 +141,7 @@ def _safetensors_header(path: Path) -> bytes:
         num_bytes = int.from_bytes(length, "little")
         header = file.read(num_bytes) if num_bytes <= MAX_HEADER_BYTES else b""
     if len(length) != 8 or len(header) != num_bytes:
-        raise UnknownModel(
-            f"{path.name} is not a whole safetensors file", field="model", cure="copy the model again"
-        )
+        raise _unknown(f"{path.name} is not a whole safetensors file", "copy the model again")
     return header
 
 

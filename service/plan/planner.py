@@ -3,7 +3,7 @@
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from service.plan.model_folder import TOKENIZER_FILES, files_digest
 from service.plan.sources import RowSource, open_source
 from service.plan.target import Target, inspect_target, planned_target
 from service.plan.unit_file import write_plan
-from service.plan.units import RowOutcome, UnitBounds, UnitDraft, plan_units
+from service.plan.units import UnitBounds, UnitDraft, plan_units
 from service.settings import Settings
 from service.store import PlanLease, PlannedUnit, Store
 
@@ -87,9 +87,8 @@ def plan_job(lease: PlanLease, store: Store, settings: Settings, *, stop: Callab
             identity = identity_of(request, target, source, child.template_sha256())
             check_lease()
             store.set_identity(lease, identity)
-            rows = _watched(child.rows(), watch)
             rejects: tuple[RejectView, ...] = ()
-            for unit, draft in enumerate(plan_units(rows, unit_bounds(request, target, settings))):
+            for unit, draft in enumerate(plan_units(child.rows(), unit_bounds(request, target, settings))):
                 watch()
                 if draft.samples:
                     _add_unit(lease, store, settings, unit, draft)
@@ -112,13 +111,6 @@ def _pinned(
         return source
     named = re.match(rf"hub:{re.escape(source.repo_id)}@([0-9a-f]+):", fixed.source_fingerprint)
     return source if named is None else source.model_copy(update={"revision": named[1]})
-
-
-def _watched(rows: Iterable[RowOutcome], watch: Callable[[], None]) -> Iterator[RowOutcome]:
-    """Pass rows on; a stop or a lost lease is known at once, not at the end of a long unit."""
-    for row in rows:
-        watch()
-        yield row
 
 
 def identity_of(

@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+from schemas.names import is_local_model
 from service.errors import UnknownModel
 from service.plan.hub_reading import downloading
+from service.plan.model_folder import download
 from service.plan.target import Target
 from service.settings import Settings
 
@@ -22,24 +24,11 @@ def fetch_weights(target: Target, settings: Settings) -> Path:
         DiskFull: there is no room for the weights.
     """
     folder = target.folder
-    if not Path(target.model).is_absolute() and not target.model.startswith("."):
-        from huggingface_hub import snapshot_download
-
+    if not is_local_model(target.model):
         cure = "check the name, and that the Hub token may read it"
         with downloading(f"the weights of {target.model}", UnknownModel, "model", cure):
-            folder = Path(
-                snapshot_download(
-                    target.model,
-                    revision=target.revision,
-                    allow_patterns=list(WEIGHT_FILES),
-                    endpoint=settings.hub_endpoint,
-                    token=settings.token(),
-                )
-            )
+            folder = download(target.model, target.revision, WEIGHT_FILES, settings)
     if not any(folder.glob("*.safetensors")):
-        raise UnknownModel(
-            f"{target.model} holds no safetensors files",
-            field="model",
-            cure="convert the weights to safetensors",
-        )
+        detail = f"{target.model} holds no safetensors files"
+        raise UnknownModel(detail, field="model", cure="convert the weights to safetensors")
     return folder

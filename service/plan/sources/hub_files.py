@@ -1,7 +1,7 @@
 """Which files a dataset repository may name: its own, at the commit that is read.
 
-`datasets` takes the names of files from the repository's card and from `.huggingface.yaml`. It reads an
-absolute path from this node, and any URL as it stands. Both documents are somebody else's.
+`datasets` takes the names of files from the repository's card and from `.huggingface.yaml`. It would read an
+absolute path from this node, and any URL. Both documents were written by others.
 """
 
 from collections.abc import Iterator
@@ -13,29 +13,24 @@ FORMS = frozenset({
     "arrow", "audiofolder", "conll", "csv", "eval", "imagefolder", "json", "parquet", "pdffolder", "text",
     "videofolder", "webdataset", "xml",
 })  # fmt: skip
-"""Builders of `datasets` that read what is in the files, and no other file that these name.
-
-A file of HDF5 or Lance may name others anywhere.
-"""
+"""Builders of `datasets` that read the files only. Those of HDF5 or Lance may name other files anywhere."""
 FIELD = "source.repo_id"
 _CURE = "name the dataset's files by paths relative to its repository, without '..'"
 
 
 def check_named(repo_id: str, commit: str, endpoint: str | None, token: str | None) -> None:
-    """Refuse a repository whose documents name files outside it, before anything looks for these.
+    """Refuse a repository whose documents name files outside it, before `datasets` looks for these.
 
-    Raises SourceRefused, what `huggingface_hub` raises, and ValueError for what is no card.
+    Raises SourceRefused, what `huggingface_hub` raises, and ValueError for a text that is no card.
     """
     import yaml  # type: ignore[import-untyped]
 
     try:
         configs = _configs(repo_id, commit, endpoint, token)
     except (yaml.YAMLError, AttributeError, TypeError, LookupError) as error:
-        raise SourceRefused(
-            f"the card of dataset {repo_id!r} cannot be read: {error}"[:1000],
-            field=FIELD,
-            cure="mend the YAML of its README.md or .huggingface.yaml",
-        ) from error
+        detail = f"the card of dataset {repo_id!r} cannot be read: {error}"[:1000]
+        cure = "mend the YAML of its README.md or .huggingface.yaml"
+        raise SourceRefused(detail, field=FIELD, cure=cure) from error
     for config in configs:
         for name in _names([config.get("data_files"), config.get("data_dir")]):
             if _leads_out(name):
@@ -43,28 +38,22 @@ def check_named(repo_id: str, commit: str, endpoint: str | None, token: str | No
 
 
 def check_found(builder: Any, repo_id: str, commit: str) -> None:  # noqa: ANN401 - `datasets` is loaded late
-    """Refuse a builder that would read anything but files of this repository at this commit.
+    """Refuse a builder that would read other files than this repository's at this commit.
 
     Raises SourceRefused.
     """
     if builder.name not in FORMS:
-        raise SourceRefused(
-            f"dataset {repo_id!r} is of the form {builder.name!r}, which is not read",
-            field=FIELD,
-            cure="convert it to Parquet or JSONL",
-        )
+        detail = f"dataset {repo_id!r} is of the form {builder.name!r}, which is not read"
+        raise SourceRefused(detail, field=FIELD, cure="convert it to Parquet or JSONL")
     own = f"hf://datasets/{repo_id}@{commit}/"
-    found = builder.config.data_files
-    if not found:
-        raise SourceRefused(f"dataset {repo_id!r} has no data files", field=FIELD, cure=_CURE)
-    for files in found.values():
+    for files in builder.config.data_files.values():
         for file in files:
             if not file.startswith(own) or _leads_out(file.removeprefix(own)):
                 raise _refusal(repo_id, file)
 
 
 def _configs(repo_id: str, commit: str, endpoint: str | None, token: str | None) -> list[dict[str, Any]]:
-    """Return the configurations as `datasets` finds them: those of the YAML file stand before the card's."""
+    """Return the configurations as `datasets` finds them: those of the YAML file come before the card's."""
     import yaml
     from datasets.utils.metadata import MetadataConfigs
     from huggingface_hub import DatasetCard, DatasetCardData, HfApi
@@ -92,18 +81,15 @@ def _names(value: object) -> Iterator[str]:
     """Yield every text in a card's `data_files`, whatever its form; a split's name does no harm."""
     if isinstance(value, str):
         yield value
-    elif isinstance(value, dict):
-        for one in value.values():
-            yield from _names(one)
-    elif isinstance(value, list):
-        for one in value:
-            yield from _names(one)
+    elif isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _names(part)
 
 
 def _leads_out(name: str) -> bool:
     """Say whether `datasets` or `fsspec` could take `name` for anything but a path inside the repository.
 
-    `::` chains file systems: what stands behind it is opened first.
+    `::` chains file systems: the one after it is opened first.
     """
     from datasets.utils.file_utils import is_relative_path
 
@@ -111,6 +97,5 @@ def _leads_out(name: str) -> bool:
 
 
 def _refusal(repo_id: str, name: str) -> SourceRefused:
-    return SourceRefused(
-        f"dataset {repo_id!r} names {name[:300]!r}, which is outside its repository", field=FIELD, cure=_CURE
-    )
+    detail = f"dataset {repo_id!r} names {name[:300]!r}, which is outside its repository"
+    return SourceRefused(detail, field=FIELD, cure=_CURE)
