@@ -1,7 +1,6 @@
 """Builds the FastAPI application: settings, lifespan, routers, middleware. No logic."""
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
@@ -14,8 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 
 from service.api import problems
-from service.api.body_limit import DeclaredLengthLimit
-from service.api.callers import CallerCheck
+from service.api.gate import Gate
 from service.api.metrics import JobMetrics
 from service.api.routes import extract, health, jobs
 from service.settings import Settings
@@ -29,7 +27,8 @@ def _operation_id(route: APIRoute) -> str:
 def create_app(settings: Settings) -> FastAPI:
     """Return the application. Its store is opened and migrated when the server starts, closed when it stops.
 
-    `app.state.stopping` may be set by whoever runs the server: open event streams then end.
+    Whoever runs the server may set `app.state.stopping`, which says whether it is ending: then event streams
+    end as well.
     """
 
     @asynccontextmanager
@@ -57,15 +56,14 @@ def create_app(settings: Settings) -> FastAPI:
         separate_input_output_schemas=False,
     )
     app.state.settings = settings
-    app.state.stopping = threading.Event()
+    app.state.stopping = lambda: False
     app.state.estimates = asyncio.Semaphore(settings.estimates_at_once)
     app.state.registry = CollectorRegistry()
     problems.install(app)
     for module in (extract, jobs, health):
         app.include_router(module.router)
     app.add_middleware(RequestBodyLimitMiddleware, max_body_size=settings.max_body_bytes)
-    app.add_middleware(DeclaredLengthLimit, max_body_bytes=settings.max_body_bytes)
-    app.add_middleware(CallerCheck, settings=settings)
+    app.add_middleware(Gate, settings=settings)
     Instrumentator(
         should_group_status_codes=False,
         should_exclude_streaming_duration=True,

@@ -1,10 +1,10 @@
 """`quarry serve`: the API in this process and one worker beside it, until a signal comes."""
 
 import signal
-import threading
-from types import FrameType
+from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 
 from service.api.app import create_app
 from service.api.supervisor import Supervisor
@@ -18,23 +18,11 @@ EXIT_NOT_STARTED = 1
 CLOSE_CONNECTIONS_S = 10
 
 
-class ApiServer(uvicorn.Server):
-    """Uvicorn, which tells open event streams to end when it is asked to stop: they would hold it up."""
-
-    def __init__(self, config: uvicorn.Config, stopping: threading.Event) -> None:
-        """Serve `config`; `stopping` is set when the shutdown begins."""
-        super().__init__(config)
-        self._stopping = stopping
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin the shutdown; called in a signal handler."""
-        self._stopping.set()
-        super().handle_exit(sig, frame)
-
-    def end(self) -> None:
-        """Begin the shutdown, from any thread."""
-        self._stopping.set()
-        self.should_exit = True
+def api_server(app: FastAPI, **options: Any) -> uvicorn.Server:  # noqa: ANN401 - those of uvicorn.Config
+    """Return a server of `app`. Open event streams end when it is asked to stop: they would hold it up."""
+    server = uvicorn.Server(uvicorn.Config(app, **options))
+    app.state.stopping = lambda: server.should_exit
+    return server
 
 
 def serve(settings: Settings, *, with_worker: bool = True) -> int:
@@ -47,24 +35,28 @@ def serve(settings: Settings, *, with_worker: bool = True) -> int:
     store = Store(settings.database())
     store.migrate()  # before the worker looks at it, and before uvicorn would turn an error into a traceback
     store.close()
-    app = create_app(settings)
-    config = uvicorn.Config(
-        app,
+    server = api_server(
+        create_app(settings),
         host=settings.host,
         port=settings.port,
         timeout_graceful_shutdown=CLOSE_CONNECTIONS_S,
         server_header=False,
     )
-    server = ApiServer(config, app.state.stopping)
-    listener = config.bind_socket()  # exits with a message if the port is taken, before there is a worker
+    listener = (
+        server.config.bind_socket()
+    )  # exits with a message if the port is taken, before there is a worker
     # Uvicorn raises the signal that ended it once more when it is done; by then it has been obeyed.
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _obeyed)
+        signal.signal(number, lambda *_: None)
+
+    def end() -> None:
+        server.should_exit = True
+
     supervisor = Supervisor(
         worker_command(),
         settings.with_secrets(),
         stop_grace_s(settings),
-        on_giving_up=server.end,
+        on_giving_up=end,
     )
     if with_worker:
         supervisor.start()
@@ -77,7 +69,3 @@ def serve(settings: Settings, *, with_worker: bool = True) -> int:
     if supervisor.gave_up.is_set():
         return EXIT_WORKER_LOST
     return 0 if server.started else EXIT_NOT_STARTED
-
-
-def _obeyed(number: int, frame: FrameType | None) -> None:
-    """Do nothing."""

@@ -6,19 +6,23 @@ import time
 from collections.abc import Callable, Sequence
 from typing import IO
 
-from service.api.worker_process import Restarts, WorkerProcess
+from service.api.worker_process import WorkerProcess
 
 LOG = logging.getLogger(__name__)
 
 CHECK_S = 0.2
+FAST_CRASH_S = 60.0
+"""A worker that lives shorter than this crashed fast: it will hardly fare better the next time."""
+MAX_FAST_CRASHES = 5
+FIRST_DELAY_S = 1.0
+"""Before the next start after a fast crash; doubled by each further one. After a long life there is none."""
 
 
 class Supervisor(threading.Thread):
     """Runs workers one after another, in a thread that owns them. `start` it once; `join` it after `stop`.
 
-    It ends when it is stopped, when a worker ends with one of `last_codes` (its work is done), or when
-    `Restarts` says that another start is of no use; then `gave_up` is set and `on_giving_up` called, in this
-    thread.
+    It ends when it is stopped, when a worker ends with one of `last_codes` (its work is done), or after
+    `MAX_FAST_CRASHES` in a row; then `gave_up` is set and `on_giving_up` called, in this thread.
     """
 
     def __init__(
@@ -49,19 +53,20 @@ class Supervisor(threading.Thread):
 
     def run(self) -> None:
         """Run workers until one of the three ends."""
-        restarts = Restarts()
-        while not self._stopping.wait(restarts.delay_s):
+        fast_crashes, delay_s = 0, 0.0
+        while not self._stopping.wait(delay_s):
             born = time.monotonic()
             code = self._live(WorkerProcess(self._command, self._settings_json, self._output))
             if self._stopping.is_set() or code in self._last_codes:
                 return
-            restarts = restarts.after(time.monotonic() - born)
-            if restarts.exhausted:
-                LOG.error("the worker ended with code %d, %d times in a row", code, restarts.fast_crashes)
+            fast_crashes = fast_crashes + 1 if time.monotonic() - born < FAST_CRASH_S else 0
+            if fast_crashes == MAX_FAST_CRASHES:
+                LOG.error("the worker ended with code %d, %d times in a row", code, fast_crashes)
                 self.gave_up.set()
                 self._on_giving_up()
                 return
-            LOG.warning("the worker ended with code %d; starting it again in %.0f s", code, restarts.delay_s)
+            delay_s = FIRST_DELAY_S * 2 ** (fast_crashes - 1) if fast_crashes else 0.0
+            LOG.warning("the worker ended with code %d; starting it again in %.0f s", code, delay_s)
 
     def _live(self, worker: WorkerProcess) -> int:
         """Return the exit code of `worker`, which is asked to end when this supervisor is."""

@@ -1,4 +1,4 @@
-"""A `quarry worker` as a child process: started, told to drain, ended for certain, and started again."""
+"""A `quarry worker` as a child process: started, told to drain, and ended for certain."""
 
 import os
 import signal
@@ -7,15 +7,10 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import IO, cast
 
 from service.settings import Settings
 
-FAST_CRASH_S = 60.0
-"""A worker that lives shorter than this crashed fast: it will hardly fare better the next time."""
-MAX_FAST_CRASHES = 5
-FIRST_DELAY_S = 1.0
 LINGER_S = 2.0
 JOB_ENDED_CODES = frozenset({0, 3})
 """What a worker of one job exits with when it has no more to do: 0 if the job is complete, 3 if it is not."""
@@ -93,24 +88,3 @@ class WorkerProcess:
         """End it and everything that it started, at once."""
         if self._child.returncode is None:
             os.killpg(self.pid, signal.SIGKILL)
-
-
-@dataclass(frozen=True, slots=True)
-class Restarts:
-    """How often a worker crashed fast in a row; decides whether it is started again, and when."""
-
-    fast_crashes: int = 0
-
-    def after(self, lived_s: float) -> "Restarts":
-        """Return the count after a worker that lived `lived_s` ended by itself."""
-        return Restarts(self.fast_crashes + 1 if lived_s < FAST_CRASH_S else 0)
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether starting it once more is of no use."""
-        return self.fast_crashes >= MAX_FAST_CRASHES
-
-    @property
-    def delay_s(self) -> float:
-        """Seconds to wait before the next start: 0 after a long life, doubling with each fast crash."""
-        return FIRST_DELAY_S * 2 ** (self.fast_crashes - 1) if self.fast_crashes else 0.0

@@ -16,7 +16,7 @@ from schemas.job import JobState, Problem, RejectView
 from schemas.names import index_path, shard_path
 from service.api.app import create_app
 from service.api.problems import PROBLEM_MEDIA_TYPE
-from service.api.serve import ApiServer
+from service.api.serve import api_server
 from service.settings import Settings
 from service.store import PlanLease, PlannedUnit, Store, UnitCommit
 from tests.support.plans import identity, provenance
@@ -78,12 +78,11 @@ def serving(settings: Settings, bind: str = "127.0.0.1") -> Iterator[httpx2.Clie
 @contextmanager
 def server_and_client(
     settings: Settings, bind: str = "127.0.0.1"
-) -> Iterator[tuple[ApiServer, httpx2.Client]]:
+) -> Iterator[tuple[uvicorn.Server, httpx2.Client]]:
     """As `serving`, with the server, so that a test can end it."""
     app = create_app(settings)
-    config = uvicorn.Config(app, host=bind, port=0, log_level="warning", timeout_graceful_shutdown=5)
-    server = ApiServer(config, app.state.stopping)
-    listener = config.bind_socket()
+    server = api_server(app, host=bind, port=0, log_level="warning", timeout_graceful_shutdown=5)
+    listener = server.config.bind_socket()
     port = listener.getsockname()[1]
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
@@ -96,7 +95,7 @@ def server_and_client(
             client.get("/healthz").raise_for_status()
             yield server, client
     finally:
-        server.end()
+        server.should_exit = True
         thread.join(30)
     assert not thread.is_alive()
 

@@ -1,9 +1,9 @@
 """POST /extract and POST /estimate: read the body, then make a job of it or say what it would need."""
 
 import asyncio
-import threading
 from typing import Annotated, Any
 
+from anyio import from_thread
 from fastapi import APIRouter, Depends, Header, HTTPException, Query, Request, Response
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
@@ -13,7 +13,7 @@ from schemas.job import Estimate, JobView
 from schemas.request import ExtractRequest
 from service.api.problems import problem_responses
 from service.api.request_body import parse_json, parse_request
-from service.api.routes.resources import NoOptions, SettingsOf, StoreOf
+from service.api.routes.resources import NoOptions, SettingsOf, StoppingOf, StoreOf
 from service.api.submit import new_key, submit
 
 router = APIRouter(tags=["extract"], responses=problem_responses(403))
@@ -91,7 +91,11 @@ class _Stopped(Exception):
 
 @router.post("/estimate", openapi_extra=BODY, responses=problem_responses(413, 415, 422, 429, 503, 507))
 async def estimate(
-    request: Request, body: Body, settings: SettingsOf, options: Annotated[EstimateOptions, Query()]
+    request: Request,
+    body: Body,
+    settings: SettingsOf,
+    stopping: StoppingOf,
+    options: Annotated[EstimateOptions, Query()],
 ) -> Estimate:
     """Say what a job would need, without running anything."""
     from service.plan.estimate import estimate_request  # imports pyarrow
@@ -100,26 +104,15 @@ async def estimate(
     if slots.locked():
         detail = f"{settings.estimates_at_once} estimates are being made"
         raise HTTPException(429, detail, {"Retry-After": str(RETRY_AFTER_S)})
-    hung_up = threading.Event()
 
     def watch() -> None:
-        if hung_up.is_set() or request.app.state.stopping.is_set():
+        if stopping() or from_thread.run(request.is_disconnected):
             raise _Stopped
 
     async with slots:
-        listener = asyncio.create_task(_wait_for_hang_up(request, hung_up))
         try:
             return await run_in_threadpool(
                 estimate_request, body, settings, options.tokens_per_s, options.gpus, watch
             )
         except _Stopped as error:
             raise HTTPException(503, "the estimate was stopped") from error
-        finally:
-            listener.cancel()
-
-
-async def _wait_for_hang_up(request: Request, hung_up: threading.Event) -> None:
-    """Set `hung_up` when the client closes its connection; the body has been read already."""
-    while (await request.receive())["type"] != "http.disconnect":
-        continue
-    hung_up.set()

@@ -1,7 +1,7 @@
 """What a route is given: the settings and the store of its application, and the job that its path names."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from threading import Event as Flag
 from typing import Annotated
 
 from fastapi import Depends, Path, Request
@@ -30,15 +30,15 @@ def store_of(request: Request) -> Store:
     return store
 
 
-def stopping_of(request: Request) -> Flag:
-    """Return the flag that is set when the server begins to shut down."""
-    stopping: Flag = request.app.state.stopping
+def stopping_of(request: Request) -> Callable[[], bool]:
+    """Return what says whether the server is ending."""
+    stopping: Callable[[], bool] = request.app.state.stopping
     return stopping
 
 
 SettingsOf = Annotated[Settings, Depends(settings_of)]
 StoreOf = Annotated[Store, Depends(store_of)]
-StoppingOf = Annotated[Flag, Depends(stopping_of)]
+StoppingOf = Annotated[Callable[[], bool], Depends(stopping_of)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,5 +89,5 @@ def test_open_streams_end_with_the_server_and_do_not_hold_it_up(tmp_path: Path):
         with api.stream("GET", f"/jobs/{made['id']}/events") as response:
             lines = response.iter_lines()
             assert next(lines) == "event: state"
-            server.end()
+            server.should_exit = True
             assert sum(line.startswith("data: ") for line in lines) == 1

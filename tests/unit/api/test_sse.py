@@ -1,6 +1,5 @@
 """The event stream against a real store: nothing twice, nothing lost, an end with the job or the server."""
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,10 +7,9 @@ import anyio
 import pytest
 from fastapi.sse import ServerSentEvent
 
-from schemas.job import JobState
 from schemas.names import job_id_from_key
 from schemas.request import ExtractRequest
-from service.api.sse import PAGE_EVENTS, job_events, sent
+from service.api.sse import PAGE_EVENTS, job_events
 from service.store import Store
 from tests.support.api import api_settings, complete, job_body, stored
 
@@ -25,21 +23,14 @@ def store(tmp_path: Path) -> Iterator[Store]:
         yield store
 
 
-def stream(store: Store, *, after: int = 0, stopping: threading.Event | None = None) -> list[ServerSentEvent]:
+def stream(store: Store, *, after: int = 0) -> list[ServerSentEvent]:
     """Return everything a stream that begins now sends."""
 
     async def collect() -> list[ServerSentEvent]:
         state = store.state(JOB)
-        return [one async for one in job_events(store, JOB, state, after, stopping or threading.Event())]
+        return [one async for one in job_events(store, JOB, state, after, lambda: False)]
 
     return anyio.run(collect)
-
-
-def test_an_event_is_sent_as_json_under_its_own_id_and_kind(store: Store):
-    (event,) = store.events(JOB)
-    one = sent(event)
-    assert (one.id, one.event) == (str(event.id), "state")
-    assert one.raw_data == event.model_dump_json()
 
 
 def test_more_events_than_a_page_are_sent_each_once(store: Store):
@@ -58,19 +49,6 @@ def test_a_stream_that_begins_at_the_last_event_of_a_finished_job_is_empty(store
     assert [one.id for one in stream(store, after=last - 1)] == [str(last)]
 
 
-def test_a_stream_of_a_job_that_stands_still_ends_when_the_server_does(store: Store):
-    stopping = threading.Event()
-
-    async def follow() -> list[JobState]:
-        seen = []
-        async for one in job_events(store, JOB, JobState.QUEUED, 0, stopping):
-            seen.append(one.event)
-            stopping.set()
-        return seen
-
-    assert anyio.run(follow) == ["state"]
-
-
 def test_a_job_that_was_resumed_since_is_followed_on(store: Store):
     """1. The job is seen cancelled. 2. It is resumed before its events are read. 3. The stream goes on."""
     store.cancel(JOB)
@@ -79,7 +57,7 @@ def test_a_job_that_was_resumed_since_is_followed_on(store: Store):
 
     async def follow() -> list[str | None]:
         seen = []
-        async for one in job_events(store, JOB, seen_as, 0, threading.Event()):
+        async for one in job_events(store, JOB, seen_as, 0, lambda: False):
             seen.append(one.id)
             if len(seen) == 3:
                 await anyio.to_thread.run_sync(store.cancel, JOB)

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from service.api.supervisor import Supervisor
-from service.api.worker_process import JOB_ENDED_CODES, MAX_FAST_CRASHES
+from service.api import supervisor as module
+from service.api.supervisor import MAX_FAST_CRASHES, Supervisor
+from service.api.worker_process import JOB_ENDED_CODES
 from tests.support.children import DRAINS, IGNORES, Output, python, wait_for_end
 
 GRACE_S = 600.0
@@ -73,12 +75,35 @@ if before == 0:
     assert (tmp_path / "lives").read_text() == "2"
 
 
-def test_it_gives_up_on_a_worker_that_cannot_live_and_says_so_once(output: Output):
-    told: list[str] = []
+def test_it_gives_up_on_a_worker_that_cannot_live_and_says_so_once(
+    output: Output, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(module, "FIRST_DELAY_S", 0.01)
+    calls: list[str] = []
     code = "print('born', flush=True); raise SystemExit(9)"
-    supervisor = started(code, output, on_giving_up=lambda: told.append("given up"))
+    supervisor = started(code, output, on_giving_up=lambda: calls.append("given up"))
     supervisor.join()
     assert supervisor.gave_up.is_set()
-    assert told == ["given up"]
+    assert calls == ["given up"]
     output.write.close()
     assert output.read.read().split() == [b"born"] * MAX_FAST_CRASHES
+
+
+def test_fast_crashes_are_waited_for_longer_and_longer_and_a_long_life_forgives_them(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    lives_s, now_s, delays_s = iter([1.0] * 4 + [3600.0] * 2 + [1.0] * 5), 0.0, []
+
+    def live(_self: Supervisor, _worker: None) -> int:
+        nonlocal now_s
+        now_s += next(lives_s)
+        return 1
+
+    supervisor = Supervisor([], b"", GRACE_S)
+    monkeypatch.setattr(module, "WorkerProcess", lambda *_: None)
+    monkeypatch.setattr(Supervisor, "_live", live)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(supervisor._stopping, "wait", lambda delay_s: bool(delays_s.append(delay_s)))
+    supervisor.run()
+    assert delays_s == [0, 1, 2, 4, 8, 0, 0, 1, 2, 4, 8]
+    assert supervisor.gave_up.is_set()

@@ -1,4 +1,4 @@
-"""A worker as a child: its settings, its end, what it leaves behind, and when it is started again."""
+"""A worker as a child: its settings, its end, and what it leaves behind."""
 
 import os
 from collections.abc import Iterator
@@ -7,12 +7,7 @@ from pathlib import Path
 import pytest
 
 from service import worker
-from service.api.worker_process import (
-    JOB_ENDED_CODES,
-    MAX_FAST_CRASHES,
-    Restarts,
-    WorkerProcess,
-)
+from service.api.worker_process import JOB_ENDED_CODES, WorkerProcess
 from service.cli.console import load_settings
 from service.settings import Settings
 from tests.support.children import DRAINS, IGNORES, Output, python, wait_for_end
@@ -125,27 +120,3 @@ def test_a_child_is_out_of_the_terminals_reach():
     assert os.getpgid(child.pid) == child.pid != os.getpgid(0)
     child.kill()
     ended(child)
-
-
-# Restarts
-
-
-def test_a_worker_that_lived_long_is_started_again_at_once_for_ever():
-    restarts = Restarts()
-    for _ in range(100):
-        restarts = restarts.after(lived_s=3600.0)
-        assert (restarts.delay_s, restarts.exhausted) == (0.0, False)
-
-
-def test_fast_crashes_are_waited_for_longer_and_longer_and_given_up_in_the_end():
-    restarts, delays = Restarts(), []
-    while not restarts.exhausted:
-        restarts = restarts.after(lived_s=0.1)
-        delays.append(restarts.delay_s)
-    assert len(delays) == MAX_FAST_CRASHES
-    assert delays == sorted(set(delays))
-
-
-def test_one_long_life_forgives_the_crashes_before_it():
-    restarts = Restarts().after(0.1).after(0.1).after(3600.0)
-    assert restarts == Restarts()

@@ -1,11 +1,12 @@
-"""Refuses what a web page of another site makes a browser send: the API asks nobody who they are."""
+"""Refuses requests by their headers: those of another site's web page, and bodies that are too large."""
 
 import re
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.api.problems import problem_response
+from schemas.job import Problem
+from service.api.problems import http_problem, problem_response
 from service.errors import CallerRefused
 from service.settings import Settings
 
@@ -15,28 +16,41 @@ PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
-class CallerCheck:
+class Gate:
     """ASGI middleware: the Host must be a name of this service, and a change must not come from another site.
 
-    A page whose own name was made to lead here passes a browser's check of origins: its Host tells it.
+    The API asks nobody who they are. A page whose own name was made to lead here passes a browser's check of
+    origins: its Host shows it. Starlette's `RequestBodyLimitMiddleware` counts what arrives, but answers a
+    declared length in plain text, so that is refused here.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
+        self._max_body_bytes = settings.max_body_bytes
         self._hosts = {name.lower() for name in (*LOOPBACK, settings.host, *settings.allowed_hosts)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or answer 403."""
-        if scope["type"] == "http" and scope["path"] not in PROBES:
-            try:
-                self._check(scope)
-            except CallerRefused as refused:
-                await problem_response(refused.problem())(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+        """Pass the request on, or answer 403 or 413."""
+        problem = self._refusal(scope) if scope["type"] == "http" else None
+        if problem is None:
+            await self._app(scope, receive, send)
+        else:
+            await problem_response(problem)(scope, receive, send)
 
-    def _check(self, scope: Scope) -> None:
+    def _refusal(self, scope: Scope) -> Problem | None:
         headers = Headers(scope=scope)
+        try:
+            if scope["path"] not in PROBES:
+                self._check_caller(scope, headers)
+        except CallerRefused as refused:
+            return refused.problem()
+        declared = headers.get("content-length", "0")
+        if declared.isdecimal() and int(declared) > self._max_body_bytes:
+            detail = f"the body has {declared} bytes; at most {self._max_body_bytes} are taken"
+            return http_problem(413, detail)
+        return None
+
+    def _check_caller(self, scope: Scope, headers: Headers) -> None:
         host, origin = headers.get("host", ""), headers.get("origin")
         bound = scope["server"][0] if scope["server"] else None
         if re.sub(r":\d+$", "", host.lower()).strip("[]") not in self._hosts | {bound}:
