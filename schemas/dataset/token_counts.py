@@ -1,18 +1,14 @@
-"""How often each token is supervised: counted from rows, kept in a job's `token_freq` file, and compared.
+"""How often each token is supervised: counted from rows, kept in a job's `token_freq` file, and compared."""
 
-Legend: D different token ids.
-"""
-
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from schemas.dataset.errors import DatasetError
 from schemas.dataset.manifest import Coverage, VocabularyStats
@@ -25,54 +21,13 @@ COVERAGE_SIZES = (8_000, 16_000, 32_000, 64_000)
 _PENDING_TOKENS = 2**20
 _SHOWN = 3
 
-Ids = NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class TokenCounts:
-    """`ids` ascending and how many `times` each was supervised, at least once; both int64 [D]."""
-
-    ids: Ids
-    times: Ids
-
-    @classmethod
-    def of(cls, supervised: ArrayLike) -> Self:
-        """Count the token ids in `supervised`, of any shape."""
-        ids, times = np.unique(np.asarray(supervised, dtype=np.int64), return_counts=True)
-        return cls(ids, times.astype(np.int64))
-
-    def __add__(self, other: "TokenCounts") -> "TokenCounts":
-        ids, place = np.unique(np.concatenate([self.ids, other.ids]), return_inverse=True)
-        times = np.zeros(len(ids), dtype=np.int64)
-        np.add.at(times, place, np.concatenate([self.times, other.times]))
-        return TokenCounts(ids, times)
-
-    @property
-    def total(self) -> int:
-        """The number of supervised tokens."""
-        return int(self.times.sum())
-
-    def by_id(self) -> dict[int, int]:
-        """Return the counts as a dict, ordered by token id."""
-        return dict(zip(self.ids.tolist(), self.times.tolist(), strict=True))
-
-    def stats(self, sizes: Iterable[int] = COVERAGE_SIZES) -> VocabularyStats:
-        """Return what a manifest says of the counts; of `sizes`, those that do not hold every id anyway."""
-        falling = np.sort(self.times)[::-1]
-        coverage = tuple(
-            Coverage(draft_vocab=size, tokens=int(falling[:size].sum()))
-            for size in sizes
-            if size < len(self.ids)
-        )
-        return VocabularyStats(token_ids=len(self.ids), coverage=coverage)
-
 
 class TokenTally:
-    """Counts row by row, merging seldom: a merge costs as much as all ids seen so far."""
+    """Counts tokens row by row; many rows are put in order at once, and then into the dict."""
 
     def __init__(self) -> None:
         """Nothing was seen yet."""
-        self._done = TokenCounts.of([])
+        self._counts: Counter[int] = Counter()
         self._pending: list[NDArray[np.integer]] = []
         self._tokens = 0
 
@@ -83,21 +38,32 @@ class TokenTally:
         if self._tokens >= _PENDING_TOKENS:
             self.counts()
 
-    def counts(self) -> TokenCounts:
-        """Return the counts of everything added so far."""
+    def counts(self) -> Counter[int]:
+        """Return the counts of everything added so far, which is the tally's own."""
         if self._pending:
-            self._done += TokenCounts.of(np.concatenate(self._pending))
+            ids, times = np.unique(np.concatenate(self._pending), return_counts=True)
+            self._counts.update(dict(zip(ids.tolist(), times.tolist(), strict=True)))
             self._pending, self._tokens = [], 0
-        return self._done
+        return self._counts
 
 
-def write_counts(file: Path, counts: TokenCounts) -> None:
+def vocabulary_stats(counts: Counter[int], sizes: Iterable[int] = COVERAGE_SIZES) -> VocabularyStats:
+    """Return what a manifest says of counts; of `sizes`, those that do not hold every id anyway."""
+    falling = sorted(counts.values(), reverse=True)
+    coverage = [
+        Coverage(draft_vocab=size, tokens=sum(falling[:size])) for size in sizes if size < len(falling)
+    ]
+    return VocabularyStats(token_ids=len(falling), coverage=tuple(coverage))
+
+
+def write_counts(file: Path, counts: Counter[int]) -> None:
     """Write counts as a `token_freq` file; the same counts give the same bytes. Raises OSError."""
-    columns = [pa.array(counts.ids, pa.int32()), pa.array(counts.times, pa.int64())]
+    ids = sorted(counts)
+    columns = {"token_id": ids, "count": [counts[token] for token in ids]}
     pq.write_table(pa.table(columns, schema=TOKEN_FREQ_SCHEMA), file, compression="zstd")
 
 
-def read_counts(content: bytes, name: str) -> TokenCounts:
+def read_counts(content: bytes, name: str) -> Counter[int]:
     """Read a `token_freq` file called `name`. Raises DatasetError."""
     try:
         table = pq.read_table(BytesIO(content))
@@ -105,17 +71,16 @@ def read_counts(content: bytes, name: str) -> TokenCounts:
         raise DatasetError(f"{name} cannot be read: {error}") from error
     if not table.schema.equals(TOKEN_FREQ_SCHEMA):
         raise DatasetError(f"{name}: its columns are not those of token counts")
-    ids, times = (table[field].to_numpy().astype(np.int64) for field in TOKEN_FREQ_SCHEMA.names)
-    if (len(ids) and (ids[0] < 0 or times.min() < 1)) or not np.all(np.diff(ids) > 0):
+    ids, times = (table[field].to_numpy() for field in TOKEN_FREQ_SCHEMA.names)
+    if (len(ids) and (ids[0] < 0 or times.min() < 1)) or not np.all(ids[1:] > ids[:-1]):
         raise DatasetError(f"{name}: token ids do not ascend, or one is counted less than once")
-    return TokenCounts(ids, times)
+    return Counter(dict(zip(ids.tolist(), times.tolist(), strict=True)))
 
 
-def differences(told: TokenCounts, due: TokenCounts) -> Iterator[str]:
-    """Say which tokens `told` counts otherwise than `due`: the first few, and how many more."""
-    found, right = told.by_id(), due.by_id()
-    wrong = [one for one in sorted(found.keys() | right.keys()) if found.get(one, 0) != right.get(one, 0)]
-    for one in wrong[:_SHOWN]:
-        yield f"counts token {one} {found.get(one, 0)} times, {right.get(one, 0)} is due"
+def differences(stored: Counter[int], right: Counter[int]) -> Iterator[str]:
+    """Say which tokens `stored` counts otherwise than `right`: the first few, and how many more."""
+    wrong = [token for token in sorted(stored.keys() | right.keys()) if stored[token] != right[token]]
+    for token in wrong[:_SHOWN]:
+        yield f"counts token {token} {stored[token]} times, {right[token]} is due"
     if len(wrong) > _SHOWN:
         yield f"counts {len(wrong) - _SHOWN} more tokens wrongly"

@@ -4,6 +4,7 @@ Legend: V target's vocabulary, D draft vocabulary.
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 
 from schemas.dataset.manifest import Manifest
-from schemas.dataset.token_counts import TokenCounts, TokenTally, read_counts
+from schemas.dataset.token_counts import TokenTally, read_counts
 from schemas.names import token_freq_path
 from service.errors import DatasetBroken, OptionRefused
 from service.export.source import Source
@@ -37,17 +38,17 @@ def token_counts(source: Source, rows: Iterable[Row] | None = None) -> dict[int,
         tally = TokenTally()
         for row in rows:
             tally.add(row.input_ids[row.loss_mask == 1].numpy())
-        return tally.counts().by_id()
-    total = TokenCounts.of([])
+        return dict(sorted(tally.counts().items()))
+    total: Counter[int] = Counter()
     for job, manifest in source.manifests.items():
         counts = _stored_counts(source, manifest, token_freq_path(job))
         if counts is None:
             return dict(sorted(source.rows.supervised_counts().items()))
-        total += counts
-    return total.by_id()
+        total.update(counts)
+    return dict(sorted(total.items()))
 
 
-def _stored_counts(source: Source, manifest: Manifest, path: str) -> TokenCounts | None:
+def _stored_counts(source: Source, manifest: Manifest, path: str) -> Counter[int] | None:
     """Return the counts of one job from its file, or none if there is no such file."""
     entry = next((entry for entry in manifest.extras if entry.path == path), None)
     if entry is None or path not in source.files.find(COUNTS_FOLDER, ".parquet"):
@@ -56,9 +57,9 @@ def _stored_counts(source: Source, manifest: Manifest, path: str) -> TokenCounts
     if hashlib.sha256(content).hexdigest() != entry.sha256:
         raise DatasetBroken(f"{path} is not the file that the manifest names", field="dataset")
     counts = read_counts(content, path)
-    if counts.total != manifest.totals.supervised_tokens:
+    if counts.total() != manifest.totals.supervised_tokens:
         raise DatasetBroken(
-            f"{path} counts {counts.total} supervised tokens, the manifest "
+            f"{path} counts {counts.total()} supervised tokens, the manifest "
             f"{manifest.totals.supervised_tokens}",
             field="dataset",
         )

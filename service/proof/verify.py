@@ -17,7 +17,7 @@ from schemas.base import Wire
 from schemas.dataset.errors import DatasetError
 from schemas.dataset.manifest import CheckReport, FileEntry, Manifest, read_manifest
 from schemas.dataset.seal import sha256_of
-from schemas.dataset.token_counts import differences, read_counts
+from schemas.dataset.token_counts import differences, read_counts, vocabulary_stats
 from schemas.names import index_path, is_inside, manifest_path, token_freq_path
 from service.errors import EngineRefused, NotFound, OptionRefused
 from service.plan.hub_reading import downloading
@@ -275,7 +275,7 @@ def _compare_token_counts(folder: Path, job: Manifest, tally: JobTally) -> None:
         except DatasetError as error:
             tally.fault(path, str(error))
     if job.vocabulary is not None:
-        stats = counted.stats(part.draft_vocab for part in job.vocabulary.coverage)
+        stats = vocabulary_stats(counted, (part.draft_vocab for part in job.vocabulary.coverage))
         if job.vocabulary != stats:
             what = f"vocabulary is {job.vocabulary!r}, {stats!r} is due"
             tally.fault(manifest_path(job.provenance.job_id), what)

@@ -22,6 +22,7 @@ from schemas.dataset.manifest import (
     Totals,
 )
 from schemas.dataset.seal import sealing
+from schemas.dataset.token_counts import vocabulary_stats
 from schemas.identity import Provenance
 from schemas.job import RejectView
 from schemas.names import CARD_PATH, manifest_path
@@ -105,9 +106,9 @@ def assemble(
     totals = _totals(account)
     _check_rows(dataset, account, totals)
     token_freq, counts = write_token_freq(dataset, account.job_id, [entry.path for entry in account.indexes])
-    if counts.total != totals.supervised_tokens:
+    if counts.total() != totals.supervised_tokens:
         raise DatasetBroken(
-            f"the index holds {counts.total} supervised tokens, the units {totals.supervised_tokens}"
+            f"the index holds {counts.total()} supervised tokens, the units {totals.supervised_tokens}"
         )
     manifest = Manifest(
         provenance=account.provenance,
@@ -119,7 +120,7 @@ def assemble(
         rejects=account.rejects,
         totals=totals,
         checks=_checks(account.commits, canary, report),
-        vocabulary=counts.stats(),
+        vocabulary=vocabulary_stats(counts),
     )
     with sealing(dataset / manifest_path(account.job_id)) as temporary:
         temporary.write_text(manifest.model_dump_json(indent=1) + "\n")

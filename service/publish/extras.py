@@ -1,5 +1,6 @@
 """The files of a dataset that no unit makes: the counts of supervised tokens and the target's final norm."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from schemas.dataset.manifest import FileEntry
 from schemas.dataset.seal import sealing, sha256_of
-from schemas.dataset.token_counts import TokenCounts, TokenTally, write_counts
+from schemas.dataset.token_counts import TokenTally, write_counts
 from schemas.names import FINAL_NORM_PATH, token_freq_path
 from service.errors import DatasetBroken, OptionRefused
 
@@ -21,7 +22,7 @@ def file_entry(dataset: Path, path: str) -> FileEntry:
     return FileEntry(path=path, sha256=sha256, bytes=num_bytes)
 
 
-def write_token_freq(dataset: Path, job_id: str, indexes: Iterable[str]) -> tuple[FileEntry, TokenCounts]:
+def write_token_freq(dataset: Path, job_id: str, indexes: Iterable[str]) -> tuple[FileEntry, Counter[int]]:
     """Count the supervised tokens (`loss_mask` 1), by id, over the index files at paths `indexes`.
 
     An index holds what was sealed, answers included, so that every committed row is counted once. Returns the

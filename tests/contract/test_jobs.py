@@ -60,7 +60,7 @@ def assert_whole(shop, job_id, *, written, rejected):
     report = verify_dataset(folder)
     assert report.ok, report.findings
     said = Counter(t for row in rows for t, m in zip(row["input_ids"], row["loss_mask"], strict=True) if m)
-    assert read_counts((folder / token_freq_path(job_id)).read_bytes(), "counts").by_id() == said
+    assert read_counts((folder / token_freq_path(job_id)).read_bytes(), "counts") == said
     assert manifest.vocabulary == VocabularyStats(token_ids=len(said), coverage=())
 
 

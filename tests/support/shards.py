@@ -3,6 +3,7 @@
 Not the connector's writer.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from schemas.dataset.columns import METADATA_KEY, PLAN_SCHEMA, shard_schema
 from schemas.dataset.index import Witness, write_index
 from schemas.dataset.manifest import CheckReport, FileEntry, LayerStats, Manifest, ShardEntry, Totals
 from schemas.dataset.seal import sha256_of
-from schemas.dataset.token_counts import TokenCounts, write_counts
+from schemas.dataset.token_counts import vocabulary_stats, write_counts
 from schemas.identity import DTYPE_BYTES, EngineInfo, Identity, Provenance, layer_info
 from schemas.names import (
     FINAL_NORM_PATH,
@@ -219,9 +220,7 @@ def write_manifest(folder: Path, told: Provenance, units: Mapping[int, Sequence[
         )
         for unit, rows in units.items()
     )
-    counts = TokenCounts.of(
-        [token for rows in units.values() for row in rows for token in supervised_ids(row)]
-    )
+    counts = Counter([token for rows in units.values() for row in rows for token in supervised_ids(row)])
     freq = token_freq_path(told.job_id)
     (folder / freq).parent.mkdir(exist_ok=True)
     write_counts(folder / freq, counts)
@@ -246,7 +245,7 @@ def write_manifest(folder: Path, told: Provenance, units: Mapping[int, Sequence[
         checks=CheckReport(
             rows_checked=num_rows, logit_rows=0, logit_argmax_agree=0, logit_max_error=0.0, canary="passed"
         ),
-        vocabulary=counts.stats(),
+        vocabulary=vocabulary_stats(counts),
     )
     path = folder / manifest_path(told.job_id)
     path.parent.mkdir(parents=True, exist_ok=True)
