@@ -9,6 +9,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +21,8 @@ from connector.repeats import RepeatCheck
 from connector.rowcheck import RowChecker
 from connector.sentinels import Sentinels
 from connector.shards import UnitWriter
-from connector.sums import token_sums
 from connector.wire import DrainJob, RowRef, hash_ids
-from schemas.dataset.direct import DirectReader
+from schemas.dataset.files import DirectReader
 from schemas.dataset.index import Witness
 from schemas.dataset.shard import Shard
 from schemas.identity import FinalNorm
@@ -32,6 +32,7 @@ from service.proof.head_weights import HeadWeights, NormWeights
 from service.proof.logit_check import LogitCase, check_logits
 from service.proof.row_proof import prove_row
 from tests.support.plans import JOB, identity, order, random_ids, write_plan
+from tests.support.sums import token_sums
 
 RESULTS = Path(__file__).parent / "results" / "checks.json"
 NUM_ROWS, ROUNDS = 8, 5
@@ -73,7 +74,7 @@ def _us(act: Callable[[int], object], count: int = NUM_ROWS) -> float:
 
 def _read_back(file: Path) -> None:
     """Read the sealed file as a unit's proof does: every row's checksums and the whole file's in one pass."""
-    with DirectReader(file) as whole:
+    with closing(DirectReader(file)) as whole:
         shard = Shard(whole, file.name)
         for row in range(NUM_ROWS):
             prove_row(shard, row, vocab_size=VOCAB_SIZE, values=False)

@@ -11,7 +11,7 @@ from benchmarks.gpu_turns import Model
 from benchmarks.gpu_ways import ExampleWay, QuarryWay, SlabFlight, Way
 from connector.cuda_gather import STAGE_BYTES, CudaGather
 from connector.pool import HostPool
-from connector.sums import token_sums
+from tests.support.sums import token_sums
 
 SMALL_STAGE_BYTES = 3 * 2**20
 """Smaller than a request, so that the ring turns many times within one."""

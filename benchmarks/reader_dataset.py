@@ -12,7 +12,6 @@ from safetensors.torch import save
 
 from connector.repeats import RepeatCheck
 from connector.shards import UnitWriter
-from connector.sums import token_sums
 from connector.wire import DrainJob, RowRef, hash_ids
 from schemas.dataset.index import write_index
 from schemas.dataset.manifest import SealedShard, UnitChecks
@@ -21,6 +20,7 @@ from schemas.request import ExtractRequest
 from service.publish.assemble import Account, assemble
 from service.store import UnitCommit
 from tests.support.plans import JOB, identity, order, provenance, random_ids, write_plan
+from tests.support.sums import token_sums
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 from benchmarks.loop.train import TRAINERS
 from connector.repeats import RepeatCheck
 from connector.shards import UnitWriter
-from connector.sums import token_sums
 from connector.wire import DrainJob, RowRef, hash_ids
 from schemas.dataset.files import LocalFile
 from schemas.dataset.shard import Shard
@@ -23,6 +22,7 @@ from schemas.dataset.states import read_states
 from schemas.names import attempt_dir
 from schemas.request import Compression
 from tests.support.plans import JOB, identity, order, write_plan
+from tests.support.sums import token_sums
 
 PEER = "speculators-fp8"
 

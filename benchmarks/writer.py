@@ -21,9 +21,9 @@ from benchmarks.turns import WriterTurn
 from connector import shards
 from connector.pool import HostPool, Slab
 from connector.repeats import RepeatCheck
-from connector.sums import token_sums
 from connector.wire import DrainJob, RowRef, hash_ids
 from tests.support.plans import JOB, identity, order, random_ids, write_plan
+from tests.support.sums import token_sums
 
 NUM_LAYERS, NUM_TOKENS, HIDDEN_SIZE = 4, 512, 4096
 SHAPE_LTH = (NUM_LAYERS, NUM_TOKENS, HIDDEN_SIZE)

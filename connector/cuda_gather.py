@@ -7,10 +7,7 @@ token's states of one layer), W words of a state.
 """
 
 import math
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -27,8 +24,6 @@ PIECES = 2
 
 NUMBER_BYTES = 8
 """A row's number on its way to the device."""
-
-Holder = TypeVar("Holder")
 
 
 class RowTable:
@@ -56,21 +51,13 @@ class RowTable:
         return (self._layers_L1 + tokens_T).reshape(-1)
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Some `rows` of the request with number `request`; `last` if they are its last ones."""
-
-    request: int
-    rows: slice
-    last: bool
-
-
-def cut_into_pieces(num_rows: Sequence[int], piece_rows: int) -> list[list[Part]]:
+def cut_into_pieces(num_rows: Sequence[int], piece_rows: int) -> list[list[tuple[int, slice]]]:
     """Cut requests of `num_rows` each into pieces of `piece_rows`, in order; the last may be smaller.
 
-    A request is cut only where a piece is full, so that there are as few copies as there can be.
+    A piece is some rows of each of its requests, by the request's number. A request is cut only where a piece
+    is full, so that there are as few copies as there can be.
     """
-    cut: list[list[Part]] = []
+    cut: list[list[tuple[int, slice]]] = []
     room = 0
     for request, rows in enumerate(num_rows):
         begin = 0
@@ -79,54 +66,18 @@ def cut_into_pieces(num_rows: Sequence[int], piece_rows: int) -> list[list[Part]
                 cut.append([])
                 room = piece_rows
             end = min(rows, begin + room)
-            cut[-1].append(Part(request, slice(begin, end), last=end == rows))
+            cut[-1].append((request, slice(begin, end)))
             room -= end - begin
             begin = end
     return cut
-
-
-class Ring(Generic[Holder]):
-    """Hands out runs of `num_places` places; who held them before is named, never waited for.
-
-    Holders must end in the order in which they took their pieces, as copies on one stream do.
-    """
-
-    def __init__(self, num_places: int) -> None:
-        """Begin with every place free."""
-        self._num_places = num_places
-        self._begin = self._end = 0
-        """Of the newest piece; counted on from turn to turn, never wrapped."""
-        self._held: deque[tuple[int, Holder]] = deque()
-        """(begin, holder) of the pieces of which no place was given again, oldest first."""
-        self._newest_past: Holder | None = None
-        """Of the others. It ends after them all, so whoever waits for it waits for enough."""
-
-    def take(self, count: int) -> tuple[int, Holder | None]:
-        """Return where the next `count` places begin, and the holder that must end before they are used.
-
-        Raises ValueError for a piece that is larger than the ring.
-        """
-        if not 0 < count <= self._num_places:
-            raise ValueError(f"{count} places do not fit a ring of {self._num_places}")
-        self._begin = self._end
-        if self._begin % self._num_places + count > self._num_places:
-            self._begin += -self._begin % self._num_places
-        self._end = self._begin + count
-        while self._held and self._held[0][0] < self._end - self._num_places:
-            self._newest_past = self._held.popleft()[1]
-        return self._begin % self._num_places, self._newest_past
-
-    def hold(self, holder: Holder) -> None:
-        """Say who holds the piece that was taken last."""
-        self._held.append((self._begin, holder))
 
 
 class CudaGather:
     """Gathers rows into a stage on one stream and empties the stage on another.
 
     Rows of many requests are gathered at once: a large kernel of the model leaves no room on the device until
-    it ends, so that little more than one gather gets in between two of them. The stage is a ring, so that one
-    piece is gathered while another is copied out. Neither the host nor the current stream waits for
+    it ends, so that little more than one gather gets in between two of them. One piece is gathered into its
+    half of the stage while the other is copied out. Neither the host nor the current stream waits for
     anything. A request allocates no device memory, and pinned memory only for the sums of its states: its row
     numbers travel through its own slab, ahead of its states.
     """
@@ -143,8 +94,10 @@ class CudaGather:
         self._words_RW = self._stage_RH.view(word_type(row_bytes))
         self._numbers_R = torch.empty(num_rows, dtype=torch.int64, device=self._device)
         """Of the rows to gather; then the sums of what was gathered."""
-        self._ring: Ring[torch.cuda.Event] = Ring(num_rows)
         self._piece_rows = num_rows // PIECES
+        self._place = 0
+        self._emptied: list[torch.cuda.Event | None] = [None] * PIECES
+        """The end of the copy out of each place of the stage; null before the first."""
         # Of what waits for the device, the gather goes first: it is short, and much waits for it.
         self._gathering = torch.cuda.Stream(self._device, priority=-1)  # type: ignore[no-untyped-call]
         self._copying = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
@@ -176,26 +129,27 @@ class CudaGather:
             for piece in cut_into_pieces([len(numbers) for numbers in numbers_R], self._piece_rows):
                 copied = self._move(
                     [
-                        tuple(rows[part.request][part.rows] for rows in (numbers_R, out_RH, sums_R))
-                        for part in piece
+                        (numbers_R[request][rows], out_RH[request][rows], sums_R[request][rows])
+                        for request, rows in piece
                     ]
                 )
-                ended = [part.request for part in piece if part.last]
+                ended = [request for request, rows in piece if rows.stop == len(numbers_R[request])]
                 copies += [_CudaCopy(copied, sums_R[one], len(requests[one][1])) for one in ended]
         finally:
             torch.cuda.set_stream(current)
         return copies
 
-    def _move(self, parts: list[tuple[torch.Tensor, ...]]) -> torch.cuda.Event:
+    def _move(self, parts: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]) -> torch.cuda.Event:
         """Enqueue the copy of parts: the numbers of rows, where they go, and where their sums go; one piece.
 
         Leaves another stream current; returns the event of the copy's end.
         """
-        begin, emptied = self._ring.take(sum(len(numbers_R) for numbers_R, *_ in parts))
+        self._place = (self._place + 1) % PIECES
+        emptied = self._emptied[self._place]
         torch.cuda.set_stream(self._gathering)
         if emptied is not None:
             self._gathering.wait_event(emptied)
-        end = begin
+        begin = end = self._place * self._piece_rows
         stages = []
         for numbers_R, out_RH, _ in parts:
             pinned_R = out_RH.view(-1).view(torch.int64)[: len(numbers_R)].copy_(numbers_R)
@@ -212,7 +166,7 @@ class CudaGather:
             sums_R.copy_(self._numbers_R[stage], non_blocking=True)
         copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         copied.record(self._copying)
-        self._ring.hold(copied)
+        self._emptied[self._place] = copied
         return copied
 
 

@@ -26,7 +26,7 @@ while blocks of finished requests are held: on CUDA nobody would see that the la
 """
 SUPPORTED = f"{FIRST_SUPPORTED[0]}.{FIRST_SUPPORTED[1]} to {LAST_SUPPORTED[0]}.{LAST_SUPPORTED[1]}"
 
-DTYPE_NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}
+STORED_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class LayoutError(ValueError):
@@ -102,7 +102,7 @@ def view_BLSH(
             f"(blocks, {expected[0]}, {expected[1]}, {hidden_size}) for {num_layers} layers and "
             f"{group.block_size} slots a block"
         )
-    if cache.dtype != dtype or dtype not in DTYPE_NAMES:
+    if cache.dtype != dtype or dtype not in STORED_DTYPES:
         raise LayoutError(
             f"the cache of {group.layer_name} holds {cache.dtype}, the model computes in {dtype}; "
             "states are stored as bfloat16, float16 or float32, never quantized"

@@ -96,12 +96,6 @@ class HostPool:
         """Return the slab's bytes as a contiguous tensor of `dtype` and `shape`; no copy."""
         return self._buffer[slab.offset : slab.offset + slab.num_bytes].view(dtype).view(shape)
 
-    @property
-    def free_bytes(self) -> int:
-        """Bytes not held by any slab."""
-        with self._lock:
-            return sum(size for _, size in self._free)
-
 
 def _aligned(num_bytes: int) -> int:
     return -(-num_bytes // ALIGN_BYTES) * ALIGN_BYTES

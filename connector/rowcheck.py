@@ -56,20 +56,12 @@ class Look:
     checksums: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Bits:
-    """A float format as unsigned integers: the type, the mask without the sign, and the bits of infinity."""
-
-    kind: type[np.unsignedinteger]
-    magnitude: int
-    infinity: int
-
-
-_FORMATS = {
-    torch.bfloat16: _Bits(np.uint16, 0x7FFF, 0x7F80),
-    torch.float16: _Bits(np.uint16, 0x7FFF, 0x7C00),
-    torch.float32: _Bits(np.uint32, 0x7FFF_FFFF, 0x7F80_0000),
+_BITS: dict[torch.dtype, type[np.unsignedinteger]] = {
+    torch.bfloat16: np.uint16,
+    torch.float16: np.uint16,
+    torch.float32: np.uint32,
 }
+_INFINITIES = {torch.bfloat16: 0x7F80, torch.float16: 0x7C00, torch.float32: 0x7F80_0000}
 
 
 class RowChecker:
@@ -78,8 +70,8 @@ class RowChecker:
     def __init__(self, dtype: torch.dtype) -> None:
         """Raises KeyError for a dtype that is never stored."""
         self._dtype = dtype
-        self._bits = _FORMATS[dtype]
-        self._scratch_TH: NDArray[np.unsignedinteger] = np.empty((0, 0), self._bits.kind)
+        self._bits = _BITS[dtype]
+        self._scratch_TH: NDArray[np.unsignedinteger] = np.empty((0, 0), self._bits)
 
     def look(self, states_LTH: torch.Tensor) -> Look:
         """Read one contiguous row once, for everything that asks for all of its values."""
@@ -87,10 +79,10 @@ class RowChecker:
         num_layers, num_tokens, hidden_size = bits_LTH.shape
         step = max(1, SCRATCH_ELEMENTS // hidden_size)
         if self._scratch_TH.shape != (step, hidden_size):
-            self._scratch_TH = np.empty((step, hidden_size), self._bits.kind)
-        mask = self._bits.kind(self._bits.magnitude)
+            self._scratch_TH = np.empty((step, hidden_size), self._bits)
+        mask = self._bits(np.iinfo(self._bits).max >> 1)
         sums_LT = np.empty((num_layers, num_tokens), np.int64)
-        largest_LT = np.empty((num_layers, num_tokens), self._bits.kind)
+        largest_LT = np.empty((num_layers, num_tokens), self._bits)
         hashes = [xxhash.xxh3_64() for _ in range(num_layers)]
         for layer in range(num_layers):
             for begin in range(0, num_tokens, step):
@@ -114,7 +106,7 @@ class RowChecker:
         ):
             if largest_T.max() >= SENTINELS[self._dtype]:
                 self._refuse_sentinels(bits_TH, layer_id)
-            not_finite = int((largest_T >= self._bits.infinity).sum())
+            not_finite = int((largest_T >= _INFINITIES[self._dtype]).sum())
             if not_finite:
                 raise NotFiniteError(
                     f"layer {layer_id} is not finite in {not_finite} of {len(largest_T)} tokens"
@@ -138,7 +130,7 @@ class RowChecker:
             )
 
     def _bits_of(self, states_LTH: torch.Tensor) -> NDArray[np.unsignedinteger]:
-        return states_LTH.view(torch.uint8).numpy().view(self._bits.kind)
+        return states_LTH.view(torch.uint8).numpy().view(self._bits)
 
 
 def _constant(bits_TH: NDArray[np.unsignedinteger]) -> int:

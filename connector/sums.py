@@ -29,11 +29,3 @@ def add_up(words_TW: NDArray[np.signedinteger], out_T: Sums) -> None:
     At the speed of memory, by numpy for the reason that `connector.rowcheck` gives.
     """
     words_TW.sum(axis=-1, dtype=np.int64, out=out_T)
-
-
-def token_sums(states_LTH: torch.Tensor) -> Sums:
-    """Return the sums of states in host memory, whose H values lie side by side."""
-    words_LTW = words_of(states_LTH)
-    sums_LT = np.empty(words_LTW.shape[:-1], np.int64)
-    add_up(words_LTW, sums_LT)
-    return sums_LT

@@ -15,7 +15,6 @@ import torch
 
 from connector.cuda_gather import CudaGather
 from connector.gather import Copy, CpuGather
-from connector.layout import DTYPE_NAMES
 from connector.link import Link
 from connector.pool import HostPool, Slab
 from connector.repeats import RepeatCheck
@@ -93,8 +92,6 @@ class WorkerHalf:
                 engine_version=config.engine_version,
                 device=device_name(cache_BLSH.device),
                 cache_shape=(num_blocks, num_layers, num_slots, hidden_size),
-                cache_dtype=DTYPE_NAMES[cache_BLSH.dtype],
-                pool_bytes=self._pool.num_bytes,
             )
         )
 

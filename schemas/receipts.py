@@ -47,8 +47,6 @@ class Hello(Wire):
     device: str
     cache_shape: tuple[int, int, int, int]
     """`[B, L, S, H]`: blocks, captured layers, slots a block, hidden size."""
-    cache_dtype: str
-    pool_bytes: int
 
 
 class Refused(Wire):

@@ -13,6 +13,19 @@ METADATA_KEY = b"quarry"
 
 LAYER_PREFIX = "layer_"
 
+
+def _required(name: str, kind: pa.DataType) -> pa.Field:
+    return pa.field(name, kind, nullable=False)
+
+
+def _list_of(kind: pa.DataType) -> pa.DataType:
+    return pa.list_(_required("element", kind))
+
+
+_NAMES = (_required("sample_id", pa.string()), pa.field("source_id", pa.string()))
+_NUM_TOKENS, _PROMPT_TOKENS = (_required(name, pa.int32()) for name in ("num_tokens", "prompt_tokens"))
+_TOKENS = (_required("input_ids", _list_of(pa.int32())), _required("loss_mask", _list_of(pa.uint8())))
+
 SCALE_BYTES = 4
 """Of a token's scale, with `fp8`: a float32."""
 
@@ -46,22 +59,13 @@ def shard_schema(layer_ids: tuple[int, ...], hidden_size: int, dtype: str, compr
     of each *layer's* raw bytes (before any split into planes; with `fp8` the codes followed by the scales),
     in ascending layer order.
     """
-    fields = [
-        pa.field("sample_id", pa.string(), nullable=False),
-        pa.field("source_id", pa.string(), nullable=True),
-        pa.field("num_tokens", pa.int32(), nullable=False),
-        pa.field("prompt_tokens", pa.int32(), nullable=False),
-        pa.field("hidden_size", pa.int32(), nullable=False),
-        pa.field("input_ids", pa.list_(pa.field("element", pa.int32(), nullable=False)), nullable=False),
-        pa.field("loss_mask", pa.list_(pa.field("element", pa.uint8(), nullable=False)), nullable=False),
+    layers = [
+        _required(name, pa.large_binary()).with_metadata(_stored(name, hidden_size, dtype, compression))
+        for name in layer_columns(layer_ids, compression)
     ]
-    for name in layer_columns(layer_ids, compression):
-        about = _stored(name, hidden_size, dtype, compression)
-        fields.append(pa.field(name, pa.large_binary(), nullable=False, metadata=about))
-    fields.append(
-        pa.field("checksums", pa.list_(pa.field("element", pa.uint64(), nullable=False)), nullable=False)
-    )
-    return pa.schema(fields)
+    light = (*_NAMES, _NUM_TOKENS, _PROMPT_TOKENS, _required("hidden_size", pa.int32()), *_TOKENS)
+    checksums = _required("checksums", _list_of(pa.uint64()))
+    return pa.schema([*light, *layers, checksums])
 
 
 WITH_STATISTICS = ("sample_id", "num_tokens")
@@ -78,19 +82,17 @@ def is_packed(field: pa.Field) -> bool:
 
 INDEX_SCHEMA = pa.schema(
     [
-        pa.field("sample_id", pa.string(), nullable=False),
-        pa.field("source_id", pa.string(), nullable=True),
-        pa.field("num_tokens", pa.int32(), nullable=False),
-        pa.field("prompt_tokens", pa.int32(), nullable=False),
-        pa.field("supervised_tokens", pa.int32(), nullable=False),
-        pa.field("input_ids", pa.list_(pa.field("element", pa.int32(), nullable=False)), nullable=False),
-        pa.field("loss_mask", pa.list_(pa.field("element", pa.uint8(), nullable=False)), nullable=False),
-        pa.field("shard", pa.string(), nullable=False),
-        pa.field("row", pa.int32(), nullable=False),
-        pa.field("next_token", pa.int32(), nullable=True),
-        pa.field("next_logprob", pa.float32(), nullable=True),
-        pa.field("top_tokens", pa.list_(pa.field("element", pa.int32(), nullable=False)), nullable=True),
-        pa.field("top_logprobs", pa.list_(pa.field("element", pa.float32(), nullable=False)), nullable=True),
+        *_NAMES,
+        _NUM_TOKENS,
+        _PROMPT_TOKENS,
+        _required("supervised_tokens", pa.int32()),
+        *_TOKENS,
+        _required("shard", pa.string()),
+        _required("row", pa.int32()),
+        pa.field("next_token", pa.int32()),
+        pa.field("next_logprob", pa.float32()),
+        pa.field("top_tokens", _list_of(pa.int32())),
+        pa.field("top_logprobs", _list_of(pa.float32())),
     ]
 )
 """`top_tokens` are the engine's 16 most likely tokens after a row's last token, the most likely first, and
@@ -101,16 +103,7 @@ INDEX_SCHEMA = pa.schema(
 INDEX_SCHEMA_0_1 = pa.schema([field for field in INDEX_SCHEMA if not field.name.startswith("top_")])
 """Of versions up to 0.1: `next_token` and `next_logprob` are kept for some of the rows."""
 
-PLAN_SCHEMA = pa.schema(
-    [
-        pa.field("position", pa.int64(), nullable=False),
-        pa.field("sample_id", pa.string(), nullable=False),
-        pa.field("source_id", pa.string(), nullable=True),
-        pa.field("prompt_tokens", pa.int32(), nullable=False),
-        pa.field("input_ids", pa.list_(pa.field("element", pa.int32(), nullable=False)), nullable=False),
-        pa.field("loss_mask", pa.list_(pa.field("element", pa.uint8(), nullable=False)), nullable=False),
-    ]
-)
+PLAN_SCHEMA = pa.schema([_required("position", pa.int64()), *_NAMES, _PROMPT_TOKENS, *_TOKENS])
 """One row a sample of one unit, in plan order.
 
 A row's number in this file is its `row` on the way through the engine.

@@ -9,16 +9,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import xxhash
 
-from schemas.dataset.direct import (
-    BLOCK_BYTES,
-    blocks_bytes,
-    check_range,
-    open_direct,
-    read_blocks,
-    read_into,
-)
-from schemas.dataset.memory import Bytes
+from schemas.dataset.direct import BLOCK_BYTES, MAX_CALL_BYTES, open_direct, refuses_direct
+from schemas.dataset.memory import Bytes, page_aligned
+
+READ_BYTES = 8 * 2**20
+"""Read at once by a `DirectReader`, unless a longer piece is asked for."""
 
 
 class RangeFile(Protocol):
@@ -56,7 +53,7 @@ class LocalFile:
     def read(self, offset: int, num_bytes: int) -> Bytes:
         """Return `num_bytes` bytes from `offset` on, in memory that nobody else has."""
         end = offset + num_bytes
-        check_range(offset, end, self.num_bytes)
+        self._check_range(offset, end)
         if not num_bytes:
             return np.empty(0, np.uint8)
         if self._memory_map:
@@ -66,10 +63,10 @@ class LocalFile:
             return np.frombuffer(view, np.uint8)[skipped:]
         if self._direct:
             # From the allocator, which keeps what was freed: fresh pages cost several times the read.
-            memory = np.empty(blocks_bytes(offset, end) + BLOCK_BYTES, np.uint8)
-            return read_blocks(self._fd, offset, end, memory[-memory.ctypes.data % BLOCK_BYTES :])
+            memory = np.empty(_blocks_bytes(offset, end) + BLOCK_BYTES, np.uint8)
+            return self._read_blocks(offset, end, memory[-memory.ctypes.data % BLOCK_BYTES :])
         memory = np.empty(num_bytes, np.uint8)
-        read_into(self._fd, offset, memory, num_bytes)
+        self._read_into(offset, memory, num_bytes)
         return memory
 
     def arrow(self) -> str:
@@ -81,3 +78,88 @@ class LocalFile:
         fd, self._fd = getattr(self, "_fd", -1), -1
         if fd >= 0:
             os.close(fd)
+
+    def _check_range(self, begin: int, end: int) -> None:
+        """Hold a range against the file's length before memory is taken for it. Raises EOFError."""
+        if not 0 <= begin <= end <= self.num_bytes:
+            raise EOFError(f"the file ends at {self.num_bytes}, {end} was asked for")
+
+    def _read_blocks(self, begin: int, end: int, memory: Bytes) -> Bytes:
+        """Read the whole blocks of a range to page-aligned `memory`, and return the range in it."""
+        skipped = begin % BLOCK_BYTES
+        self._read_into(begin - skipped, memory[: _blocks_bytes(begin, end)], skipped + end - begin)
+        return memory[skipped : skipped + end - begin]
+
+    def _read_into(self, offset: int, memory: Bytes, num_bytes: int) -> None:
+        """Fill `memory` from `offset` on, at least `num_bytes` of it. Raises OSError, EOFError."""
+        filled = 0
+        while filled < num_bytes:
+            part = memory[filled : filled + MAX_CALL_BYTES]
+            try:
+                count = os.preadv(self._fd, [part.data], offset + filled)
+            except OSError as error:
+                if not refuses_direct(self._fd, error):
+                    raise
+                continue
+            if not count:
+                raise EOFError(f"the file ends at {offset + filled}, {offset + num_bytes} was asked for")
+            # A short read ends where the file does, or else on a block's border.
+            filled += count
+
+
+class DirectReader(LocalFile):
+    """Reads a file front to back past the page cache, and hashes what it reads.
+
+    What it returns lies in one buffer of its own, and holds until the next call.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open the file. Raises OSError."""
+        super().__init__(path, direct=True)
+        self.position = 0
+        self._xxh3 = xxhash.xxh3_128()
+        self._buffer = page_aligned(READ_BYTES)
+
+    def read(self, offset: int, num_bytes: int) -> Bytes:
+        """Return a range. What lies before it is read and hashed too; one from before `position` is not."""
+        end = offset + num_bytes
+        if offset < self.position:
+            return self._read(offset, end)
+        begin = self.position
+        return self.upto(end)[offset - begin :]
+
+    def upto(self, end: int) -> Bytes:
+        """Return the bytes from `position` to `end`; then `position` is there."""
+        data = self._read(self.position, end)
+        self._xxh3.update(data.data)
+        self.position = end
+        return data
+
+    def tail(self, num_bytes: int) -> Bytes:
+        """Return the file's last bytes, or all of them; neither hashed nor passed."""
+        return self._read(max(0, self.num_bytes - num_bytes), self.num_bytes)
+
+    def tail_xxh3(self, num_bytes: int) -> str:
+        """Return the hex xxh3_128 of the file's last bytes, or of all of them; it takes one buffer."""
+        return self._hashed(xxhash.xxh3_128(), max(0, self.num_bytes - num_bytes))
+
+    def rest(self) -> str:
+        """Read to the end and return the hex xxh3_128 of the whole file."""
+        begin, self.position = self.position, self.num_bytes
+        return self._hashed(self._xxh3, begin)
+
+    def _hashed(self, xxh3: xxhash.xxh3_128, begin: int) -> str:
+        for offset in range(begin, self.num_bytes, READ_BYTES // 2):
+            xxh3.update(self._read(offset, min(offset + READ_BYTES // 2, self.num_bytes)).data)
+        return xxh3.hexdigest()
+
+    def _read(self, begin: int, end: int) -> Bytes:
+        self._check_range(begin, end)
+        if _blocks_bytes(begin, end) > self._buffer.size:
+            self._buffer = page_aligned(_blocks_bytes(begin, end))
+        return self._read_blocks(begin, end, self._buffer)
+
+
+def _blocks_bytes(begin: int, end: int) -> int:
+    """Return the length of the whole blocks that a range lies in."""
+    return -(-end // BLOCK_BYTES) * BLOCK_BYTES - begin // BLOCK_BYTES * BLOCK_BYTES

@@ -10,14 +10,13 @@ file whose hash is wrong in a process of its own.
 Legend: T tokens, H hidden size.
 """
 
-import json
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -31,7 +30,6 @@ from schemas.dataset.errors import DatasetError
 from schemas.dataset.files import LocalFile, RangeFile
 from schemas.dataset.memory import Bytes
 from schemas.identity import DTYPE_BYTES, SCHEMA_VERSION, Provenance
-from schemas.request import Compression
 
 _MAX_PAGE_HEADER_BYTES = 512
 _LENGTH_BYTES = 4
@@ -124,31 +122,21 @@ class Shard:
         text = (self._parquet.schema_arrow.metadata or {}).get(METADATA_KEY)
         if text is None:
             raise self._error("it is no shard of Quarry: its metadata has no 'quarry' document")
-        self._refuse_newer(text)
         try:
-            return Provenance.model_validate_json(text)
+            provenance = Provenance.model_validate_json(text)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
-            what = f"the provenance in its metadata is wrong at {where!r}: {first['msg']}"
-            raise self._error(what) from error
-
-    def _refuse_newer(self, text: bytes) -> None:
-        """Say so if a newer version wrote the shard, in a form that this one does not know."""
-        try:
-            identity = json.loads(text)["identity"]
-            version, compression = int(identity["schema_version"]), identity["compression"]
-        except (ValueError, TypeError, LookupError):
-            return
+            raise self._error(
+                f"the provenance in its metadata is wrong at {where!r}: {first['msg']}; "
+                "if a newer Quarry wrote it, install a newer one"
+            ) from error
+        version = provenance.identity.schema_version
         if version > SCHEMA_VERSION:
             raise self._error(
                 f"it has format version {version}, this reader knows {SCHEMA_VERSION}: install a newer one"
             )
-        if compression not in get_args(Compression):
-            known = ", ".join(get_args(Compression))
-            raise self._error(
-                f"it is stored as {compression!r}, this reader knows {known}: install a newer one"
-            )
+        return provenance
 
     def _check_footer(self) -> None:
         identity = self.provenance.identity

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from schemas.dataset.columns import PLAN_SCHEMA
-from schemas.dataset.direct import DirectReader
 from schemas.dataset.errors import DatasetError
+from schemas.dataset.files import DirectReader
 from schemas.dataset.index import Witness
 from schemas.dataset.manifest import UnitChecks
 from schemas.dataset.shard import LightRow, Shard
@@ -62,7 +62,7 @@ def check_unit(
         if receipt.file is None:
             continue
         try:
-            with DirectReader(attempt / receipt.file) as file:
+            with closing(DirectReader(attempt / receipt.file)) as file:
                 _check_footer(file, receipt)
                 try:
                     # Through the file that hashes what it reads: every byte is read once.

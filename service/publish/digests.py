@@ -8,9 +8,10 @@ import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
-from schemas.dataset.direct import READ_BYTES, DirectReader
+from schemas.dataset.files import READ_BYTES, DirectReader
 from schemas.dataset.manifest import SealedShard, ShardEntry
 from service.errors import DatasetBroken
 
@@ -62,7 +63,7 @@ def _sealed(entry: ShardEntry | None) -> SealedShard | None:
 def _entry(dataset: Path, shard: SealedShard) -> ShardEntry:
     sha256 = hashlib.sha256()
     try:
-        with DirectReader(dataset / shard.path) as file:
+        with closing(DirectReader(dataset / shard.path)) as file:
             if file.num_bytes != shard.bytes:
                 raise DatasetBroken(f"{shard.path} has {file.num_bytes} bytes, {shard.bytes} were committed")
             while file.position < file.num_bytes:

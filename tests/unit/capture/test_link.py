@@ -59,8 +59,6 @@ def with_ranks(count: int, test: Callable[[EngineLink, list[Rank]], Awaitable[No
                     engine_version="0",
                     device="cpu",
                     cache_shape=(1, 1, 1, 1),
-                    cache_dtype="float32",
-                    pool_bytes=1,
                 )
             )
         await link.hello(10)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from connector.gather import CpuGather
-from connector.sums import token_sums
+from tests.support.sums import token_sums
 from tests.unit.connector.caches import LAYOUTS, cache_BLSH
 
 

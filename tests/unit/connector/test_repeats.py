@@ -4,7 +4,7 @@ import torch
 
 from connector.repeats import RepeatCheck
 from connector.rowcheck import StatesWrongError
-from connector.sums import token_sums
+from tests.support.sums import token_sums
 
 LAYERS = (2, 8)
 HIDDEN = 64

@@ -9,7 +9,6 @@ import xxhash
 from connector.repeats import RepeatCheck
 from connector.rowcheck import StatesWrongError
 from connector.shards import UnitWriter
-from connector.sums import token_sums
 from connector.wire import DrainJob, RowRef, hash_ids
 from schemas.dataset.codecs.planes import merge_planes
 from schemas.dataset.columns import METADATA_KEY, shard_schema
@@ -20,6 +19,7 @@ from tests.support.fake_engine import states_TH
 from tests.support.parquet import footer_xxh3, xxh3_of
 from tests.support.plans import JOB, identity, order, random_ids, write_plan
 from tests.support.shards import stored_bytes
+from tests.support.sums import token_sums
 
 
 def job(about, ids, row, *, generated=(), **change):

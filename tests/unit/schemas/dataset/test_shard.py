@@ -128,7 +128,7 @@ def test_a_provenance_that_does_not_validate_is_named(tmp_path):
     ("name", "value", "message"),
     [
         ("schema_version", 2, "has format version 2, this reader knows 1: install a newer one"),
-        ("compression", "fp4", "is stored as 'fp4', .* install a newer one"),
+        ("compression", "fp4", "wrong at 'identity.compression': .* install a newer one"),
     ],
 )
 def test_a_shard_of_a_newer_version_is_refused_by_name(tmp_path, name, value, message):
