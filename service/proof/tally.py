@@ -97,7 +97,7 @@ class JobTally:
     @property
     def supervised_tokens(self) -> int:
         """Tokens of these rows that the mask marks."""
-        return self.supervised.counts().total
+        return self.supervised.counts().total()
 
     def fault(self, path: str, what: str) -> None:
         """Note what is wrong in the file at `path`."""

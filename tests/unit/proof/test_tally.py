@@ -90,7 +90,7 @@ def test_of_many_rows_all_are_counted_and_a_few_are_kept():
         tally.row("data/a", number, light(f"s{number}", [7, 8, 9], [0, 1, 1]))
         tally.logits("data/a", verdict(number))
     assert (tally.rows, tally.tokens, tally.supervised_tokens) == (2000, 6000, 4000)
-    assert tally.supervised.counts().by_id() == {8: 2000, 9: 2000}
+    assert tally.supervised.counts() == {8: 2000, 9: 2000}
     assert (tally.logit_rows, tally.logit_argmax_agree, tally.logit_max_error) == (4000, 4000, 1999.0)
     assert len(tally.findings) == 2000
     assert len(tally.points.items()) == MAX_POINTS
