@@ -24,6 +24,7 @@ from service.lifeline import die_with_parent
 from service.settings import Settings
 from service.store import Store
 from service.sweeper import sweep
+from service.work.keeper import Keeper, process_keeper
 
 logger = logging.getLogger(__name__)
 
@@ -54,16 +55,17 @@ def run_worker(settings: Settings, *, only_job: str | None = None) -> int:
         store.migrate()
         _sweep(store, settings)
         planner = PlannerProcess(settings)
-        publisher = PublisherThread(settings)
-        planner.start()
-        publisher.start()
-        try:
-            asyncio.run(_main(store, settings, only_job, planner, publisher))
-        finally:
-            publisher.stop()
-            planner.stop()
-            state = store.state(only_job) if only_job is not None else None
-            store.close()
+        with process_keeper(settings) as keeper:
+            publisher = PublisherThread(settings, keeper)
+            planner.start()
+            publisher.start()
+            try:
+                asyncio.run(_main(store, settings, only_job, planner, publisher, keeper))
+            finally:
+                publisher.stop()
+                planner.stop()
+        state = store.state(only_job) if only_job is not None else None
+        store.close()
     return EXIT_OK if state in {None, JobState.COMPLETED} else EXIT_JOB_NOT_COMPLETE
 
 
@@ -87,26 +89,27 @@ async def _main(
     only_job: str | None,
     planner: "PlannerProcess",
     publisher: "PublisherThread",
+    keeper: Keeper,
 ) -> None:
-    capture = Capture(store, settings, owner_name("capture"), only_job=only_job)
+    capture = Capture(store, settings, owner_name("capture"), only_job=only_job, keeper=keeper)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, capture.stop.set)
-    keeper = asyncio.create_task(_keep(store, settings, planner, publisher))
-    # A keeper that broke would leave a dead planner dead: the worker drains, and ends with its error.
-    keeper.add_done_callback(lambda _: capture.stop.set())
+    restarter = asyncio.create_task(_restart(store, settings, planner, publisher))
+    # A restarter that broke would leave a dead planner dead: the worker drains, and ends with its error.
+    restarter.add_done_callback(lambda _: capture.stop.set())
     try:
         await capture.run()
         if only_job is not None:
             await _until_ended(store, only_job, capture.stop)
     finally:
-        keeper.cancel()
-        await asyncio.wait({keeper})
-    if not keeper.cancelled():
-        keeper.result()
+        restarter.cancel()
+        await asyncio.wait({restarter})
+    if not restarter.cancelled():
+        restarter.result()
 
 
-async def _keep(
+async def _restart(
     store: Store, settings: Settings, planner: "PlannerProcess", publisher: "PublisherThread"
 ) -> None:
     """Start the planner or the publisher again if it died; sweep now and then."""
@@ -198,9 +201,10 @@ def plan_until_stopped(settings: Settings, owner: str, parent_pid: int) -> None:
         return signal.SIGTERM in signal.sigpending()
 
     store = Store(settings.database())
-    while not stopped():
-        if not run_planning(store, settings, owner, stopped):
-            wait_for_signal(signal.SIGTERM, settings.poll_s)
+    with process_keeper(settings) as keeper:
+        while not stopped():
+            if not run_planning(store, settings, owner, stopped, keeper):
+                wait_for_signal(signal.SIGTERM, settings.poll_s)
     store.close()
 
 
@@ -213,9 +217,9 @@ def wait_for_signal(number: signal.Signals, seconds: float) -> None:
 class PublisherThread:
     """Publishing in a thread: hashing and uploading release the GIL."""
 
-    def __init__(self, settings: Settings) -> None:
-        """Prepare; `start` starts it."""
-        self._settings = settings
+    def __init__(self, settings: Settings, keeper: Keeper) -> None:
+        """Prepare; `start` starts it. The keeper keeps its leases."""
+        self._settings, self._keeper = settings, keeper
         self._stop = threading.Event()
         self._thread = self._new()
 
@@ -244,6 +248,6 @@ class PublisherThread:
         store = Store(self._settings.database())
         owner = owner_name("publisher")
         while not self._stop.is_set():
-            if not run_publishing(store, self._settings, owner, self._stop.is_set):
+            if not run_publishing(store, self._settings, owner, self._stop.is_set, keeper=self._keeper):
                 self._stop.wait(self._settings.poll_s)
         _release(store, owner)

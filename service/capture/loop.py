@@ -10,8 +10,7 @@ import contextlib
 import importlib
 import logging
 from collections.abc import Coroutine
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from schemas.job import ENDED_JOB_STATES, JobState
@@ -30,15 +29,12 @@ from service.errors import (
 )
 from service.settings import Settings
 from service.store import Store, UnitCommit, UnitLease
+from service.work.keeper import Keeper
+from service.work.runner import internal_error
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-LONGEST_BEAT_S = 5.0
-"""A cancelled job is noticed by its units' next beat."""
-COMMIT_PATIENCE_S = 300.0
-"""How long a proven unit waits for a store that is away. After that it is captured again."""
 
 
 def import_engine(settings: Settings) -> None:
@@ -58,6 +54,7 @@ class _Unit:
     """A leased unit, until its attempt has ended."""
 
     lease: UnitLease
+    keeping: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     leased: bool = True
     """False once it is committed, failed or lost: the lease is then neither extended nor given back."""
     task: asyncio.Task[None] | None = None
@@ -69,12 +66,22 @@ class _Unit:
 class Capture:
     """Runs until `stop` is set, or until job `only_job` needs no more capture."""
 
-    def __init__(self, store: Store, settings: Settings, owner: str, *, only_job: str | None = None) -> None:
-        """Lease nothing before `run`."""
+    def __init__(
+        self,
+        store: Store,
+        settings: Settings,
+        owner: str,
+        *,
+        only_job: str | None = None,
+        keeper: Keeper | None = None,
+    ) -> None:
+        """Lease nothing before `run`, which starts a keeper where the process gives none."""
         self._store, self._settings, self._owner, self._only_job = store, settings, owner, only_job
         self._engine = EngineSlot(settings)
         self._budget = InFlight(settings.in_flight_tokens, settings.in_flight_requests)
         self._units: dict[UnitKey, _Unit] = {}
+        self._keeper = keeper or Keeper(store, settings.lease_s)
+        self._own_keeper = contextlib.nullcontext() if keeper else self._keeper
         self.stop = asyncio.Event()
         self._room = asyncio.Event()
         """Set when a unit ends, or no longer needs the engine."""
@@ -84,22 +91,19 @@ class Capture:
 
         Then let those in the engine end, give the others back, and stop the engine.
         """
-        heartbeat = asyncio.create_task(self._keep_leases())
-        try:
-            while not self.stop.is_set() and not await self._finished():
-                if heartbeat.done():
-                    # Without a heartbeat every lease is lost in a while: better to end now, and loudly.
-                    heartbeat.result()
-                if not await self._serve_one():
-                    await self._pause()
-            await self._drain()
-        finally:
-            heartbeat.cancel()
+        with self._own_keeper:
             try:
-                await self._give_back()
-                await asyncio.gather(heartbeat, return_exceptions=True)
+                while not self.stop.is_set() and not await self._finished():
+                    # Without a keeper every lease is lost in a while: better to end now, and loudly.
+                    self._keeper.check()
+                    if not await self._serve_one():
+                        await self._pause()
+                await self._drain()
             finally:
-                await self._engine.stop()
+                try:
+                    await self._give_back()
+                finally:
+                    await self._engine.stop()
 
     def _tasks(self) -> list[asyncio.Task[None]]:
         return [unit.task for unit in self._units.values() if unit.task is not None]
@@ -135,19 +139,40 @@ class Capture:
             return False
         if lease is None:
             return False
-        unit = self._units[lease.key] = _Unit(lease)
+        unit = self._keep(lease)
         session = await self._unless_stopped(self._supervised(unit, self._engine_for(lease)))
         if self.stop.is_set():
             return True
         if session is None or not unit.leased:
-            del self._units[lease.key]
+            self._ended(unit)
             return True
         unit.task = asyncio.create_task(self._run_unit(unit, session))
         unit.task.add_done_callback(lambda _: self._ended(unit))
         return True
 
+    def _keep(self, lease: UnitLease) -> _Unit:
+        """Keep a lease from now on; a unit that is lost is cancelled."""
+        unit = self._units[lease.key] = _Unit(lease)
+        loop = asyncio.get_running_loop()
+
+        def on_lost() -> None:
+            loop.call_soon_threadsafe(self._lost, unit)
+
+        unit.keeping.enter_context(self._keeper.keep(lease, on_lost))
+        return unit
+
+    def _lost(self, unit: _Unit) -> None:
+        if unit.leased and unit.task is not None:
+            unit.task.cancel()
+        self._let_go(unit)
+
+    def _let_go(self, unit: _Unit) -> None:
+        unit.leased = False
+        unit.keeping.close()
+
     def _ended(self, unit: _Unit) -> None:
         self._units.pop(unit.lease.key, None)
+        unit.keeping.close()
         self._room.set()
 
     def _answered(self, unit: _Unit) -> None:
@@ -207,7 +232,6 @@ class Capture:
         After a commit whose answer was lost, the next try raises LeaseLost; its files are then moved before
         publishing.
         """
-        deadline = asyncio.get_running_loop().time() + COMMIT_PATIENCE_S
         while True:
             if not session.trusted:
                 raise EngineDied("another unit of this engine got wrong states, or none: this one runs again")
@@ -215,11 +239,11 @@ class Capture:
                 await asyncio.to_thread(self._store.commit_unit, commit, unit.lease)
                 break
             except StoreUnavailable as error:
-                if self.stop.is_set() or asyncio.get_running_loop().time() > deadline:
+                if self.stop.is_set():
                     raise
                 logger.warning("unit %s cannot be committed yet: %s", commit.key, error)
             await asyncio.sleep(self._settings.poll_s)
-        unit.leased = False
+        self._let_go(unit)
         await asyncio.to_thread(land_unit, self._settings, commit)
 
     async def _supervised(self, unit: _Unit, work: Coroutine[Any, Any, T]) -> T | None:
@@ -229,14 +253,14 @@ class Capture:
             return await work
         except LeaseLost as error:
             logger.info("unit %s: %s", key, error)
-            unit.leased = False
+            self._let_go(unit)
         except QuarryError as error:
             await self._fail(unit, error)
         except Exception as error:
             # Supervisor: a unit that ended silently would keep its lease for as long as this process
             # extends it.
             logger.exception("unit %s", key)
-            await self._fail(unit, QuarryError(f"internal error: {error!r}"))
+            await self._fail(unit, internal_error(error))
         return None
 
     async def _fail(self, unit: _Unit, error: QuarryError) -> None:
@@ -247,48 +271,24 @@ class Capture:
             session.trusted = False
         if session is not None and isinstance(error, EngineDied):
             session.proven_job = None
-        unit.leased = False
         problem = error.problem()
         logger.warning("unit %s failed: %s", unit.lease.key, problem.detail)
-        try:
-            await asyncio.to_thread(
-                self._store.fail,
-                unit.lease,
-                problem,
-                error.outcome,
-                self._settings.unit_attempts,
-            )
-        except (LeaseLost, *STORE_AWAY) as lost:
-            # Nothing can be recorded: the lease runs out, and the next attempt may fail in the same way.
-            logger.info("unit %s: %s", unit.lease.key, lost)
+        while unit.leased:
+            try:
+                await asyncio.to_thread(
+                    self._store.fail, unit.lease, problem, error.outcome, self._settings.unit_attempts
+                )
+                self._let_go(unit)
+            except LeaseLost as lost:
+                logger.info("unit %s: %s", unit.lease.key, lost)
+                self._let_go(unit)
+            except STORE_AWAY as away:
+                logger.warning("unit %s: not recorded yet: %s", unit.lease.key, away)
+                if self.stop.is_set():
+                    break  # it is given back
+                await asyncio.sleep(self._settings.poll_s)
         if isinstance(error, EngineDied) and session is not None and not session.alive:
             await self._engine.stop()
-
-    async def _keep_leases(self) -> None:
-        """Extend the leases at every beat; cancel the units that were lost."""
-        # A thread of its own: proofs may fill the threads of the loop's pool for longer than a lease.
-        thread = ThreadPoolExecutor(1, "quarry-heart")
-        try:
-            while True:
-                await asyncio.sleep(min(self._settings.lease_s / 4, LONGEST_BEAT_S))
-                leases = [unit.lease for unit in self._units.values() if unit.leased]
-                if not leases:
-                    continue
-                try:
-                    lost = await asyncio.get_running_loop().run_in_executor(
-                        thread, self._store.extend, leases, self._settings.lease_s
-                    )
-                except STORE_AWAY as error:
-                    # The leases live for three more beats; if the store stays away, they expire.
-                    logger.warning("leases could not be extended: %s", error)
-                    continue
-                for lease in lost:
-                    if unit := self._units.get(lease.key):
-                        unit.leased = False
-                        if unit.task is not None:
-                            unit.task.cancel()
-        finally:
-            thread.shutdown(wait=False)
 
     async def _pause(self) -> None:
         """Wait for room for a unit, for `stop`, or for the next look at the store."""
@@ -313,7 +313,7 @@ class Capture:
         for unit in units:
             if not unit.leased:
                 continue
-            unit.leased = False
+            self._let_go(unit)
             try:
                 await asyncio.to_thread(self._store.release, unit.lease)
             except (LeaseLost, *STORE_AWAY) as error:

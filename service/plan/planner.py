@@ -1,10 +1,8 @@
 """The planning loop's body: one job from its lease to a finished plan; units run while it goes on."""
 
-import logging
 import re
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 from schemas.dataset.columns import state_bytes, stored_token_bytes
@@ -13,7 +11,7 @@ from schemas.identity import Identity
 from schemas.job import RejectView
 from schemas.names import MAX_UNITS, plan_path
 from schemas.request import CapturePasses, ExtractRequest, FileSource, Generate, HubSource, InlineSource
-from service.errors import STORE_AWAY, IllegalMove, LeaseLost, OptionRefused, QuarryError
+from service.errors import OptionRefused, QuarryError
 from service.plan.child.process import tokenizing
 from service.plan.model_folder import TOKENIZER_FILES, files_digest
 from service.plan.sources import RowSource, open_source
@@ -22,85 +20,66 @@ from service.plan.unit_file import write_plan
 from service.plan.units import UnitBounds, UnitDraft, plan_units
 from service.settings import Settings
 from service.store import PlanLease, PlannedUnit, Store
-
-logger = logging.getLogger(__name__)
-
-MAX_TOLD_CHARS = 500
-"""The longest that an error of nobody's making may be told in a job's problem."""
+from service.work.keeper import Keeper, Kept
+from service.work.runner import Stopped, run_next
 
 
-def run_planning(store: Store, settings: Settings, owner: str, stop: Callable[[], bool]) -> bool:
+def run_planning(
+    store: Store,
+    settings: Settings,
+    owner: str,
+    stopped: Callable[[], bool],
+    keeper: Keeper | None = None,
+) -> bool:
     """Plan the oldest job that waits for it; return whether there was one.
 
-    An error that is the request's or the model's fails the job, and so does one that nobody foresaw; one that
-    waits for a person blocks it. A passing one is left for the next lease; after `settings.unit_attempts`
-    of them the job is blocked. `resume` gives as many tries again.
+    Without a `keeper` of the process, one is started for this call.
     """
-    try:
-        lease = store.lease_plan(owner, settings.lease_s)
-    except STORE_AWAY as error:
-        logger.warning("no job can be planned: %s", error)
-        return False
-    if lease is None:
-        return False
-    try:
-        plan_job(lease, store, settings, stop=stop)
-    except QuarryError as error:
-        _end(store, settings, lease, error)
-    except Exception as error:
-        # Supervisor: without a word the job would end one planner after another, and nobody learned why.
-        logger.exception("job %s", lease.job_id)
-        _end(store, settings, lease, _internal(error))
-    return True
 
-
-def _internal(error: Exception) -> QuarryError:
-    # What is raised may quote what a user wrote: as ASCII it can stand in any database.
-    told = ascii(error)[:MAX_TOLD_CHARS]
-    return QuarryError(f"internal error: {told}", cure="look for the traceback in the planner's log")
-
-
-def _end(store: Store, settings: Settings, lease: PlanLease, error: QuarryError) -> None:
-    # Else the job was cancelled or taken over meanwhile, or the next lease will meet the same error.
-    with suppress(LeaseLost, IllegalMove, *STORE_AWAY):
+    def fail(lease: PlanLease, error: QuarryError) -> None:
         store.fail(lease, error.problem(), error.outcome, settings.unit_attempts)
 
+    with nullcontext(keeper) if keeper else Keeper(store, settings.lease_s) as kept_by:
+        return run_next(
+            store,
+            kept_by,
+            take=lambda: store.lease_plan(owner, settings.lease_s),
+            work=lambda lease, kept: plan_job(lease, store, settings, kept, stopped),
+            fail=fail,
+            stopped=stopped,
+        )
 
-def plan_job(lease: PlanLease, store: Store, settings: Settings, *, stop: Callable[[], bool]) -> bool:
-    """Plan a job to its end and return true; false where `stop` said so before, and the next lease goes on.
+
+def plan_job(
+    lease: PlanLease, store: Store, settings: Settings, kept: Kept, stopped: Callable[[], bool]
+) -> None:
+    """Plan a job to its end.
 
     A plan made again writes the same bytes, so units that exist already stay as they are. What the Hub's
     branches name may move while a plan is made: where the identity is fixed, model and dataset are read at
-    its commits. Raises any QuarryError.
+    its commits. Raises any QuarryError, and Stopped where `stopped` said so before the end.
     """
+
+    def watch() -> None:
+        kept.check()
+        if stopped():
+            raise Stopped
+
     request, fixed = lease.request, lease.identity
-    with _kept(lease, store, settings.lease_s) as check_lease:
-
-        def watch() -> None:
-            check_lease()
-            if stop():
-                raise _Stopped
-
-        target = planned_target(request, fixed, settings) if fixed else inspect_target(request, settings)
-        source = open_source(_pinned(request.source, fixed), settings)
-        with suppress(_Stopped), tokenizing(request, target, source, settings, watch) as child:
-            identity = identity_of(request, target, source, child.template_sha256())
-            check_lease()
-            store.set_identity(lease, identity)
-            rejects: tuple[RejectView, ...] = ()
-            for unit, draft in enumerate(plan_units(child.rows(), unit_bounds(request, target, settings))):
-                watch()
-                if draft.samples:
-                    _add_unit(lease, store, settings, unit, draft)
-                else:
-                    rejects = draft.rejects
-            store.finish_plan(lease, rejects)
-            return True
-    return False
-
-
-class _Stopped(Exception):
-    """The planner was asked to end."""
+    target = planned_target(request, fixed, settings) if fixed else inspect_target(request, settings)
+    source = open_source(_pinned(request.source, fixed), settings)
+    with tokenizing(request, target, source, settings, watch) as child:
+        identity = identity_of(request, target, source, child.template_sha256())
+        kept.check()
+        store.set_identity(lease, identity)
+        rejects: tuple[RejectView, ...] = ()
+        for unit, draft in enumerate(plan_units(child.rows(), unit_bounds(request, target, settings))):
+            watch()
+            if draft.samples:
+                _add_unit(lease, store, settings, unit, draft)
+            else:
+                rejects = draft.rejects
+        store.finish_plan(lease, rejects)
 
 
 def _pinned(
@@ -197,36 +176,3 @@ def _holds(path: Path, sha256: str) -> bool:
         return sha256_of(path)[0] == sha256
     except OSError:
         return False
-
-
-@contextmanager
-def _kept(lease: PlanLease, store: Store, ttl_s: float) -> Iterator[Callable[[], None]]:
-    """Extend the lease from a thread: a download or the hash of a large source outlasts it.
-
-    Yields a function that raises what the thread met, LeaseLost above all.
-    """
-    done = threading.Event()
-    met: list[QuarryError] = []
-
-    def extend() -> None:
-        while not done.wait(ttl_s / 3):
-            try:
-                lost = store.extend([lease], ttl_s)
-            except STORE_AWAY:
-                # Two thirds of the lease are left to come back in.
-                continue
-            if lost:
-                met.append(LeaseLost(f"{lease.owner} no longer plans job {lease.job_id}"))
-                return
-
-    def check() -> None:
-        if met:
-            raise met[0]
-
-    thread = threading.Thread(target=extend, name=f"lease-{lease.job_id}", daemon=True)
-    thread.start()
-    try:
-        yield check
-    finally:
-        done.set()
-        thread.join()

@@ -31,7 +31,6 @@ import pytest
 from schemas.identity import Identity
 from schemas.job import JobState
 from schemas.request import ExtractRequest
-from service.capture import loop as capture_loop
 from service.capture.engine import Answer, EngineSpec, Prompt
 from service.capture.link import EngineLink
 from service.capture.loop import Capture
@@ -166,20 +165,14 @@ def test_a_unit_that_finds_no_store_runs_again_and_on_a_full_disk_its_job_waits(
     assert attempts(shop, job_id) == {(TaskState.DONE, 2, 1): 1}
 
 
-@pytest.mark.parametrize("patient", [True, False])
-def test_a_commit_waits_for_the_store_and_not_for_ever(
-    shop: Shop, clock: Clock, monkeypatch: pytest.MonkeyPatch, patient: bool
-) -> None:
-    """1. A unit is proven. 2. Its commit finds no store. 3. It is committed later, or captured again."""
-    if not patient:
-        monkeypatch.setattr(capture_loop, "COMMIT_PATIENCE_S", -1.0)
+def test_a_commit_waits_for_the_store(shop: Shop, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. A unit is proven. 2. Its commit finds no store. 3. It is committed later."""
     job_id = submit(shop)
     shop.plan()
     away = Away(monkeypatch, shop.store, "commit_unit", clock)
     assert shop.finish(job_id).state is JobState.COMPLETED
     assert away.calls == 2
-    epoch = 1 if patient else 2
-    assert attempts(shop, job_id) == {(TaskState.DONE, epoch, 1): 1}
+    assert attempts(shop, job_id) == {(TaskState.DONE, 1, 1): 1}
 
 
 @TO_A_WORKER
@@ -230,13 +223,13 @@ def test_a_unit_is_kept_while_proofs_fill_the_loops_threads(
 
 
 @TO_A_WORKER
-def test_a_failed_attempt_that_cannot_be_recorded_is_left_to_its_lease(
+def test_a_failed_attempt_is_recorded_when_the_store_is_back(
     shop: Shop, clock: Clock, monkeypatch: pytest.MonkeyPatch, error: QuarryError
 ) -> None:
-    """1. An engine does not start. 2. There is no store to record that. 3. The lease runs out."""
+    """1. An engine does not start. 2. There is no store to record that, and then there is."""
     job_id = submit(shop)
     shop.plan()
-    away = Away(monkeypatch, shop.store, "fail", clock, LATER_S, error)
+    away = Away(monkeypatch, shop.store, "fail", clock, error=error)
     start, broken = FakeEngine.start, iter([True])
 
     async def started(self: FakeEngine, spec: EngineSpec, settings: Settings, link: EngineLink) -> None:
@@ -246,8 +239,8 @@ def test_a_failed_attempt_that_cannot_be_recorded_is_left_to_its_lease(
 
     monkeypatch.setattr(FakeEngine, "start", started)
     assert shop.finish(job_id).state is JobState.COMPLETED
-    assert away.calls == 1
-    assert attempts(shop, job_id) == {(TaskState.DONE, 2, 1): 1}
+    assert away.calls == 2
+    assert attempts(shop, job_id) == {(TaskState.DONE, 2, 2): 1}
 
 
 @TO_A_WORKER
@@ -310,22 +303,21 @@ def test_a_job_that_finds_no_store_is_published_again_and_on_a_full_disk_it_wait
 
 
 @TO_A_WORKER
-def test_a_publishers_error_that_cannot_be_recorded_is_left_to_the_next_lease(
+def test_a_publishers_error_is_recorded_when_the_store_is_back(
     shop: Shop, clock: Clock, monkeypatch: pytest.MonkeyPatch, error: QuarryError
 ) -> None:
-    """1. Publishing fails. 2. There is no store to record that. 3. The lease runs out; all is well now."""
+    """1. Publishing fails. 2. There is no store to record that, and then there is."""
     job_id = submit(shop)
     shop.plan()
     shop.capture(job_id)
-    Away(monkeypatch, shop.store, "fail", clock, LATER_S, error)
+    Away(monkeypatch, shop.store, "fail", clock, error=error)
 
     def broken(asked: ExtractRequest, identity: Identity, settings: Settings) -> bytes:
         raise DatasetBroken("planted")
 
     assert run_publishing(shop.store, shop.settings, "publisher", lambda: False, final_norm=broken) is True
-    assert shop.store.state(job_id) is JobState.PUBLISHING
-    shop.publish()
-    assert shop.store.state(job_id) is JobState.COMPLETED
+    job = shop.store.job(job_id)
+    assert (job.state, job.problem) == (JobState.FAILED, DatasetBroken("planted").problem())
 
 
 @TO_A_WORKER
@@ -377,14 +369,12 @@ def test_a_plan_is_kept_over_an_extension_that_finds_no_store(
 
 
 @TO_A_WORKER
-def test_a_planners_error_that_cannot_be_recorded_is_met_again_by_the_next_lease(
+def test_a_planners_error_is_recorded_when_the_store_is_back(
     shop: Shop, clock: Clock, monkeypatch: pytest.MonkeyPatch, error: QuarryError
 ) -> None:
     job_id = submit(shop, layers=[99])
-    Away(monkeypatch, shop.store, "fail", clock, LATER_S, error)
+    Away(monkeypatch, shop.store, "fail", clock, error=error)
     assert run_planning(shop.store, shop.settings, "planner", lambda: False) is True
-    assert shop.store.state(job_id) is JobState.RUNNING
-    shop.plan()
     job = shop.store.job(job_id)
     assert job.state is JobState.FAILED and job.problem is not None
     assert job.problem.type == "urn:quarry:unknown-layer"

@@ -14,7 +14,8 @@ from schemas.job import JobState
 from service.settings import Settings
 from service.store import Store
 from service.sweeper import sweep
-from service.worker import PlannerProcess, PublisherThread, _keep, run_worker
+from service.work.keeper import Keeper
+from service.worker import PlannerProcess, PublisherThread, _restart, run_worker
 from tests.support import jobs, templates
 from tests.support.children import wait_for_end
 from tests.support.engine_bench import until
@@ -34,7 +35,13 @@ def store(settings: Settings) -> Iterator[Store]:
     store.close()
 
 
-def test_a_worker_whose_keeper_broke_ends_with_its_error(settings, monkeypatch):
+@pytest.fixture
+def keeper(store: Store, settings: Settings) -> Iterator[Keeper]:
+    with Keeper(store, settings.lease_s) as keeper:
+        yield keeper
+
+
+def test_a_worker_whose_restarter_broke_ends_with_its_error(settings, monkeypatch):
     """1. The sweep at the start is well. 2. The next one meets a bug. 3. The worker ends."""
     sweeps = iter([sweep])
 
@@ -72,19 +79,21 @@ def test_a_planner_that_was_killed_is_started_again_and_plans(settings, store):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_publisher_that_ended_by_an_error_is_started_again_but_not_after_its_stop(settings, monkeypatch):
+def test_a_publisher_that_ended_by_an_error_is_started_again_but_not_after_its_stop(
+    settings, keeper, monkeypatch
+):
     """1. The publisher meets a bug, and its thread ends. 2. The next one works. 3. Stopped, it stays so."""
     bugs = iter([ZeroDivisionError("a bug")])
     works = threading.Event()
 
-    def publishing(*_):
+    def publishing(*_, **__):
         if (bug := next(bugs, None)) is not None:
             raise bug
         works.set()
         return False
 
     monkeypatch.setattr("service.publish.publisher.run_publishing", publishing)
-    publisher = PublisherThread(settings)
+    publisher = PublisherThread(settings, keeper)
     publisher.start()
     publisher._thread.join(60)
     try:
@@ -121,7 +130,7 @@ def test_a_plan_is_given_back_when_the_service_stops(tmp_path, settings, store, 
     assert lease is not None and lease.epoch == 2
 
 
-def test_a_repository_is_given_back_when_the_service_stops(settings, store, monkeypatch):
+def test_a_repository_is_given_back_when_the_service_stops(settings, store, keeper, monkeypatch):
     capture(store)
     publishing = threading.Event()
 
@@ -131,7 +140,7 @@ def test_a_repository_is_given_back_when_the_service_stops(settings, store, monk
             check()
 
     monkeypatch.setattr("service.publish.publisher._publish", publish)
-    publisher = PublisherThread(settings)
+    publisher = PublisherThread(settings, keeper)
     publisher.start()
     assert publishing.wait(60)
     publisher.stop()
@@ -153,7 +162,7 @@ def test_the_keeper_looks_after_the_planner_and_the_publisher_again_and_again(se
     planner, publisher = Watched(), Watched()
 
     async def keep() -> None:
-        keeper = asyncio.create_task(_keep(store, settings, planner, publisher))
+        keeper = asyncio.create_task(_restart(store, settings, planner, publisher))
         await until(lambda: min(planner.looks, publisher.looks) > 1)
         keeper.cancel()
         await asyncio.wait({keeper})

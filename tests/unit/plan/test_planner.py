@@ -4,7 +4,6 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -16,14 +15,13 @@ from schemas.dataset.seal import sha256_of
 from schemas.job import JobState
 from schemas.names import plan_path
 from schemas.request import ExtractRequest, Generate
-from service.plan import planner
 from service.plan.planner import resolve_capture, run_planning
 from service.settings import Settings
 from service.store import Store
 from service.store.tasks import POLICIES
 from service.store.values import TaskKind
 from tests.support import templates
-from tests.support.store_cases import Beats, Clock, job_id
+from tests.support.store_cases import Clock, job_id
 
 JOB = job_id(1)
 BYTES_PER_TOKEN = 2 * 64 * 2
@@ -161,7 +159,6 @@ def test_a_planner_that_stops_leaves_the_rest_to_the_next_one(house: House) -> N
     house.submit()
     house.plan(stop=lambda: len(house.store.units(JOB)) >= 2)
     assert not house.store.job(JOB).progress.plan_done and len(house.store.units(JOB)) == 2
-    assert house.plan(owner="second") is False
     before = [(unit, sha256_of(house.plan_file(unit.unit))) for unit in house.store.units(JOB)]
     house.clock.advance(house.settings.lease_s + 1)
     assert house.plan(owner="second") is True
@@ -199,26 +196,6 @@ def test_a_planner_that_lost_its_lease_adds_nothing_more(house: House) -> None:
     assert house.store.units(JOB) == [] and house.store.job(JOB).state is JobState.RUNNING
 
 
-def test_a_planner_learns_of_a_lost_lease_before_its_unit_is_full(house: House) -> None:
-    house.submit()
-    house.settings = house.settings.model_copy(update={"lease_s": 0.05})
-    asked = []
-
-    def lose() -> bool:
-        asked.append(None)
-        if len(asked) == 1:
-            (keeper,) = [thread for thread in threading.enumerate() if thread.name == f"lease-{JOB}"]
-            house.clock.advance(1)
-            while house.store.lease_plan("thief", 60) is None:
-                house.clock.advance(1)  # the lease was just extended
-            keeper.join(60)  # it has met the loss then
-        return False
-
-    assert house.plan(stop=lose) is True
-    assert len(asked) == 1 and house.store.units(JOB) == []
-    assert house.store.job(JOB).state is JobState.RUNNING
-
-
 def test_a_job_cancelled_while_it_is_planned_stays_cancelled(house: House) -> None:
     house.submit()
     cancelled = threading.Event()
@@ -231,19 +208,6 @@ def test_a_job_cancelled_while_it_is_planned_stays_cancelled(house: House) -> No
 
     assert house.plan(stop=cancel) is True
     assert house.store.job(JOB).state is JobState.CANCELLED and house.store.units(JOB) == []
-
-
-def test_a_lease_outlives_its_time_while_a_long_plan_is_made(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    house.submit()
-    lease_s = house.settings.lease_s
-    beats = Beats(house.clock, lambda: house.store.lease_plan("another", lease_s))
-    waiting = SimpleNamespace(Event=lambda: beats, Thread=threading.Thread)
-    monkeypatch.setattr(planner, "threading", waiting)
-    house.plan(stop=lambda: not beats.over.wait(60))
-    assert beats.taken is None and house.store.job(JOB).progress.plan_done
-    assert len(beats.waits_s) == 10 and max(beats.waits_s) <= lease_s / 2
 
 
 def test_a_job_of_rejects_alone_is_planned_without_units(house: House) -> None:
@@ -323,7 +287,6 @@ def test_planners_that_end_in_order_cost_no_try(house: House) -> None:
     house.settings = house.settings.model_copy(update={"unit_attempts": 2})
     for _ in range(MAX_DEATHS + 1):
         assert house.plan(stop=lambda: True) is True
-        house.store.release_owner("planner")
     house.settings.work_root.write_text("in the way")
     assert house.plan() is True
     house.clock.advance(house.settings.lease_s + 1)

@@ -1,0 +1,89 @@
+"""Runs one task from its lease to its end, whatever happens on the way."""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from service.errors import STORE_AWAY, IllegalMove, LeaseLost, QuarryError
+from service.store import Lease, Store
+from service.work.keeper import Keeper, Kept
+
+logger = logging.getLogger(__name__)
+
+AnyLease = TypeVar("AnyLease", bound=Lease)
+
+RECORD_S = 1.0
+"""Between two tries to record how a task ended, while the database is away."""
+MAX_MESSAGE_CHARS = 500
+
+
+class Stopped(Exception):
+    """The process ends: what is left of the task is for the next owner."""
+
+
+def run_next(
+    store: Store,
+    keeper: Keeper,
+    take: Callable[[], AnyLease | None],
+    work: Callable[[AnyLease, Kept], None],
+    fail: Callable[[AnyLease, QuarryError], None],
+    stopped: Callable[[], bool],
+) -> bool:
+    """Take a task and work on it; return whether there was one.
+
+    `work` records its own success, and raises QuarryError or Stopped. `fail` records an error in the store.
+    """
+    try:
+        lease = take()
+    except STORE_AWAY as error:
+        logger.warning("nothing can be leased: %s", error)
+        return False
+    if lease is None:
+        return False
+    with keeper.keep(lease) as kept:
+        try:
+            work(lease, kept)
+        except LeaseLost as error:
+            logger.info("%s", error)
+        except Stopped:
+            _record(lambda: store.release(lease), stopped)
+        except QuarryError as error:
+            _fail(lease, error, fail, stopped)
+        except Exception as error:
+            # Supervisor: one job's bug must not end the work for all others.
+            logger.exception("the %s of job %s", lease.kind, lease.job_id)
+            _fail(lease, internal_error(error), fail, stopped)
+    return True
+
+
+def internal_error(error: Exception) -> QuarryError:
+    """Return what a job says of an error that nobody foresaw."""
+    # It may quote what a user wrote: as ASCII it fits any database.
+    message = ascii(error)[:MAX_MESSAGE_CHARS]
+    return QuarryError(f"internal error: {message}", cure="look for the traceback in the worker's log")
+
+
+def _fail(
+    lease: AnyLease,
+    error: QuarryError,
+    fail: Callable[[AnyLease, QuarryError], None],
+    stopped: Callable[[], bool],
+) -> None:
+    logger.warning("the %s of job %s: %s", lease.kind, lease.job_id, error.detail)
+    _record(lambda: fail(lease, error), stopped)
+
+
+def _record(call: Callable[[], None], stopped: Callable[[], bool]) -> None:
+    """Call until the store answers or this process ends; what another owner has taken needs no record."""
+    while True:
+        try:
+            return call()
+        except (LeaseLost, IllegalMove) as error:
+            logger.info("%s", error)
+            return None
+        except STORE_AWAY as error:
+            logger.warning("not recorded yet: %s", error)
+            if stopped():
+                return None
+        time.sleep(RECORD_S)

@@ -1,0 +1,87 @@
+"""A task ends in one way: done, given back, failed, or left to whoever has it now; and that is recorded."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from schemas.job import JobState
+from service.errors import DatasetBroken, DiskFull, LeaseLost, QuarryError, StoreUnavailable
+from service.store import PublishLease, Store
+from service.work import runner
+from service.work.keeper import Keeper, Kept
+from service.work.runner import Stopped, run_next
+from tests.support.store_cases import OWNER, TTL_S, capture, job_id
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = Store(f"sqlite:///{tmp_path / 'quarry.db'}")
+    opened.migrate()
+    yield opened
+    opened.close()
+
+
+def run(
+    store: Store,
+    error: BaseException | None,
+    away: int = 0,
+    stopped: Callable[[], bool] = lambda: False,
+) -> bool:
+    """Run a publishing that ends with `error`; the first `away` tries to record it find no store."""
+    left = iter([StoreUnavailable("away"), DiskFull("full")] * away)
+
+    def work(lease: PublishLease, kept: Kept) -> None:
+        if error is not None:
+            raise error
+        store.complete_job(lease, None)
+
+    def fail(lease: PublishLease, error: QuarryError) -> None:
+        if (met := next(left, None)) is not None:
+            raise met
+        store.fail(lease, error.problem(), error.outcome, 3)
+
+    take = lambda: store.lease_publish(OWNER, TTL_S)  # noqa: E731
+    with Keeper(store, TTL_S) as keeper:
+        return run_next(store, keeper, take, work, fail, stopped)
+
+
+def test_there_is_nothing_to_run_without_a_task(store: Store) -> None:
+    assert run(store, None) is False
+
+
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [
+        (None, JobState.COMPLETED),
+        (Stopped(), JobState.PUBLISHING),
+        (LeaseLost("to another"), JobState.PUBLISHING),
+        (DatasetBroken("planted"), DatasetBroken("").outcome),
+        (ZeroDivisionError("a bug, quoted \0"), JobState.FAILED),
+    ],
+)
+def test_a_task_ends_as_its_work_does(store: Store, error: BaseException | None, state: str) -> None:
+    capture(store)
+    assert run(store, error) is True
+    expected = {"block": JobState.BLOCKED, "fail": JobState.FAILED}.get(state, state)
+    assert store.state(job_id(1)) is expected
+
+
+def test_a_stopped_task_is_free_at_once(store: Store) -> None:
+    capture(store)
+    run(store, Stopped())
+    lease = store.lease_publish("another", TTL_S)
+    assert lease is not None and lease.attempts == 1
+
+
+def test_an_end_is_recorded_once_the_database_is_back(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "RECORD_S", 0.0)
+    capture(store)
+    run(store, ZeroDivisionError("a bug"), away=2)
+    assert store.state(job_id(1)) is JobState.FAILED
+
+
+def test_a_process_that_ends_does_not_wait_for_the_database(store: Store) -> None:
+    capture(store)
+    run(store, ZeroDivisionError("a bug"), away=2, stopped=lambda: True)
+    assert store.state(job_id(1)) is JobState.PUBLISHING
