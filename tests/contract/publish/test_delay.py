@@ -3,6 +3,7 @@
 import errno
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -179,17 +180,18 @@ def test_a_push_goes_on_while_the_store_cannot_be_told_how_far_it_is(
     assert (job.state, job.problem) == (JobState.COMPLETED, None)
 
 
-def test_a_delay_that_cannot_be_recorded_on_a_full_disk_is_met_again(
+def test_a_delay_is_recorded_once_the_disk_has_space_again(
     press: Press, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
-        raise DiskFull("the database cannot grow")
+    record, full = press.store.delay_publish, iter([DiskFull("the database cannot grow")])
+
+    def recorded(*args: Any) -> None:
+        if (error := next(full, None)) is not None:
+            raise error
+        record(*args)
 
     hub.fail("commit", UNAVAILABLE)
-    with monkeypatch.context() as patch:
-        patch.setattr(press.store, "delay_publish", full)
-        job = press.publish()
-    assert (job.state, job.problem) == (JobState.PUBLISHING, None)
+    monkeypatch.setattr(press.store, "delay_publish", recorded)
     assert problem_type(press.publish()) == "urn:quarry:hub-unavailable"
 
 
