@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
 
 from schemas.receipts import (
@@ -67,8 +66,9 @@ class EngineLink:
         self._server: asyncio.Server | None = None
         self._streams: dict[int, asyncio.StreamWriter] = {}
         self._attempts: dict[UnitKey, _Attempt] = {}
-        self._hello: asyncio.Future[tuple[Hello, ...]] | None = None
         self._hellos: dict[int, Hello] = {}
+        self._complete = asyncio.Event()
+        """Set once every rank has connected."""
         self._lost: EngineDied | None = None
         self.refusal: str | None = None
         """Why the connector refuses the engine, if it does."""
@@ -80,7 +80,6 @@ class EngineLink:
 
     async def listen(self) -> None:
         """Begin to accept connector workers."""
-        self._hello = asyncio.get_running_loop().create_future()
         self._server = await asyncio.start_unix_server(self._serve, self.path, limit=LINE_BYTES)
 
     async def hello(self, timeout_s: float) -> tuple[Hello, ...]:
@@ -88,11 +87,11 @@ class EngineLink:
 
         Raises EngineDied if they do not all come in time.
         """
-        assert self._hello is not None, "listen() comes first"  # noqa: S101
         try:
-            return await asyncio.wait_for(asyncio.shield(self._hello), timeout_s)
+            await asyncio.wait_for(self._complete.wait(), timeout_s)
         except TimeoutError as error:
             raise EngineDied(f"the engine's connector did not come up within {timeout_s:.0f} s") from error
+        return tuple(self._hellos[rank] for rank in sorted(self._hellos))
 
     async def open(self, order: OpenUnit, timeout_s: float = OPEN_TIMEOUT_S) -> None:
         """Open an attempt on every rank and wait until they are ready.
@@ -154,7 +153,9 @@ class EngineLink:
                 message = FROM_CONNECTOR.validate_json(text)
                 if isinstance(message, Hello):
                     rank = message.rank
-                    self._greet(message, writer)
+                    self._streams[rank], self._hellos[rank] = writer, message
+                    if len(self._hellos) == message.num_ranks:
+                        self._complete.set()
                 elif isinstance(message, Refused):
                     self.refusal = message.detail
                 else:
@@ -166,12 +167,6 @@ class EngineLink:
             if rank is not None:
                 self._streams.pop(rank, None)
                 self._lose(EngineDied(f"rank {rank} of the engine went away"))
-
-    def _greet(self, hello: Hello, writer: asyncio.StreamWriter) -> None:
-        self._streams[hello.rank] = writer
-        self._hellos[hello.rank] = hello
-        if len(self._hellos) == hello.num_ranks and self._hello is not None and not self._hello.done():
-            self._hello.set_result(tuple(self._hellos[rank] for rank in sorted(self._hellos)))
 
     def _take(self, message: UnitOpened | Receipt) -> None:
         attempt = self._attempts.get(message.key)
@@ -186,14 +181,10 @@ class EngineLink:
             attempt.ready.set_result(None)
         failed = isinstance(message, UnitFailed)
         if (failed or len(attempt.receipts) == attempt.num_ranks) and not attempt.ended.done():
-            attempt.ended.set_result(_in_rank_order(attempt.receipts.values()))
+            attempt.ended.set_result(tuple(attempt.receipts[rank] for rank in sorted(attempt.receipts)))
 
     def _lose(self, error: EngineDied) -> None:
         if self._lost is None:
             self._lost = error
         for attempt in self._attempts.values():
             attempt.fail(error)
-
-
-def _in_rank_order(receipts: Iterable[Receipt]) -> tuple[Receipt, ...]:
-    return tuple(sorted(receipts, key=lambda receipt: receipt.rank))

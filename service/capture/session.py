@@ -4,9 +4,10 @@ A worker has at most one session. It starts another when a job needs another eng
 """
 
 import asyncio
-import importlib
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from importlib.metadata import version
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from schemas.identity import Identity, Provenance, layer_info
@@ -38,13 +39,6 @@ def spec_for(request: ExtractRequest, target: Target, settings: Settings) -> Eng
         max_model_len=min(1 << (longest - 1).bit_length(), target.max_model_len),
         decode=request.generate is not None,
     )
-
-
-def load_engine(settings: Settings) -> Engine:
-    """Make the engine class that the settings name. It is imported only now."""
-    module, name = settings.engine.split(":")
-    engine: Engine = getattr(importlib.import_module(module), name)()
-    return engine
 
 
 @dataclass(slots=True)
@@ -100,6 +94,8 @@ class EngineSlot:
         """Begin without a session."""
         self._settings = settings
         self.session: EngineSession | None = None
+        self._running = AsyncExitStack()
+        """Stops the engine, then closes its link."""
         self._inspected: tuple[str, EngineSpec] | None = None
 
     async def inspect(self, lease: UnitLease) -> EngineSpec:
@@ -126,25 +122,18 @@ class EngineSlot:
 
     async def start(self, spec: EngineSpec, head: "Head") -> EngineSession:
         """Start an engine that was prepared. Raises EngineRefused, EngineDied."""
-        engine = load_engine(self._settings)
+        engine: Engine = resolve_name(self._settings.engine)()
         link = EngineLink()
-        try:
+        async with AsyncExitStack() as starting:
+            starting.push_async_callback(link.close)
+            starting.push_async_callback(engine.stop)
             await link.listen()
             await engine.start(spec, self._settings, link)
-        except BaseException:
-            try:
-                await engine.stop()
-            finally:
-                await link.close()
-            raise
+            self._running = starting.pop_all()
         self.session = EngineSession(spec, engine, link, head)
         return self.session
 
     async def stop(self) -> None:
         """Stop the engine, if there is one."""
-        if self.session is not None:
-            session, self.session = self.session, None
-            try:
-                await session.engine.stop()
-            finally:
-                await session.link.close()
+        self.session = None
+        await self._running.aclose()

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Any, Self
 
 import httpx2
@@ -40,9 +39,7 @@ class Client:
         """Return the client; its connections end with the block."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_raised: object) -> None:
         """Close the connections."""
         self._http.close()
 
@@ -72,10 +69,8 @@ class Client:
                 return
 
     def _stream(self, job_id: str, last: int) -> Iterator[Event]:
-        headers = {"Last-Event-ID": str(last), "Accept": "text/event-stream"}
-        with self._http.stream(
-            "GET", f"/jobs/{job_id}/events", headers=headers, timeout=SILENCE_S
-        ) as response:
+        headers, path = {"Last-Event-ID": str(last)}, f"/jobs/{job_id}/events"
+        with self._http.stream("GET", path, headers=headers, timeout=SILENCE_S) as response:
             if response.status_code != 200:
                 response.read()
                 raise ProblemReceived(_problem(response))

@@ -22,13 +22,9 @@ EXIT_NOT_COMPLETE = 3
 
 def exit_code(error: QuarryError) -> int:
     """Return the exit code of a command that ended with `error`."""
-    match error:
-        case DatasetBroken():
-            return EXIT_BROKEN
-        case RequestError():
-            return EXIT_USAGE
-        case _:
-            return EXIT_NOT_COMPLETE
+    if isinstance(error, DatasetBroken):
+        return EXIT_BROKEN
+    return EXIT_USAGE if isinstance(error, RequestError) else EXIT_NOT_COMPLETE
 
 
 def complain(problem: Problem) -> None:

@@ -40,7 +40,8 @@ def verify(
 
     settings = load_settings()
     if page is not None:
-        _check_place(page)
+        cure = "name a file in a folder that exists and can be written"
+        check_writable(page, page.absolute().parent, "report", cure)
     tally = DatasetTally()
     if Path(dataset).is_dir():
         with naming(Path(dataset)):
@@ -55,13 +56,6 @@ def verify(
         say(f"the page is {page}", file=sys.stderr)
     if not report.ok:
         raise typer.Exit(EXIT_BROKEN)
-
-
-def _check_place(page: Path) -> None:
-    """Refuse a page that could not be written, before hours of reading. Raises OptionRefused (`report`)."""
-    if not os.access(page.absolute().parent, os.W_OK | os.X_OK):
-        cure = "name a file in a folder that exists and can be written"
-        raise OptionRefused(f"{page} cannot be written", field="report", cure=cure)
 
 
 def publish(
@@ -88,6 +82,12 @@ def hub_target(repo_id: str, *, public: bool, config_name: str) -> HubTarget:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         raise OptionRefused(first["msg"], field=str(first["loc"][0]), cure="give 'namespace/name'") from error
+
+
+def check_writable(what: Path, folder: Path, field: str, cure: str) -> None:
+    """Refuse what could not be written into `folder`, before hours of reading. Raises OptionRefused."""
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise OptionRefused(f"{what} cannot be written", field=field, cure=cure)
 
 
 @contextmanager

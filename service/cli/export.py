@@ -1,14 +1,12 @@
 """`quarry export`: a finished dataset in the format of a drafter's trainer."""
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from service.cli.console import say
-from service.cli.datasets import naming
-from service.errors import OptionRefused
+from service.cli.datasets import check_writable, naming
 from service.export.options import Algorithm, ExportOptions, FormatName, chosen_algorithm, parsed_layers
 from service.visible import visible
 
@@ -54,7 +52,8 @@ def export(
         revision=revision,
         max_tokens=max_tokens,
     )
-    _check_place(out)
+    nearest = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
+    check_writable(nearest, nearest, "out", "name a folder that can be written")
     from service.export.run import export as write
 
     with naming(out):
@@ -62,12 +61,3 @@ def export(
     left_out = done.rows_in_dataset - done.rows
     print(visible(done.notes))
     say(f"{out}: {done.rows} rows" + (f", {left_out} left out" if left_out else ""))
-
-
-def _check_place(out: Path) -> None:
-    """Refuse a folder that cannot be made or written, before anything is read."""
-    nearest = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise OptionRefused(
-            f"{nearest} cannot be written", field="out", cure="name a folder that can be written"
-        )

@@ -29,14 +29,14 @@ def estimate(
     settings = own_roots(load_settings(), request, file)
     from service.plan.estimate import estimate_request
 
-    found = estimate_request(request, settings, tokens_per_s, gpus)
+    needs = estimate_request(request, settings, tokens_per_s, gpus)
     if as_json:
-        say(found.model_dump_json(ensure_ascii=True))
+        say(needs.model_dump_json(ensure_ascii=True))
         return
-    told = found.model_dump(exclude={"sizing"})
-    if found.sizing is not None:
-        told |= {name: f"{value:.6g}" for name, value in found.sizing.model_dump().items()}
-    for name, value in told.items():
+    lines = needs.model_dump(exclude={"sizing"})
+    if needs.sizing is not None:
+        lines |= {name: f"{value:.6g}" for name, value in needs.sizing.model_dump().items()}
+    for name, value in lines.items():
         say(f"{name:18} {value}")
 
 

@@ -88,9 +88,9 @@ def rejects(job_id: JobIdArgument, server: Server = DEFAULT_SERVER, as_json: AsJ
     with Client(server) as client:
         while True:
             page = RejectPage.model_validate(client.get(f"/jobs/{job_id}/rejects", after=after))
-            for one in page.rejects:
-                told = (one.position, one.source_id or "-", one.reason, one.detail)
-                say(*((one.model_dump_json(ensure_ascii=True),) if as_json else told))
+            for reject in page.rejects:
+                fields = (reject.position, reject.source_id or "-", reject.reason, reject.detail)
+                say(*((reject.model_dump_json(ensure_ascii=True),) if as_json else fields))
             if page.next_after is None:
                 return
             after = page.next_after
@@ -98,7 +98,7 @@ def rejects(job_id: JobIdArgument, server: Server = DEFAULT_SERVER, as_json: AsJ
 
 def line(job: JobSummary) -> str:
     """Return a job in one line."""
-    done = job.progress.samples_written + job.progress.samples_rejected
-    planned = f"{job.progress.samples_planned}{'' if job.progress.plan_done else '+'}"
-    made = f"{job.created_at:%Y-%m-%d %H:%M:%S}"
-    return f"{job.id}  {job.state.value:10}  {done}/{planned} samples  {made}  {job.model}"
+    from service.cli.progress_bar import counts
+
+    created = f"{job.created_at:%Y-%m-%d %H:%M:%S}"
+    return f"{job.id}  {job.state.value:10}  {counts(job.progress)}  {created}  {job.model}"

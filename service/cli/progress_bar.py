@@ -3,8 +3,11 @@
 import sys
 import time
 from collections.abc import Callable
-from types import TracebackType
-from typing import Protocol, Self, TextIO
+from typing import Self, TextIO
+
+import rich.progress
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from schemas.events import Event
 from schemas.job import JobState, Progress
@@ -13,36 +16,12 @@ from service.visible import one_line
 LINE_EVERY_S = 5.0
 
 
-class ProgressDisplay(Protocol):
-    """Takes the events of one job, each when it is seen and the last one until there is another."""
-
-    def __enter__(self) -> Self:
-        """Begin to show."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Leave the screen clean."""
-
-    def show(self, event: Event) -> None:
-        """Show how the job stands; the same event may be shown again and again."""
-
-
-class Bar:
-    """A live bar of samples, drawn by rich."""
+class Bar(rich.progress.Progress):
+    """A live bar of samples. Like `Lines` it is shown within its block, and takes the events of one job."""
 
     def __init__(self, stream: TextIO) -> None:
         """Draw on `stream`, a terminal."""
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress as RichProgress,
-            TextColumn,
-            TimeRemainingColumn,
-        )
-
-        self._rich = RichProgress(
+        super().__init__(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
@@ -50,23 +29,12 @@ class Bar:
             TimeRemainingColumn(),
             console=Console(file=stream),
         )
-        self._task = self._rich.add_task(JobState.QUEUED.value, total=None, amounts="")
-
-    def __enter__(self) -> Self:
-        """Begin to draw."""
-        self._rich.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Leave the last bar on the screen."""
-        self._rich.stop()
+        self._task = self.add_task(JobState.QUEUED.value, total=None, amounts="")
 
     def show(self, event: Event) -> None:
         """Move the bar. Its length is known when planning is done."""
         progress = event.progress
-        self._rich.update(
+        self.update(
             self._task,
             description=f"{event.state.value}{_delay(event)}",
             total=progress.samples_planned if progress.plan_done else None,
@@ -81,33 +49,36 @@ class Lines:
     def __init__(self, stream: TextIO, clock_s: Callable[[], float] = time.monotonic) -> None:
         """Write to `stream`; `clock_s` gives seconds from any beginning."""
         self._stream, self._clock_s = stream, clock_s
-        self._stands: tuple[JobState, str] | None = None
-        self._told_at, self._line = 0.0, ""
+        self._state: tuple[JobState, str] | None = None
+        self._written_s, self._line = 0.0, ""
 
     def __enter__(self) -> Self:
-        """Do nothing."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Do nothing."""
+    def __exit__(self, *_raised: object) -> None:
+        pass
 
     def show(self, event: Event) -> None:
-        """Write a line if it says something new and is due."""
-        progress = event.progress
-        done = progress.samples_written + progress.samples_rejected
-        planned = f"{progress.samples_planned}{'' if progress.plan_done else '+'}"
-        line = f"{event.state.value}: {done}/{planned} samples, {amounts(progress)}{_delay(event)}"
-        now, stands = self._clock_s(), (event.state, _delay(event))
-        due = stands != self._stands or now - self._told_at >= LINE_EVERY_S
-        if due and line != self._line:
-            self._stands, self._told_at, self._line = stands, now, line
+        """Write a line if it says something new, and not too soon; the same event may be shown again."""
+        line = f"{event.state.value}: {counts(event.progress)}, {amounts(event.progress)}{_delay(event)}"
+        now_s, state = self._clock_s(), (event.state, _delay(event))
+        in_time = state != self._state or now_s - self._written_s >= LINE_EVERY_S
+        if in_time and line != self._line:
+            self._state, self._written_s, self._line = state, now_s, line
             print(line, file=self._stream, flush=True)
 
 
+ProgressDisplay = Bar | Lines
+
+
+def counts(progress: Progress) -> str:
+    """Return `3/9 samples`; `3/9+` while there may be more."""
+    done = progress.samples_written + progress.samples_rejected
+    return f"{done}/{progress.samples_planned}{'' if progress.plan_done else '+'} samples"
+
+
 def _delay(event: Event) -> str:
-    """Say why a job that goes on by itself stands still now; nothing where it does not."""
+    """Say why a job that goes on by itself does not progress now; nothing where it does."""
     if event.delay is None or event.problem is None:
         return ""
     return f"; tried again since {event.delay.since:%H:%M} UTC: {one_line(event.problem.detail)}"
@@ -120,8 +91,8 @@ def progress_display(stream: TextIO = sys.stderr) -> ProgressDisplay:
 
 def amounts(progress: Progress) -> str:
     """Return `12,345 tokens, 1.2 GiB`, with the rejected samples where there are any."""
-    told = f"{progress.tokens_written:,} tokens, {readable_bytes(progress.bytes_written)}"
-    return f"{told}, {progress.samples_rejected} rejected" if progress.samples_rejected else told
+    written = f"{progress.tokens_written:,} tokens, {readable_bytes(progress.bytes_written)}"
+    return f"{written}, {progress.samples_rejected} rejected" if progress.samples_rejected else written
 
 
 def readable_bytes(num_bytes: int) -> str:

@@ -27,36 +27,26 @@ def test_an_accepted_job_is_queued_and_can_be_read_where_the_answer_says(api: ht
     assert api.get(response.headers["location"]).json() == response.json()
 
 
-def test_the_same_key_and_body_are_the_same_job(api: httpx2.Client, model: Path):
+def test_a_key_is_one_job_whatever_becomes_of_its_source_and_no_other(api: httpx2.Client, model: Path):
+    """1. A job is made. 2. Its source is deleted: the same post finds it. 3. Another body is a conflict."""
+    source = model.parent / "once.jsonl"
+    source.write_text('{"text": "hello"}\n')
+    body = job_body(model, source={"kind": "file", "path": str(source)})
     key = {"Idempotency-Key": "nightly 2026-01-01"}
-    first = api.post("/extract", json=job_body(model), headers=key)
-    again = api.post("/extract", json=job_body(model), headers=key)
+    first = api.post("/extract", json=body, headers=key)
+    source.unlink()
+    again = api.post("/extract", json=body, headers=key)
     assert (first.status_code, again.status_code) == (202, 202)
     assert again.json() == first.json()
     assert first.json()["id"] == job_id_from_key("nightly 2026-01-01")
-
-
-def test_the_same_key_with_another_body_is_a_conflict(api: httpx2.Client, model: Path):
-    key = {"Idempotency-Key": "taken"}
-    api.post("/extract", json=job_body(model), headers=key)
-    problem = problem_of(api.post("/extract", json=job_body(model, loss="last_turn"), headers=key), 409)
-    assert problem.type == "urn:quarry:idempotency-conflict"
-    assert problem.field == "Idempotency-Key"
+    problem = problem_of(api.post("/extract", json=body | {"loss": "last_turn"}, headers=key), 409)
+    assert (problem.type, problem.field) == ("urn:quarry:idempotency-conflict", "Idempotency-Key")
+    assert problem_of(api.post("/extract", json=body), 422).type == "urn:quarry:source-refused"
 
 
 def test_without_a_key_every_post_is_a_job_of_its_own(api: httpx2.Client, model: Path):
     ids = {api.post("/extract", json=job_body(model)).json()["id"] for _ in range(3)}
     assert len(ids) == 3
-
-
-def test_a_repeated_post_finds_its_job_even_when_the_source_is_gone(api: httpx2.Client, model: Path):
-    source = model.parent / "once.jsonl"
-    source.write_text('{"text": "hello"}\n')
-    body = job_body(model, source={"kind": "file", "path": str(source)})
-    key = {"Idempotency-Key": "the source is gone"}
-    first = api.post("/extract", json=body, headers=key)
-    source.unlink()
-    assert api.post("/extract", json=body, headers=key).json() == first.json()
 
 
 @pytest.mark.parametrize("key", ["", "x" * 256, "tab\there", "caf\u00e9"])
@@ -87,12 +77,11 @@ def test_a_job_that_cannot_run_is_refused_at_once_by_field(
     before = sum(store.counts().values())
     problem = problem_of(api.post("/extract", json=job_body(model) | changes), 422)
     assert (problem.type, problem.field) == (f"urn:quarry:{kind}", field)
+    assert problem.cure is not None or kind == "request-error"
     assert sum(store.counts().values()) == before
 
 
-@pytest.mark.parametrize(
-    "raw", [b"", b"{", b"[]", b"NaN", b"1" * 5000, b"[" * 50_000, b'{"model": "\\ud800"}', b"\xff", b"null"]
-)
+@pytest.mark.parametrize("raw", [b"", b"[]", b"[" * 50_000, b"\xff", b"null"])
 def test_bytes_that_are_no_job_are_refused_and_never_an_internal_error(api: httpx2.Client, raw: bytes):
     for path in ("/extract", "/estimate"):
         problem_of(api.post(path, content=raw, headers=JSON), 422)
@@ -127,16 +116,12 @@ def test_a_body_beyond_the_limit_is_refused_whether_it_says_its_length_or_not(
             yield b" " * 10_000
 
     before = sum(store.counts().values())
-    declared = problem_of(api.post("/extract", content=b" " * 100_001, headers=JSON), 413)
-    chunked = problem_of(api.post("/extract", content=chunks(), headers=JSON), 413)
-    assert declared.type == chunked.type == "urn:quarry:content-too-large"
-    assert declared.cure is not None
+    refused = [problem_of(api.post("/extract", content=chunks(), headers=JSON), 413)]
+    for path in ("/extract", f"/jobs/{UNKNOWN}/cancel", "/nowhere"):
+        refused.append(problem_of(api.post(path, content=b" " * 100_001, headers=JSON), 413))
+    assert {problem.type for problem in refused} == {"urn:quarry:content-too-large"}
+    assert all(problem.cure for problem in refused)
     assert sum(store.counts().values()) == before
-
-
-def test_a_declared_length_beyond_the_limit_is_refused_on_every_route(api: httpx2.Client):
-    problem_of(api.post(f"/jobs/{UNKNOWN}/cancel", content=b" " * 200_000, headers=JSON), 413)
-    problem_of(api.post("/nowhere", content=b" " * 200_000, headers=JSON), 413)
 
 
 def test_an_estimate_refuses_what_a_job_would_be_refused_for(api: httpx2.Client, model: Path):
@@ -188,20 +173,15 @@ def test_a_hub_that_cannot_be_reached_is_told_by_the_kind_of_its_error(tmp_path:
         assert problem.detail == "the Hub cannot be reached for model 'org/model': ConnectError"
 
 
-def test_an_estimate_counts_samples_tokens_and_bytes(tmp_path: Path):
-    target = random_target(tmp_path / "target", layers=4, hidden=64)
-    with serving(api_settings(tmp_path)) as api:
-        found = Estimate.model_validate(api.post("/estimate", json=job_body(target)).json())
-    assert (found.samples, found.rejected, found.layer_ids) == (2, 0, (1, 2, 4))
-    assert found.tokens > 3
-    assert found.bytes == found.tokens * found.bytes_per_token
-    assert found.sizing is None
-
-
-def test_an_estimate_sizes_the_host_for_a_rate(tmp_path: Path):
+def test_an_estimate_counts_samples_tokens_and_bytes_and_sizes_the_host_for_a_rate(tmp_path: Path):
     body = job_body(random_target(tmp_path / "target", layers=4, hidden=64))
     with serving(api_settings(tmp_path)) as api:
+        plain = Estimate.model_validate(api.post("/estimate", json=body).json())
         said = api.post("/estimate?tokens_per_s=1000&gpus=8", json=body).json()
         problem_of(api.post("/estimate?tokens_per_s=0", json=body), 422)
+    assert (plain.samples, plain.rejected, plain.layer_ids) == (2, 0, (1, 2, 4))
+    assert plain.tokens > 3
+    assert plain.bytes == plain.tokens * plain.bytes_per_token
+    assert plain.sizing is None
     assert said["sizing"]["seconds"] == pytest.approx(said["tokens"] / 8000)
     assert said["sizing"]["disk_bytes_per_s"] == 8000 * said["bytes_per_token"]

@@ -11,21 +11,8 @@ from typing import Any
 import pytest
 
 from service.cli.datasets import naming
-from tests.support.reference_models import TinyModel
-from tests.support.shards import capture, write_dataset
 
 ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
-    return TinyModel(tmp_path_factory.mktemp("target") / "model", "llama", "bfloat16")
-
-
-@pytest.fixture
-def dataset(tmp_path: Path, model: TinyModel) -> Path:
-    write_dataset(tmp_path / "dataset", tmp_path, {0: capture(model, dtype="bfloat16", lengths=(3, 5))})
-    return tmp_path / "dataset"
 
 
 def quarry(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:

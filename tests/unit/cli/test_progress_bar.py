@@ -3,6 +3,8 @@
 import io
 from datetime import UTC, datetime
 
+import pytest
+
 from schemas.events import Delay, Event
 from schemas.job import JobState, Progress
 from service.cli.progress_bar import LINE_EVERY_S, Bar, Lines, amounts, progress_display, readable_bytes
@@ -68,23 +70,22 @@ def test_a_push_that_stands_still_says_why_at_once_and_that_it_goes_on():
     assert stream.getvalue().splitlines() == [going, still, going]
 
 
-def test_a_bar_says_why_a_push_stands_still_whatever_the_reason_holds():
-    stream = Terminal()
-    with Bar(stream) as bar:
-        bar.show(standing_still())
-    assert "tried again since 03:04" in stream.getvalue().replace("\n", " ")
+DONE = {"samples_planned": 9, "samples_written": 8, "samples_rejected": 1, "plan_done": True}
 
 
-def test_a_bar_shows_state_and_counts():
+@pytest.mark.parametrize(
+    ("shown", "texts"),
+    [
+        (standing_still(), ["tried again since 03:04"]),
+        (event(JobState.COMPLETED, **DONE), ["completed", "9/9"]),
+    ],
+)
+def test_a_bar_shows_state_and_counts_and_why_a_push_stands_still(shown, texts):
     stream = Terminal()
     with Bar(stream) as bar:
-        bar.show(
-            event(
-                JobState.COMPLETED, samples_planned=9, samples_written=8, samples_rejected=1, plan_done=True
-            )
-        )
-    assert "completed" in stream.getvalue()
-    assert "9/9" in stream.getvalue()
+        bar.show(shown)
+    for text in texts:
+        assert text in stream.getvalue().replace("\n", " ")
 
 
 def test_amounts_tell_of_rejects_only_where_there_are_some():
@@ -92,6 +93,9 @@ def test_amounts_tell_of_rejects_only_where_there_are_some():
     assert amounts(Progress(samples_rejected=2)).endswith("2 rejected")
 
 
-def test_bytes_are_told_in_the_largest_unit_that_fits():
-    told = [readable_bytes(number) for number in (0, 1023, 1024, 3 * 2**20, 5 * 2**30, 7 * 2**40, 9 * 2**50)]
-    assert told == ["0 B", "1023 B", "1.0 KiB", "3.0 MiB", "5.0 GiB", "7.0 TiB", "9216.0 TiB"]
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (5 * 2**30, "5.0 GiB"), (9 * 2**50, "9216.0 TiB")],
+)
+def test_bytes_are_told_in_the_largest_unit_that_fits(num_bytes, text):
+    assert readable_bytes(num_bytes) == text
