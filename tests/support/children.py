@@ -5,7 +5,7 @@ import os
 import select
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Self
@@ -66,8 +66,11 @@ def wait_for_end(pid: int) -> None:
 
 def children_of(pid: int) -> list[int]:
     """Return the processes that a process started, whichever of its threads did."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return [int(number) for task in tasks for number in (task / "children").read_text().split()]
+    children = []
+    for path in Path("/proc").glob(f"{pid}/task/*/children"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread, or the process, has just ended
+            children += [int(number) for number in path.read_text().split()]
+    return children
 
 
 @dataclass(frozen=True)
