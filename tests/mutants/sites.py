@@ -14,6 +14,7 @@ PARTS = {
     "connector": "connector",
     "proof": "service/proof",
     "store": "service/store",
+    "work": "service/work",
     "publish": "service/publish",
     "plan": "service/plan",
 }
