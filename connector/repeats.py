@@ -56,32 +56,28 @@ class RepeatCheck:
                     continue
                 sums_T = sums_LT[layer]
                 places_T = (sums_T ^ (sums_T >> 32)) & self._mask
-                self._compare(layer, layer_id, sums_T, places_T, token_ids_T, _LEAST_PAIRS)
-                self._sums_LE[layer, places_T] = sums_T
-                self._tokens_LE[layer, places_T] = token_ids_T
-                self._compare(layer, layer_id, sums_T, places_T, token_ids_T, 1)
+                # With the rows before, and then with the row itself.
+                for least_pairs in (_LEAST_PAIRS, 1):
+                    known_T, earlier_T = self._sums_LE[layer, places_T], self._tokens_LE[layer, places_T]
+                    repeated_T = (known_T == sums_T) & (earlier_T >= 0) & (earlier_T != token_ids_T)
+                    _refuse(np.flatnonzero(repeated_T), token_ids_T, earlier_T, layer_id, least_pairs)
+                    self._sums_LE[layer, places_T] = sums_T
+                    self._tokens_LE[layer, places_T] = token_ids_T
 
-    def _compare(
-        self,
-        layer: int,
-        layer_id: int,
-        sums_T: Sums,
-        places_T: Sums,
-        token_ids_T: NDArray[np.int32],
-        least_pairs: int,
-    ) -> None:
-        earlier_tokens_T = self._tokens_LE[layer, places_T]
-        same_T = (
-            (self._sums_LE[layer, places_T] == sums_T)
-            & (earlier_tokens_T >= 0)
-            & (earlier_tokens_T != token_ids_T)
+
+def _refuse(
+    repeated: NDArray[np.intp],
+    token_ids_T: NDArray[np.int32],
+    earlier_T: NDArray[np.int32],
+    layer_id: int,
+    least_pairs: int,
+) -> None:
+    """Raise StatesWrongError if the places `repeated` hold `least_pairs` of tokens or more."""
+    pairs = {(int(token_ids_T[at]), int(earlier_T[at])) for at in repeated}
+    if len(pairs) >= least_pairs:
+        at = repeated[0]
+        first = f"token {token_ids_T[at]} at {at} has the state of token {earlier_T[at]}"
+        raise StatesWrongError(
+            f"layer {layer_id} holds the states of other tokens at {len(repeated)} of {len(token_ids_T)}, "
+            f"a stale block or another row's: {first}"
         )
-        wrong = np.flatnonzero(same_T)
-        pairs = {(int(token_ids_T[at]), int(earlier_tokens_T[at])) for at in wrong}
-        if len(pairs) >= least_pairs:
-            at = wrong[0]
-            first = f"token {token_ids_T[at]} at {at} has the state of token {earlier_tokens_T[at]}"
-            raise StatesWrongError(
-                f"layer {layer_id} holds the states of other tokens at {len(wrong)} of {len(sums_T)}, "
-                f"a stale block or another row's: {first}"
-            )

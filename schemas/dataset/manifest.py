@@ -65,10 +65,10 @@ class ShardEntry(ShardFacts, FileEntry):
 class UnitChecks(Wire):
     """What was proven of one unit; `CheckReport` sums these over the job."""
 
-    rows_checked: int
-    logit_rows: int
+    rows_checked: int = Field(description="rows under the always-on checks: every one")
+    logit_rows: int = Field(description="rows whose last logits were recomputed from the sealed bytes")
     logit_argmax_agree: int
-    logit_max_error: float
+    logit_max_error: float = Field(description="largest |log-probability difference| over the logit rows")
 
 
 class LayerAgreement(Wire):
@@ -119,13 +119,9 @@ class CanaryReport(Wire):
         )
 
 
-class CheckReport(Wire):
+class CheckReport(UnitChecks):
     """What was proven, in numbers."""
 
-    rows_checked: int = Field(description="rows under the always-on checks: every one")
-    logit_rows: int = Field(description="rows whose last logits were recomputed from the sealed bytes")
-    logit_argmax_agree: int
-    logit_max_error: float = Field(description="largest |log-probability difference| over the logit rows")
     canary: str = Field(description="'passed', 'cached' or 'skipped by request'")
     canary_min_cosine: float | None = None
     canary_report: CanaryReport | None = Field(
