@@ -25,14 +25,6 @@ def test_a_slab_that_can_never_fit_is_an_error_and_not_an_endless_wait():
         HostPool(ALIGN_BYTES, pinned=False).acquire(ALIGN_BYTES + 1)
 
 
-def test_a_slabs_tensor_is_the_pools_own_memory():
-    pool = HostPool(ALIGN_BYTES, pinned=False)
-    slab = pool.acquire(24)
-    assert slab is not None
-    pool.tensor(slab, torch.bfloat16, (3, 4)).fill_(1.5)
-    assert pool.tensor(slab, torch.bfloat16, (12,)).tolist() == [1.5] * 12
-
-
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 5 * ALIGN_BYTES), st.integers(0, 7)), max_size=60))
 def test_slabs_never_overlap_and_every_byte_comes_back(steps):
@@ -51,22 +43,17 @@ def test_slabs_never_overlap_and_every_byte_comes_back(steps):
     assert pool.acquire(pool.num_bytes) is not None
 
 
-def test_every_slab_begins_on_a_page_border():
+def test_a_slabs_tensor_begins_on_a_page_border_and_outlives_the_pool():
     pool = HostPool(3 * ALIGN_BYTES, pinned=False)
-    slabs = [pool.acquire(1), pool.acquire(ALIGN_BYTES)]
-    for slab in slabs:
-        assert slab is not None
-        assert pool.tensor(slab, torch.uint8, (slab.num_bytes,)).data_ptr() % ALIGN_BYTES == 0
-
-
-def test_a_slabs_tensor_outlives_the_pool():
-    pool = HostPool(ALIGN_BYTES, pinned=False)
-    slab = pool.acquire(ALIGN_BYTES)
-    assert slab is not None
-    states = pool.tensor(slab, torch.uint8, (ALIGN_BYTES,)).fill_(7)
+    slabs = [pool.acquire(1), pool.acquire(24)]
+    assert all(
+        pool.tensor(slab, torch.uint8, (slab.num_bytes,)).data_ptr() % ALIGN_BYTES == 0 for slab in slabs
+    )
+    states = pool.tensor(slabs[1], torch.bfloat16, (3, 4)).fill_(1.5)
+    assert pool.tensor(slabs[1], torch.bfloat16, (12,)).tolist() == [1.5] * 12
     del pool
     gc.collect()
-    assert states.sum() == 7 * ALIGN_BYTES
+    assert states.sum() == 18
 
 
 def test_a_pool_that_the_machine_cannot_hold_is_refused_at_once():

@@ -49,25 +49,17 @@ def test_the_same_tokens_may_have_the_same_states_again():
     seen.check(sums[:, :16], tokens[:16], LAYERS)
 
 
-@pytest.mark.parametrize("layer", [0, 1])
-def test_a_block_of_an_earlier_row_is_named_by_its_first_token(layer):
+@pytest.mark.parametrize(
+    ("layer", "begin", "source", "first"),
+    [(0, 16, 16, "token 2016 at 16 has the state of token 1016"), (1, 35, 3, "token 2035 at 35 .* 1003")],
+)
+def test_a_block_of_an_earlier_row_is_named_by_its_first_token_wherever_it_lay(layer, begin, source, first):
     seen = RepeatCheck(2, 4096)
     old, old_tokens = row(40, 1)
     seen.check(old, old_tokens, LAYERS)
     sums, tokens = row(40, 2)
-    sums[layer, 16:32] = old[layer, 16:32]
-    message = rf"layer {LAYERS[layer]} holds .* at 16 of 40, .*: token 2016 at 16 has the state of token 1016"
-    with pytest.raises(StatesWrongError, match=message):
-        seen.check(sums, tokens, LAYERS)
-
-
-def test_a_block_of_another_place_is_found_too():
-    seen = RepeatCheck(2, 4096)
-    old, old_tokens = row(40, 1)
-    seen.check(old, old_tokens, LAYERS)
-    sums, tokens = row(40, 2)
-    sums[:, 35:] = old[:, 3:8]
-    with pytest.raises(StatesWrongError, match="at 5 of 40"):
+    sums[layer, begin : begin + 5] = old[layer, source : source + 5]
+    with pytest.raises(StatesWrongError, match=rf"layer {LAYERS[layer]} holds .* at 5 of 40, .*: {first}"):
         seen.check(sums, tokens, LAYERS)
 
 

@@ -36,24 +36,20 @@ def test_one_value_that_is_not_finite_is_found(dtype, bad):
         check_row(states, (2, 8))
 
 
-def test_a_single_zero_row_is_wrong():
+@pytest.mark.parametrize(
+    ("part", "value", "message"),
+    [
+        ((1, 4), 0.0, "layer 8 is all zero in 1 of 5"),
+        ((0,), 0.25, "layer 2 is constant in 5 of 5"),
+    ],
+)
+def test_zero_and_constant_states_are_wrong_except_in_the_embeddings(part, value, message):
     states = torch.randn(2, 5, 64)
-    states[1, 4] = 0
-    with pytest.raises(StatesWrongError, match="layer 8 is all zero in 1 of 5"):
+    states[part] = value
+    with pytest.raises(StatesWrongError, match=message):
         check_row(states, (2, 8))
-
-
-def test_a_constant_layer_is_wrong():
-    states = torch.randn(2, 5, 64)
-    states[0] = 0.25
-    with pytest.raises(StatesWrongError, match="layer 2 is constant"):
-        check_row(states, (2, 8))
-
-
-def test_the_embedding_of_a_padding_token_may_be_zero():
-    states = torch.randn(2, 5, 64)
-    states[0, 2] = 0
-    assert len(check_row(states, (0, 8))) == 2
+    layer_ids = (0, 8) if part[0] == 0 else (8, 0)
+    assert len(check_row(states, layer_ids)) == 2
 
 
 def test_one_checker_takes_rows_of_any_length_one_after_the_other():

@@ -131,20 +131,23 @@ def test_a_unit_without_any_row_written_has_no_file(tmp_path):
     assert not (tmp_path / attempt_dir(JOB, 0, 1)).exists()
 
 
-def test_other_token_ids_than_the_plans_are_refused(tmp_path):
-    about, ids = identity(), random_ids([4])
-    unit = writer(tmp_path, about, ids)
-    with pytest.raises(StatesWrongError, match="other token ids"):
-        write(unit, about, ids, 0, planned_hash=hash_ids([1, 2, 3, 4]))
-
-
-def test_a_plan_and_states_of_another_length_are_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"planned_hash": hash_ids([1, 2, 3, 4])}, "other token ids"),
+        ({"num_tokens": 2}, "2 states for 4 planned"),
+    ],
+)
+def test_what_is_not_the_plans_row_is_refused(tmp_path, change, message):
     about, ids = identity(), random_ids([4, 4])
-    unit = writer(tmp_path, about, ids)
-    with pytest.raises(StatesWrongError, match="2 states for 4 planned"):
-        write(unit, about, ids, 0, states(about, ids[0])[:, :2].contiguous(), num_tokens=2)
+    with pytest.raises(StatesWrongError, match=message):
+        write(writer(tmp_path, about, ids), about, ids, 0, **change)
+
+
+def test_an_order_of_another_number_of_rows_than_the_plans_is_refused(tmp_path):
+    write_plan(tmp_path, random_ids([4, 4]))
     with pytest.raises(StatesWrongError, match="the plan holds 2 rows, the order says 3"):
-        opened(tmp_path, about, 3)
+        opened(tmp_path, identity(), 3)
 
 
 def test_a_row_that_comes_twice_is_refused(tmp_path):
@@ -162,15 +165,6 @@ def test_states_that_are_no_longer_what_was_copied_are_refused_by_their_place(tm
     states_LTH.view(torch.int16)[1, 2, 3] ^= 1
     with pytest.raises(StatesWrongError, match=r"row 0: .* 1 of 12, the first at token 2 of layer 4$"):
         writer(tmp_path, about, ids).write(job(about, ids[0], 0), states_LTH, copied_LT)
-
-
-def test_two_equal_layers_are_refused(tmp_path):
-    about, ids = identity(), random_ids([4])
-    unit = writer(tmp_path, about, ids)
-    same = states(about, ids[0])
-    same[1] = same[0]
-    with pytest.raises(StatesWrongError, match="hold the same states"):
-        write(unit, about, ids, 0, same)
 
 
 def test_layers_that_only_rounding_makes_equal_are_two(tmp_path):

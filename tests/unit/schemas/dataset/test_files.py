@@ -2,13 +2,18 @@
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import xxhash
 
-from schemas.dataset.files import LocalFile
+from schemas.dataset.direct import BLOCK_BYTES
+from schemas.dataset.files import READ_BYTES, DirectReader, LocalFile
 
 CONTENT = np.random.default_rng(1).integers(0, 256, 3_000_001, np.uint8)
 WAYS = pytest.mark.parametrize("way", [{}, {"direct": True}, {"memory_map": True}], ids=str)
@@ -80,3 +85,37 @@ def test_a_call_that_gives_less_than_was_asked_for_is_repeated(
         os, "preadv", lambda fd, parts, at: preadv(fd, [parts[0][: len(parts[0]) // 3 + 1]], at)
     )
     assert (LocalFile(path).read(5, 9000) == CONTENT[5:9005]).all()
+
+
+LONG = np.resize(CONTENT, 3 * READ_BYTES + 12_345)
+
+
+@pytest.fixture
+def direct(tmp_path: Path) -> Iterator[DirectReader]:
+    (tmp_path / "long").write_bytes(LONG.tobytes())
+    with closing(DirectReader(tmp_path / "long")) as reader:
+        yield reader
+
+
+def test_a_reader_goes_front_to_back_and_hashes_all_of_it_once(direct: DirectReader) -> None:
+    ends = [0, 5, BLOCK_BYTES + 1, READ_BYTES + 100]
+    for begin, end in pairwise([0, *ends]):
+        assert (direct.upto(end) == LONG[begin:end]).all()
+    assert (direct.read(7, 100) == LONG[7:107]).all()
+    assert (direct.read(ends[-1] + 50, 10) == LONG[ends[-1] + 50 :][:10]).all()
+    assert direct.rest() == xxhash.xxh3_128_hexdigest(LONG.data)
+
+
+@pytest.mark.parametrize("num_bytes", [1, 100, BLOCK_BYTES + 7, READ_BYTES + 5, LONG.size, LONG.size + 1])
+def test_the_hash_of_a_tail_is_taken_in_the_memory_of_one_buffer(
+    direct: DirectReader, num_bytes: int
+) -> None:
+    assert direct.tail_xxh3(num_bytes) == xxhash.xxh3_128_hexdigest(LONG[-num_bytes:].tobytes())
+    assert direct._buffer.size == READ_BYTES
+    assert (direct.tail(min(num_bytes, 100)) == LONG[-min(num_bytes, 100) :]).all()
+    assert direct.position == 0
+
+
+def test_a_reader_says_where_a_short_file_ends(path: Path) -> None:
+    with closing(DirectReader(path)) as reader, pytest.raises(EOFError, match="the file ends at 3000001"):
+        reader.upto(3_000_002)

@@ -3,7 +3,6 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -51,41 +50,30 @@ def test_every_layer_of_every_row_comes_back_bit_for_bit(tmp_path, dtype, compre
     write_shard(tmp_path / "s.parquet", rows, provenance(about))
     with open_shard(tmp_path / "s.parquet") as reader:
         assert reader.provenance.identity == about
-        assert len(reader.light) == len(rows)
-        for row, expected in enumerate(rows):
-            light = reader.light[row]
+        for row, (light, expected) in enumerate(zip(reader.light, rows, strict=True)):
             assert (light.sample_id, light.source_id) == (expected.sample_id, None)
             assert light.input_ids.tolist() == expected.input_ids
             assert light.loss_mask.tolist() == expected.loss_mask
             for layer_id in LAYERS:
                 states = read_states(reader, row, layer_id)
-                assert states.shape == (len(expected.input_ids), 16)
                 assert states.dtype == getattr(torch, dtype)
                 assert torch.equal(bits(states), bits(expected.states[layer_id]))
 
 
-def test_a_row_with_fewer_states_than_tokens_is_named(tmp_path):
-    row = random_rows("bfloat16")[1]
-    short = {layer_id: states[:-1] for layer_id, states in row.states.items()}
-    about = identity(layer_ids=LAYERS)
-    write_shard(tmp_path / "s.parquet", [replace(row, states=short)], provenance(about))
-    with (
-        open_shard(tmp_path / "s.parquet") as reader,
-        pytest.raises(DatasetError, match=r"row 0: layer_3 takes"),
-    ):
-        read_states(reader, 0, 3)
-
-
-def test_a_row_whose_page_has_room_but_another_length_is_named(tmp_path):
-    """A value a few bytes short still fits between page header and payload; its own length prefix tells."""
-    row = random_rows("bfloat16", lengths=(1,), hidden_size=2)[0]
-    long = {layer_id: states.repeat(3, 1) for layer_id, states in row.states.items()}
-    about = identity(layer_ids=LAYERS, hidden_size=2)
-    write_shard(tmp_path / "s.parquet", [replace(row, states=long)], provenance(about))
-    with (
-        open_shard(tmp_path / "s.parquet") as reader,
-        pytest.raises(DatasetError, match="not one uncompressed"),
-    ):
+@pytest.mark.parametrize(
+    ("length", "hidden_size", "change", "message"),
+    [
+        (5, 16, lambda states: states[:-1], "row 0: layer_0 takes"),
+        # A few bytes more still fit between page header and payload; the value's own length tells.
+        (1, 2, lambda states: states.repeat(3, 1), "not one uncompressed"),
+    ],
+)
+def test_a_layer_of_another_length_is_named(tmp_path, length, hidden_size, change, message):
+    (row,) = random_rows("bfloat16", lengths=(length,), hidden_size=hidden_size)
+    changed = {layer_id: change(states) for layer_id, states in row.states.items()}
+    about = identity(layer_ids=LAYERS, hidden_size=hidden_size)
+    write_shard(tmp_path / "s.parquet", [replace(row, states=changed)], provenance(about))
+    with open_shard(tmp_path / "s.parquet") as reader, pytest.raises(DatasetError, match=message):
         read_states(reader, 0, 0)
 
 
@@ -111,42 +99,26 @@ def test_a_file_that_is_not_parquet_is_named(tmp_path, content):
         read_rows(tmp_path / "s.parquet")
 
 
-def test_a_parquet_file_without_provenance_is_refused(tmp_path):
-    pq.write_table(pa.table({"a": [1]}), tmp_path / "s.parquet")
-    with pytest.raises(DatasetError, match="no 'quarry' document"):
-        read_rows(tmp_path / "s.parquet")
-
-
-def test_a_provenance_that_does_not_validate_is_named(tmp_path):
-    schema = pa.schema([pa.field("a", pa.int32())], metadata={METADATA_KEY: b'{"job_id": 1}'})
-    pq.write_table(pa.table({"a": [1]}, schema=schema), tmp_path / "s.parquet")
-    with pytest.raises(DatasetError, match="provenance in its metadata is wrong at 'job_id'"):
-        read_rows(tmp_path / "s.parquet")
+def metadata(**changes: object) -> dict[bytes, bytes]:
+    document = json.loads(provenance(identity(layer_ids=LAYERS)).model_dump_json())
+    document["identity"] |= changes
+    return {METADATA_KEY: json.dumps(document).encode()}
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "message"),
+    ("layer_ids", "metadata", "message"),
     [
-        ("schema_version", 2, "has format version 2, this reader knows 1: install a newer one"),
-        ("compression", "fp4", "wrong at 'identity.compression': .* install a newer one"),
+        (LAYERS, {}, "no 'quarry' document"),
+        (LAYERS, {METADATA_KEY: b'{"job_id": 1}'}, "provenance in its metadata is wrong at 'job_id'"),
+        (LAYERS, metadata(schema_version=2), "version 2, this reader knows 1: install a newer one"),
+        (LAYERS, metadata(compression="fp4"), r"wrong at 'identity\.compression': .* install a newer one"),
+        ((0, 3, 7), metadata(), "columns are not those"),
     ],
 )
-def test_a_shard_of_a_newer_version_is_refused_by_name(tmp_path, name, value, message):
-    document = json.loads(provenance(identity(layer_ids=LAYERS)).model_dump_json())
-    document["identity"] |= {name: value}
-    schema = shard_schema(LAYERS, 16, "bfloat16", "none")
-    schema = schema.with_metadata({METADATA_KEY: json.dumps(document)})
+def test_a_shard_of_another_provenance_is_refused(tmp_path, layer_ids, metadata, message):
+    schema = shard_schema(layer_ids, 16, "bfloat16", "none").with_metadata(metadata)
     pq.write_table(schema.empty_table(), tmp_path / "s.parquet")
     with pytest.raises(DatasetError, match=message):
-        read_rows(tmp_path / "s.parquet")
-
-
-def test_columns_other_than_the_provenance_asks_for_are_refused(tmp_path):
-    told = provenance(identity(layer_ids=(1, 2)))
-    schema = shard_schema((1, 3), 16, "bfloat16", "none")
-    schema = schema.with_metadata({METADATA_KEY: told.model_dump_json().encode()})
-    pq.write_table(schema.empty_table(), tmp_path / "s.parquet")
-    with pytest.raises(DatasetError, match="columns are not those"):
         read_rows(tmp_path / "s.parquet")
 
 

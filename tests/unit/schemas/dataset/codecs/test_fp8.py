@@ -67,22 +67,18 @@ def test_the_table_is_the_formats_own_definition():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("hidden_size", [1, 7, 64])
-def test_every_value_is_within_half_an_ulp_of_what_was_captured(dtype, hidden_size):
+@pytest.mark.parametrize(("hidden_size", "alike"), [(1, False), (7, False), (64, False), (64, True)])
+def test_every_value_is_within_half_an_ulp_of_what_was_captured(dtype, hidden_size, alike):
+    """Among any others, and among those of its own magnitude."""
     values = patterns(getattr(torch, dtype))
-    order = torch.randperm(len(values), generator=torch.Generator().manual_seed(1))
+    random = torch.randperm(len(values), generator=torch.Generator().manual_seed(1))
+    order = values.float().abs().argsort() if alike else random
     states_TH = values[order][: len(values) // hidden_size * hidden_size].view(-1, hidden_size)
     codes_TH, scales_T = quantized(states_TH)
     assert bool((off_by(states_TH, codes_TH, scales_T) <= most_off(states_TH, scales_T)).all())
     assert not bool(misfits(codes_TH, scales_T).any())
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_values_of_one_magnitude_keep_their_bound_too(dtype):
-    values = patterns(getattr(torch, dtype))
-    states_TH = values[values.float().abs().argsort()][: len(values) // 64 * 64].view(-1, 64)
-    codes_TH, scales_T = quantized(states_TH)
-    assert bool((off_by(states_TH, codes_TH, scales_T) <= most_off(states_TH, scales_T)).all())
+    stored = dequantize(codes_TH, scales_T, states_TH.dtype)
+    assert bool(stored.isfinite().all())
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=3, max_size=3))
@@ -95,16 +91,6 @@ def test_any_three_values_keep_the_bound_and_nothing_overflows(values):
     assert bool(found.isfinite().all())
     largest = float(states_TH.abs().max())
     assert float(found.abs().max()) <= largest or largest < LARGEST * SMALLEST_SCALE
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_the_largest_magnitude_of_a_dtype_neither_overflows_nor_grows(dtype):
-    most = torch.finfo(getattr(torch, dtype)).max
-    states_TH = torch.tensor([[most, -most, 1.0, 0.0]], dtype=getattr(torch, dtype))
-    codes_TH, scales_T = quantized(states_TH)
-    found = dequantize(codes_TH, scales_T, states_TH.dtype)
-    assert bool(found.isfinite().all())
-    assert float(found.abs().max()) <= most
 
 
 def test_a_product_is_exact_in_float32_so_that_it_is_rounded_once():
@@ -123,23 +109,16 @@ def test_a_token_of_zeros_is_zero_again():
     assert torch.equal(dequantize(codes_TH, scales_T, torch.bfloat16), states_TH)
 
 
-def test_tokens_have_scales_of_their_own_whatever_lies_beside_them():
-    states_TH = torch.tensor([[1.0, 0.5, -0.25], [1e4, 5e3, 1.0], [1e-6, 3e-7, 0.0]])
-    codes_TH, scales_T = quantized(states_TH)
-    for token, state_H in enumerate(states_TH):
-        alone, scale = quantized(state_H[None])
-        assert torch.equal(alone[0], codes_TH[token])
-        assert float(scale[0]) == float(scales_T[token]) == pytest.approx(float(state_H.max()) / LARGEST)
-
-
-@pytest.mark.parametrize("shape", [(1, 32_769), (70, 1000), (3, 16_384)])
-def test_chunks_do_not_show(shape):
+@pytest.mark.parametrize("shape", [(3, 3), (1, 32_769), (70, 1000), (3, 16_384)])
+def test_a_token_has_its_own_scale_whatever_lies_beside_it_or_in_its_chunk(shape):
     states_TH = torch.randn(shape, generator=torch.Generator().manual_seed(2))
+    states_TH *= 10.0 ** torch.arange(len(states_TH))[:, None].remainder(7)
     codes_TH, scales_T = quantized(states_TH)
     for token in {0, len(states_TH) // 2, len(states_TH) - 1}:
         alone, scale = quantized(states_TH[token : token + 1])
         assert torch.equal(alone[0], codes_TH[token])
-        assert torch.equal(scale[0], scales_T[token])
+        largest = float(states_TH[token].abs().max())
+        assert float(scale[0]) == float(scales_T[token]) == pytest.approx(largest / LARGEST, rel=2.0**-18)
 
 
 def test_no_captured_value_lies_farther_than_its_half_step():

@@ -1,4 +1,9 @@
+"""The scheduler half: which finished requests are drained, and which blocks of a step are fresh."""
+
+from typing import Any
+
 import pytest
+from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 
 from connector.scheduler import SchedulerHalf
 from connector.wire import DrainJob, RowRef, VoidRow, hash_ids
@@ -64,3 +69,52 @@ def test_work_is_handed_over_once():
     half = SchedulerHalf(4, 1)
     finish(half)
     assert half.take_work().items == []
+
+
+SLOTS = 4
+OTHER = [90, 91, 92, 93]
+"""Another cache group's blocks."""
+
+
+def new(blocks: list[int], computed: int) -> NewRequestData:
+    told: dict[str, Any] = dict.fromkeys(("sampling_params", "pooling_params", "lora_request"))
+    return NewRequestData(
+        "new", [1] * 9, mm_features=[], block_ids=(OTHER, blocks), num_computed_tokens=computed, **told
+    )
+
+
+def cached(blocks: list[int] | None, computed: int, *, resumed: bool = False) -> CachedRequestData:
+    told = CachedRequestData.make_empty()
+    told.req_ids.append("known")
+    told.new_block_ids.append(None if blocks is None else (OTHER, blocks))
+    told.num_computed_tokens.append(computed)
+    if resumed:
+        told.resumed_req_ids.add("known")
+    return told
+
+
+def fresh(*requests: NewRequestData, known: CachedRequestData | None = None) -> list[int]:
+    step = SchedulerOutput.make_empty()
+    step.scheduled_new_reqs = list(requests)
+    step.scheduled_cached_reqs = known or CachedRequestData.make_empty()
+    half = SchedulerHalf(SLOTS, 1)
+    half.scheduled(step)
+    return half.take_work().fresh
+
+
+@pytest.mark.parametrize(
+    ("requests", "known", "expected"),
+    [
+        # All blocks of a new request are fresh, but for those that the prefix cache filled, also in part.
+        ([([5, 6, 7], 0)], None, [5, 6, 7]),
+        ([([5, 6, 7], 2 * SLOTS)], None, [7]),
+        ([([5, 6, 7], SLOTS + 1)], None, [7]),
+        # Of a running request only the added blocks come along; a resumed one begins anew.
+        ([], cached([8], 3 * SLOTS), [8]),
+        ([], cached(None, 3 * SLOTS), []),
+        ([], cached([5, 6, 7], SLOTS, resumed=True), [6, 7]),
+        ([([1], 0), ([2, 3], 0)], cached([4], SLOTS), [1, 2, 3, 4]),
+    ],
+)
+def test_of_a_step_the_blocks_that_hold_nothing_of_their_request_yet_are_fresh(requests, known, expected):
+    assert fresh(*(new(*request) for request in requests), known=known) == expected
