@@ -1,7 +1,6 @@
 """A dataset repository may name its own files, and nothing else that this node can reach."""
 
 import json
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,25 +17,13 @@ from tests.support.fake_hub import FakeHub
 SECRET, OWN = {"text": "of the node"}, {"text": "of the repository"}
 
 
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets")
-    monkeypatch.setattr("datasets.config.HF_ENDPOINT", "http://127.0.0.1:1")
-    with FakeHub() as hub:
-        yield hub
-
-
 def jsonl(*rows: Any) -> bytes:
     return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
 def card(*configs: dict[str, Any], **more: Any) -> bytes:
-    return (
-        b"---\n"
-        + json.dumps({"configs": [{"config_name": "default"} | c for c in configs]} | more).encode()
-        + b"\n---\n"
-    )
+    named = [{"config_name": "default"} | config for config in configs]
+    return f"---\n{json.dumps({'configs': named} | more)}\n---\n".encode()
 
 
 def rows(hub: FakeHub, files: dict[str, bytes], **options: Any) -> list[SourceRow]:

@@ -1,5 +1,7 @@
 """Presets and lists of layers as vLLM ids."""
 
+from typing import Any
+
 import pytest
 
 from service.errors import UnknownLayer
@@ -48,29 +50,34 @@ def test_a_preset_gives_ascending_ids_of_the_model_or_is_refused(preset: str, nu
     assert list(ids) == sorted(set(ids)) and ids[0] >= 1 and ids[-1] == num_layers
 
 
-def test_a_list_is_sorted_and_the_last_layer_added_once() -> None:
-    assert resolve_layers((6, 0, 3), True, 8) == (0, 3, 6, 8)
-    assert resolve_layers((8, 2), True, 8) == (2, 8)
+@pytest.mark.parametrize(
+    ("layers", "final_layer", "num_layers", "expected"),
+    [
+        ((6, 0, 3), True, 8, (0, 3, 6, 8)),
+        ((8, 2), True, 8, (2, 8)),
+        ((6, 3), False, 8, (3, 6)),
+        ("eagle3", False, 36, (2, 18, 33)),
+    ],
+)
+def test_ids_are_sorted_and_the_last_layer_is_added_once_where_asked(
+    layers: Any, final_layer: bool, num_layers: int, expected: tuple[int, ...]
+) -> None:
+    assert resolve_layers(layers, final_layer, num_layers) == expected
 
 
-def test_the_last_layer_is_left_out_where_asked() -> None:
-    assert resolve_layers((6, 3), False, 8) == (3, 6)
-    assert resolve_layers("eagle3", False, 36) == (2, 18, 33)
-
-
-@pytest.mark.parametrize("layers", [(9,), (2, 99), (-1, 2)])
-def test_an_id_that_the_model_does_not_have_is_refused_with_the_range(layers: tuple[int, ...]) -> None:
-    with pytest.raises(UnknownLayer, match=r"0 \(embeddings\) to 8") as caught:
-        resolve_layers(layers, True, 8)
-    assert caught.value.field == "layers"
-
-
-def test_an_id_named_twice_is_refused() -> None:
-    with pytest.raises(UnknownLayer, match="twice"):
-        resolve_layers((2, 2, 4), True, 8)
-
-
-def test_a_job_without_any_layer_is_refused() -> None:
-    with pytest.raises(UnknownLayer) as caught:
-        resolve_layers("mtp", False, 8)
-    assert caught.value.field == "final_layer"
+@pytest.mark.parametrize(
+    ("layers", "final_layer", "reason", "field"),
+    [
+        ((9,), True, r"0 \(embeddings\) to 8", "layers"),
+        ((2, 99), True, r"0 \(embeddings\) to 8", "layers"),
+        ((-1, 2), True, r"0 \(embeddings\) to 8", "layers"),
+        ((2, 2, 4), True, "twice", "layers"),
+        ("mtp", False, "nothing is left", "final_layer"),
+    ],
+)
+def test_layers_that_the_model_does_not_have_are_refused(
+    layers: Any, final_layer: bool, reason: str, field: str
+) -> None:
+    with pytest.raises(UnknownLayer, match=reason) as caught:
+        resolve_layers(layers, final_layer, 8)
+    assert caught.value.field == field

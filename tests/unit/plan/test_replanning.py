@@ -1,8 +1,6 @@
 """A plan begun again: what it goes on from, wherever the Hub's branches went, and what it refuses."""
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -10,38 +8,23 @@ import pytest
 
 from schemas.dataset.seal import sha256_of
 from schemas.job import JobState
-from service.settings import Settings
 from tests.support import templates
 from tests.support.fake_hub import FakeHub
 from tests.support.hub_state import regular_blob
-from tests.support.store_cases import Clock
-from tests.unit.plan.test_planner import JOB, House
-
-
-@pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    made = House(tmp_path, Clock())
-    yield made
-    made.store.close()
+from tests.unit.plan.house import JOB, House, chat
 
 
 def rows(word: str) -> bytes:
-    turns = ({"role": "user", "content": word}, {"role": "assistant", "content": "yes"})
-    lines = ({"id": f"{word}-{i}", "messages": turns} for i in range(12))
+    lines = ({"id": f"{word}-{i}", "messages": chat(word)} for i in range(12))
     return "".join(json.dumps(line) + "\n" for line in lines).encode()
 
 
 @pytest.fixture
-def hub(tmp_path: Path, house: House, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets")
-    monkeypatch.setattr("datasets.config.HF_ENDPOINT", "http://127.0.0.1:1")
-    with FakeHub() as made:
-        made.add_repo("org/set", {"train.jsonl": rows("first")})
-        files = {path.name: path.read_bytes() for path in house.model.iterdir()}
-        made.add_repo("org/model", files, kind="model")
-        house.settings = house.settings.model_copy(update={"hub_endpoint": made.url})
-        yield made
+def hub(hub: FakeHub, house: House) -> FakeHub:
+    hub.add_repo("org/set", {"train.jsonl": rows("first")})
+    hub.add_repo("org/model", {path.name: path.read_bytes() for path in house.model.iterdir()}, kind="model")
+    house.settings = house.settings.model_copy(update={"hub_endpoint": hub.url})
+    return hub
 
 
 def begin(house: House, **options: Any) -> None:
@@ -55,10 +38,6 @@ def begin(house: House, **options: Any) -> None:
 def source_ids(house: House, unit: int) -> list[str]:
     ids: list[str] = pq.read_table(house.plan_file(unit)).column("source_id").to_pylist()
     return ids
-
-
-def with_unit_of(settings: Settings, num_samples: int) -> Settings:
-    return settings.model_copy(update={"unit_max_samples": num_samples})
 
 
 @pytest.mark.parametrize("revision", [None, "main"])
@@ -142,7 +121,7 @@ def test_the_plan_file_of_a_unit_is_never_replaced_by_another_plan(house: House)
     """
     begin(house)
     settings, before = house.settings, sha256_of(house.plan_file(0))
-    house.settings = with_unit_of(settings, 3)
+    house.settings = settings.model_copy(update={"unit_max_samples": 3})
     house.plan(owner="second")
     job = house.store.job(JOB)
     assert job.state is JobState.FAILED and job.problem is not None

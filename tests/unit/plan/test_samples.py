@@ -20,11 +20,13 @@ from tests.support import templates
 
 def a_tokenizer(tmp_path: Path, template: str | None = templates.CHATML, **options: Any) -> SampleTokenizer:
     config = options.pop("config", {})
-    folder = templates.write_target(tmp_path / "model", template, **config)
-    request = ExtractRequest.model_validate(
-        {"model": str(folder), "source": {"kind": "inline", "samples": [{"text": "x"}]}} | options
-    )
-    return SampleTokenizer(inspect_target(request, Settings(model_roots=(tmp_path,))), request)
+    return of_folder(templates.write_target(tmp_path / "model", template, **config), **options)
+
+
+def of_folder(folder: Path, **options: Any) -> SampleTokenizer:
+    source = {"kind": "inline", "samples": [{"text": "x"}]}
+    request = ExtractRequest.model_validate({"model": str(folder), "source": source} | options)
+    return SampleTokenizer(inspect_target(request, Settings(model_roots=(folder.parent,))), request)
 
 
 def chat(*turns: str | dict[str, Any], **more: Any) -> Sample:
@@ -36,16 +38,20 @@ def chat(*turns: str | dict[str, Any], **more: Any) -> Sample:
     return Sample.model_validate({"messages": messages} | more)
 
 
+def encoded(tokenizer: SampleTokenizer, sample: Sample) -> Tokenized:
+    tokens = tokenizer.encode(sample)
+    assert isinstance(tokens, Tokenized), tokens
+    assert (tokens.ids.dtype, tokens.mask.dtype) == (np.int32, np.uint8)
+    assert tokens.ids.shape == tokens.mask.shape
+    return tokens
+
+
 def pieces(tokenizer: SampleTokenizer, sample: Sample) -> tuple[list[str], str]:
     """Return the texts of each run of supervised tokens, and the whole text."""
-    found = tokenizer.encode(sample)
-    assert isinstance(found, Tokenized), found
-    assert (
-        found.ids.dtype == np.int32 and found.mask.dtype == np.uint8 and found.ids.shape == found.mask.shape
-    )
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], found.mask, [0]])))
-    runs = [decode(tokenizer, found.ids[a:b]) for a, b in edges.reshape(-1, 2)]
-    return runs, decode(tokenizer, found.ids)
+    tokens = encoded(tokenizer, sample)
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], tokens.mask, [0]])))
+    runs = [decode(tokenizer, tokens.ids[a:b]) for a, b in edges.reshape(-1, 2)]
+    return runs, decode(tokenizer, tokens.ids)
 
 
 def decode(tokenizer: SampleTokenizer, ids: Any) -> str:
@@ -54,9 +60,9 @@ def decode(tokenizer: SampleTokenizer, ids: Any) -> str:
 
 
 def rejected(tokenizer: SampleTokenizer, sample: Sample) -> RowReject:
-    found = tokenizer.encode(sample)
-    assert isinstance(found, RowReject), found
-    return found
+    reject = tokenizer.encode(sample)
+    assert isinstance(reject, RowReject), reject
+    return reject
 
 
 TWO = ("user: What is it?", "assistant: It is one.", "user: And now?", "assistant: Now two.")
@@ -68,84 +74,69 @@ THOUGHT = (
 )
 
 
-@pytest.mark.parametrize(
-    ("template", "expected"),
-    [
-        (templates.CHATML, ["It is one.<|im_end|>", "Now two.<|im_end|>"]),
-        (templates.LLAMA3, ["It is one.<|eot_id|>", "Now two.<|eot_id|>"]),
-        (templates.MISTRAL, [" It is one.</s>", " Now two.</s>"]),
-        (templates.HARMONY, ["<|message|>It is one.<|end|>", "<|message|>Now two.<|return|>"]),
-        (templates.GENERATION, ["It is one.<|im_end|>", "Now two.<|im_end|>"]),
-        (templates.STRICT_ROLES, ["It is one.<|im_end|>", "Now two.<|im_end|>"]),
-        (templates.TRAILER, ["It is one.<|im_end|>", "Now two.<|im_end|>"]),
-        (templates.QWEN3, ["It is one.<|im_end|>", "<think>\n\n</think>\n\nNow two.<|im_end|>"]),
-        (templates.QWEN3_THINKING, ["It is one.<|im_end|>", "\n</think>\n\nNow two.<|im_end|>"]),
-    ],
-    ids=[
-        "chatml",
-        "llama3",
-        "mistral",
-        "harmony",
-        "generation",
-        "strict",
-        "trailer",
-        "qwen3",
-        "qwen3-thinking",
-    ],
+CALL = {"type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+CALLED = (
+    "user: One and one?",
+    {"role": "assistant", "reasoning_content": "I add.", "tool_calls": [CALL]},
+    {"role": "tool", "content": "2"},
+    "assistant: Two.",
 )
+CALL_TEXT = '<tool_call>\nadd {"a": 1}\n</tool_call><|im_end|>'
+EMPTY_THOUGHT = "<think>\n\n</think>\n\n"
+SUPERVISED: dict[str, tuple[str, tuple[Any, ...], list[str]]] = {
+    "chatml": (templates.CHATML, TWO, ["It is one.<|im_end|>", "Now two.<|im_end|>"]),
+    "llama3": (templates.LLAMA3, TWO, ["It is one.<|eot_id|>", "Now two.<|eot_id|>"]),
+    "mistral": (templates.MISTRAL, TWO, [" It is one.</s>", " Now two.</s>"]),
+    "harmony": (templates.HARMONY, TWO, ["<|message|>It is one.<|end|>", "<|message|>Now two.<|return|>"]),
+    "generation": (templates.GENERATION, TWO, ["It is one.<|im_end|>", "Now two.<|im_end|>"]),
+    "strict": (templates.STRICT_ROLES, TWO, ["It is one.<|im_end|>", "Now two.<|im_end|>"]),
+    "trailer": (templates.TRAILER, TWO, ["It is one.<|im_end|>", "Now two.<|im_end|>"]),
+    "qwen3": (templates.QWEN3, TWO, ["It is one.<|im_end|>", EMPTY_THOUGHT + "Now two.<|im_end|>"]),
+    "thinking": (
+        templates.QWEN3_THINKING,
+        TWO,
+        ["It is one.<|im_end|>", "\n</think>\n\nNow two.<|im_end|>"],
+    ),
+    "reasoning of the last turn alone": (
+        templates.QWEN3,
+        THOUGHT,
+        ["Since.<|im_end|>", "<think>\nAgain.\n</think>\n\nYes.<|im_end|>"],
+    ),
+    "a call of an earlier exchange": (
+        templates.QWEN3,
+        (*CALLED, *TWO[:2]),
+        [CALL_TEXT, "Two.<|im_end|>", EMPTY_THOUGHT + "It is one.<|im_end|>"],
+    ),
+    "neither tool nor system": (
+        templates.QWEN3,
+        ("system: Be brief.", *CALLED),
+        ["<think>\nI add.\n</think>\n\n" + CALL_TEXT, EMPTY_THOUGHT + "Two.<|im_end|>"],
+    ),
+    "begins with the assistant": (
+        templates.CHATML,
+        ("assistant: Hello.", "user: Hi.", "assistant: Well?"),
+        ["Hello.<|im_end|>", "Well?<|im_end|>"],
+    ),
+    "emoji and spaces": (
+        templates.CHATML,
+        (TWO[0], {"role": "assistant", "content": "  na\u00efve \U0001f469\u200d\U0001f52c!  "}),
+        ["  na\u00efve \U0001f469\u200d\U0001f52c!  <|im_end|>"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("template", "turns", "expected"), SUPERVISED.values(), ids=SUPERVISED)
 def test_what_the_model_itself_writes_is_supervised(
-    tmp_path: Path, template: str, expected: list[str]
+    tmp_path: Path, template: str, turns: tuple[Any, ...], expected: list[str]
 ) -> None:
-    runs, _ = pieces(a_tokenizer(tmp_path, template), chat(*TWO))
-    assert runs == expected
+    runs, whole = pieces(a_tokenizer(tmp_path, template), chat(*turns))
+    assert runs == expected and "Let me see." not in whole
 
 
-def test_reasoning_is_supervised_where_the_template_keeps_it(tmp_path: Path) -> None:
-    runs, whole = pieces(a_tokenizer(tmp_path, templates.QWEN3), chat(*THOUGHT))
-    assert runs == ["Since.<|im_end|>", "<think>\nAgain.\n</think>\n\nYes.<|im_end|>"]
-    assert "Let me see." not in whole
-
-
-def test_a_tool_call_of_an_earlier_exchange_is_found_though_its_reasoning_is_dropped(tmp_path: Path) -> None:
-    call = {"type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
-    turns = (
-        "user: One and one?",
-        {"role": "assistant", "reasoning_content": "I add.", "tool_calls": [call]},
-        {"role": "tool", "content": "2"},
-        "assistant: Two.",
-        *TWO[:2],
-    )
-    runs, whole = pieces(
-        a_tokenizer(tmp_path, templates.QWEN3),
-        chat(*turns, tools=[{"type": "function", "function": {"name": "add"}}]),
-    )
-    assert runs == [
-        '<tool_call>\nadd {"a": 1}\n</tool_call><|im_end|>',
-        "Two.<|im_end|>",
-        "<think>\n\n</think>\n\nIt is one.<|im_end|>",
-    ]
-    assert "# Tools" in whole and "I add." not in whole
-
-
-def test_a_tool_turn_and_a_system_turn_are_not_supervised(tmp_path: Path) -> None:
-    call = {"type": "function", "function": {"name": "now", "arguments": {}}}
-    turns = (
-        "system: Be brief.",
-        "user: Time?",
-        {"role": "assistant", "reasoning_content": "Look.", "tool_calls": [call]},
-        {"role": "tool", "content": "noon"},
-        "assistant: Noon.",
-    )
-    runs, _ = pieces(a_tokenizer(tmp_path, templates.QWEN3), chat(*turns))
-    assert runs == [
-        "<think>\nLook.\n</think>\n\n<tool_call>\nnow {}\n</tool_call><|im_end|>",
-        "<think>\n\n</think>\n\nNoon.<|im_end|>",
-    ]
-
-
-def test_a_conversation_that_begins_with_the_assistant_has_its_first_turn_supervised(tmp_path: Path) -> None:
-    runs, _ = pieces(a_tokenizer(tmp_path), chat("assistant: Hello.", "user: Hi.", "assistant: Well?"))
-    assert runs == ["Hello.<|im_end|>", "Well?<|im_end|>"]
+def test_the_tools_of_a_sample_reach_its_template(tmp_path: Path) -> None:
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    _, whole = pieces(a_tokenizer(tmp_path, templates.QWEN3), chat(*TWO, tools=tools))
+    assert "# Tools" in whole
 
 
 @pytest.mark.parametrize("template", [templates.CHATML, templates.GENERATION, templates.QWEN3])
@@ -164,9 +155,8 @@ def test_plain_text_and_bare_token_ids_are_supervised_whole(tmp_path: Path) -> N
     runs, whole = pieces(tokenizer, Sample(text="One line of text."))
     assert runs == [whole] == ["One line of text."]
     for mask in (None, (0, 1, 0)):
-        found = tokenizer.encode(Sample(token_ids=(5, 6, 7), loss_mask=mask))
-        assert isinstance(found, Tokenized) and found.ids.tolist() == [5, 6, 7]
-        assert found.mask.tolist() == list(mask or (1, 1, 1))
+        tokens = encoded(tokenizer, Sample(token_ids=(5, 6, 7), loss_mask=mask))
+        assert (tokens.ids.tolist(), tokens.mask.tolist()) == ([5, 6, 7], list(mask or (1, 1, 1)))
 
 
 @pytest.mark.parametrize("template", [templates.UNMARKED_TRAILER, templates.STRIPPED_REASONING])
@@ -272,35 +262,41 @@ def test_a_sample_that_cannot_be_trained_on_is_a_named_reject(
 
 
 def test_a_long_sample_is_cut_with_its_mask(tmp_path: Path) -> None:
-    whole = a_tokenizer(tmp_path).encode(chat(*TWO))
-    cut = a_tokenizer(tmp_path, max_tokens=26).encode(chat(*TWO))
-    assert isinstance(whole, Tokenized) and isinstance(cut, Tokenized) and len(whole.ids) > 26
+    whole = encoded(a_tokenizer(tmp_path), chat(*TWO))
+    cut = encoded(a_tokenizer(tmp_path, max_tokens=26), chat(*TWO))
+    assert len(whole.ids) > 26
     assert cut.ids.tolist() == whole.ids[:26].tolist() and cut.mask.tolist() == whole.mask[:26].tolist()
 
 
-@pytest.mark.parametrize("on_too_long", ["truncate", "reject"])
+@pytest.mark.parametrize(
+    ("on_too_long", "reason"), [("truncate", "nothing-supervised"), ("reject", "too-long")]
+)
 def test_a_long_sample_is_rejected_where_asked_or_where_nothing_supervised_is_left(
-    tmp_path: Path, on_too_long: str
+    tmp_path: Path, on_too_long: str, reason: str
 ) -> None:
-    found = rejected(a_tokenizer(tmp_path, max_tokens=4, on_too_long=on_too_long), chat(*TWO))
-    expected = {"truncate": RejectReason.NOTHING_SUPERVISED, "reject": RejectReason.TOO_LONG}
-    assert found.reason is expected[on_too_long]
+    tokenizer = a_tokenizer(tmp_path, max_tokens=4, on_too_long=on_too_long)
+    assert rejected(tokenizer, chat(*TWO)).reason == reason
 
 
 @pytest.mark.parametrize(("length", "kept"), [(98, 98), (99, 99), (100, 99), (150, 99)])
 def test_no_prompt_is_longer_than_the_engine_takes(tmp_path: Path, length: int, kept: int) -> None:
     tokenizer = a_tokenizer(tmp_path, config={"max_position_embeddings": 100})
-    found = tokenizer.encode(Sample(token_ids=(1,) * length))
-    assert isinstance(found, Tokenized) and len(found.ids) == kept
+    assert len(encoded(tokenizer, Sample(token_ids=(1,) * length)).ids) == kept
+
+
+def test_a_layer_of_a_sample_is_one_parquet_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert a_tokenizer(tmp_path).limit_tokens > 10
+    monkeypatch.setattr("schemas.dataset.columns.MAX_VALUE_BYTES", 64 * 2 * 10 + 127)
+    assert a_tokenizer(tmp_path).limit_tokens == 10
+    assert a_tokenizer(tmp_path, generate={"max_tokens": 4}).limit_tokens == 6
 
 
 def test_a_generate_job_asks_with_the_conversation_before_the_last_answer(tmp_path: Path) -> None:
     tokenizer = a_tokenizer(tmp_path, generate={"max_tokens": 8})
-    asked = tokenizer.encode(chat(*TWO))
-    assert isinstance(asked, Tokenized) and not asked.mask.any()
+    asked = encoded(tokenizer, chat(*TWO))
+    assert not asked.mask.any()
     assert decode(tokenizer, asked.ids).endswith("And now?<|im_end|>\n<|im_start|>assistant\n")
-    same = tokenizer.encode(chat(*TWO[:3]))
-    assert isinstance(same, Tokenized) and same.ids.tolist() == asked.ids.tolist()
+    assert encoded(tokenizer, chat(*TWO[:3])).ids.tolist() == asked.ids.tolist()
     assert rejected(tokenizer, chat("assistant: Hello.")).reason is RejectReason.NO_PROMPT
 
 
@@ -320,11 +316,8 @@ def test_an_answer_that_leaves_no_room_for_a_prompt_is_refused(tmp_path: Path) -
 def test_call_arguments_given_as_json_text_reach_the_template_as_an_object(tmp_path: Path) -> None:
     def with_arguments(arguments: Any) -> list[int]:
         call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
-        found = a_tokenizer(tmp_path, templates.QWEN3).encode(
-            chat("user: x", {"role": "assistant", "tool_calls": [call]})
-        )
-        assert isinstance(found, Tokenized)
-        ids: list[int] = found.ids.tolist()
+        sample = chat("user: x", {"role": "assistant", "tool_calls": [call]})
+        ids: list[int] = encoded(a_tokenizer(tmp_path, templates.QWEN3), sample).ids.tolist()
         return ids
 
     assert with_arguments('{"a": [1, 2]}') == with_arguments({"a": [1, 2]}) != with_arguments("no json")
@@ -336,45 +329,26 @@ def test_the_day_does_not_change_the_tokens(tmp_path: Path) -> None:
     assert whole.startswith("2024-07-26")
 
 
-def test_ids_are_those_of_one_tokenization_of_the_whole_rendering(tmp_path: Path) -> None:
-    tokenizer = a_tokenizer(tmp_path, templates.MISTRAL)
-    found = tokenizer.encode(chat(*TWO))
-    assert isinstance(found, Tokenized)
-    hf = tokenizer._tokenizer._tokenizer
+@pytest.mark.parametrize("template", [templates.MISTRAL, templates.GENERATION])
+def test_ids_and_mask_of_generation_marks_are_those_of_transformers(tmp_path: Path, template: str) -> None:
+    tokenizer = a_tokenizer(tmp_path, template)
+    ours = encoded(tokenizer, chat(*TWO))
     messages = [{"role": t.split(": ")[0], "content": t.split(": ")[1]} for t in TWO]
-    assert found.ids.tolist() == hf.apply_chat_template(messages, tokenize=True, return_dict=False)
-
-
-def test_the_mask_of_generation_marks_is_what_transformers_makes_of_them(tmp_path: Path) -> None:
-    tokenizer = a_tokenizer(tmp_path, templates.GENERATION)
-    found = tokenizer.encode(chat(*TWO))
-    assert isinstance(found, Tokenized)
-    messages = [{"role": t.split(": ")[0], "content": t.split(": ")[1]} for t in TWO]
+    marked = template == templates.GENERATION
     theirs = tokenizer._tokenizer._tokenizer.apply_chat_template(
-        messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+        messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=marked
     )
-    assert found.mask.tolist() == theirs["assistant_masks"] and found.ids.tolist() == theirs["input_ids"]
-
-
-@pytest.mark.parametrize(
-    "content", ["naive cafe", "na\u00efve caf\u00e9 \U0001f600\U0001f469\u200d\U0001f52c!", "  spaced  "]
-)
-def test_any_content_is_supervised_whole(tmp_path: Path, content: str) -> None:
-    runs, whole = pieces(a_tokenizer(tmp_path), chat("user: Say.", {"role": "assistant", "content": content}))
-    assert runs == [content + "<|im_end|>"] and whole.count("<|im_end|>") == 2
+    assert ours.ids.tolist() == theirs["input_ids"]
+    assert not marked or ours.mask.tolist() == theirs["assistant_masks"]
 
 
 def test_a_folder_without_a_tokenizer_is_an_unknown_model(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
-    (folder / "config.json").write_text(
-        json.dumps({"num_hidden_layers": 8, "hidden_size": 4, "vocab_size": 9, "max_position_embeddings": 32})
-    )
-    request = ExtractRequest.model_validate(
-        {"model": str(folder), "source": {"kind": "inline", "samples": [{"text": "x"}]}}
-    )
+    config = {"num_hidden_layers": 8, "hidden_size": 4, "vocab_size": 9, "max_position_embeddings": 32}
+    (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(UnknownModel, match="tokenizer") as caught:
-        SampleTokenizer(inspect_target(request, Settings(model_roots=(tmp_path,))), request)
+        of_folder(folder)
     assert caught.value.field == "model"
 
 
@@ -383,14 +357,8 @@ def test_a_tokenizer_without_offsets_serves_all_but_masks_of_conversations(tmp_p
     for path in folder.glob("tokenizer*"):
         path.unlink()
     ByT5Tokenizer(chat_template=templates.CHATML).save_pretrained(folder)
-
-    def slow(**options: Any) -> SampleTokenizer:
-        source = {"kind": "inline", "samples": [{"text": "x"}]}
-        request = ExtractRequest.model_validate({"model": str(folder), "source": source} | options)
-        return SampleTokenizer(inspect_target(request, Settings(model_roots=(tmp_path,))), request)
-
-    assert isinstance(slow(loss="all").encode(chat(*TWO)), Tokenized)
-    assert isinstance(slow().encode(Sample(text="abc")), Tokenized)
+    encoded(of_folder(folder, loss="all"), chat(*TWO))
+    encoded(of_folder(folder), Sample(text="abc"))
     with pytest.raises(TemplateRefused, match="which characters") as caught:
-        slow().encode(chat(*TWO))
+        of_folder(folder).encode(chat(*TWO))
     assert caught.value.field == "loss" and caught.value.cure

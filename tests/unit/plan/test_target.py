@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,15 +57,10 @@ PLAIN = {"num_hidden_layers": 8, "hidden_size": 64, "vocab_size": 100, "max_posi
 def test_a_local_model_is_read_from_its_config(tmp_path: Path) -> None:
     folder = templates.write_target(tmp_path / "m", num_hidden_layers=10, max_position_embeddings=128)
     found = inspect(tmp_path, folder, layers=[3])
-    assert (found.num_layers, found.hidden_size, found.dtype, found.max_model_len) == (
-        10,
-        64,
-        "bfloat16",
-        128,
-    )
-    assert (
-        found.layer_ids == (3, 10) and found.folder == folder and found.architectures == ("LlamaForCausalLM",)
-    )
+    shape = (found.num_layers, found.hidden_size, found.dtype, found.max_model_len)
+    assert shape == (10, 64, "bfloat16", 128)
+    assert (found.layer_ids, found.folder) == ((3, 10), folder)
+    assert found.architectures == ("LlamaForCausalLM",)
 
 
 def test_a_relative_model_path_begins_with_a_dot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,46 +69,45 @@ def test_a_relative_model_path_begins_with_a_dot(tmp_path: Path, monkeypatch: py
     assert inspect(tmp_path, "./m").folder == tmp_path / "m"
 
 
-def test_a_model_type_that_nobody_knows_is_read_as_plain_json(tmp_path: Path) -> None:
-    found = inspect(tmp_path, with_config(tmp_path / "m", PLAIN | {"model_type": "never-heard-of"}))
-    assert (found.num_layers, found.vocab_size, found.dtype) == (8, 100, "float32")
+LINEAR = {"rope_type": "linear"}
+GEMMA3 = {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", "num_hidden_layers": 34}}
+NEMOTRON_H = {
+    "model_type": "nemotron_h",
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"] * 2,
+    "hidden_size": 64,
+    "vocab_size": 100,
+    "time_step_limit": [0.0, {"__float__": "Infinity"}],
+}
+CONFIGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "a type that nobody knows": (
+        PLAIN | {"model_type": "never-heard-of"},
+        {"num_layers": 8, "dtype": "float32"},
+    ),
+    "older names": (
+        {"n_layer": 12, "n_embd": 32, "vocab_size": 50, "n_positions": 77, "torch_dtype": "float16"},
+        {"num_layers": 12, "hidden_size": 32, "max_model_len": 77, "dtype": "float16"},
+    ),
+    "the text part of a multimodal config": (
+        {
+            "dtype": "bfloat16",
+            "text_config": PLAIN,
+            "vision_config": {"num_hidden_layers": 99},
+            "hidden_size": 1,
+        },
+        {"num_layers": 8, "hidden_size": 64, "dtype": "bfloat16"},
+    ),
+    "defaults of its class": (
+        GEMMA3,
+        {"num_layers": 34, "hidden_size": 2304, "vocab_size": 262208, "max_model_len": 131072},
+    ),
+    "an infinity as transformers writes it": (NEMOTRON_H, {"num_layers": 8}),
+}
 
 
-def test_older_names_in_a_config_are_understood(tmp_path: Path) -> None:
-    old = {"n_layer": 12, "n_embd": 32, "vocab_size": 50, "n_positions": 77, "torch_dtype": "float16"}
-    found = inspect(tmp_path, with_config(tmp_path / "m", old))
-    assert (found.num_layers, found.hidden_size, found.max_model_len, found.dtype) == (12, 32, 77, "float16")
-
-
-def test_the_text_part_of_a_multimodal_config_counts(tmp_path: Path) -> None:
-    config = {
-        "dtype": "bfloat16",
-        "text_config": PLAIN,
-        "vision_config": {"num_hidden_layers": 99},
-        "hidden_size": 1,
-    }
-    found = inspect(tmp_path, with_config(tmp_path / "m", config))
-    assert (found.num_layers, found.hidden_size, found.dtype) == (8, 64, "bfloat16")
-
-
-def test_what_a_published_config_leaves_out_is_its_class_default(tmp_path: Path) -> None:
-    config = {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", "num_hidden_layers": 34}}
-    found = inspect(tmp_path, with_config(tmp_path / "m", config))
-    assert (found.num_layers, found.hidden_size, found.vocab_size) == (34, 2304, 262208)
-    assert found.max_model_len == 131072
-
-
-def test_a_config_may_hold_an_infinity_as_transformers_writes_it(tmp_path: Path) -> None:
-    blocks = ["linear_attention", "moe", "full_attention", "mlp"] * 2
-    config = {"model_type": "nemotron_h", "layers_block_type": blocks, "hidden_size": 64, "vocab_size": 100}
-    limit = {"time_step_limit": [0.0, {"__float__": "Infinity"}]}
-    assert inspect(tmp_path, with_config(tmp_path / "m", config | limit)).num_layers == 8
-
-
-def test_the_length_of_gemma_3_is_the_scaled_one_already(tmp_path: Path) -> None:
-    rope = {"full_attention": {"rope_type": "linear", "factor": 8.0}}
-    config = PLAIN | {"model_type": "gemma3_text", "rope_parameters": rope}
-    assert inspect(tmp_path, with_config(tmp_path / "m", config)).max_model_len == 512
+@pytest.mark.parametrize(("config", "expected"), CONFIGS.values(), ids=CONFIGS)
+def test_a_config_is_understood(tmp_path: Path, config: dict[str, Any], expected: dict[str, Any]) -> None:
+    target = inspect(tmp_path, with_config(tmp_path / "m", config))
+    assert {name: getattr(target, name) for name in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -127,17 +120,11 @@ def test_the_length_of_gemma_3_is_the_scaled_one_already(tmp_path: Path) -> None
             512,
         ),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 512),
-        (
-            {
-                "rope_parameters": {
-                    "full_attention": {"rope_type": "linear", "factor": 2},
-                    "other": {"rope_type": "default"},
-                }
-            },
-            1024,
-        ),
+        ({"rope_parameters": {"full": LINEAR | {"factor": 2}, "other": {"rope_type": "default"}}}, 1024),
         ({"rope_scaling": {"type": "longrope"}, "original_max_position_embeddings": 64}, 64),
         ({"rope_scaling": None}, 512),
+        # Of Gemma 3 the length is the scaled one already.
+        ({"model_type": "gemma3_text", "rope_parameters": {"full_attention": LINEAR | {"factor": 8.0}}}, 512),
         ({"model_max_length": 256}, 256),
     ],
 )
@@ -164,7 +151,6 @@ def test_a_config_that_says_nothing_usable_is_an_unknown_model(tmp_path: Path, c
     assert isinstance(refusal(tmp_path, folder), UnknownModel)
 
 
-LINEAR = {"type": "linear"}
 HOSTILE: dict[str, tuple[str, Any]] = {
     "a number of 400 digits": ("max_position_embeddings", 10**400),
     "a negative length": ("max_position_embeddings", -5),
@@ -329,12 +315,10 @@ def test_a_broken_weight_file_is_an_unknown_model(tmp_path: Path, content: bytes
 
 
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-    with FakeHub() as hub:
-        files = {path.name: path.read_bytes() for path in templates.write_target(tmp_path / "hub").iterdir()}
-        hub.add_repo("org/model", {**files, "model.safetensors": b"weights are not fetched"}, kind="model")
-        yield hub
+def hub(hub: FakeHub, tmp_path: Path) -> FakeHub:
+    files = {path.name: path.read_bytes() for path in templates.write_target(tmp_path / "hub").iterdir()}
+    hub.add_repo("org/model", {**files, "model.safetensors": b"weights are not fetched"}, kind="model")
+    return hub
 
 
 def test_a_hub_model_is_its_commit_and_its_weights_stay_there(hub: FakeHub) -> None:
@@ -348,7 +332,6 @@ def test_a_hub_that_is_silent_is_given_up(
     hub: FakeHub, monkeypatch: pytest.MonkeyPatch, endpoint: str
 ) -> None:
     monkeypatch.setattr(hub_reading, "SILENCE_S", 0.2)
-    monkeypatch.setattr("time.sleep", lambda _: None)
     close_session()
     hub.fail(endpoint, Fault(drop="stall", times=1000))
     with pytest.raises(HubUnavailable):

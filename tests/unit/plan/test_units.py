@@ -41,12 +41,18 @@ def weight(unit: UnitDraft, bounds: UnitBounds) -> int:
 
 
 @given(ROWS, BOUNDS)
-def test_every_row_ends_in_exactly_one_place_and_in_order(rows: list[RowOutcome], bounds: UnitBounds) -> None:
+def test_every_row_ends_in_exactly_one_place_in_order_and_no_sample_twice(
+    rows: list[RowOutcome], bounds: UnitBounds
+) -> None:
     units = list(plan_units(rows, bounds))
-    samples = [sample.position for unit in units for sample in unit.samples]
-    rejects = [reject.position for unit in units for reject in unit.rejects]
-    assert samples == sorted(samples) and rejects == sorted(rejects)
-    assert sorted(samples + rejects) == [row.position for row in rows]
+    samples = [sample for unit in units for sample in unit.samples]
+    rejects = [reject for unit in units for reject in unit.rejects]
+    planned, rejected = ([row.position for row in rows] for rows in (samples, rejects))
+    assert planned == sorted(planned) and rejected == sorted(rejected)
+    assert sorted(planned + rejected) == [row.position for row in rows]
+    ids = {sample.sample_id for sample in samples}
+    assert len(ids) == len(samples)
+    assert {r.sample_id for r in rejects if r.reason == RejectReason.DUPLICATE} <= ids
 
 
 @given(ROWS, BOUNDS)
@@ -63,24 +69,6 @@ def test_units_keep_their_bounds_and_are_no_smaller_than_they_must(
             first = UnitDraft(after.samples[:1], ())
             full = weight(unit, bounds) + weight(first, bounds) > bounds.unit_bytes
             assert full or len(unit.samples) == bounds.max_samples
-
-
-@given(ROWS, BOUNDS)
-def test_planning_again_gives_the_same_units(rows: list[RowOutcome], bounds: UnitBounds) -> None:
-    first, second = list(plan_units(rows, bounds)), list(plan_units(iter(rows), bounds))
-    assert [[s.sample_id for s in u.samples] for u in first] == [
-        [s.sample_id for s in u.samples] for u in second
-    ]
-    assert [unit.rejects for unit in first] == [unit.rejects for unit in second]
-
-
-@given(ROWS, BOUNDS)
-def test_no_sample_id_is_planned_twice(rows: list[RowOutcome], bounds: UnitBounds) -> None:
-    units = list(plan_units(rows, bounds))
-    planned = [sample.sample_id for unit in units for sample in unit.samples]
-    assert len(set(planned)) == len(planned)
-    doubled = [r.sample_id for unit in units for r in unit.rejects if r.reason == RejectReason.DUPLICATE]
-    assert set(doubled) <= set(planned)
 
 
 def test_the_planner_streams() -> None:
@@ -150,11 +138,6 @@ def test_the_planner_is_pure() -> None:
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     imported |= {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
     assert imported == {
-        "hashlib",
-        "collections.abc",
-        "dataclasses",
-        "schemas.job",
-        "service.plan.sources.rows",
-        "numpy",
-        "numpy.typing",
+        *("hashlib", "collections.abc", "dataclasses", "numpy", "numpy.typing"),
+        *("schemas.job", "service.plan.sources.rows"),
     }

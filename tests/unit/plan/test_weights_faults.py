@@ -2,7 +2,6 @@
 
 import errno
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,12 +26,19 @@ def a_target(model: str, settings: Settings) -> Target:
 
 
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-    with FakeHub(cas=tmp_path / "cas") as made:
-        files = {path.name: path.read_bytes() for path in templates.write_target(tmp_path / "hub").iterdir()}
-        made.add_repo("org/model", {**files, "model.safetensors": WEIGHTS}, kind="model")
-        yield made
+def hub(hub: FakeHub, tmp_path: Path) -> FakeHub:
+    files = {path.name: path.read_bytes() for path in templates.write_target(tmp_path / "hub").iterdir()}
+    hub.add_repo("org/model", {**files, "model.safetensors": WEIGHTS}, kind="model")
+    return hub
+
+
+@pytest.fixture
+def stored(hub: FakeHub, tmp_path: Path) -> FakeHub:
+    """Return the Hub where the real client of the storage is sent to a file without any chunk."""
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "model.safetensors").write_bytes(WEIGHTS)
+    hub.know_xet(tmp_path / "weights")
+    return hub
 
 
 @pytest.fixture
@@ -88,12 +94,8 @@ def test_weights_that_the_hub_denies_are_an_unknown_model(
 
 
 def test_weights_that_the_storage_does_not_give_are_tried_again(
-    hub: FakeHub, target: Target, settings: Settings, tmp_path: Path
+    target: Target, settings: Settings, stored: FakeHub
 ) -> None:
-    """The real client of the storage is told a file of which no chunk is there."""
-    (tmp_path / "weights").mkdir()
-    (tmp_path / "weights" / "model.safetensors").write_bytes(WEIGHTS)
-    hub.know_xet(tmp_path / "weights")
     assert type(fault_of(target, settings)) is HubUnavailable
 
 
@@ -123,12 +125,9 @@ def test_a_download_that_breaks_off_waits_for_space_or_is_tried_again(
 
 
 def test_a_full_disk_is_told_from_a_lost_connection_by_the_disk(
-    hub: FakeHub, target: Target, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    target: Target, settings: Settings, stored: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The storage's client raises the same error for both."""
-    (tmp_path / "weights").mkdir()
-    (tmp_path / "weights" / "model.safetensors").write_bytes(WEIGHTS)
-    hub.know_xet(tmp_path / "weights")
     monkeypatch.setattr("service.plan.hub_reading.FULL_BELOW_BYTES", 2**62)
     error = fault_of(target, settings)
     assert type(error) is DiskFull and error.cure
