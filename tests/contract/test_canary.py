@@ -1,8 +1,9 @@
-"""The canary within a job: a model that rounding takes far gets a second look, and a wrong layer does not."""
+"""The canary within a job: what it takes and refuses, when its reference runs, and within which memory."""
 
+import asyncio
 import errno
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,69 @@ from schemas.job import JobState
 from schemas.names import manifest_path
 from schemas.request import Dtype
 from service.capture import canary, session
+from service.capture.engine import EngineSpec
+from service.capture.link import EngineLink
+from service.capture.loop import Capture
+from service.errors import EngineRefused
 from service.proof.reference import Reference, reference_states
+from service.settings import Settings
 from tests.support import planted_connector
+from tests.support.engine_bench import until
 from tests.support.jobs import Shop, request
+from tests.support.model_engine import ModelEngine
 from tests.support.plans import random_ids
 from tests.support.tiny_model import random_target
 
 pytestmark = pytest.mark.slow
 
-LAYERS = (1, 2)
+PATIENCE_S = 60.0
+EVENTS: list[str] = []
+"""What the job of the running test has done: `reference`, `ended`, `engine`."""
+
+
+class PatientEngine(ModelEngine):
+    """Is up only when the reference runs."""
+
+    async def start(self, spec: EngineSpec, settings: Settings, link: EngineLink) -> None:
+        await until(lambda: "reference" in EVENTS)
+        await super().start(spec, settings, link)
+        EVENTS.append("engine")
+
+
+class BrokenEngine(ModelEngine):
+    """Does not start, once the reference runs."""
+
+    async def start(self, spec: EngineSpec, settings: Settings, link: EngineLink) -> None:
+        await until(lambda: "reference" in EVENTS)
+        raise EngineRefused("it never would", field="model")
+
+
+@dataclass(slots=True)
+class StandIn:
+    """Stands before the reference; notes what it was asked for, and makes it noisy in 16 bits if told to."""
+
+    is_noisy: bool = False
+    dtypes: list[Dtype] = field(default_factory=list)
+    bounds: list[int | None] = field(default_factory=list)
+
+    async def states(
+        self, folder: Path, prompts: Any, dtype: Dtype, *, max_bytes: int | None, timeout_s: float
+    ) -> Reference:
+        EVENTS.append("reference")
+        self.dtypes.append(dtype)
+        self.bounds.append(max_bytes)
+        try:
+            right = await reference_states(folder, prompts, dtype, max_bytes=max_bytes, timeout_s=timeout_s)
+        finally:
+            EVENTS.append("ended")
+        if dtype == "float32" or not self.is_noisy:
+            return right
+        draw = torch.Generator().manual_seed(1)
+        noisy = tuple(
+            {k: s + 0.3 * s.std() * torch.randn(s.shape, generator=draw) for k, s in prompt.items()}
+            for prompt in right.states
+        )
+        return replace(right, states=noisy)
 
 
 @pytest.fixture(scope="module")
@@ -33,57 +88,51 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[Dtype]:
-    """Make the reference chaotic in 16 bits; return the dtypes that it is asked for."""
-    dtypes: list[Dtype] = []
-
-    async def states(folder: Path, prompts: Any, dtype: Dtype, **more: Any) -> Reference:
-        dtypes.append(dtype)
-        said = await reference_states(folder, prompts, dtype, **more)
-        if dtype == "float32":
-            return said
-        draw = torch.Generator().manual_seed(1)
-        far = tuple(
-            {k: s + 0.3 * s.std() * torch.randn(s.shape, generator=draw) for k, s in prompt.items()}
-            for prompt in said.states
-        )
-        return replace(said, states=far)
-
-    monkeypatch.setattr(canary, "reference_states", states)
-    return dtypes
+def reference(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    stand_in = StandIn()
+    EVENTS.clear()
+    monkeypatch.setattr(canary, "reference_states", stand_in.states)
+    return stand_in
 
 
-def run(folder: Path, target: Path, engine: str, unit_attempts: int = 1) -> tuple[Shop, Any]:
-    shop = Shop.open(folder, target, engine=engine, unit_attempts=unit_attempts)
+@pytest.fixture
+def noisy(reference: StandIn) -> StandIn:
+    reference.is_noisy = True
+    return reference
+
+
+def a_request(target: Path) -> Any:
     samples = [{"id": str(n), "token_ids": ids} for n, ids in enumerate(random_ids([9, 40], vocab_size=1500))]
-    return shop, shop.run(request(target, samples, layers=LAYERS, canary="run"))
+    return request(target, samples, layers=(1, 2), canary="run")
 
 
-def test_a_capture_within_the_models_own_noise_is_taken_and_the_manifest_says_so(tmp_path, target, asked):
-    shop, job = run(tmp_path, target, "tests.support.model_engine:ModelEngine")
+def run(folder: Path, target: Path, engine: type | str = ModelEngine, **settings: Any) -> tuple[Shop, Any]:
+    name = engine if isinstance(engine, str) else f"{engine.__module__}:{engine.__name__}"
+    shop = Shop.open(folder, target, engine=name, **({"unit_attempts": 1} | settings))
+    return shop, shop.run(a_request(target))
+
+
+def test_a_capture_within_the_models_own_noise_is_taken_once_a_version_of_quarry(
+    tmp_path, target, noisy, monkeypatch
+):
+    shop, job = run(tmp_path, target)
     assert job.state is JobState.COMPLETED, job.problem
-    assert asked == ["bfloat16", "float32"]
-    told = Manifest.model_validate_json(
-        (shop.settings.dataset_dir(job.id) / manifest_path(job.id)).read_bytes()
-    ).checks.canary_report
-    assert told is not None
-    for layer in told.layers:
+    manifest = (shop.settings.dataset_dir(job.id) / manifest_path(job.id)).read_bytes()
+    report = Manifest.model_validate_json(manifest).checks.canary_report
+    assert report is not None
+    for layer in report.layers:
         assert layer.median_rel_error < 0.02 < 0.2 < layer.own_median_rel_error
-
-
-def test_the_canary_is_run_once_a_version_of_quarry(tmp_path, target, asked, monkeypatch):
-    shop, job = run(tmp_path, target, "tests.support.model_engine:ModelEngine")
     assert shop.run(job.request, "the same version").state is JobState.COMPLETED
-    assert len(asked) == 2
+    assert noisy.dtypes == ["bfloat16", "float32"]
     monkeypatch.setattr(session, "version", lambda _: "0.2.0")
     assert shop.run(job.request, "another version").state is JobState.COMPLETED
-    assert len(asked) == 4
+    assert noisy.dtypes == ["bfloat16", "float32"] * 2
 
 
-def test_a_wrong_layer_is_refused_after_the_second_look_too(tmp_path, target, asked, monkeypatch):
+def test_a_wrong_layer_is_refused_by_the_float32_reference_too(tmp_path, target, noisy, monkeypatch):
     monkeypatch.setenv(planted_connector.ORDER, str(tmp_path / "nothing more"))
     _, job = run(tmp_path, target, "tests.drill.harness:LayerBeforeEngine")
-    assert asked == ["bfloat16", "float32"]
+    assert noisy.dtypes == ["bfloat16", "float32"]
     assert job.problem is not None
     assert "canary: layer 1" in job.problem.detail
 
@@ -99,6 +148,42 @@ def test_a_canary_that_cannot_be_read_back_is_captured_again(tmp_path, target, m
         return read(path)
 
     monkeypatch.setattr(canary, "open_shard", opened)
-    shop, job = run(tmp_path, target, "tests.support.model_engine:ModelEngine", unit_attempts=2)
+    shop, job = run(tmp_path, target, unit_attempts=2)
     assert job.state is JobState.COMPLETED, job.problem
     assert {row.attempts for row in shop.store.units(job.id)} == {2}
+
+
+def test_the_reference_runs_once_while_the_engine_starts(tmp_path, target, reference):
+    shop, job = run(tmp_path, target, PatientEngine)
+    assert job.state is JobState.COMPLETED, job.problem
+    assert len(reference.bounds) == 1
+    EVENTS[:] = ["reference"]
+    assert shop.run(a_request(target), "again").state is JobState.COMPLETED
+    assert EVENTS == ["reference", "engine"], "states that passed before are not computed ahead"
+
+
+def test_a_reference_without_room_beside_the_start_is_run_when_the_engine_is_up(
+    tmp_path, target, reference, monkeypatch
+):
+    monkeypatch.setattr(canary, "_EARLY_SHARE", 2**62)
+    _, job = run(tmp_path, target, PatientEngine)
+    assert job.state is JobState.COMPLETED, job.problem
+    assert reference.bounds == [0, None]
+
+
+def test_the_operators_bound_is_not_tried_twice(tmp_path, target, reference):
+    _, job = run(tmp_path, target, PatientEngine, canary_max_bytes=1000)
+    assert job.problem is not None
+    assert "1000 are allowed" in job.problem.detail
+    assert reference.bounds == [1000]
+
+
+def test_an_engine_that_does_not_start_leaves_no_reference_behind(tmp_path, target, reference):
+    name = f"{__name__}:{BrokenEngine.__name__}"
+    shop = Shop.open(tmp_path, target, engine=name, unit_attempts=1)
+    job_id = shop.submit(a_request(target))
+    shop.plan()
+    capture = Capture(shop.store, shop.settings, "worker", only_job=job_id)
+    asyncio.run(asyncio.wait_for(capture.run(), PATIENCE_S))
+    assert shop.store.job(job_id).state is JobState.FAILED
+    assert EVENTS == ["reference", "ended"]

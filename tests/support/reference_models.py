@@ -1,5 +1,6 @@
 """Tiny random models of several architectures, their states, and what an engine would say of them."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,12 @@ _KINDS: dict[str, tuple[dict[str, Any], FinalNorm]] = {
     "cohere": ({"num_key_value_heads": 2}, FinalNorm(kind="layernorm", eps=1e-5)),
 }
 MODEL_TYPES = tuple(_KINDS)
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    """Change values of a saved model's config."""
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
 @dataclass(frozen=True, slots=True)

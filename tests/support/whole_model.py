@@ -9,6 +9,8 @@ import torch
 from connector.vector_math import settle_vector_math
 from service.proof.canary import POST_NORM
 from service.proof.reference_model import Skeleton, build_skeleton
+from service.proof.reference_pass import ReferencePass
+from service.proof.reference_weights import WeightStream
 
 States = dict[int, torch.Tensor]
 
@@ -21,6 +23,19 @@ def whole_states(folder: Path, prompts: Sequence[Sequence[int]], dtype: torch.dt
         folder, config=found.model.config, dtype=dtype, attn_implementation="eager"
     )
     return states_of(Skeleton(model.eval(), found.layers, found.final_norm), prompts)
+
+
+def streamed_states(folder: Path, prompts: Sequence[Sequence[int]], dtype: torch.dtype) -> list[States]:
+    """Return the same by the reference's own pass, which holds one layer at a time."""
+    skeleton = build_skeleton(folder, dtype)
+    return ReferencePass(skeleton, WeightStream(skeleton, folder, dtype)).run(prompts)
+
+
+def assert_same_bits(got: list[States], want: list[States]) -> None:
+    for one, other in zip(got, want, strict=True):
+        assert one.keys() == other.keys()
+        wrong = [layer_id for layer_id, states in one.items() if not torch.equal(states, other[layer_id])]
+        assert wrong == []
 
 
 def states_of(whole: Skeleton, prompts: Sequence[Sequence[int]]) -> list[States]:

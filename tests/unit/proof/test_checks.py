@@ -5,19 +5,22 @@ from pathlib import Path
 import pytest
 import torch
 
+from schemas.dataset import files
+from schemas.dataset.direct import BLOCK_BYTES
 from schemas.dataset.manifest import UnitChecks
 from schemas.receipts import RejectedRow, UnitSealed
 from service.errors import EngineDied, EngineRefused, StatesWrong, WriteFailed
 from service.proof.checks import check_unit
 from service.proof.head import Head
 from tests.support.plans import sample_id
-from tests.support.reference_models import NUM_LAYERS, TinyModel
+from tests.support.reference_models import MODEL_TYPES, NUM_LAYERS, TinyModel
 from tests.support.shards import (
     LENGTHS,
     Capture,
     ShardRow,
     capture,
     seal_attempt,
+    stored_bytes,
     with_states,
     write_plan_of,
 )
@@ -142,30 +145,59 @@ def test_states_of_two_rows_that_changed_places_are_found(llama):
         unit.check(unit.seal(rows))
 
 
-def test_two_layers_with_the_same_states_are_named(llama):
-    row = with_states(llama.captured.rows[2], 2, llama.captured.rows[2].states[1])
-    with pytest.raises(StatesWrong, match=r"row 2 .*layers 1 and 2 hold the same states"):
-        llama.check(llama.seal([*llama.captured.rows[:2], row, *llama.captured.rows[3:]]))
+def equal_layers(row: ShardRow) -> ShardRow:
+    return with_states(row, 2, row.states[1])
 
 
-def test_a_stored_checksum_that_does_not_fit_is_named(llama):
-    row = replace(llama.captured.rows[2], checksums=[1, 2, 3])
-    with pytest.raises(
-        StatesWrong, match=r"row 2 .*layer 1: its bytes have xxh3 \w{16}, 0000000000000001 is"
-    ):
-        llama.check(llama.seal([*llama.captured.rows[:2], row, *llama.captured.rows[3:]]))
+def changed(**columns: object) -> Callable[[ShardRow], ShardRow]:
+    return lambda row: replace(row, **columns)
 
 
-def test_a_bit_flipped_in_the_sealed_file_is_found(llama):
-    receipt = llama.seal()
-    path = llama.folder / receipt.file
-    data = bytearray(path.read_bytes())
-    at = data.find(llama.captured.rows[LAST].states[2].view(torch.uint8).numpy().tobytes())
+@pytest.mark.parametrize(
+    ("plant", "message"),
+    [
+        (equal_layers, "layers 1 and 2 hold the same states"),
+        (changed(checksums=[1, 2, 3]), r"layer 1: its bytes have xxh3 \w{16}, 0000000000000001 is"),
+        (changed(sample_id="another"), r"sample_id is 'another', '\w+' is due"),
+        (changed(source_id="another"), r"source_id is 'another', None is due"),
+        (changed(prompt_tokens=3), "prompt_tokens is 3, 16 is due"),
+        (changed(input_ids=[7] * 16), r"input_ids differs at 0: 7 is stored, \d+ is due"),
+        (changed(loss_mask=[1] * 16), "loss_mask differs at 0: 1 is stored, 0 is due"),
+    ],
+)
+def test_a_row_that_departs_from_its_plan_or_its_bytes_is_named(llama, plant, message):
+    right = llama.captured.rows
+    receipt = llama.seal([*right[:2], plant(right[2]), *right[3:]])
+    with pytest.raises(StatesWrong, match=rf"unit 0, row 2 \(.*\): {message}"):
+        llama.check(receipt)
+
+
+def test_a_truncated_row_departs_from_the_plan(llama):
+    planned = replace(llama.captured.rows[LAST], prompt_tokens=32)
+    plan_file = write_plan_of(llama.folder / "other.parquet", [*llama.captured.rows[:LAST], planned])
+    states = {k: states[:-1] for k, states in planned.states.items()}
+    short = replace(
+        planned, input_ids=planned.input_ids[:-1], loss_mask=planned.loss_mask[:-1], states=states
+    )
+    receipt = llama.seal([*llama.captured.rows[:LAST], short])
+    with pytest.raises(StatesWrong, match=r"32 tokens are stored, 33 were planned"):
+        llama.check(receipt, plan_file=plan_file)
+
+
+@pytest.mark.parametrize("compression", ["none", "fp8"])
+def test_a_bit_flipped_in_the_sealed_file_is_found(tmp_path, compression):
+    """In fp8 it is one of a scale, which stands behind the codes."""
+    unit = make_unit(tmp_path, "llama", "bfloat16", compression=compression)
+    receipt = unit.seal()
+    path = unit.folder / receipt.file
+    data, states_TH = bytearray(path.read_bytes()), unit.captured.rows[LAST].states[2]
+    wanted = stored_bytes(states_TH, unit.captured.about)
+    at = data.find(wanted[states_TH.numel() :])
     assert at > 0
-    data[at + 77] ^= 16
+    data[at + 3] ^= 1
     path.write_bytes(data)
     with pytest.raises(WriteFailed, match=r"has xxh3 \w{32}, its receipt says"):
-        llama.check(receipt)
+        unit.check(receipt)
 
 
 @pytest.mark.parametrize(
@@ -178,45 +210,25 @@ def test_a_sealed_file_that_is_gone_or_cut_short_is_tried_again(llama, damage):
         llama.check(receipt)
 
 
+def test_a_footers_length_is_not_believed_with_memory(llama, monkeypatch):
+    receipt = llama.seal()
+    file = llama.folder / receipt.file
+    content = bytearray(file.read_bytes())
+    content[-5] ^= 0x7F  # the highest byte of the footer's length
+    file.write_bytes(content)
+    asked, memory = [], files.page_aligned
+    monkeypatch.setattr(files, "READ_BYTES", 2 * BLOCK_BYTES)
+    monkeypatch.setattr(files, "page_aligned", lambda num_bytes: asked.append(num_bytes) or memory(num_bytes))
+    with pytest.raises(WriteFailed, match=r"the footer of .* has xxh3"):
+        llama.check(receipt)
+    assert max(asked) == 2 * BLOCK_BYTES < len(content)
+
+
 def test_a_row_with_fewer_states_than_tokens_is_tried_again(llama):
     row = llama.captured.rows[LAST]
     short = replace(row, states={k: states[:-2] for k, states in row.states.items()})
     with pytest.raises(WriteFailed, match=r"layer_1 takes"):
         llama.check(llama.seal([*llama.captured.rows[:LAST], short]))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"sample_id": "another"}, r"sample_id is 'another', '\w+' is due"),
-        ({"source_id": "another"}, r"source_id is 'another', None is due"),
-        ({"prompt_tokens": 3}, "prompt_tokens is 3, 16 is due"),
-        ({"input_ids": [7] * 16}, r"input_ids differs at 0: 7 is stored, \d+ is due"),
-        ({"loss_mask": [1] * 16}, "loss_mask differs at 0: 1 is stored, 0 is due"),
-    ],
-)
-def test_light_columns_that_depart_from_the_plan_are_named(llama, change, message):
-    row = replace(llama.captured.rows[2], **change)
-    receipt = llama.seal([*llama.captured.rows[:2], row, *llama.captured.rows[3:]])
-    with pytest.raises(
-        StatesWrong, match=rf"unit 0, row 2 \({llama.captured.rows[2].sample_id}\): {message}"
-    ):
-        llama.check(receipt)
-
-
-def test_a_truncated_row_departs_from_the_plan(llama):
-    row = llama.captured.rows[LAST]
-    states = {k: states[:-1] for k, states in row.states.items()}
-    short = replace(
-        row, prompt_tokens=32, input_ids=row.input_ids[:-1], loss_mask=row.loss_mask[:-1], states=states
-    )
-    with pytest.raises(StatesWrong, match=r"prompt_tokens is 32, 33 is due"):
-        llama.check(llama.seal([*llama.captured.rows[:LAST], short]))
-    longer_prompt = replace(short, prompt_tokens=32)
-    plan = [*llama.captured.rows[:LAST], replace(row, prompt_tokens=32)]
-    plan_file = write_plan_of(llama.folder / "other.parquet", plan)
-    with pytest.raises(StatesWrong, match=r"32 tokens are stored, 33 were planned"):
-        llama.check(llama.seal([*llama.captured.rows[:LAST], longer_prompt]), plan_file=plan_file)
 
 
 def test_receipt_and_file_must_agree_on_lengths_and_rows(llama):
@@ -230,6 +242,17 @@ def test_receipt_and_file_must_agree_on_lengths_and_rows(llama):
         llama.check(fewer)
     with pytest.raises(StatesWrong, match="5 rows and 4 lengths"):
         llama.check(receipt.model_copy(update={"num_tokens": LENGTHS[1:]}))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_states_stored_as_fp8_agree_with_their_model_and_another_rows_do_not(tmp_path, model_type, dtype):
+    unit = make_unit(tmp_path, model_type, dtype, compression="fp8")
+    assert unit.check(unit.seal()).logit_rows == len(LENGTHS)
+    rows = list(unit.captured.rows)
+    rows[2] = with_states(rows[2], NUM_LAYERS, rows[4].states[NUM_LAYERS][-len(rows[2].input_ids) :])
+    with pytest.raises(StatesWrong, match="by the stored states"):
+        replace(unit, folder=tmp_path / "wrong").check(replace(unit, folder=tmp_path / "wrong").seal(rows))
 
 
 def test_a_shard_of_another_job_is_refused(llama):
@@ -286,14 +309,6 @@ def test_rows_spread_over_ranks_in_any_order_are_one_unit(llama):
     assert llama.check(even, odd).logit_argmax_agree == 5
     with pytest.raises(StatesWrong, match=r"row 0 .*sample_id"):
         llama.check(even.model_copy(update={"rows": (0, 4, 2)}), odd)
-
-
-def test_planes_are_checked_like_plain_layers(tmp_path):
-    unit = make_unit(tmp_path, "llama", "bfloat16", compression="planes")
-    assert unit.check(unit.seal()).logit_argmax_agree == len(LENGTHS)
-    other = with_states(unit.captured.rows[3], 2, unit.captured.rows[3].states[1])
-    with pytest.raises(StatesWrong, match="layers 1 and 2 hold the same states"):
-        unit.check(unit.seal([*unit.captured.rows[:3], other, unit.captured.rows[4]]))
 
 
 def test_without_the_last_layer_no_logits_are_checked(tmp_path):

@@ -1,5 +1,6 @@
 import itertools
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,8 +10,10 @@ from safetensors.torch import load, load_file, save_file
 from schemas.identity import FinalNorm
 from service.errors import EngineRefused
 from service.proof.head import Head, Opinion, final_norm_bytes
-from service.proof.head_weights import HeadWeights, NormWeights
+from service.proof.head_weights import HeadWeights, NormWeights, read_head, text_config
 from tests.support.reference_models import HIDDEN_SIZE, MODEL_TYPES, NUM_LAYERS, VOCAB_SIZE, TinyModel
+
+Tensors = dict[str, torch.Tensor | None]
 
 
 def token_ids(length: int, seed: int = 0) -> list[int]:
@@ -86,21 +89,40 @@ def test_an_engine_that_rounds_differently_stays_within_rounding():
     assert torch.all(gaps.gap[~swapped] == 0)
 
 
-def test_a_padded_vocabulary_is_cut_to_the_configs(tmp_path):
-    TinyModel(tmp_path, "llama", "float32")
-    weights = load_file(tmp_path / "model.safetensors")
-    weights["lm_head.weight"] = torch.cat([weights["lm_head.weight"], torch.full((64, HIDDEN_SIZE), 9.0)])
-    save_file(weights, tmp_path / "model.safetensors")
-    assert Head.load(tmp_path, "float32").vocab_size == VOCAB_SIZE
+def edit(folder: Path, tensors: Tensors, config: dict[str, object], rename: str = "{}") -> TinyModel:
+    """Save a llama, then put other tensors and config values in place, null to remove them."""
+    model = TinyModel(folder, "llama", "float32")
+    stored = load_file(folder / "model.safetensors") | tensors
+    kept = {rename.format(name): tensor for name, tensor in stored.items() if tensor is not None}
+    save_file(kept, folder / "model.safetensors")
+    values = json.loads((folder / "config.json").read_text()) | config
+    kept = {key: value for key, value in values.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(kept))
+    return model
 
 
-def test_a_head_smaller_than_the_vocabulary_is_refused_by_name(tmp_path):
-    TinyModel(tmp_path, "llama", "float32")
-    weights = load_file(tmp_path / "model.safetensors")
-    weights["lm_head.weight"] = weights["lm_head.weight"][:100].clone()
-    save_file(weights, tmp_path / "model.safetensors")
-    with pytest.raises(EngineRefused, match=r"lm_head.weight has 100 rows for a vocabulary of 512"):
-        Head.load(tmp_path, "float32")
+NORM, HEAD, OWN = "model.norm.weight", "lm_head.weight", {"model_type": "of_its_own"}
+OTHER_NORMS = {
+    f"{name}.norm.weight": torch.zeros(HIDDEN_SIZE) for name in ("mtp", "vision_tower", "model.visual")
+}
+NEMOTRON = {"model_type": "nemotron", "norm_eps": 1e-5}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "config", "rename"),
+    [
+        ({HEAD: torch.full((VOCAB_SIZE + 64, HIDDEN_SIZE), 9.0)}, {}, "{}"),
+        (OTHER_NORMS, {}, "{}"),
+        ({}, {}, "language_model.{}"),
+        ({}, OWN, "{}"),
+    ],
+    ids=["a padded vocabulary", "norms of towers and mtp blocks", "a prefix", "an unknown model type"],
+)
+def test_norm_and_head_are_found_beside_what_is_neither(tmp_path, tensors, config, rename):
+    model = edit(tmp_path, tensors, config, rename)
+    head = Head.load(tmp_path, "float32")
+    assert torch.equal(head.norm_weight, model.model.model.norm.weight)
+    assert (head.final_norm, head.vocab_size) == (model.final_norm, VOCAB_SIZE)
 
 
 def test_weights_spread_over_several_files_are_found_by_their_index(tmp_path):
@@ -109,105 +131,78 @@ def test_weights_spread_over_several_files_are_found_by_their_index(tmp_path):
     assert torch.equal(Head.load(tmp_path, "float32").norm_weight, model.model.model.norm.weight)
 
 
-def test_the_norm_of_a_vision_tower_or_an_mtp_block_is_never_taken(tmp_path):
-    model = TinyModel(tmp_path, "llama", "float32")
-    weights = load_file(tmp_path / "model.safetensors")
-    for name in ("mtp.norm.weight", "vision_tower.norm.weight", "model.visual.norm.weight"):
-        weights[name] = torch.zeros(HIDDEN_SIZE)
-    save_file(weights, tmp_path / "model.safetensors")
-    assert torch.equal(Head.load(tmp_path, "float32").norm_weight, model.model.model.norm.weight)
-
-
-def test_weights_below_a_language_model_prefix_are_found(tmp_path):
-    model = TinyModel(tmp_path, "llama", "float32")
-    weights = load_file(tmp_path / "model.safetensors")
-    below = {f"language_model.{name}": tensor for name, tensor in weights.items()}
-    save_file(below, tmp_path / "model.safetensors")
-    assert torch.equal(Head.load(tmp_path, "float32").norm_weight, model.model.model.norm.weight)
-
-
-def test_two_tensors_that_could_be_the_final_norm_are_refused_by_name(tmp_path):
-    TinyModel(tmp_path, "llama", "float32")
-    weights = load_file(tmp_path / "model.safetensors")
-    weights["model.final_layernorm.weight"] = torch.ones(HIDDEN_SIZE)
-    save_file(weights, tmp_path / "model.safetensors")
-    with pytest.raises(EngineRefused, match=r"model.final_layernorm.weight.*model.norm.weight"):
-        Head.load(tmp_path, "float32")
-
-
 @pytest.mark.parametrize(
-    ("drop", "message"),
+    ("tensors", "config", "message"),
     [
-        ("model.norm.weight", "named like a final norm"),
-        ("lm_head.weight", "named like an output head"),
+        ({HEAD: torch.ones(100, HIDDEN_SIZE)}, {}, "lm_head.weight has 100 rows for a vocabulary of 512"),
+        ({HEAD: torch.ones(VOCAB_SIZE, 3)}, {}, "shapes that do not fit"),
+        ({HEAD: torch.ones(VOCAB_SIZE, HIDDEN_SIZE, dtype=torch.int8)}, {}, "quantized head"),
+        ({HEAD: None}, {}, "named like an output head"),
+        ({NORM: None}, {}, "named like a final norm"),
+        (
+            {"model.final_layernorm.weight": torch.ones(HIDDEN_SIZE)},
+            {},
+            "model.final_layernorm.weight.*model.norm.weight",
+        ),
+        ({"model.norm.bias": torch.zeros(HIDDEN_SIZE)}, {}, "'llama' is not known to end in a LayerNorm"),
+        ({}, OWN | {"rms_norm_eps": None}, "no epsilon of the final norm"),
+        ({}, NEMOTRON, r"nemotron is a LayerNorm that multiplies by \(1 \+ weight\)"),
     ],
 )
-def test_a_missing_tensor_is_refused_by_name(tmp_path, drop, message):
-    TinyModel(tmp_path, "llama", "float32")
-    weights = load_file(tmp_path / "model.safetensors")
-    del weights[drop]
-    save_file(weights, tmp_path / "model.safetensors")
+def test_what_is_unsure_is_refused_by_name(tmp_path, tensors, config, message):
+    edit(tmp_path, tensors, config)
     with pytest.raises(EngineRefused, match=message) as refusal:
         Head.load(tmp_path, "float32")
     assert refusal.value.field == "model"
 
 
-def test_a_quantized_head_is_refused_by_name(tmp_path):
-    TinyModel(tmp_path, "llama", "float32")
-    weights = load_file(tmp_path / "model.safetensors")
-    weights["lm_head.weight"] = weights["lm_head.weight"].to(torch.int8)
-    save_file(weights, tmp_path / "model.safetensors")
-    with pytest.raises(EngineRefused, match="quantized head"):
-        Head.load(tmp_path, "float32")
-
-
-def test_a_bias_on_a_norm_that_is_no_layernorm_is_refused(tmp_path):
-    TinyModel(tmp_path, "llama", "float32")
-    weights = load_file(tmp_path / "model.safetensors")
-    weights["model.norm.bias"] = torch.zeros(HIDDEN_SIZE)
-    save_file(weights, tmp_path / "model.safetensors")
-    with pytest.raises(EngineRefused, match="'llama' is not known to end in a LayerNorm"):
-        Head.load(tmp_path, "float32")
-
-
-def test_a_model_type_unknown_to_transformers_is_read_from_its_own_config(tmp_path):
-    model = TinyModel(tmp_path, "llama", "float32")
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "of_its_own"}))
-    assert Head.load(tmp_path, "float32").final_norm == model.final_norm
-    del config["rms_norm_eps"]
-    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "of_its_own"}))
-    with pytest.raises(EngineRefused, match="no epsilon of the final norm"):
-        Head.load(tmp_path, "float32")
-
-
-def test_a_norm_that_cannot_be_told_in_the_manifest_is_refused(tmp_path):
-    TinyModel(tmp_path, "llama", "float32")
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "nemotron", "norm_eps": 1e-5}))
-    with pytest.raises(EngineRefused, match=r"nemotron is a LayerNorm that multiplies by \(1 \+ weight\)"):
-        Head.load(tmp_path, "float32")
-
-
-@pytest.mark.parametrize("content", [b"", b"not safetensors at all"])
-def test_a_broken_weight_file_is_refused(tmp_path, content):
-    TinyModel(tmp_path, "llama", "float32")
-    (tmp_path / "model.safetensors").write_bytes(content)
-    with pytest.raises(EngineRefused, match="cannot be read"):
-        Head.load(tmp_path, "float32")
-
-
-def test_a_folder_without_safetensors_is_refused_with_a_cure(tmp_path):
+@pytest.mark.parametrize("content", [b"", b"not safetensors at all", None])
+def test_a_weight_file_that_is_broken_or_missing_is_refused(tmp_path, content):
     TinyModel(tmp_path, "llama", "float32")
     (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(EngineRefused, match="neither") as refusal:
+    if content is not None:
+        (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(EngineRefused, match="neither" if content is None else "cannot be read") as refusal:
         Head.load(tmp_path, "float32")
-    assert refusal.value.cure is not None
+    assert (refusal.value.cure is None) == (content is not None)
 
 
 def test_a_folder_without_a_config_is_refused(tmp_path):
     with pytest.raises(EngineRefused, match=r"config\.json cannot be read"):
         Head.load(tmp_path, "float32")
+
+
+@pytest.mark.parametrize(
+    ("whole", "text", "has_head", "is_tied"),
+    [
+        (True, True, False, True),
+        (True, False, False, True),
+        (True, False, True, False),
+        (False, False, True, False),
+    ],
+)
+def test_a_multimodal_model_is_tied_by_either_config(tmp_path, whole, text, has_head, is_tied):
+    embedding, head = torch.randn(16, 8), torch.randn(16, 8)
+    write_gemma3(tmp_path, embedding, head if has_head else None, whole=whole, text=text)
+    read = read_head(tmp_path, text_config(tmp_path)).weight_VH
+    assert torch.equal(read, embedding if is_tied else head)
+
+
+def test_a_multimodal_model_that_is_not_tied_needs_a_head_of_its_own(tmp_path):
+    write_gemma3(tmp_path, torch.randn(16, 8), None, whole=False, text=False)
+    with pytest.raises(EngineRefused, match="no tensor is named like an output head"):
+        read_head(tmp_path, text_config(tmp_path))
+
+
+def write_gemma3(
+    folder: Path, embedding: torch.Tensor, head: torch.Tensor | None, *, whole: bool, text: bool
+) -> None:
+    """Write a multimodal Gemma 3, tied or not by the whole's config and by the text's."""
+    text_part = {"model_type": "gemma3_text", "vocab_size": 16, "hidden_size": 8, "tie_word_embeddings": text}
+    config = {"model_type": "gemma3", "tie_word_embeddings": whole, "text_config": text_part}
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = {"model.language_model.embed_tokens.weight": embedding}
+    save_file(tensors | ({} if head is None else {HEAD: head}), folder / "model.safetensors")
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt_neox", "olmo"])

@@ -1,4 +1,7 @@
+"""Stored states held against what the engine said: its most likely tokens, or of old datasets the first."""
+
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -9,7 +12,8 @@ from schemas.identity import FinalNorm
 from service.capture.engine import WITNESS_TOKENS
 from service.proof.head import Head
 from service.proof.head_weights import HeadWeights, NormWeights
-from service.proof.logit_check import MOST_SIGMAS, LogitCase, LogitReading, LogitVerdict, check_logits
+from service.proof.logit_check import MOST_SIGMAS, LogitCase, LogitVerdict, check_logits
+from service.proof.next_token_check import check_next_tokens
 from tests.support.reference_models import MODEL_TYPES, TinyModel
 
 VOCAB_SIZE, HIDDEN_SIZE = 200, 64
@@ -30,52 +34,11 @@ def cases(head: Head, count: int) -> list[LogitCase]:
     draw = torch.Generator().manual_seed(3)
     states_NH = torch.randn(count, HIDDEN_SIZE, generator=draw).to(torch.bfloat16)
     best = head.logprobs(states_NH).topk(WITNESS_TOKENS)
-    said = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    likely = zip(best.indices.tolist(), best.values.tolist(), strict=True)
     return [
         LogitCase(f"row {row}", states_NH[row], Witness.of(list(zip(*one, strict=True))))
-        for row, one in enumerate(said)
+        for row, one in enumerate(likely)
     ]
-
-
-def off(reading: LogitReading) -> float:
-    return abs(reading.stored - reading.engine) / reading.sigma
-
-
-def test_rows_that_are_what_the_engine_said_pass(head):
-    verdict = check_logits(head, cases(head, 150))
-    assert verdict.faults == ()
-    assert (verdict.rows, verdict.argmax_agree) == (150, 150)
-    assert max(off(reading) for reading in verdict.readings) < 0.1
-
-
-def test_gaps_are_differences_of_the_heads_own_logits(head):
-    (case,) = cases(head, 1)
-    logprobs = head.logprobs(case.state_H[None])[0]
-    tokens = torch.tensor([[5, 9, 5]])
-    gaps = head.gaps(case.state_H[None], tokens)
-    assert gaps.gap[0].tolist() == pytest.approx([0, float(logprobs[5] - logprobs[9]), 0], abs=1e-4)
-
-
-def test_states_of_another_row_are_named_with_both_gaps(head):
-    rows = cases(head, 70)
-    rows[3], rows[66] = (
-        replace(rows[3], state_H=rows[66].state_H),
-        replace(rows[66], state_H=rows[3].state_H),
-    )
-    faults = check_logits(head, rows).faults
-    assert [fault.split(":")[0] for fault in faults] == ["row 3", "row 66"]
-    assert all("by the stored states" in fault and "by the engine" in fault for fault in faults)
-
-
-@pytest.mark.parametrize(("part", "found"), [(0.9, False), (1.1, True)])
-def test_the_bound_is_what_rounding_explains(head, part, found):
-    (case,) = cases(head, 1)
-    tokens = [case.witness.next_token, *(token for token, _ in case.witness.others)]
-    sigma = float(head.gaps(case.state_H[None], torch.tensor([tokens])).sigma[0, 1])
-    (token, logprob), *rest = case.witness.others
-    others = ((token, logprob + part * MOST_SIGMAS * sigma), *rest)
-    witness = Witness(case.witness.next_token, case.witness.next_logprob, others)
-    assert bool(check_logits(head, [replace(case, witness=witness)]).faults) is found
 
 
 def all_off(head: Head, case: LogitCase, sigmas: float) -> LogitCase:
@@ -88,26 +51,59 @@ def all_off(head: Head, case: LogitCase, sigmas: float) -> LogitCase:
     return replace(case, witness=replace(case.witness, others=others))
 
 
-def test_many_rows_slightly_off_are_wrong_together(head):
-    rows = [all_off(head, case, 2.0 + (row == 77)) for row, case in enumerate(cases(head, 200))]
-    (fault,) = check_logits(head, rows).faults
+def next_off(head: Head, case: LogitCase, sigmas: float) -> LogitCase:
+    """Return the case with the first token `sigmas` more likely than its states say, and no other token."""
+    token = case.witness.next_token
+    opinion = head.opinion(case.state_H[None], torch.tensor([token]))
+    return replace(case, witness=Witness(token, float(opinion.logprob + sigmas * opinion.sigma)))
+
+
+@pytest.fixture(params=[(check_logits, all_off), (check_next_tokens, next_off)], ids=["top", "next"])
+def verdict(request, head) -> Callable[[Callable[[int], float]], LogitVerdict]:
+    """Check 200 rows, each as many sigmas off as the function given says."""
+    check, off = request.param
+    return lambda sigmas: check(head, [off(head, case, sigmas(n)) for n, case in enumerate(cases(head, 200))])
+
+
+def test_rows_as_far_off_as_rounding_takes_them_pass(verdict):
+    right = verdict(lambda row: math.sqrt(2) * math.sin(row))
+    assert (right.faults, right.rows, right.argmax_agree) == ((), 200, 200)
+    assert right.max_error > 0
+
+
+@pytest.mark.parametrize(("share", "is_fault"), [(0.9, False), (1.1, True)])
+def test_one_row_may_be_as_far_off_as_rounding_explains(verdict, share, is_fault):
+    faults = verdict(lambda row: share * MOST_SIGMAS if row == 7 else 0.0).faults
+    assert [fault.split(":")[0] for fault in faults] == ["row 7"] * is_fault
+
+
+def test_many_rows_slightly_off_are_wrong_together(verdict):
+    (fault,) = verdict(lambda row: 2.0 + (row == 77)).faults
     assert fault.startswith("row 77: the log-probabilities of 200 rows are off")
     assert "this row is off by 3.0 sigmas" in fault
 
 
-def test_rows_as_far_off_as_rounding_takes_them_pass_together(head):
-    rows = [all_off(head, case, math.sqrt(2) * math.sin(row)) for row, case in enumerate(cases(head, 200))]
-    assert check_logits(head, rows).faults == ()
+@pytest.mark.parametrize("check", [check_logits, check_next_tokens])
+def test_no_rows_are_no_fault(head, check):
+    assert check(head, []) == LogitVerdict(0, 0, 0.0, ())
 
 
-def test_no_rows_are_no_fault(head):
-    assert check_logits(head, []) == LogitVerdict(0, 0, 0.0, ())
+def test_gaps_are_differences_of_the_heads_own_logits(head):
+    (case,) = cases(head, 1)
+    logprobs = head.logprobs(case.state_H[None])[0]
+    gaps = head.gaps(case.state_H[None], torch.tensor([[5, 9, 5]]))
+    assert gaps.gap[0].tolist() == pytest.approx([0, float(logprobs[5] - logprobs[9]), 0], abs=1e-4)
 
 
-def test_rows_with_fewer_tokens_are_checked_beside_others(head):
-    rows = cases(head, 3)
-    rows[1] = replace(rows[1], witness=replace(rows[1].witness, others=rows[1].witness.others[:1]))
-    assert check_logits(head, rows).faults == ()
+def test_states_of_another_row_are_named_with_both_gaps(head):
+    rows = cases(head, 70)
+    rows[3], rows[66] = (
+        replace(rows[3], state_H=rows[66].state_H),
+        replace(rows[66], state_H=rows[3].state_H),
+    )
+    faults = check_logits(head, rows).faults
+    assert [fault.split(":")[0] for fault in faults] == ["row 3", "row 66"]
+    assert all("by the stored states" in fault and "by the engine" in fault for fault in faults)
 
 
 @pytest.mark.parametrize(
@@ -126,10 +122,24 @@ def test_a_witness_without_two_tokens_proves_nothing(head, witness):
     assert fault == "row 0: the engine gave no two log-probabilities to prove it by"
 
 
-def test_a_log_probability_of_nan_is_left_out_and_the_others_are_compared(head):
+@pytest.mark.parametrize("change", [lambda others: ((7, math.nan), *others), lambda others: others[:1]])
+def test_tokens_that_are_missing_or_not_a_number_are_left_out(head, change):
+    rows = cases(head, 3)
+    witness = rows[1].witness
+    rows[1] = replace(rows[1], witness=replace(witness, others=change(witness.others)))
+    assert check_logits(head, rows).faults == ()
+
+
+def test_a_next_token_that_the_states_do_not_say_is_named(head):
     (case,) = cases(head, 1)
-    others = ((7, math.nan), *case.witness.others)
-    assert check_logits(head, [replace(case, witness=replace(case.witness, others=others))]).faults == ()
+    logprobs_V = head.logprobs(case.state_H[None])[0]
+    least = int(logprobs_V.argmin())
+    for witness, message in (
+        (Witness(least, float(logprobs_V[least])), "the stored states say token"),
+        (Witness(VOCAB_SIZE, -1.0), "is outside the vocabulary"),
+        (Witness(least, math.nan), "row 0: its log-probabilities are not finite"),
+    ):
+        assert message in check_next_tokens(head, [replace(case, witness=witness)]).faults[0]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -144,6 +154,7 @@ def test_every_kind_of_head_agrees_with_its_model(tmp_path, model_type, dtype):
         rows.append(LogitCase(f"row {row}", says.layers[max(says.layers)][-1], says.witness))
     verdict = check_logits(head, rows)
     assert verdict.faults == ()
-    assert max(off(reading) for reading in verdict.readings) < MOST_SIGMAS / 2
+    sigmas = [abs(reading.stored - reading.engine) / reading.sigma for reading in verdict.readings]
+    assert max(sigmas) < MOST_SIGMAS / 2
     moved = [replace(case, state_H=rows[place - 1].state_H) for place, case in enumerate(rows)]
     assert len(check_logits(head, moved).faults) == len(rows)

@@ -1,5 +1,4 @@
 import asyncio
-import json
 import os
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import transformers
 from service.errors import EngineRefused
 from service.proof.canary import POST_NORM, canary_prompts, judge
 from service.proof.reference import Reference, reference_states
-from tests.support.reference_models import NUM_LAYERS, VOCAB_SIZE, TinyModel
+from tests.support.reference_models import NUM_LAYERS, VOCAB_SIZE, TinyModel, edit_config
 from tests.support.whole_model import whole_states
 
 PROMPTS = canary_prompts(VOCAB_SIZE, 20)
@@ -22,11 +21,6 @@ def reference(folder: Path, *, max_bytes: int | None = None, timeout_s: float = 
     return asyncio.run(
         reference_states(folder, PROMPTS, "bfloat16", max_bytes=max_bytes, timeout_s=timeout_s)
     )
-
-
-def edit_config(folder: Path, **changes: object) -> None:
-    file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
 def processes() -> set[int]:

@@ -1,6 +1,5 @@
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -10,13 +9,8 @@ from service.errors import EngineRefused
 from service.proof.reference_model import build_skeleton
 from tests.architectures.recipes import RECIPES
 from tests.architectures.target import make_config, make_model
-from tests.support.reference_models import NUM_LAYERS, TinyModel
+from tests.support.reference_models import NUM_LAYERS, TinyModel, edit_config
 from tests.support.step35 import save_step35
-
-
-def edit_config(folder: Path, **changes: Any) -> None:
-    file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
 def refusal(folder: Path) -> EngineRefused:
@@ -76,18 +70,22 @@ def test_code_that_comes_with_a_model_is_not_run(tmp_path):
     assert not mark.exists()
 
 
-def test_a_config_without_a_causal_language_model_is_refused(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit"}))
-    assert "has no class for vit" in refusal(tmp_path).detail
-
-
-def test_a_model_without_a_final_norm_that_is_known_by_name_is_refused(tmp_path):
-    config = {"model_type": "t5", "architectures": ["T5EncoderModel"]}
+@pytest.mark.parametrize(
+    ("config", "what"),
+    [
+        ({"model_type": "vit"}, "has no class for vit"),
+        (
+            {"model_type": "t5", "architectures": ["T5EncoderModel"]},
+            "the decoder layers of T5EncoderModel cannot be told",
+        ),
+        (
+            make_config(RECIPES["LongcatFlashForCausalLM"]).to_dict()
+            | {"architectures": ["LongcatFlashForCausalLM"]},
+            "0 module lists of 8 stand beside its final norm",
+        ),
+    ],
+    ids=["no causal language model", "no final norm known by name", "more layers than modules"],
+)
+def test_a_model_whose_layers_are_not_clear_is_refused(tmp_path, config, what):
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert "the decoder layers of T5EncoderModel cannot be told" in refusal(tmp_path).detail
-
-
-def test_a_model_of_more_layers_than_modules_is_refused(tmp_path):
-    make_config(RECIPES["LongcatFlashForCausalLM"]).save_pretrained(tmp_path)
-    edit_config(tmp_path, architectures=["LongcatFlashForCausalLM"])
-    assert "0 module lists of 8 stand beside its final norm" in refusal(tmp_path).detail
+    assert what in refusal(tmp_path).detail

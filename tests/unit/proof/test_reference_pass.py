@@ -11,7 +11,7 @@ from tests.architectures.recipes import RECIPES
 from tests.architectures.target import make_model
 from tests.support.reference_models import MODEL_TYPES, NUM_LAYERS, VOCAB_SIZE, TinyModel
 from tests.support.step35 import save_step35
-from tests.support.whole_model import States, whole_states
+from tests.support.whole_model import assert_same_bits, streamed_states, whole_states
 
 PROMPTS = canary_prompts(VOCAB_SIZE, 129)
 ONE_PROMPT = PROMPTS[-1:]
@@ -48,24 +48,12 @@ class Watched(WeightStream):
         super().load(part)
 
 
-def run(folder: Path, dtype: torch.dtype, prompts: list[list[int]] = PROMPTS) -> list[States]:
-    skeleton = build_skeleton(folder, dtype)
-    return ReferencePass(skeleton, WeightStream(skeleton, folder, dtype)).run(prompts)
-
-
-def assert_same_bits(got: list[States], want: list[States]) -> None:
-    for one, other in zip(got, want, strict=True):
-        assert one.keys() == other.keys()
-        wrong = [layer_id for layer_id, states in one.items() if not torch.equal(states, other[layer_id])]
-        assert wrong == []
-
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_every_state_has_the_bits_that_the_whole_model_gives(tmp_path, model_type, dtype):
     TinyModel(tmp_path, model_type, dtype, shard_size="100KB")
     kind = getattr(torch, dtype)
-    got = run(tmp_path, kind, ONE_PROMPT)
+    got = streamed_states(tmp_path, ONE_PROMPT, kind)
     assert [set(states) for states in got] == [{*range(NUM_LAYERS + 1), POST_NORM}]
     assert_same_bits(got, whole_states(tmp_path, ONE_PROMPT, kind))
 
@@ -75,7 +63,7 @@ def test_architectures_unlike_llama_give_the_same_bits_too(tmp_path, name):
     model = make_model(RECIPES[name])
     model.to(torch.bfloat16).save_pretrained(tmp_path, max_shard_size="500KB")
     want = whole_states(tmp_path, ONE_PROMPT, torch.bfloat16)
-    assert_same_bits(run(tmp_path, torch.bfloat16, ONE_PROMPT), want)
+    assert_same_bits(streamed_states(tmp_path, ONE_PROMPT, torch.bfloat16), want)
 
 
 @pytest.mark.parametrize("name", ["LlamaForCausalLM", "GPT2LMHeadModel", *UNLIKE])
@@ -83,7 +71,7 @@ def test_a_prompt_in_a_batch_has_the_states_that_it_has_alone(tmp_path, name):
     """What follows a shorter prompt in its row changes none of its states."""
     make_model(RECIPES[name]).to(torch.float32).save_pretrained(tmp_path)
     alone = whole_states(tmp_path, PROMPTS, torch.float32)
-    for prompt, other in zip(run(tmp_path, torch.float32), alone, strict=True):
+    for prompt, other in zip(streamed_states(tmp_path, PROMPTS, torch.float32), alone, strict=True):
         for layer_id, states in prompt.items():
             error = (states - other[layer_id]).norm(dim=1) / other[layer_id].norm(dim=1)
             assert float(error.max()) < 2e-5, (layer_id, float(error.max()))
@@ -92,13 +80,13 @@ def test_a_prompt_in_a_batch_has_the_states_that_it_has_alone(tmp_path, name):
 def test_step_3_5_gives_the_bits_of_the_checkpoint_that_step_3_7_reads(tmp_path):
     save_step35(tmp_path, torch.bfloat16)
     whole = whole_states(tmp_path / "whole", ONE_PROMPT, torch.bfloat16)
-    assert_same_bits(run(tmp_path, torch.bfloat16, ONE_PROMPT), whole)
+    assert_same_bits(streamed_states(tmp_path, ONE_PROMPT, torch.bfloat16), whole)
 
 
 def test_a_model_that_is_stored_in_another_dtype_gives_the_same_bits(tmp_path):
     TinyModel(tmp_path, "qwen3", "float32")
     want = whole_states(tmp_path, ONE_PROMPT, torch.float16)
-    assert_same_bits(run(tmp_path, torch.float16, ONE_PROMPT), want)
+    assert_same_bits(streamed_states(tmp_path, ONE_PROMPT, torch.float16), want)
 
 
 def test_weights_are_read_once_for_all_prompts_one_layer_at_a_time_and_the_head_never(tmp_path):
@@ -132,4 +120,4 @@ def test_layers_that_run_in_another_order_are_an_error(tmp_path):
 def test_streams_of_several_states_a_token_are_refused(tmp_path):
     make_model(RECIPES["Gemma3nForCausalLM"]).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"the state of layer 0 is \[4, 4, 129, 128\]"):
-        run(tmp_path, torch.float32)
+        streamed_states(tmp_path, PROMPTS, torch.float32)

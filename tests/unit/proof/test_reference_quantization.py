@@ -1,6 +1,5 @@
 """A quantized target's reference has the bits of a plain model whose weights are the dequantized ones."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,11 @@ from safetensors.torch import load_file, save_file
 
 from service.errors import EngineRefused
 from service.proof.canary import canary_prompts
-from service.proof.reference_model import Skeleton, build_skeleton
-from service.proof.reference_pass import ReferencePass
-from service.proof.reference_weights import WeightStream
+from service.proof.reference_model import build_skeleton
 from tests.architectures.recipes import RECIPES
 from tests.architectures.target import make_model
-from tests.support.reference_models import TinyModel
-from tests.support.whole_model import States, whole_states
+from tests.support.reference_models import TinyModel, edit_config
+from tests.support.whole_model import assert_same_bits, streamed_states, whole_states
 
 PROMPTS = canary_prompts(512, 40)[-1:]
 FP8 = torch.float8_e4m3fn
@@ -37,22 +34,11 @@ def save_model(folder: Path, name: str) -> None:
 def store(folder: Path, tensors: dict[str, torch.Tensor], quantization: dict[str, Any] | None) -> None:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     if quantization is not None:
-        file = folder / "config.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": quantization}))
+        edit_config(folder, quantization_config=quantization)
 
 
 def is_quantized(name: str, tensor: torch.Tensor) -> bool:
     return ".layers." in name and "proj" in name and tensor.ndim == 2
-
-
-def run(folder: Path) -> tuple[Skeleton, list[States]]:
-    skeleton = build_skeleton(folder, torch.bfloat16)
-    return skeleton, ReferencePass(skeleton, WeightStream(skeleton, folder, torch.bfloat16)).run(PROMPTS)
-
-
-def assert_same_bits(got: list[States], want: list[States]) -> None:
-    for one, other in zip(got, want, strict=True):
-        assert [k for k, states in one.items() if not torch.equal(states, other[k])] == []
 
 
 @pytest.mark.parametrize("name", ["llama", "MixtralForCausalLM"])
@@ -74,10 +60,10 @@ def test_block_fp8_weights_are_the_stored_values_times_their_scales(tmp_path, na
     want = whole_states(tmp_path, PROMPTS, torch.bfloat16)
     config = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [32, 32]}
     store(tmp_path, stored, config)
-    skeleton, got = run(tmp_path)
-    assert_same_bits(got, want)
-    assert skeleton.quantization is not None
-    assert skeleton.quantization.activation_bits == 8
+    assert_same_bits(streamed_states(tmp_path, PROMPTS, torch.bfloat16), want)
+    quantization = build_skeleton(tmp_path, torch.bfloat16).quantization
+    assert quantization is not None
+    assert quantization.activation_bits == 8
 
 
 def test_mxfp4_experts_are_sixteen_values_times_powers_of_two(tmp_path):
@@ -98,10 +84,10 @@ def test_mxfp4_experts_are_sixteen_values_times_powers_of_two(tmp_path):
     store(tmp_path, plain, None)
     want = whole_states(tmp_path, PROMPTS, torch.bfloat16)
     store(tmp_path, stored, {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]})
-    skeleton, got = run(tmp_path)
-    assert_same_bits(got, want)
-    assert skeleton.quantization is not None
-    assert skeleton.quantization.activation_bits is None
+    assert_same_bits(streamed_states(tmp_path, PROMPTS, torch.bfloat16), want)
+    quantization = build_skeleton(tmp_path, torch.bfloat16).quantization
+    assert quantization is not None
+    assert quantization.activation_bits is None
 
 
 @pytest.mark.parametrize("name", ["llama", "MixtralForCausalLM"])
@@ -131,10 +117,18 @@ def test_compressed_tensors_are_decompressed(tmp_path, name, form, weights, inpu
     want = whole_states(tmp_path, PROMPTS, torch.bfloat16)
     config = {"quant_method": "compressed-tensors", "format": form, "config_groups": {"group_0": group}}
     store(tmp_path, stored, config | {"ignore": ["lm_head"], "quantization_status": "compressed"})
-    skeleton, got = run(tmp_path)
-    assert_same_bits(got, want)
-    assert skeleton.quantization is not None
-    assert skeleton.quantization.activation_bits == (8 if inputs else None)
+    assert_same_bits(streamed_states(tmp_path, PROMPTS, torch.bfloat16), want)
+    quantization = build_skeleton(tmp_path, torch.bfloat16).quantization
+    assert quantization is not None
+    assert quantization.activation_bits == (8 if inputs else None)
+
+
+def compressed(form: str, *groups: dict[str, Any]) -> dict[str, Any]:
+    named = {f"group_{n}": {"targets": ["Linear"]} | group for n, group in enumerate(groups)}
+    return {"quant_method": "compressed-tensors", "format": form, "config_groups": named}
+
+
+FLOAT4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
 
 
 @pytest.mark.parametrize(
@@ -143,46 +137,21 @@ def test_compressed_tensors_are_decompressed(tmp_path, name, form, weights, inpu
         ({"quant_method": "gptq", "bits": 4}, "'gptq' cannot be read on the CPU"),
         ({"quant_method": "awq", "bits": 4}, "'awq' cannot be read on the CPU"),
         (
-            {
-                "quant_method": "compressed-tensors",
-                "format": "pack-quantized",
-                "config_groups": {
-                    "one": {"targets": ["Linear"], "weights": INT4},
-                    "two": {"targets": ["Embedding"], "weights": FLOAT8},
-                },
-            },
+            compressed("pack-quantized", {"weights": INT4}, {"targets": ["Embedding"], "weights": FLOAT8}),
             "2 quantization schemes",
         ),
         (
-            {
-                "quant_method": "compressed-tensors",
-                "format": "nvfp4-pack-quantized",
-                "config_groups": {
-                    "one": {
-                        "targets": ["Linear"],
-                        "weights": {
-                            "num_bits": 4,
-                            "type": "float",
-                            "strategy": "tensor_group",
-                            "group_size": 16,
-                        },
-                        "input_activations": {
-                            "num_bits": 4,
-                            "type": "float",
-                            "strategy": "tensor_group",
-                            "group_size": 16,
-                            "dynamic": "local",
-                        },
-                    }
-                },
-            },
+            compressed(
+                "nvfp4-pack-quantized",
+                {"weights": FLOAT4, "input_activations": FLOAT4 | {"dynamic": "local"}},
+            ),
             "products of 4-bit inputs",
         ),
     ],
 )
 def test_what_the_cpu_cannot_read_is_refused_with_the_way_around(tmp_path, quantization, why):
     TinyModel(tmp_path, "llama", "bfloat16")
-    store(tmp_path, load_file(tmp_path / "model.safetensors"), quantization)
+    edit_config(tmp_path, quantization_config=quantization)
     with pytest.raises(EngineRefused, match=why) as refused:
         build_skeleton(tmp_path, torch.bfloat16)
     assert refused.value.field == "canary"

@@ -4,9 +4,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, strategies as st
 
 from schemas.dataset.shard import LightRow
-from service.proof.layer_tally import LayerTally
+from service.proof.layer_tally import BINS, PLACES, LayerTally, bin_edge, bin_of, place_begin, place_of
 from service.proof.logit_check import LogitReading, LogitVerdict
 from service.proof.tally import (
     MAX_FAULTY_POINTS,
@@ -145,15 +146,38 @@ def test_a_bad_token_of_a_long_row_is_known_even_if_it_is_not_measured():
     assert tally.max_abs == 1e6
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_every_row_is_counted_once(dtype):
-    tally, total = LayerTally(), 0
-    for number in range(200):
-        states_TH = torch.full((1 + number % 40, 4096), 1.0 + number % 3).to(dtype)
-        states_TH[:, ::2] *= -1
-        tally.add(states_TH, *torch.aminmax(states_TH, dim=1))
-        total += min(len(states_TH), 4) + len(range(4, len(states_TH), -(-(len(states_TH) - 4) // 12) or 1))
-    assert tally.tokens == total
-    found = [tally.rms((share,))[0] for share in (0.2, 0.5, 0.9)]
-    assert found == pytest.approx([1, 2, 3], rel=0.05)
-    assert tally.max_abs == 3
+def counted(*values: float) -> LayerTally:
+    tally = LayerTally()
+    np.add.at(tally.counts_PB[0], bin_of(np.array(values, np.float32)), 1)
+    return tally
+
+
+@given(st.floats(1e-6, 1e11))
+def test_a_root_mean_square_lies_between_the_edges_of_its_bin(value):
+    (number,) = bin_of(np.array([value], np.float32)).tolist()
+    assert bin_edge(number) * (1 - 1e-5) <= value < bin_edge(number + 1) * (1 + 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("value", "number"), [(0.0, 0), (1e-30, 0), (1e30, BINS - 1), (math.inf, BINS - 1), (math.nan, BINS - 1)]
+)
+def test_what_is_outside_falls_into_the_first_or_the_last_bin(value, number):
+    assert bin_of(np.array([value], np.float32)).tolist() == [number]
+
+
+def test_quantiles_are_those_of_the_values_within_a_bin():
+    values = np.exp(np.random.default_rng(1).normal(1, 1, 20_000))
+    shares = (0.01, 0.25, 0.5, 0.75, 0.99)
+    assert counted(*values).rms(shares) == pytest.approx(np.quantile(values, shares), rel=0.02)
+
+
+def test_quantiles_of_zero_and_infinite_tokens_say_so():
+    assert counted(0, 0, 1, math.inf, math.nan).rms((0.2, 0.9)) == [0.0, math.inf]
+    assert all(math.isnan(value) for value in counted().rms((0.1, 0.5)))
+
+
+@given(st.integers(0, 2**22))
+def test_a_place_begins_with_the_smallest_token_of_it(token):
+    place = int(place_of(np.array([token]))[0])
+    assert place_begin(place) <= token
+    assert place == PLACES - 1 or token < place_begin(place + 1)

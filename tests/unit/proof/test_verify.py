@@ -9,11 +9,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 
 from schemas.dataset.columns import INDEX_SCHEMA, INDEX_SCHEMA_0_1
 from schemas.dataset.manifest import CanaryReport, Manifest, body_sha256
-from schemas.names import FINAL_NORM_PATH, index_path, manifest_path, shard_path
+from schemas.dataset.shard import open_shard
+from schemas.dataset.token_counts import TOKEN_FREQ_SCHEMA
+from schemas.names import FINAL_NORM_PATH, index_path, manifest_path, shard_path, token_freq_path
 from service.errors import EngineRefused, NotFound
 from service.proof.verify import Finding, VerifyReport, read_manifests, verify_dataset
 from tests.support.plans import JOB
@@ -23,6 +24,7 @@ from tests.support.shards import (
     Capture,
     ShardRow,
     capture,
+    entry_of,
     with_states,
     write_dataset,
     write_manifest,
@@ -30,6 +32,7 @@ from tests.support.shards import (
 )
 
 SHARD, INDEX, MANIFEST = shard_path(JOB, 1), index_path(JOB, 1), manifest_path(JOB)
+COUNTS = token_freq_path(JOB)
 UNITS = 2
 
 
@@ -91,13 +94,6 @@ def test_the_canarys_numbers_are_told_layer_by_layer(dataset):
     assert report.proven[JOB].canary_report == CanaryReport.model_validate(numbers)
 
 
-def test_a_manifest_from_before_the_canarys_numbers_is_read(dataset):
-    dataset.edit_manifest(lambda body: body["checks"].pop("canary_report"))
-    report = dataset.verify()
-    assert report.ok
-    assert f"canary of {JOB}: passed" in str(report).splitlines()
-
-
 def test_a_right_dataset_has_no_findings(made):
     report = made.verify()
     assert report.ok, said(report)
@@ -124,24 +120,39 @@ def test_other_forms_of_right_datasets_are_right(tmp_path, how, dtype):
     assert report.ok, said(report)
 
 
-@pytest.mark.parametrize("path", [SHARD, INDEX, FINAL_NORM_PATH])
-def test_a_flipped_bit_in_any_data_file_is_found_and_the_file_named(dataset, path):
-    data = bytearray((dataset.folder / path).read_bytes())
-    draw = random.Random(path)
-    data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
-    (dataset.folder / path).write_bytes(data)
-    report = dataset.verify()
-    assert f"{path}: has sha256" in said(report)
-    assert str(report).splitlines()[-1].startswith("the dataset is BROKEN")
-
-
-def test_a_flipped_bit_in_a_layer_is_found_and_the_row_and_layer_named(dataset):
-    path = dataset.folder / SHARD
+def flip_any_bit(path: Path) -> None:
     data = bytearray(path.read_bytes())
-    row = dataset.units[1].rows[3]
-    data[data.find(row.states[2].view(torch.uint8).numpy().tobytes()) + 100] ^= 4
+    draw = random.Random(path.name)
+    data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
     path.write_bytes(data)
-    assert f"{SHARD}: row 3 ({row.sample_id}): layer 2: its bytes have xxh3" in said(dataset.verify())
+
+
+def flip_in_layer_2(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    with open_shard(path) as shard:
+        layer = b"".join(part.tobytes() for part in shard.layer_bytes(3, 2))
+    data[data.find(layer) + 100] ^= 4
+    path.write_bytes(data)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+@pytest.mark.parametrize(
+    ("path", "damage", "what"),
+    [
+        *((path, flip_any_bit, "has sha256") for path in (SHARD, INDEX, FINAL_NORM_PATH)),
+        (SHARD, flip_in_layer_2, "row 3 (NAME): layer 2: its bytes have xxh3"),
+        (SHARD, truncate, "train-00001.parquet: the file cannot be opened as Parquet"),
+        *((path, Path.unlink, "is missing") for path in (SHARD, INDEX, FINAL_NORM_PATH)),
+    ],
+)
+def test_a_damaged_file_is_named_with_what_is_wrong(dataset, path, damage, what):
+    damage(dataset.folder / path)
+    report = dataset.verify()
+    assert f"{path}: {what.replace('NAME', dataset.units[1].rows[3].sample_id)}" in said(report)
+    assert str(report).splitlines()[-1].startswith("the dataset is BROKEN")
 
 
 def test_a_footer_over_which_the_parquet_reader_dies_is_a_finding(dataset):
@@ -169,20 +180,6 @@ def test_every_flipped_bit_of_the_manifest_is_found(dataset):
         findings: list[Finding] = []
         read = list(read_manifests(dataset.folder, findings))
         assert findings or read == [right]
-
-
-def test_a_truncated_shard_is_named(dataset):
-    path = dataset.folder / SHARD
-    path.write_bytes(path.read_bytes()[:-1000])
-    findings = said(dataset.verify())
-    assert f"{SHARD}: has " in findings
-    assert f"{SHARD}: train-00001.parquet: the file cannot be opened as Parquet" in findings
-
-
-@pytest.mark.parametrize("path", [SHARD, INDEX, FINAL_NORM_PATH])
-def test_a_deleted_file_is_named(dataset, path):
-    (dataset.folder / path).unlink()
-    assert f"{path}: is missing" in said(dataset.verify())
 
 
 def test_two_shards_that_changed_places_are_named(dataset):
@@ -376,11 +373,27 @@ def test_an_index_of_0_1_is_verified_by_the_next_token_of_the_rows_that_have_one
         (lambda body: body["extras"][0].update(path="/etc/passwd"), "a path that leaves the dataset"),
         (lambda body: body["provenance"].update(job_id="../../x"), "cannot be read: "),
         (lambda body: body.update(complete=False), "complete is False"),
+        (lambda body: body["vocabulary"].update(token_ids=1), f"{MANIFEST}: vocabulary is"),
     ],
 )
 def test_a_manifest_that_contradicts_itself_or_the_files_is_named(dataset, change, what):
     dataset.edit_manifest(change)
     assert what in said(dataset.verify(model_folder=None))
+
+
+@pytest.mark.parametrize("part", ["checks.canary_report", "vocabulary"])
+def test_a_manifest_from_before_a_part_of_it_is_right(dataset, part):
+    *parents, name = part.split(".")
+
+    def remove(body: dict) -> None:
+        for parent in parents:
+            body = body[parent]
+        del body[name]
+
+    dataset.edit_manifest(remove)
+    report = dataset.verify()
+    assert report.ok
+    assert f"canary of {JOB}: passed" in str(report).splitlines()
 
 
 def test_a_manifest_changed_by_hand_does_not_fit_its_own_hash(dataset):
@@ -398,3 +411,36 @@ def test_the_folder_of_another_model_is_refused(dataset, tmp_path):
     TinyModel(tmp_path / "other", "gemma2", "bfloat16")
     with pytest.raises(EngineRefused, match="ends in gemma_rmsnorm"):
         dataset.verify(model_folder=tmp_path / "other")
+
+
+def recount(dataset: Dataset, change: Callable[[dict[int, int]], None]) -> None:
+    """Change the token counts, and sign everything again."""
+    path = dataset.folder / COUNTS
+    counts = dict(zip(*pq.read_table(path).to_pydict().values(), strict=True))
+    change(counts)
+    columns = [sorted(counts), [counts[token] for token in sorted(counts)]]
+    pq.write_table(pa.table(columns, schema=TOKEN_FREQ_SCHEMA), path)
+
+    def sign(body: dict) -> None:
+        (entry,) = (one for one in body["extras"] if one["path"] == COUNTS)
+        entry |= entry_of(dataset.folder, COUNTS).model_dump()
+
+    dataset.edit_manifest(sign)
+
+
+def test_token_counts_that_are_not_the_rows_are_found_though_all_hashes_and_sums_agree(dataset):
+    def exchange(counts: dict[int, int]) -> None:
+        twice = next(token for token, count in counts.items() if count > 1)
+        other = next(token for token in counts if token != twice)
+        counts[twice], counts[other] = counts[twice] - 1, counts[other] + 1
+
+    recount(dataset, exchange)
+    findings = dataset.verify().findings
+    assert [finding.path for finding in findings] == [COUNTS, COUNTS]
+    assert "is due" in findings[0].what
+
+
+def test_token_counts_are_not_held_against_rows_that_are_wrong_themselves(dataset):
+    flip_in_layer_2(dataset.folder / SHARD)
+    recount(dataset, lambda counts: counts.update(dict.fromkeys(counts, 1)))
+    assert {finding.path for finding in dataset.verify().findings} == {SHARD}
