@@ -1,6 +1,6 @@
 """A disk that is full at any file that the service writes blocks the job, which resumes whole."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,6 @@ from service.capture.landing import INDEX_FILE
 from service.proof.verify import verify_dataset
 from service.settings import Settings
 from tests.support.jobs import Shop, conversations, request
-from tests.support.tiny_model import random_target
 
 JOB = job_id_from_key("a job")
 SAMPLES = conversations(20)
@@ -21,19 +20,6 @@ FINAL_NAMES: dict[str, Callable[[Settings], Path]] = {
     "index": lambda settings: settings.work_root / attempt_dir(JOB, 0, 1) / INDEX_FILE,
     "manifest": lambda settings: settings.dataset_dir(JOB) / manifest_path(JOB),
 }
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "target"
-    return random_target(folder, arch="qwen3", layers=8, hidden=64, dtype="bfloat16", max_position=512)
-
-
-@pytest.fixture
-def shop(tmp_path: Path, target: Path) -> Iterator[Shop]:
-    made = Shop.open(tmp_path, target)
-    yield made
-    made.store.close()
 
 
 @pytest.mark.parametrize("file", FINAL_NAMES)

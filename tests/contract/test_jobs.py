@@ -27,25 +27,6 @@ from tests.support.pg import Postgres
 from tests.support.tiny_model import random_target
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory):
-    return random_target(
-        tmp_path_factory.mktemp("models") / "target",
-        arch="qwen3",
-        layers=8,
-        hidden=64,
-        dtype="bfloat16",
-        max_position=512,
-    )
-
-
-@pytest.fixture
-def shop(tmp_path, target):
-    with_shop = Shop.open(tmp_path, target)
-    yield with_shop
-    with_shop.store.close()
-
-
 def assert_whole(shop, job_id, *, written, rejected):
     """Every planned sample once, every state the fake's, and the dataset passes its own verification."""
     rows = shop.rows(job_id)

@@ -10,14 +10,10 @@ from schemas.job import JobState
 from service.capture import loop
 from service.capture.landing import land
 from tests.support.jobs import Shop, conversations, request
-from tests.support.tiny_model import random_target
 
 
-def test_a_unit_is_landed_by_two_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_unit_is_landed_by_two_at_once(shop: Shop, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """1. A unit is committed. 2. A publisher is about to move its file. 3. The worker moves it first."""
-    folder = tmp_path / "models" / "target"
-    target = random_target(folder, arch="qwen3", layers=8, hidden=64, dtype="bfloat16", max_position=512)
-    shop = Shop.open(tmp_path, target)
     job_id = shop.submit(request(target, conversations(10)))
     shop.plan()
     with monkeypatch.context() as unlanded:
@@ -37,7 +33,6 @@ def test_a_unit_is_landed_by_two_at_once(tmp_path: Path, monkeypatch: pytest.Mon
     assert shop.store.job(job_id).state is JobState.COMPLETED
     assert len(overtaken) == 1
     assert len(shop.rows(job_id)) == 10
-    shop.store.close()
 
 
 def test_what_another_moved_is_made_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,16 +14,9 @@ from service.settings import Settings
 from tests.support.fake_engine import FakeEngine
 from tests.support.jobs import Shop, conversations, request
 from tests.support.model_engine import ModelEngine
-from tests.support.tiny_model import random_target
 
 SILENCE_S = 5.0
 """Far longer than a healthy fake engine takes for an answer, on a loaded machine too."""
-
-
-@pytest.fixture
-def target(tmp_path: Path) -> Path:
-    folder = tmp_path / "models" / "target"
-    return random_target(folder, arch="qwen3", layers=8, hidden=64, dtype="bfloat16", max_position=512)
 
 
 def hang_first(monkeypatch: pytest.MonkeyPatch, kind: type[FakeEngine]) -> list[FakeEngine]:

@@ -1,6 +1,5 @@
 """A bug in a unit's proof or in a writer thread is told in the job: nothing waits for ever for a result."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +10,8 @@ from schemas.job import JobState
 from service.capture import unit_run
 from service.proof.verify import verify_dataset
 from tests.support.jobs import Shop, conversations, request
-from tests.support.tiny_model import random_target
 
 SAMPLES = conversations(20)
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "target"
-    return random_target(folder, arch="qwen3", layers=8, hidden=64, dtype="bfloat16", max_position=512)
-
-
-@pytest.fixture
-def shop(tmp_path: Path, target: Path) -> Iterator[Shop]:
-    made = Shop.open(tmp_path, target)
-    yield made
-    made.store.close()
 
 
 def test_a_bug_in_the_proof_of_a_unit_fails_the_job_with_a_word_and_the_capture_ends(

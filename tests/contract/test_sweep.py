@@ -18,20 +18,12 @@ from service.store import Store
 from service.sweeper import sweep
 from service.worker import run_worker
 from tests.support.jobs import Shop, conversations, request
-from tests.support.tiny_model import random_target
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "target"
-    return random_target(folder, arch="qwen3", layers=8, hidden=64, dtype="bfloat16", max_position=512)
 
 
 def test_the_work_of_a_job_that_the_database_does_not_know_is_left_alone(
-    tmp_path: Path, target: Path
+    shop: Shop, tmp_path: Path, target: Path
 ) -> None:
     """1. A job is planned. 2. A worker sweeps with another database. 3. The job still completes."""
-    shop = Shop.open(tmp_path, target)
     job_id = shop.submit(request(target, conversations(10)))
     shop.plan()
     other = Store(f"sqlite:///{tmp_path / 'other.db'}")
@@ -39,14 +31,12 @@ def test_the_work_of_a_job_that_the_database_does_not_know_is_left_alone(
     assert sweep(other, shop.settings) == []
     other.close()
     assert shop.finish(job_id).state is JobState.COMPLETED
-    shop.store.close()
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError(2, "gone"), PermissionError(13, "not yours")], ids=str)
 def test_what_cannot_be_removed_is_left_to_the_next_sweep(
-    tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch, error: OSError
+    shop: Shop, target: Path, monkeypatch: pytest.MonkeyPatch, error: OSError
 ) -> None:
-    shop = Shop.open(tmp_path, target)
     job_id = shop.submit(request(target, conversations(10)))
     attempts = shop.settings.work_root / job_id / "attempts"
     lost = [attempts / "00000-7", attempts / "00000-8"]
@@ -63,15 +53,13 @@ def test_what_cannot_be_removed_is_left_to_the_next_sweep(
         patched.setattr(shutil, "rmtree", removing)
         assert sweep(shop.store, shop.settings) == [lost[1]]
     assert sweep(shop.store, shop.settings) == [lost[0]]
-    shop.store.close()
 
 
 @pytest.mark.parametrize("stale", ["", "{job}/attempts"], ids=["the root", "a job's attempts"])
 def test_a_stale_folder_is_passed_over_and_swept_later(
-    tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch, stale: str
+    shop: Shop, target: Path, monkeypatch: pytest.MonkeyPatch, stale: str
 ) -> None:
     """1. Two jobs have a lost attempt each. 2. A folder is a stale NFS handle. 3. It is well again."""
-    shop = Shop.open(tmp_path, target)
     jobs = [shop.submit(request(target, conversations(1)), key) for key in ("a", "b")]
     lost = [shop.settings.work_root / job / "attempts" / "00000-7" for job in sorted(jobs)]
     for folder in lost:
@@ -82,7 +70,6 @@ def test_a_stale_folder_is_passed_over_and_swept_later(
             patched.setattr(os, name, partial(refusing, getattr(os, name), unreadable))
         assert sweep(shop.store, shop.settings) == (lost[1:] if stale else [])
     assert sweep(shop.store, shop.settings) == (lost[:1] if stale else lost)
-    shop.store.close()
 
 
 def refusing(read: Callable[[Any], Any], stale: Path, path: Any) -> Any:

@@ -6,21 +6,8 @@ import pytest
 
 from schemas.job import JobState
 from tests.support.jobs import Shop, conversations, request
-from tests.support.tiny_model import random_target
 
 NUM_SAMPLES = 40
-
-
-@pytest.fixture(scope="session")
-def target(tmp_path_factory) -> Path:
-    return random_target(
-        tmp_path_factory.mktemp("models") / "target",
-        arch="qwen3",
-        layers=8,
-        hidden=64,
-        dtype="bfloat16",
-        max_position=512,
-    )
 
 
 def finished(folder: Path, target: Path, **changes: object) -> Path:

@@ -1,0 +1,22 @@
+"""A small model, and jobs of it run by the fake engine."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.jobs import Shop
+from tests.support.tiny_model import random_target
+
+
+@pytest.fixture(scope="session")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "target"
+    return random_target(folder, arch="qwen3", layers=8, hidden=64, dtype="bfloat16", max_position=512)
+
+
+@pytest.fixture
+def shop(tmp_path: Path, target: Path) -> Iterator[Shop]:
+    opened = Shop.open(tmp_path, target)
+    yield opened
+    opened.store.close()
