@@ -1,1 +1,4 @@
-"""The demo, its small target model, and its conversations."""
+"""The demo, its small target model, and its conversations.
+
+`conversations.jsonl` asks about Python's standard library; the answers are CPython's docstrings (PSF licence).
+"""

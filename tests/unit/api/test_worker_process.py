@@ -10,7 +10,7 @@ from service import worker
 from service.api.worker_process import JOB_ENDED_CODES, WorkerProcess
 from service.cli.console import load_settings
 from service.settings import Settings
-from tests.support.children import DRAINS, IGNORES, Output, python, wait_for_end
+from tests.support.children import DRAINS, Output, python, wait_for_end
 
 LEAVES_A_CHILD = """
 import os, signal, subprocess, sys
@@ -34,9 +34,6 @@ def ended(child: WorkerProcess) -> int:
     return code
 
 
-# Settings
-
-
 TELLS_ITS_SETTINGS = """
 import os, subprocess, sys
 from service import worker
@@ -50,7 +47,7 @@ def tell(settings, only_job):
 worker.run_worker = tell
 main(["worker", "--parent-pid", str(os.getppid())])
 """
-"""What the worker's own child inherits stands below."""
+"""Below the settings it prints what its own child inherits."""
 
 
 def test_a_child_has_the_very_settings_of_its_parent_and_no_secret_in_an_environment(
@@ -70,8 +67,8 @@ def test_a_child_has_the_very_settings_of_its_parent_and_no_secret_in_an_environ
     assert ":password" not in repr(given)
     assert ended(WorkerProcess(python(TELLS_ITS_SETTINGS), given.with_secrets(), output.write)) == 0
     output.write.close()
-    told, environment = output.read.read().decode().split("\n", 1)
-    assert Settings.model_validate_json(told) == given
+    settings, environment = output.read.read().decode().split("\n", 1)
+    assert Settings.model_validate_json(settings) == given
     assert "QUARRY_LEASE_S=8" in environment
     assert "hf_secret" not in environment
     assert ":password" not in environment
@@ -81,30 +78,18 @@ def test_the_codes_that_end_a_job_are_the_workers_own():
     assert {worker.EXIT_OK, worker.EXIT_JOB_NOT_COMPLETE} == set(JOB_ENDED_CODES)
 
 
-# One child
-
-
-@pytest.mark.parametrize("code", [0, 3, 77])
-def test_an_exit_code_is_told(code: int):
-    assert ended(WorkerProcess(python(f"raise SystemExit({code})"))) == code
-
-
-def test_an_asked_child_ends_in_order(output: Output):
-    child = WorkerProcess(python(DRAINS), output=output.write)
+@pytest.mark.parametrize("code", [0, 77])
+def test_an_asked_child_ends_in_order_with_its_own_code(output: Output, code: int):
+    """It is out of the terminal's reach, and nothing harms it when it has ended."""
+    child = WorkerProcess(python(DRAINS.replace("exit(0)", f"exit({code})")), output=output.write)
     assert output.line() == "ready"
+    assert os.getpgid(child.pid) == child.pid != os.getpgid(0)
     assert child.exit_code() is None
     child.terminate()
-    assert ended(child) == 0
+    assert ended(child) == code
     child.terminate()
     child.kill()
-    assert child.exit_code() == 0
-
-
-def test_a_child_that_does_not_listen_is_killed(output: Output):
-    child = WorkerProcess(python(IGNORES), output=output.write)
-    assert output.line() == "ready"
-    child.kill()
-    assert ended(child) == -9
+    assert child.exit_code() == code
 
 
 def test_what_a_killed_worker_leaves_behind_is_ended_too(output: Output):
@@ -113,10 +98,3 @@ def test_what_a_killed_worker_leaves_behind_is_ended_too(output: Output):
     orphan = int(output.line())
     assert ended(child) == -9
     wait_for_end(orphan)
-
-
-def test_a_child_is_out_of_the_terminals_reach():
-    child = WorkerProcess(python("import time; time.sleep(600)"))
-    assert os.getpgid(child.pid) == child.pid != os.getpgid(0)
-    child.kill()
-    ended(child)

@@ -78,31 +78,22 @@ def test_a_class_that_another_plugin_registered_is_taken_as_it_is():
         del ModelRegistry.models["ByAnotherForCausalLM"]
 
 
+def transformers(name: str) -> ModelRoute:
+    return ModelRoute("transformers", name, {"hf_overrides": {"architectures": [name]}})
+
+
 @pytest.mark.engine
 @pytest.mark.parametrize(
     ("architecture", "model_type", "more", "route"),
     [
         ("LlamaForCausalLM", "llama", {}, ModelRoute("native", "LlamaForCausalLM")),
         ("GemmaForCausalLM", "gemma", {"head_dim": 16}, ModelRoute("plugin", "GemmaForCausalLM")),
-        (
-            "Cohere2ForCausalLM",
-            "cohere2",
-            {},
-            ModelRoute(
-                "transformers",
-                "TransformersForCausalLM",
-                {"hf_overrides": {"architectures": ["TransformersForCausalLM"]}},
-            ),
-        ),
+        ("Cohere2ForCausalLM", "cohere2", {}, transformers("TransformersForCausalLM")),
         (
             "Ernie4_5_MoeForCausalLM",
             "ernie4_5_moe",
             {"moe_num_experts": 4},
-            ModelRoute(
-                "transformers",
-                "TransformersMoEForCausalLM",
-                {"hf_overrides": {"architectures": ["TransformersMoEForCausalLM"]}},
-            ),
+            transformers("TransformersMoEForCausalLM"),
         ),
     ],
 )
@@ -111,12 +102,15 @@ def test_a_models_config_decides(tmp_path, architecture, model_type, more, route
 
 
 @pytest.mark.engine
-def test_a_list_of_plugins_without_ours_is_named(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("plugins", "cure"), [(None, "architectures.md"), ("others", "VLLM_PLUGINS")])
+def test_a_model_that_no_class_returns_states_of_is_refused_by_name(tmp_path, monkeypatch, plugins, cure):
+    if plugins is not None:
+        monkeypatch.setenv("VLLM_PLUGINS", plugins)
     config = {"architectures": ["Step3TextForCausalLM"], "model_type": "step3_text", **SHAPE}
-    monkeypatch.setenv("VLLM_PLUGINS", "others")
-    with pytest.raises(EngineRefused) as refused:
+    with pytest.raises(EngineRefused, match="Step3TextForCausalLM") as refused:
         find_route(asked(tmp_path, config))
-    assert "VLLM_PLUGINS" in str(refused.value.cure)
+    assert refused.value.field == "model"
+    assert cure in str(refused.value.cure)
 
 
 def recurrent(folder: Path, **options: Any) -> dict[str, Any]:
@@ -144,15 +138,6 @@ def test_the_prefix_cache_is_off_where_recurrent_states_cannot_be_copied(tmp_pat
     assert refused.value.field == "QUARRY_ENGINE_OPTIONS.enable_prefix_caching"
     monkeypatch.setattr(model_route, "HAS_TRITON", True)
     assert find_route(recurrent(tmp_path)).overrides == {}
-
-
-@pytest.mark.engine
-def test_a_model_that_no_class_returns_states_of_is_refused_by_name(tmp_path):
-    config = {"architectures": ["Step3TextForCausalLM"], "model_type": "step3_text", **SHAPE}
-    with pytest.raises(EngineRefused, match="Step3TextForCausalLM") as refused:
-        find_route(asked(tmp_path, config))
-    assert refused.value.field == "model"
-    assert refused.value.cure is not None
 
 
 def test_a_model_that_also_sees_is_started_for_text_alone(tmp_path):
