@@ -5,36 +5,20 @@ to N (pre-norm). The engine sorts and de-duplicates a list without a word and br
 nothing unchecked may reach it.
 """
 
-from collections.abc import Callable
-
 from schemas.request import LayerPreset
 from service.errors import UnknownLayer
 
-DFLASH_LAYERS = 5
 
-
-def _eagle3(num_layers: int) -> list[int]:
-    return [2, num_layers // 2, num_layers - 3]
-
-
-def _last_only(num_layers: int) -> list[int]:
-    del num_layers
-    return []
-
-
-def _dflash(num_layers: int) -> list[int]:
-    """z-lab's rule counts layer outputs from 0 and spreads five over 1..N-3; a vLLM id is one more."""
-    span = num_layers - 4
-    return [round(1 + i * span / (DFLASH_LAYERS - 1)) + 1 for i in range(DFLASH_LAYERS)]
-
-
-PRESETS: dict[LayerPreset, Callable[[int], list[int]]] = {
-    "eagle3": _eagle3,
-    "eagle": _last_only,
-    "mtp": _last_only,
-    "dflash": _dflash,
-}
-"""The auxiliary layers of each drafter family, beside the last one."""
+def auxiliary_layers(preset: LayerPreset, num_layers: int) -> list[int]:
+    """Return the layers that a drafter family reads beside the last one."""
+    match preset:
+        case "eagle3":
+            return [2, num_layers // 2, num_layers - 3]
+        case "eagle" | "mtp":
+            return []
+        case "dflash":
+            # z-lab's rule counts layer outputs from 0 and spreads five over 1..N-3; a vLLM id is one more.
+            return [round(1 + i * (num_layers - 4) / 4) + 1 for i in range(5)]
 
 
 def resolve_layers(
@@ -49,37 +33,32 @@ def resolve_layers(
     if final_layer:
         ids.add(num_layers)
     if not ids:
-        raise UnknownLayer(
-            f"preset '{layers}' captures only the last layer, and 'final_layer' is false: nothing is left",
-            field="final_layer",
-            cure="leave 'final_layer' true, or give a list of layer ids",
+        detail = (
+            f"preset '{layers}' captures only the last layer, and 'final_layer' is false: nothing is left"
         )
+        cure = "leave 'final_layer' true, or give a list of layer ids"
+        raise UnknownLayer(detail, field="final_layer", cure=cure)
     return tuple(sorted(ids))
 
 
 def _preset_ids(preset: LayerPreset, num_layers: int) -> set[int]:
-    ids = PRESETS[preset](num_layers)
+    ids = auxiliary_layers(preset, num_layers)
     if len(set(ids)) < len(ids) or any(k < 1 for k in ids):
-        raise UnknownLayer(
-            f"preset '{preset}' needs a deeper model: with {num_layers} layers it would be the ids {ids}",
-            field="layers",
-            cure=f"give a list of layer ids, for example {_suggestion(num_layers)}",
-        )
+        detail = f"preset '{preset}' needs a deeper model: with {num_layers} layers it would be the ids {ids}"
+        cure = f"give a list of layer ids, for example {_suggestion(num_layers)}"
+        raise UnknownLayer(detail, field="layers", cure=cure)
     return set(ids)
 
 
 def _listed_ids(layers: tuple[int, ...], num_layers: int) -> set[int]:
     outside = sorted(k for k in layers if not 0 <= k <= num_layers)
     if outside:
-        raise UnknownLayer(
-            f"the model has layer ids 0 (embeddings) to {num_layers} (pre-norm); it has no {outside}",
-            field="layers",
-            cure=f"give ids from 0 to {num_layers}, for example {_suggestion(num_layers)}",
-        )
+        detail = f"the model has layer ids 0 (embeddings) to {num_layers} (pre-norm); it has no {outside}"
+        cure = f"give ids from 0 to {num_layers}, for example {_suggestion(num_layers)}"
+        raise UnknownLayer(detail, field="layers", cure=cure)
     if len(set(layers)) < len(layers):
-        raise UnknownLayer(
-            f"'layers' names an id twice: {sorted(layers)}", field="layers", cure="name each layer id once"
-        )
+        detail = f"'layers' names an id twice: {sorted(layers)}"
+        raise UnknownLayer(detail, field="layers", cure="name each layer id once")
     return set(layers)
 
 

@@ -21,26 +21,20 @@ NUM_LAYERS_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 HIDDEN_SIZE_KEYS = ("hidden_size", "n_embd", "d_model", "dim")
 VOCAB_SIZE_KEYS = ("vocab_size", "padded_vocab_size")
 LENGTH_KEYS = (
-    "max_position_embeddings",
-    "n_positions",
-    "max_seq_len",
-    "seq_length",
-    "max_sequence_length",
-    "max_seq_length",
-    "seq_len",
+    *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
+    *("max_sequence_length", "max_seq_length", "seq_len"),
 )
 DEFAULT_LENGTH = 2048
 """What the engine assumes of a config that names no length."""
 
-LENGTH_INCLUDES_SCALING = frozenset(
-    {"su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling"}
-)
+LENGTH_INCLUDES_SCALING = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
 """Rope types whose `max_position_embeddings` is the scaled length already."""
 SCALED_LENGTH_MODELS = "gemma3"
 """Part of the model types of which that is true for every rope type."""
 
 T = TypeVar("T")
 NAME = TypeAdapter[str](Annotated[str, Field(strict=True)])
+DTYPE = TypeAdapter[Dtype](Dtype)
 NAMES = TypeAdapter[tuple[str, ...]](tuple[str, ...])
 COUNT = TypeAdapter[int](Annotated[int, Field(strict=True, ge=1, lt=2**31)])
 LENGTH = TypeAdapter[float](Annotated[float, Field(strict=True, ge=2, lt=2**31, allow_inf_nan=False)])
@@ -178,17 +172,13 @@ def _completed(whole: Mapping[str, Any]) -> object:
 
 
 def _dtype(asked: str, values: _Values) -> Dtype:
-    said = asked if asked != "auto" else values.find(("dtype", "torch_dtype"), NAME) or "float32"
-    name = said.removeprefix("torch.")
-    for dtype in get_args(Dtype):
-        if name == dtype:
-            known: Dtype = dtype
-            return known
-    raise OptionRefused(
-        f"the model's dtype is {name!r}; states can be stored as {', '.join(get_args(Dtype))}",
-        field="dtype",
-        cure="name one of them in 'dtype'",
-    )
+    named = asked if asked != "auto" else values.find(("dtype", "torch_dtype"), NAME) or "float32"
+    try:
+        return DTYPE.validate_python(named.removeprefix("torch."))
+    except ValidationError as error:
+        known = ", ".join(get_args(Dtype))
+        detail = f"the model's dtype is {named.removeprefix('torch.')!r}; states can be stored as {known}"
+        raise OptionRefused(detail, field="dtype", cure="name one of them in 'dtype'") from error
 
 
 def _max_model_len(values: _Values) -> int:

@@ -79,9 +79,8 @@ class ChatTemplate:
             self._template = self._environment.from_string(source)
         except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError) as error:
             # Nested too deep for the parser or for Python, or a number of more digits than Python reads.
-            raise TemplateRefused(
-                f"the chat template does not compile: {error}", field=FIELD, cure="mend the template's syntax"
-            ) from error
+            detail = f"the chat template does not compile: {error}"
+            raise TemplateRefused(detail, field=FIELD, cure="mend the template's syntax") from error
 
     def render(self, messages: Messages, tools: Tools, *, add_generation_prompt: bool) -> Rendering:
         """Render. Raises RenderFailed, RenderTooLong."""
@@ -126,8 +125,8 @@ class Conversation:
 def _marks_generation(tree: nodes.Template) -> bool:
     """Say whether the template has `{% generation %}`.
 
-    Raises TemplateRefused where such a block stands inside a macro, a `set`, a `filter` or a `call` block:
-    these write to a buffer of their own, so the spans that transformers reports would be shifted.
+    Raises TemplateRefused where such a block is inside a macro, a `set`, a `filter` or a `call` block: these
+    write to a buffer of their own, so the spans that transformers reports would be shifted.
     """
 
     def blocks(root: nodes.Node) -> list[nodes.CallBlock]:
@@ -136,10 +135,10 @@ def _marks_generation(tree: nodes.Template) -> bool:
 
     for buffered in tree.find_all((nodes.Macro, nodes.AssignBlock, nodes.FilterBlock, nodes.CallBlock)):
         if any(block is not buffered for block in blocks(buffered)):
-            raise TemplateRefused(
-                f"the chat template has {{% generation %}} inside a {type(buffered).__name__}, line"
-                f" {buffered.lineno}: its position in the text cannot be known",
-                field=FIELD,
-                cure="move {% generation %} out of macros and of set, filter, call and generation blocks",
+            where = f"inside a {type(buffered).__name__}, line {buffered.lineno}"
+            detail = (
+                f"the chat template has {{% generation %}} {where}: its position in the text cannot be known"
             )
+            cure = "move {% generation %} out of macros and of set, filter, call and generation blocks"
+            raise TemplateRefused(detail, field=FIELD, cure=cure)
     return bool(blocks(tree))

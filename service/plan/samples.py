@@ -146,11 +146,9 @@ class SampleTokenizer:
     def _template(self, *, with_tools: bool) -> ChatTemplate:
         source = self._tokenizer.chat_template(self._request.chat_template, with_tools=with_tools)
         if source is None:
-            raise TemplateRefused(
-                f"the tokenizer of {self._target.model!r} has no chat template",
-                field=FIELD,
-                cure="pass a 'chat_template', or give 'text' or 'token_ids' samples",
-            )
+            detail = f"the tokenizer of {self._target.model!r} has no chat template"
+            cure = "pass a 'chat_template', or give 'text' or 'token_ids' samples"
+            raise TemplateRefused(detail, field=FIELD, cure=cure)
         return self._compiled(source)
 
     def _compiled(self, source: str) -> ChatTemplate:
@@ -188,13 +186,12 @@ def _limit(target: Target, request: ExtractRequest) -> int:
     limit = min(request.max_tokens, target.max_model_len - 1, storable)
     if request.generate is None:
         return limit
-    if limit <= request.generate.max_tokens:
-        raise OptionRefused(
-            f"an answer of {request.generate.max_tokens} tokens leaves no room for a prompt within {limit}",
-            field="generate.max_tokens",
-            cure=f"ask for fewer than {limit} tokens, or raise 'max_tokens'",
-        )
-    return limit - request.generate.max_tokens
+    answer = request.generate.max_tokens
+    if limit <= answer:
+        detail = f"an answer of {answer} tokens leaves no room for a prompt within {limit}"
+        cure = f"ask for fewer than {limit} tokens, or raise 'max_tokens'"
+        raise OptionRefused(detail, field="generate.max_tokens", cure=cure)
+    return limit - answer
 
 
 def _template_digest(template: str | Mapping[str, str] | None) -> str | None:

@@ -1,37 +1,30 @@
-"""The target: what a request's model is, where its small files stand, which of its layers are captured."""
+"""The target: what a request's model is, where its small files are, which of its layers are captured."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from schemas.identity import Identity
 from schemas.names import is_local_model
-from schemas.request import Dtype, ExtractRequest
+from schemas.request import ExtractRequest
 from service.errors import IdentityChanged
 from service.plan.layers import resolve_layers
-from service.plan.model_config import read_config
+from service.plan.model_config import ModelConfig, read_config
 from service.plan.model_folder import locate_model
 from service.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class Target(ModelConfig):
     """A model that exists and whose layers were checked.
 
     `folder` holds config and tokenizer files: the model's own folder, or a Hub snapshot without weights.
     `revision` is the commit, or the digest of a local model (`model_folder.local_revision`). `layer_ids`
-    are vLLM's, ascending, unique. `max_model_len` bounds prompt and answer together; a prompt is at most
-    `max_model_len - 1` tokens.
+    are vLLM's, ascending, unique. A prompt is at most `max_model_len - 1` tokens.
     """
 
     model: str
     folder: Path
     revision: str
-    architectures: tuple[str, ...]
-    num_layers: int
-    hidden_size: int
-    vocab_size: int
-    dtype: Dtype
-    max_model_len: int
     layer_ids: tuple[int, ...]
 
 
@@ -41,20 +34,10 @@ def inspect_target(request: ExtractRequest, settings: Settings) -> Target:
     Raises UnknownModel (`model`, `revision`), UnknownLayer (`layers`, `final_layer`), OptionRefused
     (`dtype`), HubUnavailable.
     """
-    found = locate_model(request.model, request.revision, settings)
-    config = read_config(found.folder, request.dtype)
-    return Target(
-        model=request.model,
-        folder=found.folder,
-        revision=found.revision,
-        architectures=config.architectures,
-        num_layers=config.num_layers,
-        hidden_size=config.hidden_size,
-        vocab_size=config.vocab_size,
-        dtype=config.dtype,
-        max_model_len=config.max_model_len,
-        layer_ids=resolve_layers(request.layers, request.final_layer, config.num_layers),
-    )
+    located = locate_model(request.model, request.revision, settings)
+    config = read_config(located.folder, request.dtype)
+    layer_ids = resolve_layers(request.layers, request.final_layer, config.num_layers)
+    return Target(**asdict(config), **asdict(located), model=request.model, layer_ids=layer_ids)
 
 
 def planned_target(request: ExtractRequest, identity: Identity, settings: Settings) -> Target:

@@ -33,8 +33,9 @@ class Encoding:
 class TextTokenizer:
     """The tokenizer in `folder`, of a model called `model` in messages. Runs in the planning child.
 
-    `marks` are the texts of its added tokens, with their ids. Raises UnknownModel where there is none to
-    load.
+    `marks` are the texts of its added tokens, with their ids. `special_tokens` is what templates know by
+    names such as `bos_token`. `chat_templates` is the model's own template, or its templates by name. Raises
+    UnknownModel where there is none to load.
     """
 
     def __init__(self, folder: Path, model: str, on_step: Callable[[Step], None] = lambda _: None) -> None:
@@ -46,18 +47,8 @@ class TextTokenizer:
             token.content: token_id for token_id, token in self._tokenizer.added_tokens_decoder.items()
         }
         self._mark_ids = np.asarray(sorted(self.marks.values()), dtype=np.int64)
-
-    @property
-    def special_tokens(self) -> Mapping[str, str]:
-        """What templates know by names such as `bos_token`."""
-        named: Mapping[str, str] = self._tokenizer.special_tokens_map
-        return named
-
-    @property
-    def chat_templates(self) -> str | Mapping[str, str] | None:
-        """The model's own template, or its templates by name."""
-        own: str | dict[str, str] | None = self._tokenizer.chat_template
-        return own
+        self.special_tokens: Mapping[str, str] = self._tokenizer.special_tokens_map
+        self.chat_templates: str | Mapping[str, str] | None = self._tokenizer.chat_template
 
     def chat_template(self, override: str | None, *, with_tools: bool) -> str | None:
         """Return the template's text for one conversation: the override, or the model's own if it has one."""
@@ -75,11 +66,9 @@ class TextTokenizer:
         """
         text.encode()
         if offsets and not self._tokenizer.is_fast:
-            raise TemplateRefused(
-                f"the tokenizer of {self._model!r} does not say which characters a token stands for",
-                field="loss",
-                cure="use a model with a tokenizer.json, or 'loss': 'all', or 'token_ids' with a 'loss_mask'",
-            )
+            detail = f"the tokenizer of {self._model!r} does not say which characters a token stands for"
+            cure = "use a model with a tokenizer.json, or 'loss': 'all', or 'token_ids' with a 'loss_mask'"
+            raise TemplateRefused(detail, field="loss", cure=cure)
         self._on_step(Step.TOKENIZER)
         encoded = self._tokenizer(
             text,
@@ -117,8 +106,6 @@ def _load(folder: Path, model: str) -> Any:  # noqa: ANN401 - transformers is no
         *(ArithmeticError, RecursionError),
     ) as error:
         reason = str(error).strip().split("\n", 1)[0]
-        raise UnknownModel(
-            f"the tokenizer of {model!r} cannot be loaded: {reason}",
-            field="model",
-            cure="give a model with a tokenizer that transformers loads without remote code",
-        ) from error
+        detail = f"the tokenizer of {model!r} cannot be loaded: {reason}"
+        cure = "give a model with a tokenizer that transformers loads without remote code"
+        raise UnknownModel(detail, field="model", cure=cure) from error

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 from schemas.job import JobState
 from service.export.options import Algorithm
 from service.export.run import export
-from service.plan.layers import PRESETS
+from service.plan.layers import auxiliary_layers
 from tests.contract.export.conftest import AUX, HIDDEN, LAST, truths_of, wanted
 from tests.support.jobs import Shop, conversations, request as request_of
 from tests.support.tiny_model import random_target
@@ -117,7 +117,7 @@ def dumps(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     dataset = extracted(folder / "shop", target, samples)
     sizes = draft_vocabularies(dataset)
     for algorithm in STATES:
-        layers = tuple(PRESETS[preset(algorithm)](LAST))
+        layers = tuple(auxiliary_layers(preset(algorithm), LAST))
         options = wanted("specforge", algorithm=Algorithm(algorithm), layers=layers)
         export(str(dataset), folder / "ours" / algorithm, options)
     for size in sizes:
@@ -159,7 +159,7 @@ def test_the_trainer_makes_equal_batches_of_both(dumps, algorithm):
 @pytest.mark.parametrize("algorithm", STATES)
 def test_the_layers_that_the_trainer_resolves_are_those_of_our_preset(dumps, algorithm):
     layers = dumps.found[algorithm]["layers"]
-    assert [layer + 1 for layer in layers] == PRESETS[preset(algorithm)](LAST)
+    assert [layer + 1 for layer in layers] == auxiliary_layers(preset(algorithm), LAST)
     out = dumps.folder / "ours" / algorithm
     assert f"Auxiliary layers {layers}, counted from 0" in (out / "TRAIN.md").read_text()
     told = json.loads((out / "train.json").read_text())["model"]

@@ -1,11 +1,12 @@
 """Presets and lists of layers as vLLM ids."""
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
+from schemas.request import LayerPreset
 from service.errors import UnknownLayer
-from service.plan.layers import PRESETS, resolve_layers
+from service.plan.layers import resolve_layers
 
 
 @pytest.mark.parametrize(
@@ -39,7 +40,7 @@ def test_a_preset_that_collapses_is_refused_with_the_depth_and_a_list_that_works
     assert resolve_layers(tuple(int(k) for k in suggested), True, num_layers)
 
 
-@pytest.mark.parametrize("preset", sorted(PRESETS))
+@pytest.mark.parametrize("preset", get_args(LayerPreset))
 @pytest.mark.parametrize("num_layers", range(1, 129))
 def test_a_preset_gives_ascending_ids_of_the_model_or_is_refused(preset: str, num_layers: int) -> None:
     try:
