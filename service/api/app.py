@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from importlib.metadata import version
 
 from fastapi import FastAPI
-from fastapi.routing import APIRoute
 from prometheus_client import CollectorRegistry
 from prometheus_fastapi_instrumentator import Instrumentator
 from starlette.concurrency import run_in_threadpool
@@ -18,10 +17,6 @@ from service.api.metrics import JobMetrics
 from service.api.routes import extract, health, jobs
 from service.settings import Settings
 from service.store import Store
-
-
-def _operation_id(route: APIRoute) -> str:
-    return route.name
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -51,7 +46,7 @@ def create_app(settings: Settings) -> FastAPI:
         # FastAPI's pages load scripts from another host, into a page that may start jobs.
         docs_url=None,
         redoc_url=None,
-        generate_unique_id_function=_operation_id,
+        generate_unique_id_function=lambda route: route.name,
         # One schema a model, whether it is read or written.
         separate_input_output_schemas=False,
     )

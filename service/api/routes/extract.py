@@ -85,10 +85,6 @@ def extract(
     return row.view()
 
 
-class _Stopped(Exception):
-    """The client has hung up, or the service ends."""
-
-
 @router.post("/estimate", openapi_extra=BODY, responses=problem_responses(413, 415, 422, 429, 503, 507))
 async def estimate(
     request: Request,
@@ -107,12 +103,9 @@ async def estimate(
 
     def watch() -> None:
         if stopping() or from_thread.run(request.is_disconnected):
-            raise _Stopped
+            raise HTTPException(503, "the estimate was stopped")
 
     async with slots:
-        try:
-            return await run_in_threadpool(
-                estimate_request, body, settings, options.tokens_per_s, options.gpus, watch
-            )
-        except _Stopped as error:
-            raise HTTPException(503, "the estimate was stopped") from error
+        return await run_in_threadpool(
+            estimate_request, body, settings, options.tokens_per_s, options.gpus, watch
+        )

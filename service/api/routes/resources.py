@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, cast
 
 from fastapi import Depends, Path, Request
 
@@ -20,20 +20,17 @@ class NoOptions(Wire):
 
 def settings_of(request: Request) -> Settings:
     """Return the settings that the application was made with."""
-    settings: Settings = request.app.state.settings
-    return settings
+    return cast(Settings, request.app.state.settings)
 
 
 def store_of(request: Request) -> Store:
     """Return the application's store; it is thread-safe and closed by the application."""
-    store: Store = request.app.state.store
-    return store
+    return cast(Store, request.app.state.store)
 
 
 def stopping_of(request: Request) -> Callable[[], bool]:
     """Return what says whether the server is ending."""
-    stopping: Callable[[], bool] = request.app.state.stopping
-    return stopping
+    return cast(Callable[[], bool], request.app.state.stopping)
 
 
 SettingsOf = Annotated[Settings, Depends(settings_of)]
