@@ -9,7 +9,7 @@ from pydantic_core import ErrorDetails, from_json
 from schemas.request import ExtractRequest
 from service.errors import RequestError
 
-MAX_ERRORS_TOLD = 20
+MAX_ERRORS_LISTED = 20
 MAX_QUOTED_CHARS = 300
 
 Fault = tuple[str | None, ErrorDetails]
@@ -37,21 +37,22 @@ def parse_request(document: object) -> ExtractRequest:
     """Return the checked request.
 
     Raises:
-        RequestError: `field` is the dotted path of the first fault, `detail` lists up to `MAX_ERRORS_TOLD`.
+        RequestError: `field` is the dotted path of the first fault, `detail` lists up to `MAX_ERRORS_LISTED`.
     """
     try:
         return ExtractRequest.model_validate(document)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_input=False, include_context=False)
-        raise invalid(_causes([(dotted(one, document), one) for one in found])) from error
+        errors = error.errors(include_url=False, include_input=False, include_context=False)
+        raise invalid(_causes([(dotted(fault, document), fault) for fault in errors])) from error
 
 
 def invalid(faults: Sequence[Fault]) -> RequestError:
-    """Return one error that names the first of `faults` in `field` and tells them all in `detail`."""
+    """Return one error that names the first of `faults` in `field` and lists them in `detail`."""
     lines = dict.fromkeys(
-        f"{field}: {_message(one)}" if field else _message(one) for field, one in faults[:MAX_ERRORS_TOLD]
+        f"{field}: {_message(fault)}" if field else _message(fault)
+        for field, fault in faults[:MAX_ERRORS_LISTED]
     )
-    more = len(faults) - MAX_ERRORS_TOLD
+    more = len(faults) - MAX_ERRORS_LISTED
     detail = "; ".join(lines) + (f"; and {more} more" if more > 0 else "")
     field, first = faults[0]
     return RequestError(detail, field=field, cure=_CURES.get(first["type"]))
@@ -83,7 +84,7 @@ def _causes(faults: Sequence[Fault]) -> list[Fault]:
     """Return `faults` without those of a place inside which another lies.
 
     A tuple that lost its members to errors is also too short, and a union complains of every branch: the
-    fault that lies deepest is the one that was made.
+    deepest fault is the one that was made.
     """
     paths = [field.split(".") if field else [] for field, _ in faults]
     inner = {tuple(path[:length]) for path in paths for length in range(len(path))}

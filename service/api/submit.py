@@ -1,4 +1,4 @@
-"""What a body of `POST /extract` goes through: errors that are cheap to find are found, then it is a job."""
+"""Makes a job of a body of `POST /extract`, once the checks that are cheap have passed."""
 
 import secrets
 
@@ -23,7 +23,7 @@ def submit(request: ExtractRequest, key: str, store: Store, settings: Settings) 
         RequestError: model, layers, template or source cannot be used; names the field.
         HubDenied: the Hub repository cannot be written to.
         HubUnavailable: the Hub does not answer, so nothing can be said of the request.
-        IdempotencyConflict: `key` stands for another request.
+        IdempotencyConflict: `key` was used with another request.
     """
     job_id = job_id_from_key(key)
     try:

@@ -27,7 +27,7 @@ def worker_command(*arguments: str) -> list[str]:
 
 
 def stop_grace_s(settings: Settings) -> float:
-    """Return how long a worker that was told to end is waited for before it is killed."""
+    """Return how long to wait for a worker that was asked to end before it is killed."""
     return settings.drain_s + STOP_MARGIN_S
 
 

@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         raise
     except OSError as error:
         if verb == "worker":
-            raise  # code 3 would tell its parent that the job has ended; the traceback is for the log
+            raise  # code 3 would say to its parent that the job has ended; the traceback is for the log
         _hand_over()  # which says it better if the output is what cannot be written
         complain(_problem(error))
         sys.exit(EXIT_NOT_STARTED if verb == "serve" else EXIT_NOT_COMPLETE)
@@ -80,7 +80,7 @@ _OTHER_CURE = "mend that, then run the same command again"
 
 
 def _problem(error: OSError) -> Problem:
-    """Return what the system refused, of which file, and what to do about it."""
+    """Return the problem: what the system refused, for which file, and the cure."""
     said = error.strerror or str(error) or type(error).__name__
     names = " -> ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
     cure = _OTHER_CURE if error.errno is None else _CURES.get(error.errno, _OTHER_CURE)
@@ -94,7 +94,7 @@ def _problem(error: OSError) -> Problem:
 
 
 def _hand_over() -> None:
-    """Write out what was printed, while an error of it can still be told as any other."""
+    """Write out what was printed, while an error of it can still be reported as any other."""
     try:
         print(end="", flush=True)
     except OSError as error:

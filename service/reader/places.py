@@ -90,7 +90,7 @@ def _indexes(files: Files, jobs: frozenset[str] | None) -> list[str]:
     A job is complete when its manifest is there, which comes last: a push of many shards shows indexes in
     commits before that, and leaves them if it breaks off. Raises ReaderError.
     """
-    # Looked for first: of a job whose manifest was found, all indexes are there by now.
+    # Manifests first: a job that has one has all its indexes by now.
     manifests = frozenset(files.find(MANIFEST_FOLDER, ".json"))
     paths = files.find(INDEX_FOLDER, ".parquet")
     begun = frozenset(map(_job_of, paths))

@@ -14,7 +14,7 @@ from service.reader.errors import ReaderError
 
 
 class QuarryStream(IterableDataset[Any]):
-    """Yields the rows of a `QuarryDataset` that fall to this rank and worker.
+    """Yields this rank's and worker's rows of a `QuarryDataset`.
 
     The order depends on `seed` and the epoch alone: shards are shuffled, and rows within a window of
     `window` rows, so that reading stays local. Rank r of R ranks with W workers takes every (R * W)-th row of
@@ -115,7 +115,7 @@ class QuarryStream(IterableDataset[Any]):
                 pool.shutdown(cancel_futures=True)
 
     def _turns(self, ordered: Sequence[int]) -> Sequence[int]:
-        """Return what of the numbers of all ranks falls to this one."""
+        """Return this rank's share of the numbers."""
         if self._even:
             ordered = ordered[: len(ordered) // self._world_size * self._world_size]
         return ordered[self._rank :: self._world_size][self._start :]

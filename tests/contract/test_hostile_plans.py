@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -286,18 +286,19 @@ def test_estimates_leave_the_service_free_and_end_with_their_clients(shop: Shop)
     """1. two estimates freeze  2. a third gets 429, others answer  3. the clients hang up  4. one runs."""
     settings = shop.settings.model_copy(update={"plan_row_cpu_s": 60.0})
     frozen = shop.request(chat_template=FROZEN).model_dump(mode="json")
-    with serving(settings) as api, ThreadPoolExecutor() as threads:
-        with httpx2.Client(base_url=api.base_url, trust_env=False, timeout=2) as impatient:
-            hung_up = [threads.submit(impatient.post, "/estimate", json=frozen) for _ in range(2)]
-            until(lambda: len(child_pids()) == 2)
-            answer = api.post("/estimate", json=frozen)
-            assert answer.status_code == 429 and int(answer.headers["Retry-After"]) > 0
-            assert Problem.model_validate(answer.json()).type == "urn:quarry:too-many-requests"
-            began = time.monotonic()
-            assert api.get("/healthz").status_code == 200
-            assert time.monotonic() - began < 1
-            for estimate in hung_up:
-                assert isinstance(estimate.exception(20), httpx2.TimeoutException)
+    with serving(settings) as api:
+        clients = [HTTPConnection(api.base_url.host, api.base_url.port) for _ in range(2)]
+        for client in clients:
+            client.request("POST", "/estimate", json.dumps(frozen), {"Content-Type": "application/json"})
+        until(lambda: len(child_pids()) == 2)
+        answer = api.post("/estimate", json=frozen)
+        assert answer.status_code == 429 and int(answer.headers["Retry-After"]) > 0
+        assert Problem.model_validate(answer.json()).type == "urn:quarry:too-many-requests"
+        began = time.monotonic()
+        assert api.get("/healthz").status_code == 200
+        assert time.monotonic() - began < 1
+        for client in clients:
+            client.close()
         until(lambda: not child_pids())
         body = shop.request().model_dump(mode="json")
         until(lambda: api.post("/estimate", json=body).status_code == 200)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from schemas.request import ExtractRequest
-from service.api.request_body import MAX_ERRORS_TOLD, parse_json, parse_request
+from service.api.request_body import MAX_ERRORS_LISTED, parse_json, parse_request
 from service.errors import RequestError
 
 GOOD: dict[str, Any] = {"model": "a/b", "source": {"kind": "inline", "samples": [{"text": "hello"}]}}
@@ -117,7 +117,7 @@ def test_many_or_long_faults_are_told_in_part(changes: dict[str, Any]):
 
 
 def test_more_errors_than_are_told_are_counted():
-    error = refusal(**{f"x{number}": 1 for number in range(MAX_ERRORS_TOLD + 7)})
+    error = refusal(**{f"x{number}": 1 for number in range(MAX_ERRORS_LISTED + 7)})
     assert error.detail.endswith("and 7 more")
 
 
