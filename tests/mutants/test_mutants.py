@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.mutants import survivors
-from tests.mutants.hunt import chosen
-from tests.mutants.reach import Traced, point
+from tests.mutants.reach import point
 from tests.mutants.sites import instrumented
 from tests.mutants.switch import MUTANT, TRACE
 
@@ -85,11 +84,6 @@ def test_a_mutant_is_one_site_gone_wrong(
     assert outcomes(instrumented("a.py", SOURCE)[0]) == expected
 
 
-def test_every_site_is_named_by_path_function_kind_and_number() -> None:
-    assert sorted(instrumented("a.py", SOURCE)[1]) == sorted([*GUARDS, *RAISES, SKIP])
-    assert instrumented("a.py", "if __debug__:\n    pass\n") == ("if __debug__:\n    pass\n", [])
-
-
 def test_the_trace_of_each_test_holds_each_site_that_it_reached_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,15 +92,6 @@ def test_the_trace_of_each_test_holds_each_site_that_it_reached_once(
         point(tmp_path / "link", tmp_path / test)
         outcomes(instrumented("a.py", SOURCE)[0])
         assert sorted((tmp_path / test).read_text().split()) == sorted([*GUARDS, *RAISES, SKIP])
-
-
-def test_the_quickest_tests_run_first_and_one_case_of_each_before_a_second() -> None:
-    tests = [
-        Traced(name, seconds, [])
-        for name, seconds in (("b", 20.0), ("a[2]", 2.0), ("a[1]", 1.0), ("c", 90.0))
-    ]
-    assert [test.name for test in chosen(tests)] == ["a[1]", "b"]
-    assert [test.name for test in chosen(tests[3:])] == ["c"]
 
 
 @pytest.mark.parametrize(

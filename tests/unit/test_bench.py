@@ -4,46 +4,27 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import options as bench_options
-from benchmarks.catalog import PLAIN, ROWS, engines_of, rows_of
+from benchmarks.catalog import PLAIN, ROWS
 from benchmarks.options import PARTS, Options, parse
 from benchmarks.report import (
-    WRITER_ROWS,
     against_peers,
     checks_cost,
     checks_lines,
     engine_figures,
-    engine_table,
     peers_line,
     writer_figures,
-    writer_table,
 )
-from benchmarks.summary import Spread, paired, shuffled_rounds, spread
-from benchmarks.table import markdown, ratio
+from benchmarks.summary import Spread, paired, shuffled_rounds
 from benchmarks.turns import EngineTurn, WriterTurn
-from benchmarks.workload import KINDS, QUICK_KINDS, TARGETS, workload
+from benchmarks.workload import KINDS, TARGETS, workload
 
 
 def engine_turn(seconds: float, cpu_s: float = 1.0, **counts: int) -> EngineTurn:
     return EngineTurn(seconds, cpu_s, **({"peak_rss_bytes": 0, "files": 0, "bytes": 0} | counts))
 
 
-def test_a_spread_is_the_median_and_both_ends() -> None:
-    assert spread([3.0, 1.0, 2.0, 10.0]) == Spread(median=2.5, low=1.0, high=10.0)
-
-
-def test_no_rounds_have_no_spread() -> None:
-    with pytest.raises(ValueError, match="no rounds"):
-        spread([])
-
-
 def test_ratios_are_taken_within_a_round_so_that_a_slow_round_cancels_out() -> None:
     assert paired([50.0, 5.0, 100.0], [100.0, 10.0, 200.0]) == Spread(0.5, 0.5, 0.5)
-
-
-def test_rows_of_unequal_rounds_are_not_compared() -> None:
-    with pytest.raises(ValueError, match="shorter"):
-        paired([1.0, 2.0], [1.0])
 
 
 def test_every_round_runs_every_row_once_in_an_order_that_the_seed_repeats() -> None:
@@ -52,24 +33,6 @@ def test_every_round_runs_every_row_once_in_an_order_that_the_seed_repeats() -> 
     assert all(sorted(order) == rows for order in rounds)
     assert len({tuple(order) for order in rounds}) > 1
     assert rounds == shuffled_rounds(rows, 20, seed=3)
-
-
-def test_a_table_is_markdown_with_figures_flush_right() -> None:
-    assert markdown(["row", "GB/s"], [["write", "1.25"], ["ours", "10.00"]]).splitlines() == [
-        "| row   |  GB/s |",
-        "| ----- | ----: |",
-        "| write |  1.25 |",
-        "| ours  | 10.00 |",
-    ]
-
-
-def test_a_short_row_is_no_table() -> None:
-    with pytest.raises(ValueError, match="shorter"):
-        markdown(["row", "GB/s"], [["write"]])
-
-
-def test_a_ratio_shows_its_range() -> None:
-    assert ratio(Spread(0.97, 0.951, 1.014)) == "0.97 (0.95..1.01)"
 
 
 def test_engine_figures_are_rates_ratios_to_plain_and_the_most_of_what_was_used() -> None:
@@ -131,44 +94,6 @@ def test_a_writer_row_is_compared_with_the_plain_way_to_the_same_promise() -> No
     assert figures["write"].cpu_s_per_gb.median == 0.25
 
 
-def test_the_tables_name_every_row_the_command_and_what_is_not_durable() -> None:
-    turns = {kind: [engine_turn(1.0)] for kind in ROWS}
-    engines = engine_table(engine_figures(turns, 10, 1), "work", "one")
-    files = {kind: [WriterTurn(1.0, 1.0, 10**9)] for kind in WRITER_ROWS}
-    writers = writer_table(writer_figures(files), "work", "two")
-    assert all(kind.label in engines for kind in ROWS.values())
-    assert all(label in writers for label in WRITER_ROWS.values())
-    assert "$ one" in engines and "$ two" in writers
-    assert "not durable" in engines
-
-
-def test_a_table_of_few_rows_has_only_their_notes() -> None:
-    turns = {kind: [engine_turn(1.0)] for kind in (PLAIN, "quarry")}
-    table = engine_table(engine_figures(turns, 10, 1), "work", "one")
-    assert "[2] Counted until the last unit" in table
-    assert "[3]" not in table and ROWS["example"].label not in table
-
-
-def test_plain_always_runs_and_rows_keep_the_tables_order() -> None:
-    assert rows_of(["example", "quarry"], "typical") == (PLAIN, "quarry", "example")
-    assert "unchecked" not in rows_of(None, "typical")
-    assert rows_of(["unchecked"], "typical") == (PLAIN, "unchecked")
-
-
-def test_a_row_that_cannot_generate_is_left_out_or_refused() -> None:
-    assert set(rows_of(None, "typical")) - set(rows_of(None, "generate")) == {"speculators"}
-    with pytest.raises(ValueError, match="speculators cannot generate"):
-        rows_of(["speculators"], "generate")
-
-
-def test_rows_of_one_engine_share_it_and_no_other_is_started() -> None:
-    assert engines_of((PLAIN, "quarry", "quarry-ram", "example-consumed")) == {
-        "plain": (PLAIN,),
-        "quarry": ("quarry", "quarry-ram"),
-        "locked": ("example-consumed",),
-    }
-
-
 def test_what_stores_the_states_as_they_are_owes_all_of_their_bytes() -> None:
     owes = {name: kind.least_stored for name, kind in ROWS.items() if kind.least_stored != 1.0}
     assert owes == {PLAIN: 0.0, "capture": 0.0, "quarry-planes": 0.5, "quarry-fp8": 0.5}
@@ -210,13 +135,6 @@ def test_the_last_token_of_an_answer_has_no_state() -> None:
     assert work.state_bytes == (sum(work.lengths()) + 2 * 63) * 8192
 
 
-def test_a_quick_run_shortens_long_prompts_and_no_others() -> None:
-    assert {name for name in KINDS if KINDS[name] != QUICK_KINDS[name]} == {"long"}
-    work = workload(TARGETS["compute"], "long", quick=True, num_prompts=None, seed=0)
-    assert set(work.lengths()) == {2048}
-    assert len(work.units("quarry", 0)) == min(4, work.num_prompts)
-
-
 def test_the_commands_measure_the_same_again(tmp_path: Path) -> None:
     for said in (
         ["--quick", "--workload", "long"],
@@ -234,17 +152,6 @@ def test_the_commands_measure_the_same_again(tmp_path: Path) -> None:
 def measured(options: Options) -> tuple[object, ...]:
     engines = (options.target, options.workload, options.rows, options.work())
     return (*engines, options.rounds, options.writer_rows, options.parts, options.seed)
-
-
-def test_a_default_row_whose_package_is_missing_is_left_out_and_a_named_one_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(bench_options, "has_speculators", lambda: False)
-    assert "speculators" not in parse([]).rows
-    assert "row speculators is left out" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        parse(["--rows", "speculators"])
-    assert "--rows" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,7 @@
 
 import math
 
-import pytest
-
-from benchmarks.gpu_cache import NUM_SLOTS, TOKEN_BYTES, Request, random_requests, token_ids
+from benchmarks.gpu_cache import NUM_SLOTS, TOKEN_BYTES, Request, random_requests
 from benchmarks.gpu_report import base_of, figures, table
 from benchmarks.gpu_turns import Drain, GpuTurn
 
@@ -58,15 +56,6 @@ def test_requests_lie_in_blocks_of_their_own():
         assert 0 <= len(request.block_ids) * NUM_SLOTS - request.num_tokens < NUM_SLOTS
 
 
-def test_a_cache_too_small_for_the_requests_is_named():
-    with pytest.raises(ValueError, match="--cache-gib"):
-        random_requests("long", 2 * 8192 * TOKEN_BYTES, 600, seed=0)
-
-
-def test_the_same_place_is_always_of_the_same_token():
-    assert token_ids(Request((3, 7), 18)) == [*range(48, 64), 112, 113]
-
-
 def test_a_drain_starts_what_has_room_and_lands_in_order():
     requests = [Request((index,), 10) for index in range(5)]
     way = RoomFor(2)
@@ -108,8 +97,3 @@ def test_ratios_are_taken_within_a_round():
     assert of_cell["Quarry"].step_ratio.median == 1.5
     assert of_cell["Quarry"].device_allocations.median == 4.0
     assert "| 0.85 (0.80..0.90) |" in table(of_cell)
-
-
-def test_without_a_model_there_is_no_step_to_compare():
-    of_cell = figures({"pinned copy": [turn(100, 1.0)], "Quarry": [turn(90, 1.0)]})
-    assert of_cell["Quarry"].step_ratio is None

@@ -42,26 +42,6 @@ def test_the_layer_before_is_told_from_the_layer_asked_for(reference_NTH: torch.
     assert figures["3"]["rows_nearer_to_another_layer"] == 0
 
 
-def test_one_wrong_token_shows_in_the_largest_error_alone(reference_NTH: torch.Tensor) -> None:
-    stored_LTH = reference_NTH[list(LAYER_IDS)].clone()
-    stored_LTH[1, 2] = 0
-    agreement = Agreement(LAYER_IDS)
-    agreement.add(stored_LTH, reference_NTH, None)
-    layer = agreement.figures()["2"]
-    assert layer["relative_error_max"] == 1
-    assert layer["relative_error_median"] == 0
-    assert layer["rows_bit_equal"] == 0
-
-
-def test_the_error_of_the_dtype_alone_stands_beside_the_error_of_the_row(reference_NTH: torch.Tensor) -> None:
-    same_dtype_NTH = reference_NTH.bfloat16().float()
-    agreement = Agreement(LAYER_IDS)
-    agreement.add(same_dtype_NTH[list(LAYER_IDS)], reference_NTH, same_dtype_NTH)
-    layer = agreement.figures()["3"]
-    assert layer["relative_error_max"] == layer["transformers_in_this_dtype_max"] > 0
-    assert layer["rows_bit_equal"] == 1
-
-
 def test_the_prompts_cross_blocks_and_steps_and_come_again_with_tails_on_a_shared_prefix() -> None:
     first, second = prompt_units(CASES["llama-bfloat16"], vocab_size=100)
     assert set(BORDER_LENGTHS) <= {len(ids) for ids in first}

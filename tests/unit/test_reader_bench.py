@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 
-from benchmarks.reader import BASES, figures, in_turns, report
+from benchmarks.reader import BASES, figures, report
 from benchmarks.reader_dataset import Shape, write_dataset
-from benchmarks.reader_turns import ExportBench, Turn, _ahead, one_layer_share
+from benchmarks.reader_turns import ExportBench, Turn, one_layer_share
 from service.proof.verify import verify_dataset
 from service.reader import QuarryDataset
 
@@ -45,13 +45,6 @@ def test_every_export_leaves_nothing_behind(dataset, tmp_path):
         assert not list(tmp_path.iterdir())
 
 
-def test_the_first_round_does_not_count():
-    seen = []
-    turns = in_turns(["a", "b"], 2, 0, lambda kind: seen.append(kind) or Turn(1.0, 1.0))
-    assert sorted(seen) == ["a"] * 3 + ["b"] * 3
-    assert {kind: len(some) for kind, some in turns.items()} == {"a": 2, "b": 2}
-
-
 def test_rates_and_ratios_are_told_part_by_part():
     fast, slow = [Turn(0.5, 0.25)] * 3, [Turn(1.0, 1.0)] * 3
     found = {part: figures({"quarry": fast, base: slow}, SMALL, base) for part, base in BASES.items()}
@@ -73,11 +66,6 @@ def test_states_are_the_same_past_the_page_cache(tmp_path):
     for number in range(len(cached)):
         assert torch.equal(direct[number].auxiliary(), cached[number].auxiliary())
         assert torch.equal(direct[number].last(), cached[number].last())
-
-
-def test_rows_read_ahead_keep_their_order():
-    rows = list(_ahead(lambda number: {"number": torch.tensor(number)}, [5, 3, 9, 1]))
-    assert [int(row["number"]) for row in rows] == [5, 3, 9, 1]
 
 
 def test_scattered_reads_give_the_bytes_of_whole_ones(dataset):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.service_jobs import Job, tenths, write_samples
-from benchmarks.soak import LONGEST, SHORTEST, WORK, Round, growth, pace, rate_ratio, report, summary
+from benchmarks.soak import LONGEST, SHORTEST, WORK, Round, growth, pace, rate_ratio, summary
 
 EVEN = [(float(tenth), tenth * 10) for tenth in range(1, 11)]
 """Ten samples committed in every second of a job of 100."""
@@ -17,13 +17,6 @@ def job(
     rate: float, held: Sequence[float] = (1e9,) * 10, committed: Sequence[tuple[float, int]] = EVEN
 ) -> Job:
     return Job(100, 1000, 1000 / rate, rate, 2 * 10**9, list(held), list(committed))
-
-
-def test_tenths_are_means_in_their_order() -> None:
-    samples = [(float(second), second) for second in range(25)]
-    means = tenths(samples)
-    assert means[0] == 0.5 and means[-1] == 23.0
-    assert means == sorted(means)
 
 
 def test_a_job_that_was_too_short_says_nothing_of_its_memory_or_its_pace() -> None:
@@ -52,14 +45,6 @@ def test_a_job_that_slows_shows_in_its_pace_and_its_start_and_end_do_not() -> No
     assert pace(job(1.0, committed=start_and_end)) == 1.0
     slower = [(second + max(0.0, second - 5.0), done) for second, done in EVEN]
     assert pace(job(1.0, committed=slower)) == 0.5
-
-
-def test_the_report_names_what_the_rounds_say() -> None:
-    slow = Round([job(100.0)] * 10, job(50.0, [1e9] * 9 + [2e9]))
-    said = report([slow, Round([job(100.0)] * 10, job(100.0))])
-    assert "| 10 x 100 |" in said.replace("  ", " ")
-    assert "short jobs': 0.750 (0.500..1.000)" in said
-    assert "second tenth: 1.500 (1.000..2.000)" in said
 
 
 def test_what_every_job_leaves_behind_shows_in_the_last_one() -> None:

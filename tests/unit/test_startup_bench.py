@@ -1,13 +1,11 @@
 """The arithmetic of what a start-up's time goes to; no engine, and no claim about a time."""
 
-import os
-import time
 from pathlib import Path
 
 import pytest
 
 from benchmarks.startup import AT, BARE, QUARRY, report, summary
-from benchmarks.startup_marks import FILE, first_marks, mark, mark_birth, marked
+from benchmarks.startup_marks import FILE, first_marks, mark
 
 
 def test_the_first_mark_of_a_stage_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,29 +15,6 @@ def test_the_first_mark_of_a_stage_counts(tmp_path: Path, monkeypatch: pytest.Mo
     mark("a step", 12.25)
     found = first_marks((tmp_path / "marks").read_text().splitlines(), 10.0)
     assert list(found.items()) == [("the start", 1.0), ("a step", 2.25)]
-
-
-def test_a_marked_call_does_what_it_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(FILE, str(tmp_path / "marks"))
-    order: list[str] = []
-
-    def act(what: str) -> str:
-        order.append((tmp_path / "marks").read_text() if (tmp_path / "marks").exists() else "")
-        return what
-
-    assert (marked("late", act)("told"), marked("early", act, before=True)("told")) == ("told", "told")
-    assert order[0] == ""
-    assert order[1].endswith("early\n")
-
-
-def test_a_birth_lies_before_now_and_after_the_parents(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(FILE, str(tmp_path / "marks"))
-    mark_birth("ours")
-    mark_birth("our parent's", os.getppid())
-    found = first_marks((tmp_path / "marks").read_text().splitlines(), 0.0)
-    assert found["our parent's"] <= found["ours"] <= time.time()
 
 
 def test_a_row_is_held_against_vllm_alone_in_its_own_round() -> None:

@@ -177,21 +177,6 @@ def test_a_silent_hub_leaves_the_job_to_the_next_lease(
     assert len(hub.repo(REPO).commits) == 2
 
 
-def test_a_hub_that_is_silent_for_too_long_blocks_the_job(
-    store: Store, settings: Settings, hub: FakeHub, clock: Clock
-) -> None:
-    prepare(store, settings)
-    hub.fail("commit", Fault(status=503, times=10_000))
-    assert publish(store, settings)
-    assert store.state(JOB) is JobState.PUBLISHING
-    clock.advance(settings.publish_deadline_s + 1)
-    assert publish(store, settings)
-    job = store.job(JOB)
-    assert job.state is JobState.BLOCKED
-    assert job.problem is not None
-    assert job.problem.type == "urn:quarry:hub-unavailable"
-
-
 def test_a_job_whose_every_sample_was_rejected_fails_naming_the_source(
     store: Store, settings: Settings
 ) -> None:

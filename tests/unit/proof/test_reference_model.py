@@ -10,7 +10,7 @@ from service.proof.reference_model import build_skeleton
 from tests.architectures.recipes import RECIPES
 from tests.architectures.target import make_config, make_model
 from tests.support.reference_models import NUM_LAYERS, TinyModel, edit_config
-from tests.support.step35 import save_step35
+from tests.support.step3p5 import step3p5_target
 
 
 def refusal(folder: Path) -> EngineRefused:
@@ -47,14 +47,13 @@ def test_an_architecture_that_transformers_lacks_under_that_name_is_built_by_its
 
 
 def test_step_3_5_is_the_language_model_of_step_3_7(tmp_path):
-    save_step35(tmp_path, torch.bfloat16)
-    found = build_skeleton(tmp_path, torch.bfloat16)
-    assert found.layers == tuple(f"model.language_model.layers.{k}" for k in range(8))
+    found = build_skeleton(step3p5_target(tmp_path / "step3p5"), torch.bfloat16)
+    assert found.layers == tuple(f"model.language_model.layers.{k}" for k in range(6))
     text = found.model.config.text_config
     assert (text.num_key_value_heads, text.num_local_experts, text.num_experts_per_tok) == (2, 8, 2)
     heads = [layer.self_attn.num_heads for layer in found.model.model.language_model.layers]
-    assert heads == [4, 6, 6, 6, 4, 6, 6, 6]
-    assert text.mlp_layer_types == ["dense"] * 3 + ["sparse"] * 5
+    assert heads == [4, 6, 6, 4, 6, 6]
+    assert text.mlp_layer_types == ["dense"] * 3 + ["sparse"] * 3
 
 
 def test_code_that_comes_with_a_model_is_not_run(tmp_path):
