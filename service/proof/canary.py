@@ -20,7 +20,7 @@ from schemas.dataset.manifest import CanaryReport, LayerAgreement
 from schemas.digest import canonical_sha256
 from schemas.identity import Identity, Provenance
 from schemas.request import Dtype
-from service.errors import StatesWrong
+from service.errors import EngineRefused, StatesWrong
 
 POST_NORM = -1
 """The id of layer N after the final norm in a reference's states; no job captures it."""
@@ -52,6 +52,11 @@ _CURE = "this engine cannot be trusted with these layers of this model: choose o
 
 States = Sequence[Mapping[int, torch.Tensor]]
 """By prompt and layer id, [T, H]."""
+
+
+def no_reference(what: str, cure: str = CANARY_SKIP) -> EngineRefused:
+    """Return the refusal of a canary that has no reference."""
+    return EngineRefused(what, field="canary", cure=cure)
 
 
 @dataclass(frozen=True, slots=True)

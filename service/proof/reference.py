@@ -29,7 +29,7 @@ from safetensors.torch import load_file
 
 from schemas.request import Dtype
 from service.errors import EngineRefused
-from service.proof.canary import CANARY_SKIP
+from service.proof.canary import CANARY_SKIP, no_reference
 
 _EXIT_REFUSED = 3
 """Exit status of the process when its last line of standard error is a refusal, as JSON."""
@@ -103,15 +103,13 @@ async def _run(order: bytes, max_bytes: int, timeout_s: float) -> int:
             while not ended.done():
                 peak_bytes = max(peak_bytes, _peak_bytes(process.pid))
                 if peak_bytes > max_bytes:
-                    raise EngineRefused(
+                    raise no_reference(
                         f"the canary's reference needs {peak_bytes} bytes of memory, {max_bytes} are allowed",
-                        field="canary",
-                        cure=f"raise QUARRY_CANARY_MAX_BYTES, or {CANARY_SKIP}",
+                        f"raise QUARRY_CANARY_MAX_BYTES, or {CANARY_SKIP}",
                     )
                 await asyncio.wait({ended}, timeout=_WATCH_S)
     except TimeoutError as error:
-        what = f"the reference took more than {timeout_s:g} s"
-        raise EngineRefused(what, field="canary", cure=CANARY_SKIP) from error
+        raise no_reference(f"the reference took more than {timeout_s:g} s") from error
     finally:
         if process.returncode is None:
             process.kill()
@@ -135,7 +133,7 @@ def _refusal(status: int, last_line: str) -> EngineRefused:
     if status == _EXIT_REFUSED:
         return EngineRefused(**json.loads(last_line), field="canary")
     why = f"signal {-status} ended it" if status < 0 else last_line
-    return EngineRefused(f"the reference failed: {why}", field="canary", cure=CANARY_SKIP)
+    return no_reference(f"the reference failed: {why}")
 
 
 def _read(file: Path, num_prompts: int, seconds: float, peak_bytes: int) -> Reference:

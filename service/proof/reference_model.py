@@ -18,7 +18,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from service.errors import EngineRefused
 from service.plan.model_config import config_json
-from service.proof.canary import CANARY_SKIP
+from service.proof.canary import no_reference
 from service.proof.head_weights import FINAL_NORM_MODULE
 from service.proof.reference_quantization import Quantization, quantization_of
 
@@ -91,10 +91,8 @@ def _architecture(raw: dict[str, Any]) -> str:
 
 
 def _no_class(architecture: str) -> EngineRefused:
-    about = f"transformers {transformers.__version__} has no class for {architecture}"
-    return EngineRefused(
-        f"{about}, and code that comes with a model is not run", field="canary", cure=CANARY_SKIP
-    )
+    what = f"transformers {transformers.__version__} has no class for {architecture}"
+    return no_reference(f"{what}, and code that comes with a model is not run")
 
 
 def _model_class(config: transformers.PreTrainedConfig) -> Any:  # noqa: ANN401 - a class made by transformers
@@ -138,5 +136,4 @@ def _layers(model: Any, parent: str) -> tuple[str, ...]:  # noqa: ANN401 - as ab
 
 
 def _unclear(model: nn.Module, what: str) -> EngineRefused:
-    about = f"the decoder layers of {type(model).__name__} cannot be told: {what}"
-    return EngineRefused(about, field="canary", cure=CANARY_SKIP)
+    return no_reference(f"the decoder layers of {type(model).__name__} cannot be told: {what}")

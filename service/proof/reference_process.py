@@ -1,28 +1,120 @@
 """The reference's own process: `python -m service.proof.reference_process` serves one order and ends.
 
-A process of its own, because vLLM's Transformers backend patches transformers inside its process, and
-because what it held is then certainly given back. The order comes as JSON by standard input, the states go
-out as a safetensors file; a refusal is the last line of standard error, as JSON, with `EXIT_REFUSED`.
+vLLM's Transformers backend patches transformers inside its process, and a process that has ended certainly
+gives its memory back. The order comes as JSON by standard input, the states go out as a safetensors file; a
+refusal is the last line of standard error, as JSON, with `EXIT_REFUSED`.
+
+The prompts run as one batch of equal lengths: each is filled up at its end. A decoder's state depends on the
+tokens before it alone, so that a prompt's states are the first ones of its row. The model's own forward runs
+unchanged, and hooks read each layer's weights before it and drop them behind it, so that the files are read
+once, for any architecture that transformers has.
+
+Legend: B prompts, T tokens of the longest, H hidden size, N decoder layers.
 """
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from safetensors.torch import save_file
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers.utils.logging import disable_progress_bar
 
 from connector.vector_math import settle_vector_math
 from service.errors import EngineRefused, UnknownModel
-from service.proof.reference_model import build_skeleton
-from service.proof.reference_pass import ReferencePass
+from service.proof.canary import POST_NORM
+from service.proof.reference_model import Skeleton, build_skeleton
 from service.proof.reference_weights import WeightStream
 
 EXIT_REFUSED = 3
+
+States = dict[int, torch.Tensor]
+
+
+class _Finished(Exception):
+    """Leaves the forward pass: after the final norm every state is there, and the head is not needed."""
+
+
+class _NoMetaInputs(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Refuses to compute with a tensor that is not in memory: some operations of torch return noise then."""
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401 - whatever the operation returns
+        on_meta = [one.is_meta for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+        if any(on_meta) and not all(on_meta):
+            raise ValueError(f"{func} is called with a weight that is not in memory")
+        return func(*args, **(kwargs or {}))
+
+
+class ReferencePass:
+    """A skeleton with hooks that fill its parts from `weights` and keep every layer's input."""
+
+    def __init__(self, skeleton: Skeleton, weights: WeightStream) -> None:
+        """Put the hooks on the model; one pass runs at a time."""
+        self._model, self._weights = skeleton.model, weights
+        self._states_BTH: States = {}
+        self._batch_shape: tuple[int, ...] = ()
+        embeddings = skeleton.model.get_input_embeddings()
+        self._embeddings = next(name for name, one in skeleton.model.named_modules() if one is embeddings)
+        for part in weights.parts:
+            if part not in skeleton.stages:
+                skeleton.model.get_submodule(part).register_forward_pre_hook(self._loading(part))
+        for stage, name in enumerate(skeleton.stages):
+            module = skeleton.model.get_submodule(name)
+            module.register_forward_pre_hook(self._entering(stage, name), with_kwargs=True)
+        skeleton.model.get_submodule(skeleton.final_norm).register_forward_hook(self._finish)
+
+    def run(self, prompts: Sequence[Sequence[int]]) -> list[States]:
+        """Return by prompt the states [T, H] of layers 0..N and POST_NORM. Raises what the model raises."""
+        longest = max(prompts, key=len)
+        batch_BT = torch.tensor([[*ids, *longest[len(ids) :]] for ids in prompts])
+        self._states_BTH, self._batch_shape = {}, tuple(batch_BT.shape)
+        with suppress(_Finished), torch.inference_mode(), _NoMetaInputs():  # type: ignore[no-untyped-call]
+            # Some models look at the device of these weights before they use them.
+            self._weights.load(self._embeddings)
+            self._model(batch_BT, use_cache=False)
+        self._weights.drop()
+        return [
+            {layer_id: states[row, : len(ids)].clone() for layer_id, states in self._states_BTH.items()}
+            for row, ids in enumerate(prompts)
+        ]
+
+    def _loading(self, part: str) -> Callable[..., None]:
+        def hook(module: torch.nn.Module, args: object) -> None:
+            self._weights.load(part)
+
+        return hook
+
+    def _entering(self, stage: int, name: str) -> Callable[..., None]:
+        def hook(module: torch.nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+            if stage != len(self._states_BTH):
+                raise ValueError(f"decoder layer {stage} runs after {len(self._states_BTH)} others")
+            self._keep(stage, args[0] if args else kwargs["hidden_states"])
+            self._weights.drop()
+            self._weights.load(name)
+
+        return hook
+
+    def _finish(self, module: torch.nn.Module, args: object, output: torch.Tensor) -> None:
+        self._keep(POST_NORM, output)
+        raise _Finished
+
+    def _keep(self, layer_id: int, hidden: torch.Tensor) -> None:
+        """Copy a state [B, T, H]; a layer may write over its input."""
+        if hidden.ndim != 3 or tuple(hidden.shape[:2]) != self._batch_shape or hidden.is_meta:
+            raise ValueError(f"the state of layer {layer_id} is {list(hidden.shape)} on {hidden.device}")
+        self._states_BTH[layer_id] = hidden.clone()
 
 
 def serve(order: Mapping[str, Any]) -> None:

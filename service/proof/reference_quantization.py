@@ -2,9 +2,9 @@
 
 Imports torch and transformers: import it in the reference's own process.
 
-The stored weights are what the engine computes with, so the reference multiplies with exactly those values in
-the model's dtype. What an engine may do besides, rounding the inputs of each product to 8 bits, is left out
-here and allowed for by `service.proof.canary`.
+The engine computes with the stored weights, so the reference multiplies with exactly those values in the
+model's dtype. An engine may also round the inputs of each product to 8 bits: the reference does not, and
+`service.proof.canary` allows for it.
 """
 
 from collections.abc import Mapping
@@ -16,8 +16,7 @@ from transformers import PreTrainedConfig
 from transformers.core_model_loading import ConversionOps, WeightConverter
 from transformers.quantizers.auto import AutoHfQuantizer
 
-from service.errors import EngineRefused
-from service.proof.canary import CANARY_SKIP
+from service.proof.canary import no_reference
 
 _STORED = ("weight", "weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx")
 """What compressed-tensors calls the parts of one weight."""
@@ -43,7 +42,7 @@ def quantization_of(config: PreTrainedConfig) -> Quantization | None:
     if method == "compressed-tensors":
         return _compressed_tensors(told)
     if method not in ("fp8", "mxfp4"):
-        raise _refused(f"weights quantized by {method!r} cannot be read on the CPU")
+        raise no_reference(f"no reference: weights quantized by {method!r} cannot be read on the CPU")
     quantizer = AutoHfQuantizer.from_config(dict(told) | {"dequantize": True}, pre_quantized=True)
     return Quantization(quantizer, (), _ACTIVATION_BITS if method == "fp8" else None)
 
@@ -53,10 +52,12 @@ def _compressed_tensors(told: Mapping[str, Any]) -> Quantization:
     quantizer.validate_environment()
     schemes = list(quantizer.quantization_config.quantization_config.config_groups.values())
     if len(schemes) != 1:
-        raise _refused(f"weights of {len(schemes)} quantization schemes are not told apart")
+        raise no_reference(f"no reference: weights of {len(schemes)} quantization schemes are not told apart")
     inputs = schemes[0].input_activations
     if inputs is not None and inputs.num_bits != _ACTIVATION_BITS:
-        raise _refused(f"products of {inputs.num_bits}-bit inputs are too far from the model's")
+        raise no_reference(
+            f"no reference: products of {inputs.num_bits}-bit inputs are too far from the model's"
+        )
     converter = WeightConverter(
         source_patterns=[f"{name}$" for name in _STORED],
         target_patterns="weight",
@@ -84,7 +85,3 @@ class _Decompress(ConversionOps):  # type: ignore[misc]
         compressor = BaseCompressor.get_value_from_registry(str(getattr(form, "value", form)))
         weight: torch.Tensor = compressor.decompress(parts, self._scheme)["weight"]
         return {full_layer_name: weight}
-
-
-def _refused(what: str) -> EngineRefused:
-    return EngineRefused(f"no reference: {what}", field="canary", cure=CANARY_SKIP)

@@ -9,7 +9,7 @@ import torch
 from connector.vector_math import settle_vector_math
 from service.proof.canary import POST_NORM
 from service.proof.reference_model import Skeleton, build_skeleton
-from service.proof.reference_pass import ReferencePass
+from service.proof.reference_process import ReferencePass
 from service.proof.reference_weights import WeightStream
 
 States = dict[int, torch.Tensor]

@@ -5,7 +5,7 @@ import torch
 
 from service.proof.canary import POST_NORM, canary_prompts
 from service.proof.reference_model import Skeleton, build_skeleton
-from service.proof.reference_pass import ReferencePass
+from service.proof.reference_process import ReferencePass
 from service.proof.reference_weights import WeightStream
 from tests.architectures.recipes import RECIPES
 from tests.architectures.target import make_model
