@@ -84,7 +84,8 @@ class TurnFinder:
             # The last turn ends with more than an earlier one, or with another mark.
             rest = after[len(mark) :]
         else:
-            raise UnstableBoundaries(f"the last turn is closed by {closing[:80]!r}, an earlier turn is not")
+            fault = f"the last turn is closed by {closing[:80]!r}, which an earlier turn is not"
+            raise UnstableBoundaries(fault)
         end = len(self._whole) - len(rest)
         if not (self._whole.startswith(before) and self._whole.endswith(rest) and len(before) <= end):
             raise UnstableBoundaries(f"the text around turn {turn} depends on what it says")

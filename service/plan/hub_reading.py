@@ -128,11 +128,8 @@ def _cache_is_full() -> bool:
 
 
 def _no_room(what: str, field: str) -> DiskFull:
-    return DiskFull(
-        f"no space is left for what is read of {what}",
-        field=field,
-        cure="free space where the Hugging Face cache is (HF_HOME), then resume the job",
-    )
+    cure = "free space where the Hugging Face cache is (HF_HOME), then resume the job"
+    return DiskFull(f"no space is left for what is read of {what}", field=field, cure=cure)
 
 
 def _unreached(what: str, error: Exception, field: str) -> HubUnavailable:

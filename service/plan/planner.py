@@ -144,11 +144,9 @@ def unit_bounds(request: ExtractRequest, target: Target, settings: Settings) -> 
 
 def _add_unit(lease: PlanLease, store: Store, settings: Settings, unit: int, draft: UnitDraft) -> None:
     if unit >= MAX_UNITS:
-        raise OptionRefused(
-            f"the job would have more than {MAX_UNITS} shards",
-            field="storage.shard_bytes",
-            cure="make the shards larger, or split the source",
-        )
+        detail = f"the job would have more than {MAX_UNITS} shards"
+        cure = "make the shards larger, or split the source"
+        raise OptionRefused(detail, field="storage.shard_bytes", cure=cure)
     path = settings.work_root / plan_path(lease.job_id, unit)
     if unit < len(lease.plan_sha256s):
         sha256 = _write_again(path, draft, lease.plan_sha256s[unit])

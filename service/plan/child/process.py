@@ -47,24 +47,20 @@ CHECKS = threading.BoundedSemaphore(2)
 FAULTS = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
 """What ends a process in which a library fails, most of all for lack of memory."""
 SOURCE_FIELDS = {"inline": "source", "file": "source.path", "hub": "source.repo_id"}
-RELAYED: dict[str, type[QuarryError]] = {
-    problem_slug(kind): kind
-    for kind in (
-        *(UnknownModel, SourceRefused, TemplateRefused, OptionRefused),
-        *(DiskFull, HubDenied, HubUnavailable),
-    )
-}
+REQUEST_ERRORS = (UnknownModel, SourceRefused, TemplateRefused, OptionRefused)
+PASSING_ERRORS = (DiskFull, HubDenied, HubUnavailable)
+RELAYED = {problem_slug(kind): kind for kind in (*REQUEST_ERRORS, *PASSING_ERRORS)}
 """The errors that a child may end with."""
 REASONS = frozenset(RejectReason)
 
 
 def check_template(template: str, settings: Settings) -> None:
-    """Compile a chat template. Raises TemplateRefused, PlanningDied."""
-    limits = Limits(
-        settings.plan_memory_bytes, min(COMPILE_CPU_S, settings.plan_row_cpu_s), settings.plan_silence_s
-    )
+    """Compile a chat template in a child. Raises TemplateRefused, PlanningDied."""
+    cpu_s = min(COMPILE_CPU_S, settings.plan_row_cpu_s)
+    limits = Limits(settings.plan_memory_bytes, cpu_s, settings.plan_silence_s)
     with CHECKS, closing(Child(TemplateCheck(template), limits)) as child:
-        child.wait_done()
+        for _ in child.rows():
+            pass  # a check has none
 
 
 class Child:
@@ -94,12 +90,6 @@ class Child:
     def close(self) -> None:
         """Kill it if it lives."""
         self._ends.close()
-
-    def wait_done(self) -> None:
-        """Wait for the end of a task without rows."""
-        answer, _ = self._answer()
-        if answer != ["done"]:
-            raise _unexpected(answer)
 
     def template_sha256(self) -> str | None:
         """Wait until tokenizer and template are loaded; return the template's digest, if there is one."""
@@ -178,18 +168,17 @@ class Child:
         position, step = self._ends.noted()
         where = f" at row {position} of the source (the first is 0)" if position >= 0 else ""
         if step == Step.TEMPLATE:
-            raise TemplateRefused(
-                f"the chat template {why}{where}", field="chat_template", cure=f"mend its loops{cure}"
-            )
-        match self._task:
-            case Tokenization(request) if step == Step.TOKENIZER:
-                detail = f"the tokenizer of {request.model!r} {why}{where}"
-                cure = f"give a model whose tokenizer.json is whole{cure}"
-                raise UnknownModel(detail, field="model", cure=cure)
-            case Tokenization(request) if step == Step.SOURCE:
-                field = SOURCE_FIELDS[request.source.kind]
-                raise SourceRefused(f"the source {why}{where}", field=field, cure=f"mend that row{cure}")
-        raise _died(why)
+            detail = f"the chat template {why}{where}"
+            raise TemplateRefused(detail, field="chat_template", cure=f"mend its loops{cure}")
+        if isinstance(self._task, TemplateCheck) or step == Step.START:
+            raise _died(why)
+        request = self._task.request
+        if step == Step.TOKENIZER:
+            detail = f"the tokenizer of {request.model!r} {why}{where}"
+            cure = f"give a model whose tokenizer.json is whole{cure}"
+            raise UnknownModel(detail, field="model", cure=cure)
+        field = SOURCE_FIELDS[request.source.kind]
+        raise SourceRefused(f"the source {why}{where}", field=field, cure=f"mend that row{cure}")
 
 
 def tokenizing(
@@ -201,10 +190,8 @@ def tokenizing(
 
 
 def _died(why: str) -> PlanningDied:
-    return PlanningDied(
-        f"the process that tokenizes ended: {why}",
-        cure="look into the log, and into the kernel's for a lack of memory",
-    )
+    cure = "look into the log, and into the kernel's for a lack of memory"
+    return PlanningDied(f"the process that tokenizes ended: {why}", cure=cure)
 
 
 def _unexpected(answer: object) -> PlanningDied:

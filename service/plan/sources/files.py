@@ -136,10 +136,8 @@ def _allowed(path: Path, roots: tuple[Path, ...]) -> Path:
     candidates = [path.resolve()] if path.is_absolute() else [(root / path).resolve() for root in real_roots]
     inside = [found for found in candidates if any(found.is_relative_to(root) for root in real_roots)]
     if not inside:
-        raise _refused(
-            f"{str(path)!r} is not inside a folder that sources may be read from",
-            "move it into one of them, or add its folder to QUARRY_SOURCE_ROOTS",
-        )
+        cure = "move it into one of them, or add its folder to QUARRY_SOURCE_ROOTS"
+        raise _refused(f"{str(path)!r} is not inside a folder that sources may be read from", cure)
     return next((found for found in inside if found.exists()), inside[0])
 
 

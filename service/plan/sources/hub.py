@@ -86,10 +86,9 @@ class HubRows:
                 yield from stream
             except (DatasetsError, KeyError, TypeError) as error:
                 # The last two come of options in the repository's card that the library stumbles over.
-                said = error if isinstance(error, DatasetsError) else repr(error)
-                raise SourceRefused(
-                    f"{_what(self.source)} cannot be read: {said}"[:1000], field=_FIELD, cure=_CURE
-                ) from error
+                fault = error if isinstance(error, DatasetsError) else repr(error)
+                detail = f"{_what(self.source)} cannot be read: {fault}"[:1000]
+                raise SourceRefused(detail, field=_FIELD, cure=_CURE) from error
 
 
 def _what(source: HubSource) -> str:

@@ -99,7 +99,7 @@ def test_a_message_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) 
         _, files, _, _ = socket.recv_fds(theirs, 1, 3)
         os.write(files[0], (10).to_bytes(4, "big"))
         with pytest.raises(PlanningDied, match="no whole message"):
-            child.wait_done()
+            list(child.rows())
         child.close()
         for file in files:
             os.close(file)
@@ -107,12 +107,12 @@ def test_a_message_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_silent_child_is_given_up(said: Connection) -> None:
     with pytest.raises(PlanningDied, match=r"did not go on for 0\.2 s"):
-        Child(TemplateCheck(""), LIMITS).wait_done()
+        list(Child(TemplateCheck(""), LIMITS).rows())
 
 
 @pytest.mark.parametrize(("slug", "kind"), [("source-refused", SourceRefused), ("unauthorized", QuarryError)])
 def test_a_child_raises_its_own_errors_alone(said: Connection, slug: str, kind: type[QuarryError]) -> None:
     say(said, "error", slug, "detail", "field", None)
     with pytest.raises(QuarryError, match="detail") as caught:
-        Child(TemplateCheck(""), LIMITS).wait_done()
+        list(Child(TemplateCheck(""), LIMITS).rows())
     assert (type(caught.value), caught.value.field) == (kind, "field")
