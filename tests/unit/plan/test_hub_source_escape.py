@@ -65,8 +65,12 @@ PATTERNS = [
 ]
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize("form", ["text", "list", "split", "splits", "yaml", "second"])
+FORMS = ["list", "split", "splits", "yaml", "second"]
+
+
+@pytest.mark.parametrize(
+    ("form", "pattern"), [*(("text", name) for name in PATTERNS), *((form, "{path}") for form in FORMS)]
+)
 def test_a_repository_may_not_name_files_outside_itself(
     hub: FakeHub, tmp_path: Path, pattern: str, form: str
 ) -> None:
