@@ -80,10 +80,6 @@ def test_a_finished_request_is_held_and_its_work_travels_with_the_next_step():
     assert isinstance(metadata, StepMetadata)
     assert [item.ref for item in metadata.work.items] == [ref]
     assert connector.build_connector_meta(step).work.items == []
-
-
-def test_nothing_is_ever_loaded_and_one_rank_reports_a_request():
-    connector = facade(Transfer(), groups())
     assert connector.get_num_new_matched_tokens(None, 7) == (0, False)
     assert connector.get_finished_count() == 1
 

@@ -42,24 +42,6 @@ def bits(states_TH: torch.Tensor) -> torch.Tensor:
     return states_TH.contiguous().view(torch.uint8)
 
 
-@pytest.mark.parametrize("compression", ["none", "planes"])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_every_layer_of_every_row_comes_back_bit_for_bit(tmp_path, dtype, compression):
-    rows = random_rows(dtype)
-    about = identity(layer_ids=LAYERS, dtype=dtype, compression=compression)
-    write_shard(tmp_path / "s.parquet", rows, provenance(about))
-    with open_shard(tmp_path / "s.parquet") as reader:
-        assert reader.provenance.identity == about
-        for row, (light, expected) in enumerate(zip(reader.light, rows, strict=True)):
-            assert (light.sample_id, light.source_id) == (expected.sample_id, None)
-            assert light.input_ids.tolist() == expected.input_ids
-            assert light.loss_mask.tolist() == expected.loss_mask
-            for layer_id in LAYERS:
-                states = read_states(reader, row, layer_id)
-                assert states.dtype == getattr(torch, dtype)
-                assert torch.equal(bits(states), bits(expected.states[layer_id]))
-
-
 @pytest.mark.parametrize(
     ("length", "hidden_size", "change", "message"),
     [
