@@ -5,8 +5,10 @@ heavy (Parquet, hashing, fsync) releases the GIL. An attempt that fails is recei
 its later rows are dropped.
 """
 
+import ctypes
 import itertools
 import logging
+import os
 import queue
 import threading
 from collections.abc import Callable
@@ -21,7 +23,6 @@ from connector.repeats import RepeatCheck
 from connector.rowcheck import StatesWrongError
 from connector.shards import UnitWriter
 from connector.sums import Sums
-from connector.threads import settle
 from connector.wire import DrainJob, VoidRow
 from schemas.dataset.errors import NO_SPACE
 from schemas.receipts import (
@@ -39,6 +40,10 @@ logger = logging.getLogger(__name__)
 
 QUEUE_ITEMS = 8192
 """Entries a writer thread may have waiting; a full queue leaves requests ungathered, like a full pool."""
+
+_PR_SET_NAME = 15
+_NAME_BYTES = 15
+"""What the kernel keeps of a thread's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +125,7 @@ class WriterPool:
 
     def _run(self, own: Queue) -> None:
         """Serve one thread's queue until None comes."""
-        settle()
+        _settle()
         units: dict[UnitKey, UnitWriter] = {}
         while (entry := own.get()) is not None:
             key, item = entry
@@ -181,6 +186,18 @@ class WriterPool:
     def _close(self, key: UnitKey) -> None:
         with self._lock:
             self._home.pop(key, None)
+
+
+def _settle() -> None:
+    """Let the calling thread run on every core of its process's parent, and tell the kernel its name.
+
+    On a CPU, vLLM binds the thread that runs the model to one core before it builds the connector, and a
+    thread inherits the binding of the one that starts it: every writer would share the model's core. On a GPU
+    nothing is bound. `top -H` and profilers show the name.
+    """
+    os.sched_setaffinity(0, os.sched_getaffinity(os.getppid()))
+    name = threading.current_thread().name.encode()[:_NAME_BYTES]
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name, 0, 0, 0)
 
 
 def _fail_reason(error: Exception, *, opening: bool) -> FailReason:
