@@ -24,12 +24,18 @@ from tests.support.children import children_of, wait_for_end
 from tests.support.tiny_model import random_target
 
 ROOT = Path(__file__).parents[2]
+QUARRY = [sys.executable, "-m", "service.cli"]
 SAMPLES = [{"id": str(number), "token_ids": [1, 2, 3, number]} for number in range(8)]
 
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return random_target(tmp_path_factory.mktemp("target") / "model", layers=4, hidden=64)
+
+
+def body_of(target: Path) -> dict[str, Any]:
+    source = {"kind": "inline", "samples": SAMPLES}
+    return {"model": str(target), "layers": [1, 2], "canary": "skip", "source": source}
 
 
 @dataclass(frozen=True)
@@ -40,15 +46,9 @@ class Serving:
     url: str
     worker: int | None
 
-    def post(self, target: Path, **changes: Any) -> str:
+    def post(self, target: Path) -> str:
         """Submit a job of a few samples and return its id."""
-        body = {
-            "model": str(target),
-            "layers": [1, 2],
-            "canary": "skip",
-            "source": {"kind": "inline", "samples": SAMPLES},
-        }
-        answer = httpx2.post(f"{self.url}/extract", json=body | changes, trust_env=False, timeout=60)
+        answer = httpx2.post(f"{self.url}/extract", json=body_of(target), trust_env=False, timeout=60)
         assert answer.status_code == 202, answer.text
         return answer.json()["id"]
 
@@ -65,17 +65,7 @@ def serving(
         "QUARRY_POLL_S": "0.05",
         **settings,
     }
-    command = [
-        sys.executable,
-        "-m",
-        "service.cli",
-        "serve",
-        "--data-dir",
-        str(data_dir),
-        "--port",
-        "0",
-        *options,
-    ]
+    command = [*QUARRY, "serve", "--data-dir", str(data_dir), "--port", "0", *options]
     log = data_dir.with_suffix(".log")
     with log.open("w") as file:
         child = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=file, text=True)
@@ -133,13 +123,14 @@ def test_a_service_runs_a_job_and_ends_in_order_with_its_worker(tmp_path: Path, 
 @pytest.mark.slow
 def test_estimates_that_come_at_once_to_a_new_service_are_all_answered(tmp_path: Path, target: Path):
     """The first of them imports transformers; two threads that did so at once saw halves of it."""
-    body = {"model": str(target), "layers": [1, 2], "source": {"kind": "inline", "samples": SAMPLES}}
     with (
         serving(tmp_path / "data", "--no-worker", QUARRY_ESTIMATES_AT_ONCE="8") as service,
         ThreadPoolExecutor(8) as callers,
     ):
         posts = [
-            callers.submit(httpx2.post, f"{service.url}/estimate", json=body, trust_env=False, timeout=120)
+            callers.submit(
+                httpx2.post, f"{service.url}/estimate", json=body_of(target), trust_env=False, timeout=120
+            )
             for _ in range(8)
         ]
         answers = [post.result() for post in posts]
@@ -181,27 +172,23 @@ def test_a_service_whose_worker_cannot_live_ends_with_a_code_of_its_own(tmp_path
 def test_a_port_that_is_taken_is_an_error_before_there_is_a_worker(tmp_path: Path):
     with serving(tmp_path / "data", "--no-worker") as service:
         port = service.url.rpartition(":")[2]
-        command = [
-            sys.executable,
-            "-m",
-            "service.cli",
-            "serve",
-            "--data-dir",
-            str(tmp_path / "b"),
-            "--port",
-            port,
-        ]
+        command = [*QUARRY, "serve", "--data-dir", str(tmp_path / "b"), "--port", port]
         second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert second.returncode == STARTUP_FAILURE
     assert "Address already in use" in second.stderr
     assert "worker" not in second.stderr
 
 
-def test_a_database_that_cannot_be_used_is_told_without_a_traceback(tmp_path: Path):
+def test_a_database_that_cannot_be_used_is_named_without_a_traceback(tmp_path: Path):
     environment = os.environ | {"QUARRY_DATABASE_URL": "mysql://host/name", "QUARRY_DATA_DIR": str(tmp_path)}
-    command = [sys.executable, "-m", "service.cli", "serve"]
     done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False
+        [*QUARRY, "serve"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert (done.returncode, "field: database_url" in done.stderr) == (2, True)
     assert "Traceback" not in done.stderr

@@ -23,12 +23,6 @@ AUX = (2, 4, 5)
 
 
 @pytest.fixture(scope="session")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "target"
-    return random_target(folder, arch="qwen3", layers=LAST, hidden=HIDDEN, dtype="bfloat16", max_position=512)
-
-
-@pytest.fixture(scope="session")
 def dataset(tmp_path_factory: pytest.TempPathFactory, target: Path) -> Path:
     return finished(tmp_path_factory.mktemp("dataset"), target, storage={"shard_bytes": 262_144})
 

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 from fastapi.routing import APIRoute
-from starlette.testclient import TestClient
 
 from service.api.app import create_app
 from service.api.problems import PROBLEM_MEDIA_TYPE
@@ -72,11 +71,3 @@ def test_every_schema_that_is_referred_to_is_there(openapi: dict):
     assert references(openapi) <= {f"#/components/schemas/{name}" for name in schemas}
     assert openapi["paths"]["/extract"]["post"]["requestBody"]["required"] is True
     assert schemas["ExtractRequest"]["additionalProperties"] is False
-
-
-def test_a_database_that_cannot_be_used_stops_the_start(tmp_path: Path):
-    from service.errors import OptionRefused
-
-    app = create_app(api_settings(tmp_path, database_url="mysql://host/name"))
-    with pytest.raises(OptionRefused), TestClient(app):
-        pass
