@@ -42,14 +42,14 @@ def verify(
     if page is not None:
         cure = "name a file in a folder that exists and can be written"
         check_writable(page, page.absolute().parent, "report", cure)
-    tally = DatasetTally()
+    tally = DatasetTally() if page is not None else None
     if Path(dataset).is_dir():
         with naming(Path(dataset)):
             report = verify_dataset(Path(dataset), model_folder=model, tally=tally)
     else:
         report = verify_remote(dataset, settings, model_folder=model, tally=tally)
     print(report.model_dump_json(ensure_ascii=True) if as_json else report)
-    if page is not None:
+    if page is not None and tally is not None:
         from service.report.page import write_page
 
         write_page(page, report, tally, model, datetime.now(UTC))

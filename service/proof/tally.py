@@ -67,7 +67,8 @@ class Sample:
 class JobTally:
     """One job. Of the rows `sample_ids` and `lengths` are counts, `shares` are supervised in `SHARE_BINS`.
 
-    `findings` is everything that is wrong. Only it and `sample_ids` grow with the data.
+    `findings` is everything that is wrong. Only it and `sample_ids` grow with the data; the latter is emptied
+    when all of the job is read.
     """
 
     findings: list[Finding] = field(default_factory=list)

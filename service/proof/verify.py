@@ -97,7 +97,7 @@ def verify_dataset(
         folder: a dataset in the layout of its Hub repository.
         model_folder: the target's config and safetensors; without it there is no logit check.
         where: what to call the dataset; its folder if empty.
-        tally: an empty one, which receives what a report of the dataset shows.
+        tally: receives what a report of the dataset shows.
 
     Raises:
         NotFound: there is no such folder.
@@ -105,9 +105,10 @@ def verify_dataset(
     """
     if not folder.is_dir():
         raise NotFound(f"{folder} is no folder")
-    tally = DatasetTally() if tally is None else tally
     findings: list[Finding] = []
     jobs = list(read_manifests(folder, findings))
+    counts: Counter[str] = Counter()
+    max_error = 0.0
     heads: dict[str, Head] = {}
     for job in jobs:
         head = None
@@ -119,19 +120,22 @@ def verify_dataset(
             _check_model(model_folder, head, job)
         counted = _verify_job(folder, job, head)
         findings += counted.findings
-        tally.jobs.append((job, counted))
+        counts.update(rows=counted.rows, tokens=counted.tokens)
+        counts.update(logit_rows=counted.logit_rows, logit_argmax_agree=counted.logit_argmax_agree)
+        max_error = max(max_error, counted.logit_max_error)
+        if tally is not None:
+            tally.jobs.append((job, counted))
     findings += _strays(folder, jobs)
-    counts = [counted for _, counted in tally.jobs]
     return VerifyReport(
         where=where or str(folder),
         jobs=len(jobs),
         shards=sum(len(job.shards) for job in jobs),
-        rows=sum(counted.rows for counted in counts),
-        tokens=sum(counted.tokens for counted in counts),
+        rows=counts["rows"],
+        tokens=counts["tokens"],
         bytes=sum(entry.bytes for job in jobs for entry in _entries(job)),
-        logit_rows=sum(counted.logit_rows for counted in counts),
-        logit_argmax_agree=sum(counted.logit_argmax_agree for counted in counts),
-        logit_max_error=max((counted.logit_max_error for counted in counts), default=0.0),
+        logit_rows=counts["logit_rows"],
+        logit_argmax_agree=counts["logit_argmax_agree"],
+        logit_max_error=max_error,
         proven={job.provenance.job_id: job.checks for job in jobs},
         findings=tuple(findings),
     )
@@ -255,6 +259,8 @@ def _verify_job(folder: Path, job: Manifest, head: Head | None) -> JobTally:
         for name, count in counts.items():
             if count > 1:
                 tally.fault(manifest, f"{what.format(name)} {count} times")
+    # They are as many as the rows, and a report of many jobs keeps every tally.
+    tally.sample_ids.clear()
     if not tally.findings and tally.supervised_tokens != job.totals.supervised_tokens:
         stated, counted = job.totals.supervised_tokens, tally.supervised_tokens
         tally.fault(manifest, f"totals.supervised_tokens is {stated}, {counted} is due")

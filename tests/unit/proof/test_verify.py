@@ -16,6 +16,7 @@ from schemas.dataset.shard import open_shard
 from schemas.dataset.token_counts import TOKEN_FREQ_SCHEMA
 from schemas.names import FINAL_NORM_PATH, index_path, manifest_path, shard_path, token_freq_path
 from service.errors import EngineRefused, NotFound
+from service.proof.tally import DatasetTally
 from service.proof.verify import Finding, VerifyReport, read_manifests, verify_dataset
 from tests.support.plans import JOB
 from tests.support.reference_models import NUM_LAYERS, VOCAB_SIZE, TinyModel
@@ -95,8 +96,11 @@ def test_the_canarys_numbers_are_told_layer_by_layer(dataset):
 
 
 def test_a_right_dataset_has_no_findings(made):
-    report = made.verify()
+    tally = DatasetTally()
+    report = made.verify(tally=tally)
     assert report.ok, said(report)
+    ((_, counted),) = tally.jobs
+    assert (counted.rows, len(counted.sample_ids)) == (report.rows, 0), "names are as many as rows"
     assert (report.jobs, report.shards, report.rows) == (1, UNITS, UNITS * len(LENGTHS))
     assert report.tokens == UNITS * sum(LENGTHS)
     assert report.logit_rows == report.logit_argmax_agree == UNITS * len(LENGTHS)
