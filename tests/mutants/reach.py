@@ -13,8 +13,8 @@ from tests.mutants.forks import Run, run_all
 from tests.mutants.switch import TRACE
 
 FOLDERS = ("unit", "contract", "drill")
-LEFT_OUT = ("contract/export/", "contract/reader/", "unit/export/", "unit/reader/", "unit/test_")
-"""Tests of what reads a finished dataset, and of the benchmarks."""
+LEFT_OUT = ("contract/export/", "unit/export/", "unit/test_")
+"""Tests of the exports of a finished dataset, and of the benchmarks."""
 FAST = "not long and not engine and not crash"
 LINK, SHARED = "under-way", "shared"
 FILE_LIMIT_S = 600.0
