@@ -210,6 +210,12 @@ def test_a_sealed_file_that_is_gone_or_cut_short_is_tried_again(llama, damage):
         llama.check(receipt)
 
 
+def test_a_receipt_of_another_length_is_tried_again(llama):
+    receipt = llama.seal()
+    with pytest.raises(WriteFailed, match=r"has \d+ bytes, its receipt says"):
+        llama.check(receipt.model_copy(update={"bytes": receipt.bytes + 1}))
+
+
 def test_a_footers_length_is_not_believed_with_memory(llama, monkeypatch):
     receipt = llama.seal()
     file = llama.folder / receipt.file

@@ -129,6 +129,10 @@ def test_weights_spread_over_several_files_are_found_by_their_index(tmp_path):
     model = TinyModel(tmp_path, "llama", "float32", shard_size="100KB")
     assert (tmp_path / "model.safetensors.index.json").is_file()
     assert torch.equal(Head.load(tmp_path, "float32").norm_weight, model.model.model.norm.weight)
+    for file in tmp_path.glob("*.safetensors"):
+        file.unlink()
+    with pytest.raises(EngineRefused, match=r"model\.norm\.weight cannot be read"):
+        Head.load(tmp_path, "float32")
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -62,12 +63,24 @@ def test_a_tensor_of_another_shape_is_named_with_both(tmp_path):
         weights.load("model.norm")
 
 
+def test_a_quantized_models_tensor_of_another_shape_is_named_with_both(tmp_path):
+    """Of a quantized model the loader takes tensors of any shape."""
+    TinyModel(tmp_path, "llama", "bfloat16")
+    quantization = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [32, 32]}
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
+    rewrite(tmp_path, {"model.norm.weight": torch.ones(3)})
+    _, weights = open_stream(tmp_path)
+    with pytest.raises(ValueError, match=r"model\.norm\.weight has shape \[3\], the model wants \[64\]"):
+        weights.load("model.norm")
+
+
 def test_experts_that_do_not_fit_together_are_named(tmp_path):
     make_model(RECIPES["MixtralForCausalLM"]).save_pretrained(tmp_path)
     names = sorted(name for name in load_file(tmp_path / "model.safetensors") if ".experts.0." in name)
     rewrite(tmp_path, {names[0]: torch.ones(3, 3)})
     skeleton, weights = open_stream(tmp_path)
-    with pytest.raises(ValueError, match="experts"):
+    with pytest.raises(ValueError, match="on tensors destined for"):
         weights.load(skeleton.layers[0])
 
 

@@ -347,9 +347,19 @@ def test_a_witness_that_the_states_do_not_bear_out_is_named_in_any_row(dataset):
     for row in range(len(LENGTHS)):
         rewrite_index(dataset, lambda rows, row=row: rows[row]["top_logprobs"].__setitem__(1, -30.0))
         assert f"{SHARD}: row {row} (" in said(dataset.verify())
-    for change in ({"top_tokens": None}, {"next_token": 0, "next_logprob": 0.0}):
-        rewrite_index(dataset, lambda rows, change=change: rows[2].update(change))
-        assert f"{SHARD}: row 2 (" in said(dataset.verify())
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"top_tokens": None}, "the index does not hold the engine's log-probabilities of it"),
+        ({"next_logprob": 0.0}, "next_token and next_logprob are not the first of top_tokens"),
+    ],
+)
+def test_a_witness_that_is_absent_or_contradicts_itself_is_named(dataset, change, what):
+    rewrite_index(dataset, lambda rows: rows[2].update(change))
+    findings = said(dataset.verify())
+    assert f"{SHARD}: row 2 (" in findings and what in findings
 
 
 def test_an_index_of_0_1_is_verified_by_the_next_token_of_the_rows_that_have_one(dataset):

@@ -77,6 +77,24 @@ def test_a_disk_that_refuses_direct_reads_is_read_through_the_page_cache_from_th
     assert refused
 
 
+@pytest.mark.parametrize("direct", [False, True])
+def test_only_a_direct_read_takes_whole_blocks_to_memory_that_begins_on_one(
+    path: Path, monkeypatch: pytest.MonkeyPatch, direct: bool
+) -> None:
+    preadv, read = os.preadv, []
+
+    def spy(fd: int, parts: Any, at: int) -> int:
+        read.append((np.frombuffer(parts[0], np.uint8).ctypes.data % BLOCK_BYTES, at, len(parts[0])))
+        return preadv(fd, parts, at)
+
+    monkeypatch.setattr(os, "preadv", spy)
+    LocalFile(path, direct=direct).read(BLOCK_BYTES + 5, 9000)
+    if direct:
+        assert read == [(0, BLOCK_BYTES, 3 * BLOCK_BYTES)]
+    else:
+        assert [part[1:] for part in read] == [(BLOCK_BYTES + 5, 9000)]
+
+
 def test_a_call_that_gives_less_than_was_asked_for_is_repeated(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
