@@ -361,7 +361,9 @@ def test_a_private_hub_dataset_needs_a_token_that_may_read_it(hub: FakeHub) -> N
         ({"README.md": b"---\ndataset_info:\n  splits: 5\n---\n"}, "cannot be read: TypeError"),
     ],
 )
-def test_an_empty_hub_dataset_or_a_broken_card_is_refused(hub: FakeHub, files: dict[str, bytes], detail: str) -> None:
+def test_an_empty_hub_dataset_or_a_broken_card_is_refused(
+    hub: FakeHub, files: dict[str, bytes], detail: str
+) -> None:
     hub.add_repo("org/empty", files)
     with pytest.raises(SourceRefused, match=detail):
         hub_rows(hub, repo_id="org/empty")

@@ -5,7 +5,7 @@ import pytest
 
 from schemas.dataset.columns import INDEX_SCHEMA
 from schemas.dataset.errors import DatasetError
-from schemas.dataset.index import Witness, write_index
+from schemas.dataset.index import Witness, read_index, write_index
 from schemas.dataset.seal import sha256_of
 from tests.support.plans import identity, provenance
 from tests.support.shards import write_plan_of, write_shard
@@ -65,3 +65,9 @@ def test_a_shard_that_cannot_be_read_back_is_tried_again_and_leaves_nothing(tmp_
     with pytest.raises(DatasetError, match=r"r1\.parquet"):
         write_index(tmp_path / "index.parquet", PATH, shards, plan, {})
     assert not list(tmp_path.glob("*index*"))
+
+
+def test_a_parquet_file_of_other_columns_is_no_index(tmp_path, unit):
+    _, plan, _ = unit
+    with pytest.raises(DatasetError, match="columns are not those of an index"):
+        read_index(plan)

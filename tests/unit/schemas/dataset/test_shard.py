@@ -3,14 +3,17 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 
+from schemas.dataset import shard
 from schemas.dataset.columns import METADATA_KEY, shard_schema
 from schemas.dataset.errors import DatasetError
 from schemas.dataset.shard import open_shard
 from schemas.dataset.states import is_lossy, last_state, misfit_tokens, read_states, states_of
+from tests.support.parquet import writer_options
 from tests.support.plans import identity, provenance
 from tests.support.shards import ShardRow, stored_bytes, write_shard
 
@@ -111,6 +114,55 @@ def test_several_rows_in_a_row_group_are_refused(tmp_path):
     pq.write_table(table, tmp_path / "t.parquet")
     with pytest.raises(DatasetError, match="2 rows in 1 row groups"):
         read_rows(tmp_path / "t.parquet")
+
+
+def compress(path: Path) -> None:
+    table = pq.read_table(path)
+    pq.write_table(table, path, compression="zstd", use_dictionary=False, row_group_size=1)
+
+
+def lengthen(path: Path) -> None:
+    table = pq.read_table(path)
+    index = table.schema.get_field_index("layer_0_hi")
+    field = table.schema.field(index)
+    table = table.set_column(index, field, pa.array([b"123456"] * len(table), field.type))
+    with pq.ParquetWriter(path, table.schema, **writer_options(table.schema)) as file:
+        file.write_table(table, row_group_size=1)
+
+
+def crowd(path: Path) -> None:
+    """Put both rows into one row group, and none into another."""
+    table = pq.read_table(path)
+    with pq.ParquetWriter(path, table.schema, **writer_options(table.schema)) as file:
+        file.write_table(table)
+        file.write_table(table[:0])
+
+
+@pytest.mark.parametrize(
+    ("compression", "damage", "message"),
+    [
+        ("none", compress, "row 0: layer_0 is compressed"),
+        ("planes", lengthen, "row 0: layer_0_hi has 6 bytes, must have 2"),
+        ("planes", crowd, "row 0: layer_0_hi holds 2 values instead of one"),
+    ],
+)
+def test_a_value_that_is_stored_in_another_way_is_named(tmp_path, compression, damage, message):
+    path, rows = tmp_path / "s.parquet", random_rows("bfloat16", lengths=(1, 1), hidden_size=2)
+    write_shard(path, rows, provenance(identity(layer_ids=LAYERS, hidden_size=2, compression=compression)))
+    damage(path)
+    with open_shard(path) as reader, pytest.raises(DatasetError, match=message):
+        reader.layer_bytes(0, 0)
+
+
+def test_codes_and_scales_that_do_not_lie_side_by_side_are_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(shard, "_MAX_GAP_BYTES", 0)
+    about = identity(layer_ids=LAYERS, compression="fp8")
+    write_shard(tmp_path / "s.parquet", random_rows("bfloat16"), provenance(about))
+    with (
+        open_shard(tmp_path / "s.parquet") as reader,
+        pytest.raises(DatasetError, match="row 0: layer_0 and layer_0_scale do not lie side by side"),
+    ):
+        reader.layer_bytes(0, 0)
 
 
 def test_states_in_fp8_come_back_as_codes_times_their_scales(tmp_path):
