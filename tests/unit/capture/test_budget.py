@@ -1,12 +1,17 @@
 import asyncio
+import functools
 
 import pytest
 
 from service.capture.budget import InFlight
 
 
-def run(scenario):
-    asyncio.run(asyncio.wait_for(scenario, 60))
+def in_a_loop(test):
+    @functools.wraps(test)
+    def run(**arguments):
+        asyncio.run(asyncio.wait_for(test(**arguments), 60))
+
+    return run
 
 
 async def settle():
@@ -14,78 +19,70 @@ async def settle():
         await asyncio.sleep(0)
 
 
-def test_requests_pass_in_their_order_and_never_above_the_bounds():
-    async def scenario():
-        budget, order = InFlight(100, 3), []
+@in_a_loop
+async def test_requests_pass_in_their_order_and_never_above_the_bounds():
+    budget, order = InFlight(100, 3), []
 
-        async def request(name, tokens):
-            async with budget.hold(tokens):
-                order.append(name)
-                assert budget.tokens <= 100 and budget.requests <= 3
-                await settle()
-
-        # The small one behind the large one waits: otherwise a stream of small ones would starve it.
-        await asyncio.gather(
-            request("a", 60), request("b", 60), request("c", 10), *(request(i, 30) for i in range(9))
-        )
-        assert order == ["a", "b", "c", *range(9)]
-        assert (budget.tokens, budget.requests) == (0, 0)
-
-    run(scenario())
-
-
-def test_a_request_larger_than_the_budget_passes_alone():
-    async def scenario():
-        budget = InFlight(10, 3)
-        async with budget.hold(1000):
-            behind = budget.hold(1)
-            other = asyncio.create_task(behind.__aenter__())
+    async def request(name, tokens):
+        async with budget.hold(tokens):
+            order.append(name)
+            assert budget.tokens <= 100 and budget.requests <= 3
             await settle()
-            assert not other.done()
-        await other
-        assert budget.tokens == 1
 
-    run(scenario())
+    # The small one behind the large one waits: otherwise a stream of small ones would starve it.
+    await asyncio.gather(
+        request("a", 60), request("b", 60), request("c", 10), *(request(i, 30) for i in range(9))
+    )
+    assert order == ["a", "b", "c", *range(9)]
+    assert (budget.tokens, budget.requests) == (0, 0)
+
+
+@in_a_loop
+async def test_a_request_larger_than_the_budget_passes_alone():
+    budget = InFlight(10, 3)
+    async with budget.hold(1000):
+        behind = budget.hold(1)
+        other = asyncio.create_task(behind.__aenter__())
+        await settle()
+        assert not other.done()
+    await other
+    assert budget.tokens == 1
 
 
 @pytest.mark.parametrize("granted", [True, False], ids=["just granted", "still waiting"])
-def test_a_cancelled_request_gives_its_place_back(granted):
-    async def scenario():
-        budget = InFlight(10, 3)
-        holder = budget.hold(10)
-        await holder.__aenter__()
-        second, third = budget.hold(10), budget.hold(10)
-        waiting = asyncio.create_task(second.__aenter__())
-        behind = asyncio.create_task(third.__aenter__())
+@in_a_loop
+async def test_a_cancelled_request_gives_its_place_back(granted):
+    budget = InFlight(10, 3)
+    holder = budget.hold(10)
+    await holder.__aenter__()
+    second, third = budget.hold(10), budget.hold(10)
+    waiting = asyncio.create_task(second.__aenter__())
+    behind = asyncio.create_task(third.__aenter__())
+    await settle()
+    if granted:
+        await holder.__aexit__(None, None, None)
+        waiting.cancel()
+    else:
+        waiting.cancel()
         await settle()
-        if granted:
-            await holder.__aexit__(None, None, None)
-            waiting.cancel()
-        else:
-            waiting.cancel()
-            await settle()
-            await holder.__aexit__(None, None, None)
-        await asyncio.wait_for(behind, 60)
-        assert (budget.tokens, budget.requests) == (10, 1)
-
-    run(scenario())
+        await holder.__aexit__(None, None, None)
+    await asyncio.wait_for(behind, 60)
+    assert (budget.tokens, budget.requests) == (10, 1)
 
 
-def test_silence_ends_only_while_something_is_out_and_nothing_comes_back():
-    async def scenario():
-        budget = InFlight(100, 3)
-        silence = asyncio.create_task(budget.silence(0.2))
-        await asyncio.wait({silence}, timeout=1.0)
-        assert not silence.done()
+@in_a_loop
+async def test_silence_ends_only_while_something_is_out_and_nothing_comes_back():
+    budget = InFlight(100, 3)
+    silence = asyncio.create_task(budget.silence(0.2))
+    await asyncio.wait({silence}, timeout=1.0)
+    assert not silence.done()
+    async with budget.hold(10):
+        await silence
+    silence = asyncio.create_task(budget.silence(30.0))
+    async with budget.hold(10), budget.hold(10):
+        budget._changed -= 29.9
         async with budget.hold(10):
-            await silence
-        silence = asyncio.create_task(budget.silence(30.0))
-        async with budget.hold(10), budget.hold(10):
-            budget._changed -= 29.9
-            async with budget.hold(10):
-                pass
-            await asyncio.wait({silence}, timeout=0.5)
-            assert not silence.done()
-        silence.cancel()
-
-    run(scenario())
+            pass
+        await asyncio.wait({silence}, timeout=0.5)
+        assert not silence.done()
+    silence.cancel()

@@ -27,6 +27,15 @@ MOST_ROWS = 65_536
 """The upper bound of `unit_max_samples`."""
 
 
+HELLO = Hello(
+    rank=0,
+    num_ranks=1,
+    engine_version="0",
+    device="cpu",
+    cache_shape=(1, 1, 1, 1),
+)
+
+
 class Rank:
     """One connector worker."""
 
@@ -45,32 +54,29 @@ class Rank:
             return TO_CONNECTOR.validate_json(await self._reader.readline())
 
 
-def with_ranks(count: int, test: Callable[[EngineLink, list[Rank]], Awaitable[None]]) -> None:
-    async def run() -> None:
+Scenario = Callable[[EngineLink, list[Rank]], Awaitable[None]]
+
+
+def with_ranks(count: int) -> Callable[[Scenario], Callable[[], None]]:
+    """Make a test of a scenario with a link and this many connectors."""
+
+    async def run(scenario: Scenario) -> None:
         link = EngineLink()
         await link.listen()
         ranks = []
         for rank in range(count):
             ranks.append(Rank(rank, *await asyncio.open_unix_connection(link.path)))
-            ranks[-1].say(
-                Hello(
-                    rank=rank,
-                    num_ranks=count,
-                    engine_version="0",
-                    device="cpu",
-                    cache_shape=(1, 1, 1, 1),
-                )
-            )
-        await link.hello(10)
+            ranks[-1].say(HELLO.model_copy(update={"rank": rank, "num_ranks": count}))
+        assert [hello.rank for hello in await link.hello(10)] == list(range(count))
         try:
-            await test(link, ranks)
+            await scenario(link, ranks)
         finally:
             await asyncio.gather(*(rank.leave() for rank in ranks))
             await link.close()
             # What served the connections ends with them.
             await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}), return_exceptions=True)
 
-    asyncio.run(run())
+    return lambda scenario: lambda: asyncio.run(run(scenario))
 
 
 async def opened(link: EngineLink, ranks: list[Rank]) -> None:
@@ -81,68 +87,69 @@ async def opened(link: EngineLink, ranks: list[Rank]) -> None:
     await opening
 
 
-def test_an_attempt_whose_wait_was_cancelled_is_abandoned_on_every_rank() -> None:
-    async def test(link: EngineLink, ranks: list[Rank]) -> None:
-        await opened(link, ranks)
-        waiting = asyncio.create_task(link.receipts(KEY))
-        await asyncio.sleep(0)
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
-        await link.abandon(KEY)
-        assert [await rank.heard() for rank in ranks] == [AbandonUnit(key=KEY)] * 2
-
-    with_ranks(2, test)
-
-
-def test_where_one_rank_failed_the_others_are_told_to_forget_the_attempt() -> None:
-    async def test(link: EngineLink, ranks: list[Rank]) -> None:
-        await opened(link, ranks)
-        ranks[0].say(UnitFailed(key=KEY, rank=0, reason="states-wrong", detail="planted"))
-        (receipt,) = await link.receipts(KEY)
-        assert isinstance(receipt, UnitFailed)
-        await link.abandon(KEY)
-        assert await ranks[1].heard() == AbandonUnit(key=KEY)
-
-    with_ranks(2, test)
+@with_ranks(2)
+async def test_an_attempt_whose_wait_was_cancelled_is_abandoned_on_every_rank(
+    link: EngineLink, ranks: list[Rank]
+) -> None:
+    await opened(link, ranks)
+    waiting = asyncio.create_task(link.receipts(KEY))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await link.abandon(KEY)
+    assert [await rank.heard() for rank in ranks] == [AbandonUnit(key=KEY)] * 2
 
 
-def test_an_attempt_that_every_rank_has_ended_is_not_abandoned() -> None:
-    async def test(link: EngineLink, ranks: list[Rank]) -> None:
-        await opened(link, ranks)
-        ranks[0].say(UnitFailed(key=KEY, rank=0, reason="states-wrong", detail="planted"))
-        await link.receipts(KEY)
-        await link.abandon(KEY)
-        # What is sent next is what is heard next: nothing came before it.
-        await link.skip(KEY, 1, "a row of nobody's")
-        assert await ranks[0].heard() == SkipRow(key=KEY, row=1, reason="a row of nobody's")
-
-    with_ranks(1, test)
-
-
-def test_a_writer_that_opens_no_unit_is_not_waited_for_for_ever() -> None:
-    async def test(link: EngineLink, ranks: list[Rank]) -> None:
-        with pytest.raises(EngineStuck, match="did not open"):
-            await link.open(ORDER, timeout_s=0.1)
-
-    with_ranks(1, test)
+@with_ranks(2)
+async def test_where_one_rank_failed_the_others_are_told_to_forget_the_attempt(
+    link: EngineLink, ranks: list[Rank]
+) -> None:
+    await opened(link, ranks)
+    ranks[0].say(UnitFailed(key=KEY, rank=0, reason="states-wrong", detail="planted"))
+    (receipt,) = await link.receipts(KEY)
+    assert isinstance(receipt, UnitFailed)
+    await link.abandon(KEY)
+    assert await ranks[1].heard() == AbandonUnit(key=KEY)
 
 
-def test_the_receipt_of_the_largest_unit_is_one_line_like_any_other() -> None:
-    sealed = UnitSealed(
-        key=KEY,
-        rank=0,
-        file="train-00000.parquet",
-        xxh3="0" * 32,
-        footer_xxh3="1" * 32,
-        bytes=2**30,
-        rows=tuple(range(MOST_ROWS)),
-        num_tokens=(4096,) * MOST_ROWS,
-    )
+@with_ranks(1)
+async def test_an_attempt_that_every_rank_has_ended_is_not_abandoned(
+    link: EngineLink, ranks: list[Rank]
+) -> None:
+    await opened(link, ranks)
+    ranks[0].say(UnitFailed(key=KEY, rank=0, reason="states-wrong", detail="planted"))
+    await link.receipts(KEY)
+    await link.abandon(KEY)
+    # What is sent next is what is heard next: nothing came before it.
+    await link.skip(KEY, 1, "a row of nobody's")
+    assert await ranks[0].heard() == SkipRow(key=KEY, row=1, reason="a row of nobody's")
 
-    async def test(link: EngineLink, ranks: list[Rank]) -> None:
-        await opened(link, ranks)
-        ranks[0].say(sealed)
-        assert await link.receipts(KEY) == (sealed,)
-        assert link.alive
 
-    with_ranks(1, test)
+@with_ranks(1)
+async def test_a_writer_that_opens_no_unit_is_not_waited_for_forever(
+    link: EngineLink, ranks: list[Rank]
+) -> None:
+    with pytest.raises(EngineStuck, match="did not open"):
+        await link.open(ORDER, timeout_s=0.1)
+
+
+SEALED = UnitSealed(
+    key=KEY,
+    rank=0,
+    file="train-00000.parquet",
+    xxh3="0" * 32,
+    footer_xxh3="1" * 32,
+    bytes=2**30,
+    rows=tuple(range(MOST_ROWS)),
+    num_tokens=(4096,) * MOST_ROWS,
+)
+
+
+@with_ranks(1)
+async def test_the_receipt_of_the_largest_unit_is_one_line_like_any_other(
+    link: EngineLink, ranks: list[Rank]
+) -> None:
+    await opened(link, ranks)
+    ranks[0].say(SEALED)
+    assert await link.receipts(KEY) == (SEALED,)
+    assert link.alive
