@@ -82,7 +82,8 @@ class WorkerProcess:
     def terminate(self) -> None:
         """Ask it to drain and end. Harmless when it has ended."""
         if self._child.returncode is None:
-            self._child.send_signal(signal.SIGTERM)
+            # Popen's own `send_signal` would reap a child that has ended, and what it left would live on.
+            os.kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
         """End it and everything that it started, at once."""

@@ -93,8 +93,10 @@ def test_an_asked_child_ends_in_order_with_its_own_code(output: Output, code: in
 
 
 def test_what_a_killed_worker_leaves_behind_is_ended_too(output: Output):
-    """1. A worker starts a child. 2. The worker kills itself. 3. When its code is told, the child ends."""
+    """1. A worker starts a child and kills itself. 2. It is asked to end, too late. 3. The child ends."""
     child = WorkerProcess(python(LEAVES_A_CHILD), output=output.write)
     orphan = int(output.line())
+    wait_for_end(child.pid)
+    child.terminate()
     assert ended(child) == -9
     wait_for_end(orphan)
