@@ -6,14 +6,25 @@ transactions can wait for each other.
 """
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 import psycopg
-from sqlalchemy import URL, Connection, Engine, Table, create_engine, event, make_url
+from sqlalchemy import (
+    URL,
+    ColumnElement,
+    Connection,
+    Engine,
+    Table,
+    create_engine,
+    event,
+    literal_column,
+    make_url,
+    select,
+    type_coerce,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import (
@@ -27,6 +38,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from schemas.dataset.seal import make_folder
 from service.errors import DiskFull, OptionRefused, StoreUnavailable
+from service.store.tables import UtcTime
 
 DRIVERS = ("sqlite", "postgresql", "postgresql+psycopg")
 
@@ -34,12 +46,31 @@ WAIT_MS = 30_000
 """How long a statement waits for another's lock; on PostgreSQL also how long a stopped process keeps one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Transaction:
-    """An open transaction, and the one time that everything in it is compared with and stamped by."""
+CLOCKS = {
+    "sqlite": "strftime('%Y-%m-%d %H:%M:%f000', 'now')",  # as SQLAlchemy stores a time there
+    "postgresql": "clock_timestamp()",
+}
+"""The database's own time in each dialect: hosts whose clocks differ then agree on every lease."""
 
-    connection: Connection
-    now: datetime
+
+class Transaction:
+    """An open transaction. `clock` is the database's time as SQL."""
+
+    def __init__(self, connection: Connection, clock: ColumnElement[datetime]) -> None:
+        """Read no time yet."""
+        self.connection, self.clock = connection, clock
+        self._now: datetime | None = None
+
+    @property
+    def now(self) -> datetime:
+        """The one time that everything written in this transaction is stamped with."""
+        self._now = self._now or self.connection.scalars(select(self.clock)).one()
+        return self._now
+
+    @now.setter
+    def now(self, read: datetime) -> None:
+        """Keep what a statement of this transaction has read of `clock`."""
+        self._now = read
 
     def insert(self, table: Table) -> sqlite.Insert | postgresql.Insert:
         """Return an INSERT that may say ON CONFLICT; the two dialects render it alike."""
@@ -49,22 +80,23 @@ class Transaction:
 
 
 class Database:
-    """An engine and a clock. Threads may share it; a process makes its own, and inherits none by fork."""
+    """An engine. Threads may share it; a process makes its own, and inherits none by fork."""
 
-    def __init__(self, url: str, clock: Callable[[], float]) -> None:
-        """Prepare connections to `url`, opening none; `clock` returns seconds since 1970.
+    def __init__(self, url: str, clock: str | None = None) -> None:
+        """Prepare connections to `url`, opening none; `clock` is SQL that stands for the database's time.
 
         Raises OptionRefused.
         """
-        self._clock = clock
         self._engine = _engine(_checked(url))
         self._writer = self._engine.execution_options(immediate=True)
+        expression = clock or CLOCKS[self._engine.dialect.name]
+        self._clock = type_coerce(literal_column(expression), UtcTime())
 
     @contextmanager
     def read(self) -> Iterator[Transaction]:
         """Open a transaction that changes nothing; on SQLite it waits for nobody. Raises StoreUnavailable."""
         with _translated(), self._engine.begin() as connection:
-            yield self._transaction(connection)
+            yield Transaction(connection, self._clock)
 
     @contextmanager
     def write(self) -> Iterator[Transaction]:
@@ -73,14 +105,11 @@ class Database:
         Raises DiskFull, StoreUnavailable; after the latter it may have become visible all the same.
         """
         with _translated(), self._writer.begin() as connection:
-            yield self._transaction(connection)
+            yield Transaction(connection, self._clock)
 
     def close(self) -> None:
         """Close every idle connection."""
         self._engine.dispose()
-
-    def _transaction(self, connection: Connection) -> Transaction:
-        return Transaction(connection, datetime.fromtimestamp(self._clock(), UTC))
 
 
 def _checked(url: str) -> URL:

@@ -81,11 +81,12 @@ def count(progress: Progress, **deltas: int) -> Progress:
 
 def lock_job(tx: Transaction, job_id: str) -> LockedJob:
     """Lock a job until the transaction ends. Raises NotFound, StoreUnavailable."""
-    query = select(JOB).where(JOB.c.id == job_id).with_for_update()
+    query = select(JOB, tx.clock.label("now")).where(JOB.c.id == job_id).with_for_update()
     row = tx.connection.execute(query).mappings().one_or_none()
     check_write(tx)  # behind the lock: a migration that came first is seen, a later one waits
     if row is None:
         raise NotFound(f"there is no job {job_id}", field="job_id")
+    tx.now = row["now"]
     names = [name for name in LockedJob.__slots__ if name != "progress"]
     return LockedJob(progress=progress_of(row), **{name: row[name] for name in names})
 

@@ -1,6 +1,5 @@
 """The store's verbs, each one transaction: opened here, carried out in the module of its noun."""
 
-import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -32,12 +31,15 @@ class Store:
     """Jobs, units and leases in SQLite or PostgreSQL, shared by any number of threads and processes.
 
     A lease carries an epoch: what its holder writes after another took over raises LeaseLost and is not kept.
-    Times are UTC. A verb about an unknown job raises NotFound, but its lists are empty. Every verb may raise
-    StoreUnavailable, and DiskFull where it writes.
+    Times are UTC and the database's own, whatever the clocks of the hosts. A verb about an unknown job raises
+    NotFound, but its lists are empty. Every verb may raise StoreUnavailable, and DiskFull where it writes.
     """
 
-    def __init__(self, url: str, clock: Callable[[], float] = time.time) -> None:
-        """Prepare a store at an SQLAlchemy URL; `clock` gives seconds since 1970. Raises OptionRefused."""
+    def __init__(self, url: str, clock: str | None = None) -> None:
+        """Prepare a store at an SQLAlchemy URL; `clock` is SQL in place of the database's own time.
+
+        Raises OptionRefused.
+        """
         self._database = Database(url, clock)
 
     def migrate(self) -> None:

@@ -244,16 +244,16 @@ def _end_others(tx: Transaction, task: LockedTask) -> None:
 def _free(tx: Transaction, kind: TaskKind) -> ColumnElement[bool]:
     """Return the condition that a task waits, or that its lease ran out, and nobody holds its subject."""
     waits = and_(
-        TASK.c.state == TaskState.PENDING, or_(TASK.c.not_before.is_(None), TASK.c.not_before <= tx.now)
+        TASK.c.state == TaskState.PENDING, or_(TASK.c.not_before.is_(None), TASK.c.not_before <= tx.clock)
     )
-    free = or_(waits, and_(TASK.c.state == TaskState.LEASED, TASK.c.lease_until <= tx.now))
+    free = or_(waits, and_(TASK.c.state == TaskState.LEASED, TASK.c.lease_until <= tx.clock))
     if kind is not TaskKind.PUBLISH:
         return free
     other = aliased(TASK)
     return and_(
         free,
         ~exists().where(
-            other.c.kind == TASK.c.kind, other.c.subject == TASK.c.subject, other.c.lease_until > tx.now
+            other.c.kind == TASK.c.kind, other.c.subject == TASK.c.subject, other.c.lease_until > tx.clock
         ),
     )
 

@@ -93,7 +93,7 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
     )
     settings.data_dir.mkdir()
     clock = Clock()
-    store = Store(settings.database(), clock)
+    store = Store(settings.database(), clock.of(settings.database()))
     store.migrate()
     yield Shop(tmp_path, settings, store, clock, templates.write_target(tmp_path / "model"))
     store.close()

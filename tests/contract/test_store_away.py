@@ -102,7 +102,7 @@ def shop(tmp_path: Path, clock: Clock) -> Iterator[Shop]:
     """A shop whose store goes by `clock`: a lease runs out only where a test says so."""
     made = Shop.open(tmp_path, target(tmp_path), lease_s=1.0)
     made.store.close()
-    made.store = Store(made.settings.database(), clock)
+    made.store = Store(made.settings.database(), clock.of(made.settings.database()))
     yield made
     made.store.close()
 

@@ -56,7 +56,7 @@ def load(revision: str, url: str) -> None:
 
 
 def _upgrade(url: str, revision: str) -> None:
-    database = Database(url, lambda: 0.0)
+    database = Database(url)
     with database.write() as tx:
         config = Config()
         config.set_main_option("script_location", str(Path(service.migrations.__file__).parent))

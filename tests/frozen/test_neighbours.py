@@ -30,7 +30,7 @@ HOUR_S = 3600.0
 
 def stamp(url: str, revision: str) -> None:
     """Say that the database is at `revision`, as the migration of a newer service does in its transaction."""
-    database = Database(url, time.time)
+    database = Database(url)
     with database.write() as tx:
         tx.connection.execute(text("UPDATE alembic_version SET version_num = :new"), {"new": revision})
     database.close()
@@ -38,7 +38,7 @@ def stamp(url: str, revision: str) -> None:
 
 def contents(url: str) -> dict[str, list[Any]]:
     """Return every row of every table."""
-    database = Database(url, time.time)
+    database = Database(url)
     with database.read() as tx:
         tables = {name: text(f"SELECT * FROM {name} ORDER BY 1, 2") for name in METADATA.tables}
         found = {name: [tuple(row) for row in tx.connection.execute(query)] for name, query in tables.items()}

@@ -107,7 +107,7 @@ def publish(data_dir: str, endpoint: str, token: str, lease: int) -> dict[str, A
     settings = Settings(data_dir=Path(data_dir), hub_endpoint=endpoint, hub_token=token)
     clock = Clock()
     clock.advance(lease * (settings.lease_s + 1))
-    store = Store(settings.database(), clock)
+    store = Store(settings.database(), clock.of(settings.database()))
     patience = Patience(attempts=3, sleep=lambda _: None)
     try:
         run_publishing(store, settings, OWNER, lambda: False, final_norm=norm_of, patience=patience)

@@ -2,6 +2,9 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+
+from sqlalchemy import NullPool, create_engine
 
 from schemas.dataset.manifest import FileEntry, LayerStats, SealedShard, UnitChecks
 from schemas.identity import EngineInfo, FinalNorm, Identity, Provenance, layer_info
@@ -37,20 +40,47 @@ IDENTITY = Identity(
 CHECKS = UnitChecks(rows_checked=2, logit_rows=1, logit_argmax_agree=1, logit_max_error=0.001)
 
 
+CLOCK = "(SELECT now FROM test_clock)"
+
+
 class Clock:
-    """A clock that stands still until it is moved."""
+    """The time of the stores of a test, which stands still until it is moved: a table of one row in each."""
 
-    def __init__(self) -> None:
-        """Begin at some second."""
-        self.now_s = 1_800_000_000.0
+    def __init__(self, now_s: float = 1_800_000_000.0) -> None:
+        """Begin at some second since 1970."""
+        self.now_s = now_s
+        self._urls: list[str] = []
 
-    def __call__(self) -> float:
-        """Return seconds since 1970."""
-        return self.now_s
+    def of(self, url: str) -> str:
+        """Return the SQL that stands for the time in the database at `url`."""
+        if url not in self._urls:
+            self._execute(
+                url,
+                "CREATE TABLE IF NOT EXISTS test_clock (now TIMESTAMP WITH TIME ZONE)",
+                "DELETE FROM test_clock",
+                f"INSERT INTO test_clock VALUES ('{self._text()}')",
+            )
+            self._urls.append(url)
+        return CLOCK
 
     def advance(self, seconds: float) -> None:
         """Move on."""
         self.now_s += seconds
+        for url in self._urls:
+            self._execute(url, f"UPDATE test_clock SET now = '{self._text()}'")
+
+    def _text(self) -> str:
+        """Return the time as both databases read it; SQLite has no zones and stores UTC."""
+        return datetime.fromtimestamp(self.now_s, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
+
+    @staticmethod
+    def _execute(url: str, *statements: str) -> None:
+        engine = create_engine(url, poolclass=NullPool)
+        with engine.begin() as connection:
+            if engine.dialect.name == "postgresql":
+                connection.exec_driver_sql("SET LOCAL TIME ZONE 'UTC'")
+            for statement in statements:
+                connection.exec_driver_sql(statement)
 
 
 class Beats:

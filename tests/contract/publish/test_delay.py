@@ -36,12 +36,11 @@ class Press:
     """A job that is ready to be published, and a publisher that takes it whenever the last lease is over."""
 
     def __init__(self, root: Path, hub: FakeHub) -> None:
-        self.clock = Clock()
-        self.clock.now_s = 1_000_000_000.0  # long before now: the store's clock alone counts
+        self.clock = Clock(1_000_000_000.0)  # long before now: the store's clock alone counts
         self.settings = Settings(
             data_dir=root / "data", hub_endpoint=hub.url, hub_token=TOKEN, publish_deadline_s=6 * HOUR_S
         )
-        self.store = Store(self.settings.database(), self.clock)
+        self.store = Store(self.settings.database(), self.clock.of(self.settings.database()))
         self.store.migrate()
         request = a_request(HubTarget(repo_id=REPO))
         run_to_publishing(self.store, self.settings.dataset_dir(JOB), JOB, request, units=UNITS)

@@ -56,7 +56,7 @@ def settings(tmp_path: Path, hub: FakeHub) -> Settings:
 @pytest.fixture
 def store(settings: Settings, clock: Clock) -> Iterator[Store]:
     settings.data_dir.mkdir()
-    store = Store(settings.database(), clock)
+    store = Store(settings.database(), clock.of(settings.database()))
     store.migrate()
     yield store
     store.close()

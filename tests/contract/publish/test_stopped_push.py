@@ -31,7 +31,7 @@ class Press:
         self.hub = hub
         self.clock = Clock()
         self.settings = Settings(data_dir=root / "data", hub_endpoint=hub.url, hub_token=TOKEN)
-        self.store = Store(self.settings.database(), self.clock)
+        self.store = Store(self.settings.database(), self.clock.of(self.settings.database()))
         self.store.migrate()
         request = a_request(HubTarget(repo_id=REPO))
         run_to_publishing(self.store, self.settings.dataset_dir(JOB), JOB, request, units=units)

@@ -16,7 +16,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def store(url: str, clock: Clock) -> Iterator[Store]:
-    opened = Store(url, clock)
+    opened = Store(url, clock.of(url))
     opened.migrate()
     yield opened
     opened.close()
@@ -25,6 +25,6 @@ def store(url: str, clock: Clock) -> Iterator[Store]:
 @pytest.fixture
 def database(store: Store, url: str, clock: Clock) -> Iterator[Database]:
     """Transactions on the tables of `store`, for what no verb can bring about on purpose."""
-    opened = Database(url, clock)
+    opened = Database(url, clock.of(url))
     yield opened
     opened.close()

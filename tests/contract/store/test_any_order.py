@@ -146,7 +146,7 @@ def test_counters_rows_and_events_agree_after_any_verbs(
             server: Postgres = request.getfixturevalue("postgres")
             url = ends.enter_context(server.database())
         clock = Clock()
-        store = Store(url, clock)
+        store = Store(url, clock.of(url))
         ends.callback(store.close)
         store.migrate()
         walk = Walk(store, clock)

@@ -14,6 +14,7 @@ from schemas.job import JobState
 from service.errors import IllegalMove, LeaseLost
 from service.store import Store
 from tests.support.store_cases import (
+    CLOCK,
     OWNER,
     TTL_S,
     Clock,
@@ -77,7 +78,7 @@ def test_threads_take_over_expired_leases_once_each(store: Store, clock: Clock) 
 def lease_in_process(
     url: str, name: str, gate: ProcessBarrier, found: "multiprocessing.Queue[object]"
 ) -> None:
-    store = Store(url, Clock())
+    store = Store(url, CLOCK)
     gate.wait()
     found.put(lease_all(store, name))
     store.close()

@@ -33,7 +33,7 @@ COUNTERS = (
 @pytest.fixture
 def first(url: str, clock: Clock) -> Iterator[Database]:
     """A database of the first version with two jobs, the older one with a unit that is leased."""
-    database = Database(url, clock)
+    database = Database(url, clock.of(url))
     with database.write() as tx:
         config = Config()
         config.set_main_option("script_location", str(Path(service.migrations.__file__).parent))
@@ -64,7 +64,7 @@ def first(url: str, clock: Clock) -> Iterator[Database]:
 
 @pytest.fixture
 def upgraded(first: Database, url: str, clock: Clock) -> Iterator[Store]:
-    store = Store(url, clock)
+    store = Store(url, clock.of(url))
     store.migrate()
     yield store
     store.close()

@@ -36,7 +36,7 @@ class House:
             data_dir=root / "data", model_roots=(root,), source_roots=(root,), unit_max_samples=4
         )
         self.settings.data_dir.mkdir()
-        self.store = Store(self.settings.database(), clock)
+        self.store = Store(self.settings.database(), clock.of(self.settings.database()))
         self.store.migrate()
 
     def write_rows(self, num: int, word: str = "row") -> None:

@@ -37,7 +37,7 @@ def test_a_bug_fails_the_job_with_a_word_and_the_planner_goes_on(
 
     3. without the bug the job is resumed, and planned by the same planner.
     """
-    buggy = BuggyStore(house.settings.database(), house.clock)
+    buggy = BuggyStore(house.settings.database(), house.clock.of(house.settings.database()))
     buggy.said = said
     good, house.store = house.store, buggy
     house.submit()

@@ -39,7 +39,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def store(tmp_path: Path, clock: Clock) -> Iterator[Store]:
-    opened = Store(f"sqlite:///{tmp_path / 'quarry.db'}", clock)
+    opened = Store(f"sqlite:///{tmp_path / 'quarry.db'}", clock.of(f"sqlite:///{tmp_path / 'quarry.db'}"))
     opened.migrate()
     yield opened
     opened.close()

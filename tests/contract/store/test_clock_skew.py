@@ -1,0 +1,71 @@
+"""Hosts whose clocks differ agree on every lease, since the database's clock alone counts."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from schemas.job import JobState
+from service.store import Store
+from tests.support.pg import Postgres
+from tests.support.store_cases import job_id, start_units, submit
+
+LIBRARY = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
+"""Of Debian's package libfaketime."""
+ROOT = Path(__file__).parents[3]
+UNITS, LEASE_S, SKEW_S = 40, 5.0, 120
+
+WORKER = f"""
+import sys, time
+from service.store import Store
+from service.work.keeper import Keeper
+from tests.support.store_cases import commit
+
+store, owner = Store(sys.argv[1]), sys.argv[2]
+print(time.time(), flush=True)
+with Keeper(Store(sys.argv[1]), {LEASE_S}) as keeper:
+    while lease := store.lease_unit(owner, {LEASE_S}):
+        with keeper.keep(lease) as kept:
+            time.sleep(0.05)
+            kept.check()
+            commit(store, lease)
+"""
+
+
+@pytest.mark.skipif(LIBRARY is None, reason="libfaketime is not installed (apt-get install libfaketime)")
+def test_workers_whose_clocks_differ_by_minutes_steal_no_lease(postgres: Postgres) -> None:
+    """1. Two workers share units; one host's clock is two minutes ahead. 2. Each unit had one lease."""
+    with postgres.database() as url:
+        store = Store(url)
+        store.migrate()
+        start_units(store, units=UNITS)
+        workers = [
+            subprocess.Popen(
+                [sys.executable, "-c", WORKER, url, f"{skew_s} s ahead"],
+                cwd=ROOT,
+                env={**os.environ, "LD_PRELOAD": str(LIBRARY), "FAKETIME": f"+{skew_s}s"},
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for skew_s in (0, SKEW_S)
+        ]
+        clocks = [float(worker.communicate(timeout=60)[0]) for worker in workers]
+        assert clocks[1] - clocks[0] > SKEW_S / 2
+        assert [worker.returncode for worker in workers] == [0, 0]
+        rows = store.units(job_id(1))
+        assert [(row.epoch, row.attempts, row.deaths) for row in rows] == [(1, 1, 0)] * UNITS
+        store.close()
+
+
+def test_times_are_the_databases_own(url: str) -> None:
+    """A lease of zero seconds has run out for the next transaction, and one of a minute has not."""
+    store = Store(url)
+    store.migrate()
+    submit(store, 1)
+    assert store.lease_plan("first", 0.0) is not None
+    assert store.lease_plan("second", 60.0) is not None
+    assert store.lease_plan("third", 60.0) is None
+    assert store.state(job_id(1)) is JobState.RUNNING
+    store.close()
