@@ -89,7 +89,7 @@ def add(tx: Transaction, job: LockedJob, kind: TaskKind, item: int = 0, subject:
 
 def next_job(tx: Transaction, kind: TaskKind, prefer_job: str | None = None) -> str | None:
     """Return the job of the next lease of a kind: the preferred one if it has work, else the oldest."""
-    waiting = exists().where(TASK.c.job_id == JOB.c.id, TASK.c.kind == kind, _free(tx, kind))
+    waiting = exists().where(TASK.c.job_id == JOB.c.id, TASK.c.kind == kind, _free(tx))
     query = select(JOB.c.id).where(JOB.c.state.in_(POLICIES[kind].job_states), waiting)
     return tx.connection.scalar(query.order_by(JOB.c.id != prefer_job, JOB.c.number).limit(1))
 
@@ -108,7 +108,7 @@ def take(
         return None
     if kind is TaskKind.PUBLISH:
         _lock_subject(tx, job.publish_subject)
-    free = select(*TASK_COLUMNS).where(TASK.c.job_id == job_id, TASK.c.kind == kind, _free(tx, kind))
+    free = select(*TASK_COLUMNS).where(TASK.c.job_id == job_id, TASK.c.kind == kind, _free(tx))
     row = tx.connection.execute(free.order_by(TASK.c.item).limit(1)).mappings().one_or_none()
     if row is None:
         return None
@@ -241,21 +241,20 @@ def _end_others(tx: Transaction, task: LockedTask) -> None:
     tx.connection.execute(update(TASK).where(other, TASK.c.state == TaskState.LEASED).values(waiting))
 
 
-def _free(tx: Transaction, kind: TaskKind) -> ColumnElement[bool]:
+def _free(tx: Transaction) -> ColumnElement[bool]:
     """Return the condition that a task waits, or that its lease ran out, and nobody holds its subject."""
     waits = and_(
         TASK.c.state == TaskState.PENDING, or_(TASK.c.not_before.is_(None), TASK.c.not_before <= tx.clock)
     )
-    free = or_(waits, and_(TASK.c.state == TaskState.LEASED, TASK.c.lease_until <= tx.clock))
-    if kind is not TaskKind.PUBLISH:
-        return free
+    expired = and_(TASK.c.state == TaskState.LEASED, TASK.c.lease_until <= tx.clock)
     other = aliased(TASK)
-    return and_(
-        free,
-        ~exists().where(
-            other.c.kind == TASK.c.kind, other.c.subject == TASK.c.subject, other.c.lease_until > tx.clock
-        ),
+    held = exists().where(
+        other.c.kind == TASK.c.kind,
+        other.c.subject == TASK.c.subject,
+        other.c.state == TaskState.LEASED,
+        other.c.lease_until > tx.clock,
     )
+    return and_(or_(waits, expired), ~held)
 
 
 def _mine(lease: Lease) -> ColumnElement[bool]:

@@ -68,7 +68,7 @@ class Keeper:
         self._kept: set[Kept] = set()
         self._lock = threading.Lock()
         self._done = threading.Event()
-        self._error: BaseException | None = None
+        self._error: Exception | None = None
         # A daemon: an upload in another thread must not be waited for at the interpreter's exit.
         self._thread = threading.Thread(target=self._run, name="lease-keeper", daemon=True)
 
@@ -103,9 +103,10 @@ class Keeper:
         try:
             while not self._done.wait(min(self.ttl_s / BEATS, LONGEST_BEAT_S)):
                 self._beat()
-        except BaseException as error:
+        except Exception as error:
+            # Supervisor: the owners of all leases must learn that they are no longer kept.
+            logger.exception("leases are no longer kept")
             self._error = error
-            raise
 
     def _beat(self) -> None:
         with self._lock:

@@ -329,7 +329,6 @@ def test_a_whole_job_runs_on_postgresql(tmp_path, target, postgres: Postgres):
         shop.store.close()
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_worker_whose_heartbeat_broke_ends_loudly_and_gives_its_units_back(tmp_path, target, monkeypatch):
     shop = Shop.open(tmp_path, target, lease_s=1.0)
     job_id = shop.submit(request(target, conversations(20)))

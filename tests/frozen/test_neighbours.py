@@ -22,7 +22,7 @@ from tests.support.children import settings_environment
 from tests.support.engine_bench import until
 from tests.support.fake_hub import FakeHub
 from tests.support.jobs import FAKE_ENGINE
-from tests.support.store_cases import a_request, job_id
+from tests.support.store_cases import Clock, a_request, job_id
 
 NEWER = "9999"
 HOUR_S = 3600.0
@@ -143,7 +143,7 @@ def test_a_worker_that_runs_on_while_a_newer_one_migrates_loses_and_doubles_noth
     stamp(url, MIGRATIONS[-1])
     with opened(tmp_path, url, hub) as newer:
         newer.store.close()
-        newer.store = Store(url, lambda: time.time() + HOUR_S)
+        newer.store = Store(url, Clock(time.time() + HOUR_S).of(url))
         newer.store.resume(job_id_from_key("blocked"))
         work(newer)
         for name in STATES:

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 
 from sqlalchemy import NullPool, create_engine
 
@@ -76,6 +77,8 @@ class Clock:
     @staticmethod
     def _execute(url: str, *statements: str) -> None:
         engine = create_engine(url, poolclass=NullPool)
+        if engine.dialect.name == "sqlite":
+            Path(str(engine.url.database)).parent.mkdir(parents=True, exist_ok=True)
         with engine.begin() as connection:
             if engine.dialect.name == "postgresql":
                 connection.exec_driver_sql("SET LOCAL TIME ZONE 'UTC'")

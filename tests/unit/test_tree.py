@@ -37,6 +37,7 @@ MAY_USE_SQL = ("service/store/", "service/migrations/")
 BROAD_EXCEPTS = {
     "connector/writers.py": 1,
     "service/capture/loop.py": 1,
+    "service/work/keeper.py": 1,
     "service/work/runner.py": 1,
 }
 """The supervisors: each turns whatever escapes into the named failure of a unit or a job."""

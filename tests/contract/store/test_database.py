@@ -18,9 +18,13 @@ from tests.support.pg import Postgres
 from tests.support.store_cases import a_request, job_id, submit
 
 
-def test_the_migrations_make_the_tables_of_the_code(store: Store, database: Database) -> None:
+def test_the_migrations_make_the_tables_of_the_code(url: str) -> None:
+    store, database = Store(url), Database(url)
+    store.migrate()
     with database.read() as tx:
         assert compare_metadata(MigrationContext.configure(tx.connection), METADATA) == []
+    store.close()
+    database.close()
 
 
 def test_migrating_again_keeps_everything(store: Store) -> None:

@@ -132,7 +132,6 @@ def test_a_step_that_nothing_fences_waits_for_a_lease_that_is_confirmed(
             kept.confirm(lambda: False)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_keeper_that_ended_by_a_bug_keeps_nothing_and_says_so(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
