@@ -7,7 +7,7 @@ import pytest
 
 from schemas.dataset.seal import temporary
 from schemas.job import JobState
-from schemas.names import attempt_dir, job_id_from_key, manifest_path, plan_path
+from schemas.names import attempt_dir, job_id_from_key, manifest_path, plan_path, shard_file
 from service.capture.landing import INDEX_FILE
 from service.proof.verify import verify_dataset
 from service.settings import Settings
@@ -17,6 +17,7 @@ JOB = job_id_from_key("a job")
 SAMPLES = conversations(20)
 FINAL_NAMES: dict[str, Callable[[Settings], Path]] = {
     "plan": lambda settings: settings.work_root / plan_path(JOB, 0),
+    "shard": lambda settings: settings.work_root / attempt_dir(JOB, 0, 1) / shard_file(0),
     "index": lambda settings: settings.work_root / attempt_dir(JOB, 0, 1) / INDEX_FILE,
     "manifest": lambda settings: settings.dataset_dir(JOB) / manifest_path(JOB),
 }

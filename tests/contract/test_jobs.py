@@ -1,7 +1,6 @@
 """Whole jobs on the fake engine: every sample ends in a shard or among the rejects, whatever goes wrong."""
 
 import asyncio
-import json
 from collections import Counter
 from pathlib import Path
 
@@ -9,10 +8,9 @@ import pytest
 import torch
 
 from schemas.dataset.manifest import Manifest, VocabularyStats
-from schemas.dataset.seal import temporary
 from schemas.dataset.token_counts import read_counts
 from schemas.job import JobState
-from schemas.names import attempt_dir, canary_unit, manifest_path, shard_file, token_freq_path
+from schemas.names import attempt_dir, canary_unit, manifest_path, token_freq_path
 from schemas.request import Generate
 from service.capture.landing import land
 from service.capture.loop import Capture
@@ -145,25 +143,6 @@ def test_a_row_that_is_not_finite_is_rejected_and_the_rest_is_whole(shop, target
     assert [reject.reason for reject in shop.store.rejects(job.id)] == ["not-finite"]
 
 
-def test_a_full_disk_blocks_the_job_and_it_resumes_whole(shop, target):
-    """1. The first shard's file is a device that is always full. 2. The job is blocked. 3.
-
-    It resumes and completes.
-    """
-    job_id = shop.submit(request(target, conversations(20)))
-    shop.plan()
-    folder = shop.settings.work_root / attempt_dir(job_id, 0, 1)
-    folder.mkdir(parents=True)
-    temporary(folder / shard_file(0)).symlink_to("/dev/full")
-    shop.capture(job_id)
-    blocked = shop.store.job(job_id)
-    assert blocked.state is JobState.BLOCKED
-    assert blocked.problem is not None and blocked.problem.type == "urn:quarry:disk-full"
-    shop.store.resume(job_id)
-    shop.finish(job_id)
-    assert_whole(shop, job_id, written=20, rejected=0)
-
-
 def test_a_folder_that_cannot_be_written_costs_attempts_and_then_fails_the_job_by_name(shop, target):
     job_id = shop.submit(request(target, conversations(20)))
     shop.plan()
@@ -273,13 +252,6 @@ def test_the_same_job_planned_twice_has_the_same_samples(shop, target, tmp_path)
     assert ids[0] == ids[1]
     assert first.identity == second.identity
     other.store.close()
-
-
-def test_the_manifest_says_what_was_skipped(shop, target):
-    job = shop.run(request(target, conversations(3)))
-    manifest = json.loads((shop.settings.dataset_dir(job.id) / manifest_path(job.id)).read_text())
-    assert manifest["checks"]["canary"] == "skipped by request"
-    assert manifest["provenance"]["engine"]["name"] == "fake"
 
 
 def test_a_model_that_changed_after_planning_is_refused_before_anything_is_captured(tmp_path):

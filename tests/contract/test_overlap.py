@@ -9,9 +9,8 @@ import pytest
 from schemas.job import JobState
 from service.capture import unit_run
 from tests.support.jobs import Shop, conversations, request
-from tests.support.tiny_model import random_target
 
-IN_PROOF = 2
+IN_FLIGHT, IN_PROOF = 1, 2
 
 
 class Counted:
@@ -38,17 +37,13 @@ class Counted:
                 self._now -= 1
 
 
-@pytest.mark.parametrize("in_flight", [1, 2])
 def test_units_in_proof_make_room_in_the_engine_but_no_more_than_was_allowed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_flight: int
+    tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target = random_target(
-        tmp_path / "models" / "target", arch="qwen3", layers=8, hidden=64, dtype="bfloat16", max_position=512
-    )
-    shop = Shop.open(tmp_path, target, unit_max_samples=5, units_in_flight=in_flight, units_in_proof=IN_PROOF)
-    check = Counted(in_flight + IN_PROOF)
+    shop = Shop.open(tmp_path, target, unit_max_samples=5, units_in_flight=IN_FLIGHT, units_in_proof=IN_PROOF)
+    check = Counted(IN_FLIGHT + IN_PROOF)
     monkeypatch.setattr(unit_run, "check_unit", check)
-    job = shop.run(request(target, conversations(60)))
+    job = shop.run(request(target, conversations(30)))
     assert job.state is JobState.COMPLETED, job.problem
-    assert check.most == in_flight + IN_PROOF
+    assert check.most == IN_FLIGHT + IN_PROOF
     shop.store.close()

@@ -17,6 +17,8 @@ from tests.support.model_engine import ModelEngine
 
 SILENCE_S = 5.0
 """Far longer than a healthy fake engine takes for an answer, on a loaded machine too."""
+SHORT_SILENCE_S = 0.5
+"""For an engine that never answers: no healthy one is judged by it."""
 
 
 def hang_first(monkeypatch: pytest.MonkeyPatch, kind: type[FakeEngine]) -> list[FakeEngine]:
@@ -52,7 +54,7 @@ def test_a_canary_that_is_never_answered_says_so(
 ) -> None:
     hang_first(monkeypatch, ModelEngine)
     engine = "tests.support.model_engine:ModelEngine"
-    shop = Shop.open(tmp_path, target, engine=engine, engine_silence_s=SILENCE_S, unit_attempts=1)
+    shop = Shop.open(tmp_path, target, engine=engine, engine_silence_s=SHORT_SILENCE_S, unit_attempts=1)
     job = shop.run(request(target, conversations(2), layers=(1, 2), canary="run"))
     assert job.state is JobState.FAILED
     assert job.problem is not None
