@@ -8,7 +8,8 @@ import pytest
 
 from schemas.names import job_id_from_key
 from schemas.request import ExtractRequest
-from service.api.sse import PAGE_EVENTS, job_events
+from service.api import sse
+from service.api.sse import job_events
 from service.store import Store
 from tests.support.api import api_settings, job_body, stored
 
@@ -22,8 +23,9 @@ def store(tmp_path: Path) -> Iterator[Store]:
         yield store
 
 
-def test_more_events_than_a_page_are_sent_each_once(store: Store):
-    for _ in range(PAGE_EVENTS):
+def test_more_events_than_a_page_are_sent_each_once(store: Store, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sse, "PAGE_EVENTS", 4)
+    for _ in range(4):
         store.cancel(JOB)
         store.resume(JOB)
     store.cancel(JOB)
@@ -32,7 +34,7 @@ def test_more_events_than_a_page_are_sent_each_once(store: Store):
         events = job_events(store, JOB, store.state(JOB), 0, lambda: False)
         return [int(event.id or 0) async for event in events]
 
-    assert anyio.run(collect) == list(range(1, 2 * PAGE_EVENTS + 3))
+    assert anyio.run(collect) == list(range(1, 11))
 
 
 def test_a_job_that_was_resumed_since_is_followed_on(store: Store):
