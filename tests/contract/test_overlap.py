@@ -10,7 +10,7 @@ from schemas.job import JobState
 from service.capture import unit_run
 from tests.support.jobs import Shop, conversations, request
 
-IN_FLIGHT, IN_PROOF = 1, 2
+IN_FLIGHT, IN_PROOF = 3, 2
 
 
 class Counted:
