@@ -1,85 +1,26 @@
 import json
 import random
 import re
-import shutil
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from schemas.dataset.columns import INDEX_SCHEMA, INDEX_SCHEMA_0_1
-from schemas.dataset.manifest import CanaryReport, Manifest, body_sha256
-from schemas.dataset.shard import open_shard
-from schemas.dataset.token_counts import TOKEN_FREQ_SCHEMA
-from schemas.names import FINAL_NORM_PATH, index_path, manifest_path, shard_path, token_freq_path
-from service.errors import EngineRefused, NotFound
+from schemas.dataset.manifest import CanaryReport, Manifest
+from schemas.names import FINAL_NORM_PATH, shard_path
+from service.errors import NotFound
 from service.proof.tally import DatasetTally
-from service.proof.verify import Finding, VerifyReport, read_manifests, verify_dataset
+from service.proof.verify import Finding, read_manifests, verify_dataset
 from tests.support.plans import JOB
 from tests.support.reference_models import NUM_LAYERS, VOCAB_SIZE, TinyModel
 from tests.support.shards import (
     LENGTHS,
-    Capture,
     ShardRow,
     capture,
-    entry_of,
     with_states,
     write_dataset,
-    write_manifest,
-    write_unit,
 )
-
-SHARD, INDEX, MANIFEST = shard_path(JOB, 1), index_path(JOB, 1), manifest_path(JOB)
-COUNTS = token_freq_path(JOB)
-UNITS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Dataset:
-    folder: Path
-    scratch: Path
-    units: dict[int, Capture]
-
-    @property
-    def model(self) -> Path:
-        return self.units[0].model.folder
-
-    def verify(self, **options: object) -> VerifyReport:
-        return verify_dataset(self.folder, **({"model_folder": self.model} | options))
-
-    def rewrite(self, rows: list[ShardRow]) -> None:
-        """Put other rows into unit 1, with index and manifest to match."""
-        write_unit(self.folder, self.scratch, self.units[1], rows, 1)
-        write_manifest(self.folder, self.units[1].provenance, {0: self.units[0].rows, 1: rows})
-
-    def edit_manifest(self, change: Callable[[dict], None]) -> None:
-        """Change the manifest's document and sign it again."""
-        path = self.folder / MANIFEST
-        body = json.loads(path.read_text())
-        change(body)
-        path.write_text(json.dumps(body | {"sha256": body_sha256(body)}))
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    root = tmp_path_factory.mktemp("dataset")
-    model = TinyModel(root / "model", "llama", "bfloat16")
-    units = {unit: capture(model, dtype="bfloat16", unit=unit) for unit in range(UNITS)}
-    write_dataset(root / "made", root, units)
-    return Dataset(root / "made", root, units)
-
-
-@pytest.fixture
-def dataset(made, tmp_path):
-    shutil.copytree(made.folder, tmp_path / "dataset")
-    return replace(made, folder=tmp_path / "dataset", scratch=tmp_path)
-
-
-def said(report: VerifyReport) -> str:
-    return "\n".join(f"{finding.path}: {finding.what}" for finding in report.findings)
+from tests.unit.proof.made_dataset import INDEX, MANIFEST, SHARD, UNITS, Dataset, flip_in_layer_2, said
 
 
 def test_the_canarys_numbers_are_told_layer_by_layer(dataset):
@@ -128,14 +69,6 @@ def flip_any_bit(path: Path) -> None:
     data = bytearray(path.read_bytes())
     draw = random.Random(path.name)
     data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
-    path.write_bytes(data)
-
-
-def flip_in_layer_2(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    with open_shard(path) as shard:
-        layer = b"".join(part.tobytes() for part in shard.layer_bytes(3, 2))
-    data[data.find(layer) + 100] ^= 4
     path.write_bytes(data)
 
 
@@ -308,153 +241,3 @@ def test_a_sample_that_is_written_twice_is_named(dataset):
     )
     replace(dataset, units={0: dataset.units[0], 1: captured}).rewrite(rows)
     assert said(dataset.verify()) == f"{MANIFEST}: sample {twice.sample_id} is written 2 times"
-
-
-def rewrite_index(
-    dataset: Dataset, change: Callable[[list[dict]], None], schema: pa.Schema = INDEX_SCHEMA
-) -> None:
-    path = dataset.folder / INDEX
-    rows = pq.read_table(path).to_pylist()
-    change(rows)
-    pq.write_table(pa.Table.from_pylist(rows, schema=schema), path)
-    write_manifest(
-        dataset.folder, dataset.units[1].provenance, {n: unit.rows for n, unit in dataset.units.items()}
-    )
-
-
-@pytest.mark.parametrize(
-    ("change", "what"),
-    [
-        (lambda rows: rows.pop(2), f"lacks row 2 of {SHARD} (1 such rows)"),
-        (lambda rows: rows[2].update(row=1), "5 rows name 4 rows of shards"),
-        (lambda rows: rows[2].update(row=9), f"names a missing row 9 of {SHARD}"),
-        (
-            lambda rows: rows[2].update(shard="data/x.parquet"),
-            "names row 2 of data/x.parquet, no shard of unit 1",
-        ),
-        (lambda rows: rows[2].update(num_tokens=3), "differs in num_tokens 3 for 16"),
-        (lambda rows: rows[2].update(loss_mask=[0]), "differs in loss_mask"),
-        (lambda rows: rows[2].update(supervised_tokens=1), "differs in supervised_tokens 1 for 8"),
-    ],
-)
-def test_an_index_that_departs_from_its_shard_is_named(dataset, change, what):
-    rewrite_index(dataset, change)
-    findings = said(dataset.verify())
-    assert f"{INDEX}: " in findings and what in findings
-
-
-def test_a_witness_that_the_states_do_not_bear_out_is_named_in_any_row(dataset):
-    for row in range(len(LENGTHS)):
-        rewrite_index(dataset, lambda rows, row=row: rows[row]["top_logprobs"].__setitem__(1, -30.0))
-        assert f"{SHARD}: row {row} (" in said(dataset.verify())
-
-
-@pytest.mark.parametrize(
-    ("change", "what"),
-    [
-        ({"top_tokens": None}, "the index does not hold the engine's log-probabilities of it"),
-        ({"next_logprob": 0.0}, "next_token and next_logprob are not the first of top_tokens"),
-    ],
-)
-def test_a_witness_that_is_absent_or_contradicts_itself_is_named(dataset, change, what):
-    rewrite_index(dataset, lambda rows: rows[2].update(change))
-    findings = said(dataset.verify())
-    assert f"{SHARD}: row 2 (" in findings and what in findings
-
-
-def test_an_index_of_0_1_is_verified_by_the_next_token_of_the_rows_that_have_one(dataset):
-    rewrite_index(dataset, lambda rows: rows[1].update(next_token=None), INDEX_SCHEMA_0_1)
-    report = dataset.verify()
-    assert (report.ok, report.logit_rows) == (True, UNITS * len(LENGTHS) - 1), said(report)
-    rewrite_index(dataset, lambda rows: rows[2].update(next_logprob=-9.0), INDEX_SCHEMA_0_1)
-    assert f"{SHARD}: row 2 (" in said(dataset.verify())
-
-
-@pytest.mark.parametrize(
-    ("change", "what"),
-    [
-        (lambda body: body["totals"].update(tokens=1), "totals.tokens is 1, 148 is due"),
-        (lambda body: body["totals"].update(supervised_tokens=1), "totals.supervised_tokens is 1, "),
-        (lambda body: body["totals"].update(samples_planned=11), "totals.samples_planned is 11, 10 is due"),
-        (lambda body: body["totals"].update(bytes=1), "totals.bytes is 1"),
-        (lambda body: body["checks"].update(rows_checked=1), "checks.rows_checked is 1, 10 is due"),
-        (lambda body: body["provenance"]["identity"].update(revision="f" * 40), "identity_sha256 is"),
-        (lambda body: body["provenance"]["final_norm"].update(kind="layernorm"), "its final_norm is not"),
-        (lambda body: body["indexes"].pop(), "indexes is"),
-        (lambda body: body["shards"].append(body["shards"][0]), "2 times"),
-        (lambda body: body["shards"][0].update(rows=4), "5 rows of 74 tokens, the manifest says 4 of 74"),
-        (lambda body: body["shards"][0].update(path="../secret.parquet"), "a path that leaves the dataset"),
-        (lambda body: body["extras"][0].update(path="/etc/passwd"), "a path that leaves the dataset"),
-        (lambda body: body["provenance"].update(job_id="../../x"), "cannot be read: "),
-        (lambda body: body.update(complete=False), "complete is False"),
-        (lambda body: body["vocabulary"].update(token_ids=1), f"{MANIFEST}: vocabulary is"),
-    ],
-)
-def test_a_manifest_that_contradicts_itself_or_the_files_is_named(dataset, change, what):
-    dataset.edit_manifest(change)
-    assert what in said(dataset.verify(model_folder=None))
-
-
-@pytest.mark.parametrize("part", ["checks.canary_report", "vocabulary"])
-def test_a_manifest_from_before_a_part_of_it_is_right(dataset, part):
-    *parents, name = part.split(".")
-
-    def remove(body: dict) -> None:
-        for parent in parents:
-            body = body[parent]
-        del body[name]
-
-    dataset.edit_manifest(remove)
-    report = dataset.verify()
-    assert report.ok
-    assert f"canary of {JOB}: passed" in str(report).splitlines()
-
-
-def test_a_manifest_changed_by_hand_does_not_fit_its_own_hash(dataset):
-    path = dataset.folder / MANIFEST
-    path.write_text(path.read_text().replace('"device": "cpu"', '"device": "gpu"'))
-    assert "its content has sha256" in said(dataset.verify())
-
-
-def test_a_manifest_under_another_jobs_name_is_named(dataset):
-    (dataset.folder / MANIFEST).rename(dataset.folder / "manifests" / "j-0000000000000000.json")
-    assert "manifests/j-0000000000000000.json: file name is" in said(dataset.verify())
-
-
-def test_the_folder_of_another_model_is_refused(dataset, tmp_path):
-    TinyModel(tmp_path / "other", "gemma2", "bfloat16")
-    with pytest.raises(EngineRefused, match="ends in gemma_rmsnorm"):
-        dataset.verify(model_folder=tmp_path / "other")
-
-
-def recount(dataset: Dataset, change: Callable[[dict[int, int]], None]) -> None:
-    """Change the token counts, and sign everything again."""
-    path = dataset.folder / COUNTS
-    counts = dict(zip(*pq.read_table(path).to_pydict().values(), strict=True))
-    change(counts)
-    columns = [sorted(counts), [counts[token] for token in sorted(counts)]]
-    pq.write_table(pa.table(columns, schema=TOKEN_FREQ_SCHEMA), path)
-
-    def sign(body: dict) -> None:
-        (entry,) = (one for one in body["extras"] if one["path"] == COUNTS)
-        entry |= entry_of(dataset.folder, COUNTS).model_dump()
-
-    dataset.edit_manifest(sign)
-
-
-def test_token_counts_that_are_not_the_rows_are_found_though_all_hashes_and_sums_agree(dataset):
-    def exchange(counts: dict[int, int]) -> None:
-        twice = next(token for token, count in counts.items() if count > 1)
-        other = next(token for token in counts if token != twice)
-        counts[twice], counts[other] = counts[twice] - 1, counts[other] + 1
-
-    recount(dataset, exchange)
-    findings = dataset.verify().findings
-    assert [finding.path for finding in findings] == [COUNTS, COUNTS]
-    assert "is due" in findings[0].what
-
-
-def test_token_counts_are_not_held_against_rows_that_are_wrong_themselves(dataset):
-    flip_in_layer_2(dataset.folder / SHARD)
-    recount(dataset, lambda counts: counts.update(dict.fromkeys(counts, 1)))
-    assert {finding.path for finding in dataset.verify().findings} == {SHARD}

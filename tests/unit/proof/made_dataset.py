@@ -1,0 +1,60 @@
+"""A right dataset of two units, and ways to change it as a fault would."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from schemas.dataset.manifest import body_sha256
+from schemas.dataset.shard import open_shard
+from schemas.names import index_path, manifest_path, shard_path, token_freq_path
+from service.proof.verify import VerifyReport, verify_dataset
+from tests.support.plans import JOB
+from tests.support.shards import (
+    Capture,
+    ShardRow,
+    write_manifest,
+    write_unit,
+)
+
+SHARD, INDEX, MANIFEST = shard_path(JOB, 1), index_path(JOB, 1), manifest_path(JOB)
+COUNTS = token_freq_path(JOB)
+UNITS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    folder: Path
+    scratch: Path
+    units: dict[int, Capture]
+
+    @property
+    def model(self) -> Path:
+        return self.units[0].model.folder
+
+    def verify(self, **options: object) -> VerifyReport:
+        return verify_dataset(self.folder, **({"model_folder": self.model} | options))
+
+    def rewrite(self, rows: list[ShardRow]) -> None:
+        """Put other rows into unit 1, with index and manifest to match."""
+        write_unit(self.folder, self.scratch, self.units[1], rows, 1)
+        write_manifest(self.folder, self.units[1].provenance, {0: self.units[0].rows, 1: rows})
+
+    def edit_manifest(self, change: Callable[[dict], None]) -> None:
+        """Change the manifest's document and sign it again."""
+        path = self.folder / MANIFEST
+        body = json.loads(path.read_text())
+        change(body)
+        path.write_text(json.dumps(body | {"sha256": body_sha256(body)}))
+
+
+def said(report: VerifyReport) -> str:
+    return "\n".join(f"{finding.path}: {finding.what}" for finding in report.findings)
+
+
+def flip_in_layer_2(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    with open_shard(path) as shard:
+        layer = b"".join(part.tobytes() for part in shard.layer_bytes(3, 2))
+    data[data.find(layer) + 100] ^= 4
+    path.write_bytes(data)
