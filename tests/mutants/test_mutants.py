@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.mutants import survivors
-from tests.mutants.reach import point
+from tests.mutants.hunt import chosen
+from tests.mutants.reach import Traced, point
 from tests.mutants.sites import instrumented
 from tests.mutants.switch import MUTANT, TRACE
 
@@ -103,3 +104,12 @@ def test_a_survivor_without_a_site_or_a_reason_is_refused(line: str) -> None:
     assert survivors.read("# a comment\n\ns  slow: x\n", {"s"}) == {"s": "slow: x"}
     with pytest.raises(ValueError, match="no such site"):
         survivors.read(line, {"s"})
+
+
+def test_the_quickest_tests_run_first_and_one_case_of_each_before_a_second() -> None:
+    tests = [
+        Traced(name, seconds, [])
+        for name, seconds in (("b", 20.0), ("a[2]", 2.0), ("a[1]", 1.0), ("c", 90.0))
+    ]
+    assert [test.name for test in chosen(tests)] == ["a[1]", "b"]
+    assert [test.name for test in chosen(tests[3:])] == ["c"]

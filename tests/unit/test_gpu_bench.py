@@ -2,6 +2,8 @@
 
 import math
 
+import pytest
+
 from benchmarks.gpu_cache import NUM_SLOTS, TOKEN_BYTES, Request, random_requests
 from benchmarks.gpu_report import base_of, figures, table
 from benchmarks.gpu_turns import Drain, GpuTurn
@@ -97,3 +99,8 @@ def test_ratios_are_taken_within_a_round():
     assert of_cell["Quarry"].step_ratio.median == 1.5
     assert of_cell["Quarry"].device_allocations.median == 4.0
     assert "| 0.85 (0.80..0.90) |" in table(of_cell)
+
+
+def test_a_cache_too_small_for_the_requests_is_named():
+    with pytest.raises(ValueError, match="--cache-gib"):
+        random_requests("long", 2 * 8192 * TOKEN_BYTES, 600, seed=0)
