@@ -29,7 +29,6 @@ from tests.support.finished_job import JOB, OTHER_JOB, a_request, run_to_publish
 from tests.support.hub_client import HubClient, Mode
 from tests.support.hub_state import Fault, Token
 from tests.support.hub_storage import XetStorage
-from tests.support.store_cases import Clock
 
 JOBS = (JOB, OTHER_JOB)
 ROWS = 3
@@ -132,7 +131,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two jobs whose units are done."""
     folder = tmp_path_factory.mktemp("template")
     settings = Settings(data_dir=folder)
-    store = Store(settings.database(), Clock())
+    store = Store(settings.database())
     store.migrate()
     for job_id in JOBS:
         request = a_request(HubTarget(repo_id=REPO))
