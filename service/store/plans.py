@@ -32,6 +32,7 @@ def lease(
         epoch=task.epoch,
         attempts=task.attempts,
         owner=owner,
+        ttl_s=ttl_s,
         request=request,
         identity=job.identity,
         plan_sha256s=tuple(tx.connection.scalars(planned)),

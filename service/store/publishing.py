@@ -40,6 +40,7 @@ def lease(
         epoch=task.epoch,
         attempts=task.attempts,
         owner=owner,
+        ttl_s=ttl_s,
         request=request,
         identity=job.known_identity,
         provenance=job.provenance,

@@ -28,14 +28,14 @@ class Policy:
     """What becomes of a job whose task of a kind cannot be ended.
 
     `exhausted` is the job's state after the last attempt that may fail; `max_deaths` is how many owners may
-    vanish over the task, killed or crashed, before the job is blocked. `delay_s` is waited for after the
-    first failed attempt, and doubles with each.
+    vanish over the task, killed or crashed, before the job is blocked. `delay` is waited for after the first
+    failed attempt, as a share of the lease's time, and doubles with each, up to that time.
     """
 
     job_states: frozenset[JobState]
     exhausted: Outcome
     max_deaths: int
-    delay_s: float
+    delay: float
     blame: str
     cure: str
 
@@ -45,7 +45,7 @@ POLICIES = {
         job_states=frozenset({JobState.QUEUED, JobState.RUNNING}),
         exhausted=Outcome.BLOCK,
         max_deaths=3,
-        delay_s=5.0,
+        delay=1 / 12,
         blame="planners died without a word over this job",
         cure="look for the reason in the planner's log and the kernel's (memory), then resume",
     ),
@@ -54,7 +54,7 @@ POLICIES = {
         job_states=frozenset({JobState.QUEUED, JobState.RUNNING}),
         exhausted=Outcome.FAIL,
         max_deaths=10,
-        delay_s=0.0,
+        delay=0.0,
         blame="workers died without a word while they held unit {item}; a worker holds several units at once,"
         " so another of them may be at fault",
         cure="look in the kernel's log for workers that were killed for want of memory; give them more of "
@@ -64,12 +64,11 @@ POLICIES = {
         job_states=frozenset({JobState.QUEUED, JobState.RUNNING, JobState.PUBLISHING}),
         exhausted=Outcome.BLOCK,
         max_deaths=20,
-        delay_s=30.0,
+        delay=0.5,
         blame="publishers died without a word over this job",
         cure="look for the reason in the worker's log and the kernel's (memory), then resume",
     ),
 }
-MAX_DELAY_S = 60.0
 
 
 def add(tx: Transaction, job: LockedJob, kind: TaskKind, item: int = 0, subject: str | None = None) -> None:
@@ -180,7 +179,7 @@ def release(tx: Transaction, lease: Lease) -> None:
 def postpone(tx: Transaction, lease: Lease) -> None:
     """Give a task back, to be taken again after its kind's delay; the attempt does not count."""
     job, task = held(tx, lease)
-    not_before = tx.now + timedelta(seconds=POLICIES[lease.kind].delay_s)
+    not_before = tx.now + timedelta(seconds=POLICIES[lease.kind].delay * lease.ttl_s)
     move_task(tx, job, task, replace(void(task), not_before=not_before))
 
 
@@ -213,7 +212,7 @@ def fail(tx: Transaction, lease: Lease, problem: Problem, outcome: Outcome, max_
     elif outcome is Outcome.BLOCK:
         stop(tx, move_task(tx, job, task, waiting, problem), JobState.BLOCKED, problem)
     else:
-        delay_s = min(policy.delay_s * 2 ** max(waiting.attempts - 1, 0), MAX_DELAY_S)
+        delay_s = min(policy.delay * 2 ** max(waiting.attempts - 1, 0), 1.0) * lease.ttl_s
         move_task(tx, job, task, replace(waiting, not_before=tx.now + timedelta(seconds=delay_s)), problem)
 
 

@@ -28,6 +28,7 @@ def lease(
         epoch=task.epoch,
         attempts=task.attempts,
         owner=owner,
+        ttl_s=ttl_s,
         request=request,
         identity=job.known_identity,
         num_samples=unit.num_samples,

@@ -76,7 +76,7 @@ class Lease:
     """The right to one attempt at a task, until another epoch takes it.
 
     `item` is the unit of a capture, else 0. `attempts` counts this attempt and earlier ones that reported
-    how they ended.
+    how they ended. It was granted for `ttl_s`.
     """
 
     kind: TaskKind
@@ -85,6 +85,7 @@ class Lease:
     epoch: int
     attempts: int
     owner: str
+    ttl_s: float
     request: ExtractRequest
 
 

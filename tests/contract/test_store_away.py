@@ -39,7 +39,6 @@ from service.plan.planner import run_planning
 from service.publish.publisher import run_publishing
 from service.settings import Settings
 from service.store import Store, TaskState
-from service.store.tasks import MAX_DELAY_S
 from tests.contract.test_distrust import ONE_UNIT, target
 from tests.support.engine_bench import until
 from tests.support.fake_engine import FakeEngine
@@ -56,7 +55,7 @@ TO_A_WORKER = pytest.mark.parametrize("error", [AWAY, FULL], ids=["away", "full"
 """A worker knows two ways in which its store is away."""
 
 
-LATER_S = MAX_DELAY_S + 1.0
+LATER_S = 2.0
 """After every lease of these tests, and after the longest delay of a task."""
 
 
