@@ -23,7 +23,10 @@ class Kept:
     """One lease that a keeper extends. Threads may share it."""
 
     def __init__(self, lease: Lease, keeper: "Keeper", on_lost: Callable[[], None]) -> None:
-        """Hold a lease that was granted just now; `on_lost` is called in the keeper's thread."""
+        """Hold a lease that was granted just now.
+
+        `on_lost` is called in the keeper's thread, which keeps nothing meanwhile: it must return at once.
+        """
         self.lease = lease
         self.lost = False
         self.extended_s = time.monotonic()
@@ -119,11 +122,12 @@ class Keeper:
         except STORE_AWAY as error:
             logger.warning("leases could not be extended: %s", error)
             return
-        for one in kept:
-            if any(lease is one.lease for lease in lost):
-                one.lose()
-            else:
-                one.extended_s = begun_s
+        with self._lock:  # nobody is called whose block has ended, and whose event loop may be closed
+            for one in self._kept.intersection(kept):
+                if any(lease is one.lease for lease in lost):
+                    one.lose()
+                else:
+                    one.extended_s = begun_s
 
 
 @contextmanager

@@ -106,6 +106,24 @@ def test_a_lease_that_is_kept_no_more_is_not_extended(store: Store, clock: Clock
     assert store.lease_publish("another", TTL_S) is not None
 
 
+def test_a_loss_that_comes_after_the_end_of_the_block_is_nobodys(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capture(store)
+    losses: list[str] = []
+    keeper = Keeper(store, TTL_S)
+    keeping = keeper.keep(lease_publish(store), lambda: losses.append("lost"))
+
+    def ended_meanwhile(leases: list[Lease], ttl_s: float) -> list[Lease]:
+        keeping.__exit__(None, None, None)
+        return leases
+
+    keeping.__enter__()
+    monkeypatch.setattr(store, "extend", ended_meanwhile)
+    keeper._beat()
+    assert losses == []
+
+
 def test_a_database_that_is_away_for_many_leases_ends_nothing(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
