@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 
@@ -19,10 +18,11 @@ from connector.rowcheck import Look, NotFiniteError, RowChecker, StatesWrongErro
 from connector.state_columns import StateColumns
 from connector.sums import Sums
 from connector.wire import DrainJob, hash_ids
-from schemas.dataset.columns import METADATA_KEY, PLAN_SCHEMA, shard_schema
+from schemas.dataset.columns import METADATA_KEY, shard_schema
 from schemas.dataset.framing import Cell, ShardFile
 from schemas.dataset.manifest import LayerStats
 from schemas.dataset.seal import make_folder, seal, temporary
+from schemas.dataset.tables import read_plan_table
 from schemas.names import attempt_dir, plan_path, shard_file
 from schemas.receipts import OpenUnit, RejectedRow, UnitSealed
 
@@ -46,9 +46,7 @@ class UnitWriter:
         self._checker = RowChecker(dtype)
         self._columns = StateColumns(order.compression, self.layer_ids, self._hidden_size, dtype)
         self._rank, self._repeats = rank, repeats
-        self._plan = pq.read_table(
-            work_root / plan_path(order.key.job_id, order.key.unit), schema=PLAN_SCHEMA
-        )
+        self._plan = read_plan_table(work_root / plan_path(order.key.job_id, order.key.unit))
         if self._plan.num_rows != order.num_rows:
             raise StatesWrongError(
                 f"the plan holds {self._plan.num_rows} rows, the order says {order.num_rows}"

@@ -13,6 +13,7 @@ from schemas.dataset.errors import DatasetError
 from schemas.dataset.manifest import FileEntry
 from schemas.dataset.seal import sealing, sha256_of
 from schemas.dataset.shard import open_shard
+from schemas.dataset.tables import read_table
 
 _LIGHT_COLUMNS = ("sample_id", "source_id", "num_tokens", "prompt_tokens", "input_ids", "loss_mask")
 _GROUP_ROWS = 512
@@ -69,7 +70,7 @@ def write_index(
         DatasetError: a shard cannot be read back.
         OSError: a file cannot be read, or the index cannot be written.
     """
-    planned = pq.read_table(plan_file, columns=["sample_id"]).column("sample_id").to_pylist()
+    planned = read_table(plan_file, columns=["sample_id"]).column("sample_id").to_pylist()
     place = {sample_id: row for row, sample_id in enumerate(planned)}
     rows = []
     for file, shard_path in shards:
@@ -102,7 +103,7 @@ def write_index(
 def read_index(file: Path) -> IndexRows:
     """Read all rows of an index file. Raises DatasetError."""
     try:
-        table = pq.read_table(file)
+        table = read_table(file)
         table.validate(full=True)
         if not any(table.schema.equals(schema) for schema in (INDEX_SCHEMA, INDEX_SCHEMA_0_1)):
             raise DatasetError("its columns are not those of an index")

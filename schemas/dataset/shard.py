@@ -65,7 +65,7 @@ class Shard:
         """Read the footer and hold the schema against the one its own provenance asks for."""
         self._file, self.name = file, name
         with self._naming("the file cannot be opened as Parquet"):
-            self._parquet: Any = pq.ParquetFile(file.arrow())
+            self._parquet: Any = pq.ParquetFile(file.arrow(), pre_buffer=False)
         self.provenance = self._read_provenance()
         self._check_footer()
 
@@ -78,7 +78,7 @@ class Shard:
         """All rows without their states, in file order."""
         names = [name for name in self._columns if not name.startswith(LAYER_PREFIX)]
         with self._naming("the light columns cannot be read"):
-            table = self._parquet.read(columns=names)
+            table = self._parquet.read(columns=names, use_threads=False)
             table.validate(full=True)
             lists = {name: _lists(table, name) for name in ("input_ids", "loss_mask", "checksums")}
             scalars = table.drop_columns(list(lists)).to_pylist()
@@ -195,7 +195,11 @@ class Shard:
     def _packed(self, row: int, column: str, num_bytes: int) -> Bytes:
         """Read a compressed value through pyarrow."""
         self._chunk(row, column, num_bytes)
-        values = self._parquet.read_row_group(row, columns=[column]).column(column).combine_chunks()
+        values = (
+            self._parquet.read_row_group(row, columns=[column], use_threads=False)
+            .column(column)
+            .combine_chunks()
+        )
         if len(values) != 1 or values.null_count:
             raise self._error(f"row {row}: {column} holds {len(values)} values instead of one")
         payload = np.frombuffer(values[0].as_buffer(), np.uint8)

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 
 from schemas.dataset.errors import DatasetError
 from schemas.dataset.manifest import Coverage, VocabularyStats
+from schemas.dataset.tables import read_table
 
 TOKEN_FREQ_SCHEMA = pa.schema(
     [pa.field("token_id", pa.int32(), nullable=False), pa.field("count", pa.int64(), nullable=False)]
@@ -66,7 +66,7 @@ def write_counts(file: Path, counts: Counter[int]) -> None:
 def read_counts(content: bytes, name: str) -> Counter[int]:
     """Read a `token_freq` file called `name`. Raises DatasetError."""
     try:
-        table = pq.read_table(BytesIO(content))
+        table = read_table(pa.BufferReader(content))
     except (OSError, pa.ArrowException) as error:
         raise DatasetError(f"{name} cannot be read: {error}") from error
     if not table.schema.equals(TOKEN_FREQ_SCHEMA):

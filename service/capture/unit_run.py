@@ -9,13 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow.parquet as pq
-
 from connector.wire import RowRef
-from schemas.dataset.columns import PLAN_SCHEMA
 from schemas.dataset.index import Witness, write_index
 from schemas.dataset.manifest import SealedShard
 from schemas.dataset.seal import sha256_of
+from schemas.dataset.tables import read_plan_table
 from schemas.job import RejectView
 from schemas.names import index_path, plan_path, shard_path
 from schemas.receipts import OpenUnit, UnitKey, UnitSealed
@@ -51,7 +49,7 @@ def read_plan(path: Path, sha256: str) -> list[PlannedRow]:
                 f"the plan {path.name} has sha256 {digest}, it was sealed as {sha256}",
                 cure="restore the data folder, or cancel the job and send it under another Idempotency-Key",
             )
-        table = pq.read_table(path, schema=PLAN_SCHEMA)
+        table = read_plan_table(path)
     except (OSError, ValueError) as error:
         raise WriteFailed(f"the plan {path.name} cannot be read: {error}") from error
     columns = table.select(["position", "sample_id", "source_id"]).to_pylist()

@@ -12,14 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from schemas.dataset.columns import PLAN_SCHEMA
 from schemas.dataset.errors import DatasetError
 from schemas.dataset.files import DirectReader
 from schemas.dataset.index import Witness
 from schemas.dataset.manifest import UnitChecks
 from schemas.dataset.shard import LightRow, Shard
+from schemas.dataset.tables import read_plan_table
 from schemas.identity import Identity
 from schemas.receipts import UnitSealed
 from service.errors import EngineDied, EngineRefused, StatesWrong, WriteFailed
@@ -55,7 +54,7 @@ def check_unit(
         StatesWrong: rows disagree with the plan or with the model, named with both values.
     """
     unit = f"unit {receipts[0].key.unit}"
-    plan = pq.read_table(plan_file, schema=PLAN_SCHEMA)
+    plan = read_plan_table(plan_file)
     _account(unit, plan.num_rows, receipts, skipped)
     cases: list[LogitCase] = []
     for receipt in receipts:

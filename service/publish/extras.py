@@ -57,8 +57,8 @@ def _supervised(dataset: Path, indexes: Iterable[str]) -> Iterator[NDArray[np.in
     """Yield the supervised token ids, a batch of rows at a time."""
     for path in indexes:
         try:
-            with pq.ParquetFile(dataset / path) as file:
-                for batch in file.iter_batches(columns=["input_ids", "loss_mask"]):
+            with pq.ParquetFile(dataset / path, pre_buffer=False) as file:
+                for batch in file.iter_batches(columns=["input_ids", "loss_mask"], use_threads=False):
                     ids, mask = (column.flatten().to_numpy() for column in batch.columns)
                     if len(ids) != len(mask):
                         raise DatasetBroken(f"{path} holds {len(ids)} token ids and {len(mask)} mask flags")

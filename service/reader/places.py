@@ -5,9 +5,9 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import torch
 
+from schemas.dataset.tables import read_table
 from schemas.names import is_inside
 from service.reader.errors import ReaderError
 from service.reader.files import Files
@@ -34,7 +34,7 @@ class Places:
         """Read the indexes of all complete jobs, or of those named. Raises ReaderError if there are none."""
         paths = _indexes(files, jobs)
         try:
-            tables = [pq.read_table(files.open(path).arrow(), columns=_COLUMNS) for path in paths]
+            tables = [read_table(files.open(path).arrow(), columns=_COLUMNS) for path in paths]
             # Left in the chunks that were read: a chunk of lists counts its values in 32 bits, and a dataset
             # may hold more tokens than that. A row is found among chunks by bisection.
             table = pa.concat_tables(tables)

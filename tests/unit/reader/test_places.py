@@ -108,7 +108,7 @@ def test_a_dataset_may_hold_more_tokens_than_32_bits_count(tmp_path, monkeypatch
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).touch()
     tables = {str(tmp_path / path): huge for path in paths[:-1]} | {str(tmp_path / paths[-1]): small}
-    monkeypatch.setattr(places.pq, "read_table", lambda path, columns: tables[path].select(columns))
+    monkeypatch.setattr(places, "read_table", lambda path, columns: tables[path].select(columns))
     found = Places(LocalFiles(tmp_path), None)
     assert len(found) == 11
     assert [[part.tolist() for part in found.tokens(number)] for number in (9, 10)] == [

@@ -1,0 +1,34 @@
+"""How small Parquet files are read whole: plans, indexes, token counts."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from schemas.dataset.columns import PLAN_SCHEMA
+
+
+def read_table(source: Path | pa.NativeFile, columns: Sequence[str] | None = None) -> pa.Table:
+    """Read a file, or those of its columns that are named, in the calling thread.
+
+    `pyarrow.parquet.read_table` leaves threads behind that abort a process which ends at that moment
+    (apache/arrow#34314): the exit code of a command would then say nothing about the dataset.
+
+    Raises:
+        OSError: the file cannot be read.
+        pa.ArrowException: it is not Parquet, or has no such column.
+    """
+    with pq.ParquetFile(source, pre_buffer=False) as file:
+        names = file.schema_arrow.names
+        for missing in sorted(set(columns or ()) - set(names)):
+            raise pa.ArrowInvalid(f"it has no column {missing}")
+        return file.read(columns=columns, use_threads=False)
+
+
+def read_plan_table(path: Path) -> pa.Table:
+    """Read a unit's frozen samples, `PLAN_SCHEMA`. Raises as `read_table` does, also for other columns."""
+    table = read_table(path)
+    if not table.schema.equals(PLAN_SCHEMA):
+        raise pa.ArrowInvalid("its columns are not those of a plan")
+    return table
