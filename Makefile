@@ -84,7 +84,7 @@ bench: install $(TRAINERS)
 
 # Ten times the samples: as fast, and in the same memory?
 soak: install
-	$(BIN)/python -m benchmarks.soak
+	$(BIN)/python -m benchmarks.job --long
 
 # Runs every architecture that is due as a job on the real engine and writes docs/architectures.md: hours.
 architectures: install

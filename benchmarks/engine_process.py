@@ -14,7 +14,7 @@ import psutil  # type: ignore[import-untyped]
 
 from benchmarks.catalog import ROWS
 from benchmarks.meter import TreeMeter, tree
-from benchmarks.turns import EngineTurn
+from benchmarks.report import EngineTurn
 
 if TYPE_CHECKING:
     from benchmarks.rows.contract import Site
@@ -37,8 +37,7 @@ class EngineProcess:
 
     def __init__(self, name: str, site: "Site") -> None:
         """Name the engine (a key of `benchmarks.rows.engines.ENGINES`); nothing runs before `start`."""
-        for folder in (site.folder, site.ram):
-            folder.mkdir(parents=True)
+        site.folder.mkdir(parents=True)
         self.name = name
         self._work = site.work
         self._log = site.folder / "engine.log"

@@ -23,8 +23,8 @@ from benchmarks.gpu_report import base_of, figures, table
 from benchmarks.gpu_rows import Cell, Rows
 from benchmarks.gpu_turns import GpuTurn, Model
 from benchmarks.gpu_ways import POOL_BYTES
+from benchmarks.harness import shuffled_rounds
 from benchmarks.machine import machine_facts
-from benchmarks.summary import shuffled_rounds
 from connector.cuda_gather import STAGE_BYTES
 from connector.pool import HostPool
 

@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.gpu_turns import GpuTurn
-from benchmarks.summary import Spread, paired, spread
-from benchmarks.table import markdown, ratio
+from benchmarks.harness import Spread, markdown, paired, spread
 
 MODEL_ALONE = "model alone"
 
@@ -67,7 +66,7 @@ def table(of_cell: Mapping[str, GpuFigures]) -> str:
         (
             name,
             f"{row.bytes_per_s.median / 1e9:.2f}",
-            ratio(row.of_base),
+            str(row.of_base),
             "" if row.step_ratio is None else f"{row.step_ratio.median:.4f}",
             f"{row.start_us.median:.0f}",
             f"{row.device_mib.median:.0f}",

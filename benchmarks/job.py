@@ -1,44 +1,54 @@
 """What the engine's time goes to in a job of the service: `python -m benchmarks.job --save`.
 
-One worker runs a job of many samples on the compute-bound target at default settings, checks and publication
-included, the canary left out. The engine's worker process notes when it begins and ends each call; between
-them it waits for the scheduler, for samples, or for us: on a CPU a call ends when its work is computed, so
-what is left is idle. Beside it every check of ours tells its core seconds, in the engine's process and here.
+One worker runs jobs of many samples on the compute-bound target at default settings, checks and publication
+included, the canary left out. The engine's worker process records when each of its calls begins and ends.
+Between them it waits for the scheduler, for samples, or for us: on a CPU a call ends when its work is
+computed, so the rest is idle. Every check of ours records its core seconds, in the engine's process and here.
+
+`--long` adds a job of ten times the samples: is it as fast, and does it need the same memory?
 """
 
-import argparse
+import asyncio
+import contextlib
 import itertools
 import json
 import os
+import random
 import sys
 import tempfile
+import threading
+import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from unittest.mock import patch
 
+import psutil  # type: ignore[import-untyped]
 import torch
 from vllm.v1.engine.logprobs import LogprobsProcessor
 
-from benchmarks.bench import ENVIRONMENT, RESULTS
+from benchmarks.harness import command, command_line, keep, markdown, positive, say, set_environment
 from benchmarks.job_connector import FILE, costed
 from benchmarks.machine import machine_facts
-from benchmarks.service_jobs import Memory, Work, run_job, worker
+from benchmarks.meter import tree
 from benchmarks.weights import write_target
 from benchmarks.workload import KINDS, MAX_NUM_BATCHED_TOKENS, TARGETS
-from schemas.request import Storage
+from schemas.job import JobState
+from schemas.request import ExtractRequest, Storage
 from service.capture import unit_run
+from service.capture.loop import Capture
 from service.capture.vllm_engine import VllmEngine
 from service.proof.head import Head
 from service.settings import Settings
-from tests.support.jobs import Shop
+from tests.support.jobs import ENDED, Shop
 
-KIND = KINDS["typical"]
-WORK = Work(TARGETS["compute"], KIND.shortest, KIND.longest)
-SAMPLES, WARM_UP, UNITS = 256, 16, 16
+TARGET, KIND = TARGETS["compute"], KINDS["typical"]
+SAMPLES, WARM_UP, UNITS, TIMES = 256, 16, 16, 10
 STEP_CALLS = ("execute_model", "sample_tokens")
+JOB_TIMEOUT_S = 3600.0
+POLL_S = 0.25
 
 
 class RecordedEngine(VllmEngine):
@@ -64,7 +74,7 @@ class Shares:
 
     `idle` is the share in which no step ran; a step without tokens lets the connector work, and counts as
     idle. `longest_s` are the longest waits. `checks` are core seconds of each check in units of all core
-    seconds that there were: on a machine whose cores the engine keeps busy, the share of the job's time.
+    seconds that there were. `peak_rss_bytes` is of all processes, from the job's submission to its end.
     """
 
     seconds: float
@@ -74,6 +84,7 @@ class Shares:
     idle: float
     longest_s: list[float]
     checks: dict[str, float]
+    peak_rss_bytes: int = 0
 
 
 def calls(lines: Iterable[str]) -> list[Call]:
@@ -85,7 +96,7 @@ def calls(lines: Iterable[str]) -> list[Call]:
     ]
 
 
-def shares(record: Sequence[Call], cores: int) -> Shares:
+def shares(record: Sequence[Call], cores: int, peak_rss_bytes: int = 0) -> Shares:
     """Sum up the record of one job. Raises ValueError where nothing was computed."""
     busy = list(_computing(record))
     if not busy:
@@ -104,6 +115,7 @@ def shares(record: Sequence[Call], cores: int) -> Shares:
         idle=sum(waits) / seconds,
         longest_s=sorted(waits, reverse=True)[:5],
         checks=dict(checks),
+        peak_rss_bytes=peak_rss_bytes,
     )
 
 
@@ -119,7 +131,7 @@ def _computing(record: Iterable[Call]) -> Iterator[Call]:
 
 @contextmanager
 def costed_here(record: Path) -> Iterator[None]:
-    """Let what this process does for the checks tell its cost as well, until the block ends."""
+    """Record what the checks of this process cost as well, until the block ends."""
     # The calling thread's share is in check_unit's.
     helpers = max(1, torch.get_num_threads() - 1)
     with record.open("a", buffering=1) as file, ExitStack() as patches:
@@ -134,10 +146,13 @@ def costed_here(record: Path) -> Iterator[None]:
         yield
 
 
-def measure(folder: Path, count: int) -> dict[str, Shares]:
-    """Run a short job, which is not counted, and two of `count` samples: in small units, and as they come."""
+def measure(folder: Path, count: int, *, long: bool) -> dict[str, Shares]:
+    """Run a short job, which is not counted, and two of `count` samples: in small units, and as they come.
+
+    A `long` measurement ends with a job of ten times the samples, in ten times the small units.
+    """
     target = folder / "models" / "target"
-    write_target(WORK.target, target, WORK.longest)
+    write_target(TARGET, target, KIND.longest)
     record = folder / "calls"
     os.environ[FILE] = str(record)
     shop = Shop.open(
@@ -148,53 +163,123 @@ def measure(folder: Path, count: int) -> dict[str, Shares]:
         source_roots=(target.parent,),
         **{name: Settings.model_fields[name].default for name in ("pool_bytes", "poll_s")},
     )
-    small = count * KIND.mean_tokens * WORK.target.state_bytes_per_token // UNITS
-    cores = len(os.sched_getaffinity(0))
-    memory = Memory()
+    small = count * KIND.mean_tokens * TARGET.state_bytes_per_token // UNITS
+    jobs = {"small-units": (count, small), "default-units": (count, Storage().shard_bytes)}
+    if long:
+        jobs["ten-times"] = (TIMES * count, small)
     found = {}
     try:
-        with worker(shop) as working, costed_here(record):
-            run_job(shop, working, WORK, target, WARM_UP, small, memory, "warm-up")
-            for name, shard_bytes in {"small-units": small, "default-units": Storage().shard_bytes}.items():
+        with worker(shop) as is_alive, costed_here(record):
+            run_job(shop, is_alive, target, "warm-up", WARM_UP, small)
+            for name, (samples, shard_bytes) in jobs.items():
                 before = len(record.read_text().splitlines())
-                run_job(shop, working, WORK, target, count, shard_bytes, memory, name)
-                found[name] = shares(calls(record.read_text().splitlines()[before:]), cores)
+                peak = run_job(shop, is_alive, target, name, samples, shard_bytes)
+                lines = record.read_text().splitlines()[before:]
+                found[name] = shares(calls(lines), len(os.sched_getaffinity(0)), peak)
     finally:
-        memory.close()
         shop.store.close()
     return found
 
 
-def report(name: str, found: Shares) -> str:
-    """Return what was found of a job, in lines."""
-    longest = ", ".join(f"{wait * 1e3:.0f}" for wait in found.longest_s)
-    checks = [f"  {name:24} {100 * share:6.3f} %" for name, share in sorted(found.checks.items())]
-    return "\n".join(
-        [
-            f"{name}: {found.steps} steps, {found.tokens} tokens in {found.seconds:.1f} s",
-            f"the engine's worker was idle for {100 * found.idle:.2f} % of it; longest waits: {longest} ms",
-            f"the checks took {100 * sum(found.checks.values()):.2f} % of its {found.cores} cores' seconds:",
-            *checks,
-        ]
-    )
+@contextmanager
+def worker(shop: Shop) -> Iterator[Callable[[], bool]]:
+    """Run the capture loop on a thread until the block ends; yield what says whether it still runs."""
+    capture = Capture(shop.store, shop.settings, "benchmark")
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=lambda: loop.run_until_complete(capture.run()), name="worker")
+    thread.start()
+    try:
+        yield thread.is_alive
+    finally:
+        loop.call_soon_threadsafe(capture.stop.set)
+        thread.join()
+        loop.close()
+
+
+def run_job(
+    shop: Shop, is_alive: Callable[[], bool], target: Path, name: str, count: int, shard_bytes: int
+) -> int:
+    """Run one job from its submission to its end; return the most resident bytes of all processes.
+
+    Its samples are drawn by its name, so that no two jobs share a prefix. Raises RuntimeError.
+    """
+    say(f"{name}: {count} samples")
+    source = target.parent / f"{name}.jsonl"
+    source.write_text("".join(json.dumps(sample) + "\n" for sample in samples(name, count)))
+    body = {
+        "model": str(target),
+        "layers": list(TARGET.layer_ids),
+        "source": {"kind": "file", "path": str(source)},
+        "storage": {"shard_bytes": shard_bytes},
+        "canary": "skip",
+    }
+    begin, peak = time.monotonic(), 0
+    job_id = shop.submit(ExtractRequest.model_validate(body), name)
+    shop.plan()
+    while (job := shop.store.job(job_id)).state not in ENDED:
+        if not is_alive() or time.monotonic() - begin > JOB_TIMEOUT_S:
+            raise RuntimeError(f"job {name} is still {job.state}")
+        if job.progress.plan_done and job.progress.units_done == job.progress.units_planned:
+            shop.publish()
+        peak = max(peak, resident_bytes())
+        time.sleep(POLL_S)
+    if job.state != JobState.COMPLETED or job.progress.samples_written != count:
+        raise RuntimeError(f"job {name} ended as {job.state}: {job.problem or job.progress}")
+    return peak
+
+
+def samples(seed: str, count: int) -> Iterator[dict[str, object]]:
+    """Yield samples of random token ids."""
+    draw = random.Random(seed)
+    for number in range(count):
+        length = draw.randint(KIND.shortest, KIND.longest)
+        yield {"id": str(number), "token_ids": draw.choices(range(TARGET.vocab_size), k=length)}
+
+
+def resident_bytes() -> int:
+    """Return the resident bytes of this process and its children."""
+    total = 0
+    for process in tree(os.getpid()):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            total += process.memory_info().rss
+    return total
+
+
+def report(jobs: dict[str, Shares]) -> str:
+    """Return a table with a column for each job."""
+    checks = sorted({check for job in jobs.values() for check in job.checks})
+    lines = [
+        ["tokens", *(str(job.tokens) for job in jobs.values())],
+        ["steps", *(str(job.steps) for job in jobs.values())],
+        ["tokens/s", *(f"{job.tokens / job.seconds:.0f}" for job in jobs.values())],
+        ["peak RSS GB", *(f"{job.peak_rss_bytes / 1e9:.2f}" for job in jobs.values())],
+        ["engine idle", *(f"{job.idle:.2%}" for job in jobs.values())],
+        ["longest wait ms", *(f"{max(job.longest_s, default=0) * 1e3:.0f}" for job in jobs.values())],
+        ["all checks, of the cores' seconds", *(f"{sum(job.checks.values()):.3%}" for job in jobs.values())],
+        *([check, *(f"{job.checks.get(check, 0):.3%}" for job in jobs.values())] for check in checks),
+    ]
+    return markdown(["job", *jobs], lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, say it, keep it if asked to; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.job", description=__doc__)
-    parser.add_argument("--samples", type=int, default=SAMPLES, help=f"default: {SAMPLES}")
-    parser.add_argument("--save", action="store_true", help=f"keep the figures in {RESULTS.name}/job.json")
-    told = parser.parse_args(arguments)
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
+    """Measure, print the table, keep the figures if asked to; return the exit status."""
+    parser = command_line("benchmarks.job", __doc__, save="job")
+    parser.add_argument("--samples", type=positive, default=SAMPLES, help=f"default: {SAMPLES}")
+    parser.add_argument("--long", action="store_true", help=f"a job of {TIMES} times the samples as well")
+    options = parser.parse_args(arguments)
+    set_environment()
     with tempfile.TemporaryDirectory(prefix="quarry-job-") as folder:
         facts = machine_facts(Path(folder))
-        found = measure(Path(folder), told.samples)
-    print("\n".join(report(name, of_job) for name, of_job in found.items()))
-    if told.save:
-        jobs = {name: asdict(of_job) for name, of_job in found.items()}
-        kept = {"machine": facts, "samples": told.samples, "small_units": UNITS, "jobs": jobs}
-        RESULTS.joinpath("job.json").write_text(json.dumps(kept, indent=1) + "\n")
+        jobs = measure(Path(folder), options.samples, long=options.long)
+    print(report(jobs))
+    kept = {
+        "command": command("benchmarks.job", options),
+        "machine": facts,
+        "samples": options.samples,
+        "small_units": UNITS,
+        "jobs": {name: asdict(job) for name, job in jobs.items()},
+    }
+    keep(options.save, kept)
     return 0
 
 

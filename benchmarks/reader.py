@@ -20,11 +20,10 @@ from typing import Any
 
 import torch
 
+from benchmarks.harness import Spread, markdown, paired, shuffled_rounds, spread
 from benchmarks.machine import machine_facts
 from benchmarks.reader_dataset import Shape, write_dataset
 from benchmarks.reader_turns import ExportBench, ReadBench, Turn, one_layer_share
-from benchmarks.summary import Spread, paired, shuffled_rounds, spread
-from benchmarks.table import markdown, ratio
 from benchmarks.trainers import TRAINERS
 from service.export.options import Algorithm, ExportOptions, FormatName
 from service.export.run import export
@@ -96,7 +95,7 @@ def report(found: Mapping[str, dict[str, dict[str, Any]]], bases: Mapping[str, s
                 f"{one['gb_per_s']['median']:.2f}",
                 f"{one['rows_per_s']['median']:.0f}",
                 f"{one['cpu_s_per_gb']['median']:.2f}",
-                ratio(Spread(**one[f"ratio_to_{base}"])),
+                str(Spread(**one[f"ratio_to_{base}"])),
             ]
             for kind, one in kinds.items()
         ]

@@ -1,25 +1,22 @@
-"""Turns the rounds into the report: figures of each row, two tables, and what each row counts. Pure.
+"""Turns the rounds of `benchmarks.bench` into figures and tables. Pure.
 
-GB is 10^9 bytes. Ratios of rates are above 1 where the row is faster than its base.
+GB are 10^9 bytes. Ratios of rates are above 1 where the row is faster than its base.
 """
 
-import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from benchmarks.catalog import PLAIN, ROWS
-from benchmarks.stages import STAGES
-from benchmarks.summary import Spread, paired, spread
-from benchmarks.table import gigabytes, markdown, ratio
-from benchmarks.turns import EngineTurn, WriterTurn
+from benchmarks.harness import Spread, markdown, paired, spread
+from benchmarks.meter import STAGES
 
 WRITER_ROWS = {
     "write-fsync": "write() + fsync()",
-    "quarry": "Quarry's writer, sealed [a]",
-    "quarry-unchecked": "the same without the checks [b]",
-    "write-fsync-alone": "write() + fsync(), one thread [c]",
-    "quarry-alone": "Quarry's writer, one thread [c]",
-    "write": "write() alone [d]",
+    "quarry": "Quarry's writer, sealed",
+    "quarry-unchecked": "the same without the checks",
+    "write-fsync-alone": "write() + fsync(), one thread",
+    "quarry-alone": "Quarry's writer, one thread",
+    "write": "write() alone",
 }
 WRITER_BASES = {
     "quarry": "write-fsync",
@@ -28,30 +25,36 @@ WRITER_BASES = {
 }
 """What a writer row is compared with: the plain way to the same promise."""
 
-CHECKED_ROWS = {
-    "unwitnessed": "The drain's checks",
-    "unproven": "These, and the engine's likeliest tokens",
-    "quarry": "All checks",
-}
-"""The rows whose checks can be told apart, each with one more than the one before."""
 
-WRITER_NOTES = (
-    "Two threads on one core, each with a file of its own, as in an engine: while one waits for the disk, "
-    "the other has the core.",
-    "[a] From the first row in the pool to the sealed file: checks, xxh3, Parquet, O_DIRECT, fsync, rename, "
-    "fsync of the folder. Its base is write() + fsync().",
-    "[b] The values are not looked at; the checksums of layers and file are taken. The same base.",
-    "[c] One thread with one file: it waits for the disk, and nobody has the core meanwhile. The base of the "
-    "second is the first.",
-    "[d] The speed of the page cache: nothing is on the disk yet.",
-)
+@dataclass(frozen=True, slots=True)
+class EngineTurn:
+    """An engine row's round. Peak memory is of the whole process tree, weights and caches included.
+
+    `stages` are CPU seconds by who used them (`benchmarks.meter`).
+    """
+
+    seconds: float
+    cpu_s: float
+    peak_rss_bytes: int
+    files: int
+    bytes: int
+    stages: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class WriterTurn:
+    """A writer row's round: seconds, CPU seconds, and the bytes of the states alone, equal for every row."""
+
+    seconds: float
+    cpu_s: float
+    bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class EngineFigures:
     """One engine row over all rounds. Ratios are to plain prefill, round by round, but for `best_ratio`.
 
-    A GB is of the round's states, whatever the row makes of them; rows that store none have the same divisor.
+    A GB is of the round's states, whatever the row stores of them.
     """
 
     tokens_per_s: Spread
@@ -91,141 +94,96 @@ def engine_figures(
     plain_rates = [num_tokens / turn.seconds for turn in turns[PLAIN]]
     plain_cpu_s = [turn.cpu_s for turn in turns[PLAIN]]
     figures = {}
-    for kind, of_kind in turns.items():
-        rates = [num_tokens / turn.seconds for turn in of_kind]
-        cpu_s = [turn.cpu_s for turn in of_kind]
-        figures[kind] = EngineFigures(
+    for row, of_row in turns.items():
+        rates = [num_tokens / turn.seconds for turn in of_row]
+        cpu_s = [turn.cpu_s for turn in of_row]
+        figures[row] = EngineFigures(
             tokens_per_s=spread(rates),
             ratio=paired(rates, plain_rates),
             best_ratio=max(rates) / max(plain_rates),
             cpu_s_per_gb=spread(used * 1e9 / state_bytes for used in cpu_s),
             cpu_ratio=paired(cpu_s, plain_cpu_s),
-            bytes=max(turn.bytes for turn in of_kind),
-            files=max(turn.files for turn in of_kind),
-            peak_rss_bytes=max(turn.peak_rss_bytes for turn in of_kind),
+            bytes=max(turn.bytes for turn in of_row),
+            files=max(turn.files for turn in of_row),
+            peak_rss_bytes=max(turn.peak_rss_bytes for turn in of_row),
         )
     return figures
 
 
-def checks_cost(turns: Mapping[str, Sequence[EngineTurn]]) -> dict[str, ChecksCost]:
-    """Compare each row that has checks to the row without, round by round."""
-    base = turns["unchecked"]
-    return {
-        row: ChecksCost(
-            seconds_ratio=paired([turn.seconds for turn in turns[row]], [turn.seconds for turn in base]),
-            cpu_ratio=paired([turn.cpu_s for turn in turns[row]], [turn.cpu_s for turn in base]),
-        )
-        for row in CHECKED_ROWS
-        if row in turns
-    }
-
-
-def checks_lines(costs: Mapping[str, ChecksCost]) -> str:
-    """Return a sentence a row on what its checks cost."""
-    return "\n".join(
-        f"{CHECKED_ROWS[row]}: {ratio(cost.seconds_ratio)} of the time without checks, "
-        f"{ratio(cost.cpu_ratio)} of the CPU seconds."
-        for row, cost in costs.items()
+def checks_cost(turns: Mapping[str, Sequence[EngineTurn]]) -> ChecksCost:
+    """Compare Quarry with all checks to Quarry without, round by round."""
+    checked, unchecked = turns["quarry"], turns["unchecked"]
+    return ChecksCost(
+        seconds_ratio=paired([turn.seconds for turn in checked], [turn.seconds for turn in unchecked]),
+        cpu_ratio=paired([turn.cpu_s for turn in checked], [turn.cpu_s for turn in unchecked]),
     )
 
 
+def checks_line(cost: ChecksCost) -> str:
+    """Return the sentence on what the checks cost."""
+    time, cpu = cost.seconds_ratio, cost.cpu_ratio
+    return f"All checks: {time} of the time without checks, {cpu} of the CPU seconds."
+
+
 def against_peers(turns: Mapping[str, Sequence[EngineTurn]]) -> dict[str, Spread]:
-    """Return Quarry's tokens/s, to disk, in units of each peer row's, round by round."""
+    """Return Quarry's tokens/s in units of each peer row's, round by round."""
     ours = [1 / turn.seconds for turn in turns["quarry"]]
     return {row: paired(ours, [1 / turn.seconds for turn in turns[row]]) for row in turns if ROWS[row].peer}
 
 
 def peers_line(ratios: Mapping[str, Spread]) -> str:
     """Return the sentence on Quarry and its peers."""
-    said = ", ".join(f"{ratio(figure)} of {row}" for row, figure in ratios.items())
-    return f"Quarry's tokens/s, to disk: {said}."
+    return f"Quarry's tokens/s: {', '.join(f'{figure} of {row}' for row, figure in ratios.items())}."
 
 
 def writer_figures(turns: Mapping[str, Sequence[WriterTurn]]) -> dict[str, WriterFigures]:
     """Sum up the rounds. Raises ValueError for unequal numbers of rounds."""
-    rates = {kind: [turn.bytes / 1e9 / turn.seconds for turn in of_kind] for kind, of_kind in turns.items()}
+    rates = {row: [turn.bytes / 1e9 / turn.seconds for turn in of_row] for row, of_row in turns.items()}
     return {
-        kind: WriterFigures(
-            gb_per_s=spread(rates[kind]),
-            ratio=paired(rates[kind], rates[WRITER_BASES.get(kind, kind)]),
-            cpu_s_per_gb=spread(turn.cpu_s * 1e9 / turn.bytes for turn in of_kind),
+        row: WriterFigures(
+            gb_per_s=spread(rates[row]),
+            ratio=paired(rates[row], rates[WRITER_BASES.get(row, row)]),
+            cpu_s_per_gb=spread(turn.cpu_s * 1e9 / turn.bytes for turn in of_row),
         )
-        for kind, of_kind in turns.items()
+        for row, of_row in turns.items()
     }
 
 
-def header(facts: Mapping[str, str | int | float], command: str) -> str:
-    """Return the report's head: the command and the machine."""
-    return "\n".join([f"$ {command}", *(f"  {name}: {value}" for name, value in facts.items())])
-
-
-def engine_table(figures: Mapping[str, EngineFigures], workload: str, command: str) -> str:
-    """Return the engine part of the report."""
-    headers = [
-        "engine row",
-        "tokens/s median",
-        "best",
-        "/ plain: median (range)",
-        "best",
-        "CPU-s/GB of states median",
-        "least",
-        "/ plain: median (range)",
-        "GB stored",
-        "files",
-        "peak RSS GB",
-    ]
+def engine_table(figures: Mapping[str, EngineFigures]) -> str:
+    """Return the table of the engine rows."""
+    headers = ["engine row", "tokens/s", "/ plain", "best / best", "CPU-s/GB", "/ plain"]
     rows = [
         [
-            f"{ROWS[kind].label} [{number}]",
-            f"{of_kind.tokens_per_s.median:.0f}",
-            f"{of_kind.tokens_per_s.high:.0f}",
-            ratio(of_kind.ratio),
-            f"{of_kind.best_ratio:.2f}",
-            f"{of_kind.cpu_s_per_gb.median:.1f}",
-            f"{of_kind.cpu_s_per_gb.low:.1f}",
-            ratio(of_kind.cpu_ratio),
-            gigabytes(of_kind.bytes),
-            str(of_kind.files),
-            gigabytes(of_kind.peak_rss_bytes),
+            ROWS[row].label,
+            f"{of_row.tokens_per_s.median:.0f}",
+            str(of_row.ratio),
+            f"{of_row.best_ratio:.2f}",
+            f"{of_row.cpu_s_per_gb.median:.1f}",
+            str(of_row.cpu_ratio),
+            f"{of_row.bytes / 1e9:.2f}",
+            str(of_row.files),
+            f"{of_row.peak_rss_bytes / 1e9:.2f}",
         ]
-        for number, (kind, of_kind) in enumerate(figures.items(), start=1)
+        for row, of_row in figures.items()
     ]
-    notes = [f"[{number}] {ROWS[kind].note}" for number, kind in enumerate(figures, start=1)]
-    return "\n".join(["", f"$ {command}", workload, "", markdown(headers, rows), *_notes(notes)])
+    return markdown([*headers, "GB stored", "files", "peak RSS GB"], rows)
 
 
 def stages_table(turns: Mapping[str, Sequence[EngineTurn]], cores: int) -> str:
     """Return whose the cores' seconds were, in shares of all of them: medians of the rounds."""
-    rows = [
-        [
-            ROWS[kind].label,
-            *(
-                f"{spread(turn.stages[stage] / turn.seconds / cores for turn in of_kind).median:.0%}"
-                for stage in STAGES
-            ),
+    rows = []
+    for row, of_row in turns.items():
+        shares = [
+            spread(turn.stages[stage] / turn.seconds / cores for turn in of_row).median for stage in STAGES
         ]
-        for kind, of_kind in turns.items()
-    ]
-    return "\n".join(["", markdown(["of the cores' seconds", *STAGES], rows), ""])
+        rows.append([ROWS[row].label, *(f"{share:.0%}" for share in shares)])
+    return markdown(["of the cores' seconds", *STAGES], rows)
 
 
-def writer_table(figures: Mapping[str, WriterFigures], workload: str, command: str) -> str:
-    """Return the writer part of the report."""
-    headers = ["writer row", "GB/s median", "best", "/ base: median (range)", "CPU-s/GB median", "least"]
+def writer_table(figures: Mapping[str, WriterFigures]) -> str:
+    """Return the table of the writer rows."""
     rows = [
-        [
-            label,
-            f"{of_kind.gb_per_s.median:.2f}",
-            f"{of_kind.gb_per_s.high:.2f}",
-            ratio(of_kind.ratio),
-            f"{of_kind.cpu_s_per_gb.median:.2f}",
-            f"{of_kind.cpu_s_per_gb.low:.2f}",
-        ]
-        for kind, label in WRITER_ROWS.items()
-        for of_kind in [figures[kind]]
+        [WRITER_ROWS[row], str(of_row.gb_per_s), str(of_row.ratio), str(of_row.cpu_s_per_gb)]
+        for row, of_row in figures.items()
     ]
-    return "\n".join(["", f"$ {command}", workload, "", markdown(headers, rows), *_notes(WRITER_NOTES)])
-
-
-def _notes(notes: Sequence[str]) -> list[str]:
-    return ["", *(textwrap.fill(note, 110, subsequent_indent="    ") for note in notes), ""]
+    return markdown(["writer row", "GB/s", "/ base", "CPU-s/GB"], rows)

@@ -17,7 +17,7 @@ from unittest.mock import patch
 import torch
 
 from benchmarks.no_checks import NoChecks, refuse_nothing
-from benchmarks.turns import WriterTurn
+from benchmarks.report import WriterTurn
 from connector import shards
 from connector.pool import HostPool, Slab
 from connector.repeats import RepeatCheck

@@ -25,8 +25,8 @@ from safetensors import SafetensorError, safe_open
 from benchmarks.gpu_engine.cases import SPEED_SHAPE, TINY_SPEED_SHAPE
 from benchmarks.gpu_engine.engines import Capture, Engine, RunFailed, spec_of, without_capture
 from benchmarks.gpu_engine.models import write_model
+from benchmarks.harness import paired, shuffled_rounds, spread
 from benchmarks.meter import TreeMeter
-from benchmarks.summary import paired, shuffled_rounds, spread
 from connector.wire import RowRef
 from schemas.names import job_id_from_key
 from schemas.receipts import OpenUnit, UnitKey

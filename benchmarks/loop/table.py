@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
+from benchmarks.harness import markdown
 from benchmarks.loop.serve import Acceptance
 from benchmarks.loop.states import Difference, FileDifference
-from benchmarks.table import markdown
 
 OURS = "quarry"
 PEER = "speculators"

@@ -28,12 +28,11 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """What an engine is given: its work, the target's weights, a folder of its own on disk, one in memory."""
+    """What an engine is given: its work, the target's weights, and a folder of its own."""
 
     work: Workload
     weights: Path
     folder: Path
-    ram: Path
     eager: bool = False
 
     def spec(self) -> EngineSpec:
@@ -130,7 +129,7 @@ async def run_within(
 
 
 def removed(folder: Path, pattern: str) -> Written:
-    """Delete `folder`, a link's target if it is one, and return what stood in the files of `pattern`."""
+    """Delete `folder` and return what was in the files of `pattern`."""
     sizes = [path.stat().st_size for path in folder.glob(pattern)]
-    shutil.rmtree(folder.resolve())
+    shutil.rmtree(folder)
     return Written(len(sizes), sum(sizes))

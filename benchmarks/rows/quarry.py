@@ -7,7 +7,6 @@ import asyncio
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
 
 from benchmarks.rows.contract import RowFailed, Site, Written, removed, run_within
 from connector.wire import RowRef
@@ -24,29 +23,22 @@ from service.proof.checks import check_unit
 from service.proof.head import Head
 from tests.support.plans import identity, order, write_plan
 
-Steps = Literal["captured", "witnessed", "proven"]
-"""How far a row goes: the unit's receipt; the engine asked for what the last states are held against as well;
-and the sealed unit held against it and its plan."""
-
 
 class QuarryEngine:
-    """vLLM with our connector; its rows differ in where and how a job's files lie, or in their checks."""
+    """vLLM with our connector; its rows differ in how the states are stored."""
 
     engine_class = VllmEngine
 
     def __init__(self, site: Site) -> None:
-        """Put the RAM disk's job behind a link, so that one engine serves both places."""
+        """Serve the states as they are and both compressions."""
         self.site, self.settings = site, site.settings()
         self.link = EngineLink()
         self.engine = self.engine_class()
         self.head = Head.load(site.weights, "bfloat16")
         self.rows: Mapping[str, QuarryRow] = {
             "quarry": QuarryRow("quarry", self),
-            "quarry-ram": QuarryRow("quarry-ram", self, in_ram=True),
             "quarry-planes": QuarryRow("quarry-planes", self, compression="planes"),
             "quarry-fp8": QuarryRow("quarry-fp8", self, compression="fp8"),
-            "unproven": QuarryRow("unproven", self, steps="witnessed"),
-            "unwitnessed": QuarryRow("unwitnessed", self, steps="captured"),
         }
 
     async def start(self) -> None:
@@ -68,15 +60,13 @@ class QuarryRow:
         name: str,
         host: QuarryEngine,
         *,
-        in_ram: bool = False,
         compression: Compression = "none",
-        steps: Steps = "proven",
+        proven: bool = True,
     ) -> None:
-        """Run on `host`; the job is named for the row."""
+        """Run on `host`; the job is named for the row. One that is not `proven` ends with the receipt."""
         self._name, self._host = name, host
-        self._steps = steps
+        self._proven = proven
         self._job = job_id_from_key(f"bench {name}")
-        self._in_ram = in_ram
         target, generate = host.site.work.target, host.site.generate()
         self._about = identity(
             layer_ids=target.layer_ids,
@@ -94,11 +84,6 @@ class QuarryRow:
 
     async def prepare(self, turn: int) -> None:
         """Write the plans of the round's units, as the planner would have done long before."""
-        if self._in_ram:
-            place = self._host.site.ram / self._job
-            place.mkdir(parents=True)
-            self._folder.parent.mkdir(parents=True, exist_ok=True)
-            self._folder.symlink_to(place.resolve(), target_is_directory=True)
         units = self._host.site.work.units(self._name, turn)
         self._units = [
             (self._told(turn * len(units) + place, len(rows)), rows) for place, rows in enumerate(units)
@@ -120,8 +105,6 @@ class QuarryRow:
     async def clean(self) -> Written:
         """Delete the round's plans, shards and indexes; only shards count."""
         written = removed(self._folder, "attempts/*/train-*.parquet")
-        if self._in_ram:
-            self._folder.unlink()
         if written.files != len(self._units):
             raise RowFailed(f"{written.files} shards were written for {len(self._units)} units")
         return written
@@ -144,7 +127,7 @@ class QuarryRow:
                 f"{self._job}-{key.unit}-{row}",
                 ids,
                 RowRef(key, row, len(ids)),
-                witness=self._steps != "captured",
+                witness=self._proven,
                 generate=host.site.generate(),
             )
             for row, ids in enumerate(rows)
@@ -167,7 +150,7 @@ class QuarryRow:
             row: len(ids) + extra for row, ids in enumerate(rows)
         }:
             raise RowFailed(f"unit {key.unit} holds other lengths than were asked for")
-        if self._steps == "proven":
+        if self._proven:
             await asyncio.to_thread(self._prove, receipt, witnesses)
 
     def _prove(self, receipt: UnitSealed, witnesses: Mapping[int, Witness]) -> None:
@@ -197,6 +180,6 @@ class UncheckedEngine(QuarryEngine):
     engine_class = _Unchecked
 
     def __init__(self, site: Site) -> None:
-        """Load the connector whose rows are not checked; to disk alone."""
+        """Load the connector whose rows are not checked."""
         super().__init__(site)
-        self.rows = {"unchecked": QuarryRow("unchecked", self, steps="captured")}
+        self.rows = {"unchecked": QuarryRow("unchecked", self, proven=False)}

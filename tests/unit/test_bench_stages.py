@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.stages import CORE, FRONT, WORKER, WRITERS, between, stage_of
+from benchmarks.meter import CORE, FRONT, WORKER, WRITERS, between, stage_of
 
 
 @pytest.mark.parametrize(
