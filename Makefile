@@ -7,10 +7,10 @@ INSTALL_LOG := .venv/install.log
 TRAINERS := .cache/trainers/installed
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: help install fmt lint test test-all demo crash crash-all mutants loop bench soak architectures healthy lock compat clean
+.PHONY: help install fmt lint test test-all demo crash crash-all mutants loop bench gpu soak architectures healthy lock compat clean
 
 help:
-	@echo "make install | fmt | lint | test | test-all | demo | crash | crash-all | mutants | loop | bench | soak | architectures | healthy | lock | compat | clean"
+	@echo "make install | fmt | lint | test | test-all | demo | crash | crash-all | mutants | loop | bench | gpu | soak | architectures | healthy | lock | compat | clean"
 
 install: $(INSTALLED)
 
@@ -81,6 +81,11 @@ bench: install $(TRAINERS)
 	$(BIN)/python -m benchmarks.bench
 	$(BIN)/python -m benchmarks.bench --rows capture quarry unchecked --prompts 64 --units 4 --only engines
 	$(BIN)/python -m benchmarks.job
+
+# On a machine with a CUDA GPU: the gather's bytes, and what the drain costs. PYTHON must have torch
+# for it, which .venv has not.
+gpu:
+	@$(PYTHON) -m benchmarks.gpu
 
 # Ten times the samples: as fast, and in the same memory?
 soak: install

@@ -1,43 +1,44 @@
 """The parts of the GPU benchmark that no GPU is needed for."""
 
+import importlib
 import math
+import sys
 
 import pytest
+import torch
 
-from benchmarks.gpu_cache import NUM_SLOTS, TOKEN_BYTES, Request, random_requests
-from benchmarks.gpu_report import base_of, figures, table
-from benchmarks.gpu_turns import Drain, GpuTurn
+from benchmarks.gpu.__main__ import parts_of
+from benchmarks.gpu.cache import NUM_SLOTS, TOKEN_BYTES, Request, random_requests
+from benchmarks.gpu.check import WrongBytes, compare
+from benchmarks.gpu.drain import MODEL, PINNED, QUARRY, SHARE, STEP, figures, table
+from benchmarks.gpu.turns import Drain, Turn
+from benchmarks.gpu.ways import Flight
+from connector.gather import CpuGather
 
-
-class Landing:
-    """A flight that is done when told so."""
-
-    def __init__(self, request, landed):
-        self.request, self._landed = request, landed
-        self.is_done = False
-
-    def done(self):
-        return self.is_done
-
-    def end(self):
-        self._landed.append(self.request)
+ABSENT = ("vllm", "transformers", "pyarrow", "pydantic", "safetensors", "xxhash")
+"""What a machine may lack that measures the bytes and the drain alone."""
 
 
 class RoomFor:
-    """A way with room for a number of requests."""
+    """A way with room for a number of requests, whose copies are done when the test says so."""
 
     def __init__(self, room):
-        self.room, self.flights, self.landed = room, [], []
+        self.room, self.flights, self.done, self.landed = room, [], set(), []
 
     def start(self, requests):
-        started = [Landing(request, self.landed) for request in list(requests)[: self.room]]
+        started = [self.flight(request) for request in list(requests)[: self.room]]
         self.room -= len(started)
         self.flights += started
         return started
 
+    def flight(self, request):
+        return Flight(
+            request, torch.empty(0), lambda: request in self.done, lambda: self.landed.append(request)
+        )
+
 
 def turn(num_bytes, seconds, step_s=0.0):
-    return GpuTurn(
+    return Turn(
         seconds=seconds,
         bytes=num_bytes,
         requests=2,
@@ -64,10 +65,10 @@ def test_a_drain_starts_what_has_room_and_lands_in_order():
     drain = Drain(way, requests)
     drain.start(math.inf)
     assert (drain.requests, len(way.flights)) == (2, 2)
-    way.flights[1].is_done = True
+    way.done.add(requests[1])
     drain.finish()
     assert way.landed == []
-    way.flights[0].is_done = True
+    way.done.add(requests[0])
     drain.finish()
     assert way.landed == requests[:2]
     assert drain.bytes == 20 * TOKEN_BYTES
@@ -88,19 +89,49 @@ def test_a_drain_admits_no_more_tokens_than_the_model_finished():
 
 def test_ratios_are_taken_within_a_round():
     turns = {
-        "model alone": [turn(0, 1.0, step_s=2.0), turn(0, 1.0, step_s=4.0)],
-        "pinned copy": [turn(100, 1.0, step_s=2.0), turn(100, 2.0, step_s=4.0)],
-        "Quarry": [turn(90, 1.0, step_s=3.0), turn(80, 2.0, step_s=6.0)],
+        PINNED: [turn(100, 1.0, step_s=2.0), turn(100, 2.0, step_s=4.0)],
+        MODEL: [turn(0, 1.0, step_s=2.0), turn(0, 1.0, step_s=4.0)],
+        QUARRY: [turn(90, 1.0, step_s=3.0), turn(80, 2.0, step_s=6.0)],
     }
     of_cell = figures(turns)
-    assert base_of(turns) == "pinned copy"
-    assert (of_cell["Quarry"].of_base.low, of_cell["Quarry"].of_base.high) == (0.8, 0.9)
-    assert of_cell["Quarry"].step_ratio is not None
-    assert of_cell["Quarry"].step_ratio.median == 1.5
-    assert of_cell["Quarry"].device_allocations.median == 4.0
-    assert "| 0.85 (0.80..0.90) |" in table(of_cell)
+    ours = of_cell[QUARRY]
+    assert (ours[SHARE].low, ours[SHARE].high) == (0.8, 0.9)
+    assert ours[STEP].median == 1.5
+    assert ours["device allocations a request"].median == 4.0
+    assert " 0.85 (0.80..0.90) |" in table(of_cell)
+    assert STEP not in figures({PINNED: turns[PINNED]})[PINNED]
 
 
 def test_a_cache_too_small_for_the_requests_is_named():
     with pytest.raises(ValueError, match="--cache-gib"):
         random_requests("long", 2 * 8192 * TOKEN_BYTES, 600, seed=0)
+
+
+def test_a_copy_is_compared_as_bytes_and_by_its_sums():
+    cache = torch.zeros(4, 3, NUM_SLOTS, 8, dtype=torch.bfloat16)
+    out = torch.empty(3, 20, 8, dtype=torch.bfloat16)
+    (copy,) = CpuGather(cache).start([((2, 1), out)])
+    wanted = torch.zeros_like(out)
+    flight = Flight(Request((2, 1), 20), out, copy.done, lambda: None, copy.sums)
+    compare(flight, wanted, "equal")
+    with pytest.raises(WrongBytes, match="sums on the device"):
+        copy.sums()[1, 19] += 1
+        compare(flight, wanted, "another sum")
+    out[2, 19, 7] = -0.0
+    with pytest.raises(WrongBytes, match="differs from the cache"):
+        compare(flight, wanted, "an equal number of other bits")
+
+
+def test_no_drain_is_measured_before_its_bytes_were_checked():
+    assert parts_of(["drain"]) == ["bytes", "drain"]
+
+
+def test_the_parts_without_an_engine_need_torch_numpy_and_psutil_alone(monkeypatch):
+    ours = [name for name in sys.modules if name.startswith(("benchmarks", "connector", "schemas", "tests"))]
+    for name in ours:
+        monkeypatch.delitem(sys.modules, name)
+    for name in ABSENT:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ImportError):
+        importlib.import_module("connector.wire")
+    importlib.import_module("benchmarks.gpu.__main__")

@@ -1,4 +1,4 @@
-"""The gather on the CPU. What the CUDA gather copies is checked, byte by byte, by `benchmarks.gpu_drain`."""
+"""The gather on the CPU. What the CUDA gather copies is checked, byte by byte, by `benchmarks.gpu`."""
 
 import numpy as np
 import pytest

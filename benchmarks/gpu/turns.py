@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.gpu_cache import Request
-from benchmarks.gpu_ways import Flight, Way
+from benchmarks.gpu.cache import Request
+from benchmarks.gpu.ways import Flight, Way
 
 STEP_TOKENS = 8192
 """Tokens a step of the model."""
@@ -23,7 +23,7 @@ POLL_S = 50e-6
 
 
 @dataclass(frozen=True, slots=True)
-class GpuTurn:
+class Turn:
     """What one way did in one turn.
 
     `start_s` is what the host spent on starting requests, `step_s` a step of the model on the device (0
@@ -120,7 +120,7 @@ class Drain:
             self.start(0)
 
 
-def drain_alone(way: Way, requests: Iterable[Request]) -> GpuTurn:
+def drain_alone(way: Way, requests: Iterable[Request]) -> Turn:
     """Drain `requests` as fast as it goes, with nothing else on the device."""
     drain = Drain(way, requests)
     counter = _Counter()
@@ -129,7 +129,7 @@ def drain_alone(way: Way, requests: Iterable[Request]) -> GpuTurn:
     return counter.turn(drain, 0.0)
 
 
-def drain_beside(way: Way, requests: Iterable[Request], model: Model, beside: Beside) -> GpuTurn:
+def drain_beside(way: Way, requests: Iterable[Request], model: Model, beside: Beside) -> Turn:
     """Drain requests, over and over, while the model runs.
 
     Like an engine that schedules ahead, the host is one step before the device.
@@ -161,10 +161,10 @@ class _Counter:
         self._device, self._pinned = _allocations()
         self._begin = time.perf_counter()
 
-    def turn(self, drain: Drain, step_s: float) -> GpuTurn:
+    def turn(self, drain: Drain, step_s: float) -> Turn:
         seconds = time.perf_counter() - self._begin
         device, pinned = _allocations()
-        return GpuTurn(
+        return Turn(
             seconds=seconds,
             bytes=drain.bytes,
             requests=drain.requests,

@@ -68,13 +68,6 @@ def random_requests(lengths: str, num_bytes: int, num_blocks: int, seed: int) ->
     return requests
 
 
-def token_ids(request: Request) -> list[int]:
-    """Return ids for the request's tokens: the same states are always of the same token."""
-    slots = np.asarray(request.block_ids)[:, None] * NUM_SLOTS + np.arange(NUM_SLOTS)
-    ids: list[int] = slots.reshape(-1)[: request.num_tokens].tolist()
-    return ids
-
-
 def states_LTH(cache_BLSH: torch.Tensor, request: Request) -> torch.Tensor:
     """Return the request's states on the host, one block after the other: what every copy must equal."""
     blocks = [cache_BLSH[block].cpu() for block in request.block_ids]

@@ -1,0 +1,1 @@
+"""Quarry on a CUDA GPU: `python -m benchmarks.gpu`."""

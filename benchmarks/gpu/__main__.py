@@ -1,0 +1,114 @@
+"""Quarry on a CUDA GPU: are the bytes right, and what does the GPU pay for them?
+
+Every part is a process of its own: one that dies takes no other's figures with it. What it found is saved as
+soon as it ends.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from benchmarks.gpu.check import check_bytes
+from benchmarks.gpu.drain import measure_drain
+from benchmarks.harness import positive, say
+from benchmarks.machine import machine_facts
+
+PARTS = ("bytes", "drain")
+ROUNDS = 5
+LOG_TAIL_LINES = 20
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the chosen parts and keep their figures; return 1 if one of them failed."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    options = parsed(given)
+    if options.child is not None:
+        options.save.write_text(json.dumps(run_part(options.child, options)))
+        return 0
+    if not torch.cuda.is_available():
+        print("the parts bytes and drain need a CUDA device", file=sys.stderr)
+        return 2
+    options.save.parent.mkdir(parents=True, exist_ok=True)
+    result: dict[str, object] = {
+        "command": " ".join(["python -m benchmarks.gpu", *given]),
+        "machine": machine_facts(options.save.parent) | gpu_facts(),
+    }
+    failed = False
+    for part in parts_of(options.parts):
+        figures = run_process(part, given, options)
+        result[part] = figures
+        options.save.write_text(json.dumps(result, indent=1) + "\n")
+        failed |= "failed" in figures
+        if part == "bytes" and failed:
+            break
+    return int(failed)
+
+
+def parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    """Read the command line; `--child` is what a part's process is given."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
+    add = parser.add_argument
+    add("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to run (default: all)")
+    add("--rounds", type=positive, default=ROUNDS, help=f"rounds of every row (default: {ROUNDS})")
+    add("--cache-gib", type=positive, default=24, help="size of the drain's paged cache (default: 24)")
+    add("--seed", type=int, default=0, help="of the cache, the requests and the order within a round")
+    add("--timeout-s", type=float, default=1800.0, help="how long a part may take")
+    add("--save", type=Path, metavar="FILE", default=Path(".cache/gpu/gpu.json"), help="keeps every round")
+    add("--child", help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+def parts_of(chosen: Sequence[str]) -> list[str]:
+    """Return the parts to run, in order: no drain is measured whose bytes were not checked."""
+    wanted = {*chosen, "bytes"} if "drain" in chosen else set(chosen)
+    return [part for part in PARTS if part in wanted]
+
+
+def run_part(part: str, options: argparse.Namespace) -> dict[str, object]:
+    """Run a part in this process."""
+    if part == "bytes":
+        return {"equal": check_bytes(options.cache_gib * 2**30, options.seed)}
+    return measure_drain(options.cache_gib * 2**30, options.seed, options.rounds)
+
+
+def run_process(part: str, given: Sequence[str], options: argparse.Namespace) -> dict[str, object]:
+    """Run a part in a process of its own and return its figures; of one that fails, the end of its log."""
+    figures, log = (options.save.with_name(f"{part}.{ending}") for ending in ("json", "log"))
+    command = [sys.executable, "-m", "benchmarks.gpu", *given, "--save", str(figures), "--child", part]
+    with log.open("wb") as sink:
+        process = subprocess.Popen(command, stderr=sink, start_new_session=True)
+        try:
+            status: int | str = process.wait(options.timeout_s)
+        except subprocess.TimeoutExpired:
+            status = f"none within {options.timeout_s:.0f} s"
+        finally:
+            # An engine that outlives its part would hold the GPU's memory.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    say(f"{part}: exit status {status}")
+    if status != 0:
+        return {"failed": log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]}
+    found: dict[str, object] = json.loads(figures.read_text())
+    return found
+
+
+def gpu_facts() -> dict[str, str | int]:
+    """Return what the driver says of the GPU."""
+    names = ("name", "memory.total", "driver_version", "pcie.link.gen.max", "pcie.link.width.max")
+    query = ["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader,nounits", "--id=0"]
+    answer = subprocess.run(query, check=True, capture_output=True, text=True).stdout.strip().split(", ")
+    keys = ("gpu", "gpu_memory_mib", "driver", "pcie_generation", "pcie_lanes")
+    return {**dict(zip(keys, answer, strict=True)), "cuda": torch.version.cuda or "unknown"}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
