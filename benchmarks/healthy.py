@@ -27,6 +27,7 @@ from service.proof import checks
 from service.proof.head import Head
 from service.proof.logit_check import MOST_SIGMAS, LogitCase, LogitVerdict
 from service.proof.verify import verify_dataset
+from service.store import commits, jobs
 from tests.architectures.recipe import MAX_POSITION, NUM_LAYERS, Recipe
 from tests.architectures.recipes import RECIPES
 from tests.architectures.target import make_target
@@ -141,11 +142,11 @@ def run(recipe: Recipe, count: int, folder: Path) -> Outcome:
 
 def alarms(shop: Shop, job_id: str, target: Path) -> Iterator[str]:
     """Yield everything that a check said."""
-    job = shop.store.job(job_id)
+    job = shop.store.read(jobs.job, job_id)
     if job.problem is not None:
         yield f"{job.problem.type}: {job.problem.detail}"
         return
-    for reject in shop.store.rejects(job_id):
+    for reject in shop.store.read(commits.rejects, job_id):
         yield f"rejected: {reject.reason}: {reject.detail}"
     report = verify_dataset(shop.settings.dataset_dir(job_id), model_folder=target)
     for finding in report.findings:

@@ -42,6 +42,7 @@ from service.capture.loop import Capture
 from service.capture.vllm_engine import VllmEngine
 from service.proof.head import Head
 from service.settings import Settings
+from service.store import jobs
 from tests.support.jobs import ENDED, Shop
 
 TARGET, KIND = TARGETS["compute"], KINDS["typical"]
@@ -216,7 +217,7 @@ def run_job(
     begin, peak = time.monotonic(), 0
     job_id = shop.submit(ExtractRequest.model_validate(body), name)
     shop.plan()
-    while (job := shop.store.job(job_id)).state not in ENDED:
+    while (job := shop.store.read(jobs.job, job_id)).state not in ENDED:
         if not is_alive() or time.monotonic() - begin > JOB_TIMEOUT_S:
             raise RuntimeError(f"job {name} is still {job.state}")
         if job.progress.plan_done and job.progress.units_done == job.progress.units_planned:

@@ -15,7 +15,7 @@ from schemas.job import JobState
 from schemas.names import MAX_UNITS, is_job_id
 from service.errors import NotFound
 from service.settings import Settings
-from service.store import Store, TaskState
+from service.store import Store, TaskState, jobs, units
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ def _listed(folder: Path) -> list[Path]:
 def _sweep_job(store: Store, folder: Path) -> list[Path]:
     attempts = _listed(folder / "attempts")
     try:
-        state = store.state(folder.name)
+        state = store.read(jobs.state, folder.name)
     except NotFound:
         logger.warning("%s belongs to no job of this database: is QUARRY_DATABASE_URL right?", folder)
         return []
@@ -56,7 +56,7 @@ def _sweep_job(store: Store, folder: Path) -> list[Path]:
         return _remove([folder])
     kept = {
         (row.unit, row.epoch)
-        for row in store.units(folder.name)
+        for row in store.read(units.of_job, folder.name)
         if row.state in {TaskState.LEASED, TaskState.DONE}
     }
     lost = []

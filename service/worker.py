@@ -22,7 +22,7 @@ from service.capture.loop import Capture, import_engine
 from service.errors import STORE_AWAY
 from service.lifeline import die_with_parent
 from service.settings import Settings
-from service.store import Store
+from service.store import Store, jobs, migration, tasks
 from service.sweeper import sweep
 from service.work.keeper import Keeper, process_keeper
 
@@ -52,7 +52,7 @@ def run_worker(settings: Settings, *, only_job: str | None = None) -> int:
     with _imported_beside(settings):
         settings.data_dir.mkdir(parents=True, exist_ok=True)
         store = Store(settings.database())
-        store.migrate()
+        store.write(migration.migrate)
         _sweep(store, settings)
         planner = PlannerProcess(settings)
         with process_keeper(settings) as keeper:
@@ -64,7 +64,7 @@ def run_worker(settings: Settings, *, only_job: str | None = None) -> int:
             finally:
                 publisher.stop()
                 planner.stop()
-        state = store.state(only_job) if only_job is not None else None
+        state = store.read(jobs.state, only_job) if only_job is not None else None
         store.close()
     return EXIT_OK if state in {None, JobState.COMPLETED} else EXIT_JOB_NOT_COMPLETE
 
@@ -134,7 +134,7 @@ async def _until_ended(store: Store, job_id: str, stop: asyncio.Event) -> None:
     """Wait for the publisher to end the one job, or for a signal."""
     while not stop.is_set():
         try:
-            state = await asyncio.to_thread(store.state, job_id)
+            state = await asyncio.to_thread(store.read, jobs.state, job_id)
         except STORE_AWAY as error:
             logger.warning("job %s cannot be looked at: %s", job_id, error)
             state = None
@@ -146,7 +146,7 @@ async def _until_ended(store: Store, job_id: str, stop: asyncio.Event) -> None:
 def _release(store: Store, owner: str) -> None:
     """Give back what an owner holds that has ended in order; without a database its leases run out."""
     with suppress(*STORE_AWAY):
-        store.release_owner(owner)
+        store.write(tasks.release_owner, owner)
     store.close()
 
 

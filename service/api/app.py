@@ -16,7 +16,7 @@ from service.api.gate import Gate
 from service.api.metrics import JobMetrics
 from service.api.routes import extract, health, jobs
 from service.settings import Settings
-from service.store import Store
+from service.store import Store, migration
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -31,7 +31,7 @@ def create_app(settings: Settings) -> FastAPI:
         settings.data_dir.mkdir(parents=True, exist_ok=True)
         store = Store(settings.database())
         try:
-            await run_in_threadpool(store.migrate)
+            await run_in_threadpool(store.write, migration.migrate)
             app.state.store = store
             app.state.registry.register(JobMetrics(store))
             yield

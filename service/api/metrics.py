@@ -6,7 +6,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from schemas.job import JobState
-from service.store import Store
+from service.store import Store, jobs
 
 
 class JobMetrics(Collector):
@@ -21,12 +21,12 @@ class JobMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield one gauge for the states, zeros included, and a counter for each total."""
-        counts = self._store.counts()
-        jobs = GaugeMetricFamily("quarry_jobs", "Jobs by state.", labels=["state"])
+        counts = self._store.read(jobs.counts)
+        by_state = GaugeMetricFamily("quarry_jobs", "Jobs by state.", labels=["state"])
         for state in JobState:
-            jobs.add_metric([state.value], counts.get(state, 0))
-        yield jobs
-        totals = self._store.totals()
+            by_state.add_metric([state.value], counts.get(state, 0))
+        yield by_state
+        totals = self._store.read(jobs.totals)
         for name, what, value in (
             ("samples_written", "Samples in committed shards.", totals.samples_written),
             ("samples_rejected", "Samples that are in no shard, with a reason.", totals.samples_rejected),

@@ -10,7 +10,7 @@ from service.api.app import create_app
 from service.api.supervisor import Supervisor
 from service.api.worker_process import stop_grace_s, worker_command
 from service.settings import Settings
-from service.store import Store
+from service.store import Store, migration
 
 EXIT_WORKER_LOST = 4
 """The worker crashed fast again and again; serving on would only take jobs that nobody runs."""
@@ -33,7 +33,9 @@ def serve(settings: Settings, *, with_worker: bool = True) -> int:
     """
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     store = Store(settings.database())
-    store.migrate()  # before the worker looks at it, and before uvicorn would turn an error into a traceback
+    store.write(
+        migration.migrate
+    )  # before the worker looks at it, and before uvicorn would turn an error into a traceback
     store.close()
     server = api_server(
         create_app(settings),

@@ -7,7 +7,7 @@ from fastapi.sse import ServerSentEvent
 from starlette.concurrency import run_in_threadpool
 
 from schemas.job import ENDED_JOB_STATES, JobState
-from service.store import Store
+from service.store import Store, jobs
 
 POLL_S = 0.25
 PAGE_EVENTS = 500
@@ -26,7 +26,7 @@ async def job_events(
     some moment before this call; its events carry every later one.
     """
     while not stopping():
-        page = await run_in_threadpool(store.events, job_id, after=after, limit=PAGE_EVENTS)
+        page = await run_in_threadpool(store.read, jobs.events, job_id, after=after, limit=PAGE_EVENTS)
         for event in page:
             yield ServerSentEvent(raw_data=event.model_dump_json(), event=event.kind, id=str(event.id))
             after, state = event.id, event.state

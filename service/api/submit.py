@@ -6,7 +6,7 @@ from schemas.names import job_id_from_key
 from schemas.request import ExtractRequest
 from service.errors import NotFound
 from service.settings import Settings
-from service.store import JobRow, Store
+from service.store import JobRow, Store, jobs
 
 
 def new_key() -> str:
@@ -27,10 +27,10 @@ def submit(request: ExtractRequest, key: str, store: Store, settings: Settings) 
     """
     job_id = job_id_from_key(key)
     try:
-        store.state(job_id)
+        store.read(jobs.state, job_id)
     except NotFound:
         check(request, settings)
-    return store.submit(job_id, key, request)[0]
+    return store.write(jobs.submit, job_id, key, request)[0]
 
 
 def check(request: ExtractRequest, settings: Settings) -> None:

@@ -35,7 +35,7 @@ from service.proof.canary import States, canary_key, canary_prompts, judge, judg
 from service.proof.head import Head
 from service.proof.reference import Reference, reference_states
 from service.settings import Settings
-from service.store import Store, UnitLease
+from service.store import Store, UnitLease, canaries, jobs
 
 logger = logging.getLogger(__name__)
 
@@ -67,9 +67,7 @@ class Canary(AbstractAsyncContextManager["Canary"]):
         Where these states passed on an engine before, this one's canary has most likely passed too, and the
         reference would be in vain.
         """
-        if self._lease.request.canary == "skip":
-            return
-        if await asyncio.to_thread(self._store.canary, states_key(self._lease.identity)) is not None:
+        if await self._is_skipped() or await self._passed(states_key(self._lease.identity)):
             return
         max_bytes = self._settings.canary_max_bytes
         self._is_early = max_bytes is None
@@ -85,10 +83,8 @@ class Canary(AbstractAsyncContextManager["Canary"]):
         WriteFailed.
         """
         identity, job_id = self._lease.identity, self._lease.key.job_id
-        if self._lease.request.canary == "skip":
-            return
         key = canary_key(session.provenance(job_id, identity))
-        if await asyncio.to_thread(self._store.canary, key) is not None:
+        if await self._is_skipped() or await self._passed(key):
             return
         prompts = canary_prompts(session.head.vocab_size, session.spec.max_model_len - 1)
         reference = self._reference or self._begin(session.spec, prompts, self._settings.canary_max_bytes)
@@ -110,7 +106,14 @@ class Canary(AbstractAsyncContextManager["Canary"]):
             }
         )
         for name in (key, states_key(identity)):
-            await asyncio.to_thread(self._store.record_canary, name, passed.model_dump_json())
+            await asyncio.to_thread(self._store.write, canaries.record, name, passed.model_dump_json())
+
+    async def _is_skipped(self) -> bool:
+        request = await asyncio.to_thread(self._store.read, jobs.request, self._lease.job_id)
+        return request.canary == "skip"
+
+    async def _passed(self, key: str) -> bool:
+        return await asyncio.to_thread(self._store.read, canaries.report, key) is not None
 
     def _begin(
         self,

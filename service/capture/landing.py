@@ -13,7 +13,7 @@ from schemas.names import attempt_dir
 from schemas.receipts import UnitKey
 from service.errors import WriteFailed
 from service.settings import Settings
-from service.store import Store, UnitCommit
+from service.store import Store, UnitCommit, commits
 
 INDEX_FILE = "index.parquet"
 """Name of a unit's index file inside its attempt's folder."""
@@ -49,5 +49,5 @@ def _move(source: Path, dataset: Path, entry: FileEntry | SealedShard) -> None:
 
 def land(store: Store, settings: Settings, job_id: str) -> None:
     """Land every committed unit of a job."""
-    for commit in store.unit_commits(job_id):
+    for commit in store.read(commits.unit_commits, job_id):
         land_unit(settings, commit)

@@ -28,7 +28,7 @@ from service.errors import (
     StoreUnavailable,
 )
 from service.settings import Settings
-from service.store import Store, UnitCommit, UnitLease
+from service.store import Store, UnitCommit, UnitLease, commits, jobs, tasks, units
 from service.work.keeper import Keeper
 from service.work.runner import internal_error
 
@@ -112,7 +112,7 @@ class Capture:
         if self._only_job is None or self._units:
             return False
         try:
-            job = await asyncio.to_thread(self._store.summary, self._only_job)
+            job = await asyncio.to_thread(self._store.read, jobs.summary, self._only_job)
         except STORE_AWAY as error:
             logger.warning("job %s cannot be looked at: %s", self._only_job, error)
             return False
@@ -129,7 +129,8 @@ class Capture:
         session = self._engine.session
         try:
             lease = await asyncio.to_thread(
-                self._store.lease_unit,
+                units.lease,
+                self._store,
                 self._owner,
                 self._settings.lease_s,
                 prefer_job=session.proven_job if session is not None else None,
@@ -195,9 +196,9 @@ class Capture:
 
         async with Canary(lease, self._store, self._settings) as canary:
             if session is None or not fits:
-                if tasks := self._tasks():
-                    await asyncio.wait(tasks)
-                logger.info("starting the engine for %s", lease.request.model)
+                if running := self._tasks():
+                    await asyncio.wait(running)
+                logger.info("starting the engine for %s", lease.identity.model)
                 head = await self._engine.prepare(spec)
                 await canary.begin_early(spec, head)
                 session = await self._engine.start(spec, head)
@@ -236,7 +237,7 @@ class Capture:
             if not session.trusted:
                 raise EngineDied("another unit of this engine got wrong states, or none: this one runs again")
             try:
-                await asyncio.to_thread(self._store.commit_unit, commit, unit.lease)
+                await asyncio.to_thread(self._store.write, commits.commit, commit, unit.lease)
                 break
             except StoreUnavailable as error:
                 if self.stop.is_set():
@@ -275,8 +276,9 @@ class Capture:
         logger.warning("unit %s failed: %s", unit.lease.key, problem.detail)
         while unit.leased:
             try:
+                attempts = self._settings.unit_attempts
                 await asyncio.to_thread(
-                    self._store.fail, unit.lease, problem, error.outcome, self._settings.unit_attempts
+                    self._store.write, tasks.fail, unit.lease, problem, error.outcome, attempts
                 )
                 self._let_go(unit)
             except LeaseLost as lost:
@@ -301,20 +303,20 @@ class Capture:
                 task.cancel()
 
     async def _drain(self) -> None:
-        if tasks := self._tasks():
-            await asyncio.wait(tasks, timeout=self._settings.drain_s)
+        if running := self._tasks():
+            await asyncio.wait(running, timeout=self._settings.drain_s)
 
     async def _give_back(self) -> None:
         """Cancel what still runs and return its leases, so that nobody waits for them to expire."""
-        units, tasks = list(self._units.values()), self._tasks()
-        for task in tasks:
+        held, running = list(self._units.values()), self._tasks()
+        for task in running:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        for unit in units:
+        await asyncio.gather(*running, return_exceptions=True)
+        for unit in held:
             if not unit.leased:
                 continue
             self._let_go(unit)
             try:
-                await asyncio.to_thread(self._store.release, unit.lease)
+                await asyncio.to_thread(self._store.write, tasks.release, unit.lease)
             except (LeaseLost, *STORE_AWAY) as error:
                 logger.info("unit %s: %s", unit.lease.key, error)

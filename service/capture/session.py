@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from schemas.identity import Identity, Provenance, layer_info
 from schemas.receipts import OpenUnit, UnitKey
-from schemas.request import ExtractRequest
 from service.capture.engine import Engine, EngineSpec
 from service.capture.link import EngineLink
 from service.plan.target import Target, planned_target
@@ -24,12 +23,12 @@ if TYPE_CHECKING:
     from service.proof.head import Head
 
 
-def spec_for(request: ExtractRequest, target: Target, settings: Settings) -> EngineSpec:
+def spec_for(identity: Identity, target: Target, settings: Settings) -> EngineSpec:
     """Return what a job needs of an engine.
 
     The length is rounded up to a power of two, so that jobs can share one.
     """
-    longest = min(request.max_tokens + 1, target.max_model_len)
+    longest = min(identity.max_tokens + 1, target.max_model_len)
     return EngineSpec(
         weights=fetch_weights(target, settings),
         revision=target.revision,
@@ -37,7 +36,7 @@ def spec_for(request: ExtractRequest, target: Target, settings: Settings) -> Eng
         layer_ids=target.layer_ids,
         hidden_size=target.hidden_size,
         max_model_len=min(1 << (longest - 1).bit_length(), target.max_model_len),
-        decode=request.generate is not None,
+        decode=identity.generate is not None,
     )
 
 
@@ -110,8 +109,8 @@ class EngineSlot:
         return self._inspected[1]
 
     def _spec_of(self, lease: UnitLease) -> EngineSpec:
-        target = planned_target(lease.request, lease.identity, self._settings)
-        return spec_for(lease.request, target, self._settings)
+        target = planned_target(lease.identity, self._settings)
+        return spec_for(lease.identity, target, self._settings)
 
     async def prepare(self, spec: EngineSpec) -> "Head":
         """Stop the old engine and load the head of the next one. Raises EngineRefused."""

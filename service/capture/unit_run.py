@@ -129,7 +129,7 @@ class UnitRun:
         self._on_answered()
 
     async def _run_row(self, row: PlannedRow) -> None:
-        generate = self._lease.request.generate
+        generate = self._lease.identity.generate
         room = len(row.token_ids) + (generate.max_tokens if generate else 0)
         async with self._budget.hold(room):
             try:

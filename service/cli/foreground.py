@@ -24,7 +24,7 @@ from service.api.worker_process import JOB_ENDED_CODES, stop_grace_s, worker_com
 from service.cli.progress_bar import ProgressDisplay
 from service.errors import EngineDied, OptionRefused
 from service.settings import Settings
-from service.store import JobRow, Store
+from service.store import JobRow, Store, jobs, migration
 
 PRIVATE = ".quarry"
 SPENT = ".quarry.done"
@@ -76,9 +76,9 @@ def extract_to(out: Path, request: ExtractRequest, settings: Settings, display: 
         row = _unfinished(store, request, out)
         if row is None:
             key = key or _key(request, settings)
-            row, _ = store.submit(job_id_from_key(key), key, request)
+            row, _ = store.write(jobs.submit, job_id_from_key(key), key, request)
         if row.state in {JobState.FAILED, JobState.CANCELLED, JobState.BLOCKED}:
-            store.resume(row.id)
+            store.write(jobs.resume, row.id)
         ending = _run(store, row.id, settings, display)
     if ending.completed:
         private.rename(out / SPENT)
@@ -139,7 +139,7 @@ def _run(store: Store, job_id: str, settings: Settings, display: ProgressDisplay
 
 def _events(store: Store, job_id: str, after: int) -> Iterator[Event]:
     """Yield every event after the one numbered `after`; a job's first is its submission."""
-    while events := store.events(job_id, after=after, limit=PAGE_EVENTS):
+    while events := store.read(jobs.events, job_id, after=after, limit=PAGE_EVENTS):
         yield from events
         after = events[-1].id
 
@@ -220,10 +220,10 @@ def _unfinished(store: Store, request: ExtractRequest, out: Path) -> JobRow | No
 
     Whether the source is still the same is for the planner to say, which knows how much of it is planned.
     """
-    jobs, _ = store.jobs(limit=1)
-    if not jobs:
+    newest, _ = store.read(jobs.page, limit=1)
+    if not newest:
         return None
-    row = store.job(jobs[0].id)
+    row = store.read(jobs.job, newest[0].id)
     if row.request != request:
         raise OptionRefused(
             f"{out} holds the unfinished run of another job ({row.id})",
@@ -237,7 +237,7 @@ def _unfinished(store: Store, request: ExtractRequest, out: Path) -> JobRow | No
 def _opened(settings: Settings) -> Iterator[Store]:
     store = Store(settings.database())
     try:
-        store.migrate()
+        store.write(migration.migrate)
         yield store
     finally:
         store.close()

@@ -19,7 +19,7 @@ from service.plan.target import Target, inspect_target, planned_target
 from service.plan.unit_file import write_plan
 from service.plan.units import UnitBounds, UnitDraft, plan_units
 from service.settings import Settings
-from service.store import PlanLease, PlannedUnit, Store
+from service.store import PlanLease, PlannedUnit, Store, jobs, plans, tasks
 from service.work.keeper import Keeper, Kept
 from service.work.runner import Stopped, run_next
 
@@ -37,13 +37,13 @@ def run_planning(
     """
 
     def fail(lease: PlanLease, error: QuarryError) -> None:
-        store.fail(lease, error.problem(), error.outcome, settings.unit_attempts)
+        store.write(tasks.fail, lease, error.problem(), error.outcome, settings.unit_attempts)
 
     with nullcontext(keeper) if keeper else Keeper(store, settings.lease_s) as kept_by:
         return run_next(
             store,
             kept_by,
-            take=lambda: store.lease_plan(owner, settings.lease_s),
+            take=lambda: plans.lease(store, owner, settings.lease_s),
             work=lambda lease, kept: plan_job(lease, store, settings, kept, stopped),
             fail=fail,
             stopped=stopped,
@@ -65,13 +65,13 @@ def plan_job(
         if stopped():
             raise Stopped
 
-    request, fixed = lease.request, lease.identity
-    target = planned_target(request, fixed, settings) if fixed else inspect_target(request, settings)
+    request, fixed = store.read(jobs.request, lease.job_id), lease.identity
+    target = planned_target(fixed, settings) if fixed else inspect_target(request, settings)
     source = open_source(_pinned(request.source, fixed), settings)
     with tokenizing(request, target, source, settings, watch) as child:
         identity = identity_of(request, target, source, child.template_sha256())
         kept.check()
-        store.set_identity(lease, identity)
+        store.write(plans.set_identity, lease, identity)
         rejects: tuple[RejectView, ...] = ()
         for unit, draft in enumerate(plan_units(child.rows(), unit_bounds(request, target, settings))):
             watch()
@@ -79,7 +79,7 @@ def plan_job(
                 _add_unit(lease, store, settings, unit, draft)
             else:
                 rejects = draft.rejects
-        store.finish_plan(lease, rejects)
+        store.write(plans.finish, lease, rejects)
 
 
 def _pinned(
@@ -153,7 +153,7 @@ def _add_unit(lease: PlanLease, store: Store, settings: Settings, unit: int, dra
     else:
         sha256 = write_plan(path, draft.samples)
     planned = PlannedUnit(unit, len(draft.samples), draft.num_tokens, sha256)
-    store.add_unit(lease, planned, draft.rejects)
+    store.write(plans.add_unit, lease, planned, draft.rejects)
 
 
 def _write_again(path: Path, draft: UnitDraft, planned_sha256: str) -> str:

@@ -40,17 +40,17 @@ def inspect_target(request: ExtractRequest, settings: Settings) -> Target:
     return Target(**asdict(config), **asdict(located), model=request.model, layer_ids=layer_ids)
 
 
-def planned_target(request: ExtractRequest, identity: Identity, settings: Settings) -> Target:
+def planned_target(identity: Identity, settings: Settings) -> Target:
     """Return the target that a job was planned for, however its branch moved since.
 
     A model on the Hub is read at the planned commit. Raises IdentityChanged (`model`) for a local one that is
-    not the same any more, and what `inspect_target` raises.
+    not the same any more, UnknownModel (`model`), HubUnavailable.
     """
-    local = is_local_model(request.model)
-    pinned = request if local else request.model_copy(update={"revision": identity.revision})
-    target = inspect_target(pinned, settings)
-    if target.revision != identity.revision:
+    local = is_local_model(identity.model)
+    located = locate_model(identity.model, None if local else identity.revision, settings)
+    if located.revision != identity.revision:
         cure = "put the model back as it was, or start a new job"
-        detail = f"{request.model} was changed since the job was planned"
+        detail = f"{identity.model} was changed since the job was planned"
         raise IdentityChanged(detail, field="model", cure=cure)
-    return target
+    config = read_config(located.folder, identity.dtype)
+    return Target(**asdict(config), **asdict(located), model=identity.model, layer_ids=identity.layer_ids)

@@ -31,7 +31,7 @@ from service.errors import DatasetBroken, SourceRefused
 from service.publish.card import render_card
 from service.publish.digests import shard_entries
 from service.publish.extras import write_final_norm, write_token_freq
-from service.store import PublishLease, Store, UnitCommit
+from service.store import PublishLease, Store, UnitCommit, commits, jobs
 
 PAGE_REJECTS = 1000
 
@@ -58,10 +58,10 @@ class Account:
         return tuple(commit.index for commit in self.commits if commit.index is not None)
 
 
-def account_of(store: Store, lease: PublishLease) -> Account:
+def account_of(store: Store, lease: PublishLease, request: ExtractRequest) -> Account:
     """Read a job's account. Raises SourceRefused (`source`) where every sample was rejected."""
-    commits = tuple(store.unit_commits(lease.job_id))
-    if lease.provenance is None or not any(commit.shards for commit in commits):
+    made = tuple(store.read(commits.unit_commits, lease.job_id))
+    if lease.provenance is None or not any(commit.shards for commit in made):
         raise SourceRefused(
             "every sample was rejected, so there is nothing to store",
             field="source",
@@ -69,10 +69,10 @@ def account_of(store: Store, lease: PublishLease) -> Account:
         )
     return Account(
         job_id=lease.job_id,
-        request=lease.request,
+        request=request,
         provenance=lease.provenance,
-        samples_planned=store.summary(lease.job_id).progress.samples_planned,
-        commits=commits,
+        samples_planned=store.read(jobs.summary, lease.job_id).progress.samples_planned,
+        commits=made,
         rejects=tuple(_all_rejects(store, lease.job_id)),
     )
 
@@ -157,7 +157,7 @@ def _write_card(dataset: Path) -> None:
 
 def _all_rejects(store: Store, job_id: str) -> Iterator[RejectView]:
     after = -1
-    while page := store.rejects(job_id, after=after, limit=PAGE_REJECTS):
+    while page := store.read(commits.rejects, job_id, after=after, limit=PAGE_REJECTS):
         yield from page
         after = page[-1].position
 

@@ -20,22 +20,22 @@ from service.publish.assemble import account_of, assemble
 from service.publish.hub import Patience, check_target, open_hub
 from service.publish.push import push_job
 from service.settings import Settings
-from service.store import PublishLease, Store
+from service.store import PublishLease, Store, canaries, jobs, publishing, tasks
 from service.work.keeper import Keeper, Kept
 from service.work.runner import Stopped, run_next
 
 __all__ = ["check_target", "publish_folder", "run_publishing"]
 
-FinalNormOf = Callable[[ExtractRequest, Identity, Settings], bytes]
+FinalNormOf = Callable[[Identity, Settings], bytes]
 
 
-def target_final_norm(request: ExtractRequest, identity: Identity, settings: Settings) -> bytes:
+def target_final_norm(identity: Identity, settings: Settings) -> bytes:
     """Return `final_norm.safetensors` of the captured model. Raises IdentityChanged, UnknownModel."""
     from service.plan.target import planned_target
     from service.plan.weights import fetch_weights
     from service.proof.head import final_norm_bytes
 
-    target = planned_target(request, identity, settings)
+    target = planned_target(identity, settings)
     return final_norm_bytes(fetch_weights(target, settings))
 
 
@@ -71,23 +71,23 @@ def run_publishing(
             reached = to
             # An upload needs no database: what cannot be recorded now is after the next group of files.
             with suppress(*STORE_AWAY):
-                store.advance_publish(lease, to)
+                store.write(publishing.advance, lease, to)
 
         with writing("the finished dataset"):
             commit = _publish(store, settings, lease, check, advance, final_norm, patience)
-            store.complete_job(lease, commit)
+            store.write(publishing.complete, lease, commit)
 
     def fail(lease: PublishLease, error: QuarryError) -> None:
         if error.outcome in {Outcome.FAIL, Outcome.BLOCK}:
-            store.fail(lease, error.problem(), error.outcome, settings.unit_attempts)
+            store.write(tasks.fail, lease, error.problem(), error.outcome, settings.unit_attempts)
         else:
-            store.delay_publish(lease, error.problem(), reached, settings.publish_deadline_s)
+            store.write(publishing.delay, lease, error.problem(), reached, settings.publish_deadline_s)
 
     with nullcontext(keeper) if keeper else Keeper(store, settings.lease_s) as kept_by:
         return run_next(
             store,
             kept_by,
-            take=lambda: store.lease_publish(owner, settings.lease_s),
+            take=lambda: publishing.lease(store, owner, settings.lease_s),
             work=publish,
             fail=fail,
             stopped=stopped,
@@ -118,27 +118,28 @@ def _publish(
     """Return the commit that holds the job, or none where no repository was asked for."""
     dataset = settings.dataset_dir(lease.job_id)
     land(store, settings, lease.job_id)
-    account = account_of(store, lease)
+    request = store.read(jobs.request, lease.job_id)
+    account = account_of(store, lease, request)
     check()
-    norm = final_norm(lease.request, lease.identity, settings)
-    canary, report = _canary(store, lease)
+    norm = final_norm(lease.identity, settings)
+    canary, report = _canary(store, lease, request)
     assemble(dataset, account, norm, canary, report, check)
     check()
-    if lease.request.hub is None:
+    if request.hub is None:
         return None
-    hub = open_hub(lease.request.hub, settings, patience)
+    hub = open_hub(request.hub, settings, patience)
     return push_job(hub, dataset, lease.job_id, check, advance)
 
 
-def _canary(store: Store, lease: PublishLease) -> tuple[str, CanaryReport | None]:
+def _canary(store: Store, lease: PublishLease, request: ExtractRequest) -> tuple[str, CanaryReport | None]:
     """Return what the manifest says of the canary, and the numbers of the one that passed."""
     from service.proof.canary import canary_key
 
-    if lease.request.canary == "skip":
+    if request.canary == "skip":
         return "skipped by request", None
-    stored, made = None, lease.provenance
-    if made is not None:
-        stored = store.canary(canary_key(made)) or store.canary(canary_key(made, versioned=False))
+    made = lease.provenance
+    keys = [] if made is None else [canary_key(made), canary_key(made, versioned=False)]
+    stored = next(filter(None, (store.read(canaries.report, key) for key in keys)), None)
     if stored is None:
         raise DatasetBroken("no canary is recorded for this model and engine", cure="resume the job")
     report = CanaryReport.model_validate_json(stored)

@@ -1,6 +1,6 @@
 """The store: every table and every statement, behind verbs. It is the queue, and all that processes share."""
 
-from service.store.store import Store
+from service.store.database import Store, Transaction
 from service.store.values import (
     JobRow,
     Lease,
@@ -21,6 +21,7 @@ __all__ = [
     "PublishLease",
     "Store",
     "TaskState",
+    "Transaction",
     "UnitCommit",
     "UnitLease",
     "UnitRow",

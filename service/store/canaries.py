@@ -6,7 +6,7 @@ from service.store.database import Transaction
 from service.store.tables import CANARY
 
 
-def canary(tx: Transaction, key: str) -> str | None:
+def report(tx: Transaction, key: str) -> str | None:
     """Return the report stored under `key`."""
     report: str | None = tx.connection.scalar(select(CANARY.c.report).where(CANARY.c.key == key))
     return report

@@ -19,9 +19,12 @@ from service.store.values import UnitCommit, UnitLease
 
 
 def commit(tx: Transaction, made: UnitCommit, lease: UnitLease) -> None:
-    """Make a unit done with everything it is made of, or keep nothing.
+    """Make a unit done, with its shards, index and rejects, or change nothing.
 
-    Raises LeaseLost, IdentityChanged, StatesWrong.
+    Raises:
+        LeaseLost: another attempt owns the unit, it is done already, or its job was stopped.
+        IdentityChanged: captured for another identity, or by another engine than the job's first unit.
+        StatesWrong: a sample is missing or doubled, or a shard is another attempt's.
     """
     job, task = tasks.held(tx, lease)
     _check_identity(job, made.provenance)
@@ -73,7 +76,7 @@ def unit_commits(tx: Transaction, job_id: str) -> list[UnitCommit]:
     ]
 
 
-def shards(tx: Transaction, job_id: str, skip: int = 0, limit: int | None = None) -> list[SealedShard]:
+def shards(tx: Transaction, job_id: str, *, skip: int = 0, limit: int | None = None) -> list[SealedShard]:
     """Return the committed shards of a job, in unit order: `limit` of them after the first `skip`."""
     query = select(SHARD.c.entry).where(SHARD.c.job_id == job_id).order_by(SHARD.c.unit, SHARD.c.path)
     return list(tx.connection.scalars(query.offset(skip).limit(limit)))
@@ -87,7 +90,7 @@ def indexes(tx: Transaction, job_id: str) -> list[FileEntry]:
     return [entry for entry in tx.connection.scalars(query) if entry is not None]
 
 
-def rejects(tx: Transaction, job_id: str, after: int, limit: int) -> list[RejectView]:
+def rejects(tx: Transaction, job_id: str, *, after: int = -1, limit: int = 1000) -> list[RejectView]:
     """Return rejects at positions above `after`, in that order, of the plan and of the units alike."""
     query = select(REJECT.c.entry).where(REJECT.c.job_id == job_id, REJECT.c.position > after)
     return list(tx.connection.scalars(query.order_by(REJECT.c.position).limit(limit)))

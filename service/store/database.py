@@ -6,10 +6,11 @@ transactions can wait for each other.
 """
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
 
 import psycopg
 from sqlalchemy import (
@@ -39,6 +40,9 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from schemas.dataset.seal import make_folder
 from service.errors import DiskFull, OptionRefused, StoreUnavailable
 from service.store.tables import UtcTime
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 DRIVERS = ("sqlite", "postgresql", "postgresql+psycopg")
 
@@ -79,11 +83,15 @@ class Transaction:
         return sqlite.insert(table)
 
 
-class Database:
-    """An engine. Threads may share it; a process makes its own, and inherits none by fork."""
+class Store:
+    """The database that all processes share. Threads may share it; a process that was forked makes its own.
+
+    A verb is a function of this package that takes the transaction first: `store.write(jobs.cancel, job_id)`.
+    Each may raise StoreUnavailable, and DiskFull where it writes.
+    """
 
     def __init__(self, url: str, clock: str | None = None) -> None:
-        """Prepare connections to `url`, opening none; `clock` is SQL that stands for the database's time.
+        """Prepare connections to an SQLAlchemy URL, opening none; `clock` is SQL for the database's time.
 
         Raises OptionRefused.
         """
@@ -92,17 +100,27 @@ class Database:
         expression = clock or CLOCKS[self._engine.dialect.name]
         self._clock = type_coerce(literal_column(expression), UtcTime())
 
+    def read(self, verb: Callable[Concatenate[Transaction, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call a verb in a transaction of its own that changes nothing."""
+        with self.reading() as tx:
+            return verb(tx, *args, **kwargs)
+
+    def write(self, verb: Callable[Concatenate[Transaction, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call a verb in a transaction of its own."""
+        with self.writing() as tx:
+            return verb(tx, *args, **kwargs)
+
     @contextmanager
-    def read(self) -> Iterator[Transaction]:
-        """Open a transaction that changes nothing; on SQLite it waits for nobody. Raises StoreUnavailable."""
+    def reading(self) -> Iterator[Transaction]:
+        """Open a transaction that changes nothing; on SQLite it waits for nobody."""
         with _translated(), self._engine.begin() as connection:
             yield Transaction(connection, self._clock)
 
     @contextmanager
-    def write(self) -> Iterator[Transaction]:
+    def writing(self) -> Iterator[Transaction]:
         """Open a transaction that becomes visible whole at its end, or not at all.
 
-        Raises DiskFull, StoreUnavailable; after the latter it may have become visible all the same.
+        After StoreUnavailable it may have become visible all the same.
         """
         with _translated(), self._writer.begin() as connection:
             yield Transaction(connection, self._clock)

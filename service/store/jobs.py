@@ -78,8 +78,8 @@ def summary(tx: Transaction, job_id: str) -> JobSummary:
     return _summary(row)
 
 
-def jobs(
-    tx: Transaction, state: JobState | None, cursor: str | None, limit: int
+def page(
+    tx: Transaction, *, state: JobState | None = None, cursor: str | None = None, limit: int = 50
 ) -> tuple[list[JobSummary], str | None]:
     """Return a page of jobs, newest first, and the cursor of the next; no request is read.
 
@@ -119,7 +119,7 @@ def cancel(tx: Transaction, job_id: str) -> JobRow:
 
 
 def resume(tx: Transaction, job_id: str) -> JobRow:
-    """Queue a stopped job again. Failed tasks have fresh attempts, and no deaths are held against any.
+    """Queue a stopped job with all it has; failed units and counted deaths start afresh.
 
     Raises NotFound, IllegalMove.
     """
@@ -148,15 +148,15 @@ def state(tx: Transaction, job_id: str) -> JobState:
 
 
 def totals(tx: Transaction) -> Progress:
-    """Return the counters of all jobs together."""
+    """Return the counters of all jobs together; `plan_done` is false."""
     names = [name for name in Progress.model_fields if name != "plan_done"]
     columns = [func.coalesce(func.sum(JOB.c[name]), 0).label(name) for name in names]
     sums = tx.connection.execute(select(*columns))
     return Progress.model_validate(dict(sums.mappings().one()))
 
 
-def events(tx: Transaction, job_id: str, after: int, limit: int) -> list[Event]:
-    """Return the events of a job after the one numbered `after`, in order."""
+def events(tx: Transaction, job_id: str, *, after: int = 0, limit: int = 500) -> list[Event]:
+    """Return events numbered above `after`, in order; none that comes later gets a lower number."""
     query = select(EVENT.c.entry).where(EVENT.c.job_id == job_id, EVENT.c.id > after)
     return list(tx.connection.scalars(query.order_by(EVENT.c.id).limit(limit)))
 

@@ -11,17 +11,16 @@ from sqlalchemy import Text, column, func, select, table
 
 import service.migrations
 from service.errors import StoreUnavailable
-from service.store.database import Database, Transaction
+from service.store.database import Transaction
 
 LOCK_KEY = 0x51554152
 """PostgreSQL's advisory lock that migrations take turns with ("QUAR")."""
 VERSION = select(column("version_num", Text)).select_from(table("alembic_version"))
 
 
-def check(database: Database) -> None:
+def check(tx: Transaction) -> None:
     """Compare the database's version with this code's. Raises StoreUnavailable."""
-    with database.read() as tx:
-        _compare(MigrationContext.configure(tx.connection).get_current_revision())
+    _compare(MigrationContext.configure(tx.connection).get_current_revision())
 
 
 def check_write(tx: Transaction) -> None:
@@ -47,17 +46,16 @@ def _config() -> Config:
     return config
 
 
-def migrate(database: Database) -> None:
-    """Run every missing migration in one transaction; the others wait for its end and find nothing to do.
+def migrate(tx: Transaction) -> None:
+    """Run every missing migration; the others wait for its end and find nothing to do.
 
     Raises StoreUnavailable where a newer service has migrated.
     """
-    with database.write() as tx:
-        if tx.connection.dialect.name == "postgresql":
-            tx.connection.execute(select(func.pg_advisory_xact_lock(LOCK_KEY)))
-        found = MigrationContext.configure(tx.connection).get_current_revision()
-        if found is not None and found > _newest():
-            _compare(found)
-        config = _config()
-        config.attributes["connection"] = tx.connection
-        command.upgrade(config, "head")
+    if tx.connection.dialect.name == "postgresql":
+        tx.connection.execute(select(func.pg_advisory_xact_lock(LOCK_KEY)))
+    found = MigrationContext.configure(tx.connection).get_current_revision()
+    if found is not None and found > _newest():
+        _compare(found)
+    config = _config()
+    config.attributes["connection"] = tx.connection
+    command.upgrade(config, "head")

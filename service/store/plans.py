@@ -7,19 +7,20 @@ from sqlalchemy import insert, select
 
 from schemas.identity import Identity
 from schemas.job import RejectView
-from schemas.request import ExtractRequest
 from service.errors import IdentityChanged, SourceRefused
 from service.store import publishing, tasks
-from service.store.database import Transaction
+from service.store.database import Store, Transaction
 from service.store.ledger import count, record
 from service.store.tables import REJECT, UNIT
 from service.store.values import PlanLease, PlannedUnit, TaskKind
 
 
-def lease(
-    tx: Transaction, job_id: str, request: ExtractRequest, owner: str, ttl_s: float
-) -> PlanLease | None:
-    """Lease the planning of a job; none if there is nothing to plan or another was faster."""
+def lease(store: Store, owner: str, ttl_s: float) -> PlanLease | None:
+    """Lease the planning of the oldest job that has no planner."""
+    return tasks.lease(store, TaskKind.PLAN, _grant, owner, ttl_s)
+
+
+def _grant(tx: Transaction, job_id: str, owner: str, ttl_s: float) -> PlanLease | None:
     taken = tasks.take(tx, TaskKind.PLAN, job_id, owner, ttl_s)
     if taken is None:
         return None
@@ -33,14 +34,16 @@ def lease(
         attempts=task.attempts,
         owner=owner,
         ttl_s=ttl_s,
-        request=request,
         identity=job.identity,
         plan_sha256s=tuple(tx.connection.scalars(planned)),
     )
 
 
 def set_identity(tx: Transaction, lease: PlanLease, identity: Identity) -> None:
-    """Fix what the dataset is. Raises IdentityChanged if it is fixed otherwise, LeaseLost."""
+    """Fix what the dataset is, before its first unit.
+
+    Raises IdentityChanged if it is fixed otherwise, LeaseLost.
+    """
     job, _ = tasks.held(tx, lease)
     if job.identity is None:
         record(tx, replace(job, identity=identity), "progress", "identity fixed")
@@ -55,7 +58,7 @@ def set_identity(tx: Transaction, lease: PlanLease, identity: Identity) -> None:
 def add_unit(tx: Transaction, lease: PlanLease, unit: PlannedUnit, rejects: Sequence[RejectView]) -> None:
     """Add a unit and the rejects planned with it; the same unit again changes nothing.
 
-    Raises IdentityChanged, LeaseLost.
+    Raises IdentityChanged if it was planned with other samples, LeaseLost.
     """
     job, task = tasks.held(tx, lease)
     job.known_identity  # noqa: B018 - raises
@@ -92,7 +95,10 @@ def add_unit(tx: Transaction, lease: PlanLease, unit: PlannedUnit, rejects: Sequ
 
 
 def finish(tx: Transaction, lease: PlanLease, rejects: Sequence[RejectView]) -> None:
-    """Close the plan with the rejects after its last unit. Raises LeaseLost, SourceRefused if it is empty."""
+    """Close the plan with the rejects after its last unit, and end the lease.
+
+    Raises SourceRefused if the plan is empty, LeaseLost.
+    """
     job, task = tasks.held(tx, lease)
     job.known_identity  # noqa: B018 - raises
     progress = count(job.progress, samples_planned=len(rejects), samples_rejected=len(rejects))

@@ -7,9 +7,8 @@ from sqlalchemy import select
 
 from schemas.events import Delay, Event
 from schemas.job import JobState, Problem
-from schemas.request import ExtractRequest
 from service.store import tasks
-from service.store.database import Transaction
+from service.store.database import Store, Transaction
 from service.store.ledger import LockedJob, move_job, record
 from service.store.stopping import stop
 from service.store.tables import EVENT
@@ -23,10 +22,12 @@ def add_when_captured(tx: Transaction, job: LockedJob) -> None:
         tasks.add(tx, job, TaskKind.PUBLISH, subject=job.publish_subject)
 
 
-def lease(
-    tx: Transaction, job_id: str, request: ExtractRequest, owner: str, ttl_s: float
-) -> PublishLease | None:
-    """Lease the publishing of a job; none if another was faster or the job was stopped."""
+def lease(store: Store, owner: str, ttl_s: float) -> PublishLease | None:
+    """Lease the publishing of the oldest captured job whose repository nobody commits to."""
+    return tasks.lease(store, TaskKind.PUBLISH, _grant, owner, ttl_s)
+
+
+def _grant(tx: Transaction, job_id: str, owner: str, ttl_s: float) -> PublishLease | None:
     taken = tasks.take(tx, TaskKind.PUBLISH, job_id, owner, ttl_s)
     if taken is None:
         return None
@@ -41,16 +42,15 @@ def lease(
         attempts=task.attempts,
         owner=owner,
         ttl_s=ttl_s,
-        request=request,
         identity=job.known_identity,
         provenance=job.provenance,
     )
 
 
 def delay(tx: Transaction, lease: PublishLease, problem: Problem, reached: int, deadline_s: float) -> None:
-    """Record why a job is not published yet, and end the attempt; block the job after `deadline_s` of it.
+    """Record why a job is not published yet and give it back; block the job after `deadline_s` of it.
 
-    Raises LeaseLost.
+    `reached` is how far this lease had got (see `Delay`). Raises LeaseLost.
     """
     job, _ = tasks.held(tx, lease)
     last = _delay(tx, job)
@@ -66,7 +66,7 @@ def delay(tx: Transaction, lease: PublishLease, problem: Problem, reached: int, 
 
 
 def advance(tx: Transaction, lease: PublishLease, reached: int) -> None:
-    """Take a job's problem back when it gets further than where it stood still. Raises LeaseLost."""
+    """Take back what was recorded of a delay, where `reached` is beyond it. Raises LeaseLost."""
     job, _ = tasks.held(tx, lease)
     last = _delay(tx, job)
     if last is not None and reached > last.reached:
@@ -74,7 +74,7 @@ def advance(tx: Transaction, lease: PublishLease, reached: int) -> None:
 
 
 def complete(tx: Transaction, lease: PublishLease, hub_commit: str | None) -> None:
-    """End a job whose whole dataset is where it was asked for. Raises LeaseLost."""
+    """Complete a job whose whole dataset is in `hub_commit`, null without a repository. Raises LeaseLost."""
     job, task = tasks.held(tx, lease)
     move_job(tx, replace(tasks.done(tx, job, task), hub_commit=hub_commit), JobState.COMPLETED)
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from schemas.job import JobState, Problem
 from service.store.database import Transaction
-from service.store.ledger import LockedJob, LockedTask, lock_job, move_job, move_task, tasks_in
+from service.store.ledger import LockedJob, LockedTask, move_job, move_task, tasks_in
 from service.store.values import TaskState
 
 
@@ -19,8 +19,3 @@ def stop(tx: Transaction, job: LockedJob, to: JobState, problem: Problem | None 
     for task in tasks_in(tx, job, TaskState.LEASED):
         job = move_task(tx, job, task, void(task))
     return job
-
-
-def end(tx: Transaction, job_id: str, to: JobState, problem: Problem) -> None:
-    """Stop a job with a problem. Raises NotFound, IllegalMove."""
-    stop(tx, lock_job(tx, job_id), to, problem)

@@ -3,7 +3,7 @@
 A lease that ran out is good until another owner takes the task: the epoch fences its holder, never the time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TypeVar
@@ -13,7 +13,7 @@ from sqlalchemy.orm import aliased
 
 from schemas.job import JobState, Problem
 from service.errors import LeaseLost, Outcome, QuarryError
-from service.store.database import Transaction
+from service.store.database import Store, Transaction
 from service.store.ledger import TASK_COLUMNS, LockedJob, LockedTask, lock_job, move_job, move_task
 from service.store.migration import check_write
 from service.store.stopping import stop, void
@@ -86,7 +86,26 @@ def add(tx: Transaction, job: LockedJob, kind: TaskKind, item: int = 0, subject:
     tx.connection.execute(new)
 
 
-def next_job(tx: Transaction, kind: TaskKind, prefer_job: str | None = None) -> str | None:
+def lease(
+    store: Store,
+    kind: TaskKind,
+    grant: Callable[[Transaction, str, str, float], AnyLease | None],
+    owner: str,
+    ttl_s: float,
+    prefer_job: str | None = None,
+) -> AnyLease | None:
+    """Try job after job, each in a transaction of its own, until one has a task to grant.
+
+    A job is blocked on the way where too many owners died without a word over the task to be leased.
+    """
+    while (job_id := store.read(_next_job, kind, prefer_job)) is not None:
+        granted = store.write(grant, job_id, owner, ttl_s)
+        if granted is not None:
+            return granted
+    return None
+
+
+def _next_job(tx: Transaction, kind: TaskKind, prefer_job: str | None) -> str | None:
     """Return the job of the next lease of a kind: the preferred one if it has work, else the oldest."""
     waiting = exists().where(TASK.c.job_id == JOB.c.id, TASK.c.kind == kind, _free(tx))
     query = select(JOB.c.id).where(JOB.c.state.in_(POLICIES[kind].job_states), waiting)
@@ -184,7 +203,7 @@ def postpone(tx: Transaction, lease: Lease) -> None:
 
 
 def release_owner(tx: Transaction, owner: str) -> None:
-    """Give back all that an owner holds that ended in order: neither failures nor deaths."""
+    """Give back all tasks of an owner that has ended, so that nobody waits: neither failures nor deaths."""
     mine = update(TASK).where(TASK.c.owner == owner, TASK.c.state == TaskState.LEASED)
     tx.connection.execute(
         mine.values(state=TaskState.PENDING, owner=None, lease_until=None, attempts=TASK.c.attempts - 1)
@@ -194,8 +213,8 @@ def release_owner(tx: Transaction, owner: str) -> None:
 def fail(tx: Transaction, lease: Lease, problem: Problem, outcome: Outcome, max_attempts: int) -> None:
     """End an attempt with a problem. Raises LeaseLost.
 
-    VOID and BLOCK do not count the attempt. RETRY lets the task wait again until it has had `max_attempts`;
-    then the job ends as the kind's policy says.
+    RETRY lets the task wait again until it has had `max_attempts`; then the job ends as the kind's policy
+    says. FAIL fails the job at once. BLOCK blocks it. Neither BLOCK nor VOID counts the attempt.
     """
     policy = POLICIES[lease.kind]
     job, task = held(tx, lease)

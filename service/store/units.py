@@ -2,19 +2,20 @@
 
 from sqlalchemy import select
 
-from schemas.request import ExtractRequest
 from service.store import tasks
-from service.store.database import Transaction
+from service.store.database import Store, Transaction
 from service.store.tables import TASK, UNIT
 from service.store.values import TaskKind, UnitLease, UnitRow
 
 OF_UNIT = (TASK.c.job_id == UNIT.c.job_id) & (TASK.c.item == UNIT.c.unit)
 
 
-def lease(
-    tx: Transaction, job_id: str, request: ExtractRequest, owner: str, ttl_s: float
-) -> UnitLease | None:
-    """Lease the lowest free unit of a job; none if others were faster or the job was stopped."""
+def lease(store: Store, owner: str, ttl_s: float, *, prefer_job: str | None = None) -> UnitLease | None:
+    """Lease the lowest free unit of the preferred job, or else of the oldest that has one."""
+    return tasks.lease(store, TaskKind.CAPTURE, _grant, owner, ttl_s, prefer_job)
+
+
+def _grant(tx: Transaction, job_id: str, owner: str, ttl_s: float) -> UnitLease | None:
     taken = tasks.take(tx, TaskKind.CAPTURE, job_id, owner, ttl_s)
     if taken is None:
         return None
@@ -29,7 +30,6 @@ def lease(
         attempts=task.attempts,
         owner=owner,
         ttl_s=ttl_s,
-        request=request,
         identity=job.known_identity,
         num_samples=unit.num_samples,
         num_tokens=unit.num_tokens,
@@ -37,7 +37,7 @@ def lease(
     )
 
 
-def units(tx: Transaction, job_id: str) -> list[UnitRow]:
+def of_job(tx: Transaction, job_id: str) -> list[UnitRow]:
     """Return the units of a job, lowest first."""
     columns = [UNIT.c[name] if name in UNIT.c else TASK.c[name] for name in UnitRow.__slots__]
     of_job = (UNIT.c.job_id == job_id) & (TASK.c.kind == TaskKind.CAPTURE)

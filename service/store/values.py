@@ -86,7 +86,6 @@ class Lease:
     attempts: int
     owner: str
     ttl_s: float
-    request: ExtractRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Self
 
 from service.errors import STORE_AWAY, LeaseLost, QuarryError
 from service.settings import Settings
-from service.store import Lease, Store
+from service.store import Lease, Store, tasks
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ class Keeper:
             return
         begun_s = time.monotonic()
         try:
-            lost = self._store.extend([one.lease for one in kept], self.ttl_s)
+            lost = self._store.write(tasks.extend, [one.lease for one in kept], self.ttl_s)
         except STORE_AWAY as error:
             logger.warning("leases could not be extended: %s", error)
             return

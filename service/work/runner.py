@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from service.errors import STORE_AWAY, IllegalMove, LeaseLost, QuarryError
-from service.store import Lease, Store
+from service.store import Lease, Store, tasks
 from service.work.keeper import Keeper, Kept
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ def run_next(
         except LeaseLost as error:
             logger.info("%s", error)
         except Stopped:
-            _record(lambda: store.release(lease), stopped)
+            _record(lambda: store.write(tasks.release, lease), stopped)
         except QuarryError as error:
             _fail(lease, error, fail, stopped)
         except Exception as error:

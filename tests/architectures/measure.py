@@ -24,7 +24,7 @@ from schemas.request import Dtype
 from service.capture.loop import Capture
 from service.proof.reference import reference_states
 from service.proof.verify import verify_dataset
-from service.store import JobRow
+from service.store import JobRow, jobs
 from tests.architectures.failure import refuser
 from tests.architectures.limits import (
     CHUNK,
@@ -103,10 +103,10 @@ def extract(recipe: Recipe, target: Path, folder: Path, canary: str) -> tuple[Jo
     )
     job_id = shop.submit(body)
     shop.plan()
-    if shop.store.job(job_id).state is JobState.RUNNING:
+    if shop.store.read(jobs.job, job_id).state is JobState.RUNNING:
         asyncio.run(Capture(shop.store, shop.settings, "matrix", only_job=job_id).run())
         shop.publish()
-    return shop.store.job(job_id), shop.settings.dataset_dir(job_id)
+    return shop.store.read(jobs.job, job_id), shop.settings.dataset_dir(job_id)
 
 
 def judge(recipe: Recipe, target: Path, dataset: Path, job: JobRow) -> dict[str, Any]:

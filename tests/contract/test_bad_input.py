@@ -17,6 +17,7 @@ from service.errors import (
     UnknownLayer,
     UnknownModel,
 )
+from service.store import commits, jobs
 from tests.support.fake_hub import FakeHub
 from tests.support.hub_state import Token
 from tests.support.jobs import Shop, conversations, request
@@ -61,7 +62,7 @@ def test_a_mistake_that_can_be_seen_at_once_makes_no_job(shop, target, changes, 
         submit(request(target, GOOD, **changes), "key", shop.store, shop.settings)
     assert caught.value.field == field
     assert caught.value.cure
-    assert shop.store.jobs()[0] == []
+    assert shop.store.read(jobs.page)[0] == []
 
 
 def test_a_repository_without_permission_makes_no_job(tmp_path, target):
@@ -72,7 +73,7 @@ def test_a_repository_without_permission_makes_no_job(tmp_path, target):
             submit(request(target, GOOD, hub={"repo_id": "team/states"}), "key", shop.store, shop.settings)
         assert caught.value.field == "hub.repo_id"
         assert "hf_reader" not in repr(caught.value.problem())
-        assert shop.store.jobs()[0] == []
+        assert shop.store.read(jobs.page)[0] == []
         shop.store.close()
 
 
@@ -80,7 +81,7 @@ def failure_of(shop: Shop, body: ExtractRequest) -> QuarryError | Any:
     """Return the problem of a job that only planning can refuse."""
     job_id = shop.submit(body)
     shop.plan()
-    job = shop.store.job(job_id)
+    job = shop.store.read(jobs.job, job_id)
     assert job.state is JobState.FAILED, job
     assert job.problem is not None
     return job.problem
@@ -114,7 +115,7 @@ def test_a_bad_sample_is_a_reject_with_a_reason_and_the_others_are_written(shop,
     job = shop.run(request(target, [*short[:2], sample, *short[2:]], **changes))
     assert job.state is JobState.COMPLETED, job.problem
     assert {row["source_id"] for row in shop.rows(job.id)} == {"c0", "c1", "c2", "c3"}
-    (reject,) = shop.store.rejects(job.id)
+    (reject,) = shop.store.read(commits.rejects, job.id)
     assert (reject.source_id, reject.position) == ("bad", 2)
     assert reject.reason
     assert reject.detail

@@ -22,6 +22,7 @@ from service.capture.loop import Capture
 from service.errors import EngineRefused
 from service.proof.reference import Reference, reference_states
 from service.settings import Settings
+from service.store import jobs, units
 from tests.support import planted_connector
 from tests.support.engine_bench import until
 from tests.support.jobs import Shop, request
@@ -150,7 +151,7 @@ def test_a_canary_that_cannot_be_read_back_is_captured_again(tmp_path, target, m
     monkeypatch.setattr(canary, "open_shard", opened)
     shop, job = run(tmp_path, target, unit_attempts=2)
     assert job.state is JobState.COMPLETED, job.problem
-    assert {row.attempts for row in shop.store.units(job.id)} == {2}
+    assert {row.attempts for row in shop.store.read(units.of_job, job.id)} == {2}
 
 
 def test_the_reference_runs_once_while_the_engine_starts(tmp_path, target, reference):
@@ -185,5 +186,5 @@ def test_an_engine_that_does_not_start_leaves_no_reference_behind(tmp_path, targ
     shop.plan()
     capture = Capture(shop.store, shop.settings, "worker", only_job=job_id)
     asyncio.run(asyncio.wait_for(capture.run(), PATIENCE_S))
-    assert shop.store.job(job_id).state is JobState.FAILED
+    assert shop.store.read(jobs.job, job_id).state is JobState.FAILED
     assert EVENTS == ["reference", "ended"]

@@ -11,6 +11,7 @@ from schemas.names import attempt_dir, job_id_from_key, manifest_path, plan_path
 from service.capture.landing import INDEX_FILE
 from service.proof.verify import verify_dataset
 from service.settings import Settings
+from service.store import jobs
 from tests.support.jobs import Shop, conversations, request
 
 JOB = job_id_from_key("a job")
@@ -37,7 +38,7 @@ def test_a_full_disk_blocks_the_job_and_it_resumes_whole(shop: Shop, target: Pat
     assert blocked.problem is not None and blocked.problem.type == "urn:quarry:disk-full"
     assert blocked.problem.cure
     assert not device.is_symlink()
-    shop.store.resume(JOB)
+    shop.store.write(jobs.resume, JOB)
     job = shop.finish(JOB)
     assert job.state is JobState.COMPLETED, job.problem
     assert sorted(row["source_id"] for row in shop.rows(JOB)) == sorted(one["id"] for one in SAMPLES)

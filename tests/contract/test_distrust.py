@@ -16,7 +16,7 @@ from service.capture.link import EngineLink
 from service.capture.loop import Capture
 from service.errors import StatesWrong
 from service.settings import Settings
-from service.store import TaskState
+from service.store import TaskState, jobs, units
 from tests.support.fake_engine import FakeEngine
 from tests.support.jobs import Shop, conversations, request
 from tests.support.tiny_model import random_target
@@ -50,7 +50,7 @@ def test_units_beside_one_with_wrong_states_are_captured_again_on_a_new_engine(
         attempts.append(key.epoch)
         if len(attempts) == 1:
             both.wait()
-            while shop.store.job(first).state not in ENDED_JOB_STATES:
+            while shop.store.read(jobs.job, first).state not in ENDED_JOB_STATES:
                 time.sleep(0.01)
         return check(**given)
 
@@ -58,8 +58,8 @@ def test_units_beside_one_with_wrong_states_are_captured_again_on_a_new_engine(
     shop.plan()
     shop.capture(second)
     shop.publish()
-    assert shop.store.job(first).state is JobState.FAILED
-    assert shop.store.job(second).state is JobState.COMPLETED
+    assert shop.store.read(jobs.job, first).state is JobState.FAILED
+    assert shop.store.read(jobs.job, second).state is JobState.COMPLETED
     assert attempts == [1, 2]
     shop.store.close()
 
@@ -96,7 +96,9 @@ def test_a_worker_is_told_to_stop_while_it_waits_for_the_units_of_another_model(
             held.set()
 
     asyncio.run(stopped())
-    rows = [row for job in shop.store.jobs(limit=2)[0] for row in shop.store.units(job.id)]
+    rows = [
+        row for job in shop.store.read(jobs.page, limit=2)[0] for row in shop.store.read(units.of_job, job.id)
+    ]
     assert [row.state for row in rows] == [TaskState.PENDING] * 2
     shop.store.close()
 
@@ -130,7 +132,7 @@ def test_a_worker_is_told_to_stop_while_its_engine_starts(
         await asyncio.wait_for(running, 20)
 
     asyncio.run(stopped())
-    (row,) = shop.store.units(job_id)
+    (row,) = shop.store.read(units.of_job, job_id)
     assert (row.state, row.attempts) == (TaskState.PENDING, 0)
     assert stops == ["engine"]
     shop.store.close()

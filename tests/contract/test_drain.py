@@ -8,7 +8,7 @@ import pytest
 from schemas.job import JobState
 from service.capture.engine import Answer, Prompt
 from service.capture.loop import Capture
-from service.store import TaskState
+from service.store import TaskState, units
 from tests.contract.test_distrust import target
 from tests.support.engine_bench import until
 from tests.support.fake_engine import FakeEngine
@@ -41,10 +41,10 @@ def test_a_worker_that_is_told_to_stop_commits_the_unit_in_its_engine_and_begins
             answering.set()
 
     asyncio.run(asyncio.wait_for(stopped(), 60))
-    first, *others = shop.store.units(job_id)
+    first, *others = shop.store.read(units.of_job, job_id)
     assert (first.state, first.epoch) == (TaskState.DONE, 1)
     assert {(row.state, row.epoch) for row in others} == {(TaskState.PENDING, 0)}
     monkeypatch.setattr(FakeEngine, "run", healthy)
     assert shop.finish(job_id).state is JobState.COMPLETED
-    assert {row.epoch for row in shop.store.units(job_id)} == {1}
+    assert {row.epoch for row in shop.store.read(units.of_job, job_id)} == {1}
     shop.store.close()

@@ -15,7 +15,7 @@ import pytest
 from schemas.dataset.manifest import Manifest
 from service.cli import main
 from service.proof.verify import verify_dataset
-from service.store import Store
+from service.store import Store, jobs
 from tests.support.children import children_of, wait_for_end
 from tests.support.tiny_model import random_target
 
@@ -224,6 +224,6 @@ def test_a_job_that_fails_is_told_by_problem_and_exit_code(folder: Path, tmp_pat
     assert done.returncode == 3, done.stderr
     assert "error: " in done.stderr
     store = Store(f"sqlite:///{out / '.quarry' / 'quarry.db'}")
-    (row,) = store.jobs()[0]
+    (row,) = store.read(jobs.page)[0]
     store.close()
     assert row.state == "failed"

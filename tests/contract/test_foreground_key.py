@@ -12,7 +12,7 @@ from schemas.request import ExtractRequest
 from service.cli.job_file import read_job_file
 from service.plan.model_folder import local_revision
 from service.settings import Settings
-from service.store import Store
+from service.store import Store, jobs, migration, plans
 from tests.contract.test_foreground import LONG_S, extract, manifest_of, running, write_job
 from tests.support.finished_job import an_identity
 from tests.support.tiny_model import random_target
@@ -105,18 +105,18 @@ def begin_planning(out: Path, job_id: str, request: ExtractRequest) -> None:
     settings = Settings(data_dir=out / ".quarry")
     settings.data_dir.mkdir(parents=True)
     store = Store(settings.database())
-    store.migrate()
-    store.submit(job_id, job_id, request)
-    lease = store.lease_plan("killed", 1.0)
+    store.write(migration.migrate)
+    store.write(jobs.submit, job_id, job_id, request)
+    lease = plans.lease(store, "killed", 1.0)
     assert lease is not None
     about = an_identity(model=request.model, revision=local_revision(Path(request.model)))
-    store.set_identity(lease, about)
+    store.write(plans.set_identity, lease, about)
     store.close()
 
 
 def jobs_of(out: Path) -> list[tuple[str, JobState]]:
     store = Store(f"sqlite:///{out / '.quarry' / 'quarry.db'}")
-    rows, _ = store.jobs()
+    rows, _ = store.read(jobs.page)
     store.close()
     return [(row.id, row.state) for row in rows]
 

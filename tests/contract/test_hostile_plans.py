@@ -29,7 +29,7 @@ from service.plan.child.process import check_template
 from service.plan.estimate import estimate_request
 from service.plan.planner import run_planning
 from service.settings import Settings
-from service.store import Store
+from service.store import Store, jobs, migration, plans
 from service.worker import PlannerProcess
 from tests.support import templates
 from tests.support.api import serving
@@ -75,9 +75,9 @@ class Shop:
 
     def problem(self, **changes: Any) -> Problem:
         """Plan a job and return the problem that it failed with."""
-        self.store.submit(job_id(1), "key", self.request(**changes))
+        self.store.write(jobs.submit, job_id(1), "key", self.request(**changes))
         assert run_planning(self.store, self.settings, "planner", lambda: False)
-        job = self.store.job(job_id(1))
+        job = self.store.read(jobs.job, job_id(1))
         assert job.state is JobState.FAILED and job.problem is not None
         return job.problem
 
@@ -94,7 +94,7 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
     settings.data_dir.mkdir()
     clock = Clock()
     store = Store(settings.database(), clock.of(settings.database()))
-    store.migrate()
+    store.write(migration.migrate)
     yield Shop(tmp_path, settings, store, clock, templates.write_target(tmp_path / "model"))
     store.close()
 
@@ -204,7 +204,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 def test_a_planner_that_is_stopped_kills_its_child_at_once_and_gives_the_plan_on(shop: Shop) -> None:
     shop.settings = shop.settings.model_copy(update={"plan_row_cpu_s": 60.0})
-    shop.store.submit(job_id(1), "key", shop.request(chat_template=FROZEN))
+    shop.store.write(jobs.submit, job_id(1), "key", shop.request(chat_template=FROZEN))
     stopped = threading.Event()
     with ThreadPoolExecutor() as threads:
         plan = threads.submit(run_planning, shop.store, shop.settings, "planner", stopped.is_set)
@@ -214,7 +214,7 @@ def test_a_planner_that_is_stopped_kills_its_child_at_once_and_gives_the_plan_on
         assert plan.result(5)
         until(lambda: not child_pids())
     assert time.monotonic() - began < 1
-    assert shop.store.state(job_id(1)) is JobState.RUNNING
+    assert shop.store.read(jobs.state, job_id(1)) is JobState.RUNNING
 
 
 def cpu_s(pid: int) -> float:
@@ -225,36 +225,36 @@ def cpu_s(pid: int) -> float:
 def test_a_planner_process_that_is_told_to_end_gives_a_frozen_plan_back(shop: Shop) -> None:
     settings = shop.settings.model_copy(update={"plan_row_cpu_s": 60.0, "poll_s": 0.05})
     store = Store(settings.database())
-    store.submit(job_id(1), "key", shop.request(chat_template=FROZEN))
+    store.write(jobs.submit, job_id(1), "key", shop.request(chat_template=FROZEN))
     planner = PlannerProcess(settings)
     planner.start()
     until(lambda: any(busy_s(pid) > 0.5 for pid in children_of(os.getpid())))
     began = time.monotonic()
     planner.stop()
     assert time.monotonic() - began < 3
-    assert store.lease_plan("next", 60) is not None
+    assert plans.lease(store, "next", 60) is not None
     store.close()
 
 
 def test_a_job_whose_child_is_killed_three_times_is_blocked_and_the_next_job_is_planned(shop: Shop) -> None:
     """1. three planners in turn lose the child of one job  2. it is blocked  3. another job is planned."""
     shop.settings = shop.settings.model_copy(update={"plan_row_cpu_s": 60.0})
-    shop.store.submit(job_id(1), "poison", shop.request(chat_template=FROZEN))
+    shop.store.write(jobs.submit, job_id(1), "poison", shop.request(chat_template=FROZEN))
     with ThreadPoolExecutor() as threads:
         for owner in ("first", "second", "third"):
-            assert shop.store.state(job_id(1)) is not JobState.BLOCKED
+            assert shop.store.read(jobs.state, job_id(1)) is not JobState.BLOCKED
             plan = threads.submit(run_planning, shop.store, shop.settings, owner, lambda: False)
             until(lambda: busy_s() > 0.2)
             for pid in child_pids():
                 os.kill(pid, signal.SIGKILL)
             assert plan.result(5)
             shop.clock.advance(shop.settings.lease_s + 1)
-    job = shop.store.job(job_id(1))
+    job = shop.store.read(jobs.job, job_id(1))
     assert job.state is JobState.BLOCKED and job.problem is not None
     assert job.problem.type == "urn:quarry:planning-died" and "-9" in job.problem.detail
-    shop.store.submit(job_id(2), "good", shop.request())
+    shop.store.write(jobs.submit, job_id(2), "good", shop.request())
     assert run_planning(shop.store, shop.settings, "fourth", lambda: False)
-    assert shop.store.job(job_id(2)).progress.plan_done
+    assert shop.store.read(jobs.job, job_id(2)).progress.plan_done
 
 
 def test_a_child_has_none_of_its_parents_secrets_and_ends_with_it(shop: Shop) -> None:

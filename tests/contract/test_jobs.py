@@ -16,7 +16,7 @@ from service.capture.landing import land
 from service.capture.loop import Capture
 from service.errors import QuarryError
 from service.proof.verify import verify_dataset
-from service.store import Store, TaskState
+from service.store import TaskState, commits, jobs, tasks, units
 from service.sweeper import sweep
 from tests.support.engine_bench import until
 from tests.support.fake_engine import FakeEngine, states_TH
@@ -57,10 +57,10 @@ def test_a_job_ends_with_every_sample_written_or_rejected_by_reason(shop, target
     job = shop.run(request(target, samples))
     assert job.state is JobState.COMPLETED, job.problem
     assert_whole(shop, job.id, written=61, rejected=5)
-    by_id = {reject.source_id: reject.reason for reject in shop.store.rejects(job.id)}
+    by_id = {reject.source_id: reject.reason for reject in shop.store.read(commits.rejects, job.id)}
     assert by_id.keys() == {"empty", "silent", "foreign", "unsupervised", "refused by the engine"}
     assert by_id["refused by the engine"] == "engine-refused"
-    assert len(shop.store.shards(job.id)) > 3
+    assert len(shop.store.read(commits.shards, job.id)) > 3
 
 
 @pytest.mark.parametrize("capture", ["one_pass", "second_prefill"])
@@ -87,12 +87,12 @@ def test_planes_hold_the_same_states_in_less_space(shop, target):
 def test_a_unit_whose_lease_was_lost_is_void_and_its_successor_commits(shop, target):
     job_id = shop.submit(request(target, conversations(40)))
     shop.plan()
-    stalled = shop.store.lease_unit("a stalled worker", 0.0)
+    stalled = units.lease(shop.store, "a stalled worker", 0.0)
     assert stalled is not None
     shop.finish(job_id)
-    assert shop.store.job(job_id).state is JobState.COMPLETED
+    assert shop.store.read(jobs.job, job_id).state is JobState.COMPLETED
     assert_whole(shop, job_id, written=40, rejected=0)
-    (taken,) = [row for row in shop.store.units(job_id) if row.unit == stalled.key.unit]
+    (taken,) = [row for row in shop.store.read(units.of_job, job_id) if row.unit == stalled.key.unit]
     assert taken.epoch == stalled.key.epoch + 1
 
 
@@ -109,7 +109,7 @@ def test_a_dead_engine_costs_an_attempt_and_no_sample(shop, target, monkeypatch)
     job = shop.run(request(target, conversations(40)))
     assert job.state is JobState.COMPLETED, job.problem
     assert_whole(shop, job.id, written=40, rejected=0)
-    assert max(row.attempts for row in shop.store.units(job.id)) == 2
+    assert max(row.attempts for row in shop.store.read(units.of_job, job.id)) == 2
 
 
 def test_states_that_are_not_the_models_fail_the_job_by_name(shop, target, monkeypatch):
@@ -140,7 +140,7 @@ def test_a_row_that_is_not_finite_is_rejected_and_the_rest_is_whole(shop, target
     job = shop.run(request(target, conversations(20)))
     assert job.state is JobState.COMPLETED, job.problem
     assert_whole(shop, job.id, written=19, rejected=1)
-    assert [reject.reason for reject in shop.store.rejects(job.id)] == ["not-finite"]
+    assert [reject.reason for reject in shop.store.read(commits.rejects, job.id)] == ["not-finite"]
 
 
 def test_a_folder_that_cannot_be_written_costs_attempts_and_then_fails_the_job_by_name(shop, target):
@@ -149,11 +149,11 @@ def test_a_folder_that_cannot_be_written_costs_attempts_and_then_fails_the_job_b
     attempts = shop.settings.work_root / job_id / "attempts"
     attempts.write_bytes(b"not a folder")
     shop.capture(job_id)
-    failed = shop.store.job(job_id)
+    failed = shop.store.read(jobs.job, job_id)
     assert failed.state is JobState.FAILED
     assert failed.problem is not None and failed.problem.type == "urn:quarry:write-failed"
     attempts.unlink()
-    shop.store.resume(job_id)
+    shop.store.write(jobs.resume, job_id)
     shop.finish(job_id)
     assert_whole(shop, job_id, written=20, rejected=0)
 
@@ -165,21 +165,23 @@ def test_a_cancelled_job_stops_and_resumes_from_what_was_committed(shop, target)
     async def some() -> None:
         loop = Capture(shop.store, shop.settings, "worker")
         task = asyncio.create_task(loop.run())
-        while shop.store.job(job_id).progress.units_done < 2:
+        while shop.store.read(jobs.job, job_id).progress.units_done < 2:
             await asyncio.sleep(0.01)
-        shop.store.cancel(job_id)
+        shop.store.write(jobs.cancel, job_id)
         loop.stop.set()
         await task
 
     asyncio.run(asyncio.wait_for(some(), 60))
-    done = [row.unit for row in shop.store.units(job_id) if row.state is TaskState.DONE]
+    done = [row.unit for row in shop.store.read(units.of_job, job_id) if row.state is TaskState.DONE]
     assert len(done) >= 2
-    assert shop.store.job(job_id).state is JobState.CANCELLED
-    epochs = {row.unit: row.epoch for row in shop.store.units(job_id)}
-    shop.store.resume(job_id)
+    assert shop.store.read(jobs.job, job_id).state is JobState.CANCELLED
+    epochs = {row.unit: row.epoch for row in shop.store.read(units.of_job, job_id)}
+    shop.store.write(jobs.resume, job_id)
     shop.finish(job_id)
     assert_whole(shop, job_id, written=60, rejected=0)
-    assert all(row.epoch == epochs[row.unit] for row in shop.store.units(job_id) if row.unit in done)
+    assert all(
+        row.epoch == epochs[row.unit] for row in shop.store.read(units.of_job, job_id) if row.unit in done
+    )
 
 
 def test_a_worker_that_is_told_to_stop_gives_its_units_back_at_once(shop, target, monkeypatch):
@@ -197,9 +199,9 @@ def test_a_worker_that_is_told_to_stop_gives_its_units_back_at_once(shop, target
         await task
 
     asyncio.run(asyncio.wait_for(stopped(), 60))
-    units = shop.store.units(job_id)
-    assert units[0].epoch == 1
-    assert {(row.state, row.attempts) for row in units} == {(TaskState.PENDING, 0)}
+    rows = shop.store.read(units.of_job, job_id)
+    assert rows[0].epoch == 1
+    assert {(row.state, row.attempts) for row in rows} == {(TaskState.PENDING, 0)}
     monkeypatch.delenv("QUARRY_FAKE_STEP_S")
     shop.finish(job_id)
     assert_whole(shop, job_id, written=60, rejected=0)
@@ -211,7 +213,7 @@ def test_files_of_a_commit_that_was_not_landed_are_landed_later(shop, target):
     shop.capture(job_id)
     dataset = shop.settings.dataset_dir(job_id)
     # Undo the landing, as a crash between commit and move would have left it.
-    for commit in shop.store.unit_commits(job_id):
+    for commit in shop.store.read(commits.unit_commits, job_id):
         folder = shop.settings.work_root / attempt_dir(job_id, commit.key.unit, commit.key.epoch)
         folder.mkdir(parents=True)
         (dataset / commit.shards[0].path).rename(folder / Path(commit.shards[0].path).name)
@@ -224,10 +226,10 @@ def test_files_of_a_commit_that_was_not_landed_are_landed_later(shop, target):
 def test_the_sweeper_takes_lost_attempts_and_leaves_live_ones(shop, target):
     job_id = shop.submit(request(target, conversations(20)))
     shop.plan()
-    key = shop.store.lease_unit("a living worker", 600.0).key
-    units = (key.unit, canary_unit(key.unit))
+    key = units.lease(shop.store, "a living worker", 600.0).key
+    attempts = (key.unit, canary_unit(key.unit))
     live, lost = (
-        [shop.settings.work_root / attempt_dir(job_id, unit, epoch) for unit in units]
+        [shop.settings.work_root / attempt_dir(job_id, unit, epoch) for unit in attempts]
         for epoch in (key.epoch, key.epoch + 7)
     )
     for folder in live + lost:
@@ -261,7 +263,7 @@ def test_a_model_that_changed_after_planning_is_refused_before_anything_is_captu
     shop.plan()
     random_target(target, arch="llama", layers=8, hidden=64, max_position=256, tied=True)
     shop.capture(job_id)
-    job = shop.store.job(job_id)
+    job = shop.store.read(jobs.job, job_id)
     assert job.state is JobState.FAILED
     assert job.problem is not None
     assert (job.problem.type, job.problem.field) == ("urn:quarry:identity-changed", "model")
@@ -284,11 +286,11 @@ def test_an_engine_is_started_anew_only_for_a_job_that_it_cannot_serve(shop, tar
         request(target, conversations(4), layers="eagle"),
         request(target, conversations(5), layers="mtp"),
     ]
-    jobs = [shop.submit(body, str(number)) for number, body in enumerate(bodies)]
+    job_ids = [shop.submit(body, str(number)) for number, body in enumerate(bodies)]
     shop.plan()
-    shop.capture(jobs[-1])
+    shop.capture(job_ids[-1])
     shop.publish()
-    assert [shop.store.job(job_id).state for job_id in jobs] == [JobState.COMPLETED] * 4
+    assert [shop.store.read(jobs.job, job_id).state for job_id in job_ids] == [JobState.COMPLETED] * 4
     assert started == [(2, 4, 5, 8), (8,)]
 
 
@@ -305,22 +307,22 @@ def test_a_worker_whose_heartbeat_broke_ends_loudly_and_gives_its_units_back(tmp
     shop = Shop.open(tmp_path, target, lease_s=1.0)
     job_id = shop.submit(request(target, conversations(20)))
     shop.plan()
-    healthy, extend = FakeEngine.run, Store.extend
+    healthy, extend = FakeEngine.run, tasks.extend
 
     async def slow(self, prompt):
         await asyncio.sleep(1.0)
         return await healthy(self, prompt)
 
-    def broken(self, leases, ttl_s):
+    def broken(tx, leases, ttl_s):
         raise RuntimeError("a bug in the heartbeat")
 
     monkeypatch.setattr(FakeEngine, "run", slow)
-    monkeypatch.setattr(Store, "extend", broken)
+    monkeypatch.setattr(tasks, "extend", broken)
     with pytest.raises(QuarryError, match="leases are no longer kept"):
         shop.capture(job_id)
-    assert not any(row.state is TaskState.LEASED for row in shop.store.units(job_id))
+    assert not any(row.state is TaskState.LEASED for row in shop.store.read(units.of_job, job_id))
     monkeypatch.setattr(FakeEngine, "run", healthy)
-    monkeypatch.setattr(Store, "extend", extend)
+    monkeypatch.setattr(tasks, "extend", extend)
     shop.finish(job_id)
     assert_whole(shop, job_id, written=20, rejected=0)
     shop.store.close()

@@ -9,6 +9,7 @@ from schemas.dataset.seal import move_durably
 from schemas.job import JobState
 from service.capture import loop
 from service.capture.landing import land
+from service.store import jobs
 from tests.support.jobs import Shop, conversations, request
 
 
@@ -30,7 +31,7 @@ def test_a_unit_is_landed_by_two_at_once(shop: Shop, target: Path, monkeypatch: 
 
     monkeypatch.setattr(Path, "replace", replacing)
     shop.publish()
-    assert shop.store.job(job_id).state is JobState.COMPLETED
+    assert shop.store.read(jobs.job, job_id).state is JobState.COMPLETED
     assert len(overtaken) == 1
     assert len(shop.rows(job_id)) == 10
 

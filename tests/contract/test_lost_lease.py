@@ -11,6 +11,7 @@ from service.capture.landing import attempt_folder
 from service.capture.link import EngineLink
 from service.capture.loop import Capture
 from service.settings import Settings
+from service.store import jobs
 from tests.contract.test_distrust import ONE_UNIT, target
 from tests.support.engine_bench import until
 from tests.support.fake_engine import FakeEngine
@@ -21,7 +22,7 @@ FOR_EVER_S = 600.0
 
 
 def captured(shop: Shop, job_id: str) -> bool:
-    progress = shop.store.summary(job_id).progress
+    progress = shop.store.read(jobs.summary, job_id).progress
     return progress.plan_done and progress.units_done == progress.units_planned
 
 
@@ -56,7 +57,7 @@ def test_a_cancelled_jobs_unit_is_abandoned_and_the_next_job_completes(
             assert session is not None and isinstance(session.engine, FakeEngine)
             engine, link = session.engine, session.link
             await until(lambda: engine.computing == 2 and any(folder.glob("*")))
-            shop.store.cancel(first)
+            shop.store.write(jobs.cancel, first)
             await until(lambda: not loop._units and engine.computing == 0)
             assert not link._attempts
             await until(lambda: not any(folder.glob("*")))
@@ -69,8 +70,8 @@ def test_a_cancelled_jobs_unit_is_abandoned_and_the_next_job_completes(
 
     second = asyncio.run(asyncio.wait_for(served(), 60))
     shop.publish()
-    assert shop.store.state(first) is JobState.CANCELLED
-    assert shop.store.state(second) is JobState.COMPLETED
+    assert shop.store.read(jobs.state, first) is JobState.CANCELLED
+    assert shop.store.read(jobs.state, second) is JobState.COMPLETED
     shop.store.close()
 
 
@@ -106,13 +107,13 @@ def test_a_unit_whose_lease_is_lost_while_the_engine_starts_is_not_begun(
         async with asyncio.TaskGroup() as group:
             group.create_task(loop.run())
             await starting.wait()
-            shop.store.cancel(first)
+            shop.store.write(jobs.cancel, first)
             await until(lambda: not any(unit.leased for unit in loop._units.values()))
             cancelled.set()
 
     asyncio.run(asyncio.wait_for(served(), 60))
     shop.publish()
     assert asked_for == {second}
-    assert shop.store.state(first) is JobState.CANCELLED
-    assert shop.store.state(second) is JobState.COMPLETED
+    assert shop.store.read(jobs.state, first) is JobState.CANCELLED
+    assert shop.store.read(jobs.state, second) is JobState.COMPLETED
     shop.store.close()

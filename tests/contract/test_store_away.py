@@ -21,16 +21,17 @@ One that is full is away, too; but what a disk's end stopped in the middle of it
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
 
 from schemas.identity import Identity
 from schemas.job import JobState
-from schemas.request import ExtractRequest
 from service.capture.engine import Answer, EngineSpec, Prompt
 from service.capture.link import EngineLink
 from service.capture.loop import Capture
@@ -38,7 +39,7 @@ from service.errors import DatasetBroken, DiskFull, EngineDied, QuarryError, Sto
 from service.plan.planner import run_planning
 from service.publish.publisher import run_publishing
 from service.settings import Settings
-from service.store import Store, TaskState
+from service.store import Store, TaskState, jobs, plans, units
 from tests.contract.test_distrust import ONE_UNIT, target
 from tests.support.engine_bench import until
 from tests.support.fake_engine import FakeEngine
@@ -60,7 +61,7 @@ LATER_S = 2.0
 
 
 class Away:
-    """Stands for a verb of a store and raises `error` when first called.
+    """Stands for a verb of the store and raises `error` when first called.
 
     Each call takes `takes_s` of the clock.
     """
@@ -68,24 +69,38 @@ class Away:
     def __init__(
         self,
         monkeypatch: pytest.MonkeyPatch,
-        store: Store,
         verb: str,
         clock: Clock,
         takes_s: float = 0.0,
         error: QuarryError = AWAY,
     ) -> None:
-        self._verb, self._clock, self._takes_s, self._error = getattr(store, verb), clock, takes_s, error
+        self._clock, self._takes_s, self._error = clock, takes_s, error
         self.calls = 0
         self.kept = threading.Event()
         """Set once the calls have taken longer than a lease of which each takes `SHARE`."""
-        monkeypatch.setattr(store, verb, self)
+        name = f"service.store.{verb}"
+        stood_for = resolve_name(name)
+        if verb.endswith(".lease"):  # opens transactions of its own
+            monkeypatch.setattr(name, lambda *given, **named: self._call(partial(stood_for, *given, **named)))
+            return
+        for opens in ("read", "write"):
+            monkeypatch.setattr(Store, opens, self._opening(stood_for, getattr(Store, opens)))
 
-    def __call__(self, *given: Any, **named: Any) -> Any:
+    def _opening(self, stood_for: object, healthy: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `Store.read` or `Store.write` with a verb that this stands for."""
+
+        def opened(store: Store, verb: object, *given: Any, **named: Any) -> Any:
+            call = partial(healthy, store, verb, *given, **named)
+            return self._call(call) if verb is stood_for else call()
+
+        return opened
+
+    def _call(self, healthy: Callable[[], Any]) -> Any:
         self.calls += 1
         self._clock.advance(self._takes_s)
         if self.calls == 1:
             raise self._error
-        answer = self._verb(*given, **named)
+        answer = healthy()
         if self.calls >= BEATS:
             self.kept.set()
         return answer
@@ -114,17 +129,17 @@ def submit(shop: Shop, **changes: Any) -> str:
 
 def attempts(shop: Shop, job_id: str) -> Counter[tuple[TaskState, int, int]]:
     """Return how many units of a job stand at a state, an epoch and a number of attempts."""
-    return Counter((row.state, row.epoch, row.attempts) for row in shop.store.units(job_id))
+    return Counter((row.state, row.epoch, row.attempts) for row in shop.store.read(units.of_job, job_id))
 
 
 @TO_A_WORKER
-@pytest.mark.parametrize("verb", ["lease_unit", "summary"])
+@pytest.mark.parametrize("verb", ["units.lease", "jobs.summary"])
 def test_a_worker_that_finds_no_store_looks_for_work_later(
     shop: Shop, clock: Clock, monkeypatch: pytest.MonkeyPatch, verb: str, error: QuarryError
 ) -> None:
     job_id = submit(shop)
     shop.plan()
-    away = Away(monkeypatch, shop.store, verb, clock, error=error)
+    away = Away(monkeypatch, verb, clock, error=error)
     assert shop.finish(job_id).state is JobState.COMPLETED
     assert away.calls > 1
     assert attempts(shop, job_id) == {(TaskState.DONE, 1, 1): 1}
@@ -135,10 +150,10 @@ def test_a_worker_that_finds_no_store_looks_for_work_later(
     [
         *(
             pytest.param(verb, "tests.support.model_engine:ModelEngine", "run", error, marks=pytest.mark.slow)
-            for verb in ("canary", "record_canary")
+            for verb in ("canaries.report", "canaries.record")
             for error in (AWAY, FULL)
         ),
-        ("commit_unit", FAKE_ENGINE, "skip", FULL),
+        ("commits.commit", FAKE_ENGINE, "skip", FULL),
     ],
 )
 def test_a_unit_that_finds_no_store_runs_again_and_on_a_full_disk_its_job_waits(
@@ -154,12 +169,12 @@ def test_a_unit_that_finds_no_store_runs_again_and_on_a_full_disk_its_job_waits(
     shop.settings = shop.settings.model_copy(update={"unit_attempts": 1, "engine": engine})
     job_id = submit(shop, canary=canary)
     shop.plan()
-    away = Away(monkeypatch, shop.store, verb, clock, error=error)
+    away = Away(monkeypatch, verb, clock, error=error)
     if error is FULL:
         shop.capture(job_id)
-        assert shop.store.state(job_id) is JobState.BLOCKED
-        shop.store.resume(job_id)
-    assert shop.finish(job_id).state is JobState.COMPLETED, shop.store.job(job_id).problem
+        assert shop.store.read(jobs.state, job_id) is JobState.BLOCKED
+        shop.store.write(jobs.resume, job_id)
+    assert shop.finish(job_id).state is JobState.COMPLETED, shop.store.read(jobs.job, job_id).problem
     assert away.calls > 1
     assert attempts(shop, job_id) == {(TaskState.DONE, 2, 1): 1}
 
@@ -168,7 +183,7 @@ def test_a_commit_waits_for_the_store(shop: Shop, clock: Clock, monkeypatch: pyt
     """1. A unit is proven. 2. Its commit finds no store. 3. It is committed later."""
     job_id = submit(shop)
     shop.plan()
-    away = Away(monkeypatch, shop.store, "commit_unit", clock)
+    away = Away(monkeypatch, "commits.commit", clock)
     assert shop.finish(job_id).state is JobState.COMPLETED
     assert away.calls == 2
     assert attempts(shop, job_id) == {(TaskState.DONE, 1, 1): 1}
@@ -181,7 +196,7 @@ def test_a_unit_is_kept_over_a_beat_that_finds_no_store(
     """1. A unit is captured for longer than its lease. 2. The first beat finds no store, the next does."""
     job_id = submit(shop)
     shop.plan()
-    away = Away(monkeypatch, shop.store, "extend", clock, SHARE * shop.settings.lease_s, error)
+    away = Away(monkeypatch, "tasks.extend", clock, SHARE * shop.settings.lease_s, error)
     healthy = FakeEngine.run
 
     async def run(self: FakeEngine, prompt: Prompt) -> Answer:
@@ -199,7 +214,7 @@ def test_a_unit_is_kept_while_proofs_fill_the_loops_threads(
     """1. A unit is captured. 2. Every thread of the loop's pool is busy for longer than the unit's lease."""
     job_id = submit(shop)
     shop.plan()
-    kept = Away(monkeypatch, shop.store, "extend", clock, SHARE * shop.settings.lease_s)
+    kept = Away(monkeypatch, "tasks.extend", clock, SHARE * shop.settings.lease_s)
     proven = threading.Event()
 
     async def captured() -> None:
@@ -212,7 +227,7 @@ def test_a_unit_is_kept_while_proofs_fill_the_loops_threads(
             proofs = [pool.submit(proven.wait, 60.0) for _ in range(2)]
             try:
                 await until(kept.kept.is_set)
-                assert shop.store.lease_unit("another", shop.settings.lease_s) is None
+                assert units.lease(shop.store, "another", shop.settings.lease_s) is None
             finally:
                 proven.set()
         assert all(proof.result() for proof in proofs)
@@ -228,7 +243,7 @@ def test_a_failed_attempt_is_recorded_when_the_store_is_back(
     """1. An engine does not start. 2. There is no store to record that, and then there is."""
     job_id = submit(shop)
     shop.plan()
-    away = Away(monkeypatch, shop.store, "fail", clock, error=error)
+    away = Away(monkeypatch, "tasks.fail", clock, error=error)
     start, broken = FakeEngine.start, iter([True])
 
     async def started(self: FakeEngine, spec: EngineSpec, settings: Settings, link: EngineLink) -> None:
@@ -251,7 +266,7 @@ def test_a_worker_that_stops_without_a_store_gives_back_what_it_can_and_stops_it
     shop.settings = shop.settings.model_copy(update={"drain_s": 0.0})
     job_id = submit(shop, storage={"shard_bytes": 262_144})
     shop.plan()
-    Away(monkeypatch, shop.store, "release", clock, error=error)
+    Away(monkeypatch, "tasks.release", clock, error=error)
 
     async def stopped() -> Capture:
         loop = Capture(shop.store, shop.settings, "worker")
@@ -277,26 +292,26 @@ def test_a_publisher_that_finds_no_store_publishes_later(
     job_id = submit(shop)
     shop.plan()
     shop.capture(job_id)
-    Away(monkeypatch, shop.store, "lease_publish", clock, error=error)
+    Away(monkeypatch, "publishing.lease", clock, error=error)
     assert run_publishing(shop.store, shop.settings, "publisher", lambda: False) is False
     assert run_publishing(shop.store, shop.settings, "publisher", lambda: False) is True
-    assert shop.store.state(job_id) is JobState.COMPLETED
+    assert shop.store.read(jobs.state, job_id) is JobState.COMPLETED
 
 
 @TO_A_WORKER
-@pytest.mark.parametrize("verb", ["unit_commits", "complete_job"])
+@pytest.mark.parametrize("verb", ["commits.unit_commits", "publishing.complete"])
 def test_a_job_that_finds_no_store_is_published_again_and_on_a_full_disk_it_waits(
     shop: Shop, clock: Clock, monkeypatch: pytest.MonkeyPatch, verb: str, error: QuarryError
 ) -> None:
     job_id = submit(shop)
     shop.plan()
     shop.capture(job_id)
-    Away(monkeypatch, shop.store, verb, clock, error=error)
+    Away(monkeypatch, verb, clock, error=error)
     assert run_publishing(shop.store, shop.settings, "publisher", lambda: False) is True
     if error is FULL:
-        assert shop.store.state(job_id) is JobState.BLOCKED
-        shop.store.resume(job_id)
-    assert shop.store.state(job_id) is not JobState.COMPLETED
+        assert shop.store.read(jobs.state, job_id) is JobState.BLOCKED
+        shop.store.write(jobs.resume, job_id)
+    assert shop.store.read(jobs.state, job_id) is not JobState.COMPLETED
     clock.advance(LATER_S)
     assert shop.finish(job_id).state is JobState.COMPLETED
 
@@ -309,13 +324,13 @@ def test_a_publishers_error_is_recorded_when_the_store_is_back(
     job_id = submit(shop)
     shop.plan()
     shop.capture(job_id)
-    Away(monkeypatch, shop.store, "fail", clock, error=error)
+    Away(monkeypatch, "tasks.fail", clock, error=error)
 
-    def broken(asked: ExtractRequest, identity: Identity, settings: Settings) -> bytes:
+    def broken(identity: Identity, settings: Settings) -> bytes:
         raise DatasetBroken("planted")
 
     assert run_publishing(shop.store, shop.settings, "publisher", lambda: False, final_norm=broken) is True
-    job = shop.store.job(job_id)
+    job = shop.store.read(jobs.job, job_id)
     assert (job.state, job.problem) == (JobState.FAILED, DatasetBroken("planted").problem())
 
 
@@ -324,29 +339,29 @@ def test_a_planner_that_finds_no_store_plans_later(
     shop: Shop, clock: Clock, monkeypatch: pytest.MonkeyPatch, error: QuarryError
 ) -> None:
     job_id = submit(shop)
-    Away(monkeypatch, shop.store, "lease_plan", clock, error=error)
+    Away(monkeypatch, "plans.lease", clock, error=error)
     assert run_planning(shop.store, shop.settings, "planner", lambda: False) is False
     assert shop.finish(job_id).state is JobState.COMPLETED
 
 
 @TO_A_WORKER
-@pytest.mark.parametrize("verb", ["set_identity", "add_unit", "finish_plan"])
+@pytest.mark.parametrize("verb", ["plans.set_identity", "plans.add_unit", "plans.finish"])
 def test_a_plan_that_finds_no_store_is_made_again_and_on_a_full_disk_its_job_waits(
     shop: Shop, clock: Clock, monkeypatch: pytest.MonkeyPatch, verb: str, error: QuarryError
 ) -> None:
     """The job may be tried once: an error that counted would block it."""
     shop.settings = shop.settings.model_copy(update={"unit_attempts": 1})
     job_id = submit(shop, storage={"shard_bytes": 262_144})
-    Away(monkeypatch, shop.store, verb, clock, error=error)
+    Away(monkeypatch, verb, clock, error=error)
     assert run_planning(shop.store, shop.settings, "planner", lambda: False) is True
-    job = shop.store.job(job_id)
+    job = shop.store.read(jobs.job, job_id)
     assert job.state is (JobState.BLOCKED if error is FULL else JobState.RUNNING)
     assert not job.progress.plan_done
     if error is FULL:
-        shop.store.resume(job_id)
+        shop.store.write(jobs.resume, job_id)
     clock.advance(LATER_S)
     shop.plan()
-    job = shop.store.job(job_id)
+    job = shop.store.read(jobs.job, job_id)
     assert job.state is JobState.RUNNING and job.progress.plan_done
     assert job.progress.samples_planned == 20
 
@@ -358,13 +373,13 @@ def test_a_plan_is_kept_over_an_extension_that_finds_no_store(
     """1. A plan takes longer than its lease. 2. The first extension finds no store; others keep the plan."""
     settings = shop.settings.model_copy(update={"lease_s": 0.05})
     job_id = submit(shop)
-    away = Away(monkeypatch, shop.store, "extend", clock, SHARE * settings.lease_s, error)
+    away = Away(monkeypatch, "tasks.extend", clock, SHARE * settings.lease_s, error)
 
     def stop() -> bool:
-        return not away.kept.wait(30.0) or shop.store.lease_plan("another", 60.0) is not None
+        return not away.kept.wait(30.0) or plans.lease(shop.store, "another", 60.0) is not None
 
     assert run_planning(shop.store, settings, "planner", stop) is True
-    assert shop.store.job(job_id).progress.plan_done
+    assert shop.store.read(jobs.job, job_id).progress.plan_done
 
 
 @TO_A_WORKER
@@ -372,8 +387,8 @@ def test_a_planners_error_is_recorded_when_the_store_is_back(
     shop: Shop, clock: Clock, monkeypatch: pytest.MonkeyPatch, error: QuarryError
 ) -> None:
     job_id = submit(shop, layers=[99])
-    Away(monkeypatch, shop.store, "fail", clock, error=error)
+    Away(monkeypatch, "tasks.fail", clock, error=error)
     assert run_planning(shop.store, shop.settings, "planner", lambda: False) is True
-    job = shop.store.job(job_id)
+    job = shop.store.read(jobs.job, job_id)
     assert job.state is JobState.FAILED and job.problem is not None
     assert job.problem.type == "urn:quarry:unknown-layer"

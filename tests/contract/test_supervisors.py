@@ -9,6 +9,7 @@ from connector.shards import UnitWriter
 from schemas.job import JobState
 from service.capture import unit_run
 from service.proof.verify import verify_dataset
+from service.store import jobs, units
 from tests.support.jobs import Shop, conversations, request
 
 SAMPLES = conversations(20)
@@ -46,10 +47,10 @@ def test_a_bug_in_a_writer_thread_costs_its_unit_an_attempt_and_the_job_no_sampl
     monkeypatch.setattr(UnitWriter, "write", write)
     job = shop.run(request(target, SAMPLES))
     assert job.state is JobState.COMPLETED, job.problem
-    units = shop.store.units(job.id)
-    assert len(units) > 1 and len(hit) == 1
-    assert [row.attempts for row in units] == [2 if row.unit in hit else 1 for row in units]
-    (told,) = [event.problem for event in shop.store.events(job.id) if event.problem is not None]
+    rows = shop.store.read(units.of_job, job.id)
+    assert len(rows) > 1 and len(hit) == 1
+    assert [row.attempts for row in rows] == [2 if row.unit in hit else 1 for row in rows]
+    (told,) = [event.problem for event in shop.store.read(jobs.events, job.id) if event.problem is not None]
     assert told.type == "urn:quarry:engine-died" and "KeyError('nobody foresaw this')" in told.detail
     assert sorted(row["source_id"] for row in shop.rows(job.id)) == sorted(one["id"] for one in SAMPLES)
     report = verify_dataset(shop.settings.dataset_dir(job.id))

@@ -14,7 +14,7 @@ import service.worker
 from schemas.job import JobState
 from service.errors import DiskFull, QuarryError, StoreUnavailable
 from service.settings import Settings
-from service.store import Store
+from service.store import Store, migration
 from service.sweeper import sweep
 from service.worker import run_worker
 from tests.support.jobs import Shop, conversations, request
@@ -27,7 +27,7 @@ def test_the_work_of_a_job_that_the_database_does_not_know_is_left_alone(
     job_id = shop.submit(request(target, conversations(10)))
     shop.plan()
     other = Store(f"sqlite:///{tmp_path / 'other.db'}")
-    other.migrate()
+    other.write(migration.migrate)
     assert sweep(other, shop.settings) == []
     other.close()
     assert shop.finish(job_id).state is JobState.COMPLETED

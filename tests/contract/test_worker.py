@@ -12,13 +12,14 @@ import pytest
 import service.worker
 from schemas.job import JobState
 from service.settings import Settings
-from service.store import Store
+from service.store import Store, jobs, migration, plans, publishing, units
 from service.sweeper import sweep
 from service.work.keeper import Keeper
 from service.worker import PlannerProcess, PublisherThread, _restart, run_worker
-from tests.support import jobs, templates
+from tests.support import templates
 from tests.support.children import wait_for_end
 from tests.support.engine_bench import until
+from tests.support.jobs import request as a_job_request
 from tests.support.store_cases import a_request, capture, job_id
 
 
@@ -30,7 +31,7 @@ def settings(tmp_path: Path) -> Settings:
 @pytest.fixture
 def store(settings: Settings) -> Iterator[Store]:
     store = Store(settings.database())
-    store.migrate()
+    store.write(migration.migrate)
     yield store
     store.close()
 
@@ -71,8 +72,8 @@ def test_a_planner_that_was_killed_is_started_again_and_plans(settings, store):
         planner.restart_if_dead()
         assert planner._process.pid != killed.pid
         request = a_request().model_copy(update={"model": "/nowhere"})
-        store.submit(job_id(1), "key", request)
-        asyncio.run(until(lambda: store.state(job_id(1)) is JobState.FAILED))
+        store.write(jobs.submit, job_id(1), "key", request)
+        asyncio.run(until(lambda: store.read(jobs.state, job_id(1)) is JobState.FAILED))
         assert planner._process.is_alive()
     finally:
         planner.stop()
@@ -86,13 +87,13 @@ def test_a_publisher_that_ended_by_an_error_is_started_again_but_not_after_its_s
     bugs = iter([ZeroDivisionError("a bug")])
     works = threading.Event()
 
-    def publishing(*_, **__):
+    def publish(*_, **__):
         if (bug := next(bugs, None)) is not None:
             raise bug
         works.set()
         return False
 
-    monkeypatch.setattr("service.publish.publisher.run_publishing", publishing)
+    monkeypatch.setattr("service.publish.publisher.run_publishing", publish)
     publisher = PublisherThread(settings, keeper)
     publisher.start()
     publisher._thread.join(60)
@@ -116,35 +117,37 @@ def test_a_plan_is_given_back_when_the_service_stops(tmp_path, settings, store, 
     settings = settings.model_copy(update={"model_roots": (tmp_path,), "unit_max_samples": 1})
     samples = [{"id": str(number), "text": "a row"} for number in range(2_000)]
     model = templates.write_target(tmp_path / "model")
-    job = store.submit(job_id(1), "key", jobs.request(model, samples, loss="all", layers=[2]))[0].id
+    job = store.write(jobs.submit, job_id(1), "key", a_job_request(model, samples, loss="all", layers=[2]))[
+        0
+    ].id
     planner = PlannerProcess(settings)
     planner.start()
     try:
-        asyncio.run(until(lambda: bool(store.units(job))))
+        asyncio.run(until(lambda: bool(store.read(units.of_job, job))))
         if stuck:
             os.kill(planner._process.pid, signal.SIGSTOP)
     finally:
         planner.stop()
     assert planner._process.exitcode == (-signal.SIGKILL if stuck else 0)
-    lease = store.lease_plan("another", 60.0)
+    lease = plans.lease(store, "another", 60.0)
     assert lease is not None and lease.epoch == 2
 
 
 def test_a_repository_is_given_back_when_the_service_stops(settings, store, keeper, monkeypatch):
     capture(store)
-    publishing = threading.Event()
+    begun = threading.Event()
 
     def publish(store, settings, course, check, *_):
-        publishing.set()
+        begun.set()
         while True:
             check()
 
     monkeypatch.setattr("service.publish.publisher._publish", publish)
     publisher = PublisherThread(settings, keeper)
     publisher.start()
-    assert publishing.wait(60)
+    assert begun.wait(60)
     publisher.stop()
-    assert store.lease_publish("another", 60.0) is not None
+    assert publishing.lease(store, "another", 60.0) is not None
 
 
 class Watched:

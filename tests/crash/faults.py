@@ -30,7 +30,7 @@ from service.plan.planner import run_planning
 from service.publish.hub import Patience
 from service.publish.publisher import run_publishing
 from service.settings import Settings
-from service.store import Store
+from service.store import Store, jobs
 from service.sweeper import sweep
 from service.worker import owner_name
 from tests.support.jobs import ENDED
@@ -169,8 +169,8 @@ def _live(settings: Settings, job_id: str, fault: Fault | None, trace: Path, log
         _arm(fault, descriptor, data)
     store = Store(settings.database())
     sweep(store, settings)
-    if store.state(job_id) is JobState.BLOCKED:
-        store.resume(job_id)  # a person has made space
+    if store.read(jobs.state, job_id) is JobState.BLOCKED:
+        store.write(jobs.resume, job_id)  # a person has made space
 
     roles: dict[str, Callable[[], object]] = {
         "plan": lambda: run_planning(store, settings, owner_name("planner"), lambda: False),
@@ -180,7 +180,7 @@ def _live(settings: Settings, job_id: str, fault: Fault | None, trace: Path, log
         ),
     }
     armed = fault
-    while (state := store.state(job_id)) not in ENDED:
+    while (state := store.read(jobs.state, job_id)) not in ENDED:
         for role, act in roles.items():
             if armed is not None and armed.role == role:
                 _arm(armed, descriptor, data)
@@ -195,7 +195,7 @@ def _live(settings: Settings, job_id: str, fault: Fault | None, trace: Path, log
 
 
 def _capture(store: Store, settings: Settings, job_id: str) -> None:
-    if store.summary(job_id).progress.plan_done:
+    if store.read(jobs.summary, job_id).progress.plan_done:
         asyncio.run(Capture(store, settings, owner_name("capture"), only_job=job_id).run())
 
 

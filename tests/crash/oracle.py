@@ -10,7 +10,7 @@ import torch
 from schemas.names import job_id_from_key
 from service.proof.verify import verify_dataset
 from service.settings import Settings
-from service.store import Store
+from service.store import Store, jobs, migration
 from tests.support.fake_engine import DTYPES, states_TH
 from tests.support.jobs import FAKE_ENGINE, conversations, request
 from tests.support.tiny_model import random_target
@@ -66,10 +66,10 @@ def submit(settings: Settings, target: Path, num_samples: int = NUM_SAMPLES, **c
     """Make the service's folder, and a job in it of some units, the first of several rows."""
     settings.data_dir.mkdir(parents=True)
     store = Store(settings.database())
-    store.migrate()
+    store.write(migration.migrate)
     samples = conversations(num_samples, longest=20)
     body = {"layers": LAYERS, "storage": {"shard_bytes": 98_304}} | changes
-    store.submit(JOB, KEY, request(target, samples, **body))
+    store.write(jobs.submit, JOB, KEY, request(target, samples, **body))
     store.close()
 
 

@@ -21,7 +21,7 @@ import pytest
 from schemas.names import CARD_PATH, manifest_path
 from schemas.request import HubTarget
 from service.settings import Settings
-from service.store import Store
+from service.store import Store, migration
 from tests.crash.conftest import chosen
 from tests.support.desk import REPO, TOKEN
 from tests.support.fake_hub import FakeHub
@@ -132,10 +132,10 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("template")
     settings = Settings(data_dir=folder)
     store = Store(settings.database())
-    store.migrate()
+    store.write(migration.migrate)
     for job_id in JOBS:
         request = a_request(HubTarget(repo_id=REPO))
-        run_to_publishing(store, settings.dataset_dir(job_id), job_id, request, units=1, rows=ROWS)
+        run_to_publishing(store, settings.dataset_dir(job_id), job_id, request, num_units=1, rows=ROWS)
     store.close()
     return folder
 

@@ -20,6 +20,7 @@ import pytest
 from schemas.job import JobState
 from service.proof.verify import verify_dataset
 from service.settings import Settings
+from service.store import jobs
 from tests.crash.conftest import MODE
 from tests.support.children import settings_environment
 from tests.support.jobs import ENDED, Shop, conversations, request
@@ -83,25 +84,26 @@ def survive(shop: Shop, job_id: str, log: Path, kills: int, *, fake_step_s: floa
     draw = random.Random(7)
     for kill in range(kills):
         worker = Worker(shop.settings, log, fake_step_s=fake_step_s)
-        before = shop.store.job(job_id).progress.units_done
+        before = shop.store.read(jobs.job, job_id).progress.units_done
         # Each kill comes after at least one more unit, so that every round makes progress and loses work.
         wait_until(
             lambda before=before: (
-                shop.store.job(job_id).progress.units_done > before or shop.store.job(job_id).state in ENDED
+                shop.store.read(jobs.job, job_id).progress.units_done > before
+                or shop.store.read(jobs.job, job_id).state in ENDED
             ),
             f"no unit was committed before kill {kill}",
             patience_s,
         )
         time.sleep(draw.random() * 0.3)
         worker.kill()
-        assert shop.store.job(job_id).state is not JobState.FAILED
+        assert shop.store.read(jobs.job, job_id).state is not JobState.FAILED
     worker = Worker(shop.settings, log, fake_step_s=fake_step_s)
-    wait_until(lambda: shop.store.job(job_id).state in ENDED, "the job did not end", patience_s)
+    wait_until(lambda: shop.store.read(jobs.job, job_id).state in ENDED, "the job did not end", patience_s)
     assert worker.stop() == 0
 
 
 def assert_every_sample_once(shop: Shop, job_id: str, count: int) -> None:
-    job = shop.store.job(job_id)
+    job = shop.store.read(jobs.job, job_id)
     assert job.state is JobState.COMPLETED, job.problem
     rows = shop.rows(job_id)
     assert sorted(row["source_id"] for row in rows) == sorted(f"c{number}" for number in range(count))

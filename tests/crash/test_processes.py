@@ -24,7 +24,7 @@ from schemas.job import JobState
 from service.errors import StoreUnavailable
 from service.proof.verify import verify_dataset
 from service.settings import Settings
-from service.store import Store
+from service.store import Store, jobs, migration
 from tests.crash.conftest import MODE, SEED
 from tests.crash.oracle import JOB, KEY, assert_right, make_target, service
 from tests.support.children import children_of, settings_environment
@@ -134,8 +134,8 @@ def disturb(
             one.start_if_dead()
         accepted = accepted or draw.choice(made).post(body)
         try:
-            now = len(store.events(JOB, limit=10_000)) if accepted else 0
-            state = store.state(JOB) if accepted else JobState.QUEUED
+            now = len(store.read(jobs.events, JOB, limit=10_000)) if accepted else 0
+            state = store.read(jobs.state, JOB) if accepted else JobState.QUEUED
         except StoreUnavailable:
             continue
         if state in {JobState.COMPLETED, JobState.FAILED, JobState.BLOCKED}:
@@ -201,14 +201,14 @@ def test_kills_of_every_process_lose_and_double_nothing(
         )
         settings.data_dir.mkdir()
         store = Store(settings.database())
-        store.migrate()
+        store.write(migration.migrate)
         stack.callback(store.close)
         made = stack.enter_context(services(settings, chosen["services"]))
         kills = 30 if MODE == "all" else 6
         state = disturb(
             made, store, body.model_dump(mode="json"), disturbances, kills, chosen.get("first"), tally
         )
-        assert state is JobState.COMPLETED, store.job(JOB).problem
+        assert state is JobState.COMPLETED, store.read(jobs.job, JOB).problem
     dataset = settings.dataset_dir(JOB)
     if chosen["canary"] == "skip":
         assert_right(dataset, target, num_samples)

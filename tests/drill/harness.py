@@ -16,6 +16,7 @@ from schemas.request import Dtype
 from service.capture import canary
 from service.proof.reference import reference_states
 from service.proof.verify import VerifyReport, verify_dataset
+from service.store import commits, jobs
 from tests.drill.table import Plant
 from tests.support import planted_connector
 from tests.support.jobs import Shop, request
@@ -131,11 +132,11 @@ def victims(plan: Path) -> tuple[int, int]:
 
 def outcome(shop: Shop, job_id: str) -> Caught | None:
     """Say how a job ended; a dataset that nobody objected to is verified, too."""
-    job = shop.store.job(job_id)
+    job = shop.store.read(jobs.job, job_id)
     if job.problem is not None:
         return Caught(job.problem.type.removeprefix("urn:quarry:"), job.problem.detail)
     assert job.state is JobState.COMPLETED, job
-    rejects = shop.store.rejects(job_id)
+    rejects = shop.store.read(commits.rejects, job_id)
     if rejects:
         return Caught("reject", "; ".join(f"{reject.reason}: {reject.detail}" for reject in rejects))
     return findings(verify_dataset(shop.settings.dataset_dir(job_id)))

@@ -2,6 +2,7 @@
 
 from schemas.job import JobState
 from schemas.names import plan_path
+from service.store import jobs
 from tests.drill.harness import LAYERS, NUM_SAMPLES, victims
 from tests.support import planted_connector
 from tests.support.jobs import Shop, request
@@ -39,7 +40,7 @@ def test_an_engine_that_gave_wrong_states_is_not_used_again(tmp_path, monkeypatc
     Order(EXCHANGED, str(target), row, other, first).save()
     shop.capture(second)
     shop.publish()
-    assert [shop.store.job(job_id).state for job_id in (first, second)] == [
+    assert [shop.store.read(jobs.job, job_id).state for job_id in (first, second)] == [
         JobState.FAILED,
         JobState.COMPLETED,
     ]

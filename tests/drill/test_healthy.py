@@ -4,6 +4,7 @@ import pytest
 
 from schemas.job import JobState
 from service.proof.verify import verify_dataset
+from service.store import commits
 from tests.drill.harness import LAYERS
 from tests.support import planted_connector
 from tests.support.jobs import Shop, request
@@ -31,7 +32,7 @@ def test_three_hundred_healthy_rows_raise_no_alarm(tmp_path, monkeypatch, dtype,
     samples = [{"id": f"s{number}", "token_ids": ids} for number, ids in enumerate(rows)]
     job = shop.run(request(target, samples, layers=LAYERS[:-1], storage={"compression": compression}))
     assert job.state is JobState.COMPLETED, job.problem
-    assert shop.store.rejects(job.id) == []
+    assert shop.store.read(commits.rejects, job.id) == []
     report = verify_dataset(shop.settings.dataset_dir(job.id), model_folder=target)
     assert report.ok, str(report)
     assert report.logit_rows == NUM_SAMPLES

@@ -9,6 +9,7 @@ from schemas.dataset.manifest import SealedShard, ShardEntry
 from schemas.dataset.seal import sha256_of
 from schemas.job import JobState, JobView
 from service.publish import digests
+from service.store import jobs
 from tests.drill.damage import shard_of
 from tests.drill.harness import Caught, assert_caught
 from tests.drill.table import PLANTS, Stage
@@ -35,7 +36,7 @@ def published_with_a_flipped_bit(shop: Shop) -> JobView:
     shop.capture(job_id)
     plants.flip_state(shard_of(shop.settings.dataset_dir(job_id)))
     shop.publish()
-    return shop.store.job(job_id)
+    return shop.store.read(jobs.job, job_id)
 
 
 def test_a_committed_shard_that_changed_is_never_in_a_manifest(shop: Shop) -> None:

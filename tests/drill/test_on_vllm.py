@@ -17,6 +17,7 @@ from service.capture.session import EngineSlot, spec_for
 from service.capture.unit_run import UnitRun
 from service.errors import QuarryError, problem_slug
 from service.plan.target import planned_target
+from service.store import units
 from tests.drill.harness import LAYERS, Caught, one_reference, victims
 from tests.drill.table import PLANTS, Check, Plant, Stage
 from tests.support import planted_connector
@@ -53,7 +54,7 @@ class Session:
         )
         job_id = shop.submit(body, name)
         shop.plan()
-        lease = shop.store.lease_unit("drill", 600.0)
+        lease = units.lease(shop.store, "drill", 600.0)
         assert lease is not None
         order = Path(self.folder / "plant.json")
         order.unlink(missing_ok=True)
@@ -65,8 +66,8 @@ class Session:
         async def attempt() -> None:
             session = self.engine.session
             if session is None:
-                target = planned_target(body, lease.identity, shop.settings)
-                spec = spec_for(body, target, shop.settings)
+                target = planned_target(lease.identity, shop.settings)
+                spec = spec_for(lease.identity, target, shop.settings)
                 session = await self.engine.start(spec, await self.engine.prepare(spec))
             async with Canary(lease, shop.store, shop.settings) as canary:
                 await canary.ensure(session)

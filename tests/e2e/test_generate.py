@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from schemas.job import JobState
+from service.store import jobs
 from tests.support.jobs import request
 from tests.support.real_engine import assert_states, stored_rows, vllm_shop
 from tests.support.tiny_model import random_target
@@ -54,21 +55,21 @@ def test_answers_are_captured_right_in_one_pass_and_by_a_second_prefill(tmp_path
         "second_prefill": {"capture": "second_prefill"},
         "stopped": {"stop": [stop]},
     }
-    jobs = {
+    job_ids = {
         name: shop.submit(
             request(target, SAMPLES, generate={"max_tokens": MAX_ANSWER} | told, max_tokens=400), name
         )
         for name, told in asked.items()
     }
     shop.plan()
-    shop.capture(jobs["stopped"])
+    shop.capture(job_ids["stopped"])
     shop.publish()
-    drawn = shop.store.job(jobs.pop("drawn"))
+    drawn = shop.store.read(jobs.job, job_ids.pop("drawn"))
     assert drawn.state is JobState.FAILED
     assert drawn.problem is not None and drawn.problem.field == "generate.temperature"
     rows = {}
-    for name, job_id in jobs.items():
-        job = shop.store.job(job_id)
+    for name, job_id in job_ids.items():
+        job = shop.store.read(jobs.job, job_id)
         assert job.state is JobState.COMPLETED, job.problem
         rows[name] = stored_rows(shop.settings.dataset_dir(job_id), job_id, LAYERS)
         assert rows[name].keys() == {sample["id"] for sample in SAMPLES}

@@ -10,6 +10,7 @@ from schemas.digest import canonical_sha256
 from schemas.job import JobState
 from schemas.names import manifest_path
 from service.api.worker_process import WorkerProcess, worker_command
+from service.store import jobs
 from tests.support.engine_bench import until
 from tests.support.jobs import ENDED, Shop, conversations, request
 from tests.support.tiny_model import random_target
@@ -43,19 +44,22 @@ def test_an_engine_that_is_stopped_for_another_model_leaves_its_worker_at_work(
     with (tmp_path / "log").open("wb") as log:
         worker = WorkerProcess(worker_command(), shop.settings.with_secrets(), log)
         try:
-            jobs = [shop.submit(request(target, conversations(4)), target.name) for target in targets]
+            job_ids = [shop.submit(request(target, conversations(4)), target.name) for target in targets]
 
             def over() -> bool:
-                return worker.exit_code() is not None or {shop.store.state(job) for job in jobs} <= ENDED
+                return (
+                    worker.exit_code() is not None
+                    or {shop.store.read(jobs.state, job) for job in job_ids} <= ENDED
+                )
 
             asyncio.run(until(over, patience_s=300.0, poll_s=0.1))
             assert worker.exit_code() is None, f"the worker ended: {worker.exit_code()}"
-            for job in map(shop.store.job, jobs):
+            for job in [shop.store.read(jobs.job, job_id) for job_id in job_ids]:
                 assert job.state is JobState.COMPLETED, (job.problem, (tmp_path / "log").read_text())
         finally:
             worker.kill()
             asyncio.run(until(lambda: worker.exit_code() is not None))
-    options = made_with(shop, jobs[1])
+    options = made_with(shop, job_ids[1])
     assert options["kv_cache_dtype"] == "auto"
     assert options["operator_options_sha256"] == canonical_sha256(OPTIONS)
     assert options["max_num_batched_tokens"] == CPU_BATCH_TOKENS

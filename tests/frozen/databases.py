@@ -16,7 +16,7 @@ import service.migrations
 from schemas.job import JobState
 from schemas.names import job_id_from_key
 from service.proof.verify import verify_dataset
-from service.store.database import Database
+from service.store import Store, commits, jobs
 from tests.frozen.values import HERE
 from tests.support.desk import TOKEN
 from tests.support.fake_engine import states_TH
@@ -56,8 +56,8 @@ def load(revision: str, url: str) -> None:
 
 
 def _upgrade(url: str, revision: str) -> None:
-    database = Database(url)
-    with database.write() as tx:
+    database = Store(url)
+    with database.writing() as tx:
         config = Config()
         config.set_main_option("script_location", str(Path(service.migrations.__file__).parent))
         config.attributes["connection"] = tx.connection
@@ -83,14 +83,14 @@ def work(shop: Shop) -> None:
     """Plan, capture and publish until nothing is left."""
     shop.plan()
     for job_id in map(job_id_from_key, STATES):
-        if shop.store.state(job_id) is JobState.RUNNING:
+        if shop.store.read(jobs.state, job_id) is JobState.RUNNING:
             shop.capture(job_id)
     shop.publish()
 
 
 def assert_every_row_once(shop: Shop, name: str) -> None:
     """Every sample is written once, with the engine's states, or rejected; `quarry verify` is content."""
-    job = shop.store.job(job_id_from_key(name))
+    job = shop.store.read(jobs.job, job_id_from_key(name))
     assert job.state is JobState.COMPLETED, job.problem
     rows = shop.rows(job.id)
     assert sorted(row["source_id"] for row in rows) == [f"{name} {row}" for row in ROWS]
@@ -98,7 +98,7 @@ def assert_every_row_once(shop: Shop, name: str) -> None:
         for k in LAYERS:
             truth = states_TH(row["input_ids"], k, 64, "bfloat16").view(torch.uint8).numpy().tobytes()
             assert row[f"layer_{k}"] == truth
-    assert [reject.source_id for reject in shop.store.rejects(job.id)] == [f"{name} empty"]
+    assert [reject.source_id for reject in shop.store.read(commits.rejects, job.id)] == [f"{name} empty"]
     assert (job.progress.samples_planned, job.progress.samples_written) == (6, 5)
     report = verify_dataset(shop.settings.dataset_dir(job.id))
     assert report.ok, report.findings

@@ -39,7 +39,7 @@ from schemas.job import JobState
 from schemas.names import attempt_dir, job_id_from_key, shard_file
 from service.capture.loop import Capture
 from service.plan.planner import run_planning
-from service.store import Store
+from service.store import Store, jobs, publishing, units
 from tests.support.jobs import Shop, request
 from tests.support.pg import running_postgres
 
@@ -66,7 +66,7 @@ def fill(shop: Shop) -> None:
     shop.plan()
     shop.capture(job_id_from_key("completed"))
     shop.publish()
-    assert store.state(job_id_from_key("completed")) is JobState.COMPLETED
+    assert store.read(jobs.state, job_id_from_key("completed")) is JobState.COMPLETED
 
     blocked = submit(shop, "blocked")
     shop.plan()
@@ -76,7 +76,7 @@ def fill(shop: Shop) -> None:
     full.symlink_to("/dev/full")
     shop.capture(blocked)
     full.unlink(missing_ok=True)
-    assert store.state(blocked) is JobState.BLOCKED
+    assert store.read(jobs.state, blocked) is JobState.BLOCKED
 
     leased = submit(shop, "leased")
     shop.plan()
@@ -88,11 +88,11 @@ def fill(shop: Shop) -> None:
     lease_unit(store, "a worker that was killed before it wrote", LEASE_S)
     asyncio.run(asyncio.wait_for(_capture_one(shop, leased), 60))
 
-    publishing = submit(shop, "publishing", hub={"repo_id": "org/states", "private": False})
+    pushing = submit(shop, "publishing", hub={"repo_id": "org/states", "private": False})
     shop.plan()
-    shop.capture(publishing)
-    assert store.lease_publish("a publisher that was killed", LEASE_S) is not None
-    assert store.state(publishing) is JobState.PUBLISHING
+    shop.capture(pushing)
+    assert publishing.lease(store, "a publisher that was killed", LEASE_S) is not None
+    assert store.read(jobs.state, pushing) is JobState.PUBLISHING
 
     submit(shop, "planned")
     shop.plan()
@@ -100,10 +100,13 @@ def fill(shop: Shop) -> None:
     planning = submit(shop, "planning")
     try:
         run_planning(
-            store, shop.settings, "a planner that was killed", killed_once(lambda: store.units(planning))
+            store,
+            shop.settings,
+            "a planner that was killed",
+            killed_once(lambda: store.read(units.of_job, planning)),
         )
     except Killed:
-        assert len(store.units(planning)) == 1
+        assert len(store.read(units.of_job, planning)) == 1
     submit(shop, "queued")
 
 
@@ -115,7 +118,7 @@ def submit(shop: Shop, name: str, **changes: Any) -> str:
 
 
 def lease_unit(store: Store, owner: str, seconds: float) -> Any:
-    lease = store.lease_unit(owner, seconds)
+    lease = units.lease(store, owner, seconds)
     assert lease is not None
     return lease
 
@@ -135,7 +138,7 @@ async def _capture_one(shop: Shop, job_id: str) -> None:
     """Capture the one unit of a job that nobody holds."""
     loop = Capture(shop.store, shop.settings, "worker", only_job=job_id)
     task = asyncio.create_task(loop.run())
-    while shop.store.job(job_id).progress.units_done < 1:
+    while shop.store.read(jobs.job, job_id).progress.units_done < 1:
         await asyncio.sleep(0.01)
     loop.stop.set()
     await task

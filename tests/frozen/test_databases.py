@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from schemas.names import job_id_from_key
+from service.store import jobs
 from service.sweeper import sweep
 from tests.frozen.databases import (
     FOLDER,
@@ -34,12 +35,12 @@ def test_jobs_in_flight_of_an_older_version_end_with_every_row_once(
     load(revision, url)
     copy_data(tmp_path)
     with opened(tmp_path, url, hub) as shop:
-        found = [shop.store.job(job_id_from_key(name)) for name in STATES]
+        found = [shop.store.read(jobs.job, job_id_from_key(name)) for name in STATES]
         assert {job.idempotency_key: job.state for job in found} == STATES
-        listed = {job.id: (job.model, job.source_kind) for job in shop.store.jobs()[0]}
+        listed = {job.id: (job.model, job.source_kind) for job in shop.store.read(jobs.page)[0]}
         assert listed == {job.id: ("./target", "inline") for job in found}
         assert jobs_swept(shop) == {job_id_from_key("blocked"), job_id_from_key("completed")}
-        shop.store.resume(job_id_from_key("blocked"))
+        shop.store.write(jobs.resume, job_id_from_key("blocked"))
         work(shop)
         for name in STATES:
             assert_every_row_once(shop, name)

@@ -14,8 +14,7 @@ from sqlalchemy import text
 from schemas.names import job_id_from_key
 from service.capture.loop import Capture
 from service.errors import Outcome, StoreUnavailable
-from service.store import Store
-from service.store.database import Database
+from service.store import Store, jobs, migration, plans, publishing, tasks, units
 from service.store.tables import METADATA
 from tests.frozen.databases import MIGRATIONS, STATES, assert_every_row_once, copy_data, load, opened, work
 from tests.support.children import settings_environment
@@ -30,16 +29,16 @@ HOUR_S = 3600.0
 
 def stamp(url: str, revision: str) -> None:
     """Say that the database is at `revision`, as the migration of a newer service does in its transaction."""
-    database = Database(url)
-    with database.write() as tx:
+    database = Store(url)
+    with database.writing() as tx:
         tx.connection.execute(text("UPDATE alembic_version SET version_num = :new"), {"new": revision})
     database.close()
 
 
 def contents(url: str) -> dict[str, list[Any]]:
     """Return every row of every table."""
-    database = Database(url)
-    with database.read() as tx:
+    database = Store(url)
+    with database.reading() as tx:
         tables = {name: text(f"SELECT * FROM {name} ORDER BY 1, 2") for name in METADATA.tables}
         found = {name: [tuple(row) for row in tx.connection.execute(query)] for name, query in tables.items()}
     database.close()
@@ -54,7 +53,7 @@ def test_a_service_does_not_start_on_a_database_that_a_newer_one_migrated(url: s
     with pytest.raises(
         StoreUnavailable, match=f"the database is at version {NEWER}, this service at "
     ) as refused:
-        store.migrate()
+        store.write(migration.migrate)
     assert refused.value.cure == "restart the newest service"
     store.close()
     assert contents(url) == before
@@ -88,25 +87,23 @@ def test_what_a_service_still_holds_is_refused_when_a_newer_one_migrates(url: st
     """
     load(MIGRATIONS[-1], url)
     store = Store(url)
-    store.migrate()
-    plan, unit, push = (
-        take("older", HOUR_S) for take in (store.lease_plan, store.lease_unit, store.lease_publish)
-    )
+    store.write(migration.migrate)
+    plan, unit, push = (kind.lease(store, "older", HOUR_S) for kind in (plans, units, publishing))
     assert plan and unit and push
     problem = StoreUnavailable("a test").problem()
     stamp(url, NEWER)
     before = contents(url)
     for verb in (
-        lambda: store.submit(job_id(1), "new", a_request()),
-        lambda: store.lease_plan("older", HOUR_S),
-        lambda: store.lease_unit("older", HOUR_S),
-        lambda: store.extend([plan, unit], HOUR_S),
-        lambda: store.finish_plan(plan, ()),
-        lambda: store.release(unit),
-        lambda: store.complete_job(push, None),
-        lambda: store.fail(plan, problem, Outcome.FAIL, 1),
-        lambda: store.cancel(plan.job_id),
-        lambda: store.resume(job_id_from_key("blocked")),
+        lambda: store.write(jobs.submit, job_id(1), "new", a_request()),
+        lambda: plans.lease(store, "older", HOUR_S),
+        lambda: units.lease(store, "older", HOUR_S),
+        lambda: store.write(tasks.extend, [plan, unit], HOUR_S),
+        lambda: store.write(plans.finish, plan, ()),
+        lambda: store.write(tasks.release, unit),
+        lambda: store.write(publishing.complete, push, None),
+        lambda: store.write(tasks.fail, plan, problem, Outcome.FAIL, 1),
+        lambda: store.write(jobs.cancel, plan.job_id),
+        lambda: store.write(jobs.resume, job_id_from_key("blocked")),
     ):
         with pytest.raises(StoreUnavailable, match=NEWER):
             verb()
@@ -125,12 +122,12 @@ def test_a_worker_that_runs_on_while_a_newer_one_migrates_loses_and_doubles_noth
     load(MIGRATIONS[-1], url)
     copy_data(tmp_path)
     with opened(tmp_path, url, hub) as older:
-        done = older.store.totals().units_done
+        done = older.store.read(jobs.totals).units_done
 
         async def overtaken() -> dict[str, list[Any]]:
             loop = Capture(older.store, older.settings, "older")
             task = asyncio.create_task(loop.run())
-            await until(lambda: older.store.totals().units_done > done)
+            await until(lambda: older.store.read(jobs.totals).units_done > done)
             stamp(url, NEWER)
             left = contents(url)
             await until(lambda: f"version {NEWER}" in caplog.text)
@@ -144,7 +141,7 @@ def test_a_worker_that_runs_on_while_a_newer_one_migrates_loses_and_doubles_noth
     with opened(tmp_path, url, hub) as newer:
         newer.store.close()
         newer.store = Store(url, Clock(time.time() + HOUR_S).of(url))
-        newer.store.resume(job_id_from_key("blocked"))
+        newer.store.write(jobs.resume, job_id_from_key("blocked"))
         work(newer)
         for name in STATES:
             assert_every_row_once(newer, name)

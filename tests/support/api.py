@@ -18,7 +18,18 @@ from service.api.app import create_app
 from service.api.problems import PROBLEM_MEDIA_TYPE
 from service.api.serve import api_server
 from service.settings import Settings
-from service.store import PlanLease, PlannedUnit, Store, UnitCommit
+from service.store import (
+    PlanLease,
+    PlannedUnit,
+    Store,
+    UnitCommit,
+    commits,
+    jobs,
+    migration,
+    plans,
+    publishing,
+    units,
+)
 from tests.support.plans import identity, provenance
 
 OWNER = "test"
@@ -105,7 +116,7 @@ def stored(settings: Settings) -> Iterator[Store]:
     """Open the store of `settings` from beside the server, as a worker would."""
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     store = Store(settings.database())
-    store.migrate()
+    store.write(migration.migrate)
     try:
         yield store
     finally:
@@ -121,22 +132,24 @@ def reject(position: int) -> RejectView:
 
 def begin(store: Store, job_id: str) -> PlanLease:
     """Take a queued job into planning."""
-    lease = store.lease_plan(OWNER, TTL_S)
+    lease = plans.lease(store, OWNER, TTL_S)
     assert lease is not None
     assert lease.job_id == job_id
-    store.set_identity(lease, identity(layer_ids=(1, 2, LAYERS), hidden_size=64, num_layers=LAYERS))
+    store.write(
+        plans.set_identity, lease, identity(layer_ids=(1, 2, LAYERS), hidden_size=64, num_layers=LAYERS)
+    )
     return lease
 
 
-def complete(store: Store, job_id: str, *, units: int = 2, rejects: int = 0) -> None:
+def complete(store: Store, job_id: str, *, num_units: int = 2, rejects: int = 0) -> None:
     """Move a queued job to its end: units of one sample each, and rejects of the rows after them."""
     plan = begin(store, job_id)
-    for unit in range(units):
+    for unit in range(num_units):
         planned = PlannedUnit(unit=unit, num_samples=1, num_tokens=4, plan_sha256=f"{unit:064x}")
-        store.add_unit(plan, planned, ())
-    store.finish_plan(plan, [reject(units + number) for number in range(rejects)])
-    for _ in range(units):
-        lease = store.lease_unit(OWNER, TTL_S)
+        store.write(plans.add_unit, plan, planned, ())
+    store.write(plans.finish, plan, [reject(num_units + number) for number in range(rejects)])
+    for _ in range(num_units):
+        lease = units.lease(store, OWNER, TTL_S)
         assert lease is not None
         unit, epoch = lease.key.unit, lease.key.epoch
         shard = SealedShard(
@@ -159,11 +172,11 @@ def complete(store: Store, job_id: str, *, units: int = 2, rejects: int = 0) -> 
             supervised_tokens=4,
             checks=UnitChecks(rows_checked=1, logit_rows=0, logit_argmax_agree=0, logit_max_error=0.0),
         )
-        store.commit_unit(commit, lease)
-    publish = store.lease_publish(OWNER, TTL_S)
+        store.write(commits.commit, commit, lease)
+    publish = publishing.lease(store, OWNER, TTL_S)
     assert publish is not None
-    store.complete_job(publish, None)
-    assert store.state(job_id) is JobState.COMPLETED
+    store.write(publishing.complete, publish, None)
+    assert store.read(jobs.state, job_id) is JobState.COMPLETED
 
 
 def problem_of(response: httpx2.Response, status: int) -> Problem:

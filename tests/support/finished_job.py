@@ -29,7 +29,7 @@ from service.proof.canary import canary_key
 from service.publish.assemble import Account, assemble
 from service.publish.extras import file_entry
 from service.settings import Settings
-from service.store import PlannedUnit, Store, UnitCommit
+from service.store import PlannedUnit, Store, UnitCommit, canaries, commits, jobs, plans, units
 from tests.support.parquet import writer_options, xxh3_of
 from tests.support.shards import stored_bytes
 
@@ -44,7 +44,7 @@ OWNER = "test"
 TTL_S = 600.0
 
 
-def norm_of(request: ExtractRequest, identity: Identity, settings: Settings) -> bytes:
+def norm_of(identity: Identity, settings: Settings) -> bytes:
     """Answer as the head's reader would, for every model."""
     return FINAL_NORM
 
@@ -209,7 +209,7 @@ def an_account(
     dataset: Path,
     job_id: str = JOB,
     *,
-    units: int = 2,
+    num_units: int = 2,
     rows: int = 3,
     rejects: int = 1,
     hub: HubTarget | None = None,
@@ -217,14 +217,14 @@ def an_account(
 ) -> Account:
     """Write a job's files into `dataset` and return what the store would say of it."""
     about = about or an_identity()
-    keys = [UnitKey(job_id=job_id, unit=unit, epoch=1) for unit in range(units)]
+    keys = [UnitKey(job_id=job_id, unit=unit, epoch=1) for unit in range(num_units)]
     return Account(
         job_id=job_id,
         request=a_request(hub, about.compression),
         provenance=a_provenance(job_id, about),
-        samples_planned=units * rows + rejects,
+        samples_planned=num_units * rows + rejects,
         commits=tuple(a_commit(dataset, key, about, rows) for key in keys),
-        rejects=tuple(a_reject(units * rows + number) for number in range(rejects)),
+        rejects=tuple(a_reject(num_units * rows + number) for number in range(rejects)),
     )
 
 
@@ -250,23 +250,23 @@ def run_to_publishing(
     job_id: str,
     request: ExtractRequest,
     *,
-    units: int = 2,
+    num_units: int = 2,
     rows: int = 3,
     canary: bool = True,
 ) -> None:
     """Take a job through the store until only its publishing is left; its last sample is rejected."""
     if canary:
         key = canary_key(a_provenance(job_id, an_identity()))
-        store.record_canary(key, a_canary(job_id).model_dump_json())
-    store.submit(job_id, job_id, request)
-    plan = store.lease_plan(OWNER, TTL_S)
+        store.write(canaries.record, key, a_canary(job_id).model_dump_json())
+    store.write(jobs.submit, job_id, job_id, request)
+    plan = plans.lease(store, OWNER, TTL_S)
     assert plan is not None
-    store.set_identity(plan, an_identity())
-    tokens = [sum(len(row_tokens(unit, row)) for row in range(rows)) for unit in range(units)]
-    for unit in range(units):
-        store.add_unit(plan, PlannedUnit(unit, rows, tokens[unit], f"{unit:064x}"), ())
-    store.finish_plan(plan, [a_reject(units * rows)])
-    for _ in range(units):
-        lease = store.lease_unit(OWNER, TTL_S)
+    store.write(plans.set_identity, plan, an_identity())
+    tokens = [sum(len(row_tokens(unit, row)) for row in range(rows)) for unit in range(num_units)]
+    for unit in range(num_units):
+        store.write(plans.add_unit, plan, PlannedUnit(unit, rows, tokens[unit], f"{unit:064x}"), ())
+    store.write(plans.finish, plan, [a_reject(num_units * rows)])
+    for _ in range(num_units):
+        lease = units.lease(store, OWNER, TTL_S)
         assert lease is not None
-        store.commit_unit(a_commit(dataset, lease.key, lease.identity, rows), lease)
+        store.write(commits.commit, a_commit(dataset, lease.key, lease.identity, rows), lease)

@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from service.store import jobs
+
 Mode = Literal["lfs", "xet"]
 
 
@@ -111,10 +113,10 @@ def publish(data_dir: str, endpoint: str, token: str, lease: int) -> dict[str, A
     patience = Patience(attempts=3, sleep=lambda _: None)
     try:
         run_publishing(store, settings, OWNER, lambda: False, final_norm=norm_of, patience=patience)
-        jobs = [store.job(job_id).view() for job_id in (JOB, OTHER_JOB)]
+        views = [store.read(jobs.job, job_id).view() for job_id in (JOB, OTHER_JOB)]
     finally:
         store.close()
-    return {"jobs": {job.id: job.model_dump(mode="json") for job in jobs}}
+    return {"jobs": {job.id: job.model_dump(mode="json") for job in views}}
 
 
 def download(repo_id: str, token: str, folder: str) -> dict[str, Any]:

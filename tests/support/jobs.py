@@ -15,7 +15,7 @@ from service.capture.loop import Capture
 from service.plan.planner import run_planning
 from service.publish.publisher import run_publishing
 from service.settings import Settings
-from service.store import JobRow, Store
+from service.store import JobRow, Store, jobs, migration
 
 FAKE_ENGINE = "tests.support.fake_engine:FakeEngine"
 ENDED = {JobState.COMPLETED, JobState.FAILED, JobState.BLOCKED, JobState.CANCELLED}
@@ -71,12 +71,12 @@ class Shop:
         told = Settings(**(values | settings))
         told.data_dir.mkdir(parents=True, exist_ok=True)
         store = Store(told.database())
-        store.migrate()
+        store.write(migration.migrate)
         return cls(told, store)
 
     def submit(self, body: ExtractRequest, key: str = "a job") -> str:
         """Submit a job and return its id."""
-        return self.store.submit(job_id_from_key(key), key, body)[0].id
+        return self.store.write(jobs.submit, job_id_from_key(key), key, body)[0].id
 
     def plan(self) -> None:
         """Plan everything that waits for it."""
@@ -101,10 +101,10 @@ class Shop:
     def finish(self, job_id: str) -> JobRow:
         """Run a job from where it stands to its end."""
         self.plan()
-        if self.store.job(job_id).state not in ENDED:
+        if self.store.read(jobs.job, job_id).state not in ENDED:
             self.capture(job_id)
             self.publish()
-        return self.store.job(job_id)
+        return self.store.read(jobs.job, job_id)
 
     def rows(self, job_id: str) -> list[dict[str, Any]]:
         """Return every stored row of a job's dataset."""

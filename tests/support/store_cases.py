@@ -12,7 +12,20 @@ from schemas.identity import EngineInfo, FinalNorm, Identity, Provenance, layer_
 from schemas.job import JobState, Problem, RejectView
 from schemas.names import index_path, shard_path
 from schemas.request import ExtractRequest, HubTarget, InlineSource, Sample
-from service.store import JobRow, PlanLease, PlannedUnit, PublishLease, Store, UnitCommit, UnitLease
+from service.store import (
+    JobRow,
+    PlanLease,
+    PlannedUnit,
+    PublishLease,
+    Store,
+    UnitCommit,
+    UnitLease,
+    commits,
+    jobs,
+    plans,
+    publishing,
+    units,
+)
 from service.store.ledger import lock_job
 from service.store.stopping import stop
 
@@ -194,27 +207,27 @@ def made(lease: UnitLease, rejects: Sequence[RejectView] = (), number: int = 1) 
 
 def commit(store: Store, lease: UnitLease, rejects: Sequence[RejectView] = (), number: int = 1) -> None:
     """Commit all that `made` returns."""
-    store.commit_unit(made(lease, rejects, number), lease)
+    store.write(commits.commit, made(lease, rejects, number), lease)
 
 
 def stop_job(
     store: Store, job_id: str, state: JobState = JobState.BLOCKED, problem: Problem = PROBLEM
 ) -> None:
     """Fail or block a job, whoever works on it."""
-    with store._database.write() as tx:
+    with store.writing() as tx:
         stop(tx, lock_job(tx, job_id), state, problem)
 
 
 def submit(store: Store, number: int = 1, repo_id: str | None = None) -> JobRow:
     """Submit job `number`."""
-    return store.submit(job_id(number), f"key-{number}", a_request(repo_id=repo_id))[0]
+    return store.write(jobs.submit, job_id(number), f"key-{number}", a_request(repo_id=repo_id))[0]
 
 
 def start_plan(store: Store, number: int = 1, repo_id: str | None = None) -> PlanLease:
     """Submit a job and lease its planning, its identity fixed."""
     submit(store, number, repo_id)
     lease = lease_plan(store)
-    store.set_identity(lease, IDENTITY)
+    store.write(plans.set_identity, lease, IDENTITY)
     return lease
 
 
@@ -222,8 +235,8 @@ def start_units(store: Store, units: int = 2, number: int = 1, repo_id: str | No
     """Bring a job to where all its units wait and its plan is done; the lease that comes back is over."""
     lease = start_plan(store, number, repo_id)
     for unit in range(units):
-        store.add_unit(lease, planned(unit), ())
-    store.finish_plan(lease, () if units else (reject(0),))
+        store.write(plans.add_unit, lease, planned(unit), ())
+    store.write(plans.finish, lease, () if units else (reject(0),))
     return lease
 
 
@@ -243,7 +256,7 @@ def reach(store: Store, state: JobState, number: int = 1) -> JobRow:
         start_plan(store, number)
     elif state is JobState.CANCELLED:
         submit(store, number)
-        store.cancel(name)
+        store.write(jobs.cancel, name)
     elif state is JobState.FAILED:
         start_plan(store, number)
         stop_job(store, name, JobState.FAILED)
@@ -254,26 +267,26 @@ def reach(store: Store, state: JobState, number: int = 1) -> JobRow:
         capture(store, number=number)
         lease = lease_publish(store)
         if state is JobState.COMPLETED:
-            store.complete_job(lease, None)
-    return store.job(name)
+            store.write(publishing.complete, lease, None)
+    return store.read(jobs.job, name)
 
 
 def lease_plan(store: Store, owner: str = OWNER) -> PlanLease:
     """Lease a plan that must be there."""
-    lease = store.lease_plan(owner, TTL_S)
+    lease = plans.lease(store, owner, TTL_S)
     assert lease is not None
     return lease
 
 
 def lease_unit(store: Store, owner: str = OWNER, job: str | None = None) -> UnitLease:
     """Lease a unit that must be there."""
-    lease = store.lease_unit(owner, TTL_S, prefer_job=job)
+    lease = units.lease(store, owner, TTL_S, prefer_job=job)
     assert lease is not None
     return lease
 
 
 def lease_publish(store: Store, owner: str = OWNER) -> PublishLease:
     """Lease a publishing that must be there."""
-    lease = store.lease_publish(owner, TTL_S)
+    lease = publishing.lease(store, owner, TTL_S)
     assert lease is not None
     return lease

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from service.settings import Settings
-from service.store import Store
+from service.store import Store, migration
 from service.worker import PlannerProcess, wait_for_signal
 
 
@@ -36,7 +36,7 @@ def test_without_a_signal_the_time_is_waited_for(held_back):
 def test_an_idle_planner_ends_in_order_when_it_is_stopped(tmp_path: Path):
     settings = Settings(data_dir=tmp_path, poll_s=60.0)
     store = Store(settings.database())
-    store.migrate()
+    store.write(migration.migrate)
     store.close()
     planner = PlannerProcess(settings)
     planner.start()

@@ -10,6 +10,7 @@ from schemas.job import Health
 from service.api.problems import problem_responses
 from service.api.routes.resources import NoOptions, SettingsOf, StoreOf
 from service.errors import StoreUnavailable
+from service.store import migration
 
 router = APIRouter(tags=["health"])
 
@@ -23,7 +24,7 @@ async def healthz(options: Annotated[NoOptions, Query()]) -> Health:
 @router.get("/readyz", responses=problem_responses(422, 503))
 def readyz(store: StoreOf, settings: SettingsOf, options: Annotated[NoOptions, Query()]) -> Health:
     """Say that jobs can be taken: the store has the right tables, and the data folder can be written."""
-    store.check()
+    store.read(migration.check)
     try:
         with tempfile.TemporaryFile(dir=settings.data_dir) as file:
             file.write(b"ready")

@@ -16,6 +16,7 @@ from service.api.problems import problem_responses
 from service.api.routes.resources import JobOf, NoOptions, SettingsOf, StoppingOf, StoreOf
 from service.api.sse import job_events
 from service.errors import IllegalMove, NotFound
+from service.store import commits, jobs
 
 MAX_ID = 2**63 - 1
 """The largest number a database column holds."""
@@ -54,14 +55,14 @@ class PageQuery(Wire):
 @router.get("", responses=problem_responses(422))
 def list_jobs(store: StoreOf, query: Annotated[JobsQuery, Query()]) -> JobPage:
     """List jobs without their requests, newest first."""
-    jobs, cursor = store.jobs(state=query.state, cursor=query.cursor, limit=query.limit)
-    return JobPage(jobs=tuple(jobs), next_cursor=cursor)
+    page, cursor = store.read(jobs.page, state=query.state, cursor=query.cursor, limit=query.limit)
+    return JobPage(jobs=tuple(page), next_cursor=cursor)
 
 
 @router.get("/{job_id}", responses=problem_responses(404, 422))
 def read_job(job: JobOf, store: StoreOf, options: Annotated[NoOptions, Query()]) -> JobView:
     """Say how a job stands."""
-    return store.job(job.id).view()
+    return store.read(jobs.job, job.id).view()
 
 
 @router.post(
@@ -69,7 +70,7 @@ def read_job(job: JobOf, store: StoreOf, options: Annotated[NoOptions, Query()])
 )
 def cancel_job(job: JobOf, store: StoreOf) -> JobView:
     """Stop a job; what it has committed is kept for a resume."""
-    return store.cancel(job.id).view()
+    return store.write(jobs.cancel, job.id).view()
 
 
 @router.post(
@@ -77,7 +78,7 @@ def cancel_job(job: JobOf, store: StoreOf) -> JobView:
 )
 def resume_job(job: JobOf, store: StoreOf) -> JobView:
     """Queue a blocked, failed or cancelled job again; it goes on from what is committed."""
-    return store.resume(job.id).view()
+    return store.write(jobs.resume, job.id).view()
 
 
 @router.get("/{job_id}/events", response_class=EventSourceResponse, responses=problem_responses(404, 422))
@@ -97,7 +98,7 @@ async def follow_job(
 @router.get("/{job_id}/shards", responses=problem_responses(404, 422))
 def list_shards(job: JobOf, store: StoreOf, query: Annotated[PageQuery, Query()]) -> ShardPage:
     """List committed shards; `after` counts shards in the order of their units."""
-    shards = store.shards(job.id, skip=min(query.after + 1, MAX_ID), limit=query.limit + 1)
+    shards = store.read(commits.shards, job.id, skip=min(query.after + 1, MAX_ID), limit=query.limit + 1)
     return ShardPage(
         shards=tuple(ShardView(**entry.model_dump(exclude={"layers"})) for entry in shards[: query.limit]),
         next_after=query.after + query.limit if len(shards) > query.limit else None,
@@ -124,7 +125,7 @@ def read_manifest(job: JobOf, settings: SettingsOf, options: Annotated[NoOptions
 @router.get("/{job_id}/rejects", responses=problem_responses(404, 422))
 def list_rejects(job: JobOf, store: StoreOf, query: Annotated[PageQuery, Query()]) -> RejectPage:
     """List the samples that are not in the dataset, by their position in the source."""
-    rejects = store.rejects(job.id, after=query.after, limit=query.limit)
+    rejects = store.read(commits.rejects, job.id, after=query.after, limit=query.limit)
     return RejectPage(
         rejects=tuple(rejects), next_after=rejects[-1].position if len(rejects) == query.limit else None
     )

@@ -11,7 +11,7 @@ from schemas.job import JobState
 from schemas.names import is_job_id
 from service.errors import NotFound
 from service.settings import Settings
-from service.store import Store
+from service.store import Store, jobs
 
 
 class NoOptions(Wire):
@@ -54,7 +54,7 @@ def job_of(store: StoreOf, job_id: Annotated[str, Path(description="`j-` and 16 
     """
     if not is_job_id(job_id):
         raise NotFound(f"there is no job {job_id!r}", field="job_id", cure="GET /jobs lists the jobs")
-    return NamedJob(job_id, store.state(job_id))
+    return NamedJob(job_id, store.read(jobs.state, job_id))
 
 
 JobOf = Annotated[NamedJob, Depends(job_of)]

@@ -8,7 +8,7 @@ import pytest
 
 from schemas.job import JobState, JobView
 from service.settings import Settings
-from service.store import Store
+from service.store import Store, jobs
 from tests.support.api import api_settings, job_body, serving, small_target, stored
 
 
@@ -32,9 +32,9 @@ def api(settings: Settings) -> Iterator[httpx2.Client]:
 def store(settings: Settings) -> Iterator[Store]:
     """The store behind the server. Jobs of earlier tests are ended: a lease is of this test's job."""
     with stored(settings) as store:
-        for row in store.jobs(limit=200)[0]:
+        for row in store.read(jobs.page, limit=200)[0]:
             if row.state in {JobState.QUEUED, JobState.RUNNING, JobState.PUBLISHING}:
-                store.cancel(row.id)
+                store.write(jobs.cancel, row.id)
         yield store
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from schemas.job import JobState, JobView
 from service.settings import Settings
-from service.store import Store
+from service.store import Store, jobs
 from tests.support.api import api_settings, problem_of, serving
 
 FOREIGN = [
@@ -28,7 +28,7 @@ def test_a_page_of_another_site_changes_and_makes_no_job(
     problem = problem_of(api.post(f"/jobs/{job.id}/{verb}", headers=headers), 403)
     assert (problem.type, problem.field) == ("urn:quarry:caller-refused", "origin")
     assert problem.cure
-    assert store.state(job.id) is JobState.QUEUED
+    assert store.read(jobs.state, job.id) is JobState.QUEUED
     problem_of(api.post("/extract", json={}, headers=headers), 403)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from schemas.job import JobState, JobView, Problem
 from service.cli.client import Client
-from service.store import Store
+from service.store import Store, jobs
 from tests.support.api import (
     api_settings,
     begin,
@@ -46,7 +46,7 @@ def test_events_are_sent_while_the_job_goes_on(api: httpx2.Client, store: Store,
         assert next(events).state is JobState.QUEUED
         begin(store, job.id)
         assert next(events).state is JobState.RUNNING
-        store.cancel(job.id)
+        store.write(jobs.cancel, job.id)
         rest = list(events)
     assert rest[-1].state is JobState.CANCELLED
 
@@ -59,8 +59,8 @@ def test_a_blocked_job_ends_its_stream_and_a_resumed_one_goes_on_from_there(
     stop_job(store, job.id, problem=waits)
     before = events_of(api.get(f"/jobs/{job.id}/events"))
     assert (before[-1].state, before[-1].problem) == (JobState.BLOCKED, waits)
-    store.resume(job.id)
-    store.cancel(job.id)
+    store.write(jobs.resume, job.id)
+    store.write(jobs.cancel, job.id)
     after = events_of(api.get(f"/jobs/{job.id}/events", headers={"Last-Event-ID": str(before[-1].id)}))
     assert [event.state for event in after] == [JobState.QUEUED, JobState.CANCELLED]
 

@@ -10,7 +10,7 @@ import pytest
 
 from schemas.job import Estimate, JobState, JobView
 from schemas.names import job_id_from_key
-from service.store import Store
+from service.store import Store, jobs
 from tests.support.api import JSON, UNKNOWN, api_settings, job_body, problem_of, serving
 from tests.support.fake_hub import FakeHub
 from tests.support.hub_state import Token
@@ -74,11 +74,11 @@ def test_a_key_that_is_not_short_printable_ascii_is_refused(api: httpx2.Client, 
 def test_a_job_that_cannot_run_is_refused_at_once_by_field(
     api: httpx2.Client, store: Store, model: Path, changes: dict[str, Any], kind: str, field: str
 ):
-    before = sum(store.counts().values())
+    before = sum(store.read(jobs.counts).values())
     problem = problem_of(api.post("/extract", json=job_body(model) | changes), 422)
     assert (problem.type, problem.field) == (f"urn:quarry:{kind}", field)
     assert problem.cure is not None or kind == "request-error"
-    assert sum(store.counts().values()) == before
+    assert sum(store.read(jobs.counts).values()) == before
 
 
 @pytest.mark.parametrize("raw", [b"", b"[]", b"[" * 50_000, b"\xff", b"null"])
@@ -115,13 +115,13 @@ def test_a_body_beyond_the_limit_is_refused_whether_it_says_its_length_or_not(
         for _ in range(50):
             yield b" " * 10_000
 
-    before = sum(store.counts().values())
+    before = sum(store.read(jobs.counts).values())
     refused = [problem_of(api.post("/extract", content=chunks(), headers=JSON), 413)]
     for path in ("/extract", f"/jobs/{UNKNOWN}/cancel", "/nowhere"):
         refused.append(problem_of(api.post(path, content=b" " * 100_001, headers=JSON), 413))
     assert {problem.type for problem in refused} == {"urn:quarry:content-too-large"}
     assert all(problem.cure for problem in refused)
-    assert sum(store.counts().values()) == before
+    assert sum(store.read(jobs.counts).values()) == before
 
 
 def test_an_estimate_refuses_what_a_job_would_be_refused_for(api: httpx2.Client, model: Path):

@@ -8,7 +8,7 @@ import pytest
 
 from schemas.job import JobState, JobView
 from service.errors import StoreUnavailable
-from service.store import Store
+from service.store import Store, jobs, migration
 from tests.support.api import api_settings, complete, problem_of, serving
 
 
@@ -40,16 +40,16 @@ def test_a_database_of_another_version_is_not_ready(tmp_path: Path):
 def test_a_database_that_does_not_answer_is_not_ready(tmp_path: Path):
     store = Store(f"sqlite:///{tmp_path}")
     with pytest.raises(StoreUnavailable):
-        store.check()
+        store.read(migration.check)
     store.close()
 
 
 def test_metrics_count_requests_jobs_and_what_was_written(api: httpx2.Client, store: Store, job: JobView):
-    complete(store, job.id, units=3, rejects=1)
+    complete(store, job.id, num_units=3, rejects=1)
     response = api.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain")
     values = dict(line.rsplit(" ", 1) for line in response.text.splitlines() if not line.startswith("#"))
-    counts, totals = store.counts(), store.totals()
+    counts, totals = store.read(jobs.counts), store.read(jobs.totals)
     for state in JobState:
         assert float(values[f'quarry_jobs{{state="{state}"}}']) == counts[state]
     assert float(values["quarry_samples_written_total"]) == totals.samples_written > 0

@@ -11,7 +11,6 @@ from schemas.job import JobPage, JobView
 from schemas.names import manifest_path
 from service.settings import Settings
 from service.store import Store
-from service.store.database import Database
 from tests.support.api import JSON, UNKNOWN, begin, complete, job_body, problem_of
 
 
@@ -114,7 +113,7 @@ def test_a_job_is_cancelled_and_resumed_where_its_state_allows_it(
 def test_shards_and_rejects_come_in_pages_without_gap_or_double(
     api: httpx2.Client, store: Store, job: JobView
 ):
-    complete(store, job.id, units=5, rejects=5)
+    complete(store, job.id, num_units=5, rejects=5)
     for name, path_or_position in (("shards", "unit"), ("rejects", "position")):
         found: list[int] = []
         after: int | None = -1
@@ -129,9 +128,9 @@ def test_shards_and_rejects_come_in_pages_without_gap_or_double(
 
 def test_a_page_of_shards_is_read_alone(api: httpx2.Client, settings: Settings, store: Store, job: JobView):
     """What other pages would show cannot be read; beyond the last shard, however far, a page is empty."""
-    complete(store, job.id, units=3)
-    database = Database(settings.database(), time.time)
-    with database.write() as tx:
+    complete(store, job.id, num_units=3)
+    database = Store(settings.database(), time.time)
+    with database.writing() as tx:
         spoilt = text("UPDATE shard SET entry = 'unreadable' WHERE job_id = :job_id AND unit = 2")
         tx.connection.execute(spoilt, {"job_id": job.id})
     database.close()
@@ -143,7 +142,7 @@ def test_a_page_of_shards_is_read_alone(api: httpx2.Client, settings: Settings, 
 
 
 def test_a_shard_is_told_with_its_receipt(api: httpx2.Client, store: Store, job: JobView):
-    complete(store, job.id, units=1)
+    complete(store, job.id, num_units=1)
     (shard,) = api.get(f"/jobs/{job.id}/shards").json()["shards"]
     assert shard == {
         "path": f"data/{job.id}/train-00000.parquet",

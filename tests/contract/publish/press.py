@@ -9,7 +9,7 @@ from schemas.request import HubTarget
 from service.publish.hub import Patience
 from service.publish.publisher import run_publishing
 from service.settings import Settings
-from service.store import Store
+from service.store import Store, jobs, migration
 from tests.support.desk import REPO, TOKEN
 from tests.support.fake_hub import FakeHub
 from tests.support.finished_job import JOB, OWNER, a_request, norm_of, run_to_publishing
@@ -28,9 +28,9 @@ class Press:
             data_dir=root / "data", hub_endpoint=hub.url, hub_token=TOKEN, publish_deadline_s=6 * HOUR_S
         )
         self.store = Store(self.settings.database(), self.clock.of(self.settings.database()))
-        self.store.migrate()
+        self.store.write(migration.migrate)
         request = a_request(HubTarget(repo_id=REPO))
-        run_to_publishing(self.store, self.settings.dataset_dir(JOB), JOB, request, units=units)
+        run_to_publishing(self.store, self.settings.dataset_dir(JOB), JOB, request, num_units=units)
 
     def publish(
         self,
@@ -44,10 +44,10 @@ class Press:
         assert run_publishing(
             self.store, self.settings, OWNER, stopped, final_norm=norm_of, patience=patience
         )
-        return self.store.job(JOB).view()
+        return self.store.read(jobs.job, JOB).view()
 
     def told(self) -> list[Event]:
         """Return the job's events since its publishing began."""
-        events = self.store.events(JOB)
+        events = self.store.read(jobs.events, JOB)
         began = next(n for n, event in enumerate(events) if event.state is JobState.PUBLISHING)
         return events[began + 1 :]

@@ -12,6 +12,7 @@ from service.errors import DiskFull, QuarryError, StoreUnavailable
 from service.publish import push
 from service.publish.hub import Patience
 from service.publish.push import UPLOAD_GROUP_FILES
+from service.store import jobs, plans, publishing
 from tests.contract.publish.press import HOUR_S, UNITS, Press
 from tests.support.desk import REPO, writable_hub
 from tests.support.fake_hub import FakeHub
@@ -108,8 +109,8 @@ def test_the_deadline_counts_from_the_last_file_that_arrived_for_the_first_time(
     job = press.publish(2 * HOUR_S)
     assert (job.state, problem_type(job)) == (JobState.BLOCKED, "urn:quarry:hub-unavailable")
     hub.heal()
-    press.store.resume(JOB)
-    assert press.store.lease_plan(OWNER, 60.0) is None
+    press.store.write(jobs.resume, JOB)
+    assert plans.lease(press.store, OWNER, 60.0) is None
     assert press.publish().state is JobState.COMPLETED
 
 
@@ -133,7 +134,7 @@ def test_a_push_goes_on_while_the_store_cannot_be_told_how_far_it_is(
     def away(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(press.store, "advance_publish", away)
+    monkeypatch.setattr(publishing, "advance", away)
     hub.fail("commit", UNAVAILABLE)
     assert press.publish(7 * HOUR_S).state is JobState.PUBLISHING
     last = press.told()[-1]
@@ -146,7 +147,7 @@ def test_a_push_goes_on_while_the_store_cannot_be_told_how_far_it_is(
 def test_a_delay_is_recorded_once_the_disk_has_space_again(
     press: Press, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record, full = press.store.delay_publish, iter([DiskFull("the database cannot grow")])
+    record, full = publishing.delay, iter([DiskFull("the database cannot grow")])
 
     def recorded(*args: Any) -> None:
         if (error := next(full, None)) is not None:
@@ -154,7 +155,7 @@ def test_a_delay_is_recorded_once_the_disk_has_space_again(
         record(*args)
 
     hub.fail("commit", UNAVAILABLE)
-    monkeypatch.setattr(press.store, "delay_publish", recorded)
+    monkeypatch.setattr(publishing, "delay", recorded)
     assert problem_type(press.publish()) == "urn:quarry:hub-unavailable"
 
 
@@ -201,6 +202,6 @@ def test_a_disk_error_of_landing_keeps_the_job(
         job = press.publish()
     assert (job.state, problem_type(job)) == (state, kind)
     if state is JobState.BLOCKED:
-        press.store.resume(JOB)
-        assert press.store.lease_plan(OWNER, 60.0) is None
+        press.store.write(jobs.resume, JOB)
+        assert plans.lease(press.store, OWNER, 60.0) is None
     assert press.publish().state is JobState.COMPLETED

@@ -9,13 +9,13 @@ import pytest
 from schemas.identity import Identity
 from schemas.job import JobState
 from schemas.names import FINAL_NORM_PATH, manifest_path
-from schemas.request import ExtractRequest, HubTarget
+from schemas.request import HubTarget
 from service.proof.canary import canary_key
 from service.publish.assemble import read_manifest
 from service.publish.hub import Patience
 from service.publish.publisher import run_publishing
 from service.settings import Settings
-from service.store import Store
+from service.store import Store, canaries, jobs, migration, plans
 from tests.support import finished_job
 from tests.support.desk import REPO, TOKEN, writable_hub
 from tests.support.fake_hub import FakeHub
@@ -57,7 +57,7 @@ def settings(tmp_path: Path, hub: FakeHub) -> Settings:
 def store(settings: Settings, clock: Clock) -> Iterator[Store]:
     settings.data_dir.mkdir()
     store = Store(settings.database(), clock.of(settings.database()))
-    store.migrate()
+    store.write(migration.migrate)
     yield store
     store.close()
 
@@ -75,9 +75,9 @@ def prepare(
 
 
 def test_there_is_nothing_to_do_before_all_units_are_done(store: Store, settings: Settings) -> None:
-    store.submit(JOB, JOB, a_request())
+    store.write(jobs.submit, JOB, JOB, a_request())
     assert not publish(store, settings)
-    assert store.state(JOB) is JobState.QUEUED
+    assert store.read(jobs.state, JOB) is JobState.QUEUED
 
 
 def test_a_finished_job_is_completed_with_the_commit_that_holds_it(
@@ -85,7 +85,7 @@ def test_a_finished_job_is_completed_with_the_commit_that_holds_it(
 ) -> None:
     prepare(store, settings)
     assert publish(store, settings)
-    job = store.job(JOB)
+    job = store.read(jobs.job, JOB)
     assert job.state is JobState.COMPLETED
     assert job.hub_commit == hub.repo(REPO).head.oid
     manifest = read_manifest(settings.dataset_dir(JOB) / manifest_path(JOB))
@@ -101,8 +101,8 @@ def test_a_job_without_a_repository_is_completed_with_its_folder_alone(
 ) -> None:
     prepare(store, settings, repo_id=None)
     assert publish(store, settings)
-    assert store.state(JOB) is JobState.COMPLETED
-    assert store.job(JOB).hub_commit is None
+    assert store.read(jobs.state, JOB) is JobState.COMPLETED
+    assert store.read(jobs.job, JOB).hub_commit is None
     folder = settings.dataset_dir(JOB)
     assert (folder / FINAL_NORM_PATH).read_bytes() == FINAL_NORM
     assert (folder / "README.md").is_file()
@@ -120,15 +120,15 @@ def test_a_canary_that_was_skipped_is_told_in_the_manifest(store: Store, setting
 def test_a_job_whose_canary_nobody_recorded_is_not_published(store: Store, settings: Settings) -> None:
     run_to_publishing(store, settings.dataset_dir(JOB), JOB, a_request(), canary=False)
     publish(store, settings)
-    assert store.state(JOB) is JobState.FAILED
-    assert "no canary is recorded" in store.job(JOB).problem.detail
+    assert store.read(jobs.state, JOB) is JobState.FAILED
+    assert "no canary is recorded" in store.read(jobs.job, JOB).problem.detail
     assert not (settings.dataset_dir(JOB) / manifest_path(JOB)).exists()
 
 
 def test_a_job_that_relies_on_an_earlier_canary_keeps_its_numbers(store: Store, settings: Settings) -> None:
     prepare(store, settings, repo_id=None)
     earlier = a_canary("j-" + "e" * 16)
-    store.record_canary(canary_key(a_provenance(JOB, an_identity())), earlier.model_dump_json())
+    store.write(canaries.record, canary_key(a_provenance(JOB, an_identity())), earlier.model_dump_json())
     publish(store, settings)
     checks = read_manifest(settings.dataset_dir(JOB) / manifest_path(JOB)).checks
     assert (checks.canary, checks.canary_report) == ("cached", earlier)
@@ -150,15 +150,15 @@ def test_a_denied_job_is_blocked_and_continues_when_the_right_is_given(
     hub.add_token(TOKEN, Token("me", role="read", orgs={"org": "write"}))
     prepare(store, settings)
     assert publish(store, settings)
-    job = store.job(JOB)
+    job = store.read(jobs.job, JOB)
     assert job.state is JobState.BLOCKED
     assert job.problem is not None
     assert (job.problem.type, job.problem.field) == ("urn:quarry:hub-denied", "hub.repo_id")
     hub.add_token(TOKEN, Token("me", orgs={"org": "write"}))
-    store.resume(JOB)
-    assert store.lease_plan(OWNER, TTL_S) is None
+    store.write(jobs.resume, JOB)
+    assert plans.lease(store, OWNER, TTL_S) is None
     assert publish(store, settings)
-    assert store.state(JOB) is JobState.COMPLETED
+    assert store.read(jobs.state, JOB) is JobState.COMPLETED
 
 
 def test_a_silent_hub_leaves_the_job_to_the_next_lease(
@@ -168,25 +168,25 @@ def test_a_silent_hub_leaves_the_job_to_the_next_lease(
     hub.fail("commit", Fault(status=503, times=10_000))
     later = settings.model_copy(update={"publish_deadline_s": 1e9})
     assert publish(store, later)
-    assert store.state(JOB) is JobState.PUBLISHING
+    assert store.read(jobs.state, JOB) is JobState.PUBLISHING
     assert not publish(store, later)
     hub.heal()
     clock.advance(later.lease_s + 1)
     assert publish(store, later)
-    assert store.state(JOB) is JobState.COMPLETED
+    assert store.read(jobs.state, JOB) is JobState.COMPLETED
     assert len(hub.repo(REPO).commits) == 2
 
 
 def test_a_job_whose_every_sample_was_rejected_fails_naming_the_source(
     store: Store, settings: Settings
 ) -> None:
-    store.submit(JOB, JOB, a_request())
-    plan = store.lease_plan(OWNER, TTL_S)
+    store.write(jobs.submit, JOB, JOB, a_request())
+    plan = plans.lease(store, OWNER, TTL_S)
     assert plan is not None
-    store.set_identity(plan, an_identity())
-    store.finish_plan(plan, [a_reject(0)])
+    store.write(plans.set_identity, plan, an_identity())
+    store.write(plans.finish, plan, [a_reject(0)])
     assert publish(store, settings)
-    job = store.job(JOB)
+    job = store.read(jobs.job, JOB)
     assert job.state is JobState.FAILED
     assert job.problem is not None
     assert (job.problem.type, job.problem.field) == ("urn:quarry:source-refused", "source")
@@ -199,7 +199,7 @@ def test_a_shard_of_other_length_than_was_committed_fails_the_job(store: Store, 
     with shard.open("ab") as file:
         file.write(b"x")
     assert publish(store, settings)
-    job = store.job(JOB)
+    job = store.read(jobs.job, JOB)
     assert job.state is JobState.FAILED
     assert job.problem is not None
     assert job.problem.type == "urn:quarry:dataset-broken"
@@ -211,7 +211,7 @@ def test_two_jobs_of_one_repository_both_land(store: Store, settings: Settings, 
     assert publish(store, settings)
     prepare(store, settings, OTHER_JOB)
     assert publish(store, settings)
-    assert store.job(OTHER_JOB).hub_commit == hub.repo(REPO).head.oid
+    assert store.read(jobs.job, OTHER_JOB).hub_commit == hub.repo(REPO).head.oid
     assert {manifest_path(JOB), manifest_path(OTHER_JOB)} < set(hub.repo(REPO).head.tree)
 
 
@@ -219,10 +219,10 @@ def test_a_job_that_is_cancelled_while_it_is_pushed_stays_cancelled(
     store: Store, settings: Settings, hub: FakeHub
 ) -> None:
     prepare(store, settings)
-    hub.meanwhile("preupload", lambda: store.cancel(JOB))
+    hub.meanwhile("preupload", lambda: store.write(jobs.cancel, JOB))
     assert publish(store, settings)
-    assert store.state(JOB) is JobState.CANCELLED
-    assert store.job(JOB).hub_commit is None
+    assert store.read(jobs.state, JOB) is JobState.CANCELLED
+    assert store.read(jobs.job, JOB).hub_commit is None
 
 
 def test_a_service_that_ends_leaves_the_job_to_the_next(
@@ -230,20 +230,20 @@ def test_a_service_that_ends_leaves_the_job_to_the_next(
 ) -> None:
     prepare(store, settings)
     assert publish(store, settings, stopped=True)
-    assert store.state(JOB) is JobState.PUBLISHING
+    assert store.read(jobs.state, JOB) is JobState.PUBLISHING
     clock.advance(settings.lease_s + 1)
     assert publish(store, settings)
-    assert store.state(JOB) is JobState.COMPLETED
+    assert store.read(jobs.state, JOB) is JobState.COMPLETED
 
 
 def test_a_bug_fails_its_job_and_not_the_publisher(store: Store, settings: Settings) -> None:
     prepare(store, settings)
 
-    def broken(request: ExtractRequest, identity: Identity, settings: Settings) -> bytes:
+    def broken(identity: Identity, settings: Settings) -> bytes:
         raise KeyError("a bug")
 
     assert run_publishing(store, settings, OWNER, lambda: False, final_norm=broken)
-    job = store.job(JOB)
+    job = store.read(jobs.job, JOB)
     assert job.state is JobState.FAILED
     assert job.problem is not None
     assert "KeyError" in job.problem.detail
@@ -252,7 +252,7 @@ def test_a_bug_fails_its_job_and_not_the_publisher(store: Store, settings: Setti
 def test_without_a_token_the_job_waits_for_one(store: Store, settings: Settings) -> None:
     prepare(store, settings)
     assert publish(store, settings.model_copy(update={"hub_token": None}))
-    job = store.job(JOB)
+    job = store.read(jobs.job, JOB)
     assert job.state is JobState.BLOCKED
     assert job.problem is not None
     assert "QUARRY_HUB_TOKEN_FILE" in (job.problem.cure or "")

@@ -11,7 +11,7 @@ from schemas.request import HubTarget
 from service.publish.hub import Patience
 from service.publish.publisher import run_publishing
 from service.settings import Settings
-from service.store import Store
+from service.store import Store, jobs, migration, plans
 from tests.support.desk import REPO, TOKEN, Desk, committed, etags
 from tests.support.fake_hub import FakeHub
 from tests.support.finished_job import (
@@ -32,8 +32,8 @@ CHANGED = an_identity(source_fingerprint="9" * 64)
 
 def test_other_rows_of_a_published_job_are_refused_before_a_byte_is_sent(desk: Desk, tmp_path: Path) -> None:
     """1. A job of three units is pushed. 2. Its source changes. 3. The same job, now of two, is refused."""
-    a_dataset(tmp_path / "week1", units=3)
-    a_dataset(tmp_path / "week2", units=2, about=CHANGED)
+    a_dataset(tmp_path / "week1", num_units=3)
+    a_dataset(tmp_path / "week2", num_units=2, about=CHANGED)
     desk.push(tmp_path / "week1")
     desk.hub.calls.clear()
     answer = desk.push(tmp_path / "week2")
@@ -58,8 +58,8 @@ def test_other_rows_take_the_place_of_those_whose_manifest_a_person_deleted(
     desk: Desk, tmp_path: Path
 ) -> None:
     """1. Three units are pushed. 2. Their manifest alone is deleted. 3. Other rows land, and nothing else."""
-    a_dataset(tmp_path / "week1", units=3)
-    a_dataset(tmp_path / "week2", units=2, about=CHANGED)
+    a_dataset(tmp_path / "week1", num_units=3)
+    a_dataset(tmp_path / "week2", num_units=2, about=CHANGED)
     desk.push(tmp_path / "week1")
     del desk.repo.head.tree[manifest_path(JOB)]
     assert desk.push(tmp_path / "week2")["commit"] == desk.repo.head.oid
@@ -68,8 +68,8 @@ def test_other_rows_take_the_place_of_those_whose_manifest_a_person_deleted(
 
 def test_another_run_of_the_same_rows_replaces_the_first_in_one_commit(desk: Desk, tmp_path: Path) -> None:
     """1. Six rows are pushed as three units. 2. Pushed as two, they are there once, and so is each file."""
-    a_dataset(tmp_path / "three", units=3, rows=2)
-    a_dataset(tmp_path / "two", units=2, rows=3)
+    a_dataset(tmp_path / "three", num_units=3, rows=2)
+    a_dataset(tmp_path / "two", num_units=2, rows=3)
     desk.push(tmp_path / "three")
     assert desk.push(tmp_path / "two")["commit"] == desk.repo.head.oid
     assert desk.titles() == [f"Add {JOB}", f"Add {JOB}"]
@@ -82,7 +82,7 @@ def test_another_run_of_the_same_rows_replaces_the_first_in_one_commit(desk: Des
 
 @pytest.mark.parametrize("fault", [Fault(drop="after"), Fault(drop="before"), Fault(status=412)])
 def test_a_replacement_whose_answer_is_lost_is_made_once(desk: Desk, tmp_path: Path, fault: Fault) -> None:
-    a_dataset(tmp_path / "three", units=3)
+    a_dataset(tmp_path / "three", num_units=3)
     desk.push(tmp_path / "three")
     desk.hub.fail("commit", fault)
     assert desk.push()["commit"] == desk.repo.head.oid
@@ -106,7 +106,7 @@ def test_a_manifest_that_says_more_of_the_same_files_is_all_that_is_sent(desk: D
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A job of 222 files besides manifest and card: two commits, and a last one."""
     folder = tmp_path_factory.mktemp("many")
-    a_dataset(folder, units=110, rows=1)
+    a_dataset(folder, num_units=110, rows=1)
     return folder
 
 
@@ -128,7 +128,7 @@ def test_a_large_job_of_which_few_files_are_different_is_replaced_in_one_commit(
 ) -> None:
     """1. One more unit than in the folder is there. 2. Only it and what tells of it change, all at once."""
     desk.push(many)
-    a_dataset(tmp_path / "one less", units=109, rows=1)
+    a_dataset(tmp_path / "one less", num_units=109, rows=1)
     assert desk.push(tmp_path / "one less")["commit"] == desk.repo.head.oid
     assert len(desk.repo.commits) == 5
     assert desk.pushed() == etags(tmp_path / "one less")
@@ -148,7 +148,7 @@ def test_what_a_push_that_never_landed_left_is_gone_when_another_has(desk: Desk,
 
 def test_other_rows_published_in_the_middle_of_a_push_end_it(desk: Desk, many: Path, tmp_path: Path) -> None:
     """1. The first of three commits stands. 2. Another service publishes other rows. 3. They stay alone."""
-    a_dataset(tmp_path / "week2", units=110, rows=1, about=CHANGED)
+    a_dataset(tmp_path / "week2", num_units=110, rows=1, about=CHANGED)
 
     def publish() -> None:
         desk.repo.add("another's", committed(tmp_path / "week2"))
@@ -172,7 +172,7 @@ def test_a_job_whose_other_rows_are_published_fails_once_keeps_its_dataset_and_c
 ) -> None:
     """1. The job fails, naming field and cure. 2. It is not tried again. 3. The cure followed, it lands."""
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-    a_dataset(tmp_path / "week1", units=3, about=CHANGED)
+    a_dataset(tmp_path / "week1", num_units=3, about=CHANGED)
     with FakeHub(cas=tmp_path / "cas") as hub:
         hub.add_token(TOKEN, Token("me", orgs={"org": "write"}))
         repo = hub.add_repo(REPO, private=True)
@@ -180,7 +180,7 @@ def test_a_job_whose_other_rows_are_published_fails_once_keeps_its_dataset_and_c
         settings = Settings(data_dir=tmp_path / "data", hub_endpoint=hub.url, hub_token=TOKEN)
         settings.data_dir.mkdir()
         store = Store(settings.database())
-        store.migrate()
+        store.write(migration.migrate)
         folder = settings.dataset_dir(JOB)
 
         def publish() -> bool:
@@ -191,7 +191,7 @@ def test_a_job_whose_other_rows_are_published_fails_once_keeps_its_dataset_and_c
 
         run_to_publishing(store, folder, JOB, a_request(HubTarget(repo_id=REPO)))
         assert publish()
-        job = store.job(JOB)
+        job = store.read(jobs.job, JOB)
         assert job.state is JobState.FAILED
         assert job.problem is not None
         assert (job.problem.type, job.problem.field) == ("urn:quarry:option-refused", "hub.repo_id")
@@ -202,9 +202,9 @@ def test_a_job_whose_other_rows_are_published_fails_once_keeps_its_dataset_and_c
         repo.add("the cure", {})
         for path in [path for path in repo.head.tree if JOB in path]:
             del repo.head.tree[path]
-        store.resume(JOB)
-        assert store.lease_plan(OWNER, 60.0) is None
+        store.write(jobs.resume, JOB)
+        assert plans.lease(store, OWNER, 60.0) is None
         assert publish()
-        assert store.state(JOB) is JobState.COMPLETED
+        assert store.read(jobs.state, JOB) is JobState.COMPLETED
         assert {path for path in repo.head.tree if JOB in path} == {p for p in etags(folder) if JOB in p}
         store.close()

@@ -93,7 +93,7 @@ def test_other_layers_need_a_configuration_of_their_own(desk: Desk, tmp_path: Pa
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A job of 122 files besides manifest and card."""
     folder = tmp_path_factory.mktemp("many")
-    a_dataset(folder, units=60, rows=1)
+    a_dataset(folder, num_units=60, rows=1)
     return folder
 
 

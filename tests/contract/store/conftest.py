@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from service.store import Store
-from service.store.database import Database
+from service.store import Store, migration
 from tests.support.store_cases import Clock
 
 
@@ -17,14 +16,14 @@ def clock() -> Clock:
 @pytest.fixture
 def store(url: str, clock: Clock) -> Iterator[Store]:
     opened = Store(url, clock.of(url))
-    opened.migrate()
+    opened.write(migration.migrate)
     yield opened
     opened.close()
 
 
 @pytest.fixture
-def database(store: Store, url: str, clock: Clock) -> Iterator[Database]:
+def database(store: Store, url: str, clock: Clock) -> Iterator[Store]:
     """Transactions on the tables of `store`, for what no verb can bring about on purpose."""
-    opened = Database(url, clock.of(url))
+    opened = Store(url, clock.of(url))
     yield opened
     opened.close()

@@ -10,7 +10,20 @@ from hypothesis import given, settings, strategies as st
 
 from schemas.job import JOB_MOVES, JobState
 from service.errors import Conflict, LeaseLost, Outcome
-from service.store import PlanLease, PublishLease, Store, TaskState, UnitLease
+from service.store import (
+    PlanLease,
+    PublishLease,
+    Store,
+    TaskState,
+    UnitLease,
+    commits,
+    jobs,
+    migration,
+    plans,
+    publishing,
+    tasks,
+    units,
+)
 from tests.support.pg import Postgres
 from tests.support.store_cases import (
     IDENTITY,
@@ -39,20 +52,22 @@ class Walk:
         submit(store)
 
     def lease_plan(self, pick: int) -> None:
-        if lease := self.store.lease_plan(OWNER, TTL_S):
+        if lease := plans.lease(self.store, OWNER, TTL_S):
             self.plans.append(lease)
-            self.store.set_identity(lease, IDENTITY)
+            self.store.write(plans.set_identity, lease, IDENTITY)
 
     def add_unit(self, pick: int) -> None:
         if self.plans:
-            self.store.add_unit(self.plans[-1 - pick % len(self.plans)], planned(pick), (reject(100 + pick),))
+            self.store.write(
+                plans.add_unit, self.plans[-1 - pick % len(self.plans)], planned(pick), (reject(100 + pick),)
+            )
 
     def finish_plan(self, pick: int) -> None:
-        if self.plans and self.store.units(JOB):
-            self.store.finish_plan(self.plans[-1 - pick % len(self.plans)], (reject(200),))
+        if self.plans and self.store.read(units.of_job, JOB):
+            self.store.write(plans.finish, self.plans[-1 - pick % len(self.plans)], (reject(200),))
 
     def lease_unit(self, pick: int) -> None:
-        if lease := self.store.lease_unit(OWNER, TTL_S):
+        if lease := units.lease(self.store, OWNER, TTL_S):
             assert lease.key not in [other.key for other in self.units]
             self.units.append(lease)
 
@@ -63,57 +78,63 @@ class Walk:
 
     def release_unit(self, pick: int) -> None:
         if self.units:
-            self.store.release(self.units[-1 - pick % len(self.units)])
+            self.store.write(tasks.release, self.units[-1 - pick % len(self.units)])
 
     def fail_unit(self, pick: int) -> None:
         if self.units:
-            self.store.fail(self.units[-1 - pick % len(self.units)], PROBLEM, list(Outcome)[pick], 2)
+            self.store.write(
+                tasks.fail, self.units[-1 - pick % len(self.units)], PROBLEM, list(Outcome)[pick], 2
+            )
 
     def fail_plan(self, pick: int) -> None:
         if self.plans:
             lease = self.plans[-1 - pick % len(self.plans)]
-            self.store.fail(lease, PROBLEM, list(Outcome)[pick], 2)
+            self.store.write(tasks.fail, lease, PROBLEM, list(Outcome)[pick], 2)
 
     def release_owner(self, pick: int) -> None:
-        self.store.release_owner(OWNER)
+        self.store.write(tasks.release_owner, OWNER)
 
     def publish(self, pick: int) -> None:
-        if lease := self.store.lease_publish(OWNER, TTL_S):
+        if lease := publishing.lease(self.store, OWNER, TTL_S):
             self.publishers.append(lease)
 
     def complete(self, pick: int) -> None:
         if self.publishers:
-            self.store.complete_job(self.publishers[-1 - pick % len(self.publishers)], None)
+            self.store.write(publishing.complete, self.publishers[-1 - pick % len(self.publishers)], None)
 
     def cancel(self, pick: int) -> None:
-        self.store.cancel(JOB)
+        self.store.write(jobs.cancel, JOB)
 
     def resume(self, pick: int) -> None:
-        self.store.resume(JOB)
+        self.store.write(jobs.resume, JOB)
 
     def wait(self, pick: int) -> None:
         self.clock.advance(TTL_S * pick / 2)
 
     def check(self) -> None:
         """Compare every counter with the rows it counts."""
-        row, units, commits = self.store.job(JOB), self.store.units(JOB), self.store.unit_commits(JOB)
-        states = [unit.state for unit in units]
+        row, all_units, made = (
+            self.store.read(jobs.job, JOB),
+            self.store.read(units.of_job, JOB),
+            self.store.read(commits.unit_commits, JOB),
+        )
+        states = [unit.state for unit in all_units]
         progress = row.progress
-        rejects = self.store.rejects(JOB)
-        assert progress.units_planned == len(units)
-        assert progress.units_done == states.count(TaskState.DONE) == len(commits)
+        rejects = self.store.read(commits.rejects, JOB)
+        assert progress.units_planned == len(all_units)
+        assert progress.units_done == states.count(TaskState.DONE) == len(made)
         assert progress.units_failed == states.count(TaskState.FAILED)
-        assert progress.tokens_planned == sum(unit.num_tokens for unit in units)
+        assert progress.tokens_planned == sum(unit.num_tokens for unit in all_units)
         assert progress.samples_rejected == len(rejects)
-        of_plan = len(rejects) - sum(len(commit.rejects) for commit in commits)
-        assert progress.samples_planned == sum(unit.num_samples for unit in units) + of_plan
-        assert progress.samples_written == sum(shard.rows for shard in self.store.shards(JOB))
-        assert progress.tokens_written == sum(commit.num_tokens for commit in commits)
+        of_plan = len(rejects) - sum(len(commit.rejects) for commit in made)
+        assert progress.samples_planned == sum(unit.num_samples for unit in all_units) + of_plan
+        assert progress.samples_written == sum(shard.rows for shard in self.store.read(commits.shards, JOB))
+        assert progress.tokens_written == sum(commit.num_tokens for commit in made)
         if row.state is not JobState.RUNNING:
             assert TaskState.LEASED not in states
         if row.state is JobState.COMPLETED:
             assert progress.samples_written + progress.samples_rejected == progress.samples_planned
-        events = self.store.events(JOB, limit=10_000)
+        events = self.store.read(jobs.events, JOB, limit=10_000)
         assert [event.id for event in events] == list(range(1, len(events) + 1))
         assert events[-1].progress == progress
         for before, after in pairwise(events):
@@ -148,7 +169,7 @@ def test_counters_rows_and_events_agree_after_any_verbs(
         clock = Clock()
         store = Store(url, clock.of(url))
         ends.callback(store.close)
-        store.migrate()
+        store.write(migration.migrate)
         walk = Walk(store, clock)
         for verb, pick in steps:
             with suppress(Conflict, LeaseLost):

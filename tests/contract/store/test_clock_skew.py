@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from schemas.job import JobState
-from service.store import Store
+from service.store import Store, jobs, migration, plans, units
 from tests.support.pg import Postgres
 from tests.support.store_cases import job_id, start_units, submit
 
@@ -19,14 +19,14 @@ UNITS, LEASE_S, SKEW_S = 40, 5.0, 120
 
 WORKER = f"""
 import sys, time
-from service.store import Store
+from service.store import Store, units
 from service.work.keeper import Keeper
 from tests.support.store_cases import commit
 
 store, owner = Store(sys.argv[1]), sys.argv[2]
 print(time.time(), flush=True)
 with Keeper(Store(sys.argv[1]), {LEASE_S}) as keeper:
-    while lease := store.lease_unit(owner, {LEASE_S}):
+    while lease := units.lease(store, owner, {LEASE_S}):
         with keeper.keep(lease) as kept:
             time.sleep(0.05)
             kept.check()
@@ -39,7 +39,7 @@ def test_workers_whose_clocks_differ_by_minutes_steal_no_lease(postgres: Postgre
     """1. Two workers share units; one host's clock is two minutes ahead. 2. Each unit had one lease."""
     with postgres.database() as url:
         store = Store(url)
-        store.migrate()
+        store.write(migration.migrate)
         start_units(store, units=UNITS)
         workers = [
             subprocess.Popen(
@@ -54,7 +54,7 @@ def test_workers_whose_clocks_differ_by_minutes_steal_no_lease(postgres: Postgre
         clocks = [float(worker.communicate(timeout=60)[0]) for worker in workers]
         assert clocks[1] - clocks[0] > SKEW_S / 2
         assert [worker.returncode for worker in workers] == [0, 0]
-        rows = store.units(job_id(1))
+        rows = store.read(units.of_job, job_id(1))
         assert [(row.epoch, row.attempts, row.deaths) for row in rows] == [(1, 1, 0)] * UNITS
         store.close()
 
@@ -62,10 +62,10 @@ def test_workers_whose_clocks_differ_by_minutes_steal_no_lease(postgres: Postgre
 def test_times_are_the_databases_own(url: str) -> None:
     """A lease of zero seconds has run out for the next transaction, and one of a minute has not."""
     store = Store(url)
-    store.migrate()
+    store.write(migration.migrate)
     submit(store, 1)
-    assert store.lease_plan("first", 0.0) is not None
-    assert store.lease_plan("second", 60.0) is not None
-    assert store.lease_plan("third", 60.0) is None
-    assert store.state(job_id(1)) is JobState.RUNNING
+    assert plans.lease(store, "first", 0.0) is not None
+    assert plans.lease(store, "second", 60.0) is not None
+    assert plans.lease(store, "third", 60.0) is None
+    assert store.read(jobs.state, job_id(1)) is JobState.RUNNING
     store.close()

@@ -6,8 +6,7 @@ import pytest
 from sqlalchemy.exc import IntegrityError
 
 from service.errors import IdentityChanged, LeaseLost, StatesWrong
-from service.store import Store, TaskState, UnitCommit, commits, jobs, plans
-from service.store.database import Database
+from service.store import Store, TaskState, UnitCommit, commits, jobs, plans, units
 from tests.support.store_cases import (
     CHECKS,
     IDENTITY,
@@ -32,13 +31,13 @@ def account(store: Store) -> tuple[object, ...]:
     """Return all that a commit could leave behind."""
     name = job_id(1)
     return (
-        store.job(name),
-        store.units(name),
-        store.shards(name),
-        store.indexes(name),
-        store.unit_commits(name),
-        store.rejects(name),
-        store.events(name),
+        store.read(jobs.job, name),
+        store.read(units.of_job, name),
+        store.read(commits.shards, name),
+        store.read(commits.indexes, name),
+        store.read(commits.unit_commits, name),
+        store.read(commits.rejects, name),
+        store.read(jobs.events, name),
     )
 
 
@@ -46,23 +45,23 @@ def test_a_commit_makes_the_unit_done_with_all_it_is_made_of(store: Store) -> No
     start_units(store, units=1)
     lease = lease_unit(store)
     whole = made(lease, rejects=(reject(1, "not-finite"),))
-    store.commit_unit(whole, lease)
-    assert store.unit_commits(job_id(1)) == [whole]
-    assert store.shards(job_id(1)) == list(whole.shards)
-    assert store.indexes(job_id(1)) == [whole.index]
-    assert store.rejects(job_id(1)) == list(whole.rejects)
-    assert store.units(job_id(1))[0].state is TaskState.DONE
-    assert store.job(job_id(1)).provenance == whole.provenance
+    store.write(commits.commit, whole, lease)
+    assert store.read(commits.unit_commits, job_id(1)) == [whole]
+    assert store.read(commits.shards, job_id(1)) == list(whole.shards)
+    assert store.read(commits.indexes, job_id(1)) == [whole.index]
+    assert store.read(commits.rejects, job_id(1)) == list(whole.rejects)
+    assert store.read(units.of_job, job_id(1))[0].state is TaskState.DONE
+    assert store.read(jobs.job, job_id(1)).provenance == whole.provenance
 
 
 def test_progress_counts_what_was_written_and_rejected(store: Store) -> None:
     lease = start_plan(store)
-    store.add_unit(lease, planned(0, 3), (reject(0),))
-    store.add_unit(lease, planned(1, 2), ())
-    store.finish_plan(lease, ())
+    store.write(plans.add_unit, lease, planned(0, 3), (reject(0),))
+    store.write(plans.add_unit, lease, planned(1, 2), ())
+    store.write(plans.finish, lease, ())
     commit(store, lease_unit(store), rejects=(reject(2), reject(3)))
     commit(store, lease_unit(store))
-    progress = store.job(job_id(1)).progress
+    progress = store.read(jobs.job, job_id(1)).progress
     assert (progress.units_done, progress.units_planned) == (2, 2)
     assert (progress.samples_written, progress.samples_rejected, progress.samples_planned) == (3, 3, 6)
     assert (progress.tokens_written, progress.bytes_written) == (15, 3000)
@@ -71,25 +70,25 @@ def test_progress_counts_what_was_written_and_rejected(store: Store) -> None:
 def test_commits_are_read_back_in_unit_order_with_their_own_shards_and_rejects(store: Store) -> None:
     lease = start_plan(store)
     for unit in range(3):
-        store.add_unit(lease, planned(unit), ())
-    store.finish_plan(lease, (reject(90),))
+        store.write(plans.add_unit, lease, planned(unit), ())
+    store.write(plans.finish, lease, (reject(90),))
     leases = [lease_unit(store) for _ in range(3)]
     done = [made(leases[0], (reject(1),)), made(leases[1]), made(leases[2], (reject(4), reject(5)))]
     for lease, whole in reversed(list(zip(leases, done, strict=True))):
-        store.commit_unit(whole, lease)
-    assert store.unit_commits(job_id(1)) == done
-    assert [entry.unit for entry in store.shards(job_id(1))] == [0, 1]
-    assert store.indexes(job_id(1)) == [done[0].index, done[1].index]
+        store.write(commits.commit, whole, lease)
+    assert store.read(commits.unit_commits, job_id(1)) == done
+    assert [entry.unit for entry in store.read(commits.shards, job_id(1))] == [0, 1]
+    assert store.read(commits.indexes, job_id(1)) == [done[0].index, done[1].index]
 
 
 def test_rejects_of_plan_and_units_are_paged_by_position(store: Store) -> None:
     lease = start_plan(store)
-    store.add_unit(lease, planned(0), (reject(3),))
-    store.finish_plan(lease, (reject(9),))
+    store.write(plans.add_unit, lease, planned(0), (reject(3),))
+    store.write(plans.finish, lease, (reject(9),))
     commit(store, lease_unit(store), (reject(0), reject(5)))
-    first = store.rejects(job_id(1), limit=3)
+    first = store.read(commits.rejects, job_id(1), limit=3)
     assert [entry.position for entry in first] == [0, 3, 5]
-    assert store.rejects(job_id(1), after=5) == [reject(9)]
+    assert store.read(commits.rejects, job_id(1), after=5) == [reject(9)]
 
 
 def test_a_second_commit_of_the_same_attempt_is_refused(store: Store) -> None:
@@ -115,7 +114,7 @@ def test_nothing_of_a_zombie_is_visible(store: Store, clock: Clock) -> None:
     commit(store, heir)
     with pytest.raises(LeaseLost):
         commit(store, zombie, rejects=(reject(0),))
-    assert store.unit_commits(job_id(1)) == [made(heir)]
+    assert store.read(commits.unit_commits, job_id(1)) == [made(heir)]
 
 
 def test_a_worker_that_beat_too_late_may_commit_while_nobody_took_over(store: Store, clock: Clock) -> None:
@@ -123,7 +122,7 @@ def test_a_worker_that_beat_too_late_may_commit_while_nobody_took_over(store: St
     lease = lease_unit(store)
     clock.advance(10 * TTL_S)
     commit(store, lease)
-    assert store.unit_commits(job_id(1)) == [made(lease)]
+    assert store.read(commits.unit_commits, job_id(1)) == [made(lease)]
 
 
 def lost_row(commit: UnitCommit) -> UnitCommit:
@@ -148,7 +147,7 @@ def test_a_commit_that_does_not_account_for_its_unit_is_refused(store: Store, sp
     lease = lease_unit(store)
     before = account(store)
     with pytest.raises(StatesWrong):
-        store.commit_unit(spoil(made(lease)), lease)
+        store.write(commits.commit, spoil(made(lease)), lease)
     assert account(store) == before
     commit(store, lease)
 
@@ -158,8 +157,8 @@ def test_a_commit_for_another_identity_is_refused(store: Store) -> None:
     lease = lease_unit(store)
     other = provenance(identity=IDENTITY.model_copy(update={"revision": "decade"}))
     with pytest.raises(IdentityChanged):
-        store.commit_unit(replace(made(lease), provenance=other), lease)
-    assert store.job(job_id(1)).provenance is None
+        store.write(commits.commit, replace(made(lease), provenance=other), lease)
+    assert store.read(jobs.job, job_id(1)).provenance is None
 
 
 def test_a_commit_by_another_engine_than_the_first_is_refused(store: Store) -> None:
@@ -167,10 +166,12 @@ def test_a_commit_by_another_engine_than_the_first_is_refused(store: Store) -> N
     commit(store, lease_unit(store))
     lease = lease_unit(store)
     with pytest.raises(IdentityChanged) as refused:
-        store.commit_unit(replace(made(lease), provenance=provenance(engine_version="0.33.0")), lease)
+        store.write(
+            commits.commit, replace(made(lease), provenance=provenance(engine_version="0.33.0")), lease
+        )
     assert "vllm 0.32.0" in refused.value.detail
     assert "0.33.0" in refused.value.detail
-    assert store.job(job_id(1)).provenance == provenance()
+    assert store.read(jobs.job, job_id(1)).provenance == provenance()
 
 
 def test_a_unit_keeps_its_own_provenance(store: Store) -> None:
@@ -179,33 +180,39 @@ def test_a_unit_keeps_its_own_provenance(store: Store) -> None:
     commit(store, lease_unit(store))
     newer = provenance().model_copy(update={"service_version": "0.2.0"})
     lease = lease_unit(store)
-    store.commit_unit(replace(made(lease), provenance=newer), lease)
-    assert [commit.provenance for commit in store.unit_commits(job_id(1))] == [provenance(), newer]
-    assert store.job(job_id(1)).provenance == provenance()
+    store.write(commits.commit, replace(made(lease), provenance=newer), lease)
+    assert [commit.provenance for commit in store.read(commits.unit_commits, job_id(1))] == [
+        provenance(),
+        newer,
+    ]
+    assert store.read(jobs.job, job_id(1)).provenance == provenance()
 
 
 def test_shards_of_several_ranks_make_one_unit(store: Store) -> None:
     start_units(store, units=1)
     lease = lease_unit(store)
     halves = tuple(shard(lease, 1).model_copy(update={"path": f"data/r{rank}.parquet"}) for rank in (1, 0))
-    store.commit_unit(replace(made(lease), shards=halves), lease)
-    assert [entry.path for entry in store.shards(job_id(1))] == ["data/r0.parquet", "data/r1.parquet"]
-    assert store.job(job_id(1)).progress.samples_written == 2
+    store.write(commits.commit, replace(made(lease), shards=halves), lease)
+    assert [entry.path for entry in store.read(commits.shards, job_id(1))] == [
+        "data/r0.parquet",
+        "data/r1.parquet",
+    ]
+    assert store.read(jobs.job, job_id(1)).progress.samples_written == 2
 
 
 def test_an_error_that_is_not_a_number_is_kept(store: Store) -> None:
     start_units(store, units=1)
     checks = CHECKS.model_copy(update={"logit_max_error": float("inf")})
     lease = lease_unit(store)
-    store.commit_unit(replace(made(lease), checks=checks), lease)
-    assert store.unit_commits(job_id(1))[0].checks == checks
+    store.write(commits.commit, replace(made(lease), checks=checks), lease)
+    assert store.read(commits.unit_commits, job_id(1))[0].checks == checks
 
 
 def test_a_commit_that_breaks_in_the_database_leaves_nothing(store: Store) -> None:
     """The shard and the first reject are written before the second is found to be there already."""
     lease = start_plan(store)
-    store.add_unit(lease, planned(0), (reject(9),))
-    store.finish_plan(lease, ())
+    store.write(plans.add_unit, lease, planned(0), (reject(9),))
+    store.write(plans.finish, lease, ())
     unit = lease_unit(store)
     before = account(store)
     with pytest.raises(IntegrityError):
@@ -218,11 +225,11 @@ class Crash(Exception):
     """Stands for whatever ends a process in the middle of a transaction."""
 
 
-def test_a_crash_before_the_end_of_a_commit_leaves_nothing(store: Store, database: Database) -> None:
+def test_a_crash_before_the_end_of_a_commit_leaves_nothing(store: Store, database: Store) -> None:
     start_units(store, units=1)
     lease = lease_unit(store)
     before = account(store)
-    with pytest.raises(Crash), database.write() as tx:
+    with pytest.raises(Crash), database.writing() as tx:
         commits.commit(tx, made(lease), lease)
         assert commits.shards(tx, job_id(1)) == list(made(lease).shards)
         raise Crash
@@ -230,22 +237,24 @@ def test_a_crash_before_the_end_of_a_commit_leaves_nothing(store: Store, databas
     commit(store, lease)
 
 
-def test_a_crash_before_the_end_of_any_other_change_leaves_nothing(store: Store, database: Database) -> None:
+def test_a_crash_before_the_end_of_any_other_change_leaves_nothing(store: Store, database: Store) -> None:
     lease = start_plan(store)
     before = account(store)
-    with pytest.raises(Crash), database.write() as tx:
+    with pytest.raises(Crash), database.writing() as tx:
         plans.add_unit(tx, lease, planned(0), (reject(1),))
         plans.finish(tx, lease, (reject(2),))
         jobs.submit(tx, job_id(2), "key-2", a_request())
         jobs.cancel(tx, job_id(1))
         raise Crash
     assert account(store) == before
-    assert [row.id for row in store.jobs()[0]] == [job_id(1)]
-    store.add_unit(lease, planned(0), ())
+    assert [row.id for row in store.read(jobs.page)[0]] == [job_id(1)]
+    store.write(plans.add_unit, lease, planned(0), ())
 
 
 def test_units_of_other_jobs_stay_apart(store: Store) -> None:
     capture(store, units=1, number=1)
     capture(store, units=2, number=2)
-    assert [entry.path for entry in store.shards(job_id(1))] == [f"data/{job_id(1)}/train-00000.parquet"]
-    assert len(store.shards(job_id(2))) == len(store.unit_commits(job_id(2))) == 2
+    assert [entry.path for entry in store.read(commits.shards, job_id(1))] == [
+        f"data/{job_id(1)}/train-00000.parquet"
+    ]
+    assert len(store.read(commits.shards, job_id(2))) == len(store.read(commits.unit_commits, job_id(2))) == 2

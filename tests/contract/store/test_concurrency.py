@@ -12,7 +12,7 @@ import pytest
 
 from schemas.job import JobState
 from service.errors import IllegalMove, LeaseLost
-from service.store import Store
+from service.store import Store, commits, jobs, plans, publishing, tasks, units
 from tests.support.store_cases import (
     CLOCK,
     OWNER,
@@ -52,7 +52,7 @@ def together(act: Callable[[int], Result], threads: int = THREADS) -> list[Resul
 def lease_all(store: Store, owner: str) -> list[tuple[str, int, int]]:
     """Lease until nothing is left; return job, unit and epoch of each."""
     leases = []
-    while lease := store.lease_unit(owner, TTL_S):
+    while lease := units.lease(store, owner, TTL_S):
         leases.append((lease.key.job_id, lease.key.unit, lease.key.epoch))
     return leases
 
@@ -63,7 +63,7 @@ def test_threads_that_lease_five_hundred_units_get_each_once(store: Store) -> No
     leases = together(lambda number: lease_all(store, f"thread-{number}"))
     expected = [(job_id(1), unit, 1) for unit in range(300)] + [(job_id(2), unit, 1) for unit in range(200)]
     assert sorted(chain.from_iterable(leases)) == expected
-    events = store.events(job_id(1), limit=10_000)
+    events = store.read(jobs.events, job_id(1), limit=10_000)
     assert [event.id for event in events] == list(range(1, len(events) + 1))
 
 
@@ -105,40 +105,40 @@ def test_processes_that_lease_the_same_units_get_each_once(store: Store, url: st
 def test_counters_are_exact_when_threads_plan_capture_and_give_back_at_once(store: Store) -> None:
     """One thread plans while seven capture; each gives back its first lease, so that units change hands."""
     plan = start_plan(store)
-    units = 40
+    num_units = 40
     planning = threading.Event()
 
     def act(number: int) -> int:
         if number == 0:
-            for unit in range(units):
-                store.add_unit(plan, planned(unit, 3), (reject(100 + unit),))
-            store.finish_plan(plan, ())
+            for unit in range(num_units):
+                store.write(plans.add_unit, plan, planned(unit, 3), (reject(100 + unit),))
+            store.write(plans.finish, plan, ())
             planning.set()
             return 0
         owner, done, gave_back = f"thread-{number}", 0, False
         while True:
             ended = planning.is_set()
-            lease = store.lease_unit(owner, TTL_S)
+            lease = units.lease(store, owner, TTL_S)
             if lease is None:
                 if ended:
                     return done
             elif not gave_back:
                 gave_back = True
-                store.release(lease)
+                store.write(tasks.release, lease)
             else:
                 commit(store, lease, (reject(lease.key.unit),))
                 done += 1
 
-    assert sum(together(act)) == units
-    progress = store.job(job_id(1)).progress
+    assert sum(together(act)) == num_units
+    progress = store.read(jobs.job, job_id(1)).progress
     assert (progress.units_planned, progress.units_done, progress.samples_planned) == (
-        units,
-        units,
-        4 * units,
+        num_units,
+        num_units,
+        4 * num_units,
     )
-    assert (progress.samples_written, progress.samples_rejected) == (2 * units, 2 * units)
-    assert (progress.tokens_written, progress.bytes_written) == (10 * units, 2000 * units)
-    events = store.events(job_id(1), limit=10_000)
+    assert (progress.samples_written, progress.samples_rejected) == (2 * num_units, 2 * num_units)
+    assert (progress.tokens_written, progress.bytes_written) == (10 * num_units, 2000 * num_units)
+    events = store.read(jobs.events, job_id(1), limit=10_000)
     assert [event.id for event in events] == list(range(1, len(events) + 1))
     assert [event.progress.units_done for event in events] == sorted(
         event.progress.units_done for event in events
@@ -147,14 +147,14 @@ def test_counters_are_exact_when_threads_plan_capture_and_give_back_at_once(stor
 
 def test_of_two_planners_one_gets_the_job(store: Store) -> None:
     submit(store)
-    leases = together(lambda number: store.lease_plan(f"thread-{number}", TTL_S))
+    leases = together(lambda number: plans.lease(store, f"thread-{number}", TTL_S))
     assert len([lease for lease in leases if lease is not None]) == 1
 
 
 def test_planners_get_different_jobs(store: Store) -> None:
     for number in range(THREADS):
         submit(store, number)
-    leases = together(lambda number: store.lease_plan(f"thread-{number}", TTL_S))
+    leases = together(lambda number: plans.lease(store, f"thread-{number}", TTL_S))
     assert {lease.job_id for lease in leases if lease} == {job_id(number) for number in range(THREADS)}
 
 
@@ -162,14 +162,14 @@ def test_of_many_publishers_to_one_repository_one_gets_a_lease(store: Store) -> 
     for number in range(4):
         capture(store, number=number, repo_id="org/data")
     for turn in range(4):
-        leases = together(lambda number: store.lease_publish(f"thread-{number}", TTL_S))
+        leases = together(lambda number: publishing.lease(store, f"thread-{number}", TTL_S))
         (lease,) = [lease for lease in leases if lease is not None]
         assert (lease.job_id, lease.epoch) == (job_id(turn), 1)
-        store.complete_job(lease, None)
+        store.write(publishing.complete, lease, None)
 
 
 def test_the_same_key_sent_many_times_at_once_is_one_job(store: Store) -> None:
-    answers = together(lambda number: store.submit(job_id(1), "key", a_request()))
+    answers = together(lambda number: store.write(jobs.submit, job_id(1), "key", a_request()))
     assert sorted(created for _, created in answers) == [False] * (THREADS - 1) + [True]
     assert {row.id for row, _ in answers} == {job_id(1)}
 
@@ -186,8 +186,8 @@ def test_of_many_commits_of_one_attempt_one_is_taken(store: Store) -> None:
         return True
 
     assert sum(together(act)) == 1
-    assert store.unit_commits(job_id(1)) == [made(lease)]
-    assert store.job(job_id(1)).progress.units_done == 1
+    assert store.read(commits.unit_commits, job_id(1)) == [made(lease)]
+    assert store.read(jobs.job, job_id(1)).progress.units_done == 1
 
 
 @pytest.mark.parametrize("turn", range(2))
@@ -200,9 +200,9 @@ def test_a_cancel_among_commits_leaves_a_job_that_can_be_resumed_and_completed(
     def act(number: int) -> int:
         done = 0
         if number == 0:
-            store.cancel(job_id(1))
+            store.write(jobs.cancel, job_id(1))
         else:
-            while lease := store.lease_unit(f"thread-{number}", TTL_S):
+            while lease := units.lease(store, f"thread-{number}", TTL_S):
                 try:
                     commit(store, lease)
                 except LeaseLost:
@@ -211,13 +211,21 @@ def test_a_cancel_among_commits_leaves_a_job_that_can_be_resumed_and_completed(
         return done
 
     done = sum(together(act, threads=4))
-    assert store.job(job_id(1)).progress.units_done == done == len(store.shards(job_id(1)))
-    store.resume(job_id(1))
-    assert store.lease_plan(OWNER, TTL_S) is None
-    while lease := store.lease_unit(OWNER, TTL_S):
+    assert (
+        store.read(jobs.job, job_id(1)).progress.units_done
+        == done
+        == len(store.read(commits.shards, job_id(1)))
+    )
+    store.write(jobs.resume, job_id(1))
+    assert plans.lease(store, OWNER, TTL_S) is None
+    while lease := units.lease(store, OWNER, TTL_S):
         commit(store, lease)
-    store.complete_job(lease_publish(store), None)
-    assert store.job(job_id(1)).progress.units_done == len(store.shards(job_id(1))) == 20
+    store.write(publishing.complete, lease_publish(store), None)
+    assert (
+        store.read(jobs.job, job_id(1)).progress.units_done
+        == len(store.read(commits.shards, job_id(1)))
+        == 20
+    )
 
 
 def test_beats_and_stops_at_once_never_wait_for_each_other_for_ever(store: Store) -> None:
@@ -226,25 +234,27 @@ def test_beats_and_stops_at_once_never_wait_for_each_other_for_ever(store: Store
     for number in numbers:
         start_units(store, units=10, number=number)
     leases = []
-    while lease := store.lease_unit(OWNER, TTL_S):
+    while lease := units.lease(store, OWNER, TTL_S):
         leases.append(lease)
 
     def act(number: int) -> None:
         for _ in repeat(None, 10):
             if number % 2:
-                store.extend(leases if number % 4 == 1 else leases[::-1], TTL_S)
+                store.write(tasks.extend, leases if number % 4 == 1 else leases[::-1], TTL_S)
             else:
                 for job in numbers if number % 4 else numbers[::-1]:
-                    for verb in (store.cancel, store.resume):
+                    for verb in (jobs.cancel, jobs.resume):
                         try:
-                            verb(job_id(job))
+                            store.write(verb, job_id(job))
                         except IllegalMove:
                             continue
 
     together(act, threads=4)
-    assert store.extend(leases, TTL_S) == leases
-    assert all(store.state(job_id(number)) in (JobState.QUEUED, JobState.CANCELLED) for number in numbers)
-    assert all(row.attempts == 0 for number in numbers for row in store.units(job_id(number)))
+    assert store.write(tasks.extend, leases, TTL_S) == leases
+    assert all(
+        store.read(jobs.state, job_id(number)) in (JobState.QUEUED, JobState.CANCELLED) for number in numbers
+    )
+    assert all(row.attempts == 0 for number in numbers for row in store.read(units.of_job, job_id(number)))
 
 
 def test_a_job_that_fails_while_others_commit_keeps_its_account(store: Store) -> None:
@@ -252,7 +262,7 @@ def test_a_job_that_fails_while_others_commit_keeps_its_account(store: Store) ->
     committed = count()
 
     def act(number: int) -> None:
-        while lease := store.lease_unit(f"thread-{number}", TTL_S):
+        while lease := units.lease(store, f"thread-{number}", TTL_S):
             try:
                 commit(store, lease)
             except LeaseLost:
@@ -262,6 +272,6 @@ def test_a_job_that_fails_while_others_commit_keeps_its_account(store: Store) ->
                 stop_job(store, job_id(1), JobState.FAILED)
 
     together(act, threads=4)
-    row = store.job(job_id(1))
+    row = store.read(jobs.job, job_id(1))
     assert row.state is JobState.FAILED
-    assert row.progress.units_done == len(store.unit_commits(job_id(1)))
+    assert row.progress.units_done == len(store.read(commits.unit_commits, job_id(1)))

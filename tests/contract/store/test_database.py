@@ -11,17 +11,16 @@ from sqlalchemy import insert, text
 from sqlalchemy.exc import IntegrityError
 
 from service.errors import DiskFull, OptionRefused, StoreUnavailable
-from service.store import Store, jobs
-from service.store.database import Database
+from service.store import Store, jobs, migration
 from service.store.tables import METADATA, UNIT
 from tests.support.pg import Postgres
 from tests.support.store_cases import a_request, job_id, submit
 
 
 def test_the_migrations_make_the_tables_of_the_code(url: str) -> None:
-    store, database = Store(url), Database(url)
-    store.migrate()
-    with database.read() as tx:
+    store, database = Store(url), Store(url)
+    store.write(migration.migrate)
+    with database.reading() as tx:
         assert compare_metadata(MigrationContext.configure(tx.connection), METADATA) == []
     store.close()
     database.close()
@@ -29,25 +28,25 @@ def test_the_migrations_make_the_tables_of_the_code(url: str) -> None:
 
 def test_migrating_again_keeps_everything(store: Store) -> None:
     row = submit(store)
-    store.migrate()
-    assert store.job(row.id) == row
-    store.check()
+    store.write(migration.migrate)
+    assert store.read(jobs.job, row.id) == row
+    store.read(migration.check)
 
 
 def test_a_database_without_tables_is_not_ready(url: str) -> None:
     empty = Store(url)
     with pytest.raises(StoreUnavailable) as refused:
-        empty.check()
+        empty.read(migration.check)
     assert refused.value.cure
-    empty.migrate()
-    empty.check()
+    empty.write(migration.migrate)
+    empty.read(migration.check)
     empty.close()
 
 
 def migrate_and_submit(url: str, number: int) -> None:
     opened = Store(url)
-    opened.migrate()
-    opened.submit(job_id(number), f"key-{number}", a_request())
+    opened.write(migration.migrate)
+    opened.write(jobs.submit, job_id(number), f"key-{number}", a_request())
     opened.close()
 
 
@@ -60,12 +59,12 @@ def test_processes_that_start_at_once_migrate_once(url: str) -> None:
         process.join()
     assert [process.exitcode for process in processes] == [0, 0, 0]
     after = Store(url)
-    assert {row.id for row in after.jobs()[0]} == {job_id(number) for number in range(3)}
+    assert {row.id for row in after.read(jobs.page)[0]} == {job_id(number) for number in range(3)}
     after.close()
 
 
 def test_a_commit_survives_power_loss_and_a_stopped_process_holds_no_lock_for_ever(
-    store: Store, database: Database
+    store: Store, database: Store
 ) -> None:
     settings = {
         "sqlite": {
@@ -79,39 +78,39 @@ def test_a_commit_survives_power_loss_and_a_stopped_process_holds_no_lock_for_ev
             "SHOW lock_timeout": "30s",
         },
     }
-    with database.read() as tx:
+    with database.reading() as tx:
         for ask, expected in settings[tx.connection.dialect.name].items():
             assert tx.connection.scalar(text(ask)) == expected
 
 
-def test_a_row_without_its_job_is_refused(store: Store, database: Database) -> None:
+def test_a_row_without_its_job_is_refused(store: Store, database: Store) -> None:
     stray = dict.fromkeys(("unit", "num_samples", "num_tokens"), 0)
     stray |= {"job_id": job_id(9), "plan_sha256": "what a user sent"}
-    with pytest.raises(IntegrityError) as refused, database.write() as tx:
+    with pytest.raises(IntegrityError) as refused, database.writing() as tx:
         tx.connection.execute(insert(UNIT).values(stray))
     assert "what a user sent" not in str(refused.value)
 
 
 @pytest.mark.parametrize("url", ["postgresql"], indirect=True)
-def test_a_pool_that_is_used_up_is_unavailable(store: Store, database: Database) -> None:
+def test_a_pool_that_is_used_up_is_unavailable(store: Store, database: Store) -> None:
     pool = database._engine.pool
     pool._timeout = 0
     with ExitStack() as held, pytest.raises(StoreUnavailable) as refused:
         for _ in range(1 + pool.size() + pool._max_overflow):
-            held.enter_context(database.read())
+            held.enter_context(database.reading())
     assert refused.value.cure
 
 
-def test_a_reader_sees_the_last_commit_while_a_writer_is_at_work(store: Store, database: Database) -> None:
+def test_a_reader_sees_the_last_commit_while_a_writer_is_at_work(store: Store, database: Store) -> None:
     submit(store, 1)
-    with database.write() as tx:
+    with database.writing() as tx:
         jobs.submit(tx, job_id(2), "key-2", a_request())
-        assert [row.id for row in store.jobs()[0]] == [job_id(1)]
-    assert [row.id for row in store.jobs()[0]] == [job_id(2), job_id(1)]
+        assert [row.id for row in store.read(jobs.page)[0]] == [job_id(1)]
+    assert [row.id for row in store.read(jobs.page)[0]] == [job_id(2), job_id(1)]
 
 
-def test_a_database_that_cannot_grow_says_that_the_disk_is_full(store: Store, database: Database) -> None:
-    with pytest.raises(DiskFull) as refused, database.write() as tx:
+def test_a_database_that_cannot_grow_says_that_the_disk_is_full(store: Store, database: Store) -> None:
+    with pytest.raises(DiskFull) as refused, database.writing() as tx:
         if tx.connection.dialect.name == "sqlite":
             pages = tx.connection.scalar(text("PRAGMA page_count"))
             tx.connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
@@ -119,7 +118,7 @@ def test_a_database_that_cannot_grow_says_that_the_disk_is_full(store: Store, da
         else:
             tx.connection.exec_driver_sql("DO $$ BEGIN RAISE 'full' USING ERRCODE = 'disk_full'; END $$")
     assert refused.value.cure
-    assert store.jobs() == ([], None)
+    assert store.read(jobs.page) == ([], None)
     submit(store, 1)
 
 
@@ -127,7 +126,7 @@ def test_a_database_that_is_not_there_is_unavailable(tmp_path: Path) -> None:
     for url in (f"sqlite:///{tmp_path}", f"postgresql+psycopg://quarry@/none?host={tmp_path}"):
         absent = Store(url)
         with pytest.raises(StoreUnavailable) as refused:
-            absent.jobs()
+            absent.read(jobs.page)
         assert refused.value.cure
         absent.close()
 
@@ -136,7 +135,7 @@ def test_a_database_that_is_not_there_is_unavailable(tmp_path: Path) -> None:
 def test_a_database_that_cannot_be_read_is_unavailable(tmp_path: Path, damage: str) -> None:
     file = tmp_path / "quarry.db"
     damaged = Store(f"sqlite:///{file}")
-    damaged.migrate()
+    damaged.write(migration.migrate)
     submit(damaged)
     damaged.close()
     content = bytearray(file.read_bytes())
@@ -144,25 +143,25 @@ def test_a_database_that_cannot_be_read_is_unavailable(tmp_path: Path, damage: s
     content[begin:end] = b"\xa5" * (end - begin)
     file.write_bytes(content)
     with pytest.raises(StoreUnavailable, match="cannot be read") as refused:
-        damaged.submit(job_id(2), "key-2", a_request())
+        damaged.write(jobs.submit, job_id(2), "key-2", a_request())
     assert refused.value.cure
     damaged.close()
 
 
 @pytest.mark.parametrize("url", ["postgresql"], indirect=True)
 def test_a_connection_that_dies_is_unavailable_once_and_then_replaced(
-    store: Store, database: Database, postgres: Postgres
+    store: Store, database: Store, postgres: Postgres
 ) -> None:
-    with pytest.raises(StoreUnavailable), database.write() as tx:
+    with pytest.raises(StoreUnavailable), database.writing() as tx:
         jobs.submit(tx, job_id(1), "key-1", a_request())
         server = tx.connection.scalar(text("SELECT pg_backend_pid()"))
         with postgres.admin() as admin:
             admin.execute("SELECT pg_terminate_backend(%s, 10000)", (server,))
         tx.connection.execute(text("SELECT 1"))
-    assert store.jobs() == ([], None)
-    with database.write() as tx:
+    assert store.read(jobs.page) == ([], None)
+    with database.writing() as tx:
         jobs.submit(tx, job_id(1), "key-1", a_request())
-    assert len(store.jobs()[0]) == 1
+    assert len(store.read(jobs.page)[0]) == 1
 
 
 @pytest.mark.parametrize(
@@ -178,6 +177,6 @@ def test_a_database_that_could_lose_a_job_is_refused_by_name(given: str) -> None
 
 def test_the_folder_of_a_new_database_is_made(tmp_path: Path) -> None:
     store = Store(f"sqlite:///{tmp_path / 'a%b' / 'c' / 'quarry.db'}")
-    store.migrate()
-    assert submit(store) == store.job(job_id(1))
+    store.write(migration.migrate)
+    assert submit(store) == store.read(jobs.job, job_id(1))
     store.close()

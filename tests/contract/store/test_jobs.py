@@ -7,8 +7,7 @@ import pytest
 
 from schemas.job import JOB_MOVES, JobState, Progress
 from service.errors import IdempotencyConflict, IllegalMove, LeaseLost, NotFound, Outcome, RequestError
-from service.store import JobRow, Store, TaskState
-from service.store.database import Database
+from service.store import JobRow, Store, TaskState, canaries, commits, jobs, plans, publishing, tasks, units
 from service.store.ledger import lock_job, move_task, tasks_in
 from tests.support.store_cases import (
     IDENTITY,
@@ -34,9 +33,9 @@ from tests.support.store_cases import (
 
 def test_a_submitted_job_reads_back_as_it_was_given(store: Store, clock: Clock) -> None:
     request = a_request("na\u00efve \x00 text")
-    row, created = store.submit(job_id(1), "key", request)
+    row, created = store.write(jobs.submit, job_id(1), "key", request)
     assert created
-    assert row == store.job(job_id(1))
+    assert row == store.read(jobs.job, job_id(1))
     assert (row.state, row.request, row.idempotency_key) == (JobState.QUEUED, request, "key")
     assert row.progress == Progress()
     assert row.created_at.timestamp() == clock.now_s
@@ -44,37 +43,45 @@ def test_a_submitted_job_reads_back_as_it_was_given(store: Store, clock: Clock) 
 
 
 def test_the_same_key_and_body_is_the_same_job(store: Store) -> None:
-    first, _ = store.submit(job_id(1), "key", a_request())
-    again, created = store.submit(job_id(1), "key", a_request())
+    first, _ = store.write(jobs.submit, job_id(1), "key", a_request())
+    again, created = store.write(jobs.submit, job_id(1), "key", a_request())
     assert not created
     assert again == first
-    assert len(store.events(job_id(1))) == 1
+    assert len(store.read(jobs.events, job_id(1))) == 1
 
 
 def test_the_same_key_with_another_body_is_refused(store: Store) -> None:
-    store.submit(job_id(1), "key", a_request("one"))
+    store.write(jobs.submit, job_id(1), "key", a_request("one"))
     with pytest.raises(IdempotencyConflict) as refused:
-        store.submit(job_id(1), "key", a_request("two"))
+        store.write(jobs.submit, job_id(1), "key", a_request("two"))
     assert refused.value.field == "Idempotency-Key"
     assert refused.value.cure
-    assert store.job(job_id(1)).request == a_request("one")
+    assert store.read(jobs.job, job_id(1)).request == a_request("one")
 
 
 def test_a_job_id_that_another_key_has_taken_is_refused(store: Store) -> None:
-    store.submit(job_id(1), "key", a_request())
+    store.write(jobs.submit, job_id(1), "key", a_request())
     with pytest.raises(IdempotencyConflict):
-        store.submit(job_id(1), "other key", a_request())
+        store.write(jobs.submit, job_id(1), "other key", a_request())
 
 
 def test_an_unknown_job_is_not_found(store: Store) -> None:
-    for ask in (store.job, store.state, store.cancel, store.resume):
+    for verb in (jobs.job, jobs.state, jobs.cancel, jobs.resume):
         with pytest.raises(NotFound):
-            ask(job_id(9))
+            store.write(verb, job_id(9))
 
 
 def test_the_lists_of_an_unknown_job_are_empty(store: Store) -> None:
-    for ask in (store.units, store.shards, store.indexes, store.unit_commits, store.rejects, store.events):
-        assert ask(job_id(9)) == []
+    lists = (
+        units.of_job,
+        commits.shards,
+        commits.indexes,
+        commits.unit_commits,
+        commits.rejects,
+        jobs.events,
+    )
+    for verb in lists:
+        assert store.read(verb, job_id(9)) == []
 
 
 def test_jobs_are_listed_newest_first_in_pages(store: Store) -> None:
@@ -82,7 +89,7 @@ def test_jobs_are_listed_newest_first_in_pages(store: Store) -> None:
         submit(store, number)
     seen, cursor = [], None
     while True:
-        rows, cursor = store.jobs(cursor=cursor, limit=2)
+        rows, cursor = store.read(jobs.page, cursor=cursor, limit=2)
         seen.append([row.id for row in rows])
         if cursor is None:
             break
@@ -92,7 +99,7 @@ def test_jobs_are_listed_newest_first_in_pages(store: Store) -> None:
 def test_a_last_page_that_is_full_has_no_cursor(store: Store) -> None:
     submit(store, 1)
     submit(store, 2)
-    rows, cursor = store.jobs(limit=2)
+    rows, cursor = store.read(jobs.page, limit=2)
     assert len(rows) == 2
     assert cursor is None
 
@@ -100,38 +107,38 @@ def test_a_last_page_that_is_full_has_no_cursor(store: Store) -> None:
 def test_jobs_are_listed_by_state(store: Store) -> None:
     submit(store, 1)
     submit(store, 2)
-    store.cancel(job_id(1))
-    assert [row.id for row in store.jobs(state=JobState.CANCELLED)[0]] == [job_id(1)]
-    assert [row.id for row in store.jobs(state=JobState.QUEUED)[0]] == [job_id(2)]
+    store.write(jobs.cancel, job_id(1))
+    assert [row.id for row in store.read(jobs.page, state=JobState.CANCELLED)[0]] == [job_id(1)]
+    assert [row.id for row in store.read(jobs.page, state=JobState.QUEUED)[0]] == [job_id(2)]
 
 
 def test_a_cursor_of_no_page_is_refused_by_name(store: Store) -> None:
     with pytest.raises(RequestError) as refused:
-        store.jobs(cursor="nonsense")
+        store.read(jobs.page, cursor="nonsense")
     assert refused.value.field == "cursor"
 
 
 def test_jobs_are_counted_in_every_state(store: Store) -> None:
     submit(store, 1)
     submit(store, 2)
-    store.cancel(job_id(1))
+    store.write(jobs.cancel, job_id(1))
     expected = dict.fromkeys(JobState, 0) | {JobState.QUEUED: 1, JobState.CANCELLED: 1}
-    assert store.counts() == expected
+    assert store.read(jobs.counts) == expected
 
 
 def test_totals_are_the_sums_over_all_jobs(store: Store) -> None:
-    assert store.totals() == Progress()
+    assert store.read(jobs.totals) == Progress()
     capture(store, units=2, number=1)
     capture(store, units=1, number=2)
-    totals = store.totals()
+    totals = store.read(jobs.totals)
     assert (totals.units_done, totals.samples_written, totals.tokens_written) == (3, 6, 30)
 
 
 def test_a_view_names_the_identity_once_it_is_known(store: Store) -> None:
     assert submit(store).view().identity_sha256 is None
     lease = lease_plan(store)
-    store.set_identity(lease, IDENTITY)
-    view = store.job(job_id(1)).view()
+    store.write(plans.set_identity, lease, IDENTITY)
+    view = store.read(jobs.job, job_id(1)).view()
     assert view.identity_sha256 == IDENTITY.sha256()
     assert (view.id, view.state) == (job_id(1), JobState.RUNNING)
 
@@ -151,55 +158,57 @@ def test_a_verb_moves_a_job_exactly_where_the_table_allows_it(
 ) -> None:
     before = reach(store, state)
     verbs: dict[str, Callable[[str], JobRow | None]] = {
-        "cancel": store.cancel,
-        "resume": store.resume,
+        "cancel": lambda job: store.write(jobs.cancel, job),
+        "resume": lambda job: store.write(jobs.resume, job),
         "fail": lambda job: stop_job(store, job, JobState.FAILED),
         "block": lambda job: stop_job(store, job),
     }
-    events = len(store.events(before.id))
+    events = len(store.read(jobs.events, before.id))
     if target in JOB_MOVES[state]:
         verbs[verb](before.id)
-        after = store.job(before.id)
-        assert after.state is store.state(before.id) is target
+        after = store.read(jobs.job, before.id)
+        assert after.state is store.read(jobs.state, before.id) is target
         assert after.problem == (PROBLEM if verb in ("fail", "block") else None)
-        assert store.events(before.id)[events].state is target
+        assert store.read(jobs.events, before.id)[events].state is target
     elif verb == "cancel" and state is JobState.CANCELLED:
-        assert store.cancel(before.id) == before
-        assert len(store.events(before.id)) == events
+        assert store.write(jobs.cancel, before.id) == before
+        assert len(store.read(jobs.events, before.id)) == events
     else:
         with pytest.raises(IllegalMove) as refused:
             verbs[verb](before.id)
         assert state in refused.value.detail
         assert refused.value.cure
-        assert store.job(before.id) == before
+        assert store.read(jobs.job, before.id) == before
 
 
 def test_cancel_voids_the_leases_on_units_and_does_not_count_their_attempts(store: Store) -> None:
     start_units(store)
     lease = lease_unit(store)
-    store.cancel(job_id(1))
-    assert [(row.state, row.attempts) for row in store.units(job_id(1))] == [(TaskState.PENDING, 0)] * 2
-    assert store.extend([lease], TTL_S) == [lease]
+    store.write(jobs.cancel, job_id(1))
+    assert [(row.state, row.attempts) for row in store.read(units.of_job, job_id(1))] == [
+        (TaskState.PENDING, 0)
+    ] * 2
+    assert store.write(tasks.extend, [lease], TTL_S) == [lease]
     with pytest.raises(LeaseLost):
         commit(store, lease)
-    assert store.lease_unit(OWNER, TTL_S) is None
+    assert units.lease(store, OWNER, TTL_S) is None
 
 
 def test_cancel_voids_the_lease_on_the_plan(store: Store) -> None:
     lease = start_plan(store)
-    store.cancel(job_id(1))
-    assert store.extend([lease], TTL_S) == [lease]
+    store.write(jobs.cancel, job_id(1))
+    assert store.write(tasks.extend, [lease], TTL_S) == [lease]
     with pytest.raises(LeaseLost):
-        store.finish_plan(lease, ())
+        store.write(plans.finish, lease, ())
 
 
 def test_cancel_voids_the_lease_on_the_repository(store: Store) -> None:
     capture(store, number=1, repo_id="org/data")
     capture(store, number=2, repo_id="org/data")
     lease = lease_publish(store)
-    store.cancel(lease.job_id)
+    store.write(jobs.cancel, lease.job_id)
     with pytest.raises(LeaseLost):
-        store.complete_job(lease, "c0ffee")
+        store.write(publishing.complete, lease, "c0ffee")
     assert lease_publish(store).job_id == job_id(2)
 
 
@@ -207,13 +216,13 @@ def test_a_resumed_job_goes_on_with_what_it_has(store: Store) -> None:
     """1. One of two units is done. 2. The other fails for good. 3. After resume only that one is left."""
     start_units(store)
     commit(store, lease_unit(store))
-    store.fail(lease_unit(store), PROBLEM, Outcome.FAIL, 3)
-    assert store.job(job_id(1)).progress.units_failed == 1
-    resumed = store.resume(job_id(1))
+    store.write(tasks.fail, lease_unit(store), PROBLEM, Outcome.FAIL, 3)
+    assert store.read(jobs.job, job_id(1)).progress.units_failed == 1
+    resumed = store.write(jobs.resume, job_id(1))
     assert resumed.state is JobState.QUEUED
     assert resumed.progress.units_failed == 0
     assert resumed.provenance == provenance()
-    assert store.lease_plan(OWNER, TTL_S) is None, "its plan is done"
+    assert plans.lease(store, OWNER, TTL_S) is None, "its plan is done"
     lease = lease_unit(store)
     assert (lease.key.unit, lease.key.epoch, lease.attempts) == (1, 2, 1)
 
@@ -224,47 +233,47 @@ def test_a_lease_that_moved_cannot_fail_or_block_its_job(store: Store, clock: Cl
     lease = lease_plan(store, "another")
     for outcome in Outcome:
         with pytest.raises(LeaseLost):
-            store.fail(stale, PROBLEM, outcome, 3)
-    store.fail(lease, PROBLEM, Outcome.FAIL, 3)
-    assert store.state(job_id(1)) is JobState.FAILED
+            store.write(tasks.fail, stale, PROBLEM, outcome, 3)
+    store.write(tasks.fail, lease, PROBLEM, Outcome.FAIL, 3)
+    assert store.read(jobs.state, job_id(1)) is JobState.FAILED
 
 
 def test_a_publisher_blocks_the_job_it_holds(store: Store) -> None:
     capture(store)
-    store.fail(lease_publish(store), PROBLEM, Outcome.BLOCK, 3)
-    row = store.job(job_id(1))
+    store.write(tasks.fail, lease_publish(store), PROBLEM, Outcome.BLOCK, 3)
+    row = store.read(jobs.job, job_id(1))
     assert (row.state, row.problem) == (JobState.BLOCKED, PROBLEM)
 
 
 def test_events_are_numbered_from_one_without_gaps(store: Store) -> None:
     capture(store, units=3)
-    events = store.events(job_id(1))
+    events = store.read(jobs.events, job_id(1))
     assert [event.id for event in events] == list(range(1, len(events) + 1))
-    assert events[-1].progress == store.job(job_id(1)).progress
-    assert events[-1].state is store.state(job_id(1))
+    assert events[-1].progress == store.read(jobs.job, job_id(1)).progress
+    assert events[-1].state is store.read(jobs.state, job_id(1))
 
 
 def test_events_are_read_on_from_a_number(store: Store) -> None:
     capture(store)
-    events = store.events(job_id(1))
-    assert store.events(job_id(1), after=2) == events[2:]
-    assert store.events(job_id(1), after=1, limit=2) == events[1:3]
-    assert store.events(job_id(1), after=events[-1].id) == []
+    events = store.read(jobs.events, job_id(1))
+    assert store.read(jobs.events, job_id(1), after=2) == events[2:]
+    assert store.read(jobs.events, job_id(1), after=1, limit=2) == events[1:3]
+    assert store.read(jobs.events, job_id(1), after=events[-1].id) == []
 
 
-def test_a_unit_that_is_done_can_never_move_again(store: Store, database: Database) -> None:
+def test_a_unit_that_is_done_can_never_move_again(store: Store, database: Store) -> None:
     capture(store)
-    with pytest.raises(IllegalMove), database.write() as tx:
+    with pytest.raises(IllegalMove), database.writing() as tx:
         job = lock_job(tx, job_id(1))
         done = tasks_in(tx, job, TaskState.DONE)[0]
         move_task(tx, job, done, replace(done, state=TaskState.PENDING))
-    assert [row.state for row in store.units(job_id(1))] == [TaskState.DONE]
+    assert [row.state for row in store.read(units.of_job, job_id(1))] == [TaskState.DONE]
 
 
 def test_a_canary_report_is_kept_and_replaced(store: Store) -> None:
-    assert store.canary("key") is None
-    store.record_canary("key", '{"passed": true}')
-    store.record_canary("other", "{}")
-    assert store.canary("key") == '{"passed": true}'
-    store.record_canary("key", '{"passed": false}')
-    assert store.canary("key") == '{"passed": false}'
+    assert store.read(canaries.report, "key") is None
+    store.write(canaries.record, "key", '{"passed": true}')
+    store.write(canaries.record, "other", "{}")
+    assert store.read(canaries.report, "key") == '{"passed": true}'
+    store.write(canaries.record, "key", '{"passed": false}')
+    assert store.read(canaries.report, "key") == '{"passed": false}'

@@ -11,37 +11,36 @@ from schemas.request import ExtractRequest, FileSource, HubSource
 from service.capture.loop import Capture
 from service.errors import NotFound
 from service.settings import Settings
-from service.store import Store
-from service.store.database import Database
+from service.store import Store, jobs
 from service.sweeper import sweep
 from service.worker import _until_ended
 from tests.support.store_cases import PROBLEM, a_request, job_id, reach, submit
 
 
 @pytest.fixture
-def unreadable(store: Store, database: Database) -> Store:
+def unreadable(store: Store, database: Store) -> Store:
     """The store of a job that has failed, whose request nobody can read."""
     reach(store, JobState.FAILED)
     spoil_requests(database)
     return store
 
 
-def spoil_requests(database: Database) -> None:
-    with database.write() as tx:
+def spoil_requests(database: Store) -> None:
+    with database.writing() as tx:
         tx.connection.execute(text("UPDATE request SET body = 'unreadable'"))
 
 
 def test_the_list_reads_no_request(unreadable: Store) -> None:
-    (listed,), _ = unreadable.jobs()
+    (listed,), _ = unreadable.read(jobs.page)
     assert (listed.id, listed.state, listed.problem) == (job_id(1), JobState.FAILED, PROBLEM)
     assert (listed.model, listed.source_kind) == ("org/model", "inline")
 
 
 def test_a_summary_reads_no_request_and_says_what_the_list_says(unreadable: Store) -> None:
-    (listed,), _ = unreadable.jobs()
-    assert unreadable.summary(job_id(1)) == listed
+    (listed,), _ = unreadable.read(jobs.page)
+    assert unreadable.read(jobs.summary, job_id(1)) == listed
     with pytest.raises(NotFound):
-        unreadable.summary(job_id(2))
+        unreadable.read(jobs.summary, job_id(2))
 
 
 def test_the_loop_of_one_job_reads_no_request_while_it_waits(unreadable: Store, tmp_path: Path) -> None:
@@ -59,7 +58,7 @@ def test_the_sweeper_reads_no_request(unreadable: Store, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "state", [JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.BLOCKED], ids=str
 )
-def test_waiting_for_a_jobs_end_reads_no_request(store: Store, database: Database, state: JobState) -> None:
+def test_waiting_for_a_jobs_end_reads_no_request(store: Store, database: Store, state: JobState) -> None:
     reach(store, state)
     spoil_requests(database)
 
@@ -80,18 +79,18 @@ def test_waiting_for_a_jobs_end_reads_no_request(store: Store, database: Databas
     ids=lambda source: source.kind,
 )
 def test_a_listed_job_names_its_model_and_the_kind_of_its_source(store: Store, source) -> None:
-    store.submit(job_id(1), "key", ExtractRequest(model="org/another", source=source))
-    (listed,), _ = store.jobs()
+    store.write(jobs.submit, job_id(1), "key", ExtractRequest(model="org/another", source=source))
+    (listed,), _ = store.read(jobs.page)
     assert (listed.model, listed.source_kind) == ("org/another", source.kind)
 
 
 @pytest.mark.parametrize("state", list(JobState))
 def test_a_listed_job_is_its_view_without_the_request(store: Store, state: JobState) -> None:
     view = reach(store, state).view()
-    (listed,), _ = store.jobs()
+    (listed,), _ = store.read(jobs.page)
     assert listed.model_dump() == view.model_dump(exclude={"request"})
 
 
 def test_a_job_submitted_again_is_listed_once(store: Store) -> None:
     assert submit(store) == submit(store)
-    assert len(store.jobs()[0]) == 1
+    assert len(store.read(jobs.page)[0]) == 1

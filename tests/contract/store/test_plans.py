@@ -4,8 +4,7 @@ import pytest
 
 from schemas.job import JobState
 from service.errors import IdentityChanged, LeaseLost, Outcome, SourceRefused
-from service.store import PlannedUnit, Store, TaskState, plans
-from service.store.database import Database
+from service.store import PlannedUnit, Store, TaskState, commits, jobs, plans, tasks, units
 from service.store.tasks import POLICIES
 from service.store.values import TaskKind
 from tests.support.store_cases import (
@@ -14,7 +13,6 @@ from tests.support.store_cases import (
     PROBLEM,
     TTL_S,
     Clock,
-    a_request,
     capture,
     job_id,
     lease_plan,
@@ -31,159 +29,167 @@ MAX_DEATHS = POLICIES[TaskKind.PLAN].max_deaths
 
 
 def test_there_is_nothing_to_plan_without_a_job(store: Store) -> None:
-    assert store.lease_plan(OWNER, TTL_S) is None
+    assert plans.lease(store, OWNER, TTL_S) is None
 
 
 def test_leasing_a_plan_sets_the_job_running(store: Store) -> None:
     submit(store)
     lease = lease_plan(store)
-    assert (lease.job_id, lease.epoch, lease.owner, lease.request) == (job_id(1), 1, OWNER, a_request())
-    assert store.state(job_id(1)) is JobState.RUNNING
+    assert (lease.job_id, lease.epoch, lease.owner) == (job_id(1), 1, OWNER)
+    assert store.read(jobs.state, job_id(1)) is JobState.RUNNING
 
 
 def test_the_oldest_job_is_planned_first(store: Store) -> None:
     for number in (2, 1, 3):
         submit(store, number)
     assert [lease_plan(store).job_id for _ in range(3)] == [job_id(2), job_id(1), job_id(3)]
-    assert store.lease_plan(OWNER, TTL_S) is None
+    assert plans.lease(store, OWNER, TTL_S) is None
 
 
 def test_a_plan_has_one_planner_until_its_lease_runs_out(store: Store, clock: Clock) -> None:
     first = start_plan(store)
     clock.advance(TTL_S - 1)
-    assert store.lease_plan("another", TTL_S) is None
+    assert plans.lease(store, "another", TTL_S) is None
     clock.advance(1)
     second = lease_plan(store, "another")
     assert (second.job_id, second.epoch) == (first.job_id, first.epoch + 1)
     for write in (
-        lambda: store.set_identity(first, IDENTITY),
-        lambda: store.add_unit(first, planned(0), (reject(7),)),
-        lambda: store.finish_plan(first, (reject(8),)),
+        lambda: store.write(plans.set_identity, first, IDENTITY),
+        lambda: store.write(plans.add_unit, first, planned(0), (reject(7),)),
+        lambda: store.write(plans.finish, first, (reject(8),)),
     ):
         with pytest.raises(LeaseLost):
             write()
-    assert store.extend([first], TTL_S) == [first]
-    assert store.units(job_id(1)) == []
-    assert store.rejects(job_id(1)) == []
-    assert not store.job(job_id(1)).progress.plan_done
+    assert store.write(tasks.extend, [first], TTL_S) == [first]
+    assert store.read(units.of_job, job_id(1)) == []
+    assert store.read(commits.rejects, job_id(1)) == []
+    assert not store.read(jobs.job, job_id(1)).progress.plan_done
 
 
 def test_an_extended_plan_stays_with_its_planner(store: Store, clock: Clock) -> None:
     lease = start_plan(store)
     clock.advance(TTL_S - 1)
-    store.extend([lease], TTL_S)
+    store.write(tasks.extend, [lease], TTL_S)
     clock.advance(TTL_S - 1)
-    assert store.lease_plan("another", TTL_S) is None
-    store.add_unit(lease, planned(0), ())
+    assert plans.lease(store, "another", TTL_S) is None
+    store.write(plans.add_unit, lease, planned(0), ())
 
 
 def test_a_lease_that_ran_out_is_good_until_another_takes_over(store: Store, clock: Clock) -> None:
     lease = start_plan(store)
     clock.advance(10 * TTL_S)
-    store.add_unit(lease, planned(0), ())
-    assert len(store.units(job_id(1))) == 1
+    store.write(plans.add_unit, lease, planned(0), ())
+    assert len(store.read(units.of_job, job_id(1))) == 1
 
 
 def test_units_can_be_leased_while_planning_goes_on(store: Store) -> None:
     lease = start_plan(store)
-    store.add_unit(lease, planned(0), ())
-    unit = store.lease_unit(OWNER, TTL_S)
+    store.write(plans.add_unit, lease, planned(0), ())
+    unit = units.lease(store, OWNER, TTL_S)
     assert unit is not None
     assert unit.key.unit == 0
-    store.add_unit(lease, planned(1), ())
-    assert [row.state for row in store.units(job_id(1))] == [TaskState.LEASED, TaskState.PENDING]
+    store.write(plans.add_unit, lease, planned(1), ())
+    assert [row.state for row in store.read(units.of_job, job_id(1))] == [TaskState.LEASED, TaskState.PENDING]
 
 
 def test_a_plan_counts_units_samples_tokens_and_rejects(store: Store) -> None:
     lease = start_plan(store)
-    store.add_unit(lease, planned(0, 3), (reject(1), reject(4)))
-    store.add_unit(lease, planned(1, 2), ())
-    store.finish_plan(lease, (reject(7),))
-    progress = store.job(job_id(1)).progress
+    store.write(plans.add_unit, lease, planned(0, 3), (reject(1), reject(4)))
+    store.write(plans.add_unit, lease, planned(1, 2), ())
+    store.write(plans.finish, lease, (reject(7),))
+    progress = store.read(jobs.job, job_id(1)).progress
     assert progress.plan_done
     assert (progress.units_planned, progress.samples_planned, progress.samples_rejected) == (2, 8, 3)
     assert (progress.tokens_planned, progress.samples_written) == (25, 0)
-    assert store.rejects(job_id(1)) == [reject(1), reject(4), reject(7)]
+    assert store.read(commits.rejects, job_id(1)) == [reject(1), reject(4), reject(7)]
 
 
 def test_the_same_unit_planned_again_changes_nothing(store: Store, clock: Clock) -> None:
     first = start_plan(store)
-    store.add_unit(first, planned(0), (reject(5),))
-    before = store.job(job_id(1)), store.events(job_id(1)), store.rejects(job_id(1))
+    store.write(plans.add_unit, first, planned(0), (reject(5),))
+    before = (
+        store.read(jobs.job, job_id(1)),
+        store.read(jobs.events, job_id(1)),
+        store.read(commits.rejects, job_id(1)),
+    )
     clock.advance(TTL_S)
     second = lease_plan(store, "another")
-    store.set_identity(second, IDENTITY)
-    store.add_unit(second, planned(0), (reject(5),))
-    assert (store.job(job_id(1)), store.events(job_id(1)), store.rejects(job_id(1))) == before
+    store.write(plans.set_identity, second, IDENTITY)
+    store.write(plans.add_unit, second, planned(0), (reject(5),))
+    assert (
+        store.read(jobs.job, job_id(1)),
+        store.read(jobs.events, job_id(1)),
+        store.read(commits.rejects, job_id(1)),
+    ) == before
 
 
 def test_a_unit_planned_again_with_other_samples_is_refused(store: Store) -> None:
     lease = start_plan(store)
-    store.add_unit(lease, planned(0), ())
+    store.write(plans.add_unit, lease, planned(0), ())
     with pytest.raises(IdentityChanged) as refused:
-        store.add_unit(lease, PlannedUnit(0, 2, 10, "f" * 64), (reject(3),))
+        store.write(plans.add_unit, lease, PlannedUnit(0, 2, 10, "f" * 64), (reject(3),))
     assert refused.value.field == "source"
-    assert store.rejects(job_id(1)) == []
+    assert store.read(commits.rejects, job_id(1)) == []
 
 
 def test_another_identity_is_refused_and_what_changed_is_named(store: Store) -> None:
     lease = start_plan(store)
-    store.set_identity(lease, IDENTITY)
+    store.write(plans.set_identity, lease, IDENTITY)
     other = IDENTITY.model_copy(update={"revision": "decade", "max_tokens": 8})
     with pytest.raises(IdentityChanged) as refused:
-        store.set_identity(lease, other)
+        store.write(plans.set_identity, lease, other)
     assert "revision, max_tokens" in refused.value.detail
-    assert store.job(job_id(1)).identity == IDENTITY
+    assert store.read(jobs.job, job_id(1)).identity == IDENTITY
 
 
 def test_a_plan_needs_an_identity_before_units_or_an_end(store: Store) -> None:
     submit(store)
     lease = lease_plan(store)
     with pytest.raises(IdentityChanged):
-        store.add_unit(lease, planned(0), ())
+        store.write(plans.add_unit, lease, planned(0), ())
     with pytest.raises(IdentityChanged):
-        store.finish_plan(lease, (reject(0),))
-    assert store.units(job_id(1)) == []
+        store.write(plans.finish, lease, (reject(0),))
+    assert store.read(units.of_job, job_id(1)) == []
 
 
 def test_an_empty_plan_is_refused_and_names_the_source(store: Store) -> None:
     lease = start_plan(store)
     with pytest.raises(SourceRefused) as refused:
-        store.finish_plan(lease, ())
+        store.write(plans.finish, lease, ())
     assert refused.value.field == "source"
-    assert not store.job(job_id(1)).progress.plan_done
+    assert not store.read(jobs.job, job_id(1)).progress.plan_done
 
 
 def test_a_finished_plan_is_never_leased_again(store: Store, clock: Clock) -> None:
     lease = start_units(store)
     with pytest.raises(LeaseLost):
-        store.add_unit(lease, planned(9), ())
+        store.write(plans.add_unit, lease, planned(9), ())
     clock.advance(10 * TTL_S)
-    assert store.lease_plan(OWNER, TTL_S) is None
+    assert plans.lease(store, OWNER, TTL_S) is None
 
 
 def test_a_queued_job_whose_plan_is_done_runs_on_without_a_planner(store: Store) -> None:
     start_units(store)
-    store.cancel(job_id(1))
-    store.resume(job_id(1))
+    store.write(jobs.cancel, job_id(1))
+    store.write(jobs.resume, job_id(1))
     submit(store, 2)
     assert lease_plan(store).job_id == job_id(2)
     assert lease_unit(store).job_id == job_id(1)
-    assert store.state(job_id(1)) is JobState.RUNNING
+    assert store.read(jobs.state, job_id(1)) is JobState.RUNNING
 
 
 def test_a_resumed_plan_begins_again_with_a_new_epoch(store: Store) -> None:
     stale = start_plan(store)
-    store.add_unit(stale, planned(0), ())
-    store.cancel(job_id(1))
-    store.resume(job_id(1))
+    store.write(plans.add_unit, stale, planned(0), ())
+    store.write(jobs.cancel, job_id(1))
+    store.write(jobs.resume, job_id(1))
     lease = lease_plan(store)
     assert lease.epoch == stale.epoch + 1
     with pytest.raises(LeaseLost):
-        store.add_unit(stale, planned(1), ())
-    store.add_unit(lease, planned(0), ())
-    store.add_unit(lease, planned(1), ())
-    assert store.job(job_id(1)).progress.units_planned == 2
+        store.write(plans.add_unit, stale, planned(1), ())
+    store.write(plans.add_unit, lease, planned(0), ())
+    store.write(plans.add_unit, lease, planned(1), ())
+    assert store.read(jobs.job, job_id(1)).progress.units_planned == 2
 
 
 def test_a_failed_plan_waits_for_the_end_of_its_lease_and_for_a_person_in_the_end(
@@ -196,19 +202,22 @@ def test_a_failed_plan_waits_for_the_end_of_its_lease_and_for_a_person_in_the_en
     submit(store)
     for _ in range(2):
         for outcome in (Outcome.RETRY, Outcome.VOID, Outcome.RETRY):
-            store.fail(lease_plan(store), PROBLEM, outcome, 3)
-            assert store.lease_plan("at once", TTL_S) is None
+            store.write(tasks.fail, lease_plan(store), PROBLEM, outcome, 3)
+            assert plans.lease(store, "at once", TTL_S) is None
             clock.advance(TTL_S)
             lease_plan(store, "ends in order")
-            store.release_owner("ends in order")
+            store.write(tasks.release_owner, "ends in order")
         lease_plan(store, "vanishes")
         clock.advance(TTL_S)
         last = lease_plan(store)
-        store.fail(last, PROBLEM, Outcome.RETRY, 3)
-        assert (store.state(job_id(1)), store.job(job_id(1)).problem) == (JobState.BLOCKED, PROBLEM)
+        store.write(tasks.fail, last, PROBLEM, Outcome.RETRY, 3)
+        assert (store.read(jobs.state, job_id(1)), store.read(jobs.job, job_id(1)).problem) == (
+            JobState.BLOCKED,
+            PROBLEM,
+        )
         with pytest.raises(LeaseLost):
-            store.fail(last, PROBLEM, Outcome.RETRY, 3)
-        store.resume(job_id(1))
+            store.write(tasks.fail, last, PROBLEM, Outcome.RETRY, 3)
+        store.write(jobs.resume, job_id(1))
 
 
 @pytest.mark.parametrize(
@@ -218,8 +227,8 @@ def test_what_no_other_try_would_mend_ends_planning_at_once(
     store: Store, outcome: Outcome, state: JobState
 ) -> None:
     submit(store)
-    store.fail(lease_plan(store), PROBLEM, outcome, 3)
-    assert (store.state(job_id(1)), store.job(job_id(1)).problem) == (state, PROBLEM)
+    store.write(tasks.fail, lease_plan(store), PROBLEM, outcome, 3)
+    assert (store.read(jobs.state, job_id(1)), store.read(jobs.job, job_id(1)).problem) == (state, PROBLEM)
 
 
 def test_planners_that_vanish_block_their_job_in_the_end_and_the_next_job_is_planned(
@@ -231,10 +240,10 @@ def test_planners_that_vanish_block_their_job_in_the_end_and_the_next_job_is_pla
         clock.advance(TTL_S)
     submit(store, 2)
     assert lease_plan(store).job_id == job_id(2)
-    problem = store.job(job_id(1)).problem
-    assert store.state(job_id(1)) is JobState.BLOCKED and problem is not None
+    problem = store.read(jobs.job, job_id(1)).problem
+    assert store.read(jobs.state, job_id(1)) is JobState.BLOCKED and problem is not None
     assert f"{MAX_DEATHS} planners died" in problem.detail
-    store.resume(job_id(1))
+    store.write(jobs.resume, job_id(1))
     assert lease_plan(store).job_id == job_id(1)
 
 
@@ -243,8 +252,8 @@ def test_a_plan_that_gets_on_has_all_its_tries_again(store: Store, clock: Clock)
     start_plan(store)
     for unit in range(2 * MAX_DEATHS):
         clock.advance(TTL_S)
-        store.add_unit(lease_plan(store), planned(unit), ())
-    assert store.state(job_id(1)) is JobState.RUNNING
+        store.write(plans.add_unit, lease_plan(store), planned(unit), ())
+    assert store.read(jobs.state, job_id(1)) is JobState.RUNNING
 
 
 def test_an_owner_that_ended_gives_back_its_plans_and_repositories_alone(store: Store) -> None:
@@ -254,17 +263,17 @@ def test_an_owner_that_ended_gives_back_its_plans_and_repositories_alone(store: 
     lease_publish(store, "ends")
     stale = lease_plan(store, "ends")
     lease_plan(store, "stays")
-    store.release_owner("ends")
+    store.write(tasks.release_owner, "ends")
     assert (lease_publish(store).job_id, lease_plan(store).job_id) == (job_id(1), job_id(2))
-    assert store.lease_plan(OWNER, TTL_S) is None
-    assert store.extend([stale], TTL_S) == [stale]
+    assert plans.lease(store, OWNER, TTL_S) is None
+    assert store.write(tasks.extend, [stale], TTL_S) == [stale]
 
 
-def test_a_planner_that_chose_a_job_too_late_gets_nothing(store: Store, database: Database) -> None:
+def test_a_planner_that_chose_a_job_too_late_gets_nothing(store: Store, database: Store) -> None:
     start_plan(store, 1)
     submit(store, 2)
-    store.cancel(job_id(2))
+    store.write(jobs.cancel, job_id(2))
     capture(store, number=3)
     for number in (1, 2, 3):
-        with database.write() as tx:
-            assert plans.lease(tx, job_id(number), a_request(), "late", TTL_S) is None
+        with database.writing() as tx:
+            assert plans._grant(tx, job_id(number), "late", TTL_S) is None

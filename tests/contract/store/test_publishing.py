@@ -6,15 +6,13 @@ import pytest
 
 from schemas.job import JobState
 from service.errors import LeaseLost, Outcome
-from service.store import Store, publishing
-from service.store.database import Database
+from service.store import Store, jobs, plans, publishing, tasks
 from tests.support.store_cases import (
     IDENTITY,
     OWNER,
     PROBLEM,
     TTL_S,
     Clock,
-    a_request,
     capture,
     commit,
     job_id,
@@ -33,22 +31,22 @@ REPO = "org/data"
 
 
 def test_a_job_is_published_only_when_its_plan_and_all_units_are_done(store: Store) -> None:
-    assert store.lease_publish(OWNER, TTL_S) is None
+    assert publishing.lease(store, OWNER, TTL_S) is None
     plan = start_plan(store)
-    assert store.lease_publish(OWNER, TTL_S) is None, "nothing is planned"
-    store.add_unit(plan, planned(0), ())
+    assert publishing.lease(store, OWNER, TTL_S) is None, "nothing is planned"
+    store.write(plans.add_unit, plan, planned(0), ())
     commit(store, lease_unit(store))
-    assert store.lease_publish(OWNER, TTL_S) is None, "the plan goes on"
-    store.add_unit(plan, planned(1), ())
-    store.finish_plan(plan, ())
-    assert store.lease_publish(OWNER, TTL_S) is None, "a unit waits"
+    assert publishing.lease(store, OWNER, TTL_S) is None, "the plan goes on"
+    store.write(plans.add_unit, plan, planned(1), ())
+    store.write(plans.finish, plan, ())
+    assert publishing.lease(store, OWNER, TTL_S) is None, "a unit waits"
     unit = lease_unit(store)
-    assert store.lease_publish(OWNER, TTL_S) is None, "a unit is leased"
+    assert publishing.lease(store, OWNER, TTL_S) is None, "a unit is leased"
     commit(store, unit)
     lease = lease_publish(store)
     assert (lease.job_id, lease.epoch, lease.owner) == (job_id(1), 1, OWNER)
-    assert (lease.request, lease.identity, lease.provenance) == (a_request(), IDENTITY, provenance())
-    assert store.state(job_id(1)) is JobState.PUBLISHING
+    assert (lease.identity, lease.provenance) == (IDENTITY, provenance())
+    assert store.read(jobs.state, job_id(1)) is JobState.PUBLISHING
 
 
 def test_a_job_of_rejects_alone_is_published_without_provenance(store: Store) -> None:
@@ -60,39 +58,39 @@ def test_a_job_of_rejects_alone_is_published_without_provenance(store: Store) ->
 def test_a_published_job_is_complete_and_never_leased_again(store: Store, clock: Clock) -> None:
     capture(store, repo_id=REPO)
     lease = lease_publish(store)
-    store.complete_job(lease, "c0ffee")
-    row = store.job(job_id(1))
+    store.write(publishing.complete, lease, "c0ffee")
+    row = store.read(jobs.job, job_id(1))
     assert (row.state, row.hub_commit, row.view().hub_commit) == (JobState.COMPLETED, "c0ffee", "c0ffee")
     clock.advance(10 * TTL_S)
-    assert store.lease_publish(OWNER, TTL_S) is None
-    assert store.extend([lease], TTL_S) == [lease]
+    assert publishing.lease(store, OWNER, TTL_S) is None
+    assert store.write(tasks.extend, [lease], TTL_S) == [lease]
     with pytest.raises(LeaseLost):
-        store.complete_job(lease, "decade")
-    assert store.job(job_id(1)).hub_commit == "c0ffee"
+        store.write(publishing.complete, lease, "decade")
+    assert store.read(jobs.job, job_id(1)).hub_commit == "c0ffee"
 
 
 def test_a_publisher_that_stopped_beating_is_replaced_and_fenced(store: Store, clock: Clock) -> None:
     capture(store)
     stale = lease_publish(store)
     clock.advance(TTL_S - 1)
-    assert store.lease_publish("heir", TTL_S) is None
+    assert publishing.lease(store, "heir", TTL_S) is None
     clock.advance(1)
     heir = lease_publish(store, "heir")
     assert (heir.job_id, heir.epoch) == (stale.job_id, stale.epoch + 1)
-    assert store.extend([stale], TTL_S) == [stale]
+    assert store.write(tasks.extend, [stale], TTL_S) == [stale]
     with pytest.raises(LeaseLost):
-        store.complete_job(stale, "stale")
-    store.complete_job(heir, "heir")
-    assert store.job(job_id(1)).hub_commit == "heir"
+        store.write(publishing.complete, stale, "stale")
+    store.write(publishing.complete, heir, "heir")
+    assert store.read(jobs.job, job_id(1)).hub_commit == "heir"
 
 
 def test_an_extended_publisher_keeps_its_repository(store: Store, clock: Clock) -> None:
     capture(store)
     lease = lease_publish(store)
     clock.advance(TTL_S - 1)
-    store.extend([lease], TTL_S)
+    store.write(tasks.extend, [lease], TTL_S)
     clock.advance(TTL_S - 1)
-    assert store.lease_publish("heir", TTL_S) is None
+    assert publishing.lease(store, "heir", TTL_S) is None
 
 
 def test_one_repository_has_one_committer_at_a_time(store: Store) -> None:
@@ -103,8 +101,8 @@ def test_one_repository_has_one_committer_at_a_time(store: Store) -> None:
     first = lease_publish(store)
     assert first.job_id == job_id(1)
     assert {lease_publish(store).job_id, lease_publish(store).job_id} == {job_id(3), job_id(4)}
-    assert store.lease_publish(OWNER, TTL_S) is None
-    store.complete_job(first, "c0ffee")
+    assert publishing.lease(store, OWNER, TTL_S) is None
+    store.write(publishing.complete, first, "c0ffee")
     second = lease_publish(store)
     assert second.job_id == job_id(2)
 
@@ -120,28 +118,28 @@ def test_a_stale_publisher_is_fenced_by_another_job_of_its_repository(store: Sto
     assert lease.job_id == job_id(2)
     for forged in (stale, replace(stale, epoch=lease.epoch), replace(lease, job_id=job_id(1))):
         with pytest.raises(LeaseLost):
-            store.complete_job(forged, "stale")
-    store.complete_job(lease, "c0ffee")
+            store.write(publishing.complete, forged, "stale")
+    store.write(publishing.complete, lease, "c0ffee")
 
 
 def test_a_resumed_publishing_goes_on_without_new_units(store: Store) -> None:
     capture(store)
-    store.fail(lease_publish(store), PROBLEM, Outcome.BLOCK, 3)
-    assert store.lease_publish(OWNER, TTL_S) is None
-    store.resume(job_id(1))
+    store.write(tasks.fail, lease_publish(store), PROBLEM, Outcome.BLOCK, 3)
+    assert publishing.lease(store, OWNER, TTL_S) is None
+    store.write(jobs.resume, job_id(1))
     submit(store, 2)
     lease_plan(store)
-    store.complete_job(lease_publish(store), None)
-    assert store.state(job_id(1)) is JobState.COMPLETED
+    store.write(publishing.complete, lease_publish(store), None)
+    assert store.read(jobs.state, job_id(1)) is JobState.COMPLETED
 
 
-def test_a_publisher_that_chose_a_job_too_late_gets_nothing(store: Store, database: Database) -> None:
+def test_a_publisher_that_chose_a_job_too_late_gets_nothing(store: Store, database: Store) -> None:
     capture(store, number=1, repo_id=REPO)
     capture(store, number=2, repo_id=REPO)
     capture(store, number=3)
     lease_publish(store)
-    store.cancel(job_id(3))
+    store.write(jobs.cancel, job_id(3))
     for number in (2, 3):
-        with database.write() as tx:
-            assert publishing.lease(tx, job_id(number), a_request(), "late", TTL_S) is None
-    assert store.state(job_id(2)) is JobState.RUNNING
+        with database.writing() as tx:
+            assert publishing._grant(tx, job_id(number), "late", TTL_S) is None
+    assert store.read(jobs.state, job_id(2)) is JobState.RUNNING

@@ -4,7 +4,7 @@ import pytest
 
 from schemas.job import JobState
 from service.errors import LeaseLost, Outcome
-from service.store import Store, TaskState
+from service.store import Store, TaskState, jobs, plans, tasks, units
 from service.store.tasks import POLICIES
 from service.store.values import TaskKind
 from tests.support.store_cases import (
@@ -23,7 +23,7 @@ MAX_DEATHS = POLICIES[TaskKind.CAPTURE].max_deaths
 
 def counted(store: Store, number: int = 1) -> list[tuple[TaskState, int, int]]:
     """Return every unit's state, attempts and silent deaths."""
-    return [(row.state, row.attempts, row.deaths) for row in store.units(job_id(number))]
+    return [(row.state, row.attempts, row.deaths) for row in store.read(units.of_job, job_id(number))]
 
 
 def vanish(store: Store, clock: Clock, times: int, *, job: str | None = None) -> None:
@@ -46,10 +46,10 @@ def test_deaths_leave_a_unit_all_its_attempts(store: Store, clock: Clock) -> Non
     start_units(store, units=1)
     vanish(store, clock, 3)
     for attempt in (1, 2):
-        store.fail(lease_unit(store), PROBLEM, Outcome.RETRY, 3)
+        store.write(tasks.fail, lease_unit(store), PROBLEM, Outcome.RETRY, 3)
         assert counted(store) == [(TaskState.PENDING, attempt, 3)]
-        assert store.state(job_id(1)) is JobState.RUNNING
-    store.fail(lease_unit(store), PROBLEM, Outcome.RETRY, 3)
+        assert store.read(jobs.state, job_id(1)) is JobState.RUNNING
+    store.write(tasks.fail, lease_unit(store), PROBLEM, Outcome.RETRY, 3)
     assert counted(store) == [(TaskState.FAILED, 3, 3)]
 
 
@@ -57,25 +57,25 @@ def test_a_unit_that_kills_its_workers_blocks_its_job_by_name(store: Store, cloc
     start_units(store, units=2)
     commit(store, lease_unit(store))
     vanish(store, clock, MAX_DEATHS)
-    assert store.state(job_id(1)) is JobState.RUNNING
-    assert store.lease_unit(OWNER, TTL_S) is None
-    job = store.job(job_id(1))
+    assert store.read(jobs.state, job_id(1)) is JobState.RUNNING
+    assert units.lease(store, OWNER, TTL_S) is None
+    job = store.read(jobs.job, job_id(1))
     assert job.state is JobState.BLOCKED and job.problem is not None
     assert f"{MAX_DEATHS} workers died without a word while they held unit 1" in job.problem.detail
     assert job.problem.cure is not None
     for word in ("memory", "kernel's log", "storage.shard_bytes", "`resume`"):
         assert word in job.problem.cure
-    assert store.units(job_id(1))[1].problem == job.problem
+    assert store.read(units.of_job, job_id(1))[1].problem == job.problem
     assert counted(store) == [(TaskState.DONE, 1, 0), (TaskState.PENDING, 0, MAX_DEATHS)]
 
 
 def test_the_block_is_told_as_an_event_of_the_unit_and_one_of_the_job(store: Store, clock: Clock) -> None:
     start_units(store, units=1)
     vanish(store, clock, MAX_DEATHS)
-    known = len(store.events(job_id(1)))
-    store.lease_unit(OWNER, TTL_S)
-    problem = store.job(job_id(1)).problem
-    assert [(event.message, event.problem) for event in store.events(job_id(1), after=known)] == [
+    known = len(store.read(jobs.events, job_id(1)))
+    units.lease(store, OWNER, TTL_S)
+    problem = store.read(jobs.job, job_id(1)).problem
+    assert [(event.message, event.problem) for event in store.read(jobs.events, job_id(1), after=known)] == [
         (f"unit 0: leased -> pending (epoch {MAX_DEATHS})", problem),
         ("running -> blocked", problem),
     ]
@@ -86,7 +86,7 @@ def test_the_next_job_is_served_when_one_is_blocked(store: Store, clock: Clock) 
     start_units(store, units=1, number=2)
     vanish(store, clock, MAX_DEATHS, job=job_id(1))
     assert lease_unit(store, job=job_id(1)).key.job_id == job_id(2)
-    assert store.state(job_id(1)) is JobState.BLOCKED
+    assert store.read(jobs.state, job_id(1)) is JobState.BLOCKED
 
 
 def test_nothing_of_a_blocked_job_can_be_committed(store: Store, clock: Clock) -> None:
@@ -97,7 +97,7 @@ def test_nothing_of_a_blocked_job_can_be_committed(store: Store, clock: Clock) -
     clock.advance(TTL_S / 2)
     other = lease_unit(store, "other")
     clock.advance(TTL_S / 2)
-    assert store.lease_unit(OWNER, TTL_S) is None
+    assert units.lease(store, OWNER, TTL_S) is None
     for lease in (slow, other):
         with pytest.raises(LeaseLost):
             commit(store, lease)
@@ -116,10 +116,10 @@ def test_a_slow_worker_may_commit_until_another_takes_its_unit(store: Store, clo
 def test_a_resumed_job_has_all_its_deaths_before_it_again(store: Store, clock: Clock) -> None:
     start_units(store, units=1)
     vanish(store, clock, MAX_DEATHS)
-    assert store.lease_unit(OWNER, TTL_S) is None
-    store.resume(job_id(1))
+    assert units.lease(store, OWNER, TTL_S) is None
+    store.write(jobs.resume, job_id(1))
     assert counted(store) == [(TaskState.PENDING, 0, 0)]
-    store.lease_plan(OWNER, TTL_S)
+    plans.lease(store, OWNER, TTL_S)
     vanish(store, clock, MAX_DEATHS - 1)
     commit(store, lease_unit(store))
     assert counted(store) == [(TaskState.DONE, 1, MAX_DEATHS - 1)]
@@ -134,9 +134,9 @@ def test_a_resume_forgets_the_deaths_over_units_that_failed_and_over_those_that_
     clock.advance(TTL_S)
     lease_unit(store)
     failing = lease_unit(store)
-    store.fail(failing, PROBLEM, Outcome.FAIL, 3)
+    store.write(tasks.fail, failing, PROBLEM, Outcome.FAIL, 3)
     assert counted(store) == [(TaskState.PENDING, 0, 1), (TaskState.FAILED, 1, 1)]
-    store.resume(job_id(1))
+    store.write(jobs.resume, job_id(1))
     assert counted(store) == [(TaskState.PENDING, 0, 0)] * 2
 
 
@@ -146,13 +146,13 @@ def test_a_unit_given_back_in_order_counts_no_death_however_often(store: Store, 
     for _ in range(MAX_DEATHS + 1):
         lease = lease_unit(store)
         clock.advance(TTL_S)
-        store.release(lease)
+        store.write(tasks.release, lease)
     assert counted(store) == [(TaskState.PENDING, 0, 0)]
-    assert store.state(job_id(1)) is JobState.RUNNING
+    assert store.read(jobs.state, job_id(1)) is JobState.RUNNING
 
 
 def test_a_cancel_voids_a_lease_that_ran_out_without_a_death(store: Store, clock: Clock) -> None:
     start_units(store, units=1)
     vanish(store, clock, 1)
-    store.cancel(job_id(1))
+    store.write(jobs.cancel, job_id(1))
     assert counted(store) == [(TaskState.PENDING, 0, 0)]

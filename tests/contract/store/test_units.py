@@ -7,15 +7,13 @@ import pytest
 from schemas.job import JobState
 from schemas.receipts import UnitKey
 from service.errors import LeaseLost, Outcome
-from service.store import Store, TaskState, UnitRow, units
-from service.store.database import Database
+from service.store import Store, TaskState, UnitRow, jobs, plans, tasks, units
 from tests.support.store_cases import (
     IDENTITY,
     OWNER,
     PROBLEM,
     TTL_S,
     Clock,
-    a_request,
     commit,
     job_id,
     lease_unit,
@@ -25,20 +23,20 @@ from tests.support.store_cases import (
 
 
 def only(store: Store) -> UnitRow:
-    (row,) = store.units(job_id(1))
+    (row,) = store.read(units.of_job, job_id(1))
     return row
 
 
 def test_there_is_nothing_to_lease_without_units(store: Store) -> None:
     start_plan(store)
-    assert store.lease_unit(OWNER, TTL_S) is None
+    assert units.lease(store, OWNER, TTL_S) is None
 
 
 def test_a_lease_says_all_that_an_attempt_needs(store: Store) -> None:
     start_units(store, units=1)
     lease = lease_unit(store)
     assert lease.key == UnitKey(job_id=job_id(1), unit=0, epoch=1)
-    assert (lease.owner, lease.request, lease.identity) == (OWNER, a_request(), IDENTITY)
+    assert (lease.owner, lease.identity) == (OWNER, IDENTITY)
     assert (lease.num_samples, lease.num_tokens, lease.attempts) == (2, 10, 1)
     assert only(store) == UnitRow(0, TaskState.LEASED, 1, 1, 2, 10, None)
 
@@ -48,7 +46,7 @@ def test_the_lowest_unit_of_the_oldest_job_comes_first(store: Store) -> None:
     start_units(store, units=2, number=1)
     order = [(lease.key.job_id, lease.key.unit) for lease in (lease_unit(store) for _ in range(4))]
     assert order == [(job_id(2), 0), (job_id(2), 1), (job_id(1), 0), (job_id(1), 1)]
-    assert store.lease_unit(OWNER, TTL_S) is None
+    assert units.lease(store, OWNER, TTL_S) is None
 
 
 def test_the_preferred_job_comes_before_older_ones_while_it_has_work(store: Store) -> None:
@@ -63,7 +61,7 @@ def test_a_lease_that_ran_out_goes_to_the_next_with_the_next_epoch(store: Store,
     start_units(store, units=1)
     first = lease_unit(store)
     clock.advance(TTL_S - 1)
-    assert store.lease_unit("another", TTL_S) is None
+    assert units.lease(store, "another", TTL_S) is None
     clock.advance(1)
     second = lease_unit(store, "another")
     assert second.key == first.key.model_copy(update={"epoch": 2})
@@ -74,9 +72,9 @@ def test_extended_leases_do_not_run_out(store: Store, clock: Clock) -> None:
     start_units(store, units=2)
     leases = [lease_unit(store), lease_unit(store)]
     clock.advance(TTL_S - 1)
-    assert store.extend(leases, TTL_S) == []
+    assert store.write(tasks.extend, leases, TTL_S) == []
     clock.advance(TTL_S - 1)
-    assert store.lease_unit("another", TTL_S) is None
+    assert units.lease(store, "another", TTL_S) is None
 
 
 def test_extending_returns_the_leases_that_are_lost(store: Store, clock: Clock) -> None:
@@ -90,18 +88,18 @@ def test_extending_returns_the_leases_that_are_lost(store: Store, clock: Clock) 
     cancelled = lease_unit(store)
     kept = lease_unit(store)
     foreign = lease_unit(store, "another")
-    store.cancel(job_id(2))
+    store.write(jobs.cancel, job_id(2))
     forged = replace(foreign, owner=OWNER)
     unknown = replace(kept, job_id=job_id(9))
-    lost = store.extend([forged, kept, cancelled, taken, unknown], TTL_S)
+    lost = store.write(tasks.extend, [forged, kept, cancelled, taken, unknown], TTL_S)
     assert {lease.key for lease in lost} == {one.key for one in (forged, cancelled, taken, unknown)}
-    assert store.extend([], TTL_S) == []
+    assert store.write(tasks.extend, [], TTL_S) == []
 
 
 def test_a_released_unit_waits_as_if_the_attempt_had_not_been(store: Store) -> None:
     start_units(store, units=1)
     lease = lease_unit(store)
-    store.release(lease)
+    store.write(tasks.release, lease)
     assert only(store) == UnitRow(0, TaskState.PENDING, 1, 0, 2, 10, None)
     assert lease_unit(store, "another").key.epoch == 2
 
@@ -116,73 +114,81 @@ def test_no_write_of_an_attempt_that_lost_its_unit_is_kept(store: Store, clock: 
     if change in CHANGES:
         lease = replace(lease, **CHANGES[change])
     elif change == "released":
-        store.release(lease)
+        store.write(tasks.release, lease)
     elif change == "done":
         commit(store, lease)
     elif change == "taken":
         clock.advance(TTL_S)
         lease_unit(store)
     else:
-        store.cancel(job_id(1))
+        store.write(jobs.cancel, job_id(1))
         if change == "resumed":
-            store.resume(job_id(1))
-            assert store.lease_plan(OWNER, TTL_S) is None
-    before = store.job(job_id(1)), store.units(job_id(1)), store.events(job_id(1))
+            store.write(jobs.resume, job_id(1))
+            assert plans.lease(store, OWNER, TTL_S) is None
+    before = (
+        store.read(jobs.job, job_id(1)),
+        store.read(units.of_job, job_id(1)),
+        store.read(jobs.events, job_id(1)),
+    )
     for write in (
-        lambda: store.release(lease),
-        lambda: store.fail(lease, PROBLEM, Outcome.FAIL, 3),
+        lambda: store.write(tasks.release, lease),
+        lambda: store.write(tasks.fail, lease, PROBLEM, Outcome.FAIL, 3),
         lambda: commit(store, lease),
     ):
         with pytest.raises(LeaseLost):
             write()
-    assert store.extend([lease], TTL_S) == [lease]
-    assert (store.job(job_id(1)), store.units(job_id(1)), store.events(job_id(1))) == before
+    assert store.write(tasks.extend, [lease], TTL_S) == [lease]
+    assert (
+        store.read(jobs.job, job_id(1)),
+        store.read(units.of_job, job_id(1)),
+        store.read(jobs.events, job_id(1)),
+    ) == before
 
 
 def test_a_failed_attempt_is_tried_again_until_the_last(store: Store) -> None:
     start_units(store, units=1)
-    store.fail(lease_unit(store), PROBLEM, Outcome.RETRY, 2)
+    store.write(tasks.fail, lease_unit(store), PROBLEM, Outcome.RETRY, 2)
     assert only(store) == UnitRow(0, TaskState.PENDING, 1, 1, 2, 10, PROBLEM)
-    assert store.state(job_id(1)) is JobState.RUNNING
-    store.fail(lease_unit(store), PROBLEM, Outcome.RETRY, 2)
+    assert store.read(jobs.state, job_id(1)) is JobState.RUNNING
+    store.write(tasks.fail, lease_unit(store), PROBLEM, Outcome.RETRY, 2)
     assert only(store) == UnitRow(0, TaskState.FAILED, 2, 2, 2, 10, PROBLEM)
-    job = store.job(job_id(1))
+    job = store.read(jobs.job, job_id(1))
     assert (job.state, job.problem, job.progress.units_failed) == (JobState.FAILED, PROBLEM, 1)
 
 
 def test_a_permanent_problem_fails_the_job_at_once_and_frees_its_other_units(store: Store) -> None:
     start_units(store, units=2)
     first, other = lease_unit(store), lease_unit(store, "another")
-    store.fail(first, PROBLEM, Outcome.FAIL, 3)
-    rows = store.units(job_id(1))
+    store.write(tasks.fail, first, PROBLEM, Outcome.FAIL, 3)
+    rows = store.read(units.of_job, job_id(1))
     assert [(row.state, row.attempts) for row in rows] == [(TaskState.FAILED, 1), (TaskState.PENDING, 0)]
-    assert store.state(job_id(1)) is JobState.FAILED
+    assert store.read(jobs.state, job_id(1)) is JobState.FAILED
     with pytest.raises(LeaseLost):
         commit(store, other)
-    assert store.lease_unit(OWNER, TTL_S) is None
+    assert units.lease(store, OWNER, TTL_S) is None
 
 
 def test_a_blocking_problem_blocks_the_job_and_does_not_count(store: Store) -> None:
     start_units(store, units=1)
-    store.fail(lease_unit(store), PROBLEM, Outcome.BLOCK, 1)
+    store.write(tasks.fail, lease_unit(store), PROBLEM, Outcome.BLOCK, 1)
     assert only(store) == UnitRow(0, TaskState.PENDING, 1, 0, 2, 10, PROBLEM)
-    job = store.job(job_id(1))
+    job = store.read(jobs.job, job_id(1))
     assert (job.state, job.problem, job.progress.units_failed) == (JobState.BLOCKED, PROBLEM, 0)
 
 
 def test_a_commit_clears_the_problem_of_the_attempt_before(store: Store) -> None:
     start_units(store, units=1)
-    store.fail(lease_unit(store), PROBLEM, Outcome.RETRY, 3)
+    store.write(tasks.fail, lease_unit(store), PROBLEM, Outcome.RETRY, 3)
     commit(store, lease_unit(store))
     assert only(store) == UnitRow(0, TaskState.DONE, 2, 2, 2, 10, None)
 
 
 def test_each_move_of_a_unit_is_told(store: Store) -> None:
     start_units(store, units=1)
-    known = len(store.events(job_id(1)))
-    store.fail(lease_unit(store), PROBLEM, Outcome.RETRY, 3)
+    known = len(store.read(jobs.events, job_id(1)))
+    store.write(tasks.fail, lease_unit(store), PROBLEM, Outcome.RETRY, 3)
     commit(store, lease_unit(store))
-    told = store.events(job_id(1), after=known)
+    told = store.read(jobs.events, job_id(1), after=known)
     assert [(event.kind, event.message, event.problem) for event in told] == [
         ("unit", "unit 0: pending -> leased (epoch 1)", None),
         ("unit", "unit 0: leased -> pending (epoch 1)", PROBLEM),
@@ -191,11 +197,11 @@ def test_each_move_of_a_unit_is_told(store: Store) -> None:
     ]
 
 
-def test_a_worker_that_chose_a_job_too_late_gets_nothing(store: Store, database: Database) -> None:
+def test_a_worker_that_chose_a_job_too_late_gets_nothing(store: Store, database: Store) -> None:
     start_units(store, number=1)
-    store.cancel(job_id(1))
+    store.write(jobs.cancel, job_id(1))
     start_units(store, units=1, number=2)
     lease_unit(store)
     for number in (1, 2):
-        with database.write() as tx:
-            assert units.lease(tx, job_id(number), a_request(), "late", TTL_S) is None
+        with database.writing() as tx:
+            assert units._grant(tx, job_id(number), "late", TTL_S) is None

@@ -11,8 +11,7 @@ from sqlalchemy import bindparam, text
 import service.migrations
 from schemas.request import ExtractRequest, HubSource, InlineSource, Sample
 from service.errors import Outcome
-from service.store import Store
-from service.store.database import Database
+from service.store import Store, jobs, migration, plans, tasks, units
 from service.store.tables import UtcTime
 from tests.support.store_cases import OWNER, PROBLEM, TTL_S, Clock, job_id, lease_plan
 
@@ -31,10 +30,10 @@ COUNTERS = (
 
 
 @pytest.fixture
-def first(url: str, clock: Clock) -> Iterator[Database]:
+def first(url: str, clock: Clock) -> Iterator[Store]:
     """A database of the first version with two jobs, the older one with a unit that is leased."""
-    database = Database(url, clock.of(url))
-    with database.write() as tx:
+    database = Store(url, clock.of(url))
+    with database.writing() as tx:
         config = Config()
         config.set_main_option("script_location", str(Path(service.migrations.__file__).parent))
         config.attributes["connection"] = tx.connection
@@ -63,22 +62,22 @@ def first(url: str, clock: Clock) -> Iterator[Database]:
 
 
 @pytest.fixture
-def upgraded(first: Database, url: str, clock: Clock) -> Iterator[Store]:
+def upgraded(first: Store, url: str, clock: Clock) -> Iterator[Store]:
     store = Store(url, clock.of(url))
-    store.migrate()
+    store.write(migration.migrate)
     yield store
     store.close()
 
 
 def test_jobs_of_an_older_service_are_listed_with_their_model_and_source(upgraded: Store) -> None:
     """The samples of the first hold NUL characters, which no JSON function of PostgreSQL takes."""
-    listed = [(job.id, job.model, job.source_kind) for job in upgraded.jobs()[0]]
+    listed = [(job.id, job.model, job.source_kind) for job in upgraded.read(jobs.page)[0]]
     assert listed == [(job_id(1), "org/second", "hub"), (job_id(0), "org/first", "inline")]
-    assert [upgraded.job(job_id(number)).request for number in (0, 1)] == list(REQUESTS)
+    assert [upgraded.read(jobs.job, job_id(number)).request for number in (0, 1)] == list(REQUESTS)
 
 
 def test_units_of_an_older_service_begin_without_deaths(upgraded: Store) -> None:
-    (row,) = upgraded.units(job_id(0))
+    (row,) = upgraded.read(units.of_job, job_id(0))
     assert (row.epoch, row.attempts, row.deaths) == (4, 2, 0)
 
 
@@ -86,11 +85,11 @@ def test_plans_of_an_older_service_begin_without_failures(upgraded: Store, clock
     """Sixty planners had the job, in whatever order they ended; one that fails now is the first."""
     lease = lease_plan(upgraded)
     assert (lease.job_id, lease.epoch) == (job_id(0), 61)
-    upgraded.fail(lease, PROBLEM, Outcome.RETRY, 2)
+    upgraded.write(tasks.fail, lease, PROBLEM, Outcome.RETRY, 2)
     clock.advance(TTL_S)
     assert lease_plan(upgraded).epoch == 62
 
 
 def test_an_upgraded_database_takes_new_work(upgraded: Store) -> None:
-    upgraded.check()
-    assert upgraded.lease_plan(OWNER, TTL_S) is not None
+    upgraded.read(migration.check)
+    assert plans.lease(upgraded, OWNER, TTL_S) is not None

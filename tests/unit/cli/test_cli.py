@@ -16,7 +16,7 @@ from schemas.request import ExtractRequest
 from service.api.submit import check, new_key
 from service.cli.job_file import own_roots, read_job_file
 from service.settings import Settings
-from service.store import Store
+from service.store import Store, jobs, plans
 from tests.support.api import (
     UNKNOWN,
     api_settings,
@@ -216,7 +216,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Sto
 
 
 @pytest.fixture
-def jobs(run: Run, service: tuple[str, Store, dict[str, Any]]) -> Run:
+def jobs_verb(run: Run, service: tuple[str, Store, dict[str, Any]]) -> Run:
     """Run a verb of `quarry jobs` against the server."""
     server, _, _ = service
     return lambda verb, *arguments: run("jobs", verb, *arguments, "--server", server)
@@ -226,61 +226,63 @@ def jobs(run: Run, service: tuple[str, Store, dict[str, Any]]) -> Run:
 def job(service: tuple[str, Store, dict[str, Any]]) -> Iterator[str]:
     """The id of a queued job, the only one that can run."""
     _, store, body = service
-    for row in store.jobs()[0]:
+    for row in store.read(jobs.page)[0]:
         if row.state is JobState.QUEUED:
-            store.cancel(row.id)
+            store.write(jobs.cancel, row.id)
     key = new_key()
     job_id = job_id_from_key(key)
-    store.submit(job_id, key, ExtractRequest.model_validate(body))
+    store.write(jobs.submit, job_id, key, ExtractRequest.model_validate(body))
     return job_id
 
 
-def test_jobs_are_listed_shown_cancelled_and_resumed(jobs: Run, job: str):
-    assert job in jobs("list").out
-    assert json.loads(jobs("list", "--json").out.splitlines()[0])["id"] == job
-    assert json.loads(jobs("show", job).out)["state"] == "queued"
-    assert "cancelled" in jobs("cancel", job).out
-    assert job in jobs("list", "--state", "cancelled").out
-    assert "queued" in jobs("resume", job).out
+def test_jobs_are_listed_shown_cancelled_and_resumed(jobs_verb: Run, job: str):
+    assert job in jobs_verb("list").out
+    assert json.loads(jobs_verb("list", "--json").out.splitlines()[0])["id"] == job
+    assert json.loads(jobs_verb("show", job).out)["state"] == "queued"
+    assert "cancelled" in jobs_verb("cancel", job).out
+    assert job in jobs_verb("list", "--state", "cancelled").out
+    assert "queued" in jobs_verb("resume", job).out
 
 
-def test_every_reject_is_printed(jobs: Run, job: str, service: tuple[str, Store, dict[str, Any]]):
-    complete(service[1], job, units=1, rejects=1500)
-    lines = jobs("rejects", job).out.splitlines()
+def test_every_reject_is_printed(jobs_verb: Run, job: str, service: tuple[str, Store, dict[str, Any]]):
+    complete(service[1], job, num_units=1, rejects=1500)
+    lines = jobs_verb("rejects", job).out.splitlines()
     assert len(lines) == 1500
     assert lines[0].split("\t") == ["1", "row 1", "empty", "no tokens"]
-    assert json.loads(jobs("rejects", job, "--json").out.splitlines()[-1])["position"] == 1500
+    assert json.loads(jobs_verb("rejects", job, "--json").out.splitlines()[-1])["position"] == 1500
 
 
-def test_names_in_jobs_and_rejects_are_shown(jobs: Run, job: str, service: tuple[str, Store, dict[str, Any]]):
+def test_names_in_jobs_and_rejects_are_shown(
+    jobs_verb: Run, job: str, service: tuple[str, Store, dict[str, Any]]
+):
     _, store, body = service
     plan = begin(store, job)
-    store.finish_plan(plan, [reject(0).model_copy(update={"source_id": HOSTILE, "detail": HOSTILE})])
-    assert_shown(jobs("rejects", job).out)
-    assert jobs("rejects", job, "--json").out.isascii()
+    store.write(plans.finish, plan, [reject(0).model_copy(update={"source_id": HOSTILE, "detail": HOSTILE})])
+    assert_shown(jobs_verb("rejects", job).out)
+    assert jobs_verb("rejects", job, "--json").out.isascii()
     key = new_key()
     named = ExtractRequest.model_validate(body | {"model": f"/{HOSTILE}"})
-    store.submit(job_id_from_key(key), key, named)
-    assert_shown(jobs("list", "--limit", "1").out)
-    assert jobs("list", "--json").out.isascii()
+    store.write(jobs.submit, job_id_from_key(key), key, named)
+    assert_shown(jobs_verb("list", "--limit", "1").out)
+    assert jobs_verb("list", "--json").out.isascii()
     for made in (job, job_id_from_key(key)):
-        store.cancel(made)
+        store.write(jobs.cancel, made)
 
 
-def test_a_job_is_watched_to_its_end(jobs: Run, job: str, service: tuple[str, Store, dict[str, Any]]):
+def test_a_job_is_watched_to_its_end(jobs_verb: Run, job: str, service: tuple[str, Store, dict[str, Any]]):
     """1. Cancelled: exit code 3. 2. Resumed and complete: 0."""
-    jobs("cancel", job)
-    cancelled = jobs("watch", job)
+    jobs_verb("cancel", job)
+    cancelled = jobs_verb("watch", job)
     assert (cancelled.code, "cancelled" in cancelled.err) == (3, True)
-    jobs("resume", job)
+    jobs_verb("resume", job)
     complete(service[1], job)
-    completed = jobs("watch", job)
+    completed = jobs_verb("watch", job)
     assert (completed.code, "completed: 2/2 samples" in completed.err) == (0, True)
 
 
 @pytest.mark.parametrize("verb", ["show", "cancel", "resume", "rejects", "watch"])
-def test_the_services_own_words_are_printed_for_what_it_refuses(jobs: Run, verb: str):
-    ran = jobs(verb, UNKNOWN)
+def test_the_services_own_words_are_printed_for_what_it_refuses(jobs_verb: Run, verb: str):
+    ran = jobs_verb(verb, UNKNOWN)
     assert (ran.code, ran.out) == (3, "")
     assert f"there is no job {UNKNOWN}" in ran.err
 

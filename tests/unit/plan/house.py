@@ -10,7 +10,7 @@ from schemas.names import plan_path
 from schemas.request import ExtractRequest
 from service.plan.planner import run_planning
 from service.settings import Settings
-from service.store import Store
+from service.store import Store, jobs, migration
 from tests.support import templates
 from tests.support.store_cases import Clock, job_id
 
@@ -37,7 +37,7 @@ class House:
         )
         self.settings.data_dir.mkdir()
         self.store = Store(self.settings.database(), clock.of(self.settings.database()))
-        self.store.migrate()
+        self.store.write(migration.migrate)
 
     def write_rows(self, num: int, word: str = "row") -> None:
         rows = [{"messages": chat(f"{word} {i}")} if i % 4 != 3 else {"id": f"bad-{i}"} for i in range(num)]
@@ -46,7 +46,7 @@ class House:
     def submit(self, **options: Any) -> None:
         source = {"kind": "file", "path": str(self.source)}
         body = {"model": str(self.model), "layers": [2], "source": source} | options
-        self.store.submit(JOB, "key", ExtractRequest.model_validate(body))
+        self.store.write(jobs.submit, JOB, "key", ExtractRequest.model_validate(body))
 
     def plan(self, stop: Callable[[], bool] = lambda: False, owner: str = "planner") -> bool:
         return run_planning(self.store, self.settings, owner, stop)
@@ -55,7 +55,7 @@ class House:
         """Plan when the lease of the planner before has run out; return the job."""
         self.clock.advance(self.settings.lease_s + 1)
         assert self.plan(owner=owner)
-        return self.store.job(JOB)
+        return self.store.read(jobs.job, JOB)
 
     def plan_file(self, unit: int) -> Path:
         return self.settings.work_root / plan_path(JOB, unit)

@@ -13,6 +13,7 @@ from schemas.dataset.seal import sha256_of
 from schemas.job import JobState
 from schemas.request import Generate
 from service.plan.planner import resolve_capture
+from service.store import commits, jobs, plans, units
 from service.store.tasks import POLICIES
 from service.store.values import TaskKind
 from tests.support import templates
@@ -29,13 +30,13 @@ def test_without_a_job_there_is_nothing_to_plan(house: House) -> None:
 def test_a_plan_is_units_with_sealed_files_and_rejects(house: House) -> None:
     house.submit()
     assert house.plan() is True
-    job = house.store.job(JOB)
+    job = house.store.read(jobs.job, JOB)
     assert job.state is JobState.RUNNING and job.problem is None and job.progress.plan_done
     progress = job.progress
     assert (progress.samples_planned, progress.samples_rejected, progress.units_planned) == (12, 3, 3)
-    rejects = [(r.position, r.source_id, r.reason) for r in house.store.rejects(JOB)]
+    rejects = [(r.position, r.source_id, r.reason) for r in house.store.read(commits.rejects, JOB)]
     assert rejects == [(i, f"bad-{i}", "no-sample") for i in (3, 7, 11)]
-    lease = house.store.lease_unit("worker", 60)
+    lease = units.lease(house.store, "worker", 60)
     assert lease is not None and (lease.key.unit, lease.num_samples) == (0, 4)
     table = pq.read_table(house.plan_file(0))
     assert table.schema.equals(PLAN_SCHEMA) and table.column("position").to_pylist() == [0, 1, 2, 4]
@@ -49,7 +50,7 @@ def test_a_plan_is_units_with_sealed_files_and_rejects(house: House) -> None:
 def test_the_identity_says_what_the_dataset_is(house: House) -> None:
     house.submit(loss="last_turn", storage={"compression": "planes"})
     house.plan()
-    identity = house.store.job(JOB).identity
+    identity = house.store.read(jobs.job, JOB).identity
     assert identity is not None and identity.state_bytes_per_token == BYTES_PER_TOKEN
     assert (identity.layer_ids, identity.num_layers, identity.dtype) == ((2, 8), 8, "bfloat16")
     assert (identity.loss, identity.compression, identity.capture) == ("last_turn", "planes", None)
@@ -61,7 +62,7 @@ def test_units_are_as_large_as_a_shard(house: House) -> None:
     house.submit(storage={"shard_bytes": 65_536})
     house.settings = house.settings.model_copy(update={"unit_max_samples": 4096})
     house.plan()
-    sizes = [unit.num_tokens * BYTES_PER_TOKEN for unit in house.store.units(JOB)]
+    sizes = [unit.num_tokens * BYTES_PER_TOKEN for unit in house.store.read(units.of_job, JOB)]
     assert len(sizes) > 2 and all(0.8 * 65_536 < size <= 65_536 for size in sizes[:-1])
 
 
@@ -71,9 +72,9 @@ def test_more_units_than_names_have_digits_for_fail_the_job(
     monkeypatch.setattr("service.plan.planner.MAX_UNITS", 1)
     house.submit()
     house.plan()
-    problem = house.store.job(JOB).problem
+    problem = house.store.read(jobs.job, JOB).problem
     assert problem is not None and problem.field == "storage.shard_bytes"
-    assert house.store.state(JOB) is JobState.FAILED
+    assert house.store.read(jobs.state, JOB) is JobState.FAILED
 
 
 def test_the_same_plan_has_the_same_bytes_anywhere(house: House, tmp_path: Path) -> None:
@@ -90,18 +91,21 @@ def test_the_same_plan_has_the_same_bytes_anywhere(house: House, tmp_path: Path)
 def test_a_planner_that_stops_leaves_the_rest_to_the_next_one(house: House) -> None:
     """1. stop after the second unit  2. the lease runs out  3. another planner ends with the same plan."""
     house.submit()
-    house.plan(stop=lambda: len(house.store.units(JOB)) >= 2)
-    assert not house.store.job(JOB).progress.plan_done and len(house.store.units(JOB)) == 2
-    before = [(unit, sha256_of(house.plan_file(unit.unit))) for unit in house.store.units(JOB)]
+    house.plan(stop=lambda: len(house.store.read(units.of_job, JOB)) >= 2)
+    assert (
+        not house.store.read(jobs.job, JOB).progress.plan_done
+        and len(house.store.read(units.of_job, JOB)) == 2
+    )
+    before = [(unit, sha256_of(house.plan_file(unit.unit))) for unit in house.store.read(units.of_job, JOB)]
     progress = house.plan_later().progress
     assert progress.plan_done and (progress.samples_planned, progress.samples_rejected) == (12, 3)
-    after = [(unit, sha256_of(house.plan_file(unit.unit))) for unit in house.store.units(JOB)]
+    after = [(unit, sha256_of(house.plan_file(unit.unit))) for unit in house.store.read(units.of_job, JOB)]
     assert after[:2] == before and len(after) == 3
 
 
 def test_a_source_that_changed_between_two_planners_fails_the_job(house: House) -> None:
     house.submit()
-    house.plan(stop=lambda: len(house.store.units(JOB)) >= 1)
+    house.plan(stop=lambda: len(house.store.read(units.of_job, JOB)) >= 1)
     house.write_rows(12, word="other")
     job = house.plan_later()
     assert job.state is JobState.FAILED and job.problem is not None
@@ -116,11 +120,14 @@ def test_a_planner_that_lost_its_lease_adds_nothing_more(house: House) -> None:
         if not taken.is_set():
             taken.set()
             house.clock.advance(house.settings.lease_s + 1)
-            assert house.store.lease_plan("thief", 60) is not None
+            assert plans.lease(house.store, "thief", 60) is not None
         return False
 
     house.plan(stop=lose)
-    assert house.store.units(JOB) == [] and house.store.job(JOB).state is JobState.RUNNING
+    assert (
+        house.store.read(units.of_job, JOB) == []
+        and house.store.read(jobs.job, JOB).state is JobState.RUNNING
+    )
 
 
 def test_a_job_cancelled_while_it_is_planned_stays_cancelled(house: House) -> None:
@@ -130,18 +137,21 @@ def test_a_job_cancelled_while_it_is_planned_stays_cancelled(house: House) -> No
     def cancel() -> bool:
         if not cancelled.is_set():
             cancelled.set()
-            house.store.cancel(JOB)
+            house.store.write(jobs.cancel, JOB)
         return False
 
     assert house.plan(stop=cancel) is True
-    assert house.store.job(JOB).state is JobState.CANCELLED and house.store.units(JOB) == []
+    assert (
+        house.store.read(jobs.job, JOB).state is JobState.CANCELLED
+        and house.store.read(units.of_job, JOB) == []
+    )
 
 
 def test_a_job_of_rejects_alone_is_planned_without_units(house: House) -> None:
     house.source.write_text('{"no": 1}\n{"no": 2}\n')
     house.submit()
     house.plan()
-    job = house.store.job(JOB)
+    job = house.store.read(jobs.job, JOB)
     assert job.state is JobState.RUNNING and job.progress.plan_done
     assert (job.progress.units_planned, job.progress.samples_rejected) == (0, 2)
 
@@ -162,7 +172,7 @@ def test_what_the_request_gets_wrong_fails_the_job_and_names_the_field(
 ) -> None:
     house.submit(**options)
     assert house.plan() is True
-    job = house.store.job(JOB)
+    job = house.store.read(jobs.job, JOB)
     assert job.state is JobState.FAILED and job.problem is not None and job.problem.cure
     assert (job.problem.type, job.problem.field) == (f"urn:quarry:{kind}", field)
 
@@ -172,32 +182,32 @@ def test_a_passing_error_is_tried_again_and_then_waits_for_a_person(house: House
     house.submit()
     house.settings.work_root.write_text("in the way")
     for attempt in range(house.settings.unit_attempts):
-        assert house.store.job(JOB).state in {JobState.QUEUED, JobState.RUNNING}, attempt
+        assert house.store.read(jobs.job, JOB).state in {JobState.QUEUED, JobState.RUNNING}, attempt
         assert house.plan() is True
         house.clock.advance(house.settings.lease_s + 1)
-    job = house.store.job(JOB)
+    job = house.store.read(jobs.job, JOB)
     assert job.state is JobState.BLOCKED and job.problem is not None
     assert job.problem.type == "urn:quarry:write-failed"
     house.settings.work_root.unlink()
-    house.store.resume(JOB)
+    house.store.write(jobs.resume, JOB)
     assert house.plan() is True
-    assert house.store.job(JOB).progress.plan_done
+    assert house.store.read(jobs.job, JOB).progress.plan_done
 
 
 def test_a_job_that_kills_its_planners_waits_for_a_person(house: House) -> None:
     """1. three planners vanish with the job  2. the next one blocks it  3. resumed, it is planned."""
     house.submit()
     for _ in range(MAX_DEATHS):
-        assert house.store.lease_plan("vanishes", 60) is not None
+        assert plans.lease(house.store, "vanishes", 60) is not None
         house.clock.advance(61)
     assert house.plan() is False
-    job = house.store.job(JOB)
+    job = house.store.read(jobs.job, JOB)
     assert (
         job.state is JobState.BLOCKED and job.problem is not None and "3 planners died" in job.problem.detail
     )
-    house.store.resume(JOB)
+    house.store.write(jobs.resume, JOB)
     house.plan()
-    assert house.store.job(JOB).progress.plan_done
+    assert house.store.read(jobs.job, JOB).progress.plan_done
 
 
 def test_planners_that_end_in_order_cost_no_try(house: House) -> None:
@@ -210,17 +220,17 @@ def test_planners_that_end_in_order_cost_no_try(house: House) -> None:
     assert house.plan() is True
     house.clock.advance(house.settings.lease_s + 1)
     house.settings.work_root.unlink()
-    assert house.store.state(JOB) is JobState.RUNNING
+    assert house.store.read(jobs.state, JOB) is JobState.RUNNING
     assert house.plan() is True
-    assert house.store.job(JOB).progress.plan_done
+    assert house.store.read(jobs.job, JOB).progress.plan_done
 
 
 def test_a_generate_job_is_planned_with_room_for_its_answers(house: House) -> None:
     house.submit(generate={"max_tokens": 200}, storage={"shard_bytes": 65_536})
     house.plan()
-    identity = house.store.job(JOB).identity
+    identity = house.store.read(jobs.job, JOB).identity
     assert identity is not None and identity.capture == "one_pass"
-    assert [unit.num_samples for unit in house.store.units(JOB)] == [1] * 9
+    assert [unit.num_samples for unit in house.store.read(units.of_job, JOB)] == [1] * 9
     assert not any(pq.read_table(house.plan_file(0)).column("loss_mask").to_pylist()[0])
 
 

@@ -15,37 +15,28 @@ from service.errors import DiskFull, HubUnavailable, QuarryError, SourceRefused
 from service.plan.hub_reading import reading_hub
 from service.plan.target import inspect_target
 from service.settings import Settings
-from service.store import PlanLease, Store
+from service.store import PlanLease, Transaction, jobs, plans
 from tests.support.fake_hub import FakeHub
 from tests.unit.plan.house import JOB, House
 
 
-class BuggyStore(Store):
-    """A store with a bug, which is told as `said`."""
-
-    said = "nobody foresaw this"
-
-    def set_identity(self, lease: PlanLease, identity: Identity) -> None:
-        raise KeyError(self.said)
-
-
 @pytest.mark.parametrize("said", ["nobody foresaw this", "\ud800 " + "x" * 10_000])
 def test_a_bug_fails_the_job_with_a_word_and_the_planner_goes_on(
-    house: House, said: str, caplog: pytest.LogCaptureFixture
+    house: House, said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """1. planning raises what is no QuarryError  2. the job says so, the log has the traceback.
 
     3. without the bug the job is resumed, and planned by the same planner.
     """
-    buggy = BuggyStore(house.settings.database(), house.clock.of(house.settings.database()))
-    buggy.said = said
-    good, house.store = house.store, buggy
+
+    def buggy(tx: Transaction, lease: PlanLease, identity: Identity) -> None:
+        raise KeyError(said)
+
     house.submit()
-    with caplog.at_level(logging.ERROR, "service.plan.planner"):
+    with monkeypatch.context() as bug, caplog.at_level(logging.ERROR, "service.plan.planner"):
+        bug.setattr(plans, "set_identity", buggy)
         assert house.plan() is True
-    buggy.close()
-    house.store = good
-    job = good.job(JOB)
+    job = house.store.read(jobs.job, JOB)
     assert job.state is JobState.FAILED and job.problem is not None
     assert (job.problem.title, job.problem.status) == ("Internal error", 500)
     told = job.problem.detail
@@ -53,9 +44,9 @@ def test_a_bug_fails_the_job_with_a_word_and_the_planner_goes_on(
     assert len(told) < 1000 and job.problem.cure
     [record] = [entry for entry in caplog.records if entry.exc_info]
     assert record.exc_info is not None and record.exc_info[0] is KeyError and JOB in record.getMessage()
-    good.resume(JOB)
+    house.store.write(jobs.resume, JOB)
     assert house.plan() is True
-    assert good.job(JOB).progress.plan_done
+    assert house.store.read(jobs.job, JOB).progress.plan_done
 
 
 @pytest.mark.parametrize(
@@ -98,5 +89,5 @@ def test_a_cache_that_cannot_be_written_is_not_the_models_fault(
     hub.add_repo("org/model", {path.name: path.read_bytes() for path in house.model.iterdir()}, kind="model")
     house.submit(model="org/model")
     with pytest.raises(HubUnavailable) as caught:
-        inspect_target(house.store.job(JOB).request, Settings(hub_endpoint=hub.url))
+        inspect_target(house.store.read(jobs.job, JOB).request, Settings(hub_endpoint=hub.url))
     assert caught.value.field == "model"

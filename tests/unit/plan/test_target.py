@@ -248,12 +248,13 @@ def test_a_folder_without_a_config_and_a_revision_of_a_folder_are_refused(tmp_pa
 
 def test_a_local_model_that_changed_since_the_plan_is_named(tmp_path: Path) -> None:
     folder = with_config(tmp_path / "m", PLAIN)
-    settings, request = Settings(model_roots=(tmp_path,)), a_request(folder)
-    planned = an_identity(revision=inspect_target(request, settings).revision)
-    assert planned_target(request, planned, settings).revision == planned.revision
+    settings = Settings(model_roots=(tmp_path,))
+    revision = inspect_target(a_request(folder), settings).revision
+    planned = an_identity(model=str(folder), revision=revision)
+    assert planned_target(planned, settings).revision == planned.revision
     with_config(folder, PLAIN | {"rope_theta": 1.0})
     with pytest.raises(IdentityChanged, match="was changed since the job was planned") as caught:
-        planned_target(request, planned, settings)
+        planned_target(planned, settings)
     assert caught.value.field == "model"
 
 

@@ -40,7 +40,7 @@ def test_every_file_is_in_the_manifest_with_what_its_bytes_are(tmp_path: Path) -
 
 
 def test_the_manifest_accounts_for_every_sample_and_token(tmp_path: Path) -> None:
-    manifest = a_dataset(tmp_path, units=3, rows=2, rejects=4)
+    manifest = a_dataset(tmp_path, num_units=3, rows=2, rejects=4)
     totals = manifest.totals
     assert (totals.samples_planned, totals.samples_written, totals.samples_rejected) == (10, 6, 4)
     assert totals.tokens == sum(shard.tokens for shard in manifest.shards)

@@ -15,7 +15,7 @@ from tests.support.finished_job import FINAL_NORM, JOB, OTHER_NORM, an_account, 
 
 
 def test_only_supervised_tokens_are_counted_over_all_index_files(tmp_path: Path) -> None:
-    account = an_account(tmp_path, units=3, rows=4)
+    account = an_account(tmp_path, num_units=3, rows=4)
     entry, counts = write_token_freq(tmp_path, JOB, [index.path for index in account.indexes])
     table = pq.read_table(tmp_path / token_freq_path(JOB))
     expected = Counter(token for unit in range(3) for row in range(4) for token in row_tokens(unit, row)[1:])

@@ -6,7 +6,6 @@ import pytest
 import torch
 from safetensors.torch import load, save_file
 
-from schemas.request import ExtractRequest, InlineSource, Sample
 from service.errors import IdentityChanged
 from service.plan.model_folder import local_revision
 from service.publish.publisher import target_final_norm
@@ -21,14 +20,9 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
-def a_request(model: Path) -> ExtractRequest:
-    source = InlineSource(kind="inline", samples=(Sample(text="hello"),))
-    return ExtractRequest(model=str(model), layers=(1, 2), source=source)
-
-
 def test_the_final_norm_is_read_from_the_weights(model: Path, tmp_path: Path) -> None:
     identity = an_identity(model=str(model), revision=local_revision(model))
-    content = target_final_norm(a_request(model), identity, api_settings(tmp_path))
+    content = target_final_norm(identity, api_settings(tmp_path))
     assert torch.equal(load(content)["weight"], torch.arange(64, dtype=torch.float32))
 
 
@@ -36,5 +30,5 @@ def test_a_model_that_was_changed_since_is_refused(model: Path, tmp_path: Path) 
     identity = an_identity(model=str(model), revision=local_revision(model))
     (model / "generation_config.json").write_text("{}")
     with pytest.raises(IdentityChanged) as changed:
-        target_final_norm(a_request(model), identity, api_settings(tmp_path))
+        target_final_norm(identity, api_settings(tmp_path))
     assert changed.value.field == "model"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from service.errors import DiskFull, LeaseLost, QuarryError, StoreUnavailable
-from service.store import Lease, Store
+from service.store import Lease, Store, Transaction, jobs, migration, publishing, tasks, units
 from service.work.keeper import Keeper
 from tests.support.store_cases import OWNER, TTL_S, Beats, Clock, capture, job_id, lease_publish, start_units
 
@@ -40,31 +40,31 @@ def clock() -> Clock:
 @pytest.fixture
 def store(tmp_path: Path, clock: Clock) -> Iterator[Store]:
     opened = Store(f"sqlite:///{tmp_path / 'quarry.db'}", clock.of(f"sqlite:///{tmp_path / 'quarry.db'}"))
-    opened.migrate()
+    opened.write(migration.migrate)
     yield opened
     opened.close()
 
 
-def fail_at(monkeypatch: pytest.MonkeyPatch, store: Store, *met: Exception | None) -> threading.Event:
-    """Let the extensions of `store` meet these, one after the other; the event is set after the last."""
-    left, over, extend = iter(met), threading.Event(), store.extend
+def fail_at(monkeypatch: pytest.MonkeyPatch, *met: Exception | None) -> threading.Event:
+    """Let extensions of leases meet these, one after the other; the event is set after the last."""
+    left, over, extend = iter(met), threading.Event(), tasks.extend
 
-    def extended(leases: list[Lease], ttl_s: float) -> list[Lease]:
+    def extended(tx: Transaction, leases: list[Lease], ttl_s: float) -> list[Lease]:
         error = next(left, over)
         if error is over:
             over.set()
         elif error is not None:
             raise error
-        return extend(leases, ttl_s)
+        return extend(tx, leases, ttl_s)
 
-    monkeypatch.setattr(store, "extend", extended)
+    monkeypatch.setattr(tasks, "extend", extended)
     return over
 
 
 def test_leases_outlive_their_time_while_they_are_kept(store: Store, clock: Clock) -> None:
     start_units(store, units=2)
-    leases = [store.lease_unit(OWNER, TTL_S) for _ in range(2)]
-    beats = Beats(clock, lambda: store.lease_unit("another", TTL_S))
+    leases = [units.lease(store, OWNER, TTL_S) for _ in range(2)]
+    beats = Beats(clock, lambda: units.lease(store, "another", TTL_S))
     keeper = Keeper(store, TTL_S)
     keeper._done = beats
     with keeper, keeper.keep(leases[0]) as first, keeper.keep(leases[1]) as second:
@@ -85,10 +85,10 @@ def test_one_of_two_leases_is_lost_and_its_owner_is_called_once(store: Store) ->
         losses.append("lost")
         called.set()
 
-    first, second = (store.lease_unit(OWNER, TTL_S, prefer_job=job_id(number)) for number in (1, 2))
+    first, second = (units.lease(store, OWNER, TTL_S, prefer_job=job_id(number)) for number in (1, 2))
     keeper = Keeper(store, SHORT_S)
     with keeper, keeper.keep(first, on_lost) as lost, keeper.keep(second) as held:
-        store.cancel(job_id(1))
+        store.write(jobs.cancel, job_id(1))
         assert called.wait(60)
         with pytest.raises(LeaseLost):
             lost.check()
@@ -103,7 +103,7 @@ def test_a_lease_that_is_kept_no_more_is_not_extended(store: Store, clock: Clock
         pass
     clock.advance(TTL_S)
     keeper._beat()
-    assert store.lease_publish("another", TTL_S) is not None
+    assert publishing.lease(store, "another", TTL_S) is not None
 
 
 def test_a_loss_that_comes_after_the_end_of_the_block_is_nobodys(
@@ -114,12 +114,12 @@ def test_a_loss_that_comes_after_the_end_of_the_block_is_nobodys(
     keeper = Keeper(store, TTL_S)
     keeping = keeper.keep(lease_publish(store), lambda: losses.append("lost"))
 
-    def ended_meanwhile(leases: list[Lease], ttl_s: float) -> list[Lease]:
+    def ended_meanwhile(tx: Transaction, leases: list[Lease], ttl_s: float) -> list[Lease]:
         keeping.__exit__(None, None, None)
         return leases
 
     keeping.__enter__()
-    monkeypatch.setattr(store, "extend", ended_meanwhile)
+    monkeypatch.setattr(tasks, "extend", ended_meanwhile)
     keeper._beat()
     assert losses == []
 
@@ -129,7 +129,7 @@ def test_a_database_that_is_away_for_many_leases_ends_nothing(
 ) -> None:
     """1. The database is away for five times the lease. 2. It is back, and the lease is still ours."""
     capture(store)
-    back = fail_at(monkeypatch, store, *[AWAY, FULL] * 10)
+    back = fail_at(monkeypatch, *[AWAY, FULL] * 10)
     with Keeper(store, SHORT_S) as keeper, keeper.keep(lease_publish(store)) as kept:
         assert back.wait(60)
         kept.check()
@@ -141,11 +141,11 @@ def test_a_step_that_nothing_fences_waits_for_a_lease_that_is_confirmed(
 ) -> None:
     """1. The database is away for longer than the lease. 2. When it is back, the lease is another's."""
     capture(store)
-    fail_at(monkeypatch, store, *[AWAY] * 10)
+    fail_at(monkeypatch, *[AWAY] * 10)
     with Keeper(store, SHORT_S) as keeper, keeper.keep(lease_publish(store)) as kept:
         kept.extended_s -= 1.0
         kept.confirm(lambda: True)
-        store.cancel(job_id(1))
+        store.write(jobs.cancel, job_id(1))
         with pytest.raises(LeaseLost):
             kept.confirm(lambda: False)
 
@@ -154,7 +154,7 @@ def test_a_keeper_that_ended_by_a_bug_keeps_nothing_and_says_so(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     capture(store)
-    fail_at(monkeypatch, store, ZeroDivisionError("a bug"))
+    fail_at(monkeypatch, ZeroDivisionError("a bug"))
     with Keeper(store, SHORT_S) as keeper, keeper.keep(lease_publish(store)) as kept:
         keeper._thread.join(60)
         with pytest.raises(QuarryError, match="no longer kept"):

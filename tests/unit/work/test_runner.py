@@ -7,7 +7,7 @@ import pytest
 
 from schemas.job import JobState
 from service.errors import DatasetBroken, DiskFull, LeaseLost, QuarryError, StoreUnavailable
-from service.store import PublishLease, Store
+from service.store import PublishLease, Store, jobs, migration, publishing, tasks
 from service.work import runner
 from service.work.keeper import Keeper, Kept
 from service.work.runner import Stopped, run_next
@@ -17,7 +17,7 @@ from tests.support.store_cases import OWNER, TTL_S, capture, job_id
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     opened = Store(f"sqlite:///{tmp_path / 'quarry.db'}")
-    opened.migrate()
+    opened.write(migration.migrate)
     yield opened
     opened.close()
 
@@ -34,14 +34,14 @@ def run(
     def work(lease: PublishLease, kept: Kept) -> None:
         if error is not None:
             raise error
-        store.complete_job(lease, None)
+        store.write(publishing.complete, lease, None)
 
     def fail(lease: PublishLease, error: QuarryError) -> None:
         if (met := next(left, None)) is not None:
             raise met
-        store.fail(lease, error.problem(), error.outcome, 3)
+        store.write(tasks.fail, lease, error.problem(), error.outcome, 3)
 
-    take = lambda: store.lease_publish(OWNER, TTL_S)  # noqa: E731
+    take = lambda: publishing.lease(store, OWNER, TTL_S)  # noqa: E731
     with Keeper(store, TTL_S) as keeper:
         return run_next(store, keeper, take, work, fail, stopped)
 
@@ -64,13 +64,13 @@ def test_a_task_ends_as_its_work_does(store: Store, error: BaseException | None,
     capture(store)
     assert run(store, error) is True
     expected = {"block": JobState.BLOCKED, "fail": JobState.FAILED}.get(state, state)
-    assert store.state(job_id(1)) is expected
+    assert store.read(jobs.state, job_id(1)) is expected
 
 
 def test_a_stopped_task_is_free_at_once(store: Store) -> None:
     capture(store)
     run(store, Stopped())
-    lease = store.lease_publish("another", TTL_S)
+    lease = publishing.lease(store, "another", TTL_S)
     assert lease is not None and lease.attempts == 1
 
 
@@ -78,10 +78,10 @@ def test_an_end_is_recorded_once_the_database_is_back(store: Store, monkeypatch:
     monkeypatch.setattr(runner, "RECORD_S", 0.0)
     capture(store)
     run(store, ZeroDivisionError("a bug"), away=2)
-    assert store.state(job_id(1)) is JobState.FAILED
+    assert store.read(jobs.state, job_id(1)) is JobState.FAILED
 
 
 def test_a_process_that_ends_does_not_wait_for_the_database(store: Store) -> None:
     capture(store)
     run(store, ZeroDivisionError("a bug"), away=2, stopped=lambda: True)
-    assert store.state(job_id(1)) is JobState.PUBLISHING
+    assert store.read(jobs.state, job_id(1)) is JobState.PUBLISHING
