@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from schemas.job import Problem
-from service.api.request_body import invalid
+from service.control.request_body import invalid
 from service.errors import QuarryError
 
 PROBLEM_MEDIA_TYPE = "application/problem+json"

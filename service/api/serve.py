@@ -7,10 +7,10 @@ import uvicorn
 from fastapi import FastAPI
 
 from service.api.app import create_app
-from service.api.supervisor import Supervisor
-from service.api.worker_process import stop_grace_s, worker_command
 from service.settings import Settings
 from service.store import Store, migration
+from service.work.supervisor import Supervisor
+from service.work.worker_process import stop_grace_s, worker_command
 
 EXIT_WORKER_LOST = 4
 """The worker crashed fast again and again; serving on would only take jobs that nobody runs."""

@@ -18,13 +18,13 @@ from schemas.identity import Identity
 from schemas.job import ENDED_JOB_STATES, JobState, Problem, Progress
 from schemas.names import is_local_model, job_id_from_key
 from schemas.request import ExtractRequest
-from service.api.submit import check
-from service.api.supervisor import Supervisor
-from service.api.worker_process import JOB_ENDED_CODES, stop_grace_s, worker_command
 from service.cli.progress_bar import ProgressDisplay
+from service.control.submit import check
 from service.errors import EngineDied, OptionRefused
 from service.settings import Settings
 from service.store import JobRow, Store, jobs, migration
+from service.work.supervisor import Supervisor
+from service.work.worker_process import JOB_ENDED_CODES, stop_grace_s, worker_command
 
 PRIVATE = ".quarry"
 SPENT = ".quarry.done"
@@ -59,7 +59,7 @@ def extract_to(out: Path, request: ExtractRequest, settings: Settings, display: 
 
     Raises:
         OptionRefused: `out` holds another job or another source's rows, is in use, or is not empty.
-        RequestError, HubDenied, HubUnavailable: as `service.api.submit.check`; then nothing is written.
+        RequestError, HubDenied, HubUnavailable: as `service.control.submit.check`; then nothing is written.
     """
     key = None
     private = out / PRIVATE

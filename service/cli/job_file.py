@@ -5,7 +5,7 @@ from pathlib import Path
 import yaml  # type: ignore[import-untyped]
 
 from schemas.request import ExtractRequest, FileSource
-from service.api.request_body import parse_json, parse_request
+from service.control.request_body import parse_json, parse_request
 from service.errors import RequestError
 from service.settings import Settings
 

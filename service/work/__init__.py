@@ -1,1 +1,1 @@
-"""One kind of work: tasks that the store leases, kept while they run, and ended in one way."""
+"""One kind of work: tasks that are leased, kept while they run, and ended in one way; and the worker's process."""

@@ -8,7 +8,7 @@ import pytest
 
 from schemas.job import JobState
 from schemas.request import ExtractRequest
-from service.api.submit import submit
+from service.control.submit import submit
 from service.errors import (
     HubDenied,
     QuarryError,

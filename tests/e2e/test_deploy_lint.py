@@ -12,8 +12,8 @@ from typing import Any
 
 import yaml
 
-from service.api.worker_process import STOP_MARGIN_S
 from service.settings import Settings
+from service.work.worker_process import STOP_MARGIN_S
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = ROOT / "Dockerfile"

@@ -9,8 +9,8 @@ from schemas.dataset.manifest import Manifest
 from schemas.digest import canonical_sha256
 from schemas.job import JobState
 from schemas.names import manifest_path
-from service.api.worker_process import WorkerProcess, worker_command
 from service.store import jobs
+from service.work.worker_process import WorkerProcess, worker_command
 from tests.support.engine_bench import until
 from tests.support.jobs import ENDED, Shop, conversations, request
 from tests.support.tiny_model import random_target

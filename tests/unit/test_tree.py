@@ -175,7 +175,7 @@ def test_imports_follow_the_data(package: str) -> None:
     assert wrong == {}
 
 
-STEPS = ("store", "plan", "proof", "capture", "publish", "api", "worker", "cli")
+STEPS = ("store", "work", "plan", "proof", "capture", "publish", "control", "api", "worker", "cli")
 """The service's parts in the order that data takes; a part imports only what stands before it."""
 
 

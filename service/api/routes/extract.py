@@ -12,9 +12,9 @@ from schemas.base import Wire
 from schemas.job import Estimate, JobView
 from schemas.request import ExtractRequest
 from service.api.problems import problem_responses
-from service.api.request_body import parse_json, parse_request
 from service.api.routes.resources import NoOptions, SettingsOf, StoppingOf, StoreOf
-from service.api.submit import new_key, submit
+from service.control.request_body import parse_json, parse_request
+from service.control.submit import new_key, submit
 
 router = APIRouter(tags=["extract"], responses=problem_responses(403))
 

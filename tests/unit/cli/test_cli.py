@@ -13,8 +13,8 @@ import pytest
 from schemas.job import JobState
 from schemas.names import job_id_from_key
 from schemas.request import ExtractRequest
-from service.api.submit import check, new_key
 from service.cli.job_file import own_roots, read_job_file
+from service.control.submit import check, new_key
 from service.settings import Settings
 from service.store import Store, jobs, plans
 from tests.support.api import (

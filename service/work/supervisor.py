@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import IO
 
-from service.api.worker_process import WorkerProcess
+from service.work.worker_process import WorkerProcess
 
 LOG = logging.getLogger(__name__)
 

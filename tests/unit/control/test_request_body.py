@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from schemas.request import ExtractRequest
-from service.api.request_body import MAX_ERRORS_LISTED, parse_json, parse_request
+from service.control.request_body import MAX_ERRORS_LISTED, parse_json, parse_request
 from service.errors import RequestError
 
 GOOD: dict[str, Any] = {"model": "a/b", "source": {"kind": "inline", "samples": [{"text": "hello"}]}}

@@ -1,0 +1,1 @@
+"""What every front does with jobs: the HTTP routes, the command line and whoever else submits them."""
