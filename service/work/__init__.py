@@ -1,1 +1,1 @@
-"""One kind of work: tasks that are leased, kept while they run, and ended in one way; and the worker's process."""
+"""One kind of work: tasks are leased, kept while they run, and ended in one way; the worker's supervisor."""

@@ -171,7 +171,7 @@ def test_a_service_whose_worker_cannot_live_ends_with_a_code_of_its_own(tmp_path
     broken.mkdir()
     (broken / "sitecustomize.py").write_text(
         "import os, sys\nif 'worker' in sys.orig_argv:\n    os._exit(9)\n"
-        "from service.api import supervisor\nsupervisor.FIRST_DELAY_S = 0.01\n"
+        "from service.work import supervisor\nsupervisor.FIRST_DELAY_S = 0.01\n"
     )
     with serving(tmp_path / "data", python_path=f"{broken}:{ROOT}") as service:
         assert service.process.wait(240) == EXIT_WORKER_LOST

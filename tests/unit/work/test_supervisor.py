@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from service.api import supervisor as module
+from service.work import supervisor as module
 from service.work.supervisor import MAX_FAST_CRASHES, Supervisor
 from service.work.worker_process import JOB_ENDED_CODES
 from tests.support.children import DRAINS, IGNORES, Output, python, wait_for_end
