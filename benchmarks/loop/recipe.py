@@ -1,18 +1,24 @@
-"""All that decides a loop, but for where it runs."""
+"""All that decides a loop: its targets, its questions, and the two ways to draft."""
 
 import dataclasses
-from dataclasses import dataclass
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from examples.tiny_target import Recipe
+from examples.tiny_target import Recipe, conversations
 
 NUM_LAYERS = 8
 AUX = (2, NUM_LAYERS // 2, NUM_LAYERS - 3)
-"""What the speculators trainer takes when it is not told: vLLM's ids."""
+"""What the speculators trainer takes by default: vLLM's ids."""
 LAST = NUM_LAYERS
+LAYERS = tuple(sorted({*AUX, *(k - 1 for k in AUX), LAST - 1}))
+"""Captured: what the drafter takes, and the layer below each of them for the datasets that are wrong."""
 
 TARGET = Recipe(layers=NUM_LAYERS, hidden=128, vocab=1024, dtype="float32", steps=600)
 WIDE = Recipe(layers=NUM_LAYERS, hidden=512, vocab=1024, dtype="float32", steps=2)
 """Hardly trained; as wide as it must be for sums to be taken in another order in a batch of another size."""
+QUESTIONS_SEED = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +38,66 @@ class LoopRecipe:
     learning_rate: float = 3e-3
     seeds: tuple[int, ...] = (0, 1)
 
-    def changed(self, **changes: object) -> "LoopRecipe":
-        """Return a copy with the values that are not None put in; those of `target` begin with `target_`."""
-        told = {name: value for name, value in changes.items() if value is not None}
-        target = {
-            name.removeprefix("target_"): told.pop(name) for name in list(told) if name[:7] == "target_"
-        }
-        return dataclasses.replace(self, target=dataclasses.replace(self.target, **target), **told)  # type: ignore[arg-type]
 
-
-SHORT = LoopRecipe().changed(
-    target_steps=300, questions=120, held_out=24, long_prompts=4, answer_tokens=64, epochs=6, seeds=(0,)
+SHORT = LoopRecipe(
+    target=dataclasses.replace(TARGET, steps=300),
+    questions=120,
+    held_out=24,
+    long_prompts=4,
+    answer_tokens=64,
+    epochs=6,
+    seeds=(0,),
 )
 """The same loop in minutes: enough to tell right from wrong, too little for a figure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One way to draft on the states of EAGLE-3's layers, all served by vLLM's `eagle3`."""
+
+    trainers: str
+    """The trainer's `--speculator-type`."""
+    depth: str
+    """The trainer's option for how many tokens a drafter drafts."""
+    title: str
+    prefix: str = ""
+    """Begins the names of its drafters' stages after `trained-`."""
+    serving: Mapping[str, bool] = field(default_factory=dict)
+    """Put into vLLM's speculative config."""
+
+
+EAGLE3 = Method("eagle3", "--ttt-steps", "EAGLE-3")
+PEAGLE = Method("peagle", "--num-depths", "P-EAGLE", "peagle-", {"parallel_drafting": True})
+"""All tokens in one pass: after the first, each is drafted from a mask token and a trained mask state."""
+
+
+def split(questions: int, held_out: int) -> tuple[list[str], list[str]]:
+    """Return user turns of the demo's conversations for the training, and others for the serving.
+
+    Raises ValueError: there are not so many different questions.
+    """
+    asked = [turn["content"] for turns in conversations() for turn in turns if turn["role"] == "user"]
+    different = sorted(set(asked))
+    if questions + held_out > len(different):
+        raise ValueError(f"{questions} + {held_out} questions are asked for; there are {len(different)}")
+    random.Random(QUESTIONS_SEED).shuffle(different)
+    return different[held_out : held_out + questions], different[:held_out]
+
+
+def question(text: str) -> list[dict[str, Any]]:
+    """Return a conversation of one question."""
+    return [{"role": "user", "content": text}]
+
+
+def long_prompts(count: int, most_chars: int = 3000) -> list[list[dict[str, Any]]]:
+    """Return the longest conversations of at most `most_chars`, up to the last question."""
+    prompts = []
+    for turns in conversations():
+        last_question = max(place for place, turn in enumerate(turns) if turn["role"] == "user")
+        prompts.append(turns[: last_question + 1])
+    fit = [turns for turns in prompts if _chars(turns) <= most_chars]
+    return sorted(fit, key=_chars, reverse=True)[:count]
+
+
+def _chars(turns: list[dict[str, Any]]) -> int:
+    return sum(len(turn["content"] or "") for turn in turns)

@@ -10,19 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.loop.method import Method
-from benchmarks.loop.questions import question
-from benchmarks.loop.recipe import LoopRecipe
-from benchmarks.loop.stage import LOG, Cache, python, run
+from benchmarks.loop.recipe import LoopRecipe, Method, question
+from benchmarks.loop.stage import LOG, VLLM_ENVIRONMENT, Cache, python, run
 
-ENVIRONMENT = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "HF_HUB_OFFLINE": "1",
-}
-"""One thread, for two run side by side: more would wait for each other on models this small."""
 COUNTS = "counts.json"
 
 
@@ -61,7 +51,7 @@ def served(
 
     def make(folder: Path) -> None:
         (folder / "asked.json").write_text(json.dumps(asked))
-        run(python("benchmarks.loop.serve", folder / "asked.json"), folder / LOG, ENVIRONMENT)
+        run(python("benchmarks.loop.serve", folder / "asked.json"), folder / LOG, VLLM_ENVIRONMENT)
 
     folder = cache.stage(f"served-{drafter.parent.name.removeprefix('trained-')}", decides, make)
     counts = json.loads((folder / COUNTS).read_text())
@@ -94,9 +84,6 @@ def main(asked_file: Path) -> None:
     )
     counts = counted(llm.get_metrics())
     counts["answer_tokens"] = sum(len(answer.outputs[0].token_ids) for answer in answers)
-    asked_file.with_name("answers.json").write_text(
-        json.dumps([list(one.outputs[0].token_ids) for one in answers])
-    )
     asked_file.with_name(COUNTS).write_text(json.dumps(counts))
 
 

@@ -13,8 +13,33 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.trainers import TRAINERS
+
+ROOT = Path(__file__).resolve().parents[2]
 LOG_TAIL_LINES = 25
 LOG = "log.txt"
+
+# One thread each, for two run side by side: more would wait for each other on models this small.
+VLLM_ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "PYTHONPATH": str(ROOT),
+}
+TRAINER_ENVIRONMENT = {
+    "PYTHONPATH": f"{TRAINERS}:{ROOT}",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+}
+QUARRY_ENVIRONMENT = {
+    "QUARRY_ENGINE_OPTIONS": json.dumps({"enforce_eager": True, "max_num_seqs": 64}),
+    "QUARRY_CPU_KV_CACHE_GIB": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
 
 
 class LoopFailed(RuntimeError):

@@ -9,10 +9,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
+from benchmarks.loop.datasets import STATES
 from service.reader import QuarryDataset
-
-STATES = "hidden_states"
-"""The folder of an export, and the tensor [T, A + 1, H] in each of its files."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ class Outcome:
         places = zip(*(one.per_position for one in self.by_seed.values()), strict=True)
         return [sum(counts) / drafts for counts in places]
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Return it as JSON."""
         return {
             "mean_accepted_length": round(self.mean_length, 4),

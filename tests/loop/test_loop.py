@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from benchmarks.loop.stage import ROOT
 from benchmarks.loop.table import FEWER, OURS, PEER, ROWS, UNTRAINED, WRONG
-from benchmarks.loop.train import ROOT
 
 TIMEOUT_S = 2400
 MOST_APART = {"float32": 1e-4, "bfloat16": 0.1}

@@ -6,10 +6,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.loop.extract import EXPORT, LAYERS
-from benchmarks.loop.recipe import AUX, LAST
+from benchmarks.loop.datasets import EXPORT, MISTAKES, STATES, spoiled
+from benchmarks.loop.recipe import AUX, LAST, LAYERS
 from benchmarks.loop.stage import Cache
-from benchmarks.loop.wrong import MISTAKES, STATES, spoiled
 from service.export.run import export
 from tests.contract.export.conftest import HIDDEN, Truth, truths_of, wanted
 from tests.contract.reader.conftest import finished
