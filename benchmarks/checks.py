@@ -4,8 +4,6 @@ The row is an 8B model's: 512 tokens, 4 layers of 4096 in bfloat16, 32 KiB of st
 measures all of them together, beside an engine.
 """
 
-import argparse
-import json
 import tempfile
 import time
 from collections.abc import Callable
@@ -15,13 +13,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from benchmarks.dataset import HIDDEN_SIZE, LAYER_IDS, model_identity, write_unit
+from benchmarks.harness import command_line, keep, markdown
 from benchmarks.machine import machine_facts
-from benchmarks.writer import HIDDEN_SIZE, LAYER_IDS, NUM_LAYERS, NUM_TOKENS
 from connector.repeats import RepeatCheck
 from connector.rowcheck import RowChecker
 from connector.sentinels import Sentinels
-from connector.shards import UnitWriter
-from connector.wire import DrainJob, RowRef, hash_ids
 from schemas.dataset.files import DirectReader
 from schemas.dataset.index import Witness
 from schemas.dataset.shard import Shard
@@ -31,11 +28,11 @@ from service.proof.head import Head
 from service.proof.head_weights import HeadWeights, NormWeights
 from service.proof.logit_check import LogitCase, check_logits
 from service.proof.row_proof import prove_row
-from tests.support.plans import JOB, identity, order, random_ids, write_plan
+from tests.support.plans import JOB, random_ids, write_plan
 from tests.support.sums import token_sums
 
-RESULTS = Path(__file__).parent / "results" / "checks.json"
 NUM_ROWS, ROUNDS = 8, 5
+NUM_TOKENS, NUM_LAYERS = 512, len(LAYER_IDS)
 SLOTS, VOCAB_SIZE, CACHE_TOKENS = 16, 128_256, 2**19
 
 
@@ -49,7 +46,11 @@ def measure(folder: Path) -> dict[str, float]:
     cache_BLSH = torch.zeros((NUM_TOKENS // SLOTS, NUM_LAYERS, SLOTS, HIDDEN_SIZE), dtype=torch.bfloat16)
     sentinels, checker = Sentinels(cache_BLSH), RowChecker(torch.bfloat16)
     seen, sums = RepeatCheck(NUM_LAYERS, CACHE_TOKENS), [token_sums(row) for row in rows]
-    file = _shard(folder, rows, ids)
+    write_plan(folder, [one.tolist() for one in ids])
+    sealed = write_unit(
+        folder, model_identity(), ids, zip(rows, sums, strict=True), cache_tokens=CACHE_TOKENS
+    )
+    file = folder / attempt_dir(JOB, 0, 1) / str(sealed.file)
     head, cases = _head(rows, draw)
     return {
         "sentinels": _us(lambda row: sentinels.place(range(len(cache_BLSH)))),
@@ -81,19 +82,6 @@ def _read_back(file: Path) -> None:
         whole.rest()
 
 
-def _shard(folder: Path, rows: list[torch.Tensor], ids: list[np.ndarray]) -> Path:
-    """Write the rows as the writer does; return the sealed file."""
-    write_plan(folder, [one.tolist() for one in ids])
-    about = identity(layer_ids=LAYER_IDS, hidden_size=HIDDEN_SIZE, num_layers=LAYER_IDS[-1])
-    told = order(about, NUM_ROWS)
-    unit = UnitWriter(told, folder, 0, 1, RepeatCheck(NUM_LAYERS, CACHE_TOKENS))
-    for row, states in enumerate(rows):
-        ref = RowRef(told.key, row, NUM_TOKENS)
-        job = DrainJob(str(row), ref, NUM_TOKENS, (), hash_ids(ids[row]), ())
-        unit.write(job, states, token_sums(states))
-    return folder / attempt_dir(JOB, 0, 1) / str(unit.seal().file)
-
-
 def _head(rows: list[torch.Tensor], draw: torch.Generator) -> tuple[Head, list[LogitCase]]:
     """Return a head of an 8B model's size, and the rows with what it says of them."""
     norm = NormWeights(FinalNorm(kind="rmsnorm", eps=1e-5), torch.ones(HIDDEN_SIZE), None)
@@ -108,19 +96,15 @@ def _head(rows: list[torch.Tensor], draw: torch.Generator) -> tuple[Head, list[L
 
 
 def main() -> None:
-    """Measure, say it, and keep it if asked."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.checks", description=__doc__)
-    parser.add_argument("--save", action="store_true", help=f"keep the figures in {RESULTS.name}")
-    options = parser.parse_args()
+    """Measure, print the table, keep the figures if asked to."""
+    options = command_line("benchmarks.checks", __doc__, save="checks").parse_args()
     with tempfile.TemporaryDirectory(prefix="quarry-checks-") as folder:
         facts = machine_facts(Path(folder))
-        found = measure(Path(folder))
-    for name, us in found.items():
-        print(f"{name:24} {us:8.3f} us a token")
-    print(f"{'together':24} {sum(found.values()):8.3f} us a token")
-    if options.save:
-        content = {"tokens": NUM_TOKENS, "bytes_per_token": 2 * NUM_LAYERS * HIDDEN_SIZE}
-        RESULTS.write_text(json.dumps(content | {"machine": facts, "us_per_token": found}, indent=1) + "\n")
+        costs = measure(Path(folder))
+    rows = [[name, f"{us:.3f}"] for name, us in costs.items()]
+    print(markdown(["us a token", "one core"], [*rows, ["together", f"{sum(costs.values()):.3f}"]]))
+    content = {"tokens": NUM_TOKENS, "bytes_per_token": 2 * NUM_LAYERS * HIDDEN_SIZE}
+    keep(options.save, content | {"machine": facts, "us_per_token": costs})
 
 
 if __name__ == "__main__":

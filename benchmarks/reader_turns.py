@@ -89,17 +89,14 @@ class ReadBench:
     def run(self, kind: str, order: Sequence[int], *, cold: bool) -> Turn:
         """Read every row once in `order`, from a page cache that holds none of it or all of it."""
         for file in self._exported if kind.startswith("speculators") else self._shards:
-            (_drop if cold else _warm)(file)
+            (_drop if cold else _read_through)(file)
         with _clock() as turn:
             self._kinds[kind](order)
         return turn()
 
     def _plain(self, order: Sequence[int]) -> None:
-        buffer = bytearray(_COPY_BYTES)
         for shard in self._shards:
-            with shard.open("rb", buffering=0) as file:
-                while file.readinto(buffer):
-                    pass
+            _read_through(shard)
 
     def _speculators(self, number: int) -> dict[str, torch.Tensor]:
         # Their tensors are views of a mapped file: nothing was read until it is asked for in one piece.
@@ -129,16 +126,6 @@ def _ahead(
             yield coming.popleft().result()
 
 
-def one_layer_share(dataset: Path) -> float:
-    """Return how much of a dataset's shard bytes opening it and reading the last layer of all rows reads."""
-    before = _bytes_read()
-    rows = QuarryDataset(dataset)
-    for number in range(len(rows)):
-        rows[number].last()
-    read = _bytes_read() - before
-    return read / sum(shard.stat().st_size for shard in dataset.glob("data/*/*.parquet"))
-
-
 class ExportBench:
     """Exports a dataset in any of `kinds`, beside a copy of the same states; what was written is deleted."""
 
@@ -156,7 +143,7 @@ class ExportBench:
         """Write everything once; nothing that was written before is still on its way to the disk."""
         os.sync()
         for shard in self._dataset.glob("data/*/*.parquet"):
-            _warm(shard)
+            _read_through(shard)
         with _clock() as turn:
             self.kinds[kind]()
         shutil.rmtree(self._out)
@@ -191,17 +178,8 @@ def _drop(file: Path) -> None:
         os.close(fd)
 
 
-def _warm(file: Path) -> None:
+def _read_through(file: Path) -> None:
     buffer = bytearray(_COPY_BYTES)
     with file.open("rb", buffering=0) as opened:
         while opened.readinto(buffer):
             pass
-
-
-def _bytes_read() -> int:
-    """Return the bytes that this process has asked read() and its kin for."""
-    for line in Path("/proc/self/io").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name == "rchar":
-            return int(value)
-    raise OSError("/proc/self/io counts nothing here")

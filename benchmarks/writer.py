@@ -16,25 +16,22 @@ from unittest.mock import patch
 
 import torch
 
+from benchmarks.dataset import HIDDEN_SIZE, LAYER_IDS, model_identity, write_unit
 from benchmarks.no_checks import NoChecks, refuse_nothing
 from benchmarks.report import WriterTurn
 from connector import shards
 from connector.pool import HostPool, Slab
 from connector.repeats import RepeatCheck
-from connector.wire import DrainJob, RowRef, hash_ids
-from tests.support.plans import JOB, identity, order, random_ids, write_plan
+from tests.support.plans import JOB, random_ids, write_plan
 from tests.support.sums import token_sums
 
-NUM_LAYERS, NUM_TOKENS, HIDDEN_SIZE = 4, 512, 4096
-SHAPE_LTH = (NUM_LAYERS, NUM_TOKENS, HIDDEN_SIZE)
+NUM_TOKENS = 512
+SHAPE_LTH = (len(LAYER_IDS), NUM_TOKENS, HIDDEN_SIZE)
 """One row: what an 8B model gives for a short conversation."""
 
-ROW_BYTES = NUM_LAYERS * NUM_TOKENS * HIDDEN_SIZE * 2
+ROW_BYTES = len(LAYER_IDS) * NUM_TOKENS * HIDDEN_SIZE * 2
 NUM_SLABS = 16
 """Rows in the pool; a file of more rows repeats them. Together far more than a CPU's cache holds."""
-
-LAYER_IDS = (2, 16, 29, 32)
-
 
 NUM_THREADS = 2
 """Files at once, as many as an engine has writer threads by default."""
@@ -113,22 +110,10 @@ class WriterBench:
             os.close(fd)
 
     def _quarry(self, unit: int) -> None:
-        about = identity(layer_ids=LAYER_IDS, hidden_size=HIDDEN_SIZE, num_layers=LAYER_IDS[-1])
-        told = order(about, self._num_rows, unit=unit)
-        repeats = RepeatCheck(NUM_LAYERS, NUM_SLABS * NUM_TOKENS)
-        writer = shards.UnitWriter(told, self._folder, 0, 1, repeats)
-        for row, ids in enumerate(self._ids):
-            job = DrainJob(
-                req_id=str(row),
-                ref=RowRef(told.key, row, NUM_TOKENS),
-                num_tokens=NUM_TOKENS,
-                block_ids=(),
-                planned_hash=hash_ids(ids),
-                generated_ids=(),
-            )
-            slab = row % NUM_SLABS
-            writer.write(job, self._states_LTH(self._slabs[slab]), self._sums[slab])
-        writer.seal()
+        slabs = [row % NUM_SLABS for row in range(self._num_rows)]
+        rows = ((self._states_LTH(self._slabs[slab]), self._sums[slab]) for slab in slabs)
+        cached = NUM_SLABS * NUM_TOKENS
+        write_unit(self._folder, model_identity(), self._ids, rows, unit=unit, cache_tokens=cached)
 
 
 @contextmanager

@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 
+from benchmarks.dataset import Shape, write_dataset
 from benchmarks.reader import BASES, figures, report
-from benchmarks.reader_dataset import Shape, write_dataset
-from benchmarks.reader_turns import ExportBench, Turn, one_layer_share
+from benchmarks.reader_turns import ExportBench, Turn
 from service.proof.verify import verify_dataset
 from service.reader import QuarryDataset
 
@@ -31,13 +31,6 @@ def test_the_dataset_is_right_and_has_the_rows_that_the_shape_says(dataset):
     )
 
 
-def test_one_layer_costs_its_share_of_the_bytes_and_little_more(tmp_path):
-    shape = Shape(num_rows=4, shortest=256, longest=256, hidden_size=2048)
-    write_dataset(tmp_path / "dataset", tmp_path / "scratch", shape)
-    share = one_layer_share(tmp_path / "dataset")
-    assert 1 / len(shape.layer_ids) < share < 1.1 / len(shape.layer_ids)
-
-
 def test_every_export_leaves_nothing_behind(dataset, tmp_path):
     bench = ExportBench(dataset, tmp_path)
     for kind in bench.kinds:
@@ -53,7 +46,7 @@ def test_rates_and_ratios_are_told_part_by_part():
     assert one["rows_per_s"]["median"] == 12
     assert one["gb_per_s"]["median"] == pytest.approx(2 * SMALL.state_bytes / 1e9)
     assert one["ratio_to_speculators"] == {"median": 2.0, "low": 2.0, "high": 2.0}
-    text = report(found, BASES)
+    text = report(found)
     assert "times copy" in text
     assert "2.00 (2.00..2.00)" in text
 
