@@ -38,7 +38,6 @@ from benchmarks.report import (
     engine_figures,
     engine_table,
     peers_line,
-    stages_table,
     writer_figures,
     writer_table,
 )
@@ -139,7 +138,7 @@ def run_engines(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     orders = shuffled_rounds(options.rows, options.rounds, options.seed)
     turns = measure_engines(work, orders, scratch, eager=options.eager)
     figures = engine_figures(turns, work.stored_tokens, work.state_bytes)
-    print("", engine_table(figures), "", stages_table(turns, len(os.sched_getaffinity(0))), "", sep="\n")
+    print("", engine_table(figures), "", sep="\n")
     kept: dict[str, Any] = {
         "workload": asdict(work),
         "tokens_a_round": work.stored_tokens,

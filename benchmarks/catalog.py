@@ -31,10 +31,8 @@ ROWS = {
     "quarry-fp8": RowKind("quarry", "Quarry with `fp8`", 0.5),
     "unchecked": RowKind("unchecked", "Quarry without the checks", by_default=False),
     "example": RowKind("example", "vLLM's example connector, batch", peer=True),
-    "example-durable": RowKind("example", "the same, with fsync", peer=True),
     "example-consumed": RowKind("locked", "vLLM's example connector, lock and consume", peer=True),
     "speculators": RowKind("locked", "speculators' offline flow over HTTP", answers=False, peer=True),
-    "transformers": RowKind("transformers", "a transformers loop", peer=True),
 }
 
 

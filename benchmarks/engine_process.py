@@ -6,6 +6,7 @@ A stopped engine takes no CPU; one that merely waits spins for a second after it
 import asyncio
 import multiprocessing
 import os
+import time
 from collections import deque
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Literal
@@ -65,12 +66,10 @@ class EngineProcess:
             seconds = self._ask(("measure", row, turn))
         written = self._ask(("clean", row, turn))
         self._suspend()
-        due = ROWS[row].least_stored * self._work.state_bytes
-        if written.bytes < due:
-            raise EngineLost(f"row {row!r} left {written.bytes} bytes, of states that are {due:.0f} at least")
-        return EngineTurn(
-            seconds, meter.cpu_s, meter.peak_rss_bytes, written.files, written.bytes, meter.stages
-        )
+        least = ROWS[row].least_stored * self._work.state_bytes
+        if written.bytes < least:
+            raise EngineLost(f"row {row!r} left {written.bytes} bytes of states, less than {least:.0f}")
+        return EngineTurn(seconds, meter.cpu_s, meter.peak_rss_bytes, written.files, written.bytes)
 
     def stop(self) -> None:
         """End the engine; harmless when it is already gone."""
@@ -152,7 +151,9 @@ async def _serve(name: str, site: "Site", orders: "Connection[Any, Order]") -> N
                     await row.prepare(turn)
                     orders.send(None)
                 case ("measure", _, _):
-                    orders.send(await row.measure())
+                    begin = time.perf_counter()
+                    await row.measure()
+                    orders.send(time.perf_counter() - begin)
                 case ("clean", _, _):
                     orders.send(await row.clean())
     finally:

@@ -1,12 +1,6 @@
-"""Measures a process tree from outside: CPU seconds, who used them, and the most memory held at once.
-
-A thread is told apart by its process's title, which vLLM sets, and by its own name, which our writers set.
-"""
+"""Measures a process tree from outside: CPU seconds used, and the most memory held at once."""
 
 import threading
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -14,53 +8,11 @@ import psutil  # type: ignore[import-untyped]
 
 SAMPLE_EVERY_S = 0.1
 
-WORKER, WRITERS, CORE, FRONT = "the engine's worker", "Quarry's writers", "the engine's core", "the front end"
-STAGES = (WORKER, WRITERS, CORE, FRONT)
-"""In the worker are the model, the gather, and whatever threads another connector has there; in the front end
-whatever asks the engine, and Quarry's proof."""
-
-Used = Mapping[tuple[str, int], float]
-"""CPU seconds by stage and thread."""
-
 
 def tree(pid: int) -> list[psutil.Process]:
     """Return the process and all its descendants."""
     root = psutil.Process(pid)
     return [root, *root.children(recursive=True)]
-
-
-def stage_of(process: str, thread: str) -> str:
-    """Return the stage of a thread by its name and that of its process."""
-    if thread.startswith("quarry-writer"):
-        return WRITERS
-    if process.startswith("VLLM::Worker"):
-        return WORKER
-    return CORE if process.startswith("VLLM::Engine") else FRONT
-
-
-def used(processes: Iterable[psutil.Process]) -> Used:
-    """Return what every thread of a tree has used since it began."""
-    return {
-        (stage_of(process.name(), _name(process.pid, thread.id)), thread.id): thread.user_time
-        + thread.system_time
-        for process in processes
-        for thread in process.threads()
-    }
-
-
-def between(before: Used, after: Used) -> dict[str, float]:
-    """Return the CPU seconds of every stage; what threads used that have ended meanwhile is left out."""
-    seconds: Counter[str] = Counter(dict.fromkeys(STAGES, 0.0))
-    for (stage, thread), spent in after.items():
-        seconds[stage] += spent - before.get((stage, thread), 0.0)
-    return dict(seconds)
-
-
-def _name(process: int, thread: int) -> str:
-    try:
-        return Path(f"/proc/{process}/task/{thread}/comm").read_text()
-    except FileNotFoundError:
-        return ""
 
 
 class TreeMeter:
@@ -71,9 +23,6 @@ class TreeMeter:
     peak_rss_bytes: int = 0
     """The largest sum of resident sizes that was sampled; a page that two processes share counts twice."""
 
-    stages: dict[str, float]
-    """CPU seconds by who used them; what a thread used that has ended is not in it."""
-
     def __init__(self, pid: int) -> None:
         """Measure the tree below `pid`."""
         self._tree = tree(pid)
@@ -81,8 +30,6 @@ class TreeMeter:
         self._thread = threading.Thread(target=self._sample, name="meter", daemon=True)
 
     def __enter__(self) -> Self:
-        self.stages = {}
-        self._before = used(self._tree)
         self.cpu_s = -self._used_s()
         self._thread.start()
         return self
@@ -94,7 +41,6 @@ class TreeMeter:
         self._thread.join()
         if kind is None:
             self.cpu_s += self._used_s()
-            self.stages = between(self._before, used(self._tree))
 
     def _used_s(self) -> float:
         times = [process.cpu_times() for process in self._tree]

@@ -4,11 +4,10 @@ GB are 10^9 bytes. Ratios of rates are above 1 where the row is faster than its 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from benchmarks.catalog import PLAIN, ROWS
 from benchmarks.harness import Spread, markdown, paired, spread
-from benchmarks.meter import STAGES
 
 WRITER_ROWS = {
     "write-fsync": "write() + fsync()",
@@ -28,17 +27,13 @@ WRITER_BASES = {
 
 @dataclass(frozen=True, slots=True)
 class EngineTurn:
-    """An engine row's round. Peak memory is of the whole process tree, weights and caches included.
-
-    `stages` are CPU seconds by who used them (`benchmarks.meter`).
-    """
+    """An engine row's round. Peak memory is of the whole process tree, weights and caches included."""
 
     seconds: float
     cpu_s: float
     peak_rss_bytes: int
     files: int
     bytes: int
-    stages: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,17 +162,6 @@ def engine_table(figures: Mapping[str, EngineFigures]) -> str:
         for row, of_row in figures.items()
     ]
     return markdown([*headers, "GB stored", "files", "peak RSS GB"], rows)
-
-
-def stages_table(turns: Mapping[str, Sequence[EngineTurn]], cores: int) -> str:
-    """Return whose the cores' seconds were, in shares of all of them: medians of the rounds."""
-    rows = []
-    for row, of_row in turns.items():
-        shares = [
-            spread(turn.stages[stage] / turn.seconds / cores for turn in of_row).median for stage in STAGES
-        ]
-        rows.append([ROWS[row].label, *(f"{share:.0%}" for share in shares)])
-    return markdown(["of the cores' seconds", *STAGES], rows)
 
 
 def writer_table(figures: Mapping[str, WriterFigures]) -> str:

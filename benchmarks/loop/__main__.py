@@ -8,21 +8,17 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from benchmarks.harness import RESULTS, command, command_line
-from benchmarks.loop.datasets import dumped, exported, generated, make_target, prefilled, spoiled
+from benchmarks.loop.datasets import dumped, exported, generated, make_target, prefilled_as_fp8, spoiled
 from benchmarks.loop.drafters import acceptance
-from benchmarks.loop.recipe import AUX, EAGLE3, PEAGLE, SHORT, LoopRecipe, long_prompts, question, split
+from benchmarks.loop.recipe import AUX, EAGLE3, PEAGLE, SHORT, LoopRecipe, split
 from benchmarks.loop.stage import Cache, LoopFailed, say
-from benchmarks.loop.states import Difference, differences, of_exports
+from benchmarks.loop.states import difference
 from benchmarks.loop.table import FEWER, FP8, OURS, PEER, WRONG, judged, report
 from benchmarks.machine import machine_facts
 from benchmarks.trainers import has_speculators
-from examples.tiny_target import cached_target
-from schemas.request import Dtype
 
-DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16")
 SLACK = 0.05
 """Tokens a step: how far chance alone moves a mean accepted length here; see the README."""
 PEAGLE_SLACK = 0.03
@@ -44,67 +40,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cache = Cache(options.dir.resolve())
     try:
         target = make_target(cache, recipe)
-        apart = decode_against_prefill(cache, recipe)
         asked, held_out = split(recipe.questions, recipe.held_out)
         data = datasets(cache, recipe, target, asked)
-        beside = of_exports(data[OURS], data[PEER])
+        beside = difference(data[OURS], data[PEER])
         outcomes = acceptance(cache, recipe, EAGLE3, target, data, held_out)
         fewer = {name: data[name] for name in FEWER}
         parallel = acceptance(cache, recipe, PEAGLE, target, fewer, held_out)
     except LoopFailed as error:
         say(str(error))
         return 1
-    for part in report({EAGLE3.title: outcomes, PEAGLE.title: parallel}, beside, apart):
-        say(f"\n{part}")
+    say(f"\n{report({EAGLE3.title: outcomes, PEAGLE.title: parallel}, beside)}")
     wrong = [*judged(EAGLE3.title, outcomes, SLACK), *judged(PEAGLE.title, parallel, PEAGLE_SLACK)]
     for line in wrong:
         say(f"NOT AS IT SHOULD BE: {line}")
     if options.save:
+        fields = dataclasses.asdict(recipe)
+        del fields["target"]["chat_template"]  # the demo's
         result = {
             "command": command("benchmarks.loop", options),
-            "recipe": without_templates(recipe),
+            "recipe": fields,
             "layers": AUX,
             "machine": machine_facts(options.dir),
             "acceptance": {name: outcome.as_json() for name, outcome in outcomes.items()},
             "acceptance_peagle": {name: outcome.as_json() for name, outcome in parallel.items()},
             "states_against_the_peers": dataclasses.asdict(beside),
             "not_as_it_should_be": wrong,
-            "decode_against_prefill": {
-                dtype: {k: dataclasses.asdict(one) for k, one in by_layer.items()}
-                for dtype, by_layer in apart.items()
-            },
         }
         options.save.write_text(json.dumps(result, indent=1) + "\n")
     return bool(wrong)
 
 
-def decode_against_prefill(cache: Cache, recipe: LoopRecipe) -> dict[str, dict[int, Difference]]:
-    """Return by dtype and layer how far apart the states of long rows are. Raises LoopFailed."""
-    target = cached_target(recipe.wide)
-    prompts = long_prompts(recipe.long_prompts)
-    apart: dict[str, dict[int, Difference]] = {}
-    for dtype in DTYPES:
-        decoded = generated(cache, "long", target, prompts, recipe.answer_tokens, dtype, proven=False)
-        apart[dtype] = differences(decoded, prefilled(cache, "long", target, decoded, dtype))
-    return apart
-
-
 def datasets(cache: Cache, recipe: LoopRecipe, target: Path, asked: list[str]) -> dict[str, Path]:
     """Return the folders that the trainer reads, by name. Raises LoopFailed."""
-    decoded = generated(cache, "answers", target, [question(text) for text in asked], recipe.answer_tokens)
-    ours = exported(cache, decoded, recipe.draft_vocab)
-    wrong = {mistake: spoiled(cache, mistake, decoded, ours) for mistake in WRONG}
-    lossy = prefilled(cache, "answers_fp8", target, decoded, proven=True, storage={"compression": "fp8"})
-    stored = exported(cache, lossy, recipe.draft_vocab)
-    return {OURS: ours, PEER: dumped(cache, target, ours), FP8: stored} | wrong
-
-
-def without_templates(recipe: LoopRecipe) -> dict[str, Any]:
-    """Return a recipe without its targets' chat templates, which are the demo's."""
-    fields = dataclasses.asdict(recipe)
-    for target in ("target", "wide"):
-        del fields[target]["chat_template"]
-    return fields
+    answers = generated(cache, target, asked, recipe.answer_tokens)
+    ours = exported(cache, answers, recipe.draft_vocab)
+    lossy = exported(cache, prefilled_as_fp8(cache, target, answers), recipe.draft_vocab)
+    wrong = {mistake: spoiled(cache, mistake, answers, ours) for mistake in WRONG}
+    return {OURS: ours, PEER: dumped(cache, target, ours), FP8: lossy} | wrong
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from benchmarks.loop.recipe import AUX, LAST, LAYERS, LoopRecipe
+from benchmarks.loop.recipe import AUX, LAST, LAYERS, LoopRecipe, question
 from benchmarks.loop.stage import (
     LOG,
     QUARRY_ENVIRONMENT,
@@ -36,7 +36,6 @@ from benchmarks.loop.stage import (
     run,
 )
 from examples.tiny_target import cached_target
-from schemas.request import Dtype
 from service.reader import QuarryDataset
 
 QUARRY = Path(sys.executable).with_name("quarry")
@@ -73,71 +72,38 @@ def unevenly_normed(tensors: dict[str, torch.Tensor], seed: int) -> dict[str, to
     return tensors | {NORM: tensors[NORM] * factors_H, HEAD: tensors[HEAD] / factors_H}
 
 
-def generated(
-    cache: Cache,
-    name: str,
-    target: Path,
-    prompts: Sequence[list[dict[str, Any]]],
-    answer_tokens: int,
-    dtype: Dtype = "float32",
-    *,
-    proven: bool = True,
-) -> Path:
+def generated(cache: Cache, target: Path, questions: Sequence[str], answer_tokens: int) -> Path:
     """Return a dataset of the target's greedy answers with the states of the decode steps themselves.
 
-    `prompts` are conversations up to a question; `proven` as with `extracted`. Raises LoopFailed.
+    Raises LoopFailed.
     """
-    samples = [{"id": str(number), "messages": turns} for number, turns in enumerate(prompts)]
+    samples = [{"id": str(number), "messages": question(text)} for number, text in enumerate(questions)]
     answer = {"max_tokens": answer_tokens, "capture": "one_pass"}
-    return extracted(
-        cache, f"{name}_generated_{dtype}", target, samples, dtype, proven=proven, generate=answer
-    )
+    return extracted(cache, "answers_generated", target, samples, generate=answer)
 
 
-def prefilled(
-    cache: Cache,
-    name: str,
-    target: Path,
-    dataset: Path,
-    dtype: Dtype = "float32",
-    *,
-    proven: bool = False,
-    **more: object,
-) -> Path:
-    """Return a dataset of the same token ids and masks, each row prefilled at once. Raises LoopFailed.
-
-    `more` are other fields of the job, `proven` as with `extracted`.
-    """
+def prefilled_as_fp8(cache: Cache, target: Path, dataset: Path) -> Path:
+    """Return a dataset of the same token ids and masks, prefilled and stored lossily. Raises LoopFailed."""
     rows = QuarryDataset(dataset)
     samples = [
         {"id": row.source_id, "token_ids": row.input_ids.tolist(), "loss_mask": row.loss_mask.tolist()}
         for row in map(rows.row, range(len(rows)))
     ]
-    return extracted(cache, f"{name}_prefilled_{dtype}", target, samples, dtype, proven=proven, **more)
+    return extracted(cache, "answers_fp8", target, samples, storage={"compression": "fp8"})
 
 
-def extracted(
-    cache: Cache,
-    name: str,
-    target: Path,
-    samples: list[dict[str, Any]],
-    dtype: Dtype,
-    *,
-    proven: bool,
-    **more: object,
-) -> Path:
-    """Run one job with `quarry extract`; return the dataset's folder. Raises LoopFailed.
+def extracted(cache: Cache, name: str, target: Path, samples: list[dict[str, Any]], **more: object) -> Path:
+    """Run one job with `quarry extract`, then `quarry verify`; return the dataset's folder.
 
-    One that is not `proven` runs no canary and no `quarry verify`: both take longer than a small job.
+    `more` are other fields of the job. Raises LoopFailed.
     """
     job = {
         "model": str(target),
-        "dtype": dtype,
+        "dtype": "float32",
         "layers": LAYERS,
         "source": {"kind": "inline", "samples": samples},
         "max_tokens": MAX_TOKENS,
         "on_too_long": "reject",
-        "canary": "run" if proven else "skip",
         **more,
     }
 
@@ -145,8 +111,7 @@ def extracted(
         (folder / "job.json").write_text(json.dumps(job))
         out, log = folder / DATASET, folder / LOG
         run([QUARRY, "extract", folder / "job.json", "--out", out, "--strict"], log, QUARRY_ENVIRONMENT)
-        if proven:
-            run([QUARRY, "verify", out, "--model", target], log, QUARRY_ENVIRONMENT)
+        run([QUARRY, "verify", out, "--model", target], log, QUARRY_ENVIRONMENT)
 
     return cache.stage(name, job | {"model": target.name}, make) / DATASET
 

@@ -16,8 +16,6 @@ LAYERS = tuple(sorted({*AUX, *(k - 1 for k in AUX), LAST - 1}))
 """Captured: what the drafter takes, and the layer below each of them for the datasets that are wrong."""
 
 TARGET = Recipe(layers=NUM_LAYERS, hidden=128, vocab=1024, dtype="float32", steps=600)
-WIDE = Recipe(layers=NUM_LAYERS, hidden=512, vocab=1024, dtype="float32", steps=2)
-"""Hardly trained; as wide as it must be for sums to be taken in another order in a batch of another size."""
 QUESTIONS_SEED = 7
 
 
@@ -26,11 +24,9 @@ class LoopRecipe:
     """One loop. The drafter never sees the `held_out` questions before it is served."""
 
     target: Recipe = TARGET
-    wide: Recipe = WIDE
     questions: int = 240
     held_out: int = 48
     answer_tokens: int = 96
-    long_prompts: int = 12
     epochs: int = 4
     batch_tokens: int = 512
     draft_vocab: int = 768
@@ -43,7 +39,6 @@ SHORT = LoopRecipe(
     target=dataclasses.replace(TARGET, steps=300),
     questions=120,
     held_out=24,
-    long_prompts=4,
     answer_tokens=64,
     epochs=6,
     seeds=(0,),
@@ -87,17 +82,3 @@ def split(questions: int, held_out: int) -> tuple[list[str], list[str]]:
 def question(text: str) -> list[dict[str, Any]]:
     """Return a conversation of one question."""
     return [{"role": "user", "content": text}]
-
-
-def long_prompts(count: int, most_chars: int = 3000) -> list[list[dict[str, Any]]]:
-    """Return the longest conversations of at most `most_chars`, up to the last question."""
-    prompts = []
-    for turns in conversations():
-        last_question = max(place for place, turn in enumerate(turns) if turn["role"] == "user")
-        prompts.append(turns[: last_question + 1])
-    fit = [turns for turns in prompts if _chars(turns) <= most_chars]
-    return sorted(fit, key=_chars, reverse=True)[:count]
-
-
-def _chars(turns: list[dict[str, Any]]) -> int:
-    return sum(len(turn["content"] or "") for turn in turns)

@@ -1,6 +1,6 @@
-"""How far the states of decode steps are from those of a prefill of the same tokens.
+"""How far our states are from the peer's of the same rows.
 
-Legend: T tokens, H hidden size.
+Legend: T tokens, A auxiliary layers, H hidden size.
 """
 
 from dataclasses import dataclass
@@ -10,51 +10,10 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks.loop.datasets import STATES
-from service.reader import QuarryDataset
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The relative error of a token's state, |a - b| / |b|, over the tokens that were decoded."""
-
-    median: float
-    p99: float
-    largest: float
-    tokens: int
-
-
-def relative_T(found_TH: torch.Tensor, right_TH: torch.Tensor) -> torch.Tensor:
-    """Return the relative error [T] of every token, in float64."""
-    right = right_TH.double()
-    error_T: torch.Tensor = (found_TH.double() - right).norm(dim=-1) / right.norm(dim=-1)
-    return error_T
-
-
-def differences(decoded: Path, prefilled: Path) -> dict[int, Difference]:
-    """Compare two datasets of the same rows layer by layer, where the row's tokens were generated.
-
-    Raises ValueError: a row of one is not in the other.
-    """
-    ours, theirs = QuarryDataset(decoded), QuarryDataset(prefilled)
-    by_source = {row.source_id: row for row in map(theirs.row, range(len(theirs)))}
-    errors: dict[int, list[torch.Tensor]] = {k: [] for k in ours.about.layer_ids}
-    for row in map(ours.row, range(len(ours))):
-        other = by_source.get(row.source_id)
-        if other is None or not torch.equal(row.input_ids, other.input_ids):
-            raise ValueError(f"row {row.source_id} has other tokens in {prefilled}")
-        for k, found in errors.items():
-            said = slice(row.prompt_tokens, None)
-            found.append(relative_T(row.layer(k)[said], other.layer(k)[said]))
-    return {k: summed_up(torch.cat(found)) for k, found in errors.items()}
-
-
-def summed_up(errors: torch.Tensor) -> Difference:
-    """Return the figures of all tokens' errors."""
-    return Difference(float(errors.median()), float(errors.quantile(0.99)), float(errors.max()), len(errors))
-
-
-@dataclass(frozen=True, slots=True)
-class FileDifference:
     """Two exports of the same rows: the largest relative error of a state, and rows equal bit by bit."""
 
     rows: int
@@ -62,7 +21,7 @@ class FileDifference:
     largest: float
 
 
-def of_exports(ours: Path, theirs: Path) -> FileDifference:
+def difference(ours: Path, theirs: Path) -> Difference:
     """Compare the states of two folders in the speculators trainer's format.
 
     Raises ValueError: a row of one has other tokens in the other.
@@ -70,10 +29,17 @@ def of_exports(ours: Path, theirs: Path) -> FileDifference:
     names = sorted(path.name for path in (ours / STATES).iterdir())
     identical, largest = 0, 0.0
     for name in names:
-        found, right = load_file(ours / STATES / name), load_file(theirs / STATES / name)
-        if not torch.equal(found["token_ids"], right["token_ids"]):
+        row, reference = load_file(ours / STATES / name), load_file(theirs / STATES / name)
+        if not torch.equal(row["token_ids"], reference["token_ids"]):
             raise ValueError(f"{name} holds other tokens in {theirs}")
-        states = found["hidden_states"], right["hidden_states"]
+        states = row["hidden_states"], reference["hidden_states"]
         identical += torch.equal(*states)
-        largest = max(largest, float(relative_T(*states).max()))
-    return FileDifference(len(names), identical, largest)
+        largest = max(largest, float(relative_errors(*states).max()))
+    return Difference(len(names), identical, largest)
+
+
+def relative_errors(states: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """Return |a - b| / |b| of every state over its last axis, in float64."""
+    expected = reference.double()
+    errors: torch.Tensor = (states.double() - expected).norm(dim=-1) / expected.norm(dim=-1)
+    return errors

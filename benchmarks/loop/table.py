@@ -1,13 +1,13 @@
 """Side by side: what each dataset's drafter got accepted. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
 from benchmarks.harness import markdown
 from benchmarks.loop.serve import Acceptance
-from benchmarks.loop.states import Difference, FileDifference
+from benchmarks.loop.states import Difference
 
 OURS = "quarry"
 PEER = "speculators"
@@ -85,16 +85,6 @@ def acceptance_table(title: str, outcomes: Mapping[str, Outcome]) -> str:
     return markdown(headers, rows)
 
 
-def difference_table(differences: Mapping[str, Mapping[int, Difference]]) -> str:
-    """Return the table of relative errors, decode steps against prefill, by dtype and layer."""
-    rows = [
-        [f"{dtype}, layer {k}", f"{one.median:.1e}", f"{one.p99:.1e}", f"{one.largest:.1e}", str(one.tokens)]
-        for dtype, by_layer in differences.items()
-        for k, one in by_layer.items()
-    ]
-    return markdown(["decode against prefill", "median", "99 %", "largest", "tokens"], rows)
-
-
 def judged(title: str, outcomes: Mapping[str, Outcome], slack: float) -> list[str]:
     """Return what is not as it should be, empty if all is.
 
@@ -114,15 +104,11 @@ def judged(title: str, outcomes: Mapping[str, Outcome], slack: float) -> list[st
     return found
 
 
-def report(
-    by_title: Mapping[str, Mapping[str, Outcome]],
-    beside: FileDifference,
-    differences: Mapping[str, Mapping[int, Difference]],
-) -> Sequence[str]:
-    """Return the printed report's parts."""
+def report(by_title: Mapping[str, Mapping[str, Outcome]], beside: Difference) -> str:
+    """Return the printed report."""
     line = (
         f"Our states and the peer's: {beside.identical_rows} of {beside.rows} rows are equal bit by bit; "
         f"largest relative error of a state {beside.largest:.1e}"
     )
     tables = [acceptance_table(title, outcomes) for title, outcomes in by_title.items()]
-    return [*tables, line, difference_table(differences)]
+    return "\n\n".join([*tables, line])

@@ -58,6 +58,11 @@ class Site:
             },
         )
 
+    def budget(self) -> InFlight:
+        """Return the service's bound on what is in the engine."""
+        settings = self.settings()
+        return InFlight(settings.in_flight_tokens, settings.in_flight_requests)
+
     def generate(self) -> Generate | None:
         """Return the answer that is asked for, if the workload asks for one: greedy, states as it decodes."""
         tokens = self.work.kind.answer_tokens
@@ -70,12 +75,12 @@ class Site:
             for index, ids in enumerate(self.work.prompts(row, turn))
         ]
 
-    def check_lengths(self, found: list[int]) -> None:
-        """Hold the tokens of every stored file against what is due. Raises RowFailed."""
-        due = self.work.stored_lengths()
-        if sorted(found) != sorted(due):
+    def check_lengths(self, stored: list[int]) -> None:
+        """Compare the tokens of the stored files with the prompts'. Raises RowFailed."""
+        expected = self.work.stored_lengths()
+        if sorted(stored) != sorted(expected):
             raise RowFailed(
-                f"{len(found)} files hold {sum(found)} tokens; {len(due)} files and {sum(due)} are due"
+                f"{len(stored)} files hold {sum(stored)} tokens, not {len(expected)} files {sum(expected)}"
             )
 
 
@@ -85,11 +90,11 @@ class Row(Protocol):
     async def prepare(self, turn: int) -> None:
         """Make ready for a round; `turn` counts them, the warm-up included."""
 
-    async def measure(self) -> float:
-        """Do the work and return the seconds until it counts as done. Raises RowFailed."""
+    async def measure(self) -> None:
+        """Do the work, and return when it counts as done. Raises RowFailed."""
 
     async def clean(self) -> Written:
-        """Say what was written, and delete it. Raises RowFailed if it is not what should be there."""
+        """Return what was written, and delete it. Raises RowFailed if it is not as expected."""
 
 
 class Engine(Protocol):
@@ -107,16 +112,9 @@ class Engine(Protocol):
 
 
 async def run_bounded(
-    run: Callable[[Prompt], Awaitable[object]], prompts: list[Prompt], settings: Settings
+    run: Callable[[Prompt], Awaitable[object]], prompts: list[Prompt], budget: InFlight
 ) -> None:
-    """Run every prompt, first come first served within the service's bound on what is in the engine."""
-    await run_within(InFlight(settings.in_flight_tokens, settings.in_flight_requests), run, prompts)
-
-
-async def run_within(
-    budget: InFlight, run: Callable[[Prompt], Awaitable[object]], prompts: list[Prompt]
-) -> None:
-    """Run every prompt, first come first served within `budget`."""
+    """Run every prompt, first come first served within `budget`, the service's bound on what is in flight."""
 
     async def one(prompt: Prompt) -> None:
         room = prompt.generate.max_tokens if prompt.generate else 0
@@ -126,6 +124,19 @@ async def run_within(
     async with asyncio.TaskGroup() as group:
         for prompt in prompts:
             group.create_task(one(prompt))
+
+
+class PromptRow:
+    """What rows have in common whose requests our connector has nothing to do with."""
+
+    def __init__(self, site: Site, name: str) -> None:
+        """Run at `site` as the row `name`."""
+        self.site, self.name = site, name
+        self.prompts: list[Prompt] = []
+
+    async def prepare(self, turn: int) -> None:
+        """Draw the round's prompts."""
+        self.prompts = self.site.prompts(self.name, turn)
 
 
 def removed(folder: Path, pattern: str) -> Written:

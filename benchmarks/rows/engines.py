@@ -6,7 +6,6 @@ from benchmarks.rows.contract import Engine, Site
 from benchmarks.rows.example import ExampleEngine, LockedEngine
 from benchmarks.rows.plain import CaptureEngine, PlainEngine
 from benchmarks.rows.quarry import QuarryEngine, UncheckedEngine
-from benchmarks.rows.transformers_loop import TransformersEngine
 
 ENGINES: dict[str, Callable[[Site], Engine]] = {
     "plain": PlainEngine,
@@ -15,5 +14,4 @@ ENGINES: dict[str, Callable[[Site], Engine]] = {
     "unchecked": UncheckedEngine,
     "example": ExampleEngine,
     "locked": LockedEngine,
-    "transformers": TransformersEngine,
 }

@@ -1,14 +1,13 @@
 """vLLM without our connector: plain prefill, the capture alone, and what the example's rows begin with."""
 
 import asyncio
-import time
 from collections.abc import Mapping
 from typing import Any
 
 from vllm.outputs import RequestOutput
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from benchmarks.rows.contract import Row, RowFailed, Site, Written, run_bounded
+from benchmarks.rows.contract import PromptRow, Row, RowFailed, Site, Written, run_bounded
 from service.capture.engine import Prompt
 from service.capture.link import EngineLink
 from service.capture.vllm_engine import build_llm, engine_arguments, sampling_parameters
@@ -36,9 +35,8 @@ class VllmHost:
         link = EngineLink()  # its path is an argument that is replaced or left out
         arguments = engine_arguments(self.site.spec(), self.site.settings(), link)
         await link.close()
-        told = {name: value for name, value in arguments.items() if name not in self.left_out}
-        told |= self.replaced
-        self.llm = await asyncio.to_thread(build_llm, told)
+        given = {name: value for name, value in arguments.items() if name not in self.left_out}
+        self.llm = await asyncio.to_thread(build_llm, given | self.replaced)
         self._started = True
 
     async def stop(self) -> None:
@@ -54,31 +52,25 @@ class VllmHost:
         if params is not None:
             sampling.extra_args = {"kv_transfer_params": dict(params)}
         last: RequestOutput | None = None
-        given = {"prompt_token_ids": list(prompt.token_ids)}
-        async for output in self.llm.generate(given, sampling, prompt.request_id):
+        ids = {"prompt_token_ids": list(prompt.token_ids)}
+        async for output in self.llm.generate(ids, sampling, prompt.request_id):
             last = output
         if last is None or last.outputs[0].finish_reason != "length":
             raise RowFailed(f"request {prompt.request_id} did not end well")
         return last
 
 
-class PrefillRow:
+class PrefillRow(PromptRow):
     """Every prompt through the engine. Done when the last one is answered."""
 
     def __init__(self, name: str, host: VllmHost) -> None:
-        """Run on `host`; request ids begin with `name`."""
-        self._name, self._host = name, host
-        self._prompts: list[Prompt] = []
+        """Run on `host`."""
+        super().__init__(host.site, name)
+        self._host = host
 
-    async def prepare(self, turn: int) -> None:
-        """Draw the round's prompts."""
-        self._prompts = self._host.site.prompts(self._name, turn)
-
-    async def measure(self) -> float:
+    async def measure(self) -> None:
         """Run every prompt."""
-        begin = time.perf_counter()
-        await run_bounded(self._host.run, self._prompts, self._host.site.settings())
-        return time.perf_counter() - begin
+        await run_bounded(self._host.run, self.prompts, self.site.budget())
 
     async def clean(self) -> Written:
         """Nothing was written."""

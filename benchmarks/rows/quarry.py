@@ -4,11 +4,10 @@ Its shard is checked, sealed, durable, receipted, and the logits of its sample a
 """
 
 import asyncio
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks.rows.contract import RowFailed, Site, Written, removed, run_within
+from benchmarks.rows.contract import RowFailed, Site, Written, removed, run_bounded
 from connector.wire import RowRef
 from schemas.dataset.index import Witness, write_index
 from schemas.names import attempt_dir, index_path, job_id_from_key, plan_path, shard_file, shard_path
@@ -68,7 +67,7 @@ class QuarryRow:
         self._proven = proven
         self._job = job_id_from_key(f"bench {name}")
         target, generate = host.site.work.target, host.site.generate()
-        self._about = identity(
+        self._identity = identity(
             layer_ids=target.layer_ids,
             hidden_size=target.hidden_size,
             num_layers=target.num_layers,
@@ -86,21 +85,18 @@ class QuarryRow:
         """Write the plans of the round's units, as the planner would have done long before."""
         units = self._host.site.work.units(self._name, turn)
         self._units = [
-            (self._told(turn * len(units) + place, len(rows)), rows) for place, rows in enumerate(units)
+            (self._order(turn * len(units) + place, len(rows)), rows) for place, rows in enumerate(units)
         ]
-        for told, rows in self._units:
-            write_plan(self._host.settings.work_root, rows, unit=told.key.unit, job_id=self._job)
+        for unit_order, rows in self._units:
+            write_plan(self._host.settings.work_root, rows, unit=unit_order.key.unit, job_id=self._job)
 
-    async def measure(self) -> float:
+    async def measure(self) -> None:
         """Run every unit."""
-        begin = time.perf_counter()
-        settings = self._host.settings
-        budget = InFlight(settings.in_flight_tokens, settings.in_flight_requests)
-        gate = asyncio.Semaphore(settings.units_in_flight)
+        budget = self._host.site.budget()
+        gate = asyncio.Semaphore(self._host.settings.units_in_flight)
         async with asyncio.TaskGroup() as group:
-            for told, rows in self._units:
-                group.create_task(self._run_unit(told, rows, budget, gate))
-        return time.perf_counter() - begin
+            for unit_order, rows in self._units:
+                group.create_task(self._run_unit(unit_order, rows, budget, gate))
 
     async def clean(self) -> Written:
         """Delete the round's plans, shards and indexes; only shards count."""
@@ -109,19 +105,19 @@ class QuarryRow:
             raise RowFailed(f"{written.files} shards were written for {len(self._units)} units")
         return written
 
-    def _told(self, unit: int, num_rows: int) -> OpenUnit:
-        told = order(self._about, num_rows, unit=unit)
-        return told.model_copy(
+    def _order(self, unit: int, num_rows: int) -> OpenUnit:
+        unit_order = order(self._identity, num_rows, unit=unit)
+        return unit_order.model_copy(
             update={
                 "key": UnitKey(job_id=self._job, unit=unit, epoch=1),
-                "provenance": told.provenance.model_copy(update={"job_id": self._job}),
+                "provenance": unit_order.provenance.model_copy(update={"job_id": self._job}),
             }
         )
 
     async def _run_unit(
-        self, told: OpenUnit, rows: list[tuple[int, ...]], budget: InFlight, gate: asyncio.Semaphore
+        self, unit_order: OpenUnit, rows: list[tuple[int, ...]], budget: InFlight, gate: asyncio.Semaphore
     ) -> None:
-        key, host = told.key, self._host
+        key, host = unit_order.key, self._host
         prompts = [
             Prompt(
                 f"{self._job}-{key.unit}-{row}",
@@ -140,10 +136,10 @@ class QuarryRow:
                 witnesses[prompt.ref.row] = Witness.of(answer.likely)
 
         async with gate:
-            await host.link.open(told)
-            await run_within(budget, run, prompts)
+            await host.link.open(unit_order)
+            await run_bounded(run, prompts, budget)
         (receipt,) = await host.link.receipts(key)
-        if not isinstance(receipt, UnitSealed) or len(receipt.rows) != told.num_rows:
+        if not isinstance(receipt, UnitSealed) or len(receipt.rows) != unit_order.num_rows:
             raise RowFailed(f"unit {key.unit} was not written whole: {receipt}")
         extra = max(host.site.work.kind.answer_tokens - 1, 0)
         if dict(zip(receipt.rows, receipt.num_tokens, strict=True)) != {
@@ -164,7 +160,7 @@ class QuarryRow:
             receipts=[receipt],
             witnesses=witnesses,
             head=self._host.head,
-            identity=self._about,
+            identity=self._identity,
         )
         shards = [(attempt / shard_file(key.unit), shard_path(key.job_id, key.unit))]
         write_index(attempt / INDEX_FILE, index_path(key.job_id, key.unit), shards, plan, witnesses)

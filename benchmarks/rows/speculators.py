@@ -11,7 +11,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,9 +30,9 @@ import asyncio, json, sys, warnings
 warnings.simplefilter("ignore")
 from speculators.cli.generate_offline_data import _generate_and_save_hidden_states as generate
 for line in sys.stdin:
-    told = json.loads(line)
-    if told:
-        asyncio.run(generate(**told))
+    order = json.loads(line)
+    if order:
+        asyncio.run(generate(**order))
     print("done", flush=True)
 """
 """What `speculators generate-offline-data` runs, once a line; an empty order is answered at once."""
@@ -64,9 +63,9 @@ class SpeculatorsRow:
         data = Dataset.from_dict({"input_ids": ids, "loss_mask": masks}).with_format("torch")
         data.save_to_disk(self._folder / "data")
 
-    async def measure(self) -> float:
+    async def measure(self) -> None:
         """Let the client run the dataset."""
-        told = {
+        order = {
             "model": None,
             "endpoint": f"{self._address}/v1",
             "preprocessed_data": str(self._folder / "data"),
@@ -81,12 +80,10 @@ class SpeculatorsRow:
             "world_size": 1,
             "rank": 0,
         }
-        begin = time.perf_counter()
-        await asyncio.to_thread(self._ask, told)
-        return time.perf_counter() - begin
+        await asyncio.to_thread(self._ask, order)
 
     async def clean(self) -> Written:
-        """Hold every file against its prompt, and delete them."""
+        """Compare every file with its prompt, and delete them."""
         lengths = []
         for path in (self._folder / "states").glob("*.safetensors"):
             with safe_open(path, framework="pt") as file:
@@ -135,10 +132,10 @@ class SpeculatorsRow:
         self._ask({})
         return client
 
-    def _ask(self, told: dict[str, Any]) -> None:
+    def _ask(self, order: dict[str, Any]) -> None:
         client = self._client
         assert client is not None and client.stdin is not None and client.stdout is not None
-        client.stdin.write(json.dumps(told) + "\n")
+        client.stdin.write(json.dumps(order) + "\n")
         client.stdin.flush()
         said = client.stdout.readline()
         if said != "done\n":

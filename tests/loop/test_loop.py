@@ -10,8 +10,6 @@ from benchmarks.loop.stage import ROOT
 from benchmarks.loop.table import FEWER, OURS, PEER, ROWS, UNTRAINED, WRONG
 
 TIMEOUT_S = 2400
-MOST_APART = {"float32": 1e-4, "bfloat16": 0.1}
-"""Relative errors of decode steps against a prefill: far above rounding, far below a wrong row."""
 
 
 @pytest.mark.engine
@@ -21,7 +19,7 @@ def test_drafters_of_our_states_are_accepted_as_the_peers_are_and_those_of_wrong
     """1. The command runs every stage in its short form and judges the outcome itself.
 
     2. Run again, it reads what it kept and says the same. 3. Our acceptance is the peer's, and every wrong
-    dataset's is below, by EAGLE-3 and by P-EAGLE. 4. The states of decode steps are those of a prefill.
+    dataset's is below, by EAGLE-3 and by P-EAGLE.
     """
     command = [sys.executable, "-m", "benchmarks.loop", "--short", "--dir", tmp_path / "cache", "--save"]
     kept = []
@@ -56,5 +54,3 @@ def test_drafters_of_our_states_are_accepted_as_the_peers_are_and_those_of_wrong
     # Tokens after the first are drafted too, and by other drafters than EAGLE-3's.
     assert all(parallel[OURS]["acceptance_by_position"])
     assert parallel[OURS]["seeds"] != first["acceptance"][OURS]["seeds"]
-    for dtype, by_layer in first["decode_against_prefill"].items():
-        assert all(one["largest"] < MOST_APART[dtype] for one in by_layer.values()), (dtype, by_layer)

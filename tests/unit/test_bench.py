@@ -69,7 +69,7 @@ def test_quarry_is_held_against_every_peer_and_nothing_else() -> None:
         "quarry": [engine_turn(1.0), engine_turn(1.0)]
     }
     ratios = against_peers(turns)
-    assert set(ratios) == {"example", "example-durable", "example-consumed", "speculators", "transformers"}
+    assert set(ratios) == {"example", "example-consumed", "speculators"}
     assert ratios["example"] == Spread(3.0, 2.0, 4.0)
     assert "3.00 (2.00..4.00) of speculators" in peers_line(ratios)
 
@@ -138,7 +138,7 @@ def test_the_commands_measure_the_same_again(tmp_path: Path) -> None:
     for said in (
         ["--quick", "--workload", "long"],
         ["--target", "drain", "--only", "writer"],
-        ["--rounds", "3", "--seed", "4", "--rows", "quarry", "transformers"],
+        ["--rounds", "3", "--seed", "4", "--rows", "quarry", "example"],
     ):
         options = parse([*said, "--dir", str(tmp_path), "--save", "kept"])
         line = command("benchmarks.bench", options)
