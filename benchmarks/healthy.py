@@ -5,8 +5,8 @@ the figures. An alarm is anything that a check said: a failed unit, a rejected r
 verify`.
 """
 
-import argparse
 import asyncio
+import itertools
 import json
 import sys
 import tempfile
@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.harness import RESULTS, command_line, keep, markdown, positive, say
 from benchmarks.machine import machine_facts
 from schemas.dataset.manifest import Manifest
 from schemas.names import manifest_path
@@ -41,7 +42,7 @@ ARCHITECTURES = (
     "GraniteForCausalLM",
 )
 DTYPES = ("float32", "bfloat16")
-RESULTS = Path(__file__).parent / "results" / "healthy.json"
+NAME = "healthy"
 LAYERS = (2, 4, 5)
 SHORT, LONG, LONG_SHARE = (8, 65), (200, 500), 0.2
 PREFIX_TOKENS, PREFIX_SHARE = 130, 0.5
@@ -154,60 +155,55 @@ def alarms(shop: Shop, job_id: str, target: Path) -> Iterator[str]:
 
 
 def canary_of(shop: Shop, job_id: str) -> dict[str, Any]:
-    """Return what the manifest says of the canary."""
+    """Return what the manifest says of the canary; nothing of a job that has none."""
     path = shop.settings.dataset_dir(job_id) / manifest_path(job_id)
     if not path.is_file():
         return {}
-    told = Manifest.model_validate_json(path.read_bytes()).checks
-    return {name: value for name, value in told.model_dump(mode="json").items() if "canary" in name}
+    checks_done = Manifest.model_validate_json(path.read_bytes()).checks.model_dump(mode="json")
+    return {name: value for name, value in checks_done.items() if "canary" in name}
 
 
-def chosen(names: Sequence[str]) -> list[Recipe]:
-    """Return the recipes of architectures `names` in both dtypes."""
-    return [replace(RECIPES[name], dtype=dtype) for name in names for dtype in DTYPES]
-
-
-def told(outcome: Outcome) -> str:
-    """Return one line for people."""
-    margins = outcome.margins
-    return (
-        f"{outcome.architecture} {outcome.dtype}: {outcome.samples} samples of {outcome.tokens} tokens in "
-        f"{outcome.seconds} s, {len(outcome.alarms)} alarms; of what rounding explains: "
-        f"{margins.last_token:.0%}"
-    )
-
-
-def keep(outcome: Outcome, facts: dict[str, Any]) -> None:
+def keep_model(outcome: Outcome, facts: dict[str, Any]) -> None:
     """Put one model's figures into the results, in place of older ones of the same model."""
-    kept = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {"models": []}
-    others = [
-        one
-        for one in kept["models"]
-        if (one["architecture"], one["dtype"]) != (outcome.architecture, outcome.dtype)
+    file = RESULTS / f"{NAME}.json"
+    models = json.loads(file.read_text())["models"] if file.is_file() else []
+    kept = {(one["architecture"], one["dtype"]): one for one in [*models, asdict(outcome)]}
+    in_order = [kept[key] for key in sorted(kept)]
+    keep(NAME, {"layers": [*LAYERS, NUM_LAYERS], "machine": facts, "models": in_order})
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """Return a line for each model."""
+    rows = [
+        [
+            f"{one.architecture} {one.dtype}",
+            str(one.samples),
+            f"{one.seconds:.0f}",
+            str(len(one.alarms)),
+            f"{one.margins.last_token:.0%}",
+        ]
+        for one in outcomes
     ]
-    models = sorted([*others, asdict(outcome)], key=lambda one: (one["architecture"], one["dtype"]))
-    content = {"layers": [*LAYERS, NUM_LAYERS], "machine": facts, "models": models}
-    RESULTS.write_text(json.dumps(content, indent=1) + "\n")
+    return markdown(["model", "samples", "seconds", "alarms", "of what rounding explains"], rows)
 
 
 def main() -> int:
-    """Run what was asked for; exit 1 if there was any alarm."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.healthy", description=__doc__)
-    parser.add_argument("--samples", type=int, default=1000, help="for each model and dtype")
+    """Run the models that are asked for; exit 1 if there was any alarm."""
+    parser = command_line("benchmarks.healthy", __doc__, save=NAME)
+    parser.add_argument("--samples", type=positive, default=1000, help="for each model and dtype")
     parser.add_argument("--only", nargs="+", default=ARCHITECTURES, metavar="ARCHITECTURE")
-    parser.add_argument("--save", action="store_true", help=f"keep the figures in {RESULTS.name}")
     options = parser.parse_args()
     outcomes = []
-    for recipe in chosen(options.only):
+    for name, dtype in itertools.product(options.only, DTYPES):
         with tempfile.TemporaryDirectory(prefix="quarry-healthy-") as folder:
             facts = machine_facts(Path(folder))
-            outcomes.append(run(recipe, options.samples, Path(folder)))
+            outcome = run(replace(RECIPES[name], dtype=dtype), options.samples, Path(folder))
         if options.save:
-            keep(outcomes[-1], facts)
-        print(told(outcomes[-1]), *outcomes[-1].alarms[:5], sep="\n  ", flush=True)
-    total, wrong = sum(one.samples for one in outcomes), sum(len(one.alarms) for one in outcomes)
-    print(f"{total} samples, {wrong} alarms")
-    return 1 if wrong else 0
+            keep_model(outcome, facts)
+        say("\n  ".join([f"{name} {dtype}: {len(outcome.alarms)} alarms", *outcome.alarms[:5]]))
+        outcomes.append(outcome)
+    print(table(outcomes))
+    return 1 if any(one.alarms for one in outcomes) else 0
 
 
 if __name__ == "__main__":
