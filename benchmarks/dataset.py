@@ -38,7 +38,7 @@ def model_identity(layer_ids: tuple[int, ...] = LAYER_IDS, hidden_size: int = HI
 def write_unit(
     folder: Path,
     model: Identity,
-    ids: Sequence[Sequence[int]],
+    ids: Sequence[Sequence[int] | np.ndarray],
     rows: Iterable[tuple[torch.Tensor, Sums]],
     *,
     unit: int = 0,

@@ -23,6 +23,7 @@ from benchmarks.harness import RESULTS, command_line, keep, markdown, positive, 
 from benchmarks.machine import machine_facts
 from schemas.dataset.manifest import Manifest
 from schemas.names import manifest_path
+from schemas.request import Dtype
 from service.capture.loop import Capture
 from service.proof import checks
 from service.proof.head import Head
@@ -41,7 +42,7 @@ ARCHITECTURES = (
     "GptOssForCausalLM",
     "GraniteForCausalLM",
 )
-DTYPES = ("float32", "bfloat16")
+DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16")
 NAME = "healthy"
 LAYERS = (2, 4, 5)
 SHORT, LONG, LONG_SHARE = (8, 65), (200, 500), 0.2

@@ -123,7 +123,7 @@ def exported(cache: Cache, dataset: Path, draft_vocab: int) -> Path:
 
     def make(folder: Path) -> None:
         chosen = ["--layers", layers, "--draft-vocab", str(draft_vocab)]
-        out = ["--to", "speculators", "--out", folder / EXPORT]
+        out = ["--to", "speculators", "--out", str(folder / EXPORT)]
         run([QUARRY, "export", dataset, *out, *chosen], folder / LOG, QUARRY_ENVIRONMENT)
 
     name = f"{dataset.parent.name.split('-')[0]}_layers_{layers.replace(',', '_')}"

@@ -36,7 +36,7 @@ class VllmHost:
         arguments = engine_arguments(self.site.spec(), self.site.settings(), link)
         await link.close()
         given = {name: value for name, value in arguments.items() if name not in self.left_out}
-        self.llm = await asyncio.to_thread(build_llm, given | self.replaced)
+        self.llm = await asyncio.to_thread(build_llm, {**given, **self.replaced})
         self._started = True
 
     async def stop(self) -> None:
