@@ -82,8 +82,8 @@ bench: install $(TRAINERS)
 	$(BIN)/python -m benchmarks.bench --rows capture quarry unchecked --prompts 64 --units 4 --only engines
 	$(BIN)/python -m benchmarks.job
 
-# On a machine with a CUDA GPU: the gather's bytes, and what the drain costs. PYTHON must have torch
-# for it, which .venv has not.
+# On a machine with a CUDA GPU: the gather's bytes, the drain, and engines beside transformers and plain prefill.
+# PYTHON must have torch for CUDA, and vLLM for the engines; .venv has neither.
 gpu:
 	@$(PYTHON) -m benchmarks.gpu
 

@@ -9,7 +9,7 @@ import re
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -122,7 +122,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(dir=options.dir, prefix="run-") as scratch:
         try:
             if options.only in (None, "engines"):
-                result["engines"] = run_engines(options, Path(scratch))
+                result["engines"] = run_engines(
+                    work_of(options),
+                    shuffled_rounds(options.rows, options.rounds, options.seed),
+                    Path(scratch),
+                    {"enforce_eager": options.eager},
+                )
         except EngineLost as error:
             say(str(error))
             return 1
@@ -132,11 +137,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def run_engines(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
+def run_engines(
+    work: Workload, orders: list[list[str]], scratch: Path, engine_options: Mapping[str, Any]
+) -> dict[str, Any]:
     """Measure the engine rows, print their tables, return what is kept. Raises EngineLost."""
-    work = work_of(options)
-    orders = shuffled_rounds(options.rows, options.rounds, options.seed)
-    turns = measure_engines(work, orders, scratch, eager=options.eager)
+    turns = measure_engines(work, orders, scratch, engine_options)
     figures = engine_figures(turns, work.stored_tokens, work.state_bytes)
     print("", engine_table(figures), "", sep="\n")
     kept: dict[str, Any] = {
@@ -158,7 +163,7 @@ def run_engines(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
 
 
 def measure_engines(
-    work: Workload, orders: list[list[str]], scratch: Path, *, eager: bool
+    work: Workload, orders: list[list[str]], scratch: Path, engine_options: Mapping[str, Any]
 ) -> dict[str, list[EngineTurn]]:
     """Start every engine, warm each row up with a round that does not count, run the rounds."""
     from benchmarks.rows.contract import Site
@@ -169,7 +174,7 @@ def measure_engines(
     with ExitStack() as running:
         engines: dict[str, EngineProcess] = {}
         for name in dict.fromkeys(ROWS[row].engine for row in rows):
-            engines[name] = EngineProcess(name, Site(work, weights, scratch / name, eager=eager))
+            engines[name] = EngineProcess(name, Site(work, weights, scratch / name, engine_options))
             running.callback(engines[name].stop)
             say(f"starting {name}")
             engines[name].start()

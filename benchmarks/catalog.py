@@ -25,6 +25,7 @@ class RowKind:
 
 ROWS = {
     PLAIN: RowKind("plain", "plain prefill", 0.0),
+    "plain-v1": RowKind("plain-v1", "plain prefill by runner V1", 0.0, by_default=False),
     "capture": RowKind("capture", "the capture alone, no connector", 0.0),
     "quarry": RowKind("quarry", "Quarry: checked, sealed, durable, proven"),
     "quarry-planes": RowKind("quarry", "Quarry with `planes`", 0.5),

@@ -4,20 +4,26 @@ from pathlib import Path
 
 from benchmarks.workload import Target
 
+MOE = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 768}
 
-def write_target(target: Target, folder: Path, max_tokens: int) -> None:
-    """Write a Llama of this shape, for requests of `max_tokens`, in bfloat16 into `folder`.
 
-    Its tokenizer has a word for each id: nothing is tokenized, but servers ask for one.
+def write_target(
+    target: Target, folder: Path, max_tokens: int, architecture: str = "llama", dtype: str = "bfloat16"
+) -> None:
+    """Write a model of this shape, for requests of `max_tokens`, into `folder`; a GPU makes it if it can.
+
+    Weights of norms are spread, so that a missing norm shows. The tokenizer has a word for each id: nothing
+    is tokenized, but servers ask for one.
     """
     import torch
     from tokenizers import Tokenizer, models
-    from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
+    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
     torch.manual_seed(0)
-    config = LlamaConfig(
+    config = AutoConfig.for_model(
+        architecture,
         vocab_size=target.vocab_size,
         hidden_size=target.hidden_size,
         intermediate_size=target.intermediate_size,
@@ -29,8 +35,18 @@ def write_target(target: Target, folder: Path, max_tokens: int) -> None:
         tie_word_embeddings=False,
         bos_token_id=None,
         eos_token_id=None,
+        **(MOE if architecture.endswith("_moe") else {}),
     )
-    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim == 1:
+                weight.uniform_(0.5, 1.5)
+    model.save_pretrained(folder)
+    del model, weight
+    # torch would keep the memory that an engine on the same GPU needs.
+    torch.cuda.empty_cache()
     words = {f"w{number}": number for number in range(target.vocab_size)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
     PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)

@@ -29,8 +29,8 @@ class Target:
     head_dim: int
     vocab_size: int
     layer_ids: tuple[int, ...]
-    round_tokens: int
-    quick_round_tokens: int
+    round_tokens: int = 0
+    quick_round_tokens: int = 0
 
     @property
     def state_bytes_per_token(self) -> int:

@@ -11,17 +11,28 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
+from benchmarks.gpu.cases import CASES
 from benchmarks.gpu.check import check_bytes
 from benchmarks.gpu.drain import measure_drain
 from benchmarks.harness import positive, say
 from benchmarks.machine import machine_facts
 
-PARTS = ("bytes", "drain")
+PARTS = ("bytes", "drain", *CASES, "speed")
+PARITY = "parity"
+"""All cases of it."""
+ENVIRONMENT = {
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    # Without it Triton multiplies float32 as TF32, whose error would hide ours.
+    "TRITON_F32_DEFAULT": "ieee",
+}
 ROUNDS = 5
 LOG_TAIL_LINES = 20
 
@@ -33,16 +44,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.child is not None:
         options.save.write_text(json.dumps(run_part(options.child, options)))
         return 0
-    if not torch.cuda.is_available():
-        print("the parts bytes and drain need a CUDA device", file=sys.stderr)
+    parts = parts_of(options.parts)
+    has_gpu = torch.cuda.is_available()
+    if "bytes" in parts and not has_gpu:
+        say("the parts bytes and drain need a CUDA device")
         return 2
-    options.save.parent.mkdir(parents=True, exist_ok=True)
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    for folder in (options.save.parent, options.folder):
+        folder.mkdir(parents=True, exist_ok=True)
     result: dict[str, object] = {
         "command": " ".join(["python -m benchmarks.gpu", *given]),
-        "machine": machine_facts(options.save.parent) | gpu_facts(),
+        "machine": machine_facts(options.folder) | (gpu_facts() if has_gpu else {}),
+        "environment": {name: os.environ[name] for name in ENVIRONMENT},
     }
     failed = False
-    for part in parts_of(options.parts):
+    for part in parts:
         figures = run_process(part, given, options)
         result[part] = figures
         options.save.write_text(json.dumps(result, indent=1) + "\n")
@@ -56,10 +73,12 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     """Read the command line; `--child` is what a part's process is given."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     add = parser.add_argument
-    add("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to run (default: all)")
+    add("--parts", nargs="+", choices=(*PARTS, PARITY), default=PARTS, help="what to run (default: all)")
     add("--rounds", type=positive, default=ROUNDS, help=f"rounds of every row (default: {ROUNDS})")
     add("--cache-gib", type=positive, default=24, help="size of the drain's paged cache (default: 24)")
     add("--seed", type=int, default=0, help="of the cache, the requests and the order within a round")
+    add("--folder", type=Path, default=Path(".cache/gpu"), help="where engines write: its disk is measured")
+    add("--tiny", action="store_true", help="tiny targets of engines, to try the commands out")
     add("--timeout-s", type=float, default=1800.0, help="how long a part may take")
     add("--save", type=Path, metavar="FILE", default=Path(".cache/gpu/gpu.json"), help="keeps every round")
     add("--child", help=argparse.SUPPRESS)
@@ -68,7 +87,11 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
 
 def parts_of(chosen: Sequence[str]) -> list[str]:
     """Return the parts to run, in order: no drain is measured whose bytes were not checked."""
-    wanted = {*chosen, "bytes"} if "drain" in chosen else set(chosen)
+    wanted = set(chosen)
+    if "drain" in chosen:
+        wanted.add("bytes")
+    if PARITY in chosen:
+        wanted.update(CASES)
     return [part for part in PARTS if part in wanted]
 
 
@@ -76,14 +99,23 @@ def run_part(part: str, options: argparse.Namespace) -> dict[str, object]:
     """Run a part in this process."""
     if part == "bytes":
         return {"equal": check_bytes(options.cache_gib * 2**30, options.seed)}
-    return measure_drain(options.cache_gib * 2**30, options.seed, options.rounds)
+    if part == "drain":
+        return measure_drain(options.cache_gib * 2**30, options.seed, options.rounds)
+    if part == "speed":
+        from benchmarks.gpu.speed import measure_speed
+
+        return measure_speed(options.folder, options.rounds, options.seed, tiny=options.tiny)
+    from benchmarks.gpu.parity import measure_parity
+
+    return measure_parity(part, options.folder, tiny=options.tiny)
 
 
 def run_process(part: str, given: Sequence[str], options: argparse.Namespace) -> dict[str, object]:
     """Run a part in a process of its own and return its figures; of one that fails, the end of its log."""
     figures, log = (options.save.with_name(f"{part}.{ending}") for ending in ("json", "log"))
     command = [sys.executable, "-m", "benchmarks.gpu", *given, "--save", str(figures), "--child", part]
-    with log.open("wb") as sink:
+    with log.open("wb") as sink, tempfile.TemporaryDirectory(dir=options.folder, prefix="run-") as scratch:
+        command += ["--folder", scratch]
         process = subprocess.Popen(command, stderr=sink, start_new_session=True)
         try:
             status: int | str = process.wait(options.timeout_s)

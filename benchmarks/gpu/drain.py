@@ -5,6 +5,7 @@ A turn moves states of random numbers from a paged cache to pinned memory; no en
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import torch
 
@@ -54,12 +55,18 @@ class Row:
     requests: Sequence[Request]
     beside: Beside | None
 
-    def run(self, model: Model) -> Turn:
-        """Run one turn; it lasts until all is on the host, or the model's last step has ended."""
-        torch.cuda.synchronize()
-        if self.beside is None:
-            return drain_alone(self.way, self.requests)
-        return drain_beside(self.way, self.requests, model, self.beside)
+
+Cell = dict[str, Row]
+"""Rows that are compared with each other."""
+
+
+def run_row(cell: Cell, model: Model, name: str, number: int) -> Turn:
+    """Run one turn; it lasts until all is on the host, or the model's last step has ended."""
+    row = cell[name]
+    torch.cuda.synchronize()
+    if row.beside is None:
+        return drain_alone(row.way, row.requests)
+    return drain_beside(row.way, row.requests, model, row.beside)
 
 
 def measure_drain(cache_bytes: int, seed: int, num_rounds: int) -> dict[str, object]:
@@ -72,7 +79,7 @@ def measure_drain(cache_bytes: int, seed: int, num_rounds: int) -> dict[str, obj
     }
     for name, cell in cells(flat, pool, seed):
         orders = shuffled_rounds(list(cell), num_rounds, seed)
-        turns = run_rounds(list(cell), orders, lambda row, _, cell=cell: cell[row].run(model))
+        turns = run_rounds(list(cell), orders, partial(run_row, cell, model))
         of_cell = figures(turns)
         print(f"\n{name}; rounds: {num_rounds}\n\n{table(of_cell)}", flush=True)
         kept[name] = {
@@ -86,7 +93,7 @@ def measure_drain(cache_bytes: int, seed: int, num_rounds: int) -> dict[str, obj
     return kept
 
 
-def cells(flat: torch.Tensor, pool: HostPool, seed: int) -> Iterator[tuple[str, dict[str, Row]]]:
+def cells(flat: torch.Tensor, pool: HostPool, seed: int) -> Iterator[tuple[str, Cell]]:
     """Yield the rows that are compared with each other, by name."""
     link = PinnedWay(pool, PIECE.num_bytes)
     pieces = [PIECE] * (DRAIN_BYTES // PIECE.num_bytes)

@@ -3,9 +3,9 @@
 import asyncio
 import shutil
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from benchmarks.workload import MAX_NUM_BATCHED_TOKENS, Workload
 from schemas.request import Generate
@@ -33,7 +33,8 @@ class Site:
     work: Workload
     weights: Path
     folder: Path
-    eager: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """More of the engine's options; they win."""
 
     def spec(self) -> EngineSpec:
         """Return what the engines are started for: room for the longest request and one token."""
@@ -52,9 +53,9 @@ class Site:
         return Settings(
             data_dir=self.folder,
             engine_options={
-                "enforce_eager": self.eager,
                 "enable_prefix_caching": self.work.kind.shared_tokens > 0,
                 "max_num_batched_tokens": MAX_NUM_BATCHED_TOKENS,
+                **self.options,
             },
         )
 

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from vllm.outputs import RequestOutput
 
@@ -20,6 +21,10 @@ ANSWER_TOO = {"include_output_tokens": True}
 """What the example needs to be told to store the states of an answer as well."""
 
 
+ON_CUDA = {"kv_connector": "ExampleHiddenStatesConnector"}
+ON_CPU = {"kv_connector": "ExampleOnCpu", "kv_connector_module_path": "benchmarks.example_on_cpu"}
+
+
 class ExampleHost(VllmHost):
     """The example connector in the place of ours; its files go to a folder of its own."""
 
@@ -32,8 +37,7 @@ class ExampleHost(VllmHost):
         self.files = site.folder / "files"
         self.replaced = {
             "kv_transfer_config": {
-                "kv_connector": "ExampleOnCpu",
-                "kv_connector_module_path": "benchmarks.example_on_cpu",
+                **(ON_CUDA if torch.cuda.is_available() else ON_CPU),
                 "kv_role": "kv_producer",
                 "kv_connector_extra_config": {
                     "shared_storage_path": str(self.files.resolve()),

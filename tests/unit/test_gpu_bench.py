@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from benchmarks.gpu.__main__ import parts_of
+from benchmarks.gpu.agreement import Agreement
 from benchmarks.gpu.cache import NUM_SLOTS, TOKEN_BYTES, Request, random_requests
+from benchmarks.gpu.cases import BORDER_LENGTHS, CASES, OPTIONS, SHARED_PREFIX_TOKENS, prompt_units
 from benchmarks.gpu.check import WrongBytes, compare
 from benchmarks.gpu.drain import MODEL, PINNED, QUARRY, SHARE, STEP, figures, table
 from benchmarks.gpu.turns import Drain, Turn
@@ -126,6 +128,10 @@ def test_no_drain_is_measured_before_its_bytes_were_checked():
     assert parts_of(["drain"]) == ["bytes", "drain"]
 
 
+def test_parity_is_every_case_of_it():
+    assert parts_of(["speed", "parity"]) == [*CASES, "speed"]
+
+
 def test_the_parts_without_an_engine_need_torch_numpy_and_psutil_alone(monkeypatch):
     ours = [name for name in sys.modules if name.startswith(("benchmarks", "connector", "schemas", "tests"))]
     for name in ours:
@@ -135,3 +141,26 @@ def test_the_parts_without_an_engine_need_torch_numpy_and_psutil_alone(monkeypat
     with pytest.raises(ImportError):
         importlib.import_module("connector.wire")
     importlib.import_module("benchmarks.gpu.__main__")
+
+
+@pytest.mark.parametrize(("captured", "nearer_elsewhere"), [((0, 2, 3), 0), ((0, 1, 3), 1)])
+def test_the_layer_before_is_told_from_the_layer_asked_for(captured, nearer_elsewhere):
+    generator = torch.Generator().manual_seed(0)
+    truth = {layer: torch.randn((5, 16), generator=generator) for layer in range(4)}
+    agreement = Agreement((0, 2, 3))
+    stored = {asked: truth[got] for asked, got in zip((0, 2, 3), captured, strict=True)}
+    agreement.add(stored, truth, truth)
+    figures = agreement.figures()
+    assert figures["2"]["rows_nearer_to_another_layer"] == nearer_elsewhere
+    assert figures["2"]["rows_bit_equal"] == 1 - nearer_elsewhere
+    assert (figures["2"]["relative_error_max"] > 0.5) == bool(nearer_elsewhere)
+    assert figures["0"]["relative_error_max"] == figures["3"]["relative_error_max"] == 0
+
+
+def test_the_prompts_cross_blocks_and_steps_and_come_again_with_tails_on_a_shared_prefix():
+    first, second = prompt_units(CASES["llama-bfloat16"], vocab_size=100)
+    assert set(BORDER_LENGTHS) <= {len(ids) for ids in first}
+    assert max(map(len, first)) > 2 * OPTIONS["max_num_batched_tokens"]
+    assert second[: len(first)] == first
+    prefix = max(first, key=len)[:SHARED_PREFIX_TOKENS]
+    assert all(ids[: len(prefix)] == prefix for ids in second[len(first) :])

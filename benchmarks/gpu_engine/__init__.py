@@ -1,1 +1,0 @@
-"""Quarry's connector inside vLLM on a CUDA GPU: `python -m benchmarks.gpu_engine`."""
