@@ -20,9 +20,10 @@ import torch
 from benchmarks.gpu.cases import CASES
 from benchmarks.gpu.check import check_bytes
 from benchmarks.gpu.drain import measure_drain
-from benchmarks.harness import positive, say
+from benchmarks.harness import command, command_line, positive, say
 from benchmarks.machine import machine_facts
 
+MODULE = "benchmarks.gpu"
 PARTS = ("bytes", "drain", *CASES, "speed")
 PARITY = "parity"
 """All cases of it."""
@@ -54,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for folder in (options.save.parent, options.folder):
         folder.mkdir(parents=True, exist_ok=True)
     result: dict[str, object] = {
-        "command": " ".join(["python -m benchmarks.gpu", *given]),
+        "command": command(MODULE, options),
         "machine": machine_facts(options.folder) | (gpu_facts() if has_gpu else {}),
         "environment": {name: os.environ[name] for name in ENVIRONMENT},
     }
@@ -71,12 +72,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     """Read the command line; `--child` is what a part's process is given."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
+    parser = command_line(MODULE, __doc__, rounds=ROUNDS)
     add = parser.add_argument
     add("--parts", nargs="+", choices=(*PARTS, PARITY), default=PARTS, help="what to run (default: all)")
-    add("--rounds", type=positive, default=ROUNDS, help=f"rounds of every row (default: {ROUNDS})")
     add("--cache-gib", type=positive, default=24, help="size of the drain's paged cache (default: 24)")
-    add("--seed", type=int, default=0, help="of the cache, the requests and the order within a round")
     add("--folder", type=Path, default=Path(".cache/gpu"), help="where engines write: its disk is measured")
     add("--tiny", action="store_true", help="tiny targets of engines, to try the commands out")
     add("--timeout-s", type=float, default=1800.0, help="how long a part may take")
@@ -113,10 +112,10 @@ def run_part(part: str, options: argparse.Namespace) -> dict[str, object]:
 def run_process(part: str, given: Sequence[str], options: argparse.Namespace) -> dict[str, object]:
     """Run a part in a process of its own and return its figures; of one that fails, the end of its log."""
     figures, log = (options.save.with_name(f"{part}.{ending}") for ending in ("json", "log"))
-    command = [sys.executable, "-m", "benchmarks.gpu", *given, "--save", str(figures), "--child", part]
+    order = [sys.executable, "-m", MODULE, *given, "--save", str(figures), "--child", part]
     with log.open("wb") as sink, tempfile.TemporaryDirectory(dir=options.folder, prefix="run-") as scratch:
-        command += ["--folder", scratch]
-        process = subprocess.Popen(command, stderr=sink, start_new_session=True)
+        order += ["--folder", scratch]
+        process = subprocess.Popen(order, stderr=sink, start_new_session=True)
         try:
             status: int | str = process.wait(options.timeout_s)
         except subprocess.TimeoutExpired:

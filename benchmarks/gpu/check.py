@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.gpu.cache import LAYOUTS, Request, random_cache, random_requests, states_LTH, view_BLSH
 from benchmarks.gpu.turns import Model
-from benchmarks.gpu.ways import POOL_BYTES, ExampleWay, Flight, QuarryWay, Way
+from benchmarks.gpu.ways import POOL_BYTES, Flight, QuarryWay, Way
 from connector.cuda_gather import STAGE_BYTES, CudaGather
 from connector.pool import HostPool
 from tests.support.sums import token_sums
@@ -42,8 +42,6 @@ def check_bytes(cache_bytes: int, seed: int) -> dict[str, int]:
         for stage_bytes in (STAGE_BYTES, SMALL_STAGE_BYTES):
             name = f"{layout}, stage of {stage_bytes >> 20} MiB"
             checked[name] = check_way(QuarryWay(cache, pool, stage_bytes), cache, requests, name)
-        name = f"{layout}, example"
-        checked[name] = check_way(ExampleWay(cache), cache, requests[:12], name)
         checked[f"{layout}, while written"] = check_order(cache, pool, model)
     checked["padded caches"] = sum(check_padded(pool, *shape) for shape in ODD_SHAPES)
     return checked

@@ -21,7 +21,7 @@ from benchmarks.gpu.cache import (
     view_BLSH,
 )
 from benchmarks.gpu.turns import STEP_TOKENS, Beside, Model, Turn, drain_alone, drain_beside
-from benchmarks.gpu.ways import POOL_BYTES, ExampleWay, PinnedWay, QuarryWay, Way
+from benchmarks.gpu.ways import POOL_BYTES, PinnedWay, QuarryWay, Way
 from benchmarks.harness import Spread, markdown, paired, run_rounds, shuffled_rounds, spread
 from connector.cuda_gather import STAGE_BYTES
 from connector.pool import HostPool
@@ -42,7 +42,7 @@ PACES = {
     AN_8B: Beside(num_steps=6, num_products=136, pace=STEP_TOKENS),
 }
 
-PINNED, MODEL, QUARRY, EXAMPLE = "pinned copy", "model alone", "Quarry", "example"
+PINNED, MODEL, QUARRY = "pinned copy", "model alone", "Quarry"
 
 RATE, SHARE, STEP = "GB/s", "of the pinned copy", "model's step / alone"
 
@@ -99,7 +99,7 @@ def cells(flat: torch.Tensor, pool: HostPool, seed: int) -> Iterator[tuple[str, 
     pieces = [PIECE] * (DRAIN_BYTES // PIECE.num_bytes)
     for layout in LAYOUTS:
         cache = view_BLSH(flat, layout)
-        ours, example = QuarryWay(cache, pool, STAGE_BYTES), ExampleWay(cache)
+        ours = QuarryWay(cache, pool, STAGE_BYTES)
         for lengths in LENGTHS:
             requests = random_requests(lengths, DRAIN_BYTES, len(cache), seed)
             for pace, beside in PACES.items():
@@ -109,7 +109,6 @@ def cells(flat: torch.Tensor, pool: HostPool, seed: int) -> Iterator[tuple[str, 
                 if beside is not None:
                     cell[MODEL] = Row(link, [], beside)
                 cell[QUARRY] = Row(ours, requests, beside)
-                cell[EXAMPLE] = Row(example, requests, beside)
                 yield f"{lengths}, {layout}, {pace}", cell
 
 
