@@ -7,12 +7,13 @@ import socket
 from collections.abc import Iterator
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from service.errors import PlanningDied, QuarryError, SourceRefused
-from service.plan.child.fork_server import FORK_SERVER, ChildEnds
+from service.plan.child.fork_server import FORK_SERVER, ChildEnds, ForkServer
+from service.plan.child.main import run
 from service.plan.child.process import Child
 from service.plan.child.task import PROGRESS, Limits, TemplateCheck
 from service.plan.sources import RejectReason, RowReject
@@ -22,13 +23,20 @@ LIMITS = Limits(memory_bytes=2**28, row_cpu_s=1.0, silence_s=0.2)
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[Connection]:
+def keeper() -> Iterator[tuple[Connection, Connection]]:
+    """Return the parent's and the keeper's end of what says how a child ended."""
+    life, keeper = Pipe()
+    with life, keeper:
+        yield life, keeper
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch, keeper: tuple[Connection, Connection]) -> Iterator[Connection]:
     """Return the end of a child that is started next."""
     ours, theirs = Pipe()
-    life, keeper = Pipe()
-    ends = ChildEnds(ours, life, mmap.mmap(-1, PROGRESS.size))
+    ends = ChildEnds(ours, keeper[0], mmap.mmap(-1, PROGRESS.size))
     monkeypatch.setattr(FORK_SERVER, "start_child", lambda: ends)
-    with theirs, keeper, ours, life:
+    with theirs, ours:
         yield theirs
 
 
@@ -74,6 +82,13 @@ def test_what_is_no_answer_ends_the_plan(said: Connection, answer: Any) -> None:
         list(Child(TemplateCheck(""), LIMITS).rows())
 
 
+@pytest.mark.parametrize("answer", [["ready", 5], ["done"]], ids=str)
+def test_what_is_no_digest_of_a_template_ends_the_plan(said: Connection, answer: Any) -> None:
+    say(said, *answer)
+    with pytest.raises(PlanningDied, match="unexpected message"):
+        Child(TemplateCheck(""), LIMITS).template_sha256()
+
+
 @pytest.mark.parametrize(
     "message", [b"", b"{", b"[" * 10**4, b"\xff"], ids=["empty", "open", "deep", "bytes"]
 )
@@ -110,9 +125,51 @@ def test_a_silent_child_is_given_up(said: Connection) -> None:
         list(Child(TemplateCheck(""), LIMITS).rows())
 
 
-@pytest.mark.parametrize(("slug", "kind"), [("source-refused", SourceRefused), ("unauthorized", QuarryError)])
-def test_a_child_raises_its_own_errors_alone(said: Connection, slug: str, kind: type[QuarryError]) -> None:
-    say(said, "error", slug, "detail", "field", None)
-    with pytest.raises(QuarryError, match="detail") as caught:
+@pytest.mark.parametrize(
+    ("answer", "kind", "detail"),
+    [
+        (["error", "source-refused", "no row", "field", None], SourceRefused, "no row"),
+        (["error", "unauthorized", "no key", "field", None], QuarryError, "no key"),
+        (["crash", True, "KeyError: 5"], QuarryError, "internal error: KeyError: 5"),
+    ],
+)
+def test_a_child_raises_its_own_errors_alone(
+    said: Connection, answer: list[Any], kind: type[QuarryError], detail: str
+) -> None:
+    say(said, *answer)
+    with pytest.raises(QuarryError) as caught:
         list(Child(TemplateCheck(""), LIMITS).rows())
-    assert (type(caught.value), caught.value.field) == (kind, "field")
+    assert (type(caught.value), caught.value.detail) == (kind, detail)
+    assert caught.value.field == ("field" if answer[0] == "error" else None)
+
+
+@pytest.mark.parametrize(("status", "why"), [(b"3", "its exit code is 3"), (None, "its keeper ended")])
+def test_a_child_that_ends_without_a_word_ends_the_plan(
+    said: Connection, keeper: tuple[Connection, Connection], status: bytes | None, why: str
+) -> None:
+    if status is not None:
+        keeper[1].send_bytes(status)
+    said.close()
+    keeper[1].close()
+    with pytest.raises(PlanningDied, match=why):
+        list(Child(TemplateCheck(""), LIMITS).rows())
+
+
+def test_a_child_that_cannot_start_ends_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = ForkServer()
+    monkeypatch.setattr("service.plan.child.process.FORK_SERVER", server)
+    monkeypatch.setattr("sys.executable", "/no/such/python")
+    with pytest.raises(PlanningDied, match="No such file"):
+        Child(TemplateCheck(""), LIMITS)
+    server._control.close()
+
+
+def test_a_child_that_breaks_says_so_and_its_process_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resource.setrlimit", lambda *_: None)  # it would hold for the other tests too
+    no_timer = Limits(memory_bytes=2**28, row_cpu_s=0.0, silence_s=0.2)
+    ours, theirs = Pipe()
+    with ours, theirs:
+        ours.send((TemplateCheck(cast(str, 5)), no_timer))
+        with pytest.raises(TypeError) as caught:
+            run(theirs, mmap.mmap(-1, PROGRESS.size))
+        assert json.loads(ours.recv_bytes()) == ["crash", True, f"TypeError: {caught.value}"]

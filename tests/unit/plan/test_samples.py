@@ -244,13 +244,12 @@ def test_a_turn_that_says_what_the_template_cuts_is_a_reject_and_no_failed_job(t
         (Sample(text=""), RejectReason.EMPTY),
         (Sample(token_ids=(1, 100_000)), RejectReason.ID_OUTSIDE_VOCABULARY),
         (Sample(token_ids=(1, 2), loss_mask=(0, 0)), RejectReason.NOTHING_SUPERVISED),
-        (chat("user: Anybody?"), RejectReason.NOTHING_SUPERVISED),
         (
             chat("user: x", {"role": "assistant", "content": "", "tool_calls": [{"a": "\ud800"}]}),
             RejectReason.INVALID_SAMPLE,
         ),
     ],
-    ids=["no-ids", "no-text", "bad-id", "zero-mask", "no-assistant", "surrogate"],
+    ids=["no-ids", "no-text", "bad-id", "zero-mask", "surrogate"],
 )
 def test_a_sample_that_cannot_be_trained_on_is_a_named_reject(
     tmp_path: Path, sample: Sample, reason: RejectReason
@@ -261,6 +260,13 @@ def test_a_sample_that_cannot_be_trained_on_is_a_named_reject(
     assert rejected(a_tokenizer(tmp_path, template), sample).reason is reason
 
 
+@pytest.mark.parametrize("template", [templates.CHATML, templates.GENERATION])
+def test_a_conversation_that_nobody_answers_is_a_named_reject(tmp_path: Path, template: str) -> None:
+    found = rejected(a_tokenizer(tmp_path, template), chat("user: Anybody?"))
+    assert found.reason is RejectReason.NOTHING_SUPERVISED
+    assert found.detail == "the conversation has no assistant turn"
+
+
 def test_a_long_sample_is_cut_with_its_mask(tmp_path: Path) -> None:
     whole = encoded(a_tokenizer(tmp_path), chat(*TWO))
     cut = encoded(a_tokenizer(tmp_path, max_tokens=26), chat(*TWO))
@@ -269,13 +275,19 @@ def test_a_long_sample_is_cut_with_its_mask(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("on_too_long", "reason"), [("truncate", "nothing-supervised"), ("reject", "too-long")]
+    ("template", "on_too_long", "reason"),
+    [
+        (templates.CHATML, "truncate", "nothing-supervised"),
+        (templates.CHATML, "reject", "too-long"),
+        (templates.NEEDS_REASONING, "reject", "too-long"),
+    ],
+    ids=["truncate", "reject", "reject before its turns are looked for"],
 )
 def test_a_long_sample_is_rejected_where_asked_or_where_nothing_supervised_is_left(
-    tmp_path: Path, on_too_long: str, reason: str
+    tmp_path: Path, template: str, on_too_long: str, reason: str
 ) -> None:
-    tokenizer = a_tokenizer(tmp_path, max_tokens=4, on_too_long=on_too_long)
-    assert rejected(tokenizer, chat(*TWO)).reason == reason
+    tokenizer = a_tokenizer(tmp_path, template, max_tokens=4, on_too_long=on_too_long)
+    assert rejected(tokenizer, chat(*TWO[:2])).reason == reason
 
 
 @pytest.mark.parametrize(("length", "kept"), [(98, 98), (99, 99), (100, 99), (150, 99)])
