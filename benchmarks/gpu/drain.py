@@ -20,7 +20,7 @@ from benchmarks.gpu.cache import (
     random_requests,
     view_BLSH,
 )
-from benchmarks.gpu.turns import STEP_TOKENS, Beside, Model, Turn, drain_alone, drain_beside
+from benchmarks.gpu.turns import Beside, Model, Turn, drain_alone, drain_beside
 from benchmarks.gpu.ways import POOL_BYTES, PinnedWay, QuarryWay, Way
 from benchmarks.harness import Spread, markdown, paired, run_rounds, shuffled_rounds, spread
 from connector.cuda_gather import STAGE_BYTES
@@ -37,9 +37,9 @@ ALONE, BUSY, AN_8B = "alone", "beside a model", "at an 8B model's pace"
 PACES = {
     ALONE: None,
     # So little arithmetic, about 4 ms a step, that the drain is the bound: 60 GB of states a second of it.
-    BUSY: Beside(num_steps=40, num_products=3, pace=STEP_TOKENS),
+    BUSY: Beside(num_steps=40, num_products=3),
     # 16 GFLOP a token, 131 TFLOP a step of 8192 tokens.
-    AN_8B: Beside(num_steps=6, num_products=136, pace=STEP_TOKENS),
+    AN_8B: Beside(num_steps=6, num_products=136),
 }
 
 PINNED, MODEL, QUARRY = "pinned copy", "model alone", "Quarry"

@@ -42,11 +42,10 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What runs on the main stream during a turn: `num_products` a step, which finishes `pace` tokens."""
+    """What runs on the main stream during a turn: steps of STEP_TOKENS tokens, `num_products` each."""
 
     num_steps: int
     num_products: int
-    pace: float
 
 
 class Model:
@@ -143,7 +142,7 @@ def drain_beside(way: Way, requests: Iterable[Request], model: Model, beside: Be
             drain.reset()
         ends.append(model.step(beside.num_products))
         drain.finish()
-        drain.start(beside.pace)
+        drain.start(STEP_TOKENS)
         ends[-2].synchronize()
     drain.finish()
     step_s = ends[WARM_STEPS - 1].elapsed_time(ends[-2]) * 1e-3 / beside.num_steps
