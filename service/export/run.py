@@ -15,9 +15,8 @@ from pathlib import Path
 from schemas.dataset.seal import sealing
 from service.errors import OptionRefused, SourceRefused
 from service.export.format import Format, RowFile
-from service.export.lock import locked
 from service.export.options import ExportOptions, FormatName
-from service.export.record import begin, end, identity_of
+from service.export.record import begin, end, identity_of, locked
 from service.export.source import Source, open_source
 from service.reader import ReaderError, Row
 

@@ -10,9 +10,8 @@ from typing import Any
 
 from service.export.format import TorchFileEachRow, shell_block
 from service.export.formats.specforge import INDEX_HINT, VOCABULARY, need_three
-from service.export.saving import seal_torch
 from service.export.source import Source
-from service.export.vocabulary import draft_vocabulary
+from service.export.vocabulary import seal_vocabulary
 from service.reader import Row
 
 DATA = "rank_0"
@@ -35,9 +34,7 @@ class AngelSlim(TorchFileEachRow):
 
     def finish(self, out: Path) -> None:
         """Write the vocabulary map."""
-        if vocabulary := draft_vocabulary(self.source):
-            d2t_D, t2d_V = vocabulary
-            seal_torch(out / VOCABULARY, {"d2t": d2t_D, "t2d": t2d_V})
+        seal_vocabulary(out / VOCABULARY, self.source)
 
     def notes(self, out: Path) -> str:
         """Return the command."""

@@ -38,7 +38,7 @@ class ModelOpt(TorchFileEachRow):
     def finish(self, out: Path) -> None:
         """Write the vocabulary map, of which this trainer reads one half."""
         if vocabulary := draft_vocabulary(self.source):
-            seal_torch(out / VOCABULARY, vocabulary[0])
+            seal_torch(out / VOCABULARY, vocabulary["d2t"])
 
     def notes(self, out: Path) -> str:
         """Return the command."""

@@ -1,31 +1,103 @@
-"""NeMo Automodel reads two caches, one a recipe: EAGLE-3's, and DSpark's, which is here.
+"""NeMo Automodel reads two caches, one a recipe: DSpark's and EAGLE-3's.
 
-DSpark's rows are un-shifted, with the target's embedding and head beside them. Layers are counted from 0, the
-embeddings are -1. Every row is padded with zeros, or cut, to S tokens; `attention_mask` shows which. The last
-layer is after the final norm.
+Both are shards of rows of one length, stacked, that are made in memory: every row is padded with zeros, or
+cut, to S tokens. Layers are counted from 0; DSpark's may hold the embeddings, -1.
 
-Legend: V target's vocabulary, H hidden size.
+DSpark's rows are un-shifted, with the target's embedding and head beside them; the last layer is after the
+final norm.
+
+EAGLE-3's rows are shifted where every other trainer's are not: row t holds the states of token t beside
+token t + 1, its mask, and what the target says after it. `position_mask` is 1 where token t + 1 is supervised
+and the target's own best token after it is in the draft vocabulary: the trainer reads the distribution
+nowhere else, so it is computed there alone and 0 elsewhere.
+
+Legend: T tokens of a row, S tokens of every row in the cache, H hidden size, V target's vocabulary, D draft
+vocabulary, P supervised tokens of a row behind its first.
 """
 
-from dataclasses import dataclass
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 
 from schemas.dataset.seal import sealing
 from service.errors import OptionRefused
-from service.export.format import Format, refuse_draft_vocab
-from service.export.formats import nemo_eagle3
-from service.export.formats.nemo_cache import NemoCache, rows_a_shard, sequence_length
+from service.export.format import Format, RowFile, refuse_draft_vocab, shell_block
+from service.export.formats.specforge import need_three
 from service.export.options import Algorithm
 from service.export.saving import save_safetensors, seal_json
 from service.export.source import Source
-from service.export.target import find_target
+from service.export.target import TargetFolder, find_target
+from service.export.vocabulary import counts_of, token_counts, vocabulary_map
+from service.proof.head import Head
 from service.reader import Row
 
 SHARD_BYTES = 2**28
 """A shard is made in memory."""
-VERSION = 1
+DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+_LOGITS_AT_ONCE = 2**26
+
+
+@dataclass(frozen=True, slots=True)
+class NemoCache(Format):
+    """Rows lie in shards: `shard_size` rows in every one but the last, each cut or padded to S tokens."""
+
+    RECIPE: ClassVar[str]
+    """The trainer's module that reads the cache."""
+
+    target: TargetFolder
+    seq_length: int
+    shard_size: int
+
+    def row_files(self) -> Iterator[RowFile]:
+        """Yield the shards."""
+        for number, begin in enumerate(range(0, len(self.source.rows), self.shard_size)):
+            numbers = range(begin, min(begin + self.shard_size, len(self.source.rows)))
+            yield RowFile(f"shard-{number:06d}.safetensors", numbers)
+
+    def write(self, temporary: Path, rows: Iterable[Row]) -> None:
+        """Stack a shard's rows in memory and write them."""
+        stacked: dict[str, list[torch.Tensor]] = {}
+        for row in rows:
+            for name, tensor in self.tensors(row).items():
+                stacked.setdefault(name, []).append(fitted(tensor, self.seq_length))
+        save_safetensors(temporary, {name: torch.stack(tensors) for name, tensors in stacked.items()})
+
+    @abstractmethod
+    def tensors(self, row: Row) -> dict[str, torch.Tensor]:
+        """Return a row's tensors, [T, ...] each."""
+
+    def facts(self) -> dict[str, object]:
+        """Return what both manifests say of the rows."""
+        return {
+            "target_model": self.model,
+            "seq_length": self.seq_length,
+            "dtype": DTYPE_NAMES[self.source.rows.about.dtype],
+            "num_samples": len(self.source.rows),
+            "shard_size": self.shard_size,
+        }
+
+    def notes(self, out: Path) -> str:
+        """Return the command, and how many rows are cut."""
+        rows = self.source.rows
+        cut = sum(num_tokens > self.seq_length for num_tokens in rows.num_tokens)
+        command = shell_block(
+            f"torchrun --nproc-per-node=8 -m nemo_automodel.recipes.llm.{self.RECIPE}",
+            "--config YOUR_CONFIG.yaml",
+            (f"--recipe_args.cached_target_path={out.absolute()}",),
+            f"--recipe_args.seq_length={self.seq_length}",
+        )
+        return (
+            f"# Train with NeMo Automodel\n\n{command}{self.layers_note()} Rows are {self.seq_length} tokens "
+            f"long; {cut} of {len(rows)} are cut to that. {self.last_note()}\n"
+        )
+
+    @abstractmethod
+    def last_note(self) -> str:
+        """Return what else to know before training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +123,7 @@ class DSparkCache(NemoCache):
             save_safetensors(temporary, {"embed_tokens.weight": embedding_VH, "lm_head.weight": head_VH})
         dataset = self.source.rows.about
         manifest = self.facts() | {
-            "format_version": VERSION,
+            "format_version": 1,
             "target_model_type": self.target.model_type,
             "target_vocab_size": self.target.vocab_size,
             "hidden_size": dataset.hidden_size,
@@ -73,6 +145,71 @@ class DSparkCache(NemoCache):
         return "The last layer is after the final norm."
 
 
+@dataclass(frozen=True, slots=True)
+class Eagle3Cache(NemoCache):
+    """The files that `recipe_args.cached_target_path` of `train_eagle3` names.
+
+    `kept_D` int64 [D] are the target ids of the draft vocabulary, ascending, `is_kept_V` bool [V] says which.
+    """
+
+    RECIPE = "train_eagle3"
+
+    head: Head
+    kept_D: torch.Tensor
+    is_kept_V: torch.Tensor
+
+    def tensors(self, row: Row) -> dict[str, torch.Tensor]:
+        """Return a row's tensors, shifted as the trainer wants them."""
+        ids_T, mask_T = row.input_ids[: self.seq_length], row.loss_mask[: self.seq_length]
+        probs_TD, counts_T1 = self._probabilities(row.last(), mask_T)
+        return {
+            "input_ids": ids_T[1:],
+            "attention_mask": torch.ones(len(ids_T), dtype=torch.int64),
+            "loss_mask": mask_T[1:].long(),
+            "aux_hidden_states": row.auxiliary(self.source.layers),
+            "target_probs": probs_TD,
+            "position_mask": counts_T1,
+        }
+
+    def _probabilities(
+        self, last_TH: torch.Tensor, mask_T: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the target's distribution after each next token [T, D], and where it counts: bool [T, 1]."""
+        places_P = mask_T[1:].nonzero().flatten()
+        probs_TD = last_TH.new_zeros((len(mask_T), len(self.kept_D)))
+        counts_T1 = torch.zeros((len(mask_T), 1), dtype=torch.bool)
+        at_once = max(1, _LOGITS_AT_ONCE // self.head.vocab_size)
+        for begin in range(0, len(places_P), at_once):
+            some_P = places_P[begin : begin + at_once]
+            logprobs_PV = self.head.logprobs(last_TH[some_P + 1])
+            counts_T1[some_P, 0] = self.is_kept_V[logprobs_PV.argmax(dim=1)]
+            probs_TD[some_P] = logprobs_PV[:, self.kept_D].softmax(dim=1).to(last_TH.dtype)
+        return probs_TD, counts_T1
+
+    def finish(self, out: Path) -> None:
+        """Write the target's embedding, then the manifest, without which the cache is not read."""
+        embedding_VH, _ = self.target.embedding_and_head()
+        with sealing(out / "target_embeddings.safetensors") as temporary:
+            save_safetensors(temporary, {"weight": embedding_VH})
+        manifest = self.facts() | {
+            "format_version": 2,
+            "target_vocab_size": self.target.vocab_size,
+            "draft_vocab_size": len(self.kept_D),
+            "target_probs_topk": 0,
+            "aux_hidden_dim": self.source.rows.about.hidden_size * len(self.source.layers),
+            "aux_layer_ids": self.trainer_layers,
+            "selected_token_ids": self.kept_D.tolist(),
+            "input_data": f"quarry:{','.join(self.source.manifests)}",
+            "split": None,
+            "shuffle_seed": 0,
+        }
+        seal_json(out / "manifest.json", manifest)
+
+    def last_note(self) -> str:
+        """Return where the draft vocabulary is."""
+        return f"The draft vocabulary's {len(self.kept_D)} token ids are in `manifest.json`."
+
+
 def make(source: Source) -> Format:
     """Return the format. Raises OptionRefused (`draft_vocab`, `layers`, `target`), EngineRefused."""
     target = find_target(source)
@@ -83,7 +220,74 @@ def make(source: Source) -> Format:
             cure="download the target and name its folder in --target",
         )
     if source.options.algorithm is Algorithm.EAGLE3:
-        return nemo_eagle3.make(source, target, SHARD_BYTES)
+        return _eagle3(source, target)
     refuse_draft_vocab(source, "DSpark drafts")
     width = source.rows.about.hidden_size * (len(source.layers) + 1)
-    return DSparkCache(source, target, sequence_length(source), rows_a_shard(source, width, SHARD_BYTES))
+    return DSparkCache(source, target, sequence_length(source), rows_a_shard(source, width))
+
+
+def _eagle3(source: Source, target: TargetFolder) -> Eagle3Cache:
+    """Return the format. Raises OptionRefused (`draft_vocab`, `layers`, `target`), EngineRefused."""
+    need_three(source)
+    size = source.options.draft_vocab
+    if size is None:
+        raise OptionRefused(
+            "this cache holds the probability of every token of the draft vocabulary, at every token",
+            field="draft_vocab",
+            cure="name its size in --draft-vocab, such as 8192",
+        )
+    head = Head.load(target.folder, source.identity.dtype)
+    _check_norm(source, target, head)
+    seq_length = sequence_length(source)
+    vocabulary = vocabulary_map(_counts(source, seq_length), size, target.vocab_size)
+    return Eagle3Cache(
+        source,
+        target,
+        seq_length,
+        rows_a_shard(source, source.rows.about.hidden_size * len(source.layers) + size),
+        head,
+        vocabulary["d2t"] + torch.arange(size),
+        vocabulary["t2d"],
+    )
+
+
+def _counts(source: Source, seq_length: int) -> dict[int, int]:
+    """Count the supervised tokens that are not cut off."""
+    if max(source.rows.num_tokens) <= seq_length:
+        return token_counts(source)
+    whole = (source.rows.row(number) for number in range(len(source.rows)))
+    cut = (
+        replace(row, input_ids=row.input_ids[:seq_length], loss_mask=row.loss_mask[:seq_length])
+        for row in whole
+    )
+    return counts_of(cut)
+
+
+def _check_norm(source: Source, target: TargetFolder, head: Head) -> None:
+    """Refuse a target whose final norm is not the dataset's."""
+    norm = source.rows.row(0).norm
+    alike = head.final_norm == norm.norm
+    if not alike or not torch.equal(head.norm_weight, norm.weight_H.to(head.norm_weight.dtype)):
+        raise OptionRefused(
+            f"{target.folder} has another final norm than the dataset: it is another model",
+            field="target",
+            cure="name the folder of the model that the dataset was made with in --target",
+        )
+
+
+def sequence_length(source: Source) -> int:
+    """Return S: the length in the options, or the longest row's."""
+    return source.options.max_tokens or max(source.rows.num_tokens)
+
+
+def rows_a_shard(source: Source, row_width: int) -> int:
+    """Return how many rows of S tokens fit a shard, one at least; a token has `row_width` floats."""
+    row_bytes = sequence_length(source) * row_width * source.rows.about.dtype.itemsize
+    return max(1, SHARD_BYTES // row_bytes)
+
+
+def fitted(tensor: torch.Tensor, length: int) -> torch.Tensor:
+    """Return a tensor [T, ...] cut, or padded with zeros, to [length, ...]."""
+    out = tensor.new_zeros((length, *tensor.shape[1:]))
+    out[: len(tensor)] = tensor[:length]
+    return out

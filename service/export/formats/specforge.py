@@ -15,9 +15,9 @@ import torch
 from service.errors import OptionRefused
 from service.export.format import TorchFileEachRow, shell_block
 from service.export.options import Algorithm
-from service.export.saving import seal_json, seal_torch
+from service.export.saving import seal_json
 from service.export.source import Source
-from service.export.vocabulary import draft_vocabulary, token_counts
+from service.export.vocabulary import counts_of, seal_vocabulary, token_counts
 from service.reader import Row
 
 DATA = "data"
@@ -45,11 +45,11 @@ class SpecForge(TorchFileEachRow):
             return every
         return (number for number in every if _has_pair(self.source.rows.row(number)))
 
-    def _counts(self) -> dict[int, int]:
+    def _counts(self, source: Source) -> dict[int, int]:
         """Count the supervised tokens of those rows."""
-        if self.source.options.algorithm is Algorithm.EAGLE3:
-            return token_counts(self.source)
-        return token_counts(self.source, (self.source.rows.row(number) for number in self.numbers()))
+        if source.options.algorithm is Algorithm.EAGLE3:
+            return token_counts(source)
+        return counts_of(source.rows.row(number) for number in self.numbers())
 
     def content(self, row: Row) -> dict[str, Any]:
         """Return a row's tensors, under the names of the algorithm."""
@@ -72,9 +72,7 @@ class SpecForge(TorchFileEachRow):
         model: dict[str, object] = {"target_model_path": self.model}
         if options.algorithm is Algorithm.EAGLE3:
             model["aux_hidden_state_layer_ids"] = self.trainer_layers
-        if vocabulary := draft_vocabulary(self.source, self._counts):
-            d2t_D, t2d_V = vocabulary
-            seal_torch(out / VOCABULARY, {"d2t": d2t_D, "t2d": t2d_V})
+        if seal_vocabulary(out / VOCABULARY, self.source, self._counts):
             model["vocab_mapping_path"] = str(out.absolute() / VOCABULARY)
         config = {
             "model": model,

@@ -66,10 +66,9 @@ class Speculators(Format):
         self._write_arrow(out)
         counts = token_counts(self.source)
         seal_torch(out / "token_freq.pt", counts)
-        if vocabulary := draft_vocabulary(self.source, lambda: counts):
-            for name, tensor in zip(("d2t", "t2d"), vocabulary, strict=True):
-                with sealing(out / f"{name}-{self.source.options.draft_vocab}.npy") as temporary:
-                    save_npy(temporary, tensor)
+        for name, tensor in draft_vocabulary(self.source, lambda _: counts).items():
+            with sealing(out / f"{name}-{self.source.options.draft_vocab}.npy") as temporary:
+                save_npy(temporary, tensor)
 
     def _write_arrow(self, out: Path) -> None:
         with (

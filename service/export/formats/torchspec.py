@@ -15,9 +15,9 @@ from typing import Any
 
 from service.errors import OptionRefused
 from service.export.format import RowFile, TorchFileEachRow, shell_block
-from service.export.saving import seal_json, seal_text, seal_torch
+from service.export.saving import seal_json, seal_text
 from service.export.source import Source
-from service.export.vocabulary import draft_vocabulary
+from service.export.vocabulary import seal_vocabulary
 from service.reader import Row
 
 VERSION = 1
@@ -51,9 +51,7 @@ class TorchSpec(TorchFileEachRow):
             for sample_id in self.source.rows.sample_ids
         ]
         seal_text(out / "manifest.jsonl", "\n".join(lines) + "\n")
-        if vocabulary := draft_vocabulary(self.source):
-            d2t_D, t2d_V = vocabulary
-            seal_torch(out / "vocab_mapping.pt", {"d2t": d2t_D, "t2d": t2d_V})
+        seal_vocabulary(out / "vocab_mapping.pt", self.source)
 
     def notes(self, out: Path) -> str:
         """Return the command."""

@@ -1,60 +1,24 @@
-"""Draft vocabularies come from the dataset's own counts, and from its rows where there are none."""
+"""Draft vocabularies come from the tokens that the index says are supervised."""
 
-import json
 import shutil
 
-import pytest
 import torch
 
-from schemas.dataset.manifest import body_sha256
-from service.errors import DatasetBroken
 from service.export.options import Algorithm
 from service.export.run import export
 from service.export.source import open_source
 from service.export.vocabulary import token_counts
-from service.reader.places import Places
 from tests.contract.export.conftest import wanted
-from tests.contract.reader.conftest import finished
 from tests.support.jobs import Shop, conversations, request
-
-
-@pytest.fixture
-def copy(dataset, tmp_path):
-    shutil.copytree(dataset, tmp_path / "copy")
-    return tmp_path / "copy"
 
 
 def counted(folder) -> dict[int, int]:
     return token_counts(open_source(str(folder), wanted("modelopt")))
 
 
-def test_the_counts_of_the_dataset_are_taken_without_looking_at_a_row(dataset, counts, monkeypatch):
-    monkeypatch.delattr(Places, "supervised_counts")
-    monkeypatch.delattr(Places, "light")
+def test_supervised_tokens_are_counted_from_the_index(dataset, counts):
     assert counted(dataset) == counts
     assert list(counted(dataset)) == sorted(counts)
-
-
-def test_a_dataset_without_its_counts_is_counted(copy, counts):
-    shutil.rmtree(copy / "token_freq")
-    assert counted(copy) == counts
-    assert list(counted(copy)) == sorted(counts)
-
-
-def test_a_manifest_that_names_no_counts_is_no_reason_to_stop(copy, counts):
-    (manifest,) = copy.glob("manifests/*.json")
-    body = json.loads(manifest.read_text())
-    body["extras"] = [entry for entry in body["extras"] if not entry["path"].startswith("token_freq")]
-    manifest.write_text(json.dumps(body | {"sha256": body_sha256(body)}))
-    assert counted(copy) == counts
-
-
-def test_counts_of_another_dataset_are_refused(copy, target, tmp_path):
-    (counts,) = copy.glob("token_freq/*.parquet")
-    other = finished(tmp_path / "other", target, loss="all")
-    shutil.copy(next(other.glob("token_freq/*.parquet")), counts)
-    with pytest.raises(DatasetBroken, match="is not the file that the manifest names"):
-        counted(copy)
 
 
 def test_the_counts_of_all_jobs_that_are_exported_add_up(target, tmp_path):
@@ -69,11 +33,8 @@ def test_the_counts_of_all_jobs_that_are_exported_add_up(target, tmp_path):
     due = counted(first)
     for token, count in counted(second).items():
         due[token] = due.get(token, 0) + count
-    for part in ("data", "index", "manifests", "token_freq"):
+    for part in ("data", "index", "manifests"):
         shutil.copytree(second / part, first / part, dirs_exist_ok=True)
-    assert counted(first) == dict(sorted(due.items()))
-    for file in first.glob("token_freq/*.parquet"):
-        file.unlink()
     assert counted(first) == dict(sorted(due.items()))
 
 

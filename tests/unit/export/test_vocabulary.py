@@ -11,25 +11,26 @@ COUNTS = st.dictionaries(st.integers(0, 59), st.integers(1, 9), max_size=60)
 
 
 def kept(counts: dict[int, int], draft_size: int, target_size: int) -> list[int]:
-    d2t_D, _ = vocabulary_map(counts, draft_size, target_size)
+    d2t_D = vocabulary_map(counts, draft_size, target_size)["d2t"]
     return (d2t_D + torch.arange(draft_size)).tolist()
 
 
-def test_the_most_frequent_tokens_are_kept_and_of_equals_the_lower_id():
-    assert kept({9: 5, 2: 1, 7: 3, 4: 3, 5: 3}, 3, 10) == [4, 5, 9]
-
-
-def test_a_short_list_is_filled_with_the_lowest_ids():
-    assert kept({9: 5, 1: 1}, 5, 10) == [0, 1, 2, 3, 9]
-
-
-def test_an_empty_dataset_keeps_the_lowest_ids():
-    assert kept({}, 3, 10) == [0, 1, 2]
+@pytest.mark.parametrize(
+    ("counts", "target_ids"),
+    [
+        pytest.param({9: 5, 2: 1, 7: 3, 4: 3, 5: 3}, [4, 5, 9], id="of equals the lower id"),
+        pytest.param({9: 5, 1: 1}, [0, 1, 2, 3, 9], id="filled with the lowest ids"),
+        pytest.param({}, [0, 1, 2], id="an empty dataset"),
+    ],
+)
+def test_the_most_frequent_tokens_are_kept(counts, target_ids):
+    assert kept(counts, len(target_ids), 10) == target_ids
 
 
 @given(COUNTS, st.integers(1, 60))
 def test_both_maps_name_the_same_tokens(counts, draft_size):
-    d2t_D, t2d_V = vocabulary_map(counts, draft_size, 60)
+    vocabulary = vocabulary_map(counts, draft_size, 60)
+    d2t_D, t2d_V = vocabulary["d2t"], vocabulary["t2d"]
     ids_D = d2t_D + torch.arange(draft_size)
     assert (d2t_D.dtype, t2d_V.dtype) == (torch.int64, torch.bool)
     assert torch.equal(t2d_V.nonzero().flatten(), ids_D)
@@ -40,9 +41,9 @@ def test_both_maps_name_the_same_tokens(counts, draft_size):
 
 @given(COUNTS)
 def test_a_draft_vocabulary_as_large_as_the_targets_keeps_every_token(counts):
-    d2t_D, t2d_V = vocabulary_map(counts, 60, 60)
-    assert not d2t_D.any()
-    assert t2d_V.all()
+    vocabulary = vocabulary_map(counts, 60, 60)
+    assert not vocabulary["d2t"].any()
+    assert vocabulary["t2d"].all()
 
 
 @pytest.mark.parametrize("size", [0, 11])
