@@ -34,10 +34,8 @@ from benchmarks.report import (
     EngineTurn,
     against_peers,
     checks_cost,
-    checks_line,
     engine_figures,
     engine_table,
-    peers_line,
     writer_figures,
     writer_table,
 )
@@ -46,8 +44,7 @@ from benchmarks.weights import write_target
 from benchmarks.workload import KINDS, NUM_UNITS, TARGETS, Workload, workload
 
 MODULE = "benchmarks.bench"
-ROUNDS, QUICK_ROUNDS = 5, 2
-NUM_WRITER_ROWS, QUICK_WRITER_ROWS = 64, 16
+ROUNDS = 5
 PARTS = ("engines", "writer")
 NAME_PATTERN = r"[a-z0-9][a-z0-9._-]{0,63}"
 
@@ -59,12 +56,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--target", choices=TARGETS, default="compute", help="which bound to measure at (default: compute)")
     add("--workload", choices=KINDS, default="typical", help="what the prompts look like (default: typical)")
     add("--rows", nargs="+", choices=ROWS, metavar="ROW", help=f"engine rows beside plain: {', '.join(ROWS)}")
-    add("--quick", action="store_true", help="fewer rounds and tokens, shorter long prompts, rougher figures")
     add("--eager", action="store_true", help="do not compile the target: engines start sooner and run slower")
-    add("--rounds", type=positive, help=f"rounds of every row (default: {ROUNDS}, quick: {QUICK_ROUNDS})")
+    add("--rounds", type=positive, default=ROUNDS, help=f"rounds of every row (default: {ROUNDS})")
     add("--prompts", type=positive, help="prompts a round (default: by target and workload)")
     add("--units", type=positive, default=NUM_UNITS, help=f"units that they are cut into ({NUM_UNITS})")
-    add("--writer-rows", type=positive, help="rows of 16.8 MB in each of the writer's files")
+    add("--writer-rows", type=positive, default=64, help="rows of 16.8 MB in each of the writer's files")
     add("--only", choices=PARTS, help="measure one part alone")
     add("--seed", type=int, default=0, help="of the prompts and of the order within a round")
     add("--dir", type=Path, default=Path(".cache/bench"), help="where to write: its disk is measured")
@@ -81,9 +77,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
             parser.error(f"argument --rows: {missing}")
         say(f"row speculators is left out: {missing}")
         options.rows = tuple(row for row in options.rows if row != "speculators")
-    options.rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
     options.prompts = work_of(options).num_prompts
-    options.writer_rows = options.writer_rows or (QUICK_WRITER_ROWS if options.quick else NUM_WRITER_ROWS)
     return options
 
 
@@ -92,7 +86,6 @@ def work_of(options: argparse.Namespace) -> Workload:
     return workload(
         TARGETS[options.target],
         options.workload,
-        quick=options.quick,
         num_prompts=options.prompts,
         seed=options.seed,
         num_units=options.units,
@@ -143,7 +136,8 @@ def run_engines(
     """Measure the engine rows, print their tables, return what is kept. Raises EngineLost."""
     turns = measure_engines(work, orders, scratch, engine_options)
     figures = engine_figures(turns, work.stored_tokens, work.state_bytes)
-    print("", engine_table(figures), "", sep="\n")
+    peers = against_peers(turns)
+    print("", engine_table(figures, peers), sep="\n")
     kept: dict[str, Any] = {
         "workload": asdict(work),
         "tokens_a_round": work.stored_tokens,
@@ -152,12 +146,11 @@ def run_engines(
         "rounds": {row: [asdict(turn) for turn in of_row] for row, of_row in turns.items()},
         "summary": {row: asdict(of_row) for row, of_row in figures.items()},
     }
-    if "quarry" in turns and (ratios := against_peers(turns)):
-        print(peers_line(ratios))
-        kept["quarry_against_peers"] = {row: asdict(figure) for row, figure in ratios.items()}
+    if peers:
+        kept["quarry_against_peers"] = {row: asdict(figure) for row, figure in peers.items()}
     if {"quarry", "unchecked"} <= turns.keys():
         cost = checks_cost(turns)
-        print(checks_line(cost))
+        print(f"\nAll checks: {cost.seconds_ratio} of the time without, {cost.cpu_ratio} of the CPU seconds.")
         kept["checks"] = {"quarry": asdict(cost)}
     return kept
 

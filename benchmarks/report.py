@@ -12,14 +12,12 @@ from benchmarks.harness import Spread, markdown, paired, spread
 WRITER_ROWS = {
     "write-fsync": "write() + fsync()",
     "quarry": "Quarry's writer, sealed",
-    "quarry-unchecked": "the same without the checks",
     "write-fsync-alone": "write() + fsync(), one thread",
     "quarry-alone": "Quarry's writer, one thread",
     "write": "write() alone",
 }
 WRITER_BASES = {
     "quarry": "write-fsync",
-    "quarry-unchecked": "write-fsync",
     "quarry-alone": "write-fsync-alone",
 }
 """What a writer row is compared with: the plain way to the same promise."""
@@ -114,21 +112,11 @@ def checks_cost(turns: Mapping[str, Sequence[EngineTurn]]) -> ChecksCost:
     )
 
 
-def checks_line(cost: ChecksCost) -> str:
-    """Return the sentence on what the checks cost."""
-    time, cpu = cost.seconds_ratio, cost.cpu_ratio
-    return f"All checks: {time} of the time without checks, {cpu} of the CPU seconds."
-
-
 def against_peers(turns: Mapping[str, Sequence[EngineTurn]]) -> dict[str, Spread]:
-    """Return Quarry's tokens/s in units of each peer row's, round by round."""
-    ours = [1 / turn.seconds for turn in turns["quarry"]]
-    return {row: paired(ours, [1 / turn.seconds for turn in turns[row]]) for row in turns if ROWS[row].peer}
-
-
-def peers_line(ratios: Mapping[str, Spread]) -> str:
-    """Return the sentence on Quarry and its peers."""
-    return f"Quarry's tokens/s: {', '.join(f'{figure} of {row}' for row, figure in ratios.items())}."
+    """Return Quarry's tokens/s in units of each peer row's, round by round; nothing without Quarry."""
+    ours = [1 / turn.seconds for turn in turns.get("quarry", ())]
+    peers = [row for row in turns if ROWS[row].peer] if ours else []
+    return {row: paired(ours, [1 / turn.seconds for turn in turns[row]]) for row in peers}
 
 
 def writer_figures(turns: Mapping[str, Sequence[WriterTurn]]) -> dict[str, WriterFigures]:
@@ -144,15 +132,16 @@ def writer_figures(turns: Mapping[str, Sequence[WriterTurn]]) -> dict[str, Write
     }
 
 
-def engine_table(figures: Mapping[str, EngineFigures]) -> str:
-    """Return the table of the engine rows."""
-    headers = ["engine row", "tokens/s", "/ plain", "best / best", "CPU-s/GB", "/ plain"]
+def engine_table(figures: Mapping[str, EngineFigures], peers: Mapping[str, Spread]) -> str:
+    """Return the table of the engine rows, with Quarry's rate in units of each of `peers`."""
+    headers = ["engine row", "tokens/s", "/ plain", "best / best", "Quarry / this", "CPU-s/GB", "/ plain"]
     rows = [
         [
             ROWS[row].label,
             f"{of_row.tokens_per_s.median:.0f}",
             str(of_row.ratio),
             f"{of_row.best_ratio:.2f}",
+            str(peers.get(row, "")),
             f"{of_row.cpu_s_per_gb.median:.1f}",
             str(of_row.cpu_ratio),
             f"{of_row.bytes / 1e9:.2f}",

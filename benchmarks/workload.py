@@ -30,7 +30,6 @@ class Target:
     vocab_size: int
     layer_ids: tuple[int, ...]
     round_tokens: int = 0
-    quick_round_tokens: int = 0
 
     @property
     def state_bytes_per_token(self) -> int:
@@ -40,9 +39,9 @@ class Target:
 
 TARGETS = {
     # About 150 M parameters for 8 KiB of states a token: the engine is the bound, as on a real node.
-    "compute": Target(1024, 2816, 12, 16, 8, 64, 4096, (2, 6, 10, 12), 8192, 4096),
+    "compute": Target(1024, 2816, 12, 16, 8, 64, 4096, (2, 6, 10, 12), 8192),
     # Hardly any arithmetic for 32 KiB of states a token: the drain is the bound, as with no real model.
-    "drain": Target(4096, 64, 4, 1, 1, 64, 512, (1, 2, 3, 4), 65_536, 16_384),
+    "drain": Target(4096, 64, 4, 1, 1, 64, 512, (1, 2, 3, 4), 65_536),
 }
 
 
@@ -79,7 +78,6 @@ KINDS = {
     "shared": Kind(448, 576, shared_tokens=384),
     "generate": Kind(128, 256, answer_tokens=64),
 }
-QUICK_KINDS = KINDS | {"long": Kind(2048, 2048, fewest_prompts=2)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,21 +135,9 @@ class Workload:
 
 
 def workload(
-    target: Target,
-    kind: str,
-    *,
-    quick: bool,
-    num_prompts: int | None,
-    seed: int,
-    num_units: int = NUM_UNITS,
+    target: Target, kind: str, *, num_prompts: int | None, seed: int, num_units: int = NUM_UNITS
 ) -> Workload:
     """Return the work of a round; `num_prompts` is the target's and the kind's own choice if not given."""
-    shape = (QUICK_KINDS if quick else KINDS)[kind]
-    tokens = target.quick_round_tokens if quick else target.round_tokens
-    return Workload(
-        target,
-        shape,
-        num_prompts or max(shape.fewest_prompts, tokens // shape.mean_tokens),
-        num_units,
-        seed,
-    )
+    shape = KINDS[kind]
+    prompts = num_prompts or max(shape.fewest_prompts, target.round_tokens // shape.mean_tokens)
+    return Workload(target, shape, prompts, num_units, seed)

@@ -10,18 +10,14 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
-from unittest.mock import patch
 
 import torch
 
 from benchmarks.dataset import HIDDEN_SIZE, LAYER_IDS, model_identity, write_unit
-from benchmarks.no_checks import NoChecks, refuse_nothing
 from benchmarks.report import WriterTurn
-from connector import shards
 from connector.pool import HostPool, Slab
-from connector.repeats import RepeatCheck
 from tests.support.plans import JOB, random_ids, write_plan
 from tests.support.sums import token_sums
 
@@ -59,7 +55,6 @@ class WriterBench:
         self.kinds: dict[str, Callable[[int], None]] = {
             "write-fsync": lambda unit: self._plain(unit, durable=True),
             "quarry": self._quarry,
-            "quarry-unchecked": self._quarry,
             "write-fsync-alone": lambda unit: self._plain(unit, durable=True),
             "quarry-alone": self._quarry,
             "write": lambda unit: self._plain(unit, durable=False),
@@ -72,7 +67,6 @@ class WriterBench:
         attempts.mkdir(parents=True)
         files = 1 if kind in ALONE else NUM_THREADS
         with (
-            _unchecked() if kind == "quarry-unchecked" else nullcontext(),
             _one_core(),
             ThreadPoolExecutor(files) as threads,
         ):
@@ -114,16 +108,6 @@ class WriterBench:
         rows = ((self._states_LTH(self._slabs[slab]), self._sums[slab]) for slab in slabs)
         cached = NUM_SLABS * NUM_TOKENS
         write_unit(self._folder, model_identity(), self._ids, rows, unit=unit, cache_tokens=cached)
-
-
-@contextmanager
-def _unchecked() -> Iterator[None]:
-    """Leave the row checks out."""
-    with (
-        patch.multiple(shards, RowChecker=NoChecks, _refuse_changed=refuse_nothing),
-        patch.object(RepeatCheck, "check", refuse_nothing),
-    ):
-        yield
 
 
 @contextmanager
