@@ -37,45 +37,39 @@ LOG_TAIL_CHARS = 3000
 
 QUARRY, BARE = "quarry extract", "vLLM alone"
 JUDGED = {QUARRY: "the first states are captured", BARE: "the first answer"}
+SETTINGS = {
+    QUARRY: {
+        "QUARRY_ENGINE": "benchmarks.startup_engine:NotedEngine",
+        "QUARRY_ENGINE_OPTIONS": json.dumps({"enforce_eager": True}),
+        "QUARRY_CPU_KV_CACHE_GIB": ENVIRONMENT["VLLM_CPU_KVCACHE_SPACE"],
+    },
+    BARE: {"VLLM_PLUGINS": ""},  # none of our plug-in, either
+}
 
 
 class Rows:
     """Runs one row once, in a process of its own."""
 
-    def __init__(self, folder: Path, *, compiled: bool) -> None:
+    def __init__(self, folder: Path) -> None:
         """Write the target and the job into `folder`."""
         self._folder = folder
-        target = random_target(folder / "target", **RECIPE)
-        options = {} if compiled else {"enforce_eager": True}
+        target = str(random_target(folder / "target", **RECIPE))
         samples, job = folder / "samples.jsonl", folder / "job.json"
         samples.write_text("\n".join(CONVERSATIONS.read_text().splitlines()[:SAMPLES]))
-        fields = {
-            "model": str(target),
-            "source": {"kind": "file", "path": str(samples)},
-            "max_tokens": MAX_TOKENS,
-            "on_too_long": "truncate",
-            "loss": "all",
-        }
-        job.write_text(json.dumps(fields))
+        source = {"kind": "file", "path": str(samples)}
+        limits = {"max_tokens": MAX_TOKENS, "on_too_long": "truncate", "loss": "all"}
+        job.write_text(json.dumps({"model": target, "source": source, **limits}))
         bare = {
-            "model": str(target),
+            "model": target,
             "dtype": Recipe().dtype,
             "max_model_len": MAX_TOKENS + 1,
             "skip_tokenizer_init": True,
             "disable_log_stats": True,
-            **options,
+            "enforce_eager": True,
         }
         self._commands = {
             QUARRY: ["service.cli", "extract", str(job), "--out"],
             BARE: ["benchmarks.startup_bare", json.dumps(bare)],
-        }
-        self._environment = {
-            QUARRY: {
-                "QUARRY_ENGINE": "benchmarks.startup_engine:NotedEngine",
-                "QUARRY_ENGINE_OPTIONS": json.dumps(options),
-                "QUARRY_CPU_KV_CACHE_GIB": ENVIRONMENT["VLLM_CPU_KVCACHE_SPACE"],
-            },
-            BARE: {"VLLM_PLUGINS": ""},  # none of our plug-in, either
         }
 
     def run(self, row: str, number: int) -> float:
@@ -88,7 +82,7 @@ class Rows:
         with log.open("wb") as sink:
             status = subprocess.run(
                 [sys.executable, "-m", *self._commands[row], *out],
-                env=os.environ | self._environment[row] | {"QUARRY_STARTUP_FILE": str(noted)},
+                env=os.environ | SETTINGS[row] | {"QUARRY_STARTUP_FILE": str(noted)},
                 stdout=sink,
                 stderr=sink,
                 timeout=TURN_TIMEOUT_S,
@@ -111,19 +105,16 @@ def table(rounds: Mapping[str, Sequence[float]]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print the table, keep the figures if asked to; return the exit status."""
-    parser = command_line("benchmarks.startup", __doc__, save="startup", rounds=5)
-    parser.add_argument("--compiled", action="store_true", help="let vLLM compile the model, as by default")
-    options = parser.parse_args(arguments)
+    options = command_line("benchmarks.startup", __doc__, save="startup", rounds=5).parse_args(arguments)
     set_environment()
     with tempfile.TemporaryDirectory(prefix="quarry-startup-") as folder:
         facts = machine_facts(Path(folder))
         orders = shuffled_rounds(list(JUDGED), options.rounds, options.seed)
-        rounds = run_rounds(list(JUDGED), orders, Rows(Path(folder), compiled=options.compiled).run)
+        rounds = run_rounds(list(JUDGED), orders, Rows(Path(folder)).run)
     print(table(rounds))
     kept = {
         "command": command("benchmarks.startup", options),
         "machine": facts,
-        "compiled": options.compiled,
         "target": RECIPE,
         "orders": orders,
         "rounds": {row: [{JUDGED[row]: one} for one in seconds] for row, seconds in rounds.items()},

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.bench import parse, work_of
 from benchmarks.catalog import PLAIN, ROWS
-from benchmarks.harness import Spread, command, paired, shuffled_rounds
+from benchmarks.harness import Spread, command, paired, run_rounds, shuffled_rounds
 from benchmarks.report import (
     EngineTurn,
     WriterTurn,
@@ -33,6 +33,17 @@ def test_every_round_runs_every_row_once_in_an_order_that_the_seed_repeats() -> 
     assert all(sorted(order) == rows for order in rounds)
     assert len({tuple(order) for order in rounds}) > 1
     assert rounds == shuffled_rounds(rows, 20, seed=3)
+
+
+def test_a_row_is_warmed_up_by_a_round_that_does_not_count() -> None:
+    ran: list[tuple[str, int]] = []
+
+    def run(row: str, number: int) -> int:
+        ran.append((row, number))
+        return number
+
+    assert run_rounds(["a", "b"], [["b", "a"], ["a", "b"]], run) == {"a": [1, 2], "b": [1, 2]}
+    assert ran == [("a", 0), ("b", 0), ("b", 1), ("a", 1), ("a", 2), ("b", 2)]
 
 
 def test_engine_figures_are_rates_ratios_to_plain_and_the_most_of_what_was_used() -> None:
