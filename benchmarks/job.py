@@ -168,7 +168,7 @@ def measure(folder: Path, count: int, *, long: bool) -> dict[str, Shares]:
     jobs = {"small-units": (count, small), "default-units": (count, Storage().shard_bytes)}
     if long:
         jobs["ten-times"] = (TIMES * count, small)
-    found = {}
+    measured: dict[str, Shares] = {}
     try:
         with worker(shop) as is_alive, costed_here(record):
             run_job(shop, is_alive, target, "warm-up", WARM_UP, small)
@@ -176,10 +176,10 @@ def measure(folder: Path, count: int, *, long: bool) -> dict[str, Shares]:
                 before = len(record.read_text().splitlines())
                 peak = run_job(shop, is_alive, target, name, samples, shard_bytes)
                 lines = record.read_text().splitlines()[before:]
-                found[name] = shares(calls(lines), len(os.sched_getaffinity(0)), peak)
+                measured[name] = shares(calls(lines), len(os.sched_getaffinity(0)), peak)
     finally:
         shop.store.close()
-    return found
+    return measured
 
 
 @contextmanager

@@ -53,13 +53,13 @@ class HiddenStatesConnector(OurConnector):
 
 
 def costed(name: str, act: Act, write: Write, *, threads: int = 0) -> Act:
-    """Return `act`, telling its core seconds; `threads` of torch's count as busy from its begin to its end.
+    """Return `act`, recording its core seconds; `threads` of torch's count as busy from its begin to its end.
 
     Without any it is the CPU time of the calling thread.
     """
 
     @functools.wraps(act)
-    def told(*given: Any, **named: Any) -> Any:  # noqa: ANN401 - whatever it takes
+    def recorded(*given: Any, **named: Any) -> Any:  # noqa: ANN401 - whatever it takes
         begin, cpu = time.monotonic(), time.thread_time()
         try:
             return act(*given, **named)
@@ -68,17 +68,17 @@ def costed(name: str, act: Act, write: Write, *, threads: int = 0) -> Act:
             cost = (end - begin) * threads if threads else time.thread_time() - cpu
             write(f"{name} {begin} {end} 0 {cost}\n")
 
-    return told
+    return recorded
 
 
 def _step(name: str, act: Act, write: Write) -> Act:
     @functools.wraps(act)
-    def recorded(self: Any, told: Any, *rest: Any, **named: Any) -> Any:  # noqa: ANN401 - vLLM's
+    def recorded(self: Any, step: Any, *rest: Any, **named: Any) -> Any:  # noqa: ANN401 - vLLM's
         begin = time.monotonic()
         try:
-            return act(self, told, *rest, **named)
+            return act(self, step, *rest, **named)
         finally:
-            tokens = getattr(told, "total_num_scheduled_tokens", 0)
+            tokens = getattr(step, "total_num_scheduled_tokens", 0)
             write(f"{name} {begin} {time.monotonic()} {tokens} 0\n")
 
     return recorded

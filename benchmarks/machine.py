@@ -30,18 +30,18 @@ def machine_facts(folder: Path) -> dict[str, str | int | float]:
 
 
 def cpu_model() -> str:
-    """Return the processor's name as the kernel tells it, or its architecture where the kernel tells none.
+    """Return the processor's name as the kernel reports it, or its architecture.
 
     With AMX if it has that: bfloat16 is several times as fast then.
     """
     lines = (line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines())
-    told = {name.strip(): value.strip() for name, _, value in lines}
-    amx = " with AMX" if "amx_bf16" in told.get("flags", "").split() else ""
-    return told.get("model name", platform.machine()) + amx
+    facts = {name.strip(): value.strip() for name, _, value in lines}
+    amx = " with AMX" if "amx_bf16" in facts.get("flags", "").split() else ""
+    return facts.get("model name", platform.machine()) + amx
 
 
 def huge_pages() -> str:
-    """Return who gets transparent huge pages: `always`, `madvise` or `never`; `unknown` if nobody says."""
+    """Return which memory gets transparent huge pages: `always`, `madvise`, `never` or `unknown`."""
     file = Path("/sys/kernel/mm/transparent_hugepage/enabled")
     chosen = re.search(r"\[(\w+)\]", file.read_text()) if file.is_file() else None
     return chosen[1] if chosen else "unknown"
@@ -66,10 +66,10 @@ def file_system(folder: Path) -> str:
 
 def versions() -> dict[str, str]:
     """Return the versions of the packages that are installed among `PACKAGES`."""
-    found = {}
+    installed = {}
     for name in PACKAGES:
         try:
-            found[name] = version(name)
+            installed[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return installed

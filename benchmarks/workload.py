@@ -8,7 +8,7 @@ import random
 from dataclasses import dataclass
 
 MAX_NUM_BATCHED_TOKENS = 2048
-"""Tokens a step, told to every engine: vLLM's own choice depends on the speculative method."""
+"""Tokens a step of every engine: vLLM's own choice depends on the speculative method."""
 
 STATE_BYTES = 2
 """Bytes of one bfloat16."""

@@ -89,12 +89,12 @@ def main(asked_file: Path) -> None:
 
 def counted(metrics: list[Any]) -> dict[str, Any]:
     """Return the fields of Acceptance among vLLM's metrics."""
-    found = {metric.name.removeprefix("vllm:spec_decode_num_"): metric for metric in metrics}
+    by_name = {metric.name.removeprefix("vllm:spec_decode_num_"): metric for metric in metrics}
     return {
-        "drafts": int(found["drafts"].value),
-        "drafted_tokens": int(found["draft_tokens"].value),
-        "accepted_tokens": int(found["accepted_tokens"].value),
-        "per_position": [int(value) for value in found["accepted_tokens_per_pos"].values],
+        "drafts": int(by_name["drafts"].value),
+        "drafted_tokens": int(by_name["draft_tokens"].value),
+        "accepted_tokens": int(by_name["accepted_tokens"].value),
+        "per_position": [int(value) for value in by_name["accepted_tokens_per_pos"].values],
     }
 
 

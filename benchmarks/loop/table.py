@@ -93,15 +93,15 @@ def judged(title: str, outcomes: Mapping[str, Outcome], slack: float) -> list[st
     the untrained one is far below.
     """
     ours, peer = outcomes[OURS].mean_length, outcomes[PEER].mean_length
-    found = [f"{title}, {OURS}: {ours:.3f} is below the peer's {peer:.3f}"] if ours < peer - slack else []
+    wrong = [f"{title}, {OURS}: {ours:.3f} is below the peer's {peer:.3f}"] if ours < peer - slack else []
     if FP8 in outcomes and (lossy := outcomes[FP8].mean_length) < ours - slack:
-        found.append(f"{title}, {FP8}: {lossy:.3f} is below ours without loss, {ours:.3f}")
-    found += [
+        wrong.append(f"{title}, {FP8}: {lossy:.3f} is below ours without loss, {ours:.3f}")
+    wrong += [
         f"{title}, {name}: {outcome.mean_length:.3f} is not visibly below ours, {ours:.3f}"
         for name, outcome in outcomes.items()
         if name not in (OURS, PEER, FP8) and outcome.mean_length >= ours - slack
     ]
-    return found
+    return wrong
 
 
 def report(by_title: Mapping[str, Mapping[str, Outcome]], beside: Difference) -> str:

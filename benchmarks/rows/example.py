@@ -18,7 +18,7 @@ from service.capture.engine import Prompt
 FILES_TIMEOUT_S = 120.0
 FILES_POLL_S = 0.005
 ANSWER_TOO = {"include_output_tokens": True}
-"""What the example needs to be told to store the states of an answer as well."""
+"""The option of the example that stores the states of an answer as well."""
 
 
 ON_CUDA = {"kv_connector": "ExampleHiddenStatesConnector"}
