@@ -23,7 +23,7 @@ from rich.markup import escape
 
 from examples.show_row import show_dataset
 from examples.tiny_target import ROOT, Recipe, cached_target
-from schemas.job import JobState, JobView
+from schemas.job import JobState, JobSummary
 from service.cli.client import Client, ProblemReceived
 from service.cli.progress_bar import progress_display
 
@@ -112,7 +112,7 @@ def wait_until_ready(server: str, child: subprocess.Popen[bytes]) -> None:
     raise DemoFailed(f"the service did not become ready: see {LOG}")
 
 
-def post_job(server: str, target: str) -> JobView:
+def post_job(server: str, target: str) -> JobSummary:
     """Post the job under a key that says what it is; a job that stopped is resumed. Raises DemoFailed."""
     body = {**yaml.safe_load(JOB_FILE.read_text()), "model": f"./{TARGET}"}
     key = "demo-" + hashlib.sha256(f"{target} {json.dumps(body, sort_keys=True)}".encode()).hexdigest()[:16]
@@ -120,15 +120,15 @@ def post_job(server: str, target: str) -> JobView:
     response = httpx2.post(f"{server}/extract", json=body, headers={"Idempotency-Key": key}, trust_env=False)
     if not response.is_success:
         raise DemoFailed(f"POST /extract answered {response.status_code}: {response.text}")
-    job = JobView.model_validate_json(response.content)
+    job = JobSummary.model_validate_json(response.content)
     with Client(server) as client:
         if job.state in STOPPED:
-            job = JobView.model_validate(client.post(f"/jobs/{job.id}/resume"))
+            job = JobSummary.model_validate(client.post(f"/jobs/{job.id}/resume"))
     CONSOLE.print(f"   {job.id} is {job.state}")
     return job
 
 
-def follow(server: str, job: JobView) -> None:
+def follow(server: str, job: JobSummary) -> None:
     """Show the progress from the job's event stream until it is complete. Raises DemoFailed."""
     event = None
     with Client(server) as client, progress_display(sys.stdout) as display:

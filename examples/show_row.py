@@ -11,13 +11,13 @@ from tokenizers import Tokenizer
 
 from schemas.dataset.columns import LAYER_PREFIX
 from schemas.dataset.manifest import Manifest
-from schemas.job import JobView
+from schemas.job import JobSummary
 from schemas.names import manifest_path
 
 SHOWN_TOKENS = 24
 
 
-def show_dataset(dataset: Path, job: JobView, target: Path, console: Console) -> None:
+def show_dataset(dataset: Path, job: JobSummary, target: Path, console: Console) -> None:
     """Print where the dataset is, what it holds, and its first row."""
     manifest = Manifest.model_validate_json((dataset / manifest_path(job.id)).read_text())
     totals = manifest.totals

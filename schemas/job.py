@@ -2,17 +2,16 @@
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from schemas.base import Wire
 from schemas.names import JobId
-from schemas.request import ExtractRequest
 
 
 class JobState(StrEnum):
-    """Where a job stands. BLOCKED waits for a person or for space.
+    """Where a job stands. BLOCKED waits for a person or for space, PAUSED for whoever paused it.
 
     `resume` continues it with everything kept.
     """
@@ -21,25 +20,35 @@ class JobState(StrEnum):
     RUNNING = "running"
     PUBLISHING = "publishing"
     COMPLETED = "completed"
+    PAUSED = "paused"
     BLOCKED = "blocked"
     FAILED = "failed"
     CANCELLED = "cancelled"
+    DELETING = "deleting"
 
+
+_STOPPED = frozenset({JobState.FAILED, JobState.BLOCKED, JobState.CANCELLED, JobState.PAUSED})
 
 JOB_MOVES: dict[JobState, frozenset[JobState]] = {
-    JobState.QUEUED: frozenset({JobState.RUNNING, JobState.FAILED, JobState.BLOCKED, JobState.CANCELLED}),
-    JobState.RUNNING: frozenset({JobState.PUBLISHING, JobState.FAILED, JobState.BLOCKED, JobState.CANCELLED}),
-    JobState.PUBLISHING: frozenset(
-        {JobState.COMPLETED, JobState.FAILED, JobState.BLOCKED, JobState.CANCELLED}
-    ),
+    JobState.QUEUED: _STOPPED | {JobState.RUNNING},
+    JobState.RUNNING: _STOPPED | {JobState.PUBLISHING},
+    JobState.PUBLISHING: _STOPPED | {JobState.COMPLETED},
+    JobState.PAUSED: frozenset({JobState.QUEUED, JobState.CANCELLED}),
     JobState.BLOCKED: frozenset({JobState.QUEUED, JobState.CANCELLED}),
-    JobState.FAILED: frozenset({JobState.QUEUED}),
-    JobState.CANCELLED: frozenset({JobState.QUEUED}),
-    JobState.COMPLETED: frozenset(),
+    JobState.FAILED: frozenset({JobState.QUEUED, JobState.DELETING}),
+    JobState.CANCELLED: frozenset({JobState.QUEUED, JobState.DELETING}),
+    JobState.COMPLETED: frozenset({JobState.DELETING}),
+    JobState.DELETING: frozenset(),
 }
 """Every legal move. `resume` is the move to QUEUED: planning and capture go on from what is committed."""
 
-ENDED_JOB_STATES = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED})
+ENDED_JOB_STATES = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.DELETING})
+
+RESTING_JOB_STATES = ENDED_JOB_STATES | {JobState.BLOCKED, JobState.PAUSED}
+"""States that no worker leaves."""
+
+Priority = Annotated[int, Field(ge=-100, le=100)]
+"""Jobs of a higher priority are worked on first; those of the same, oldest first."""
 
 
 class Problem(Wire):
@@ -72,10 +81,11 @@ class Progress(Wire):
 
 
 class JobSummary(Wire):
-    """What `GET /jobs` says of a job: all but its request, which may hold 64 MiB of samples."""
+    """A job without its request, which may hold 64 MiB of samples."""
 
     id: JobId
     state: JobState
+    priority: Priority = 0
     model: str
     source_kind: Literal["inline", "file", "hub"]
     progress: Progress
@@ -86,12 +96,6 @@ class JobSummary(Wire):
     )
     created_at: datetime
     updated_at: datetime
-
-
-class JobView(JobSummary):
-    """What `GET /jobs/{id}` says."""
-
-    request: ExtractRequest
 
 
 class JobPage(Wire):

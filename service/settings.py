@@ -96,6 +96,10 @@ class Settings(BaseSettings):
 
     lease_s: float = Field(default=60.0, ge=1.0)
     """How long a unit, a plan or a repository stays with a silent owner."""
+    keep_jobs_days: float | None = Field(default=None, ge=0.0)
+    """Days after its end that a job is kept; unset: for ever. What it pushed stays on the Hub."""
+    delete_old_datasets: bool = False
+    """Delete a job's dataset from the data folder with the job, when `keep_jobs_days` are over."""
     poll_s: float = Field(default=0.5, gt=0)
     """How often an idle worker looks for work."""
     unit_attempts: int = Field(default=3, ge=1, le=100)

@@ -2,8 +2,8 @@
 
 Never touches an attempt that is leased or committed: the store says which those are, and it is asked after
 the folder was listed, so that an attempt begun in between is never mistaken for a lost one. A job that the
-store does not know is left alone: no job is ever deleted, so the store is not the one that belongs to the
-folder, or an older one that was restored.
+store does not know is left alone: deleting a job removes its folder first, so the store is not the one that
+belongs to the folder, or an older one that was restored.
 """
 
 import logging

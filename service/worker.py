@@ -17,9 +17,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.process import BaseProcess
 
-from schemas.job import ENDED_JOB_STATES, JobState
+from schemas.job import RESTING_JOB_STATES, JobState
 from service.capture.loop import Capture, import_engine
-from service.errors import STORE_AWAY
+from service.control.deletion import delete_old_jobs
+from service.errors import STORE_AWAY, WriteFailed
 from service.lifeline import die_with_parent
 from service.settings import Settings
 from service.store import Store, jobs, migration, tasks
@@ -126,8 +127,9 @@ async def _restart(
 def _sweep(store: Store, settings: Settings) -> None:
     try:
         sweep(store, settings)
-    except STORE_AWAY as error:
-        logger.warning("nothing was swept: %s", error)
+        delete_old_jobs(store, settings)
+    except (WriteFailed, *STORE_AWAY) as error:
+        logger.warning("not all was swept: %s", error)
 
 
 async def _until_ended(store: Store, job_id: str, stop: asyncio.Event) -> None:
@@ -138,7 +140,7 @@ async def _until_ended(store: Store, job_id: str, stop: asyncio.Event) -> None:
         except STORE_AWAY as error:
             logger.warning("job %s cannot be looked at: %s", job_id, error)
             state = None
-        if state in ENDED_JOB_STATES or state is JobState.BLOCKED:
+        if state in RESTING_JOB_STATES:
             return
         await asyncio.sleep(0.1)
 

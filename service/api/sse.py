@@ -6,14 +6,11 @@ from anyio import sleep
 from fastapi.sse import ServerSentEvent
 from starlette.concurrency import run_in_threadpool
 
-from schemas.job import ENDED_JOB_STATES, JobState
+from schemas.job import RESTING_JOB_STATES, JobState
 from service.store import Store, jobs
 
 POLL_S = 0.25
 PAGE_EVENTS = 500
-
-RESTING_JOB_STATES = ENDED_JOB_STATES | {JobState.BLOCKED}
-"""States that no worker leaves: the stream ends there, so that a client needs no timeout to know."""
 
 
 async def job_events(
@@ -21,9 +18,9 @@ async def job_events(
 ) -> AsyncIterator[ServerSentEvent]:
     """Yield the events of `job_id` with an id above `after`, in order, each once.
 
-    Ends when the job rests and all is sent, or when `stopping` says that the server ends: the client comes
-    back with `Last-Event-ID`. Runs on the event loop and asks the store in a thread. `state` is the job's at
-    some moment before this call; its events carry every later one.
+    Ends when no worker goes on with the job and all is sent, or when `stopping` says that the server ends:
+    the client comes back with `Last-Event-ID`. Runs on the event loop and asks the store in a thread.
+    `state` is the job's at some moment before this call; its events carry every later one.
     """
     while not stopping():
         page = await run_in_threadpool(store.read, jobs.events, job_id, after=after, limit=PAGE_EVENTS)

@@ -13,7 +13,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from schemas.job import ENDED_JOB_STATES, JobState
+from schemas.job import RESTING_JOB_STATES, JobState
 from schemas.receipts import UnitKey
 from service.capture.budget import InFlight
 from service.capture.landing import land_unit
@@ -112,11 +112,11 @@ class Capture:
         if self._only_job is None or self._units:
             return False
         try:
-            job = await asyncio.to_thread(self._store.read, jobs.summary, self._only_job)
+            job = await asyncio.to_thread(self._store.read, jobs.job, self._only_job)
         except STORE_AWAY as error:
             logger.warning("job %s cannot be looked at: %s", self._only_job, error)
             return False
-        if job.state in ENDED_JOB_STATES or job.state in {JobState.PUBLISHING, JobState.BLOCKED}:
+        if job.state in RESTING_JOB_STATES or job.state is JobState.PUBLISHING:
             return True
         return job.progress.plan_done and job.progress.units_done == job.progress.units_planned
 

@@ -8,7 +8,7 @@ import httpx2
 from pydantic import ValidationError
 
 from schemas.events import Event
-from schemas.job import ENDED_JOB_STATES, JobState, JobView, Problem
+from schemas.job import RESTING_JOB_STATES, JobSummary, Problem
 from service.api.problems import PROBLEM_MEDIA_TYPE
 
 TIMEOUT_S = 30.0
@@ -51,9 +51,17 @@ class Client:
         """Post without a body and return the answer."""
         return self._json("POST", path, {})
 
+    def patch(self, path: str, body: dict[str, int]) -> Any:  # noqa: ANN401 - a parsed JSON document
+        """Send what is to be changed and return the answer."""
+        return self._json("PATCH", path, {}, body)
+
+    def delete(self, path: str, **query: str) -> None:
+        """Delete what is at `path`."""
+        self._json("DELETE", path, dict(query))
+
     def follow(self, job_id: str) -> Iterator[Event]:
-        """Yield a job's events from the first until it has ended or is blocked; a lost stream is resumed."""
-        state, last, lost = JobView.model_validate(self.get(f"/jobs/{job_id}")).state, 0, 0
+        """Yield a job's events from the first until no worker goes on with it; a lost stream is resumed."""
+        state, last, lost = JobSummary.model_validate(self.get(f"/jobs/{job_id}")).state, 0, 0
         while True:
             try:
                 for event in self._stream(job_id, last):
@@ -65,7 +73,7 @@ class Client:
                     raise ProblemReceived(self._unreachable(error)) from error
                 time.sleep(RECONNECT_S)
                 continue
-            if state in ENDED_JOB_STATES or state is JobState.BLOCKED:
+            if state in RESTING_JOB_STATES:
                 return
 
     def _stream(self, job_id: str, last: int) -> Iterator[Event]:
@@ -78,13 +86,15 @@ class Client:
                 if line.startswith("data:"):
                     yield Event.model_validate_json(line.removeprefix("data:"))
 
-    def _json(self, method: str, path: str, query: dict[str, str | int]) -> Any:  # noqa: ANN401 - JSON
+    def _json(
+        self, method: str, path: str, query: dict[str, str | int], body: dict[str, int] | None = None
+    ) -> Any:  # noqa: ANN401 - a parsed JSON document
         try:
-            response = self._http.request(method, path, params=query)
+            response = self._http.request(method, path, params=query, json=body)
         except httpx2.TransportError as error:
             raise ProblemReceived(self._unreachable(error)) from error
         if response.is_success:
-            return response.json()
+            return response.json() if response.content else None
         raise ProblemReceived(_problem(response))
 
     def _unreachable(self, error: Exception) -> Problem:

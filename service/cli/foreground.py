@@ -10,19 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from pydantic import ValidationError
-
-from schemas.dataset.manifest import Manifest
 from schemas.events import Event
-from schemas.identity import Identity
-from schemas.job import ENDED_JOB_STATES, JobState, Problem, Progress
-from schemas.names import is_local_model, job_id_from_key
+from schemas.job import RESTING_JOB_STATES, JobState, Problem, Progress
+from schemas.names import is_local_model, job_id_from_key, manifest_path
 from schemas.request import ExtractRequest
 from service.cli.progress_bar import ProgressDisplay
 from service.control.submit import check
 from service.errors import EngineDied, OptionRefused
 from service.settings import Settings
-from service.store import JobRow, Store, jobs, migration
+from service.store import JobRow, NewJob, Store, jobs, migration
 from service.work.supervisor import Supervisor
 from service.work.worker_process import JOB_ENDED_CODES, stop_grace_s, worker_command
 
@@ -53,31 +49,31 @@ class Ending:
 def extract_to(out: Path, request: ExtractRequest, settings: Settings, display: ProgressDisplay) -> Ending:
     """Run `request` until `out` holds its dataset and nothing else, or a signal comes. Main thread only.
 
-    A new job's id is made of the request and of what its source holds, so that other rows from a source of
-    the same name are another job in the repository that both are pushed to. A folder keeps its job: the same
-    request goes on with it, and where its dataset is whole the source must be the one that it was made from.
+    A new job's id is made of the request and of what its source and a local model hold, so that other rows
+    from a source of the same name are another job in the repository that both are pushed to. The manifest of
+    that id in `out` means that the job is done.
 
     Raises:
-        OptionRefused: `out` holds another job or another source's rows, is in use, or is not empty.
+        OptionRefused: `out` holds another job, is in use, or is not empty.
         RequestError, HubDenied, HubUnavailable: as `service.control.submit.check`; then nothing is written.
     """
-    key = None
     private = out / PRIVATE
+    key = None
     if not private.exists():
-        finished = _finished(out, request, settings)
+        key = _key(request, settings)
+        finished = _finished(out, job_id_from_key(key))
         if finished is not None:
             return finished
         _refuse_filled(out)
         check(request, settings)
-        key = _key(request, settings)
     private.mkdir(mode=0o700, parents=True, exist_ok=True)
     settings = settings.model_copy(update={"data_dir": private, "out_dir": out, "database_url": None})
     with _alone(private), _opened(settings) as store:
         row = _unfinished(store, request, out)
         if row is None:
             key = key or _key(request, settings)
-            row, _ = store.write(jobs.submit, job_id_from_key(key), key, request)
-        if row.state in {JobState.FAILED, JobState.CANCELLED, JobState.BLOCKED}:
+            row, _ = store.write(jobs.submit, NewJob.of(job_id_from_key(key), key, request))
+        if row.state in RESTING_JOB_STATES - {JobState.COMPLETED}:
             store.write(jobs.resume, row.id)
         ending = _run(store, row.id, settings, display)
     if ending.completed:
@@ -87,10 +83,17 @@ def extract_to(out: Path, request: ExtractRequest, settings: Settings, display: 
 
 
 def _key(request: ExtractRequest, settings: Settings) -> str:
-    """Return what the id of a new job is made of. Raises SourceRefused, HubUnavailable."""
+    """Return what the id of a new job is made of. Raises SourceRefused, UnknownModel, HubUnavailable.
+
+    A Hub model without a revision is not asked for: the dataset names the commit that it was made with.
+    """
+    from service.plan.model_folder import locate_model
     from service.plan.sources import fingerprint
 
-    return f"{request.canonical_json()}\n{fingerprint(request.source, settings)}"
+    key = f"{request.canonical_json()}\n{fingerprint(request.source, settings)}"
+    if is_local_model(request.model):
+        key += f"\n{locate_model(request.model, None, settings).revision}"
+    return key
 
 
 def _run(store: Store, job_id: str, settings: Settings, display: ProgressDisplay) -> Ending:
@@ -127,7 +130,7 @@ def _run(store: Store, job_id: str, settings: Settings, display: ProgressDisplay
         for number, handler in before.items():
             signal.signal(number, handler)
     ending = Ending(last.state, last.progress, last.problem)
-    if ending.state in ENDED_JOB_STATES or ending.state is JobState.BLOCKED:
+    if ending.state in RESTING_JOB_STATES:
         return ending
     if received:
         return Ending(ending.state, ending.progress, signal=received[0])
@@ -144,29 +147,21 @@ def _events(store: Store, job_id: str, after: int) -> Iterator[Event]:
         after = events[-1].id
 
 
-def _finished(out: Path, request: ExtractRequest, settings: Settings) -> Ending | None:
-    """Return the ending of a run of `request` that made `out` whole before, if there was one.
-
-    Raises OptionRefused where it holds another dataset; SourceRefused, UnknownModel or HubUnavailable where
-    nobody can say.
-    """
-    manifests = [_manifest(path) for path in sorted((out / MANIFESTS).glob("*.json"))]
-    if not manifests:
+def _finished(out: Path, job_id: str) -> Ending | None:
+    """Return the ending of the run that made `out` whole before, if there was one. Raises OptionRefused."""
+    own = out / manifest_path(job_id)
+    if not own.exists():
+        if any((out / MANIFESTS).glob("*.json")):
+            raise OptionRefused(
+                f"{out} holds the dataset of another request, or of another content of its source or model",
+                field="--out",
+                cure="give an empty folder",
+            )
         return None
-    manifest = next((one for one in manifests if one.request == request), None)
-    if manifest is None:
-        raise OptionRefused(
-            f"{out} holds the dataset of another request", field="--out", cure="give an empty folder"
-        )
-    changed = _changed(manifest.provenance.identity, request, settings)
-    if changed is not None:
-        raise OptionRefused(
-            f"{out} holds the dataset of this request as it was; since then {changed} has changed",
-            field="--out",
-            cure="give an empty folder",
-        )
+    from service.publish.assemble import read_manifest
+
     shutil.rmtree(out / SPENT, ignore_errors=True)
-    totals = manifest.totals
+    totals = read_manifest(own).totals
     return Ending(
         JobState.COMPLETED,
         Progress(
@@ -178,31 +173,6 @@ def _finished(out: Path, request: ExtractRequest, settings: Settings) -> Ending 
             bytes_written=totals.bytes,
         ),
     )
-
-
-def _changed(identity: Identity, request: ExtractRequest, settings: Settings) -> str | None:
-    """Say what of a finished dataset's inputs is no longer what it was made from.
-
-    A Hub model without a revision is not asked for: the dataset names the commit that it was made with.
-    """
-    from service.plan.model_folder import locate_model
-    from service.plan.sources import fingerprint
-
-    if fingerprint(request.source, settings) != identity.source_fingerprint:
-        return "its source"
-    model = request.model
-    if is_local_model(model) and locate_model(model, None, settings).revision != identity.revision:
-        return f"the model in {model}"
-    return None
-
-
-def _manifest(path: Path) -> Manifest:
-    try:
-        return Manifest.model_validate_json(path.read_bytes())
-    except ValidationError as error:
-        raise OptionRefused(
-            f"{path} is not a manifest of this version", field="--out", cure="give an empty folder"
-        ) from error
 
 
 def _refuse_filled(out: Path) -> None:
@@ -223,8 +193,8 @@ def _unfinished(store: Store, request: ExtractRequest, out: Path) -> JobRow | No
     newest, _ = store.read(jobs.page, limit=1)
     if not newest:
         return None
-    row = store.read(jobs.job, newest[0].id)
-    if row.request != request:
+    row = newest[0]
+    if store.read(jobs.request, row.id) != request:
         raise OptionRefused(
             f"{out} holds the unfinished run of another job ({row.id})",
             field="--out",

@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
-from schemas.job import JobPage, JobState, JobSummary, JobView, RejectPage
+from schemas.job import JobPage, JobState, JobSummary, RejectPage
 from schemas.names import is_job_id
 from service.cli.client import Client
 from service.cli.console import EXIT_NOT_COMPLETE, complain, say
 
 app = typer.Typer(
-    help="List, follow, cancel and resume the jobs of a running service.",
+    help="List, follow, pause, cancel, resume and delete the jobs of a running service.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -46,10 +46,15 @@ def list_jobs(
 
 
 @app.command()
-def show(job_id: JobIdArgument, server: Server = DEFAULT_SERVER) -> None:
+def show(
+    job_id: JobIdArgument,
+    server: Server = DEFAULT_SERVER,
+    request: Annotated[bool, typer.Option("--request", help="Print the job's request instead.")] = False,
+) -> None:
     """Print a job as JSON."""
     with Client(server) as client:
-        print(json.dumps(client.get(f"/jobs/{job_id}"), indent=2))
+        path = f"/jobs/{job_id}/request" if request else f"/jobs/{job_id}"
+        print(json.dumps(client.get(path), indent=2))
 
 
 @app.command()
@@ -71,14 +76,46 @@ def watch(job_id: JobIdArgument, server: Server = DEFAULT_SERVER) -> None:
 def cancel(job_id: JobIdArgument, server: Server = DEFAULT_SERVER) -> None:
     """Stop a job; what it has committed is kept."""
     with Client(server) as client:
-        say(line(JobView.model_validate(client.post(f"/jobs/{job_id}/cancel"))))
+        say(line(JobSummary.model_validate(client.post(f"/jobs/{job_id}/cancel"))))
+
+
+@app.command()
+def pause(job_id: JobIdArgument, server: Server = DEFAULT_SERVER) -> None:
+    """Let a job rest until it is resumed; what it has committed is kept."""
+    with Client(server) as client:
+        say(line(JobSummary.model_validate(client.post(f"/jobs/{job_id}/pause"))))
+
+
+@app.command()
+def priority(
+    job_id: JobIdArgument,
+    value: Annotated[int, typer.Argument(min=-100, max=100, metavar="PRIORITY")],
+    server: Server = DEFAULT_SERVER,
+) -> None:
+    """Set a job's priority: jobs of a higher one are worked on first."""
+    with Client(server) as client:
+        say(line(JobSummary.model_validate(client.patch(f"/jobs/{job_id}", {"priority": value}))))
+
+
+@app.command()
+def delete(
+    job_id: JobIdArgument,
+    dataset: Annotated[
+        bool, typer.Option("--dataset", help="Delete its dataset from the service's data folder, too.")
+    ] = False,
+    server: Server = DEFAULT_SERVER,
+) -> None:
+    """Delete a job that has ended; what it pushed to the Hub stays there."""
+    with Client(server) as client:
+        client.delete(f"/jobs/{job_id}", dataset="delete" if dataset else "keep")
+    say(job_id)
 
 
 @app.command()
 def resume(job_id: JobIdArgument, server: Server = DEFAULT_SERVER) -> None:
-    """Queue a blocked, failed or cancelled job again."""
+    """Queue a paused, blocked, failed or cancelled job again."""
     with Client(server) as client:
-        say(line(JobView.model_validate(client.post(f"/jobs/{job_id}/resume"))))
+        say(line(JobSummary.model_validate(client.post(f"/jobs/{job_id}/resume"))))
 
 
 @app.command()

@@ -6,7 +6,7 @@ from schemas.names import job_id_from_key
 from schemas.request import ExtractRequest
 from service.errors import NotFound
 from service.settings import Settings
-from service.store import JobRow, Store, jobs
+from service.store import JobRow, NewJob, Store, jobs
 
 
 def new_key() -> str:
@@ -14,7 +14,7 @@ def new_key() -> str:
     return secrets.token_hex(16)
 
 
-def submit(request: ExtractRequest, key: str, store: Store, settings: Settings) -> JobRow:
+def submit(request: ExtractRequest, key: str, store: Store, settings: Settings, priority: int = 0) -> JobRow:
     """Return the job of `key`, made now if it is new.
 
     A job that exists is not checked again: its source may be gone by now, and the client only repeats itself.
@@ -30,7 +30,7 @@ def submit(request: ExtractRequest, key: str, store: Store, settings: Settings) 
         store.read(jobs.state, job_id)
     except NotFound:
         check(request, settings)
-    return store.write(jobs.submit, job_id, key, request)[0]
+    return store.write(jobs.submit, NewJob.of(job_id, key, request, priority))[0]
 
 
 def check(request: ExtractRequest, settings: Settings) -> None:

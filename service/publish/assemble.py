@@ -71,7 +71,7 @@ def account_of(store: Store, lease: PublishLease, request: ExtractRequest) -> Ac
         job_id=lease.job_id,
         request=request,
         provenance=lease.provenance,
-        samples_planned=store.read(jobs.summary, lease.job_id).progress.samples_planned,
+        samples_planned=store.read(jobs.job, lease.job_id).progress.samples_planned,
         commits=made,
         rejects=tuple(_all_rejects(store, lease.job_id)),
     )

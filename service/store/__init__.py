@@ -4,6 +4,7 @@ from service.store.database import Store, Transaction
 from service.store.values import (
     JobRow,
     Lease,
+    NewJob,
     PlanLease,
     PlannedUnit,
     PublishLease,
@@ -16,6 +17,7 @@ from service.store.values import (
 __all__ = [
     "JobRow",
     "Lease",
+    "NewJob",
     "PlanLease",
     "PlannedUnit",
     "PublishLease",

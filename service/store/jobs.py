@@ -1,41 +1,35 @@
 """Jobs: accepted once a key, read, listed, counted, cancelled and resumed."""
 
-import hashlib
 from dataclasses import replace
+from datetime import timedelta
 
-from sqlalchemy import func, insert, select, update
+from sqlalchemy import and_, delete, func, insert, or_, select, update
 from sqlalchemy.engine import RowMapping
 
 from schemas.events import Event
-from schemas.identity import Identity
-from schemas.job import JobState, JobSummary, Progress
+from schemas.job import ENDED_JOB_STATES, JobState, Progress
 from schemas.request import ExtractRequest
 from service.errors import IdempotencyConflict, NotFound, RequestError
 from service.store import tasks
 from service.store.database import Transaction
 from service.store.ledger import lock_job, move_job, move_task, progress_of, record, tasks_in
 from service.store.stopping import stop
-from service.store.tables import EVENT, JOB, REQUEST, TASK
-from service.store.values import JobRow, TaskKind, TaskState
+from service.store.tables import EVENT, JOB, REJECT, REQUEST, SHARD, TASK, UNIT, UNIT_COMMIT
+from service.store.values import JobRow, NewJob, TaskKind, TaskState
 
-JOB_COLUMNS = [JOB.c[name] for name in JobRow.__slots__ if name not in ("request", "progress")]
-COUNTERS = [JOB.c[name] for name in Progress.model_fields]
-SUMMARY = ("id", "state", "model", "source_kind", "problem", "hub_commit", "created_at", "updated_at")
-SUMMARY_COLUMNS = [*(JOB.c[name] for name in SUMMARY), JOB.c.identity, *COUNTERS]
+JOB_COLUMNS = [JOB.c[name] for name in (*JobRow.__slots__, *Progress.model_fields) if name != "progress"]
 
 
-def submit(
-    tx: Transaction, job_id: str, idempotency_key: str, request: ExtractRequest
-) -> tuple[JobRow, bool]:
+def submit(tx: Transaction, made: NewJob) -> tuple[JobRow, bool]:
     """Insert a job unless its key has one; say whether it is new. Raises IdempotencyConflict."""
-    request_sha256 = hashlib.sha256(request.canonical_json().encode()).hexdigest()
     new = tx.insert(JOB).values(
-        id=job_id,
-        idempotency_key=idempotency_key,
-        request_sha256=request_sha256,
-        publish_subject=request.hub.repo_id if request.hub else job_id,
-        model=request.model,
-        source_kind=request.source.kind,
+        id=made.id,
+        idempotency_key=made.idempotency_key,
+        request_sha256=made.request_sha256,
+        publish_subject=made.publish_subject,
+        model=made.model,
+        source_kind=made.source_kind,
+        priority=made.priority,
         state=JobState.QUEUED,
         last_event=0,
         created_at=tx.now,
@@ -43,12 +37,12 @@ def submit(
         **Progress().model_dump(),
     )
     if tx.connection.scalar(new.on_conflict_do_nothing().returning(JOB.c.id)):
-        tx.connection.execute(insert(REQUEST).values(job_id=job_id, body=request))
-        submitted = record(tx, lock_job(tx, job_id), "state", "submitted")
+        tx.connection.execute(insert(REQUEST).values(job_id=made.id, body=made.request_json))
+        submitted = record(tx, lock_job(tx, made.id), "state", "submitted")
         tasks.add(tx, submitted, TaskKind.PLAN)
-        return job(tx, job_id), True
+        return job(tx, made.id), True
     same = select(JOB.c.id).where(
-        JOB.c.idempotency_key == idempotency_key, JOB.c.request_sha256 == request_sha256
+        JOB.c.idempotency_key == made.idempotency_key, JOB.c.request_sha256 == made.request_sha256
     )
     stored = tx.connection.scalar(same)
     if stored is None:
@@ -62,30 +56,20 @@ def submit(
 
 def job(tx: Transaction, job_id: str) -> JobRow:
     """Return a job. Raises NotFound."""
-    query = select(*JOB_COLUMNS, *COUNTERS, REQUEST.c.body.label("request")).join(REQUEST)
-    row = tx.connection.execute(query.where(JOB.c.id == job_id)).mappings().one_or_none()
+    row = tx.connection.execute(select(*JOB_COLUMNS).where(JOB.c.id == job_id)).mappings().one_or_none()
     if row is None:
         raise NotFound(f"there is no job {job_id}", field="job_id")
-    names = [name for name in JobRow.__slots__ if name != "progress"]
-    return JobRow(progress=progress_of(row), **{name: row[name] for name in names})
-
-
-def summary(tx: Transaction, job_id: str) -> JobSummary:
-    """Return a job without its request. Raises NotFound."""
-    row = tx.connection.execute(select(*SUMMARY_COLUMNS).where(JOB.c.id == job_id)).mappings().one_or_none()
-    if row is None:
-        raise NotFound(f"there is no job {job_id}", field="job_id")
-    return _summary(row)
+    return _job(row)
 
 
 def page(
     tx: Transaction, *, state: JobState | None = None, cursor: str | None = None, limit: int = 50
-) -> tuple[list[JobSummary], str | None]:
-    """Return a page of jobs, newest first, and the cursor of the next; no request is read.
+) -> tuple[list[JobRow], str | None]:
+    """Return a page of jobs, newest first, and the cursor of the next.
 
     Raises RequestError for an unknown cursor.
     """
-    query = select(*SUMMARY_COLUMNS).order_by(JOB.c.number.desc()).limit(limit + 1)
+    query = select(*JOB_COLUMNS).order_by(JOB.c.number.desc()).limit(limit + 1)
     if state is not None:
         query = query.where(JOB.c.state == state)
     if cursor is not None:
@@ -95,16 +79,21 @@ def page(
                 "the cursor is of no page", field="cursor", cure="begin again without a cursor"
             )
         query = query.where(JOB.c.number < last)
-    rows = [_summary(row) for row in tx.connection.execute(query).mappings()]
+    rows = [_job(row) for row in tx.connection.execute(query).mappings()]
     return rows[:limit], rows[limit - 1].id if len(rows) > limit else None
 
 
-def request(tx: Transaction, job_id: str) -> ExtractRequest:
-    """Return a job's request, which never changes and so needs no lock."""
-    body: ExtractRequest = tx.connection.scalars(
-        select(REQUEST.c.body).where(REQUEST.c.job_id == job_id)
-    ).one()
+def request_json(tx: Transaction, job_id: str) -> str:
+    """Return a job's request as it was stored; it never changes. Raises NotFound."""
+    body: str | None = tx.connection.scalar(select(REQUEST.c.body).where(REQUEST.c.job_id == job_id))
+    if body is None:
+        raise NotFound(f"there is no job {job_id}", field="job_id")
     return body
+
+
+def request(tx: Transaction, job_id: str) -> ExtractRequest:
+    """Return a job's request. Raises NotFound."""
+    return ExtractRequest.model_validate_json(request_json(tx, job_id))
 
 
 def cancel(tx: Transaction, job_id: str) -> JobRow:
@@ -116,6 +105,52 @@ def cancel(tx: Transaction, job_id: str) -> JobRow:
     if locked.state is not JobState.CANCELLED:
         stop(tx, locked, JobState.CANCELLED)
     return job(tx, job_id)
+
+
+def pause(tx: Transaction, job_id: str) -> JobRow:
+    """Give back all of a job's work until it is resumed; a paused one stays as it is.
+
+    Raises NotFound, IllegalMove.
+    """
+    locked = lock_job(tx, job_id)
+    if locked.state is not JobState.PAUSED:
+        stop(tx, locked, JobState.PAUSED)
+    return job(tx, job_id)
+
+
+def set_priority(tx: Transaction, job_id: str, priority: int) -> JobRow:
+    """Let a job's tasks be leased before those of lower priorities; what is leased stays so.
+
+    Raises NotFound.
+    """
+    locked = lock_job(tx, job_id)
+    tx.connection.execute(update(JOB).where(JOB.c.id == job_id).values(priority=priority))
+    record(tx, locked, "progress", f"priority {priority}")
+    return job(tx, job_id)
+
+
+def begin_deletion(tx: Transaction, job_id: str) -> None:
+    """Let nobody resume a job that has ended. Raises NotFound, IllegalMove."""
+    locked = lock_job(tx, job_id)
+    if locked.state is not JobState.DELETING:
+        move_job(tx, locked, JobState.DELETING)
+
+
+def forget(tx: Transaction, job_id: str) -> None:
+    """Delete all records of a job whose deletion has begun; of one that is not there, nothing."""
+    deleting = (JOB.c.id == job_id) & (JOB.c.state == JobState.DELETING)
+    for table in (EVENT, REJECT, SHARD, UNIT_COMMIT, TASK, UNIT, REQUEST):
+        tx.connection.execute(delete(table).where(table.c.job_id.in_(select(JOB.c.id).where(deleting))))
+    tx.connection.execute(delete(JOB).where(deleting))
+
+
+def to_delete(tx: Transaction, age_s: float | None) -> list[str]:
+    """Return the jobs whose deletion has begun, and those that ended `age_s` ago, if that is given."""
+    due = JOB.c.state == JobState.DELETING
+    if age_s is not None:
+        old = JOB.c.updated_at <= tx.now - timedelta(seconds=age_s)
+        due = or_(due, and_(JOB.c.state.in_(ENDED_JOB_STATES), old))
+    return list(tx.connection.scalars(select(JOB.c.id).where(due).order_by(JOB.c.number)))
 
 
 def resume(tx: Transaction, job_id: str) -> JobRow:
@@ -161,9 +196,6 @@ def events(tx: Transaction, job_id: str, *, after: int = 0, limit: int = 500) ->
     return list(tx.connection.scalars(query.order_by(EVENT.c.id).limit(limit)))
 
 
-def _summary(row: RowMapping) -> JobSummary:
-    identity: Identity | None = row["identity"]
-    values = {name: row[name] for name in SUMMARY}
-    return JobSummary(
-        progress=progress_of(row), identity_sha256=identity.sha256() if identity else None, **values
-    )
+def _job(row: RowMapping) -> JobRow:
+    names = [name for name in JobRow.__slots__ if name != "progress"]
+    return JobRow(progress=progress_of(row), **{name: row[name] for name in names})

@@ -29,7 +29,6 @@ from schemas.dataset.manifest import FileEntry, SealedShard, UnitChecks
 from schemas.events import Event
 from schemas.identity import Identity, Provenance
 from schemas.job import JobState, Problem, Progress, RejectView
-from schemas.request import ExtractRequest
 from service.store.values import TaskKind, TaskState
 
 
@@ -88,6 +87,7 @@ JOB = Table(
     # Of the request, for what is said of many jobs at once.
     Column("model", Text, nullable=False, server_default=""),
     Column("source_kind", String(16), nullable=False, server_default=""),
+    Column("priority", Integer, nullable=False, server_default="0"),
     Column("state", _states(JobState), nullable=False),
     *(
         Column(name, Boolean if name == "plan_done" else BigInteger, nullable=False)
@@ -107,7 +107,7 @@ REQUEST = Table(
     "request",
     METADATA,
     Column("job_id", ForeignKey("job.id"), primary_key=True),
-    Column("body", Document(ExtractRequest), nullable=False),
+    Column("body", Text, nullable=False),
 )
 
 UNIT = Table(

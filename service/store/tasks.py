@@ -106,10 +106,12 @@ def lease(
 
 
 def _next_job(tx: Transaction, kind: TaskKind, prefer_job: str | None) -> str | None:
-    """Return the job of the next lease of a kind: the preferred one if it has work, else the oldest."""
+    """Return the next job: one of the highest priority, there the preferred one, or else the oldest."""
     waiting = exists().where(TASK.c.job_id == JOB.c.id, TASK.c.kind == kind, _free(tx))
     query = select(JOB.c.id).where(JOB.c.state.in_(POLICIES[kind].job_states), waiting)
-    return tx.connection.scalar(query.order_by(JOB.c.id != prefer_job, JOB.c.number).limit(1))
+    return tx.connection.scalar(
+        query.order_by(JOB.c.priority.desc(), JOB.c.id != prefer_job, JOB.c.number).limit(1)
+    )
 
 
 def take(

@@ -1,12 +1,14 @@
 """What the store takes and gives: frozen values, so that no row, session or connection leaks out."""
 
+import hashlib
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from typing import Literal, Self
 
 from schemas.dataset.manifest import FileEntry, SealedShard, UnitChecks
 from schemas.identity import Identity, Provenance
-from schemas.job import JobState, JobView, Problem, Progress, RejectView
+from schemas.job import JobState, JobSummary, Problem, Progress, RejectView
 from schemas.receipts import UnitKey
 from schemas.request import ExtractRequest
 
@@ -38,12 +40,45 @@ TASK_MOVES: dict[TaskState, frozenset[TaskState]] = {
 
 
 @dataclass(frozen=True, slots=True)
+class NewJob:
+    """A job to submit. Its request is written out and hashed before a transaction holds the database."""
+
+    id: str
+    idempotency_key: str
+    priority: int
+    model: str
+    source_kind: str
+    publish_subject: str
+    request_json: str
+    request_sha256: str
+
+    @classmethod
+    def of(cls, job_id: str, idempotency_key: str, request: ExtractRequest, priority: int = 0) -> Self:
+        """Make one of a checked request."""
+        return cls(
+            id=job_id,
+            idempotency_key=idempotency_key,
+            priority=priority,
+            model=request.model,
+            source_kind=request.source.kind,
+            publish_subject=request.hub.repo_id if request.hub else job_id,
+            request_json=request.model_dump_json(),
+            request_sha256=hashlib.sha256(request.canonical_json().encode()).hexdigest(),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class JobRow:
-    """A job as stored. `identity` is known from planning on, `provenance` from the first commit on."""
+    """A job as stored, without its request.
+
+    `identity` is known from planning on, `provenance` from the first commit on.
+    """
 
     id: str
     state: JobState
-    request: ExtractRequest
+    priority: int
+    model: str
+    source_kind: Literal["inline", "file", "hub"]
     request_sha256: str
     idempotency_key: str
     progress: Progress
@@ -54,14 +89,14 @@ class JobRow:
     created_at: datetime
     updated_at: datetime
 
-    def view(self) -> JobView:
-        """Return what `GET /jobs/{id}` says of this job."""
-        return JobView(
+    def view(self) -> JobSummary:
+        """Return what the API says of this job."""
+        return JobSummary(
             id=self.id,
             state=self.state,
-            model=self.request.model,
-            source_kind=self.request.source.kind,
-            request=self.request,
+            priority=self.priority,
+            model=self.model,
+            source_kind=self.source_kind,
             progress=self.progress,
             problem=self.problem,
             identity_sha256=self.identity.sha256() if self.identity else None,

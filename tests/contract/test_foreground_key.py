@@ -12,7 +12,7 @@ from schemas.request import ExtractRequest
 from service.cli.job_file import read_job_file
 from service.plan.model_folder import local_revision
 from service.settings import Settings
-from service.store import Store, jobs, migration, plans
+from service.store import NewJob, Store, jobs, migration, plans
 from tests.contract.test_foreground import LONG_S, extract, manifest_of, running, write_job
 from tests.support.finished_job import an_identity
 from tests.support.tiny_model import random_target
@@ -62,14 +62,14 @@ def test_a_complete_folder_is_refused_where_its_source_or_its_model_changed(
     done = extract(folder / "job.json", out)
     assert done.returncode == 2
     assert "--out" in done.stderr
-    assert "its source has changed" in done.stderr
+    assert "another content of its source or model" in done.stderr
     write_source(folder, SAMPLES)
     assert extract(folder / "job.json", out).returncode == 0
     config = folder / "model" / "config.json"
     config.write_text(config.read_text().replace("rope_theta", "rope_thet_a"))
     done = extract(folder / "job.json", out)
     assert done.returncode == 2
-    assert "has changed" in done.stderr
+    assert "another content of its source or model" in done.stderr
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
 
 
@@ -106,7 +106,7 @@ def begin_planning(out: Path, job_id: str, request: ExtractRequest) -> None:
     settings.data_dir.mkdir(parents=True)
     store = Store(settings.database())
     store.write(migration.migrate)
-    store.write(jobs.submit, job_id, job_id, request)
+    store.write(jobs.submit, NewJob.of(job_id, job_id, request))
     lease = plans.lease(store, "killed", 1.0)
     assert lease is not None
     about = an_identity(model=request.model, revision=local_revision(Path(request.model)))

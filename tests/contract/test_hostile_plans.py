@@ -29,7 +29,7 @@ from service.plan.child.process import check_template
 from service.plan.estimate import estimate_request
 from service.plan.planner import run_planning
 from service.settings import Settings
-from service.store import Store, jobs, migration, plans
+from service.store import NewJob, Store, jobs, migration, plans
 from service.worker import PlannerProcess
 from tests.support import templates
 from tests.support.api import serving
@@ -75,7 +75,7 @@ class Shop:
 
     def problem(self, **changes: Any) -> Problem:
         """Plan a job and return the problem that it failed with."""
-        self.store.write(jobs.submit, job_id(1), "key", self.request(**changes))
+        self.store.write(jobs.submit, NewJob.of(job_id(1), "key", self.request(**changes)))
         assert run_planning(self.store, self.settings, "planner", lambda: False)
         job = self.store.read(jobs.job, job_id(1))
         assert job.state is JobState.FAILED and job.problem is not None
@@ -204,7 +204,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 def test_a_planner_that_is_stopped_kills_its_child_at_once_and_gives_the_plan_on(shop: Shop) -> None:
     shop.settings = shop.settings.model_copy(update={"plan_row_cpu_s": 60.0})
-    shop.store.write(jobs.submit, job_id(1), "key", shop.request(chat_template=FROZEN))
+    shop.store.write(jobs.submit, NewJob.of(job_id(1), "key", shop.request(chat_template=FROZEN)))
     stopped = threading.Event()
     with ThreadPoolExecutor() as threads:
         plan = threads.submit(run_planning, shop.store, shop.settings, "planner", stopped.is_set)
@@ -225,7 +225,7 @@ def cpu_s(pid: int) -> float:
 def test_a_planner_process_that_is_told_to_end_gives_a_frozen_plan_back(shop: Shop) -> None:
     settings = shop.settings.model_copy(update={"plan_row_cpu_s": 60.0, "poll_s": 0.05})
     store = Store(settings.database())
-    store.write(jobs.submit, job_id(1), "key", shop.request(chat_template=FROZEN))
+    store.write(jobs.submit, NewJob.of(job_id(1), "key", shop.request(chat_template=FROZEN)))
     planner = PlannerProcess(settings)
     planner.start()
     until(lambda: any(busy_s(pid) > 0.5 for pid in children_of(os.getpid())))
@@ -239,7 +239,7 @@ def test_a_planner_process_that_is_told_to_end_gives_a_frozen_plan_back(shop: Sh
 def test_a_job_whose_child_is_killed_three_times_is_blocked_and_the_next_job_is_planned(shop: Shop) -> None:
     """1. three planners in turn lose the child of one job  2. it is blocked  3. another job is planned."""
     shop.settings = shop.settings.model_copy(update={"plan_row_cpu_s": 60.0})
-    shop.store.write(jobs.submit, job_id(1), "poison", shop.request(chat_template=FROZEN))
+    shop.store.write(jobs.submit, NewJob.of(job_id(1), "poison", shop.request(chat_template=FROZEN)))
     with ThreadPoolExecutor() as threads:
         for owner in ("first", "second", "third"):
             assert shop.store.read(jobs.state, job_id(1)) is not JobState.BLOCKED
@@ -252,7 +252,7 @@ def test_a_job_whose_child_is_killed_three_times_is_blocked_and_the_next_job_is_
     job = shop.store.read(jobs.job, job_id(1))
     assert job.state is JobState.BLOCKED and job.problem is not None
     assert job.problem.type == "urn:quarry:planning-died" and "-9" in job.problem.detail
-    shop.store.write(jobs.submit, job_id(2), "good", shop.request())
+    shop.store.write(jobs.submit, NewJob.of(job_id(2), "good", shop.request()))
     assert run_planning(shop.store, shop.settings, "fourth", lambda: False)
     assert shop.store.read(jobs.job, job_id(2)).progress.plan_done
 

@@ -22,7 +22,7 @@ FOR_EVER_S = 600.0
 
 
 def captured(shop: Shop, job_id: str) -> bool:
-    progress = shop.store.read(jobs.summary, job_id).progress
+    progress = shop.store.read(jobs.job, job_id).progress
     return progress.plan_done and progress.units_done == progress.units_planned
 
 

@@ -54,8 +54,6 @@ AWAY = StoreUnavailable("away")
 FULL = DiskFull("it cannot grow")
 TO_A_WORKER = pytest.mark.parametrize("error", [AWAY, FULL], ids=["away", "full"])
 """A worker knows two ways in which its store is away."""
-
-
 LATER_S = 2.0
 """After every lease of these tests, and after the longest delay of a task."""
 
@@ -132,14 +130,21 @@ def attempts(shop: Shop, job_id: str) -> Counter[tuple[TaskState, int, int]]:
     return Counter((row.state, row.epoch, row.attempts) for row in shop.store.read(units.of_job, job_id))
 
 
+def test_a_worker_that_cannot_look_at_its_one_job_looks_again(shop, clock, monkeypatch) -> None:
+    job_id = submit(shop)
+    shop.store.write(jobs.cancel, job_id)
+    Away(monkeypatch, "jobs.job", clock)
+    capture = Capture(shop.store, shop.settings, "worker", only_job=job_id)
+    assert [asyncio.run(capture._finished()) for _ in range(2)] == [False, True]
+
+
 @TO_A_WORKER
-@pytest.mark.parametrize("verb", ["units.lease", "jobs.summary"])
 def test_a_worker_that_finds_no_store_looks_for_work_later(
-    shop: Shop, clock: Clock, monkeypatch: pytest.MonkeyPatch, verb: str, error: QuarryError
+    shop: Shop, clock: Clock, monkeypatch: pytest.MonkeyPatch, error: QuarryError
 ) -> None:
     job_id = submit(shop)
     shop.plan()
-    away = Away(monkeypatch, verb, clock, error=error)
+    away = Away(monkeypatch, "units.lease", clock, error=error)
     assert shop.finish(job_id).state is JobState.COMPLETED
     assert away.calls > 1
     assert attempts(shop, job_id) == {(TaskState.DONE, 1, 1): 1}

@@ -12,7 +12,7 @@ import pytest
 import service.worker
 from schemas.job import JobState
 from service.settings import Settings
-from service.store import Store, jobs, migration, plans, publishing, units
+from service.store import NewJob, Store, jobs, migration, plans, publishing, units
 from service.sweeper import sweep
 from service.work.keeper import Keeper
 from service.worker import PlannerProcess, PublisherThread, _restart, run_worker
@@ -72,7 +72,7 @@ def test_a_planner_that_was_killed_is_started_again_and_plans(settings, store):
         planner.restart_if_dead()
         assert planner._process.pid != killed.pid
         request = a_request().model_copy(update={"model": "/nowhere"})
-        store.write(jobs.submit, job_id(1), "key", request)
+        store.write(jobs.submit, NewJob.of(job_id(1), "key", request))
         asyncio.run(until(lambda: store.read(jobs.state, job_id(1)) is JobState.FAILED))
         assert planner._process.is_alive()
     finally:
@@ -117,9 +117,9 @@ def test_a_plan_is_given_back_when_the_service_stops(tmp_path, settings, store, 
     settings = settings.model_copy(update={"model_roots": (tmp_path,), "unit_max_samples": 1})
     samples = [{"id": str(number), "text": "a row"} for number in range(2_000)]
     model = templates.write_target(tmp_path / "model")
-    job = store.write(jobs.submit, job_id(1), "key", a_job_request(model, samples, loss="all", layers=[2]))[
-        0
-    ].id
+    job = store.write(
+        jobs.submit, NewJob.of(job_id(1), "key", a_job_request(model, samples, loss="all", layers=[2]))
+    )[0].id
     planner = PlannerProcess(settings)
     planner.start()
     try:

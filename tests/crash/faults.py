@@ -195,7 +195,7 @@ def _live(settings: Settings, job_id: str, fault: Fault | None, trace: Path, log
 
 
 def _capture(store: Store, settings: Settings, job_id: str) -> None:
-    if store.read(jobs.summary, job_id).progress.plan_done:
+    if store.read(jobs.job, job_id).progress.plan_done:
         asyncio.run(Capture(store, settings, owner_name("capture"), only_job=job_id).run())
 
 

@@ -10,7 +10,7 @@ import torch
 from schemas.names import job_id_from_key
 from service.proof.verify import verify_dataset
 from service.settings import Settings
-from service.store import Store, jobs, migration
+from service.store import NewJob, Store, jobs, migration
 from tests.support.fake_engine import DTYPES, states_TH
 from tests.support.jobs import FAKE_ENGINE, conversations, request
 from tests.support.tiny_model import random_target
@@ -69,7 +69,7 @@ def submit(settings: Settings, target: Path, num_samples: int = NUM_SAMPLES, **c
     store.write(migration.migrate)
     samples = conversations(num_samples, longest=20)
     body = {"layers": LAYERS, "storage": {"shard_bytes": 98_304}} | changes
-    store.write(jobs.submit, JOB, KEY, request(target, samples, **body))
+    store.write(jobs.submit, NewJob.of(JOB, KEY, request(target, samples, **body)))
     store.close()
 
 

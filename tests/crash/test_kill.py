@@ -107,7 +107,7 @@ def assert_every_sample_once(shop: Shop, job_id: str, count: int) -> None:
     assert job.state is JobState.COMPLETED, job.problem
     rows = shop.rows(job_id)
     assert sorted(row["source_id"] for row in rows) == sorted(f"c{number}" for number in range(count))
-    report = verify_dataset(shop.settings.dataset_dir(job_id), model_folder=Path(job.request.model))
+    report = verify_dataset(shop.settings.dataset_dir(job_id), model_folder=Path(job.model))
     assert report.ok, report.findings
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from schemas.dataset.manifest import SealedShard, ShardEntry
 from schemas.dataset.seal import sha256_of
-from schemas.job import JobState, JobView
+from schemas.job import JobState, JobSummary
 from service.publish import digests
 from service.store import jobs
 from tests.drill.damage import shard_of
@@ -28,7 +28,7 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
     shop.store.close()
 
 
-def published_with_a_flipped_bit(shop: Shop) -> JobView:
+def published_with_a_flipped_bit(shop: Shop) -> JobSummary:
     """1. Capture; the shards land. 2. One bit of a state is flipped. 3. Publish."""
     (target,) = shop.settings.model_roots
     job_id = shop.submit(request(target / "target", conversations(12)))

@@ -14,7 +14,7 @@ from sqlalchemy import text
 from schemas.names import job_id_from_key
 from service.capture.loop import Capture
 from service.errors import Outcome, StoreUnavailable
-from service.store import Store, jobs, migration, plans, publishing, tasks, units
+from service.store import NewJob, Store, jobs, migration, plans, publishing, tasks, units
 from service.store.tables import METADATA
 from tests.frozen.databases import MIGRATIONS, STATES, assert_every_row_once, copy_data, load, opened, work
 from tests.support.children import settings_environment
@@ -94,7 +94,7 @@ def test_what_a_service_still_holds_is_refused_when_a_newer_one_migrates(url: st
     stamp(url, NEWER)
     before = contents(url)
     for verb in (
-        lambda: store.write(jobs.submit, job_id(1), "new", a_request()),
+        lambda: store.write(jobs.submit, NewJob.of(job_id(1), "new", a_request())),
         lambda: plans.lease(store, "older", HOUR_S),
         lambda: units.lease(store, "older", HOUR_S),
         lambda: store.write(tasks.extend, [plan, unit], HOUR_S),

@@ -29,7 +29,7 @@ from service.proof.canary import canary_key
 from service.publish.assemble import Account, assemble
 from service.publish.extras import file_entry
 from service.settings import Settings
-from service.store import PlannedUnit, Store, UnitCommit, canaries, commits, jobs, plans, units
+from service.store import NewJob, PlannedUnit, Store, UnitCommit, canaries, commits, jobs, plans, units
 from tests.support.parquet import writer_options, xxh3_of
 from tests.support.shards import stored_bytes
 
@@ -258,7 +258,7 @@ def run_to_publishing(
     if canary:
         key = canary_key(a_provenance(job_id, an_identity()))
         store.write(canaries.record, key, a_canary(job_id).model_dump_json())
-    store.write(jobs.submit, job_id, job_id, request)
+    store.write(jobs.submit, NewJob.of(job_id, job_id, request))
     plan = plans.lease(store, OWNER, TTL_S)
     assert plan is not None
     store.write(plans.set_identity, plan, an_identity())

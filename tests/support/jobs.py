@@ -15,7 +15,7 @@ from service.capture.loop import Capture
 from service.plan.planner import run_planning
 from service.publish.publisher import run_publishing
 from service.settings import Settings
-from service.store import JobRow, Store, jobs, migration
+from service.store import JobRow, NewJob, Store, jobs, migration
 
 FAKE_ENGINE = "tests.support.fake_engine:FakeEngine"
 ENDED = {JobState.COMPLETED, JobState.FAILED, JobState.BLOCKED, JobState.CANCELLED}
@@ -76,7 +76,7 @@ class Shop:
 
     def submit(self, body: ExtractRequest, key: str = "a job") -> str:
         """Submit a job and return its id."""
-        return self.store.write(jobs.submit, job_id_from_key(key), key, body)[0].id
+        return self.store.write(jobs.submit, NewJob.of(job_id_from_key(key), key, body))[0].id
 
     def plan(self) -> None:
         """Plan everything that waits for it."""

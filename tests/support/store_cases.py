@@ -14,6 +14,7 @@ from schemas.names import index_path, shard_path
 from schemas.request import ExtractRequest, HubTarget, InlineSource, Sample
 from service.store import (
     JobRow,
+    NewJob,
     PlanLease,
     PlannedUnit,
     PublishLease,
@@ -220,7 +221,7 @@ def stop_job(
 
 def submit(store: Store, number: int = 1, repo_id: str | None = None) -> JobRow:
     """Submit job `number`."""
-    return store.write(jobs.submit, job_id(number), f"key-{number}", a_request(repo_id=repo_id))[0]
+    return store.write(jobs.submit, NewJob.of(job_id(number), f"key-{number}", a_request(repo_id=repo_id)))[0]
 
 
 def start_plan(store: Store, number: int = 1, repo_id: str | None = None) -> PlanLease:
@@ -254,9 +255,11 @@ def reach(store: Store, state: JobState, number: int = 1) -> JobRow:
         return submit(store, number)
     if state is JobState.RUNNING:
         start_plan(store, number)
-    elif state is JobState.CANCELLED:
+    elif state in {JobState.CANCELLED, JobState.PAUSED, JobState.DELETING}:
         submit(store, number)
-        store.write(jobs.cancel, name)
+        store.write(jobs.pause if state is JobState.PAUSED else jobs.cancel, name)
+        if state is JobState.DELETING:
+            store.write(jobs.begin_deletion, name)
     elif state is JobState.FAILED:
         start_plan(store, number)
         stop_job(store, name, JobState.FAILED)

@@ -9,10 +9,10 @@ from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
 from schemas.base import Wire
-from schemas.job import Estimate, JobView
+from schemas.job import Estimate, JobSummary, Priority
 from schemas.request import ExtractRequest
 from service.api.problems import problem_responses
-from service.api.routes.resources import NoOptions, SettingsOf, StoppingOf, StoreOf
+from service.api.routes.resources import SettingsOf, StoppingOf, StoreOf
 from service.control.request_body import parse_json, parse_request
 from service.control.submit import new_key, submit
 
@@ -29,6 +29,12 @@ BODY: dict[str, Any] = {
 
 RETRY_AFTER_S = 10
 """When another estimate may be tried."""
+
+
+class SubmitOptions(Wire):
+    """The query of `POST /extract`."""
+
+    priority: Priority = Field(default=0, description="jobs of a higher one are worked on first")
 
 
 class EstimateOptions(Wire):
@@ -76,11 +82,11 @@ def extract(
     response: Response,
     store: StoreOf,
     settings: SettingsOf,
-    options: Annotated[NoOptions, Query()],
+    options: Annotated[SubmitOptions, Query()],
     idempotency_key: IdempotencyKey = None,
-) -> JobView:
+) -> JobSummary:
     """Accept a job. The answer is the job as it stands; `Location` is where to follow it."""
-    row = submit(body, idempotency_key or new_key(), store, settings)
+    row = submit(body, idempotency_key or new_key(), store, settings, options.priority)
     response.headers["Location"] = f"/jobs/{row.id}"
     return row.view()
 

@@ -1,20 +1,22 @@
-"""The jobs: read, cancel and resume them, follow their events, read what they wrote."""
+"""The jobs: read, pause, cancel, resume and delete them, follow their events, read what they wrote."""
 
 from collections.abc import AsyncIterator
-from typing import Annotated
+from typing import Annotated, Literal
 
-from fastapi import APIRouter, Body, Depends, Header, Query
+from fastapi import APIRouter, Body, Depends, Header, Query, Response
 from fastapi.responses import FileResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import Field
 
 from schemas.base import Wire
 from schemas.dataset.manifest import Manifest
-from schemas.job import JobPage, JobState, JobView, RejectPage, ShardPage, ShardView
+from schemas.job import JobPage, JobState, JobSummary, Priority, RejectPage, ShardPage, ShardView
 from schemas.names import manifest_path
+from schemas.request import ExtractRequest
 from service.api.problems import problem_responses
 from service.api.routes.resources import JobOf, NoOptions, SettingsOf, StoppingOf, StoreOf
 from service.api.sse import job_events
+from service.control.deletion import delete_job
 from service.errors import IllegalMove, NotFound
 from service.store import commits, jobs
 
@@ -52,32 +54,76 @@ class PageQuery(Wire):
     limit: int = Field(default=1000, ge=1, le=10_000)
 
 
+class PriorityChange(Wire):
+    """The body of `PATCH /jobs/{id}`."""
+
+    priority: Priority
+
+
+class DeleteQuery(Wire):
+    """What becomes of the dataset in the data folder when its job is deleted."""
+
+    dataset: Literal["keep", "delete"] = "keep"
+
+
 @router.get("", responses=problem_responses(422))
 def list_jobs(store: StoreOf, query: Annotated[JobsQuery, Query()]) -> JobPage:
     """List jobs without their requests, newest first."""
     page, cursor = store.read(jobs.page, state=query.state, cursor=query.cursor, limit=query.limit)
-    return JobPage(jobs=tuple(page), next_cursor=cursor)
+    return JobPage(jobs=tuple(row.view() for row in page), next_cursor=cursor)
 
 
 @router.get("/{job_id}", responses=problem_responses(404, 422))
-def read_job(job: JobOf, store: StoreOf, options: Annotated[NoOptions, Query()]) -> JobView:
+def read_job(job: JobOf, store: StoreOf, options: Annotated[NoOptions, Query()]) -> JobSummary:
     """Say how a job stands."""
     return store.read(jobs.job, job.id).view()
+
+
+@router.patch("/{job_id}", responses=problem_responses(404, 422))
+def change_job(
+    job: JobOf, store: StoreOf, change: PriorityChange, options: Annotated[NoOptions, Query()]
+) -> JobSummary:
+    """Change a job's priority; what is leased by then is not given back for it."""
+    return store.write(jobs.set_priority, job.id, change.priority).view()
+
+
+@router.delete("/{job_id}", status_code=204, responses=problem_responses(404, 409, 422, 500))
+def delete(job: JobOf, store: StoreOf, settings: SettingsOf, query: Annotated[DeleteQuery, Query()]) -> None:
+    """Delete a job that has ended, and its dataset here if that is asked for; what is on the Hub stays."""
+    delete_job(store, settings, job.id, with_dataset=query.dataset == "delete")
+
+
+@router.get(
+    "/{job_id}/request",
+    response_class=Response,
+    responses={200: {"model": ExtractRequest}, **problem_responses(404, 422)},
+)
+def read_request(job: JobOf, store: StoreOf, options: Annotated[NoOptions, Query()]) -> Response:
+    """Send the request that the job was made of, with every default written out."""
+    return Response(store.read(jobs.request_json, job.id), media_type="application/json")
 
 
 @router.post(
     "/{job_id}/cancel", dependencies=[Depends(no_options)], responses=problem_responses(404, 409, 422)
 )
-def cancel_job(job: JobOf, store: StoreOf) -> JobView:
+def cancel_job(job: JobOf, store: StoreOf) -> JobSummary:
     """Stop a job; what it has committed is kept for a resume."""
     return store.write(jobs.cancel, job.id).view()
 
 
 @router.post(
+    "/{job_id}/pause", dependencies=[Depends(no_options)], responses=problem_responses(404, 409, 422)
+)
+def pause_job(job: JobOf, store: StoreOf) -> JobSummary:
+    """Give back the job's work until it is resumed; what it has committed is kept."""
+    return store.write(jobs.pause, job.id).view()
+
+
+@router.post(
     "/{job_id}/resume", dependencies=[Depends(no_options)], responses=problem_responses(404, 409, 422)
 )
-def resume_job(job: JobOf, store: StoreOf) -> JobView:
-    """Queue a blocked, failed or cancelled job again; it goes on from what is committed."""
+def resume_job(job: JobOf, store: StoreOf) -> JobSummary:
+    """Queue a paused, blocked, failed or cancelled job again; it goes on from what is committed."""
     return store.write(jobs.resume, job.id).view()
 
 

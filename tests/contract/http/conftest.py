@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from schemas.job import JobState, JobView
+from schemas.job import JobState, JobSummary
 from service.settings import Settings
 from service.store import Store, jobs
 from tests.support.api import api_settings, job_body, serving, small_target, stored
@@ -39,6 +39,6 @@ def store(settings: Settings) -> Iterator[Store]:
 
 
 @pytest.fixture
-def job(api: httpx2.Client, store: Store, model: Path) -> JobView:
+def job(api: httpx2.Client, store: Store, model: Path) -> JobSummary:
     """A job that is queued."""
-    return JobView.model_validate(api.post("/extract", json=job_body(model)).json())
+    return JobSummary.model_validate(api.post("/extract", json=job_body(model)).json())

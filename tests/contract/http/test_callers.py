@@ -5,7 +5,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from schemas.job import JobState, JobView
+from schemas.job import JobState, JobSummary
 from service.settings import Settings
 from service.store import Store, jobs
 from tests.support.api import api_settings, problem_of, serving
@@ -23,7 +23,7 @@ FOREIGN = [
 @pytest.mark.parametrize("headers", FOREIGN, ids=str)
 @pytest.mark.parametrize("verb", ["cancel", "resume"])
 def test_a_page_of_another_site_changes_and_makes_no_job(
-    api: httpx2.Client, store: Store, job: JobView, headers: dict[str, str], verb: str
+    api: httpx2.Client, store: Store, job: JobSummary, headers: dict[str, str], verb: str
 ):
     problem = problem_of(api.post(f"/jobs/{job.id}/{verb}", headers=headers), 403)
     assert (problem.type, problem.field) == ("urn:quarry:caller-refused", "origin")
@@ -36,13 +36,13 @@ def test_a_page_of_another_site_changes_and_makes_no_job(
     "headers", [{}, {"Sec-Fetch-Site": "same-origin", "Origin": "https://proxy.example"}], ids=str
 )
 def test_a_program_and_a_page_of_the_service_itself_change_a_job(
-    api: httpx2.Client, job: JobView, headers: dict[str, str]
+    api: httpx2.Client, job: JobSummary, headers: dict[str, str]
 ):
     own = {"Origin": str(api.base_url).rstrip("/")}
     assert api.post(f"/jobs/{job.id}/cancel", headers=headers or own).status_code == 200
 
 
-def test_anybody_may_read_what_a_link_leads_to(api: httpx2.Client, job: JobView):
+def test_anybody_may_read_what_a_link_leads_to(api: httpx2.Client, job: JobSummary):
     """The page that holds the link does not see the answer: no header lets it."""
     answer = api.get(f"/jobs/{job.id}", headers={"Sec-Fetch-Site": "cross-site"})
     assert answer.status_code == 200

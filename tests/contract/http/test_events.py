@@ -5,7 +5,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from schemas.job import JobState, JobView, Problem
+from schemas.job import JobState, JobSummary, Problem
 from service.cli.client import Client
 from service.store import Store, jobs
 from tests.support.api import (
@@ -22,7 +22,7 @@ from tests.support.store_cases import stop_job
 
 
 def test_a_finished_job_sends_all_its_events_in_order_or_those_after_any_of_them(
-    api: httpx2.Client, store: Store, job: JobView
+    api: httpx2.Client, store: Store, job: JobSummary
 ):
     """`Last-Event-ID` wins over the query."""
     complete(store, job.id)
@@ -39,7 +39,7 @@ def test_a_finished_job_sends_all_its_events_in_order_or_those_after_any_of_them
     assert events_of(api.get(path, params={"after": events[-1].id})) == []
 
 
-def test_events_are_sent_while_the_job_goes_on(api: httpx2.Client, store: Store, job: JobView):
+def test_events_are_sent_while_the_job_goes_on(api: httpx2.Client, store: Store, job: JobSummary):
     """1. A client listens to a queued job. 2. What happens reaches it. 3. The stream ends with the job."""
     with Client(str(api.base_url)) as client:
         events = client.follow(job.id)
@@ -52,7 +52,7 @@ def test_events_are_sent_while_the_job_goes_on(api: httpx2.Client, store: Store,
 
 
 def test_a_blocked_job_ends_its_stream_and_a_resumed_one_goes_on_from_there(
-    api: httpx2.Client, store: Store, job: JobView
+    api: httpx2.Client, store: Store, job: JobSummary
 ):
     begin(store, job.id)
     waits = Problem(type="urn:quarry:disk-full", title="The disk is full", status=507, detail="no space")
@@ -66,7 +66,7 @@ def test_a_blocked_job_ends_its_stream_and_a_resumed_one_goes_on_from_there(
 
 
 @pytest.mark.parametrize("value", ["x", "-1", str(2**63)])
-def test_an_event_id_that_cannot_be_is_refused(api: httpx2.Client, job: JobView, value: str):
+def test_an_event_id_that_cannot_be_is_refused(api: httpx2.Client, job: JobSummary, value: str):
     path = f"/jobs/{job.id}/events"
     assert problem_of(api.get(path, headers={"Last-Event-ID": value}), 422).field == "last-event-id"
     assert problem_of(api.get(path, params={"after": value}), 422).field == "after"

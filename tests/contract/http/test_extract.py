@@ -8,8 +8,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from schemas.job import Estimate, JobState, JobView
+from schemas.job import Estimate, JobState, JobSummary
 from schemas.names import job_id_from_key
+from schemas.request import ExtractRequest
 from service.store import Store, jobs
 from tests.support.api import JSON, UNKNOWN, api_settings, job_body, problem_of, serving
 from tests.support.fake_hub import FakeHub
@@ -20,9 +21,11 @@ from tests.support.tiny_model import random_target
 def test_an_accepted_job_is_queued_and_can_be_read_where_the_answer_says(api: httpx2.Client, model: Path):
     response = api.post("/extract", json=job_body(model))
     assert response.status_code == 202
-    view = JobView.model_validate(response.json())
+    view = JobSummary.model_validate(response.json())
     assert view.state is JobState.QUEUED
-    assert view.request.model == str(model)
+    assert view.model == str(model)
+    request = api.get(f"{response.headers['location']}/request")
+    assert request.json() == ExtractRequest.model_validate(job_body(model)).model_dump(mode="json")
     assert response.headers["location"] == f"/jobs/{view.id}"
     assert api.get(response.headers["location"]).json() == response.json()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from schemas.job import JobState, JobView
+from schemas.job import JobState, JobSummary
 from service.errors import StoreUnavailable
 from service.store import Store, jobs, migration
 from tests.support.api import api_settings, complete, problem_of, serving
@@ -44,7 +44,7 @@ def test_a_database_that_does_not_answer_is_not_ready(tmp_path: Path):
     store.close()
 
 
-def test_metrics_count_requests_jobs_and_what_was_written(api: httpx2.Client, store: Store, job: JobView):
+def test_metrics_count_requests_jobs_and_what_was_written(api: httpx2.Client, store: Store, job: JobSummary):
     complete(store, job.id, num_units=3, rejects=1)
     response = api.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain")

@@ -7,7 +7,7 @@ import httpx2
 import pytest
 from sqlalchemy import text
 
-from schemas.job import JobPage, JobView
+from schemas.job import JobPage, JobSummary
 from schemas.names import manifest_path
 from service.settings import Settings
 from service.store import Store
@@ -53,13 +53,11 @@ def test_a_page_of_large_jobs_is_small(api: httpx2.Client, store: Store, model: 
     assert len(response.content) < LARGE
 
 
-def test_a_listed_job_is_told_as_it_is_read_but_for_its_request(
-    api: httpx2.Client, store: Store, job: JobView, model: Path
-):
+def test_a_listed_job_is_told_as_it_is_read(api: httpx2.Client, store: Store, job: JobSummary, model: Path):
     begin(store, job.id)
     read = api.get(f"/jobs/{job.id}").json()
     (listed,) = api.get("/jobs", params={"limit": 1}).json()["jobs"]
-    assert listed == {name: value for name, value in read.items() if name != "request"}
+    assert listed == read
     assert (listed["model"], listed["source_kind"]) == (str(model), "inline")
     assert listed["identity_sha256"] is not None
     for state, ids in {"running": [job.id], "queued": []}.items():
@@ -69,7 +67,10 @@ def test_a_listed_job_is_told_as_it_is_read_but_for_its_request(
 
 ROUTES_OF_A_JOB = [
     ("GET", ""),
+    ("GET", "/request"),
+    ("DELETE", ""),
     ("POST", "/cancel"),
+    ("POST", "/pause"),
     ("POST", "/resume"),
     ("GET", "/events"),
     ("GET", "/shards"),
@@ -87,18 +88,18 @@ def test_a_job_that_does_not_exist_is_not_found(api: httpx2.Client, method: str,
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES_OF_A_JOB)
-def test_an_unknown_parameter_is_refused_by_name(api: httpx2.Client, job: JobView, method: str, path: str):
+def test_an_unknown_parameter_is_refused_by_name(api: httpx2.Client, job: JobSummary, method: str, path: str):
     assert problem_of(api.request(method, f"/jobs/{job.id}{path}?verbose=1"), 422).field == "verbose"
 
 
-@pytest.mark.parametrize("verb", ["cancel", "resume"])
-def test_a_verb_takes_no_body_but_an_empty_object(api: httpx2.Client, job: JobView, verb: str):
+@pytest.mark.parametrize("verb", ["cancel", "pause", "resume"])
+def test_a_verb_takes_no_body_but_an_empty_object(api: httpx2.Client, job: JobSummary, verb: str):
     assert problem_of(api.post(f"/jobs/{job.id}/{verb}", json={"force": True}), 422).field == "force"
     problem_of(api.post(f"/jobs/{job.id}/{verb}", content=b"{", headers=JSON), 422)
 
 
 def test_a_job_is_cancelled_and_resumed_where_its_state_allows_it(
-    api: httpx2.Client, store: Store, job: JobView
+    api: httpx2.Client, store: Store, job: JobSummary
 ):
     assert api.post(f"/jobs/{job.id}/cancel").json()["state"] == "cancelled"
     assert api.post(f"/jobs/{job.id}/cancel").json()["state"] == "cancelled"
@@ -111,7 +112,7 @@ def test_a_job_is_cancelled_and_resumed_where_its_state_allows_it(
 
 
 def test_shards_and_rejects_come_in_pages_without_gap_or_double(
-    api: httpx2.Client, store: Store, job: JobView
+    api: httpx2.Client, store: Store, job: JobSummary
 ):
     complete(store, job.id, num_units=5, rejects=5)
     for name, path_or_position in (("shards", "unit"), ("rejects", "position")):
@@ -126,7 +127,9 @@ def test_shards_and_rejects_come_in_pages_without_gap_or_double(
         assert len(found) == 5
 
 
-def test_a_page_of_shards_is_read_alone(api: httpx2.Client, settings: Settings, store: Store, job: JobView):
+def test_a_page_of_shards_is_read_alone(
+    api: httpx2.Client, settings: Settings, store: Store, job: JobSummary
+):
     """What other pages would show cannot be read; beyond the last shard, however far, a page is empty."""
     complete(store, job.id, num_units=3)
     database = Store(settings.database(), time.time)
@@ -141,7 +144,7 @@ def test_a_page_of_shards_is_read_alone(api: httpx2.Client, settings: Settings, 
         assert page == {"shards": [], "next_after": None}
 
 
-def test_a_shard_is_told_with_its_receipt(api: httpx2.Client, store: Store, job: JobView):
+def test_a_shard_is_told_with_its_receipt(api: httpx2.Client, store: Store, job: JobSummary):
     complete(store, job.id, num_units=1)
     (shard,) = api.get(f"/jobs/{job.id}/shards").json()["shards"]
     assert shard == {
@@ -157,12 +160,12 @@ def test_a_shard_is_told_with_its_receipt(api: httpx2.Client, store: Store, job:
 
 @pytest.mark.parametrize("name", ["shards", "rejects"])
 @pytest.mark.parametrize("query", ["limit=0", "limit=10001", "after=-2", f"after={2**63}", "after=x"])
-def test_a_page_out_of_bounds_is_refused(api: httpx2.Client, job: JobView, name: str, query: str):
+def test_a_page_out_of_bounds_is_refused(api: httpx2.Client, job: JobSummary, name: str, query: str):
     assert problem_of(api.get(f"/jobs/{job.id}/{name}?{query}"), 422).field == query.partition("=")[0]
 
 
 def test_a_manifest_is_sent_as_it_stands_once_the_job_is_complete(
-    api: httpx2.Client, store: Store, settings: Settings, job: JobView
+    api: httpx2.Client, store: Store, settings: Settings, job: JobSummary
 ):
     """1. Queued: a conflict. 2. Complete, but deleted here: not found. 3. Complete: the file's own bytes."""
     assert problem_of(api.get(f"/jobs/{job.id}/manifest"), 409).type == "urn:quarry:illegal-move"

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from schemas.events import Event
-from schemas.job import JobState, JobView
+from schemas.job import JobState, JobSummary
 from schemas.request import HubTarget
 from service.publish.hub import Patience
 from service.publish.publisher import run_publishing
@@ -37,7 +37,7 @@ class Press:
         later_s: float = 0.0,
         patience: Patience | None = None,
         stopped: Callable[[], bool] = lambda: False,
-    ) -> JobView:
+    ) -> JobSummary:
         """Publish once, under a lease of its own; return the job."""
         self.clock.advance(self.settings.lease_s + 1 + later_s)
         patience = patience or Patience(attempts=3, sleep=lambda _: None)

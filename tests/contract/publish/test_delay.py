@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from schemas.job import JobState, JobView
+from schemas.job import JobState, JobSummary
 from service.errors import DiskFull, QuarryError, StoreUnavailable
 from service.publish import push
 from service.publish.hub import Patience
@@ -39,7 +39,7 @@ def press(tmp_path: Path, hub: FakeHub) -> Iterator[Press]:
     press.store.close()
 
 
-def problem_type(job: JobView) -> str | None:
+def problem_type(job: JobSummary) -> str | None:
     return job.problem.type if job.problem is not None else None
 
 

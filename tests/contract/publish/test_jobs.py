@@ -15,7 +15,7 @@ from service.publish.assemble import read_manifest
 from service.publish.hub import Patience
 from service.publish.publisher import run_publishing
 from service.settings import Settings
-from service.store import Store, canaries, jobs, migration, plans
+from service.store import NewJob, Store, canaries, jobs, migration, plans
 from tests.support import finished_job
 from tests.support.desk import REPO, TOKEN, writable_hub
 from tests.support.fake_hub import FakeHub
@@ -75,7 +75,7 @@ def prepare(
 
 
 def test_there_is_nothing_to_do_before_all_units_are_done(store: Store, settings: Settings) -> None:
-    store.write(jobs.submit, JOB, JOB, a_request())
+    store.write(jobs.submit, NewJob.of(JOB, JOB, a_request()))
     assert not publish(store, settings)
     assert store.read(jobs.state, JOB) is JobState.QUEUED
 
@@ -180,7 +180,7 @@ def test_a_silent_hub_leaves_the_job_to_the_next_lease(
 def test_a_job_whose_every_sample_was_rejected_fails_naming_the_source(
     store: Store, settings: Settings
 ) -> None:
-    store.write(jobs.submit, JOB, JOB, a_request())
+    store.write(jobs.submit, NewJob.of(JOB, JOB, a_request()))
     plan = plans.lease(store, OWNER, TTL_S)
     assert plan is not None
     store.write(plans.set_identity, plan, an_identity())

@@ -12,7 +12,7 @@ import pytest
 
 from schemas.job import JobState
 from service.errors import IllegalMove, LeaseLost
-from service.store import Store, commits, jobs, plans, publishing, tasks, units
+from service.store import NewJob, Store, commits, jobs, plans, publishing, tasks, units
 from tests.support.store_cases import (
     CLOCK,
     OWNER,
@@ -169,7 +169,7 @@ def test_of_many_publishers_to_one_repository_one_gets_a_lease(store: Store) -> 
 
 
 def test_the_same_key_sent_many_times_at_once_is_one_job(store: Store) -> None:
-    answers = together(lambda number: store.write(jobs.submit, job_id(1), "key", a_request()))
+    answers = together(lambda number: store.write(jobs.submit, NewJob.of(job_id(1), "key", a_request())))
     assert sorted(created for _, created in answers) == [False] * (THREADS - 1) + [True]
     assert {row.id for row, _ in answers} == {job_id(1)}
 

@@ -11,7 +11,7 @@ from sqlalchemy import insert, text
 from sqlalchemy.exc import IntegrityError
 
 from service.errors import DiskFull, OptionRefused, StoreUnavailable
-from service.store import Store, jobs, migration
+from service.store import NewJob, Store, jobs, migration
 from service.store.tables import METADATA, UNIT
 from tests.support.pg import Postgres
 from tests.support.store_cases import a_request, job_id, submit
@@ -46,7 +46,7 @@ def test_a_database_without_tables_is_not_ready(url: str) -> None:
 def migrate_and_submit(url: str, number: int) -> None:
     opened = Store(url)
     opened.write(migration.migrate)
-    opened.write(jobs.submit, job_id(number), f"key-{number}", a_request())
+    opened.write(jobs.submit, NewJob.of(job_id(number), f"key-{number}", a_request()))
     opened.close()
 
 
@@ -143,7 +143,7 @@ def test_a_database_that_cannot_be_read_is_unavailable(tmp_path: Path, damage: s
     content[begin:end] = b"\xa5" * (end - begin)
     file.write_bytes(content)
     with pytest.raises(StoreUnavailable, match="cannot be read") as refused:
-        damaged.write(jobs.submit, job_id(2), "key-2", a_request())
+        damaged.write(jobs.submit, NewJob.of(job_id(2), "key-2", a_request()))
     assert refused.value.cure
     damaged.close()
 

@@ -7,7 +7,19 @@ import pytest
 
 from schemas.job import JOB_MOVES, JobState, Progress
 from service.errors import IdempotencyConflict, IllegalMove, LeaseLost, NotFound, Outcome, RequestError
-from service.store import JobRow, Store, TaskState, canaries, commits, jobs, plans, publishing, tasks, units
+from service.store import (
+    JobRow,
+    NewJob,
+    Store,
+    TaskState,
+    canaries,
+    commits,
+    jobs,
+    plans,
+    publishing,
+    tasks,
+    units,
+)
 from service.store.ledger import lock_job, move_task, tasks_in
 from tests.support.store_cases import (
     IDENTITY,
@@ -33,36 +45,37 @@ from tests.support.store_cases import (
 
 def test_a_submitted_job_reads_back_as_it_was_given(store: Store, clock: Clock) -> None:
     request = a_request("na\u00efve \x00 text")
-    row, created = store.write(jobs.submit, job_id(1), "key", request)
+    row, created = store.write(jobs.submit, NewJob.of(job_id(1), "key", request))
     assert created
     assert row == store.read(jobs.job, job_id(1))
-    assert (row.state, row.request, row.idempotency_key) == (JobState.QUEUED, request, "key")
+    assert (row.state, row.idempotency_key) == (JobState.QUEUED, "key")
+    assert store.read(jobs.request, row.id) == request
     assert row.progress == Progress()
     assert row.created_at.timestamp() == clock.now_s
     assert row.created_at.utcoffset() is not None
 
 
 def test_the_same_key_and_body_is_the_same_job(store: Store) -> None:
-    first, _ = store.write(jobs.submit, job_id(1), "key", a_request())
-    again, created = store.write(jobs.submit, job_id(1), "key", a_request())
+    first, _ = store.write(jobs.submit, NewJob.of(job_id(1), "key", a_request()))
+    again, created = store.write(jobs.submit, NewJob.of(job_id(1), "key", a_request()))
     assert not created
     assert again == first
     assert len(store.read(jobs.events, job_id(1))) == 1
 
 
 def test_the_same_key_with_another_body_is_refused(store: Store) -> None:
-    store.write(jobs.submit, job_id(1), "key", a_request("one"))
+    store.write(jobs.submit, NewJob.of(job_id(1), "key", a_request("one")))
     with pytest.raises(IdempotencyConflict) as refused:
-        store.write(jobs.submit, job_id(1), "key", a_request("two"))
+        store.write(jobs.submit, NewJob.of(job_id(1), "key", a_request("two")))
     assert refused.value.field == "Idempotency-Key"
     assert refused.value.cure
-    assert store.read(jobs.job, job_id(1)).request == a_request("one")
+    assert store.read(jobs.request, job_id(1)) == a_request("one")
 
 
 def test_a_job_id_that_another_key_has_taken_is_refused(store: Store) -> None:
-    store.write(jobs.submit, job_id(1), "key", a_request())
+    store.write(jobs.submit, NewJob.of(job_id(1), "key", a_request()))
     with pytest.raises(IdempotencyConflict):
-        store.write(jobs.submit, job_id(1), "other key", a_request())
+        store.write(jobs.submit, NewJob.of(job_id(1), "other key", a_request()))
 
 
 def test_an_unknown_job_is_not_found(store: Store) -> None:
@@ -148,6 +161,7 @@ def test_a_view_names_the_identity_once_it_is_known(store: Store) -> None:
     ("verb", "target"),
     [
         ("cancel", JobState.CANCELLED),
+        ("pause", JobState.PAUSED),
         ("resume", JobState.QUEUED),
         ("fail", JobState.FAILED),
         ("block", JobState.BLOCKED),
@@ -159,6 +173,7 @@ def test_a_verb_moves_a_job_exactly_where_the_table_allows_it(
     before = reach(store, state)
     verbs: dict[str, Callable[[str], JobRow | None]] = {
         "cancel": lambda job: store.write(jobs.cancel, job),
+        "pause": lambda job: store.write(jobs.pause, job),
         "resume": lambda job: store.write(jobs.resume, job),
         "fail": lambda job: stop_job(store, job, JobState.FAILED),
         "block": lambda job: stop_job(store, job),
@@ -170,8 +185,8 @@ def test_a_verb_moves_a_job_exactly_where_the_table_allows_it(
         assert after.state is store.read(jobs.state, before.id) is target
         assert after.problem == (PROBLEM if verb in ("fail", "block") else None)
         assert store.read(jobs.events, before.id)[events].state is target
-    elif verb == "cancel" and state is JobState.CANCELLED:
-        assert store.write(jobs.cancel, before.id) == before
+    elif target is state and verb in ("cancel", "pause"):
+        assert verbs[verb](before.id) == before
         assert len(store.read(jobs.events, before.id)) == events
     else:
         with pytest.raises(IllegalMove) as refused:

@@ -73,7 +73,7 @@ def test_jobs_of_an_older_service_are_listed_with_their_model_and_source(upgrade
     """The samples of the first hold NUL characters, which no JSON function of PostgreSQL takes."""
     listed = [(job.id, job.model, job.source_kind) for job in upgraded.read(jobs.page)[0]]
     assert listed == [(job_id(1), "org/second", "hub"), (job_id(0), "org/first", "inline")]
-    assert [upgraded.read(jobs.job, job_id(number)).request for number in (0, 1)] == list(REQUESTS)
+    assert [upgraded.read(jobs.request, job_id(number)) for number in (0, 1)] == list(REQUESTS)
 
 
 def test_units_of_an_older_service_begin_without_deaths(upgraded: Store) -> None:

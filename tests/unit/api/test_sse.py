@@ -10,7 +10,7 @@ from schemas.names import job_id_from_key
 from schemas.request import ExtractRequest
 from service.api import sse
 from service.api.sse import job_events
-from service.store import Store, jobs
+from service.store import NewJob, Store, jobs
 from tests.support.api import api_settings, job_body, stored
 
 JOB = job_id_from_key("key")
@@ -19,7 +19,7 @@ JOB = job_id_from_key("key")
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     with stored(api_settings(tmp_path)) as store:
-        store.write(jobs.submit, JOB, "key", ExtractRequest.model_validate(job_body(tmp_path)))
+        store.write(jobs.submit, NewJob.of(JOB, "key", ExtractRequest.model_validate(job_body(tmp_path))))
         yield store
 
 

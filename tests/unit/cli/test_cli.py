@@ -16,7 +16,7 @@ from schemas.request import ExtractRequest
 from service.cli.job_file import own_roots, read_job_file
 from service.control.submit import check, new_key
 from service.settings import Settings
-from service.store import Store, jobs, plans
+from service.store import NewJob, Store, jobs, plans
 from tests.support.api import (
     UNKNOWN,
     api_settings,
@@ -231,7 +231,7 @@ def job(service: tuple[str, Store, dict[str, Any]]) -> Iterator[str]:
             store.write(jobs.cancel, row.id)
     key = new_key()
     job_id = job_id_from_key(key)
-    store.write(jobs.submit, job_id, key, ExtractRequest.model_validate(body))
+    store.write(jobs.submit, NewJob.of(job_id, key, ExtractRequest.model_validate(body)))
     return job_id
 
 
@@ -262,7 +262,7 @@ def test_names_in_jobs_and_rejects_are_shown(
     assert jobs_verb("rejects", job, "--json").out.isascii()
     key = new_key()
     named = ExtractRequest.model_validate(body | {"model": f"/{HOSTILE}"})
-    store.write(jobs.submit, job_id_from_key(key), key, named)
+    store.write(jobs.submit, NewJob.of(job_id_from_key(key), key, named))
     assert_shown(jobs_verb("list", "--limit", "1").out)
     assert jobs_verb("list", "--json").out.isascii()
     for made in (job, job_id_from_key(key)):

@@ -5,12 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from schemas.job import JobView
+from schemas.job import JobSummary
 from schemas.names import plan_path
 from schemas.request import ExtractRequest
 from service.plan.planner import run_planning
 from service.settings import Settings
-from service.store import Store, jobs, migration
+from service.store import NewJob, Store, jobs, migration
 from tests.support import templates
 from tests.support.store_cases import Clock, job_id
 
@@ -46,12 +46,12 @@ class House:
     def submit(self, **options: Any) -> None:
         source = {"kind": "file", "path": str(self.source)}
         body = {"model": str(self.model), "layers": [2], "source": source} | options
-        self.store.write(jobs.submit, JOB, "key", ExtractRequest.model_validate(body))
+        self.store.write(jobs.submit, NewJob.of(JOB, "key", ExtractRequest.model_validate(body)))
 
     def plan(self, stop: Callable[[], bool] = lambda: False, owner: str = "planner") -> bool:
         return run_planning(self.store, self.settings, owner, stop)
 
-    def plan_later(self, owner: str = "second") -> JobView:
+    def plan_later(self, owner: str = "second") -> JobSummary:
         """Plan when the lease of the planner before has run out; return the job."""
         self.clock.advance(self.settings.lease_s + 1)
         assert self.plan(owner=owner)

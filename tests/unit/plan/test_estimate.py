@@ -15,7 +15,7 @@ from service.plan.planner import run_planning
 from service.plan.sizing import size
 from service.publish.push import batches
 from service.settings import Settings
-from service.store import Store, jobs, migration
+from service.store import NewJob, Store, jobs, migration
 from tests.support import templates
 from tests.support.sizing_page import (
     CORE_S_PER_GB,
@@ -93,7 +93,7 @@ def test_an_estimate_agrees_with_the_plan(tmp_path: Path) -> None:
     found = estimate_request(request, settings)
     store = Store(settings.database())
     store.write(migration.migrate)
-    store.write(jobs.submit, job_id(1), "key", request)
+    store.write(jobs.submit, NewJob.of(job_id(1), "key", request))
     run_planning(store, settings, "planner", lambda: False)
     progress = store.read(jobs.job, job_id(1)).progress
     store.close()

@@ -89,5 +89,5 @@ def test_a_cache_that_cannot_be_written_is_not_the_models_fault(
     hub.add_repo("org/model", {path.name: path.read_bytes() for path in house.model.iterdir()}, kind="model")
     house.submit(model="org/model")
     with pytest.raises(HubUnavailable) as caught:
-        inspect_target(house.store.read(jobs.job, JOB).request, Settings(hub_endpoint=hub.url))
+        inspect_target(house.store.read(jobs.request, JOB), Settings(hub_endpoint=hub.url))
     assert caught.value.field == "model"

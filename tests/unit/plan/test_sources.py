@@ -206,7 +206,6 @@ def test_a_parquet_file_with_broken_pages_is_refused_and_no_crash(tmp_path: Path
 
 
 def test_a_file_that_takes_too_much_memory_is_not_taken_for_a_broken_one(tmp_path: Path) -> None:
-    """The library's own error of memory is one of its errors of a file too."""
     table = pa.table({"text": ["x" * 40 * 2**20]})
     pq.write_table(table, tmp_path / "a.parquet", use_dictionary=False, write_statistics=False)
     pool, (soft, hard) = pa.default_memory_pool(), resource.getrlimit(resource.RLIMIT_AS)

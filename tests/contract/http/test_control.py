@@ -1,0 +1,58 @@
+"""Jobs are paused, put before others and deleted over HTTP."""
+
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from schemas.job import JobSummary
+from service.settings import Settings
+from service.store import Store, jobs, plans
+from tests.support.api import OWNER, TTL_S, complete, job_body, problem_of
+
+
+def test_a_paused_job_is_given_to_nobody_until_it_is_resumed(
+    api: httpx2.Client, store: Store, job: JobSummary
+):
+    assert api.post(f"/jobs/{job.id}/pause").json()["state"] == "paused"
+    assert plans.lease(store, OWNER, TTL_S) is None
+    assert api.post(f"/jobs/{job.id}/resume").json()["state"] == "queued"
+    assert plans.lease(store, OWNER, TTL_S) is not None
+
+
+def test_jobs_of_a_higher_priority_come_first(api: httpx2.Client, store: Store, job: JobSummary, model: Path):
+    """1. The second job is submitted before the others, the third is put before it. 2. They are leased."""
+    body = job_body(model)
+    second = api.post("/extract?priority=5", json=body).json()
+    third = api.post("/extract", json=body).json()
+    changed = api.patch(f"/jobs/{third['id']}", json={"priority": 6}).json()
+    assert (second["priority"], changed["priority"]) == (5, 6)
+    leases = [plans.lease(store, OWNER, TTL_S) for _ in range(3)]
+    assert [lease and lease.job_id for lease in leases] == [third["id"], second["id"], job.id]
+
+
+@pytest.mark.parametrize("priority", [101, -101, "high", None])
+def test_a_priority_out_of_bounds_is_refused(api: httpx2.Client, job: JobSummary, priority: object):
+    problem = problem_of(api.patch(f"/jobs/{job.id}", json={"priority": priority}), 422)
+    assert problem.field == "priority"
+
+
+@pytest.mark.parametrize("choice", ["keep", "delete"])
+def test_a_job_that_has_ended_is_deleted_with_or_without_its_dataset(
+    api: httpx2.Client, store: Store, settings: Settings, job: JobSummary, choice: str
+):
+    """1. It is refused while the job is queued. 2. Nothing of the job is left but a dataset that is kept."""
+    assert problem_of(api.delete(f"/jobs/{job.id}"), 409).cure
+    complete(store, job.id, rejects=1)
+    for folder in (settings.work_root / job.id, settings.dataset_dir(job.id)):
+        folder.mkdir(parents=True)
+        (folder / "file").touch()
+    assert api.delete(f"/jobs/{job.id}", params={"dataset": choice}).status_code == 204
+    problem_of(api.get(f"/jobs/{job.id}"), 404)
+    problem_of(api.delete(f"/jobs/{job.id}"), 404)
+    assert job.id not in {one["id"] for one in api.get("/jobs").json()["jobs"]}
+    assert not (settings.work_root / job.id).exists()
+    left = [path.name for path in settings.dataset_dir(job.id).parent.iterdir() if job.id in path.name]
+    assert left == ([job.id] if choice == "keep" else [])
+    with store.reading() as tx:
+        assert jobs.events(tx, job.id) == []

@@ -1,0 +1,113 @@
+"""Jobs are deleted after their end, by request and by age; a deletion that was cut off is ended later."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from sqlalchemy import func, select
+
+from schemas.job import JobState
+from service.control import deletion
+from service.control.deletion import delete_job, delete_old_jobs
+from service.errors import IllegalMove, NotFound, WriteFailed
+from service.settings import Settings
+from service.store import Store, jobs
+from service.store.tables import METADATA
+from tests.support.store_cases import Clock, job_id, reach
+
+DAY_S = 86_400.0
+
+
+def settings_in(tmp_path: Path, **changes: object) -> Settings:
+    return Settings.model_validate({"data_dir": tmp_path / "data", **changes})
+
+
+def folders(settings: Settings, name: str) -> tuple[Path, Path]:
+    """Make the folders of a job, each with a file."""
+    made = settings.work_root / name, settings.dataset_dir(name)
+    for folder in made:
+        folder.mkdir(parents=True)
+        (folder / "file").touch()
+    return made
+
+
+def rows_left(store: Store) -> dict[str, int]:
+    with store.reading() as tx:
+        counts = {
+            table.name: tx.connection.scalar(select(func.count()).select_from(table))
+            for table in METADATA.sorted_tables
+            if table.name != "canary"
+        }
+    return {name: count for name, count in counts.items() if count}
+
+
+@pytest.mark.parametrize("state", JobState)
+def test_only_what_has_ended_is_deleted_and_then_no_row_of_it_is_left(
+    store: Store, tmp_path: Path, state: JobState
+) -> None:
+    reach(store, state)
+    settings = settings_in(tmp_path)
+    if state in {JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.DELETING}:
+        delete_job(store, settings, job_id(1), with_dataset=False)
+        assert rows_left(store) == {}
+    else:
+        before = rows_left(store)
+        with pytest.raises(IllegalMove, match="cannot become deleting"):
+            delete_job(store, settings, job_id(1), with_dataset=True)
+        assert rows_left(store) == before
+
+
+def test_a_deletion_that_was_cut_off_cannot_be_resumed_and_is_ended_by_the_next_sweep(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. The disk refuses. 2. The job is neither resumed nor lost. 3. The sweep deletes what is left."""
+    reach(store, JobState.FAILED)
+    settings = settings_in(tmp_path)
+    work, dataset = folders(settings, job_id(1))
+
+    def refused(folder: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    with monkeypatch.context() as broken, pytest.raises(WriteFailed, match="Permission denied"):
+        broken.setattr(shutil, "rmtree", refused)
+        delete_job(store, settings, job_id(1), with_dataset=True)
+    assert work.exists() and not dataset.exists()
+    with pytest.raises(IllegalMove):
+        store.write(jobs.resume, job_id(1))
+    assert delete_old_jobs(store, settings) == [job_id(1)]
+    assert not work.exists() and list(dataset.parent.iterdir()) == []
+    with pytest.raises(NotFound):
+        store.read(jobs.job, job_id(1))
+
+
+@pytest.mark.parametrize("with_datasets", [False, True])
+def test_jobs_are_deleted_when_their_days_are_over(
+    store: Store, clock: Clock, tmp_path: Path, with_datasets: bool
+) -> None:
+    """1. Of three jobs, one runs on, one ended three days ago, one an hour ago. 2. Two days are kept."""
+    reach(store, JobState.RUNNING, 1)
+    reach(store, JobState.FAILED, 2)
+    clock.advance(3 * DAY_S)
+    reach(store, JobState.CANCELLED, 3)
+    clock.advance(3600)
+    assert delete_old_jobs(store, settings_in(tmp_path)) == []
+    settings = settings_in(tmp_path, keep_jobs_days=2, delete_old_datasets=with_datasets)
+    work, dataset = folders(settings, job_id(2))
+    assert delete_old_jobs(store, settings) == [job_id(2)]
+    assert (work.exists(), dataset.exists()) == (False, not with_datasets)
+    assert {row.id for row in store.read(jobs.page)[0]} == {job_id(1), job_id(3)}
+
+
+def test_a_job_that_is_resumed_meanwhile_is_not_deleted_for_its_age(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reach(store, JobState.FAILED)
+    settings = settings_in(tmp_path, keep_jobs_days=0)
+
+    def after_a_resume(*given: object, **named: object) -> None:
+        store.write(jobs.resume, job_id(1))
+        delete_job(*given, **named)
+
+    monkeypatch.setattr(deletion, "delete_job", after_a_resume)
+    delete_old_jobs(store, settings)
+    assert store.read(jobs.state, job_id(1)) is JobState.QUEUED
