@@ -3,7 +3,6 @@
 Legend: T tokens of a row, A auxiliary layers, H hidden size.
 """
 
-import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from service.errors import OptionRefused
 from service.export.saving import save_torch
 from service.export.source import Source
 from service.reader import Row
-from service.visible import one_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +54,6 @@ class Format(ABC):
     def finish(self, out: Path) -> None:
         """Write the files beside the rows, once all rows are there."""
 
-    @abstractmethod
-    def notes(self, out: Path) -> str:
-        """Return what to run, in Markdown: the trainer's exact command, and what to know before."""
-
-    def layers_note(self) -> str:
-        """Return the sentence that names the auxiliary layers as the trainer and as vLLM count them."""
-        layers = f"Auxiliary layers {self.trainer_layers}, counted from 0"
-        return f"{layers}; vLLM's ids are {self.source.vllm_layers}."
-
 
 @dataclass(frozen=True, slots=True)
 class TorchFileEachRow(Format):
@@ -97,12 +86,6 @@ def one_file_each(pattern: str, numbers: Iterable[int]) -> Iterator[RowFile]:
         begin = number // 2000 * 2000
         folder = f"rows_{begin}-{begin + 2000}"
         yield RowFile(pattern.format(number=number, folder=folder), range(number, number + 1))
-
-
-def shell_block(*lines: str | tuple[str, ...]) -> str:
-    """Return one command in Markdown, a line each; the words of a tuple are quoted for the shell."""
-    texts = (line if isinstance(line, str) else one_line(shlex.join(line)) for line in lines)
-    return "```sh\n" + " \\\n    ".join(texts) + "\n```\n\n"
 
 
 def refuse_draft_vocab(source: Source, drafter: str) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from schemas.dataset.seal import sealing
 from service.errors import OptionRefused, SourceRefused
 from service.export.format import Format, RowFile
+from service.export.notes import notes_of
 from service.export.options import ExportOptions, FormatName
 from service.export.record import begin, end, identity_of, locked
 from service.export.source import Source, open_source
@@ -74,7 +75,7 @@ def _write(
 ) -> Exported:
     identity = identity_of(source, trainer_format.trainer_layers)
     finished = begin(out, identity)
-    notes, done = trainer_format.notes(out), 0
+    notes, done = notes_of(trainer_format, out), 0
     # Closed before the folder is unlocked, whatever ends the loop: no file is written after that.
     with closing(_sealed(source, trainer_format, out)) as row_files:
         for row_file in row_files:

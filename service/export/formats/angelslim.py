@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from service.export.format import TorchFileEachRow, shell_block
-from service.export.formats.specforge import INDEX_HINT, VOCABULARY, need_three
+from service.export.format import TorchFileEachRow
+from service.export.formats.specforge import VOCABULARY, need_three
 from service.export.source import Source
 from service.export.vocabulary import seal_vocabulary
 from service.reader import Row
@@ -35,23 +35,6 @@ class AngelSlim(TorchFileEachRow):
     def finish(self, out: Path) -> None:
         """Write the vocabulary map."""
         seal_vocabulary(out / VOCABULARY, self.source)
-
-    def notes(self, out: Path) -> str:
-        """Return the command."""
-        command = shell_block(
-            "torchrun --nproc_per_node=8 tools/train_eagle3_offline.py",
-            ("--target_model_name_or_path", self.model),
-            "--draft_model_config_path YOUR_DRAFT_CONFIG.json",
-            "--train_data_path YOUR_CONVERSATIONS.jsonl",
-            ("--train_hidden_path", f"{out.absolute() / DATA}"),
-            f"--model_max_length {max(self.source.rows.num_tokens)}",
-            "--lm_head_key lm_head.weight --bf16",
-            ("--output_dir", f"{out.absolute() / 'output'}"),
-        )
-        return (
-            f"# Train with AngelSlim\n\n{command}{self.layers_note()} "
-            f"The last layer is after the final norm.\n\n{INDEX_HINT}"
-        )
 
 
 def make(source: Source) -> AngelSlim:

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from schemas.dataset.seal import sealing
-from service.export.format import Format, RowFile, refuse_draft_vocab, shell_block
+from service.export.format import Format, RowFile, refuse_draft_vocab
 from service.export.saving import seal_json
 from service.export.source import Source
 from service.reader import Row
@@ -82,18 +82,6 @@ class DeepSpec(Format):
     def _sizes(self, num_tokens: int) -> tuple[int, ...]:
         states = num_tokens * self.source.rows.about.hidden_size * _STATE_BYTES
         return 4 * num_tokens, num_tokens, num_tokens, states * len(self.source.layers), states
-
-    def notes(self, out: Path) -> str:
-        """Return the command."""
-        opts = ("--opts", f"data.target_cache_path={out.absolute()}")
-        command = shell_block("python train.py", "--config YOUR_CONFIG.py", opts)
-        return (
-            f"# Train with DeepSpec\n\n{command}"
-            f"The config's target must be named {self.model!r}, letter for letter, and its "
-            f"`target_layer_ids` must be {self.trainer_layers}: layers counted from 0; vLLM's ids are "
-            f"{self.source.vllm_layers}. "
-            "The last layer is after the final norm.\n"
-        )
 
 
 def _shard(number: int) -> str:

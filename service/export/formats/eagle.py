@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from service.errors import OptionRefused
-from service.export.format import TorchFileEachRow, refuse_draft_vocab, shell_block
-from service.export.formats.specforge import INDEX_HINT
+from service.export.format import TorchFileEachRow, refuse_draft_vocab
 from service.export.source import Source
 from service.reader import Row
 
@@ -40,20 +39,6 @@ class Eagle(TorchFileEachRow):
 
     def finish(self, out: Path) -> None:
         """Write nothing beside the rows: this trainer reads any file."""
-
-    def notes(self, out: Path) -> str:
-        """Return the command."""
-        command = shell_block(
-            "accelerate launch -m --mixed_precision=bf16 eagle.train.main",
-            ("--basepath", self.model),
-            "--configpath YOUR_DRAFT_CONFIG.json",
-            ("--tmpdir", f"{out.absolute() / DATA}"),
-            ("--cpdir", f"{out.absolute() / 'checkpoints'}"),
-        )
-        return (
-            f"# Train with EAGLE\n\n{command}"
-            f"The last layer is after the final norm, in float16.\n\n{INDEX_HINT}"
-        )
 
 
 def halved(states_TH: torch.Tensor, sample_id: str) -> torch.Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from service.export.format import TorchFileEachRow, shell_block
+from service.export.format import TorchFileEachRow
 from service.export.saving import seal_torch
 from service.export.source import Source
 from service.export.vocabulary import draft_vocabulary
@@ -39,26 +39,6 @@ class ModelOpt(TorchFileEachRow):
         """Write the vocabulary map, of which this trainer reads one half."""
         if vocabulary := draft_vocabulary(self.source):
             seal_torch(out / VOCABULARY, vocabulary["d2t"])
-
-    def notes(self, out: Path) -> str:
-        """Return the command."""
-        options = self.source.options
-        lines: list[str | tuple[str, ...]] = [
-            "./launch_train.sh --config ../../modelopt_recipes/general/speculative_decoding/"
-            f"{options.algorithm}.yaml",
-            (f"model.model_name_or_path={self.model}",),
-            "model.use_fake_base_for_offline=true",
-            (f"data.offline_data_path={out.absolute() / DATA}",),
-            "training.answer_only_loss=true",
-        ]
-        if options.draft_vocab is not None:
-            lines.append((f"data.draft_vocab_cache={out.absolute() / VOCABULARY}",))
-            lines.append(f"eagle.eagle_architecture_config.draft_vocab_size={options.draft_vocab}")
-        return (
-            f"# Train with ModelOpt\n\nIn `examples/speculative_decoding`:\n\n{shell_block(*lines)}"
-            f"{self.layers_note()} Without `answer_only_loss` the trainer takes every token as supervised. "
-            "The last layer is after the final norm.\n"
-        )
 
 
 def make(source: Source) -> ModelOpt:

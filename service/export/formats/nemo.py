@@ -19,13 +19,12 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
 
 import torch
 
 from schemas.dataset.seal import sealing
 from service.errors import OptionRefused
-from service.export.format import Format, RowFile, refuse_draft_vocab, shell_block
+from service.export.format import Format, RowFile, refuse_draft_vocab
 from service.export.formats.specforge import need_three
 from service.export.options import Algorithm
 from service.export.saving import save_safetensors, seal_json
@@ -44,9 +43,6 @@ _LOGITS_AT_ONCE = 2**26
 @dataclass(frozen=True, slots=True)
 class NemoCache(Format):
     """Rows lie in shards: `shard_size` rows in every one but the last, each cut or padded to S tokens."""
-
-    RECIPE: ClassVar[str]
-    """The trainer's module that reads the cache."""
 
     target: TargetFolder
     seq_length: int
@@ -80,31 +76,10 @@ class NemoCache(Format):
             "shard_size": self.shard_size,
         }
 
-    def notes(self, out: Path) -> str:
-        """Return the command, and how many rows are cut."""
-        rows = self.source.rows
-        cut = sum(num_tokens > self.seq_length for num_tokens in rows.num_tokens)
-        command = shell_block(
-            f"torchrun --nproc-per-node=8 -m nemo_automodel.recipes.llm.{self.RECIPE}",
-            "--config YOUR_CONFIG.yaml",
-            (f"--recipe_args.cached_target_path={out.absolute()}",),
-            f"--recipe_args.seq_length={self.seq_length}",
-        )
-        return (
-            f"# Train with NeMo Automodel\n\n{command}{self.layers_note()} Rows are {self.seq_length} tokens "
-            f"long; {cut} of {len(rows)} are cut to that. {self.last_note()}\n"
-        )
-
-    @abstractmethod
-    def last_note(self) -> str:
-        """Return what else to know before training."""
-
 
 @dataclass(frozen=True, slots=True)
 class DSparkCache(NemoCache):
     """The files that `recipe_args.cached_target_path` of `train_dspark` names."""
-
-    RECIPE = "train_dspark"
 
     def tensors(self, row: Row) -> dict[str, torch.Tensor]:
         """Return a row's tensors."""
@@ -140,10 +115,6 @@ class DSparkCache(NemoCache):
         }
         seal_json(out / "manifest.json", manifest)
 
-    def last_note(self) -> str:
-        """Return where the last layer was taken."""
-        return "The last layer is after the final norm."
-
 
 @dataclass(frozen=True, slots=True)
 class Eagle3Cache(NemoCache):
@@ -151,8 +122,6 @@ class Eagle3Cache(NemoCache):
 
     `kept_D` int64 [D] are the target ids of the draft vocabulary, ascending, `is_kept_V` bool [V] says which.
     """
-
-    RECIPE = "train_eagle3"
 
     head: Head
     kept_D: torch.Tensor
@@ -204,10 +173,6 @@ class Eagle3Cache(NemoCache):
             "shuffle_seed": 0,
         }
         seal_json(out / "manifest.json", manifest)
-
-    def last_note(self) -> str:
-        """Return where the draft vocabulary is."""
-        return f"The draft vocabulary's {len(self.kept_D)} token ids are in `manifest.json`."
 
 
 def make(source: Source) -> Format:

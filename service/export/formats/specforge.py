@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from service.errors import OptionRefused
-from service.export.format import TorchFileEachRow, shell_block
+from service.export.format import TorchFileEachRow
 from service.export.options import Algorithm
 from service.export.saving import seal_json
 from service.export.source import Source
@@ -23,12 +23,6 @@ from service.reader import Row
 DATA = "data"
 VOCABULARY = "vocab_mapping.pt"
 CONFIG = "train.json"
-INDEX_HINT = (
-    "The trainer finds the target's head through `*.index.json`. A target that is one file has none; put "
-    "this beside its weights as `model.safetensors.index.json`:\n\n```json\n"
-    '{"weight_map": {"lm_head.weight": "model.safetensors", '
-    '"model.embed_tokens.weight": "model.safetensors"}}\n```\n'
-)
 EAGLE3_LAYERS = 3
 
 
@@ -84,15 +78,6 @@ class SpecForge(TorchFileEachRow):
             "output_dir": str(out.absolute() / "output"),
         }
         seal_json(out / CONFIG, config)
-
-    def notes(self, out: Path) -> str:
-        """Return the command."""
-        command = shell_block(("specforge", "train", "--config", f"{out.absolute() / CONFIG}"))
-        return (
-            f"# Train with SpecForge\n\n{command}"
-            f"{self.layers_note()} The draft model's config must name the same. The last layer is "
-            f"after the final norm.\n\n{INDEX_HINT}"
-        )
 
 
 def need_three(source: Source) -> None:

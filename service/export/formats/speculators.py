@@ -16,7 +16,7 @@ import torch
 
 from schemas.dataset.seal import sealing
 from service.errors import OptionRefused
-from service.export.format import Format, RowFile, one_file_each, shell_block
+from service.export.format import Format, RowFile, one_file_each
 from service.export.options import Algorithm
 from service.export.saving import save_safetensors, seal_json, seal_torch
 from service.export.source import Source
@@ -103,27 +103,6 @@ class Speculators(Format):
             pa.array([row.num_tokens for row in rows], pa.int64()),
         ]
         return pa.record_batch(columns, schema=_SCHEMA)
-
-    def notes(self, out: Path) -> str:
-        """Return the command; the norm is named because its own loader cannot know it."""
-        options = self.source.options
-        lines: list[str | tuple[str, ...]] = [
-            "speculators train",
-            f"--speculator-type {options.algorithm}",
-            ("--verifier-name-or-path", self.model),
-            ("--data-path", f"{out.absolute()}"),
-            "--on-missing raise",
-        ]
-        if self.source.layers:
-            lines.append(f"--target-layer-ids {' '.join(map(str, self.source.layers))}")
-        if options.draft_vocab is not None:
-            lines.append(f"--draft-vocab-size {options.draft_vocab}")
-        norm = "after" if options.algorithm is Algorithm.MTP else "before"
-        return (
-            f"# Train with speculators\n\n{shell_block(*lines)}"
-            f"Auxiliary layers, as vLLM counts: {self.source.vllm_layers}. The last layer is {norm} the "
-            "final norm.\n"
-        )
 
 
 def make(source: Source) -> Speculators:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from service.errors import OptionRefused
-from service.export.format import RowFile, TorchFileEachRow, shell_block
+from service.export.format import RowFile, TorchFileEachRow
 from service.export.saving import seal_json, seal_text
 from service.export.source import Source
 from service.export.vocabulary import seal_vocabulary
@@ -52,23 +52,6 @@ class TorchSpec(TorchFileEachRow):
         ]
         seal_text(out / "manifest.jsonl", "\n".join(lines) + "\n")
         seal_vocabulary(out / "vocab_mapping.pt", self.source)
-
-    def notes(self, out: Path) -> str:
-        """Return the command."""
-        layers = ",".join(map(str, self.trainer_layers))
-        command = shell_block(
-            "python3 -m torchspec.train_entry --config YOUR_CONFIG.yaml",
-            (f"model.target_model_path={self.model}",),
-            "inference.inference_engine_type=offline",
-            (f"inference.offline.data_path={out.absolute()}",),
-            (f"inference.aux_hidden_states_layers=[{layers}]",),
-        )
-        return (
-            f"# Train with TorchSpec\n\n{command}"
-            f"Auxiliary layers are counted from 0; vLLM's ids are {self.source.vllm_layers}. The last layer "
-            "is before the final norm, as `dataset.json` says. The trainer needs a version with "
-            "`torchspec/offline`.\n"
-        )
 
 
 def packed(mask: list[int]) -> str:
