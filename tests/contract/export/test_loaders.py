@@ -38,7 +38,7 @@ torch.save({
 """
 
 
-def test_speculators_loads_every_row(dataset, target, truths, tmp_path):
+def test_speculators_loads_every_row_and_maps_the_vocabulary_as_we_do(dataset, target, truths, tmp_path):
     export(str(dataset), tmp_path / "out", wanted("speculators", draft_vocab=DRAFT_VOCAB))
     vocab_size = json.loads((target / "config.json").read_text())["vocab_size"]
     found = loaded_by(SPECULATORS, tmp_path / "out", vocab_size, result=tmp_path / "result.pt")
@@ -54,12 +54,6 @@ def test_speculators_loads_every_row(dataset, target, truths, tmp_path):
     assert torch.equal(batch["hidden_states"][0, :kept], first.aux()[:-1])
     assert torch.equal(batch["verifier_last_hidden_states"][0, :kept], first.layer(LAST)[1:])
     assert batch["error_records"] == 0
-
-
-def test_speculators_counts_and_maps_the_vocabulary_as_we_do(dataset, target, tmp_path):
-    export(str(dataset), tmp_path / "out", wanted("speculators", draft_vocab=DRAFT_VOCAB))
-    vocab_size = json.loads((target / "config.json").read_text())["vocab_size"]
-    found = loaded_by(SPECULATORS, tmp_path / "out", vocab_size, result=tmp_path / "result.pt")
     assert found["counted"] == found["counts"]
     for name in ("d2t", "t2d"):
         ours = np.load(tmp_path / f"out/{name}-{DRAFT_VOCAB}.npy")
