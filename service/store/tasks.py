@@ -5,10 +5,23 @@ A lease that ran out is good until another owner takes the task: the epoch fence
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
-from typing import TypeVar
+from datetime import datetime, timedelta
+from functools import cache
+from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, and_, exists, insert, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Select,
+    String,
+    and_,
+    bindparam,
+    exists,
+    insert,
+    or_,
+    select,
+    union_all,
+    update,
+)
 from sqlalchemy.orm import aliased
 
 from schemas.job import JobState, Problem
@@ -107,11 +120,8 @@ def lease(
 
 def _next_job(tx: Transaction, kind: TaskKind, prefer_job: str | None) -> str | None:
     """Return the next job: one of the highest priority, there the preferred one, or else the oldest."""
-    waiting = exists().where(TASK.c.job_id == JOB.c.id, TASK.c.kind == kind, _free(tx))
-    query = select(JOB.c.id).where(JOB.c.state.in_(POLICIES[kind].job_states), waiting)
-    return tx.connection.scalar(
-        query.order_by(JOB.c.priority.desc(), JOB.c.id != prefer_job, JOB.c.number).limit(1)
-    )
+    job_id: str | None = tx.connection.scalar(_jobs_with_work(tx.clock, kind), {"prefer_job": prefer_job})
+    return job_id
 
 
 def take(
@@ -128,8 +138,7 @@ def take(
         return None
     if kind is TaskKind.PUBLISH:
         _lock_subject(tx, job.publish_subject)
-    free = select(*TASK_COLUMNS).where(TASK.c.job_id == job_id, TASK.c.kind == kind, _free(tx))
-    row = tx.connection.execute(free.order_by(TASK.c.item).limit(1)).mappings().one_or_none()
+    row = tx.connection.execute(_lowest_free(tx.clock, kind), {"job_id": job_id}).mappings().one_or_none()
     if row is None:
         return None
     before = LockedTask(**row)
@@ -140,7 +149,8 @@ def take(
         job = move_task(tx, job, before, replace(waiting, problem=problem), problem)
         stop(tx, job, JobState.BLOCKED, problem)
         return None
-    _end_others(tx, before)
+    if kind is TaskKind.PUBLISH:
+        _end_others(tx, before)
     if job.state is JobState.QUEUED:
         job = move_job(tx, job, JobState.RUNNING)
     after = replace(
@@ -261,20 +271,45 @@ def _end_others(tx: Transaction, task: LockedTask) -> None:
     tx.connection.execute(update(TASK).where(other, TASK.c.state == TaskState.LEASED).values(waiting))
 
 
-def _free(tx: Transaction) -> ColumnElement[bool]:
-    """Return the condition that a task waits, or that its lease ran out, and nobody holds its subject."""
-    waits = and_(
-        TASK.c.state == TaskState.PENDING, or_(TASK.c.not_before.is_(None), TASK.c.not_before <= tx.clock)
-    )
-    expired = and_(TASK.c.state == TaskState.LEASED, TASK.c.lease_until <= tx.clock)
+@cache  # SQLAlchemy takes longer to build these than a database to run them; a store has one clock
+def _jobs_with_work(clock: ColumnElement[datetime], kind: TaskKind) -> Select[Any]:
+    """Select the id of the next job with a free task; `prefer_job` is bound."""
+    waiting = or_(*(exists().where(TASK.c.job_id == JOB.c.id, free) for free in _free(clock, kind)))
+    query = select(JOB.c.id).where(JOB.c.state.in_(POLICIES[kind].job_states), waiting)
+    preferred = JOB.c.id != bindparam("prefer_job", type_=String)
+    return query.order_by(JOB.c.priority.desc(), preferred, JOB.c.number).limit(1)
+
+
+@cache
+def _lowest_free(clock: ColumnElement[datetime], kind: TaskKind) -> Select[Any]:
+    """Select the lowest free task of the job that is bound as `job_id`.
+
+    A select for each way to be free: both walk the index, and neither reads the tasks that are done.
+    """
+    of_job = select(*TASK_COLUMNS).where(TASK.c.job_id == bindparam("job_id", type_=String))
+    lowest = of_job.order_by(TASK.c.item).limit(1)
+    either = union_all(*(select(lowest.where(free).subquery()) for free in _free(clock, kind))).subquery()
+    return select(either).order_by(either.c.item).limit(1)
+
+
+def _free(clock: ColumnElement[datetime], kind: TaskKind) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+    """Return the two ways in which a task of a kind is free: it waits, or its lease ran out.
+
+    Only publishing tasks of different jobs have the same subject, which one lease at a time may work on.
+    """
+    due = or_(TASK.c.not_before.is_(None), TASK.c.not_before <= clock)
+    waits = and_(TASK.c.kind == kind, TASK.c.state == TaskState.PENDING, due)
+    expired = and_(TASK.c.kind == kind, TASK.c.state == TaskState.LEASED, TASK.c.lease_until <= clock)
+    if kind is not TaskKind.PUBLISH:
+        return waits, expired
     other = aliased(TASK)
     held = exists().where(
-        other.c.kind == TASK.c.kind,
+        other.c.kind == kind,
         other.c.subject == TASK.c.subject,
         other.c.state == TaskState.LEASED,
-        other.c.lease_until > tx.clock,
+        other.c.lease_until > clock,
     )
-    return and_(or_(waits, expired), ~held)
+    return and_(waits, ~held), and_(expired, ~held)
 
 
 def _mine(lease: Lease) -> ColumnElement[bool]:

@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy.exc import IntegrityError
 
 from service.errors import IdentityChanged, LeaseLost, StatesWrong
-from service.store import Store, TaskState, UnitCommit, commits, jobs, plans, units
+from service.store import NewJob, Store, TaskState, UnitCommit, commits, jobs, plans, units
 from tests.support.store_cases import (
     CHECKS,
     IDENTITY,
@@ -243,7 +243,7 @@ def test_a_crash_before_the_end_of_any_other_change_leaves_nothing(store: Store,
     with pytest.raises(Crash), database.writing() as tx:
         plans.add_unit(tx, lease, planned(0), (reject(1),))
         plans.finish(tx, lease, (reject(2),))
-        jobs.submit(tx, job_id(2), "key-2", a_request())
+        jobs.submit(tx, NewJob.of(job_id(2), "key-2", a_request()))
         jobs.cancel(tx, job_id(1))
         raise Crash
     assert account(store) == before

@@ -104,7 +104,7 @@ def test_a_pool_that_is_used_up_is_unavailable(store: Store, database: Store) ->
 def test_a_reader_sees_the_last_commit_while_a_writer_is_at_work(store: Store, database: Store) -> None:
     submit(store, 1)
     with database.writing() as tx:
-        jobs.submit(tx, job_id(2), "key-2", a_request())
+        jobs.submit(tx, NewJob.of(job_id(2), "key-2", a_request()))
         assert [row.id for row in store.read(jobs.page)[0]] == [job_id(1)]
     assert [row.id for row in store.read(jobs.page)[0]] == [job_id(2), job_id(1)]
 
@@ -114,7 +114,7 @@ def test_a_database_that_cannot_grow_says_that_the_disk_is_full(store: Store, da
         if tx.connection.dialect.name == "sqlite":
             pages = tx.connection.scalar(text("PRAGMA page_count"))
             tx.connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
-            jobs.submit(tx, job_id(1), "key", a_request("x" * 100_000))
+            jobs.submit(tx, NewJob.of(job_id(1), "key", a_request("x" * 100_000)))
         else:
             tx.connection.exec_driver_sql("DO $$ BEGIN RAISE 'full' USING ERRCODE = 'disk_full'; END $$")
     assert refused.value.cure
@@ -153,14 +153,14 @@ def test_a_connection_that_dies_is_unavailable_once_and_then_replaced(
     store: Store, database: Store, postgres: Postgres
 ) -> None:
     with pytest.raises(StoreUnavailable), database.writing() as tx:
-        jobs.submit(tx, job_id(1), "key-1", a_request())
+        jobs.submit(tx, NewJob.of(job_id(1), "key-1", a_request()))
         server = tx.connection.scalar(text("SELECT pg_backend_pid()"))
         with postgres.admin() as admin:
             admin.execute("SELECT pg_terminate_backend(%s, 10000)", (server,))
         tx.connection.execute(text("SELECT 1"))
     assert store.read(jobs.page) == ([], None)
     with database.writing() as tx:
-        jobs.submit(tx, job_id(1), "key-1", a_request())
+        jobs.submit(tx, NewJob.of(job_id(1), "key-1", a_request()))
     assert len(store.read(jobs.page)[0]) == 1
 
 
