@@ -30,7 +30,7 @@ def test_every_state_can_be_reached_from_the_first(moves, first) -> None:
     assert reachable(moves, first) == set(moves)
 
 
-@pytest.mark.parametrize(("moves", "last"), [(JOB_MOVES, JobState.COMPLETED), (TASK_MOVES, TaskState.DONE)])
+@pytest.mark.parametrize(("moves", "last"), [(JOB_MOVES, JobState.DELETING), (TASK_MOVES, TaskState.DONE)])
 def test_the_last_state_can_be_reached_from_every_state_and_left_by_none(moves, last) -> None:
     assert all(last in reachable(moves, state) for state in moves)
     assert moves[last] == frozenset()
@@ -42,17 +42,23 @@ def test_only_a_lease_may_follow_itself_as_the_next_epoch() -> None:
     assert [state for state, targets in TASK_MOVES.items() if state in targets] == [TaskState.LEASED]
 
 
-def test_an_ended_job_is_left_only_by_resuming_it() -> None:
+def test_an_ended_job_is_left_only_by_resuming_or_deleting_it() -> None:
     assert {state: JOB_MOVES[state] for state in ENDED_JOB_STATES} == {
-        JobState.COMPLETED: frozenset(),
-        JobState.FAILED: frozenset({JobState.QUEUED}),
-        JobState.CANCELLED: frozenset({JobState.QUEUED}),
+        JobState.COMPLETED: frozenset({JobState.DELETING}),
+        JobState.FAILED: frozenset({JobState.QUEUED, JobState.DELETING}),
+        JobState.CANCELLED: frozenset({JobState.QUEUED, JobState.DELETING}),
+        JobState.DELETING: frozenset(),
     }
 
 
-def test_a_job_at_work_can_be_failed_blocked_and_cancelled() -> None:
+def test_a_job_that_is_not_being_deleted_can_be_completed() -> None:
+    left = set(JobState) - {JobState.DELETING}
+    assert all(JobState.COMPLETED in reachable(JOB_MOVES, state) for state in left)
+
+
+def test_a_job_at_work_can_be_failed_blocked_paused_and_cancelled() -> None:
     for state in (JobState.QUEUED, JobState.RUNNING, JobState.PUBLISHING):
-        assert JOB_MOVES[state] >= {JobState.FAILED, JobState.BLOCKED, JobState.CANCELLED}
+        assert JOB_MOVES[state] >= {JobState.FAILED, JobState.BLOCKED, JobState.PAUSED, JobState.CANCELLED}
 
 
 def test_only_a_leased_unit_can_be_done() -> None:
