@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 
 from schemas.dataset.tables import read_table
+from schemas.dataset.token_counts import TokenTally
 from schemas.names import is_inside
 from service.reader.errors import ReaderError
 from service.reader.files import Files
@@ -68,11 +68,13 @@ class Places:
 
     def supervised_counts(self) -> dict[int, int]:
         """Return how often each token id is supervised. Raises ReaderError for a mask of another length."""
-        ids, mask = (pc.list_flatten(self._columns[name]) for name in _LISTS)
-        if len(ids) != len(mask):
-            raise ReaderError(f"the index holds {len(ids)} token ids and {len(mask)} mask flags")
-        counts = ids.filter(pc.equal(mask, 1)).value_counts()
-        return dict(zip(*(counts.field(at).to_pylist() for at in range(2)), strict=True))
+        tally = TokenTally()
+        for lists in zip(*(self._columns[name].chunks for name in _LISTS), strict=True):
+            ids, mask = (chunk.flatten().to_numpy() for chunk in lists)
+            if len(ids) != len(mask):
+                raise ReaderError(f"the index holds {len(ids)} token ids and {len(mask)} mask flags")
+            tally.add(ids[mask == 1])
+        return tally.counts()
 
     def tokens(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return a row's token ids, int64 [T], and its mask, uint8 [T]: tensors of their own."""
