@@ -4,14 +4,25 @@ Every bound is here. The long tuples fail fast, one error each: a body of a mill
 otherwise make a million error objects, at 500 bytes and 7 microseconds apiece.
 """
 
+import hashlib
 import json
+from pathlib import PurePath
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, JsonValue, StringConstraints, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
 
 from schemas.base import Wire
 from schemas.digest import canonical_json
-from schemas.names import ConfigName, RepoId
+from schemas.names import ConfigName, RepoId, is_local_model
 
 MAX_LAYER_ID = 1024
 MAX_LAYERS = 128
@@ -225,6 +236,30 @@ class ExtractRequest(Wire):
                 raise ValueError(f"'layers' names an id twice: {sorted(layers)}")
         return layers
 
+    def published(self) -> "PublishedRequest":
+        """Return what a dataset shows of the request."""
+        shown = self.model_dump(mode="json")
+        shown["source"].pop("samples", None)
+        for holder, field in ((shown, "model"), (shown["source"], "path")):
+            if is_local_model(holder.get(field, "")):
+                holder[field] = PurePath(holder[field]).name
+        return PublishedRequest.model_validate(shown)
+
+    def sha256(self) -> str:
+        """Return the digest of the canonical JSON."""
+        return hashlib.sha256(self.canonical_json().encode()).hexdigest()
+
     def canonical_json(self) -> str:
         """Return the request as JSON with sorted keys: equal requests give equal text."""
         return canonical_json(self.model_dump(mode="json"))
+
+
+class PublishedRequest(BaseModel):
+    """An `ExtractRequest` as a manifest holds it: without inline samples, and names in place of host paths.
+
+    Manifests of versions up to 0.1 hold the whole request.
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    hub: HubTarget | None = None

@@ -13,7 +13,7 @@ from schemas.digest import canonical_sha256
 from schemas.identity import SCHEMA_VERSION, Provenance
 from schemas.job import RejectView
 from schemas.names import JobId
-from schemas.request import ExtractRequest
+from schemas.request import PublishedRequest
 
 
 class FileEntry(Wire):
@@ -172,7 +172,11 @@ class Manifest(Wire):
     schema_version: int = SCHEMA_VERSION
     provenance: Provenance
     identity_sha256: str
-    request: ExtractRequest
+    request: PublishedRequest
+    request_sha256: str | None = Field(
+        default=None,
+        description="of the whole request as canonical JSON; manifests of versions up to 0.1 have none",
+    )
     shards: tuple[ShardEntry, ...]
     indexes: tuple[FileEntry, ...]
     extras: tuple[FileEntry, ...] = Field(description="final_norm.safetensors and the token counts")

@@ -113,7 +113,8 @@ def assemble(
     manifest = Manifest(
         provenance=account.provenance,
         identity_sha256=account.provenance.identity.sha256(),
-        request=account.request,
+        request=account.request.published(),
+        request_sha256=account.request.sha256(),
         shards=shards,
         indexes=account.indexes,
         extras=(write_final_norm(dataset, final_norm), token_freq),

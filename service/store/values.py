@@ -1,6 +1,5 @@
 """What the store takes and gives: frozen values, so that no row, session or connection leaks out."""
 
-import hashlib
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -63,7 +62,7 @@ class NewJob:
             source_kind=request.source.kind,
             publish_subject=request.hub.repo_id if request.hub else job_id,
             request_json=request.model_dump_json(),
-            request_sha256=hashlib.sha256(request.canonical_json().encode()).hexdigest(),
+            request_sha256=request.sha256(),
         )
 
 

@@ -229,7 +229,7 @@ def write_manifest(folder: Path, told: Provenance, units: Mapping[int, Sequence[
     manifest = Manifest(
         provenance=told,
         identity_sha256=told.identity.sha256(),
-        request=ExtractRequest.model_validate(request),
+        request=ExtractRequest.model_validate(request).published(),
         shards=shards,
         indexes=tuple(entry_of(folder, index_path(told.job_id, unit)) for unit in units),
         extras=(entry_of(folder, FINAL_NORM_PATH), entry_of(folder, freq)),
