@@ -35,6 +35,7 @@ EXIT_JOB_NOT_COMPLETE = 3
 SWEEP_S = 300.0
 CHILD_STOP_S = 10.0
 RESTART_S = 2.0
+IDLE_S = 1.0
 
 
 def owner_name(role: str) -> str:
@@ -45,10 +46,10 @@ def owner_name(role: str) -> str:
     return f"{role}@{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
 
 
-def run_worker(settings: Settings, *, only_job: str | None = None) -> int:
+def run_worker(settings: Settings, *, only_job: str | None = None, until_idle: bool = False) -> int:
     """Work until SIGTERM or SIGINT, then drain; with `only_job`, until that job has ended.
 
-    Return the exit status.
+    With `until_idle`, until no job of the database is queued or worked on. Return the exit status.
     """
     with _imported_beside(settings):
         settings.data_dir.mkdir(parents=True, exist_ok=True)
@@ -61,7 +62,7 @@ def run_worker(settings: Settings, *, only_job: str | None = None) -> int:
             planner.start()
             publisher.start()
             try:
-                asyncio.run(_main(store, settings, only_job, planner, publisher, keeper))
+                asyncio.run(_main(store, settings, only_job, until_idle, planner, publisher, keeper))
             finally:
                 publisher.stop()
                 planner.stop()
@@ -88,6 +89,7 @@ async def _main(
     store: Store,
     settings: Settings,
     only_job: str | None,
+    until_idle: bool,
     planner: "PlannerProcess",
     publisher: "PublisherThread",
     keeper: Keeper,
@@ -99,13 +101,16 @@ async def _main(
     restarter = asyncio.create_task(_restart(store, settings, planner, publisher))
     # A restarter that broke would leave a dead planner dead: the worker drains, and ends with its error.
     restarter.add_done_callback(lambda _: capture.stop.set())
+    idle = asyncio.create_task(_stop_when_idle(store, capture.stop)) if until_idle else None
     try:
         await capture.run()
         if only_job is not None:
             await _until_ended(store, only_job, capture.stop)
     finally:
-        restarter.cancel()
-        await asyncio.wait({restarter})
+        running = {restarter} | ({idle} if idle else set())
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running)
     if not restarter.cancelled():
         restarter.result()
 
@@ -130,6 +135,19 @@ def _sweep(store: Store, settings: Settings) -> None:
         delete_old_jobs(store, settings)
     except (WriteFailed, *STORE_AWAY) as error:
         logger.warning("not all was swept: %s", error)
+
+
+async def _stop_when_idle(store: Store, stop: asyncio.Event) -> None:
+    """Set `stop` once every job rests: another worker that dies until then leaves its units to this one."""
+    while True:
+        try:
+            counts = await asyncio.to_thread(store.read, jobs.counts)
+        except STORE_AWAY as error:
+            logger.warning("the jobs cannot be counted: %s", error)
+        else:
+            if not any(counts[state] for state in set(JobState) - RESTING_JOB_STATES):
+                return stop.set()
+        await asyncio.sleep(IDLE_S)
 
 
 async def _until_ended(store: Store, job_id: str, stop: asyncio.Event) -> None:

@@ -38,6 +38,9 @@ def serve(
 def worker(
     data_dir: DataDir = None,
     only_job: Annotated[str | None, typer.Option(help="Run this job, then end.")] = None,
+    until_idle: Annotated[
+        bool, typer.Option("--until-idle", help="End when no job is queued, running or publishing.")
+    ] = False,
     parent_pid: Annotated[int | None, typer.Option(hidden=True, help="End when this process does.")] = None,
 ) -> None:
     """Run jobs, until SIGTERM or SIGINT; then end what the engine holds and give the rest back."""
@@ -52,4 +55,4 @@ def worker(
         settings = Settings.model_validate_json(sys.stdin.buffer.read())
     from service.worker import run_worker
 
-    raise typer.Exit(run_worker(settings, only_job=only_job))
+    raise typer.Exit(run_worker(settings, only_job=only_job, until_idle=until_idle))

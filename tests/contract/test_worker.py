@@ -16,10 +16,11 @@ from service.store import NewJob, Store, jobs, migration, plans, publishing, uni
 from service.sweeper import sweep
 from service.work.keeper import Keeper
 from service.worker import PlannerProcess, PublisherThread, _restart, run_worker
+from tests.contract.test_distrust import target
 from tests.support import templates
 from tests.support.children import wait_for_end
 from tests.support.engine_bench import until
-from tests.support.jobs import request as a_job_request
+from tests.support.jobs import Shop, request as a_job_request
 from tests.support.store_cases import a_request, capture, job_id
 
 
@@ -77,6 +78,21 @@ def test_a_planner_that_was_killed_is_started_again_and_plans(settings, store):
         assert planner._process.is_alive()
     finally:
         planner.stop()
+
+
+def test_a_worker_until_idle_ends_when_every_job_rests(tmp_path):
+    """1. Of three jobs one is paused, one asks for a layer that is not there. 2. The worker ends."""
+    model = target(tmp_path)
+    shop = Shop.open(tmp_path, model, lease_s=600.0)
+    samples = [{"text": "a row"}]
+    whole = shop.submit(a_job_request(model, samples, loss="all", layers=[2], canary="skip"), "whole")
+    paused = shop.submit(a_job_request(model, samples, loss="all", layers=[2]), "paused")
+    failed = shop.submit(a_job_request(model, samples, loss="all", layers=[99]), "failed")
+    shop.store.write(jobs.pause, paused)
+    assert run_worker(shop.settings, until_idle=True) == 0
+    states = [shop.store.read(jobs.state, job_id) for job_id in (whole, paused, failed)]
+    assert states == [JobState.COMPLETED, JobState.PAUSED, JobState.FAILED]
+    shop.store.close()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

@@ -39,7 +39,7 @@ import os, subprocess, sys
 from service import worker
 from service.cli import main
 
-def tell(settings, only_job):
+def tell(settings, **options):
     print(settings.with_secrets().decode(), flush=True)
     subprocess.run(["env"], check=True)
     return 0
