@@ -7,9 +7,10 @@ misses one.
 
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Literal
+from functools import cache
+from typing import Any, Literal
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import ColumnElement, Select, bindparam, insert, select, update
 from sqlalchemy.engine import RowMapping
 
 from schemas.events import Delay, Event
@@ -81,14 +82,19 @@ def count(progress: Progress, **deltas: int) -> Progress:
 
 def lock_job(tx: Transaction, job_id: str) -> LockedJob:
     """Lock a job until the transaction ends. Raises NotFound, StoreUnavailable."""
-    query = select(JOB, tx.clock.label("now")).where(JOB.c.id == job_id).with_for_update()
-    row = tx.connection.execute(query).mappings().one_or_none()
+    row = tx.connection.execute(_locking(tx.clock), {"of_job": job_id}).mappings().one_or_none()
     check_write(tx)  # behind the lock: a migration that came first is seen, a later one waits
     if row is None:
         raise NotFound(f"there is no job {job_id}", field="job_id")
     tx.now = row["now"]
     names = [name for name in LockedJob.__slots__ if name != "progress"]
     return LockedJob(progress=progress_of(row), **{name: row[name] for name in names})
+
+
+@cache  # a store has one clock
+def _locking(clock: ColumnElement[datetime]) -> Select[Any]:
+    """Lock the job that is bound as `of_job`, and read the clock."""
+    return select(JOB, clock.label("now")).where(JOB.c.id == bindparam("of_job")).with_for_update()
 
 
 def record(

@@ -84,6 +84,30 @@ POLICIES = {
 }
 
 
+_MINE = and_(
+    TASK.c.job_id == bindparam("of_job"),
+    TASK.c.kind == bindparam("of_kind"),
+    TASK.c.item == bindparam("of_item"),
+    TASK.c.epoch == bindparam("of_epoch"),
+    TASK.c.owner == bindparam("of_owner"),
+    TASK.c.state == TaskState.LEASED,
+)
+"""What fences every write of an attempt; stopping a job voids its leases, too."""
+_HELD = select(*TASK_COLUMNS).where(_MINE).with_for_update()
+_EXTENDED = update(TASK).where(_MINE).values(lease_until=bindparam("until"))
+
+
+def _attempt(lease: Lease) -> dict[str, object]:
+    """Return the values that `_MINE` is bound to."""
+    return {
+        "of_job": lease.job_id,
+        "of_kind": lease.kind,
+        "of_item": lease.item,
+        "of_epoch": lease.epoch,
+        "of_owner": lease.owner,
+    }
+
+
 def add(tx: Transaction, job: LockedJob, kind: TaskKind, item: int = 0, subject: str | None = None) -> None:
     """Add a task that waits; it must not be there."""
     new = insert(TASK).values(
@@ -168,8 +192,7 @@ def take(
 def held(tx: Transaction, lease: Lease) -> tuple[LockedJob, LockedTask]:
     """Lock the job of a task that is still leased to this attempt. Raises LeaseLost."""
     job = lock_job(tx, lease.job_id)
-    query = select(*TASK_COLUMNS).where(_mine(lease)).with_for_update()
-    row = tx.connection.execute(query).mappings().one_or_none()
+    row = tx.connection.execute(_HELD, _attempt(lease)).mappings().one_or_none()
     if row is None:
         what = f"unit {lease.item} of " if lease.kind is TaskKind.CAPTURE else f"the {lease.kind} of "
         raise LeaseLost(f"{lease.owner} no longer holds epoch {lease.epoch} of {what}job {lease.job_id}")
@@ -182,8 +205,7 @@ def extend(tx: Transaction, leases: Sequence[AnyLease], ttl_s: float) -> list[An
     until = tx.now + timedelta(seconds=ttl_s)
     lost = []
     for lease in sorted(leases, key=lambda lease: (lease.job_id, lease.kind, lease.item)):
-        kept = update(TASK).where(_mine(lease)).values(lease_until=until)
-        if tx.connection.execute(kept).rowcount == 0:
+        if tx.connection.execute(_EXTENDED, _attempt(lease) | {"until": until}).rowcount == 0:
             lost.append(lease)
     return lost
 
@@ -310,15 +332,3 @@ def _free(clock: ColumnElement[datetime], kind: TaskKind) -> tuple[ColumnElement
         other.c.lease_until > clock,
     )
     return and_(waits, ~held), and_(expired, ~held)
-
-
-def _mine(lease: Lease) -> ColumnElement[bool]:
-    """Return the condition that fences every write of an attempt; stopping a job voids its leases, too."""
-    return and_(
-        TASK.c.job_id == lease.job_id,
-        TASK.c.kind == lease.kind,
-        TASK.c.item == lease.item,
-        TASK.c.epoch == lease.epoch,
-        TASK.c.owner == lease.owner,
-        TASK.c.state == TaskState.LEASED,
-    )
