@@ -7,6 +7,7 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
+from schemas.job import JobState
 from service.errors import IllegalMove, NotFound, WriteFailed
 from service.settings import Settings
 from service.store import Store, jobs
@@ -48,10 +49,12 @@ def delete_old_jobs(store: Store, settings: Settings) -> list[str]:
     """
     days = settings.keep_jobs_days
     old = store.read(jobs.to_delete, None if days is None else days * 86_400.0)
-    for job_id in old:
+    for job in old:
+        # Whoever began a deletion has chosen for its dataset; if it was to go, it is out of sight already.
+        with_dataset = settings.delete_old_datasets and job.state is not JobState.DELETING
         with suppress(NotFound, IllegalMove):  # another worker was faster, or somebody resumed it
-            delete_job(store, settings, job_id, with_dataset=settings.delete_old_datasets)
-    return old
+            delete_job(store, settings, job.id, with_dataset=with_dataset)
+    return [job.id for job in old]
 
 
 def _remove(folder: Path) -> None:

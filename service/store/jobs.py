@@ -144,13 +144,14 @@ def forget(tx: Transaction, job_id: str) -> None:
     tx.connection.execute(delete(JOB).where(deleting))
 
 
-def to_delete(tx: Transaction, age_s: float | None) -> list[str]:
+def to_delete(tx: Transaction, age_s: float | None) -> list[JobRow]:
     """Return the jobs whose deletion has begun, and those that ended `age_s` ago, if that is given."""
     due = JOB.c.state == JobState.DELETING
     if age_s is not None:
         old = JOB.c.updated_at <= tx.now - timedelta(seconds=age_s)
         due = or_(due, and_(JOB.c.state.in_(ENDED_JOB_STATES), old))
-    return list(tx.connection.scalars(select(JOB.c.id).where(due).order_by(JOB.c.number)))
+    rows = tx.connection.execute(select(*JOB_COLUMNS).where(due).order_by(JOB.c.number)).mappings()
+    return [_job(row) for row in rows]
 
 
 def resume(tx: Transaction, job_id: str) -> JobRow:

@@ -80,6 +80,17 @@ def test_a_deletion_that_was_cut_off_cannot_be_resumed_and_is_ended_by_the_next_
         store.read(jobs.job, job_id(1))
 
 
+def test_a_dataset_that_was_to_be_kept_is_kept_where_its_deletion_is_ended_later(
+    store: Store, tmp_path: Path
+) -> None:
+    """Datasets that are old are deleted here, but this one's job was to be deleted without it."""
+    reach(store, JobState.DELETING)
+    settings = settings_in(tmp_path, keep_jobs_days=0, delete_old_datasets=True)
+    work, dataset = folders(settings, job_id(1))
+    assert delete_old_jobs(store, settings) == [job_id(1)]
+    assert (work.exists(), dataset.exists()) == (False, True)
+
+
 @pytest.mark.parametrize("with_datasets", [False, True])
 def test_jobs_are_deleted_when_their_days_are_over(
     store: Store, clock: Clock, tmp_path: Path, with_datasets: bool
