@@ -35,6 +35,7 @@ DEV = (
     "polars",
     "hatchling",
     "editables",
+    "ray>=2.60,<3",
 )
 
 RAISED = ("huggingface-hub", "hf-xet")

@@ -1,0 +1,88 @@
+"""`quarry ray`: workers on a Ray cluster."""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from service.cli.console import EXIT_NOT_COMPLETE, load_settings, log_to_stderr, say
+from service.cli.processes import DataDir
+from service.errors import OptionRefused
+from service.settings import Settings
+
+if TYPE_CHECKING:
+    from service.ray_pool import RayPool, WorkerStatus
+
+app = typer.Typer(
+    help="Workers on the nodes of a Ray cluster, on one PostgreSQL and one shared data folder.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+Address = Annotated[str, typer.Option(help="The cluster's address; 'auto' finds one on this node.")]
+
+
+@contextmanager
+def _pool(settings: Settings, address: str) -> Iterator["RayPool"]:
+    try:
+        from service.ray_pool import ray_pool
+    except ModuleNotFoundError as error:
+        detail = f"{error.name} is not installed"
+        raise OptionRefused(detail, cure="pip install 'eagle-quarry[ray]' here and on every node") from error
+    log_to_stderr()
+    # Ray prints news of its nodes to stdout, between our own lines.
+    with redirect_stdout(sys.stderr), ray_pool(settings, address) as pool:
+        yield pool
+
+
+@app.command()
+def up(
+    workers: Annotated[int, typer.Option(min=1, max=4096, help="How many workers the pool has.")],
+    gpus_per_worker: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=64,
+            help="GPUs of one node that each worker's model is split over; 0 for vLLM's CPU build. "
+            "[env: QUARRY_TENSOR_PARALLEL_SIZE]",
+        ),
+    ] = None,
+    address: Address = "auto",
+    data_dir: DataDir = None,
+) -> None:
+    """Start the pool or change it: surplus workers, and those of other settings, are drained."""
+    settings = load_settings(data_dir=data_dir, tensor_parallel_size=gpus_per_worker or None)
+    gpus = settings.tensor_parallel_size if gpus_per_worker is None else gpus_per_worker
+    with _pool(settings, address) as pool:
+        pool.scale(workers, gpus)
+        started = pool.status()
+    _print(started)
+
+
+@app.command()
+def status(
+    address: Address = "auto",
+    data_dir: DataDir = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")] = False,
+) -> None:
+    """Print the pool's workers. The exit code is 3 if not every one is running."""
+    with _pool(load_settings(data_dir=data_dir), address) as pool:
+        workers = pool.status()
+    _print(workers, as_json)
+    if not workers or any(worker.state != "running" for worker in workers):
+        raise typer.Exit(EXIT_NOT_COMPLETE)
+
+
+@app.command()
+def down(address: Address = "auto", data_dir: DataDir = None) -> None:
+    """Drain all workers and end the pool; jobs wait for the next one."""
+    with _pool(load_settings(data_dir=data_dir), address) as pool:
+        pool.scale(0, 0)
+
+
+def _print(workers: Sequence["WorkerStatus"], as_json: bool = False) -> None:
+    for worker in workers:
+        say(*((json.dumps(worker._asdict()),) if as_json else worker))

@@ -1,0 +1,233 @@
+"""Workers on the nodes of a Ray cluster: detached actors, each running and restarting one `quarry worker`.
+
+Ray places the actors and starts them again when a node dies. The leases in the database decide what a worker
+does, and that no two do the same. No rows and no results go through Ray.
+
+A pool belongs to a data folder, which every node must see: `POOL_FILE` in it holds the pool's secret, and the
+secret's first characters are its Ray namespace. A worker's name ends with a digest of its settings, so that
+`scale` replaces workers of other settings.
+"""
+
+import fcntl
+import hashlib
+import hmac
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError
+from ray.util import get_placement_group, placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from service.errors import OptionRefused
+from service.settings import Settings
+from service.work.supervisor import Supervisor
+from service.work.worker_process import stop_grace_s, worker_command
+
+logger = logging.getLogger(__name__)
+
+POOL_FILE = "ray-pool"
+CALL_S = 10.0
+"""How long an actor may take to answer."""
+NO_ANSWER = (GetTimeoutError, ActorUnavailableError)
+"""What a call to an actor raises that is being started again."""
+POLL_S = 0.5
+
+
+class WorkerActor:
+    """Runs in a process of Ray's on one node. Its worker ends with it."""
+
+    def __init__(self, settings_json: bytes, pool_secret: str) -> None:
+        """Start the worker, unless this node does not see the pool's data folder."""
+        # Ray sets it to the CPUs that it counts for the actor, and the engine would use no others.
+        os.environ.pop("OMP_NUM_THREADS", None)
+        settings = Settings.model_validate_json(settings_json)
+        self._problem = ""
+        self._supervisor: Supervisor | None = None
+        pool_file = settings.data_dir / POOL_FILE
+        if not pool_file.is_file() or pool_file.read_text() != pool_secret:
+            self._problem = (
+                f"{settings.data_dir} is not the pool's data folder on this node: "
+                "share it, then run `quarry ray down` and `up`"
+            )
+            return
+        # Ray starts an actor again whose process has ended.
+        self._supervisor = Supervisor(
+            worker_command(), settings_json, stop_grace_s(settings), on_giving_up=lambda: os._exit(1)
+        )
+        self._supervisor.start()
+
+    def drain(self) -> bool:
+        """Ask the worker to end in order; return whether it has ended. To be called until it has."""
+        if self._supervisor is None:
+            return True
+        self._supervisor.stop()
+        return not self._supervisor.is_alive()
+
+    def describe(self) -> tuple[str, str]:
+        """Return the node's host name, and what is wrong on it (empty: nothing)."""
+        return socket.gethostname(), self._problem
+
+
+class WorkerStatus(NamedTuple):
+    """One worker of the pool, for people and scripts."""
+
+    name: str
+    state: str
+    """`running`; `waiting` for a node with room; `starting`, also after a node's death; or `failed`."""
+    node: str
+    """Host name, or empty."""
+    problem: str
+    """What is wrong, or empty."""
+
+
+class RayPool:
+    """The workers of one data folder on one cluster. `ray_pool` opens it."""
+
+    def __init__(self, settings: Settings, secret: str) -> None:
+        """Keep what the workers get. This process must be connected to Ray in the namespace of `secret`."""
+        self._settings, self._secret = settings, secret
+        self._prefix = f"{_namespace(secret)}-"
+
+    def scale(self, workers: int, gpus_per_worker: int) -> None:
+        """Let `workers` workers run, on `gpus_per_worker` GPUs of one node each, or on one CPU if it is 0.
+
+        A worker that runs already with the same settings is left alone. All others are drained first. Workers
+        that no node has room for wait until one joins.
+        """
+        settings_json = self._settings.with_secrets()
+        content = settings_json + f" {gpus_per_worker}".encode()
+        digest = hmac.new(self._secret.encode(), content, hashlib.sha256).hexdigest()[:8]
+        wanted = [f"{self._prefix}{number}-{digest}" for number in range(workers)]
+        states = self._group_states()
+        self._remove([name for name in states if name not in wanted])
+        resources = {"GPU": gpus_per_worker} if gpus_per_worker else {"CPU": 1}
+        for name in wanted:
+            if name in states:
+                group = get_placement_group(name)
+            else:
+                group = placement_group([resources], strategy="STRICT_PACK", name=name, lifetime="detached")
+            ray.remote(WorkerActor).options(
+                name=name,
+                get_if_exists=True,
+                lifetime="detached",
+                max_restarts=-1,
+                num_cpus=resources.get("CPU", 0),
+                num_gpus=gpus_per_worker,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(group),
+            ).remote(settings_json, self._secret)
+
+    def status(self) -> list[WorkerStatus]:
+        """Return every worker of the pool, by name."""
+        return [self._status_of(name, state) for name, state in sorted(self._group_states().items())]
+
+    def _status_of(self, name: str, group_state: str) -> WorkerStatus:
+        if group_state != "CREATED":
+            return WorkerStatus(name, "waiting", "", "no node has room for it")
+        try:
+            node, problem = ray.get(ray.get_actor(name).describe.remote(), timeout=CALL_S)
+        except NO_ANSWER:
+            return WorkerStatus(name, "starting", "", "")
+        except (RayError, ValueError) as error:  # ValueError: there is no actor of this name
+            return WorkerStatus(name, "failed", "", str(error))
+        return WorkerStatus(name, "failed" if problem else "running", node, problem)
+
+    def _group_states(self) -> dict[str, str]:
+        """Return the state of each worker's placement group, by the name of both."""
+        groups = placement_group_table().values()
+        own = [group for group in groups if group["name"].startswith(self._prefix)]
+        return {group["name"]: group["state"] for group in own if group["state"] != "REMOVED"}
+
+    def _remove(self, names: list[str]) -> None:
+        """Drain workers, all at once; then give their room back."""
+        if names:
+            logger.info("draining %s", ", ".join(names))
+        deadline = time.monotonic() + stop_grace_s(self._settings) + CALL_S
+        draining = list(names)
+        while draining and time.monotonic() < deadline:
+            states = self._group_states()
+            draining = [name for name in draining if states.get(name) == "CREATED" and not _has_drained(name)]
+            time.sleep(POLL_S)
+        for name in names:
+            group = get_placement_group(name)
+            actor = _find_actor(name)
+            if actor is not None:
+                ray.kill(actor)
+            remove_placement_group(group)
+
+
+def _has_drained(name: str) -> bool:
+    actor = _find_actor(name)
+    try:
+        return actor is None or bool(ray.get(actor.drain.remote(), timeout=CALL_S))
+    except NO_ANSWER:
+        return False
+    except RayError:
+        return True  # it is dead
+
+
+def _find_actor(name: str) -> ActorHandle | None:
+    try:
+        return ray.get_actor(name)
+    except ValueError:
+        return None
+
+
+def _namespace(secret: str) -> str:
+    return f"quarry-{secret[:8]}"
+
+
+@contextmanager
+def ray_pool(settings: Settings, address: str) -> Iterator[RayPool]:
+    """Connect to the cluster at `address`; other users of the pool of `settings.data_dir` wait meanwhile.
+
+    Raises:
+        OptionRefused: the database is no PostgreSQL, or no cluster answers.
+    """
+    if not settings.database().startswith("postgresql"):
+        raise OptionRefused(
+            "workers on several nodes need PostgreSQL; SQLite's file is safe on one node only",
+            field="database_url",
+            cure="set QUARRY_DATABASE_URL=postgresql+psycopg://...",
+        )
+    settings = _with_absolute_paths(settings)
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    with (settings.data_dir / POOL_FILE).open("a+") as pool_file:
+        fcntl.flock(pool_file, fcntl.LOCK_EX)
+        pool_file.seek(0)
+        secret = pool_file.read()
+        if not secret:
+            secret = secrets.token_hex(16)
+            pool_file.write(secret)
+            pool_file.flush()
+        try:
+            ray.init(address, namespace=_namespace(secret), log_to_driver=False, logging_level="ERROR")
+        except (ConnectionError, RayError) as error:
+            raise OptionRefused(
+                f"no Ray cluster answers at {address}: {error}",
+                field="address",
+                cure="run this on a node of the cluster, or give --address HOST:PORT of its head",
+            ) from error
+        try:
+            yield RayPool(settings, secret)
+        finally:
+            ray.shutdown()
+
+
+def _with_absolute_paths(settings: Settings) -> Settings:
+    """Return settings that mean the same files in Ray's working directory."""
+    changes = {
+        "data_dir": settings.data_dir.resolve(),
+        "source_roots": tuple(path.resolve() for path in settings.source_roots),
+        "model_roots": tuple(path.resolve() for path in settings.model_roots),
+    }
+    if settings.hub_token_file is not None:
+        changes["hub_token_file"] = settings.hub_token_file.resolve()
+    return settings.model_copy(update=changes)

@@ -1,0 +1,191 @@
+"""Workers on a Ray cluster of several nodes, all on this machine: placed, restarted, replaced and drained."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from ray.cluster_utils import Cluster
+
+from schemas.job import JobState
+from service.proof.verify import verify_dataset
+from service.ray_pool import POOL_FILE, WorkerActor
+from service.store import jobs, units
+from tests.support.children import settings_environment, wait_for_end
+from tests.support.engine_bench import until
+from tests.support.jobs import ENDED, Shop, conversations, request
+from tests.support.pg import Postgres
+from tests.support.real_engine import vllm_shop
+from tests.support.tiny_model import random_target
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass
+class Pool:
+    """A cluster whose nodes have room for one worker each, and the command line of a pool on it."""
+
+    shop: Shop
+    cluster: Cluster
+
+    def quarry_ray(self, verb: str, *options: object, codes: Sequence[int] = (0,)) -> str:
+        """Run `quarry ray` to its end and return what it prints."""
+        command = [sys.executable, "-m", "service.cli", "ray", verb, "--address", self.cluster.address]
+        environment = settings_environment(self.shop.settings, os.environ)
+        arguments = [*command, *map(str, options)]
+        done = subprocess.run(arguments, env=environment, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode in codes, done.stderr
+        return done.stdout
+
+    def up(self, workers: int) -> None:
+        """Let the pool have so many workers, each on a CPU of a node."""
+        self.quarry_ray("up", "--workers", workers, "--gpus-per-worker", 0)
+
+    def states(self) -> list[str]:
+        """Return the states of the pool's workers, sorted."""
+        lines = self.quarry_ray("status", "--json", codes=(0, 3)).splitlines()
+        return sorted(json.loads(line)["state"] for line in lines)
+
+    def reach(self, *states: str) -> None:
+        """Wait until the pool's workers are in these states."""
+        asyncio.run(until(lambda: self.states() == sorted(states), patience_s=60.0, poll_s=0.5))
+
+    def workers(self, node: Any = None) -> set[int]:
+        """Return the process ids of `quarry worker` on a node, or on all."""
+        raylets = {one.all_processes["raylet"][0].process.pid for one in self.cluster.list_all_nodes()}
+        if node is not None:
+            raylets = {node.all_processes["raylet"][0].process.pid}
+        pids = set()
+        for process in psutil.process_iter():
+            try:
+                is_worker = {"worker", "--parent-pid"} <= set(process.cmdline())
+                if is_worker and int(process.environ()["RAY_RAYLET_PID"]) in raylets:
+                    pids.add(process.pid)
+            except (psutil.NoSuchProcess, psutil.ZombieProcess, KeyError):
+                continue
+        return pids
+
+
+@contextmanager
+def pool_of(shop: Shop, nodes: int) -> Iterator[Pool]:
+    """Start a cluster whose head takes no workers."""
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+    try:
+        for _ in range(nodes):
+            cluster.add_node(num_cpus=1)
+        yield Pool(shop, cluster)
+    finally:
+        cluster.shutdown()
+
+
+@pytest.fixture
+def url(postgres: Postgres) -> Iterator[str]:
+    with postgres.database() as url:
+        yield url
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    return tmp_path / "models"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_pool_loses_a_node_gains_another_and_the_job_has_every_sample_once(
+    tmp_path: Path, models: Path, url: str
+) -> None:
+    """1. Four workers on three nodes: one waits. 2. `up` again changes nothing. 3. A node dies in the middle
+    of a job, and another joins. 4. The job is complete. 5. Fewer workers, then none."""
+    target = random_target(models / "target", hidden=64, layers=8)
+    shop = Shop.open(tmp_path, target, database_url=url, lease_s=3.0)
+    samples = conversations(300)
+    with pool_of(shop, nodes=3) as pool:
+        pool.up(4)
+        pool.reach("running", "running", "running", "waiting")
+        asyncio.run(until(lambda: len(pool.workers()) == 3))
+        before = pool.workers()
+        pool.up(4)
+        assert pool.workers() == before
+
+        job_id = shop.submit(request(target, samples))
+        asyncio.run(until(lambda: shop.store.read(jobs.job, job_id).progress.units_done > 0))
+        lost = pool.cluster.list_all_nodes()[-1]
+        orphans = pool.workers(lost)
+        pool.cluster.remove_node(lost, allow_graceful=False)
+        for pid in orphans:
+            wait_for_end(pid)
+        assert len(orphans) == 1
+        pool.cluster.add_node(num_cpus=1)
+        pool.reach("running", "running", "running", "waiting")
+
+        asyncio.run(until(lambda: shop.store.read(jobs.state, job_id) in ENDED, patience_s=60.0))
+        job = shop.store.read(jobs.job, job_id)
+        assert job.state is JobState.COMPLETED, job.problem
+        assert sorted(row["source_id"] for row in shop.rows(job_id)) == sorted(one["id"] for one in samples)
+        assert verify_dataset(shop.settings.dataset_dir(job_id)).ok
+        assert max(unit.epoch for unit in shop.store.read(units.of_job, job_id)) <= 2
+
+        pool.up(1)
+        assert "running" in pool.quarry_ray("status")
+        assert len(pool.workers()) == 1
+        pool.quarry_ray("down")
+        assert pool.workers() == set()
+        assert pool.quarry_ray("status", codes=(3,)) == ""
+    shop.store.close()
+
+
+@pytest.mark.slow
+def test_workers_of_other_settings_are_replaced(tmp_path: Path, models: Path, url: str) -> None:
+    """1. A pool of two runs. 2. `up` with another setting: two other processes run."""
+    target = random_target(models / "target", hidden=64, layers=8)
+    shop = Shop.open(tmp_path, target, database_url=url)
+    with pool_of(shop, nodes=2) as pool:
+        pool.up(2)
+        asyncio.run(until(lambda: len(pool.workers()) == 2, patience_s=60.0))
+        before = pool.workers()
+        pool.shop = Shop.open(tmp_path, target, database_url=url, lease_s=30.0)
+        pool.up(2)
+        asyncio.run(until(lambda: len(pool.workers()) == 2, patience_s=60.0))
+        assert not before & pool.workers()
+        pool.quarry_ray("down")
+        pool.shop.store.close()
+    shop.store.close()
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(400)
+def test_a_job_on_the_real_engine_runs_on_a_node_of_the_cluster(
+    tmp_path: Path, models: Path, url: str
+) -> None:
+    target = random_target(models / "target", hidden=64)
+    shop = vllm_shop(tmp_path, target, database_url=url, cpu_kv_cache_gib=1)
+    with pool_of(shop, nodes=1) as pool:
+        pool.up(1)
+        job_id = shop.submit(request(target, conversations(8), canary="run"))
+        ended = until(lambda: shop.store.read(jobs.state, job_id) in ENDED, patience_s=300.0, poll_s=0.5)
+        asyncio.run(ended)
+        job = shop.store.read(jobs.job, job_id)
+        assert job.state is JobState.COMPLETED, job.problem
+        assert verify_dataset(shop.settings.dataset_dir(job_id), model_folder=target).ok
+        pool.quarry_ray("down")
+        assert pool.workers() == set()
+    shop.store.close()
+
+
+def test_a_node_without_the_pools_data_folder_runs_no_worker_and_says_why(tmp_path: Path) -> None:
+    """1. A folder of the same name is empty. 2. Another pool's file is in it."""
+    for content in (None, "another pool"):
+        if content is not None:
+            (tmp_path / POOL_FILE).write_text(content)
+        actor = WorkerActor(Shop.open(tmp_path, tmp_path / "model").settings.with_secrets(), "this pool")
+        _, problem = actor.describe()
+        assert str(tmp_path) in problem and "share it" in problem
+        assert actor.drain()
