@@ -23,7 +23,7 @@ from schemas.receipts import UnitSealed
 from schemas.request import ExtractRequest
 from service.publish.assemble import Account, assemble
 from service.store import UnitCommit
-from tests.support.plans import JOB, identity, order, provenance, random_ids, write_plan
+from tests.support.plans import JOB, identity, order, provenance, random_ids, rank_config, write_plan
 from tests.support.sums import token_sums
 
 LAYER_IDS, HIDDEN_SIZE = (2, 16, 29, 32), 4096
@@ -49,7 +49,7 @@ def write_unit(
     The unit's plan is in `folder` already; `cache_tokens` as with `RepeatCheck`.
     """
     unit_order = order(model, len(ids), unit=unit)
-    writer = UnitWriter(unit_order, folder, 0, 1, RepeatCheck(len(model.layer_ids), cache_tokens))
+    writer = UnitWriter(unit_order, rank_config(folder), RepeatCheck(len(model.layer_ids), cache_tokens))
     for row, (row_ids, (states_LTH, sums)) in enumerate(zip(ids, rows, strict=True)):
         ref = RowRef(unit_order.key, row, len(row_ids))
         writer.write(DrainJob(str(row), ref, len(row_ids), (), hash_ids(row_ids), ()), states_LTH, sums)

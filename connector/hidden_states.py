@@ -26,8 +26,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from connector.layout import CacheGroup, LayoutError, find_cache_group, view_BLSH
 from connector.scheduler import SchedulerHalf
-from connector.wire import StepWork
-from connector.worker import DrainConfig, WorkerHalf
+from connector.wire import DrainConfig, StepWork
+from connector.worker import WorkerHalf
 from schemas.receipts import Refused, line
 
 EXIT_SERVICE_GONE = 75

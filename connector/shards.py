@@ -7,7 +7,6 @@ Legend: T tokens, L captured layers, H hidden size.
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ from connector.repeats import RepeatCheck
 from connector.rowcheck import Look, NotFiniteError, RowChecker, StatesWrongError
 from connector.state_columns import StateColumns
 from connector.sums import Sums
-from connector.wire import DrainJob, hash_ids
+from connector.wire import DrainConfig, DrainJob, hash_ids
 from schemas.dataset.columns import METADATA_KEY, shard_schema
 from schemas.dataset.framing import Cell, ShardFile
 from schemas.dataset.manifest import LayerStats
@@ -33,9 +32,7 @@ class UnitWriter:
     Raises OSError, StatesWrongError, and pyarrow.ArrowException for a plan that cannot be read.
     """
 
-    def __init__(
-        self, order: OpenUnit, work_root: Path, rank: int, num_ranks: int, repeats: RepeatCheck
-    ) -> None:
+    def __init__(self, order: OpenUnit, config: DrainConfig, repeats: RepeatCheck) -> None:
         """Read the unit's plan; the file is created with its first row. `repeats` is the engine's one."""
         self.key = order.key
         self._order = order
@@ -45,15 +42,15 @@ class UnitWriter:
         dtype = getattr(torch, identity.dtype)
         self._checker = RowChecker(dtype)
         self._columns = StateColumns(order.compression, self.layer_ids, self._hidden_size, dtype)
-        self._rank, self._repeats = rank, repeats
-        self._plan = read_plan_table(work_root / plan_path(order.key.job_id, order.key.unit))
+        self._rank, self._repeats = config.rank, repeats
+        self._plan = read_plan_table(config.work_root / plan_path(order.key.job_id, order.key.unit))
         if self._plan.num_rows != order.num_rows:
             raise StatesWrongError(
                 f"the plan holds {self._plan.num_rows} rows, the order says {order.num_rows}"
             )
-        self._open_rows = {row for row in range(order.num_rows) if row % num_ranks == rank}
-        folder = work_root / attempt_dir(order.key.job_id, order.key.unit, order.key.epoch)
-        self._final = folder / shard_file(order.key.unit, rank, num_ranks)
+        self._open_rows = {row for row in range(order.num_rows) if row % config.num_ranks == config.rank}
+        folder = config.work_root / attempt_dir(order.key.job_id, order.key.unit, order.key.epoch)
+        self._final = folder / shard_file(order.key.unit, config.rank, config.num_ranks)
         self._schema = shard_schema(
             self.layer_ids, self._hidden_size, identity.dtype, order.compression
         ).with_metadata({METADATA_KEY: order.provenance.model_dump_json().encode()})

@@ -1,4 +1,4 @@
-"""What crosses from the scheduler half to the worker half, once a step, pickled.
+"""What a rank is started with, and what crosses from the scheduler half to the worker half, once a step.
 
 Nothing crosses back but request ids.
 
@@ -8,12 +8,27 @@ Small on purpose: block ids and counts. Token ids travel only for the tokens tha
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xxhash
 
 from schemas.receipts import UnitKey
+
+
+@dataclass(frozen=True, slots=True)
+class DrainConfig:
+    """The set-up of one rank; comes from the engine's start options, never from a request."""
+
+    work_root: Path
+    socket_path: Path
+    pool_bytes: int
+    writer_threads: int
+    rank: int
+    num_ranks: int
+    engine_version: str
+
 
 PARAMS_KEY = "quarry"
 """Our entry in a request's `kv_transfer_params`."""

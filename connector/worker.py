@@ -8,8 +8,6 @@ Legend: B blocks, L captured layers, S slots a block, H hidden size, T tokens.
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -19,22 +17,9 @@ from connector.link import Link
 from connector.pool import HostPool, Slab
 from connector.repeats import RepeatCheck
 from connector.sentinels import Sentinels
-from connector.wire import DrainJob, RowRef, StepWork, VoidRow
+from connector.wire import DrainConfig, DrainJob, RowRef, StepWork, VoidRow
 from connector.writers import CapturedRow, WriterPool
 from schemas.receipts import Hello, ToConnector
-
-
-@dataclass(frozen=True, slots=True)
-class DrainConfig:
-    """The set-up of one rank; comes from the engine's start options, never from a request."""
-
-    work_root: Path
-    socket_path: Path
-    pool_bytes: int
-    writer_threads: int
-    rank: int
-    num_ranks: int
-    engine_version: str
 
 
 def gather_for(cache_BLSH: torch.Tensor) -> CpuGather | CudaGather:
@@ -75,15 +60,8 @@ class WorkerHalf:
         self._waiting: deque[DrainJob] = deque()
         self._copying: deque[tuple[Copy, DrainJob, Slab, torch.Tensor]] = deque()
         self._link = Link(config.socket_path, self._on_message, on_lost)
-        self._writers = WriterPool(
-            num_threads=config.writer_threads,
-            work_root=config.work_root,
-            rank=config.rank,
-            num_ranks=config.num_ranks,
-            pool=self._pool,
-            send=self._link.send,
-            repeats=RepeatCheck(num_layers, num_blocks * num_slots),
-        )
+        repeats = RepeatCheck(num_layers, num_blocks * num_slots)
+        self._writers = WriterPool(config, self._pool, self._link.send, repeats)
         self._link.start()
         self._link.send(
             Hello(

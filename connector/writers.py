@@ -5,7 +5,6 @@ heavy (Parquet, hashing, fsync) releases the GIL. An attempt that fails is recei
 its later rows are dropped.
 """
 
-import ctypes
 import itertools
 import logging
 import os
@@ -13,7 +12,6 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import pyarrow as pa
 import torch
@@ -23,7 +21,7 @@ from connector.repeats import RepeatCheck
 from connector.rowcheck import StatesWrongError
 from connector.shards import UnitWriter
 from connector.sums import Sums
-from connector.wire import DrainJob, VoidRow
+from connector.wire import DrainConfig, DrainJob, VoidRow
 from schemas.dataset.errors import NO_SPACE
 from schemas.receipts import (
     AbandonUnit,
@@ -40,10 +38,6 @@ logger = logging.getLogger(__name__)
 
 QUEUE_ITEMS = 8192
 """Entries a writer thread may have waiting; a full queue leaves requests ungathered, like a full pool."""
-
-_PR_SET_NAME = 15
-_NAME_BYTES = 15
-"""What the kernel keeps of a thread's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +64,15 @@ class WriterPool:
 
     def __init__(
         self,
-        *,
-        num_threads: int,
-        work_root: Path,
-        rank: int,
-        num_ranks: int,
+        config: DrainConfig,
         pool: HostPool,
         send: Callable[[FromConnector], None],
         repeats: RepeatCheck,
     ) -> None:
         """Start the threads."""
-        self._work_root, self._rank, self._num_ranks = work_root, rank, num_ranks
-        self._pool, self._send, self._repeats = pool, send, repeats
-        self._queues = [Queue(QUEUE_ITEMS) for _ in range(num_threads)]
+        self._config, self._rank, self._pool = config, config.rank, pool
+        self._send, self._repeats = send, repeats
+        self._queues = [Queue(QUEUE_ITEMS) for _ in range(config.writer_threads)]
         self._turn = itertools.cycle(self._queues)
         self._lock = threading.Lock()
         self._home: dict[UnitKey, Queue] = {}
@@ -125,7 +115,7 @@ class WriterPool:
 
     def _run(self, own: Queue) -> None:
         """Serve one thread's queue until None comes."""
-        _settle()
+        _unbind()
         units: dict[UnitKey, UnitWriter] = {}
         while (entry := own.get()) is not None:
             key, item = entry
@@ -145,7 +135,7 @@ class WriterPool:
 
     def _serve(self, units: dict[UnitKey, UnitWriter], key: UnitKey, item: Item) -> None:
         if isinstance(item, OpenUnit):
-            units[key] = UnitWriter(item, self._work_root, self._rank, self._num_ranks, self._repeats)
+            units[key] = UnitWriter(item, self._config, self._repeats)
             self._send(UnitOpened(key=key, rank=self._rank))
         elif key not in units:
             return
@@ -188,16 +178,14 @@ class WriterPool:
             self._home.pop(key, None)
 
 
-def _settle() -> None:
-    """Let the calling thread run on every core of its process's parent, and tell the kernel its name.
+def _unbind() -> None:
+    """Let the calling thread run on every core of its process's parent.
 
     On a CPU, vLLM binds the thread that runs the model to one core before it builds the connector, and a
     thread inherits the binding of the one that starts it: every writer would share the model's core. On a GPU
-    nothing is bound. `top -H` and profilers show the name.
+    nothing is bound.
     """
     os.sched_setaffinity(0, os.sched_getaffinity(os.getppid()))
-    name = threading.current_thread().name.encode()[:_NAME_BYTES]
-    ctypes.CDLL(None).prctl(_PR_SET_NAME, name, 0, 0, 0)
 
 
 def _fail_reason(error: Exception, *, opening: bool) -> FailReason:

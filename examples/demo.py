@@ -123,19 +123,18 @@ def post_job(server: str, target: str) -> JobSummary:
     job = JobSummary.model_validate_json(response.content)
     with Client(server) as client:
         if job.state in STOPPED:
-            job = JobSummary.model_validate(client.post(f"/jobs/{job.id}/resume"))
+            job = client.job("POST", f"/jobs/{job.id}/resume")
     CONSOLE.print(f"   {job.id} is {job.state}")
     return job
 
 
-def follow(server: str, job: JobSummary) -> None:
-    """Show the progress from the job's event stream until it is complete. Raises DemoFailed."""
-    event = None
+def follow(server: str, job_id: str) -> None:
+    """Show the job's progress until it is complete. Raises DemoFailed."""
     with Client(server) as client, progress_display(sys.stdout) as display:
-        for event in client.follow(job.id):
-            display.show(event)
-    if event is None or event.state is not JobState.COMPLETED:
-        why = event.problem.model_dump_json(indent=2) if event and event.problem else "no problem was told"
+        for job in client.follow(job_id):
+            display.show(job)
+    if job.state is not JobState.COMPLETED:
+        why = job.problem.model_dump_json(indent=2) if job.problem else "it has no problem"
         raise DemoFailed(f"job {job.id} did not complete: {why}")
 
 
@@ -155,7 +154,7 @@ def main() -> int:
         target = prepare_target()
         with running_service() as server:
             job = post_job(server, target)
-            follow(server, job)
+            follow(server, job.id)
         dataset = DATA / "jobs" / job.id
         verify(dataset)
         show_dataset(dataset, job, TARGET, CONSOLE)

@@ -72,7 +72,6 @@ class SkipRow(Wire):
     kind: Literal["skip"] = "skip"
     key: UnitKey
     row: int = Field(ge=0)
-    reason: str
 
 
 class AbandonUnit(Wire):

@@ -24,9 +24,6 @@ MEMORY_ALIGN_BYTES = 512
 STAGE_BYTES = 2**20
 """Memory that gathers short and unaligned pieces."""
 
-MAX_CALL_BYTES = 2**30
-"""The most that is handed to the kernel in one call; its own limit is just below 2 GiB."""
-
 
 class DirectWriter:
     """Writes a new file front to back, and hashes what it writes.
@@ -91,9 +88,8 @@ class DirectWriter:
     def _out(self, blocks: Bytes) -> None:
         left = blocks.data
         while left:
-            part = left[:MAX_CALL_BYTES]
             try:
-                count = os.write(self._fd, part)
+                count = os.write(self._fd, left)
             except OSError as error:
                 if not refuses_direct(self._fd, error):
                     raise

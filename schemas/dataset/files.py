@@ -3,7 +3,6 @@
 Only the ranges that are asked for are read, so that one layer of a dataset costs one layer's bytes.
 """
 
-import mmap
 import os
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import xxhash
 
-from schemas.dataset.direct import BLOCK_BYTES, MAX_CALL_BYTES, open_direct, refuses_direct
+from schemas.dataset.direct import BLOCK_BYTES, open_direct, refuses_direct
 from schemas.dataset.memory import Bytes, page_aligned
 
 READ_BYTES = 8 * 2**20
@@ -36,14 +35,11 @@ class RangeFile(Protocol):
 
 
 class LocalFile:
-    """A file of this machine, read through the page cache, past it, or as a private map of it.
+    """A file of this machine, read through the page cache or past it."""
 
-    The map is copy-on-write: what is written to it never reaches the file.
-    """
-
-    def __init__(self, path: Path, *, direct: bool = False, memory_map: bool = False) -> None:
+    def __init__(self, path: Path, *, direct: bool = False) -> None:
         """Open the file. Raises OSError."""
-        self.path, self._direct, self._memory_map = path, direct, memory_map
+        self.path, self._direct = path, direct
         self._fd = open_direct(path, os.O_RDONLY) if direct else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self.num_bytes = os.fstat(self._fd).st_size
 
@@ -56,11 +52,6 @@ class LocalFile:
         self._check_range(offset, end)
         if not num_bytes:
             return np.empty(0, np.uint8)
-        if self._memory_map:
-            skipped = offset % mmap.ALLOCATIONGRANULARITY
-            size = skipped + num_bytes
-            view = mmap.mmap(self._fd, size, access=mmap.ACCESS_COPY, offset=offset - skipped)
-            return np.frombuffer(view, np.uint8)[skipped:]
         if self._direct:
             # From the allocator, which keeps what was freed: fresh pages cost several times the read.
             memory = np.empty(_blocks_bytes(offset, end) + BLOCK_BYTES, np.uint8)
@@ -94,9 +85,8 @@ class LocalFile:
         """Fill `memory` from `offset` on, at least `num_bytes` of it. Raises OSError, EOFError."""
         filled = 0
         while filled < num_bytes:
-            part = memory[filled : filled + MAX_CALL_BYTES]
             try:
-                count = os.preadv(self._fd, [part.data], offset + filled)
+                count = os.preadv(self._fd, [memory[filled:].data], offset + filled)
             except OSError as error:
                 if not refuses_direct(self._fd, error):
                     raise

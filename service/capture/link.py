@@ -107,9 +107,9 @@ class EngineLink:
         except TimeoutError as error:
             raise EngineStuck(f"a writer did not open {order.key} within {timeout_s:.0f} s") from error
 
-    async def skip(self, key: UnitKey, row: int, reason: str) -> None:
+    async def skip(self, key: UnitKey, row: int) -> None:
         """Say that `row` will not reach the engine."""
-        await self._send(SkipRow(key=key, row=row, reason=reason))
+        await self._send(SkipRow(key=key, row=row))
 
     async def abandon(self, key: UnitKey) -> None:
         """Forget an attempt; harmless if every rank has ended it already."""

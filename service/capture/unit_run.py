@@ -136,7 +136,7 @@ class UnitRun:
                 answer = await self._ask(row, generate)
             except PromptRefused as error:
                 self._skipped.add(row.row)
-                await self._session.link.skip(self._key, row.row, str(error))
+                await self._session.link.skip(self._key, row.row)
                 self._reject(row.row, "engine-refused", str(error))
                 return
         if answer.likely:

@@ -3,14 +3,12 @@
 import fcntl
 import shutil
 import signal
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from schemas.events import Event
 from schemas.job import RESTING_JOB_STATES, JobState, Problem, Progress
 from schemas.names import is_local_model, job_id_from_key, manifest_path
 from schemas.request import ExtractRequest
@@ -28,7 +26,6 @@ SPENT = ".quarry.done"
 MANIFESTS = "manifests"
 LOG_FILE = "worker.log"
 POLL_S = 0.2
-PAGE_EVENTS = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,21 +112,18 @@ def _run(store: Store, job_id: str, settings: Settings, display: ProgressDisplay
                 output=log,
             )
             supervisor.start()
-            (last,) = deque(_events(store, job_id, 0), maxlen=1)  # what earlier runs did is not shown again
             alive = True
             while alive:
                 supervisor.join(POLL_S)
-                alive = supervisor.is_alive()  # before the events: the last look then sees the last of them
-                for event in _events(store, job_id, last.id):
-                    display.show(event)
-                    last = event
-                display.show(last)
+                alive = supervisor.is_alive()  # before the job is read, so that it is seen as it ended
+                job = store.read(jobs.job, job_id).view()
+                display.show(job)
                 if received:
                     supervisor.stop()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    ending = Ending(last.state, last.progress, last.problem)
+    ending = Ending(job.state, job.progress, job.problem)
     if ending.state in RESTING_JOB_STATES:
         return ending
     if received:
@@ -138,13 +132,6 @@ def _run(store: Store, job_id: str, settings: Settings, display: ProgressDisplay
         "the worker ended before the job did", cure=f"see {log_path}, then run the same command again"
     )
     return Ending(ending.state, ending.progress, died.problem())
-
-
-def _events(store: Store, job_id: str, after: int) -> Iterator[Event]:
-    """Yield every event after the one numbered `after`; a job's first is its submission."""
-    while events := store.read(jobs.events, job_id, after=after, limit=PAGE_EVENTS):
-        yield from events
-        after = events[-1].id
 
 
 def _finished(out: Path, job_id: str) -> Ending | None:

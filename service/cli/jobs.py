@@ -40,7 +40,7 @@ def list_jobs(
 ) -> None:
     """List jobs, newest first."""
     with Client(server) as client:
-        page = JobPage.model_validate(client.get("/jobs", state=state, limit=limit))
+        page = JobPage.model_validate(client.call("GET", "/jobs", {"state": state, "limit": limit}))
     for job in page.jobs:
         say(job.model_dump_json(ensure_ascii=True) if as_json else line(job))
 
@@ -54,7 +54,7 @@ def show(
     """Print a job as JSON."""
     with Client(server) as client:
         path = f"/jobs/{job_id}/request" if request else f"/jobs/{job_id}"
-        print(json.dumps(client.get(path), indent=2))
+        print(json.dumps(client.call("GET", path), indent=2))
 
 
 @app.command()
@@ -62,13 +62,12 @@ def watch(job_id: JobIdArgument, server: Server = DEFAULT_SERVER) -> None:
     """Follow a job until it has ended or is blocked."""
     from service.cli.progress_bar import progress_display
 
-    event = None
     with Client(server) as client, progress_display(sys.stderr) as display:
-        for event in client.follow(job_id):
-            display.show(event)
-    if event is not None and event.problem is not None:
-        complain(event.problem)
-    if event is None or event.state is not JobState.COMPLETED:
+        for job in client.follow(job_id):
+            display.show(job)
+    if job.problem is not None:
+        complain(job.problem)
+    if job.state is not JobState.COMPLETED:
         raise typer.Exit(EXIT_NOT_COMPLETE)
 
 
@@ -76,14 +75,14 @@ def watch(job_id: JobIdArgument, server: Server = DEFAULT_SERVER) -> None:
 def cancel(job_id: JobIdArgument, server: Server = DEFAULT_SERVER) -> None:
     """Stop a job; what it has committed is kept."""
     with Client(server) as client:
-        say(line(JobSummary.model_validate(client.post(f"/jobs/{job_id}/cancel"))))
+        say(line(client.job("POST", f"/jobs/{job_id}/cancel")))
 
 
 @app.command()
 def pause(job_id: JobIdArgument, server: Server = DEFAULT_SERVER) -> None:
     """Let a job rest until it is resumed; what it has committed is kept."""
     with Client(server) as client:
-        say(line(JobSummary.model_validate(client.post(f"/jobs/{job_id}/pause"))))
+        say(line(client.job("POST", f"/jobs/{job_id}/pause")))
 
 
 @app.command()
@@ -94,7 +93,7 @@ def priority(
 ) -> None:
     """Set a job's priority: jobs of a higher one are worked on first."""
     with Client(server) as client:
-        say(line(JobSummary.model_validate(client.patch(f"/jobs/{job_id}", {"priority": value}))))
+        say(line(client.job("PATCH", f"/jobs/{job_id}", {"priority": value})))
 
 
 @app.command()
@@ -107,7 +106,7 @@ def delete(
 ) -> None:
     """Delete a job that has ended; what it pushed to the Hub stays there."""
     with Client(server) as client:
-        client.delete(f"/jobs/{job_id}", dataset="delete" if dataset else "keep")
+        client.call("DELETE", f"/jobs/{job_id}", {"dataset": "delete" if dataset else "keep"})
     say(job_id)
 
 
@@ -115,7 +114,7 @@ def delete(
 def resume(job_id: JobIdArgument, server: Server = DEFAULT_SERVER) -> None:
     """Queue a paused, blocked, failed or cancelled job again."""
     with Client(server) as client:
-        say(line(JobSummary.model_validate(client.post(f"/jobs/{job_id}/resume"))))
+        say(line(client.job("POST", f"/jobs/{job_id}/resume")))
 
 
 @app.command()
@@ -124,7 +123,7 @@ def rejects(job_id: JobIdArgument, server: Server = DEFAULT_SERVER, as_json: AsJ
     after: int | None = None
     with Client(server) as client:
         while True:
-            page = RejectPage.model_validate(client.get(f"/jobs/{job_id}/rejects", after=after))
+            page = RejectPage.model_validate(client.call("GET", f"/jobs/{job_id}/rejects", {"after": after}))
             for reject in page.rejects:
                 fields = (reject.position, reject.source_id or "-", reject.reason, reject.detail)
                 say(*((reject.model_dump_json(ensure_ascii=True),) if as_json else fields))

@@ -9,15 +9,14 @@ import rich.progress
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-from schemas.events import Event
-from schemas.job import JobState, Progress
+from schemas.job import JobState, JobSummary, Progress
 from service.visible import one_line
 
 LINE_EVERY_S = 5.0
 
 
 class Bar(rich.progress.Progress):
-    """A live bar of samples. Like `Lines` it is shown within its block, and takes the events of one job."""
+    """A live bar of samples. Like `Lines` it is shown within its block, and takes one job."""
 
     def __init__(self, stream: TextIO) -> None:
         """Draw on `stream`, a terminal."""
@@ -31,12 +30,12 @@ class Bar(rich.progress.Progress):
         )
         self._task = self.add_task(JobState.QUEUED.value, total=None, amounts="")
 
-    def show(self, event: Event) -> None:
+    def show(self, job: JobSummary) -> None:
         """Move the bar. Its length is known when planning is done."""
-        progress = event.progress
+        progress = job.progress
         self.update(
             self._task,
-            description=f"{event.state.value}{_delay(event)}",
+            description=f"{job.state.value}{_delay(job)}",
             total=progress.samples_planned if progress.plan_done else None,
             completed=progress.samples_written + progress.samples_rejected,
             amounts=amounts(progress),
@@ -58,10 +57,10 @@ class Lines:
     def __exit__(self, *_raised: object) -> None:
         pass
 
-    def show(self, event: Event) -> None:
-        """Write a line if it says something new, and not too soon; the same event may be shown again."""
-        line = f"{event.state.value}: {counts(event.progress)}, {amounts(event.progress)}{_delay(event)}"
-        now_s, state = self._clock_s(), (event.state, _delay(event))
+    def show(self, job: JobSummary) -> None:
+        """Write a line if it says something new, and not too soon."""
+        line = f"{job.state.value}: {counts(job.progress)}, {amounts(job.progress)}{_delay(job)}"
+        now_s, state = self._clock_s(), (job.state, _delay(job))
         in_time = state != self._state or now_s - self._written_s >= LINE_EVERY_S
         if in_time and line != self._line:
             self._state, self._written_s, self._line = state, now_s, line
@@ -77,11 +76,11 @@ def counts(progress: Progress) -> str:
     return f"{done}/{progress.samples_planned}{'' if progress.plan_done else '+'} samples"
 
 
-def _delay(event: Event) -> str:
-    """Say why a job that goes on by itself does not progress now; nothing where it does."""
-    if event.delay is None or event.problem is None:
+def _delay(job: JobSummary) -> str:
+    """Say why a job is not published yet; nothing where its publishing makes progress."""
+    if job.state is not JobState.PUBLISHING or job.problem is None:
         return ""
-    return f"; tried again since {event.delay.since:%H:%M} UTC: {one_line(event.problem.detail)}"
+    return f"; tried again: {one_line(job.problem.detail)}"
 
 
 def progress_display(stream: TextIO = sys.stderr) -> ProgressDisplay:

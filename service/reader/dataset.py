@@ -38,7 +38,6 @@ class QuarryDataset(Dataset[Any]):
         jobs: Iterable[str] | None = None,
         revision: str | None = None,
         pin_memory: bool = False,
-        memory_map: bool = False,
         direct: bool | None = None,
     ) -> None:
         """Read the index and one footer; no states.
@@ -51,7 +50,6 @@ class QuarryDataset(Dataset[Any]):
                 complete when its manifest is there.
             revision: branch, tag or commit, for a repository.
             pin_memory: read states straight into pinned memory.
-            memory_map: return states as private maps of the page cache instead of copies (local folders).
             direct: read local shards by O_DIRECT, past the page cache, which takes less CPU than a read from
                 the disk through it. If null, where the shards together are larger than the memory, so that
                 the cache would hold no row until the next epoch.
@@ -67,8 +65,7 @@ class QuarryDataset(Dataset[Any]):
         """T of every row, for samplers that fill batches by tokens."""
         if direct is None:
             direct = isinstance(self._files, LocalFiles) and self._files.outgrow_memory(self._places.shards)
-        self._direct = direct
-        self._pinned, self._memory_map = pin_memory, memory_map
+        self._direct, self._pinned = direct, pin_memory
         self._shard = lru_cache(OPEN_SHARDS)(self._open_shard)
         if not len(self._places):
             raise ReaderError("the dataset holds no rows")
@@ -145,7 +142,7 @@ class QuarryDataset(Dataset[Any]):
         return states_TLH.view(place.num_tokens, -1)
 
     def _open_shard(self, path: str) -> Shard:
-        shard = Shard(self._files.open(path, direct=self._direct, memory_map=self._memory_map), path)
+        shard = Shard(self._files.open(path, direct=self._direct), path)
         about = About.of(shard.provenance)
         if about != getattr(self, "about", about):
             raise ReaderError(

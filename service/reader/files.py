@@ -48,10 +48,10 @@ class LocalFiles:
         paths = (self._folder / folder).rglob(f"*{suffix}")
         return sorted(path.relative_to(self._folder).as_posix() for path in paths)
 
-    def open(self, path: str, *, direct: bool = False, memory_map: bool = False) -> LocalFile:
+    def open(self, path: str, *, direct: bool = False) -> LocalFile:
         """Open a file, to be read as `LocalFile` says. Raises ReaderError."""
         try:
-            return LocalFile(self._folder / path, direct=direct, memory_map=memory_map)
+            return LocalFile(self._folder / path, direct=direct)
         except OSError as error:
             raise ReaderError(f"{path} cannot be opened: {error.strerror}") from error
 
@@ -85,7 +85,7 @@ class HubFiles:
         paths = self._fs.glob(f"{self._root}{folder}/**/*{suffix}")
         return sorted(str(path).split("/", 3)[3] for path in paths)
 
-    def open(self, path: str, *, direct: bool = False, memory_map: bool = False) -> "HubFile":
+    def open(self, path: str, *, direct: bool = False) -> "HubFile":
         """Name a file; nothing is read yet."""
         return HubFile(self._fs, self._root + path)
 

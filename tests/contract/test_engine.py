@@ -135,7 +135,7 @@ def test_a_skipped_row_does_not_hold_the_unit(bench):
 
     async def skipping() -> UnitSealed | UnitFailed:
         attempt = await bench.open(prompts)
-        await bench.link.skip(attempt.key, 0, "a test")
+        await bench.link.skip(attempt.key, 0)
         await asyncio.gather(attempt.run(1), attempt.run(2))
         return await attempt.receipt()
 

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 
 from connector.scheduler import SchedulerHalf
-from connector.wire import StepWork
-from connector.worker import DrainConfig, WorkerHalf
+from connector.wire import DrainConfig, StepWork
+from connector.worker import WorkerHalf
 from schemas.identity import EngineInfo
 from service.capture.engine import WITNESS_TOKENS, Answer, EngineSpec, Prompt, PromptRefused
 from service.capture.link import EngineLink

@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from connector.wire import DrainConfig
 from schemas.dataset.columns import PLAN_SCHEMA
 from schemas.dataset.seal import sealing
 from schemas.identity import EngineInfo, FinalNorm, Identity, Provenance, layer_info
@@ -56,6 +57,11 @@ def provenance(about: Identity) -> Provenance:
         engine=EngineInfo(name="test", version="1", device="cpu", options={}),
         service_version="0",
     )
+
+
+def rank_config(work_root: Path, rank: int = 0, num_ranks: int = 1) -> DrainConfig:
+    """Return the set-up of a rank with two writer threads."""
+    return DrainConfig(work_root, work_root / "socket", 2**20, 2, rank, num_ranks, "0.32.0")
 
 
 def random_ids(lengths: Sequence[int], *, vocab_size: int = 500, seed: int = 0) -> list[list[int]]:

@@ -17,7 +17,7 @@ from schemas.identity import Provenance
 from schemas.names import attempt_dir
 from tests.support.fake_engine import states_TH
 from tests.support.parquet import footer_xxh3, xxh3_of
-from tests.support.plans import JOB, identity, order, random_ids, write_plan
+from tests.support.plans import JOB, identity, order, random_ids, rank_config, write_plan
 from tests.support.shards import stored_bytes
 from tests.support.sums import token_sums
 
@@ -38,7 +38,7 @@ def writer(tmp_path, about, ids, *, rank=0, num_ranks=1):
 
 
 def opened(tmp_path, about, num_rows, rank=0, num_ranks=1):
-    return UnitWriter(order(about, num_rows), tmp_path, rank, num_ranks, RepeatCheck(3, 4096))
+    return UnitWriter(order(about, num_rows), rank_config(tmp_path, rank, num_ranks), RepeatCheck(3, 4096))
 
 
 def write(unit, about, ids, row, states_LTH=None, **change):

@@ -3,7 +3,6 @@
 import errno
 import os
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -12,21 +11,13 @@ from connector.pool import HostPool
 from connector.repeats import RepeatCheck
 from connector.writers import WriterPool
 from schemas.receipts import UnitFailed
-from tests.support.plans import identity, order
+from tests.support.plans import identity, order, rank_config
 
 
 def open_units(work_root, send, num_units=2):
     """Open units that have no plan; each is answered on the thread of its own writer."""
     pool = HostPool(4096, pinned=False)
-    told = WriterPool(
-        num_threads=2,
-        work_root=work_root,
-        rank=0,
-        num_ranks=1,
-        pool=pool,
-        send=send,
-        repeats=RepeatCheck(1, 16),
-    )
+    told = WriterPool(rank_config(work_root), pool, send, RepeatCheck(1, 16))
     for unit in range(num_units):
         opening = order(identity(), 1, unit=unit)
         told.put(opening.key, opening)
@@ -37,8 +28,7 @@ def test_writers_of_a_bound_thread_may_run_on_every_core_of_the_process(tmp_path
     cores = {}
 
     def send(message):
-        comm = Path(f"/proc/self/task/{threading.get_native_id()}/comm").read_text().strip()
-        cores[comm] = os.sched_getaffinity(0)
+        cores[threading.current_thread().name] = os.sched_getaffinity(0)
 
     def bound():
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})

@@ -1,4 +1,4 @@
-"""Byte ranges of a local file: through the page cache, past it, or as a private map."""
+"""Byte ranges of a local file: through the page cache or past it."""
 
 import errno
 import os
@@ -16,7 +16,7 @@ from schemas.dataset.direct import BLOCK_BYTES
 from schemas.dataset.files import READ_BYTES, DirectReader, LocalFile
 
 CONTENT = np.random.default_rng(1).integers(0, 256, 3_000_001, np.uint8)
-WAYS = pytest.mark.parametrize("way", [{}, {"direct": True}, {"memory_map": True}], ids=str)
+WAYS = pytest.mark.parametrize("way", [{}, {"direct": True}], ids=str)
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_a_range_that_the_file_has_not_is_refused_before_memory_is_taken(
         LocalFile(path, **way).read(offset, num_bytes)
 
 
-@pytest.mark.parametrize("way", [{}, {"direct": True}], ids=str)
+@WAYS
 def test_a_file_that_was_cut_short_after_it_was_opened_is_named(path: Path, way: Any) -> None:
     file = LocalFile(path, **way)
     os.truncate(path, 10_000)
