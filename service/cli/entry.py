@@ -69,26 +69,23 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     sys.exit(0)
 
 
-_SPACE = "make space there, then run the same command again"
-_RIGHTS = "let this user read and write there, or name another place, then run the same command again"
-_CURES = {
-    **dict.fromkeys(NO_SPACE, _SPACE),
-    errno.EACCES: _RIGHTS,
-    errno.EPERM: _RIGHTS,
-    errno.EROFS: _RIGHTS,
-}
-_OTHER_CURE = "mend that, then run the same command again"
+_NO_RIGHTS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
 
 def _problem(error: OSError) -> Problem:
     """Return the problem: what the system refused, for which file, and the cure."""
     said = error.strerror or str(error) or type(error).__name__
     names = " -> ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
-    cure = _OTHER_CURE if error.errno is None else _CURES.get(error.errno, _OTHER_CURE)
+    first = "mend that"
+    if error.errno in NO_SPACE:
+        first = "make space there"
+    elif error.errno in _NO_RIGHTS:
+        first = "let this user read and write there, or name another place"
+    cure = f"{first}, then run the same command again"
     if not names:
         cure += " (the system names no file; it may be one in --out, TMPDIR or HF_HOME)"
     detail = f"{names}: {said}" if names else said
-    if cure.startswith(_SPACE):
+    if error.errno in NO_SPACE:
         return DiskFull(detail, cure=cure).problem()
     title = "Reading or writing failed"
     return Problem(type="urn:quarry:system-refused", title=title, status=500, detail=detail, cure=cure)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from service.cli.datasets import naming
+from tests.unit.cli.conftest import Run
 
 ROOT = Path(__file__).parents[3]
 
@@ -22,63 +23,61 @@ def quarry(*arguments: object, **options: Any) -> subprocess.CompletedProcess[st
     return subprocess.run(command, cwd=ROOT, text=True, check=False, **(streams | options))
 
 
-def lines_of(ran: subprocess.CompletedProcess[str]) -> list[str]:
+def lines_of(stderr: str) -> list[str]:
     """Return what a refused command said, which is a problem and nothing else."""
-    told = ran.stderr.splitlines()
-    assert told[0].startswith("error: "), ran.stderr
-    assert told[1].startswith("  cure:  "), ran.stderr
-    assert len(told) == 2, ran.stderr
-    return told
+    said = stderr.splitlines()
+    assert [line[:8] for line in said] == ["error: " + said[0][7], "  cure: "], stderr
+    return said
 
 
 @pytest.mark.parametrize("file", ["export.json", "shard-00000.bin"])
-def test_an_export_to_a_full_disk_says_where_and_goes_on_with_room(dataset, tmp_path, file):
+def test_an_export_to_a_full_disk_says_where_and_goes_on_with_room(run: Run, dataset, tmp_path, file):
     """1. A file is written to a device that is always full. 2. With room the same command ends it."""
     out = tmp_path / "out"
     out.mkdir()
     (out / f".{file}.tmp").symlink_to("/dev/full")
     command = ("export", dataset, "--to", "deepspec", "--out", out)
-    full = quarry(*command)
-    assert (full.returncode, full.stdout) == (3, "")
-    assert lines_of(full) == [
+    full = run(*command)
+    assert (full.code, full.out) == (3, "")
+    assert lines_of(full.err) == [
         f"error: The disk is full: {out}: No space left on device",
         "  cure:  make space there, then run the same command again",
     ]
-    assert quarry(*command).returncode == 0
+    assert run(*command).code == 0
     assert json.loads((out / "export.json").read_text())["complete"] is True
 
 
-def test_a_file_that_cannot_be_opened_is_named(dataset, tmp_path):
+def test_a_file_that_cannot_be_opened_is_named(run: Run, dataset, tmp_path):
     lock = tmp_path / "out/.export.lock"
     lock.mkdir(parents=True)
-    ran = quarry("export", dataset, "--to", "deepspec", "--out", tmp_path / "out")
-    assert ran.returncode == 3
-    assert lines_of(ran)[0] == f"error: Reading or writing failed: {lock}: Is a directory"
+    ran = run("export", dataset, "--to", "deepspec", "--out", tmp_path / "out")
+    assert ran.code == 3
+    assert lines_of(ran.err)[0] == f"error: Reading or writing failed: {lock}: Is a directory"
 
 
-def test_a_disk_that_cannot_be_read_is_no_broken_dataset(dataset):
+def test_a_disk_that_cannot_be_read_is_no_broken_dataset(run: Run, dataset):
     """Reading its own memory from address 0 fails with the error of a bad disk."""
     shard = next(dataset.glob("data/*/*.parquet"))
     shard.unlink()
     shard.symlink_to("/proc/self/mem")
-    ran = quarry("verify", dataset)
-    assert (ran.returncode, ran.stdout) == (3, "")
-    assert lines_of(ran)[0] == f"error: Reading or writing failed: {dataset}: Input/output error"
+    ran = run("verify", dataset)
+    assert (ran.code, ran.out) == (3, "")
+    assert lines_of(ran.err)[0] == f"error: Reading or writing failed: {dataset}: Input/output error"
 
 
-def test_publish_names_what_it_cannot_read(dataset, tmp_path):
-    environment = os.environ | {"QUARRY_HUB_TOKEN_FILE": str(tmp_path)}
-    ran = quarry("publish", dataset, "org/states", env=environment)
-    assert ran.returncode == 3
-    assert "the Hub token's file cannot be read: Is a directory" in ran.stderr
-    assert "field: QUARRY_HUB_TOKEN_FILE" in ran.stderr
+def test_publish_names_what_it_cannot_read(run: Run, dataset, tmp_path, monkeypatch):
+    monkeypatch.setenv("QUARRY_HUB_TOKEN_FILE", str(tmp_path))
+    ran = run("publish", dataset, "org/states")
+    assert ran.code == 3
+    assert "the Hub token's file cannot be read: Is a directory" in ran.err
+    assert "field: QUARRY_HUB_TOKEN_FILE" in ran.err
 
 
 def test_a_server_that_cannot_make_its_folder_did_not_start(tmp_path):
     (tmp_path / "file").touch()
     ran = quarry("serve", "--data-dir", tmp_path / "file/data")
     assert ran.returncode == 1
-    assert f"{tmp_path}/file/data: Not a directory" in lines_of(ran)[0]
+    assert f"{tmp_path}/file/data: Not a directory" in lines_of(ran.stderr)[0]
 
 
 def test_a_worker_keeps_the_code_that_has_it_started_again_and_its_traceback(tmp_path):
@@ -110,7 +109,7 @@ def test_output_to_a_full_disk_is_told_once(dataset, environment):
     with Path("/dev/full").open("w") as full:
         ran = quarry("verify", dataset, "--json", stdout=full, env=environment)
     assert ran.returncode == 3
-    assert lines_of(ran)[0] == "error: The disk is full: standard output: No space left on device"
+    assert lines_of(ran.stderr)[0] == "error: The disk is full: standard output: No space left on device"
 
 
 def test_an_error_that_names_a_file_or_is_a_librarys_own_is_left_as_it_is(tmp_path):
