@@ -76,7 +76,7 @@ class HubFiles:
         try:
             commit = HfApi().dataset_info(repo_id, revision=revision).sha
         except (HfHubHTTPError, OSError) as error:
-            raise ReaderError(f"the dataset {repo_id} cannot be read: {error}") from error
+            raise _unread(f"the dataset {repo_id}", error) from error
         self._root = f"datasets/{repo_id}@{commit}/"
         self._fs: Any = HfFileSystem()
 
@@ -110,17 +110,24 @@ class HubFile:
         try:
             return int(self._fs.info(self._path)["size"])
         except OSError as error:
-            raise ReaderError(f"{self._path} cannot be read: {error}") from error
+            raise _unread(self._path, error) from error
 
     def read(self, offset: int, num_bytes: int) -> Bytes:
         """Fetch one range. Raises ReaderError, EOFError if the file ends before it."""
         try:
             data = self._fs.cat_file(self._path, start=offset, end=offset + num_bytes)
         except OSError as error:
-            raise ReaderError(f"{self._path} cannot be read: {error}") from error
+            raise _unread(self._path, error) from error
         if len(data) != num_bytes:
             raise EOFError(f"the file has no {num_bytes} bytes at {offset}")
         return np.frombuffer(bytearray(data), np.uint8)
+
+
+def _unread(what: str, error: OSError) -> ReaderError:
+    """Return the error of what the Hub does not give, without its client's words: they quote the request."""
+    answer = getattr(error, "response", None)
+    why = type(error).__name__ if answer is None else f"the Hub answered {answer.status_code}"
+    return ReaderError(f"{what} cannot be read: {why}")
 
 
 def _memory_bytes() -> int:
