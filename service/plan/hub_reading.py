@@ -1,10 +1,8 @@
 """What the Hub says when something is read -> the service's errors: refused for good, or not available."""
 
 import functools
-import gzip
 import shutil
 import threading
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -59,14 +57,13 @@ def _limited_client() -> "httpx2.Client":
 
 @contextmanager
 def reading_hub(what: str, refused: type[RequestError], field: str, cure: str) -> Iterator[None]:
-    """Translate the errors of the Hub's libraries while `what` is read.
+    """Translate the errors of the Hub's client while `what` is read or downloaded.
 
     Raises `refused` naming `field` and `cure` where the Hub knows no such thing, denies it, or holds
-    something that the libraries cannot read; DiskFull where the libraries' cache has no room for it;
-    HubUnavailable where the Hub did not answer, answered with a server error, or the reading broke off.
+    something that cannot be read; DiskFull where the client's cache has no room for it; HubUnavailable where
+    the Hub did not answer, answered with a server error, or the reading broke off.
     """
     import httpx2
-    import pyarrow as pa
     from huggingface_hub import errors as hub
 
     limit_silence()
@@ -85,38 +82,19 @@ def reading_hub(what: str, refused: type[RequestError], field: str, cure: str) -
         raise HubUnavailable(detail, field=field) from error
     except (httpx2.HTTPError, ConnectionError, TimeoutError) as error:
         raise _unreached(what, error, field) from error
-    except (
-        ValueError,
-        RuntimeError,
-        FileNotFoundError,
-        EOFError,
-        gzip.BadGzipFile,
-        zlib.error,
-        pa.ArrowException,
-        hub.RevisionResolutionError,
-    ) as error:
-        # An id that is none, an unknown configuration or split, a repository without data, a broken file.
+    except (ValueError, FileNotFoundError, hub.RevisionResolutionError) as error:
+        # An id that is none, an unknown configuration or split, a repository without data.
         raise refused(f"{what} cannot be read: {_line(error)}", field=field, cure=cure) from error
-    except OSError as error:
-        if error.errno in NO_SPACE:
-            raise _no_room(what, field) from error
-        raise _broken_off(what, error, field) from error
-
-
-@contextmanager
-def downloading(what: str, refused: type[RequestError], field: str, cure: str) -> Iterator[None]:
-    """Translate like `reading_hub` while whole files of `what` are copied here.
-
-    Nothing is decoded then, so a RuntimeError is the word of the storage's client for a transfer that broke
-    off. It says a full disk in its message alone, so the disk is asked.
-    """
-    with reading_hub(what, refused, field, cure):
-        try:
-            yield
-        except RuntimeError as error:
-            if _cache_is_full():
-                raise _no_room(what, field) from error
-            raise _broken_off(what, error, field) from error
+    except (OSError, RuntimeError) as error:
+        # A RuntimeError is the storage's client, whose transfer broke off. It says a full disk in its message
+        # alone, so the disk is asked.
+        full = error.errno in NO_SPACE if isinstance(error, OSError) else _cache_is_full()
+        if full:
+            cure = "free space where the Hugging Face cache is (HF_HOME), then resume the job"
+            raise DiskFull(f"no space is left for what is read of {what}", field=field, cure=cure) from error
+        # The system's own words would name paths of the host.
+        why = error.strerror if isinstance(error, OSError) and error.strerror else _line(error)
+        raise HubUnavailable(f"reading {what} broke off: {why}", field=field) from error
 
 
 def _cache_is_full() -> bool:
@@ -127,21 +105,10 @@ def _cache_is_full() -> bool:
     return shutil.disk_usage(there).free < FULL_BELOW_BYTES
 
 
-def _no_room(what: str, field: str) -> DiskFull:
-    cure = "free space where the Hugging Face cache is (HF_HOME), then resume the job"
-    return DiskFull(f"no space is left for what is read of {what}", field=field, cure=cure)
-
-
 def _unreached(what: str, error: Exception, field: str) -> HubUnavailable:
     """Return the error of a call that no answer came to, told by its type: its text may quote the request."""
     root = error.__cause__ or error
     return HubUnavailable(f"the Hub cannot be reached for {what}: {type(root).__name__}", field=field)
-
-
-def _broken_off(what: str, error: Exception, field: str) -> HubUnavailable:
-    """Return the error of a reading that ended early; the system's own words would name paths of the host."""
-    why = error.strerror if isinstance(error, OSError) and error.strerror else _line(error)
-    return HubUnavailable(f"reading {what} broke off: {why}", field=field)
 
 
 def _line(error: Exception) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from schemas.names import is_local_model
 from service.errors import UnknownModel
-from service.plan.hub_reading import downloading
+from service.plan.hub_reading import reading_hub
 from service.settings import Settings
 
 TOKENIZER_FILES = (
@@ -89,7 +89,7 @@ def _hub_snapshot(model: str, revision: str | None, settings: Settings) -> Model
         raise _unknown(f"{model!r} is neither a model id of the Hub nor a path", cure) from error
     what = f"model {model!r}" + (f" at revision {revision!r}" if revision else "")
     cure = "check the id and the revision, and that the Hub token may read it"
-    with downloading(what, UnknownModel, "revision" if revision else "model", cure):
+    with reading_hub(what, UnknownModel, "revision" if revision else "model", cure):
         folder = download(model, revision, (*CONFIG_FILES, *TOKENIZER_FILES), settings)
     if not (folder / "config.json").is_file():
         raise _unknown(f"{what} has no config.json", "give a model in the transformers format")

@@ -1,17 +1,16 @@
 """The planning loop's body: one job from its lease to a finished plan; units run while it goes on."""
 
-import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
 from schemas.dataset.columns import state_bytes, stored_token_bytes
-from schemas.dataset.seal import sha256_of
+from schemas.dataset.seal import move_durably
 from schemas.identity import Identity
 from schemas.job import RejectView
 from schemas.names import MAX_UNITS, plan_path
 from schemas.request import CapturePasses, ExtractRequest, FileSource, Generate, HubSource, InlineSource
-from service.errors import OptionRefused, QuarryError
+from service.errors import OptionRefused, QuarryError, writing
 from service.plan.child.process import tokenizing
 from service.plan.model_folder import TOKENIZER_FILES, files_digest
 from service.plan.sources import RowSource, open_source
@@ -88,8 +87,8 @@ def _pinned(
     """Return a Hub source at the commit that its fixed fingerprint names; every other source as it is."""
     if fixed is None or not isinstance(source, HubSource):
         return source
-    named = re.match(rf"hub:{re.escape(source.repo_id)}@([0-9a-f]+):", fixed.source_fingerprint)
-    return source if named is None else source.model_copy(update={"revision": named[1]})
+    _, _, commit = fixed.source_fingerprint.split(":")[1].partition("@")
+    return source.model_copy(update={"revision": commit})
 
 
 def identity_of(
@@ -157,20 +156,15 @@ def _add_unit(lease: PlanLease, store: Store, settings: Settings, unit: int, dra
 
 
 def _write_again(path: Path, draft: UnitDraft, planned_sha256: str) -> str:
-    """Return the digest of the plan of a unit that is there; write it only where it is the same plan.
+    """Return the digest of the plan of a unit that is there; its file is replaced by equal bytes alone.
 
-    An attempt may be reading the file: another plan beside it is refused by the store, and leaves it alone.
+    An attempt may be reading the file, and another plan is refused by the store.
     """
     beside = path.with_name(f"again-{path.name}")
     sha256 = write_plan(beside, draft.samples)
-    beside.unlink()
-    if sha256 == planned_sha256 and not _holds(path, sha256):
-        write_plan(path, draft.samples)
+    with writing(f"the plan file {path.name}"):
+        if sha256 == planned_sha256:
+            move_durably(beside, path)
+        else:
+            beside.unlink()
     return sha256
-
-
-def _holds(path: Path, sha256: str) -> bool:
-    try:
-        return sha256_of(path)[0] == sha256
-    except OSError:
-        return False

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from schemas.names import is_local_model
 from service.errors import UnknownModel
-from service.plan.hub_reading import downloading
+from service.plan.hub_reading import reading_hub
 from service.plan.model_folder import download
 from service.plan.target import Target
 from service.settings import Settings
@@ -26,7 +26,7 @@ def fetch_weights(target: Target, settings: Settings) -> Path:
     folder = target.folder
     if not is_local_model(target.model):
         cure = "check the name, and that the Hub token may read it"
-        with downloading(f"the weights of {target.model}", UnknownModel, "model", cure):
+        with reading_hub(f"the weights of {target.model}", UnknownModel, "model", cure):
             folder = download(target.model, target.revision, WEIGHT_FILES, settings)
     if not any(folder.glob("*.safetensors")):
         detail = f"{target.model} holds no safetensors files"

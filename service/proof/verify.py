@@ -20,7 +20,7 @@ from schemas.dataset.seal import sha256_of
 from schemas.dataset.token_counts import differences, read_counts, vocabulary_stats
 from schemas.names import index_path, is_inside, manifest_path, token_freq_path
 from service.errors import EngineRefused, NotFound, OptionRefused
-from service.plan.hub_reading import downloading
+from service.plan.hub_reading import reading_hub
 from service.proof.head import Head
 from service.proof.tally import DatasetTally, Finding, JobTally
 from service.proof.verify_unit import verify_unit
@@ -157,7 +157,7 @@ def verify_remote(
 
     with tempfile.TemporaryDirectory(prefix="quarry-verify-", dir=scratch) as copy:
         what = f"dataset {repo_id}"
-        with downloading(what, OptionRefused, "repo_id", "check the name and the token's rights"):
+        with reading_hub(what, OptionRefused, "repo_id", "check the name and the token's rights"):
             snapshot_download(
                 repo_id,
                 repo_type="dataset",

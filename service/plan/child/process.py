@@ -6,7 +6,6 @@ and its plan fails with an error that names the row.
 
 import itertools
 import json
-import select
 import signal
 import threading
 import time
@@ -19,7 +18,6 @@ import numpy as np
 from schemas.request import ExtractRequest
 from service.errors import (
     DiskFull,
-    HubDenied,
     HubUnavailable,
     OptionRefused,
     PlanningDied,
@@ -47,9 +45,10 @@ CHECKS = threading.BoundedSemaphore(2)
 FAULTS = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
 """What ends a process in which a library fails, most of all for lack of memory."""
 SOURCE_FIELDS = {"inline": "source", "file": "source.path", "hub": "source.repo_id"}
-REQUEST_ERRORS = (UnknownModel, SourceRefused, TemplateRefused, OptionRefused)
-PASSING_ERRORS = (DiskFull, HubDenied, HubUnavailable)
-RELAYED = {problem_slug(kind): kind for kind in (*REQUEST_ERRORS, *PASSING_ERRORS)}
+ERRORS: tuple[type[QuarryError], ...] = (
+    *(UnknownModel, SourceRefused, TemplateRefused, OptionRefused, DiskFull, HubUnavailable),
+)
+RELAYED = {problem_slug(kind): kind for kind in ERRORS}
 """The errors that a child may end with."""
 REASONS = frozenset(RejectReason)
 
@@ -82,8 +81,6 @@ class Child:
             self._ends = FORK_SERVER.start_child()
         except OSError as error:
             raise _died(str(error)) from error
-        self._poll = select.poll()
-        self._poll.register(self._ends.talk, select.POLLIN)
         with suppress(BrokenPipeError):  # it will be seen when an answer is waited for
             self._ends.talk.send((task, limits))
 
@@ -136,7 +133,7 @@ class Child:
         """Return the child's next message, and look after the child meanwhile."""
         ready = False
         while not ready:
-            ready = bool(self._poll.poll(WATCH_S * 1000))
+            ready = self._ends.talk.poll(WATCH_S)
             self._watch()
             position, _ = self._ends.noted()
             if position != self._position:

@@ -186,25 +186,20 @@ def _parquet_rows(path: Path) -> Iterator[_Read]:
             try:
                 rows = batch.to_pylist()
             except (ValueError, OverflowError):
-                yield from _cell_by_cell(batch)
+                yield from _row_by_row(batch)
             else:
                 yield from map(read_row, rows)
 
 
-def _cell_by_cell(batch: pa.RecordBatch) -> Iterator[_Read]:
+def _row_by_row(batch: pa.RecordBatch) -> Iterator[_Read]:
     """Read a batch in which Python has no value for a cell: the cell's row alone is lost.
 
     Parquet does not check that a text is UTF-8, and its dates go further than Python's.
     """
     for number in range(batch.num_rows):
-        row: dict[str, object] = {}
-        fault: Exception | None = None
-        for name, column in zip(batch.schema.names, batch.columns, strict=True):
-            try:
-                row[name] = column[number].as_py()
-            except (ValueError, OverflowError) as error:
-                fault = error
-        own_id, content = read_row(row)
-        if fault is not None:
-            content = RowReject(RejectReason.INVALID_SAMPLE, f"cannot be read: {fault}")
-        yield own_id, content
+        try:
+            [row] = batch.slice(number, 1).to_pylist()
+        except (ValueError, OverflowError) as error:
+            yield None, RowReject(RejectReason.INVALID_SAMPLE, f"cannot be read: {error}")
+        else:
+            yield read_row(row)

@@ -1,20 +1,38 @@
-"""Datasets on the Hub, streamed through `datasets`."""
+"""Datasets on the Hub, streamed through `datasets`.
 
+The names of a dataset's files come from its card or from `.huggingface.yaml`, which others wrote. `datasets`
+would read an absolute path from this node, and any URL; here it reads files of the repository alone.
+"""
+
+import gzip
+import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
+
+import pyarrow as pa
 
 from schemas.request import HubSource
 from service.errors import SourceRefused
 from service.plan.hub_reading import reading_hub
 from service.plan.sources.conversations import COLUMNS, read_row
-from service.plan.sources.hub_files import check_found, check_named
 from service.plan.sources.rows import SourceRow, not_empty
 from service.settings import Settings
 
 _CURE = "check the id, the configuration, the split and the revision, and that the Hub token may read it"
 _FIELD = "source.repo_id"
+FORMS = frozenset({
+    "arrow", "audiofolder", "conll", "csv", "eval", "imagefolder", "json", "parquet", "pdffolder", "text",
+    "videofolder", "webdataset", "xml",
+})  # fmt: skip
+"""Builders of `datasets` that read the files only. Those of HDF5 or Lance may name other files anywhere."""
+_BROKEN = (
+    *(AttributeError, LookupError, RuntimeError, TypeError),
+    *(EOFError, gzip.BadGzipFile, zlib.error, pa.ArrowException),
+)
+"""What `datasets` raises on options in a card that it stumbles over, or a broken file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,24 +77,27 @@ class HubRows:
 
     def _stream(self) -> Iterator[Mapping[str, Any]]:
         import datasets
+        import yaml  # type: ignore[import-untyped]
         from datasets.exceptions import DatasetsError
         from datasets.features.features import require_decoding
 
         if self.endpoint is not None:
             # The library takes the endpoint from its module alone; in this process it is always the same one.
             datasets.config.HF_ENDPOINT = self.endpoint
-        repo_id, token = self.source.repo_id, self.token
+        repo_id = f"hf://datasets/{self.source.repo_id}"
         with reading_hub(_what(self.source), SourceRefused, _FIELD, _CURE):
             try:
-                check_named(repo_id, self.commit, self.endpoint, token)
-                builder = datasets.load_dataset_builder(
-                    # The scheme keeps `datasets` from taking a local folder of the same name.
-                    f"hf://datasets/{repo_id}",
-                    name=self.source.config,
-                    revision=self.commit,
-                    token=token,
-                )
-                check_found(builder, repo_id, self.commit)
+                with own_files_only(f"{repo_id}@{self.commit}/"):
+                    builder = datasets.load_dataset_builder(
+                        # The scheme keeps `datasets` from taking a local folder of the same name.
+                        repo_id,
+                        name=self.source.config,
+                        revision=self.commit,
+                        token=self.token,
+                    )
+                if builder.name not in FORMS:
+                    detail = f"{_what(self.source)} is of the form {builder.name!r}, which is not read"
+                    raise SourceRefused(detail, field=_FIELD, cure="convert it to Parquet or JSONL")
                 stream = builder.as_streaming_dataset(split=self.source.split)
                 if stream.features is not None and require_decoding(stream.features):
                     # A row names the file of an image or a sound, by any path or URL; it is not opened.
@@ -84,11 +105,48 @@ class HubRows:
                 if stream.column_names is not None:
                     stream = stream.select_columns([name for name in stream.column_names if name in COLUMNS])
                 yield from stream
-            except (DatasetsError, KeyError, TypeError) as error:
-                # The last two come of options in the repository's card that the library stumbles over.
+            except (DatasetsError, yaml.YAMLError, *_BROKEN) as error:
                 fault = error if isinstance(error, DatasetsError) else repr(error)
                 detail = f"{_what(self.source)} cannot be read: {fault}"[:1000]
                 raise SourceRefused(detail, field=_FIELD, cure=_CURE) from error
+
+
+@contextmanager
+def own_files_only(repository: str) -> Iterator[None]:
+    """Have `datasets` look for files below `repository` alone.
+
+    Raises SourceRefused when a document makes it look elsewhere: on this node, in another repository or at
+    another host.
+    """
+    from datasets import data_files
+
+    resolve_pattern = data_files.resolve_pattern
+
+    def resolve_own(pattern: str, base_path: str, *options: object, **named: object) -> list[str]:
+        _check_own(repository, f"{base_path}/", pattern)
+        files: list[str] = resolve_pattern(pattern, base_path, *options, **named)
+        _check_own(repository, *files)
+        return files
+
+    data_files.resolve_pattern = resolve_own
+    try:
+        yield
+    finally:
+        data_files.resolve_pattern = resolve_pattern
+
+
+def _check_own(repository: str, *names: str) -> None:
+    """Refuse what `datasets` or `fsspec` could take for anything but a path inside the repository.
+
+    `::` chains file systems: the one after it is opened first.
+    """
+    from datasets.utils.file_utils import is_relative_path
+
+    for path in (name.removeprefix(repository) for name in names):
+        if not is_relative_path(path) or "://" in path or "::" in path or ".." in path.split("/"):
+            detail = f"the dataset names {path[:300]!r}, which is outside its repository"
+            cure = "name the dataset's files by paths relative to its repository, without '..'"
+            raise SourceRefused(detail, field=_FIELD, cure=cure)
 
 
 def _what(source: HubSource) -> str:

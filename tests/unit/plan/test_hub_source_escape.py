@@ -17,6 +17,14 @@ from tests.support.fake_hub import FakeHub
 SECRET, OWN = {"text": "of the node"}, {"text": "of the repository"}
 
 
+@pytest.fixture
+def hub(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
+    """Return the Hub, where `datasets` looks for a standalone YAML at the endpoint of its environment."""
+    url = partial(hf_hub_url, repo_type="dataset", endpoint=hub.url)
+    monkeypatch.setattr("datasets.load.hf_dataset_url", url)
+    return hub
+
+
 def jsonl(*rows: Any) -> bytes:
     return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
@@ -163,11 +171,7 @@ def test_a_repository_may_name_its_own_files(hub: FakeHub, config: dict[str, Any
     assert [row.content for row in rows(hub, files, split=split)] == [Sample(text="of the repository")]
 
 
-def test_a_standalone_yaml_may_name_files_of_the_repository(
-    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url = partial(hf_hub_url, repo_type="dataset", endpoint=hub.url)
-    monkeypatch.setattr("datasets.load.hf_dataset_url", url)  # It knows the endpoint of its environment only.
+def test_a_standalone_yaml_may_name_files_of_the_repository(hub: FakeHub) -> None:
     yaml = b"configs:\n- config_name: mine\n  data_files: mine.jsonl\n"
     files = {".huggingface.yaml": yaml, "mine.jsonl": jsonl(OWN), "train.jsonl": jsonl(SECRET)}
     assert [row.content for row in rows(hub, files, config="mine")] == [Sample(text="of the repository")]

@@ -227,7 +227,7 @@ def test_a_row_whose_bytes_are_no_text_is_a_reject_and_its_neighbours_are_read(t
     ids, texts = text_of(b"a", b"b", b"\xff", b"d", None), text_of(b"x", b"\xff", b"y", b"z", b"\xfe\xff")
     pq.write_table(pa.table({"id": ids, "text": texts}), tmp_path / "a.parquet")
     found = rows_of(tmp_path, "a.parquet")
-    assert [row.source_id for row in found] == ["a", "b", "a.parquet:2", "d", "a.parquet:4"]
+    assert [row.source_id for row in found] == ["a", "a.parquet:1", "a.parquet:2", "d", "a.parquet:4"]
     assert (found[0].content, found[3].content) == (Sample(id="a", text="x"), Sample(id="d", text="z"))
     for at in (1, 2, 4):
         bad = found[at].content
@@ -373,6 +373,10 @@ def test_a_private_hub_dataset_needs_a_token_that_may_read_it(hub: FakeHub) -> N
         ({"README.md": b"nothing"}, "cannot be read"),
         ({"train.csv": b"text\n"}, "holds no row"),
         ({"README.md": b"---\ndataset_info:\n  splits: 5\n---\n"}, "cannot be read: TypeError"),
+        ({"train.jsonl.gz": b"no gzip"}, "cannot be read: "),
+        ({"train.jsonl.gz": gzip.compress(b'{"text": "x"}\n' * 9)[:-9]}, "cannot be read: EOFError"),
+        ({"train.jsonl.gz": gzip.compress(b"")[:10] + b"\xff" * 9}, "cannot be read: error"),
+        ({"train.parquet": b"PAR1" * 9}, "cannot be read: "),
     ],
 )
 def test_an_empty_hub_dataset_or_a_broken_card_is_refused(

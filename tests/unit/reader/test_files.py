@@ -48,5 +48,5 @@ def test_what_the_hub_does_not_give_is_named_without_the_words_of_its_client(
         monkeypatch.setattr("huggingface_hub.HfApi", lambda: HfApi(endpoint=hub.url))
         hub.add_repo("org/set", {"a.parquet": b"bytes"})
         hub.fail(endpoint, Fault(status=403, message="of the client", times=1000))
-        with pytest.raises(ReaderError, match="org/set.* cannot be read: the Hub answered 403$"):
+        with pytest.raises(ReaderError, match=r"org/set.* cannot be read: the Hub answered 403$"):
             read(HfFileSystem(endpoint=hub.url, skip_instance_cache=True))
