@@ -120,6 +120,7 @@ def test_a_template_that_never_ends_fails_its_job_by_row(shop: Shop, name: str) 
 
 @pytest.mark.parametrize("name", TOO_LARGE)
 def test_a_template_that_takes_all_memory_fails_its_job_by_row(shop: Shop, name: str) -> None:
+    shop.settings = shop.settings.model_copy(update={"plan_row_cpu_s": 60.0})
     problem = shop.problem(chat_template=per_row(TOO_LARGE[name]), source=now(), loss="all")
     assert (problem.type, problem.field) == ("urn:quarry:template-refused", "chat_template")
     assert f"took more than {MEMORY_BYTES} bytes of memory at row 2" in problem.detail
