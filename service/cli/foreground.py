@@ -85,9 +85,9 @@ def _key(request: ExtractRequest, settings: Settings) -> str:
     A Hub model without a revision is not asked for: the dataset names the commit that it was made with.
     """
     from service.plan.model_folder import locate_model
-    from service.plan.sources import fingerprint
+    from service.plan.sources import open_source
 
-    key = f"{request.canonical_json()}\n{fingerprint(request.source, settings)}"
+    key = f"{request.canonical_json()}\n{open_source(request.source, settings).fingerprint()}"
     if is_local_model(request.model):
         key += f"\n{locate_model(request.model, None, settings).revision}"
     return key

@@ -8,7 +8,7 @@ from service.plan.sources.hub import HubRows
 from service.plan.sources.rows import InlineRows, RejectReason, RowReject, RowSource, SourceRow
 from service.settings import Settings
 
-__all__ = ["RejectReason", "RowReject", "RowSource", "SourceRow", "fingerprint", "open_source"]
+__all__ = ["RejectReason", "RowReject", "RowSource", "SourceRow", "open_source"]
 
 
 def open_source(source: InlineSource | FileSource | HubSource, settings: Settings) -> RowSource:
@@ -22,8 +22,3 @@ def open_source(source: InlineSource | FileSource | HubSource, settings: Setting
             return HubRows.find(source, settings)
         case _:
             assert_never(source)
-
-
-def fingerprint(source: InlineSource | FileSource | HubSource, settings: Settings) -> str:
-    """Return a digest of what the source holds now. Raises SourceRefused, HubUnavailable."""
-    return open_source(source, settings).fingerprint()

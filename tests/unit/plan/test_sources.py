@@ -3,19 +3,19 @@
 import gzip
 import json
 import os
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pydantic import SecretStr, TypeAdapter
+from pydantic import TypeAdapter
 
 from schemas.request import Sample, Source
-from service.errors import HubUnavailable, SourceRefused
-from service.plan.sources import RejectReason, RowReject, SourceRow, fingerprint, open_source
+from service.errors import SourceRefused
+from service.plan.sources import RejectReason, RowReject, SourceRow, open_source
 from service.settings import Settings
-from tests.support.fake_hub import FakeHub, Fault, Token
 
 SOURCE: TypeAdapter[Any] = TypeAdapter(Source)
 
@@ -34,7 +34,7 @@ def refusal(root: Path, path: str | Path, **options: Any) -> SourceRefused:
 
 def print_of(root: Path, path: str | Path, **options: Any) -> str:
     source = SOURCE.validate_python({"kind": "file", "path": str(path)} | options)
-    return fingerprint(source, Settings(source_roots=(root,)))
+    return open_source(source, Settings(source_roots=(root,))).fingerprint()
 
 
 def jsonl(path: Path, *rows: Any) -> Path:
@@ -52,19 +52,9 @@ ASK, ANSWER = {"role": "user", "content": "q"}, {"role": "assistant", "content":
 
 def test_inline_samples_are_numbered_and_keep_their_ids(tmp_path: Path) -> None:
     source = SOURCE.validate_python({"kind": "inline", "samples": [{"id": "a", "text": "x"}, {"text": "y"}]})
-    found = list(open_source(source, Settings()).rows())
-    assert [row.source_id for row in found] == ["a", "1"]
-    assert fingerprint(source, Settings()).startswith("inline:")
-
-
-def test_jsonl_rows_are_numbered_over_blank_and_bad_lines(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b'{"text": "x"}\n\n{"text": \n[1]\n{"id": "mine", "text": "y"}\n\xff\n{"text": "end"}')
-    found = rows_of(tmp_path, path)
-    ids = [f"a.jsonl:{i}" for i in range(6)]
-    assert [row.source_id for row in found] == [*ids[:3], "mine", *ids[4:]]
-    reasons = [row.content.reason if isinstance(row.content, RowReject) else None for row in found]
-    assert reasons == [None, "not-json", "not-an-object", None, "not-json", None]
+    opened = open_source(source, Settings())
+    assert [row.source_id for row in opened.rows()] == ["a", "1"]
+    assert opened.fingerprint().startswith("inline:")
 
 
 @pytest.mark.parametrize(
@@ -81,25 +71,42 @@ def test_the_detail_of_a_reject_can_be_written_anywhere() -> None:
     assert len(RowReject(RejectReason.EMPTY, "\ud800" * 300).detail) == 500
 
 
-def test_a_line_nested_without_end_is_a_reject(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": "x"}\n' + "[" * 200_000 + "\n")
-    found = rows_of(tmp_path, "a.jsonl")[1].content
-    assert isinstance(found, RowReject) and found.reason is RejectReason.NOT_JSON
+FIRST = Sample(text="x")
+LINES: dict[str, tuple[bytes, list[tuple[str, Sample | RejectReason]]]] = {
+    "blank and bad lines": (
+        b'{"text": "x"}\n\n{"text": \n[1]\n{"id": "mine", "text": "y"}\n\xff\n{"text": "x"}',
+        [
+            ("a.jsonl:0", FIRST),
+            ("a.jsonl:1", RejectReason.NOT_JSON),
+            ("a.jsonl:2", RejectReason.NOT_AN_OBJECT),
+            ("mine", Sample(id="mine", text="y")),
+            ("a.jsonl:4", RejectReason.NOT_JSON),
+            ("a.jsonl:5", FIRST),
+        ],
+    ),
+    "nested without end": (
+        b'{"text": "x"}\n' + b"[" * 200_000,
+        [("a.jsonl:0", FIRST), ("a.jsonl:1", RejectReason.NOT_JSON)],
+    ),
+    "too long": (
+        b'{"text": "' + b"y" * 10**6 + b'"}\n{"text": "x"}\n',
+        [("a.jsonl:0", RejectReason.LINE_TOO_LONG), ("a.jsonl:1", FIRST)],
+    ),
+}
 
 
-def test_a_line_that_is_too_long_is_a_reject_and_reading_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+@pytest.mark.parametrize(("content", "expected"), LINES.values(), ids=LINES)
+def test_lines_are_rows_or_rejects_with_their_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes, expected: list[Any]
 ) -> None:
-    monkeypatch.setattr("service.plan.sources.files.MAX_LINE_BYTES", 64)
-    jsonl(tmp_path / "a.jsonl", {"text": "x"}, {"text": "y" * 1000}, {"text": "z"})
-    contents = [row.content for row in rows_of(tmp_path, "a.jsonl")]
-    assert contents[0] == Sample(text="x") and contents[2] == Sample(text="z")
-    assert isinstance(contents[1], RowReject) and contents[1].reason is RejectReason.LINE_TOO_LONG
-
-
-def test_compressed_jsonl_is_read(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "x"}\n{"text": "y"}\n'))
-    assert [row.content for row in rows_of(tmp_path, "a.jsonl.gz")] == [Sample(text="x"), Sample(text="y")]
+    monkeypatch.setattr("service.plan.sources.files.MAX_LINE_BYTES", 300_000)
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    rows = [
+        (row.source_id, row.content.reason if isinstance(row.content, RowReject) else row.content)
+        for row in rows_of(tmp_path, name)
+    ]
+    assert rows == [(source_id.replace("a.jsonl", name), kind) for source_id, kind in expected]
 
 
 def parquet(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -161,47 +168,44 @@ def test_a_link_inside_the_roots_is_followed(tmp_path: Path) -> None:
     assert [row.content for row in rows_of(tmp_path, "b.jsonl")] == [Sample(text="x")]
 
 
-@pytest.mark.parametrize("content", [b"", b"\n\n"])
-def test_an_empty_file_is_refused(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "a.jsonl").write_bytes(content)
-    assert "no row" in refusal(tmp_path, "a.jsonl").detail
+def parquet_bytes(columns: dict[str, list[str]]) -> bytes:
+    file = BytesIO()
+    pq.write_table(pa.table(columns), file, store_schema=False)
+    return file.getvalue()
 
 
-def test_a_json_array_is_refused_with_the_way_to_convert_it(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text('\n[{"text": "x"}]')
-    error = refusal(tmp_path, "a.json")
-    assert "array" in error.detail and "jq" in str(error.cure)
+WHOLE = parquet_bytes({"text": [f"row {i} " * 10 for i in range(5000)]})
+OTHER_COLUMN = parquet_bytes({"question": ["x"], "qqqq": ["y"]})
+REFUSED = [
+    ("a.jsonl", b"", "'a.jsonl' holds no row"),
+    ("a.jsonl", b"\n\n", "'a.jsonl' holds no row"),
+    ("a.json", b'\n[{"text": "x"}]', "'a.json' holds a JSON array"),
+    ("a.csv", b"text\nx\n", "'a.csv' is not a"),
+    ("a.parquet", OTHER_COLUMN, "'a.parquet' has none of the columns"),
+    ("a.parquet", OTHER_COLUMN.replace(b"qqqq", b"\xff\xfe\xff\xfe"), "'a.parquet' cannot be read"),
+    ("cut.parquet", WHOLE[: len(WHOLE) // 2], "'cut.parquet' cannot be read"),
+    ("cut.jsonl.gz", gzip.compress(b'{"text": "x"}\n' * 9)[:-9], "'cut.jsonl.gz' cannot be read"),
+    ("not.parquet", b"text", "'not.parquet' cannot be read"),
+    ("not.jsonl.gz", b"text", "'not.jsonl.gz' cannot be read"),
+    ("broken.parquet", WHOLE[:4] + b"\xff" * 1996 + WHOLE[2000:], "'broken.parquet' cannot be read"),
+]
 
 
-def test_what_is_not_there_or_has_no_known_form_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("text\nx\n")
+@pytest.mark.parametrize(("name", "content", "detail"), REFUSED, ids=[detail for *_, detail in REFUSED])
+def test_a_file_that_is_no_source_is_refused_by_name(
+    tmp_path: Path, name: str, content: bytes, detail: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert refusal(tmp_path, name).detail.startswith(detail)
+
+
+def test_a_path_without_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
-    parquet(tmp_path / "a.parquet", [{"question": "x"}])
+    (tmp_path / "round.jsonl").symlink_to(tmp_path / "round.jsonl")
     assert "no file" in refusal(tmp_path, "missing.jsonl").detail
-    assert "a.csv" in refusal(tmp_path, "a.csv").detail
     assert "holds no .jsonl" in refusal(tmp_path, "d").detail
-    assert "columns" in refusal(tmp_path, "a.parquet").detail
-
-
-@pytest.mark.parametrize("name", ["cut.parquet", "cut.jsonl.gz", "not.parquet", "not.jsonl.gz"])
-def test_a_file_that_is_not_whole_is_refused_by_name(tmp_path: Path, name: str) -> None:
-    whole = parquet(tmp_path / "w.parquet", [{"text": str(i)} for i in range(5000)]).read_bytes()
-    contents = {
-        "cut.parquet": whole[: len(whole) // 2],
-        "cut.jsonl.gz": gzip.compress(b'{"text": "x"}\n' * 100_000)[:-40],
-        "not.parquet": b"text",
-        "not.jsonl.gz": b"text",
-    }
-    (tmp_path / name).write_bytes(contents[name])
-    assert repr(name) in refusal(tmp_path, name).detail
-
-
-def test_a_parquet_file_with_broken_pages_is_refused_and_no_crash(tmp_path: Path) -> None:
-    path = parquet(tmp_path / "a.parquet", [{"text": f"row {i} " * 10} for i in range(5000)])
-    content = bytearray(path.read_bytes())
-    content[4:2000] = b"\xff" * 1996
-    path.write_bytes(content)
-    assert "cannot be read" in refusal(tmp_path, "a.parquet").detail
+    for path in ("x" * 300 + ".jsonl", "round.jsonl"):
+        assert "cannot be found" in refusal(tmp_path, path).detail
 
 
 def test_a_file_that_takes_too_much_memory_is_not_taken_for_a_broken_one(
@@ -244,13 +248,6 @@ def test_a_date_that_python_has_none_for_costs_its_row_alone(tmp_path: Path) -> 
     assert isinstance(contents[1], RowReject) and contents[1].reason is RejectReason.INVALID_SAMPLE
 
 
-def test_a_column_whose_name_is_no_text_is_refused_with_its_file(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-    pq.write_table(pa.table({"text": ["x"], "qqqq": ["y"]}), path, store_schema=False)
-    path.write_bytes(path.read_bytes().replace(b"qqqq", b"\xff\xfe\xff\xfe"))
-    assert "'a.parquet' cannot be read" in refusal(tmp_path, "a.parquet").detail
-
-
 def test_a_file_whose_name_is_no_text_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "d" / os.fsdecode(b"b\xff.jsonl")
     path.parent.mkdir()
@@ -260,12 +257,6 @@ def test_a_file_whose_name_is_no_text_is_refused_by_name(tmp_path: Path) -> None
         error = refusal(tmp_path, named)
         assert "b\\udcff.jsonl" in error.detail and "UTF-8" in error.detail and "rename" in str(error.cure)
         assert error.problem().model_dump_json()
-
-
-def test_a_path_that_cannot_be_looked_up_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "round.jsonl").symlink_to(tmp_path / "round.jsonl")
-    for path in ("x" * 300 + ".jsonl", "round.jsonl"):
-        assert "cannot be found" in refusal(tmp_path, path).detail
 
 
 def test_a_folder_that_may_not_be_read_is_refused_since_its_rows_would_be_missing(
@@ -308,95 +299,3 @@ def test_the_fingerprint_of_files_follows_names_contents_and_limit_and_nothing_e
     jsonl(folder / "c.jsonl", {"text": "y"})
     seen.add(print_of(tmp_path, "d"))
     assert len(seen) == 5
-
-
-@pytest.fixture
-def hub(hub: FakeHub, tmp_path: Path) -> FakeHub:
-    rows = "".join(json.dumps({"id": f"r{i}", "messages": [ASK, ANSWER]}) + "\n" for i in range(5))
-    hub.add_repo("org/set", {"train.jsonl": rows.encode()})
-    table = parquet(tmp_path / "t.parquet", [{"text": "test", "extra": 1}]).read_bytes()
-    card = b"---\nconfigs:\n- config_name: columns\n  data_files:\n  - {split: test, path: t.parquet}\n---\n"
-    hub.add_repo("org/columns", {"README.md": card, "t.parquet": table})
-    return hub
-
-
-def hub_rows(hub: FakeHub, **options: Any) -> list[SourceRow]:
-    source = SOURCE.validate_python({"kind": "hub", "repo_id": "org/set"} | options)
-    return list(open_source(source, Settings(hub_endpoint=hub.url)).rows())
-
-
-def test_a_hub_dataset_is_streamed(hub: FakeHub) -> None:
-    found = hub_rows(hub)
-    assert [row.source_id for row in found] == ["r0", "r1", "r2", "r3", "r4"]
-    assert all(turns(row.content) == [ASK, ANSWER] for row in found)
-    assert [row.source_id for row in hub_rows(hub, limit=2)] == ["r0", "r1"]
-
-
-def test_another_configuration_split_and_format_of_a_hub_dataset_is_read(hub: FakeHub) -> None:
-    (row,) = hub_rows(hub, repo_id="org/columns", config="columns", split="test")
-    assert row.content == Sample(text="test")
-
-
-def test_the_fingerprint_of_a_hub_dataset_is_its_commit_configuration_split_and_limit(hub: FakeHub) -> None:
-    def of(**options: Any) -> str:
-        source = SOURCE.validate_python({"kind": "hub", "repo_id": "org/set"} | options)
-        return fingerprint(source, Settings(hub_endpoint=hub.url))
-
-    assert hub.repo("org/set").head.oid in of()
-    assert len({of(), of(split="test"), of(limit=3), of(config="other")}) == 4
-
-
-@pytest.mark.parametrize(
-    "options", [{"repo_id": "org/none"}, {"revision": "no-such"}, {"split": "none"}, {"config": "none"}]
-)
-def test_what_a_hub_dataset_does_not_have_is_refused(hub: FakeHub, options: dict[str, str]) -> None:
-    with pytest.raises(SourceRefused) as caught:
-        hub_rows(hub, **options)
-    assert caught.value.field == "source.repo_id" and caught.value.cure
-    assert options.get("repo_id", "org/set") in caught.value.detail
-
-
-def test_a_private_hub_dataset_needs_a_token_that_may_read_it(hub: FakeHub) -> None:
-    hub.add_repo("org/private", {"train.jsonl": b'{"text": "x"}\n'}, private=True)
-    hub.add_token("hf_reader", Token(user="me", role="read", orgs={"org": "read"}))
-    source = SOURCE.validate_python({"kind": "hub", "repo_id": "org/private"})
-    with pytest.raises(SourceRefused) as caught:
-        open_source(source, Settings(hub_endpoint=hub.url))
-    assert caught.value.field == "source.repo_id"
-    allowed = Settings(hub_endpoint=hub.url, hub_token=SecretStr("hf_reader"))
-    assert [row.content for row in open_source(source, allowed).rows()] == [Sample(text="x")]
-
-
-@pytest.mark.parametrize(
-    ("files", "detail"),
-    [
-        ({"README.md": b"nothing"}, "cannot be read"),
-        ({"train.csv": b"text\n"}, "holds no row"),
-        ({"README.md": b"---\ndataset_info:\n  splits: 5\n---\n"}, "cannot be read: TypeError"),
-        ({"train.jsonl.gz": b"no gzip"}, "cannot be read: "),
-        ({"train.jsonl.gz": gzip.compress(b'{"text": "x"}\n' * 9)[:-9]}, "cannot be read: EOFError"),
-        ({"train.jsonl.gz": gzip.compress(b"")[:10] + b"\xff" * 9}, "cannot be read: error"),
-        ({"train.parquet": b"PAR1" * 9}, "cannot be read: "),
-    ],
-)
-def test_an_empty_hub_dataset_or_a_broken_card_is_refused(
-    hub: FakeHub, files: dict[str, bytes], detail: str
-) -> None:
-    hub.add_repo("org/empty", files)
-    with pytest.raises(SourceRefused, match=detail):
-        hub_rows(hub, repo_id="org/empty")
-
-
-def test_a_hub_that_fails_is_not_a_refused_source(hub: FakeHub) -> None:
-    hub.fail("info", Fault(status=503, times=100))
-    with pytest.raises(HubUnavailable):
-        hub_rows(hub)
-
-
-def test_a_folder_of_the_same_name_is_not_taken_for_a_hub_dataset(
-    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "org" / "set").mkdir(parents=True)
-    jsonl(tmp_path / "org" / "set" / "train.jsonl", {"text": "local"})
-    monkeypatch.chdir(tmp_path)
-    assert hub_rows(hub, limit=1)[0].source_id == "r0"

@@ -1,18 +1,27 @@
-"""A dataset repository may name its own files, and nothing else that this node can reach."""
+"""Datasets on the Hub: what is read, what is refused, and that each names its own files alone.
 
+A dataset repository must not name anything else that this node can reach.
+"""
+
+import gzip
 import json
+from collections.abc import Sequence
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from huggingface_hub import hf_hub_url
+from pydantic import SecretStr
 
 from schemas.request import HubSource, Sample
-from service.errors import SourceRefused
-from service.plan.sources import SourceRow, open_source
+from service.errors import HubUnavailable, SourceRefused
+from service.plan.sources import RowSource, SourceRow, open_source
 from service.settings import Settings
-from tests.support.fake_hub import FakeHub
+from tests.support.fake_hub import FakeHub, Fault, Token
 
 SECRET, OWN = {"text": "of the node"}, {"text": "of the repository"}
 
@@ -34,18 +43,102 @@ def card(*configs: dict[str, Any], **more: Any) -> bytes:
     return f"---\n{json.dumps({'configs': named} | more)}\n---\n".encode()
 
 
-def rows(hub: FakeHub, files: dict[str, bytes], **options: Any) -> list[SourceRow]:
+FIVE = {"train.jsonl": jsonl(*({"id": f"r{i}", "text": "x"} for i in range(5)))}
+
+
+def source(hub: FakeHub, files: dict[str, bytes], **options: Any) -> RowSource:
+    """Return the source that reads `org/set`, where these files are."""
     hub.add_repo("org/set", files)
-    source = HubSource.model_validate({"kind": "hub", "repo_id": "org/set"} | options)
-    return list(open_source(source, Settings(hub_endpoint=hub.url)).rows())
+    asked = HubSource.model_validate({"kind": "hub", "repo_id": "org/set"} | options)
+    return open_source(asked, Settings(hub_endpoint=hub.url))
+
+
+def rows(hub: FakeHub, files: dict[str, bytes], **options: Any) -> list[SourceRow]:
+    return list(source(hub, files, **options).rows())
 
 
 def refusal(hub: FakeHub, files: dict[str, bytes], **options: Any) -> SourceRefused:
     with pytest.raises(SourceRefused) as caught:
-        rows(hub, {"train.jsonl": jsonl(OWN)} | files, **options)
+        rows(hub, files, **options)
     assert caught.value.field == "source.repo_id" and caught.value.cure
     assert "of the node" not in str(caught.value)
     return caught.value
+
+
+def test_a_dataset_is_streamed_up_to_its_limit(hub: FakeHub) -> None:
+    assert [row.source_id for row in rows(hub, FIVE)] == ["r0", "r1", "r2", "r3", "r4"]
+    assert [row.source_id for row in rows(hub, FIVE, limit=2)] == ["r0", "r1"]
+
+
+def test_another_configuration_split_and_format_is_read(hub: FakeHub) -> None:
+    table = BytesIO()
+    pq.write_table(pa.table({"text": ["of the repository"], "extra": [1]}), table)
+    config = {"config_name": "columns", "data_files": [{"split": "test", "path": "t.parquet"}]}
+    files = {"README.md": card(config), "t.parquet": table.getvalue()}
+    assert [row.content for row in rows(hub, files, config="columns", split="test")] == [Sample(**OWN)]
+
+
+def test_the_fingerprint_is_the_commit_configuration_split_and_limit(hub: FakeHub) -> None:
+    every: Sequence[dict[str, Any]] = ({}, {"split": "test"}, {"limit": 3}, {"config": "other"})
+    prints = {source(hub, FIVE, **options).fingerprint() for options in every}
+    assert len(prints) == 4 and all(hub.repo("org/set").head.oid in one for one in prints)
+
+
+@pytest.mark.parametrize(
+    "options", [{"repo_id": "org/none"}, {"revision": "no-such"}, {"split": "none"}, {"config": "none"}]
+)
+def test_what_a_dataset_does_not_have_is_refused(hub: FakeHub, options: dict[str, str]) -> None:
+    assert options.get("repo_id", "org/set") in refusal(hub, FIVE, **options).detail
+
+
+def test_a_private_dataset_needs_a_token_that_may_read_it(hub: FakeHub) -> None:
+    hub.add_repo("org/private", {"train.jsonl": jsonl(OWN)}, private=True)
+    hub.add_token("hf_reader", Token(user="me", role="read", orgs={"org": "read"}))
+    refusal(hub, {}, repo_id="org/private")
+    asked = HubSource(kind="hub", repo_id="org/private")
+    allowed = Settings(hub_endpoint=hub.url, hub_token=SecretStr("hf_reader"))
+    assert [row.content for row in open_source(asked, allowed).rows()] == [Sample(**OWN)]
+
+
+@pytest.mark.parametrize(
+    ("files", "detail"),
+    [
+        ({"README.md": b"nothing"}, "cannot be read"),
+        ({"train.csv": b"text\n"}, "holds no row"),
+        ({"README.md": b"---\ndataset_info:\n  splits: 5\n---\n"}, "cannot be read: TypeError"),
+        ({"README.md": b"---\nconfigs: [\n---\n"}, "cannot be read"),
+        ({"README.md": b"---\nconfigs: 5\n---\n"}, "cannot be read"),
+        ({"README.md": b"---\n- 1\n---\n"}, "cannot be read"),
+        ({"README.md": card({"data_files": "train.jsonl", "name": "x"})} | FIVE, "cannot be read"),
+        ({".huggingface.yaml": b"configs: ["} | FIVE, "cannot be read"),
+        ({"train.jsonl.gz": b"no gzip"}, "cannot be read"),
+        ({"train.jsonl.gz": gzip.compress(jsonl(OWN) * 9)[:-9]}, "cannot be read: EOFError"),
+        ({"train.jsonl.gz": gzip.compress(b"")[:10] + b"\xff" * 9}, "cannot be read: error"),
+        ({"train.parquet": b"PAR1" * 9}, "cannot be read"),
+        ({"a.h5": b"content"}, "of the form 'hdf5'"),
+        ({"a.lance": b"content"}, "of the form 'lance'"),
+        ({"a.vortex": b"content"}, "of the form 'vortex'"),
+    ],
+)
+def test_a_dataset_that_is_empty_broken_or_of_another_form_is_refused(
+    hub: FakeHub, files: dict[str, bytes], detail: str
+) -> None:
+    assert detail in refusal(hub, files).detail
+
+
+def test_a_hub_that_fails_is_not_a_refused_source(hub: FakeHub) -> None:
+    hub.fail("info", Fault(status=503, times=100))
+    with pytest.raises(HubUnavailable):
+        rows(hub, FIVE)
+
+
+def test_a_folder_of_the_same_name_is_not_taken_for_a_dataset(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "org" / "set").mkdir(parents=True)
+    (tmp_path / "org" / "set" / "train.jsonl").write_bytes(jsonl(SECRET))
+    monkeypatch.chdir(tmp_path)
+    assert rows(hub, FIVE, limit=1)[0].source_id == "r0"
 
 
 def outside(tmp_path: Path) -> Path:
@@ -97,7 +190,7 @@ def test_a_repository_may_not_name_files_outside_itself(
         files = {"README.md": card({"config_name": "first", "data_files": "train.jsonl"}, config)}
     else:
         files = {"README.md": card(config)}
-    error = refusal(hub, files)
+    error = refusal(hub, {"train.jsonl": jsonl(OWN)} | files)
     assert named in error.detail and "outside" in error.detail
 
 
@@ -106,7 +199,8 @@ def test_a_repository_may_not_name_files_outside_itself(
 )
 def test_a_repository_may_not_name_a_folder_outside_itself(hub: FakeHub, tmp_path: Path, folder: str) -> None:
     named = folder.format(folder=outside(tmp_path).parent)
-    assert named in refusal(hub, {"README.md": card({"data_dir": named})}).detail
+    files = {"README.md": card({"data_dir": named}), "train.jsonl": jsonl(OWN)}
+    assert named in refusal(hub, files).detail
 
 
 def test_nothing_is_asked_of_a_host_that_a_repository_names(hub: FakeHub) -> None:
@@ -128,30 +222,6 @@ def test_a_file_of_a_row_is_not_opened(hub: FakeHub, tmp_path: Path) -> None:
         found = rows(hub, {"README.md": card({"data_files": "a.jsonl"}, dataset_info=info), "a.jsonl": data})
         assert not other.calls
     assert len(found) == 2 and not any(isinstance(row.content, Sample) for row in found)
-
-
-@pytest.mark.parametrize("name", ["a.h5", "a.lance", "a.vortex"])
-def test_a_form_whose_files_name_other_files_is_refused(hub: FakeHub, name: str) -> None:
-    hub.add_repo("org/set", {name: b"content"})
-    source = HubSource.model_validate({"kind": "hub", "repo_id": "org/set"})
-    with pytest.raises(SourceRefused, match="form") as caught:
-        list(open_source(source, Settings(hub_endpoint=hub.url)).rows())
-    assert caught.value.field == "source.repo_id" and caught.value.cure
-
-
-@pytest.mark.parametrize(
-    "content", [b"---\nconfigs: [\n---\n", b"---\nconfigs: 5\n---\n", b"---\n- 1\n---\n"]
-)
-def test_a_card_that_cannot_be_read_is_refused(hub: FakeHub, content: bytes) -> None:
-    refusal(hub, {"README.md": content})
-
-
-def test_a_card_whose_options_do_not_fit_is_refused(hub: FakeHub) -> None:
-    refusal(hub, {"README.md": card({"data_files": "train.jsonl", "name": "x"})})
-
-
-def test_a_standalone_yaml_that_cannot_be_read_is_refused(hub: FakeHub) -> None:
-    refusal(hub, {".huggingface.yaml": b"configs: ["})
 
 
 @pytest.mark.parametrize(
