@@ -76,10 +76,9 @@ mutants: install
 loop: install $(TRAINERS)
 	$(BIN)/python -m benchmarks.loop --save
 
-# Every way to stored states side by side, what Quarry's checks cost it, and what a job's time goes to.
-bench: install $(TRAINERS)
+# Ways to stored states side by side, and what a job's time goes to, the checks included.
+bench: install
 	$(BIN)/python -m benchmarks.bench
-	$(BIN)/python -m benchmarks.bench --rows capture quarry unchecked --prompts 64 --units 4 --only engines
 	$(BIN)/python -m benchmarks.job
 
 # On a machine with a CUDA GPU: the gather's bytes, the drain, and engines beside transformers and plain prefill.
@@ -97,7 +96,7 @@ architectures: install
 
 # 10,000 healthy samples on the real engine: an alarm is a fault of the checks.
 healthy: install
-	$(BIN)/python -m benchmarks.healthy --save
+	$(BIN)/python -m tests.architectures.healthy --save
 
 lock: install
 	$(BIN)/python requirements/lock.py

@@ -22,6 +22,7 @@ from benchmarks.harness import (
     command,
     command_line,
     keep,
+    kept_rounds,
     positive,
     run_rounds,
     say,
@@ -30,18 +31,17 @@ from benchmarks.harness import (
 )
 from benchmarks.machine import machine_facts
 from benchmarks.report import (
+    WRITER_BASES,
     WRITER_ROWS,
     EngineTurn,
     against_peers,
-    checks_cost,
     engine_figures,
     engine_table,
-    writer_figures,
-    writer_table,
+    rate_figures,
+    rate_table,
 )
-from benchmarks.trainers import has_speculators
 from benchmarks.weights import write_target
-from benchmarks.workload import KINDS, NUM_UNITS, TARGETS, Workload, workload
+from benchmarks.workload import KINDS, TARGETS, Workload, workload
 
 MODULE = "benchmarks.bench"
 ROUNDS = 5
@@ -59,24 +59,12 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--eager", action="store_true", help="do not compile the target: engines start sooner and run slower")
     add("--rounds", type=positive, default=ROUNDS, help=f"rounds of every row (default: {ROUNDS})")
     add("--prompts", type=positive, help="prompts a round (default: by target and workload)")
-    add("--units", type=positive, default=NUM_UNITS, help=f"units that they are cut into ({NUM_UNITS})")
-    add("--writer-rows", type=positive, default=64, help="rows of 16.8 MB in each of the writer's files")
     add("--only", choices=PARTS, help="measure one part alone")
     add("--seed", type=int, default=0, help="of the prompts and of the order within a round")
     add("--dir", type=Path, default=Path(".cache/bench"), help="where to write: its disk is measured")
     add("--save", type=_name, metavar="NAME", help="keep the figures in benchmarks/results/NAME.json")
     options = parser.parse_args(arguments)
-    named = options.rows
-    try:
-        options.rows = rows_of(named, options.workload)
-    except ValueError as error:
-        parser.error(f"argument --rows: {error}")
-    if "speculators" in options.rows and not has_speculators():
-        missing = "speculators is not installed: run 'make .cache/trainers/installed'"
-        if named:
-            parser.error(f"argument --rows: {missing}")
-        say(f"row speculators is left out: {missing}")
-        options.rows = tuple(row for row in options.rows if row != "speculators")
+    options.rows = rows_of(options.rows)
     options.prompts = work_of(options).num_prompts
     return options
 
@@ -88,7 +76,6 @@ def work_of(options: argparse.Namespace) -> Workload:
         options.workload,
         num_prompts=options.prompts,
         seed=options.seed,
-        num_units=options.units,
     )
 
 
@@ -142,16 +129,10 @@ def run_engines(
         "workload": asdict(work),
         "tokens_a_round": work.stored_tokens,
         "state_bytes_a_round": work.state_bytes,
-        "orders": orders,
-        "rounds": {row: [asdict(turn) for turn in of_row] for row, of_row in turns.items()},
-        "summary": {row: asdict(of_row) for row, of_row in figures.items()},
+        **kept_rounds(orders, turns, figures),
     }
     if peers:
         kept["quarry_against_peers"] = {row: asdict(figure) for row, figure in peers.items()}
-    if {"quarry", "unchecked"} <= turns.keys():
-        cost = checks_cost(turns)
-        print(f"\nAll checks: {cost.seconds_ratio} of the time without, {cost.cpu_ratio} of the CPU seconds.")
-        kept["checks"] = {"quarry": asdict(cost)}
     return kept
 
 
@@ -176,19 +157,17 @@ def measure_engines(
 
 def run_writer(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     """Measure the writer rows, print their table, return what is kept."""
-    from benchmarks.writer import NUM_THREADS, ROW_BYTES, WriterBench
+    from benchmarks.writer import FILE_ROWS, NUM_THREADS, ROW_BYTES, WriterBench
 
-    writer = WriterBench(scratch / "writer", options.writer_rows)
+    writer = WriterBench(scratch / "writer")
     orders = shuffled_rounds(list(WRITER_ROWS), options.rounds, options.seed)
     turns = run_rounds(list(WRITER_ROWS), orders, lambda row, _: writer.run(row))
-    figures = writer_figures(turns)
-    print("", writer_table(figures), sep="\n")
+    figures = rate_figures(turns, {row: WRITER_BASES.get(row, row) for row in turns})
+    print("", rate_table("writer row", figures, WRITER_ROWS), sep="\n")
     return {
         "files": NUM_THREADS,
-        "bytes_a_file": options.writer_rows * ROW_BYTES,
-        "orders": orders,
-        "rounds": {row: [asdict(turn) for turn in of_row] for row, of_row in turns.items()},
-        "summary": {row: asdict(of_row) for row, of_row in figures.items()},
+        "bytes_a_file": FILE_ROWS * ROW_BYTES,
+        **kept_rounds(orders, turns, figures),
     }
 
 

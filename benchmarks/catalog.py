@@ -17,8 +17,6 @@ class RowKind:
     label: str
     least_stored: float = 1.0
     by_default: bool = True
-    answers: bool = True
-    """Can run a workload that generates."""
     peer: bool = False
     """Another way to stored states, which Quarry is compared with."""
 
@@ -30,22 +28,12 @@ ROWS = {
     "quarry": RowKind("quarry", "Quarry: checked, sealed, durable, proven"),
     "quarry-planes": RowKind("quarry", "Quarry with `planes`", 0.5),
     "quarry-fp8": RowKind("quarry", "Quarry with `fp8`", 0.5),
-    "unchecked": RowKind("unchecked", "Quarry without the checks", by_default=False),
     "example": RowKind("example", "vLLM's example connector, batch", peer=True),
     "example-consumed": RowKind("locked", "vLLM's example connector, lock and consume", peer=True),
-    "speculators": RowKind("locked", "speculators' offline flow over HTTP", answers=False, peer=True),
 }
 
 
-def rows_of(names: list[str] | None, workload: str) -> tuple[str, ...]:
-    """Return the rows to run, in the table's order: the named ones or the default, and always plain.
-
-    Raises ValueError for a named row that cannot run `workload`.
-    """
+def rows_of(names: list[str] | None) -> tuple[str, ...]:
+    """Return the rows to run, in the table's order: the named ones or the default, and always plain."""
     chosen = {PLAIN, *(names or [name for name, kind in ROWS.items() if kind.by_default])}
-    if workload == "generate":
-        mute = {name for name, kind in ROWS.items() if not kind.answers}
-        if names and mute & chosen:
-            raise ValueError(f"{', '.join(sorted(mute & chosen))} cannot generate")
-        chosen -= mute
     return tuple(name for name in ROWS if name in chosen)

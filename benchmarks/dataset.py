@@ -30,9 +30,9 @@ LAYER_IDS, HIDDEN_SIZE = (2, 16, 29, 32), 4096
 """Of an 8B model: 32 KiB of states a token in bfloat16."""
 
 
-def model_identity(layer_ids: tuple[int, ...] = LAYER_IDS, hidden_size: int = HIDDEN_SIZE) -> Identity:
-    """Return the identity of a model with these layers."""
-    return identity(layer_ids=layer_ids, hidden_size=hidden_size, num_layers=layer_ids[-1])
+def model_identity(hidden_size: int = HIDDEN_SIZE) -> Identity:
+    """Return the identity of a model whose layers `LAYER_IDS` are captured."""
+    return identity(layer_ids=LAYER_IDS, hidden_size=hidden_size, num_layers=LAYER_IDS[-1])
 
 
 def write_unit(
@@ -64,7 +64,6 @@ class Shape:
     shortest: int = 128
     longest: int = 896
     hidden_size: int = HIDDEN_SIZE
-    layer_ids: tuple[int, ...] = LAYER_IDS
 
     @property
     def lengths(self) -> list[int]:
@@ -75,12 +74,12 @@ class Shape:
     @property
     def state_bytes(self) -> int:
         """Bytes of all states: bfloat16."""
-        return 2 * sum(self.lengths) * self.hidden_size * len(self.layer_ids)
+        return 2 * sum(self.lengths) * self.hidden_size * len(LAYER_IDS)
 
 
 def write_dataset(folder: Path, scratch: Path, shape: Shape) -> None:
     """Write a dataset of one job and one shard into `folder`; its attempt is below `scratch` meanwhile."""
-    model, ids = model_identity(shape.layer_ids, shape.hidden_size), random_ids(shape.lengths)
+    model, ids = model_identity(shape.hidden_size), random_ids(shape.lengths)
     plan = write_plan(scratch, ids)
     sealed = write_unit(scratch, model, ids, _random_rows(shape), cache_tokens=sum(shape.lengths))
     shard = SealedShard(
@@ -117,6 +116,6 @@ def write_dataset(folder: Path, scratch: Path, shape: Shape) -> None:
 def _random_rows(shape: Shape) -> Iterable[tuple[torch.Tensor, Sums]]:
     draw = torch.Generator().manual_seed(0)
     for length in shape.lengths:
-        size_LTH = (len(shape.layer_ids), length, shape.hidden_size)
+        size_LTH = (len(LAYER_IDS), length, shape.hidden_size)
         states_LTH = torch.randn(size_LTH, generator=draw).to(torch.bfloat16)
         yield states_LTH, token_sums(states_LTH)

@@ -10,7 +10,7 @@ import random
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +22,7 @@ RESULTS = Path(__file__).with_name("results")
 ENVIRONMENT = {
     # vLLM reserves one core more for an engine with a connector; left alone, rows would have unequal cores.
     "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(os.sched_getaffinity(0)))),
-    # GiB of cache an engine: as many as seven live side by side.
+    # GiB of cache an engine: as many as five live side by side.
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_NO_USAGE_STATS": "1",
@@ -153,6 +153,20 @@ def set_environment() -> None:
     """Put ENVIRONMENT into this process's, for itself and its children."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+
+
+def kept_rounds(
+    orders: Sequence[Sequence[str]], turns: Mapping[str, Sequence[Any]], summary: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what a result file holds of rounds: the orders, every row's turns, and the figures over them.
+
+    Turns and figures are dataclasses.
+    """
+    return {
+        "orders": orders,
+        "rounds": {row: [asdict(turn) for turn in of_row] for row, of_row in turns.items()},
+        "summary": {row: asdict(figures) for row, figures in summary.items()},
+    }
 
 
 def keep(name: str | None, result: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Turns the rounds of `benchmarks.bench` into figures and tables. Pure.
+"""Turns the rounds of the engine, writer and reader rows into figures and tables. Pure.
 
 GB are 10^9 bytes. Ratios of rates are above 1 where the row is faster than its base.
 """
@@ -35,8 +35,8 @@ class EngineTurn:
 
 
 @dataclass(frozen=True, slots=True)
-class WriterTurn:
-    """A writer row's round: seconds, CPU seconds, and the bytes of the states alone, equal for every row."""
+class RateTurn:
+    """A round of a writer or a reader: wall and CPU seconds, and the bytes of the states alone."""
 
     seconds: float
     cpu_s: float
@@ -61,16 +61,8 @@ class EngineFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class ChecksCost:
-    """What a job with all checks takes, as a ratio to the same job without them."""
-
-    seconds_ratio: Spread
-    cpu_ratio: Spread
-
-
-@dataclass(frozen=True, slots=True)
-class WriterFigures:
-    """One writer row over all rounds; `ratio` is to its base's GB/s, round by round."""
+class RateFigures:
+    """One row over all rounds; `ratio` is to its base's GB/s, round by round."""
 
     gb_per_s: Spread
     ratio: Spread
@@ -103,15 +95,6 @@ def engine_figures(
     return figures
 
 
-def checks_cost(turns: Mapping[str, Sequence[EngineTurn]]) -> ChecksCost:
-    """Compare Quarry with all checks to Quarry without, round by round."""
-    checked, unchecked = turns["quarry"], turns["unchecked"]
-    return ChecksCost(
-        seconds_ratio=paired([turn.seconds for turn in checked], [turn.seconds for turn in unchecked]),
-        cpu_ratio=paired([turn.cpu_s for turn in checked], [turn.cpu_s for turn in unchecked]),
-    )
-
-
 def against_peers(turns: Mapping[str, Sequence[EngineTurn]]) -> dict[str, Spread]:
     """Return Quarry's tokens/s in units of each peer row's, round by round; nothing without Quarry."""
     ours = [1 / turn.seconds for turn in turns.get("quarry", ())]
@@ -119,13 +102,16 @@ def against_peers(turns: Mapping[str, Sequence[EngineTurn]]) -> dict[str, Spread
     return {row: paired(ours, [1 / turn.seconds for turn in turns[row]]) for row in peers}
 
 
-def writer_figures(turns: Mapping[str, Sequence[WriterTurn]]) -> dict[str, WriterFigures]:
-    """Sum up the rounds. Raises ValueError for unequal numbers of rounds."""
+def rate_figures(turns: Mapping[str, Sequence[RateTurn]], bases: Mapping[str, str]) -> dict[str, RateFigures]:
+    """Sum up the rounds; `bases` names the row that each is compared with.
+
+    Raises ValueError for unequal numbers of rounds.
+    """
     rates = {row: [turn.bytes / 1e9 / turn.seconds for turn in of_row] for row, of_row in turns.items()}
     return {
-        row: WriterFigures(
+        row: RateFigures(
             gb_per_s=spread(rates[row]),
-            ratio=paired(rates[row], rates[WRITER_BASES.get(row, row)]),
+            ratio=paired(rates[row], rates[bases[row]]),
             cpu_s_per_gb=spread(turn.cpu_s * 1e9 / turn.bytes for turn in of_row),
         )
         for row, of_row in turns.items()
@@ -153,10 +139,12 @@ def engine_table(figures: Mapping[str, EngineFigures], peers: Mapping[str, Sprea
     return markdown([*headers, "GB stored", "files", "peak RSS GB"], rows)
 
 
-def writer_table(figures: Mapping[str, WriterFigures]) -> str:
-    """Return the table of the writer rows."""
+def rate_table(
+    title: str, figures: Mapping[str, RateFigures], labels: Mapping[str, str], base: str = "base"
+) -> str:
+    """Return the table of the rows by their labels."""
     rows = [
-        [WRITER_ROWS[row], str(of_row.gb_per_s), str(of_row.ratio), str(of_row.cpu_s_per_gb)]
+        [labels[row], str(of_row.gb_per_s), str(of_row.ratio), str(of_row.cpu_s_per_gb)]
         for row, of_row in figures.items()
     ]
-    return markdown(["writer row", "GB/s", "/ base", "CPU-s/GB"], rows)
+    return markdown([title, "GB/s", f"/ {base}", "CPU-s/GB"], rows)

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.dataset import HIDDEN_SIZE, LAYER_IDS, model_identity, write_unit
-from benchmarks.report import WriterTurn
+from benchmarks.report import RateTurn
 from connector.pool import HostPool, Slab
 from tests.support.plans import JOB, random_ids, write_plan
 from tests.support.sums import token_sums
@@ -29,6 +29,7 @@ ROW_BYTES = len(LAYER_IDS) * NUM_TOKENS * HIDDEN_SIZE * 2
 NUM_SLABS = 16
 """Rows in the pool; a file of more rows repeats them. Together far more than a CPU's cache holds."""
 
+FILE_ROWS = 64
 NUM_THREADS = 2
 """Files at once, as many as an engine has writer threads by default."""
 
@@ -39,14 +40,14 @@ ALONE = frozenset({"write-fsync-alone", "quarry-alone"})
 class WriterBench:
     """Holds the states and writes them in any of `kinds`; every file is deleted after it was timed."""
 
-    def __init__(self, folder: Path, num_rows: int) -> None:
-        """Fill a pool's slabs with random bfloat16 and seal the plans; `num_rows` rows make a file."""
+    def __init__(self, folder: Path) -> None:
+        """Fill a pool's slabs with random bfloat16 and seal the plans."""
         # The figure is of one core, which is what an engine leaves: torch may not take another.
         torch.set_num_threads(1)
-        self._folder, self._num_rows = folder, num_rows
+        self._folder = folder
         # A state that comes again is the same token's, as it is in an engine.
         ids = random_ids([NUM_TOKENS] * NUM_SLABS)
-        self._ids = [ids[row % NUM_SLABS] for row in range(num_rows)]
+        self._ids = [ids[row % NUM_SLABS] for row in range(FILE_ROWS)]
         for unit in range(NUM_THREADS):
             write_plan(folder, self._ids, unit=unit)
         self._pool = HostPool(NUM_SLABS * ROW_BYTES, pinned=False)
@@ -60,7 +61,7 @@ class WriterBench:
             "write": lambda unit: self._plain(unit, durable=False),
         }
 
-    def run(self, kind: str) -> WriterTurn:
+    def run(self, kind: str) -> RateTurn:
         """Write a file a thread; nothing that was written before is still on its way to the disk."""
         os.sync()
         attempts = self._folder / JOB / "attempts"
@@ -72,10 +73,10 @@ class WriterBench:
         ):
             wall, cpu = time.perf_counter(), time.process_time()
             list(threads.map(self.kinds[kind], range(files)))
-            turn = WriterTurn(
+            turn = RateTurn(
                 time.perf_counter() - wall,
                 time.process_time() - cpu,
-                files * self._num_rows * ROW_BYTES,
+                files * FILE_ROWS * ROW_BYTES,
             )
         shutil.rmtree(attempts)
         return turn
@@ -93,7 +94,7 @@ class WriterBench:
     def _plain(self, unit: int, *, durable: bool) -> None:
         fd = os.open(self._folder / JOB / "attempts" / f"{unit}.bin", os.O_WRONLY | os.O_CREAT, 0o644)
         try:
-            for row in range(self._num_rows):
+            for row in range(FILE_ROWS):
                 slab = self._slabs[row % NUM_SLABS]
                 left = self._states_LTH(slab).view(torch.uint8).reshape(-1).numpy().data
                 while left:
@@ -104,7 +105,7 @@ class WriterBench:
             os.close(fd)
 
     def _quarry(self, unit: int) -> None:
-        slabs = [row % NUM_SLABS for row in range(self._num_rows)]
+        slabs = [row % NUM_SLABS for row in range(FILE_ROWS)]
         rows = ((self._states_LTH(self._slabs[slab]), self._sums[slab]) for slab in slabs)
         cached = NUM_SLABS * NUM_TOKENS
         write_unit(self._folder, model_identity(), self._ids, rows, unit=unit, cache_tokens=cached)

@@ -123,13 +123,6 @@ def figures(turns: Mapping[str, Sequence[Turn]]) -> dict[str, dict[str, Spread]]
             columns[STEP] = paired(steps_s[row], steps_s[MODEL])
         found[row] = columns | {
             "host us a request": spread(turn.start_s / max(1, turn.requests) * 1e6 for turn in of_row),
-            "device MiB": spread(turn.device_bytes / 2**20 for turn in of_row),
-            "device allocations a request": spread(
-                turn.device_allocations / max(1, turn.requests) for turn in of_row
-            ),
-            "pinned allocations a request": spread(
-                turn.pinned_allocations / max(1, turn.requests) for turn in of_row
-            ),
         }
     return found
 

@@ -27,7 +27,7 @@ class Turn:
     """What one way did in one turn.
 
     `start_s` is what the host spent on starting requests, `step_s` a step of the model on the device (0
-    without a model), `device_bytes` the most device memory over what was held before the turn.
+    without a model).
     """
 
     seconds: float
@@ -35,9 +35,6 @@ class Turn:
     requests: int
     start_s: float
     step_s: float
-    device_bytes: int
-    device_allocations: int
-    pinned_allocations: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +80,12 @@ class Drain:
         """Count from here."""
         self.bytes = self.requests = 0
         self.start_s = 0.0
+        self._begin = time.perf_counter()
+
+    def turn(self, step_s: float) -> Turn:
+        """Return what was done since the count began."""
+        seconds = time.perf_counter() - self._begin
+        return Turn(seconds, self.bytes, self.requests, self.start_s, step_s)
 
     def finish(self) -> None:
         """End the flights that are done."""
@@ -122,10 +125,9 @@ class Drain:
 def drain_alone(way: Way, requests: Iterable[Request]) -> Turn:
     """Drain `requests` as fast as it goes, with nothing else on the device."""
     drain = Drain(way, requests)
-    counter = _Counter()
     drain.start(math.inf)
     drain.run_dry(waiting=True)
-    return counter.turn(drain, 0.0)
+    return drain.turn(0.0)
 
 
 def drain_beside(way: Way, requests: Iterable[Request], model: Model, beside: Beside) -> Turn:
@@ -138,7 +140,6 @@ def drain_beside(way: Way, requests: Iterable[Request], model: Model, beside: Be
     for step in range(WARM_STEPS + beside.num_steps):
         if step == WARM_STEPS:
             drain.finish()
-            counter = _Counter()
             drain.reset()
         ends.append(model.step(beside.num_products))
         drain.finish()
@@ -146,37 +147,6 @@ def drain_beside(way: Way, requests: Iterable[Request], model: Model, beside: Be
         ends[-2].synchronize()
     drain.finish()
     step_s = ends[WARM_STEPS - 1].elapsed_time(ends[-2]) * 1e-3 / beside.num_steps
-    turn = counter.turn(drain, step_s)
+    turn = drain.turn(step_s)
     drain.run_dry(waiting=False)
     return turn
-
-
-class _Counter:
-    """Time and allocations since it was made."""
-
-    def __init__(self) -> None:
-        torch.cuda.reset_peak_memory_stats()
-        self._held = torch.cuda.memory_allocated()
-        self._device, self._pinned = _allocations()
-        self._begin = time.perf_counter()
-
-    def turn(self, drain: Drain, step_s: float) -> Turn:
-        seconds = time.perf_counter() - self._begin
-        device, pinned = _allocations()
-        return Turn(
-            seconds=seconds,
-            bytes=drain.bytes,
-            requests=drain.requests,
-            start_s=drain.start_s,
-            step_s=step_s,
-            device_bytes=torch.cuda.max_memory_allocated() - self._held,
-            device_allocations=device - self._device,
-            pinned_allocations=pinned - self._pinned,
-        )
-
-
-def _allocations() -> tuple[int, int]:
-    """Return how often torch was asked so far for device memory and for pinned memory."""
-    device = torch.cuda.memory_stats()["allocation.all.allocated"]
-    pinned = torch.cuda.memory.host_memory_stats()["active_requests.allocated"]
-    return int(device), int(pinned)

@@ -5,14 +5,13 @@ from collections.abc import Callable
 from benchmarks.rows.contract import Engine, Site
 from benchmarks.rows.example import ExampleEngine, LockedEngine
 from benchmarks.rows.plain import CaptureEngine, PlainEngine, PlainV1Engine
-from benchmarks.rows.quarry import QuarryEngine, UncheckedEngine
+from benchmarks.rows.quarry import QuarryEngine
 
 ENGINES: dict[str, Callable[[Site], Engine]] = {
     "plain": PlainEngine,
     "plain-v1": PlainV1Engine,
     "capture": CaptureEngine,
     "quarry": QuarryEngine,
-    "unchecked": UncheckedEngine,
     "example": ExampleEngine,
     "locked": LockedEngine,
 }

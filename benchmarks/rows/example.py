@@ -12,7 +12,6 @@ from vllm.outputs import RequestOutput
 
 from benchmarks.rows.contract import PromptRow, RowFailed, Site, Written, removed, run_bounded
 from benchmarks.rows.plain import VllmHost
-from benchmarks.rows.speculators import SpeculatorsRow
 from service.capture.engine import Prompt
 
 FILES_TIMEOUT_S = 120.0
@@ -139,19 +138,11 @@ class ExampleEngine(ExampleHost):
 
 
 class LockedEngine(ExampleHost):
-    """The example with its locks, by whom its files are consumed or moved."""
+    """The example with its locks, for a consumer of its files."""
 
     locked = True
 
     def __init__(self, site: Site) -> None:
-        """Serve a consumer here, and speculators' over HTTP."""
+        """Serve a consumer that reads and deletes."""
         super().__init__(site)
-        # An OpenAI server will not do without a tokenizer.
-        self.replaced = {**self.replaced, "skip_tokenizer_init": False}
-        self._speculators = SpeculatorsRow(self, self.files)
-        self.rows = {"example-consumed": ConsumedRow(self), "speculators": self._speculators}
-
-    async def stop(self) -> None:
-        """Stop the server and its client as well."""
-        await self._speculators.stop()
-        await super().stop()
+        self.rows = {"example-consumed": ConsumedRow(self)}

@@ -26,18 +26,16 @@ from tests.support.plans import identity, order, write_plan
 class QuarryEngine:
     """vLLM with our connector; its rows differ in how the states are stored."""
 
-    engine_class = VllmEngine
-
     def __init__(self, site: Site) -> None:
         """Serve the states as they are and both compressions."""
         self.site, self.settings = site, site.settings()
         self.link = EngineLink()
-        self.engine = self.engine_class()
+        self.engine = VllmEngine()
         self.head = Head.load(site.weights, "bfloat16")
         self.rows: Mapping[str, QuarryRow] = {
             "quarry": QuarryRow("quarry", self),
-            "quarry-planes": QuarryRow("quarry-planes", self, compression="planes"),
-            "quarry-fp8": QuarryRow("quarry-fp8", self, compression="fp8"),
+            "quarry-planes": QuarryRow("quarry-planes", self, "planes"),
+            "quarry-fp8": QuarryRow("quarry-fp8", self, "fp8"),
         }
 
     async def start(self) -> None:
@@ -54,17 +52,9 @@ class QuarryEngine:
 class QuarryRow:
     """One job's units through the engine, as many at once as a worker of the service runs."""
 
-    def __init__(
-        self,
-        name: str,
-        host: QuarryEngine,
-        *,
-        compression: Compression = "none",
-        proven: bool = True,
-    ) -> None:
-        """Run on `host`; the job is named for the row. One that is not `proven` ends with the receipt."""
+    def __init__(self, name: str, host: QuarryEngine, compression: Compression = "none") -> None:
+        """Run on `host`; the job is named for the row."""
         self._name, self._host = name, host
-        self._proven = proven
         self._job = job_id_from_key(f"bench {name}")
         target, generate = host.site.work.target, host.site.generate()
         self._identity = identity(
@@ -123,7 +113,7 @@ class QuarryRow:
                 f"{self._job}-{key.unit}-{row}",
                 ids,
                 RowRef(key, row, len(ids)),
-                witness=self._proven,
+                witness=True,
                 generate=host.site.generate(),
             )
             for row, ids in enumerate(rows)
@@ -146,8 +136,7 @@ class QuarryRow:
             row: len(ids) + extra for row, ids in enumerate(rows)
         }:
             raise RowFailed(f"unit {key.unit} holds other lengths than were asked for")
-        if self._proven:
-            await asyncio.to_thread(self._prove, receipt, witnesses)
+        await asyncio.to_thread(self._prove, receipt, witnesses)
 
     def _prove(self, receipt: UnitSealed, witnesses: Mapping[int, Witness]) -> None:
         """Hold the sealed unit against its plan and the model, and index it, as the service does."""
@@ -164,18 +153,3 @@ class QuarryRow:
         )
         shards = [(attempt / shard_file(key.unit), shard_path(key.job_id, key.unit))]
         write_index(attempt / INDEX_FILE, index_path(key.job_id, key.unit), shards, plan, witnesses)
-
-
-class _Unchecked(VllmEngine):
-    connector_module = "benchmarks.unchecked"
-
-
-class UncheckedEngine(QuarryEngine):
-    """The same without the checks: what it costs less is what they cost. The file's checksums stay."""
-
-    engine_class = _Unchecked
-
-    def __init__(self, site: Site) -> None:
-        """Load the connector whose rows are not checked."""
-        super().__init__(site)
-        self.rows = {"unchecked": QuarryRow("unchecked", self, proven=False)}

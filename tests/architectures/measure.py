@@ -71,20 +71,26 @@ def run(recipe: Recipe, folder: Path) -> Row:
         target = make_target(folder / "models" / recipe.model_type, recipe)
     except Unmakeable as error:
         return row.model_copy(update={"by": "transformers", "reason": str(error)})
-    job, dataset = extract(recipe, target, folder / "proven", "run")
+    layers = tuple(range(recipe.first_layer, recipe.num_layers))
+    job, dataset = extract(recipe, target, folder / "proven", prompts(), layers=layers, canary="run")
     if job.problem is None:
         return row.model_copy(update=judge(recipe, target, dataset, job))
     by, verdict = refuser(job.problem)
     about = {"verdict": verdict, "by": by, "reason": job.problem.detail.replace(str(target), target.name)}
     if by == "the canary":
-        job, dataset = extract(recipe, target, folder / "unproven", "skip")
+        job, dataset = extract(recipe, target, folder / "unproven", prompts(), layers=layers, canary="skip")
         if job.state is JobState.COMPLETED:
             about = judge(recipe, target, dataset, job) | about
     return row.model_copy(update=about)
 
 
-def extract(recipe: Recipe, target: Path, folder: Path, canary: str) -> tuple[JobRow, Path]:
-    """Run the job to its end; return it and its dataset's folder."""
+def extract(
+    recipe: Recipe, target: Path, folder: Path, rows: Sequence[Sequence[int]], **more: object
+) -> tuple[JobRow, Path]:
+    """Run a job of `rows` to its end; return it and its dataset's folder.
+
+    `more` are fields of the request.
+    """
     options = {"enforce_eager": True, "max_num_batched_tokens": CHUNK, "max_num_seqs": 8} | recipe.options
     shop = Shop.open(
         folder,
@@ -95,11 +101,10 @@ def extract(recipe: Recipe, target: Path, folder: Path, canary: str) -> tuple[Jo
     )
     body = request(
         target,
-        [{"id": str(row), "token_ids": ids} for row, ids in enumerate(prompts())],
-        layers=tuple(range(recipe.first_layer, recipe.num_layers)),
+        [{"id": str(row), "token_ids": ids} for row, ids in enumerate(rows)],
         max_tokens=MAX_POSITION,
         dtype=recipe.dtype,
-        canary=canary,
+        **more,
     )
     job_id = shop.submit(body)
     shop.plan()

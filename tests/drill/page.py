@@ -158,8 +158,9 @@ def _checks() -> Iterator[str]:
         f"token), at default settings, all checks took {share:.1%} of the {job['cores']} cores' seconds "
         "(`python -m benchmarks.job`, which `make bench` runs; parts in `benchmarks/results/job.json`). By "
         f"the clock, with the model compiled, capturing with them took {_by_the_clock()} of the time "
-        "without, the median of five interleaved rounds and their range (the second table of `make bench`; "
-        "`benchmarks/results/cpu-checks.json`). The canary runs beside the first unit, once a model."
+        "without, the median of five interleaved rounds and their range (measured once, "
+        "`benchmarks/results/cpu-checks.json`; no command repeats it today). The canary runs beside the "
+        "first unit, once a model."
     )
 
 
@@ -197,14 +198,14 @@ def _healthy() -> Iterator[str]:
     yield "\n## False alarms\n"
     results = RESULTS / "healthy.json"
     if not results.is_file():
-        yield "Not counted on vLLM yet: `python -m benchmarks.healthy --save` has not been run to its end."
+        yield "Not counted on vLLM yet: `make healthy` has not been run to its end."
         return
     models = json.loads(results.read_text())["models"]
     alarms = sum(len(one["alarms"]) for one in models)
     samples = sum(one["samples"] for one in models)
     yield (
         f"{samples:,} healthy samples on vLLM, every row's logits checked: {alarms} alarms "
-        "(`python -m benchmarks.healthy`). The last column says how near the worst row came to one: the "
+        "(`make healthy`). The last column says how near the worst row came to one: the "
         "part of what rounding may explain."
     )
     yield "\n| architecture | dtype | samples | tokens | alarms | last token |"

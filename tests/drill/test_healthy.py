@@ -1,4 +1,4 @@
-"""No false alarm on healthy rows; `python -m benchmarks.healthy` is the long form, on vLLM."""
+"""No false alarm on healthy rows; `python -m tests.architectures.healthy` is the long form, on vLLM."""
 
 import pytest
 

@@ -8,13 +8,13 @@ from benchmarks.bench import parse, work_of
 from benchmarks.catalog import PLAIN, ROWS
 from benchmarks.harness import Spread, command, paired, run_rounds, shuffled_rounds
 from benchmarks.report import (
+    WRITER_BASES,
     EngineTurn,
-    WriterTurn,
+    RateTurn,
     against_peers,
-    checks_cost,
     engine_figures,
     engine_table,
-    writer_figures,
+    rate_figures,
 )
 from benchmarks.workload import KINDS, TARGETS, workload
 
@@ -62,33 +62,23 @@ def test_engine_figures_are_rates_ratios_to_plain_and_the_most_of_what_was_used(
     assert (quarry.bytes, quarry.files, quarry.peak_rss_bytes) == (10, 2, 7)
 
 
-def test_what_the_checks_cost_is_taken_within_a_round() -> None:
-    turns = {
-        "quarry": [engine_turn(2.04, 1.02), engine_turn(4.12, 2.02)],
-        "unchecked": [engine_turn(2.0, 1.0), engine_turn(4.0, 2.0)],
-    }
-    cost = checks_cost(turns)
-    assert cost.seconds_ratio == Spread(pytest.approx(1.025), pytest.approx(1.02), pytest.approx(1.03))
-    assert cost.cpu_ratio == Spread(pytest.approx(1.015), pytest.approx(1.01), pytest.approx(1.02))
-
-
 def test_quarry_is_compared_with_every_peer_and_nothing_else() -> None:
     turns = {kind: [engine_turn(2.0), engine_turn(4.0)] for kind in ROWS} | {
         "quarry": [engine_turn(1.0), engine_turn(1.0)]
     }
     ratios = against_peers(turns)
-    assert set(ratios) == {"example", "example-consumed", "speculators"}
+    assert set(ratios) == {"example", "example-consumed"}
     assert ratios["example"] == Spread(3.0, 2.0, 4.0)
     assert against_peers({"plain": [engine_turn(1.0)], "example": [engine_turn(1.0)]}) == {}
     table = engine_table(engine_figures(turns, num_tokens=1000, state_bytes=10**9), ratios)
-    assert next(line for line in table.splitlines() if "speculators" in line).count("3.00 (2.00..4.00)") == 1
+    assert next(line for line in table.splitlines() if "consume" in line).count("3.00 (2.00..4.00)") == 1
 
 
 def test_a_writer_row_is_compared_with_the_plain_way_to_the_same_promise() -> None:
     seconds = {"write-fsync": 4.0, "quarry": 5.0, "write": 1.0}
     seconds |= {"write-fsync-alone": 2.0, "quarry-alone": 4.0}
-    turns = {kind: [WriterTurn(taken, 0.5, bytes=2 * 10**9)] for kind, taken in seconds.items()}
-    figures = writer_figures(turns)
+    turns = {kind: [RateTurn(taken, 0.5, bytes=2 * 10**9)] for kind, taken in seconds.items()}
+    figures = rate_figures(turns, {kind: WRITER_BASES.get(kind, kind) for kind in turns})
     assert {kind: figures[kind].gb_per_s.median for kind in seconds} == {
         "write-fsync": 0.5,
         "quarry": 0.4,
@@ -162,7 +152,6 @@ def test_the_commands_measure_the_same_again(tmp_path: Path) -> None:
         (["--rounds", "0"], "--rounds"),
         (["--prompts", "0"], "--prompts"),
         (["--rows", "quarry", "mine"], "--rows"),
-        (["--workload", "generate", "--rows", "speculators"], "--rows"),
         (["--workload", "odd"], "--workload"),
         (["--target", "huge"], "--target"),
         (["--save", "../elsewhere"], "--save"),

@@ -46,9 +46,6 @@ def turn(num_bytes, seconds, step_s=0.0):
         requests=2,
         start_s=1e-4,
         step_s=step_s,
-        device_bytes=0,
-        device_allocations=8,
-        pinned_allocations=2,
     )
 
 
@@ -99,7 +96,6 @@ def test_ratios_are_taken_within_a_round():
     ours = of_cell[QUARRY]
     assert (ours[SHARE].low, ours[SHARE].high) == (0.8, 0.9)
     assert ours[STEP].median == 1.5
-    assert ours["device allocations a request"].median == 4.0
     assert " 0.85 (0.80..0.90) |" in table(of_cell)
     assert STEP not in figures({PINNED: turns[PINNED]})[PINNED]
 

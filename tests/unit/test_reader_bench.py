@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from benchmarks.dataset import Shape, write_dataset
-from benchmarks.reader import BASE, Turn, figures, table
 from service.proof.verify import verify_dataset
 from service.reader import QuarryDataset
 
@@ -26,14 +25,6 @@ def test_the_dataset_is_right_and_has_the_rows_that_the_shape_says(dataset):
     assert sum(rows[number].auxiliary().nbytes + rows[number].last().nbytes for number in range(6)) == (
         SMALL.state_bytes
     )
-
-
-def test_rates_and_ratios_are_taken_of_the_same_rows():
-    fast, slow = [Turn(0.5, 0.25)] * 3, [Turn(1.0, 1.0)] * 3
-    found = figures({"quarry": fast, BASE: slow}, SMALL)
-    assert found["quarry"].rows_per_s.median == 12
-    assert found["quarry"].gb_per_s.median == pytest.approx(2 * SMALL.state_bytes / 1e9)
-    assert "2.00 (2.00..2.00)" in table("warm", found).splitlines()[2]
 
 
 def test_states_are_the_same_past_the_page_cache(tmp_path):

@@ -178,20 +178,6 @@ def test_rows_that_are_cut_hold_what_the_whole_ones_hold_before_the_cut(modelled
     assert manifests[0]["selected_token_ids"] == sorted(best + rest)
 
 
-@pytest.mark.parametrize(
-    ("changes", "field", "told"),
-    [
-        ({"draft_vocab": None}, "draft_vocab", "the probability of every token of the draft vocabulary"),
-        ({"layers": (2, 4)}, "layers", "three decoder layers"),
-    ],
-)
-def test_what_the_cache_cannot_hold_is_refused(modelled, tmp_path, changes, field, told):
-    with pytest.raises(OptionRefused, match=told) as refused:
-        export(str(modelled), tmp_path / "out", wanted("nemo", **(EAGLE3 | changes)))
-    assert refused.value.field == field
-    assert not (tmp_path / "out").exists()
-
-
 def test_another_models_head_is_refused(modelled, real, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(real, other)

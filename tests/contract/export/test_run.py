@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,15 @@ import torch
 
 from schemas.dataset.manifest import body_sha256
 from schemas.dataset.shard import Shard
+from service.cli import main
 from service.errors import DatasetBroken, IdentityChanged, OptionRefused, SourceRefused
 from service.export.options import ALGORITHMS, Algorithm, FormatName
 from service.export.run import FILES_AT_ONCE, export
 from service.export.saving import save_torch
 from tests.contract.export.conftest import files_of, wanted
-from tests.contract.reader.conftest import finished
 from tests.support.fake_hub import FakeHub
+
+EAGLE3 = {"algorithm": Algorithm.EAGLE3, "draft_vocab": 9}
 
 
 class Stopped(BaseException):
@@ -60,18 +63,24 @@ def test_a_stopped_export_goes_on_to_the_same_bytes(dataset, tmp_path, to):
     assert json.loads(whole["export.json"])["complete"] is True
 
 
-KILLED = """
+EXPORT = """
 import os, signal, sys
 from pathlib import Path
 from service.export import saving
 from service.export.options import Algorithm, ExportOptions, FormatName
 from service.export.run import export
 
-def told(done, _all):
+def kill(done, _all):
     if done == 5:
         saving.DirectWriter.end = lambda writer: os.kill(os.getpid(), signal.SIGKILL)
 
-export(sys.argv[1], Path(sys.argv[2]), ExportOptions(FormatName.SPECFORGE, Algorithm.EAGLE3), told)
+def wait(done, _all):
+    if done == 3:
+        print("writing", flush=True)
+        sys.stdin.readline()
+
+options = ExportOptions(FormatName.SPECFORGE, Algorithm.EAGLE3)
+export(sys.argv[1], Path(sys.argv[2]), options, globals()[sys.argv[3]])
 """
 
 
@@ -81,7 +90,8 @@ def test_a_file_half_written_when_the_process_was_killed_is_written_again(datase
     export(str(dataset), out, options)
     whole = files_of(out)
     shutil.rmtree(out)
-    done = subprocess.run([sys.executable, "-c", KILLED, str(dataset), str(out)], check=False)
+    command = [sys.executable, "-c", EXPORT, str(dataset), str(out), "kill"]
+    done = subprocess.run(command, check=False)
     assert done.returncode == -signal.SIGKILL
     cut = files_of(out)
     half = {name for name in cut if name.endswith(".tmp")}
@@ -122,8 +132,24 @@ def test_other_settings_are_refused_by_name(dataset, tmp_path, changes, field, c
     assert files_of(tmp_path / "out") == before
 
 
-def test_another_dataset_is_refused(dataset, target, tmp_path):
-    other = finished(tmp_path / "other", target, loss="all")
+def with_manifest(dataset: Path, copy: Path, change: Callable[[dict], None], *, sealed: bool) -> Path:
+    """Return a copy of a dataset with a changed manifest, which names its new sha256 if `sealed`."""
+    shutil.copytree(dataset, copy)
+    (file,) = (copy / "manifests").iterdir()
+    body = json.loads(file.read_text())
+    change(body)
+    if sealed:
+        body["sha256"] = body_sha256(body)
+    file.write_text(json.dumps(body))
+    return copy
+
+
+def of_mimo(body: dict) -> None:
+    body["provenance"]["engine"]["options"]["model_class"] = "MiMoForCausalLM"
+
+
+def test_another_dataset_is_refused(dataset, tmp_path):
+    other = with_manifest(dataset, tmp_path / "other", of_mimo, sealed=True)
     export(str(dataset), tmp_path / "out", wanted("modelopt"))
     with pytest.raises(IdentityChanged) as refused:
         export(str(other), tmp_path / "out", wanted("modelopt"))
@@ -149,6 +175,8 @@ def test_a_folder_with_something_else_in_it_is_refused(dataset, tmp_path):
         ("nemo", {"draft_vocab": 9}, "draft_vocab", "whole vocabulary"),
         ("modelopt", {"max_tokens": 9}, "max_tokens", "takes rows of any length"),
         ("nemo", {"target": "/nowhere"}, "target", "holds no config.json"),
+        ("nemo", {"algorithm": Algorithm.EAGLE3}, "draft_vocab", "the probability of every token of the"),
+        ("nemo", EAGLE3 | {"layers": (2, 4)}, "layers", "three decoder layers"),
     ],
 )
 def test_what_a_trainer_cannot_use_is_refused_before_anything_is_written(
@@ -163,15 +191,10 @@ def test_what_a_trainer_cannot_use_is_refused_before_anything_is_written(
 
 def test_heads_that_are_fed_the_state_before_the_norm_are_not_trained_behind_it(dataset, tmp_path):
     """vLLM hands MiMo's MTP drafter the other state than DeepSeek's; this trainer knows only the latter."""
-    shutil.copytree(dataset, tmp_path / "copy")
-    (file,) = (tmp_path / "copy/manifests").iterdir()
-    body = json.loads(file.read_text())
-    body["provenance"]["engine"]["options"]["model_class"] = "MiMoForCausalLM"
-    body["sha256"] = body_sha256(body)
-    file.write_text(json.dumps(body))
+    other = with_manifest(dataset, tmp_path / "other", of_mimo, sealed=True)
     mtp = wanted("speculators", algorithm=Algorithm.MTP)
     with pytest.raises(OptionRefused, match="MiMoForCausalLM are fed the state before") as refused:
-        export(str(tmp_path / "copy"), tmp_path / "out", mtp)
+        export(str(other), tmp_path / "out", mtp)
     assert refused.value.field == "algorithm"
     assert export(str(dataset), tmp_path / "out", mtp).rows
 
@@ -190,29 +213,9 @@ def test_a_dataset_without_a_whole_job_is_refused(dataset, tmp_path):
 
 
 def test_a_changed_manifest_is_found(dataset, tmp_path):
-    copy = tmp_path / "copy"
-    shutil.copytree(dataset, copy)
-    (manifest,) = copy.glob("manifests/*.json")
-    content = json.loads(manifest.read_text())
-    content["totals"]["tokens"] += 1
-    manifest.write_text(json.dumps(content))
+    copy = with_manifest(dataset, tmp_path / "copy", of_mimo, sealed=False)
     with pytest.raises(DatasetBroken, match="was changed after it was made"):
         export(str(copy), tmp_path / "out", wanted("modelopt"))
-
-
-BUSY = """
-import sys
-from pathlib import Path
-from service.export.options import Algorithm, ExportOptions, FormatName
-from service.export.run import export
-
-def told(done, _all):
-    if done == 3:
-        print("writing", flush=True)
-        sys.stdin.readline()
-
-export(sys.argv[1], Path(sys.argv[2]), ExportOptions(FormatName.SPECFORGE, Algorithm.EAGLE3), told)
-"""
 
 
 def test_a_second_export_into_the_same_folder_is_refused_while_the_first_writes(dataset, tmp_path):
@@ -221,7 +224,7 @@ def test_a_second_export_into_the_same_folder_is_refused_while_the_first_writes(
     export(str(dataset), out, options)
     whole = files_of(out)
     shutil.rmtree(out)
-    command = [sys.executable, "-c", BUSY, str(dataset), str(out)]
+    command = [sys.executable, "-c", EXPORT, str(dataset), str(out), "wait"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout.readline() == "writing\n"
         half = sealed_of(out)
@@ -236,15 +239,6 @@ def test_a_second_export_into_the_same_folder_is_refused_while_the_first_writes(
         first.communicate("\n")
     assert first.returncode == 0
     assert files_of(out) == whole
-
-
-def test_the_lock_of_an_export_that_was_killed_is_free(dataset, tmp_path):
-    out = tmp_path / "out"
-    command = [sys.executable, "-c", BUSY, str(dataset), str(out)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
-        assert first.stdout.readline() == "writing\n"
-        first.kill()
-    assert export(str(dataset), out, wanted("specforge")).rows == 40
 
 
 def test_what_counts_is_there_and_no_more_than_a_few_files_are_ahead_of_it(dataset, tmp_path):
@@ -293,15 +287,6 @@ def test_layers_that_are_not_written_are_not_read(dataset, tmp_path, monkeypatch
     assert asked == read
 
 
-HUB = """
-import sys
-from pathlib import Path
-from service.export.options import Algorithm, ExportOptions, FormatName
-from service.export.run import export
-export("hf://datasets/org/states", Path(sys.argv[1]), ExportOptions(FormatName.SPECFORGE, Algorithm.EAGLE3))
-"""
-
-
 def test_a_repository_on_the_hub_gives_the_same_files(dataset, tmp_path):
     out = tmp_path / "out"
     export(str(dataset), out, wanted("specforge"))
@@ -314,8 +299,9 @@ def test_a_repository_on_the_hub_gives_the_same_files(dataset, tmp_path):
             "HF_HOME": str(tmp_path / "hf"),
             "HF_HUB_DISABLE_XET": "1",
         }
+        command = [sys.executable, "-m", "service.cli", "export", "hf://datasets/org/states"]
         done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", HUB, str(out)],
+            [*command, "--to", "specforge", "--out", str(out)],
             capture_output=True,
             text=True,
             check=False,
@@ -343,17 +329,17 @@ def test_a_name_in_the_trainers_command_runs_no_other(dataset, target, tmp_path,
     assert not (tmp_path / "owned").exists()
 
 
-def test_the_command_line_names_what_it_wrote(dataset, tmp_path):
+def test_the_command_line_names_what_it_wrote(dataset, tmp_path, capsys):
     out = tmp_path / "out"
-    told = [sys.executable, "-m", "service.cli", "export", str(dataset), "--out", str(out)]
-    done = subprocess.run(
-        [*told, "--to", "modelopt", "--layers", "2,5"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "data.offline_data_path=" in done.stdout
-    assert done.stdout.endswith(f"{out}: 40 rows\n")
-    assert (out / "TRAIN.md").read_text() in done.stdout
-    again = subprocess.run([*told, "--to", "modelopt"], capture_output=True, text=True, check=False)
-    assert again.returncode == 3
-    assert "field: layers" in again.stderr
-    assert Path(out / "export.json").exists()
+    command = ["export", str(dataset), "--out", str(out), "--to", "modelopt"]
+    with pytest.raises(SystemExit) as done:
+        main([*command, "--layers", "2,5"])
+    printed = capsys.readouterr().out
+    assert done.value.code == 0
+    assert "data.offline_data_path=" in printed
+    assert printed.endswith(f"{out}: 40 rows\n")
+    assert (out / "TRAIN.md").read_text() in printed
+    with pytest.raises(SystemExit) as again:
+        main(command)
+    assert again.value.code == 3
+    assert "field: layers" in capsys.readouterr().err
