@@ -4,6 +4,7 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import uvicorn
 
 from schemas.dataset.manifest import FileEntry, LayerStats, SealedShard, UnitChecks
 from schemas.events import Event
-from schemas.job import JobState, Problem, RejectView
+from schemas.job import JobState, JobSummary, Problem, Progress, RejectView
 from schemas.names import index_path, shard_path
 from service.api.app import create_app
 from service.api.problems import PROBLEM_MEDIA_TYPE
@@ -186,6 +187,20 @@ def problem_of(response: httpx2.Response, status: int) -> Problem:
     problem = Problem.model_validate_json(response.content)
     assert problem.status == status
     return problem
+
+
+def job_summary(state: JobState = JobState.RUNNING, **progress: int) -> JobSummary:
+    """Return a job as the service shows it."""
+    now = datetime.now(UTC)
+    return JobSummary(
+        id=UNKNOWN,
+        state=state,
+        model="org/target",
+        source_kind="inline",
+        progress=Progress(**progress),
+        created_at=now,
+        updated_at=now,
+    )
 
 
 def events_of(response: httpx2.Response) -> list[Event]:

@@ -4,11 +4,9 @@ import sqlite3
 from pathlib import Path
 
 import httpx2
-import pytest
 
 from schemas.job import JobState, JobSummary
-from service.errors import StoreUnavailable
-from service.store import Store, jobs, migration
+from service.store import Store, jobs
 from tests.support.api import api_settings, complete, problem_of, serving
 
 
@@ -35,13 +33,6 @@ def test_a_database_of_another_version_is_not_ready(tmp_path: Path):
         problem = problem_of(api.get("/readyz"), 503)
         assert problem.type == "urn:quarry:store-unavailable"
         assert "9999" in problem.detail
-
-
-def test_a_database_that_does_not_answer_is_not_ready(tmp_path: Path):
-    store = Store(f"sqlite:///{tmp_path}")
-    with pytest.raises(StoreUnavailable):
-        store.read(migration.check)
-    store.close()
 
 
 def test_metrics_count_requests_jobs_and_what_was_written(api: httpx2.Client, store: Store, job: JobSummary):

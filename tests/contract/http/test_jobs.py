@@ -41,18 +41,6 @@ def test_a_listing_that_cannot_be_given_names_the_parameter(api: httpx2.Client, 
     assert problem_of(api.get(f"/jobs?{query}"), 422).field == field
 
 
-LARGE = 80_000
-
-
-def test_a_page_of_large_jobs_is_small(api: httpx2.Client, store: Store, model: Path):
-    """Ten bodies of 80 kB each are listed in less than one of them."""
-    body = job_body(model) | {"source": {"kind": "inline", "samples": [{"text": "x" * LARGE}]}}
-    made = [api.post("/extract", json=body).json()["id"] for _ in range(10)]
-    response = api.get("/jobs", params={"limit": 10})
-    assert [one["id"] for one in response.json()["jobs"]] == made[::-1]
-    assert len(response.content) < LARGE
-
-
 def test_a_listed_job_is_told_as_it_is_read(api: httpx2.Client, store: Store, job: JobSummary, model: Path):
     begin(store, job.id)
     read = api.get(f"/jobs/{job.id}").json()

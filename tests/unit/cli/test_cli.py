@@ -5,7 +5,9 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ import pytest
 from schemas.job import JobState
 from schemas.names import job_id_from_key
 from schemas.request import ExtractRequest
+from service.cli import client
 from service.cli.job_file import own_roots, read_job_file
 from service.control.submit import check, new_key
 from service.settings import Settings
@@ -23,6 +26,7 @@ from tests.support.api import (
     begin,
     complete,
     job_body,
+    job_summary,
     reject,
     serving,
     small_target,
@@ -296,3 +300,30 @@ def test_a_server_that_does_not_answer_or_is_not_ours_is_told_with_a_cure(
     assert ran.code == 3
     assert ("quarry serve" if place == "nobody" else "error:") in ran.err
     assert "Traceback" not in ran.err
+
+
+class Restarting(BaseHTTPRequestHandler):
+    """Says that a job runs, closes two connections without an answer, and says that it is completed."""
+
+    states = iter(("running", None, None, "completed"))
+
+    def do_GET(self) -> None:
+        state = next(self.states)
+        if state is not None:
+            body = job_summary(JobState(state)).model_dump_json().encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+
+def test_a_job_is_followed_over_a_restart_of_the_service(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(client, "POLL_S", 0.01)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Restarting) as server:
+        Thread(target=server.serve_forever).start()
+        with client.Client(f"http://127.0.0.1:{server.server_port}") as caller:
+            followed = [job.state for job in caller.follow(UNKNOWN)]
+        server.shutdown()
+    assert followed == [JobState.RUNNING, JobState.COMPLETED]
+    with client.Client("http://127.0.0.1:9") as caller, pytest.raises(client.ProblemReceived):
+        next(caller.follow(UNKNOWN))

@@ -1,14 +1,13 @@
 """What somebody who waits sees: a bar on a terminal, few and telling lines elsewhere."""
 
 import io
-from datetime import UTC, datetime
 
 import pytest
 
 from schemas.job import JobState, JobSummary, Progress
 from service.cli.progress_bar import LINE_EVERY_S, Bar, Lines, amounts, progress_display, readable_bytes
 from service.errors import HubUnavailable
-from tests.support.plans import JOB
+from tests.support.api import job_summary as job
 
 
 class Terminal(io.StringIO):
@@ -24,18 +23,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now_s
-
-
-def job(state: JobState = JobState.RUNNING, **progress: int) -> JobSummary:
-    return JobSummary(
-        id=JOB,
-        state=state,
-        model="org/target",
-        source_kind="inline",
-        progress=Progress(**progress),
-        created_at=datetime.now(UTC),
-        updated_at=datetime.now(UTC),
-    )
 
 
 def test_a_terminal_gets_a_bar_and_a_file_gets_lines():

@@ -1,13 +1,20 @@
 """One thread calls each function of MKL's vector math first, wherever states are computed or proven."""
 
+import io
+import json
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from connector.vector_math import FUNCTIONS, settle_vector_math
+from service.errors import EngineRefused
+from service.proof import reference_process
+from service.proof.head import Head
 
 # The first call of each function in a process that does nothing but `{act}`.
 FIRST_CALLS = """
@@ -33,21 +40,6 @@ ROTARY = """
     for function in (torch.sin, torch.cos):
         assert torch.allclose(function(angles).double(), function(angles.double()), rtol=0, atol=1e-7)
 """
-REFERENCE = """
-    import io, json, sys
-    from service.proof import reference_process
-    sys.stdin = io.StringIO(json.dumps(dict(folder="nowhere", prompts=[], dtype="float32")))
-    reference_process.main()
-"""
-HEAD = """
-    from pathlib import Path
-    from service.errors import EngineRefused
-    from service.proof.head import Head
-    try:
-        Head.load(Path("nowhere"), "float32")
-    except EngineRefused:
-        pass
-"""
 
 
 class Sizes(TorchDispatchMode):
@@ -63,12 +55,7 @@ class Sizes(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_every_function_is_called_on_one_value_in_both_dtypes():
-    settle_vector_math.cache_clear()
-    with Sizes() as seen:
-        settle_vector_math()
-    wanted = {(name, dtype, 1) for name in FUNCTIONS for dtype in (torch.float32, torch.float64)}
-    assert wanted <= set(seen.calls)
+ONE_VALUE_EACH = {(name, dtype, 1) for name in FUNCTIONS for dtype in (torch.float32, torch.float64)}
 
 
 def test_it_is_done_once_a_process():
@@ -83,6 +70,21 @@ def test_an_engine_process_settles_before_it_computes_a_table_which_is_accurate(
     subprocess.run([sys.executable, "-c", FIRST_CALLS.format(act=ROTARY)], check=True)
 
 
-@pytest.mark.parametrize("act", [REFERENCE, HEAD], ids=["reference", "head"])
-def test_the_service_settles_before_it_proves(act):
-    subprocess.run([sys.executable, "-c", FIRST_CALLS.format(act=act)], check=True)
+def begin_a_reference() -> None:
+    with pytest.raises(json.JSONDecodeError):
+        reference_process.main()
+
+
+def load_a_head() -> None:
+    with pytest.raises(EngineRefused):
+        Head.load(Path("nowhere"), "float32")
+
+
+@pytest.mark.parametrize("begin", [begin_a_reference, load_a_head])
+def test_the_service_settles_before_it_proves(monkeypatch: pytest.MonkeyPatch, begin: Callable[[], None]):
+    """An order that is no JSON, and a folder that is not there: it settles before it reads either."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO("no order"))
+    settle_vector_math.cache_clear()
+    with Sizes() as seen:
+        begin()
+    assert set(seen.calls) >= ONE_VALUE_EACH

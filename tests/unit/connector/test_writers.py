@@ -10,17 +10,18 @@ from connector import writers
 from connector.pool import HostPool
 from connector.repeats import RepeatCheck
 from connector.writers import WriterPool
-from schemas.receipts import UnitFailed
+from schemas.receipts import SkipRow, UnitFailed
 from tests.support.plans import identity, order, rank_config
 
 
 def open_units(work_root, send, num_units=2):
-    """Open units that have no plan; each is answered on the thread of its own writer."""
+    """Open units that have no plan and skip their row; each is answered on the thread of its own writer."""
     pool = HostPool(4096, pinned=False)
     told = WriterPool(rank_config(work_root), pool, send, RepeatCheck(1, 16))
     for unit in range(num_units):
         opening = order(identity(), 1, unit=unit)
         told.put(opening.key, opening)
+        told.put(opening.key, SkipRow(key=opening.key, row=0))
     told.stop()
 
 
@@ -41,25 +42,37 @@ def test_writers_of_a_bound_thread_may_run_on_every_core_of_the_process(tmp_path
     assert cores == {"quarry-writer-0": expected, "quarry-writer-1": expected}
 
 
+class Failing:
+    """A unit that fails when it is opened, or with its first row; the disk then refuses the deletion."""
+
+    complete = False
+
+    def __init__(self, error, opening):
+        self._error = error
+        if opening:
+            raise error
+
+    def skip(self, row):
+        raise self._error
+
+    def discard(self):
+        raise OSError(errno.EROFS, "read-only")
+
+
 @pytest.mark.parametrize(
-    ("error", "reason"),
+    ("error", "opening", "reason"),
     [
-        (FileNotFoundError(errno.ENOENT, "no plan"), "plan-unreadable"),
-        (OSError(errno.ENOSPC, "full"), "write-failed"),
-        (KeyError("a bug"), "internal"),
+        (FileNotFoundError(errno.ENOENT, "no plan"), True, "plan-unreadable"),
+        (OSError(errno.ENOSPC, "full"), True, "write-failed"),
+        (KeyError("a bug"), True, "internal"),
+        (OSError(errno.EIO, "broken"), False, "write-failed"),
     ],
 )
-def test_an_attempt_that_cannot_begin_is_answered_with_the_reason(tmp_path, monkeypatch, error, reason):
-    def fail(*_):
-        raise error
-
-    monkeypatch.setattr(writers, "UnitWriter", fail)
+def test_an_attempt_that_fails_is_answered_with_the_reason(tmp_path, monkeypatch, error, opening, reason):
+    monkeypatch.setattr(writers, "UnitWriter", lambda *_: Failing(error, opening))
     answers = []
     open_units(tmp_path, answers.append, num_units=1)
-    (failed,) = answers
+    failed = answers[-1]
     assert isinstance(failed, UnitFailed)
     assert (failed.reason, failed.errno) == (reason, getattr(error, "errno", None))
-
-
-def test_an_error_of_the_disk_in_an_open_attempt_is_no_fault_of_the_plan():
-    assert writers._fail_reason(OSError(errno.EIO, "broken"), opening=False) == "write-failed"
+    assert ("read-only" in failed.detail) is not opening

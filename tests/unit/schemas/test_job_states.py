@@ -54,12 +54,3 @@ def test_an_ended_job_is_left_only_by_resuming_or_deleting_it() -> None:
 def test_a_job_that_is_not_being_deleted_can_be_completed() -> None:
     left = set(JobState) - {JobState.DELETING}
     assert all(JobState.COMPLETED in reachable(JOB_MOVES, state) for state in left)
-
-
-def test_a_job_at_work_can_be_failed_blocked_paused_and_cancelled() -> None:
-    for state in (JobState.QUEUED, JobState.RUNNING, JobState.PUBLISHING):
-        assert JOB_MOVES[state] >= {JobState.FAILED, JobState.BLOCKED, JobState.PAUSED, JobState.CANCELLED}
-
-
-def test_only_a_leased_unit_can_be_done() -> None:
-    assert [state for state, targets in TASK_MOVES.items() if TaskState.DONE in targets] == [TaskState.LEASED]

@@ -132,8 +132,3 @@ def test_the_hash_of_a_tail_is_taken_in_the_memory_of_one_buffer(
     assert direct._buffer.size == READ_BYTES
     assert (direct.tail(min(num_bytes, 100)) == LONG[-min(num_bytes, 100) :]).all()
     assert direct.position == 0
-
-
-def test_a_reader_says_where_a_short_file_ends(path: Path) -> None:
-    with closing(DirectReader(path)) as reader, pytest.raises(EOFError, match="the file ends at 3000001"):
-        reader.upto(3_000_002)

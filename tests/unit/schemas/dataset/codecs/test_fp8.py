@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
 
 from schemas.dataset.codecs.fp8 import (
     LARGEST,
@@ -68,7 +67,7 @@ def test_the_table_is_the_formats_own_definition():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("hidden_size", "alike"), [(1, False), (7, False), (64, False), (64, True)])
-def test_every_value_is_within_half_an_ulp_of_what_was_captured(dtype, hidden_size, alike):
+def test_every_value_is_within_half_an_ulp_of_what_was_captured_and_none_grows(dtype, hidden_size, alike):
     """Among any others, and among those of its own magnitude."""
     values = patterns(getattr(torch, dtype))
     random = torch.randperm(len(values), generator=torch.Generator().manual_seed(1))
@@ -77,20 +76,10 @@ def test_every_value_is_within_half_an_ulp_of_what_was_captured(dtype, hidden_si
     codes_TH, scales_T = quantized(states_TH)
     assert bool((off_by(states_TH, codes_TH, scales_T) <= most_off(states_TH, scales_T)).all())
     assert not bool(misfits(codes_TH, scales_T).any())
-    stored = dequantize(codes_TH, scales_T, states_TH.dtype)
-    assert bool(stored.isfinite().all())
-
-
-@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=3, max_size=3))
-@settings(max_examples=500)
-def test_any_three_values_keep_the_bound_and_nothing_overflows(values):
-    states_TH = torch.tensor([values])
-    codes_TH, scales_T = quantized(states_TH)
-    assert bool((off_by(states_TH, codes_TH, scales_T) <= most_off(states_TH, scales_T)).all())
-    found = dequantize(codes_TH, scales_T, torch.float32)
-    assert bool(found.isfinite().all())
-    largest = float(states_TH.abs().max())
-    assert float(found.abs().max()) <= largest or largest < LARGEST * SMALLEST_SCALE
+    assert bool(dequantize(codes_TH, scales_T, states_TH.dtype).isfinite().all())
+    largest_T = largest_of(states_TH)
+    grown_T = largest_of(dequantize(codes_TH, scales_T, torch.float32)) > largest_T
+    assert bool((~grown_T | (largest_T < LARGEST * SMALLEST_SCALE)).all())
 
 
 def test_a_product_is_exact_in_float32_so_that_it_is_rounded_once():
