@@ -20,6 +20,7 @@ from multiprocessing.process import BaseProcess
 from schemas.job import RESTING_JOB_STATES, JobState
 from service.capture.loop import Capture, import_engine
 from service.control.deletion import delete_old_jobs
+from service.control.scheduling import submit_due
 from service.errors import STORE_AWAY, WriteFailed
 from service.lifeline import die_with_parent
 from service.settings import Settings
@@ -56,6 +57,7 @@ def run_worker(settings: Settings, *, only_job: str | None = None, until_idle: b
         store = Store(settings.database())
         store.write(migration.migrate)
         _sweep(store, settings)
+        _submit_due(store)
         planner = PlannerProcess(settings)
         with process_keeper(settings) as keeper:
             publisher = PublisherThread(settings, keeper)
@@ -118,12 +120,13 @@ async def _main(
 async def _restart(
     store: Store, settings: Settings, planner: "PlannerProcess", publisher: "PublisherThread"
 ) -> None:
-    """Start the planner or the publisher again if it died; sweep now and then."""
+    """Start the planner or the publisher again if it died; make jobs of schedules; sweep now and then."""
     swept = time.monotonic()
     while True:
         await asyncio.sleep(RESTART_S)
         planner.restart_if_dead()
         publisher.restart_if_dead()
+        await asyncio.to_thread(_submit_due, store)
         if time.monotonic() - swept > SWEEP_S:
             await asyncio.to_thread(_sweep, store, settings)
             swept = time.monotonic()
@@ -135,6 +138,13 @@ def _sweep(store: Store, settings: Settings) -> None:
         delete_old_jobs(store, settings)
     except (WriteFailed, *STORE_AWAY) as error:
         logger.warning("not all was swept: %s", error)
+
+
+def _submit_due(store: Store) -> None:
+    try:
+        submit_due(store)
+    except STORE_AWAY as error:
+        logger.warning("the schedules cannot be looked at: %s", error)
 
 
 async def _stop_when_idle(store: Store, stop: asyncio.Event) -> None:

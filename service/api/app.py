@@ -14,7 +14,7 @@ from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 from service.api import problems
 from service.api.gate import Gate
 from service.api.metrics import JobMetrics
-from service.api.routes import extract, health, jobs
+from service.api.routes import extract, health, jobs, schedules
 from service.settings import Settings
 from service.store import Store, migration
 
@@ -55,7 +55,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.estimates = asyncio.Semaphore(settings.estimates_at_once)
     app.state.registry = CollectorRegistry()
     problems.install(app)
-    for module in (extract, jobs, health):
+    for module in (extract, jobs, schedules, health):
         app.include_router(module.router)
     app.add_middleware(RequestBodyLimitMiddleware, max_body_size=settings.max_body_bytes)
     app.add_middleware(Gate, settings=settings)

@@ -1,4 +1,4 @@
-"""Talks to a running service over HTTP, for `quarry jobs`."""
+"""Talks to a running service over HTTP, for `quarry jobs` and `quarry schedules`."""
 
 import time
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ class Client:
         method: str,
         path: str,
         query: dict[str, str | int | None] | None = None,
-        body: dict[str, int] | None = None,
+        body: object = None,
     ) -> Any:  # noqa: ANN401 - a parsed JSON document
         """Return the answer. Options of the query that have no value are not sent."""
         given = {name: value for name, value in (query or {}).items() if value is not None}

@@ -11,7 +11,7 @@ import typer
 
 from schemas.dataset.errors import NO_SPACE
 from schemas.job import Problem
-from service.cli import datasets, export, files, jobs, processes, ray_pool
+from service.cli import datasets, export, files, jobs, processes, ray_pool, schedules
 from service.cli.client import ProblemReceived
 from service.cli.console import EXIT_NOT_COMPLETE, EXIT_USAGE, complain, exit_code
 from service.errors import DiskFull, QuarryError
@@ -39,6 +39,7 @@ app.command()(datasets.verify)
 app.command()(datasets.publish)
 app.command()(export.export)
 app.add_typer(jobs.app, name="jobs")
+app.add_typer(schedules.app, name="schedules")
 app.add_typer(ray_pool.app, name="ray")
 
 

@@ -13,11 +13,20 @@ MAX_FILE_BYTES = 1 << 30
 
 
 def read_job_file(path: Path) -> ExtractRequest:
-    """Return the request in `path`: JSON if the name ends so, else YAML. A model `./...` is beside the file.
+    """Return the request in `path`. A model `./...` is beside the file.
 
     Raises:
         RequestError: it cannot be read or parsed, or a field is wrong.
     """
+    request = parse_request(read_document(path))
+    if request.model.startswith("."):
+        beside = (path.resolve().parent / request.model).resolve()
+        return request.model_copy(update={"model": str(beside)})
+    return request
+
+
+def read_document(path: Path) -> object:
+    """Return what is in `path`: JSON if the name ends so, else YAML. Raises RequestError."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise RequestError(
@@ -26,11 +35,7 @@ def read_job_file(path: Path) -> ExtractRequest:
         raw = path.read_bytes()
     except OSError as error:
         raise RequestError(f"{path} cannot be read: {error.strerror}", cure="check the path") from error
-    request = parse_request(parse_json(raw) if path.suffix == ".json" else _parse_yaml(path, raw))
-    if request.model.startswith("."):
-        beside = (path.resolve().parent / request.model).resolve()
-        return request.model_copy(update={"model": str(beside)})
-    return request
+    return parse_json(raw) if path.suffix == ".json" else _parse_yaml(path, raw)
 
 
 def own_roots(settings: Settings, request: ExtractRequest, path: Path) -> Settings:

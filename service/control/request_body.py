@@ -1,9 +1,9 @@
 """Reads a job description: JSON bytes or a parsed document -> `ExtractRequest`, or an error by field."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, from_json
 
 from schemas.request import ExtractRequest
@@ -11,6 +11,8 @@ from service.errors import RequestError
 
 MAX_ERRORS_LISTED = 20
 MAX_QUOTED_CHARS = 300
+
+Body = TypeVar("Body", bound=BaseModel)
 
 Fault = tuple[str | None, ErrorDetails]
 """A dotted path in the document, or None for the whole of it, and what pydantic says of that place."""
@@ -34,13 +36,18 @@ def parse_json(raw: bytes) -> object:
 
 
 def parse_request(document: object) -> ExtractRequest:
-    """Return the checked request.
+    """Return the checked request. Raises as `parse_body`."""
+    return parse_body(ExtractRequest, document)
+
+
+def parse_body(kind: type[Body], document: object) -> Body:
+    """Return the document as a value of `kind`.
 
     Raises:
         RequestError: `field` is the dotted path of the first fault, `detail` lists up to `MAX_ERRORS_LISTED`.
     """
     try:
-        return ExtractRequest.model_validate(document)
+        return kind.model_validate(document)
     except ValidationError as error:
         errors = error.errors(include_url=False, include_input=False, include_context=False)
         raise invalid(_causes([(dotted(fault, document), fault) for fault in errors])) from error

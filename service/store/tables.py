@@ -5,6 +5,7 @@ anew at every change of a counter beside it.
 """
 
 from datetime import UTC, datetime
+from enum import StrEnum
 
 from pydantic import BaseModel
 from sqlalchemy import (
@@ -29,6 +30,7 @@ from schemas.dataset.manifest import FileEntry, SealedShard, UnitChecks
 from schemas.events import Event
 from schemas.identity import Identity, Provenance
 from schemas.job import JobState, Problem, Progress, RejectView
+from schemas.schedule import RunOutcome, ScheduleRules
 from service.store.values import TaskKind, TaskState
 
 
@@ -69,7 +71,7 @@ class UtcTime(TypeDecorator[datetime]):
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
-def _states(kind: type[JobState] | type[TaskKind] | type[TaskState]) -> Enum:
+def _states(kind: type[StrEnum]) -> Enum:
     return Enum(kind, native_enum=False, length=16, values_callable=lambda states: [s.value for s in states])
 
 
@@ -190,6 +192,42 @@ EVENT = Table(
     Column("job_id", ForeignKey("job.id"), primary_key=True),
     Column("id", BigInteger, primary_key=True, autoincrement=False),
     Column("entry", Document(Event), nullable=False),
+)
+
+SCHEDULE = Table(
+    "schedule",
+    METADATA,
+    Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True),
+    Column("name", String(63), nullable=False, unique=True),
+    Column("rules", Document(ScheduleRules), nullable=False),
+    Column("paused", Boolean, nullable=False),
+    # The first slot that nothing was decided on; null after the last.
+    Column("next_slot", UtcTime),
+    # A slot that has come and waits for the last job's end.
+    Column("waiting_slot", UtcTime),
+    Column("last_job", String(32)),
+    Column("created_at", UtcTime, nullable=False),
+    sqlite_autoincrement=True,
+)
+
+SCHEDULE_REQUEST = Table(
+    "schedule_request",
+    METADATA,
+    Column("schedule", ForeignKey("schedule.number"), primary_key=True),
+    Column("body", Text, nullable=False),
+)
+
+RUN = Table(
+    "run",
+    METADATA,
+    Column("schedule", ForeignKey("schedule.number"), primary_key=True),
+    Column("slot", UtcTime, primary_key=True),
+    Column("outcome", _states(RunOutcome), nullable=False),
+    Column("at", UtcTime, nullable=False),
+    Column("detail", Text),
+    # No foreign key: a job may be deleted.
+    Column("job_id", String(32)),
+    Index("run_by_job", "job_id"),
 )
 
 CANARY = Table(

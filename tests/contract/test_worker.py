@@ -8,11 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import update
 
 import service.worker
 from schemas.job import JobState
+from schemas.schedule import NewSchedule
 from service.settings import Settings
-from service.store import NewJob, Store, jobs, migration, plans, publishing, units
+from service.store import NewJob, Store, jobs, migration, plans, publishing, schedules, units
+from service.store.tables import SCHEDULE
 from service.sweeper import sweep
 from service.work.keeper import Keeper
 from service.worker import PlannerProcess, PublisherThread, _restart, run_worker
@@ -92,6 +95,22 @@ def test_a_worker_until_idle_ends_when_every_job_rests(tmp_path):
     assert run_worker(shop.settings, until_idle=True) == 0
     states = [shop.store.read(jobs.state, job_id) for job_id in (whole, paused, failed)]
     assert states == [JobState.COMPLETED, JobState.PAUSED, JobState.FAILED]
+    shop.store.close()
+
+
+def test_a_worker_makes_the_job_of_a_slot_and_runs_it(tmp_path):
+    """1. A slot's time has come. 2. A worker that ends when nothing is left has run its job by then."""
+    model = target(tmp_path)
+    (tmp_path / "rows.jsonl").write_text('{"text": "a row"}\n')
+    shop = Shop.open(tmp_path, model, source_roots=(tmp_path,))
+    request = {"model": str(model), "source": {"kind": "file", "path": "rows.jsonl"}, "layers": [2]}
+    body = {"name": "nightly", "cron": "0 3 * * *", "request": request | {"loss": "all", "canary": "skip"}}
+    shop.store.write(schedules.add, NewSchedule.model_validate(body))
+    with shop.store.writing() as tx:
+        tx.connection.execute(update(SCHEDULE).values(next_slot=tx.now))
+    assert run_worker(shop.settings, until_idle=True) == 0
+    run = shop.store.read(schedules.schedule_view, "nightly").last_run
+    assert run.job_state is JobState.COMPLETED
     shop.store.close()
 
 

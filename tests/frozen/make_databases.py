@@ -6,6 +6,7 @@ writes `FOLDER/REVISION-sqlite.sql` or `FOLDER/REVISION-postgresql.sql`, and `FO
 CHECKOUT, which must be the last whose newest migration is REVISION:
 
 - 0001 was written by the code of commit 7e4c320, 0003 by that of a10d51d, and 0004 by that of 29c500a;
+- 0005 and 0006 were migrated from 0004 by the code of their time;
 - 0002 was never the newest migration of any code, because it came together with 0003: the tests make it from
   0001, by the migration itself.
 

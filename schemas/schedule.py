@@ -1,0 +1,132 @@
+"""Schedules: a request that becomes a job at each slot of a calendar, and what the routes say of them."""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import AwareDatetime, Field, StringConstraints, field_validator
+
+from schemas.base import Wire
+from schemas.calendar import Calendar
+from schemas.job import JobState
+from schemas.names import JobId
+from schemas.request import ExtractRequest
+
+SCHEDULE_NAME_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}$"
+ScheduleName = Annotated[str, StringConstraints(pattern=SCHEDULE_NAME_PATTERN)]
+"""Lower-case letters, digits and dashes."""
+
+
+class Missed(StrEnum):
+    """What becomes of slots that passed while no service ran."""
+
+    SKIP = "skip"
+    """None of them runs."""
+    ONCE = "once"
+    """The last of them runs."""
+    ALL = "all"
+    """Each runs, one after another."""
+
+
+class Overlap(StrEnum):
+    """What becomes of a slot whose time comes while the job of an earlier slot has not ended."""
+
+    SKIP = "skip"
+    QUEUE = "queue"
+    """It waits for that job's end. Of several that wait the last one runs, or each with `missed: all`."""
+    REPLACE = "replace"
+    """That job is cancelled."""
+
+
+class ScheduleState(StrEnum):
+    """Whether a schedule has slots to come."""
+
+    ACTIVE = "active"
+    PAUSED = "paused"
+    ENDED = "ended"
+
+
+class ScheduleRules(Calendar):
+    """When a schedule's jobs are made."""
+
+    missed: Missed = Field(default=Missed.ONCE, description="what to do with slots that no service saw")
+    overlap: Overlap = Field(default=Overlap.QUEUE, description="what to do while an earlier job goes on")
+
+    def rules(self) -> "ScheduleRules":
+        """Return these fields alone, without those of a kind of this class."""
+        return ScheduleRules(**self.model_dump(include=set(ScheduleRules.model_fields)))
+
+
+class NewSchedule(ScheduleRules):
+    """The body of `POST /schedules`."""
+
+    name: ScheduleName
+    request: ExtractRequest = Field(description="as for `POST /extract`; its source is read anew each time")
+
+    @field_validator("request")
+    @classmethod
+    def _source_that_grows(cls, request: ExtractRequest) -> ExtractRequest:
+        if request.source.kind == "inline":
+            raise ValueError("a schedule's source is a file or a Hub dataset: inline samples never change")
+        return request
+
+
+class ScheduleChange(Wire):
+    """The body of `PATCH /schedules/{name}`: what is given is changed. A change of times counts from now."""
+
+    cron: str | None = None
+    time_zone: str | None = None
+    ends_at: AwareDatetime | None = None
+    missed: Missed | None = None
+    overlap: Overlap | None = None
+    paused: bool | None = Field(
+        default=None, description="slots of a pause are not missed; none of them runs"
+    )
+
+
+class RunOutcome(StrEnum):
+    """What became of a slot."""
+
+    SUBMITTED = "submitted"
+    MISSED = "missed"
+    SKIPPED = "skipped"
+    REFUSED = "refused"
+
+
+class RunView(Wire):
+    """A slot that has passed. `job_state` is null where there is no job, or no more."""
+
+    slot: datetime
+    outcome: RunOutcome
+    at: datetime
+    detail: str | None = None
+    job_id: JobId | None = None
+    job_state: JobState | None = None
+
+
+class ScheduleView(ScheduleRules):
+    """A schedule without its request."""
+
+    name: ScheduleName
+    state: ScheduleState
+    next_slots: tuple[datetime, ...] = Field(description="the next five, in UTC")
+    waiting_slot: datetime | None = Field(
+        default=None, description="it runs when the job of an earlier slot ends"
+    )
+    last_run: RunView | None = None
+    last_good_at: datetime | None = Field(default=None, description="when a job of it was last completed")
+    created_at: datetime
+
+
+class SchedulePage(Wire):
+    """Schedules by name; `next_after` is null on the last page."""
+
+    schedules: tuple[ScheduleView, ...]
+    next_after: str | None = None
+
+
+class RunPage(Wire):
+    """A schedule's slots, newest first; `next_before` is null on the last page."""
+
+    runs: tuple[RunView, ...]
+    next_before: datetime | None = None

@@ -1,0 +1,134 @@
+"""Schedules: made, read, changed and deleted; their slots; and a job of one now."""
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Path, Query, Response
+from pydantic import AwareDatetime, Field
+
+from schemas.base import Wire
+from schemas.request import ExtractRequest
+from schemas.schedule import (
+    NewSchedule,
+    RunPage,
+    RunView,
+    ScheduleChange,
+    ScheduleName,
+    SchedulePage,
+    ScheduleView,
+)
+from service.api.problems import problem_responses
+from service.api.routes.extract import raw_body
+from service.api.routes.resources import NoOptions, SettingsOf, StoreOf
+from service.control import scheduling
+from service.control.request_body import parse_body, parse_json
+from service.store import schedules
+
+router = APIRouter(prefix="/schedules", tags=["schedules"], responses=problem_responses(403))
+
+_SCHEMA = NewSchedule.model_json_schema(ref_template="#/components/schemas/{model}")
+_SCHEMA.pop("$defs")  # they are among the document's components already, since other routes name them
+BODY: dict[str, Any] = {
+    "requestBody": {"required": True, "content": {"application/json": {"schema": _SCHEMA}}}
+}
+"""The body is read by hand, as that of `POST /extract`: it may be as large."""
+
+NameInPath = Annotated[ScheduleName, Path(description="lower-case letters, digits and dashes")]
+
+
+class AddQuery(Wire):
+    """Whether a schedule is kept."""
+
+    preview: bool = Field(default=False, description="check it and show its slots, but keep nothing")
+
+
+class SchedulesQuery(Wire):
+    """Which page of schedules."""
+
+    after: str = Field(
+        default="", pattern=r"^[a-z0-9-]{0,63}$", description="`next_after` of the page before"
+    )
+    limit: int = Field(default=50, ge=1, le=200)
+
+
+class RunsQuery(Wire):
+    """Which page of a schedule's slots."""
+
+    before: AwareDatetime | None = Field(default=None, description="`next_before` of the page before")
+    limit: int = Field(default=50, ge=1, le=1000)
+
+
+def new_schedule(raw: Annotated[bytes, Depends(raw_body)]) -> NewSchedule:
+    """Return the checked body; runs in a thread."""
+    return parse_body(NewSchedule, parse_json(raw))
+
+
+@router.post(
+    "", status_code=201, openapi_extra=BODY, responses=problem_responses(409, 413, 415, 422, 503, 507)
+)
+def add_schedule(
+    body: Annotated[NewSchedule, Depends(new_schedule)],
+    response: Response,
+    store: StoreOf,
+    settings: SettingsOf,
+    query: Annotated[AddQuery, Query()],
+) -> ScheduleView:
+    """Make a schedule; with `preview=true` only show it and its next slots, with status 200."""
+    if query.preview:
+        response.status_code = 200
+        return scheduling.preview(store, settings, body)
+    response.headers["Location"] = f"/schedules/{body.name}"
+    return scheduling.add(store, settings, body)
+
+
+@router.get("", responses=problem_responses(422))
+def list_schedules(store: StoreOf, query: Annotated[SchedulesQuery, Query()]) -> SchedulePage:
+    """List schedules by name, without their requests."""
+    page = store.read(schedules.page, after=query.after, limit=query.limit)
+    return SchedulePage(schedules=tuple(page), next_after=page[-1].name if len(page) == query.limit else None)
+
+
+@router.get("/{name}", responses=problem_responses(404, 422))
+def read_schedule(name: NameInPath, store: StoreOf, options: Annotated[NoOptions, Query()]) -> ScheduleView:
+    """Say how a schedule stands, and when its next slots are."""
+    return store.read(schedules.schedule_view, name)
+
+
+@router.get(
+    "/{name}/request",
+    response_class=Response,
+    responses={200: {"model": ExtractRequest}, **problem_responses(404, 422)},
+)
+def read_schedule_request(
+    name: NameInPath, store: StoreOf, options: Annotated[NoOptions, Query()]
+) -> Response:
+    """Send the request that its jobs are made of, with every default written out."""
+    return Response(store.read(schedules.request_json, name), media_type="application/json")
+
+
+@router.patch("/{name}", responses=problem_responses(404, 422))
+def change_schedule(
+    name: NameInPath, change: ScheduleChange, store: StoreOf, options: Annotated[NoOptions, Query()]
+) -> ScheduleView:
+    """Change when its jobs are made, or pause it; slots count from now."""
+    return scheduling.change(store, name, change)
+
+
+@router.delete("/{name}", status_code=204, responses=problem_responses(404, 422))
+def delete_schedule(name: NameInPath, store: StoreOf, options: Annotated[NoOptions, Query()]) -> None:
+    """Delete a schedule; its jobs stay."""
+    store.write(schedules.remove, name)
+
+
+@router.post("/{name}/run", status_code=202, responses=problem_responses(404, 409, 422))
+def run_schedule(name: NameInPath, store: StoreOf, options: Annotated[NoOptions, Query()]) -> RunView:
+    """Make a job of it now, beside its slots."""
+    return store.write(schedules.run_now, name)
+
+
+@router.get("/{name}/runs", responses=problem_responses(404, 422))
+def list_runs(name: NameInPath, store: StoreOf, query: Annotated[RunsQuery, Query()]) -> RunPage:
+    """List the slots that have passed, newest first."""
+    runs = store.read(schedules.runs, name, before=query.before, limit=query.limit)
+    last: datetime | None = runs[-1].slot if len(runs) == query.limit else None
+    return RunPage(runs=tuple(runs), next_before=last)

@@ -1,0 +1,280 @@
+"""Schedules: each slot becomes a job, or is passed over by the schedule's rules, in one transaction.
+
+Any number of processes may call `advance` at any time. The schedule's row is locked first, its next slot is
+moved on in the transaction that makes the job, and the database's clock alone says what time it is.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from pydantic import ValidationError
+from sqlalchemy import ColumnElement, and_, delete, exists, func, insert, or_, select, update
+from sqlalchemy.engine import RowMapping
+
+from schemas.job import ENDED_JOB_STATES, JobState
+from schemas.names import job_id_from_key
+from schemas.request import ExtractRequest
+from schemas.schedule import (
+    Missed,
+    NewSchedule,
+    Overlap,
+    RunOutcome,
+    RunView,
+    ScheduleRules,
+    ScheduleState,
+    ScheduleView,
+)
+from service.errors import Conflict, NotFound
+from service.store import jobs
+from service.store.database import Transaction
+from service.store.ledger import lock_job
+from service.store.migration import check_write
+from service.store.stopping import stop
+from service.store.tables import JOB, RUN, SCHEDULE, SCHEDULE_REQUEST
+from service.store.values import NewJob
+
+SLOTS_SHOWN = 5
+LATE = timedelta(minutes=5)
+"""A slot that nobody has looked at for so long was missed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Schedule:
+    """A schedule's row while this transaction keeps everybody else from changing it."""
+
+    number: int
+    name: str
+    rules: ScheduleRules
+    paused: bool
+    next_slot: datetime | None
+    waiting_slot: datetime | None
+    last_job: str | None
+
+
+def add(tx: Transaction, schedule: NewSchedule) -> ScheduleView:
+    """Add a schedule, whose first slot is the first after now. Raises Conflict if its name is taken."""
+    rules = schedule.rules()
+    new = tx.insert(SCHEDULE).values(
+        name=schedule.name,
+        rules=rules,
+        paused=False,
+        next_slot=rules.first_after(tx.now),
+        created_at=tx.now,
+    )
+    number = tx.connection.scalar(new.on_conflict_do_nothing().returning(SCHEDULE.c.number))
+    if number is None:
+        cure = "choose another name, or delete or change that schedule"
+        raise Conflict(f"there is a schedule {schedule.name}", field="name", cure=cure)
+    body = schedule.request.model_dump_json()
+    tx.connection.execute(insert(SCHEDULE_REQUEST).values(schedule=number, body=body))
+    return schedule_view(tx, schedule.name)
+
+
+def change(tx: Transaction, name: str, rules: ScheduleRules, paused: bool) -> ScheduleView:
+    """Give a schedule other rules. Its next slot is the first after now. Raises NotFound."""
+    schedule = _lock(tx, name)
+    values = {"rules": rules, "paused": paused, "next_slot": rules.first_after(tx.now)}
+    tx.connection.execute(update(SCHEDULE).where(SCHEDULE.c.number == schedule.number).values(values))
+    return schedule_view(tx, name)
+
+
+def remove(tx: Transaction, name: str) -> None:
+    """Delete a schedule and what is known of its slots; its jobs stay. Raises NotFound."""
+    number = _lock(tx, name).number
+    for table in (RUN, SCHEDULE_REQUEST):
+        tx.connection.execute(delete(table).where(table.c.schedule == number))
+    tx.connection.execute(delete(SCHEDULE).where(SCHEDULE.c.number == number))
+
+
+def due(tx: Transaction) -> list[str]:
+    """Return the names of the schedules that `advance` may have something to do for."""
+    waiting = and_(SCHEDULE.c.waiting_slot.is_not(None), ~_goes_on())
+    query = select(SCHEDULE.c.name).where(
+        SCHEDULE.c.paused.is_(False), or_(SCHEDULE.c.next_slot <= tx.clock, waiting)
+    )
+    return list(tx.connection.scalars(query.order_by(SCHEDULE.c.next_slot)))
+
+
+def advance(tx: Transaction, name: str) -> bool:
+    """Decide on the next slot that has come, if there is one; return whether there was."""
+    try:
+        schedule = _lock(tx, name)
+    except NotFound:
+        return False  # it was deleted meanwhile
+    if schedule.paused:
+        return False
+    goes_on = _has_running_job(tx, schedule)
+    if schedule.waiting_slot is not None and not goes_on:
+        _move_on(tx, schedule, schedule.next_slot, waiting=None)
+        _submit(tx, schedule, schedule.waiting_slot)
+        return True
+    slot, rules = schedule.next_slot, schedule.rules
+    if slot is None or slot > tx.now:
+        return False
+    if rules.missed is Missed.ALL:
+        if schedule.waiting_slot is not None:
+            return False  # it waits behind that one
+    elif (last := rules.last_until(tx.now)) is not None and last > slot:
+        detail = f"so were all later ones before {last:%Y-%m-%d %H:%M} UTC"
+        _record(tx, schedule, slot, RunOutcome.MISSED, detail)
+        slot = last
+    following = rules.first_after(slot)
+    if rules.missed is Missed.SKIP and tx.now - slot > LATE:
+        _move_on(tx, schedule, following, waiting=schedule.waiting_slot)
+        _record(tx, schedule, slot, RunOutcome.MISSED, f"nobody looked until {tx.now:%Y-%m-%d %H:%M} UTC")
+    elif goes_on and rules.overlap is Overlap.SKIP:
+        _move_on(tx, schedule, following, waiting=None)
+        _record(tx, schedule, slot, RunOutcome.SKIPPED, f"job {schedule.last_job} had not ended")
+    elif goes_on and rules.overlap is Overlap.QUEUE:
+        _move_on(tx, schedule, following, waiting=slot)
+        if schedule.waiting_slot is not None:
+            detail = f"it waited for job {schedule.last_job} until the next slot came"
+            _record(tx, schedule, schedule.waiting_slot, RunOutcome.SKIPPED, detail)
+    else:
+        _move_on(tx, schedule, following, waiting=None)
+        _submit(tx, schedule, slot)
+    return True
+
+
+def run_now(tx: Transaction, name: str) -> RunView:
+    """Make a job now, beside the slots; an earlier one is cancelled if the rules say so.
+
+    Raises NotFound; Conflict if an earlier job goes on and is not to be cancelled.
+    """
+    schedule = _lock(tx, name)
+    if _has_running_job(tx, schedule) and schedule.rules.overlap is not Overlap.REPLACE:
+        cure = "wait for its end, or cancel it"
+        raise Conflict(f"job {schedule.last_job} has not ended", field="name", cure=cure)
+    _submit(tx, schedule, tx.now)
+    return _runs(tx, schedule.number, limit=1)[0]
+
+
+def schedule_view(tx: Transaction, name: str) -> ScheduleView:
+    """Return what the API says of a schedule. Raises NotFound."""
+    row = tx.connection.execute(select(SCHEDULE).where(SCHEDULE.c.name == name)).mappings().one_or_none()
+    if row is None:
+        raise _unknown(name)
+    return _view(tx, row)
+
+
+def page(tx: Transaction, *, after: str = "", limit: int = 50) -> list[ScheduleView]:
+    """Return schedules whose names come after `after`, by name."""
+    query = select(SCHEDULE).where(SCHEDULE.c.name > after).order_by(SCHEDULE.c.name).limit(limit)
+    return [_view(tx, row) for row in tx.connection.execute(query).mappings().all()]
+
+
+def request_json(tx: Transaction, name: str) -> str:
+    """Return the request that a schedule's jobs are made of. Raises NotFound."""
+    of_name = select(SCHEDULE_REQUEST.c.body).join(SCHEDULE).where(SCHEDULE.c.name == name)
+    body: str | None = tx.connection.scalar(of_name)
+    if body is None:
+        raise _unknown(name)
+    return body
+
+
+def runs(tx: Transaction, name: str, *, before: datetime | None = None, limit: int = 50) -> list[RunView]:
+    """Return a schedule's slots before `before`, newest first. Raises NotFound."""
+    number = tx.connection.scalar(select(SCHEDULE.c.number).where(SCHEDULE.c.name == name))
+    if number is None:
+        raise _unknown(name)
+    return _runs(tx, number, before=before, limit=limit)
+
+
+def _lock(tx: Transaction, name: str) -> _Schedule:
+    query = select(SCHEDULE, tx.clock.label("now")).where(SCHEDULE.c.name == name).with_for_update()
+    row = tx.connection.execute(query).mappings().one_or_none()
+    check_write(tx)
+    if row is None:
+        raise _unknown(name)
+    tx.now = row["now"]
+    return _Schedule(**{field: row[field] for field in _Schedule.__slots__})
+
+
+def _goes_on() -> ColumnElement[bool]:
+    """Say of a row of `schedule` whether its last job has not ended."""
+    return exists().where(JOB.c.id == SCHEDULE.c.last_job, JOB.c.state.not_in(ENDED_JOB_STATES))
+
+
+def _has_running_job(tx: Transaction, schedule: _Schedule) -> bool:
+    same = SCHEDULE.c.number == schedule.number
+    return tx.connection.scalar(select(SCHEDULE.c.number).where(same, _goes_on())) is not None
+
+
+def _move_on(
+    tx: Transaction, schedule: _Schedule, next_slot: datetime | None, *, waiting: datetime | None
+) -> None:
+    values = {"next_slot": next_slot, "waiting_slot": waiting}
+    tx.connection.execute(update(SCHEDULE).where(SCHEDULE.c.number == schedule.number).values(values))
+
+
+def _submit(tx: Transaction, schedule: _Schedule, slot: datetime) -> None:
+    """Make the job of a slot; cancel the one before it if that goes on."""
+    try:
+        request = ExtractRequest.model_validate_json(request_json(tx, schedule.name))
+    except ValidationError as error:
+        # It was right when it was given: a later version refuses it.
+        _record(tx, schedule, slot, RunOutcome.REFUSED, str(error))
+        return
+    if _has_running_job(tx, schedule):
+        stop(tx, lock_job(tx, str(schedule.last_job)), JobState.CANCELLED)
+    # A tab is in no key that a caller can give.
+    key = f"schedule\t{schedule.number}\t{slot.isoformat()}"
+    job, _ = jobs.submit(tx, NewJob.of(job_id_from_key(key), key, request))
+    same = SCHEDULE.c.number == schedule.number
+    tx.connection.execute(update(SCHEDULE).where(same).values(last_job=job.id))
+    _record(tx, schedule, slot, RunOutcome.SUBMITTED, job_id=job.id)
+
+
+def _record(
+    tx: Transaction,
+    schedule: _Schedule,
+    slot: datetime,
+    outcome: RunOutcome,
+    detail: str | None = None,
+    job_id: str | None = None,
+) -> None:
+    values = {"slot": slot, "outcome": outcome, "at": tx.now, "detail": detail, "job_id": job_id}
+    tx.connection.execute(insert(RUN).values(schedule=schedule.number, **values))
+
+
+def _runs(tx: Transaction, number: int, *, before: datetime | None = None, limit: int) -> list[RunView]:
+    query = select(RUN, JOB.c.state).outerjoin(JOB, JOB.c.id == RUN.c.job_id)
+    query = query.where(RUN.c.schedule == number).order_by(RUN.c.slot.desc()).limit(limit)
+    if before is not None:
+        query = query.where(RUN.c.slot < before)
+    return [
+        RunView(
+            slot=row["slot"],
+            outcome=row["outcome"],
+            at=row["at"],
+            detail=row["detail"],
+            job_id=row["job_id"],
+            job_state=row["state"],
+        )
+        for row in tx.connection.execute(query).mappings()
+    ]
+
+
+def _view(tx: Transaction, row: RowMapping) -> ScheduleView:
+    number, rules = row["number"], row["rules"]
+    completed = select(func.max(JOB.c.updated_at)).join(RUN, JOB.c.id == RUN.c.job_id)
+    completed = completed.where(RUN.c.schedule == number, JOB.c.state == JobState.COMPLETED)
+    next_slots = () if row["paused"] else tuple(rules.first_slots(tx.now, SLOTS_SHOWN))
+    if row["paused"]:
+        state = ScheduleState.PAUSED
+    else:
+        state = ScheduleState.ACTIVE if next_slots or row["next_slot"] else ScheduleState.ENDED
+    return ScheduleView(
+        **rules.model_dump(),
+        name=row["name"],
+        state=state,
+        next_slots=next_slots,
+        waiting_slot=row["waiting_slot"],
+        last_run=next(iter(_runs(tx, number, limit=1)), None),
+        last_good_at=tx.connection.scalar(completed),
+        created_at=row["created_at"],
+    )
+
+
+def _unknown(name: str) -> NotFound:
+    return NotFound(f"there is no schedule {name!r}", field="name", cure="GET /schedules lists the schedules")

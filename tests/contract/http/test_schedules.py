@@ -1,0 +1,147 @@
+"""The routes of schedules, and `quarry schedules` against them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from schemas.schedule import ScheduleView
+from service.cli.entry import app
+from service.settings import Settings
+from service.store import Store, jobs
+from tests.support.api import JSON, problem_of
+
+
+@pytest.fixture
+def rows(settings: Settings) -> Path:
+    folder = settings.source_roots[0]
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "rows.jsonl"
+    path.write_text('{"text": "a row"}\n')
+    return path
+
+
+@pytest.fixture
+def body(model: Path, rows: Path) -> dict[str, Any]:
+    request = {"model": str(model), "source": {"kind": "file", "path": rows.name}, "layers": [2]}
+    return {"name": "nightly", "cron": "0 3 * * *", "time_zone": "Europe/Berlin", "request": request}
+
+
+@pytest.fixture
+def nightly(api: httpx2.Client, body: dict[str, Any]) -> str:
+    api.delete("/schedules/nightly")
+    assert api.post("/schedules", json=body).status_code == 201
+    return "/schedules/nightly"
+
+
+def test_a_schedule_is_made_read_changed_run_and_deleted(
+    api: httpx2.Client, store: Store, nightly: str, body: dict[str, Any]
+) -> None:
+    made = api.get(nightly).json()
+    assert (made["state"], len(made["next_slots"]), made["last_run"]) == ("active", 5, None)
+    assert api.get("/schedules").json()["schedules"] == [made]
+    assert api.get(f"{nightly}/request").json()["model"] == body["request"]["model"]
+
+    paused = api.patch(nightly, json={"paused": True}).json()
+    assert (paused["state"], paused["next_slots"]) == ("paused", [])
+    changed = api.patch(nightly, json={"cron": "30 4 * * *", "overlap": "skip", "paused": False}).json()
+    assert (changed["cron"], changed["overlap"], changed["state"]) == ("30 4 * * *", "skip", "active")
+    assert changed["time_zone"] == "Europe/Berlin"
+
+    run = api.post(f"{nightly}/run")
+    assert run.status_code == 202
+    job = store.read(jobs.job, run.json()["job_id"])
+    assert job.model == body["request"]["model"]
+    assert problem_of(api.post(f"{nightly}/run"), 409).field == "name"
+    assert [one["job_id"] for one in api.get(f"{nightly}/runs").json()["runs"]] == [job.id]
+
+    assert api.delete(nightly).status_code == 204
+    assert problem_of(api.get(nightly), 404).field == "name"
+    assert store.read(jobs.job, job.id).id == job.id
+
+
+def test_a_preview_keeps_nothing(api: httpx2.Client, body: dict[str, Any]) -> None:
+    seen = api.post("/schedules?preview=true", json=body | {"name": "seen"})
+    assert seen.status_code == 200 and len(seen.json()["next_slots"]) == 5
+    assert problem_of(api.get("/schedules/seen"), 404).field == "name"
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"cron": "61 * * * *"}, "cron"),
+        ({"time_zone": "Mars/Olympus"}, "time_zone"),
+        ({"ends_at": "tomorrow"}, "ends_at"),
+        ({"missed": "never"}, "missed"),
+        ({"overlap": "wait"}, "overlap"),
+        ({"name": "Nightly run"}, "name"),
+        ({"evry": 5}, "evry"),
+        (
+            {"request": {"model": "org/model", "source": {"kind": "inline", "samples": [{"text": "a"}]}}},
+            "request",
+        ),
+    ],
+)
+def test_a_bad_value_is_named(
+    api: httpx2.Client, body: dict[str, Any], change: dict[str, Any], field: str
+) -> None:
+    assert problem_of(api.post("/schedules", json=body | change), 422).field == field
+
+
+def test_a_request_that_cannot_be_carried_out_is_refused_when_it_is_given(
+    api: httpx2.Client, body: dict[str, Any]
+) -> None:
+    wrong = body["request"] | {"layers": [99]}
+    assert problem_of(api.post("/schedules", json=body | {"request": wrong}), 422).field == "layers"
+
+
+@pytest.mark.parametrize(
+    ("change", "field"), [({"cron": "x"}, "cron"), ({"paused": "maybe"}, "paused"), ({"name": "b"}, "name")]
+)
+def test_a_bad_change_is_named_and_changes_nothing(
+    api: httpx2.Client, nightly: str, change: dict[str, Any], field: str
+) -> None:
+    before = api.get(nightly).json()
+    assert problem_of(api.patch(nightly, json=change), 422).field == field
+    assert api.get(nightly).json() == before
+
+
+def test_a_name_is_given_once(api: httpx2.Client, nightly: str, body: dict[str, Any]) -> None:
+    assert problem_of(api.post("/schedules", json=body), 409).field == "name"
+
+
+@pytest.mark.parametrize("sent", ["{", "[]", '"nightly"'])
+def test_a_body_that_is_no_schedule_is_refused(api: httpx2.Client, sent: str) -> None:
+    problem_of(api.post("/schedules", content=sent, headers=JSON), 422)
+
+
+def test_the_command_line_says_what_the_routes_say(
+    api: httpx2.Client, tmp_path: Path, body: dict[str, Any]
+) -> None:
+    """1. A preview. 2. Made from YAML. 3. Listed, shown, paused, resumed, run and deleted."""
+    file = tmp_path / "schedule.yaml"
+    file.write_text(yaml.safe_dump(body | {"name": "by-hand"}))
+    server = ["--server", str(api.base_url)]
+
+    def quarry(*arguments: str) -> str:
+        ran = CliRunner().invoke(app, ["schedules", *arguments, *server])
+        assert ran.exit_code == 0, ran.output
+        return ran.output
+
+    preview = quarry("add", str(file), "--preview")
+    assert preview.count("next ") == 5
+    assert "by-hand" not in quarry("list")
+    assert quarry("add", str(file)) == preview
+    assert "by-hand" in quarry("list")
+    assert ScheduleView.model_validate_json(quarry("show", "by-hand", "--json")).name == "by-hand"
+    assert json.loads(quarry("show", "by-hand", "--request"))["layers"] == [2]
+    assert "paused" in quarry("pause", "by-hand")
+    assert "active" in quarry("resume", "by-hand")
+    assert "submitted  j-" in quarry("run", "by-hand")
+    assert "submitted  j-" in quarry("show", "by-hand")
+    quarry("delete", "by-hand")
+    assert "by-hand" not in quarry("list")

@@ -1,0 +1,270 @@
+"""Schedules on simulated time: which slots become jobs, and what is said of the others."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import update
+
+from schemas.job import JobState
+from schemas.schedule import NewSchedule, RunOutcome, ScheduleState
+from service.errors import Conflict, NotFound
+from service.store import Store, jobs, schedules
+from service.store.tables import JOB, SCHEDULE_REQUEST
+from tests.support.store_cases import Clock
+
+REQUEST = {"model": "org/model", "source": {"kind": "file", "path": "conversations.jsonl"}}
+HOUR_S = 3600
+NOW = datetime.fromtimestamp(1_800_000_000, UTC)
+"""2027-01-15 08:00, when each test begins."""
+
+
+def at(hour: int, minute: int = 0, day: int = 15) -> datetime:
+    return NOW.replace(day=day, hour=hour, minute=minute)
+
+
+def schedule(name: str = "hourly", cron: str = "0 * * * *", **values: Any) -> NewSchedule:
+    return NewSchedule.model_validate({"name": name, "cron": cron, "request": REQUEST, **values})
+
+
+def look(store: Store) -> None:
+    """Do what any service does now and then."""
+    for name in store.read(schedules.due):
+        while store.write(schedules.advance, name):
+            pass
+
+
+def end_jobs(store: Store, state: JobState = JobState.COMPLETED) -> None:
+    with store.writing() as tx:
+        tx.connection.execute(update(JOB).values(state=state))
+
+
+def outcomes(store: Store, name: str = "hourly") -> list[tuple[datetime, RunOutcome]]:
+    """Return what became of the slots that have passed, oldest first."""
+    return [(run.slot, run.outcome) for run in reversed(store.read(schedules.runs, name, limit=1000))]
+
+
+def submitted(store: Store, name: str = "hourly") -> list[datetime]:
+    return [slot for slot, outcome in outcomes(store, name) if outcome is RunOutcome.SUBMITTED]
+
+
+def test_a_slot_becomes_a_job_when_its_time_comes_and_once(store: Store, clock: Clock) -> None:
+    view = store.write(schedules.add, schedule())
+    assert view.next_slots == tuple(at(hour) for hour in (9, 10, 11, 12, 13))
+    assert (view.state, view.last_run, view.waiting_slot) == (ScheduleState.ACTIVE, None, None)
+    clock.advance(HOUR_S - 1)
+    look(store)
+    assert outcomes(store) == []
+    clock.advance(1)
+    look(store)
+    look(store)
+    assert outcomes(store) == [(at(9), RunOutcome.SUBMITTED)]
+    (job,), _ = store.read(jobs.page)
+    run = store.read(schedules.schedule_view, "hourly").last_run
+    assert run is not None and (run.job_id, run.job_state) == (job.id, JobState.QUEUED)
+    assert store.read(jobs.request, job.id) == schedule().request
+
+
+def test_a_name_is_given_once(store: Store) -> None:
+    store.write(schedules.add, schedule())
+    with pytest.raises(Conflict, match="hourly"):
+        store.write(schedules.add, schedule(cron="1 * * * *"))
+
+
+@pytest.mark.parametrize(
+    ("missed", "expected"),
+    [("skip", []), ("once", [at(12)]), ("all", [at(9), at(10), at(11), at(12)])],
+)
+def test_of_slots_that_nobody_saw_the_rules_choose(
+    store: Store, clock: Clock, missed: str, expected: list[datetime]
+) -> None:
+    """1. No service runs until half past twelve. 2. The slot after that is as any other."""
+    store.write(schedules.add, schedule(missed=missed, overlap="replace"))
+    clock.advance(4.5 * HOUR_S)
+    look(store)
+    assert submitted(store) == expected
+    end_jobs(store)
+    clock.advance(HOUR_S / 2)
+    look(store)
+    assert submitted(store) == [*expected, at(13)]
+
+
+def test_a_slot_that_is_seen_a_little_late_is_not_missed(store: Store, clock: Clock) -> None:
+    store.write(schedules.add, schedule(missed="skip"))
+    clock.advance(HOUR_S + 290)
+    look(store)
+    assert submitted(store) == [at(9)]
+
+
+def test_years_of_missed_minutes_are_one_record(store: Store, clock: Clock) -> None:
+    store.write(schedules.add, schedule(cron="* * * * *"))
+    clock.advance(3 * 365 * 24 * HOUR_S)
+    look(store)
+    assert [outcome for _, outcome in outcomes(store)] == [RunOutcome.MISSED, RunOutcome.SUBMITTED]
+
+
+def test_skip_passes_over_slots_while_a_job_goes_on(store: Store, clock: Clock) -> None:
+    store.write(schedules.add, schedule(overlap="skip"))
+    for _ in range(3):
+        clock.advance(HOUR_S)
+        look(store)
+    assert [outcome for _, outcome in outcomes(store)] == ["submitted", "skipped", "skipped"]
+    end_jobs(store)
+    clock.advance(HOUR_S)
+    look(store)
+    assert submitted(store) == [at(9), at(12)]
+
+
+@pytest.mark.parametrize("state", [JobState.RUNNING, JobState.BLOCKED, JobState.PAUSED])
+def test_queue_lets_the_last_slot_wait_for_the_end(store: Store, clock: Clock, state: JobState) -> None:
+    """A job that waits for a person has not ended."""
+    store.write(schedules.add, schedule(overlap="queue"))
+    for _ in range(3):
+        clock.advance(HOUR_S)
+        look(store)
+        end_jobs(store, state)
+    assert submitted(store) == [at(9)]
+    assert store.read(schedules.schedule_view, "hourly").waiting_slot == at(11)
+    end_jobs(store)
+    look(store)
+    assert outcomes(store) == [
+        (at(9), RunOutcome.SUBMITTED),
+        (at(10), RunOutcome.SKIPPED),
+        (at(11), RunOutcome.SUBMITTED),
+    ]
+
+
+def test_queue_with_all_runs_each_slot_one_after_another(store: Store, clock: Clock) -> None:
+    store.write(schedules.add, schedule(overlap="queue", missed="all"))
+    clock.advance(3 * HOUR_S)
+    for done in range(1, 4):
+        look(store)
+        assert submitted(store) == [at(9), at(10), at(11)][:done]
+        end_jobs(store)
+    look(store)
+    assert len(outcomes(store)) == 3
+
+
+def test_replace_cancels_the_job_that_goes_on(store: Store, clock: Clock) -> None:
+    store.write(schedules.add, schedule(overlap="replace"))
+    for _ in range(2):
+        clock.advance(HOUR_S)
+        look(store)
+    runs = store.read(schedules.runs, "hourly")
+    assert [run.job_state for run in runs] == [JobState.QUEUED, JobState.CANCELLED]
+
+
+def test_a_pause_misses_nothing_and_runs_nothing(store: Store, clock: Clock) -> None:
+    """1. Paused at half past eight. 2. Active again at half past twelve."""
+    view = store.write(schedules.add, schedule(missed="all"))
+    clock.advance(HOUR_S / 2)
+    paused = store.write(schedules.change, "hourly", view.rules(), True)
+    assert (paused.state, paused.next_slots) == (ScheduleState.PAUSED, ())
+    clock.advance(4 * HOUR_S)
+    look(store)
+    store.write(schedules.change, "hourly", view.rules(), False)
+    look(store)
+    assert outcomes(store) == []
+    clock.advance(HOUR_S / 2)
+    look(store)
+    assert outcomes(store) == [(at(13), RunOutcome.SUBMITTED)]
+
+
+def test_a_schedule_ends(store: Store, clock: Clock) -> None:
+    store.write(schedules.add, schedule(ends_at=at(10), overlap="replace"))
+    for _ in range(4):
+        clock.advance(HOUR_S)
+        look(store)
+    assert submitted(store) == [at(9), at(10)]
+    assert store.read(schedules.schedule_view, "hourly").state is ScheduleState.ENDED
+
+
+def test_other_times_count_from_now(store: Store, clock: Clock) -> None:
+    store.write(schedules.add, schedule())
+    clock.advance(1.5 * HOUR_S)
+    view = store.write(schedules.change, "hourly", schedule(cron="15 * * * *").rules(), False)
+    assert view.next_slots[0] == at(10, 15)
+    look(store)
+    assert outcomes(store) == []
+
+
+def test_a_clock_that_is_set_back_runs_no_slot_again(store: Store, clock: Clock) -> None:
+    store.write(schedules.add, schedule())
+    clock.advance(HOUR_S)
+    look(store)
+    end_jobs(store)
+    clock.advance(-HOUR_S)
+    look(store)
+    clock.advance(HOUR_S)
+    look(store)
+    assert submitted(store) == [at(9)]
+
+
+def test_a_job_can_be_made_at_any_time(store: Store, clock: Clock) -> None:
+    store.write(schedules.add, schedule())
+    run = store.write(schedules.run_now, "hourly")
+    assert (run.slot, run.job_state) == (NOW, JobState.QUEUED)
+    with pytest.raises(Conflict, match=str(run.job_id)):
+        store.write(schedules.run_now, "hourly")
+    end_jobs(store)
+    clock.advance(HOUR_S)
+    look(store)
+    assert submitted(store) == [NOW, at(9)]
+
+
+def test_a_schedule_that_is_deleted_and_made_again_makes_jobs_of_its_own(store: Store, clock: Clock) -> None:
+    store.write(schedules.add, schedule())
+    clock.advance(HOUR_S)
+    look(store)
+    store.write(schedules.remove, "hourly")
+    with pytest.raises(NotFound):
+        store.read(schedules.schedule_view, "hourly")
+    clock.advance(-HOUR_S)
+    store.write(schedules.add, schedule())
+    clock.advance(HOUR_S)
+    look(store)
+    assert submitted(store) == [at(9)]
+    assert len(store.read(jobs.page)[0]) == 2
+
+
+def test_a_request_that_this_version_refuses_is_said_and_the_schedule_goes_on(
+    store: Store, clock: Clock
+) -> None:
+    store.write(schedules.add, schedule())
+    with store.writing() as tx:
+        tx.connection.execute(update(SCHEDULE_REQUEST).values(body='{"model": 7}'))
+    clock.advance(HOUR_S)
+    look(store)
+    run = store.read(schedules.schedule_view, "hourly").last_run
+    assert run is not None and run.outcome is RunOutcome.REFUSED and "model" in str(run.detail)
+    assert store.read(schedules.due) == []
+
+
+def test_the_last_good_run_is_known(store: Store, clock: Clock) -> None:
+    """1. A job is completed. 2. The next one fails."""
+    store.write(schedules.add, schedule())
+    assert store.read(schedules.schedule_view, "hourly").last_good_at is None
+    for state in (JobState.COMPLETED, JobState.FAILED):
+        clock.advance(HOUR_S)
+        look(store)
+        run = store.read(schedules.schedule_view, "hourly").last_run
+        assert run is not None
+        with store.writing() as tx:
+            tx.connection.execute(update(JOB).where(JOB.c.id == run.job_id).values(state=state))
+    view = store.read(schedules.schedule_view, "hourly")
+    assert view.last_good_at == at(9) and view.last_run is not None
+    assert view.last_run.job_state is JobState.FAILED
+
+
+def test_lists_come_in_pages(store: Store, clock: Clock) -> None:
+    for name in ("b", "a", "c"):
+        store.write(schedules.add, schedule(name, overlap="replace"))
+    assert [view.name for view in store.read(schedules.page, limit=2)] == ["a", "b"]
+    assert [view.name for view in store.read(schedules.page, after="b")] == ["c"]
+    for _ in range(3):
+        clock.advance(HOUR_S)
+        look(store)
+    first = store.read(schedules.runs, "a", limit=2)
+    rest = store.read(schedules.runs, "a", before=first[-1].slot)
+    assert [run.slot for run in (*first, *rest)] == [at(11), at(10), at(9)]
+    assert all(run.at - run.slot < timedelta(seconds=1) for run in first)
