@@ -91,9 +91,7 @@ class JobSummary(Wire):
     progress: Progress
     problem: Problem | None = None
     identity_sha256: str | None = None
-    hub_commit: str | None = Field(
-        default=None, description="commit of the dataset repository that holds the whole job"
-    )
+    hub_commit: str | None = Field(default=None, description="of the dataset repository, with the whole job")
     created_at: datetime
     updated_at: datetime
 
@@ -160,12 +158,8 @@ class Sizing(Wire):
     drain_share: float = Field(description="of what one H200 was measured to drain beside a model")
     writer_threads: int = Field(description="for each GPU, by what one thread was measured to seal")
     cores: float = Field(description="that writing, proof and sha256 keep busy for each GPU")
-    disk_bytes_per_s: float = Field(
-        description="written by all GPUs together; proof and sha256 each read as much again"
-    )
-    uplink_bits_per_s: float = Field(
-        description="to push in as much time as the capture takes; a job is pushed when it is captured"
-    )
+    disk_bytes_per_s: float = Field(description="written by all GPUs; proof and sha256 each read as much")
+    uplink_bits_per_s: float = Field(description="to push a captured job in as much time as its capture")
 
 
 class Estimate(Wire):

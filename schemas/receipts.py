@@ -115,9 +115,7 @@ class UnitSealed(Wire):
     rows: tuple[int, ...]
     num_tokens: tuple[int, ...]
     rejected: tuple[RejectedRow, ...] = ()
-    void: tuple[int, ...] = Field(
-        default=(), description="rows whose request was aborted or failed in the engine"
-    )
+    void: tuple[int, ...] = Field(default=(), description="rows whose request was aborted, or failed")
     layers: tuple[LayerStats, ...] = ()
 
 

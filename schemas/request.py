@@ -49,6 +49,7 @@ def _finite(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
 
 JsonObject = Annotated[dict[str, JsonValue], AfterValidator(_finite)]
 
+Template = Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEMPLATE_CHARS)]
 LayerPreset = Literal["eagle3", "eagle", "mtp", "dflash"]
 LossRule = Literal["assistant", "last_turn", "all"]
 TooLong = Literal["truncate", "reject"]
@@ -175,9 +176,7 @@ class Storage(Wire):
     """How the shards look on disk."""
 
     compression: Compression = "none"
-    shard_bytes: int = Field(
-        default=2_147_483_648, ge=65_536, le=17_179_869_184, description="size a shard is planned for"
-    )
+    shard_bytes: int = Field(default=2**31, ge=2**16, le=2**34, description="size a shard is planned for")
 
 
 class HubTarget(Wire):
@@ -196,34 +195,19 @@ class ExtractRequest(Wire):
 
     model: Name = Field(description="a repository of the Hub, or a folder below one of the model roots")
     revision: Name | None = Field(default=None, description="of the model's repository; null is its head")
-    dtype: Literal["auto"] | Dtype = Field(
-        default="auto", description="'auto' is what the model's config says"
-    )
+    dtype: Literal["auto"] | Dtype = Field(default="auto", description="'auto' is that of the model's config")
     layers: LayerPreset | tuple[LayerId, ...] = Field(default="eagle3", description="a preset, or layer ids")
     final_layer: bool = Field(default=True, description="add layer N, the state before the final norm")
     source: Source
-    loss: LossRule = Field(
-        default="assistant",
-        description="supervised tokens of a conversation: of every assistant turn, of its last turn, or all",
-    )
-    chat_template: Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEMPLATE_CHARS)] | None = (
-        Field(default=None, description="in place of the tokenizer's own")
-    )
+    loss: LossRule = Field(default="assistant", description="which turns' tokens are supervised")
+    chat_template: Template | None = Field(default=None, description="in place of the tokenizer's own")
     max_tokens: int = Field(
-        default=4096,
-        ge=1,
-        le=MAX_SAMPLE_TOKENS,
-        description="most tokens of a sample, answers included; never more than the model takes",
+        default=4096, ge=1, le=MAX_SAMPLE_TOKENS, description="of a sample, answers included"
     )
-    on_too_long: TooLong = Field(
-        default="truncate",
-        description="keep a sample's first tokens, or reject it; with `generate` it is always rejected",
-    )
+    on_too_long: TooLong = Field(default="truncate", description="with `generate` always 'reject'")
     generate: Generate | None = Field(default=None, description="let the target answer each prompt")
     storage: Storage = Storage()
-    canary: Literal["run", "skip"] = Field(
-        default="run", description="hold some samples against a reference run of the model; or not"
-    )
+    canary: Literal["run", "skip"] = Field(default="run", description="compare with a reference run")
     hub: HubTarget | None = Field(default=None, description="null leaves the dataset in the data folder")
 
     @field_validator("layers")

@@ -78,21 +78,14 @@ class LayerAgreement(Wire):
     cosine: float = Field(description="median over a prompt's tokens, of the worst prompt")
     max_rel_error: float = Field(description="of the worst token: a router that flipped shows here")
     best_match_layer: int = Field(description="the layer of the reference that it is nearest to: its own")
-    median_rel_error: float | None = Field(
-        default=None,
-        description="of the median token; set where rounding goes far, and all is held to float32",
-    )
-    own_median_rel_error: float | None = Field(
-        default=None, description="the reference's own in the job's dtype, against itself in float32"
-    )
+    median_rel_error: float | None = Field(default=None, description="against float32, if rounding goes far")
+    own_median_rel_error: float | None = Field(default=None, description="of the reference itself")
 
 
 class CanaryReport(Wire):
     """A passed canary: how near the engine's states were to those of a forward pass by another library."""
 
-    job_id: JobId | None = Field(
-        default=None, description="the job it ran for; others of the same model and engine rely on it"
-    )
+    job_id: JobId | None = Field(default=None, description="that it ran for; others may rely on it")
     prompts: int
     tokens: int
     layers: tuple[LayerAgreement, ...]
@@ -124,9 +117,7 @@ class CheckReport(UnitChecks):
 
     canary: str = Field(description="'passed', 'cached' or 'skipped by request'")
     canary_min_cosine: float | None = None
-    canary_report: CanaryReport | None = Field(
-        default=None, description="the numbers of the canary that passed; manifests before it have none"
-    )
+    canary_report: CanaryReport | None = Field(default=None, description="null in older manifests")
 
 
 class Totals(Wire):
@@ -151,10 +142,7 @@ class VocabularyStats(Wire):
     """How the supervised tokens spread over the vocabulary. The count of each stands in `token_freq/`."""
 
     token_ids: int = Field(description="different token ids that are supervised at least once")
-    coverage: tuple[Coverage, ...] = Field(
-        description="of common draft vocabularies that are smaller than that; `tokens` of the totals' "
-        "`supervised_tokens` could be drafted"
-    )
+    coverage: tuple[Coverage, ...] = Field(description="of common draft vocabularies below that")
 
 
 def body_sha256(body: Mapping[str, Any]) -> str:
@@ -173,24 +161,16 @@ class Manifest(Wire):
     provenance: Provenance
     identity_sha256: str
     request: PublishedRequest
-    request_sha256: str | None = Field(
-        default=None,
-        description="of the whole request as canonical JSON; manifests of versions up to 0.1 have none",
-    )
+    request_sha256: str | None = Field(default=None, description="of the whole request as canonical JSON")
     shards: tuple[ShardEntry, ...]
     indexes: tuple[FileEntry, ...]
     extras: tuple[FileEntry, ...] = Field(description="final_norm.safetensors and the token counts")
     rejects: tuple[RejectView, ...]
     totals: Totals
     checks: CheckReport
-    vocabulary: VocabularyStats | None = Field(
-        default=None, description="of the supervised tokens; manifests before it have none"
-    )
+    vocabulary: VocabularyStats | None = Field(default=None, description="null in older manifests")
     complete: bool = True
-    sha256: str = Field(
-        default_factory=body_sha256,
-        description="of all the rest as canonical JSON; made when left out, checked by `quarry verify`",
-    )
+    sha256: str = Field(default_factory=body_sha256, description="of all the rest as canonical JSON")
 
 
 def read_manifest(content: bytes, name: str) -> tuple[Manifest, str | None]:
