@@ -20,7 +20,6 @@ from connector.repeats import RepeatCheck
 from connector.rowcheck import RowChecker
 from connector.sentinels import Sentinels
 from schemas.dataset.files import DirectReader
-from schemas.dataset.index import Witness
 from schemas.dataset.shard import Shard
 from schemas.identity import FinalNorm
 from schemas.names import attempt_dir
@@ -90,7 +89,7 @@ def _head(rows: list[torch.Tensor], draw: torch.Generator) -> tuple[Head, list[L
     cases = []
     for row, states in enumerate(rows):
         best = head.logprobs(states[-1, -1:])[0].topk(16)
-        witness = Witness.of(list(zip(best.indices.tolist(), best.values.tolist(), strict=True)))
+        witness = tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
         cases.append(LogitCase(str(row), states[-1, -1], witness))
     return head, cases
 

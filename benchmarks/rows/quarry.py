@@ -123,7 +123,7 @@ class QuarryRow:
         async def run(prompt: Prompt) -> None:
             answer = await host.engine.run(prompt)
             if prompt.ref is not None and answer.likely:
-                witnesses[prompt.ref.row] = Witness.of(answer.likely)
+                witnesses[prompt.ref.row] = answer.likely
 
         async with gate:
             await host.link.open(unit_order)

@@ -1,9 +1,8 @@
 """A unit's light index: everything of its rows but the states, read back from the sealed shards."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,28 +22,11 @@ IndexRows = dict[tuple[str, int], dict[str, Any]]
 """An index file's rows as Python values, by shard path and row in it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Witness:
-    """What the engine itself said after a row's last token: its most likely next token, and how likely.
+Witness = tuple[tuple[int, float], ...]
+"""The engine's most likely tokens after a row's last token with their log-probabilities, the likeliest first.
 
-    At a temperature above 0 the sampled token may be another; the witness is the raw logits' argmax even so.
-    `others` are the next likely tokens with their log-probabilities; an index of versions up to 0.1 has none.
-    """
-
-    next_token: int
-    next_logprob: float
-    others: tuple[tuple[int, float], ...] = ()
-
-    @classmethod
-    def of(cls, likely: Sequence[tuple[int, float]]) -> Self:
-        """Make one of the engine's most likely tokens with their log-probabilities, the most likely first."""
-        (next_token, next_logprob), *others = likely
-        return cls(next_token, next_logprob, tuple(others))
-
-    @property
-    def likely(self) -> tuple[tuple[int, float], ...]:
-        """The tokens with their log-probabilities, the most likely first."""
-        return ((self.next_token, self.next_logprob), *self.others)
+They are of the raw logits, whatever token was sampled. An index of versions up to 0.1 has one of them.
+"""
 
 
 def write_index(
@@ -87,10 +69,10 @@ def write_index(
             "supervised_tokens": supervised,
             "shard": [shard_path for _, shard_path, _, _ in rows],
             "row": [row for _, _, row, _ in rows],
-            "next_token": [witness and witness.next_token for witness in said],
-            "next_logprob": [witness and witness.next_logprob for witness in said],
-            "top_tokens": [witness and [token for token, _ in witness.likely] for witness in said],
-            "top_logprobs": [witness and [logprob for _, logprob in witness.likely] for witness in said],
+            "next_token": [witness and witness[0][0] for witness in said],
+            "next_logprob": [witness and witness[0][1] for witness in said],
+            "top_tokens": [witness and [token for token, _ in witness] for witness in said],
+            "top_logprobs": [witness and [logprob for _, logprob in witness] for witness in said],
         },
         schema=INDEX_SCHEMA,
     )

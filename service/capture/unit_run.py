@@ -140,7 +140,7 @@ class UnitRun:
                 self._reject(row.row, "engine-refused", str(error))
                 return
         if answer.likely:
-            self._witnesses[row.row] = Witness.of(answer.likely)
+            self._witnesses[row.row] = answer.likely
 
     async def _ask(self, row: PlannedRow, generate: Generate | None) -> Answer:
         """Run the row's request, or two of them where the answer is captured by a second prefill."""

@@ -154,11 +154,9 @@ def _check_batch(head: Head, cases: Sequence[LogitCase]) -> Iterator[LogitReadin
         yield LogitReading(case.where, engine, gap, sigma, agrees, fault, mean_square)
 
 
-def _likely(witness: Witness, vocab_size: int) -> tuple[tuple[int, float], ...]:
+def _likely(witness: Witness, vocab_size: int) -> Witness:
     """Return the witness's tokens that can be compared, the most likely first; none without that one."""
     usable = [
-        (token, logprob)
-        for token, logprob in witness.likely
-        if math.isfinite(logprob) and 0 <= token < vocab_size
+        (token, logprob) for token, logprob in witness if math.isfinite(logprob) and 0 <= token < vocab_size
     ]
-    return tuple(usable) if witness.likely[0] in usable else ()
+    return tuple(usable) if witness[0] in usable else ()

@@ -33,12 +33,12 @@ def check_next_tokens(head: Head, cases: Sequence[LogitCase]) -> LogitVerdict:
 
 def _check_batch(head: Head, cases: Sequence[LogitCase]) -> Iterator[LogitReading]:
     # A token outside the vocabulary is a fault of its own; here it only must not be an index.
-    tokens_N = torch.tensor([case.witness.next_token for case in cases]).clamp(0, head.vocab_size - 1)
+    tokens_N = torch.tensor([case.witness[0][0] for case in cases]).clamp(0, head.vocab_size - 1)
     states_NH, half_NH = stacked(cases)
     opinion = head.opinion(states_NH, tokens_N, half_NH)
     gaps = head.gaps(states_NH, torch.stack([opinion.own_token, tokens_N], dim=1), half_NH)
     for row, case in enumerate(cases):
-        token, engine = case.witness.next_token, case.witness.next_logprob
+        token, engine = case.witness[0]
         own_token = int(opinion.own_token[row])
         stored, sigma = float(opinion.logprob[row]), float(opinion.sigma[row])
         off = (stored - engine) / sigma

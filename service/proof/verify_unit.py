@@ -106,13 +106,13 @@ def _witness(values: Mapping[str, Any]) -> Witness | None:
     """
     next_token, next_logprob = values["next_token"], values["next_logprob"]
     if "top_tokens" not in values:
-        return None if next_token is None or next_logprob is None else Witness(next_token, next_logprob)
+        return None if next_token is None or next_logprob is None else ((next_token, next_logprob),)
     tokens, logprobs = values["top_tokens"], values["top_logprobs"]
     if not tokens or logprobs is None or len(tokens) != len(logprobs):
         raise ValueError("the index does not hold the engine's log-probabilities of it")
     if (tokens[0], logprobs[0]) != (next_token, next_logprob):
         raise ValueError("in the index, next_token and next_logprob are not the first of top_tokens")
-    return Witness.of(list(zip(tokens, logprobs, strict=True)))
+    return tuple(zip(tokens, logprobs, strict=True))
 
 
 def _compare_index(

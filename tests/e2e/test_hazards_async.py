@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from schemas.dataset.index import Witness
 from schemas.receipts import UnitFailed
 from schemas.request import Generate
 from service.capture.engine import EngineSpec
@@ -105,7 +104,7 @@ def test_decoding_under_asynchronous_scheduling_is_wrong_and_so_it_is_refused(fo
         if forced.errors(rows)[0] > TOLERANCE:
             wrong += 1
             last = forced.states(rows[0], LAYERS[-1])[-1]
-            proven += bool(check_logits(head, [LogitCase("it", last, Witness.of(answer.likely))]).faults)
+            proven += bool(check_logits(head, [LogitCase("it", last, answer.likely)]).faults)
     print(
         f"of 36 answers {refused} were refused, {wrong} only wrong; the logit check finds {proven} of these"
     )

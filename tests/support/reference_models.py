@@ -72,7 +72,7 @@ class EngineSays:
         best = self.logprobs.topk(WITNESS_TOKENS).indices.tolist()
         # As an engine does, put the argmax first where two tokens are as likely.
         order = [self.next_token, *(token for token in best if token != self.next_token)]
-        return Witness.of([(token, float(self.logprobs[token])) for token in order])
+        return tuple((token, float(self.logprobs[token])) for token in order)
 
 
 class TinyModel:

@@ -74,9 +74,9 @@ def list_jobs(store: StoreOf, query: Annotated[JobsQuery, Query()]) -> JobPage:
 
 
 @router.get("/{job_id}", responses=problem_responses(404, 422))
-def read_job(job: JobOf, store: StoreOf, options: Annotated[NoOptions, Query()]) -> JobSummary:
+def read_job(job: JobOf, options: Annotated[NoOptions, Query()]) -> JobSummary:
     """Say how a job stands."""
-    return store.read(jobs.job, job.id).view()
+    return job.view()
 
 
 @router.patch("/{job_id}", responses=problem_responses(404, 422))

@@ -1,17 +1,15 @@
 """What a route is given: the settings and the store of its application, and the job that its path names."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Annotated, cast
 
 from fastapi import Depends, Path, Request
 
 from schemas.base import Wire
-from schemas.job import JobState
 from schemas.names import is_job_id
 from service.errors import NotFound
 from service.settings import Settings
-from service.store import Store, jobs
+from service.store import JobRow, Store, jobs
 
 
 class NoOptions(Wire):
@@ -38,23 +36,15 @@ StoreOf = Annotated[Store, Depends(store_of)]
 StoppingOf = Annotated[Callable[[], bool], Depends(stopping_of)]
 
 
-@dataclass(frozen=True, slots=True)
-class NamedJob:
-    """A job that exists, without its request, which may be 64 MiB. `state` is what it was a moment ago."""
-
-    id: str
-    state: JobState
-
-
-def job_of(store: StoreOf, job_id: Annotated[str, Path(description="`j-` and 16 hex digits")]) -> NamedJob:
-    """Return the job that the path names.
+def job_of(store: StoreOf, job_id: Annotated[str, Path(description="`j-` and 16 hex digits")]) -> JobRow:
+    """Return the job that the path names, as it was a moment ago.
 
     Raises:
         NotFound: also for an id that no job can have, so that such a string never reaches the database.
     """
     if not is_job_id(job_id):
         raise NotFound(f"there is no job {job_id!r}", field="job_id", cure="GET /jobs lists the jobs")
-    return NamedJob(job_id, store.read(jobs.state, job_id))
+    return store.read(jobs.job, job_id)
 
 
-JobOf = Annotated[NamedJob, Depends(job_of)]
+JobOf = Annotated[JobRow, Depends(job_of)]

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from schemas.dataset.index import Witness
 from schemas.identity import FinalNorm
 from service.capture.engine import WITNESS_TOKENS
 from service.proof.head import Head
@@ -36,26 +35,26 @@ def cases(head: Head, count: int) -> list[LogitCase]:
     best = head.logprobs(states_NH).topk(WITNESS_TOKENS)
     likely = zip(best.indices.tolist(), best.values.tolist(), strict=True)
     return [
-        LogitCase(f"row {row}", states_NH[row], Witness.of(list(zip(*one, strict=True))))
+        LogitCase(f"row {row}", states_NH[row], tuple(zip(*one, strict=True)))
         for row, one in enumerate(likely)
     ]
 
 
 def all_off(head: Head, case: LogitCase, sigmas: float) -> LogitCase:
     """Return the case with every token but the first `sigmas` less likely than its states say."""
-    tokens = torch.tensor([[token for token, _ in case.witness.likely]])
+    tokens = torch.tensor([[token for token, _ in case.witness]])
     sigma_K = head.gaps(case.state_H[None], tokens).sigma[0].tolist()[1:]
     others = tuple(
-        (token, lp - sigmas * sigma) for (token, lp), sigma in zip(case.witness.others, sigma_K, strict=True)
+        (token, lp - sigmas * sigma) for (token, lp), sigma in zip(case.witness[1:], sigma_K, strict=True)
     )
-    return replace(case, witness=replace(case.witness, others=others))
+    return replace(case, witness=(case.witness[0], *others))
 
 
 def next_off(head: Head, case: LogitCase, sigmas: float) -> LogitCase:
     """Return the case with the first token `sigmas` more likely than its states say, and no other token."""
-    token = case.witness.next_token
+    token = case.witness[0][0]
     opinion = head.opinion(case.state_H[None], torch.tensor([token]))
-    return replace(case, witness=Witness(token, float(opinion.logprob + sigmas * opinion.sigma)))
+    return replace(case, witness=((token, float(opinion.logprob + sigmas * opinion.sigma)),))
 
 
 @pytest.fixture(params=[(check_logits, all_off), (check_next_tokens, next_off)], ids=["top", "next"])
@@ -109,11 +108,11 @@ def test_states_of_another_row_are_named_with_both_gaps(head):
 @pytest.mark.parametrize(
     "witness",
     [
-        Witness(3, -0.5),
-        Witness(3, -0.5, ((VOCAB_SIZE, -1.0),)),
-        Witness(3, -0.5, ((4, -math.inf),)),
-        Witness(3, math.nan, ((4, -1.0), (5, -2.0))),
-        Witness(-1, -0.5, ((4, -1.0), (5, -2.0))),
+        ((3, -0.5),),
+        ((3, -0.5), (VOCAB_SIZE, -1.0)),
+        ((3, -0.5), (4, -math.inf)),
+        ((3, math.nan), (4, -1.0), (5, -2.0)),
+        ((-1, -0.5), (4, -1.0), (5, -2.0)),
     ],
 )
 def test_a_witness_without_two_tokens_proves_nothing(head, witness):
@@ -126,7 +125,7 @@ def test_a_witness_without_two_tokens_proves_nothing(head, witness):
 def test_tokens_that_are_missing_or_not_a_number_are_left_out(head, change):
     rows = cases(head, 3)
     witness = rows[1].witness
-    rows[1] = replace(rows[1], witness=replace(witness, others=change(witness.others)))
+    rows[1] = replace(rows[1], witness=(witness[0], *change(witness[1:])))
     assert check_logits(head, rows).faults == ()
 
 
@@ -135,9 +134,9 @@ def test_a_next_token_that_the_states_do_not_say_is_named(head):
     logprobs_V = head.logprobs(case.state_H[None])[0]
     least = int(logprobs_V.argmin())
     for witness, message in (
-        (Witness(least, float(logprobs_V[least])), "the stored states say token"),
-        (Witness(VOCAB_SIZE, -1.0), "is outside the vocabulary"),
-        (Witness(least, math.nan), "row 0: its log-probabilities are not finite"),
+        (((least, float(logprobs_V[least])),), "the stored states say token"),
+        (((VOCAB_SIZE, -1.0),), "is outside the vocabulary"),
+        (((least, math.nan),), "row 0: its log-probabilities are not finite"),
     ):
         assert message in check_next_tokens(head, [replace(case, witness=witness)]).faults[0]
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from schemas.dataset.codecs.fp8 import Quantizer, dequantize, half_steps
-from schemas.dataset.index import Witness
 from schemas.identity import FinalNorm
 from service.capture.engine import WITNESS_TOKENS
 from service.proof.head import Head
@@ -52,7 +51,7 @@ def cases(head: Head, states_NH: torch.Tensor) -> list[LogitCase]:
         LogitCase(
             f"row {row}",
             stored_NH[row],
-            Witness.of(list(zip(best.indices[row].tolist(), best.values[row].tolist(), strict=True))),
+            tuple(zip(best.indices[row].tolist(), best.values[row].tolist(), strict=True)),
             half_steps(codes_NH[row], float(scales_N[row])),
         )
         for row in range(NUM_ROWS)

@@ -5,7 +5,7 @@ import pytest
 
 from schemas.dataset.columns import INDEX_SCHEMA
 from schemas.dataset.errors import DatasetError
-from schemas.dataset.index import Witness, read_index, write_index
+from schemas.dataset.index import read_index, write_index
 from schemas.dataset.seal import sha256_of
 from tests.support.plans import identity, provenance
 from tests.support.shards import write_plan_of, write_shard
@@ -29,7 +29,7 @@ def unit(tmp_path):
 
 def test_every_written_row_stands_in_plan_order_with_its_place(tmp_path, unit):
     rows, plan, shards = unit
-    witnesses = {3: Witness(17, -0.25, ((4, -2.5),)), 2: Witness(1, -1.0)}
+    witnesses = {3: ((17, -0.25), (4, -2.5)), 2: ((1, -1.0),)}
     entry, supervised = write_index(tmp_path / "index.parquet", PATH, shards, plan, witnesses)
     table = pq.read_table(tmp_path / "index.parquet")
     assert table.schema.equals(INDEX_SCHEMA)
