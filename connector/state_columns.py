@@ -51,15 +51,8 @@ class StateColumns:
                 if self._compression == "none":
                     yield raw
                 else:
-                    yield from self._planes(raw)
+                    yield from split_planes(raw, self._width)
         yield np.array(checksums, np.uint64)
-
-    def _planes(self, raw: Bytes) -> tuple[Bytes, Bytes]:
-        num_elements = raw.size // self._width
-        hi = np.empty(num_elements, dtype=np.uint8)
-        lo = np.empty(num_elements * (self._width - 1), dtype=np.uint8)
-        split_planes(raw, self._width, hi, lo)
-        return hi, lo
 
     def _quantized(
         self, quantizer: Quantizer, states_LTH: torch.Tensor, look: Look

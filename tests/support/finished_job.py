@@ -163,9 +163,7 @@ def _columns(values: list[bytes], about: Identity) -> list[list[bytes]]:
     width = DTYPE_BYTES[about.dtype]
     his, los = [], []
     for value in values:
-        raw = np.frombuffer(value, np.uint8)
-        hi, lo = np.empty(len(raw) // width, np.uint8), np.empty(len(raw) // width * (width - 1), np.uint8)
-        split_planes(raw, width, hi, lo)
+        hi, lo = split_planes(np.frombuffer(value, np.uint8), width)
         his.append(hi.tobytes())
         los.append(lo.tobytes())
     return [his, los]

@@ -9,20 +9,14 @@ import numpy as np
 from schemas.dataset.memory import Bytes
 
 
-def split_planes(raw: Bytes, width: int, hi: Bytes, lo: Bytes) -> None:
-    """Split `raw` of `n * width` bytes into `hi` of `n` and `lo` of `n * (width - 1)`, without allocating."""
+def split_planes(raw: Bytes, width: int) -> tuple[Bytes, Bytes]:
+    """Return the high plane of `raw`, n bytes of `n * width`, and its low plane, the others."""
     elements = raw.reshape(-1, width)
-    hi[:] = elements[:, width - 1]
-    lo.reshape(-1, width - 1)[:] = elements[:, : width - 1]
+    return elements[:, width - 1].copy(), elements[:, : width - 1].copy().reshape(-1)
 
 
 def merge_planes(hi: Bytes, lo: Bytes, width: int) -> Bytes:
-    """Return the raw bytes that `split_planes` took apart.
-
-    Raises ValueError if the lengths do not fit each other.
-    """
-    if lo.size != hi.size * (width - 1):
-        raise ValueError(f"planes of {hi.size} and {lo.size} bytes do not fit elements of {width} bytes")
+    """Return the raw bytes that `split_planes` took apart."""
     raw = np.empty((hi.size, width), dtype=np.uint8)
     raw[:, width - 1] = hi
     raw[:, : width - 1] = lo.reshape(-1, width - 1)

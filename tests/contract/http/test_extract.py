@@ -122,11 +122,6 @@ def test_a_body_beyond_the_limit_is_refused_whether_it_says_its_length_or_not(
     assert sum(store.read(jobs.counts).values()) == before
 
 
-def test_an_estimate_refuses_what_a_job_would_be_refused_for(api: httpx2.Client, model: Path):
-    assert problem_of(api.post("/estimate", json=job_body(model, layers=[99])), 422).field == "layers"
-    assert problem_of(api.post("/estimate", json=job_body(model, x=1)), 422).field == "x"
-
-
 def test_a_repository_without_permission_is_refused_by_field_and_one_with_it_is_taken(
     tmp_path: Path, model: Path
 ):

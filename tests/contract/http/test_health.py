@@ -10,11 +10,6 @@ from service.store import Store, jobs
 from tests.support.api import api_settings, complete, problem_of, serving
 
 
-def test_health_and_readiness_are_ok(api: httpx2.Client):
-    assert api.get("/healthz").json() == {"status": "ok"}
-    assert api.get("/readyz").json() == {"status": "ok"}
-
-
 def test_a_data_folder_that_is_gone_is_not_ready(tmp_path: Path):
     settings = api_settings(tmp_path, database_url=f"sqlite:///{tmp_path / 'elsewhere.db'}")
     with serving(settings) as api:

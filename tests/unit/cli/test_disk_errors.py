@@ -65,14 +65,6 @@ def test_a_disk_that_cannot_be_read_is_no_broken_dataset(run: Run, dataset):
     assert lines_of(ran.err)[0] == f"error: Reading or writing failed: {dataset}: Input/output error"
 
 
-def test_publish_names_what_it_cannot_read(run: Run, dataset, tmp_path, monkeypatch):
-    monkeypatch.setenv("QUARRY_HUB_TOKEN_FILE", str(tmp_path))
-    ran = run("publish", dataset, "org/states")
-    assert ran.code == 3
-    assert "the Hub token's file cannot be read: Is a directory" in ran.err
-    assert "field: QUARRY_HUB_TOKEN_FILE" in ran.err
-
-
 def test_a_server_that_cannot_make_its_folder_did_not_start(tmp_path):
     (tmp_path / "file").touch()
     ran = quarry("serve", "--data-dir", tmp_path / "file/data")
