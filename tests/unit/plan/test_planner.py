@@ -1,6 +1,7 @@
 """Planning a job against the real store: what stands afterwards, and what another planner finds."""
 
-import threading
+import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +11,14 @@ from pydantic import ValidationError
 
 from schemas.dataset.columns import PLAN_SCHEMA
 from schemas.dataset.seal import sha256_of
+from schemas.identity import Identity
 from schemas.job import JobState
 from schemas.request import Generate
 from service.plan.planner import resolve_capture
-from service.store import commits, jobs, plans, units
-from service.store.tasks import POLICIES
-from service.store.values import TaskKind
+from service.store import PlanLease, Transaction, commits, jobs, plans, units
 from tests.support import templates
 from tests.support.store_cases import Clock
 from tests.unit.plan.house import BYTES_PER_TOKEN, JOB, House
-
-MAX_DEATHS = POLICIES[TaskKind.PLAN].max_deaths
-
-
-def test_without_a_job_there_is_nothing_to_plan(house: House) -> None:
-    assert house.plan() is False
 
 
 def test_a_plan_is_units_with_sealed_files_and_rejects(house: House) -> None:
@@ -58,7 +52,7 @@ def test_the_identity_says_what_the_dataset_is(house: House) -> None:
 
 
 def test_units_are_as_large_as_a_shard(house: House) -> None:
-    house.write_rows(800)
+    house.write_rows(100)
     house.submit(storage={"shard_bytes": 65_536})
     house.settings = house.settings.model_copy(update={"unit_max_samples": 4096})
     house.plan()
@@ -112,39 +106,32 @@ def test_a_source_that_changed_between_two_planners_fails_the_job(house: House) 
     assert job.problem.type == "urn:quarry:identity-changed" and "source_fingerprint" in job.problem.detail
 
 
-def test_a_planner_that_lost_its_lease_adds_nothing_more(house: House) -> None:
-    house.submit()
-    taken = threading.Event()
+def lose_the_lease(house: House) -> None:
+    house.clock.advance(house.settings.lease_s + 1)
+    assert plans.lease(house.store, "thief", 60) is not None
 
-    def lose() -> bool:
-        if not taken.is_set():
-            taken.set()
-            house.clock.advance(house.settings.lease_s + 1)
-            assert plans.lease(house.store, "thief", 60) is not None
+
+def cancel(house: House) -> None:
+    house.store.write(jobs.cancel, JOB)
+
+
+@pytest.mark.parametrize(
+    ("happens", "state"), [(lose_the_lease, JobState.RUNNING), (cancel, JobState.CANCELLED)]
+)
+def test_a_planner_whose_job_is_not_its_own_any_more_adds_nothing(
+    house: House, happens: Callable[[House], None], state: JobState
+) -> None:
+    house.submit()
+    left = [happens]
+
+    def stop() -> bool:
+        while left:
+            left.pop()(house)
         return False
 
-    house.plan(stop=lose)
-    assert (
-        house.store.read(units.of_job, JOB) == []
-        and house.store.read(jobs.job, JOB).state is JobState.RUNNING
-    )
-
-
-def test_a_job_cancelled_while_it_is_planned_stays_cancelled(house: House) -> None:
-    house.submit()
-    cancelled = threading.Event()
-
-    def cancel() -> bool:
-        if not cancelled.is_set():
-            cancelled.set()
-            house.store.write(jobs.cancel, JOB)
-        return False
-
-    assert house.plan(stop=cancel) is True
-    assert (
-        house.store.read(jobs.job, JOB).state is JobState.CANCELLED
-        and house.store.read(units.of_job, JOB) == []
-    )
+    assert house.plan(stop=stop) is True
+    assert house.store.read(units.of_job, JOB) == []
+    assert house.store.read(jobs.state, JOB) is state
 
 
 def test_a_job_of_rejects_alone_is_planned_without_units(house: House) -> None:
@@ -194,33 +181,31 @@ def test_a_passing_error_is_tried_again_and_then_waits_for_a_person(house: House
     assert house.store.read(jobs.job, JOB).progress.plan_done
 
 
-def test_a_job_that_kills_its_planners_waits_for_a_person(house: House) -> None:
-    """1. three planners vanish with the job  2. the next one blocks it  3. resumed, it is planned."""
+@pytest.mark.parametrize("said", ["nobody foresaw this", "\ud800 " + "x" * 10_000])
+def test_a_bug_fails_the_job_with_a_word_and_the_planner_goes_on(
+    house: House, said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """1. planning raises what is no QuarryError  2. the job says so, the log has the traceback.
+
+    3. without the bug the job is resumed, and planned by the same planner.
+    """
+
+    def buggy(tx: Transaction, lease: PlanLease, identity: Identity) -> None:
+        raise KeyError(said)
+
     house.submit()
-    for _ in range(MAX_DEATHS):
-        assert plans.lease(house.store, "vanishes", 60) is not None
-        house.clock.advance(61)
-    assert house.plan() is False
+    with monkeypatch.context() as bug, caplog.at_level(logging.ERROR, "service.plan.planner"):
+        bug.setattr(plans, "set_identity", buggy)
+        assert house.plan() is True
     job = house.store.read(jobs.job, JOB)
-    assert (
-        job.state is JobState.BLOCKED and job.problem is not None and "3 planners died" in job.problem.detail
-    )
+    assert job.state is JobState.FAILED and job.problem is not None
+    assert (job.problem.title, job.problem.status) == ("Internal error", 500)
+    told = job.problem.detail
+    assert told.startswith("internal error: KeyError(") and ascii(said)[:10] in told
+    assert len(told) < 1000 and job.problem.cure
+    [record] = [entry for entry in caplog.records if entry.exc_info]
+    assert record.exc_info is not None and record.exc_info[0] is KeyError and JOB in record.getMessage()
     house.store.write(jobs.resume, JOB)
-    house.plan()
-    assert house.store.read(jobs.job, JOB).progress.plan_done
-
-
-def test_planners_that_end_in_order_cost_no_try(house: House) -> None:
-    """1. more planners than may vanish are stopped with the job  2. one fails  3. the next one plans it."""
-    house.submit()
-    house.settings = house.settings.model_copy(update={"unit_attempts": 2})
-    for _ in range(MAX_DEATHS + 1):
-        assert house.plan(stop=lambda: True) is True
-    house.settings.work_root.write_text("in the way")
-    assert house.plan() is True
-    house.clock.advance(house.settings.lease_s + 1)
-    house.settings.work_root.unlink()
-    assert house.store.read(jobs.state, JOB) is JobState.RUNNING
     assert house.plan() is True
     assert house.store.read(jobs.job, JOB).progress.plan_done
 

@@ -1,13 +1,10 @@
-"""Chat templates: rendered as transformers does, in bounds, and never by another clock."""
-
-import threading
-from typing import Any
+"""Chat templates: rendered as transformers does, and refused where they are none."""
 
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from service.errors import TemplateRefused
-from service.plan.rendering import ChatTemplate, RenderFailed, RenderTooLong
+from service.plan.rendering import ChatTemplate, RenderFailed
 from tests.support import templates
 
 MESSAGES = [
@@ -76,38 +73,3 @@ def test_what_is_no_template_is_refused(source: str) -> None:
 def test_generation_marks_whose_place_is_not_known_are_refused(around: str) -> None:
     with pytest.raises(TemplateRefused, match="cannot be known"):
         ChatTemplate(around.replace("BLOCK", "{% generation %}x{% endgeneration %}"), {})
-
-
-LOOPS = "{% for a in messages %}" * 3 + "BODY" + "{% endfor %}" * 3
-
-
-def test_a_rendering_that_grows_without_end_is_stopped() -> None:
-    with pytest.raises(RenderTooLong):
-        ChatTemplate(LOOPS.replace("BODY", "0123456789"), {}).render(
-            [{}] * 1000, None, add_generation_prompt=False
-        )
-
-
-def test_two_threads_may_render_the_same_template_with_generation_marks() -> None:
-    """Each has a tracker of its own: transformers' cached one may not be entered twice."""
-    first, second = (ChatTemplate(templates.GENERATION, {}) for _ in range(2))
-    inside: list[Any] = []
-
-    class Reentrant(dict[str, str]):
-        def __getitem__(self, key: str) -> str:
-            if not inside:
-                inside.append(None)
-                thread = threading.Thread(
-                    target=lambda: inside.append(second.render(MESSAGES, None, add_generation_prompt=False))
-                )
-                thread.start()
-                thread.join()
-            return super().__getitem__(key)
-
-    found = first.render([Reentrant(m) for m in MESSAGES], None, add_generation_prompt=False)
-    assert inside[1] == found and len(found.generated) == 2
-
-
-def test_the_clock_of_a_template_stands_still() -> None:
-    source = "{{ strftime_now('%d %b %Y') }}"
-    assert ChatTemplate(source, {}).render([], None, add_generation_prompt=False).text == "26 Jul 2024"

@@ -73,17 +73,6 @@ def test_a_model_that_moved_is_planned_on_at_the_commit_it_was_begun_at(
     assert job.identity is not None and job.identity.revision == begun_at
 
 
-def test_a_job_that_failed_for_a_moved_branch_can_be_resumed(house: House, hub: FakeHub) -> None:
-    begin(house, model="org/model", source={"kind": "hub", "repo_id": "org/set"})
-    hub.repo("org/set").add("other rows", {"train.jsonl": regular_blob(rows("second"))})
-    house.store.write(jobs.cancel, JOB)
-    house.store.write(jobs.resume, JOB)
-    house.plan(owner="second")
-    assert (
-        house.store.read(jobs.job, JOB).problem is None and house.store.read(jobs.job, JOB).progress.plan_done
-    )
-
-
 def test_a_job_that_is_not_begun_takes_the_dataset_as_it_is_now(house: House, hub: FakeHub) -> None:
     house.submit(source={"kind": "hub", "repo_id": "org/set"})
     hub.repo("org/set").add("other rows", {"train.jsonl": regular_blob(rows("second"))})

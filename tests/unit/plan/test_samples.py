@@ -117,6 +117,15 @@ SUPERVISED: dict[str, tuple[str, tuple[Any, ...], list[str]]] = {
         ("assistant: Hello.", "user: Hi.", "assistant: Well?"),
         ["Hello.<|im_end|>", "Well?<|im_end|>"],
     ),
+    "a word that stands for a turn elsewhere": (
+        templates.QWEN3,
+        (
+            TWO[0],
+            {"role": "assistant", "content": "QuarryStandIn and QuarryStandInX", "reasoning_content": "hm"},
+            *TWO[2:],
+        ),
+        ["QuarryStandIn and QuarryStandInX<|im_end|>", EMPTY_THOUGHT + "Now two.<|im_end|>"],
+    ),
     "emoji and spaces": (
         templates.CHATML,
         (TWO[0], {"role": "assistant", "content": "  na\u00efve \U0001f469\u200d\U0001f52c!  "}),
@@ -159,15 +168,67 @@ def test_plain_text_and_bare_token_ids_are_supervised_whole(tmp_path: Path) -> N
         assert (tokens.ids.tolist(), tokens.mask.tolist()) == ([5, 6, 7], list(mask or (1, 1, 1)))
 
 
-@pytest.mark.parametrize("template", [templates.UNMARKED_TRAILER, templates.STRIPPED_REASONING])
+UNSTABLE = {
+    "a content twice": (
+        "{% for m in messages %}{{ m.content + m.content }}{% endfor %}END",
+        "content exactly once",
+    ),
+    "a content nowhere": (
+        "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}END",
+        "content exactly once",
+    ),
+    "a content before all others": (
+        "{{ messages[-1].content }}" + templates.CHATML,
+        "content exactly once",
+    ),
+    "an end without a mark": (templates.UNMARKED_TRAILER, "the last turn is closed by"),
+    "reasoning that is left out": (
+        templates.STRIPPED_REASONING,
+        "not how the rendering of its answer begins",
+    ),
+    "answers that repeat their question": (
+        templates.CHATML.replace(
+            "+ message.content +",
+            "+ message.content"
+            " + (messages[loop.index0 - 1].content if message.role == 'assistant' else '') +",
+        ),
+        "the span found for 'first answer' is ",
+    ),
+    "a length of a turn before it": (
+        "{{ messages[1].content | length if messages | length > 2 }}" + templates.CHATML,
+        "the text around turn 1 depends on what it says",
+    ),
+}
+
+
+@pytest.mark.parametrize(("template", "reason"), UNSTABLE.values(), ids=UNSTABLE)
 def test_a_template_without_stable_turns_is_refused_by_name_with_the_cure(
-    tmp_path: Path, template: str
+    tmp_path: Path, template: str, reason: str
 ) -> None:
-    with pytest.raises(TemplateRefused, match="no stable turn boundaries") as caught:
+    with pytest.raises(TemplateRefused, match=f"no stable turn boundaries: .*{reason}") as caught:
         a_tokenizer(tmp_path, template).encode(chat(*TWO[:2]))
     assert caught.value.field == "chat_template"
     assert caught.value.cure is not None and "{% generation %}" in caught.value.cure
     assert str(tmp_path / "model") in caught.value.detail
+
+
+def test_a_turn_without_text_of_its_own_is_a_reject(tmp_path: Path) -> None:
+    bare = (
+        "{% for m in messages %}{{ 'Q:' + m.content + ' A:' if m.role == 'user' else m.content }}{% endfor %}"
+    )
+    tokenizer = a_tokenizer(tmp_path, bare)
+    found = rejected(tokenizer, chat(TWO[0], {"role": "assistant", "content": ""}))
+    assert (found.reason, found.detail) == ("turn-boundaries", "turn 1 has no text of its own")
+
+
+def test_a_conversation_of_too_many_turns_for_its_length_is_a_reject(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = a_tokenizer(tmp_path)
+    monkeypatch.setattr("service.plan.boundaries.MAX_RENDERED_CHARS", 10_000)
+    assert isinstance(tokenizer.encode(chat(*TWO)), Tokenized)
+    found = rejected(tokenizer, chat(*TWO * 20))
+    assert found.reason is RejectReason.RENDER_TOO_LONG and "too many turns" in found.detail
 
 
 def test_a_template_that_does_not_render_a_plain_conversation_is_refused(tmp_path: Path) -> None:
@@ -192,16 +253,9 @@ def test_a_template_from_the_request_replaces_the_models(tmp_path: Path) -> None
     assert tokenizer.template_sha256 != a_tokenizer(tmp_path, templates.STRIPPED_REASONING).template_sha256
 
 
-@pytest.mark.parametrize(
-    "template",
-    [
-        "{% for %}",
-        "{% macro f(m) %}{% generation %}{{ m }}{% endgeneration %}{% endmacro %}{{ f(messages) }}",
-    ],
-)
-def test_a_template_that_cannot_be_used_is_refused_before_any_sample(tmp_path: Path, template: str) -> None:
+def test_a_template_that_cannot_be_used_is_refused_before_any_sample(tmp_path: Path) -> None:
     with pytest.raises(TemplateRefused) as caught:
-        a_tokenizer(tmp_path, chat_template=template)
+        a_tokenizer(tmp_path, chat_template="{% for %}")
     assert caught.value.field == "chat_template"
 
 
@@ -279,9 +333,9 @@ def test_a_long_sample_is_cut_with_its_mask(tmp_path: Path) -> None:
     [
         (templates.CHATML, "truncate", "nothing-supervised"),
         (templates.CHATML, "reject", "too-long"),
+        # It is rejected before its turns are looked for.
         (templates.NEEDS_REASONING, "reject", "too-long"),
     ],
-    ids=["truncate", "reject", "reject before its turns are looked for"],
 )
 def test_a_long_sample_is_rejected_where_asked_or_where_nothing_supervised_is_left(
     tmp_path: Path, template: str, on_too_long: str, reason: str
@@ -339,19 +393,6 @@ def test_call_arguments_given_as_json_text_reach_the_template_as_an_object(tmp_p
 def test_the_day_does_not_change_the_tokens(tmp_path: Path) -> None:
     _, whole = pieces(a_tokenizer(tmp_path, templates.DATED), chat(*TWO))
     assert whole.startswith("2024-07-26")
-
-
-@pytest.mark.parametrize("template", [templates.MISTRAL, templates.GENERATION])
-def test_ids_and_mask_of_generation_marks_are_those_of_transformers(tmp_path: Path, template: str) -> None:
-    tokenizer = a_tokenizer(tmp_path, template)
-    ours = encoded(tokenizer, chat(*TWO))
-    messages = [{"role": t.split(": ")[0], "content": t.split(": ")[1]} for t in TWO]
-    marked = template == templates.GENERATION
-    theirs = tokenizer._tokenizer._tokenizer.apply_chat_template(
-        messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=marked
-    )
-    assert ours.ids.tolist() == theirs["input_ids"]
-    assert not marked or ours.mask.tolist() == theirs["assistant_masks"]
 
 
 def test_a_folder_without_a_tokenizer_is_an_unknown_model(tmp_path: Path) -> None:

@@ -100,28 +100,44 @@ def test_weights_that_the_storage_does_not_give_are_tried_again(
 
 
 @pytest.mark.parametrize(
-    ("raised", "expected"),
+    ("raised", "expected", "outcome"),
     [
-        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), DiskFull),
-        (OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)), DiskFull),
-        (OSError("Consistency check failed"), HubUnavailable),
-        (RuntimeError("the storage's client lost its connection"), HubUnavailable),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/cache/blob"), DiskFull, Outcome.BLOCK),
+        (OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)), DiskFull, Outcome.BLOCK),
+        (OSError(errno.EIO, os.strerror(errno.EIO), "/cache/blob"), HubUnavailable, Outcome.RETRY),
+        (PermissionError(errno.EACCES, os.strerror(errno.EACCES)), HubUnavailable, Outcome.RETRY),
+        (OSError("Consistency check failed"), HubUnavailable, Outcome.RETRY),
+        (ConnectionResetError(), HubUnavailable, Outcome.RETRY),
+        (RuntimeError("the storage's client lost its connection"), HubUnavailable, Outcome.RETRY),
+        (FileNotFoundError("no such file"), UnknownModel, Outcome.FAIL),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), UnknownModel, Outcome.FAIL),
     ],
 )
-def test_a_download_that_breaks_off_waits_for_space_or_is_tried_again(
+def test_a_download_that_breaks_off_has_its_own_error(
     target: Target,
     settings: Settings,
     monkeypatch: pytest.MonkeyPatch,
     raised: Exception,
     expected: type[QuarryError],
+    outcome: Outcome,
 ) -> None:
-    def broken(*args: object, **options: object) -> str:
+    def broken(*_: object, **__: object) -> str:
         raise raised
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", broken)
     error = fault_of(target, settings)
-    assert type(error) is expected
-    assert error.outcome is (Outcome.BLOCK if expected is DiskFull else Outcome.RETRY)
+    assert (type(error), error.outcome) == (expected, outcome)
+    assert "/cache" not in error.detail and (error.cure or expected is HubUnavailable)
+
+
+def test_a_cache_that_cannot_be_written_is_not_the_models_fault(
+    hub: FakeHub, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(HubUnavailable) as caught:
+        a_target("org/model", settings)
+    assert caught.value.field == "model"
 
 
 def test_a_full_disk_is_told_from_a_lost_connection_by_the_disk(
