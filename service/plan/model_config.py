@@ -4,6 +4,7 @@ import json
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
@@ -125,8 +126,6 @@ class _Values:
 
     def __init__(self, whole: Mapping[str, Any], text: Mapping[str, Any]) -> None:
         self._given = (text, whole)
-        self._whole = whole
-        self._completed: object | None = None
 
     def find(self, keys: tuple[str, ...], kind: TypeAdapter[T]) -> T | None:
         for level in self._given:
@@ -144,31 +143,30 @@ class _Values:
         return found
 
     def default(self, keys: tuple[str, ...], kind: TypeAdapter[T]) -> T | None:
-        if self._completed is None:
-            self._completed = _completed(self._whole)
         values = ((key, getattr(self._completed, key, None)) for key in keys)
         return next((_typed(kind, value, key) for key, value in values if value is not None), None)
 
+    @cached_property
+    def _completed(self) -> object:
+        """The text config as transformers completes it; nothing is in it if the type is unknown."""
+        from huggingface_hub.errors import StrictDataclassError
 
-def _completed(whole: Mapping[str, Any]) -> object:
-    """Return the text config as transformers completes it; nothing is in it if the type is unknown."""
-    from huggingface_hub.errors import StrictDataclassError
+        whole = self._given[1]
+        model_type = _typed(NAME, whole.get("model_type") or "", "model_type")
+        with IMPORTING:
+            from transformers import AutoConfig
+            from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    model_type = _typed(NAME, whole.get("model_type") or "", "model_type")
-    with IMPORTING:
-        from transformers import AutoConfig
-        from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-        if model_type not in CONFIG_MAPPING:
-            return object()
-        try:
-            text: object = AutoConfig.for_model(**whole).get_text_config()
-        except (
-            *(StrictDataclassError, ValueError, TypeError, LookupError, AttributeError),
-            *(ArithmeticError, RecursionError),
-        ) as error:
-            raise _refused(f"config.json is not a valid config of '{model_type}': {error}") from error
-    return text
+            if model_type not in CONFIG_MAPPING:
+                return object()
+            try:
+                text: object = AutoConfig.for_model(**whole).get_text_config()
+            except (
+                *(StrictDataclassError, ValueError, TypeError, LookupError, AttributeError),
+                *(ArithmeticError, RecursionError),
+            ) as error:
+                raise _refused(f"config.json is not a valid config of '{model_type}': {error}") from error
+        return text
 
 
 def _dtype(asked: str, values: _Values) -> Dtype:

@@ -87,26 +87,32 @@ def _hub_snapshot(model: str, revision: str | None, settings: Settings) -> Model
     except HFValidationError as error:
         cure = "give an id such as 'Qwen/Qwen3-8B', an absolute path, or a path that begins with './'"
         raise _unknown(f"{model!r} is neither a model id of the Hub nor a path", cure) from error
-    what = f"model {model!r}" + (f" at revision {revision!r}" if revision else "")
-    cure = "check the id and the revision, and that the Hub token may read it"
-    with reading_hub(what, UnknownModel, "revision" if revision else "model", cure):
-        folder = download(model, revision, (*CONFIG_FILES, *TOKENIZER_FILES), settings)
+    patterns = (*CONFIG_FILES, *TOKENIZER_FILES)
+    folder = download(model, revision, patterns, settings, "revision" if revision else "model")
     if not (folder / "config.json").is_file():
-        raise _unknown(f"{what} has no config.json", "give a model in the transformers format")
+        raise _unknown(f"model {model!r} has no config.json", "give a model in the transformers format")
     return ModelFolder(folder, folder.name)
 
 
-def download(model: str, revision: str | None, patterns: Iterable[str], settings: Settings) -> Path:
-    """Return the Hub's snapshot of a model, with the files that match."""
+def download(
+    model: str, revision: str | None, patterns: Iterable[str], settings: Settings, field: str
+) -> Path:
+    """Return the Hub's snapshot of a model, with the files that match.
+
+    Raises UnknownModel (`field`) where the Hub has or gives no such model, HubUnavailable, DiskFull.
+    """
     from huggingface_hub import snapshot_download
 
-    folder = snapshot_download(
-        model,
-        revision=revision,
-        endpoint=settings.hub_endpoint,
-        token=settings.token(),
-        allow_patterns=list(patterns),
-    )
+    what = f"model {model!r}" + (f" at revision {revision!r}" if revision else "")
+    cure = "check the id and the revision, and that the Hub token may read it"
+    with reading_hub(what, UnknownModel, field, cure):
+        folder = snapshot_download(
+            model,
+            revision=revision,
+            endpoint=settings.hub_endpoint,
+            token=settings.token(),
+            allow_patterns=list(patterns),
+        )
     return Path(folder)
 
 

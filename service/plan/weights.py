@@ -4,7 +4,6 @@ from pathlib import Path
 
 from schemas.names import is_local_model
 from service.errors import UnknownModel
-from service.plan.hub_reading import reading_hub
 from service.plan.model_folder import download
 from service.plan.target import Target
 from service.settings import Settings
@@ -25,9 +24,7 @@ def fetch_weights(target: Target, settings: Settings) -> Path:
     """
     folder = target.folder
     if not is_local_model(target.model):
-        cure = "check the name, and that the Hub token may read it"
-        with reading_hub(f"the weights of {target.model}", UnknownModel, "model", cure):
-            folder = download(target.model, target.revision, WEIGHT_FILES, settings)
+        folder = download(target.model, target.revision, WEIGHT_FILES, settings, "model")
     if not any(folder.glob("*.safetensors")):
         detail = f"{target.model} holds no safetensors files"
         raise UnknownModel(detail, field="model", cure="convert the weights to safetensors")

@@ -110,21 +110,17 @@ def now() -> dict[str, Any]:
     return {"kind": "inline", "samples": [{"messages": messages} for messages in chats]}
 
 
-@pytest.mark.parametrize("name", NEVER_ENDING)
-def test_a_template_that_never_ends_fails_its_job_by_row(shop: Shop, name: str) -> None:
-    problem = shop.problem(chat_template=per_row(NEVER_ENDING[name]), source=now(), loss="all")
+@pytest.mark.parametrize("name", [*NEVER_ENDING, *TOO_LARGE])
+def test_a_template_that_takes_too_much_fails_its_job_by_row(shop: Shop, name: str) -> None:
+    taken, setting = "1 s of CPU time", "QUARRY_PLAN_ROW_CPU_S"
+    if name in TOO_LARGE:
+        taken, setting = f"{MEMORY_BYTES} bytes of memory", "QUARRY_PLAN_MEMORY_BYTES"
+        shop.settings = shop.settings.model_copy(update={"plan_row_cpu_s": 60.0})
+    template = per_row((NEVER_ENDING | TOO_LARGE)[name])
+    problem = shop.problem(chat_template=template, source=now(), loss="all")
     assert (problem.type, problem.field) == ("urn:quarry:template-refused", "chat_template")
-    assert "took more than 1 s of CPU time at row 2" in problem.detail
-    assert problem.cure is not None and "QUARRY_PLAN_ROW_CPU_S" in problem.cure
-
-
-@pytest.mark.parametrize("name", TOO_LARGE)
-def test_a_template_that_takes_all_memory_fails_its_job_by_row(shop: Shop, name: str) -> None:
-    shop.settings = shop.settings.model_copy(update={"plan_row_cpu_s": 60.0})
-    problem = shop.problem(chat_template=per_row(TOO_LARGE[name]), source=now(), loss="all")
-    assert (problem.type, problem.field) == ("urn:quarry:template-refused", "chat_template")
-    assert f"took more than {MEMORY_BYTES} bytes of memory at row 2" in problem.detail
-    assert problem.cure is not None and "QUARRY_PLAN_MEMORY_BYTES" in problem.cure
+    assert f"took more than {taken} at row 2" in problem.detail
+    assert problem.cure is not None and setting in problem.cure
 
 
 def test_a_template_that_computes_while_it_compiles_is_refused_when_it_is_submitted(shop: Shop) -> None:

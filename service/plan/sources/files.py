@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -34,11 +34,10 @@ _Read = tuple[str | None, Sample | RowReject]
 
 @dataclass(frozen=True, slots=True)
 class FileRows:
-    """The rows of `files`, in name order. `names` are the files' paths below the source's folder."""
+    """The rows of `files`, by the files' paths below the source's folder, in the order of these."""
 
     source: FileSource
-    files: tuple[Path, ...]
-    names: tuple[str, ...]
+    files: Mapping[str, Path]
 
     @classmethod
     def find(cls, source: FileSource, roots: tuple[Path, ...]) -> "FileRows":
@@ -51,13 +50,15 @@ class FileRows:
                 found = {entry.relative_to(path).as_posix(): entry for entry in _files(path)}
             else:
                 raise _refused(f"there is no file or folder {source.path!r}", "check the path")
-            names = tuple(sorted(name for name in found if name.endswith(SUFFIXES)))
+            names = sorted(name for name in found if name.endswith(SUFFIXES))
             if not names:
                 fault = "is not a" if path.is_file() else "holds no"
                 raise _refused(f"{source.path!r} {fault} {', '.join(SUFFIXES)} file", _CONVERT)
             for name in names:
-                _check_text(name)
-            return cls(source, tuple(_allowed(found[name], roots) for name in names), names)
+                name.encode()  # the ids of its rows begin with it
+            return cls(source, {name: _allowed(found[name], roots) for name in names})
+        except UnicodeEncodeError as error:
+            raise _refused(f"the file name {error.object!r} is not UTF-8", "rename the file") from error
         except (OSError, RuntimeError) as error:
             # A name that is too long, a folder that may not be entered, a link that leads to itself.
             detail = f"{source.path!r} cannot be found: {_reason(error)}"
@@ -66,7 +67,7 @@ class FileRows:
     def fingerprint(self) -> str:
         """Return the sha256 over the files' names and contents, and the limit."""
         digest = hashlib.sha256(json.dumps(self.source.limit).encode())
-        for name, path in zip(self.names, self.files, strict=True):
+        for name, path in self.files.items():
             try:
                 sha256, _ = sha256_of(path)
             except OSError as error:
@@ -80,7 +81,7 @@ class FileRows:
         return not_empty(islice(self._rows(), self.source.limit), refusal)
 
     def _rows(self) -> Iterator[SourceRow]:
-        for name, path in zip(self.names, self.files, strict=True):
+        for name, path in self.files.items():
             read = _parquet_rows if name.endswith(PARQUET_SUFFIX) else _jsonl_rows
             try:
                 for number, (own_id, content) in enumerate(read(path)):
@@ -122,18 +123,10 @@ def _reason(error: Exception) -> str:
     return what or type(error).__name__
 
 
-def _check_text(name: str) -> None:
-    """Refuse a name that is no text: the ids of its rows begin with it."""
-    try:
-        name.encode()
-    except UnicodeEncodeError as error:
-        raise _refused(f"the file name {name!r} is not UTF-8", "rename the file") from error
-
-
 def _allowed(path: Path, roots: tuple[Path, ...]) -> Path:
     """Return `path` resolved, a relative one under the roots. Says nothing of what lies outside them."""
     real_roots = [root.resolve() for root in roots]
-    candidates = [path.resolve()] if path.is_absolute() else [(root / path).resolve() for root in real_roots]
+    candidates = [(root / path).resolve() for root in real_roots]  # an absolute path stays what it is
     inside = [found for found in candidates if any(found.is_relative_to(root) for root in real_roots)]
     if not inside:
         cure = "move it into one of them, or add its folder to QUARRY_SOURCE_ROOTS"

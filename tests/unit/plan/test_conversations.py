@@ -16,23 +16,41 @@ def turns(sample: Sample | RowReject) -> list[dict[str, Any]]:
     return [message.for_template() for message in sample.messages or ()]
 
 
-def reason(row: Any) -> RejectReason:
-    found = read_row(row)[1]
-    assert isinstance(found, RowReject), found
-    return found.reason
-
-
 ASK, ANSWER = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
 
 
-def test_openai_messages_are_read_and_keys_that_mean_nothing_are_ignored() -> None:
-    row = {"messages": [ASK | {"weight": 0, "name": None}, ANSWER | {"tool_calls": []}], "score": 3}
-    assert turns(read_row(row)[1]) == [ASK, ANSWER]
+SYSTEM = {"role": "system", "content": "be brief"}
+PARTS = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
 
 
-def test_content_may_be_a_list_of_text_parts() -> None:
-    parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
-    assert turns(read_row({"messages": [{"role": "user", "content": parts}]})[1])[0]["content"] == "one two"
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        # Keys that mean nothing are ignored, and so is what is empty.
+        (
+            {"messages": [ASK | {"weight": 0, "name": None}, ANSWER | {"tool_calls": []}], "x": 3},
+            [ASK, ANSWER],
+        ),
+        ({"messages": [ASK | {"content": PARTS}]}, [ASK | {"content": "one two"}]),
+        ({"conversations": [ASK, ANSWER], "system": "be brief"}, [SYSTEM, ASK, ANSWER]),
+        ({"prompt": "q", "messages": [ASK, ANSWER]}, [ASK, ANSWER]),
+    ],
+)
+def test_openai_messages_are_read(row: dict[str, Any], expected: list[dict[str, Any]]) -> None:
+    assert turns(read_row(row)[1]) == expected
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"text": "hello", "id": 7}, Sample(id="7", text="hello")),
+        ({"prompt": "hello"}, Sample(text="hello")),
+        ({"token_ids": [1, 2], "loss_mask": [0, 1]}, Sample(token_ids=(1, 2), loss_mask=(0, 1))),
+        ({"input_ids": [1, 2]}, Sample(token_ids=(1, 2))),
+    ],
+)
+def test_text_and_token_ids_are_read(row: dict[str, Any], expected: Sample) -> None:
+    assert read_row(row)[1] == expected
 
 
 def test_reasoning_tool_calls_and_tools_are_kept() -> None:
@@ -59,28 +77,6 @@ def test_sharegpt_conversations_are_read_with_their_roles() -> None:
     assert [turn["role"] for turn in found] == expected
     assert found[4]["tool_calls"] == [{"type": "function", "function": {"name": "f", "arguments": {}}}]
     assert [turn.get("content") for turn in found] == ["s", "h", "g", "u", None, "o", "t", "a"]
-
-
-def test_conversations_may_hold_openai_turns_and_a_system_column() -> None:
-    assert turns(read_row({"conversations": [ASK, ANSWER], "system": "be brief"})[1]) == [
-        {"role": "system", "content": "be brief"},
-        ASK,
-        ANSWER,
-    ]
-
-
-@pytest.mark.parametrize("column", ["text", "prompt"])
-def test_plain_text_is_read(column: str) -> None:
-    assert read_row({column: "hello", "id": 7})[1] == Sample(id="7", text="hello")
-
-
-@pytest.mark.parametrize("column", ["token_ids", "input_ids"])
-def test_token_ids_are_read_with_their_mask(column: str) -> None:
-    assert read_row({column: [1, 2], "loss_mask": [0, 1]})[1] == Sample(token_ids=(1, 2), loss_mask=(0, 1))
-
-
-def test_messages_go_before_a_prompt_column() -> None:
-    assert turns(read_row({"prompt": "q", "messages": [ASK, ANSWER]})[1]) == [ASK, ANSWER]
 
 
 @pytest.mark.parametrize(
@@ -118,19 +114,13 @@ def test_messages_go_before_a_prompt_column() -> None:
     ],
 )
 def test_a_bad_row_is_a_reject_with_a_reason(row: Any, expected: RejectReason) -> None:
-    assert reason(row) is expected
-
-
-@pytest.mark.parametrize(
-    ("row", "detail"),
-    [
-        ({"conversations": [{"from": "human"}]}, "conversations: a turn of 'human' has no 'value'"),
-        ({"messages": [ASK], "tools": "{"}, "tools: not JSON: "),
-    ],
-)
-def test_a_reject_says_where_in_the_row_the_fault_is(row: Any, detail: str) -> None:
     found = read_row(row)[1]
-    assert isinstance(found, RowReject) and found.detail.startswith(detail)
+    assert isinstance(found, RowReject) and found.reason is expected
+
+
+def test_a_reject_says_where_in_the_row_the_fault_is() -> None:
+    found = read_row({"conversations": [{"from": "human"}]})[1]
+    assert isinstance(found, RowReject) and found.detail == "conversations: a turn of 'human' has no 'value'"
 
 
 JSON = st.recursive(

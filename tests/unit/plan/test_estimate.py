@@ -73,18 +73,15 @@ def test_what_is_stored_is_told_where_it_does_not_depend_on_the_states(
     assert found.sizing.uplink_bits_per_s == 8000 * (stored or 256)
 
 
-def test_a_rate_says_what_it_asks_of_the_host(tmp_path: Path) -> None:
-    settings = Settings(data_dir=tmp_path / "data", model_roots=(tmp_path,))
-    found = estimate_request(a_request(tmp_path), settings, tokens_per_s=4_000_000.0, gpus=8)
-    told = found.sizing
-    assert told is not None
-    assert (told.gpus, told.seconds) == (8, pytest.approx(351 / 32e6))
-    assert told.drain_bytes_per_s == 4e6 * 256
-    assert told.drain_share == pytest.approx(1.024e9 / DRAIN_BYTES_PER_S)
-    assert told.writer_threads == 2
-    assert told.cores == pytest.approx(1.024 * CORE_S_PER_GB)
-    assert told.disk_bytes_per_s == 8 * 1.024e9
-    assert told.uplink_bits_per_s == 64 * 1.024e9
+def test_a_rate_says_what_it_asks_of_the_host() -> None:
+    asked = size(351, 256, 4e6, 8, DEFAULTS)
+    assert (asked.gpus, asked.seconds) == (8, pytest.approx(351 / 32e6))
+    assert asked.drain_bytes_per_s == 4e6 * 256
+    assert asked.drain_share == pytest.approx(1.024e9 / DRAIN_BYTES_PER_S)
+    assert asked.writer_threads == 2
+    assert asked.cores == pytest.approx(1.024 * CORE_S_PER_GB)
+    assert (asked.disk_bytes_per_s, asked.uplink_bits_per_s) == (8 * 1.024e9, 64 * 1.024e9)
+    assert pytest.approx(CORE_S_PER_GB) == DEFAULTS.sizing_core_s_per_gb
 
 
 def test_an_estimate_agrees_with_the_plan(tmp_path: Path) -> None:
@@ -134,10 +131,6 @@ def test_a_rate_above_one_writers_asks_for_more_of_them() -> None:
     assert size(1, 1, 2.5 * WRITER_BYTES_PER_S, 1, DEFAULTS).writer_threads == 3
     slow = DEFAULTS.model_copy(update={"sizing_writer_bytes_per_s": WRITER_BYTES_PER_S / 2})
     assert size(1, 1, 2.5 * WRITER_BYTES_PER_S, 1, slow).writer_threads == 5
-
-
-def test_the_core_seconds_of_the_settings_are_those_of_the_page() -> None:
-    assert pytest.approx(CORE_S_PER_GB) == DEFAULTS.sizing_core_s_per_gb
 
 
 def test_what_sizing_goes_by_is_what_was_measured() -> None:

@@ -112,6 +112,11 @@ SUPERVISED: dict[str, tuple[str, tuple[Any, ...], list[str]]] = {
         ("system: Be brief.", *CALLED),
         ["<think>\nI add.\n</think>\n\n" + CALL_TEXT, EMPTY_THOUGHT + "Two.<|im_end|>"],
     ),
+    "a template that is stable with reasoning alone": (
+        templates.NEEDS_REASONING,
+        THOUGHT,
+        ["Let me see.\n</think>Since.<|im_end|>", "Again.\n</think>Yes.<|im_end|>"],
+    ),
     "begins with the assistant": (
         templates.CHATML,
         ("assistant: Hello.", "user: Hi.", "assistant: Well?"),
@@ -139,7 +144,8 @@ def test_what_the_model_itself_writes_is_supervised(
     tmp_path: Path, template: str, turns: tuple[Any, ...], expected: list[str]
 ) -> None:
     runs, whole = pieces(a_tokenizer(tmp_path, template), chat(*turns))
-    assert runs == expected and "Let me see." not in whole
+    assert runs == expected
+    assert "Let me see." not in whole or template == templates.NEEDS_REASONING
 
 
 def test_the_tools_of_a_sample_reach_its_template(tmp_path: Path) -> None:
@@ -168,40 +174,26 @@ def test_plain_text_and_bare_token_ids_are_supervised_whole(tmp_path: Path) -> N
         assert (tokens.ids.tolist(), tokens.mask.tolist()) == ([5, 6, 7], list(mask or (1, 1, 1)))
 
 
-UNSTABLE = {
-    "a content twice": (
-        "{% for m in messages %}{{ m.content + m.content }}{% endfor %}END",
-        "content exactly once",
-    ),
-    "a content nowhere": (
-        "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}END",
-        "content exactly once",
-    ),
-    "a content before all others": (
-        "{{ messages[-1].content }}" + templates.CHATML,
-        "content exactly once",
-    ),
-    "an end without a mark": (templates.UNMARKED_TRAILER, "the last turn is closed by"),
-    "reasoning that is left out": (
-        templates.STRIPPED_REASONING,
-        "not how the rendering of its answer begins",
-    ),
-    "answers that repeat their question": (
-        templates.CHATML.replace(
-            "+ message.content +",
-            "+ message.content"
-            " + (messages[loop.index0 - 1].content if message.role == 'assistant' else '') +",
-        ),
-        "the span found for 'first answer' is ",
-    ),
-    "a length of a turn before it": (
+ANSWERS_REPEAT_THEIR_QUESTION = templates.CHATML.replace(
+    "+ message.content +",
+    "+ message.content + (messages[loop.index0 - 1].content if message.role == 'assistant' else '') +",
+)
+ANSWERS_ARE_LEFT_OUT = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}END"
+UNSTABLE = [
+    ("{% for m in messages %}{{ m.content + m.content }}{% endfor %}END", "content exactly once"),
+    (ANSWERS_ARE_LEFT_OUT, "content exactly once"),
+    ("{{ messages[-1].content }}" + templates.CHATML, "content exactly once"),
+    (templates.UNMARKED_TRAILER, "the last turn is closed by"),
+    (templates.STRIPPED_REASONING, "not how the rendering of its answer begins"),
+    (ANSWERS_REPEAT_THEIR_QUESTION, "the span found for 'first answer' is "),
+    (
         "{{ messages[1].content | length if messages | length > 2 }}" + templates.CHATML,
         "the text around turn 1 depends on what it says",
     ),
-}
+]
 
 
-@pytest.mark.parametrize(("template", "reason"), UNSTABLE.values(), ids=UNSTABLE)
+@pytest.mark.parametrize(("template", "reason"), UNSTABLE)
 def test_a_template_without_stable_turns_is_refused_by_name_with_the_cure(
     tmp_path: Path, template: str, reason: str
 ) -> None:
@@ -210,15 +202,6 @@ def test_a_template_without_stable_turns_is_refused_by_name_with_the_cure(
     assert caught.value.field == "chat_template"
     assert caught.value.cure is not None and "{% generation %}" in caught.value.cure
     assert str(tmp_path / "model") in caught.value.detail
-
-
-def test_a_turn_without_text_of_its_own_is_a_reject(tmp_path: Path) -> None:
-    bare = (
-        "{% for m in messages %}{{ 'Q:' + m.content + ' A:' if m.role == 'user' else m.content }}{% endfor %}"
-    )
-    tokenizer = a_tokenizer(tmp_path, bare)
-    found = rejected(tokenizer, chat(TWO[0], {"role": "assistant", "content": ""}))
-    assert (found.reason, found.detail) == ("turn-boundaries", "turn 1 has no text of its own")
 
 
 def test_a_conversation_of_too_many_turns_for_its_length_is_a_reject(
@@ -236,15 +219,6 @@ def test_a_template_that_does_not_render_a_plain_conversation_is_refused(tmp_pat
     with pytest.raises(TemplateRefused, match="does not render a plain conversation") as caught:
         a_tokenizer(tmp_path, only_parts).encode(chat(*TWO))
     assert caught.value.field == "chat_template" and caught.value.cure
-
-
-def test_a_template_that_is_stable_with_reasoning_alone_rejects_only_the_samples_without(
-    tmp_path: Path,
-) -> None:
-    tokenizer = a_tokenizer(tmp_path, templates.NEEDS_REASONING)
-    runs, _ = pieces(tokenizer, chat(*THOUGHT))
-    assert runs == ["Let me see.\n</think>Since.<|im_end|>", "Again.\n</think>Yes.<|im_end|>"]
-    assert rejected(tokenizer, chat(*TWO)).reason is RejectReason.TURN_BOUNDARIES
 
 
 def test_a_template_from_the_request_replaces_the_models(tmp_path: Path) -> None:
@@ -267,58 +241,55 @@ def test_messages_need_a_template(tmp_path: Path) -> None:
         tokenizer.encode(chat(*TWO))
 
 
-def test_a_sample_that_the_template_refuses_is_a_reject(tmp_path: Path) -> None:
-    found = rejected(a_tokenizer(tmp_path, templates.STRICT_ROLES), chat("assistant: Hello.", "user: Hi."))
-    assert found.reason is RejectReason.TEMPLATE_FAILED and "roles must alternate" in found.detail
-
-
-def test_a_template_that_writes_without_end_rejects_the_sample(tmp_path: Path) -> None:
-    loops = "{% for a in range(9999) %}" * 2 + "{{ messages[0].content }}" + "{% endfor %}" * 2
-    endless = "{% if messages[0].content | length > 20 %}" + loops + "{% endif %}" + templates.CHATML
-    found = rejected(a_tokenizer(tmp_path, endless, loss="all"), chat("user: " + "x" * 100_000))
-    assert found.reason is RejectReason.RENDER_TOO_LONG
-
-
-def test_a_turn_that_says_what_the_template_cuts_is_a_reject_and_no_failed_job(tmp_path: Path) -> None:
-    cut = templates.CHATML.replace(
-        "message.content +", "message.content.replace('assistant\\n', '') +"
-    ).replace(
-        "{%- for message in messages %}",
-        "{%- for message in messages %}{{ '!' if 'boom' in messages[-1].content }}",
-    )
-    tokenizer = a_tokenizer(tmp_path, cut)
-    assert isinstance(tokenizer.encode(chat(*TWO)), Tokenized)
-    assert rejected(tokenizer, chat("user: Go.", "assistant: boom")).reason is RejectReason.TURN_BOUNDARIES
-
-
-@pytest.mark.parametrize(
-    ("sample", "reason"),
-    [
-        (Sample(token_ids=()), RejectReason.EMPTY),
-        (Sample(text=""), RejectReason.EMPTY),
-        (Sample(token_ids=(1, 100_000)), RejectReason.ID_OUTSIDE_VOCABULARY),
-        (Sample(token_ids=(1, 2), loss_mask=(0, 0)), RejectReason.NOTHING_SUPERVISED),
-        (
-            chat("user: x", {"role": "assistant", "content": "", "tool_calls": [{"a": "\ud800"}]}),
-            RejectReason.INVALID_SAMPLE,
-        ),
-    ],
-    ids=["no-ids", "no-text", "bad-id", "zero-mask", "surrogate"],
+LOOPS = "{% for a in range(9999) %}" * 2 + "{{ messages[0].content }}" + "{% endfor %}" * 2
+ENDLESS = "{% if messages[0].content | length > 20 %}" + LOOPS + "{% endif %}" + templates.CHATML
+BARE = "{% for m in messages %}{{ 'Q:' + m.content + ' A:' if m.role == 'user' else m.content }}{% endfor %}"
+BOOM = "{{ '!' if messages and 'boom' in messages[-1].content }}" + templates.CHATML.replace(
+    "message.content +", "message.content.replace('assistant\\n', '') +"
 )
+CALLS = templates.CHATML.replace(
+    "message.content +", "message.content + (message.tool_calls or '') | tojson +"
+)
+SURROGATE = {"role": "assistant", "content": "", "tool_calls": [{"a": "\ud800"}]}
+GENERATE = {"generate": {"max_tokens": 40}, "config": {"max_position_embeddings": 51}}
+
+
+def case(
+    sample: Sample, reason: str, detail: str = "", template: str = templates.CHATML, **options: Any
+) -> tuple[Any, ...]:
+    return template, options, sample, reason, detail
+
+
+ASKED = chat("user: Anybody?")
+SHORT, EMPTY = chat(*TWO[:2]), chat(TWO[0], {"role": "assistant", "content": ""})
+REJECTED = [
+    case(Sample(token_ids=()), "empty"),
+    case(Sample(text=""), "empty"),
+    case(Sample(token_ids=(1, 100_000)), "id-outside-vocabulary", "100000"),
+    case(Sample(token_ids=(1, 2), loss_mask=(0, 0)), "nothing-supervised"),
+    case(chat("user: x", SURROGATE), "invalid-sample", "surrogates", CALLS),
+    case(ASKED, "nothing-supervised", "no assistant turn"),
+    case(ASKED, "nothing-supervised", "no assistant turn", templates.GENERATION),
+    case(chat("assistant: Hello."), "template-failed", "roles must alternate", templates.STRICT_ROLES),
+    case(chat("user: " + "x" * 10**5), "render-too-long", "", ENDLESS, loss="all"),
+    case(chat("user: Go.", "assistant: boom"), "turn-boundaries", "", BOOM),
+    case(EMPTY, "turn-boundaries", "turn 1 has no text of its own", BARE),
+    case(chat(*TWO), "turn-boundaries", "", templates.NEEDS_REASONING),
+    case(SHORT, "nothing-supervised", "among the first 4", max_tokens=4),
+    case(SHORT, "too-long", "4 are allowed", max_tokens=4, on_too_long="reject"),
+    # It is rejected before its turns are looked for.
+    case(SHORT, "too-long", "", templates.NEEDS_REASONING, max_tokens=4, on_too_long="reject"),
+    case(chat("assistant: Hello."), "no-prompt", **GENERATE),
+    case(Sample(token_ids=(1,) * 11), "too-long", "10 are allowed", **GENERATE),
+]
+
+
+@pytest.mark.parametrize(("template", "options", "sample", "reason", "detail"), REJECTED)
 def test_a_sample_that_cannot_be_trained_on_is_a_named_reject(
-    tmp_path: Path, sample: Sample, reason: RejectReason
+    tmp_path: Path, template: str, options: dict[str, Any], sample: Sample, reason: str, detail: str
 ) -> None:
-    template = templates.CHATML.replace(
-        "message.content +", "message.content + (message.tool_calls or '') | tojson +"
-    )
-    assert rejected(a_tokenizer(tmp_path, template), sample).reason is reason
-
-
-@pytest.mark.parametrize("template", [templates.CHATML, templates.GENERATION])
-def test_a_conversation_that_nobody_answers_is_a_named_reject(tmp_path: Path, template: str) -> None:
-    found = rejected(a_tokenizer(tmp_path, template), chat("user: Anybody?"))
-    assert found.reason is RejectReason.NOTHING_SUPERVISED
-    assert found.detail == "the conversation has no assistant turn"
+    found = rejected(a_tokenizer(tmp_path, template, **options), sample)
+    assert found.reason == reason and detail in found.detail
 
 
 def test_a_long_sample_is_cut_with_its_mask(tmp_path: Path) -> None:
@@ -326,22 +297,6 @@ def test_a_long_sample_is_cut_with_its_mask(tmp_path: Path) -> None:
     cut = encoded(a_tokenizer(tmp_path, max_tokens=26), chat(*TWO))
     assert len(whole.ids) > 26
     assert cut.ids.tolist() == whole.ids[:26].tolist() and cut.mask.tolist() == whole.mask[:26].tolist()
-
-
-@pytest.mark.parametrize(
-    ("template", "on_too_long", "reason"),
-    [
-        (templates.CHATML, "truncate", "nothing-supervised"),
-        (templates.CHATML, "reject", "too-long"),
-        # It is rejected before its turns are looked for.
-        (templates.NEEDS_REASONING, "reject", "too-long"),
-    ],
-)
-def test_a_long_sample_is_rejected_where_asked_or_where_nothing_supervised_is_left(
-    tmp_path: Path, template: str, on_too_long: str, reason: str
-) -> None:
-    tokenizer = a_tokenizer(tmp_path, template, max_tokens=4, on_too_long=on_too_long)
-    assert rejected(tokenizer, chat(*TWO[:2])).reason == reason
 
 
 @pytest.mark.parametrize(("length", "kept"), [(98, 98), (99, 99), (100, 99), (150, 99)])
@@ -363,14 +318,12 @@ def test_a_generate_job_asks_with_the_conversation_before_the_last_answer(tmp_pa
     assert not asked.mask.any()
     assert decode(tokenizer, asked.ids).endswith("And now?<|im_end|>\n<|im_start|>assistant\n")
     assert encoded(tokenizer, chat(*TWO[:3])).ids.tolist() == asked.ids.tolist()
-    assert rejected(tokenizer, chat("assistant: Hello.")).reason is RejectReason.NO_PROMPT
 
 
-def test_a_generate_job_leaves_room_for_the_answer_and_never_cuts_a_prompt(tmp_path: Path) -> None:
-    tokenizer = a_tokenizer(tmp_path, generate={"max_tokens": 40}, config={"max_position_embeddings": 51})
+def test_a_generate_job_leaves_room_for_the_answer(tmp_path: Path) -> None:
+    tokenizer = a_tokenizer(tmp_path, **GENERATE)
     assert tokenizer.limit_tokens == 10
     assert isinstance(tokenizer.encode(Sample(token_ids=(1,) * 10)), Tokenized)
-    assert rejected(tokenizer, Sample(token_ids=(1,) * 11)).reason is RejectReason.TOO_LONG
 
 
 def test_an_answer_that_leaves_no_room_for_a_prompt_is_refused(tmp_path: Path) -> None:

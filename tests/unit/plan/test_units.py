@@ -83,22 +83,6 @@ def test_the_planner_streams() -> None:
     assert len(next(units).samples) == 4 and taken == 4
 
 
-def test_a_sample_larger_than_a_unit_has_one_to_itself() -> None:
-    rows = [
-        RowOutcome(0, "a", tokens(1)),
-        RowOutcome(1, "b", tokens(*[2] * 50)),
-        RowOutcome(2, "c", tokens(3)),
-    ]
-    units = list(plan_units(rows, UnitBounds(bytes_per_token=1, unit_bytes=10, max_samples=10)))
-    assert [[sample.source_id for sample in unit.samples] for unit in units] == [["a"], ["b"], ["c"]]
-
-
-def test_room_for_the_answers_counts() -> None:
-    rows = [RowOutcome(i, str(i), tokens(1, 1)) for i in range(4)]
-    bounds = UnitBounds(bytes_per_token=2, unit_bytes=20, max_samples=10, answer_tokens=3)
-    assert [len(unit.samples) for unit in plan_units(rows, bounds)] == [2, 2]
-
-
 def test_rejects_go_with_the_unit_that_is_being_filled_and_the_rest_comes_last() -> None:
     bad = [RowOutcome(i, str(i), REJECT) for i in (0, 2, 4)]
     good = [RowOutcome(i, str(i), tokens(i)) for i in (1, 3)]
