@@ -7,6 +7,7 @@ import logging
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from schemas.receipts import TO_CONNECTOR, FromConnector, ToConnector, line
@@ -47,10 +48,8 @@ class Link:
     def close(self) -> None:
         """End the connection from this side."""
         self._closing.set()
-        try:
+        with suppress(OSError):  # the service may have closed it first
             self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            logger.debug("the service closed the socket first")
         self._socket.close()
 
     def _read(self) -> None:

@@ -17,15 +17,7 @@ PROBLEM_MEDIA_TYPE = "application/problem+json"
 
 LOG = logging.getLogger(__name__)
 
-_TITLES = {
-    400: "Bad request",
-    404: "Not found",
-    405: "Method not allowed",
-    413: "Content too large",
-    415: "Unsupported media type",
-    429: "Too many requests",
-    500: "Internal error",
-}
+_TITLES = {413: "Content too large", 500: "Internal error"}
 _CURES = {
     405: "use one of the methods in the Allow header",
     413: "read the samples from a file or the Hub, or raise QUARRY_MAX_BODY_BYTES",
@@ -34,9 +26,13 @@ _CURES = {
 }
 
 
+def _title(status: int) -> str:
+    return _TITLES.get(status, HTTPStatus(status).phrase.capitalize())
+
+
 def http_problem(status: int, detail: str) -> Problem:
     """Return the document of a plain HTTP error; `type` is the title in kebab case."""
-    title = _TITLES.get(status, HTTPStatus(status).phrase)
+    title = _title(status)
     return Problem(
         type=f"urn:quarry:{title.lower().replace(' ', '-')}",
         title=title,
@@ -59,7 +55,7 @@ def problem_response(problem: Problem, headers: Mapping[str, str] | None = None)
 def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Return the OpenAPI entries of a route that may answer with problems of `statuses`."""
     content = {PROBLEM_MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
-    return {s: {"description": _TITLES.get(s, HTTPStatus(s).phrase), "content": content} for s in statuses}
+    return {s: {"description": _title(s), "content": content} for s in statuses}
 
 
 def install(app: FastAPI) -> None:

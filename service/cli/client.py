@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import Any
 
 import httpx2
 from pydantic import ValidationError
@@ -25,21 +25,12 @@ class ProblemReceived(Exception):
         self.problem = problem
 
 
-class Client:
-    """One service. Proxies of the environment are not used. Every verb raises ProblemReceived."""
+class Client(httpx2.Client):
+    """One service. Proxies of the environment are not used. The methods below raise ProblemReceived."""
 
     def __init__(self, server: str) -> None:
         """Prepare for the service at base URL `server`; connects at the first call."""
-        self._server = server
-        self._http = httpx2.Client(base_url=server, timeout=TIMEOUT_S, trust_env=False)
-
-    def __enter__(self) -> Self:
-        """Return the client; its connections end with the block."""
-        return self
-
-    def __exit__(self, *_raised: object) -> None:
-        """Close the connections."""
-        self._http.close()
+        super().__init__(base_url=server, timeout=TIMEOUT_S, trust_env=False)
 
     def call(
         self,
@@ -51,7 +42,7 @@ class Client:
         """Return the answer. Options of the query that have no value are not sent."""
         given = {name: value for name, value in (query or {}).items() if value is not None}
         try:
-            response = self._http.request(method, path, params=given, json=body)
+            response = self.request(method, path, params=given, json=body)
         except httpx2.TransportError as error:
             raise ProblemReceived(self._unreachable(error)) from error
         if response.is_success:
@@ -84,7 +75,7 @@ class Client:
             type=UNREACHABLE,
             title="The service does not answer",
             status=503,
-            detail=f"{self._server}: {error}",
+            detail=f"{self.base_url}: {error}",
             cure="start it with 'quarry serve', or name another with --server",
         )
 

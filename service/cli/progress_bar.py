@@ -7,6 +7,7 @@ from typing import Self, TextIO
 
 import rich.progress
 from rich.console import Console
+from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from schemas.job import JobState, JobSummary, Progress
@@ -89,16 +90,6 @@ def progress_display(stream: TextIO = sys.stderr) -> ProgressDisplay:
 
 
 def amounts(progress: Progress) -> str:
-    """Return `12,345 tokens, 1.2 GiB`, with the rejected samples where there are any."""
-    written = f"{progress.tokens_written:,} tokens, {readable_bytes(progress.bytes_written)}"
+    """Return `12,345 tokens, 1.2 GB`, with the rejected samples where there are any."""
+    written = f"{progress.tokens_written:,} tokens, {decimal(progress.bytes_written)}"
     return f"{written}, {progress.samples_rejected} rejected" if progress.samples_rejected else written
-
-
-def readable_bytes(num_bytes: int) -> str:
-    """Return `num_bytes` in the largest binary unit that leaves at least 1."""
-    size = float(num_bytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"

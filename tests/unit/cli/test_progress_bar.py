@@ -5,7 +5,7 @@ import io
 import pytest
 
 from schemas.job import JobState, JobSummary, Progress
-from service.cli.progress_bar import LINE_EVERY_S, Bar, Lines, amounts, progress_display, readable_bytes
+from service.cli.progress_bar import LINE_EVERY_S, Bar, Lines, amounts, progress_display
 from service.errors import HubUnavailable
 from tests.support.api import job_summary as job
 
@@ -42,9 +42,9 @@ def test_a_line_is_written_at_each_state_and_then_now_and_again():
         clock.now_s += LINE_EVERY_S
         lines.show(job(samples_planned=9, samples_written=2, plan_done=True))
     assert stream.getvalue().splitlines() == [
-        "queued: 0/0+ samples, 0 tokens, 0 B",
-        "running: 0/4+ samples, 0 tokens, 0 B",
-        "running: 2/9 samples, 0 tokens, 0 B",
+        "queued: 0/0+ samples, 0 tokens, 0 bytes",
+        "running: 0/4+ samples, 0 tokens, 0 bytes",
+        "running: 2/9 samples, 0 tokens, 0 bytes",
     ]
 
 
@@ -58,7 +58,7 @@ def test_a_push_that_stands_still_says_why_at_once_and_that_it_goes_on():
     lines = Lines(stream, Clock())
     for shown in (job(JobState.PUBLISHING), standing_still(), standing_still(), job(JobState.PUBLISHING)):
         lines.show(shown)
-    going = "publishing: 0/0+ samples, 0 tokens, 0 B"
+    going = "publishing: 0/0+ samples, 0 tokens, 0 bytes"
     still = f"{going}; tried again: the Hub answered [/502]"
     assert stream.getvalue().splitlines() == [going, still, going]
 
@@ -82,13 +82,5 @@ def test_a_bar_shows_state_and_counts_and_why_a_push_stands_still(shown, texts):
 
 
 def test_amounts_tell_of_rejects_only_where_there_are_some():
-    assert amounts(Progress(tokens_written=12345, bytes_written=1536)) == "12,345 tokens, 1.5 KiB"
+    assert amounts(Progress(tokens_written=12345, bytes_written=1536)) == "12,345 tokens, 1.5 kB"
     assert amounts(Progress(samples_rejected=2)).endswith("2 rejected")
-
-
-@pytest.mark.parametrize(
-    ("num_bytes", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (5 * 2**30, "5.0 GiB"), (9 * 2**50, "9216.0 TiB")],
-)
-def test_bytes_are_told_in_the_largest_unit_that_fits(num_bytes, text):
-    assert readable_bytes(num_bytes) == text
