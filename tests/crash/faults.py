@@ -60,7 +60,6 @@ MEETS = {
 }
 HEAD = struct.Struct("iiqqiiii")
 
-ROLES = ("plan", "capture", "publish")
 COMPLETED, BLOCKED, FAILED = 0, 10, 11
 """How a life ends that was not killed; any other code is an error that ended the process."""
 LOOK_S = 0.02

@@ -11,30 +11,16 @@ from typing import Any
 import httpx2
 import uvicorn
 
-from schemas.dataset.manifest import FileEntry, LayerStats, SealedShard, UnitChecks
 from schemas.events import Event
 from schemas.job import JobState, JobSummary, Problem, Progress, RejectView
-from schemas.names import index_path, shard_path
 from service.api.app import create_app
 from service.api.problems import PROBLEM_MEDIA_TYPE
 from service.api.serve import api_server
 from service.settings import Settings
-from service.store import (
-    PlanLease,
-    PlannedUnit,
-    Store,
-    UnitCommit,
-    commits,
-    jobs,
-    migration,
-    plans,
-    publishing,
-    units,
-)
-from tests.support.plans import identity, provenance
+from service.store import PlanLease, Store, jobs, migration, plans, publishing
+from tests.support.plans import identity
+from tests.support.store_cases import commit, lease_plan, lease_publish, lease_unit, planned
 
-OWNER = "test"
-TTL_S = 3600.0
 LAYERS = 4
 UNKNOWN = "j-0000000000000000"
 JSON = {"Content-Type": "application/json"}
@@ -133,8 +119,7 @@ def reject(position: int) -> RejectView:
 
 def begin(store: Store, job_id: str) -> PlanLease:
     """Take a queued job into planning."""
-    lease = plans.lease(store, OWNER, TTL_S)
-    assert lease is not None
+    lease = lease_plan(store)
     assert lease.job_id == job_id
     store.write(
         plans.set_identity, lease, identity(layer_ids=(1, 2, LAYERS), hidden_size=64, num_layers=LAYERS)
@@ -146,37 +131,11 @@ def complete(store: Store, job_id: str, *, num_units: int = 2, rejects: int = 0)
     """Move a queued job to its end: units of one sample each, and rejects of the rows after them."""
     plan = begin(store, job_id)
     for unit in range(num_units):
-        planned = PlannedUnit(unit=unit, num_samples=1, num_tokens=4, plan_sha256=f"{unit:064x}")
-        store.write(plans.add_unit, plan, planned, ())
+        store.write(plans.add_unit, plan, planned(unit, num_samples=1), ())
     store.write(plans.finish, plan, [reject(num_units + number) for number in range(rejects)])
     for _ in range(num_units):
-        lease = units.lease(store, OWNER, TTL_S)
-        assert lease is not None
-        unit, epoch = lease.key.unit, lease.key.epoch
-        shard = SealedShard(
-            path=shard_path(job_id, unit),
-            xxh3="a" * 32,
-            bytes=1000,
-            rows=1,
-            tokens=4,
-            unit=unit,
-            epoch=epoch,
-            layers=(LayerStats(layer_id=1, mean_rms=1.0, max_abs=2.0),),
-        )
-        commit = UnitCommit(
-            key=lease.key,
-            provenance=provenance(lease.identity),
-            shards=(shard,),
-            index=FileEntry(path=index_path(job_id, unit), sha256="b" * 64, bytes=10),
-            rejects=(),
-            num_tokens=4,
-            supervised_tokens=4,
-            checks=UnitChecks(rows_checked=1, logit_rows=0, logit_argmax_agree=0, logit_max_error=0.0),
-        )
-        store.write(commits.commit, commit, lease)
-    publish = publishing.lease(store, OWNER, TTL_S)
-    assert publish is not None
-    store.write(publishing.complete, publish, None)
+        commit(store, lease_unit(store, job=job_id))
+    store.write(publishing.complete, lease_publish(store), None)
     assert store.read(jobs.state, job_id) is JobState.COMPLETED
 
 

@@ -1,15 +1,13 @@
 """A job whose units are done and whose files have landed: shards of random states, indexes, its account."""
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from safetensors.numpy import save
 
-from schemas.dataset.codecs.planes import split_planes
-from schemas.dataset.columns import INDEX_SCHEMA, layer_columns, shard_schema
+from schemas.dataset.index import write_index
 from schemas.dataset.manifest import (
     CanaryReport,
     FileEntry,
@@ -19,19 +17,18 @@ from schemas.dataset.manifest import (
     SealedShard,
     UnitChecks,
 )
-from schemas.dataset.seal import sealing
-from schemas.identity import DTYPE_BYTES, EngineInfo, FinalNorm, Identity, Provenance, layer_info
+from schemas.identity import DTYPE_BYTES, Identity, Provenance
 from schemas.job import RejectView
 from schemas.names import index_path, job_id_from_key, shard_path
 from schemas.receipts import UnitKey
 from schemas.request import ExtractRequest, HubTarget, InlineSource, Sample, Storage
 from service.proof.canary import canary_key
 from service.publish.assemble import Account, assemble
-from service.publish.extras import file_entry
 from service.settings import Settings
 from service.store import NewJob, PlannedUnit, Store, UnitCommit, canaries, commits, jobs, plans, units
-from tests.support.parquet import writer_options, xxh3_of
-from tests.support.shards import stored_bytes
+from tests.support.parquet import xxh3_of
+from tests.support.plans import identity, provenance
+from tests.support.shards import ShardRow, write_plan_of, write_shard
 
 JOB = job_id_from_key("first")
 OTHER_JOB = job_id_from_key("second")
@@ -39,7 +36,6 @@ LAYERS = (2, 4)
 HIDDEN = 8
 FINAL_NORM = save({"weight": np.ones(HIDDEN, np.float32)}, metadata={"final_norm": "{}"})
 OTHER_NORM = save({"weight": np.zeros(HIDDEN, np.float32)}, metadata={"final_norm": "{}"})
-ENGINE = EngineInfo(name="vllm", version="0.32.0", device="cpu", options={})
 OWNER = "test"
 TTL_S = 600.0
 
@@ -68,21 +64,13 @@ def an_identity(
     values: dict[str, object] = {
         "model": "org/model",
         "revision": "c0ffee",
-        "dtype": "bfloat16",
-        "hidden_size": HIDDEN,
-        "num_layers": 4,
-        "layer_ids": layer_ids,
-        "tokenizer_sha256": "1" * 64,
         "template_sha256": "3" * 64,
-        "source_fingerprint": "2" * 64,
         "loss": "assistant",
         "max_tokens": 64,
-        "on_too_long": "reject",
-        "generate": None,
-        "capture": None,
-        "compression": compression,
     }
-    return Identity.model_validate(values | changes)
+    return identity(
+        layer_ids=layer_ids, hidden_size=HIDDEN, num_layers=4, compression=compression, **values | changes
+    )
 
 
 def a_request(hub: HubTarget | None = None, compression: str = "none") -> ExtractRequest:
@@ -98,41 +86,28 @@ def land_files(
 ) -> tuple[SealedShard, FileEntry]:
     """Write a unit's shard and index where landing puts them."""
     tokens = [row_tokens(unit, row) for row in range(rows)]
-    masks = [[0] + [1] * (len(ids) - 1) for ids in tokens]
-    common = {
-        "sample_id": [f"{job_id}-{unit}-{row}" for row in range(rows)],
-        "source_id": [f"row {row}" for row in range(rows)],
-        "num_tokens": [len(ids) for ids in tokens],
-        "prompt_tokens": [len(ids) for ids in tokens],
-        "input_ids": tokens,
-        "loss_mask": masks,
-    }
-    columns = common | {"hidden_size": [HIDDEN] * rows, "checksums": [[0] * len(about.layer_ids)] * rows}
-    for layer_id in about.layer_ids:
-        values = [layer_bytes(unit, row, layer_id, about.dtype) for row in range(rows)]
-        names = layer_columns((layer_id,), about.compression)
-        columns |= dict(zip(names, _columns(values, about), strict=True))
-    schema = shard_schema(about.layer_ids, HIDDEN, about.dtype, about.compression)
-    shard, index = shard_path(job_id, unit), index_path(job_id, unit)
-    with (
-        sealing(dataset / shard) as temporary,
-        pq.ParquetWriter(temporary, schema, **writer_options(schema)) as writer,
-    ):
-        table = pa.table({name: columns[name] for name in schema.names}, schema=schema)
-        writer.write_table(table, row_group_size=1)
-    light = common | {
-        "supervised_tokens": [sum(mask) for mask in masks],
-        "shard": [shard] * rows,
-        "row": list(range(rows)),
-        "next_token": [None] * rows,
-        "next_logprob": [None] * rows,
-        "top_tokens": [None] * rows,
-        "top_logprobs": [None] * rows,
-    }
-    with sealing(dataset / index) as temporary:
-        pq.write_table(
-            pa.table({name: light[name] for name in INDEX_SCHEMA.names}, schema=INDEX_SCHEMA), temporary
+    dtype = getattr(torch, about.dtype)
+    shard_rows = [
+        ShardRow(
+            sample_id=f"{job_id}-{unit}-{row}",
+            source_id=f"row {row}",
+            prompt_tokens=len(ids),
+            input_ids=ids,
+            loss_mask=[0] + [1] * (len(ids) - 1),
+            states={
+                layer_id: torch.frombuffer(
+                    bytearray(layer_bytes(unit, row, layer_id, about.dtype)), dtype=dtype
+                ).view(-1, HIDDEN)
+                for layer_id in about.layer_ids
+            },
         )
+        for row, ids in enumerate(tokens)
+    ]
+    shard, index = shard_path(job_id, unit), index_path(job_id, unit)
+    write_shard(dataset / shard, shard_rows, a_provenance(job_id, about))
+    with TemporaryDirectory() as scratch:
+        plan = write_plan_of(Path(scratch) / "plan.parquet", shard_rows)
+        index_entry, _ = write_index(dataset / index, index, [(dataset / shard, shard)], plan, {})
     entry = SealedShard(
         path=shard,
         bytes=(dataset / shard).stat().st_size,
@@ -143,42 +118,12 @@ def land_files(
         epoch=epoch,
         layers=tuple(LayerStats(layer_id=k, mean_rms=1.0, max_abs=2.0) for k in about.layer_ids),
     )
-    return entry, file_entry(dataset, index)
-
-
-def _columns(values: list[bytes], about: Identity) -> list[list[bytes]]:
-    if about.compression == "none":
-        return [values]
-    if about.compression == "fp8":
-        dtype = getattr(torch, about.dtype)
-        parts = [
-            stored_bytes(torch.frombuffer(bytearray(raw), dtype=dtype).view(-1, HIDDEN), about)
-            for raw in values
-        ]
-        sizes = [len(raw) // DTYPE_BYTES[about.dtype] for raw in values]
-        return [
-            list(column)
-            for column in zip(*((raw[:n], raw[n:]) for raw, n in zip(parts, sizes, strict=True)), strict=True)
-        ]
-    width = DTYPE_BYTES[about.dtype]
-    his, los = [], []
-    for value in values:
-        hi, lo = split_planes(np.frombuffer(value, np.uint8), width)
-        his.append(hi.tobytes())
-        los.append(lo.tobytes())
-    return [his, los]
+    return entry, index_entry
 
 
 def a_provenance(job_id: str, about: Identity) -> Provenance:
     """Return the provenance of the job's units."""
-    return Provenance(
-        job_id=job_id,
-        identity=about,
-        layers=tuple(layer_info(k, about.num_layers) for k in about.layer_ids),
-        final_norm=FinalNorm(kind="rmsnorm", eps=1e-6),
-        engine=ENGINE,
-        service_version="0.1.0",
-    )
+    return provenance(about, job_id, ("vllm", "0.32.0"))
 
 
 def a_reject(position: int) -> RejectView:

@@ -18,7 +18,7 @@ from schemas.dataset.index import Witness, write_index
 from schemas.dataset.manifest import CheckReport, FileEntry, LayerStats, Manifest, ShardEntry, Totals
 from schemas.dataset.seal import sha256_of
 from schemas.dataset.token_counts import vocabulary_stats, write_counts
-from schemas.identity import DTYPE_BYTES, EngineInfo, Identity, Provenance, layer_info
+from schemas.identity import DTYPE_BYTES, Identity, Provenance
 from schemas.names import (
     FINAL_NORM_PATH,
     index_path,
@@ -31,7 +31,7 @@ from schemas.receipts import UnitKey, UnitSealed
 from schemas.request import ExtractRequest
 from service.proof.head import final_norm_bytes
 from tests.support.parquet import footer_xxh3, writer_options, xxh3_of
-from tests.support.plans import JOB, identity, sample_id
+from tests.support.plans import JOB, identity, provenance, sample_id
 from tests.support.reference_models import HIDDEN_SIZE, NUM_LAYERS, VOCAB_SIZE, TinyModel
 
 LAYER_IDS = (1, 2, NUM_LAYERS)
@@ -134,14 +134,8 @@ class Capture:
 
     @property
     def provenance(self) -> Provenance:
-        return Provenance(
-            job_id=JOB,
-            identity=self.about,
-            layers=tuple(layer_info(k, self.about.num_layers) for k in self.about.layer_ids),
-            final_norm=self.model.final_norm,
-            engine=EngineInfo(name="transformers", version="1", device="cpu", options={}),
-            service_version="0",
-        )
+        told = provenance(self.about, engine=("transformers", "1"))
+        return told.model_copy(update={"final_norm": self.model.final_norm})
 
 
 def capture(

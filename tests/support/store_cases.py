@@ -8,7 +8,7 @@ from pathlib import Path
 from sqlalchemy import NullPool, create_engine
 
 from schemas.dataset.manifest import FileEntry, LayerStats, SealedShard, UnitChecks
-from schemas.identity import EngineInfo, FinalNorm, Identity, Provenance, layer_info
+from schemas.identity import Identity, Provenance
 from schemas.job import JobState, Problem, RejectView
 from schemas.names import index_path, shard_path
 from schemas.request import ExtractRequest, HubTarget, InlineSource, Sample
@@ -29,28 +29,21 @@ from service.store import (
 )
 from service.store.ledger import lock_job
 from service.store.stopping import stop
+from tests.support import plans as plan_support
 
 TTL_S = 60.0
 OWNER = "worker-1"
+ENGINE = ("vllm", "0.32.0")
 PROBLEM = Problem(
     type="urn:quarry:write-failed", title="A shard could not be written", status=503, detail="why"
 )
-IDENTITY = Identity(
-    model="org/model",
-    revision="c0ffee",
-    dtype="bfloat16",
+IDENTITY = plan_support.identity(
+    layer_ids=(1, 2, 4),
     hidden_size=64,
     num_layers=4,
-    layer_ids=(1, 2, 4),
-    tokenizer_sha256="1" * 64,
-    template_sha256=None,
-    source_fingerprint="2" * 64,
-    loss="all",
-    max_tokens=4096,
+    model="org/model",
+    revision="c0ffee",
     on_too_long="truncate",
-    generate=None,
-    capture=None,
-    compression="none",
 )
 CHECKS = UnitChecks(rows_checked=2, logit_rows=1, logit_argmax_agree=1, logit_max_error=0.001)
 
@@ -148,16 +141,9 @@ def a_request(text: str = "hello", repo_id: str | None = None) -> ExtractRequest
     )
 
 
-def provenance(number: int = 1, engine_version: str = "0.32.0", identity: Identity = IDENTITY) -> Provenance:
+def provenance(number: int = 1, engine_version: str = ENGINE[1], identity: Identity = IDENTITY) -> Provenance:
     """Return the provenance of a job's units."""
-    return Provenance(
-        job_id=job_id(number),
-        identity=identity,
-        layers=tuple(layer_info(k, identity.num_layers) for k in identity.layer_ids),
-        final_norm=FinalNorm(kind="rmsnorm", eps=1e-6),
-        engine=EngineInfo(name="vllm", version=engine_version, device="cpu", options={}),
-        service_version="0.1.0",
-    )
+    return plan_support.provenance(identity, job_id(number), (ENGINE[0], engine_version))
 
 
 def planned(unit: int, num_samples: int = 2) -> PlannedUnit:
@@ -189,12 +175,12 @@ def shard(lease: UnitLease, rows: int) -> SealedShard:
     )
 
 
-def made(lease: UnitLease, rejects: Sequence[RejectView] = (), number: int = 1) -> UnitCommit:
+def made(lease: UnitLease, rejects: Sequence[RejectView] = ()) -> UnitCommit:
     """Return a whole commit for `lease`: what is not rejected is written."""
     rows = lease.num_samples - len(rejects)
     return UnitCommit(
         key=lease.key,
-        provenance=provenance(number),
+        provenance=plan_support.provenance(lease.identity, lease.key.job_id, ENGINE),
         shards=(shard(lease, rows),) if rows else (),
         index=FileEntry(path=index_path(lease.key.job_id, lease.key.unit), sha256="3" * 64, bytes=100)
         if rows
@@ -206,9 +192,9 @@ def made(lease: UnitLease, rejects: Sequence[RejectView] = (), number: int = 1) 
     )
 
 
-def commit(store: Store, lease: UnitLease, rejects: Sequence[RejectView] = (), number: int = 1) -> None:
+def commit(store: Store, lease: UnitLease, rejects: Sequence[RejectView] = ()) -> None:
     """Commit all that `made` returns."""
-    store.write(commits.commit, made(lease, rejects, number), lease)
+    store.write(commits.commit, made(lease, rejects), lease)
 
 
 def stop_job(
@@ -245,7 +231,7 @@ def capture(store: Store, units: int = 1, number: int = 1, repo_id: str | None =
     """Bring a job to where all its units are done."""
     start_units(store, units, number, repo_id)
     for _ in range(units):
-        commit(store, lease_unit(store, job=job_id(number)), number=number)
+        commit(store, lease_unit(store, job=job_id(number)))
 
 
 def reach(store: Store, state: JobState, number: int = 1) -> JobRow:

@@ -11,14 +11,13 @@ from service.errors import OptionRefused
 from service.export.formats import nemo
 from service.export.options import Algorithm
 from service.export.run import export
-from tests.contract.export.conftest import AUX, HIDDEN, Truth, close, truths_of, wanted
+from tests.contract.export.conftest import HIDDEN, Truth, close, truths_of, wanted
 from tests.support.tiny_model import random_target
 from tests.support.trainers import loaded_by
 
 pytestmark = pytest.mark.slow
 
 DRAFT_VOCAB = 60
-ZERO_BASED = [layer_id - 1 for layer_id in AUX]
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
 
 

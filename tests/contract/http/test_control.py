@@ -8,7 +8,8 @@ import pytest
 from schemas.job import JobSummary
 from service.settings import Settings
 from service.store import Store, jobs, plans
-from tests.support.api import OWNER, TTL_S, complete, job_body, problem_of
+from tests.support.api import complete, job_body, problem_of
+from tests.support.store_cases import OWNER, TTL_S
 
 
 def test_a_paused_job_is_given_to_nobody_until_it_is_resumed(
