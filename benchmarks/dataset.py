@@ -17,6 +17,7 @@ from connector.sums import Sums
 from connector.wire import DrainJob, RowRef, hash_ids
 from schemas.dataset.index import write_index
 from schemas.dataset.manifest import SealedShard, UnitChecks
+from schemas.dataset.tables import read_plan_table
 from schemas.identity import Identity
 from schemas.names import attempt_dir, index_path, shard_path
 from schemas.receipts import UnitSealed
@@ -80,7 +81,7 @@ class Shape:
 def write_dataset(folder: Path, scratch: Path, shape: Shape) -> None:
     """Write a dataset of one job and one shard into `folder`; its attempt is below `scratch` meanwhile."""
     model, ids = model_identity(shape.hidden_size), random_ids(shape.lengths)
-    plan = write_plan(scratch, ids)
+    plan = read_plan_table(write_plan(scratch, ids))
     sealed = write_unit(scratch, model, ids, _random_rows(shape), cache_tokens=sum(shape.lengths))
     shard = SealedShard(
         path=shard_path(JOB, 0),

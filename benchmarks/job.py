@@ -38,12 +38,12 @@ from benchmarks.workload import KINDS, MAX_NUM_BATCHED_TOKENS, TARGETS
 from schemas.job import JobState
 from schemas.request import ExtractRequest, Storage
 from service.capture import unit_run
-from service.capture.loop import Capture
 from service.capture.vllm_engine import VllmEngine
 from service.proof.head import Head
 from service.settings import Settings
 from service.store import jobs
 from tests.support.jobs import ENDED, Shop
+from tests.support.roles import Capture
 
 TARGET, KIND = TARGETS["compute"], KINDS["typical"]
 SAMPLES, WARM_UP, UNITS, TIMES = 256, 16, 16, 10

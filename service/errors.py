@@ -14,6 +14,7 @@
     |   |-- IdentityChanged            a resumed job would produce another dataset
     |   `-- IllegalMove                the job's state does not allow it
     |-- StoreUnavailable          503  the database or the data folder cannot be used: retried, not counted
+    |   `-- VersionRefused             the database has another version's tables: restart the newest service
     |-- LeaseLost                 503  another attempt owns the unit now; this one does not count
     |-- EngineRefused             500  the engine cannot extract this: permanent
     |-- EngineDied                503  the engine stopped: the unit is retried
@@ -155,11 +156,17 @@ class IllegalMove(Conflict):
 
 
 class StoreUnavailable(QuarryError):
-    """The database does not answer or has another version's tables, or the data folder cannot be written."""
+    """The database does not answer, or the data folder cannot be written."""
 
     status = 503
     outcome = Outcome.VOID
     title = "The store is not available"
+
+
+class VersionRefused(StoreUnavailable):
+    """The database has another version's tables."""
+
+    title = "The database has another version"
 
 
 class LeaseLost(QuarryError):

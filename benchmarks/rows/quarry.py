@@ -10,6 +10,7 @@ from pathlib import Path
 from benchmarks.rows.contract import RowFailed, Site, Written, removed, run_bounded
 from connector.wire import RowRef
 from schemas.dataset.index import Witness, write_index
+from schemas.dataset.tables import read_plan_table
 from schemas.names import attempt_dir, index_path, job_id_from_key, plan_path, shard_file, shard_path
 from schemas.receipts import OpenUnit, UnitKey, UnitSealed
 from schemas.request import Compression
@@ -142,10 +143,10 @@ class QuarryRow:
         """Hold the sealed unit against its plan and the model, and index it, as the service does."""
         key, settings = receipt.key, self._host.settings
         attempt = settings.work_root / attempt_dir(key.job_id, key.unit, key.epoch)
-        plan = settings.work_root / plan_path(key.job_id, key.unit)
+        plan = read_plan_table(settings.work_root / plan_path(key.job_id, key.unit))
         check_unit(
             attempt=attempt,
-            plan_file=plan,
+            plan=plan,
             receipts=[receipt],
             witnesses=witnesses,
             head=self._host.head,

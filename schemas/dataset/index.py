@@ -33,7 +33,7 @@ def write_index(
     final: Path,
     path: str,
     shards: Sequence[tuple[Path, str]],
-    plan_file: Path,
+    plan: pa.Table,
     witnesses: Mapping[int, Witness],
 ) -> tuple[FileEntry, int]:
     """Seal the index of one unit at `final`, in plan order; the same inputs give the same bytes.
@@ -42,7 +42,7 @@ def write_index(
         final: where the file gets its name, durably.
         path: its path inside the dataset repository.
         shards: the unit's sealed shards, each with its path inside the repository.
-        plan_file: the unit's frozen samples.
+        plan: the unit's frozen samples.
         witnesses: what the engine said after the last token of each row, by plan row.
 
     Returns:
@@ -52,8 +52,7 @@ def write_index(
         DatasetError: a shard cannot be read back.
         OSError: a file cannot be read, or the index cannot be written.
     """
-    planned = read_table(plan_file, columns=["sample_id"]).column("sample_id").to_pylist()
-    place = {sample_id: row for row, sample_id in enumerate(planned)}
+    place = {sample_id: row for row, sample_id in enumerate(plan["sample_id"].to_pylist())}
     rows = []
     for file, shard_path in shards:
         with open_shard(file) as shard:

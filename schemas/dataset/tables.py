@@ -26,9 +26,9 @@ def read_table(source: Path | pa.NativeFile, columns: Sequence[str] | None = Non
         return file.read(columns=columns, use_threads=False)
 
 
-def read_plan_table(path: Path) -> pa.Table:
+def read_plan_table(source: Path | pa.NativeFile) -> pa.Table:
     """Read a unit's frozen samples, `PLAN_SCHEMA`. Raises as `read_table` does, also for other columns."""
-    table = read_table(path)
+    table = read_table(source)
     if not table.schema.equals(PLAN_SCHEMA):
         raise pa.ArrowInvalid("its columns are not those of a plan")
     return table

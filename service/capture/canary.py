@@ -10,8 +10,9 @@ import asyncio
 import logging
 import shutil
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import suppress
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import psutil
@@ -46,7 +47,7 @@ That is half of what it may use alone.
 """
 
 
-class Canary(AbstractAsyncContextManager["Canary"]):
+class Canary:
     """One job's canary, from the engine's start to the verdict. Leaving the block ends what still runs."""
 
     def __init__(self, lease: UnitLease, store: Store, settings: Settings) -> None:
@@ -54,6 +55,13 @@ class Canary(AbstractAsyncContextManager["Canary"]):
         self._lease, self._store, self._settings = lease, store, settings
         self._reference: asyncio.Task[Reference] | None = None
         self._is_early = False
+        self._is_skipped = False
+
+    async def __aenter__(self) -> Self:
+        """Read whether the job skips its canary."""
+        request = await asyncio.to_thread(self._store.read, jobs.request, self._lease.job_id)
+        self._is_skipped = request.canary == "skip"
+        return self
 
     async def __aexit__(self, *_: object) -> None:
         """Leave no process behind."""
@@ -67,7 +75,7 @@ class Canary(AbstractAsyncContextManager["Canary"]):
         Where these states passed on an engine before, this one's canary has most likely passed too, and the
         reference would be in vain.
         """
-        if await self._is_skipped() or await self._passed(states_key(self._lease.identity)):
+        if self._is_skipped or await self._passed(states_key(self._lease.identity)):
             return
         max_bytes = self._settings.canary_max_bytes
         self._is_early = max_bytes is None
@@ -84,7 +92,7 @@ class Canary(AbstractAsyncContextManager["Canary"]):
         """
         identity, job_id = self._lease.identity, self._lease.key.job_id
         key = canary_key(session.provenance(job_id, identity))
-        if await self._is_skipped() or await self._passed(key):
+        if self._is_skipped or await self._passed(key):
             return
         prompts = canary_prompts(session.head.vocab_size, session.spec.max_model_len - 1)
         reference = self._reference or self._begin(session.spec, prompts, self._settings.canary_max_bytes)
@@ -107,10 +115,6 @@ class Canary(AbstractAsyncContextManager["Canary"]):
         )
         for name in (key, states_key(identity)):
             await asyncio.to_thread(self._store.write, canaries.record, name, passed.model_dump_json())
-
-    async def _is_skipped(self) -> bool:
-        request = await asyncio.to_thread(self._store.read, jobs.request, self._lease.job_id)
-        return request.canary == "skip"
 
     async def _passed(self, key: str) -> bool:
         return await asyncio.to_thread(self._store.read, canaries.report, key) is not None

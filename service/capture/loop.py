@@ -30,7 +30,7 @@ from service.errors import (
 from service.settings import Settings
 from service.store import Store, UnitCommit, UnitLease, commits, jobs, tasks, units
 from service.work.keeper import Keeper
-from service.work.runner import internal_error
+from service.work.runner import internal_error, record
 
 logger = logging.getLogger(__name__)
 
@@ -71,17 +71,16 @@ class Capture:
         store: Store,
         settings: Settings,
         owner: str,
+        keeper: Keeper,
         *,
         only_job: str | None = None,
-        keeper: Keeper | None = None,
     ) -> None:
-        """Lease nothing before `run`, which starts a keeper where the process gives none."""
+        """Lease nothing before `run`."""
         self._store, self._settings, self._owner, self._only_job = store, settings, owner, only_job
+        self._keeper = keeper
         self._engine = EngineSlot(settings)
         self._budget = InFlight(settings.in_flight_tokens, settings.in_flight_requests)
         self._units: dict[UnitKey, _Unit] = {}
-        self._keeper = keeper or Keeper(store, settings.lease_s)
-        self._own_keeper = contextlib.nullcontext() if keeper else self._keeper
         self.stop = asyncio.Event()
         self._room = asyncio.Event()
         """Set when a unit ends, or no longer needs the engine."""
@@ -91,19 +90,19 @@ class Capture:
 
         Then let those in the engine end, give the others back, and stop the engine.
         """
-        with self._own_keeper:
+        try:
+            while not self.stop.is_set() and not await self._finished():
+                # Without a keeper every lease is lost in a while: better to end now, and loudly.
+                self._keeper.check()
+                if not await self._serve_one():
+                    await self._pause()
+            if running := self._tasks():
+                await asyncio.wait(running, timeout=self._settings.drain_s)
+        finally:
             try:
-                while not self.stop.is_set() and not await self._finished():
-                    # Without a keeper every lease is lost in a while: better to end now, and loudly.
-                    self._keeper.check()
-                    if not await self._serve_one():
-                        await self._pause()
-                await self._drain()
+                await self._give_back()
             finally:
-                try:
-                    await self._give_back()
-                finally:
-                    await self._engine.stop()
+                await self._engine.stop()
 
     def _tasks(self) -> list[asyncio.Task[None]]:
         return [unit.task for unit in self._units.values() if unit.task is not None]
@@ -274,21 +273,12 @@ class Capture:
             session.proven_job = None
         problem = error.problem()
         logger.warning("unit %s failed: %s", unit.lease.key, problem.detail)
-        while unit.leased:
-            try:
-                attempts = self._settings.unit_attempts
-                await asyncio.to_thread(
-                    self._store.write, tasks.fail, unit.lease, problem, error.outcome, attempts
-                )
-                self._let_go(unit)
-            except LeaseLost as lost:
-                logger.info("unit %s: %s", unit.lease.key, lost)
-                self._let_go(unit)
-            except STORE_AWAY as away:
-                logger.warning("unit %s: not recorded yet: %s", unit.lease.key, away)
-                if self.stop.is_set():
-                    break  # it is given back
-                await asyncio.sleep(self._settings.poll_s)
+
+        def fail() -> None:
+            self._store.write(tasks.fail, unit.lease, problem, error.outcome, self._settings.unit_attempts)
+
+        if unit.leased and await asyncio.to_thread(record, fail, self.stop.is_set):
+            self._let_go(unit)  # else it is given back
         if isinstance(error, EngineDied) and session is not None and not session.alive:
             await self._engine.stop()
 
@@ -302,10 +292,6 @@ class Capture:
             for task in waiting:
                 task.cancel()
 
-    async def _drain(self) -> None:
-        if running := self._tasks():
-            await asyncio.wait(running, timeout=self._settings.drain_s)
-
     async def _give_back(self) -> None:
         """Cancel what still runs and return its leases, so that nobody waits for them to expire."""
         held, running = list(self._units.values()), self._tasks()
@@ -313,10 +299,8 @@ class Capture:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
         for unit in held:
-            if not unit.leased:
-                continue
             self._let_go(unit)
-            try:
-                await asyncio.to_thread(self._store.write, tasks.release, unit.lease)
-            except (LeaseLost, *STORE_AWAY) as error:
-                logger.info("unit %s: %s", unit.lease.key, error)
+        try:
+            await asyncio.to_thread(self._store.write, tasks.release_owner, self._owner)
+        except STORE_AWAY as error:
+            logger.warning("the units run out: %s", error)

@@ -5,14 +5,16 @@ Runs on the worker's event loop; disk and checks go to threads. Whatever goes wr
 """
 
 import asyncio
+import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow as pa
+
 from connector.wire import RowRef
+from schemas.dataset.columns import PLAN_SCHEMA
 from schemas.dataset.index import Witness, write_index
 from schemas.dataset.manifest import SealedShard
-from schemas.dataset.seal import sha256_of
 from schemas.dataset.tables import read_plan_table
 from schemas.job import RejectView
 from schemas.names import index_path, plan_path, shard_path
@@ -29,34 +31,19 @@ from service.settings import Settings
 from service.store import UnitCommit, UnitLease
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedRow:
-    """One row of the unit's plan file; `row` is its number there."""
-
-    row: int
-    position: int
-    sample_id: str
-    source_id: str | None
-    token_ids: tuple[int, ...]
-
-
-def read_plan(path: Path, sha256: str) -> list[PlannedRow]:
+def read_plan(path: Path, sha256: str) -> pa.Table:
     """Read a unit's frozen samples. Raises WriteFailed if the file is not there or not what was sealed."""
     try:
-        digest, _ = sha256_of(path)
+        content = path.read_bytes()
+        digest = hashlib.sha256(content).hexdigest()
         if digest != sha256:
             raise WriteFailed(
                 f"the plan {path.name} has sha256 {digest}, it was sealed as {sha256}",
                 cure="restore the data folder, or cancel the job and send it under another Idempotency-Key",
             )
-        table = read_plan_table(path)
+        return read_plan_table(pa.BufferReader(content))
     except (OSError, ValueError) as error:
         raise WriteFailed(f"the plan {path.name} cannot be read: {error}") from error
-    columns = table.select(["position", "sample_id", "source_id"]).to_pylist()
-    return [
-        PlannedRow(row=row, token_ids=tuple(ids), **columns[row])
-        for row, ids in enumerate(table["input_ids"].to_pylist())
-    ]
 
 
 class UnitRun:
@@ -77,24 +64,24 @@ class UnitRun:
         self._witnesses: dict[int, Witness] = {}
         self._skipped: set[int] = set()
         self._rejects: list[RejectView] = []
-        self._rows: list[PlannedRow] = []
+        self._plan = PLAN_SCHEMA.empty_table()
 
     async def run(self) -> UnitCommit:
         """Capture, verify, and return what there is to commit.
 
         On cancellation the connector forgets the attempt.
         """
-        plan = self._settings.work_root / plan_path(self._key.job_id, self._key.unit)
-        self._rows = await asyncio.to_thread(read_plan, plan, self._lease.plan_sha256)
+        path = self._settings.work_root / plan_path(self._key.job_id, self._key.unit)
+        self._plan = await asyncio.to_thread(read_plan, path, self._lease.plan_sha256)
         link = self._session.link
-        order = self._session.opening(self._key, len(self._rows), self._lease.identity)
+        order = self._session.opening(self._key, self._plan.num_rows, self._lease.identity)
         try:
             await link.open(order)
             sealed = await self._capture()
         except BaseException:
             await link.abandon(self._key)
             raise
-        return await asyncio.to_thread(self._verify, order, plan, sealed)
+        return await asyncio.to_thread(self._verify, order, sealed)
 
     async def _capture(self) -> tuple[UnitSealed, ...]:
         """Run every row and wait for the receipts; a failed receipt or a silent engine ends the rows."""
@@ -119,7 +106,7 @@ class UnitRun:
         first: BaseException | None = None
         try:
             async with asyncio.TaskGroup() as group:
-                for row in self._rows:
+                for row in range(self._plan.num_rows):
                     group.create_task(self._run_row(row))
         except* QuarryError as errors:
             # Raised below: before Python 3.11.4 an error that is raised here comes out in a group again.
@@ -128,49 +115,42 @@ class UnitRun:
             raise first
         self._on_answered()
 
-    async def _run_row(self, row: PlannedRow) -> None:
+    async def _run_row(self, row: int) -> None:
         generate = self._lease.identity.generate
-        room = len(row.token_ids) + (generate.max_tokens if generate else 0)
+        room = len(self._plan["input_ids"][row]) + (generate.max_tokens if generate else 0)
         async with self._budget.hold(room):
             try:
                 answer = await self._ask(row, generate)
             except PromptRefused as error:
-                self._skipped.add(row.row)
-                await self._session.link.skip(self._key, row.row)
-                self._reject(row.row, "engine-refused", str(error))
+                self._skipped.add(row)
+                await self._session.link.skip(self._key, row)
+                self._reject(row, "engine-refused", str(error))
                 return
         if answer.likely:
-            self._witnesses[row.row] = answer.likely
+            self._witnesses[row] = answer.likely
 
-    async def _ask(self, row: PlannedRow, generate: Generate | None) -> Answer:
+    async def _ask(self, row: int, generate: Generate | None) -> Answer:
         """Run the row's request, or two of them where the answer is captured by a second prefill."""
-        name = f"{self._key.job_id}-{self._key.unit}-{self._key.epoch}-{row.row}"
-        ref = RowRef(self._key, row.row, len(row.token_ids))
+        name = f"{self._key.job_id}-{self._key.unit}-{self._key.epoch}-{row}"
+        token_ids = tuple(self._plan["input_ids"][row].values.to_numpy().tolist())
+        ref = RowRef(self._key, row, len(token_ids))
         engine = self._session.engine
-        token_ids = row.token_ids
         if generate is not None and self._lease.identity.capture == "second_prefill":
             answer = await engine.run(Prompt(f"{name}-answer", token_ids, None, generate=generate))
             token_ids, generate = token_ids + answer.token_ids, None
         return await engine.run(Prompt(name, token_ids, ref, witness=True, generate=generate))
 
     def _reject(self, row: int, reason: str, detail: str) -> None:
-        planned = self._rows[row]
-        self._rejects.append(
-            RejectView(
-                position=planned.position,
-                source_id=planned.source_id,
-                sample_id=planned.sample_id,
-                reason=reason,
-                detail=detail,
-            )
-        )
+        named = self._plan.select(["position", "sample_id", "source_id"])
+        (planned,) = named.slice(row, 1).to_pylist()
+        self._rejects.append(RejectView(reason=reason, detail=detail, **planned))
 
-    def _verify(self, order: OpenUnit, plan: Path, sealed: Sequence[UnitSealed]) -> UnitCommit:
+    def _verify(self, order: OpenUnit, sealed: Sequence[UnitSealed]) -> UnitCommit:
         """Check the sealed files against plan and model, write their index, and return what to commit."""
         folder = attempt_folder(self._settings, self._key)
         checks = check_unit(
             attempt=folder,
-            plan_file=plan,
+            plan=self._plan,
             receipts=sealed,
             skipped=self._skipped,
             witnesses=self._witnesses,
@@ -186,7 +166,7 @@ class UnitRun:
         if files:
             path = index_path(self._key.job_id, self._key.unit)
             with writing(f"the index {path}"):
-                index, supervised = write_index(folder / INDEX_FILE, path, files, plan, self._witnesses)
+                index, supervised = write_index(folder / INDEX_FILE, path, files, self._plan, self._witnesses)
         return UnitCommit(
             key=self._key,
             provenance=order.provenance,

@@ -1,7 +1,6 @@
 """The planning loop's body: one job from its lease to a finished plan; units run while it goes on."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 
 from schemas.dataset.columns import state_bytes, stored_token_bytes
@@ -11,6 +10,7 @@ from schemas.job import RejectView
 from schemas.names import MAX_UNITS, plan_path
 from schemas.request import CapturePasses, ExtractRequest, FileSource, Generate, HubSource, InlineSource
 from service.errors import OptionRefused, QuarryError, writing
+from service.plan.child.fork_server import FORK_SERVER
 from service.plan.child.process import tokenizing
 from service.plan.model_folder import TOKENIZER_FILES, files_digest
 from service.plan.sources import RowSource, open_source
@@ -24,29 +24,22 @@ from service.work.runner import Stopped, run_next
 
 
 def run_planning(
-    store: Store,
-    settings: Settings,
-    owner: str,
-    stopped: Callable[[], bool],
-    keeper: Keeper | None = None,
+    store: Store, settings: Settings, owner: str, stopped: Callable[[], bool], keeper: Keeper
 ) -> bool:
-    """Plan the oldest job that waits for it; return whether there was one.
-
-    Without a `keeper` of the process, one is started for this call.
-    """
+    """Plan the oldest job that waits for it; return whether there was one."""
+    FORK_SERVER.warm()
 
     def fail(lease: PlanLease, error: QuarryError) -> None:
         store.write(tasks.fail, lease, error.problem(), error.outcome, settings.unit_attempts)
 
-    with nullcontext(keeper) if keeper else Keeper(store, settings.lease_s) as kept_by:
-        return run_next(
-            store,
-            kept_by,
-            take=lambda: plans.lease(store, owner, settings.lease_s),
-            work=lambda lease, kept: plan_job(lease, store, settings, kept, stopped),
-            fail=fail,
-            stopped=stopped,
-        )
+    return run_next(
+        store,
+        keeper,
+        take=lambda: plans.lease(store, owner, settings.lease_s),
+        work=lambda lease, kept: plan_job(lease, store, settings, kept, stopped),
+        fail=fail,
+        stopped=stopped,
+    )
 
 
 def plan_job(

@@ -18,7 +18,6 @@ from schemas.dataset.files import DirectReader
 from schemas.dataset.index import Witness
 from schemas.dataset.manifest import UnitChecks
 from schemas.dataset.shard import LightRow, Shard
-from schemas.dataset.tables import read_plan_table
 from schemas.identity import Identity
 from schemas.receipts import UnitSealed
 from service.errors import EngineDied, EngineRefused, StatesWrong, WriteFailed
@@ -30,7 +29,7 @@ from service.proof.row_proof import prove_row
 def check_unit(
     *,
     attempt: Path,
-    plan_file: Path,
+    plan: pa.Table,
     receipts: Sequence[UnitSealed],
     witnesses: Mapping[int, Witness],
     head: Head | None,
@@ -41,7 +40,7 @@ def check_unit(
 
     Args:
         attempt: the attempt's folder, which holds the files that the receipts name.
-        plan_file: the unit's frozen samples; a row's number in it is its row everywhere else.
+        plan: the unit's frozen samples; a row's number in it is its row everywhere else.
         receipts: what every rank said of this attempt.
         witnesses: by plan row; where layer N was captured, one is needed for each written row.
         head: of the model; may be absent only where layer N was not captured, which leaves no logit check.
@@ -54,7 +53,6 @@ def check_unit(
         StatesWrong: rows disagree with the plan or with the model, named with both values.
     """
     unit = f"unit {receipts[0].key.unit}"
-    plan = read_plan_table(plan_file)
     _account(unit, plan.num_rows, receipts, skipped)
     cases: list[LogitCase] = []
     for receipt in receipts:

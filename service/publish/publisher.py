@@ -1,7 +1,7 @@
 """The publisher: completes the dataset of a finished job, pushes it where it was asked for, ends the job."""
 
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from schemas.dataset.manifest import CanaryReport
@@ -44,15 +44,15 @@ def run_publishing(
     settings: Settings,
     owner: str,
     stopped: Callable[[], bool],
+    keeper: Keeper,
     *,
-    keeper: Keeper | None = None,
     final_norm: FinalNormOf = target_final_norm,
     patience: Patience | None = None,
 ) -> bool:
     """Publish one job if one is ready, however long its upload takes; return whether there was one.
 
     What goes wrong ends in the job: failed, blocked with everything kept, or reported in a job that is tried
-    again. Without a `keeper` of the process, one is started for this call.
+    again.
     """
     reached = 0
     """How far the push has got: as `Delay.reached`."""
@@ -83,15 +83,14 @@ def run_publishing(
         else:
             store.write(publishing.delay, lease, error.problem(), reached, settings.publish_deadline_s)
 
-    with nullcontext(keeper) if keeper else Keeper(store, settings.lease_s) as kept_by:
-        return run_next(
-            store,
-            kept_by,
-            take=lambda: publishing.lease(store, owner, settings.lease_s),
-            work=publish,
-            fail=fail,
-            stopped=stopped,
-        )
+    return run_next(
+        store,
+        keeper,
+        take=lambda: publishing.lease(store, owner, settings.lease_s),
+        work=publish,
+        fail=fail,
+        stopped=stopped,
+    )
 
 
 def publish_folder(folder: Path, hub: HubTarget, settings: Settings, patience: Patience | None = None) -> str:

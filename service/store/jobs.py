@@ -121,9 +121,11 @@ def pause(tx: Transaction, job_id: str) -> JobRow:
 def set_priority(tx: Transaction, job_id: str, priority: int) -> JobRow:
     """Let a job's tasks be leased before those of lower priorities; what is leased stays so.
 
-    Raises NotFound.
+    A job that has ended stays as it is. Raises NotFound.
     """
     locked = lock_job(tx, job_id)
+    if locked.state in ENDED_JOB_STATES:
+        return job(tx, job_id)
     tx.connection.execute(update(JOB).where(JOB.c.id == job_id).values(priority=priority))
     record(tx, locked, "progress", f"priority {priority}")
     return job(tx, job_id)

@@ -10,7 +10,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Text, column, func, select, table
 
 import service.migrations
-from service.errors import StoreUnavailable
+from service.errors import VersionRefused
 from service.store.database import Transaction
 
 LOCK_KEY = 0x51554152
@@ -19,19 +19,19 @@ VERSION = select(column("version_num", Text)).select_from(table("alembic_version
 
 
 def check(tx: Transaction) -> None:
-    """Compare the database's version with this code's. Raises StoreUnavailable."""
+    """Compare the database's version with this code's. Raises VersionRefused."""
     _compare(MigrationContext.configure(tx.connection).get_current_revision())
 
 
 def check_write(tx: Transaction) -> None:
-    """Refuse a write where a newer service has migrated since this one began. Raises StoreUnavailable."""
+    """Refuse a write where a newer service has migrated since this one began. Raises VersionRefused."""
     _compare(tx.connection.scalar(VERSION))
 
 
 def _compare(found: str | None) -> None:
     if found != _newest():
         detail = f"the database is at version {found}, this service at {_newest()}"
-        raise StoreUnavailable(detail, cure="restart the newest service")
+        raise VersionRefused(detail, cure="restart the newest service")
 
 
 @cache
@@ -49,7 +49,7 @@ def _config() -> Config:
 def migrate(tx: Transaction) -> None:
     """Run every missing migration; the others wait for its end and find nothing to do.
 
-    Raises StoreUnavailable where a newer service has migrated.
+    Raises VersionRefused where a newer service has migrated.
     """
     if tx.connection.dialect.name == "postgresql":
         tx.connection.execute(select(func.pg_advisory_xact_lock(LOCK_KEY)))

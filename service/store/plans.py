@@ -10,9 +10,9 @@ from schemas.job import RejectView
 from service.errors import IdentityChanged, SourceRefused
 from service.store import publishing, tasks
 from service.store.database import Store, Transaction
-from service.store.ledger import count, record
+from service.store.ledger import LockedJob, count, record
 from service.store.tables import REJECT, UNIT
-from service.store.values import PlanLease, PlannedUnit, TaskKind
+from service.store.values import Lease, PlanLease, PlannedUnit, TaskKind
 
 
 def lease(store: Store, owner: str, ttl_s: float) -> PlanLease | None:
@@ -20,22 +20,10 @@ def lease(store: Store, owner: str, ttl_s: float) -> PlanLease | None:
     return tasks.lease(store, TaskKind.PLAN, _grant, owner, ttl_s)
 
 
-def _grant(tx: Transaction, job_id: str, owner: str, ttl_s: float) -> PlanLease | None:
-    taken = tasks.take(tx, TaskKind.PLAN, job_id, owner, ttl_s)
-    if taken is None:
-        return None
-    job, task = taken
-    planned = select(UNIT.c.plan_sha256).where(UNIT.c.job_id == job_id).order_by(UNIT.c.unit)
+def _grant(tx: Transaction, job: LockedJob, lease: Lease) -> PlanLease:
+    planned = select(UNIT.c.plan_sha256).where(UNIT.c.job_id == job.id).order_by(UNIT.c.unit)
     return PlanLease(
-        kind=task.kind,
-        job_id=job_id,
-        item=task.item,
-        epoch=task.epoch,
-        attempts=task.attempts,
-        owner=owner,
-        ttl_s=ttl_s,
-        identity=job.identity,
-        plan_sha256s=tuple(tx.connection.scalars(planned)),
+        **lease.fields(), identity=job.identity, plan_sha256s=tuple(tx.connection.scalars(planned))
     )
 
 

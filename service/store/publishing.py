@@ -12,7 +12,7 @@ from service.store.database import Store, Transaction
 from service.store.ledger import LockedJob, move_job, record
 from service.store.stopping import stop
 from service.store.tables import EVENT
-from service.store.values import PublishLease, TaskKind
+from service.store.values import Lease, PublishLease, TaskKind
 
 
 def add_when_captured(tx: Transaction, job: LockedJob) -> None:
@@ -27,24 +27,10 @@ def lease(store: Store, owner: str, ttl_s: float) -> PublishLease | None:
     return tasks.lease(store, TaskKind.PUBLISH, _grant, owner, ttl_s)
 
 
-def _grant(tx: Transaction, job_id: str, owner: str, ttl_s: float) -> PublishLease | None:
-    taken = tasks.take(tx, TaskKind.PUBLISH, job_id, owner, ttl_s)
-    if taken is None:
-        return None
-    job, task = taken
+def _grant(tx: Transaction, job: LockedJob, lease: Lease) -> PublishLease:
     if job.state is JobState.RUNNING:
-        job = move_job(tx, job, JobState.PUBLISHING)
-    return PublishLease(
-        kind=task.kind,
-        job_id=job_id,
-        item=task.item,
-        epoch=task.epoch,
-        attempts=task.attempts,
-        owner=owner,
-        ttl_s=ttl_s,
-        identity=job.known_identity,
-        provenance=job.provenance,
-    )
+        move_job(tx, job, JobState.PUBLISHING)
+    return PublishLease(**lease.fields(), identity=job.known_identity, provenance=job.provenance)
 
 
 def delay(tx: Transaction, lease: PublishLease, problem: Problem, reached: int, deadline_s: float) -> None:

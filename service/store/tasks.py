@@ -126,19 +126,20 @@ def add(tx: Transaction, job: LockedJob, kind: TaskKind, item: int = 0, subject:
 def lease(
     store: Store,
     kind: TaskKind,
-    grant: Callable[[Transaction, str, str, float], AnyLease | None],
+    grant: Callable[[Transaction, LockedJob, Lease], AnyLease],
     owner: str,
     ttl_s: float,
     prefer_job: str | None = None,
 ) -> AnyLease | None:
-    """Try job after job, each in a transaction of its own, until one has a task to grant.
+    """Try job after job, each in a transaction of its own, until one has a free task; `grant` completes it.
 
     A job is blocked on the way where too many owners died without a word over the task to be leased.
     """
     while (job_id := store.read(_next_job, kind, prefer_job)) is not None:
-        granted = store.write(grant, job_id, owner, ttl_s)
-        if granted is not None:
-            return granted
+        with store.writing() as tx:
+            taken = _take(tx, kind, job_id, owner, ttl_s)
+            if taken is not None:
+                return grant(tx, *taken)
     return None
 
 
@@ -148,9 +149,9 @@ def _next_job(tx: Transaction, kind: TaskKind, prefer_job: str | None) -> str | 
     return job_id
 
 
-def take(
+def _take(
     tx: Transaction, kind: TaskKind, job_id: str, owner: str, ttl_s: float
-) -> tuple[LockedJob, LockedTask] | None:
+) -> tuple[LockedJob, Lease] | None:
     """Lease the lowest free task of a kind; none if others were faster or the job was stopped.
 
     A lease that ran out was neither kept nor given back: its owner died without a word. That counts as a
@@ -186,7 +187,16 @@ def take(
         lease_until=tx.now + timedelta(seconds=ttl_s),
         not_before=None,
     )
-    return move_task(tx, job, before, after), after
+    job = move_task(tx, job, before, after)
+    return job, Lease(
+        kind=kind,
+        job_id=job_id,
+        item=after.item,
+        epoch=after.epoch,
+        attempts=after.attempts,
+        owner=owner,
+        ttl_s=ttl_s,
+    )
 
 
 def held(tx: Transaction, lease: Lease) -> tuple[LockedJob, LockedTask]:
@@ -238,6 +248,7 @@ def postpone(tx: Transaction, lease: Lease) -> None:
 
 def release_owner(tx: Transaction, owner: str) -> None:
     """Give back all tasks of an owner that has ended, so that nobody waits: neither failures nor deaths."""
+    check_write(tx)
     mine = update(TASK).where(TASK.c.owner == owner, TASK.c.state == TaskState.LEASED)
     tx.connection.execute(
         mine.values(state=TaskState.PENDING, owner=None, lease_until=None, attempts=TASK.c.attempts - 1)

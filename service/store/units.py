@@ -4,8 +4,9 @@ from sqlalchemy import select
 
 from service.store import tasks
 from service.store.database import Store, Transaction
+from service.store.ledger import LockedJob
 from service.store.tables import TASK, UNIT
-from service.store.values import TaskKind, UnitLease, UnitRow
+from service.store.values import Lease, TaskKind, UnitLease, UnitRow
 
 OF_UNIT = (TASK.c.job_id == UNIT.c.job_id) & (TASK.c.item == UNIT.c.unit)
 
@@ -15,26 +16,11 @@ def lease(store: Store, owner: str, ttl_s: float, *, prefer_job: str | None = No
     return tasks.lease(store, TaskKind.CAPTURE, _grant, owner, ttl_s, prefer_job)
 
 
-def _grant(tx: Transaction, job_id: str, owner: str, ttl_s: float) -> UnitLease | None:
-    taken = tasks.take(tx, TaskKind.CAPTURE, job_id, owner, ttl_s)
-    if taken is None:
-        return None
-    job, task = taken
+def _grant(tx: Transaction, job: LockedJob, lease: Lease) -> UnitLease:
     query = select(UNIT.c.num_samples, UNIT.c.num_tokens, UNIT.c.plan_sha256)
-    unit = tx.connection.execute(query.where(UNIT.c.job_id == job_id, UNIT.c.unit == task.item)).one()
-    return UnitLease(
-        kind=task.kind,
-        job_id=job_id,
-        item=task.item,
-        epoch=task.epoch,
-        attempts=task.attempts,
-        owner=owner,
-        ttl_s=ttl_s,
-        identity=job.known_identity,
-        num_samples=unit.num_samples,
-        num_tokens=unit.num_tokens,
-        plan_sha256=unit.plan_sha256,
-    )
+    of_lease = (UNIT.c.job_id == job.id) & (UNIT.c.unit == lease.item)
+    unit = tx.connection.execute(query.where(of_lease)).mappings().one()
+    return UnitLease(**lease.fields(), identity=job.known_identity, **unit)
 
 
 def of_job(tx: Transaction, job_id: str) -> list[UnitRow]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from schemas.dataset.manifest import FileEntry, SealedShard, UnitChecks
 from schemas.identity import Identity, Provenance
@@ -120,6 +120,10 @@ class Lease:
     attempts: int
     owner: str
     ttl_s: float
+
+    def fields(self) -> dict[str, Any]:
+        """Return what a lease of every kind has."""
+        return {name: getattr(self, name) for name in Lease.__slots__}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

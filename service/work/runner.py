@@ -47,7 +47,7 @@ def run_next(
         except LeaseLost as error:
             logger.info("%s", error)
         except Stopped:
-            _record(lambda: store.write(tasks.release, lease), stopped)
+            record(lambda: store.write(tasks.release, lease), stopped)
         except QuarryError as error:
             _fail(lease, error, fail, stopped)
         except Exception as error:
@@ -71,19 +71,23 @@ def _fail(
     stopped: Callable[[], bool],
 ) -> None:
     logger.warning("the %s of job %s: %s", lease.kind, lease.job_id, error.detail)
-    _record(lambda: fail(lease, error), stopped)
+    record(lambda: fail(lease, error), stopped)
 
 
-def _record(call: Callable[[], None], stopped: Callable[[], bool]) -> None:
-    """Call until the store answers or this process ends; what another owner has taken needs no record."""
+def record(call: Callable[[], None], stopped: Callable[[], bool]) -> bool:
+    """Call until the store answers, or this process ends; say whether it has answered.
+
+    What another owner has taken needs no record.
+    """
     while True:
         try:
-            return call()
+            call()
         except (LeaseLost, IllegalMove) as error:
             logger.info("%s", error)
-            return None
         except STORE_AWAY as error:
             logger.warning("not recorded yet: %s", error)
             if stopped():
-                return None
-        time.sleep(RECORD_S)
+                return False
+            time.sleep(RECORD_S)
+            continue
+        return True

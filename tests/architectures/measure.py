@@ -21,7 +21,6 @@ from schemas.dataset.states import read_states
 from schemas.job import JobState
 from schemas.names import manifest_path
 from schemas.request import Dtype
-from service.capture.loop import Capture
 from service.proof.reference import reference_states
 from service.proof.verify import verify_dataset
 from service.store import JobRow, jobs
@@ -42,6 +41,7 @@ from tests.architectures.target import Unmakeable, digest, make_target
 from tests.architectures.versions import installed
 from tests.support.jobs import Shop, request
 from tests.support.plans import random_ids
+from tests.support.roles import Capture
 
 REFERENCE_TIMEOUT_S = 300.0
 

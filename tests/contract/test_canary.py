@@ -18,7 +18,6 @@ from schemas.request import Dtype
 from service.capture import canary, session
 from service.capture.engine import EngineSpec
 from service.capture.link import EngineLink
-from service.capture.loop import Capture
 from service.errors import EngineRefused
 from service.proof.reference import Reference, reference_states
 from service.settings import Settings
@@ -28,6 +27,7 @@ from tests.support.engine_bench import until
 from tests.support.jobs import Shop, request
 from tests.support.model_engine import ModelEngine
 from tests.support.plans import random_ids
+from tests.support.roles import Capture
 from tests.support.tiny_model import random_target
 
 pytestmark = pytest.mark.slow

@@ -13,12 +13,12 @@ from schemas.job import ENDED_JOB_STATES, JobState
 from service.capture import unit_run
 from service.capture.engine import EngineSpec
 from service.capture.link import EngineLink
-from service.capture.loop import Capture
 from service.errors import StatesWrong
 from service.settings import Settings
 from service.store import TaskState, jobs, units
 from tests.support.fake_engine import FakeEngine
 from tests.support.jobs import Shop, conversations, request
+from tests.support.roles import Capture
 from tests.support.tiny_model import random_target
 
 ONE_UNIT = {"shard_bytes": 4_194_304}

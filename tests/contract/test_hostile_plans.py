@@ -27,13 +27,13 @@ from schemas.request import ExtractRequest
 from service.errors import TemplateRefused, UnknownModel
 from service.plan.child.process import check_template
 from service.plan.estimate import estimate_request
-from service.plan.planner import run_planning
 from service.settings import Settings
 from service.store import NewJob, Store, jobs, migration, plans
-from service.worker import PlannerProcess
+from service.work.beside import Beside
 from tests.support import templates
 from tests.support.api import serving
 from tests.support.children import children_of
+from tests.support.roles import PLANNING, run_planning
 from tests.support.store_cases import Clock, job_id
 
 ROW_CPU_S = 1.0
@@ -223,11 +223,9 @@ def test_a_planner_process_that_is_told_to_end_gives_a_frozen_plan_back(shop: Sh
     settings = shop.settings.model_copy(update={"plan_row_cpu_s": 60.0, "poll_s": 0.05})
     store = Store(settings.database())
     store.write(jobs.submit, NewJob.of(job_id(1), "key", shop.request(chat_template=FROZEN)))
-    planner = PlannerProcess(settings)
-    planner.start()
-    until(lambda: any(busy_s(pid) > 0.5 for pid in children_of(os.getpid())))
-    began = time.monotonic()
-    planner.stop()
+    with Beside("planner", PLANNING, settings):
+        until(lambda: any(busy_s(pid) > 0.5 for pid in children_of(os.getpid())))
+        began = time.monotonic()
     assert time.monotonic() - began < 3
     assert plans.lease(store, "next", 60) is not None
     store.close()

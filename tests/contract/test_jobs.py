@@ -13,7 +13,6 @@ from schemas.job import JobState
 from schemas.names import attempt_dir, canary_unit, manifest_path, token_freq_path
 from schemas.request import Generate
 from service.capture.landing import land
-from service.capture.loop import Capture
 from service.errors import QuarryError
 from service.proof.verify import verify_dataset
 from service.store import TaskState, commits, jobs, tasks, units
@@ -22,6 +21,7 @@ from tests.support.engine_bench import until
 from tests.support.fake_engine import FakeEngine, states_TH
 from tests.support.jobs import Shop, conversations, request
 from tests.support.pg import Postgres
+from tests.support.roles import Capture
 from tests.support.tiny_model import random_target
 
 

@@ -9,13 +9,13 @@ from schemas.job import JobState
 from service.capture.engine import Answer, EngineSpec, Prompt
 from service.capture.landing import attempt_folder
 from service.capture.link import EngineLink
-from service.capture.loop import Capture
 from service.settings import Settings
 from service.store import jobs
 from tests.contract.test_distrust import ONE_UNIT, target
 from tests.support.engine_bench import until
 from tests.support.fake_engine import FakeEngine
 from tests.support.jobs import Shop, conversations, request
+from tests.support.roles import Capture
 
 ENDED_ROWS = 2
 FOR_EVER_S = 600.0

@@ -22,7 +22,7 @@ REPO = "org/states"
 def test_a_repository_has_the_page_that_its_folder_has(tmp_path: Path, compression: str) -> None:
     model = TinyModel(tmp_path / "model", "llama", "bfloat16")
     captured = capture(model, dtype="bfloat16", compression=compression)
-    write_dataset(tmp_path / "made", tmp_path, {0: captured})
+    write_dataset(tmp_path / "made", {0: captured})
     files = {
         path.relative_to(tmp_path / "made").as_posix(): path.read_bytes()
         for path in (tmp_path / "made").rglob("*")

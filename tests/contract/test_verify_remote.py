@@ -25,7 +25,7 @@ def model(tmp_path_factory):
 @pytest.fixture(scope="module")
 def files(model, tmp_path_factory) -> dict[str, bytes]:
     root = tmp_path_factory.mktemp("dataset")
-    write_dataset(root / "made", root, {0: capture(model, dtype="bfloat16")})
+    write_dataset(root / "made", {0: capture(model, dtype="bfloat16")})
     made = [path for path in (root / "made").rglob("*") if path.is_file()]
     return {path.relative_to(root / "made").as_posix(): path.read_bytes() for path in made}
 

@@ -13,17 +13,21 @@ from sqlalchemy import update
 import service.worker
 from schemas.job import JobState
 from schemas.schedule import NewSchedule
+from service.errors import DiskFull, StoreUnavailable
 from service.settings import Settings
 from service.store import NewJob, Store, jobs, migration, plans, publishing, schedules, units
 from service.store.tables import SCHEDULE
 from service.sweeper import sweep
+from service.work import beside
+from service.work.beside import Beside
 from service.work.keeper import Keeper
-from service.worker import PlannerProcess, PublisherThread, _restart, run_worker
+from service.worker import _mind, run_worker
 from tests.contract.test_distrust import target
 from tests.support import templates
 from tests.support.children import wait_for_end
 from tests.support.engine_bench import until
 from tests.support.jobs import Shop, request as a_job_request
+from tests.support.roles import PLANNING, PUBLISHING
 from tests.support.store_cases import a_request, capture, job_id
 
 
@@ -65,22 +69,18 @@ def test_a_worker_whose_restarter_broke_ends_with_its_error(settings, monkeypatc
 
 def test_a_planner_that_was_killed_is_started_again_and_plans(settings, store):
     """1. The planner is alive and left alone. 2. It is killed. 3. The next one reads what is submitted."""
-    planner = PlannerProcess(settings)
-    planner.start()
-    try:
-        killed = planner._process
+    with Beside("planner", PLANNING, settings) as planner:
+        killed = planner.running
         planner.restart_if_dead()
-        assert planner._process is killed
+        assert planner.running is killed
         os.kill(killed.pid, signal.SIGKILL)
         wait_for_end(killed.pid)
         planner.restart_if_dead()
-        assert planner._process.pid != killed.pid
+        assert planner.running.pid != killed.pid
         request = a_request().model_copy(update={"model": "/nowhere"})
         store.write(jobs.submit, NewJob.of(job_id(1), "key", request))
         asyncio.run(until(lambda: store.read(jobs.state, job_id(1)) is JobState.FAILED))
-        assert planner._process.is_alive()
-    finally:
-        planner.stop()
+        assert planner.running.is_alive()
 
 
 def test_a_worker_until_idle_ends_when_every_job_rests(tmp_path):
@@ -115,10 +115,8 @@ def test_a_worker_makes_the_job_of_a_slot_and_runs_it(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_publisher_that_ended_by_an_error_is_started_again_but_not_after_its_stop(
-    settings, keeper, monkeypatch
-):
-    """1. The publisher meets a bug, and its thread ends. 2. The next one works. 3. Stopped, it stays so."""
+def test_a_publisher_that_ended_by_an_error_is_started_again(settings, keeper, monkeypatch):
+    """1. The publisher meets a bug, and its thread ends. 2. The next one works. 3. It ends in order."""
     bugs = iter([ZeroDivisionError("a bug")])
     works = threading.Event()
 
@@ -129,41 +127,32 @@ def test_a_publisher_that_ended_by_an_error_is_started_again_but_not_after_its_s
         return False
 
     monkeypatch.setattr("service.publish.publisher.run_publishing", publish)
-    publisher = PublisherThread(settings, keeper)
-    publisher.start()
-    publisher._thread.join(60)
-    try:
+    with Beside("publisher", PUBLISHING, settings, keeper) as publisher:
+        publisher.running.join(60)
         assert not works.is_set()
         publisher.restart_if_dead()
         assert works.wait(60)
-        again = publisher._thread
+        again = publisher.running
         publisher.restart_if_dead()
-        assert publisher._thread is again
-    finally:
-        publisher.stop()
-    publisher.restart_if_dead()
-    assert publisher._thread is again and not again.is_alive()
+        assert publisher.running is again
+    assert not again.is_alive()
 
 
 @pytest.mark.parametrize("stuck", [False, True], ids=["in order", "killed in the end"])
 def test_a_plan_is_given_back_when_the_service_stops(tmp_path, settings, store, monkeypatch, stuck):
     """1. A plan of many units goes on. 2. The planner is stopped. 3. Another one need not wait."""
-    monkeypatch.setattr(service.worker, "CHILD_STOP_S", 0.1 if stuck else 600.0)
+    monkeypatch.setattr(beside, "STOP_S", 0.1 if stuck else 600.0)
     settings = settings.model_copy(update={"model_roots": (tmp_path,), "unit_max_samples": 1})
     samples = [{"id": str(number), "text": "a row"} for number in range(2_000)]
     model = templates.write_target(tmp_path / "model")
     job = store.write(
         jobs.submit, NewJob.of(job_id(1), "key", a_job_request(model, samples, loss="all", layers=[2]))
     )[0].id
-    planner = PlannerProcess(settings)
-    planner.start()
-    try:
+    with Beside("planner", PLANNING, settings) as planner:
         asyncio.run(until(lambda: bool(store.read(units.of_job, job))))
         if stuck:
-            os.kill(planner._process.pid, signal.SIGSTOP)
-    finally:
-        planner.stop()
-    assert planner._process.exitcode == (-signal.SIGKILL if stuck else 0)
+            os.kill(planner.running.pid, signal.SIGSTOP)
+    assert planner.running.exitcode == (-signal.SIGKILL if stuck else 0)
     lease = plans.lease(store, "another", 60.0)
     assert lease is not None and lease.epoch == 2
 
@@ -178,11 +167,28 @@ def test_a_repository_is_given_back_when_the_service_stops(settings, store, keep
             check()
 
     monkeypatch.setattr("service.publish.publisher._publish", publish)
-    publisher = PublisherThread(settings, keeper)
-    publisher.start()
-    assert begun.wait(60)
-    publisher.stop()
+    with Beside("publisher", PUBLISHING, settings, keeper):
+        assert begun.wait(60)
     assert publishing.lease(store, "another", 60.0) is not None
+
+
+def test_a_push_that_outlives_the_publishers_end_keeps_its_repository(settings, store, keeper, monkeypatch):
+    """1. A commit to the Hub hangs. 2. The worker is stopped. 3. Nobody else commits beside it."""
+    capture(store)
+    begun, answered = threading.Event(), threading.Event()
+
+    def publish(*_):
+        begun.set()
+        answered.wait(60)
+
+    monkeypatch.setattr("service.publish.publisher._publish", publish)
+    monkeypatch.setattr(beside, "STOP_S", 0.1)
+    with Beside("publisher", PUBLISHING, settings, keeper) as publisher:
+        assert begun.wait(60)
+    assert publishing.lease(store, "another", 60.0) is None
+    answered.set()
+    publisher.running.join(60)
+    assert store.read(jobs.state, job_id(1)) is JobState.COMPLETED
 
 
 class Watched:
@@ -200,9 +206,40 @@ def test_the_keeper_looks_after_the_planner_and_the_publisher_again_and_again(se
     planner, publisher = Watched(), Watched()
 
     async def keep() -> None:
-        keeper = asyncio.create_task(_restart(store, settings, planner, publisher))
+        keeper = asyncio.create_task(_mind(store, settings, (planner, publisher), until_idle=False))
         await until(lambda: min(planner.looks, publisher.looks) > 1)
         keeper.cancel()
         await asyncio.wait({keeper})
 
     asyncio.run(keep())
+
+
+@pytest.mark.parametrize(
+    "error", [StoreUnavailable("away"), DiskFull("it cannot grow")], ids=["away", "full"]
+)
+def test_a_worker_that_starts_without_a_database_waits_for_it(tmp_path, monkeypatch, error):
+    """1. The database is away twice when a worker starts. 2. It works until nothing is left."""
+    model = target(tmp_path)
+    shop = Shop.open(tmp_path, model)
+    body = a_job_request(model, [{"text": "a row"}], loss="all", layers=[2], canary="skip")
+    job = shop.submit(body)
+    healthy, errors = migration.migrate, iter([error, error])
+
+    def migrate(tx):
+        if (away := next(errors, None)) is not None:
+            raise away
+        healthy(tx)
+
+    monkeypatch.setattr(migration, "migrate", migrate)
+    assert run_worker(shop.settings, until_idle=True) == 0
+    assert shop.store.read(jobs.state, job) is JobState.COMPLETED
+    shop.store.close()
+
+
+def test_a_worker_that_waits_for_its_database_ends_when_it_is_asked_to(settings, monkeypatch):
+    def away(tx):
+        signal.raise_signal(signal.SIGTERM)
+        raise StoreUnavailable("away")
+
+    monkeypatch.setattr(migration, "migrate", away)
+    assert run_worker(settings.model_copy(update={"poll_s": 600.0})) == 0

@@ -25,15 +25,13 @@ from pathlib import Path
 import pytest
 
 from schemas.job import JobState
-from service.capture.loop import Capture
-from service.plan.planner import run_planning
 from service.publish.hub import Patience
-from service.publish.publisher import run_publishing
 from service.settings import Settings
 from service.store import Store, jobs
 from service.sweeper import sweep
-from service.worker import owner_name
+from service.work.beside import owner_name
 from tests.support.jobs import ENDED
+from tests.support.roles import Capture, run_planning, run_publishing
 
 IMPORTED = [
     *("pandas", "transformers.models.auto.tokenization_auto", "tests.support.fake_engine"),

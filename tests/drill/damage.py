@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from schemas.dataset.columns import PLAN_SCHEMA
+from schemas.dataset.seal import sha256_of
 from schemas.receipts import UnitSealed
 from service.capture import unit_run
 from service.proof.checks import check_unit
@@ -93,23 +94,37 @@ def _resealed(attempt: Path, receipt: UnitSealed, change: Change) -> UnitSealed:
 
 
 def after_the_plan_was_read(monkeypatch: pytest.MonkeyPatch, column: str) -> None:
-    """Change one value of the plan between its first reader, the service, and the ones after it."""
+    """Change one value of the plan between its first reader, the service, and the writer."""
     read = unit_run.read_plan
 
     def reading(path: Path, sha256: str) -> Any:
-        rows = read(path, sha256)
-        values = pq.read_table(path).to_pylist()
-        values[5][column][0] ^= 1
-        plants.write_rows(path, values, PLAN_SCHEMA)
-        return rows
+        plan = read(path, sha256)
+        _change(path, column)
+        return plan
 
     monkeypatch.setattr(unit_run, "read_plan", reading)
+
+
+def before_the_plan_was_hashed(monkeypatch: pytest.MonkeyPatch, path: Path, column: str) -> None:
+    """Change one value of the plan as a planner would that hashes what it did not mean to write."""
+    _change(path, column)
+    read = unit_run.read_plan
+    monkeypatch.setattr(unit_run, "read_plan", lambda path, _: read(path, sha256_of(path)[0]))
+
+
+def _change(path: Path, column: str) -> None:
+    values = pq.read_table(path).to_pylist()
+    values[5][column][0] ^= 1
+    plants.write_rows(path, values, PLAN_SCHEMA)
 
 
 PLANNED: dict[str, Callable[[pytest.MonkeyPatch, Path], None]] = {
     "bit-of-the-plan": lambda monkeypatch, plan: plants.flip_middle(plan),
     "ids-changed-after-reading": lambda monkeypatch, plan: after_the_plan_was_read(monkeypatch, "input_ids"),
     "mask-changed-after-reading": lambda monkeypatch, plan: after_the_plan_was_read(monkeypatch, "loss_mask"),
+    "mask-changed-before-hashing": lambda monkeypatch, plan: before_the_plan_was_hashed(
+        monkeypatch, plan, "loss_mask"
+    ),
 }
 
 

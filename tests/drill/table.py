@@ -77,8 +77,12 @@ PLANTS: tuple[Plant, ...] = (
         ("ids-changed-after-reading", "a token id, after the service has read it", "ran other token ids"),
     ),
     *_plants(
+        *(Stage.PLAN, Check.UNIT, WRONG),
+        ("mask-changed-after-reading", "a flag, after the service has read it", "loss_mask differs at 0"),
+    ),
+    *_plants(
         *(Stage.PLAN, Check.NAME, WRONG),
-        ("mask-changed-after-reading", "a flag, after the service has read it", "are those of sample"),
+        ("mask-changed-before-hashing", "a flag, before the plan was hashed", "are those of sample"),
     ),
     *_plants(
         *(Stage.EVERYWHERE, Check.CANARY, WRONG),

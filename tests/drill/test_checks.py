@@ -60,7 +60,7 @@ OFF: dict[Check, tuple[Patch, str]] = {
     Check.CANARY: (lambda m: m.setattr(Canary, "ensure", _no_canary), "layer-before"),
     Check.RECEIPT: (_any_file, "columns-exchanged"),
     Check.UNIT: (lambda m: m.setattr(checks, "_plan_fault", _nothing), "mask-of-another-row"),
-    Check.NAME: (lambda m: m.setattr(row_proof, "name_fault", _nothing), "mask-changed-after-reading"),
+    Check.NAME: (lambda m: m.setattr(row_proof, "name_fault", _nothing), "mask-changed-before-hashing"),
     Check.LAST: (
         lambda m: m.setattr(checks, "check_logits", lambda *_: LogitVerdict(0, 0, 0.0, ())),
         "exchanged-rows",

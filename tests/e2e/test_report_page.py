@@ -25,7 +25,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 def make_page(folder: Path, *, broken: bool) -> Path:
     """Write a dataset, verify it as people do, and return the page."""
     model = TinyModel(folder / "model", "llama", "bfloat16")
-    write_dataset(folder / "dataset", folder, {0: capture(model, dtype="bfloat16")})
+    write_dataset(folder / "dataset", {0: capture(model, dtype="bfloat16")})
     if broken:
         shard = next((folder / "dataset" / "data").rglob("*.parquet"))
         shard.write_bytes(shard.read_bytes()[:-1])

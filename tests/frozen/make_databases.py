@@ -38,11 +38,10 @@ from typing import Any
 
 from schemas.job import JobState
 from schemas.names import attempt_dir, job_id_from_key, shard_file
-from service.capture.loop import Capture
-from service.plan.planner import run_planning
 from service.store import Store, jobs, publishing, units
 from tests.support.jobs import Shop, request
 from tests.support.pg import running_postgres
+from tests.support.roles import Capture, run_planning
 
 LEASE_S = 60.0
 SAMPLES: list[dict[str, Any]] = [

@@ -12,7 +12,6 @@ import pytest
 from sqlalchemy import text
 
 from schemas.names import job_id_from_key
-from service.capture.loop import Capture
 from service.errors import Outcome, StoreUnavailable
 from service.store import NewJob, Store, jobs, migration, plans, publishing, tasks, units
 from service.store.tables import METADATA
@@ -21,6 +20,7 @@ from tests.support.children import settings_environment
 from tests.support.engine_bench import until
 from tests.support.fake_hub import FakeHub
 from tests.support.jobs import FAKE_ENGINE
+from tests.support.roles import Capture
 from tests.support.store_cases import Clock, a_request, job_id
 
 NEWER = "9999"
@@ -100,6 +100,7 @@ def test_what_a_service_still_holds_is_refused_when_a_newer_one_migrates(url: st
         lambda: store.write(tasks.extend, [plan, unit], HOUR_S),
         lambda: store.write(plans.finish, plan, ()),
         lambda: store.write(tasks.release, unit),
+        lambda: store.write(tasks.release_owner, "older"),
         lambda: store.write(publishing.complete, push, None),
         lambda: store.write(tasks.fail, plan, problem, Outcome.FAIL, 1),
         lambda: store.write(jobs.cancel, plan.job_id),

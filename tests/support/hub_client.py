@@ -97,10 +97,10 @@ def publish(data_dir: str, endpoint: str, token: str, lease: int) -> dict[str, A
     from service.plan import hub_reading
     from service.publish import push
     from service.publish.hub import Patience
-    from service.publish.publisher import run_publishing
     from service.settings import Settings
     from service.store import Store
     from tests.support.finished_job import JOB, OTHER_JOB, OWNER, norm_of
+    from tests.support.roles import run_publishing
     from tests.support.store_cases import Clock
 
     push.MAX_COMMIT_FILES, push.UPLOAD_GROUP_FILES = 4, 2

@@ -11,11 +11,9 @@ import pyarrow.parquet as pq
 from schemas.job import JobState
 from schemas.names import job_id_from_key
 from schemas.request import ExtractRequest
-from service.capture.loop import Capture
-from service.plan.planner import run_planning
-from service.publish.publisher import run_publishing
 from service.settings import Settings
 from service.store import JobRow, NewJob, Store, jobs, migration
+from tests.support.roles import Capture, run_planning, run_publishing
 
 FAKE_ENGINE = "tests.support.fake_engine:FakeEngine"
 ENDED = {JobState.COMPLETED, JobState.FAILED, JobState.BLOCKED, JobState.CANCELLED}

@@ -102,8 +102,8 @@ def write_shard(path: Path, rows: Sequence[ShardRow], told: Provenance) -> None:
             file.write_table(pa.Table.from_pylist([values], schema=schema), row_group_size=1)
 
 
-def write_plan_of(path: Path, rows: Sequence[ShardRow]) -> Path:
-    """Write the frozen samples that `rows` were captured from."""
+def plan_of(rows: Sequence[ShardRow]) -> pa.Table:
+    """Return the frozen samples that `rows` were captured from."""
     columns = [
         {
             "position": position,
@@ -115,9 +115,7 @@ def write_plan_of(path: Path, rows: Sequence[ShardRow]) -> Path:
         }
         for position, row in enumerate(rows)
     ]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.Table.from_pylist(columns, schema=PLAN_SCHEMA), path)
-    return path
+    return pa.Table.from_pylist(columns, schema=PLAN_SCHEMA)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,21 +245,19 @@ def write_manifest(folder: Path, told: Provenance, units: Mapping[int, Sequence[
     return manifest
 
 
-def write_unit(folder: Path, scratch: Path, captured: Capture, rows: Sequence[ShardRow], unit: int) -> None:
+def write_unit(folder: Path, captured: Capture, rows: Sequence[ShardRow], unit: int) -> None:
     """Write one unit's shard of `rows` with its index, whose witnesses are the captured ones."""
     told = captured.provenance
     file, path = folder / shard_path(JOB, unit), shard_path(JOB, unit)
     write_shard(file, rows, told)
-    plan = write_plan_of(scratch / f"plan-{unit}.parquet", captured.rows)
-    write_index(
-        folder / index_path(JOB, unit), index_path(JOB, unit), [(file, path)], plan, captured.witnesses
-    )
+    plan, index = plan_of(captured.rows), index_path(JOB, unit)
+    write_index(folder / index, index, [(file, path)], plan, captured.witnesses)
 
 
-def write_dataset(folder: Path, scratch: Path, units: Mapping[int, Capture]) -> Manifest:
+def write_dataset(folder: Path, units: Mapping[int, Capture]) -> Manifest:
     """Write a whole finished dataset of one job."""
     for unit, captured in units.items():
-        write_unit(folder, scratch, captured, captured.rows, unit)
+        write_unit(folder, captured, captured.rows, unit)
     first = next(iter(units.values()))
     (folder / FINAL_NORM_PATH).write_bytes(final_norm_bytes(first.model.folder))
     (folder / "README.md").write_text("a card\n")

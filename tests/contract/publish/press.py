@@ -7,12 +7,12 @@ from schemas.events import Event
 from schemas.job import JobState, JobSummary
 from schemas.request import HubTarget
 from service.publish.hub import Patience
-from service.publish.publisher import run_publishing
 from service.settings import Settings
 from service.store import Store, jobs, migration
 from tests.support.desk import REPO, TOKEN
 from tests.support.fake_hub import FakeHub
 from tests.support.finished_job import JOB, OWNER, a_request, norm_of, run_to_publishing
+from tests.support.roles import run_publishing
 from tests.support.store_cases import Clock
 
 HOUR_S = 3600.0

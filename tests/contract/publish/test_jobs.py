@@ -13,7 +13,6 @@ from schemas.request import HubTarget
 from service.proof.canary import canary_key
 from service.publish.assemble import read_manifest
 from service.publish.hub import Patience
-from service.publish.publisher import run_publishing
 from service.settings import Settings
 from service.store import NewJob, Store, canaries, jobs, migration, plans
 from tests.support import finished_job
@@ -34,6 +33,7 @@ from tests.support.finished_job import (
     run_to_publishing,
 )
 from tests.support.hub_state import Fault, Token
+from tests.support.roles import run_publishing
 from tests.support.store_cases import Clock
 
 

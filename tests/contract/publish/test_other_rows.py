@@ -9,7 +9,6 @@ from schemas.job import JobState
 from schemas.names import manifest_path, shard_path
 from schemas.request import HubTarget
 from service.publish.hub import Patience
-from service.publish.publisher import run_publishing
 from service.settings import Settings
 from service.store import Store, jobs, migration, plans
 from tests.support.desk import REPO, TOKEN, Desk, committed, etags
@@ -25,6 +24,7 @@ from tests.support.finished_job import (
 )
 from tests.support.hub_client import HubClient
 from tests.support.hub_state import Fault, Token
+from tests.support.roles import run_publishing
 
 CHANGED = an_identity(source_fingerprint="9" * 64)
 """The identity of the job when it is run again after its source has changed."""

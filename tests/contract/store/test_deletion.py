@@ -122,3 +122,14 @@ def test_a_job_that_is_resumed_meanwhile_is_not_deleted_for_its_age(
     monkeypatch.setattr(deletion, "delete_job", after_a_resume)
     delete_old_jobs(store, settings)
     assert store.read(jobs.state, job_id(1)) is JobState.QUEUED
+
+
+def test_a_priority_of_a_job_that_has_ended_neither_changes_it_nor_renews_its_days(
+    store: Store, clock: Clock, tmp_path: Path
+) -> None:
+    reach(store, JobState.COMPLETED)
+    before, events = store.read(jobs.job, job_id(1)), store.read(jobs.events, job_id(1))
+    clock.advance(3 * DAY_S)
+    assert store.write(jobs.set_priority, job_id(1), 5) == before
+    assert store.read(jobs.events, job_id(1)) == events
+    assert delete_old_jobs(store, settings_in(tmp_path, keep_jobs_days=2)) == [job_id(1)]

@@ -276,4 +276,4 @@ def test_a_planner_that_chose_a_job_too_late_gets_nothing(store: Store, database
     capture(store, number=3)
     for number in (1, 2, 3):
         with database.writing() as tx:
-            assert plans._grant(tx, job_id(number), "late", TTL_S) is None
+            assert tasks._take(tx, TaskKind.PLAN, job_id(number), "late", TTL_S) is None

@@ -7,6 +7,7 @@ import pytest
 from schemas.job import JobState
 from service.errors import LeaseLost, Outcome
 from service.store import Store, jobs, plans, publishing, tasks
+from service.store.values import TaskKind
 from tests.support.store_cases import (
     IDENTITY,
     OWNER,
@@ -141,5 +142,5 @@ def test_a_publisher_that_chose_a_job_too_late_gets_nothing(store: Store, databa
     store.write(jobs.cancel, job_id(3))
     for number in (2, 3):
         with database.writing() as tx:
-            assert publishing._grant(tx, job_id(number), "late", TTL_S) is None
+            assert tasks._take(tx, TaskKind.PUBLISH, job_id(number), "late", TTL_S) is None
     assert store.read(jobs.state, job_id(2)) is JobState.RUNNING

@@ -8,6 +8,7 @@ from schemas.job import JobState
 from schemas.receipts import UnitKey
 from service.errors import LeaseLost, Outcome
 from service.store import Store, TaskState, UnitRow, jobs, plans, tasks, units
+from service.store.values import TaskKind
 from tests.support.store_cases import (
     IDENTITY,
     OWNER,
@@ -204,4 +205,4 @@ def test_a_worker_that_chose_a_job_too_late_gets_nothing(store: Store, database:
     lease_unit(store)
     for number in (1, 2):
         with database.writing() as tx:
-            assert units._grant(tx, job_id(number), "late", TTL_S) is None
+            assert tasks._take(tx, TaskKind.CAPTURE, job_id(number), "late", TTL_S) is None

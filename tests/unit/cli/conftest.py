@@ -44,5 +44,5 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
 
 @pytest.fixture
 def dataset(tmp_path: Path, model: TinyModel) -> Path:
-    write_dataset(tmp_path / "dataset", tmp_path, {0: capture(model, dtype="bfloat16", lengths=(3, 5))})
+    write_dataset(tmp_path / "dataset", {0: capture(model, dtype="bfloat16", lengths=(3, 5))})
     return tmp_path / "dataset"

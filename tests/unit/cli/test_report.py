@@ -43,7 +43,7 @@ def test_a_folder_is_no_page(run, dataset, tmp_path):
 
 def test_a_long_sample_is_shown_by_its_two_ends(run, model, tmp_path):
     captured = capture(model, dtype="bfloat16", lengths=(HEAD_TOKENS + TAIL_TOKENS + 7,))
-    write_dataset(tmp_path / "dataset", tmp_path, {0: captured})
+    write_dataset(tmp_path / "dataset", {0: captured})
     assert run("verify", tmp_path / "dataset", "--report", tmp_path / "page.html").code == 0
     shown = read_page((tmp_path / "page.html").read_text()).one("div", "tokens")
     assert shown.one("p", "skipped").text() == "7 tokens are not shown"

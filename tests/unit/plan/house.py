@@ -8,10 +8,10 @@ from typing import Any
 from schemas.job import JobSummary
 from schemas.names import plan_path
 from schemas.request import ExtractRequest
-from service.plan.planner import run_planning
 from service.settings import Settings
 from service.store import NewJob, Store, jobs, migration
 from tests.support import templates
+from tests.support.roles import run_planning
 from tests.support.store_cases import Clock, job_id
 
 JOB = job_id(1)

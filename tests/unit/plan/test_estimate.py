@@ -11,12 +11,12 @@ from schemas.dataset.manifest import FileEntry
 from schemas.request import ExtractRequest
 from service.errors import SourceRefused
 from service.plan.estimate import estimate_request
-from service.plan.planner import run_planning
 from service.plan.sizing import size
 from service.publish.push import batches
 from service.settings import Settings
 from service.store import NewJob, Store, jobs, migration
 from tests.support import templates
+from tests.support.roles import run_planning
 from tests.support.sizing_page import (
     CORE_S_PER_GB,
     DEFAULTS,

@@ -18,11 +18,11 @@ def made(tmp_path_factory):
     root = tmp_path_factory.mktemp("dataset")
     model = TinyModel(root / "model", "llama", "bfloat16")
     units = {unit: capture(model, dtype="bfloat16", unit=unit) for unit in range(UNITS)}
-    write_dataset(root / "made", root, units)
-    return Dataset(root / "made", root, units)
+    write_dataset(root / "made", units)
+    return Dataset(root / "made", units)
 
 
 @pytest.fixture
 def dataset(made, tmp_path):
     shutil.copytree(made.folder, tmp_path / "dataset")
-    return replace(made, folder=tmp_path / "dataset", scratch=tmp_path)
+    return replace(made, folder=tmp_path / "dataset")

@@ -25,7 +25,6 @@ UNITS = 2
 @dataclass(frozen=True, slots=True)
 class Dataset:
     folder: Path
-    scratch: Path
     units: dict[int, Capture]
 
     @property
@@ -37,7 +36,7 @@ class Dataset:
 
     def rewrite(self, rows: list[ShardRow]) -> None:
         """Put other rows into unit 1, with index and manifest to match."""
-        write_unit(self.folder, self.scratch, self.units[1], rows, 1)
+        write_unit(self.folder, self.units[1], rows, 1)
         write_manifest(self.folder, self.units[1].provenance, {0: self.units[0].rows, 1: rows})
 
     def edit_manifest(self, change: Callable[[dict], None]) -> None:

@@ -19,10 +19,10 @@ from tests.support.shards import (
     Capture,
     ShardRow,
     capture,
+    plan_of,
     seal_attempt,
     stored_bytes,
     with_states,
-    write_plan_of,
 )
 
 CASES = [("llama", "float32"), ("llama", "bfloat16"), ("qwen3", "bfloat16"), ("gemma2", "bfloat16")]
@@ -43,7 +43,7 @@ class Unit:
     def check(self, *receipts: UnitSealed, **changes: object) -> UnitChecks:
         values = {
             "attempt": self.folder,
-            "plan_file": write_plan_of(self.folder / "plan.parquet", self.captured.rows),
+            "plan": plan_of(self.captured.rows),
             "receipts": receipts,
             "witnesses": self.captured.witnesses,
             "head": self.head,
@@ -174,14 +174,14 @@ def test_a_row_that_departs_from_its_plan_or_its_bytes_is_named(llama, plant, me
 
 def test_a_truncated_row_departs_from_the_plan(llama):
     planned = replace(llama.captured.rows[LAST], prompt_tokens=32)
-    plan_file = write_plan_of(llama.folder / "other.parquet", [*llama.captured.rows[:LAST], planned])
+    plan = plan_of([*llama.captured.rows[:LAST], planned])
     states = {k: states[:-1] for k, states in planned.states.items()}
     short = replace(
         planned, input_ids=planned.input_ids[:-1], loss_mask=planned.loss_mask[:-1], states=states
     )
     receipt = llama.seal([*llama.captured.rows[:LAST], short])
     with pytest.raises(StatesWrong, match=r"32 tokens are stored, 33 were planned"):
-        llama.check(receipt, plan_file=plan_file)
+        llama.check(receipt, plan=plan)
 
 
 @pytest.mark.parametrize("compression", ["none", "fp8"])
@@ -347,13 +347,13 @@ GENERATE = {"max_tokens": 64}
 def test_a_generated_answer_follows_its_prompt_and_is_all_supervised(tmp_path):
     unit = make_unit(tmp_path, "llama", "bfloat16", generate=GENERATE, capture="one_pass", lengths=(17,))
     stored, prompt = generated(unit.captured.rows[0], 10)
-    plan_file = write_plan_of(tmp_path / "prompts.parquet", [prompt])
-    assert unit.check(unit.seal([stored]), plan_file=plan_file).logit_rows == 1
+    plan = plan_of([prompt])
+    assert unit.check(unit.seal([stored]), plan=plan).logit_rows == 1
     holes, _ = generated(unit.captured.rows[0], 10, mask=[1, 1, 0, 1, 1, 1, 1])
     with pytest.raises(StatesWrong, match="loss_mask of the answer differs at 2: 0 is stored, 1 is due"):
-        unit.check(unit.seal([holes]), plan_file=plan_file)
+        unit.check(unit.seal([holes]), plan=plan)
     other = replace(
         stored, input_ids=[*stored.input_ids[:9], 1 + stored.input_ids[9], *stored.input_ids[10:]]
     )
     with pytest.raises(StatesWrong, match="input_ids differs at 9"):
-        unit.check(unit.seal([other]), plan_file=plan_file)
+        unit.check(unit.seal([other]), plan=plan)

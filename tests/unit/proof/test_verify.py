@@ -60,7 +60,7 @@ def test_without_the_model_all_but_the_logits_is_checked(made):
 def test_other_forms_of_right_datasets_are_right(tmp_path, how, dtype):
     model = TinyModel(tmp_path / "model", "gpt_neox", dtype)
     units = {0: capture(model, dtype=dtype, compression=how, layer_ids=(0, 2, NUM_LAYERS))}
-    write_dataset(tmp_path / "dataset", tmp_path, units)
+    write_dataset(tmp_path / "dataset", units)
     report = verify_dataset(tmp_path / "dataset", model_folder=tmp_path / "model")
     assert report.ok, said(report)
 

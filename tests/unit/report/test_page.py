@@ -52,7 +52,7 @@ def unit(tmp_path_factory) -> Capture:
 
 @pytest.fixture
 def made(unit, tmp_path) -> Path:
-    write_dataset(tmp_path / "dataset", tmp_path, {0: unit})
+    write_dataset(tmp_path / "dataset", {0: unit})
     return tmp_path / "dataset"
 
 
@@ -61,7 +61,7 @@ def rewrite(made, tmp_path, unit) -> Callable[[list[ShardRow]], None]:
     """Put other rows into the dataset's only unit, with index and manifest to match."""
 
     def change(rows: list[ShardRow]) -> None:
-        write_unit(made, tmp_path, replace(unit, rows=rows), rows, 0)
+        write_unit(made, replace(unit, rows=rows), rows, 0)
         write_manifest(made, unit.provenance, {0: rows})
 
     return change

@@ -8,7 +8,7 @@ from schemas.dataset.errors import DatasetError
 from schemas.dataset.index import read_index, write_index
 from schemas.dataset.seal import sha256_of
 from tests.support.plans import identity, provenance
-from tests.support.shards import write_plan_of, write_shard
+from tests.support.shards import plan_of, write_shard
 from tests.unit.schemas.dataset.test_shard import LAYERS, random_rows
 
 PATH = "index/j-0123456789abcdef/train-00000.parquet"
@@ -19,7 +19,7 @@ def unit(tmp_path):
     """Five planned rows, four written over two ranks in another order than planned."""
     rows = random_rows("bfloat16", lengths=(1, 5, 9, 3, 7))
     rows = [replace(row, loss_mask=[n % 2 for n in range(len(row.input_ids))]) for row in rows]
-    plan = write_plan_of(tmp_path / "plan.parquet", rows)
+    plan = plan_of(rows)
     told = provenance(identity(layer_ids=LAYERS))
     write_shard(tmp_path / "r0.parquet", [rows[4], rows[0]], told)
     write_shard(tmp_path / "r1.parquet", [rows[3], rows[1]], told)
@@ -69,8 +69,10 @@ def test_a_shard_that_cannot_be_read_back_is_tried_again_and_leaves_nothing(tmp_
 
 def test_a_file_that_is_no_index_is_named(tmp_path, unit):
     _, plan, _ = unit
+    pq.write_table(plan, tmp_path / "plan.parquet")
     with pytest.raises(DatasetError, match="columns are not those of an index"):
-        read_index(plan)
+        read_index(tmp_path / "plan.parquet")
+    plan = tmp_path / "plan.parquet"
     plan.write_bytes(plan.read_bytes()[:-9])
     with pytest.raises(DatasetError, match="cannot be read"):
         read_index(plan)

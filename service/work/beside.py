@@ -1,0 +1,138 @@
+"""Works on one kind of task beside the captures, in a thread or a process that is started again when it dies.
+
+Kinds never talk to each other: each takes its tasks from the store under a lease, so any of them may die and
+come back.
+"""
+
+import logging
+import multiprocessing
+import os
+import secrets
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.process import BaseProcess
+from pkgutil import resolve_name
+from typing import Self
+
+from service.errors import STORE_AWAY
+from service.lifeline import die_with_parent
+from service.settings import Settings
+from service.store import Store, tasks
+from service.work.keeper import Keeper, process_keeper
+
+logger = logging.getLogger(__name__)
+
+STOP_S = 10.0
+"""How long an orderly end may take."""
+
+
+def owner_name(role: str) -> str:
+    """Return who holds a lease.
+
+    Host, process, and a token that a later process of the same number does not have.
+    """
+    return f"{role}@{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+
+
+class Beside:
+    """Takes task after task while its context is open, in which it may be started again.
+
+    Used by one thread, which lives as long as the worker.
+    """
+
+    def __init__(self, role: str, run_next: str, settings: Settings, keeper: Keeper | None = None) -> None:
+        """Start nothing yet.
+
+        `run_next` names a function like `service.plan.planner:run_planning`, which works on one task and says
+        whether there was one. With the keeper of this process it runs in a thread, else in a process of its
+        own, which has its own keeper.
+        """
+        self._role, self._run_next, self._settings, self._keeper = role, run_next, settings, keeper
+        self._owner = owner_name(role)
+        self._stop = threading.Event()
+        self.running = self._new()
+
+    def __enter__(self) -> Self:
+        """Start the thread or process."""
+        self.running.start()
+        return self
+
+    def restart_if_dead(self) -> None:
+        """Start it again after a crash; its tasks go on from what the store and the disk hold."""
+        if not self.running.is_alive():
+            logger.error("the %s ended; starting it again", self._role)
+            self.running = self._new()
+            self.running.start()
+
+    def __exit__(self, *_: object) -> None:
+        """End it after the step that it is in, and give its lease back.
+
+        A thread that takes longer goes on until this process ends: its lease is not given to another.
+        """
+        self._stop.set()
+        if isinstance(self.running, BaseProcess):
+            self.running.terminate()
+        self.running.join(STOP_S)
+        if isinstance(self.running, BaseProcess) and self.running.is_alive():
+            self.running.kill()
+            self.running.join()
+        if not self.running.is_alive():
+            self._release()
+
+    def _new(self) -> threading.Thread | BaseProcess:
+        name, begin = f"quarry-{self._role}", (self._run_next, self._settings, self._owner)
+        if self._keeper is not None:
+            args = (*begin, self._stop.is_set, self._stop.wait, self._keeper)
+            return threading.Thread(target=_run, args=args, name=name, daemon=True)
+        # Spawned: what the engine's imports started in this process is not inherited.
+        spawn = multiprocessing.get_context("spawn")
+        return spawn.Process(target=_run_in_process, args=(*begin, os.getpid()), name=name, daemon=True)
+
+    def _release(self) -> None:
+        """Give its lease back; without a database that runs out."""
+        store = Store(self._settings.database())
+        with suppress(*STORE_AWAY):
+            store.write(tasks.release_owner, self._owner)
+        store.close()
+
+
+def _run(
+    run_next: str,
+    settings: Settings,
+    owner: str,
+    stopped: Callable[[], bool],
+    wait: Callable[[float], object],
+    keeper: Keeper,
+) -> None:
+    """Work on task after task, and look again after a while where there is none."""
+    run = resolve_name(run_next)  # imported here, which takes a while
+    store = Store(settings.database())
+    while not stopped():
+        if not run(store, settings, owner, stopped, keeper):
+            wait(settings.poll_s)
+    store.close()
+
+
+def _run_in_process(run_next: str, settings: Settings, owner: str, parent_pid: int) -> None:
+    # Held back and asked for: a handler that set an event would wait forever for the event's own lock, if it
+    # came in the instant in which the loop held that.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    # The worker decides; a terminal's Ctrl-C reaches the whole group.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with_parent(parent_pid)
+    with process_keeper(settings) as keeper:
+        _run(run_next, settings, owner, terminated, wait_for_termination, keeper)
+
+
+def terminated() -> bool:
+    """Say whether a SIGTERM that is held back has come."""
+    return signal.SIGTERM in signal.sigpending()
+
+
+def wait_for_termination(seconds: float) -> None:
+    """Wait until a SIGTERM that is held back has come, which stays pending, or the time is over."""
+    if signal.sigtimedwait({signal.SIGTERM}, seconds) is not None:
+        signal.raise_signal(signal.SIGTERM)

@@ -1,0 +1,40 @@
+"""The three kinds of work, each with a keeper of its own for one call."""
+
+from collections.abc import Callable
+from typing import Any
+
+from service.capture import loop
+from service.plan import planner
+from service.publish import publisher
+from service.settings import Settings
+from service.store import Store
+from service.work.keeper import Keeper
+
+PLANNING = "service.plan.planner:run_planning"
+PUBLISHING = "service.publish.publisher:run_publishing"
+"""As a worker names them."""
+
+
+class Capture(loop.Capture):
+    """A capture loop whose keeper lives as long as it runs."""
+
+    def __init__(self, store: Store, settings: Settings, owner: str, only_job: str | None = None) -> None:
+        super().__init__(store, settings, owner, Keeper(store, settings.lease_s), only_job=only_job)
+
+    async def run(self) -> None:
+        with self._keeper:
+            await super().run()
+
+
+def run_planning(store: Store, settings: Settings, owner: str, stopped: Callable[[], bool]) -> bool:
+    """Plan one job; return whether there was one."""
+    with Keeper(store, settings.lease_s) as keeper:
+        return planner.run_planning(store, settings, owner, stopped, keeper)
+
+
+def run_publishing(
+    store: Store, settings: Settings, owner: str, stopped: Callable[[], bool], **more: Any
+) -> bool:
+    """Publish one job; return whether there was one."""
+    with Keeper(store, settings.lease_s) as keeper:
+        return publisher.run_publishing(store, settings, owner, stopped, keeper, **more)
