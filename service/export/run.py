@@ -48,7 +48,10 @@ def export(
     UnknownModel, EngineRefused, HubUnavailable, OSError.
     """
     try:
-        return _export(open_source(where, options), out, on_progress)
+        source = open_source(where, options)
+        trainer_format = format_of(source)
+        with locked(out):
+            return _write(source, trainer_format, out, on_progress)
     except ReaderError as error:
         cure = "run 'quarry verify' on it, or name the root of a dataset that Quarry made"
         raise SourceRefused(str(error), field="dataset", cure=cure) from error
@@ -62,12 +65,6 @@ def format_of(source: Source) -> Format:
         raise OptionRefused(f"{to} takes rows of any length", field="max_tokens", cure=cure)
     trainer_format: Format = import_module(f"service.export.formats.{to}").make(source)
     return trainer_format
-
-
-def _export(source: Source, out: Path, on_progress: Callable[[int, int], None]) -> Exported:
-    trainer_format = format_of(source)
-    with locked(out):
-        return _write(source, trainer_format, out, on_progress)
 
 
 def _write(

@@ -6,7 +6,6 @@ Legend: V target's vocabulary, D draft vocabulary.
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from schemas.dataset.token_counts import TokenTally
@@ -76,9 +75,3 @@ def seal_vocabulary(
     if vocabulary:
         seal_torch(path, vocabulary)
     return bool(vocabulary)
-
-
-def save_npy(path: Path, tensor: torch.Tensor) -> None:
-    """Write a tensor as NumPy's own file."""
-    with path.open("wb") as file:
-        np.save(file, tensor.numpy())

@@ -14,13 +14,12 @@ from service.export.source import Source
 from service.export.vocabulary import seal_vocabulary
 from service.reader import Row
 
-DATA = "rank_0"
-
 
 @dataclass(frozen=True, slots=True)
 class AngelSlim(TorchFileEachRow):
     """The files that `tools/train_eagle3_offline.py --train_hidden_path` reads."""
 
+    DATA = "rank_0"
     PATH = DATA + "/{folder}/data_{number}.ckpt"
 
     def content(self, row: Row) -> dict[str, Any]:

@@ -15,13 +15,12 @@ from service.export.format import TorchFileEachRow, refuse_draft_vocab
 from service.export.source import Source
 from service.reader import Row
 
-DATA = "data"
-
 
 @dataclass(frozen=True, slots=True)
 class Eagle(TorchFileEachRow):
     """The files that `eagle.train.main --tmpdir` reads; it opens every file below that folder."""
 
+    DATA = "data"
     PATH = DATA + "/data_{number}.ckpt"
 
     @property

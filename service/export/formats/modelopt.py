@@ -14,14 +14,12 @@ from service.export.source import Source
 from service.export.vocabulary import draft_vocabulary
 from service.reader import Row
 
-DATA = "data"
-VOCABULARY = "d2t.pt"
-
 
 @dataclass(frozen=True, slots=True)
 class ModelOpt(TorchFileEachRow):
     """The files that ModelOpt reads with `data.offline_data_path`, which takes every `.pt` in the folder."""
 
+    DATA, VOCABULARY = "data", "d2t.pt"
     PATH = DATA + "/{number:08d}.pt"
 
     def content(self, row: Row) -> dict[str, Any]:
@@ -38,7 +36,7 @@ class ModelOpt(TorchFileEachRow):
     def finish(self, out: Path) -> None:
         """Write the vocabulary map, of which this trainer reads one half."""
         if vocabulary := draft_vocabulary(self.source):
-            seal_torch(out / VOCABULARY, vocabulary["d2t"])
+            seal_torch(out / self.VOCABULARY, vocabulary["d2t"])
 
 
 def make(source: Source) -> ModelOpt:

@@ -20,9 +20,7 @@ from service.export.source import Source
 from service.export.vocabulary import counts_of, seal_vocabulary, token_counts
 from service.reader import Row
 
-DATA = "data"
 VOCABULARY = "vocab_mapping.pt"
-CONFIG = "train.json"
 EAGLE3_LAYERS = 3
 
 
@@ -30,6 +28,7 @@ EAGLE3_LAYERS = 3
 class SpecForge(TorchFileEachRow):
     """The files that `specforge train` reads with `data.hidden_states_path`."""
 
+    DATA, CONFIG = "data", "train.json"
     PATH = DATA + "/{folder}/data_{number}.ckpt"
 
     def numbers(self) -> Iterable[int]:
@@ -71,13 +70,13 @@ class SpecForge(TorchFileEachRow):
         config = {
             "model": model,
             "data": {
-                "hidden_states_path": str(out.absolute() / DATA),
+                "hidden_states_path": str(out.absolute() / self.DATA),
                 "max_length": max(self.source.rows.num_tokens),
             },
             "training": {"strategy": str(options.algorithm)},
             "output_dir": str(out.absolute() / "output"),
         }
-        seal_json(out / CONFIG, config)
+        seal_json(out / self.CONFIG, config)
 
 
 def need_three(source: Source) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import torch
 
@@ -20,7 +21,7 @@ from service.export.format import Format, RowFile, one_file_each
 from service.export.options import Algorithm
 from service.export.saving import save_safetensors, seal_json, seal_torch
 from service.export.source import Source
-from service.export.vocabulary import draft_vocabulary, save_npy, token_counts
+from service.export.vocabulary import draft_vocabulary, token_counts
 from service.reader import Row
 
 PRE_NORM_MTP = frozenset({"MiMoForCausalLM", "Step3p5ForCausalLM"})
@@ -67,8 +68,9 @@ class Speculators(Format):
         counts = token_counts(self.source)
         seal_torch(out / "token_freq.pt", counts)
         for name, tensor in draft_vocabulary(self.source, lambda _: counts).items():
-            with sealing(out / f"{name}-{self.source.options.draft_vocab}.npy") as temporary:
-                save_npy(temporary, tensor)
+            path = out / f"{name}-{self.source.options.draft_vocab}.npy"
+            with sealing(path) as temporary, temporary.open("wb") as file:
+                np.save(file, tensor.numpy())
 
     def _write_arrow(self, out: Path) -> None:
         with (

@@ -27,6 +27,8 @@ VERSION = 1
 class TorchSpec(TorchFileEachRow):
     """The files that TorchSpec reads with `inference_engine_type: offline`."""
 
+    DESCRIPTION = "dataset.json"
+
     def row_files(self) -> Iterator[RowFile]:
         """Yield a file a row, named by the sample's id."""
         for number, sample_id in enumerate(self.source.rows.sample_ids):
@@ -45,7 +47,7 @@ class TorchSpec(TorchFileEachRow):
 
     def finish(self, out: Path) -> None:
         """Write the dataset's description, the list of rows and the vocabulary map."""
-        seal_json(out / "dataset.json", {"version": VERSION, "last_hidden_states_prenorm": True})
+        seal_json(out / self.DESCRIPTION, {"version": VERSION, "last_hidden_states_prenorm": True})
         lines = [
             json.dumps({"split": "train", "data_id": sample_id, "file": _path(sample_id)})
             for sample_id in self.source.rows.sample_ids
