@@ -13,8 +13,8 @@ import xxhash
 from schemas.dataset.direct import BLOCK_BYTES, open_direct, refuses_direct
 from schemas.dataset.memory import Bytes, page_aligned
 
-READ_BYTES = 8 * 2**20
-"""Read at once by a `DirectReader`, unless a longer piece is asked for."""
+PIECE_BYTES = 4 * 2**20
+"""Read at once where a file is only hashed."""
 
 
 class RangeFile(Protocol):
@@ -49,16 +49,17 @@ class LocalFile:
     def read(self, offset: int, num_bytes: int) -> Bytes:
         """Return `num_bytes` bytes from `offset` on, in memory that nobody else has."""
         end = offset + num_bytes
-        self._check_range(offset, end)
-        if not num_bytes:
-            return np.empty(0, np.uint8)
-        if self._direct:
-            # From the allocator, which keeps what was freed: fresh pages cost several times the read.
-            memory = np.empty(_blocks_bytes(offset, end) + BLOCK_BYTES, np.uint8)
-            return self._read_blocks(offset, end, memory[-memory.ctypes.data % BLOCK_BYTES :])
-        memory = np.empty(num_bytes, np.uint8)
-        self._read_into(offset, memory, num_bytes)
-        return memory
+        if not 0 <= offset <= end <= self.num_bytes:
+            raise EOFError(f"the file ends at {self.num_bytes}, {end} was asked for")
+        if not self._direct:
+            memory = np.empty(num_bytes, np.uint8)
+            self._read_into(offset, memory, num_bytes)
+            return memory
+        skipped = offset % BLOCK_BYTES
+        block_bytes = -(-(skipped + num_bytes) // BLOCK_BYTES) * BLOCK_BYTES
+        memory = self._page_memory(block_bytes)
+        self._read_into(offset - skipped, memory, skipped + num_bytes)
+        return memory[skipped : skipped + num_bytes]
 
     def arrow(self) -> str:
         """Return the path."""
@@ -70,16 +71,11 @@ class LocalFile:
         if fd >= 0:
             os.close(fd)
 
-    def _check_range(self, begin: int, end: int) -> None:
-        """Hold a range against the file's length before memory is taken for it. Raises EOFError."""
-        if not 0 <= begin <= end <= self.num_bytes:
-            raise EOFError(f"the file ends at {self.num_bytes}, {end} was asked for")
-
-    def _read_blocks(self, begin: int, end: int, memory: Bytes) -> Bytes:
-        """Read the whole blocks of a range to page-aligned `memory`, and return the range in it."""
-        skipped = begin % BLOCK_BYTES
-        self._read_into(begin - skipped, memory[: _blocks_bytes(begin, end)], skipped + end - begin)
-        return memory[skipped : skipped + end - begin]
+    def _page_memory(self, num_bytes: int) -> Bytes:
+        """Return memory for a direct read, which begins on a page."""
+        # From the allocator, which keeps what was freed: fresh pages cost several times the read.
+        memory = np.empty(num_bytes + BLOCK_BYTES, np.uint8)
+        return memory[-memory.ctypes.data % BLOCK_BYTES :][:num_bytes]
 
     def _read_into(self, offset: int, memory: Bytes, num_bytes: int) -> None:
         """Fill `memory` from `offset` on, at least `num_bytes` of it. Raises OSError, EOFError."""
@@ -108,29 +104,29 @@ class DirectReader(LocalFile):
         super().__init__(path, direct=True)
         self.position = 0
         self._xxh3 = xxhash.xxh3_128()
-        self._buffer = page_aligned(READ_BYTES)
+        self._buffer = page_aligned(2 * PIECE_BYTES)
 
     def read(self, offset: int, num_bytes: int) -> Bytes:
         """Return a range. What lies before it is read and hashed too; one from before `position` is not."""
-        end = offset + num_bytes
         if offset < self.position:
-            return self._read(offset, end)
+            return super().read(offset, num_bytes)
         begin = self.position
-        return self.upto(end)[offset - begin :]
+        return self.upto(offset + num_bytes)[offset - begin :]
 
     def upto(self, end: int) -> Bytes:
         """Return the bytes from `position` to `end`; then `position` is there."""
-        data = self._read(self.position, end)
+        data = super().read(self.position, end - self.position)
         self._xxh3.update(data.data)
         self.position = end
         return data
 
     def tail(self, num_bytes: int) -> Bytes:
         """Return the file's last bytes, or all of them; neither hashed nor passed."""
-        return self._read(max(0, self.num_bytes - num_bytes), self.num_bytes)
+        begin = max(0, self.num_bytes - num_bytes)
+        return super().read(begin, self.num_bytes - begin)
 
     def tail_xxh3(self, num_bytes: int) -> str:
-        """Return the hex xxh3_128 of the file's last bytes, or of all of them; it takes one buffer."""
+        """Return the hex xxh3_128 of the file's last bytes, or of all of them; they are read in pieces."""
         return self._hashed(xxhash.xxh3_128(), max(0, self.num_bytes - num_bytes))
 
     def rest(self) -> str:
@@ -139,17 +135,11 @@ class DirectReader(LocalFile):
         return self._hashed(self._xxh3, begin)
 
     def _hashed(self, xxh3: xxhash.xxh3_128, begin: int) -> str:
-        for offset in range(begin, self.num_bytes, READ_BYTES // 2):
-            xxh3.update(self._read(offset, min(offset + READ_BYTES // 2, self.num_bytes)).data)
+        for offset in range(begin, self.num_bytes, PIECE_BYTES):
+            xxh3.update(super().read(offset, min(PIECE_BYTES, self.num_bytes - offset)).data)
         return xxh3.hexdigest()
 
-    def _read(self, begin: int, end: int) -> Bytes:
-        self._check_range(begin, end)
-        if _blocks_bytes(begin, end) > self._buffer.size:
-            self._buffer = page_aligned(_blocks_bytes(begin, end))
-        return self._read_blocks(begin, end, self._buffer)
-
-
-def _blocks_bytes(begin: int, end: int) -> int:
-    """Return the length of the whole blocks that a range lies in."""
-    return -(-end // BLOCK_BYTES) * BLOCK_BYTES - begin // BLOCK_BYTES * BLOCK_BYTES
+    def _page_memory(self, num_bytes: int) -> Bytes:
+        if num_bytes > self._buffer.size:
+            self._buffer = page_aligned(num_bytes)
+        return self._buffer[:num_bytes]

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
-from schemas.dataset.files import READ_BYTES, DirectReader
+from schemas.dataset.files import PIECE_BYTES, DirectReader
 from schemas.dataset.manifest import SealedShard, ShardEntry
 from service.errors import DatasetBroken
 
@@ -67,7 +67,7 @@ def _entry(dataset: Path, shard: SealedShard) -> ShardEntry:
             if file.num_bytes != shard.bytes:
                 raise DatasetBroken(f"{shard.path} has {file.num_bytes} bytes, {shard.bytes} were committed")
             while file.position < file.num_bytes:
-                sha256.update(file.upto(min(file.position + READ_BYTES // 2, file.num_bytes)).data)
+                sha256.update(file.upto(min(file.position + PIECE_BYTES, file.num_bytes)).data)
             xxh3 = file.rest()
     except FileNotFoundError as error:
         raise DatasetBroken(f"{shard.path} is missing") from error

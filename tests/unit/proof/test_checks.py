@@ -223,7 +223,7 @@ def test_a_footers_length_is_not_believed_with_memory(llama, monkeypatch):
     content[-5] ^= 0x7F  # the highest byte of the footer's length
     file.write_bytes(content)
     asked, memory = [], files.page_aligned
-    monkeypatch.setattr(files, "READ_BYTES", 2 * BLOCK_BYTES)
+    monkeypatch.setattr(files, "PIECE_BYTES", BLOCK_BYTES)
     monkeypatch.setattr(files, "page_aligned", lambda num_bytes: asked.append(num_bytes) or memory(num_bytes))
     with pytest.raises(WriteFailed, match=r"the footer of .* has xxh3"):
         llama.check(receipt)

@@ -13,7 +13,7 @@ import pytest
 import xxhash
 
 from schemas.dataset.direct import BLOCK_BYTES
-from schemas.dataset.files import READ_BYTES, DirectReader, LocalFile
+from schemas.dataset.files import PIECE_BYTES, DirectReader, LocalFile
 
 CONTENT = np.random.default_rng(1).integers(0, 256, 3_000_001, np.uint8)
 WAYS = pytest.mark.parametrize("way", [{}, {"direct": True}], ids=str)
@@ -105,7 +105,7 @@ def test_a_call_that_gives_less_than_was_asked_for_is_repeated(
     assert (LocalFile(path).read(5, 9000) == CONTENT[5:9005]).all()
 
 
-LONG = np.resize(CONTENT, 3 * READ_BYTES + 12_345)
+LONG = np.resize(CONTENT, 3 * PIECE_BYTES + 12_345)
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def direct(tmp_path: Path) -> Iterator[DirectReader]:
 
 
 def test_a_reader_goes_front_to_back_and_hashes_all_of_it_once(direct: DirectReader) -> None:
-    ends = [0, 5, BLOCK_BYTES + 1, READ_BYTES + 100]
+    ends = [0, 5, BLOCK_BYTES + 1, PIECE_BYTES + 100]
     for begin, end in pairwise([0, *ends]):
         assert (direct.upto(end) == LONG[begin:end]).all()
     assert (direct.read(7, 100) == LONG[7:107]).all()
@@ -124,11 +124,11 @@ def test_a_reader_goes_front_to_back_and_hashes_all_of_it_once(direct: DirectRea
     assert direct.rest() == xxhash.xxh3_128_hexdigest(LONG.data)
 
 
-@pytest.mark.parametrize("num_bytes", [1, 100, BLOCK_BYTES + 7, READ_BYTES + 5, LONG.size, LONG.size + 1])
+@pytest.mark.parametrize("num_bytes", [1, 100, BLOCK_BYTES + 7, PIECE_BYTES + 5, LONG.size, LONG.size + 1])
 def test_the_hash_of_a_tail_is_taken_in_the_memory_of_one_buffer(
     direct: DirectReader, num_bytes: int
 ) -> None:
     assert direct.tail_xxh3(num_bytes) == xxhash.xxh3_128_hexdigest(LONG[-num_bytes:].tobytes())
-    assert direct._buffer.size == READ_BYTES
+    assert direct._buffer.size == 2 * PIECE_BYTES
     assert (direct.tail(min(num_bytes, 100)) == LONG[-min(num_bytes, 100) :]).all()
     assert direct.position == 0
