@@ -1,7 +1,6 @@
 """A job whose units are done and whose files have landed: shards of random states, indexes, its account."""
 
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
@@ -28,7 +27,7 @@ from service.settings import Settings
 from service.store import NewJob, PlannedUnit, Store, UnitCommit, canaries, commits, jobs, plans, units
 from tests.support.parquet import xxh3_of
 from tests.support.plans import identity, provenance
-from tests.support.shards import ShardRow, write_plan_of, write_shard
+from tests.support.shards import ShardRow, plan_of, write_shard
 
 JOB = job_id_from_key("first")
 OTHER_JOB = job_id_from_key("second")
@@ -105,9 +104,7 @@ def land_files(
     ]
     shard, index = shard_path(job_id, unit), index_path(job_id, unit)
     write_shard(dataset / shard, shard_rows, a_provenance(job_id, about))
-    with TemporaryDirectory() as scratch:
-        plan = write_plan_of(Path(scratch) / "plan.parquet", shard_rows)
-        index_entry, _ = write_index(dataset / index, index, [(dataset / shard, shard)], plan, {})
+    index_entry, _ = write_index(dataset / index, index, [(dataset / shard, shard)], plan_of(shard_rows), {})
     entry = SealedShard(
         path=shard,
         bytes=(dataset / shard).stat().st_size,
