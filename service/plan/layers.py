@@ -26,8 +26,8 @@ def resolve_layers(
 ) -> tuple[int, ...]:
     """Return the ascending vLLM ids to capture of a model of `num_layers` decoder layers.
 
-    N is added with `final_layer`. Raises UnknownLayer: an id outside 0..N, an id twice, a preset that
-    collapses on so shallow a model, or nothing left.
+    A list names no id twice. N is added with `final_layer`. Raises UnknownLayer: an id outside 0..N, a preset
+    that collapses on so shallow a model, or nothing left.
     """
     ids = _preset_ids(layers, num_layers) if isinstance(layers, str) else _listed_ids(layers, num_layers)
     if final_layer:
@@ -56,9 +56,6 @@ def _listed_ids(layers: tuple[int, ...], num_layers: int) -> set[int]:
         detail = f"the model has layer ids 0 (embeddings) to {num_layers} (pre-norm); it has no {outside}"
         cure = f"give ids from 0 to {num_layers}, for example {_suggestion(num_layers)}"
         raise UnknownLayer(detail, field="layers", cure=cure)
-    if len(set(layers)) < len(layers):
-        detail = f"'layers' names an id twice: {sorted(layers)}"
-        raise UnknownLayer(detail, field="layers", cure="name each layer id once")
     return set(layers)
 
 

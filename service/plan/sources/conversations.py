@@ -41,29 +41,19 @@ def read_row(row: object) -> tuple[str | None, Sample | RowReject]:
 
     Never raises for anything that a row can hold.
     """
-    return _own_id(row), _sample(row)
-
-
-def _own_id(row: object) -> str | None:
     if not isinstance(row, Mapping):
-        return None
+        detail = f"a row is an object; this one is {_kind(row)}"
+        return None, RowReject(RejectReason.NOT_AN_OBJECT, detail)
+    own_id = None
     try:
-        return NAME.validate_python(_identifier(row.get("id")))
-    except (RejectedError, ValidationError):
-        return None
-
-
-def _sample(row: object) -> Sample | RowReject:
-    if not isinstance(row, Mapping):
-        return RowReject(RejectReason.NOT_AN_OBJECT, f"a row is an object; this one is {_kind(row)}")
-    try:
-        return Sample.model_validate({"id": _identifier(row.get("id"))} | _fields(row))
+        own_id = _identifier(row.get("id"))
+        return own_id, Sample.model_validate({"id": own_id} | _fields(row))
     except RejectedError as error:
-        return error.reject
+        return own_id, error.reject
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "row"
-        return RowReject(RejectReason.INVALID_SAMPLE, f"{where}: {first['msg']}")
+        return own_id, RowReject(RejectReason.INVALID_SAMPLE, f"{where}: {first['msg']}")
 
 
 def _fields(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,12 +81,13 @@ def _kind(value: object) -> str:
 
 
 def _identifier(value: object) -> str | None:
-    if value is None or isinstance(value, str):
-        return value or None
     if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    detail = f"id: a string or a number; this one is {_kind(value)}"
-    raise RejectedError(RejectReason.INVALID_SAMPLE, detail)
+        value = str(value)
+    try:
+        return NAME.validate_python(None if value == "" else value)
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_input=False)[0]["msg"]
+        raise RejectedError(RejectReason.INVALID_SAMPLE, f"id: {fault}") from error
 
 
 def _turns(row: Mapping[str, Any], column: str) -> list[Mapping[str, Any]]:

@@ -44,7 +44,7 @@ def test_openai_messages_are_read(row: dict[str, Any], expected: list[dict[str, 
     ("row", "expected"),
     [
         ({"text": "hello", "id": 7}, Sample(id="7", text="hello")),
-        ({"prompt": "hello"}, Sample(text="hello")),
+        ({"prompt": "hello", "id": ""}, Sample(text="hello")),
         ({"token_ids": [1, 2], "loss_mask": [0, 1]}, Sample(token_ids=(1, 2), loss_mask=(0, 1))),
         ({"input_ids": [1, 2]}, Sample(token_ids=(1, 2))),
     ],
@@ -111,6 +111,9 @@ def test_sharegpt_conversations_are_read_with_their_roles() -> None:
         ({"text": 3}, RejectReason.NOT_TEXT),
         ({"text": "x", "id": ["a"]}, RejectReason.INVALID_SAMPLE),
         ({"text": "x", "id": "a" * 1000}, RejectReason.INVALID_SAMPLE),
+        ({"text": "x", "id": 10**1000}, RejectReason.INVALID_SAMPLE),
+        ({"text": "x", "id": []}, RejectReason.INVALID_SAMPLE),
+        ({"text": "x", "id": True}, RejectReason.INVALID_SAMPLE),
     ],
 )
 def test_a_bad_row_is_a_reject_with_a_reason(row: Any, expected: RejectReason) -> None:

@@ -3,8 +3,9 @@
 from typing import Any, get_args
 
 import pytest
+from pydantic import ValidationError
 
-from schemas.request import LayerPreset
+from schemas.request import ExtractRequest, LayerPreset
 from service.errors import UnknownLayer
 from service.plan.layers import resolve_layers
 
@@ -72,7 +73,6 @@ def test_ids_are_sorted_and_the_last_layer_is_added_once_where_asked(
         ((9,), True, r"0 \(embeddings\) to 8", "layers"),
         ((2, 99), True, r"0 \(embeddings\) to 8", "layers"),
         ((-1, 2), True, r"0 \(embeddings\) to 8", "layers"),
-        ((2, 2, 4), True, "twice", "layers"),
         ("mtp", False, "nothing is left", "final_layer"),
     ],
 )
@@ -82,3 +82,9 @@ def test_layers_that_the_model_does_not_have_are_refused(
     with pytest.raises(UnknownLayer, match=reason) as caught:
         resolve_layers(layers, final_layer, 8)
     assert caught.value.field == field
+
+
+def test_a_request_names_no_layer_twice() -> None:
+    source = {"kind": "inline", "samples": [{"text": "x"}]}
+    with pytest.raises(ValidationError, match="names an id twice"):
+        ExtractRequest.model_validate({"model": "org/m", "source": source, "layers": [2, 4, 2]})
