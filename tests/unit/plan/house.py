@@ -9,7 +9,7 @@ from schemas.job import JobSummary
 from schemas.names import plan_path
 from schemas.request import ExtractRequest
 from service.settings import Settings
-from service.store import NewJob, Store, jobs, migration
+from service.store import NewJob, Store, UnitRow, jobs, migration, units
 from tests.support import templates
 from tests.support.roles import run_planning
 from tests.support.store_cases import Clock, job_id
@@ -48,6 +48,12 @@ class House:
         body = {"model": str(self.model), "layers": [2], "source": source} | options
         self.store.write(jobs.submit, NewJob.of(JOB, "key", ExtractRequest.model_validate(body)))
 
+    def job(self) -> JobSummary:
+        return self.store.read(jobs.job, JOB)
+
+    def units(self) -> list[UnitRow]:
+        return self.store.read(units.of_job, JOB)
+
     def plan(self, stop: Callable[[], bool] = lambda: False, owner: str = "planner") -> bool:
         return run_planning(self.store, self.settings, owner, stop)
 
@@ -55,7 +61,7 @@ class House:
         """Plan when the lease of the planner before has run out; return the job."""
         self.clock.advance(self.settings.lease_s + 1)
         assert self.plan(owner=owner)
-        return self.store.read(jobs.job, JOB)
+        return self.job()
 
     def plan_file(self, unit: int) -> Path:
         return self.settings.work_root / plan_path(JOB, unit)

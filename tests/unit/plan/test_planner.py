@@ -24,7 +24,7 @@ from tests.unit.plan.house import BYTES_PER_TOKEN, JOB, House
 def test_a_plan_is_units_with_sealed_files_and_rejects(house: House) -> None:
     house.submit()
     assert house.plan() is True
-    job = house.store.read(jobs.job, JOB)
+    job = house.job()
     assert job.state is JobState.RUNNING and job.problem is None and job.progress.plan_done
     progress = job.progress
     assert (progress.samples_planned, progress.samples_rejected, progress.units_planned) == (12, 3, 3)
@@ -44,7 +44,7 @@ def test_a_plan_is_units_with_sealed_files_and_rejects(house: House) -> None:
 def test_the_identity_says_what_the_dataset_is(house: House) -> None:
     house.submit(loss="last_turn", storage={"compression": "planes"})
     house.plan()
-    identity = house.store.read(jobs.job, JOB).identity
+    identity = house.job().identity
     assert identity is not None and identity.state_bytes_per_token == BYTES_PER_TOKEN
     assert (identity.layer_ids, identity.num_layers, identity.dtype) == ((2, 8), 8, "bfloat16")
     assert (identity.loss, identity.compression, identity.capture) == ("last_turn", "planes", None)
@@ -56,7 +56,7 @@ def test_units_are_as_large_as_a_shard(house: House) -> None:
     house.submit(storage={"shard_bytes": 65_536})
     house.settings = house.settings.model_copy(update={"unit_max_samples": 4096})
     house.plan()
-    sizes = [unit.num_tokens * BYTES_PER_TOKEN for unit in house.store.read(units.of_job, JOB)]
+    sizes = [unit.num_tokens * BYTES_PER_TOKEN for unit in house.units()]
     assert len(sizes) > 2 and all(0.8 * 65_536 < size <= 65_536 for size in sizes[:-1])
 
 
@@ -66,9 +66,9 @@ def test_more_units_than_names_have_digits_for_fail_the_job(
     monkeypatch.setattr("service.plan.planner.MAX_UNITS", 1)
     house.submit()
     house.plan()
-    problem = house.store.read(jobs.job, JOB).problem
+    problem = house.job().problem
     assert problem is not None and problem.field == "storage.shard_bytes"
-    assert house.store.read(jobs.state, JOB) is JobState.FAILED
+    assert house.job().state is JobState.FAILED
 
 
 def test_the_same_plan_has_the_same_bytes_anywhere(house: House, tmp_path: Path) -> None:
@@ -85,21 +85,18 @@ def test_the_same_plan_has_the_same_bytes_anywhere(house: House, tmp_path: Path)
 def test_a_planner_that_stops_leaves_the_rest_to_the_next_one(house: House) -> None:
     """1. stop after the second unit  2. the lease runs out  3. another planner ends with the same plan."""
     house.submit()
-    house.plan(stop=lambda: len(house.store.read(units.of_job, JOB)) >= 2)
-    assert (
-        not house.store.read(jobs.job, JOB).progress.plan_done
-        and len(house.store.read(units.of_job, JOB)) == 2
-    )
-    before = [(unit, sha256_of(house.plan_file(unit.unit))) for unit in house.store.read(units.of_job, JOB)]
+    house.plan(stop=lambda: len(house.units()) >= 2)
+    assert not house.job().progress.plan_done and len(house.units()) == 2
+    before = [(unit, sha256_of(house.plan_file(unit.unit))) for unit in house.units()]
     progress = house.plan_later().progress
     assert progress.plan_done and (progress.samples_planned, progress.samples_rejected) == (12, 3)
-    after = [(unit, sha256_of(house.plan_file(unit.unit))) for unit in house.store.read(units.of_job, JOB)]
+    after = [(unit, sha256_of(house.plan_file(unit.unit))) for unit in house.units()]
     assert after[:2] == before and len(after) == 3
 
 
 def test_a_source_that_changed_between_two_planners_fails_the_job(house: House) -> None:
     house.submit()
-    house.plan(stop=lambda: len(house.store.read(units.of_job, JOB)) >= 1)
+    house.plan(stop=lambda: len(house.units()) >= 1)
     house.write_rows(12, word="other")
     job = house.plan_later()
     assert job.state is JobState.FAILED and job.problem is not None
@@ -130,15 +127,15 @@ def test_a_planner_whose_job_is_not_its_own_any_more_adds_nothing(
         return False
 
     assert house.plan(stop=stop) is True
-    assert house.store.read(units.of_job, JOB) == []
-    assert house.store.read(jobs.state, JOB) is state
+    assert house.units() == []
+    assert house.job().state is state
 
 
 def test_a_job_of_rejects_alone_is_planned_without_units(house: House) -> None:
     house.source.write_text('{"no": 1}\n{"no": 2}\n')
     house.submit()
     house.plan()
-    job = house.store.read(jobs.job, JOB)
+    job = house.job()
     assert job.state is JobState.RUNNING and job.progress.plan_done
     assert (job.progress.units_planned, job.progress.samples_rejected) == (0, 2)
 
@@ -149,7 +146,9 @@ def test_a_job_of_rejects_alone_is_planned_without_units(house: House) -> None:
         ({"model": "/nowhere"}, "unknown-model", "model"),
         ({"layers": [99]}, "unknown-layer", "layers"),
         ({"source": {"kind": "file", "path": "missing.jsonl"}}, "source-refused", "source.path"),
+        ({"source": {"kind": "file", "path": "empty.jsonl"}}, "source-refused", "source.path"),
         ({"chat_template": "{% for %}"}, "template-refused", "chat_template"),
+        ({"chat_template": "{{ raise_exception('never') }}"}, "template-refused", "chat_template"),
         ({"chat_template": templates.UNMARKED_TRAILER}, "template-refused", "chat_template"),
         ({"generate": {"max_tokens": 100_000}}, "option-refused", "generate.max_tokens"),
     ],
@@ -157,9 +156,10 @@ def test_a_job_of_rejects_alone_is_planned_without_units(house: House) -> None:
 def test_what_the_request_gets_wrong_fails_the_job_and_names_the_field(
     house: House, options: dict[str, Any], kind: str, field: str
 ) -> None:
+    (house.root / "empty.jsonl").touch()
     house.submit(**options)
     assert house.plan() is True
-    job = house.store.read(jobs.job, JOB)
+    job = house.job()
     assert job.state is JobState.FAILED and job.problem is not None and job.problem.cure
     assert (job.problem.type, job.problem.field) == (f"urn:quarry:{kind}", field)
 
@@ -169,16 +169,16 @@ def test_a_passing_error_is_tried_again_and_then_waits_for_a_person(house: House
     house.submit()
     house.settings.work_root.write_text("in the way")
     for attempt in range(house.settings.unit_attempts):
-        assert house.store.read(jobs.job, JOB).state in {JobState.QUEUED, JobState.RUNNING}, attempt
+        assert house.job().state in {JobState.QUEUED, JobState.RUNNING}, attempt
         assert house.plan() is True
         house.clock.advance(house.settings.lease_s + 1)
-    job = house.store.read(jobs.job, JOB)
+    job = house.job()
     assert job.state is JobState.BLOCKED and job.problem is not None
     assert job.problem.type == "urn:quarry:write-failed"
     house.settings.work_root.unlink()
     house.store.write(jobs.resume, JOB)
     assert house.plan() is True
-    assert house.store.read(jobs.job, JOB).progress.plan_done
+    assert house.job().progress.plan_done
 
 
 @pytest.mark.parametrize("said", ["nobody foresaw this", "\ud800 " + "x" * 10_000])
@@ -197,7 +197,7 @@ def test_a_bug_fails_the_job_with_a_word_and_the_planner_goes_on(
     with monkeypatch.context() as bug, caplog.at_level(logging.ERROR, "service.plan.planner"):
         bug.setattr(plans, "set_identity", buggy)
         assert house.plan() is True
-    job = house.store.read(jobs.job, JOB)
+    job = house.job()
     assert job.state is JobState.FAILED and job.problem is not None
     assert (job.problem.title, job.problem.status) == ("Internal error", 500)
     told = job.problem.detail
@@ -207,15 +207,15 @@ def test_a_bug_fails_the_job_with_a_word_and_the_planner_goes_on(
     assert record.exc_info is not None and record.exc_info[0] is KeyError and JOB in record.getMessage()
     house.store.write(jobs.resume, JOB)
     assert house.plan() is True
-    assert house.store.read(jobs.job, JOB).progress.plan_done
+    assert house.job().progress.plan_done
 
 
 def test_a_generate_job_is_planned_with_room_for_its_answers(house: House) -> None:
     house.submit(generate={"max_tokens": 200}, storage={"shard_bytes": 65_536})
     house.plan()
-    identity = house.store.read(jobs.job, JOB).identity
+    identity = house.job().identity
     assert identity is not None and identity.capture == "one_pass"
-    assert [unit.num_samples for unit in house.store.read(units.of_job, JOB)] == [1] * 9
+    assert [unit.num_samples for unit in house.units()] == [1] * 9
     assert not any(pq.read_table(house.plan_file(0)).column("loss_mask").to_pylist()[0])
 
 

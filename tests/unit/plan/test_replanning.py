@@ -8,7 +8,7 @@ import pytest
 
 from schemas.dataset.seal import sha256_of
 from schemas.job import JobState
-from service.store import jobs, plans, units
+from service.store import jobs, plans
 from tests.support import templates
 from tests.support.fake_hub import FakeHub
 from tests.support.hub_state import regular_blob
@@ -31,8 +31,8 @@ def hub(hub: FakeHub, house: House) -> FakeHub:
 def begin(house: House, **options: Any) -> None:
     """Plan one unit of a new job, and let the planner's lease run out."""
     house.submit(**options)
-    house.plan(stop=lambda: len(house.store.read(units.of_job, JOB)) >= 1)
-    assert len(house.store.read(units.of_job, JOB)) == 1
+    house.plan(stop=lambda: len(house.units()) >= 1)
+    assert len(house.units()) == 1
     house.clock.advance(house.settings.lease_s + 1)
 
 
@@ -50,7 +50,7 @@ def test_a_dataset_that_moved_is_planned_on_at_the_commit_it_was_begun_at(
     begin(house, source={"kind": "hub", "repo_id": "org/set", "revision": revision})
     hub.repo("org/set").add("other rows", {"train.jsonl": regular_blob(rows("second"))})
     assert house.plan(owner="second") is True
-    job = house.store.read(jobs.job, JOB)
+    job = house.job()
     assert job.problem is None and job.state is JobState.RUNNING and job.progress.plan_done
     assert job.progress.samples_planned == 12
     assert job.identity is not None and begun_at in job.identity.source_fingerprint
@@ -68,7 +68,7 @@ def test_a_model_that_moved_is_planned_on_at_the_commit_it_was_begun_at(
     changed = {"chat_template.jinja": regular_blob(templates.LLAMA3.encode())}
     hub.repo("org/model", "model").add("other template", changed)
     assert house.plan(owner="second") is True
-    job = house.store.read(jobs.job, JOB)
+    job = house.job()
     assert job.problem is None and job.state is JobState.RUNNING and job.progress.plan_done
     assert job.identity is not None and job.identity.revision == begun_at
 
@@ -85,13 +85,14 @@ def test_a_local_model_that_changed_is_refused_and_goes_on_when_it_is_put_back(h
     template = (house.model / "chat_template.jinja").read_text()
     (house.model / "chat_template.jinja").write_text(templates.LLAMA3)
     house.plan(owner="second")
-    job = house.store.read(jobs.job, JOB)
+    job = house.job()
     assert job.state is JobState.FAILED and job.problem is not None and job.problem.cure
-    assert job.problem.type == "urn:quarry:identity-changed"
+    assert (job.problem.type, job.problem.field) == ("urn:quarry:identity-changed", "model")
+    assert "was changed since the job was planned" in job.problem.detail
     (house.model / "chat_template.jinja").write_text(template)
     house.store.write(jobs.resume, JOB)
     house.plan(owner="third")
-    assert house.store.read(jobs.job, JOB).progress.plan_done
+    assert house.job().progress.plan_done
 
 
 def test_a_lease_says_what_is_fixed_and_planned_already(house: House) -> None:
@@ -99,10 +100,10 @@ def test_a_lease_says_what_is_fixed_and_planned_already(house: House) -> None:
     first = plans.lease(house.store, "first", 60)
     assert first is not None and (first.identity, first.plan_sha256s) == (None, ())
     house.clock.advance(61)
-    house.plan(stop=lambda: len(house.store.read(units.of_job, JOB)) >= 2)
+    house.plan(stop=lambda: len(house.units()) >= 2)
     house.clock.advance(house.settings.lease_s + 1)
     lease = plans.lease(house.store, "second", 60)
-    assert lease is not None and lease.identity == house.store.read(jobs.job, JOB).identity is not None
+    assert lease is not None and lease.identity == house.job().identity is not None
     assert lease.plan_sha256s == tuple(sha256_of(house.plan_file(unit))[0] for unit in range(2))
 
 
@@ -115,7 +116,7 @@ def test_the_plan_file_of_a_unit_is_never_replaced_by_another_plan(house: House)
     settings, before = house.settings, sha256_of(house.plan_file(0))
     house.settings = settings.model_copy(update={"unit_max_samples": 3})
     house.plan(owner="second")
-    job = house.store.read(jobs.job, JOB)
+    job = house.job()
     assert job.state is JobState.FAILED and job.problem is not None
     assert job.problem.type == "urn:quarry:identity-changed"
     assert "QUARRY_UNIT_MAX_SAMPLES" in str(job.problem.cure)
@@ -124,7 +125,7 @@ def test_the_plan_file_of_a_unit_is_never_replaced_by_another_plan(house: House)
     house.settings = settings
     house.store.write(jobs.resume, JOB)
     house.plan(owner="third")
-    assert house.store.read(jobs.job, JOB).progress.plan_done and sha256_of(house.plan_file(0)) == before
+    assert house.job().progress.plan_done and sha256_of(house.plan_file(0)) == before
 
 
 @pytest.mark.parametrize("damage", ["gone", "cut"])
@@ -136,4 +137,4 @@ def test_a_plan_file_that_was_lost_is_written_again(house: House, damage: str) -
     else:
         house.plan_file(0).write_bytes(b"cut")
     house.plan(owner="second")
-    assert house.store.read(jobs.job, JOB).progress.plan_done and sha256_of(house.plan_file(0)) == before
+    assert house.job().progress.plan_done and sha256_of(house.plan_file(0)) == before

@@ -102,6 +102,11 @@ SUPERVISED: dict[str, tuple[str, tuple[Any, ...], list[str]]] = {
         THOUGHT,
         ["Since.<|im_end|>", "<think>\nAgain.\n</think>\n\nYes.<|im_end|>"],
     ),
+    "reasoning of the last turn alone, and no end mark": (
+        templates.QWEN3.replace("<|im_end|>", ""),
+        THOUGHT,
+        ["Since.\n", "<think>\nAgain.\n</think>\n\nYes.\n"],
+    ),
     "a call of an earlier exchange": (
         templates.QWEN3,
         (*CALLED, *TWO[:2]),

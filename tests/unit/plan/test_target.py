@@ -14,18 +14,16 @@ from safetensors.numpy import save_file
 from schemas.request import ExtractRequest
 from service.errors import (
     HubUnavailable,
-    IdentityChanged,
     OptionRefused,
     RequestError,
     UnknownModel,
 )
 from service.plan import hub_reading
 from service.plan.model_folder import local_revision
-from service.plan.target import Target, inspect_target, planned_target
+from service.plan.target import Target, inspect_target
 from service.settings import Settings
 from tests.support import templates
 from tests.support.fake_hub import FakeHub
-from tests.support.finished_job import an_identity
 from tests.support.hub_state import Fault
 
 
@@ -235,18 +233,6 @@ def test_a_folder_without_a_config_and_a_revision_of_a_folder_are_refused(tmp_pa
     assert "holds no config.json" in refusal(tmp_path, tmp_path / "m").detail
     with_config(tmp_path / "m", PLAIN)
     assert refusal(tmp_path, tmp_path / "m", revision="main").field == "revision"
-
-
-def test_a_local_model_that_changed_since_the_plan_is_named(tmp_path: Path) -> None:
-    folder = with_config(tmp_path / "m", PLAIN)
-    settings = Settings(model_roots=(tmp_path,))
-    revision = inspect_target(a_request(folder), settings).revision
-    planned = an_identity(model=str(folder), revision=revision)
-    assert planned_target(planned, settings).revision == planned.revision
-    with_config(folder, PLAIN | {"rope_theta": 1.0})
-    with pytest.raises(IdentityChanged, match="was changed since the job was planned") as caught:
-        planned_target(planned, settings)
-    assert caught.value.field == "model"
 
 
 @pytest.mark.parametrize("model", ["a/b/c", "no spaces", "org/name--x", "org/..", "~/m", "org\\name", ""])
