@@ -17,7 +17,6 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection, wait
 
@@ -51,25 +50,6 @@ MESSAGE_S = 60
 """The rest of a message that has begun comes within this time."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChildEnds:
-    """The parent's ends of a child. Closing `life`, over which its keeper says how it ended, kills it."""
-
-    talk: Connection
-    life: Connection
-    progress: mmap.mmap
-
-    def noted(self) -> tuple[int, int]:
-        """Return the position and the step that the child noted last."""
-        position, step = PROGRESS.unpack_from(self.progress)
-        return position, step
-
-    def close(self) -> None:
-        """Kill the child if it lives."""
-        self.talk.close()
-        self.life.close()
-
-
 class ForkServer:
     """The parent's handle of one server, which starts with the first child. Thread-safe."""
 
@@ -78,19 +58,24 @@ class ForkServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket
 
-    def start_child(self) -> ChildEnds:
-        """Start a child, which waits for its task. Raises OSError."""
-        talk, talk_theirs = socket.socketpair()
+    def start_child(self) -> tuple[Connection, Connection, mmap.mmap]:
+        """Start a child, which waits for its task. Raises OSError.
+
+        Returns the way to talk to it; the way over which its keeper says how it ended, which kills it when it
+        is closed; and the memory in which it notes its progress.
+        """
+        ours, talk_theirs = socket.socketpair()
         # A message that never comes whole must not hold the parent.
-        talk.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", MESSAGE_S, 0))
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", MESSAGE_S, 0))
+        talk = Connection(ours.detach())
         life, life_theirs = Pipe()
         memory = os.memfd_create("quarry-progress")
         os.ftruncate(memory, PROGRESS.size)
-        ends = ChildEnds(Connection(talk.detach()), life, mmap.mmap(memory, PROGRESS.size))
+        progress = mmap.mmap(memory, PROGRESS.size)
         with talk_theirs, life_theirs, os.fdopen(memory), self._lock:
             self._start()
             socket.send_fds(self._control, [b"."], [talk_theirs.fileno(), life_theirs.fileno(), memory])
-        return ends
+        return talk, life, progress
 
     def warm(self) -> None:
         """Start the server now, so that the first child does not wait for its imports."""

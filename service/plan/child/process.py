@@ -28,7 +28,7 @@ from service.errors import (
     problem_slug,
 )
 from service.plan.child.fork_server import FORK_SERVER
-from service.plan.child.task import Limits, Step, Task, TemplateCheck, Tokenization
+from service.plan.child.task import PROGRESS, Limits, Step, Task, TemplateCheck, Tokenization
 from service.plan.sources import RejectReason, RowReject, RowSource
 from service.plan.target import Target
 from service.plan.units import RowOutcome, Tokenized
@@ -78,15 +78,16 @@ class Child:
         self._position = -1
         self._row_s = time.monotonic()
         try:
-            self._ends = FORK_SERVER.start_child()
+            self._talk, self._life, self._progress = FORK_SERVER.start_child()
         except OSError as error:
             raise _died(str(error)) from error
         with suppress(BrokenPipeError):  # it will be seen when an answer is waited for
-            self._ends.talk.send((task, limits))
+            self._talk.send((task, limits))
 
     def close(self) -> None:
         """Kill it if it lives."""
-        self._ends.close()
+        self._talk.close()
+        self._life.close()
 
     def template_sha256(self) -> str | None:
         """Wait until tokenizer and template are loaded; return the template's digest, if there is one."""
@@ -133,15 +134,15 @@ class Child:
         """Return the child's next message, and look after the child meanwhile."""
         ready = False
         while not ready:
-            ready = self._ends.talk.poll(WATCH_S)
+            ready = self._talk.poll(WATCH_S)
             self._watch()
-            position, _ = self._ends.noted()
+            position, _ = PROGRESS.unpack_from(self._progress)
             if position != self._position:
                 self._position, self._row_s = position, time.monotonic()
             if not ready and time.monotonic() - self._row_s > self._limits.silence_s:
                 self._blame(f"did not go on for {self._limits.silence_s:g} s", "QUARRY_PLAN_SILENCE_S")
         try:
-            return self._ends.talk.recv_bytes(MAX_MESSAGE_BYTES)
+            return self._talk.recv_bytes(MAX_MESSAGE_BYTES)
         except (EOFError, ConnectionResetError):
             self._ended()
         except OSError as error:
@@ -150,7 +151,7 @@ class Child:
     def _ended(self) -> NoReturn:
         """Raise the error of a child that ended without a word."""
         try:
-            code = int(self._ends.life.recv_bytes()) if self._ends.life.poll(STATUS_S) else 0
+            code = int(self._life.recv_bytes()) if self._life.poll(STATUS_S) else 0
         except (EOFError, ConnectionResetError) as error:
             raise _died("its keeper ended") from error
         if code == -signal.SIGPROF:
@@ -162,7 +163,7 @@ class Child:
     def _blame(self, why: str, setting: str | None = None) -> NoReturn:
         """Raise an error that names what the child was busy with."""
         cure = f", or raise {setting}" if setting else ""
-        position, step = self._ends.noted()
+        position, step = PROGRESS.unpack_from(self._progress)
         where = f" at row {position} of the source (the first is 0)" if position >= 0 else ""
         if step == Step.TEMPLATE:
             detail = f"the chat template {why}{where}"

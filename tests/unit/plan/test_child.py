@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from service.errors import PlanningDied, QuarryError, SourceRefused
-from service.plan.child.fork_server import FORK_SERVER, ChildEnds, ForkServer
+from service.plan.child.fork_server import FORK_SERVER, ForkServer
 from service.plan.child.main import run
 from service.plan.child.process import Child
 from service.plan.child.task import PROGRESS, Limits, TemplateCheck
@@ -34,7 +34,7 @@ def keeper() -> Iterator[tuple[Connection, Connection]]:
 def said(monkeypatch: pytest.MonkeyPatch, keeper: tuple[Connection, Connection]) -> Iterator[Connection]:
     """Return the end of a child that is started next."""
     ours, theirs = Pipe()
-    ends = ChildEnds(ours, keeper[0], mmap.mmap(-1, PROGRESS.size))
+    ends = (ours, keeper[0], mmap.mmap(-1, PROGRESS.size))
     monkeypatch.setattr(FORK_SERVER, "start_child", lambda: ends)
     with theirs, ours:
         yield theirs
