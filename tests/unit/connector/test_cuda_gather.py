@@ -32,14 +32,6 @@ def test_the_table_ends_with_the_caches_last_row(layout):
     assert table.rows_RH.data_ptr() == cache.data_ptr()
 
 
-def test_a_request_is_cut_only_where_a_piece_is_full():
-    assert cut_into_pieces([3, 9, 2], 5) == [
-        [(0, slice(0, 3)), (1, slice(0, 2))],
-        [(1, slice(2, 7))],
-        [(1, slice(7, 9)), (2, slice(0, 2))],
-    ]
-
-
 @given(st.lists(st.integers(1, 40), max_size=12), st.integers(1, 20))
 def test_every_row_is_in_one_piece_and_only_the_last_piece_is_not_full(num_rows, piece_rows):
     cut = cut_into_pieces(num_rows, piece_rows)

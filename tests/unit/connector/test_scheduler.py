@@ -28,22 +28,18 @@ def finish(
     return held, half.take_work().items
 
 
-def test_a_prefilled_request_is_held_and_its_job_leaves_the_sampled_token_out():
-    held, items = finish(SchedulerHalf(4, 1))
+@pytest.mark.parametrize(
+    ("change", "num_tokens", "generated"),
+    [
+        ({}, 5, ()),  # the sampled token has no state
+        ({"tokens": 9, "computed": 8}, 8, (5, 6, 7)),  # an answer is not in the plan, so its tokens travel
+        ({"computed": 9, "blocks": 4}, 5, ()),  # blocks beyond the last state are left out
+    ],
+)
+def test_a_finished_request_is_held_and_its_job_is_of_the_tokens_with_states(change, num_tokens, generated):
+    held, items = finish(SchedulerHalf(4, 1), **change)
     assert held
-    assert items == [DrainJob("r-1", REF, 5, (0, 1), hash_ids(range(5)), ())]
-
-
-def test_generated_tokens_travel_because_they_are_not_in_the_plan():
-    _, items = finish(SchedulerHalf(4, 1), tokens=9, computed=8)
-    assert items[0].generated_ids == (5, 6, 7)
-    assert items[0].num_tokens == 8
-    assert items[0].planned_hash == hash_ids(range(5))
-
-
-def test_blocks_beyond_the_last_state_are_left_out():
-    _, items = finish(SchedulerHalf(4, 1), computed=9, blocks=4)
-    assert items[0].block_ids == (0, 1)
+    assert items == [DrainJob("r-1", REF, num_tokens, (0, 1), hash_ids(range(5)), generated)]
 
 
 @pytest.mark.parametrize(

@@ -55,15 +55,18 @@ def test_a_carried_class_supports_states_under_the_engines_name(architecture):
     assert made.__bases__[0].__module__.startswith(MODELS)
 
 
-def test_a_class_that_supports_states_by_itself_stays_as_it_is():
-    made = carried_class(Carried("llama", "LlamaForCausalLM", "LlamaModel"))
-    assert made.__module__ == f"{MODELS}.llama"
-
-
-def test_a_class_with_a_decoder_that_we_do_not_know_stays_as_it_is():
-    made = carried_class(Carried("mixtral", "MixtralForCausalLM", "AnotherDecoder"))
-    assert made.__module__ == f"{MODELS}.mixtral"
-    assert not supports_eagle3(made)
+@pytest.mark.parametrize(
+    ("carried", "supported"),
+    [
+        (Carried("llama", "LlamaForCausalLM", "LlamaModel"), True),
+        (Carried("mixtral", "MixtralForCausalLM", "AnotherDecoder"), False),
+    ],
+    ids=["supported by itself", "unknown decoder"],
+)
+def test_a_class_that_is_not_to_be_carried_stays_as_it_is(carried, supported):
+    made = carried_class(carried)
+    assert made.__module__ == f"{MODELS}.{carried.module}"
+    assert supports_eagle3(made) is supported
 
 
 @pytest.mark.parametrize("name", BACKEND_CLASSES[:2])
