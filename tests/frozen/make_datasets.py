@@ -1,14 +1,15 @@
 """Makes the frozen target and datasets. No test runs it.
 
-    HF_HUB_DISABLE_XET=1 python -m tests.frozen.make_datasets FOLDER [NAME ...]
+    python -m tests.frozen.make_datasets FOLDER [NAME ...]
 
 Those in `target/` and `datasets/` were made so at commit a10d51d, by vLLM's CPU build 0.32.0, with the
 logits of every row checked and, for `plain`, the canary. They are never made again: they are there to show
 that later code reads what earlier code wrote. A new thing that a dataset may hold gets a new folder beside
 them.
 
-The model is named `./target`, so the tests run in the folder of this script. `repository` is what the Hub
-holds after two jobs were pushed to one repository: the tests' own Hub, and the real client.
+The model is named `./target`, so the tests run in the folder of this script. `repository` is what the
+tests' own Hub held after two jobs were pushed to one repository by the real client; the script of a10d51d
+made it, too.
 """
 
 import os
@@ -19,15 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from schemas.job import JobState
-from tests.support.fake_hub import FakeHub
-from tests.support.hub_state import Token
 from tests.support.jobs import Shop, request
 from tests.support.real_engine import vllm_shop
 from tests.support.tiny_model import random_target
 
 MODEL = Path("target")
-TOKEN = "hf_may_write"
-REPO = "org/states"
 
 PROMPTS: list[dict[str, Any]] = [
     {
@@ -66,7 +63,6 @@ QUESTIONS = [
     {"id": f"question {number}", "messages": [{"role": "user", "content": "Say more. " * (number * 2 + 1)}]}
     for number in range(4)
 ]
-SECOND = [{"id": f"second {number}", "text": f"Sample {number} of a second job."} for number in range(3)]
 
 JOBS: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
     "plain": (PROMPTS, {"canary": "run"}),
@@ -88,30 +84,11 @@ def main(out: Path, names: list[str]) -> None:
     if not MODEL.exists():
         recipe: dict[str, Any] = {"arch": "qwen3", "layers": 4, "hidden": 64, "vocab": 320}
         random_target(MODEL, **recipe, dtype="bfloat16", max_position=512)
-    with tempfile.TemporaryDirectory() as scratch, FakeHub() as hub:
-        hub.add_token(TOKEN, Token("me", orgs={"org": "write"}))
-        shop = vllm_shop(
-            Path(scratch), MODEL.absolute(), hub_endpoint=hub.url, hub_token=TOKEN, unit_max_samples=4
-        )
-        for name in names or [*JOBS, "repository"]:
-            if name in JOBS:
-                shutil.copytree(made(shop, name, *JOBS[name]), Path("datasets") / name)
-            else:
-                target = {"hub": {"repo_id": REPO, "private": False}}
-                made(shop, "first of two", PROMPTS[2:7], target)
-                made(shop, "second of two", SECOND, target)
-                download(hub, Path("datasets") / name)
+    with tempfile.TemporaryDirectory() as scratch:
+        shop = vllm_shop(Path(scratch), MODEL.absolute(), unit_max_samples=4)
+        for name in names or JOBS:
+            shutil.copytree(made(shop, name, *JOBS[name]), Path("datasets") / name)
         shop.store.close()
-
-
-def download(hub: FakeHub, folder: Path) -> None:
-    """Write every file of the repository to `folder`, but for what git would take as its own."""
-    for path, blob in hub.repo(REPO).head.tree.items():
-        if path == ".gitattributes":
-            continue
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        content = blob.content if blob.content is not None else hub.objects[str(blob.sha256)]
-        (folder / path).write_bytes(content)
 
 
 def made(shop: Shop, name: str, samples: list[dict[str, Any]], changes: dict[str, Any]) -> Path:

@@ -35,11 +35,3 @@ def test_states_are_the_same_past_the_page_cache(tmp_path):
     for number in range(len(cached)):
         assert torch.equal(direct[number].auxiliary(), cached[number].auxiliary())
         assert torch.equal(direct[number].last(), cached[number].last())
-
-
-def test_scattered_reads_give_the_bytes_of_whole_ones(dataset):
-    rows = QuarryDataset(dataset)
-    for number in range(len(rows)):
-        row = rows[number]
-        due = torch.cat([row.layer(layer_id) for layer_id in row.auxiliary_ids], dim=-1)
-        assert torch.equal(row.auxiliary(), due)
