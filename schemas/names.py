@@ -20,6 +20,7 @@ MAX_UNITS = 100_000
 """Units of one job: five digits in a shard's name, and under the Hub's 100k files of a repository."""
 
 CARD_PATH = "README.md"
+JOBS_PATH = "jobs.json"
 FINAL_NORM_PATH = "final_norm.safetensors"
 """One a repository: it holds the states of one model."""
 

@@ -1,7 +1,7 @@
 """Makes a finished job's dataset folder complete: counts, final norm, manifest and card beside its files.
 
-The manifest comes last but for the card, and only when every planned sample is accounted for, so a folder
-that has one is whole. The same job gives the same bytes.
+The manifest comes last but for the card and the table of jobs, and only when every planned sample is
+accounted for, so a folder that has one is whole. The same job gives the same bytes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import ValidationError
 
+from schemas.dataset.jobs_table import JobEntry, table_of
 from schemas.dataset.manifest import (
     CanaryReport,
     CheckReport,
@@ -25,7 +26,7 @@ from schemas.dataset.seal import sealing
 from schemas.dataset.token_counts import vocabulary_stats
 from schemas.identity import Provenance
 from schemas.job import RejectView
-from schemas.names import CARD_PATH, manifest_path
+from schemas.names import CARD_PATH, JOBS_PATH, manifest_path
 from schemas.request import ExtractRequest
 from service.errors import DatasetBroken, SourceRefused
 from service.publish.card import render_card
@@ -137,11 +138,6 @@ def read_manifest(path: Path) -> Manifest:
         raise DatasetBroken(f"{path.name} is not a manifest of this version") from error
 
 
-def read_manifests(dataset: Path) -> list[Manifest]:
-    """Return the manifests in a dataset folder, in job order. Raises DatasetBroken."""
-    return [read_manifest(path) for path in sorted((dataset / "manifests").glob("*.json"))]
-
-
 def _known(dataset: Path, job_id: str) -> dict[str, ShardEntry]:
     """Return the shards of the manifest that an earlier publisher of the job may have left, by path."""
     path = dataset / manifest_path(job_id)
@@ -149,11 +145,17 @@ def _known(dataset: Path, job_id: str) -> dict[str, ShardEntry]:
 
 
 def _write_card(dataset: Path) -> None:
+    """Write the card and the table of the jobs whose manifests are there."""
     card = dataset / CARD_PATH
     existing = card.read_text() if card.exists() else None
-    text = render_card(read_manifests(dataset), existing=existing)
-    with sealing(card) as temporary:
-        temporary.write_text(text)
+    jobs = [
+        JobEntry.of(read_manifest(path), path.read_bytes())
+        for path in sorted((dataset / "manifests").glob("*.json"))
+    ]
+    text = render_card(jobs, existing=existing)
+    for path, content in ((JOBS_PATH, table_of(jobs)), (CARD_PATH, text)):
+        with sealing(dataset / path) as temporary:
+            temporary.write_text(content)
 
 
 def _all_rejects(store: Store, job_id: str) -> Iterator[RejectView]:

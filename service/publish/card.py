@@ -1,4 +1,4 @@
-"""The dataset card: README.md and its YAML, made from the manifests of a repository.
+"""The dataset card: README.md and its YAML, made from the jobs of a repository.
 
 The light `index` is the default configuration, so that the Hub's viewer stays usable; the states are another
 one, named by `hub.config_name` (`states` where that is left at `default`). A configuration lists the folders
@@ -14,7 +14,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 from huggingface_hub import DatasetCard, DatasetCardData
 
-from schemas.dataset.manifest import Manifest
+from schemas.dataset.jobs_table import JobEntry
 from schemas.identity import Identity
 from service.errors import OptionRefused
 from service.publish.card_text import INDEX_CONFIG, card_text
@@ -47,9 +47,9 @@ def assigned_configs(card: str | None) -> dict[str, str]:
 
 
 def render_card(
-    manifests: Sequence[Manifest], configs: Mapping[str, str] | None = None, existing: str | None = None
+    jobs: Sequence[JobEntry], configs: Mapping[str, str] | None = None, existing: str | None = None
 ) -> str:
-    """Return README.md of a repository that holds the jobs of `manifests`: the same jobs give the same text.
+    """Return README.md of a repository that holds `jobs`: the same jobs give the same text.
 
     `configs` names the states' configuration of a job; one that is not in it keeps what it has in `existing`,
     the card that is to be replaced, or gets what its request says.
@@ -58,11 +58,10 @@ def render_card(
         OptionRefused: two jobs of one configuration differ in model, layers or layout (`hub.config_name`).
     """
     chosen = assigned_configs(existing) | dict(configs or {})
-    groups: dict[str, list[Manifest]] = {}
-    for manifest in sorted(manifests, key=lambda m: m.provenance.job_id):
-        hub = manifest.request.hub
-        name = chosen.get(manifest.provenance.job_id) or states_config(hub.config_name if hub else "default")
-        groups.setdefault(name, []).append(manifest)
+    groups: dict[str, list[JobEntry]] = {}
+    for job in sorted(jobs, key=lambda job: job.job_id):
+        name = chosen.get(job.job_id) or states_config(job.config_name)
+        groups.setdefault(name, []).append(job)
     for name, group in groups.items():
         _refuse_mixed(name, group)
     theirs, text = _parsed(existing)
@@ -84,10 +83,10 @@ def _parsed(card: str | None) -> tuple[dict[str, Any], str]:
     return parsed.data.to_dict(), parsed.text
 
 
-def _metadata(theirs: Mapping[str, Any], groups: Mapping[str, Sequence[Manifest]]) -> dict[str, Any]:
-    members = {name: [manifest.provenance.job_id for manifest in groups[name]] for name in sorted(groups)}
-    jobs = sorted(job_id for ids in members.values() for job_id in ids)
-    configs = [{"config_name": INDEX_CONFIG, "default": True, "data_files": _files(INDEX_CONFIG, jobs)}]
+def _metadata(theirs: Mapping[str, Any], groups: Mapping[str, Sequence[JobEntry]]) -> dict[str, Any]:
+    members = {name: [job.job_id for job in groups[name]] for name in sorted(groups)}
+    every = sorted(job_id for ids in members.values() for job_id in ids)
+    configs = [{"config_name": INDEX_CONFIG, "default": True, "data_files": _files(INDEX_CONFIG, every)}]
     configs += [{"config_name": name, "data_files": _files("data", ids)} for name, ids in members.items()]
     foreign = [c for c in theirs.get("configs") or [] if c.get("config_name") not in {INDEX_CONFIG, *groups}]
     model = next(iter(groups.values()))[0].provenance.identity.model
@@ -110,12 +109,12 @@ def _shape(identity: Identity) -> tuple[object, ...]:
     return one.model, one.revision, one.layer_ids, one.hidden_size, one.dtype, one.compression
 
 
-def _refuse_mixed(name: str, group: Sequence[Manifest]) -> None:
+def _refuse_mixed(name: str, group: Sequence[JobEntry]) -> None:
     first = group[0].provenance
-    for manifest in group[1:]:
-        if _shape(manifest.provenance.identity) != _shape(first.identity):
+    for job in group[1:]:
+        if _shape(job.provenance.identity) != _shape(first.identity):
             raise OptionRefused(
-                f"configuration {name!r} would mix jobs {first.job_id} and {manifest.provenance.job_id}, "
+                f"configuration {name!r} would mix jobs {first.job_id} and {job.job_id}, "
                 "which differ in model, layers or layout",
                 field="hub.config_name",
                 cure="give one of them another configuration name",

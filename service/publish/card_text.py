@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from textwrap import fill
 
-from schemas.dataset.manifest import Manifest
+from schemas.dataset.jobs_table import JobEntry
 from schemas.identity import LayerInfo
 from schemas.names import is_local_model
 
@@ -79,12 +79,12 @@ VOCABULARY = (
 )
 
 
-def card_text(groups: Mapping[str, Sequence[Manifest]]) -> str:
+def card_text(groups: Mapping[str, Sequence[JobEntry]]) -> str:
     """Return the card's body; `groups` holds the jobs of every states configuration, each at least one."""
-    every = [manifest for group in groups.values() for manifest in group]
+    every = [job for group in groups.values() for job in group]
     first = every[0]
-    samples = sum(manifest.totals.samples_written for manifest in every)
-    tokens = sum(manifest.totals.tokens for manifest in every)
+    samples = sum(job.totals.samples_written for job in every)
+    tokens = sum(job.totals.tokens for job in every)
     configs = [
         f"- `{INDEX_CONFIG}` (default): ids, lengths, token ids, masks, and where the states of a sample are."
     ]
@@ -111,13 +111,13 @@ def card_text(groups: Mapping[str, Sequence[Manifest]]) -> str:
     return "\n\n".join(parts)
 
 
-def _reading(manifest: Manifest) -> str:
-    identity = manifest.provenance.identity
+def _reading(job: JobEntry) -> str:
+    identity = job.provenance.identity
     note = _paragraph(READING_NOTE)
     if identity.compression == "fp8":
         note = f"{_paragraph(READING_ROWS)}\n\n{_paragraph(READING_FP8)}"
     return READING.format(
-        shard=manifest.shards[0].path,
+        shard=job.first_shard,
         lines=READERS[identity.compression].format(
             column=f"layer_{identity.layer_ids[-1]}", dtype=identity.dtype
         ),
@@ -126,8 +126,8 @@ def _reading(manifest: Manifest) -> str:
     )
 
 
-def _model(manifest: Manifest) -> str:
-    identity, norm = manifest.provenance.identity, manifest.provenance.final_norm
+def _model(job: JobEntry) -> str:
+    identity, norm = job.provenance.identity, job.provenance.final_norm
     local = is_local_model(identity.model)
     model = f"`{identity.model}`" if local else f"[{identity.model}](https://huggingface.co/{identity.model})"
     return _table(
@@ -146,7 +146,7 @@ def _model(manifest: Manifest) -> str:
     )
 
 
-def _layers(manifest: Manifest) -> str:
+def _layers(job: JobEntry) -> str:
     def told(layer: LayerInfo) -> tuple[str, ...]:
         state = "pre-final-norm" if layer.norm_state == "pre_final_norm" else "residual stream"
         ids = (layer.vllm_id, layer.hf_index, layer.zero_based)
@@ -157,13 +157,13 @@ def _layers(manifest: Manifest) -> str:
         )
 
     header = ("column", "vLLM id", "HF `hidden_states` index", "0-based layer output", "state")
-    return _table(header, [told(layer) for layer in manifest.provenance.layers])
+    return _table(header, [told(layer) for layer in job.provenance.layers])
 
 
-def _jobs(group: Sequence[Manifest]) -> str:
+def _jobs(group: Sequence[JobEntry]) -> str:
     rows = []
-    for manifest in group:
-        made, totals = manifest.provenance, manifest.totals
+    for job in group:
+        made, totals = job.provenance, job.totals
         template = made.identity.template_sha256
         counts = (totals.samples_written, totals.samples_rejected, totals.tokens, totals.supervised_tokens)
         engine = f"{made.engine.name} {made.engine.version} on {made.engine.device}"
@@ -180,23 +180,23 @@ def _jobs(group: Sequence[Manifest]) -> str:
     return _table(("job", *counted, "loss mask", "template sha256", "made by"), rows)
 
 
-def _proof(group: Sequence[Manifest]) -> str:
+def _proof(group: Sequence[JobEntry]) -> str:
     rows = []
-    for manifest in group:
-        checks, cosine = manifest.checks, manifest.checks.canary_min_cosine
+    for job in group:
+        checks, cosine = job.checks, job.checks.canary_min_cosine
         canary = checks.canary if cosine is None else f"{checks.canary}, cosine >= {cosine:.6f}"
         numbers = (checks.rows_checked, checks.logit_rows, checks.logit_argmax_agree)
         told = (*(f"{number:,}" for number in numbers), f"{checks.logit_max_error:.3g}", canary)
-        rows.append((f"`{manifest.provenance.job_id}`", *told))
+        rows.append((f"`{job.job_id}`", *told))
     return _table(
         ("job", "rows checked", "against logits", "same argmax", "max logprob error", "canary"), rows
     )
 
 
-def _agreement(group: Sequence[Manifest]) -> list[str]:
+def _agreement(group: Sequence[JobEntry]) -> list[str]:
     """Tell every canary's numbers once, however many jobs rely on it."""
     parts = []
-    for report in dict.fromkeys(manifest.checks.canary_report for manifest in group):
+    for report in dict.fromkeys(job.checks.canary_report for job in group):
         if report is None:
             continue
         rows = [
@@ -218,9 +218,9 @@ def _agreement(group: Sequence[Manifest]) -> list[str]:
     return parts
 
 
-def _vocabulary(group: Sequence[Manifest]) -> list[str]:
+def _vocabulary(group: Sequence[JobEntry]) -> list[str]:
     """Tell which share of the supervised tokens drafters with smaller vocabularies could draft."""
-    told = [(m.provenance.job_id, m.totals.supervised_tokens, m.vocabulary) for m in group if m.vocabulary]
+    told = [(job.job_id, job.totals.supervised_tokens, job.vocabulary) for job in group if job.vocabulary]
     if not told:
         return []
     sizes = sorted({part.draft_vocab for *_, stats in told for part in stats.coverage})
@@ -232,8 +232,10 @@ def _vocabulary(group: Sequence[Manifest]) -> list[str]:
     return [_paragraph(VOCABULARY), _table(header, rows)]
 
 
-def _rejects(group: Sequence[Manifest]) -> list[str]:
-    reasons = Counter(reject.reason for manifest in group for reject in manifest.rejects)
+def _rejects(group: Sequence[JobEntry]) -> list[str]:
+    reasons: Counter[str] = Counter()
+    for job in group:
+        reasons.update(job.rejects)
     rows = [(why, f"{count:,}") for why, count in sorted(reasons.items())]
     return [_table(("rejected because", "samples"), rows)] if rows else []
 

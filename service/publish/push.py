@@ -1,10 +1,10 @@
 """Pushes one finished job from a dataset folder to its repository, so that a consumer never sees half of it.
 
 Large files go ahead of the commits; then commits of up to 100 files, of which only the last holds the
-manifest and the card. Before every commit, and so also after every error of one, the repository is read: what
-is there already drops out, and a commit whose answer was lost is not made twice. Only the commit with the
-card and those that delete are guarded by a parent, because the card lists all jobs; the files of different
-jobs have different paths. At the end everything is read back.
+manifest, the card and the table of jobs. Before every commit, and so also after every error of one, the
+repository is read: what is there already drops out, and a commit whose answer was lost is not made twice.
+Only the commit with the card and those that delete are guarded by a parent, because the card lists all jobs;
+the files of different jobs have different paths. At the end everything is read back.
 
 A job's id does not say what its rows are: a source may change under its name. A repository that holds other
 rows of the job is therefore refused. What another run of the same rows left is replaced in one commit, so
@@ -13,17 +13,20 @@ that no reader ever finds files of two runs behind the card's globs.
 
 import hashlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 from pydantic import ValidationError
 
+from schemas.dataset.jobs_table import JobEntry, JobsTable, git_oid, table_of
 from schemas.dataset.manifest import FileEntry, Manifest
 from schemas.identity import Identity
 from schemas.names import (
     CARD_PATH,
     FINAL_NORM_PATH,
+    JOBS_PATH,
     MAX_COMMIT_FILES,
     is_job_id,
     manifest_path,
@@ -38,8 +41,11 @@ from service.publish.hub import BRANCH, Hub, RemoteFile
 UPLOAD_GROUP_FILES = 8
 """Files between two looks at the lease, and what an error of an upload puts at stake."""
 
-MAX_REPLACED_FILES = MAX_COMMIT_FILES - 2
-"""Files that one commit may replace or delete beside the manifest and the card."""
+OWN_FILES = 3
+"""In the last commit: the manifest, the card and the table of jobs."""
+
+MAX_REPLACED_FILES = MAX_COMMIT_FILES - OWN_FILES
+"""Files that one commit may replace or delete beside them."""
 
 ONE_MODEL_CURE = "name another repository: one repository holds the states of one model"
 
@@ -69,8 +75,8 @@ def push_job(
 
 
 def batches(files: Sequence[FileEntry]) -> tuple[list[Sequence[FileEntry]], Sequence[FileEntry]]:
-    """Split a job's files into full commits and the last, which has room for the manifest and the card."""
-    split = max(0, len(files) - (MAX_COMMIT_FILES - 2))
+    """Split a job's files into full commits and the last, which has room for `OWN_FILES`."""
+    split = max(0, len(files) - (MAX_COMMIT_FILES - OWN_FILES))
     early = [
         files[start : start + MAX_COMMIT_FILES][: split - start]
         for start in range(0, split, MAX_COMMIT_FILES)
@@ -96,7 +102,10 @@ class _Push:
         self._number = {entry.path: n for n, entry in enumerate((*self._files, self._own), 1)}
         self._uploaded, self._committed = 0, 0
         self._additions: dict[str, CommitOperationAdd] = {}
-        self._read: dict[str, Manifest] = {}
+        self._entry = JobEntry.of(self._manifest, (dataset / manifest_path(job_id)).read_bytes())
+        self._entries: dict[str, JobEntry] = {}
+        """What is known of the repository's jobs, by the sha256 and by the git name of their manifests."""
+        self._tables_read: set[str] = set()
 
     def run(self) -> str:
         hub = self._hub
@@ -104,7 +113,7 @@ class _Push:
         head = hub.head()
         # What cannot be merged is refused before a byte is sent.
         replaces = self._another_run(head)
-        self._card(head)
+        self._card_and_table(head)
         early, last = batches(self._files)
         if replaces:
             self._refuse_many(head)
@@ -139,12 +148,13 @@ class _Push:
     def _commit_last(self, batch: Sequence[FileEntry]) -> str:
         head = self._hub.head()
         self._another_run(head)
-        card = self._card(head)
+        described = self._card_and_table(head)
         operations: list[CommitOperationAdd | CommitOperationDelete] = []
         operations += self._upload(self._missing([*batch, self._own], head))
         operations += [CommitOperationDelete(path) for path in self._stale(head)]
-        if self._hub.read(CARD_PATH, head) != card:
-            operations.append(CommitOperationAdd(CARD_PATH, card))
+        for path, content in described.items():
+            if self._hub.read(path, head) != content:
+                operations.append(CommitOperationAdd(path, content))
         if not operations:
             return head
         return self._hub.commit(operations, f"Add {self._job_id}", parent=head)
@@ -154,7 +164,7 @@ class _Push:
         remote = self._hub.find([self._own.path], revision).get(self._own.path)
         if remote is None or self._is_same(remote, self._own):
             return False
-        theirs = self._manifest_at(remote, revision).provenance.identity
+        theirs = self._entry_of(remote, revision).provenance.identity
         ours = self._manifest.provenance.identity
         if theirs != ours:
             names = [name for name in Identity.model_fields if getattr(theirs, name) != getattr(ours, name)]
@@ -185,42 +195,65 @@ class _Push:
         found = [file.path for folder in _folders(self._job_id) for file in self._hub.files(folder, revision)]
         return [path for path in found if path.endswith(".parquet") and path not in named]
 
-    def _card(self, revision: str) -> bytes:
-        """Return the card of all jobs at `revision` and this one. Raises OptionRefused if they do not mix."""
+    def _card_and_table(self, revision: str) -> dict[str, bytes]:
+        """Return what says which jobs are at `revision` and this one, by path.
+
+        Raises OptionRefused if they do not mix.
+        """
         norm = next(entry for entry in self._manifest.extras if entry.path == FINAL_NORM_PATH)
         remote = self._hub.find([FINAL_NORM_PATH], revision).get(FINAL_NORM_PATH)
         if remote is not None and not self._is_same(remote, norm):
             detail = f"{self._hub.target.repo_id} holds the states of another model"
             raise OptionRefused(detail, field="hub.repo_id", cure=ONE_MODEL_CURE)
         existing = self._hub.read(CARD_PATH, revision)
+        jobs = [*self._others(revision), self._entry]
         card = render_card(
-            [*self._others(revision), self._manifest],
+            jobs,
             {self._job_id: states_config(self._hub.target.config_name)},
             existing.decode() if existing is not None else None,
         )
-        return card.encode()
+        return {CARD_PATH: card.encode(), JOBS_PATH: table_of(jobs).encode()}
 
-    def _others(self, revision: str) -> list[Manifest]:
-        """Return the manifests of the other jobs at `revision`."""
-        found = []
-        for remote in self._hub.files("manifests", revision):
-            job_id = Path(remote.path).stem
-            if not is_job_id(job_id) or job_id == self._job_id:
-                continue
-            found.append(self._manifest_at(remote, revision))
-        return found
+    def _others(self, revision: str) -> list[JobEntry]:
+        """Return the other jobs at `revision`: those whose manifest is there."""
+        manifests = [
+            remote
+            for remote in self._hub.files("manifests", revision)
+            if is_job_id(Path(remote.path).stem) and remote.path != self._own.path
+        ]
+        return [self._entry_of(remote, revision) for remote in manifests]
 
-    def _manifest_at(self, remote: RemoteFile, revision: str) -> Manifest:
-        """Return a manifest of the repository, read once. Raises OptionRefused for one of another version."""
-        if remote.git_oid not in self._read:
+    def _entry_of(self, remote: RemoteFile, revision: str) -> JobEntry:
+        """Return what is said of a manifest in the repository.
+
+        The table of jobs is asked first; a manifest is read if the table lacks it, as an earlier version's
+        does. Raises OptionRefused for a manifest of another version.
+        """
+        self._read_table(revision)
+        known = self._entries.get(remote.sha256 or remote.git_oid)
+        if known is None or known.manifest.path != remote.path:
             content = self._hub.read(remote.path, revision) or b""
             try:
-                self._read[remote.git_oid] = Manifest.model_validate_json(content)
+                known = JobEntry.of(Manifest.model_validate_json(content), content)
             except ValidationError:
                 detail = f"{remote.path} in {self._hub.target.repo_id} is not a manifest of this version"
                 cure = "upgrade this service, or name another repository"
                 raise OptionRefused(detail, field="hub.repo_id", cure=cure) from None
-        return self._read[remote.git_oid]
+            self._remember(known)
+        return known
+
+    def _read_table(self, revision: str) -> None:
+        """Learn what the table of jobs says; nothing where there is none of this version."""
+        if revision in self._tables_read:
+            return
+        self._tables_read.add(revision)
+        content = self._hub.read(JOBS_PATH, revision)
+        with suppress(ValidationError):
+            for job in JobsTable.model_validate_json(content or b"").jobs:
+                self._remember(job)
+
+    def _remember(self, job: JobEntry) -> None:
+        self._entries[job.manifest.sha256] = self._entries[job.manifest_git_oid] = job
 
     def _missing(self, entries: Sequence[FileEntry], revision: str = BRANCH) -> list[FileEntry]:
         remote = self._hub.find([entry.path for entry in entries], revision)
@@ -229,7 +262,7 @@ class _Push:
     def _is_same(self, remote: RemoteFile, entry: FileEntry) -> bool:
         if remote.sha256 is not None:
             return (remote.sha256, remote.num_bytes) == (entry.sha256, entry.bytes)
-        return remote.num_bytes == entry.bytes and remote.git_oid == _git_oid(self._local(entry).read_bytes())
+        return remote.num_bytes == entry.bytes and remote.git_oid == git_oid(self._local(entry).read_bytes())
 
     def _upload(self, entries: Sequence[FileEntry]) -> list[CommitOperationAdd]:
         """Return the operations of `entries`, uploaded and proven to be the manifest's bytes."""
@@ -303,7 +336,3 @@ def _refuse_strangers(manifest: Manifest, job_id: str, files: Sequence[FileEntry
 def _folders(job_id: str) -> tuple[str, str]:
     """Return the folders of a job's shards and indexes."""
     return f"data/{job_id}", f"index/{job_id}"
-
-
-def _git_oid(content: bytes) -> str:
-    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()

@@ -60,6 +60,7 @@ class FakeHub:
         self.tokens: dict[str, Token] = {}
         self.repos: dict[tuple[Kind, str], Repo] = {}
         self.calls: Counter[str] = Counter()
+        self.paths_read: list[str] = []
         self.seen_authorizations: set[str] = set()
         self._xet_hashes: dict[str, str] = {}
         self._meanwhile: dict[str, Callable[[], object]] = {}
@@ -373,6 +374,7 @@ class FakeHub:
     async def _resolve(self, request: Request) -> Response:
         repo, commit = self._at(request)
         blob = commit.tree.get(request.path_params["path"])
+        self.paths_read.append(request.path_params["path"])
         if blob is None:
             raise Refusal(404, "Entry not found", "EntryNotFound")
         headers = {"ETag": f'"{blob.etag}"', "X-Repo-Commit": commit.oid, "Accept-Ranges": "bytes"}

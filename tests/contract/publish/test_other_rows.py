@@ -99,12 +99,13 @@ def test_a_manifest_that_says_more_of_the_same_files_is_all_that_is_sent(desk: D
     before = desk.repo.head.tree
     desk.push(tmp_path / "again")
     after = desk.repo.head.tree
-    assert {path for path in after if after[path] != before.get(path)} == {manifest_path(JOB), "README.md"}
+    changed = {path for path in after if after[path] != before.get(path)}
+    assert changed == {manifest_path(JOB), "README.md", "jobs.json"}
 
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A job of 222 files besides manifest and card: two commits, and a last one."""
+    """A job of 222 files besides manifest, card and table of jobs: two commits, and a last one."""
     folder = tmp_path_factory.mktemp("many")
     a_dataset(folder, num_units=110, rows=1)
     return folder

@@ -1,6 +1,7 @@
 """The dataset card, made from manifests."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,12 @@ import pytest
 import torch
 from huggingface_hub import DatasetCard
 
+from schemas.dataset.jobs_table import JobEntry
 from schemas.dataset.manifest import Coverage, Manifest, VocabularyStats
 from schemas.request import HubTarget
 from service.errors import OptionRefused
-from service.publish.card import assigned_configs, render_card, states_config
+from service.publish import card as cards
+from service.publish.card import assigned_configs, states_config
 from tests.support.finished_job import (
     JOB,
     OTHER_JOB,
@@ -29,6 +32,11 @@ def manifest(tmp_path: Path) -> Manifest:
 @pytest.fixture
 def other(tmp_path: Path) -> Manifest:
     return a_dataset(tmp_path / "other", OTHER_JOB)
+
+
+def render_card(manifests: Sequence[Manifest], *given: Any, **named: Any) -> str:
+    jobs = [JobEntry.of(manifest, manifest.model_dump_json().encode()) for manifest in manifests]
+    return cards.render_card(jobs, *given, **named)
 
 
 def yaml_of(card: str) -> dict[str, Any]:

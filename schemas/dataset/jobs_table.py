@@ -1,0 +1,69 @@
+"""`jobs.json` beside the card: a row for each job of a repository, so that no push reads other manifests.
+
+A row counts only while the manifest that it was made from is the one in the repository.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable
+from typing import Self
+
+from schemas.base import Wire
+from schemas.dataset.manifest import CheckReport, FileEntry, Manifest, Totals, VocabularyStats
+from schemas.identity import Provenance
+from schemas.names import manifest_path
+
+
+class JobEntry(Wire):
+    """A job of a repository. `rejects` counts the rejected samples by reason."""
+
+    provenance: Provenance
+    config_name: str
+    totals: Totals
+    checks: CheckReport
+    rejects: dict[str, int]
+    vocabulary: VocabularyStats | None
+    first_shard: str
+    manifest: FileEntry
+    manifest_git_oid: str
+
+    @classmethod
+    def of(cls, manifest: Manifest, content: bytes) -> Self:
+        """Make the row of a manifest whose file holds `content`."""
+        hub = manifest.request.hub
+        return cls(
+            provenance=manifest.provenance,
+            config_name=hub.config_name if hub else "default",
+            totals=manifest.totals,
+            checks=manifest.checks,
+            rejects=dict(sorted(Counter(reject.reason for reject in manifest.rejects).items())),
+            vocabulary=manifest.vocabulary,
+            first_shard=manifest.shards[0].path,
+            manifest=FileEntry(
+                path=manifest_path(manifest.provenance.job_id),
+                sha256=hashlib.sha256(content).hexdigest(),
+                bytes=len(content),
+            ),
+            manifest_git_oid=git_oid(content),
+        )
+
+    @property
+    def job_id(self) -> str:
+        """The job's id."""
+        return self.provenance.job_id
+
+
+class JobsTable(Wire):
+    """The content of `jobs.json`, by job id."""
+
+    jobs: tuple[JobEntry, ...]
+
+
+def table_of(jobs: Iterable[JobEntry]) -> str:
+    """Return the content of `jobs.json`: the same jobs give the same text."""
+    return JobsTable(jobs=tuple(sorted(jobs, key=lambda job: job.job_id))).model_dump_json(indent=1) + "\n"
+
+
+def git_oid(content: bytes) -> str:
+    """Return the name that git gives to a file of this content."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
