@@ -4,7 +4,7 @@ import fcntl
 import shutil
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -14,7 +14,7 @@ from schemas.names import is_local_model, job_id_from_key, manifest_path
 from schemas.request import ExtractRequest
 from service.cli.progress_bar import ProgressDisplay
 from service.control.submit import check
-from service.errors import EngineDied, OptionRefused
+from service.errors import STORE_AWAY, EngineDied, OptionRefused
 from service.settings import Settings
 from service.store import JobRow, NewJob, Store, jobs, migration
 from service.work.supervisor import Supervisor
@@ -112,14 +112,14 @@ def _run(store: Store, job_id: str, settings: Settings, display: ProgressDisplay
                 output=log,
             )
             supervisor.start()
-            alive = True
-            while alive:
+            while supervisor.is_alive():
                 supervisor.join(POLL_S)
-                alive = supervisor.is_alive()  # before the job is read, so that it is seen as it ended
-                job = store.read(jobs.job, job_id).view()
-                display.show(job)
+                with suppress(*STORE_AWAY):  # it is looked at again
+                    display.show(store.read(jobs.job, job_id).view())
                 if received:
                     supervisor.stop()
+            job = store.read(jobs.job, job_id).view()
+            display.show(job)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

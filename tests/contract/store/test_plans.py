@@ -13,10 +13,8 @@ from tests.support.store_cases import (
     PROBLEM,
     TTL_S,
     Clock,
-    capture,
     job_id,
     lease_plan,
-    lease_publish,
     lease_unit,
     planned,
     reject,
@@ -220,33 +218,6 @@ def test_a_failed_plan_waits_for_the_end_of_its_lease_and_for_a_person_in_the_en
         store.write(jobs.resume, job_id(1))
 
 
-@pytest.mark.parametrize(
-    ("outcome", "state"), [(Outcome.FAIL, JobState.FAILED), (Outcome.BLOCK, JobState.BLOCKED)], ids=str
-)
-def test_what_no_other_try_would_mend_ends_planning_at_once(
-    store: Store, outcome: Outcome, state: JobState
-) -> None:
-    submit(store)
-    store.write(tasks.fail, lease_plan(store), PROBLEM, outcome, 3)
-    assert (store.read(jobs.state, job_id(1)), store.read(jobs.job, job_id(1)).problem) == (state, PROBLEM)
-
-
-def test_planners_that_vanish_block_their_job_in_the_end_and_the_next_job_is_planned(
-    store: Store, clock: Clock
-) -> None:
-    submit(store)
-    for _ in range(MAX_DEATHS):
-        assert lease_plan(store).job_id == job_id(1)
-        clock.advance(TTL_S)
-    submit(store, 2)
-    assert lease_plan(store).job_id == job_id(2)
-    problem = store.read(jobs.job, job_id(1)).problem
-    assert store.read(jobs.state, job_id(1)) is JobState.BLOCKED and problem is not None
-    assert f"{MAX_DEATHS} planners died" in problem.detail
-    store.write(jobs.resume, job_id(1))
-    assert lease_plan(store).job_id == job_id(1)
-
-
 def test_a_plan_that_gets_on_has_all_its_tries_again(store: Store, clock: Clock) -> None:
     """A node that restarts now and then does not block a plan of many hours."""
     start_plan(store)
@@ -254,26 +225,3 @@ def test_a_plan_that_gets_on_has_all_its_tries_again(store: Store, clock: Clock)
         clock.advance(TTL_S)
         store.write(plans.add_unit, lease_plan(store), planned(unit), ())
     assert store.read(jobs.state, job_id(1)) is JobState.RUNNING
-
-
-def test_an_owner_that_ended_gives_back_its_plans_and_repositories_alone(store: Store) -> None:
-    capture(store, number=1)
-    submit(store, 2)
-    submit(store, 3)
-    lease_publish(store, "ends")
-    stale = lease_plan(store, "ends")
-    lease_plan(store, "stays")
-    store.write(tasks.release_owner, "ends")
-    assert (lease_publish(store).job_id, lease_plan(store).job_id) == (job_id(1), job_id(2))
-    assert plans.lease(store, OWNER, TTL_S) is None
-    assert store.write(tasks.extend, [stale], TTL_S) == [stale]
-
-
-def test_a_planner_that_chose_a_job_too_late_gets_nothing(store: Store, database: Store) -> None:
-    start_plan(store, 1)
-    submit(store, 2)
-    store.write(jobs.cancel, job_id(2))
-    capture(store, number=3)
-    for number in (1, 2, 3):
-        with database.writing() as tx:
-            assert tasks._take(tx, TaskKind.PLAN, job_id(number), "late", TTL_S) is None

@@ -8,7 +8,6 @@ from schemas.job import JobState
 from schemas.receipts import UnitKey
 from service.errors import LeaseLost, Outcome
 from service.store import Store, TaskState, UnitRow, jobs, plans, tasks, units
-from service.store.values import TaskKind
 from tests.support.store_cases import (
     IDENTITY,
     OWNER,
@@ -196,13 +195,3 @@ def test_each_move_of_a_unit_is_told(store: Store) -> None:
         ("unit", "unit 0: pending -> leased (epoch 2)", None),
         ("unit", "unit 0: leased -> done (epoch 2)", None),
     ]
-
-
-def test_a_worker_that_chose_a_job_too_late_gets_nothing(store: Store, database: Store) -> None:
-    start_units(store, number=1)
-    store.write(jobs.cancel, job_id(1))
-    start_units(store, units=1, number=2)
-    lease_unit(store)
-    for number in (1, 2):
-        with database.writing() as tx:
-            assert tasks._take(tx, TaskKind.CAPTURE, job_id(number), "late", TTL_S) is None

@@ -1,0 +1,136 @@
+"""Every kind of task is leased, counted, given back and fenced in the same way."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import pytest
+
+from schemas.job import JobState
+from service.errors import LeaseLost, Outcome
+from service.store import Lease, Store, jobs, plans, publishing, tasks, units
+from service.store.tasks import POLICIES
+from service.store.values import TaskKind
+from tests.support.store_cases import PROBLEM, TTL_S, Clock, capture, job_id, start_units, submit
+
+ATTEMPTS = 3
+
+
+@dataclass(frozen=True)
+class Kind:
+    """`begin` brings job number n to where the kind has one free task."""
+
+    kind: TaskKind
+    begin: Callable[[Store, int], object]
+    lease: Callable[[Store, str, float], Lease | None]
+    ends: JobState
+    """A job's state after the last attempt that may fail."""
+
+
+KINDS = (
+    Kind(TaskKind.PLAN, submit, plans.lease, JobState.BLOCKED),
+    Kind(TaskKind.CAPTURE, lambda store, n: start_units(store, 1, n), units.lease, JobState.FAILED),
+    Kind(TaskKind.PUBLISH, lambda store, n: capture(store, 1, n), publishing.lease, JobState.BLOCKED),
+)
+pytestmark = pytest.mark.parametrize("of", KINDS, ids=lambda of: of.kind.value)
+
+
+def take(of: Kind, store: Store, owner: str = "one") -> Lease:
+    lease = of.lease(store, owner, TTL_S)
+    assert lease is not None
+    return lease
+
+
+def test_owners_that_vanish_block_the_job_in_the_end_and_the_next_job_is_served(
+    of: Kind, store: Store, clock: Clock
+) -> None:
+    """1. As many owners vanish as may. 2. The job is blocked. 3. Resumed, it has all its deaths again."""
+    of.begin(store, 1)
+    for _ in range(POLICIES[of.kind].max_deaths):
+        assert take(of, store).job_id == job_id(1)
+        clock.advance(TTL_S)
+    of.begin(store, 2)
+    assert take(of, store).job_id == job_id(2)
+    job = store.read(jobs.job, job_id(1))
+    assert job.state is JobState.BLOCKED and job.problem is not None
+    assert f"{POLICIES[of.kind].max_deaths} " in job.problem.detail and "died" in job.problem.detail
+    store.write(jobs.resume, job_id(1))
+    if of.kind is TaskKind.PUBLISH:
+        assert plans.lease(store, "one", TTL_S) is None
+    assert take(of, store).job_id == job_id(1)
+
+
+def test_only_attempts_that_fail_are_counted(of: Kind, store: Store, clock: Clock) -> None:
+    """1. Owners vanish, find no store, stop in order or give the task back. 2. The last failure counts."""
+    of.begin(store, 1)
+    fail = partial(store.write, tasks.fail)
+    for _ in range(ATTEMPTS - 1):
+        take(of, store)
+        clock.advance(TTL_S)
+        fail(take(of, store), PROBLEM, Outcome.VOID, ATTEMPTS)
+        clock.advance(TTL_S)
+        store.write(tasks.release, take(of, store))
+        take(of, store, "stops in order")
+        store.write(tasks.release_owner, "stops in order")
+        fail(take(of, store), PROBLEM, Outcome.RETRY, ATTEMPTS)
+        assert store.read(jobs.job, job_id(1)).state not in {JobState.BLOCKED, JobState.FAILED}
+        clock.advance(TTL_S)
+    fail(take(of, store), PROBLEM, Outcome.RETRY, ATTEMPTS)
+    job = store.read(jobs.job, job_id(1))
+    assert (job.state, job.problem) == (of.ends, PROBLEM)
+
+
+def test_an_owner_that_ended_gives_back_its_own_tasks_at_once(of: Kind, store: Store) -> None:
+    """1. Two owners have a task each. 2. One has ended. 3. Its task alone is free, and its lease is lost."""
+    for number in (1, 2):
+        of.begin(store, number)
+    ended, kept = take(of, store, "ends"), take(of, store, "stays")
+    store.write(tasks.release_owner, "ends")
+    again = take(of, store)
+    assert (again.job_id, again.epoch, again.attempts) == (ended.job_id, 2, 1)
+    assert of.lease(store, "another", TTL_S) is None
+    assert store.write(tasks.extend, [ended, kept], TTL_S) == [ended]
+
+
+@pytest.mark.parametrize("lost", ["expired", "cancelled"])
+def test_nothing_is_written_under_a_lease_that_is_lost(
+    of: Kind, store: Store, clock: Clock, lost: str
+) -> None:
+    of.begin(store, 1)
+    lease = take(of, store)
+    if lost == "expired":
+        clock.advance(TTL_S)
+        take(of, store, "heir")
+    else:
+        store.write(jobs.cancel, job_id(1))
+    assert store.write(tasks.extend, [lease], TTL_S) == [lease]
+    for verb in (
+        partial(tasks.fail, lease=lease, problem=PROBLEM, outcome=Outcome.FAIL, max_attempts=ATTEMPTS),
+        partial(tasks.release, lease=lease),
+        partial(tasks.postpone, lease=lease),
+    ):
+        with pytest.raises(LeaseLost):
+            store.write(verb)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "state"), [(Outcome.FAIL, JobState.FAILED), (Outcome.BLOCK, JobState.BLOCKED)], ids=str
+)
+def test_what_no_other_try_would_mend_ends_the_job_at_once(
+    of: Kind, store: Store, outcome: Outcome, state: JobState
+) -> None:
+    of.begin(store, 1)
+    store.write(tasks.fail, take(of, store), PROBLEM, outcome, ATTEMPTS)
+    job = store.read(jobs.job, job_id(1))
+    assert (job.state, job.problem) == (state, PROBLEM)
+
+
+def test_an_owner_that_chose_a_job_too_late_gets_nothing(of: Kind, store: Store, database: Store) -> None:
+    """1. One job's task is leased, and another job is cancelled. 2. Both had been chosen before."""
+    of.begin(store, 1)
+    take(of, store)
+    of.begin(store, 2)
+    store.write(jobs.cancel, job_id(2))
+    for number in (1, 2):
+        with database.writing() as tx:
+            assert tasks._take(tx, of.kind, job_id(number), "late", TTL_S) is None
