@@ -26,7 +26,7 @@ def estimate_request(
     """Read and tokenize the whole source and add up; time grows with the source, memory with one unit.
 
     `tokens` and `bytes` are upper bounds in a `generate` job: every answer is counted at its longest.
-    `bytes` are the states before compression, `stored_bytes` after it where that can be told. With one GPU's
+    `bytes` are the states before compression, `stored_bytes` after it where that is known. With one GPU's
     `tokens_per_s` it says what that asks of the host. Raises what planning the job would raise, and what
     `watch` raises, which is called now and then.
     """

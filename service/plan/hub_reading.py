@@ -106,7 +106,7 @@ def _cache_is_full() -> bool:
 
 
 def _unreached(what: str, error: Exception, field: str) -> HubUnavailable:
-    """Return the error of a call that no answer came to, told by its type: its text may quote the request."""
+    """Return the error of a call without an answer. It names the type: the text may quote the request."""
     root = error.__cause__ or error
     return HubUnavailable(f"the Hub cannot be reached for {what}: {type(root).__name__}", field=field)
 

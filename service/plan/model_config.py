@@ -108,7 +108,7 @@ def _refused(detail: str) -> UnknownModel:
 
 
 def _special_float(value: dict[str, Any]) -> dict[str, Any] | float:
-    """Return the number that transformers writes as {"__float__": "Infinity"}, because JSON has none such."""
+    """Return the number that transformers writes as {"__float__": "Infinity"}, which JSON does not have."""
     special = value.get("__float__") if len(value) == 1 else None
     return float(special) if isinstance(special, str) else value
 
@@ -137,10 +137,10 @@ class _Values:
     def number(self, keys: tuple[str, ...]) -> int:
         # Published configs leave out what equals the class's default (Gemma 3: vocab_size), or what the
         # class counts (Nemotron-H: num_hidden_layers).
-        found = self.find(keys, COUNT) or self.default(keys, COUNT)
-        if found is None:
+        value = self.find(keys, COUNT) or self.default(keys, COUNT)
+        if value is None:
             raise _refused(f"config.json gives no '{keys[0]}'")
-        return found
+        return value
 
     def default(self, keys: tuple[str, ...], kind: TypeAdapter[T]) -> T | None:
         values = ((key, getattr(self._completed, key, None)) for key in keys)

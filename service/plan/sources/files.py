@@ -45,18 +45,18 @@ class FileRows:
         try:
             path = _allowed(Path(source.path), roots)
             if path.is_file():
-                found = {path.name: path}
+                files = {path.name: path}
             elif path.is_dir():
-                found = {entry.relative_to(path).as_posix(): entry for entry in _files(path)}
+                files = {entry.relative_to(path).as_posix(): entry for entry in _files(path)}
             else:
                 raise _refused(f"there is no file or folder {source.path!r}", "check the path")
-            names = sorted(name for name in found if name.endswith(SUFFIXES))
+            names = sorted(name for name in files if name.endswith(SUFFIXES))
             if not names:
                 fault = "is not a" if path.is_file() else "holds no"
                 raise _refused(f"{source.path!r} {fault} {', '.join(SUFFIXES)} file", _CONVERT)
             for name in names:
                 name.encode()  # the ids of its rows begin with it
-            return cls(source, {name: _allowed(found[name], roots) for name in names})
+            return cls(source, {name: _allowed(files[name], roots) for name in names})
         except UnicodeEncodeError as error:
             raise _refused(f"the file name {error.object!r} is not UTF-8", "rename the file") from error
         except (OSError, RuntimeError) as error:
@@ -127,11 +127,11 @@ def _allowed(path: Path, roots: tuple[Path, ...]) -> Path:
     """Return `path` resolved, a relative one under the roots. Says nothing of what lies outside them."""
     real_roots = [root.resolve() for root in roots]
     candidates = [(root / path).resolve() for root in real_roots]  # an absolute path stays what it is
-    inside = [found for found in candidates if any(found.is_relative_to(root) for root in real_roots)]
+    inside = [file for file in candidates if any(file.is_relative_to(root) for root in real_roots)]
     if not inside:
         cure = "move it into one of them, or add its folder to QUARRY_SOURCE_ROOTS"
         raise _refused(f"{str(path)!r} is not inside a folder that sources may be read from", cure)
-    return next((found for found in inside if found.exists()), inside[0])
+    return next((file for file in inside if file.exists()), inside[0])
 
 
 def _jsonl_rows(path: Path) -> Iterator[_Read]:

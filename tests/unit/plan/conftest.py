@@ -12,9 +12,9 @@ from tests.unit.plan.house import House
 
 @pytest.fixture
 def house(tmp_path: Path) -> Iterator[House]:
-    made = House(tmp_path, Clock())
-    yield made
-    made.store.close()
+    opened = House(tmp_path, Clock())
+    yield opened
+    opened.store.close()
 
 
 @pytest.fixture
@@ -24,5 +24,5 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets")
     monkeypatch.setattr("datasets.config.HF_ENDPOINT", "http://127.0.0.1:1")
     monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)
-    with FakeHub(cas=tmp_path / "cas") as made:
-        yield made
+    with FakeHub(cas=tmp_path / "cas") as opened:
+        yield opened

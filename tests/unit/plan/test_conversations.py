@@ -53,7 +53,11 @@ def test_text_and_token_ids_are_read(row: dict[str, Any], expected: Sample) -> N
     assert read_row(row)[1] == expected
 
 
-def test_reasoning_tool_calls_and_tools_are_kept() -> None:
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+
+
+@pytest.mark.parametrize("tools", [TOOLS, json.dumps(TOOLS)], ids=["list", "text"])
+def test_reasoning_tool_calls_and_tools_are_kept(tools: Any) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     row = {
         "messages": [
@@ -61,22 +65,22 @@ def test_reasoning_tool_calls_and_tools_are_kept() -> None:
             {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "hm"},
             {"role": "tool", "content": "1", "tool_call_id": "c"},
         ],
-        "tools": json.dumps([{"type": "function", "function": {"name": "f"}}]),
+        "tools": tools,
     }
-    found = read_row(row)[1]
-    assert turns(found)[1] == {"role": "assistant", "tool_calls": [call], "reasoning_content": "hm"}
-    assert isinstance(found, Sample) and found.tools == ({"type": "function", "function": {"name": "f"}},)
+    content = read_row(row)[1]
+    assert turns(content)[1] == {"role": "assistant", "tool_calls": [call], "reasoning_content": "hm"}
+    assert isinstance(content, Sample) and content.tools == tuple(TOOLS)
 
 
 def test_sharegpt_conversations_are_read_with_their_roles() -> None:
     said = [("system", "s"), ("human", "h"), ("gpt", "g"), ("user", "u"), ("function_call", '{"name": "f"}')]
     said += [("observation", "o"), ("tool", "t"), ("assistant", "a")]
     row = {"conversations": [{"from": who, "value": what} for who, what in said]}
-    found = turns(read_row(row)[1])
+    content = turns(read_row(row)[1])
     expected = ["system", "user", "assistant", "user", "assistant", "tool", "tool", "assistant"]
-    assert [turn["role"] for turn in found] == expected
-    assert found[4]["tool_calls"] == [{"type": "function", "function": {"name": "f", "arguments": {}}}]
-    assert [turn.get("content") for turn in found] == ["s", "h", "g", "u", None, "o", "t", "a"]
+    assert [turn["role"] for turn in content] == expected
+    assert content[4]["tool_calls"] == [{"type": "function", "function": {"name": "f", "arguments": {}}}]
+    assert [turn.get("content") for turn in content] == ["s", "h", "g", "u", None, "o", "t", "a"]
 
 
 @pytest.mark.parametrize(
@@ -117,13 +121,15 @@ def test_sharegpt_conversations_are_read_with_their_roles() -> None:
     ],
 )
 def test_a_bad_row_is_a_reject_with_a_reason(row: Any, expected: RejectReason) -> None:
-    found = read_row(row)[1]
-    assert isinstance(found, RowReject) and found.reason is expected
+    content = read_row(row)[1]
+    assert isinstance(content, RowReject) and content.reason is expected
 
 
 def test_a_reject_says_where_in_the_row_the_fault_is() -> None:
-    found = read_row({"conversations": [{"from": "human"}]})[1]
-    assert isinstance(found, RowReject) and found.detail == "conversations: a turn of 'human' has no 'value'"
+    content = read_row({"conversations": [{"from": "human"}]})[1]
+    assert (
+        isinstance(content, RowReject) and content.detail == "conversations: a turn of 'human' has no 'value'"
+    )
 
 
 JSON = st.recursive(
@@ -143,5 +149,5 @@ KEYS = st.sampled_from(
 
 @given(st.dictionaries(KEYS, JSON, max_size=4))
 def test_no_row_raises(row: dict[str, Any]) -> None:
-    found = read_row(row)[1]
-    assert isinstance(found, Sample) or (found.reason in RejectReason and 0 < len(found.detail) <= 500)
+    content = read_row(row)[1]
+    assert isinstance(content, Sample) or (content.reason in RejectReason and 0 < len(content.detail) <= 500)

@@ -49,10 +49,10 @@ def a_request(root: Path, **options: Any) -> ExtractRequest:
 
 def test_an_estimate_adds_up_and_writes_nothing(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path / "data", model_roots=(tmp_path,))
-    found = estimate_request(a_request(tmp_path, hub={"repo_id": "org/set"}), settings)
-    assert (found.samples, found.rejected, found.tokens) == (4, 2, 351)
-    assert (found.bytes_per_token, found.bytes, found.layer_ids) == (256, 351 * 256, (2, 8))
-    assert (found.shards, found.commits, found.sizing) == (2, 1, None)
+    estimate = estimate_request(a_request(tmp_path, hub={"repo_id": "org/set"}), settings)
+    assert (estimate.samples, estimate.rejected, estimate.tokens) == (4, 2, 351)
+    assert (estimate.bytes_per_token, estimate.bytes, estimate.layer_ids) == (256, 351 * 256, (2, 8))
+    assert (estimate.shards, estimate.commits, estimate.sizing) == (2, 1, None)
     assert not settings.data_dir.exists()
 
 
@@ -62,15 +62,15 @@ def test_what_is_stored_is_told_where_it_does_not_depend_on_the_states(
 ) -> None:
     settings = Settings(data_dir=tmp_path / "data", model_roots=(tmp_path,))
     request = a_request(tmp_path, storage={"shard_bytes": 65_536, "compression": compression})
-    found = estimate_request(request, settings, tokens_per_s=1000.0)
-    assert found.bytes == 351 * 256
-    assert found.stored_bytes == (None if stored is None else 351 * stored)
-    assert found.sizing is not None
+    estimate = estimate_request(request, settings, tokens_per_s=1000.0)
+    assert estimate.bytes == 351 * 256
+    assert estimate.stored_bytes == (None if stored is None else 351 * stored)
+    assert estimate.sizing is not None
     # As captured the 351 tokens are 90 kB, in fp8 48 kB: a shard is as large as what is stored.
-    assert found.shards == (1 if compression == "fp8" else 2)
-    assert found.sizing.drain_bytes_per_s == 256_000
-    assert found.sizing.disk_bytes_per_s == 1000 * (stored or 256)
-    assert found.sizing.uplink_bits_per_s == 8000 * (stored or 256)
+    assert estimate.shards == (1 if compression == "fp8" else 2)
+    assert estimate.sizing.drain_bytes_per_s == 256_000
+    assert estimate.sizing.disk_bytes_per_s == 1000 * (stored or 256)
+    assert estimate.sizing.uplink_bits_per_s == 8000 * (stored or 256)
 
 
 def test_a_rate_says_what_it_asks_of_the_host() -> None:
@@ -87,7 +87,7 @@ def test_a_rate_says_what_it_asks_of_the_host() -> None:
 def test_an_estimate_agrees_with_the_plan(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path, model_roots=(tmp_path,))
     request = a_request(tmp_path)
-    found = estimate_request(request, settings)
+    estimate = estimate_request(request, settings)
     store = Store(settings.database())
     store.write(migration.migrate)
     store.write(jobs.submit, NewJob.of(job_id(1), "key", request))
@@ -99,22 +99,22 @@ def test_an_estimate_agrees_with_the_plan(tmp_path: Path) -> None:
         progress.tokens_planned,
         progress.units_planned,
     )
-    assert planned == (found.samples, found.tokens, found.shards) and found.commits == 0
+    assert planned == (estimate.samples, estimate.tokens, estimate.shards) and estimate.commits == 0
 
 
 def test_answers_are_counted_at_their_longest(tmp_path: Path) -> None:
     settings = Settings(model_roots=(tmp_path,))
-    found = estimate_request(a_request(tmp_path, generate={"max_tokens": 10}), settings)
-    assert found.tokens == 351 + 4 * 10
+    estimate = estimate_request(a_request(tmp_path, generate={"max_tokens": 10}), settings)
+    assert estimate.tokens == 351 + 4 * 10
 
 
 def test_the_commits_are_those_that_the_publisher_makes(tmp_path: Path) -> None:
     samples = [{"token_ids": [i]} for i in range(120)]
     request = a_request(tmp_path, source={"kind": "inline", "samples": samples}, hub={"repo_id": "org/set"})
     settings = Settings(model_roots=(tmp_path,), unit_max_samples=1)
-    found = estimate_request(request, settings)
-    files = [FileEntry(path=str(i), sha256="0" * 64, bytes=1) for i in range(2 * found.shards + 2)]
-    assert found.shards == 120 and found.commits == len(batches(files)[0]) + 1
+    estimate = estimate_request(request, settings)
+    files = [FileEntry(path=str(i), sha256="0" * 64, bytes=1) for i in range(2 * estimate.shards + 2)]
+    assert estimate.shards == 120 and estimate.commits == len(batches(files)[0]) + 1
 
 
 def test_an_estimate_meets_the_errors_of_the_job(tmp_path: Path) -> None:

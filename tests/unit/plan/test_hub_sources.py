@@ -219,9 +219,9 @@ def test_a_file_of_a_row_is_not_opened(hub: FakeHub, tmp_path: Path) -> None:
         ]
         data = jsonl(*({"text": one} for one in named))
         info = {"features": [{"name": "text", "dtype": "image"}]}
-        found = rows(hub, {"README.md": card({"data_files": "a.jsonl"}, dataset_info=info), "a.jsonl": data})
+        read = rows(hub, {"README.md": card({"data_files": "a.jsonl"}, dataset_info=info), "a.jsonl": data})
         assert not other.calls
-    assert len(found) == 2 and not any(isinstance(row.content, Sample) for row in found)
+    assert len(read) == 2 and not any(isinstance(row.content, Sample) for row in read)
 
 
 @pytest.mark.parametrize(

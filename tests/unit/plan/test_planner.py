@@ -181,9 +181,9 @@ def test_a_passing_error_is_tried_again_and_then_waits_for_a_person(house: House
     assert house.job().progress.plan_done
 
 
-@pytest.mark.parametrize("said", ["nobody foresaw this", "\ud800 " + "x" * 10_000])
+@pytest.mark.parametrize("message", ["nobody foresaw this", "\ud800 " + "x" * 10_000])
 def test_a_bug_fails_the_job_with_a_word_and_the_planner_goes_on(
-    house: House, said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    house: House, message: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """1. planning raises what is no QuarryError  2. the job says so, the log has the traceback.
 
@@ -191,7 +191,7 @@ def test_a_bug_fails_the_job_with_a_word_and_the_planner_goes_on(
     """
 
     def buggy(tx: Transaction, lease: PlanLease, identity: Identity) -> None:
-        raise KeyError(said)
+        raise KeyError(message)
 
     house.submit()
     with monkeypatch.context() as bug, caplog.at_level(logging.ERROR, "service.plan.planner"):
@@ -200,9 +200,9 @@ def test_a_bug_fails_the_job_with_a_word_and_the_planner_goes_on(
     job = house.job()
     assert job.state is JobState.FAILED and job.problem is not None
     assert (job.problem.title, job.problem.status) == ("Internal error", 500)
-    told = job.problem.detail
-    assert told.startswith("internal error: KeyError(") and ascii(said)[:10] in told
-    assert len(told) < 1000 and job.problem.cure
+    detail = job.problem.detail
+    assert detail.startswith("internal error: KeyError(") and ascii(message)[:10] in detail
+    assert len(detail) < 1000 and job.problem.cure
     [record] = [entry for entry in caplog.records if entry.exc_info]
     assert record.exc_info is not None and record.exc_info[0] is KeyError and JOB in record.getMessage()
     house.store.write(jobs.resume, JOB)

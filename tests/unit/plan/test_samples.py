@@ -215,8 +215,8 @@ def test_a_conversation_of_too_many_turns_for_its_length_is_a_reject(
     tokenizer = a_tokenizer(tmp_path)
     monkeypatch.setattr("service.plan.boundaries.MAX_RENDERED_CHARS", 10_000)
     assert isinstance(tokenizer.encode(chat(*TWO)), Tokenized)
-    found = rejected(tokenizer, chat(*TWO * 20))
-    assert found.reason is RejectReason.RENDER_TOO_LONG and "too many turns" in found.detail
+    reject = rejected(tokenizer, chat(*TWO * 20))
+    assert reject.reason is RejectReason.RENDER_TOO_LONG and "too many turns" in reject.detail
 
 
 def test_a_template_that_does_not_render_a_plain_conversation_is_refused(tmp_path: Path) -> None:
@@ -293,8 +293,8 @@ REJECTED = [
 def test_a_sample_that_cannot_be_trained_on_is_a_named_reject(
     tmp_path: Path, template: str, options: dict[str, Any], sample: Sample, reason: str, detail: str
 ) -> None:
-    found = rejected(a_tokenizer(tmp_path, template, **options), sample)
-    assert found.reason == reason and detail in found.detail
+    reject = rejected(a_tokenizer(tmp_path, template, **options), sample)
+    assert reject.reason == reason and detail in reject.detail
 
 
 def test_a_long_sample_is_cut_with_its_mask(tmp_path: Path) -> None:

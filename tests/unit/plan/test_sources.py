@@ -116,9 +116,9 @@ def parquet(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 def test_parquet_rows_are_read_without_their_other_columns(tmp_path: Path) -> None:
     rows = [{"id": i, "messages": [ASK, ANSWER | {"name": None}], "image": b"\x00" * 10} for i in range(200)]
-    found = rows_of(tmp_path, parquet(tmp_path / "a.parquet", rows))
-    assert [row.source_id for row in found] == [str(i) for i in range(200)]
-    assert all(turns(row.content) == [ASK, ANSWER] for row in found)
+    read = rows_of(tmp_path, parquet(tmp_path / "a.parquet", rows))
+    assert [row.source_id for row in read] == [str(i) for i in range(200)]
+    assert all(turns(row.content) == [ASK, ANSWER] for row in read)
 
 
 def test_a_folder_is_read_in_name_order_and_other_files_are_passed_over(tmp_path: Path) -> None:
@@ -130,14 +130,14 @@ def test_a_folder_is_read_in_name_order_and_other_files_are_passed_over(tmp_path
     jsonl(folder / "sub" / "c.jsonl", {"text": "3"})
     jsonl(folder / ".hidden" / "x.jsonl", {"text": "no"})
     (folder / "README.md").write_text("no")
-    found = rows_of(tmp_path, "d")
-    assert [row.source_id for row in found] == ["a.parquet:0", "b.jsonl:0", "sub/c.jsonl:0"]
+    read = rows_of(tmp_path, "d")
+    assert [row.source_id for row in read] == ["a.parquet:0", "b.jsonl:0", "sub/c.jsonl:0"]
 
 
 def test_a_limit_takes_the_first_rows(tmp_path: Path) -> None:
     jsonl(tmp_path / "a.jsonl", *({"text": str(i)} for i in range(9)))
-    found = [row.content for row in rows_of(tmp_path, "a.jsonl", limit=2)]
-    assert found == [Sample(text="0"), Sample(text="1")]
+    read = [row.content for row in rows_of(tmp_path, "a.jsonl", limit=2)]
+    assert read == [Sample(text="0"), Sample(text="1")]
 
 
 def test_without_roots_every_file_is_refused_with_the_setting_to_change(tmp_path: Path) -> None:
@@ -230,11 +230,11 @@ def text_of(*values: bytes | None) -> pa.Array:
 def test_a_row_whose_bytes_are_no_text_is_a_reject_and_its_neighbours_are_read(tmp_path: Path) -> None:
     ids, texts = text_of(b"a", b"b", b"\xff", b"d", None), text_of(b"x", b"\xff", b"y", b"z", b"\xfe\xff")
     pq.write_table(pa.table({"id": ids, "text": texts}), tmp_path / "a.parquet")
-    found = rows_of(tmp_path, "a.parquet")
-    assert [row.source_id for row in found] == ["a", "a.parquet:1", "a.parquet:2", "d", "a.parquet:4"]
-    assert (found[0].content, found[3].content) == (Sample(id="a", text="x"), Sample(id="d", text="z"))
+    read = rows_of(tmp_path, "a.parquet")
+    assert [row.source_id for row in read] == ["a", "a.parquet:1", "a.parquet:2", "d", "a.parquet:4"]
+    assert (read[0].content, read[3].content) == (Sample(id="a", text="x"), Sample(id="d", text="z"))
     for at in (1, 2, 4):
-        bad = found[at].content
+        bad = read[at].content
         assert isinstance(bad, RowReject) and bad.reason is RejectReason.INVALID_SAMPLE
         assert "utf-8" in bad.detail
 
@@ -278,10 +278,10 @@ def test_a_folder_that_may_not_be_read_is_refused_since_its_rows_would_be_missin
 def test_a_file_that_went_away_before_it_was_hashed_is_refused_by_name(tmp_path: Path) -> None:
     file = jsonl(tmp_path / "a.jsonl", {"text": "x"})
     source = SOURCE.validate_python({"kind": "file", "path": str(file)})
-    found = open_source(source, Settings(source_roots=(tmp_path,)))
+    read = open_source(source, Settings(source_roots=(tmp_path,)))
     file.unlink()
     with pytest.raises(SourceRefused, match=r"a\.jsonl"):
-        found.fingerprint()
+        read.fingerprint()
 
 
 def test_the_fingerprint_of_files_follows_names_contents_and_limit_and_nothing_else(tmp_path: Path) -> None:

@@ -54,11 +54,11 @@ PLAIN = {"num_hidden_layers": 8, "hidden_size": 64, "vocab_size": 100, "max_posi
 
 def test_a_local_model_is_read_from_its_config(tmp_path: Path) -> None:
     folder = templates.write_target(tmp_path / "m", num_hidden_layers=10, max_position_embeddings=128)
-    found = inspect(tmp_path, folder, layers=[3])
-    shape = (found.num_layers, found.hidden_size, found.dtype, found.max_model_len)
+    target = inspect(tmp_path, folder, layers=[3])
+    shape = (target.num_layers, target.hidden_size, target.dtype, target.max_model_len)
     assert shape == (10, 64, "bfloat16", 128)
-    assert (found.layer_ids, found.folder) == ((3, 10), folder)
-    assert found.architectures == ("LlamaForCausalLM",)
+    assert (target.layer_ids, target.folder) == ((3, 10), folder)
+    assert target.architectures == ("LlamaForCausalLM",)
 
 
 def test_a_relative_model_path_begins_with_a_dot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,9 +292,9 @@ def hub(hub: FakeHub, tmp_path: Path) -> FakeHub:
 
 
 def test_a_hub_model_is_its_commit_and_its_weights_stay_there(hub: FakeHub) -> None:
-    found = inspect_target(a_request("org/model"), Settings(hub_endpoint=hub.url))
-    assert found.revision == hub.repo("org/model", "model").head.oid == found.folder.name
-    assert (found.folder / "tokenizer.json").is_file() and not list(found.folder.glob("*.safetensors"))
+    target = inspect_target(a_request("org/model"), Settings(hub_endpoint=hub.url))
+    assert target.revision == hub.repo("org/model", "model").head.oid == target.folder.name
+    assert (target.folder / "tokenizer.json").is_file() and not list(target.folder.glob("*.safetensors"))
 
 
 @pytest.mark.parametrize("endpoint", ["info", "tree"])

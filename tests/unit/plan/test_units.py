@@ -99,8 +99,8 @@ def test_the_sample_id_is_blake2b_over_length_prefixed_source_ids_and_mask() -> 
     expected = hashlib.blake2b(
         b"".join(struct.pack("<Q", len(part)) + part for part in parts), digest_size=16
     )
-    found = Tokenized(np.asarray([1, 2, 70_000], dtype=np.int32), np.asarray([0, 1, 1], dtype=np.uint8))
-    assert sample_digest("\u00e9", found) == expected.digest()
+    sample = Tokenized(np.asarray([1, 2, 70_000], dtype=np.int32), np.asarray([0, 1, 1], dtype=np.uint8))
+    assert sample_digest("\u00e9", sample) == expected.digest()
 
 
 @pytest.mark.parametrize(
