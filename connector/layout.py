@@ -99,8 +99,7 @@ def view_BLSH(
     if cache.dim() != 4 or tuple(cache.shape[1:]) != (*expected, hidden_size):
         raise LayoutError(
             f"the cache of {group.layer_name} has shape {tuple(cache.shape)}; vLLM {version} should give "
-            f"(blocks, {expected[0]}, {expected[1]}, {hidden_size}) for {num_layers} layers and "
-            f"{group.block_size} slots a block"
+            f"(blocks, {expected[0]}, {expected[1]}, {hidden_size})"
         )
     if cache.dtype != dtype or dtype not in STORED_DTYPES:
         raise LayoutError(

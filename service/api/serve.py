@@ -33,9 +33,8 @@ def serve(settings: Settings, *, with_worker: bool = True) -> int:
     """
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     store = Store(settings.database())
-    store.write(
-        migration.migrate
-    )  # before the worker looks at it, and before uvicorn would turn an error into a traceback
+    # Before the worker looks at it, and before uvicorn would turn an error into a traceback.
+    store.write(migration.migrate)
     store.close()
     server = api_server(
         create_app(settings),
@@ -44,9 +43,8 @@ def serve(settings: Settings, *, with_worker: bool = True) -> int:
         timeout_graceful_shutdown=CLOSE_CONNECTIONS_S,
         server_header=False,
     )
-    listener = (
-        server.config.bind_socket()
-    )  # exits with a message if the port is taken, before there is a worker
+    # Exits with a message if the port is taken, before there is a worker.
+    listener = server.config.bind_socket()
     # Uvicorn raises the signal that ended it once more when it is done; by then it has been obeyed.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
@@ -54,12 +52,8 @@ def serve(settings: Settings, *, with_worker: bool = True) -> int:
     def end() -> None:
         server.should_exit = True
 
-    supervisor = Supervisor(
-        worker_command(),
-        settings.with_secrets(),
-        stop_grace_s(settings),
-        on_giving_up=end,
-    )
+    grace_s = stop_grace_s(settings)
+    supervisor = Supervisor(worker_command(), settings.with_secrets(), grace_s, on_giving_up=end)
     if with_worker:
         supervisor.start()
     try:

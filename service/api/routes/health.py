@@ -29,10 +29,8 @@ def readyz(store: StoreOf, settings: SettingsOf, options: Annotated[NoOptions, Q
         with tempfile.TemporaryFile(dir=settings.data_dir) as file:
             file.write(b"ready")
     except OSError as error:
-        raise StoreUnavailable(
-            f"the data folder cannot be written: {error.strerror}",
-            cure="mend the disk behind QUARRY_DATA_DIR",
-        ) from error
+        detail = f"the data folder cannot be written: {error.strerror}"
+        raise StoreUnavailable(detail, cure="mend the disk behind QUARRY_DATA_DIR") from error
     return Health()
 
 

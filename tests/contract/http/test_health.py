@@ -26,7 +26,7 @@ def test_a_database_of_another_version_is_not_ready(tmp_path: Path):
             database.execute("UPDATE alembic_version SET version_num = '9999'")
         database.close()
         problem = problem_of(api.get("/readyz"), 503)
-        assert problem.type == "urn:quarry:store-unavailable"
+        assert problem.type == "urn:quarry:version-refused"
         assert "9999" in problem.detail
 
 
