@@ -1,13 +1,12 @@
 """Drives an export: a few files at once, each sealed before it counts, what is there already skipped.
 
 While one file waits for the disk, others are read, normed and checksummed, since all that releases the GIL.
-Files end in any order and are counted in theirs, so that progress is the same in every run.
+An error ends the export at the first file, in order, that has one.
 """
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -34,16 +33,10 @@ class Exported:
     notes: str
 
 
-def export(
-    where: str,
-    out: Path,
-    options: ExportOptions,
-    on_progress: Callable[[int, int], None] = lambda _done, _all: None,
-) -> Exported:
+def export(where: str, out: Path, options: ExportOptions) -> Exported:
     """Write the dataset `where` to the folder `out`, or go on where an earlier call stopped.
 
-    One export at a time writes there. `on_progress` is given the rows done and the rows in the dataset after
-    each file.
+    One export at a time writes there.
     Raises SourceRefused (`dataset`, `job`), OptionRefused, IdentityChanged, DatasetBroken,
     UnknownModel, EngineRefused, HubUnavailable, OSError.
     """
@@ -51,7 +44,7 @@ def export(
         source = open_source(where, options)
         trainer_format = format_of(source)
         with locked(out):
-            return _write(source, trainer_format, out, on_progress)
+            return _write(source, trainer_format, out)
     except ReaderError as error:
         cure = "run 'quarry verify' on it, or name the root of a dataset that Quarry made"
         raise SourceRefused(str(error), field="dataset", cure=cure) from error
@@ -67,43 +60,40 @@ def format_of(source: Source) -> Format:
     return trainer_format
 
 
-def _write(
-    source: Source, trainer_format: Format, out: Path, on_progress: Callable[[int, int], None]
-) -> Exported:
+def _write(source: Source, trainer_format: Format, out: Path) -> Exported:
     identity = identity_of(source, trainer_format.trainer_layers)
     finished = begin(out, identity)
-    notes, done = notes_of(trainer_format, out), 0
-    # Closed before the folder is unlocked, whatever ends the loop: no file is written after that.
-    with closing(_sealed(source, trainer_format, out)) as row_files:
-        for row_file in row_files:
-            done += len(row_file.numbers)
-            on_progress(done, len(source.rows))
+    notes = notes_of(trainer_format, out)
+    num_rows = _write_rows(source, trainer_format, out)
     if not finished:
         trainer_format.finish(out)
-        end(out, identity, done, notes)
-    return Exported(done, len(source.rows), notes)
+        end(out, identity, num_rows, notes)
+    return Exported(num_rows, len(source.rows), notes)
 
 
-def _sealed(source: Source, trainer_format: Format, out: Path) -> Generator[RowFile]:
-    """Yield every file in order, once it is there durably; an error comes in its place."""
+def _write_rows(source: Source, trainer_format: Format, out: Path) -> int:
+    """Seal every file of rows that is not there yet; return how many rows all of them hold."""
 
-    def seal(row_file: RowFile) -> RowFile:
+    def seal(row_file: RowFile) -> None:
         if not (out / row_file.path).exists():
             with sealing(out / row_file.path) as temporary:
                 trainer_format.write(temporary, _rows(source, row_file.numbers))
-        return row_file
 
-    pending: deque[Future[RowFile]] = deque()
+    num_rows = 0
+    pending: deque[Future[None]] = deque()
     with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
         try:
             for row_file in trainer_format.row_files():
+                num_rows += len(row_file.numbers)
                 pending.append(pool.submit(seal, row_file))
                 if len(pending) > FILES_AT_ONCE:
-                    yield pending.popleft().result()
-            while pending:
-                yield pending.popleft().result()
+                    pending.popleft().result()
+            for future in pending:
+                future.result()
         finally:
+            # No file is begun after an error: the folder is unlocked next.
             pool.shutdown(cancel_futures=True)
+    return num_rows
 
 
 def _rows(source: Source, numbers: Iterable[int]) -> Iterator[Row]:

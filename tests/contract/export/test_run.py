@@ -1,5 +1,6 @@
 """An export goes on where it stopped to the same bytes, refuses to mix, and reads no more than it writes."""
 
+import itertools
 import json
 import os
 import shutil
@@ -13,9 +14,12 @@ import pytest
 import torch
 
 from schemas.dataset.manifest import body_sha256
+from schemas.dataset.seal import sealing
 from schemas.dataset.shard import Shard
 from service.cli import main
 from service.errors import DatasetBroken, IdentityChanged, OptionRefused, SourceRefused
+from service.export import run
+from service.export.formats import deepspec, nemo
 from service.export.options import ALGORITHMS, Algorithm, FormatName
 from service.export.run import FILES_AT_ONCE, export
 from service.export.saving import save_torch
@@ -38,24 +42,29 @@ def sealed_of(folder: Path) -> dict[str, bytes]:
     }
 
 
-def stop_at(files: int):
-    def told(_done: int, _all: int) -> None:
-        nonlocal files
-        files -= 1
-        if not files:
-            raise Stopped
+def stopping_at(number: int):
+    """Return a `sealing` that ends the export at the file of this number, before it is written."""
+    count = itertools.count(1)
 
-    return told
+    def stopping(path: Path):
+        if next(count) == number:
+            raise Stopped
+        return sealing(path)
+
+    return stopping
 
 
 @pytest.mark.parametrize("to", FormatName)
-def test_a_stopped_export_goes_on_to_the_same_bytes(dataset, tmp_path, to):
+def test_a_stopped_export_goes_on_to_the_same_bytes(dataset, tmp_path, monkeypatch, to):
+    for module in (deepspec, nemo):
+        monkeypatch.setattr(module, "SHARD_BYTES", 200_000)
     options, out = wanted(to), tmp_path / "out"
     export(str(dataset), out, options)
     whole = files_of(out)
     shutil.rmtree(out)
-    with pytest.raises(Stopped):
-        export(str(dataset), out, options, stop_at(1))
+    with monkeypatch.context() as patched, pytest.raises(Stopped):
+        patched.setattr(run, "sealing", stopping_at(3))
+        export(str(dataset), out, options)
     assert set(files_of(out)) < set(whole), "and nothing is half written, nor written any more"
     assert json.loads((out / "export.json").read_text())["complete"] is False
     export(str(dataset), out, options)
@@ -64,33 +73,40 @@ def test_a_stopped_export_goes_on_to_the_same_bytes(dataset, tmp_path, to):
 
 
 EXPORT = """
-import os, signal, sys
+import itertools, os, signal, sys
 from pathlib import Path
 from service.export import saving
 from service.export.options import Algorithm, ExportOptions, FormatName
 from service.export.run import export
 
-def kill(done, _all):
-    if done == 5:
-        saving.DirectWriter.end = lambda writer: os.kill(os.getpid(), signal.SIGKILL)
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
 
-def wait(done, _all):
-    if done == 3:
-        print("writing", flush=True)
-        sys.stdin.readline()
+def wait():
+    print("writing", flush=True)
+    sys.stdin.readline()
 
+act, at = globals()[sys.argv[3]], int(sys.argv[4])
+count, real = itertools.count(1), saving.DirectWriter.end
+
+def end(writer):
+    if next(count) == at:
+        act()
+    real(writer)
+
+saving.DirectWriter.end = end
 options = ExportOptions(FormatName.SPECFORGE, Algorithm.EAGLE3)
-export(sys.argv[1], Path(sys.argv[2]), options, globals()[sys.argv[3]])
+export(sys.argv[1], Path(sys.argv[2]), options)
 """
 
 
 def test_a_file_half_written_when_the_process_was_killed_is_written_again(dataset, tmp_path):
-    """1. Export. 2. Export again, killed after the fifth file. 3. Go on: same bytes, no temporary file."""
+    """1. Export. 2. Export again, killed in the ninth file. 3. Go on: same bytes, no temporary file."""
     out, options = tmp_path / "out", wanted("specforge")
     export(str(dataset), out, options)
     whole = files_of(out)
     shutil.rmtree(out)
-    command = [sys.executable, "-c", EXPORT, str(dataset), str(out), "kill"]
+    command = [sys.executable, "-c", EXPORT, str(dataset), str(out), "kill", "9"]
     done = subprocess.run(command, check=False)
     assert done.returncode == -signal.SIGKILL
     cut = files_of(out)
@@ -98,7 +114,7 @@ def test_a_file_half_written_when_the_process_was_killed_is_written_again(datase
     assert half
     assert half.isdisjoint(whole)
     there = {name for name in cut if name.endswith(".ckpt")}
-    assert {f"data/rows_0-2000/data_{row}.ckpt" for row in range(5)} <= there
+    assert len(there) >= 9 - FILES_AT_ONCE
     assert all(cut[name] == whole[name] for name in there)
     export(str(dataset), out, options)
     assert files_of(out) == whole
@@ -224,7 +240,7 @@ def test_a_second_export_into_the_same_folder_is_refused_while_the_first_writes(
     export(str(dataset), out, options)
     whole = files_of(out)
     shutil.rmtree(out)
-    command = [sys.executable, "-c", EXPORT, str(dataset), str(out), "wait"]
+    command = [sys.executable, "-c", EXPORT, str(dataset), str(out), "wait", "3"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout.readline() == "writing\n"
         half = sealed_of(out)
@@ -241,33 +257,22 @@ def test_a_second_export_into_the_same_folder_is_refused_while_the_first_writes(
     assert files_of(out) == whole
 
 
-def test_what_counts_is_there_and_no_more_than_a_few_files_are_ahead_of_it(dataset, tmp_path):
-    out, heard = tmp_path / "out", []
-
-    def told(done: int, _all: int) -> None:
-        there = {int(path.stem.removeprefix("data_")) for path in (out / "data/rows_0-2000").glob("*.ckpt")}
-        assert set(range(done)) <= there <= set(range(done + FILES_AT_ONCE))
-        heard.append(done)
-
-    export(str(dataset), out, wanted("specforge"), told)
-    assert heard == list(range(1, 41))
-
-
 def test_a_file_that_cannot_be_written_ends_the_export_in_its_place(dataset, tmp_path):
-    """1. A folder stands where row 7 is written. 2. Seven rows count. 3. It is gone: the rest is written."""
-    out, heard = tmp_path / "out", []
-    options = wanted("specforge")
-    with pytest.raises(Stopped):
-        export(str(dataset), out, options, stop_at(1))
+    """1. Export. 2. A folder is where row 7 is written: no more than a few rows behind it are. 3. Go on."""
+    out, options = tmp_path / "out", wanted("specforge")
+    export(str(dataset), out, options)
+    whole = files_of(out)
     for path in out.glob("data/*/*"):
         path.unlink()
     temporary = out / "data/rows_0-2000/.data_7.ckpt.tmp"
     temporary.mkdir()
     with pytest.raises(IsADirectoryError):
-        export(str(dataset), out, options, lambda done, _all: heard.append(done))
-    assert heard == [1, 2, 3, 4, 5, 6, 7]
+        export(str(dataset), out, options)
+    there = {int(path.stem.removeprefix("data_")) for path in out.glob("data/*/data_*.ckpt")}
+    assert set(range(7)) <= there <= set(range(8 + FILES_AT_ONCE)) - {7}
     temporary.rmdir()
     assert export(str(dataset), out, options).rows == 40
+    assert files_of(out) == whole
 
 
 def test_every_format_can_be_written_for_something():
