@@ -8,7 +8,7 @@ from schemas.dataset.seal import move_durably
 from schemas.identity import Identity
 from schemas.job import RejectView
 from schemas.names import MAX_UNITS, plan_path
-from schemas.request import CapturePasses, ExtractRequest, FileSource, Generate, HubSource, InlineSource
+from schemas.request import CapturePasses, ExtractRequest, Generate, HubSource, Source
 from service.errors import OptionRefused, QuarryError, writing
 from service.plan.child.fork_server import FORK_SERVER
 from service.plan.child.process import tokenizing
@@ -74,9 +74,7 @@ def plan_job(
         store.write(plans.finish, lease, rejects)
 
 
-def _pinned(
-    source: InlineSource | FileSource | HubSource, fixed: Identity | None
-) -> InlineSource | FileSource | HubSource:
+def _pinned(source: Source, fixed: Identity | None) -> Source:
     """Return a Hub source at the commit that its fixed fingerprint names; every other source as it is."""
     if fixed is None or not isinstance(source, HubSource):
         return source
