@@ -5,16 +5,14 @@ All text is plain and most of it the dataset's own: the template escapes it.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from schemas.dataset.manifest import Manifest
 from schemas.identity import LayerInfo
 from service.proof.layer_tally import LayerTally
 from service.proof.tally import JobTally, Sample
-from service.report import model_charts, row_charts, state_charts
-from service.report.figure import Figure
 from service.report.sample_text import Decode, token_texts
-from service.report.wording import count, number, short, size
+from service.report.wording import count, number, rms_text, short, size
 from service.visible import visible
 
 MAX_SHARDS = 500
@@ -24,7 +22,7 @@ HEAD_TOKENS, TAIL_TOKENS = 320, 80
 """What is shown of a longer row."""
 _NEWLINE = "\u21b5\n"
 _SHA_CHARS = 12
-_QUANTILES = ("RMS 1\u00a0%", "RMS 50\u00a0%", "RMS 99\u00a0%")
+_QUANTILES = (*(f"RMS {share}\u00a0%" for share in (1, 5, 50, 95, 99)),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,42 +59,30 @@ class JobView:
     """One job's part of the page."""
 
     job: Manifest
-    rows: int
+    tally: JobTally
+    measured: Mapping[int, LayerTally]
     facts: tuple[tuple[str, str], ...]
     layers: Table
     shards: Table
     shards_left: int
     rejects: Table
-    states: list[Figure] = field(default_factory=list)
-    model_charts: list[Figure] = field(default_factory=list)
-    row_charts: list[Figure] = field(default_factory=list)
-    samples: list[SampleView] = field(default_factory=list)
+    samples: tuple[SampleView, ...]
 
 
 def job_view(job: Manifest, tally: JobTally, tokenizer: tuple[Decode, int] | None) -> JobView:
     """Return the part of one job; with a `tokenizer` its samples are text, else token ids."""
     layers = dict(sorted(tally.layers.items()))
-    view = JobView(
+    return JobView(
         job=job,
-        rows=tally.lengths.total(),
+        tally=tally,
+        measured=layers,
         facts=tuple(sorted(_facts(job), key=lambda fact: len(fact[1]) > MAX_NARROW)),
         layers=_layer_table(job.provenance.layers, layers),
         shards=_shard_table(job),
         shards_left=max(0, len(job.shards) - MAX_SHARDS),
         rejects=_reject_table(job),
+        samples=tuple(_sample_view(sample, tokenizer) for sample in tally.samples.items()),
     )
-    if layers:
-        view.states.extend(
-            (state_charts.ridge(layers), state_charts.growth(layers), state_charts.places(layers))
-        )
-    if tally.points.items() or tally.faulty_points.items():
-        view.model_charts.extend((model_charts.agreement(tally), model_charts.residuals(tally)))
-    if job.checks.canary_report is not None and job.checks.canary_report.layers:
-        view.model_charts.append(model_charts.canary(job.checks.canary_report))
-    if tally.lengths:
-        view.row_charts.extend((row_charts.lengths(tally), row_charts.shares(tally)))
-    view.samples.extend(_sample_view(sample, tokenizer) for sample in tally.samples.items())
-    return view
 
 
 def _facts(job: Manifest) -> Iterator[tuple[str, str]]:
@@ -141,11 +127,11 @@ def _layer_table(names: Sequence[LayerInfo], layers: Mapping[int, LayerTally]) -
 
 
 def _measured(layer: LayerTally) -> tuple[str, ...]:
-    sizes = layer.rms((0.01, 0.5, 0.99))
+    sizes = layer.rms((0.01, 0.05, 0.5, 0.95, 0.99))
     wrong = (layer.zero, layer.constant, layer.not_finite)
     return (
         count(layer.tokens),
-        *map(state_charts.rms_text, sizes),
+        *map(rms_text, sizes),
         number(layer.max_abs),
         *map(count, wrong),
     )

@@ -23,6 +23,7 @@ from service.errors import WriteFailed
 from service.plan.model_folder import TOKENIZER_FILES, files_digest
 from service.proof.tally import DatasetTally
 from service.proof.verify import Finding, VerifyReport
+from service.report import charts
 from service.report.job_view import MAX_NARROW, JobView, job_view
 from service.report.sample_text import Decode, load_tokenizer
 from service.report.wording import count, number, percent, short, size
@@ -103,15 +104,22 @@ def render_page(
     )
     css = (_HERE / "page.css").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()
+    text: str = (
+        templates()
+        .get_template("page.html")
+        .render(page=page, css=css, css_hash=f"sha256-{digest}", max_narrow=MAX_NARROW, charts=charts)
+    )
+    return text
+
+
+def templates() -> Environment:
+    """Return the page's templates. They escape all that they show."""
     loader = FileSystemLoader(_HERE)
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"count": count, "percent": percent, "short": short}
-    text: str = environment.get_template("page.html").render(
-        page=page, css=css, css_hash=f"sha256-{digest}", max_narrow=MAX_NARROW
-    )
-    return text
+    environment.filters |= {"count": count, "percent": percent, "short": short, "px": "{:.1f}".format}
+    return environment
 
 
 def _summary(report: VerifyReport, checks: Sequence[Check]) -> str:

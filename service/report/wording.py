@@ -37,6 +37,11 @@ def number(value: float | None) -> str:
     return f"{mantissa}e{int(exponent)}"
 
 
+def rms_text(value: float) -> str:
+    """Return a root mean square in words."""
+    return "out of bounds" if value == math.inf else number(value)
+
+
 def percent(share: float) -> str:
     """Return `70.1 %`; only what is whole says 0 or 100."""
     if 0 < share < 0.001:

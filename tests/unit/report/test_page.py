@@ -133,9 +133,11 @@ def test_every_layer_is_named_in_the_three_conventions_and_measured(made, unit):
     for row, states_TH in zip(rows, states.values(), strict=True):
         assert row[5] == str(sum(LENGTHS))
         median = float(states_TH.square().mean(dim=1).sqrt().quantile(0.5))
-        assert float(row[7]) == pytest.approx(median, rel=0.06)
-        assert float(row[9]) == pytest.approx(float(states_TH.abs().max()), rel=1e-3)
-        assert row[10:] == ["0", "0", "0"]
+        sizes = [float(cell) for cell in row[6:11]]
+        assert sizes == sorted(sizes)
+        assert sizes[2] == pytest.approx(median, rel=0.06)
+        assert float(row[11]) == pytest.approx(float(states_TH.abs().max()), rel=1e-3)
+        assert row[12:] == ["0", "0", "0"]
 
 
 def test_every_chart_says_what_a_healthy_one_looks_like_and_tells_its_numbers(made, unit):
@@ -150,9 +152,17 @@ def test_every_chart_says_what_a_healthy_one_looks_like_and_tells_its_numbers(ma
         "Supervised share",
     ]
     for chart in charts:
-        assert chart.one("svg").attributes["aria-label"]
+        assert chart.one("svg").attributes["role"] == "img"
+        label = chart.one("svg").attributes["aria-label"]
+        assert label.startswith(chart.one("h4").text())
         assert "A healthy one:" in chart.one("figcaption").text()
-        assert len(chart.one("table").cells()) > 1
+        tables = [table.cells() for table in chart.all("table")]
+        assert tables or "the numbers are in the table of layers" in label
+        assert all(len(row) == len(cells[0]) for cells in tables for row in cells)
+        assert all(len(cells) > 1 for cells in tables)
+    assert charts[5].one("p", "fact").text() == "Half of the rows have at most 16 tokens, the longest has 33."
+    assert "5 of the 5 rows drawn (100 %) agree" in charts[3].one("p", "fact").text()
+    assert charts[0].all("p", "odd") == []
 
 
 def test_without_the_model_the_page_says_what_was_not_checked(made):
@@ -247,6 +257,7 @@ def test_a_broken_dataset_has_its_findings_before_all_else(made, unit, rewrite):
     sections = [node.attributes.get("class") for node in root.one("main").children if isinstance(node, Node)]
     assert sections[:3] == ["verdict broken", "card findings", "tiles"]
     assert [cell.text() for cell in root.all("td", "alarm")] == ["17"]
+    assert [odd.text() for odd in root.all("p", "odd")] == ["layer 2: 17 tokens all zero"]
     assert [node.attributes["class"] for node in root.one("ul", "checks").all("li")][1] == "failed"
 
 
@@ -256,9 +267,32 @@ def test_a_row_that_the_engine_did_not_see_is_red(made, unit, rewrite):
     rewrite(rows)
     root = page(made, unit.model.folder)
     assert len(root.all("circle", "bad")) == 2
+    assert [odd.text() for odd in root.all("p", "odd")] == ["Rows drawn that are not what the engine saw: 1"]
     logits = root.one("ul", "checks").all("li")[3]
     assert logits.attributes["class"] == "failed"
     assert logits.text().startswith("Logits ")
+
+
+def test_rows_without_a_supervised_token_are_pointed_out(made, unit, rewrite):
+    rewrite([renamed(row, loss_mask=[0] * len(row.input_ids)) for row in unit.rows])
+    odd = page(made).all("p", "odd")
+    assert [line.text() for line in odd] == ["5 rows hold no supervised token: nothing is learnt from them."]
+
+
+@pytest.mark.parametrize("nearest", [8, 7])
+def test_layers_that_look_like_others_are_named(made, nearest):
+    def change(body: dict) -> None:
+        layer = {"cosine": 0.9, "max_rel_error": 0.1}
+        layers = [layer | {"layer_id": k, "best_match_layer": min(k, nearest)} for k in (2, 8)]
+        report = {"prompts": 4, "tokens": 276, "layers": layers, "reference": "transformers 5"}
+        body["checks"].update(canary_report=report)
+
+    edit(made, change)
+    chart = page(made).all("figure")[3]
+    fact = "4 prompts of 276 tokens against a forward pass by transformers 5."
+    assert chart.one("p", "fact").text() == fact
+    odd = [line.text() for line in chart.all("p", "odd")]
+    assert odd == ([] if nearest == 8 else ["Layers that are nearer to another one of the reference: 8."])
 
 
 def test_a_damaged_shard_is_counted_as_far_as_it_can_be_read(made, unit):
