@@ -138,7 +138,8 @@ def test_a_run_leaves_exactly_the_dataset(complete: Path):
     named = {entry.path for entry in (*manifest.shards, *manifest.indexes, *manifest.extras)}
     found = {path.relative_to(complete).as_posix() for path in complete.rglob("*") if path.is_file()}
     assert named < found
-    assert {path.partition("/")[0] for path in found - named} <= {"README.md", "jobs.json", "manifests", ".gitattributes"}
+    beside = {"README.md", "jobs.json", "manifests", ".gitattributes"}
+    assert {path.partition("/")[0] for path in found - named} <= beside
     assert (manifest.totals.samples_written, manifest.totals.samples_rejected) == (2, 1)
     report = verify_dataset(complete)
     assert report.ok, report.findings
