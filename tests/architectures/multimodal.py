@@ -15,14 +15,13 @@ QWEN_VISION: dict[str, Any] = {
     "num_heads": 2,
     "out_hidden_size": HIDDEN_SIZE,
 }
-VISION: dict[str, Any] = {
+SMALL: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 64,
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
-    "image_size": 56,
-    "patch_size": 14,
 }
+VISION = SMALL | {"image_size": 56, "patch_size": 14}
 MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]}
 QWEN_TOKENS: dict[str, Any] = {
     "image_token_id": 500,
@@ -173,11 +172,8 @@ MULTIMODAL = (
             "global_head_dim": 64,
             "pad_token_id": 0,
         },
-        {
-            "hidden_size": 64,
-            "intermediate_size": 64,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
+        SMALL
+        | {
             "num_key_value_heads": 2,
             "head_dim": 32,
             "position_embedding_size": 64,
@@ -194,11 +190,8 @@ MULTIMODAL = (
         "HunYuanVLForConditionalGeneration",
         "hunyuan_vl",
         {"rope_parameters": MROPE | {"mrope_section": [4, 4, 4, 4]}},
-        {
-            "hidden_size": 64,
-            "intermediate_size": 64,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
+        SMALL
+        | {
             "num_key_value_heads": 2,
             "out_hidden_size": HIDDEN_SIZE,
             "text_hidden_size": HIDDEN_SIZE,
@@ -219,11 +212,8 @@ MULTIMODAL = (
             "layer_types": SLIDING,
             "layer_rope_theta": [10000.0, 0] * (NUM_LAYERS // 2),
         },
-        {
-            "hidden_size": 64,
-            "intermediate_size": 64,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
+        SMALL
+        | {
             "layer_types": ["window_attention", "full_attention"],
         },
         image_token_id=500,

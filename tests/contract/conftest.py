@@ -12,7 +12,7 @@ from tests.support.tiny_model import random_target
 @pytest.fixture(scope="session")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "target"
-    return random_target(folder, arch="qwen3", layers=8, hidden=64, dtype="bfloat16", max_position=512)
+    return random_target(folder, hidden=64, max_position=512)
 
 
 @pytest.fixture

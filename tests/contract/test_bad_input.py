@@ -25,7 +25,7 @@ from tests.support.tiny_model import random_target
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "target"
-    return random_target(folder, arch="llama", layers=8, hidden=64, dtype="float32", max_position=256)
+    return random_target(folder, arch="llama", hidden=64, dtype="float32", max_position=256)
 
 
 @pytest.fixture

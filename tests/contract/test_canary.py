@@ -85,7 +85,7 @@ class StandIn:
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "target"
-    return random_target(folder, arch="qwen3", layers=4, hidden=64, dtype="bfloat16", max_position=256)
+    return random_target(folder, layers=4, hidden=64, max_position=256)
 
 
 @pytest.fixture

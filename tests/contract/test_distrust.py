@@ -25,9 +25,7 @@ ONE_UNIT = {"shard_bytes": 4_194_304}
 
 
 def target(folder: Path, name: str = "target", hidden: int = 64) -> Path:
-    return random_target(
-        folder / "models" / name, arch="qwen3", layers=8, hidden=hidden, dtype="bfloat16", max_position=512
-    )
+    return random_target(folder / "models" / name, hidden=hidden, max_position=512)
 
 
 def test_units_beside_one_with_wrong_states_are_captured_again_on_a_new_engine(

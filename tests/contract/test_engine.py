@@ -36,12 +36,7 @@ OPTIONS = {"max_num_batched_tokens": 128, "max_num_seqs": 16}
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return random_target(
-        tmp_path_factory.mktemp("target") / "qwen3",
-        arch="qwen3",
-        layers=8,
-        hidden=HIDDEN,
-        dtype="float32",
-        max_position=MAX_LEN,
+        tmp_path_factory.mktemp("target") / "qwen3", hidden=HIDDEN, dtype="float32", max_position=MAX_LEN
     )
 
 

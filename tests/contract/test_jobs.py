@@ -257,11 +257,11 @@ def test_the_same_job_planned_twice_has_the_same_samples(shop, target, tmp_path)
 
 
 def test_a_model_that_changed_after_planning_is_refused_before_anything_is_captured(tmp_path):
-    target = random_target(tmp_path / "models" / "mine", arch="llama", layers=8, hidden=64, max_position=256)
+    target = random_target(tmp_path / "models" / "mine", arch="llama", hidden=64, max_position=256)
     shop = Shop.open(tmp_path, target)
     job_id = shop.submit(request(target, conversations(5, longest=4)))
     shop.plan()
-    random_target(target, arch="llama", layers=8, hidden=64, max_position=256, tied=True)
+    random_target(target, arch="llama", hidden=64, max_position=256, tied=True)
     shop.capture(job_id)
     job = shop.store.read(jobs.job, job_id)
     assert job.state is JobState.FAILED

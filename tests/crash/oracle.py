@@ -44,9 +44,7 @@ def _content(path: Path) -> bytes:
 
 
 def make_target(folder: Path) -> Path:
-    return random_target(
-        folder / "models" / "target", arch="qwen3", layers=4, hidden=64, dtype="bfloat16", max_position=512
-    )
+    return random_target(folder / "models" / "target", layers=4, hidden=64, max_position=512)
 
 
 def service(data_dir: Path, target: Path, **changes: object) -> Settings:

@@ -11,14 +11,7 @@ from tests.support.tiny_model import random_target
 
 @pytest.fixture(scope="package")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return random_target(
-        tmp_path_factory.mktemp("models") / "target",
-        arch="qwen3",
-        layers=8,
-        hidden=64,
-        dtype="bfloat16",
-        max_position=512,
-    )
+    return random_target(tmp_path_factory.mktemp("models") / "target", hidden=64, max_position=512)
 
 
 @pytest.fixture(scope="package")

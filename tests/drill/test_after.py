@@ -17,9 +17,7 @@ def test_an_engine_that_gave_wrong_states_is_not_used_again(tmp_path, monkeypatc
 
     The engine's memory holds the wrong pairs of token and state by then: only a new engine can take the rows.
     """
-    target = random_target(
-        tmp_path / "models" / "target", arch="qwen3", layers=8, hidden=64, dtype="bfloat16", max_position=512
-    )
+    target = random_target(tmp_path / "models" / "target", hidden=64, max_position=512)
     monkeypatch.setenv(planted_connector.ORDER, str(tmp_path / "plant.json"))
     shop = Shop.open(
         tmp_path,

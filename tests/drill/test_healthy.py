@@ -22,7 +22,7 @@ def test_three_hundred_healthy_rows_raise_no_alarm(tmp_path, monkeypatch, dtype,
     """Short and long rows, rows that begin alike, rows that say the same again; every row's logits."""
     monkeypatch.setenv(planted_connector.ORDER, str(tmp_path / "nothing.json"))
     target = random_target(
-        tmp_path / "models" / "target", arch="llama", layers=8, hidden=64, dtype=dtype, max_position=512
+        tmp_path / "models" / "target", arch="llama", hidden=64, dtype=dtype, max_position=512
     )
     shop = Shop.open(tmp_path, target, engine="tests.drill.harness:PlantedEngine")
     rows = random_ids([1 + number * 7 % 60 for number in range(NUM_SAMPLES)], vocab_size=1500)

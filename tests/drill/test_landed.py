@@ -20,9 +20,7 @@ from tests.support.tiny_model import random_target
 
 @pytest.fixture
 def shop(tmp_path: Path) -> Iterator[Shop]:
-    random_target(
-        tmp_path / "models" / "target", arch="qwen3", layers=8, hidden=64, dtype="bfloat16", max_position=512
-    )
+    random_target(tmp_path / "models" / "target", hidden=64, max_position=512)
     shop = Shop.open(tmp_path, tmp_path / "models" / "target")
     yield shop
     shop.store.close()

@@ -118,14 +118,7 @@ def session(folder: Path, target: Path, engine: str) -> Iterator[Session]:
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory):
-    return random_target(
-        tmp_path_factory.mktemp("models") / "qwen3",
-        arch="qwen3",
-        layers=8,
-        hidden=128,
-        dtype="bfloat16",
-        max_position=512,
-    )
+    return random_target(tmp_path_factory.mktemp("models") / "qwen3", max_position=512)
 
 
 def plants(stage: Stage, *names: str) -> list[Plant]:

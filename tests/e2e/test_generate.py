@@ -44,9 +44,7 @@ def test_answers_are_captured_right_in_one_pass_and_by_a_second_prefill(tmp_path
     Every state is the model's.
     """
     caplog.set_level(logging.INFO, "service.capture.loop")
-    target = random_target(
-        tmp_path / "models" / "qwen3", arch="qwen3", layers=8, hidden=128, dtype="float32", max_position=512
-    )
+    target = random_target(tmp_path / "models" / "qwen3", dtype="float32", max_position=512)
     shop = vllm_shop(tmp_path, target)
     stop = a_word_of_the_answer(target, SAMPLES[0])
     asked: dict[str, dict[str, Any]] = {

@@ -38,14 +38,7 @@ OPTIONS = {
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return random_target(
-        tmp_path_factory.mktemp("async") / "qwen3",
-        arch="qwen3",
-        layers=8,
-        hidden=128,
-        dtype="float32",
-        max_position=MAX_LEN,
-    )
+    return random_target(tmp_path_factory.mktemp("async") / "qwen3", dtype="float32", max_position=MAX_LEN)
 
 
 @pytest.fixture(scope="module")

@@ -32,9 +32,7 @@ OPTIONS = {
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     folder = tmp_path_factory.mktemp("cache")
-    target = random_target(
-        folder / "qwen3", arch="qwen3", layers=8, hidden=128, dtype="float32", max_position=MAX_LEN
-    )
+    target = random_target(folder / "qwen3", dtype="float32", max_position=MAX_LEN)
     with (
         early_gather(),
         vllm_bench(

@@ -37,12 +37,7 @@ ENDS_AT_ONCE = random_ids([23], vocab_size=1500, seed=100)[0]
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = random_target(
-        tmp_path_factory.mktemp("requests") / "qwen3",
-        arch="qwen3",
-        layers=8,
-        hidden=128,
-        dtype="float32",
-        max_position=MAX_LEN,
+        tmp_path_factory.mktemp("requests") / "qwen3", dtype="float32", max_position=MAX_LEN
     )
     (states,) = truth_of(folder, LAYERS)([ENDS_AT_ONCE])
     first = int(Head.load(folder, "float32").logprobs(states[8][-1:])[0].argmax())

@@ -81,9 +81,7 @@ def extract(tmp_path: Path, hub: FakeHub, target: Path, samples: list[list[int]]
     ],
 )
 def test_the_hubs_copy_holds_the_models_states(tmp_path, arch, dtype, record_property):
-    target = random_target(
-        tmp_path / "models" / arch, arch=arch, layers=8, hidden=128, dtype=dtype, max_position=MAX_LEN
-    )
+    target = random_target(tmp_path / "models" / arch, arch=arch, dtype=dtype, max_position=MAX_LEN)
     samples = prompts()
     with FakeHub(tmp_path / "cas") as hub:
         hub.add_token(SECRET, Token(user="team"))

@@ -104,7 +104,7 @@ def test_a_pool_loses_a_node_gains_another_and_the_job_has_every_sample_once(
 ) -> None:
     """1. Four workers on three nodes: one waits. 2. `up` again changes nothing. 3. A node dies in the middle
     of a job, and another joins. 4. The job is complete. 5. Fewer workers, then none."""
-    target = random_target(models / "target", hidden=64, layers=8)
+    target = random_target(models / "target", hidden=64)
     shop = Shop.open(tmp_path, target, database_url=url, lease_s=3.0)
     samples = conversations(300)
     with pool_of(shop, nodes=3) as pool:
@@ -145,7 +145,7 @@ def test_a_pool_loses_a_node_gains_another_and_the_job_has_every_sample_once(
 @pytest.mark.slow
 def test_workers_of_other_settings_are_replaced(tmp_path: Path, models: Path, url: str) -> None:
     """1. A pool of two runs. 2. `up` with another setting: two other processes run."""
-    target = random_target(models / "target", hidden=64, layers=8)
+    target = random_target(models / "target", hidden=64)
     shop = Shop.open(tmp_path, target, database_url=url)
     with pool_of(shop, nodes=2) as pool:
         pool.up(2)

@@ -83,7 +83,7 @@ def main(out: Path, names: list[str]) -> None:
     os.chdir(out)
     if not MODEL.exists():
         recipe: dict[str, Any] = {"arch": "qwen3", "layers": 4, "hidden": 64, "vocab": 320}
-        random_target(MODEL, **recipe, dtype="bfloat16", max_position=512)
+        random_target(MODEL, **recipe, max_position=512)
     with tempfile.TemporaryDirectory() as scratch:
         shop = vllm_shop(Path(scratch), MODEL.absolute(), unit_max_samples=4)
         for name in names or JOBS:

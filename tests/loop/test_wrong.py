@@ -18,12 +18,7 @@ from tests.support.tiny_model import random_target
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory):
     target = random_target(
-        tmp_path_factory.mktemp("models") / "target",
-        arch="qwen3",
-        layers=LAST,
-        hidden=HIDDEN,
-        dtype="bfloat16",
-        max_position=512,
+        tmp_path_factory.mktemp("models") / "target", layers=LAST, hidden=HIDDEN, max_position=512
     )
     return finished(tmp_path_factory.mktemp("dataset"), target, layers=LAYERS)
 

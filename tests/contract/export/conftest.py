@@ -31,7 +31,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory, target: Path) -> Path:
 def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a float32 target whose states are those of a transformers forward pass."""
     folder = tmp_path_factory.mktemp("models") / "real"
-    return random_target(folder, arch="qwen3", layers=8, hidden=HIDDEN, dtype="float32", max_position=512)
+    return random_target(folder, hidden=HIDDEN, dtype="float32", max_position=512)
 
 
 @pytest.fixture(scope="session")

@@ -180,7 +180,7 @@ def test_rows_that_are_cut_hold_what_the_whole_ones_hold_before_the_cut(modelled
 def test_another_models_head_is_refused(modelled, real, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(real, other)
-    random_target(other, arch="qwen3", layers=8, hidden=HIDDEN, dtype="float32", max_position=512, seed=9)
+    random_target(other, hidden=HIDDEN, dtype="float32", max_position=512, seed=9)
     with pytest.raises(OptionRefused, match="another final norm than the dataset") as refused:
         export(str(modelled), tmp_path / "out", wanted("nemo", **EAGLE3, target=str(other)))
     assert refused.value.field == "target"
