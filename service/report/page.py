@@ -9,55 +9,28 @@ Imports torch by way of the tally: import it lazily.
 import base64
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from schemas.dataset.seal import sealing
+from schemas.job import RejectView
 from service.errors import WriteFailed
 from service.plan.model_folder import TOKENIZER_FILES, files_digest
 from service.proof.tally import DatasetTally
 from service.proof.verify import Finding, VerifyReport
 from service.report import charts
-from service.report.job_view import MAX_NARROW, JobView, job_view
-from service.report.sample_text import Decode, load_tokenizer
-from service.report.wording import count, number, percent, short, size
+from service.report.sample_text import Decode, load_tokenizer, sample_tokens
+from service.report.wording import count, number, percent, rms_text, short, size
 
 MAX_FINDINGS = 200
+MAX_REASONS = 50
+_MADE_CANARIES = ("passed", "cached")
 _HERE = Path(__file__).parent
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One kind of check: passed, made on a dataset that is broken somewhere, failed, or not made at all."""
-
-    name: str
-    said: str
-    state: Literal["passed", "made", "failed", "open"]
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """What the template shows."""
-
-    ok: bool
-    where: str
-    made_at: datetime
-    version: str
-    verdict: str
-    summary: str
-    findings: tuple[tuple[str, tuple[str, ...]], ...]
-    findings_left: int
-    tiles: tuple[tuple[str, str, str], ...]
-    checks: tuple[Check, ...]
-    text_note: str
-    has_text: bool
-    jobs: tuple[JobView, ...]
 
 
 def write_page(
@@ -86,28 +59,35 @@ def render_page(
     """Return the page as HTML; arguments as of `write_page`."""
     loaded = load_tokenizer(model_folder) if model_folder is not None else "give --model FOLDER to see text"
     tokenizer = None if isinstance(loaded, str) else loaded
-    checks = tuple(_checks(report, tally, model_folder is not None))
-    page = Page(
-        ok=report.ok,
-        where=short(report.where),
-        made_at=made_at,
-        version=version("eagle-quarry"),
-        verdict="The dataset is right" if report.ok else "The dataset is BROKEN",
-        summary=_summary(report, checks),
-        findings=tuple(_by_file(report.findings[:MAX_FINDINGS])),
-        findings_left=max(0, len(report.findings) - MAX_FINDINGS),
-        tiles=tuple(_tiles(report, tally)),
-        checks=checks,
-        text_note=_text_note(loaded, tally, model_folder),
-        has_text=tokenizer is not None,
-        jobs=tuple(job_view(job, counted, tokenizer) for job, counted in tally.jobs),
-    )
+    not_checked = {
+        "logits": not report.logit_rows,
+        "canary": any(job.checks.canary not in _MADE_CANARIES for job, _ in tally.jobs),
+    }
     css = (_HERE / "page.css").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()
-    text: str = (
-        templates()
-        .get_template("page.html")
-        .render(page=page, css=css, css_hash=f"sha256-{digest}", max_narrow=MAX_NARROW, charts=charts)
+    environment = templates()
+    environment.filters["tokens"] = partial(sample_tokens, tokenizer=tokenizer)
+    text: str = environment.get_template("page.html").render(
+        report=report,
+        tally=tally,
+        made_at=made_at,
+        version=version("eagle-quarry"),
+        findings=_by_file(report.findings[:MAX_FINDINGS]),
+        findings_left=max(0, len(report.findings) - MAX_FINDINGS),
+        passed="passed" if report.ok else "made",
+        faulty_states=any(
+            layer.faults(layer_id) for _, counted in tally.jobs for layer_id, layer in counted.layers.items()
+        ),
+        faulty_logits=any(counted.faulty_points.items() for _, counted in tally.jobs),
+        not_checked=[name for name, missing in not_checked.items() if missing],
+        num_files=sum(len(job.shards) + len(job.indexes) + len(job.extras) for job, _ in tally.jobs),
+        made_canaries=_MADE_CANARIES,
+        has_model=model_folder is not None,
+        has_text=tokenizer is not None,
+        text_note=_text_note(loaded, tally, model_folder),
+        css=css,
+        css_hash=f"sha256-{digest}",
+        charts=charts,
     )
     return text
 
@@ -118,74 +98,32 @@ def templates() -> Environment:
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"count": count, "percent": percent, "short": short, "px": "{:.1f}".format}
+    words = {
+        "count": count,
+        "number": number,
+        "percent": percent,
+        "rms": rms_text,
+        "short": short,
+        "size": size,
+    }
+    environment.filters |= words | {"px": "{:.1f}".format, "by_reason": _by_reason}
     return environment
 
 
-def _summary(report: VerifyReport, checks: Sequence[Check]) -> str:
-    errors = len(report.findings)
-    found = f"{count(errors)} error{'s' if errors > 1 else ''} found" if errors else "Nothing wrong was found"
-    read = f"{count(report.rows)} rows of {count(report.tokens)} tokens were read again, every layer"
-    left = ", ".join(dict.fromkeys(check.name.lower() for check in checks if check.state == "open"))
-    return f"{found}. {read}.{f' Not checked: {left}.' if left else ''}"
+def _by_file(findings: Sequence[Finding]) -> dict[str, list[str]]:
+    """Return what is wrong by the file that it is wrong in, in the order of the first error of each."""
+    by_file: dict[str, list[str]] = {}
+    for finding in findings:
+        by_file.setdefault(finding.path, []).append(finding.what)
+    return by_file
 
 
-def _by_file(findings: Sequence[Finding]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield what is wrong by the file that it is wrong in, in the order of the first error of each."""
-    for path in dict.fromkeys(finding.path for finding in findings):
-        yield path, tuple(finding.what for finding in findings if finding.path == path)
-
-
-def _tiles(report: VerifyReport, tally: DatasetTally) -> Iterator[tuple[str, str, str]]:
-    rejected = sum(len(job.rejects) for job, _ in tally.jobs)
-    written = sum(job.totals.samples_written for job, _ in tally.jobs)
-    supervised = sum(counted.supervised_tokens for _, counted in tally.jobs)
-    layers = {len(job.provenance.layers) for job, _ in tally.jobs}
-    lost = f" of {count(written)}" if report.rows != written else ""
-    yield "samples", count(report.rows) + lost, f"{count(rejected)} rejected, with a reason"
-    yield (
-        "tokens",
-        count(report.tokens),
-        f"{percent(supervised / report.tokens)} supervised" if report.tokens else "-",
-    )
-    yield "layers", " / ".join(map(str, sorted(layers))) or "-", "captured of every token"
-    yield "size", size(report.bytes), f"{count(report.bytes)} bytes"
-    yield "shards", count(report.shards), f"of {count(report.jobs)} job{'s' if report.jobs != 1 else ''}"
-
-
-def _checks(report: VerifyReport, tally: DatasetTally, has_model: bool) -> Iterator[Check]:
-    made: Literal["passed", "made"] = "passed" if report.ok else "made"
-    files = sum(len(job.shards) + len(job.indexes) + len(job.extras) for job, _ in tally.jobs)
-    yield Check(
-        "Files",
-        f"length and sha256 of {count(files)} files against the manifests; no file unaccounted for",
-        made,
-    )
-    what = "its checksum, finite, not all zero, not constant, unlike the row's other layers"
-    wrong = any(
-        layer.faults(layer_id) for _, counted in tally.jobs for layer_id, layer in counted.layers.items()
-    )
-    yield Check("States", f"every layer of {count(report.rows)} rows: {what}", "failed" if wrong else made)
-    yield Check("Rows", "indexes, totals, identity and rejects against the rows; every sample once", made)
-    if report.logit_rows:
-        agree = (
-            f"{count(report.logit_argmax_agree)} of {count(report.logit_rows)} rows agree on the next token"
-        )
-        error = f"the largest log-probability error is {number(report.logit_max_error)}"
-        faults = any(counted.faulty_points.items() for _, counted in tally.jobs)
-        yield Check("Logits", f"{agree}; {error}", "failed" if faults else made)
-    else:
-        why = (
-            "no row has layer N and a witness" if has_model else "it needs the model's folder: --model FOLDER"
-        )
-        yield Check("Logits", f"not recomputed: {why}", "open")
-    canaries = Counter(job.checks.canary for job, _ in tally.jobs)
-    for canary, jobs in canaries.items():
-        lowest = [job.checks.canary_min_cosine for job, _ in tally.jobs if job.checks.canary == canary]
-        known = [cosine for cosine in lowest if cosine is not None]
-        cosine = f", lowest cosine {min(known):.6f}" if known else ""
-        said = f"{short(canary)} at the capture of {count(jobs)} job{'s' if jobs > 1 else ''}{cosine}"
-        yield Check("Canary", said, made if canary in {"passed", "cached"} else "open")
+def _by_reason(rejects: Sequence[RejectView]) -> list[tuple[str, str, str]]:
+    """Return the most frequent reasons of rejects with their number and an example."""
+    reasons = Counter(reject.reason for reject in rejects)
+    example = {reject.reason: reject.detail for reject in reversed(rejects)}
+    most = reasons.most_common(MAX_REASONS)
+    return [(short(reason), count(samples), short(example[reason])) for reason, samples in most]
 
 
 def _text_note(loaded: tuple[Decode, int] | str, tally: DatasetTally, model_folder: Path | None) -> str:

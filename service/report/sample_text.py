@@ -4,12 +4,29 @@ Imports nothing heavy; `load_tokenizer` does.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from schemas.dataset.shard import LightRow
+from service.visible import visible
+
+HEAD_TOKENS, TAIL_TOKENS = 320, 80
+"""What is shown of a longer row."""
+_NEWLINE = "\u21b5\n"
 Decode = Callable[[list[int]], str]
 _UNFINISHED = "\ufffd"
 _CONTEXT_TOKENS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token at its place in the row; `text` is None where only the id is known."""
+
+    place: int
+    id: int
+    text: str | None
+    supervised: bool
 
 
 def load_tokenizer(folder: Path) -> tuple[Decode, int] | str:
@@ -52,3 +69,19 @@ def token_texts(ids: Sequence[int], decode: Decode, vocab_size: int) -> list[str
         texts.append(now[len(known) :])
         before, shown = max(before, shown - _CONTEXT_TOKENS), place + 1
     return texts
+
+
+def sample_tokens(row: LightRow, tokenizer: tuple[Decode, int] | None) -> list[Token]:
+    """Return the tokens of a row, of a long one the first and the last; ids alone without a `tokenizer`."""
+    if row.num_tokens <= HEAD_TOKENS + TAIL_TOKENS:
+        parts = [range(row.num_tokens)]
+    else:
+        parts = [range(HEAD_TOKENS), range(row.num_tokens - TAIL_TOKENS, row.num_tokens)]
+    tokens = []
+    for part in parts:
+        ids = row.input_ids[part.start : part.stop].tolist()
+        texts = [None] * len(ids) if tokenizer is None else token_texts(ids, *tokenizer)
+        for place, token, text in zip(part, ids, texts, strict=True):
+            shown = None if text is None else visible(text).replace("\n", _NEWLINE)
+            tokens.append(Token(place, token, shown, bool(row.loss_mask[place])))
+    return tokens

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from service.report.job_view import HEAD_TOKENS, TAIL_TOKENS
+from service.report.sample_text import HEAD_TOKENS, TAIL_TOKENS
 from tests.support.html_page import read_page
 from tests.support.shards import capture, write_dataset
 
