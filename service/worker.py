@@ -112,6 +112,7 @@ async def _mind(store: Store, settings: Settings, beside: Sequence[Beside], unti
         for one in beside:
             one.restart_if_dead()
         if until_idle and await asyncio.to_thread(_is_idle, store):
+            await asyncio.to_thread(_sweep, store, settings)  # no other worker may come
             return
 
 

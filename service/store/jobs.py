@@ -97,24 +97,20 @@ def request(tx: Transaction, job_id: str) -> ExtractRequest:
 
 
 def cancel(tx: Transaction, job_id: str) -> JobRow:
-    """Stop a job for good or until it is resumed; a cancelled one stays as it is.
-
-    Raises NotFound, IllegalMove.
-    """
-    locked = lock_job(tx, job_id)
-    if locked.state is not JobState.CANCELLED:
-        stop(tx, locked, JobState.CANCELLED)
-    return job(tx, job_id)
+    """Stop a job for good or until it is resumed. Raises NotFound, IllegalMove."""
+    return _stopped(tx, job_id, JobState.CANCELLED)
 
 
 def pause(tx: Transaction, job_id: str) -> JobRow:
-    """Give back all of a job's work until it is resumed; a paused one stays as it is.
+    """Give back all of a job's work until it is resumed. Raises NotFound, IllegalMove."""
+    return _stopped(tx, job_id, JobState.PAUSED)
 
-    Raises NotFound, IllegalMove.
-    """
+
+def _stopped(tx: Transaction, job_id: str, state: JobState) -> JobRow:
+    """Return the job in `state`; one that is there already stays as it is."""
     locked = lock_job(tx, job_id)
-    if locked.state is not JobState.PAUSED:
-        stop(tx, locked, JobState.PAUSED)
+    if locked.state is not state:
+        stop(tx, locked, state)
     return job(tx, job_id)
 
 

@@ -66,6 +66,8 @@ class LockedTask:
 
 
 TASK_COLUMNS = [TASK.c[name] for name in LockedTask.__slots__]
+CHANGING = ("state", "epoch", "attempts", "deaths", "owner", "lease_until", "not_before", "problem")
+"""Columns of a task that a move may change."""
 
 
 def progress_of(row: RowMapping) -> Progress:
@@ -159,16 +161,7 @@ def move_task(
     """
     if after.state not in TASK_MOVES[before.state]:
         raise IllegalMove(f"{_named(before)} is {before.state} and cannot become {after.state}")
-    values = {
-        "state": after.state,
-        "epoch": after.epoch,
-        "attempts": after.attempts,
-        "deaths": after.deaths,
-        "owner": after.owner,
-        "lease_until": after.lease_until,
-        "not_before": after.not_before,
-        "problem": after.problem,
-    }
+    values = {name: getattr(after, name) for name in CHANGING}
     same = (TASK.c.job_id == job.id) & (TASK.c.kind == after.kind) & (TASK.c.item == after.item)
     tx.connection.execute(update(TASK).where(same).values(values))
     if after.kind is not TaskKind.CAPTURE and problem is None:

@@ -95,6 +95,7 @@ def test_a_worker_until_idle_ends_when_every_job_rests(tmp_path):
     assert run_worker(shop.settings, until_idle=True) == 0
     states = [shop.store.read(jobs.state, job_id) for job_id in (whole, paused, failed)]
     assert states == [JobState.COMPLETED, JobState.PAUSED, JobState.FAILED]
+    assert not (shop.settings.work_root / whole).exists(), "the plans of a completed job are left"
     shop.store.close()
 
 
