@@ -3,10 +3,10 @@
 import functools
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from schemas.dataset.errors import NO_SPACE
 from service.errors import DiskFull, HubUnavailable, RequestError
@@ -33,14 +33,14 @@ def limit_silence() -> None:
 
 @functools.cache
 def _limit_once() -> None:
-    from huggingface_hub import set_client_factory
+    from huggingface_hub import get_session, set_client_factory
 
-    set_client_factory(_limited_client)  # this closes the client that there was
+    hooks = get_session().event_hooks["request"]  # its own, which knows HF_HUB_OFFLINE
+    set_client_factory(functools.partial(_limited_client, hooks))  # this closes the client that there was
 
 
-def _limited_client() -> "httpx2.Client":
+def _limited_client(hooks: "list[Callable[..., Any]]") -> "httpx2.Client":
     import httpx2
-    from huggingface_hub.utils._http import default_client_factory
 
     timeout = httpx2.Timeout(SILENCE_S, connect=CONNECT_S, pool=None)
 
@@ -49,10 +49,7 @@ def _limited_client() -> "httpx2.Client":
         if request.extensions["timeout"]["read"] is None:
             request.extensions["timeout"] = timeout.as_dict()
 
-    client: httpx2.Client = default_client_factory()  # with its hook, which knows HF_HUB_OFFLINE
-    client.timeout = timeout
-    client.event_hooks["request"].append(limit)
-    return client
+    return httpx2.Client(event_hooks={"request": [*hooks, limit]}, follow_redirects=True, timeout=timeout)
 
 
 @contextmanager

@@ -127,6 +127,15 @@ def test_a_port_that_nobody_listens_on_is_unavailable() -> None:
     assert "ConnectError" in unavailable.value.detail
 
 
+def test_a_process_that_is_to_stay_offline_calls_nobody(
+    server: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(HubUnavailable, match="OfflineModeIsEnabled"):
+        check(server)
+    assert not server.calls
+
+
 def test_a_logged_error_shows_nothing_of_the_clients_exception(server: FakeHub) -> None:
     server.add_repo(REPO, private=True)
     server.fail("auth_check", Fault(status=403, message=f"{SECRET} may not"))
