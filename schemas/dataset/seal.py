@@ -7,12 +7,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
-def temporary(final: Path) -> Path:
+def temporary(final: Path, attempt: str = "") -> Path:
     """Return the name a file has until it is sealed.
 
-    Hidden, and in the same folder, so that the rename is atomic.
+    Hidden, and in the same folder, so that the rename is atomic. `attempt` tells writers of one file apart.
     """
-    return final.with_name(f".{final.name}.tmp")
+    return final.with_name(f".{final.name}{attempt and '.'}{attempt}.tmp")
 
 
 def fsync(path: Path) -> None:
@@ -43,25 +43,25 @@ def sha256_of(path: Path) -> tuple[str, int]:
         return digest.hexdigest(), file.tell()
 
 
-def seal(final: Path) -> None:
-    """Give the complete file at `temporary(final)` its final name, durably. Raises OSError.
+def seal(final: Path, attempt: str = "") -> None:
+    """Give the complete file at `temporary(final, attempt)` its final name, durably. Raises OSError.
 
     After an error before the rename there is no file of the final name.
     """
-    temp = temporary(final)
+    temp = temporary(final, attempt)
     fsync(temp)
     temp.replace(final)
     fsync(final.parent)
 
 
 @contextmanager
-def sealing(final: Path) -> Iterator[Path]:
+def sealing(final: Path, attempt: str = "") -> Iterator[Path]:
     """Yield the temporary path to write to; name it durably on success, remove it on any error."""
     make_folder(final.parent)
-    temp = temporary(final)
+    temp = temporary(final, attempt)
     try:
         yield temp
-        seal(final)
+        seal(final, attempt)
     except BaseException:
         temp.unlink(missing_ok=True)
         raise

@@ -65,7 +65,8 @@ def publish(
     config_name: Annotated[str, typer.Option(help="Name of the dataset's configuration.")] = "default",
 ) -> None:
     """Push a finished dataset to the Hub; what is there already is not sent again."""
-    from service.publish.publisher import check_target, publish_folder
+    from service.publish.hub import check_target
+    from service.publish.publisher import publish_folder
 
     settings = load_settings()
     hub = hub_target(repo_id, public=public, config_name=config_name)

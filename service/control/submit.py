@@ -48,6 +48,6 @@ def check(request: ExtractRequest, settings: Settings) -> None:
 
         check_template(request.chat_template, settings)
     if request.hub is not None:
-        from service.publish.publisher import check_target
+        from service.publish.hub import check_target
 
         check_target(request.hub, settings)

@@ -26,7 +26,7 @@ from schemas.dataset.seal import sealing
 from schemas.dataset.token_counts import vocabulary_stats
 from schemas.identity import Provenance
 from schemas.job import RejectView
-from schemas.names import CARD_PATH, JOBS_PATH, manifest_path
+from schemas.names import CARD_PATH, FINAL_NORM_PATH, JOBS_PATH, manifest_path, token_freq_path
 from schemas.request import ExtractRequest
 from service.errors import DatasetBroken, SourceRefused
 from service.publish.card import render_card
@@ -47,6 +47,8 @@ class Account:
     samples_planned: int
     commits: tuple[UnitCommit, ...]
     rejects: tuple[RejectView, ...]
+    attempt: str = ""
+    """In the names of temporary files: whoever lost the lease may still be writing."""
 
     @property
     def shards(self) -> tuple[SealedShard, ...]:
@@ -75,6 +77,7 @@ def account_of(store: Store, lease: PublishLease, request: ExtractRequest) -> Ac
         samples_planned=store.read(jobs.job, lease.job_id).progress.samples_planned,
         commits=made,
         rejects=tuple(_all_rejects(store, lease.job_id)),
+        attempt=str(lease.epoch),
     )
 
 
@@ -101,12 +104,14 @@ def assemble(
         OptionRefused: the folder holds another model's states, or a configuration of other columns.
         OSError: as the file system says.
     """
+    _remove_leftovers(dataset, account.job_id)
     for entry in account.indexes:
         _check_file(dataset, entry)
     shards = shard_entries(dataset, account.shards, _known(dataset, account.job_id), check)
     totals = _totals(account)
     _check_rows(dataset, account, totals)
-    token_freq, counts = write_token_freq(dataset, account.job_id, [entry.path for entry in account.indexes])
+    indexes = [entry.path for entry in account.indexes]
+    token_freq, counts = write_token_freq(dataset, account.job_id, indexes, account.attempt)
     if counts.total() != totals.supervised_tokens:
         raise DatasetBroken(
             f"the index holds {counts.total()} supervised tokens, the units {totals.supervised_tokens}"
@@ -118,15 +123,15 @@ def assemble(
         request_sha256=account.request.sha256(),
         shards=shards,
         indexes=account.indexes,
-        extras=(write_final_norm(dataset, final_norm), token_freq),
+        extras=(write_final_norm(dataset, final_norm, account.attempt), token_freq),
         rejects=account.rejects,
         totals=totals,
         checks=_checks(account.commits, canary, report),
         vocabulary=vocabulary_stats(counts),
     )
-    with sealing(dataset / manifest_path(account.job_id)) as temporary:
+    with sealing(dataset / manifest_path(account.job_id), account.attempt) as temporary:
         temporary.write_text(manifest.model_dump_json(indent=1) + "\n")
-    _write_card(dataset)
+    _write_card(dataset, account.attempt)
     return manifest
 
 
@@ -138,13 +143,21 @@ def read_manifest(path: Path) -> Manifest:
         raise DatasetBroken(f"{path.name} is not a manifest of this version") from error
 
 
+def _remove_leftovers(dataset: Path, job_id: str) -> None:
+    """Remove what earlier attempts at a job's publishing were writing when they were killed."""
+    for path in (manifest_path(job_id), token_freq_path(job_id), FINAL_NORM_PATH, JOBS_PATH, CARD_PATH):
+        final = dataset / path
+        for leftover in final.parent.glob(f".{final.name}.*tmp"):
+            leftover.unlink(missing_ok=True)
+
+
 def _known(dataset: Path, job_id: str) -> dict[str, ShardEntry]:
     """Return the shards of the manifest that an earlier publisher of the job may have left, by path."""
     path = dataset / manifest_path(job_id)
     return {entry.path: entry for entry in read_manifest(path).shards} if path.exists() else {}
 
 
-def _write_card(dataset: Path) -> None:
+def _write_card(dataset: Path, attempt: str) -> None:
     """Write the card and the table of the jobs whose manifests are there."""
     card = dataset / CARD_PATH
     existing = card.read_text() if card.exists() else None
@@ -154,7 +167,7 @@ def _write_card(dataset: Path) -> None:
     ]
     text = render_card(jobs, existing=existing)
     for path, content in ((JOBS_PATH, table_of(jobs)), (CARD_PATH, text)):
-        with sealing(dataset / path) as temporary:
+        with sealing(dataset / path, attempt) as temporary:
             temporary.write_text(content)
 
 

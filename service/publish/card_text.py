@@ -69,10 +69,6 @@ READING_TRAP = (
     "`with_format('numpy')`: both make fixed-width strings of binary values and strip their trailing zero "
     "bytes. Take the plain Python rows, or `with_format('arrow')`."
 )
-AGREEMENT = (
-    "The canary: the engine's states of {tokens:,} tokens in {prompts} prompts, held against {reference}. "
-    "The cosine is the worst prompt's median over its tokens, the relative error the worst token's."
-)
 VOCABULARY = (
     "How often every token is supervised, over the rows that are stored, stands in "
     "`token_freq/<job>.parquet` (`token_id`, `count`): a draft vocabulary of any size follows from it."
@@ -105,7 +101,6 @@ def card_text(groups: Mapping[str, Sequence[JobEntry]]) -> str:
             _jobs(group),
             _proof(group),
         ]
-        parts += _agreement(group)
         parts += _vocabulary(group)
         parts += _rejects(group)
     return "\n\n".join(parts)
@@ -191,31 +186,6 @@ def _proof(group: Sequence[JobEntry]) -> str:
     return _table(
         ("job", "rows checked", "against logits", "same argmax", "max logprob error", "canary"), rows
     )
-
-
-def _agreement(group: Sequence[JobEntry]) -> list[str]:
-    """Tell every canary's numbers once, however many jobs rely on it."""
-    parts = []
-    for report in dict.fromkeys(job.checks.canary_report for job in group):
-        if report is None:
-            continue
-        rows = [
-            (
-                f"`layer_{layer.layer_id}`",
-                f"{layer.cosine:.6f}",
-                f"{layer.max_rel_error:.2e}",
-                str(layer.best_match_layer),
-            )
-            for layer in report.layers
-        ]
-        text = AGREEMENT.format(
-            tokens=report.tokens, prompts=report.prompts, reference=report.reference or "transformers"
-        )
-        parts.append(_paragraph(text))
-        parts.append(_table(("column", "cosine", "max relative error", "nearest layer"), rows))
-        if report.noise is not None:
-            parts.append(_paragraph(f"These numbers are {report.noise}."))
-    return parts
 
 
 def _vocabulary(group: Sequence[JobEntry]) -> list[str]:

@@ -38,14 +38,9 @@ def shard_entries(
     """
     threads = ThreadPoolExecutor(min(MAX_THREADS, len(os.sched_getaffinity(0))))
     try:
-        due = {
-            shard.path: threads.submit(_entry, dataset, shard)
-            for shard in shards
-            if _sealed(known.get(shard.path)) != shard
-        }
         entries = []
-        for shard in shards:
-            entries.append(due[shard.path].result() if shard.path in due else known[shard.path])
+        for entry in threads.map(lambda shard: _entry(dataset, shard, known.get(shard.path)), shards):
+            entries.append(entry)
             check()
     finally:
         # After an error, what has not begun never does.
@@ -53,14 +48,9 @@ def shard_entries(
     return tuple(entries)
 
 
-def _sealed(entry: ShardEntry | None) -> SealedShard | None:
-    """Return what an entry says was sealed; none where that cannot be known of it."""
-    if entry is None or entry.xxh3 is None:
-        return None
-    return SealedShard(**entry.model_dump(exclude={"sha256"}))
-
-
-def _entry(dataset: Path, shard: SealedShard) -> ShardEntry:
+def _entry(dataset: Path, shard: SealedShard, known: ShardEntry | None) -> ShardEntry:
+    if known is not None and known == ShardEntry(**shard.model_dump(), sha256=known.sha256):
+        return known
     sha256 = hashlib.sha256()
     try:
         with closing(DirectReader(dataset / shard.path)) as file:

@@ -22,7 +22,9 @@ def file_entry(dataset: Path, path: str) -> FileEntry:
     return FileEntry(path=path, sha256=sha256, bytes=num_bytes)
 
 
-def write_token_freq(dataset: Path, job_id: str, indexes: Iterable[str]) -> tuple[FileEntry, Counter[int]]:
+def write_token_freq(
+    dataset: Path, job_id: str, indexes: Iterable[str], attempt: str = ""
+) -> tuple[FileEntry, Counter[int]]:
     """Count the supervised tokens (`loss_mask` 1), by id, over the index files at paths `indexes`.
 
     An index holds what was sealed, answers included, so that every committed row is counted once. Returns the
@@ -32,12 +34,12 @@ def write_token_freq(dataset: Path, job_id: str, indexes: Iterable[str]) -> tupl
     for supervised in _supervised(dataset, indexes):
         tally.add(supervised)
     path, counts = token_freq_path(job_id), tally.counts()
-    with sealing(dataset / path) as temporary:
+    with sealing(dataset / path, attempt) as temporary:
         write_counts(temporary, counts)
     return file_entry(dataset, path), counts
 
 
-def write_final_norm(dataset: Path, content: bytes) -> FileEntry:
+def write_final_norm(dataset: Path, content: bytes, attempt: str = "") -> FileEntry:
     """Seal the target's final norm. Raises OptionRefused if the folder holds another model's, OSError."""
     final = dataset / FINAL_NORM_PATH
     if final.exists():
@@ -48,7 +50,7 @@ def write_final_norm(dataset: Path, content: bytes) -> FileEntry:
                 cure="use another folder",
             )
     else:
-        with sealing(final) as temporary:
+        with sealing(final, attempt) as temporary:
             temporary.write_bytes(content)
     return file_entry(dataset, FINAL_NORM_PATH)
 

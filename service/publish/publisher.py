@@ -17,14 +17,12 @@ from service.errors import (
     writing,
 )
 from service.publish.assemble import account_of, assemble
-from service.publish.hub import Patience, check_target, open_hub
+from service.publish.hub import Patience, open_hub
 from service.publish.push import push_job
 from service.settings import Settings
 from service.store import PublishLease, Store, canaries, jobs, publishing, tasks
 from service.work.keeper import Keeper, Kept
 from service.work.runner import Stopped, run_next
-
-__all__ = ["check_target", "publish_folder", "run_publishing"]
 
 FinalNormOf = Callable[[Identity, Settings], bytes]
 

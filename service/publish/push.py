@@ -11,7 +11,6 @@ rows of the job is therefore refused. What another run of the same rows left is 
 that no reader ever finds files of two runs behind the card's globs.
 """
 
-import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -305,20 +304,10 @@ class _Push:
         return path
 
     def _read_back(self, oid: str) -> None:
-        """Compare all files at `oid` with the manifest: small ones are read, large ones by sha256."""
-        entries = [*self._files, self._own]
-        remote = self._hub.find([entry.path for entry in entries], oid)
-        for entry in entries:
-            found = remote.get(entry.path)
-            if found is not None and found.sha256 is None:
-                same = hashlib.sha256(self._hub.read(entry.path, oid) or b"").hexdigest() == entry.sha256
-            else:
-                same = found is not None and self._is_same(found, entry)
-            if not same:
-                where = f"{self._hub.target.repo_id} at {oid}"
-                raise HubUnavailable(
-                    f"{entry.path} was pushed, but {where} does not hold it as it was sealed"
-                )
+        """Compare all files at `oid` with the manifest: small ones by git's hash, large ones by sha256."""
+        for entry in self._missing([*self._files, self._own], oid):
+            where = f"{self._hub.target.repo_id} at {oid}"
+            raise HubUnavailable(f"{entry.path} was pushed, but {where} does not hold it as it was sealed")
 
 
 def _refuse_strangers(manifest: Manifest, job_id: str, files: Sequence[FileEntry]) -> None:

@@ -181,7 +181,9 @@ def test_wrong_states_are_refused_by_what_they_are(run, plant, message):
 
 
 def test_what_the_reference_loses_by_itself_is_no_fault_of_the_engine(exact):
-    for layer in judge_noisy(exact).layers:
+    report = judge_noisy(exact)
+    assert report.noise is not None and "the reference's own in the job's dtype" in report.noise
+    for layer in report.layers:
         assert layer.best_match_layer == layer.layer_id
         assert layer.median_rel_error == pytest.approx(0.01, rel=0.1)
         assert layer.own_median_rel_error == pytest.approx(0.01, rel=0.1)

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from datasets import load_dataset
 
+from schemas.dataset import seal
 from schemas.dataset.manifest import body_sha256
-from schemas.dataset.seal import sha256_of
+from schemas.dataset.seal import seal as seal_file, sha256_of
 from schemas.names import CARD_PATH, JOBS_PATH, manifest_path
 from service.errors import DatasetBroken, OptionRefused
 from service.publish.assemble import Account, assemble, read_manifest
@@ -164,6 +165,27 @@ def test_another_model_is_refused_in_the_same_folder(tmp_path: Path) -> None:
     with pytest.raises(OptionRefused):
         a_dataset(tmp_path, OTHER_JOB, final_norm=OTHER_NORM)
     assert not (tmp_path / manifest_path(OTHER_JOB)).exists()
+
+
+def test_attempts_write_under_names_of_their_own_and_the_next_removes_what_a_killed_one_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    account = an_account(tmp_path)
+    attempts: list[str] = []
+
+    def killed(final: Path, attempt: str) -> None:
+        attempts.append(attempt)
+        final.with_name(f".{final.name}.0.tmp").write_text("half")
+        seal_file(final, attempt)
+
+    monkeypatch.setattr(seal, "seal", killed)
+    finish(tmp_path, replace(account, attempt="1"))
+    assert attempts == ["1"] * 5
+    monkeypatch.setattr(seal, "seal", seal_file)
+    (tmp_path / f".{CARD_PATH}.tmp").write_text("of an earlier version")
+    assert len(list(tmp_path.rglob("*.tmp"))) == 6
+    finish(tmp_path, replace(account, attempt="2"))
+    assert not list(tmp_path.rglob("*.tmp"))
 
 
 def test_something_else_in_place_of_a_manifest_is_named(tmp_path: Path) -> None:

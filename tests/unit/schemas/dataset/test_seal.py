@@ -36,6 +36,18 @@ def test_a_file_has_its_final_name_only_when_it_is_whole(tmp_path):
     assert list(final.parent.iterdir()) == [final]
 
 
+def test_who_seals_a_file_never_publishes_what_another_attempt_is_writing(tmp_path):
+    final = tmp_path / "manifest.json"
+    with sealing(final, "2") as second, second.open("wb", buffering=0) as file:
+        file.write(b"half")
+        with sealing(final, "1") as first:
+            first.write_bytes(b"whole")
+        file.write(b", and the other half")
+        assert final.read_bytes() == b"whole"
+    assert final.read_bytes() == b"half, and the other half"
+    assert list(tmp_path.iterdir()) == [final]
+
+
 def test_an_error_leaves_nothing_behind(tmp_path):
     final = tmp_path / "shard.parquet"
 
