@@ -45,6 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.child is not None:
         options.save.write_text(json.dumps(run_part(options.child, options)))
         return 0
+    # Without this, the process of a part would outlive an end by signal.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     parts = parts_of(options.parts)
     has_gpu = torch.cuda.is_available()
     if "bytes" in parts and not has_gpu:
