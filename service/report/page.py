@@ -1,7 +1,7 @@
 """Makes the page from what `quarry verify` found and counted. One file: no script, no network, no image.
 
-Everything in a dataset is untrusted. The template escapes all text, charts are made of elements, and the
-page's own policy lets the browser run no script and take no style but the page's.
+Everything in a dataset is untrusted. The templates escape all text, and the page's own policy lets
+the browser run no script and take no style but the page's.
 
 Imports torch by way of the tally: import it lazily.
 """

@@ -78,6 +78,14 @@ def page(folder: Path, model_folder: Path | None = None) -> Node:
     return read_page(pages(folder, model_folder)[1])
 
 
+@pytest.fixture(scope="module")
+def right_page(unit, tmp_path_factory) -> Node:
+    """The page of a right dataset, with the model's text."""
+    scratch = tmp_path_factory.mktemp("right")
+    write_dataset(scratch / "dataset", {0: unit})
+    return page(scratch / "dataset", unit.model.folder)
+
+
 def renamed(row: ShardRow, **changes: object) -> ShardRow:
     """Return a row with other contents under the name that they ask for."""
     other = replace(row, **changes)
@@ -86,43 +94,39 @@ def renamed(row: ShardRow, **changes: object) -> ShardRow:
     return replace(other, sample_id=name)
 
 
-def test_the_page_of_a_right_dataset_says_so_first(made, unit):
-    root = page(made, unit.model.folder)
-    verdict = root.one("section", "verdict")
+def test_the_page_of_a_right_dataset_says_so_first(right_page):
+    verdict = right_page.one("section", "verdict")
     assert verdict.text() == (
         "The dataset is right Nothing wrong was found. 5 rows of 74 tokens were read again, every layer."
     )
-    assert root.one("head").one("title").text() == f"Right: {made}"
-    assert root.all("section", "findings") == []
-    assert [check.attributes["class"] for check in root.one("ul", "checks").all("li")] == ["passed"] * 5
+    assert right_page.one("head").one("title").text() == f"Right: {right_page.one('h1').text()}"
+    assert right_page.all("section", "findings") == []
+    checks = right_page.one("ul", "checks").all("li")
+    assert [check.attributes["class"] for check in checks] == ["passed"] * 5
 
 
-def test_the_page_loads_and_runs_nothing(made, unit):
-    _, text = pages(made, unit.model.folder)
-    root = read_page(text)
-    assert {node.tag for node in root.nodes()}.isdisjoint(
-        {"script", "link", "img", "iframe", "object", "form"}
-    )
-    for node in root.nodes():
+def test_the_page_loads_and_runs_nothing(right_page):
+    nodes = list(right_page.nodes())
+    assert {node.tag for node in nodes}.isdisjoint({"script", "link", "img", "iframe", "object", "form"})
+    for node in nodes:
         assert not [name for name in node.attributes if name.startswith("on") or name in {"style", "src"}]
         assert node.attributes.get("href", "#").startswith("#")
-    assert "url(" not in text
-    assert "@import" not in text
 
 
-def test_the_pages_policy_allows_its_own_style_alone(made):
-    root = page(made)
-    (policy,) = [meta.attributes["content"] for meta in root.all("meta") if "http-equiv" in meta.attributes]
-    (css,) = root.one("style").children
+def test_the_pages_policy_allows_its_own_style_alone(right_page):
+    metas = right_page.all("meta")
+    (policy,) = [meta.attributes["content"] for meta in metas if "http-equiv" in meta.attributes]
+    (css,) = right_page.one("style").children
+    assert "url(" not in css
+    assert "@import" not in css
     digest = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()
-    told = dict(part.strip().split(" ", 1) for part in policy.split(";"))
-    assert told.pop("style-src") == f"'sha256-{digest}'"
-    assert set(told) == {"default-src", "base-uri", "form-action"}
-    assert set(told.values()) == {"'none'"}
+    rules = dict(part.strip().split(" ", 1) for part in policy.split(";"))
+    assert rules.pop("style-src") == f"'sha256-{digest}'"
+    assert rules == dict.fromkeys(("default-src", "base-uri", "form-action"), "'none'")
 
 
-def test_every_layer_is_named_in_the_three_conventions_and_measured(made, unit):
-    header, *rows = page(made).all("table")[0].cells()
+def test_every_layer_is_named_in_the_three_conventions_and_measured(right_page, unit):
+    header, *rows = right_page.all("table")[0].cells()
     assert header[:5] == ["column", "vLLM id", "HF index", "0\u2011based output", "state"]
     states = {k: torch.cat([row.states[k] for row in unit.rows]).double() for k in LAYER_IDS}
     assert [row[:5] for row in rows] == [
@@ -140,8 +144,8 @@ def test_every_layer_is_named_in_the_three_conventions_and_measured(made, unit):
         assert row[12:] == ["0", "0", "0"]
 
 
-def test_every_chart_says_what_a_healthy_one_looks_like_and_tells_its_numbers(made, unit):
-    charts = page(made, unit.model.folder).all("figure")
+def test_every_chart_says_what_a_healthy_one_looks_like_and_has_its_numbers(right_page):
+    charts = right_page.all("figure")
     assert [chart.one("h4").text() for chart in charts] == [
         "Size of the states, layer by layer",
         "Growth with depth",
@@ -165,42 +169,32 @@ def test_every_chart_says_what_a_healthy_one_looks_like_and_tells_its_numbers(ma
     assert charts[0].all("p", "odd") == []
 
 
-def test_without_the_model_the_page_says_what_was_not_checked(made):
+def test_the_page_says_what_was_not_checked_beside_the_verdict(made, unit):
+    edit(made, lambda body: body["checks"].update(canary="skipped by request"))
     root = page(made)
-    open_checks = root.one("ul", "checks").all("li", "open")
-    assert [check.text() for check in open_checks] == [
-        "Logits not recomputed: it needs the model's folder: --model FOLDER"
+    assert [check.text() for check in root.one("ul", "checks").all("li", "open")] == [
+        "Logits not recomputed: it needs the model's folder: --model FOLDER",
+        "Canary skipped by request at the capture of 1 job",
     ]
+    assert root.one("section", "verdict").text().endswith("every layer. Not checked: logits, canary.")
     assert "Token ids, because no tokenizer was read: give --model FOLDER" in root.one("p", "key").text()
     assert root.all("bdi", "id")
-
-
-def test_what_was_not_checked_stands_beside_the_verdict(made, unit):
-    edit(made, lambda body: body["checks"].update(canary="skipped by request"))
-    assert page(made).one("section", "verdict").text().endswith("every layer. Not checked: logits, canary.")
     assert page(made, unit.model.folder).one("section", "verdict").text().endswith("Not checked: canary.")
 
 
-def test_a_skipped_canary_is_no_passed_check(made):
-    edit(made, lambda body: body["checks"].update(canary="skipped by request"))
-    checks = page(made).one("ul", "checks").all("li", "open")
-    assert "Canary skipped by request at the capture of 1 job" in [check.text() for check in checks]
-
-
-def test_samples_are_shown_as_text_with_their_supervised_part_marked(made, unit):
-    root = page(made, unit.model.folder)
+def test_samples_are_shown_as_text_with_their_supervised_part_marked(right_page, unit):
     by_name = {row.source_id or row.sample_id: row for row in unit.rows}
-    articles = root.all("article")
+    articles = right_page.all("article")
     assert len(articles) == 3
     for article in articles:
         row = by_name[article.one("h4").text()]
         words = {VOCAB_SIZE - 2: EVIL, VOCAB_SIZE - 1: "<U+202E>"}
-        due = [words.get(token, f"w{token}") for token in row.input_ids]
-        half = len(due) // 2
+        expected = [words.get(token, f"w{token}") for token in row.input_ids]
+        half = len(expected) // 2
         shown = article.one("div", "tokens")
-        assert shown.text().split() == " ".join(due).split()
+        assert shown.text().split() == " ".join(expected).split()
         supervised = [mark.text() for mark in shown.all("mark")]
-        assert " ".join(supervised).split() == " ".join(due[half:]).split()
+        assert " ".join(supervised).split() == " ".join(expected[half:]).split()
 
 
 def test_the_border_between_prompt_and_answer_is_shown(made, unit, rewrite):
