@@ -15,7 +15,7 @@ from schemas.dataset.shard import Shard
 from schemas.dataset.states import read_states
 from schemas.names import FINAL_NORM_PATH
 from service.reader.errors import ReaderError
-from service.reader.files import Files, LocalFiles, files_of
+from service.reader.files import Files, files_of
 from service.reader.places import Place, Places
 from service.reader.row import About, Row
 from service.reader.views import View
@@ -38,7 +38,7 @@ class QuarryDataset(Dataset[Any]):
         jobs: Iterable[str] | None = None,
         revision: str | None = None,
         pin_memory: bool = False,
-        direct: bool | None = None,
+        direct: bool = False,
     ) -> None:
         """Read the index and one footer; no states.
 
@@ -50,9 +50,8 @@ class QuarryDataset(Dataset[Any]):
                 complete when its manifest is there.
             revision: branch, tag or commit, for a repository.
             pin_memory: read states straight into pinned memory.
-            direct: read local shards by O_DIRECT, past the page cache, which takes less CPU than a read from
-                the disk through it. If null, where the shards together are larger than the memory, so that
-                the cache would hold no row until the next epoch.
+            direct: read local shards by O_DIRECT, past the page cache. For shards that are larger together
+                than the memory: it takes less CPU than a read from the disk through the cache.
 
         Raises:
             ReaderError: no dataset, no complete job or not the one named, jobs of several models or layers,
@@ -63,8 +62,6 @@ class QuarryDataset(Dataset[Any]):
         self.view = view
         self.num_tokens: list[int] = self._places.num_tokens
         """T of every row, for samplers that fill batches by tokens."""
-        if direct is None:
-            direct = isinstance(self._files, LocalFiles) and self._files.outgrow_memory(self._places.shards)
         self._direct, self._pinned = direct, pin_memory
         self._shard = lru_cache(OPEN_SHARDS)(self._open_shard)
         if not len(self._places):

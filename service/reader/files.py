@@ -1,7 +1,6 @@
 """Where a dataset's files are: a folder, or a repository on the Hub. Both give byte ranges."""
 
 import os
-from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from schemas.dataset.memory import Bytes
 from service.reader.errors import ReaderError
 
 HUB_PREFIX = "hf://datasets/"
-_MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def read_file(files: "Files", path: str) -> bytes:
@@ -54,13 +52,6 @@ class LocalFiles:
             return LocalFile(self._folder / path, direct=direct)
         except OSError as error:
             raise ReaderError(f"{path} cannot be opened: {error.strerror}") from error
-
-    def outgrow_memory(self, paths: Iterable[str]) -> bool:
-        """Say whether files are larger together than the memory that could keep them. Raises ReaderError."""
-        try:
-            return sum((self._folder / path).stat().st_size for path in paths) > _memory_bytes()
-        except OSError as error:
-            raise ReaderError(f"{error.filename} cannot be read: {error.strerror}") from error
 
 
 class HubFiles:
@@ -128,12 +119,3 @@ def _unread(what: str, error: OSError) -> ReaderError:
     answer = getattr(error, "response", None)
     why = type(error).__name__ if answer is None else f"the Hub answered {answer.status_code}"
     return ReaderError(f"{what} cannot be read: {why}")
-
-
-def _memory_bytes() -> int:
-    """Return the memory of this machine, or what the container may take of it."""
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        return min(machine, int(_MEMORY_LIMIT.read_text()))
-    except (OSError, ValueError):
-        return machine

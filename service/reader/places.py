@@ -45,17 +45,12 @@ class Places:
         """T of every row, for samplers that fill batches by tokens."""
         self._shards: list[str] = self._columns["shard"].to_pylist()
         self._rows: list[int] = self._columns["row"].to_pylist()
-        for path in self.shards:
+        for path in dict.fromkeys(self._shards):
             if not is_inside(path):
                 raise ReaderError(f"the index names {path!r}, a path that leaves the dataset")
 
     def __len__(self) -> int:
         return len(self.num_tokens)
-
-    @property
-    def shards(self) -> list[str]:
-        """The paths of the shards that hold the rows, each once."""
-        return list(dict.fromkeys(self._shards))
 
     def __getitem__(self, number: int) -> Place:
         return Place(self._shards[number], self._rows[number], self.num_tokens[number])

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from schemas.dataset.files import LocalFile
 from service.reader import DFlash, Eagle3, QuarryDataset, ReaderError, Row
+from service.reader.files import LocalFiles
 from tests.contract.reader.conftest import NUM_SAMPLES
 from tests.support.fake_engine import states_TH
 
@@ -63,15 +64,17 @@ def test_threads_batches_and_pickles_read_the_same(plain):
     assert_right(stored[1])
 
 
-def test_a_dataset_that_memory_holds_is_read_through_the_page_cache_unless_told(plain, monkeypatch):
-    assert [QuarryDataset(plain, direct=direct)._direct for direct in (None, True, False)] == [
-        False,
-        True,
-        False,
-    ]
-    monkeypatch.setattr("service.reader.files._memory_bytes", lambda: 1000)
-    assert QuarryDataset(plain)._direct
+def test_a_dataset_is_read_past_the_page_cache_if_asked_to(plain, monkeypatch):
+    opened, open_file = [], LocalFiles.open
+    monkeypatch.setattr(
+        LocalFiles,
+        "open",
+        lambda self, path, *, direct=False: opened.append(direct) or open_file(self, path, direct=direct),
+    )
     assert_right(QuarryDataset(plain)[3])
+    assert not any(opened)
+    assert_right(QuarryDataset(plain, direct=True)[3])
+    assert opened[-1]
 
 
 def test_a_row_past_the_end_ends_iteration(plain):
@@ -84,7 +87,7 @@ def test_a_row_past_the_end_ends_iteration(plain):
 @pytest.mark.parametrize(("kind", "token_bytes"), [("plain", 2 * HIDDEN), ("lossy", HIDDEN + 4)])
 def test_one_layer_costs_one_layers_bytes_and_one_read(request, monkeypatch, kind, token_bytes):
     """A read of codes and scales takes a little of what lies between them."""
-    rows = QuarryDataset(request.getfixturevalue(kind), direct=False)
+    rows = QuarryDataset(request.getfixturevalue(kind))
     stored = [rows.row(number) for number in range(NUM_SAMPLES)]
     read, sizes = LocalFile.read, []
     monkeypatch.setattr(LocalFile, "read", lambda *args: sizes.append(args[2]) or read(*args))
@@ -96,7 +99,7 @@ def test_one_layer_costs_one_layers_bytes_and_one_read(request, monkeypatch, kin
 
 
 def test_an_error_of_the_disk_names_the_shard(plain, monkeypatch):
-    rows = QuarryDataset(plain, direct=False)
+    rows = QuarryDataset(plain)
     row = rows[3]
 
     def broken(*_: object) -> int:

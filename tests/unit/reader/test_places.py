@@ -69,7 +69,6 @@ def test_every_row_is_right_on_both_sides_of_every_border_between_chunks(folder,
     assert len(found) == len(rows)
     assert found.num_tokens == [row["num_tokens"] for row in rows]
     assert found.sample_ids == [row["sample_id"] for row in rows]
-    assert found.shards == [path.replace("index", "data") for path in LENGTHS]
     for number, row in enumerate(rows):
         assert found[number] == Place(row["shard"], row["row"], row["num_tokens"])
         assert found.light(number) == {name: row[name] for name in LIGHT}
