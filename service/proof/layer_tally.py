@@ -52,6 +52,13 @@ def place_begin(place: int) -> int:
     return int(place if place < _FIRST_TOKENS else 2 ** (place - 2))
 
 
+def flag_tokens(low_T: torch.Tensor, high_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return which tokens are not finite, which are constant and which are all zero; bool [T] each."""
+    not_finite_T = ~(low_T.isfinite() & high_T.isfinite())
+    constant_T = (low_T == high_T) & ~not_finite_T
+    return not_finite_T, constant_T, constant_T & (low_T == 0)
+
+
 @dataclass(slots=True)
 class LayerTally:
     """One layer. `counts_PB` counts measured tokens by place in the row and root mean square over H.
@@ -71,15 +78,12 @@ class LayerTally:
         # float16 overflows, and bfloat16 norms would pile up on some bins.
         norm_T = torch.linalg.vector_norm(states_TH[tokens], dim=1, dtype=torch.float32).numpy()
         np.add.at(self.counts_PB, (place_of(tokens), bin_of(norm_T / math.sqrt(states_TH.shape[1]))), 1)
-        low, high = low_T.float().numpy(), high_T.float().numpy()
-        finite = np.isfinite(low) & np.isfinite(high)
-        flat = (low == high) & finite
-        zero = int((flat & (low == 0)).sum())
-        self.zero += zero
-        self.constant += int(flat.sum()) - zero
-        self.not_finite += int((~finite).sum())
-        if finite.any():
-            self.max_abs = max(self.max_abs, -float(low[finite].min()), float(high[finite].max()))
+        not_finite_T, constant_T, zero_T = flag_tokens(low_T, high_T)
+        self.zero += int(zero_T.sum())
+        self.constant += int((constant_T & ~zero_T).sum())
+        self.not_finite += int(not_finite_T.sum())
+        largest_T = torch.maximum(-low_T, high_T).masked_fill(not_finite_T, 0)
+        self.max_abs = max(self.max_abs, float(largest_T.max()))
 
     @property
     def tokens(self) -> int:

@@ -14,6 +14,7 @@ import xxhash
 from schemas.dataset.shard import LightRow, Shard
 from schemas.dataset.states import LayerBytes, StoredState, is_lossy, last_state, misfit_tokens, states_of
 from service.plan.units import Tokenized, sample_digest
+from service.proof.layer_tally import flag_tokens
 
 Watch = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], None]
 """Sees every layer that is read: its id, its states [T, H], each token's smallest and largest value [T]."""
@@ -99,11 +100,8 @@ def _value_faults(
 
     `misfit_T` names the tokens that rounding to fp8 does not make; it is null where nothing was rounded.
     """
-    # Of NaN and of infinities a difference is not finite, and NaN is one of the two.
-    broken_T = ~(high_T - low_T).isfinite()
-    faults = [_tokens("not finite", broken_T)] if bool(broken_T.any()) else []
-    constant_T = (low_T == high_T) & ~broken_T
-    zero_T = constant_T & (low_T == 0)
+    not_finite_T, constant_T, zero_T = flag_tokens(low_T, high_T)
+    faults = [_tokens("not finite", not_finite_T)] if bool(not_finite_T.any()) else []
     if misfit_T is not None:
         if bool(misfit_T.any()):
             faults.append(_tokens("no codes of its scale", misfit_T))

@@ -13,12 +13,18 @@ from tests.support.shards import ShardRow, write_shard
 LAYERS, NUM_TOKENS, HIDDEN_SIZE = (0, 2, 8), 33, 64
 
 
-def faults(folder, layer_id: int, states_TH: torch.Tensor, compression: str = "none") -> tuple[str, ...]:
+def faults(
+    folder, layer_id: int, states_TH: torch.Tensor, compression: str = "none", dtype: str = "bfloat16"
+) -> tuple[str, ...]:
     """Return what is wrong with a stored row whose states of one layer are `states_TH`."""
     draw = torch.Generator().manual_seed(1)
-    states = {layer: torch.randn(NUM_TOKENS, HIDDEN_SIZE, generator=draw).bfloat16() for layer in LAYERS}
-    row = ShardRow("s", None, NUM_TOKENS, [1] * NUM_TOKENS, [1] * NUM_TOKENS, states | {layer_id: states_TH})
-    about = identity(layer_ids=LAYERS, hidden_size=HIDDEN_SIZE, num_layers=8, compression=compression)
+    drawn = {layer: torch.randn(NUM_TOKENS, HIDDEN_SIZE, generator=draw) for layer in LAYERS}
+    states = {layer: values_TH.to(getattr(torch, dtype)) for layer, values_TH in drawn.items()}
+    states[layer_id] = states_TH
+    row = ShardRow("s", None, NUM_TOKENS, [1] * NUM_TOKENS, [1] * NUM_TOKENS, states)
+    about = identity(
+        layer_ids=LAYERS, hidden_size=HIDDEN_SIZE, num_layers=8, compression=compression, dtype=dtype
+    )
     write_shard(folder / "shard.parquet", [row], provenance(about))
     with open_shard(folder / "shard.parquet") as shard:
         every = prove_row(shard, 0, vocab_size=None).faults
@@ -48,6 +54,13 @@ def test_impossible_values_are_named(tmp_path, layer_id, states_TH, what, compre
 
 def test_zero_embeddings_of_a_padding_token_are_right(tmp_path):
     assert faults(tmp_path, 0, with_block(0.0)) == ()
+
+
+def test_values_at_both_ends_of_float16_are_right(tmp_path):
+    """Their difference is not finite in that dtype."""
+    states_TH = with_block(40_000.0, columns=slice(0, 1)).half()
+    states_TH[:, 1] = -40_000.0
+    assert faults(tmp_path, 2, states_TH, dtype="float16") == ()
 
 
 def light(prompt: int = 3) -> LightRow:
