@@ -1,4 +1,4 @@
-import json
+import re
 from pathlib import Path
 
 import pytest
@@ -9,7 +9,7 @@ from service.proof.reference_model import Skeleton, build_skeleton
 from service.proof.reference_weights import WeightStream
 from tests.architectures.recipes import RECIPES
 from tests.architectures.target import make_model
-from tests.support.reference_models import TinyModel
+from tests.support.reference_models import TinyModel, edit_config
 
 EMBEDDINGS = "model.embed_tokens"
 
@@ -38,41 +38,32 @@ def test_an_embedding_that_stands_under_the_name_of_the_head_it_is_tied_to_is_fo
     assert skeleton.model.lm_head.weight.is_meta
 
 
-def test_a_tensor_that_no_file_holds_is_named(tmp_path):
-    TinyModel(tmp_path, "llama", "bfloat16")
-    rewrite(tmp_path, {"model.layers.1.mlp.up_proj.weight": None})
-    skeleton, weights = open_stream(tmp_path)
-    weights.load(skeleton.layers[0])
-    with pytest.raises(ValueError, match=r"hold nothing for model\.layers\.1\.mlp\.up_proj\.weight"):
-        weights.load(skeleton.layers[1])
+NORM = "model.norm"
+OTHER_SHAPE = r"model\.norm\.weight has shape \[3\], the model wants \[64\]"
+UP = "model.layers.1.mlp.up_proj.weight"
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [32, 32]}
 
 
-def test_an_untied_embedding_is_not_taken_from_the_head(tmp_path):
+@pytest.mark.parametrize(
+    ("part", "change", "config", "message"),
+    [
+        ("model.layers.1", {UP: None}, {}, rf"hold nothing for {re.escape(UP)}"),
+        # An untied embedding is not taken from the head.
+        (EMBEDDINGS, {f"{EMBEDDINGS}.weight": None}, {}, r"hold nothing for model\.embed_tokens\.weight"),
+        (NORM, {f"{NORM}.weight": torch.ones(3)}, {}, OTHER_SHAPE),
+        # Of a quantized model the loader takes tensors of any shape.
+        (NORM, {f"{NORM}.weight": torch.ones(3)}, {"quantization_config": FP8}, OTHER_SHAPE),
+    ],
+    ids=["missing", "missing and untied", "another shape", "another shape, quantized"],
+)
+def test_a_tensor_that_does_not_fill_the_model_is_named(tmp_path, part, change, config, message):
     TinyModel(tmp_path, "llama", "bfloat16")
-    rewrite(tmp_path, {f"{EMBEDDINGS}.weight": None})
+    edit_config(tmp_path, **config)
+    rewrite(tmp_path, change)
     _, weights = open_stream(tmp_path)
-    with pytest.raises(ValueError, match=r"hold nothing for model\.embed_tokens\.weight"):
-        weights.load(EMBEDDINGS)
-
-
-def test_a_tensor_of_another_shape_is_named_with_both(tmp_path):
-    TinyModel(tmp_path, "llama", "bfloat16")
-    rewrite(tmp_path, {"model.norm.weight": torch.ones(3)})
-    _, weights = open_stream(tmp_path)
-    with pytest.raises(ValueError, match=r"model\.norm\.weight has shape \[3\], the model wants \[64\]"):
-        weights.load("model.norm")
-
-
-def test_a_quantized_models_tensor_of_another_shape_is_named_with_both(tmp_path):
-    """Of a quantized model the loader takes tensors of any shape."""
-    TinyModel(tmp_path, "llama", "bfloat16")
-    quantization = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [32, 32]}
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
-    rewrite(tmp_path, {"model.norm.weight": torch.ones(3)})
-    _, weights = open_stream(tmp_path)
-    with pytest.raises(ValueError, match=r"model\.norm\.weight has shape \[3\], the model wants \[64\]"):
-        weights.load("model.norm")
+    weights.load("model.layers.0")
+    with pytest.raises(ValueError, match=message):
+        weights.load(part)
 
 
 def test_experts_that_do_not_fit_together_are_named(tmp_path):
