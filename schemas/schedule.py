@@ -115,6 +115,7 @@ class ScheduleView(ScheduleRules):
     )
     last_run: RunView | None = None
     last_good_at: datetime | None = Field(default=None, description="when a job of it was last completed")
+    failing: bool = Field(description="the last slot was missed or refused, or its job did not complete")
     created_at: datetime
 
 

@@ -1,4 +1,4 @@
-"""What Prometheus scrapes of the jobs: read from the store each time, so that every process says the same."""
+"""What Prometheus scrapes: read from the store each time, so that every process says the same."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from schemas.job import JobState
-from service.store import Store, jobs
+from service.store import Store, jobs, schedules
+
+PAGE_SCHEDULES = 200
 
 
 class JobMetrics(Collector):
@@ -36,3 +38,27 @@ class JobMetrics(Collector):
             ("units_failed", "Units that failed for good.", totals.units_failed),
         ):
             yield CounterMetricFamily(f"quarry_{name}", what, value=value)
+        yield from self._schedules()
+
+    def _schedules(self) -> Iterator[Metric]:
+        what = "Slots of schedules that have passed, by what became of them."
+        slots = CounterMetricFamily("quarry_schedule_slots", what, labels=["schedule", "outcome"])
+        for (name, outcome), number in self._store.read(schedules.slot_counts).items():
+            slots.add_metric([name, outcome.value], number)
+        yield slots
+        what = "Unix time at which a job of the schedule was last completed, or the schedule was made."
+        last_good = GaugeMetricFamily(
+            "quarry_schedule_last_good_timestamp_seconds", what, labels=["schedule"]
+        )
+        failing = GaugeMetricFamily(
+            "quarry_schedule_failing", "1 if the last slot has no completed job.", labels=["schedule"]
+        )
+        after: str | None = ""
+        while after is not None:
+            page = self._store.read(schedules.page, after=after, limit=PAGE_SCHEDULES)
+            for schedule in page:
+                last = schedule.last_good_at or schedule.created_at
+                last_good.add_metric([schedule.name], last.timestamp())
+                failing.add_metric([schedule.name], float(schedule.failing))
+            after = page[-1].name if len(page) == PAGE_SCHEDULES else None
+        yield from (last_good, failing)

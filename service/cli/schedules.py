@@ -1,6 +1,7 @@
 """`quarry schedules`: jobs that a running service makes again and again."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -8,7 +9,7 @@ import typer
 
 from schemas.schedule import RunPage, RunView, SchedulePage, ScheduleView
 from service.cli.client import Client
-from service.cli.console import say
+from service.cli.console import EXIT_NOT_COMPLETE, say
 from service.cli.job_file import read_document
 from service.cli.jobs import DEFAULT_SERVER, AsJson, Server
 
@@ -41,13 +42,18 @@ def add(
 @app.command("list")
 def list_schedules(server: Server = DEFAULT_SERVER, as_json: AsJson = False) -> None:
     """List schedules by name."""
-    after: str | None = ""
-    with Client(server) as client:
-        while after is not None:
-            page = SchedulePage.model_validate(client.call("GET", "/schedules", {"after": after}))
-            for schedule in page.schedules:
-                say(schedule.model_dump_json(ensure_ascii=True) if as_json else _line(schedule))
-            after = page.next_after
+    for schedule in _every(server):
+        say(schedule.model_dump_json(ensure_ascii=True) if as_json else _line(schedule))
+
+
+@app.command()
+def check(server: Server = DEFAULT_SERVER) -> None:
+    """Print the schedules that are failing; the exit code is 3 if there are any."""
+    failing = [schedule for schedule in _every(server) if schedule.failing]
+    for schedule in failing:
+        say(_line(schedule))
+    if failing:
+        raise typer.Exit(EXIT_NOT_COMPLETE)
 
 
 @app.command()
@@ -99,6 +105,15 @@ def delete(name: Name, server: Server = DEFAULT_SERVER) -> None:
     with Client(server) as client:
         client.call("DELETE", f"/schedules/{name}")
     say(name)
+
+
+def _every(server: str) -> Iterator[ScheduleView]:
+    after: str | None = ""
+    with Client(server) as client:
+        while after is not None:
+            page = SchedulePage.model_validate(client.call("GET", "/schedules", {"after": after}))
+            yield from page.schedules
+            after = page.next_after
 
 
 def _set_paused(name: str, server: str, *, paused: bool) -> None:

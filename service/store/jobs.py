@@ -14,7 +14,7 @@ from service.store import tasks
 from service.store.database import Transaction
 from service.store.ledger import lock_job, move_job, move_task, progress_of, record, tasks_in
 from service.store.stopping import stop
-from service.store.tables import EVENT, JOB, REJECT, REQUEST, SHARD, TASK, UNIT, UNIT_COMMIT
+from service.store.tables import EVENT, JOB, REJECT, REQUEST, RUN, SHARD, TASK, UNIT, UNIT_COMMIT
 from service.store.values import JobRow, NewJob, TaskKind, TaskState
 
 JOB_COLUMNS = [JOB.c[name] for name in (*JobRow.__slots__, *Progress.model_fields) if name != "progress"]
@@ -131,6 +131,9 @@ def begin_deletion(tx: Transaction, job_id: str) -> None:
     """Let nobody resume a job that has ended. Raises NotFound, IllegalMove."""
     locked = lock_job(tx, job_id)
     if locked.state is not JobState.DELETING:
+        ended_at = select(JOB.c.updated_at).where(JOB.c.id == job_id).scalar_subquery()
+        run = update(RUN).where(RUN.c.job_id == job_id)
+        tx.connection.execute(run.values(job_state=locked.state, job_ended_at=ended_at))
         move_job(tx, locked, JobState.DELETING)
 
 

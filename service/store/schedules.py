@@ -172,6 +172,13 @@ def request_json(tx: Transaction, name: str) -> str:
     return body
 
 
+def slot_counts(tx: Transaction) -> dict[tuple[str, RunOutcome], int]:
+    """Return how many slots of each schedule had each outcome."""
+    query = select(SCHEDULE.c.name, RUN.c.outcome, func.count()).join(RUN)
+    found = tx.connection.execute(query.group_by(SCHEDULE.c.name, RUN.c.outcome))
+    return {(name, outcome): number for name, outcome, number in found}
+
+
 def runs(tx: Transaction, name: str, *, before: datetime | None = None, limit: int = 50) -> list[RunView]:
     """Return a schedule's slots before `before`, newest first. Raises NotFound."""
     number = tx.connection.scalar(select(SCHEDULE.c.number).where(SCHEDULE.c.name == name))
@@ -238,7 +245,8 @@ def _record(
 
 
 def _runs(tx: Transaction, number: int, *, before: datetime | None = None, limit: int) -> list[RunView]:
-    query = select(RUN, JOB.c.state).outerjoin(JOB, JOB.c.id == RUN.c.job_id)
+    job_state = func.coalesce(RUN.c.job_state, JOB.c.state).label("state")
+    query = select(RUN, job_state).outerjoin(JOB, JOB.c.id == RUN.c.job_id)
     query = query.where(RUN.c.schedule == number).order_by(RUN.c.slot.desc()).limit(limit)
     if before is not None:
         query = query.where(RUN.c.slot < before)
@@ -257,8 +265,7 @@ def _runs(tx: Transaction, number: int, *, before: datetime | None = None, limit
 
 def _view(tx: Transaction, row: RowMapping) -> ScheduleView:
     number, rules = row["number"], row["rules"]
-    completed = select(func.max(JOB.c.updated_at)).join(RUN, JOB.c.id == RUN.c.job_id)
-    completed = completed.where(RUN.c.schedule == number, JOB.c.state == JobState.COMPLETED)
+    last_run = next(iter(_runs(tx, number, limit=1)), None)
     next_slots = () if row["paused"] else tuple(rules.first_slots(tx.now, SLOTS_SHOWN))
     if row["paused"]:
         state = ScheduleState.PAUSED
@@ -270,10 +277,27 @@ def _view(tx: Transaction, row: RowMapping) -> ScheduleView:
         state=state,
         next_slots=next_slots,
         waiting_slot=row["waiting_slot"],
-        last_run=next(iter(_runs(tx, number, limit=1)), None),
-        last_good_at=tx.connection.scalar(completed),
+        last_run=last_run,
+        last_good_at=_last_good_at(tx, number),
+        failing=last_run is not None and _has_failed(last_run),
         created_at=row["created_at"],
     )
+
+
+def _last_good_at(tx: Transaction, number: int) -> datetime | None:
+    """Return when a job of a schedule was last completed; the job may be deleted by now."""
+    ended_at = func.coalesce(RUN.c.job_ended_at, JOB.c.updated_at, type_=RUN.c.at.type)
+    completed = func.coalesce(RUN.c.job_state, JOB.c.state) == JobState.COMPLETED.value
+    query = select(ended_at).outerjoin(JOB, JOB.c.id == RUN.c.job_id)
+    query = query.where(RUN.c.schedule == number, completed).order_by(RUN.c.slot.desc()).limit(1)
+    last: datetime | None = tx.connection.scalar(query)
+    return last
+
+
+def _has_failed(run: RunView) -> bool:
+    if run.job_id is None:
+        return run.outcome is not RunOutcome.SKIPPED
+    return run.job_state in {JobState.FAILED, JobState.BLOCKED, JobState.CANCELLED}
 
 
 def _unknown(name: str) -> NotFound:

@@ -225,8 +225,10 @@ RUN = Table(
     Column("outcome", _states(RunOutcome), nullable=False),
     Column("at", UtcTime, nullable=False),
     Column("detail", Text),
-    # No foreign key: a job may be deleted.
+    # No foreign key: a job may be deleted. How it had ended by then is kept.
     Column("job_id", String(32)),
+    Column("job_state", _states(JobState)),
+    Column("job_ended_at", UtcTime),
     Index("run_by_job", "job_id"),
 )
 

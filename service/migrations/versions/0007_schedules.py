@@ -37,5 +37,7 @@ def upgrade() -> None:
         sa.Column("at", time, nullable=False),
         sa.Column("detail", sa.Text),
         sa.Column("job_id", sa.String(32)),
+        sa.Column("job_state", sa.String(16)),
+        sa.Column("job_ended_at", time),
     )
     op.create_index("run_by_job", "run", ["job_id"])

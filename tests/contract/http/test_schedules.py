@@ -120,16 +120,16 @@ def test_a_body_that_is_no_schedule_is_refused(api: httpx2.Client, sent: str) ->
 
 
 def test_the_command_line_says_what_the_routes_say(
-    api: httpx2.Client, tmp_path: Path, body: dict[str, Any]
+    api: httpx2.Client, store: Store, tmp_path: Path, body: dict[str, Any]
 ) -> None:
-    """1. A preview. 2. Made from YAML. 3. Listed, shown, paused, resumed, run and deleted."""
+    """1. A preview. 2. Made from YAML. 3. Listed, shown, paused, resumed, run, checked and deleted."""
     file = tmp_path / "schedule.yaml"
     file.write_text(yaml.safe_dump(body | {"name": "by-hand"}))
     server = ["--server", str(api.base_url)]
 
-    def quarry(*arguments: str) -> str:
+    def quarry(*arguments: str, code: int = 0) -> str:
         ran = CliRunner().invoke(app, ["schedules", *arguments, *server])
-        assert ran.exit_code == 0, ran.output
+        assert ran.exit_code == code, ran.output
         return ran.output
 
     preview = quarry("add", str(file), "--preview")
@@ -143,5 +143,12 @@ def test_the_command_line_says_what_the_routes_say(
     assert "active" in quarry("resume", "by-hand")
     assert "submitted  j-" in quarry("run", "by-hand")
     assert "submitted  j-" in quarry("show", "by-hand")
+    assert quarry("check") == ""
+    store.write(jobs.cancel, api.get("/schedules/by-hand").json()["last_run"]["job_id"])
+    assert "cancelled" in quarry("check", code=3)
+    metrics = api.get("/metrics").text
+    assert 'quarry_schedule_failing{schedule="by-hand"} 1.0' in metrics
+    assert 'quarry_schedule_slots_total{outcome="submitted",schedule="by-hand"} 1.0' in metrics
+    assert 'quarry_schedule_last_good_timestamp_seconds{schedule="by-hand"}' in metrics
     quarry("delete", "by-hand")
     assert "by-hand" not in quarry("list")

@@ -240,8 +240,8 @@ def test_a_request_that_this_version_refuses_is_said_and_the_schedule_goes_on(
     assert store.read(schedules.due) == []
 
 
-def test_the_last_good_run_is_known(store: Store, clock: Clock) -> None:
-    """1. A job is completed. 2. The next one fails."""
+def test_the_last_good_run_is_known_also_when_its_job_is_deleted(store: Store, clock: Clock) -> None:
+    """1. A job is completed. 2. The next one fails. 3. Both are deleted."""
     store.write(schedules.add, schedule())
     assert store.read(schedules.schedule_view, "hourly").last_good_at is None
     for state in (JobState.COMPLETED, JobState.FAILED):
@@ -251,9 +251,51 @@ def test_the_last_good_run_is_known(store: Store, clock: Clock) -> None:
         assert run is not None
         with store.writing() as tx:
             tx.connection.execute(update(JOB).where(JOB.c.id == run.job_id).values(state=state))
-    view = store.read(schedules.schedule_view, "hourly")
-    assert view.last_good_at == at(9) and view.last_run is not None
-    assert view.last_run.job_state is JobState.FAILED
+    before = store.read(schedules.schedule_view, "hourly")
+    assert (before.last_good_at, before.failing) == (at(9), True)
+    for run in store.read(schedules.runs, "hourly"):
+        store.write(jobs.begin_deletion, str(run.job_id))
+        store.write(jobs.forget, str(run.job_id))
+    assert store.read(jobs.page)[0] == []
+    assert store.read(schedules.schedule_view, "hourly") == before
+
+
+@pytest.mark.parametrize(
+    ("state", "failing"),
+    [
+        (JobState.QUEUED, False),
+        (JobState.COMPLETED, False),
+        (JobState.PAUSED, False),
+        (JobState.FAILED, True),
+        (JobState.BLOCKED, True),
+        (JobState.CANCELLED, True),
+    ],
+)
+def test_a_schedule_is_failing_by_the_job_of_its_last_slot(
+    store: Store, clock: Clock, state: JobState, failing: bool
+) -> None:
+    store.write(schedules.add, schedule())
+    clock.advance(HOUR_S)
+    look(store)
+    end_jobs(store, state)
+    assert store.read(schedules.schedule_view, "hourly").failing is failing
+
+
+def test_a_slot_without_a_job_is_a_failure_unless_it_was_to_be_skipped(store: Store, clock: Clock) -> None:
+    for name, rules in (("missed", {"missed": "skip"}), ("skipped", {"overlap": "skip"})):
+        store.write(schedules.add, schedule(name, **rules))
+    clock.advance(HOUR_S)
+    look(store)
+    clock.advance(HOUR_S + 600)
+    look(store)
+    failing = {view.name: view.failing for view in store.read(schedules.page)}
+    assert failing == {"missed": True, "skipped": False}
+    assert store.read(schedules.slot_counts) == {
+        ("missed", RunOutcome.SUBMITTED): 1,
+        ("missed", RunOutcome.MISSED): 1,
+        ("skipped", RunOutcome.SUBMITTED): 1,
+        ("skipped", RunOutcome.SKIPPED): 1,
+    }
 
 
 def test_lists_come_in_pages(store: Store, clock: Clock) -> None:
