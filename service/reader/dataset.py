@@ -1,6 +1,7 @@
 """The map-style dataset: row number in, view out."""
 
 import os
+import warnings
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
@@ -38,6 +39,7 @@ class QuarryDataset(Dataset[Any]):
         jobs: Iterable[str] | None = None,
         revision: str | None = None,
         pin_memory: bool = False,
+        memory_map: bool = False,
         direct: bool = False,
     ) -> None:
         """Read the index and one footer; no states.
@@ -50,6 +52,7 @@ class QuarryDataset(Dataset[Any]):
                 complete when its manifest is there.
             revision: branch, tag or commit, for a repository.
             pin_memory: read states straight into pinned memory.
+            memory_map: deprecated, without effect.
             direct: read local shards by O_DIRECT, past the page cache. For shards that are larger together
                 than the memory: it takes less CPU than a read from the disk through the cache.
 
@@ -57,6 +60,9 @@ class QuarryDataset(Dataset[Any]):
             ReaderError: no dataset, no complete job or not the one named, jobs of several models or layers,
                 or a view it cannot serve.
         """
+        if memory_map:
+            what = "memory_map has no effect: the page cache serves reads; it is removed in 0.4"
+            warnings.warn(what, DeprecationWarning, stacklevel=2)
         self._files: Files = files_of(where, revision) if isinstance(where, str | os.PathLike) else where
         self._places = Places(self._files, frozenset(jobs) if jobs is not None else None)
         self.view = view
