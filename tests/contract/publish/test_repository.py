@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from schemas.dataset.jobs_table import JobsTable
 from schemas.dataset.manifest import Manifest
-from schemas.names import manifest_path
+from schemas.names import JOBS_PATH, manifest_path
 from service.publish.card import assigned_configs
 from tests.support.desk import REPO, TOKEN, Desk, committed, etags
 from tests.support.finished_job import (
@@ -50,6 +51,8 @@ def test_a_job_pushed_by_another_in_between_is_merged_into_the_card(desk: Desk) 
     assert desk.push()["commit"] == desk.repo.head.oid
     assert desk.titles() == ["another's", f"Add {JOB}"]
     assert set(assigned_configs(card_of(desk.repo))) == {JOB, OTHER_JOB}
+    table = JobsTable.model_validate_json(desk.repo.head.tree[JOBS_PATH].content or b"")
+    assert {job.job_id for job in table.jobs} == {JOB, OTHER_JOB}
 
 
 def card_of(repo: Repo) -> str:
