@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from schemas.dataset import seal
 from schemas.dataset.seal import temporary
 from schemas.job import JobState
 from schemas.names import attempt_dir, job_id_from_key, manifest_path, plan_path, shard_file
@@ -20,7 +21,6 @@ FINAL_NAMES: dict[str, Callable[[Settings], Path]] = {
     "plan": lambda settings: settings.work_root / plan_path(JOB, 0),
     "shard": lambda settings: settings.work_root / attempt_dir(JOB, 0, 1) / shard_file(0),
     "index": lambda settings: settings.work_root / attempt_dir(JOB, 0, 1) / INDEX_FILE,
-    "manifest": lambda settings: settings.dataset_dir(JOB) / manifest_path(JOB),
 }
 
 
@@ -33,6 +33,26 @@ def test_a_full_disk_blocks_the_job_and_it_resumes_whole(shop: Shop, target: Pat
     device = temporary(FINAL_NAMES[file](shop.settings))
     device.parent.mkdir(parents=True)
     device.symlink_to("/dev/full")
+    assert_blocked_and_resumed(shop, target, device)
+
+
+def test_a_full_disk_at_the_manifest_blocks_the_job_and_it_resumes_whole(
+    shop: Shop, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is there before a publisher begins, the publisher removes: the device comes when it has begun."""
+    final = shop.settings.dataset_dir(JOB) / manifest_path(JOB)
+    device = temporary(final, "1")
+
+    def full(path: Path, attempt: str = "") -> Path:
+        if path == final and not device.exists() and attempt == "1":
+            device.symlink_to("/dev/full")
+        return temporary(path, attempt)
+
+    monkeypatch.setattr(seal, "temporary", full)
+    assert_blocked_and_resumed(shop, target, device)
+
+
+def assert_blocked_and_resumed(shop: Shop, target: Path, device: Path) -> None:
     blocked = shop.run(request(target, SAMPLES))
     assert blocked.state is JobState.BLOCKED
     assert blocked.problem is not None and blocked.problem.type == "urn:quarry:disk-full"

@@ -46,7 +46,7 @@ def test_a_committed_shard_that_changed_is_never_in_a_manifest(shop: Shop) -> No
 
 
 def test_the_drill_fails_without_the_check(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unchecked(dataset: Path, shard: SealedShard) -> ShardEntry:
+    def unchecked(dataset: Path, shard: SealedShard, known: ShardEntry | None) -> ShardEntry:
         return ShardEntry(**shard.model_dump(), sha256=sha256_of(dataset / shard.path)[0])
 
     monkeypatch.setattr(digests, "_entry", unchecked)
