@@ -240,8 +240,10 @@ def _record(
     detail: str | None = None,
     job_id: str | None = None,
 ) -> None:
+    """Write down what became of a slot; where a clock was set back and the rules were changed, only once."""
     values = {"slot": slot, "outcome": outcome, "at": tx.now, "detail": detail, "job_id": job_id}
-    tx.connection.execute(insert(RUN).values(schedule=schedule.number, **values))
+    new = tx.insert(RUN).values(schedule=schedule.number, **values)
+    tx.connection.execute(new.on_conflict_do_nothing())
 
 
 def _runs(tx: Transaction, number: int, *, before: datetime | None = None, limit: int) -> list[RunView]:

@@ -200,6 +200,20 @@ def test_a_clock_that_is_set_back_runs_no_slot_again(store: Store, clock: Clock)
     assert submitted(store) == [at(9)]
 
 
+def test_a_slot_that_comes_again_after_a_change_is_the_same_job(store: Store, clock: Clock) -> None:
+    """1. A slot is run. 2. The clock is set back, and the rules are given anew. 3. The slot comes again."""
+    view = store.write(schedules.add, schedule())
+    clock.advance(HOUR_S)
+    look(store)
+    clock.advance(-HOUR_S)
+    store.write(schedules.change, "hourly", view.rules(), False)
+    end_jobs(store)
+    clock.advance(HOUR_S)
+    look(store)
+    assert submitted(store) == [at(9)]
+    assert len(store.read(jobs.page)[0]) == 1
+
+
 def test_a_job_can_be_made_at_any_time(store: Store, clock: Clock) -> None:
     store.write(schedules.add, schedule())
     run = store.write(schedules.run_now, "hourly")
