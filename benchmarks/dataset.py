@@ -5,6 +5,7 @@ Legend: L captured layers, T tokens, H hidden size.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -110,7 +111,7 @@ def write_dataset(folder: Path, scratch: Path, shape: Shape) -> None:
     )
     request = {"model": model.model, "source": {"kind": "inline", "samples": [{"text": "a"}]}}
     job = ExtractRequest.model_validate(request)
-    account = Account(JOB, job, commit.provenance, shard.rows, (commit,), ())
+    account = Account(JOB, job, commit.provenance, shard.rows, (commit,), (), datetime.now(UTC))
     assemble(folder, account, save({"weight": torch.ones(shape.hidden_size)}), "skipped by request", None)
 
 

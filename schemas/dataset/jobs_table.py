@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Self
 
+from pydantic import AwareDatetime
+
 from schemas.base import Wire
 from schemas.dataset.manifest import CheckReport, FileEntry, Manifest, Totals, VocabularyStats
 from schemas.identity import Provenance
@@ -24,6 +26,7 @@ class JobEntry(Wire):
     rejects: dict[str, int]
     vocabulary: VocabularyStats | None
     first_shard: str
+    captured_at: AwareDatetime | None = None
     manifest: FileEntry
     manifest_git_oid: str
 
@@ -39,6 +42,7 @@ class JobEntry(Wire):
             rejects=dict(sorted(Counter(reject.reason for reject in manifest.rejects).items())),
             vocabulary=manifest.vocabulary,
             first_shard=manifest.shards[0].path,
+            captured_at=manifest.captured_at,
             manifest=FileEntry(
                 path=manifest_path(manifest.provenance.job_id),
                 sha256=hashlib.sha256(content).hexdigest(),

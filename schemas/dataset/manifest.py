@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import AwareDatetime, Field, ValidationError
 from pydantic_core import to_jsonable_python
 
 from schemas.base import Wire
@@ -169,6 +169,9 @@ class Manifest(Wire):
     totals: Totals
     checks: CheckReport
     vocabulary: VocabularyStats | None = Field(default=None, description="null in older manifests")
+    captured_at: AwareDatetime | None = Field(
+        default=None, description="when all of it was captured, before its push; null in older manifests"
+    )
     complete: bool = True
     sha256: str = Field(default_factory=body_sha256, description="of all the rest as canonical JSON")
 

@@ -6,6 +6,7 @@ accounted for, so a folder that has one is whole. The same job gives the same by
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -32,7 +33,7 @@ from service.errors import DatasetBroken, SourceRefused
 from service.publish.card import render_card
 from service.publish.digests import shard_entries
 from service.publish.extras import write_final_norm, write_token_freq
-from service.store import PublishLease, Store, UnitCommit, commits, jobs
+from service.store import PublishLease, Store, UnitCommit, commits, jobs, publishing
 
 PAGE_REJECTS = 1000
 
@@ -47,6 +48,7 @@ class Account:
     samples_planned: int
     commits: tuple[UnitCommit, ...]
     rejects: tuple[RejectView, ...]
+    captured_at: datetime
     attempt: str = ""
     """In the names of temporary files: whoever lost the lease may still be writing."""
 
@@ -77,6 +79,7 @@ def account_of(store: Store, lease: PublishLease, request: ExtractRequest) -> Ac
         samples_planned=store.read(jobs.job, lease.job_id).progress.samples_planned,
         commits=made,
         rejects=tuple(_all_rejects(store, lease.job_id)),
+        captured_at=store.read(publishing.captured_at, lease.job_id),
         attempt=str(lease.epoch),
     )
 
@@ -128,6 +131,7 @@ def assemble(
         totals=totals,
         checks=_checks(account.commits, canary, report),
         vocabulary=vocabulary_stats(counts),
+        captured_at=account.captured_at,
     )
     with sealing(dataset / manifest_path(account.job_id), account.attempt) as temporary:
         temporary.write_text(manifest.model_dump_json(indent=1) + "\n")

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from textwrap import fill
 
 from schemas.dataset.jobs_table import JobEntry
@@ -10,6 +11,9 @@ from schemas.names import is_local_model
 
 INDEX_CONFIG = "index"
 WIDTH = 100
+SHOWN_JOBS = 30
+"""In the tables of jobs: a repository that gets a job every night holds hundreds."""
+BEFORE_ALL = datetime.min.replace(tzinfo=UTC)
 
 READ_PLAIN = """\
 raw = torch.frombuffer(bytearray(row["{column}"]), dtype=torch.{dtype})
@@ -69,6 +73,7 @@ READING_TRAP = (
     "`with_format('numpy')`: both make fixed-width strings of binary values and strip their trailing zero "
     "bytes. Take the plain Python rows, or `with_format('arrow')`."
 )
+MORE_JOBS = "The newest {shown} of {number} jobs; `jobs.json` has all."
 VOCABULARY = (
     "How often every token is supervised, over the rows that are stored, stands in "
     "`token_freq/<job>.parquet` (`token_id`, `count`): a draft vocabulary of any size follows from it."
@@ -94,14 +99,16 @@ def card_text(groups: Mapping[str, Sequence[JobEntry]]) -> str:
     ]
     for name in sorted(groups):
         group = groups[name]
+        newest = sorted(group, key=lambda job: job.captured_at or BEFORE_ALL, reverse=True)[:SHOWN_JOBS]
         parts += [
             f"## Configuration `{name}`",
             _model(group[0]),
             _layers(group[0]),
-            _jobs(group),
-            _proof(group),
+            *([MORE_JOBS.format(shown=SHOWN_JOBS, number=len(group))] if len(group) > SHOWN_JOBS else []),
+            _jobs(newest),
+            _proof(newest),
         ]
-        parts += _vocabulary(group)
+        parts += _vocabulary(newest)
         parts += _rejects(group)
     return "\n\n".join(parts)
 
@@ -165,6 +172,7 @@ def _jobs(group: Sequence[JobEntry]) -> str:
         rows.append(
             (
                 f"`{made.job_id}`",
+                f"{job.captured_at:%Y-%m-%d %H:%M} UTC" if job.captured_at else "-",
                 *(f"{count:,}" for count in (*counts, totals.bytes)),
                 made.identity.loss,
                 f"`{template[:16]}`" if template else "-",
@@ -172,7 +180,7 @@ def _jobs(group: Sequence[JobEntry]) -> str:
             )
         )
     counted = ("samples", "rejected", "tokens", "supervised", "shard bytes")
-    return _table(("job", *counted, "loss mask", "template sha256", "made by"), rows)
+    return _table(("job", "captured", *counted, "loss mask", "template sha256", "made by"), rows)
 
 
 def _proof(group: Sequence[JobEntry]) -> str:

@@ -4,6 +4,7 @@ import os
 import warnings
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import date
 from functools import lru_cache, partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from schemas.dataset.states import read_states
 from schemas.names import FINAL_NORM_PATH
 from service.reader.errors import ReaderError
 from service.reader.files import Files, files_of
+from service.reader.jobs import index_paths
 from service.reader.places import Place, Places
 from service.reader.row import About, Row
 from service.reader.views import View
@@ -37,6 +39,7 @@ class QuarryDataset(Dataset[Any]):
         view: View | None = None,
         *,
         jobs: Iterable[str] | None = None,
+        since: str | date | None = None,
         revision: str | None = None,
         pin_memory: bool = False,
         memory_map: bool = False,
@@ -50,6 +53,9 @@ class QuarryDataset(Dataset[Any]):
             view: what to make of a row; without one, rows come as they are stored.
             jobs: ids of the jobs whose rows are wanted, each complete; all complete ones if null. A job is
                 complete when its manifest is there.
+            since: read only jobs whose last state was captured then or later: a day, which begins at midnight
+                UTC, or a time with its offset; either may be given as text. Jobs that an earlier version
+                wrote without a time are left out with a warning.
             revision: branch, tag or commit, for a repository.
             pin_memory: read states straight into pinned memory.
             memory_map: deprecated, without effect.
@@ -57,14 +63,15 @@ class QuarryDataset(Dataset[Any]):
                 than the memory: it takes less CPU than a read from the disk through the cache.
 
         Raises:
-            ReaderError: no dataset, no complete job or not the one named, jobs of several models or layers,
-                or a view it cannot serve.
+            ReaderError: no dataset, no complete job or not the one named, none since then, jobs of several
+                models or layers, or a view it cannot serve.
         """
         if memory_map:
             what = "memory_map has no effect: the page cache serves reads; it is removed in 0.4"
             warnings.warn(what, DeprecationWarning, stacklevel=2)
         self._files: Files = files_of(where, revision) if isinstance(where, str | os.PathLike) else where
-        self._places = Places(self._files, frozenset(jobs) if jobs is not None else None)
+        wanted = frozenset(jobs) if jobs is not None else None
+        self._places = Places(self._files, index_paths(self._files, wanted, since))
         self.view = view
         self.num_tokens: list[int] = self._places.num_tokens
         """T of every row, for samplers that fill batches by tokens."""

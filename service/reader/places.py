@@ -1,5 +1,6 @@
 """Where every row of a dataset is: read from the index files, which hold ids and masks but no states."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +12,6 @@ from schemas.dataset.token_counts import TokenTally
 from schemas.names import is_inside
 from service.reader.errors import ReaderError
 from service.reader.files import Files
-
-INDEX_FOLDER = "index"
-MANIFEST_FOLDER = "manifests"
-_SHOWN_JOBS = 5
-"""Named in an error; a repository that gets a job every night holds hundreds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +26,10 @@ class Place:
 class Places:
     """Every row of a dataset in index order; token ids and masks stay in Arrow memory until asked for."""
 
-    def __init__(self, files: Files, jobs: frozenset[str] | None) -> None:
-        """Read the indexes of all complete jobs, or of those named. Raises ReaderError if there are none."""
-        paths = _indexes(files, jobs)
+    def __init__(self, files: Files, index_paths: Sequence[str]) -> None:
+        """Read these indexes, at least one. Raises ReaderError."""
         try:
-            tables = [read_table(files.open(path).arrow(), columns=_COLUMNS) for path in paths]
+            tables = [read_table(files.open(path).arrow(), columns=_COLUMNS) for path in index_paths]
             # Left in the chunks that were read: a chunk of lists counts its values in 32 bits, and a dataset
             # may hold more tokens than that. A row is found among chunks by bisection.
             table = pa.concat_tables(tables)
@@ -79,41 +74,6 @@ class Places:
     def light(self, number: int) -> dict[str, Any]:
         """Return a row's `sample_id`, `source_id` and `prompt_tokens`."""
         return {name: self._columns[name][number].as_py() for name in _LIGHT}
-
-
-def _indexes(files: Files, jobs: frozenset[str] | None) -> list[str]:
-    """Return the index files of all complete jobs, or of those named, sorted.
-
-    A job is complete when its manifest is there, which comes last: a push of many shards shows indexes in
-    commits before that, and leaves them if it breaks off. Raises ReaderError.
-    """
-    # Manifests first: a job that has one has all its indexes by now.
-    manifests = frozenset(files.find(MANIFEST_FOLDER, ".json"))
-    paths = files.find(INDEX_FOLDER, ".parquet")
-    begun = frozenset(map(_job_of, paths))
-    wanted = begun if jobs is None else jobs
-    complete = {job for job in begun | wanted if f"{MANIFEST_FOLDER}/{job}.json" in manifests}
-    missing = sorted(wanted - complete)
-    if missing and (jobs is not None or not complete):
-        raise ReaderError(
-            f"not complete: {_named(missing)}. There is no {MANIFEST_FOLDER}/{missing[0]}.json, which "
-            "comes last. Wait for the job or its push, resume it if it broke off, or, in a copy, "
-            f"copy {MANIFEST_FOLDER}/ as well. Complete here: {_named(sorted(complete)) or 'none'}"
-        )
-    chosen = [path for path in paths if _job_of(path) in wanted & complete]
-    if not chosen:
-        whose = f"of the jobs {sorted(jobs)}" if jobs is not None else "files"
-        raise ReaderError(f"there are no index {whose}: is this the root of a dataset that Quarry made?")
-    return chosen
-
-
-def _job_of(path: str) -> str:
-    return path.split("/")[1]
-
-
-def _named(jobs: list[str]) -> str:
-    more = len(jobs) - _SHOWN_JOBS
-    return ", ".join(jobs[:_SHOWN_JOBS]) + (f" and {more} more" if more > 0 else "")
 
 
 def _values(column: Any, number: int, dtype: torch.dtype) -> torch.Tensor:  # noqa: ANN401 - pyarrow's

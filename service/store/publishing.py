@@ -1,7 +1,8 @@
 """Publishing: one committer a repository takes a job whose units are all done, and completes it."""
 
+from collections.abc import Iterable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from sqlalchemy import select
 
@@ -63,6 +64,17 @@ def complete(tx: Transaction, lease: PublishLease, hub_commit: str | None) -> No
     """Complete a job whose whole dataset is in `hub_commit`, null without a repository. Raises LeaseLost."""
     job, task = tasks.held(tx, lease)
     move_job(tx, replace(tasks.done(tx, job, task), hub_commit=hub_commit), JobState.COMPLETED)
+
+
+def captured_at(tx: Transaction, job_id: str) -> datetime:
+    """Return when a job's publishing was first leased, which is after its last unit was committed.
+
+    However often the job is published, the answer is the same.
+    """
+    events: Iterable[Event] = tx.connection.scalars(
+        select(EVENT.c.entry).where(EVENT.c.job_id == job_id).order_by(EVENT.c.id)
+    )
+    return next(event.at for event in events if event.state is JobState.PUBLISHING)
 
 
 def _delay(tx: Transaction, job: LockedJob) -> Delay | None:

@@ -1,5 +1,6 @@
 """A job whose units are done and whose files have landed: shards of random states, indexes, its account."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,7 @@ FINAL_NORM = save({"weight": np.ones(HIDDEN, np.float32)}, metadata={"final_norm
 OTHER_NORM = save({"weight": np.zeros(HIDDEN, np.float32)}, metadata={"final_norm": "{}"})
 OWNER = "test"
 TTL_S = 600.0
+CAPTURED_AT = datetime(2026, 11, 1, 3, 30, tzinfo=UTC)
 
 
 def norm_of(identity: Identity, settings: Settings) -> bytes:
@@ -154,6 +156,7 @@ def an_account(
     rejects: int = 1,
     hub: HubTarget | None = None,
     about: Identity | None = None,
+    captured_at: datetime = CAPTURED_AT,
 ) -> Account:
     """Write a job's files into `dataset` and return what the store would say of it."""
     about = about or an_identity()
@@ -165,6 +168,7 @@ def an_account(
         samples_planned=num_units * rows + rejects,
         commits=tuple(a_commit(dataset, key, about, rows) for key in keys),
         rejects=tuple(a_reject(num_units * rows + number) for number in range(rejects)),
+        captured_at=captured_at,
     )
 
 

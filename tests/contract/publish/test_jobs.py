@@ -1,6 +1,7 @@
 """The publisher on a real store and a loopback Hub: what becomes of a job whose units are all done."""
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -145,20 +146,27 @@ def test_a_job_whose_canary_passed_before_keys_held_a_version_is_published(
 
 
 def test_a_denied_job_is_blocked_and_continues_when_the_right_is_given(
-    store: Store, settings: Settings, hub: FakeHub
+    store: Store, settings: Settings, hub: FakeHub, clock: Clock
 ) -> None:
+    """Its manifest, which was made before the push was denied, says the same of it afterwards."""
     hub.add_token(TOKEN, Token("me", role="read", orgs={"org": "write"}))
     prepare(store, settings)
+    captured_at = datetime.fromtimestamp(clock.now_s, UTC)
     assert publish(store, settings)
     job = store.read(jobs.job, JOB)
     assert job.state is JobState.BLOCKED
     assert job.problem is not None
     assert (job.problem.type, job.problem.field) == ("urn:quarry:hub-denied", "hub.repo_id")
     hub.add_token(TOKEN, Token("me", orgs={"org": "write"}))
+    manifest = settings.dataset_dir(JOB) / manifest_path(JOB)
+    before = manifest.read_bytes()
+    clock.advance(3600)
     store.write(jobs.resume, JOB)
     assert plans.lease(store, OWNER, TTL_S) is None
     assert publish(store, settings)
     assert store.read(jobs.state, JOB) is JobState.COMPLETED
+    assert manifest.read_bytes() == before
+    assert read_manifest(manifest).captured_at == captured_at
 
 
 def test_a_silent_hub_leaves_the_job_to_the_next_lease(

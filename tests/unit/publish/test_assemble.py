@@ -197,7 +197,9 @@ def test_something_else_in_place_of_a_manifest_is_named(tmp_path: Path) -> None:
 
 def test_datasets_streams_the_folder_as_it_stands(tmp_path: Path) -> None:
     a_dataset(tmp_path)
+    a_dataset(tmp_path, OTHER_JOB)
     light = list(load_dataset(str(tmp_path), split="train", streaming=True))
     states = list(load_dataset(str(tmp_path), "states", split="train", streaming=True))
     assert [row["sample_id"] for row in light] == [row["sample_id"] for row in states]
-    assert states[3]["layer_2"] == layer_bytes(1, 0, 2)
+    assert len(light) == 12
+    assert states[3]["layer_2"] == states[9]["layer_2"] == layer_bytes(1, 0, 2)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from service.errors import OptionRefused
 from service.publish import card as cards
 from service.publish.card import assigned_configs, states_config
 from tests.support.finished_job import (
+    CAPTURED_AT,
     JOB,
     OTHER_JOB,
     a_dataset,
@@ -229,6 +231,24 @@ def test_the_vocabulary_is_told_job_by_job(manifest: Manifest, other: Manifest) 
     assert f"| `{JOB}` | 9,000 | 75.000% |" in card
     assert other.vocabulary is not None
     assert f"| `{OTHER_JOB}` | {other.vocabulary.token_ids} | all |" in card
+
+
+def test_the_table_of_jobs_has_the_newest_first_and_no_more_than_thirty(manifest: Manifest) -> None:
+    """One job more than the table has room for, and one of an earlier version, which says no time."""
+    night, jobs = timedelta(days=1), []
+    for number in range(31):
+        job_id = f"j-{number:016x}"
+        provenance = manifest.provenance.model_copy(update={"job_id": job_id})
+        at = CAPTURED_AT + number * night if number else None
+        jobs.append(manifest.model_copy(update={"provenance": provenance, "captured_at": at}))
+    assert "jobs.json" not in render_card(jobs[:30])
+    card = render_card(jobs)
+    assert "The newest 30 of 31 jobs; `jobs.json` has all." in card
+    assert re.findall(r"^\| `(j-\S+)` \| (.*?) \| 6 \| 1 \| 18 \|", card, re.MULTILINE) == [
+        (f"j-{number:016x}", f"{CAPTURED_AT + number * night:%Y-%m-%d %H:%M} UTC")
+        for number in range(30, 0, -1)
+    ]
+    assert f"| `j-{0:016x}` | - | 6 |" in render_card(jobs[:30])
 
 
 def test_a_manifest_from_before_the_statistics_has_a_card(manifest: Manifest) -> None:

@@ -57,15 +57,12 @@ def folder(tmp_path: Path, rows: list[dict[str, Any]]) -> Path:
         mine = [row for row in rows if row["shard"] == path.replace("index", "data")]
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(pa.Table.from_pylist(mine, schema=INDEX_SCHEMA), tmp_path / path, row_group_size=2)
-    (tmp_path / "manifests").mkdir()
-    for job in ("j-0", "j-1"):
-        (tmp_path / f"manifests/{job}.json").write_text("{}")
     return tmp_path
 
 
 @pytest.mark.parametrize("again", [lambda found: found, lambda found: pickle.loads(pickle.dumps(found))])
 def test_every_row_is_right_on_both_sides_of_every_border_between_chunks(folder, rows, again):
-    found = again(Places(LocalFiles(folder), None))
+    found = again(Places(LocalFiles(folder), list(LENGTHS)))
     assert len(found) == len(rows)
     assert found.num_tokens == [row["num_tokens"] for row in rows]
     assert found.sample_ids == [row["sample_id"] for row in rows]
@@ -79,7 +76,7 @@ def test_every_row_is_right_on_both_sides_of_every_border_between_chunks(folder,
 def test_supervised_tokens_are_counted_over_all_chunks(folder, rows):
     pairs = [pair for row in rows for pair in zip(row["input_ids"], row["loss_mask"], strict=True)]
     due = Counter(token for token, supervised in pairs if supervised)
-    assert Places(LocalFiles(folder), None).supervised_counts() == due
+    assert Places(LocalFiles(folder), list(LENGTHS)).supervised_counts() == due
 
 
 def lists(lengths: list[int], values: np.ndarray) -> pa.Array:
@@ -103,12 +100,12 @@ def test_a_dataset_may_hold_more_tokens_than_32_bits_count(tmp_path, monkeypatch
     huge = index_of([many], np.zeros(many, np.int32), np.zeros(many, np.uint8))
     small = index_of([2, 3], np.arange(5, dtype=np.int32), np.array([0, 1, 1, 0, 1], np.uint8))
     paths = [f"index/j-0/train-{unit:05d}.parquet" for unit in range(10)]
-    for path in (*paths, "manifests/j-0.json"):
+    for path in paths:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).touch()
     tables = {str(tmp_path / path): huge for path in paths[:-1]} | {str(tmp_path / paths[-1]): small}
     monkeypatch.setattr(places, "read_table", lambda path, columns: tables[path].select(columns))
-    found = Places(LocalFiles(tmp_path), None)
+    found = Places(LocalFiles(tmp_path), paths)
     assert len(found) == 11
     assert [[part.tolist() for part in found.tokens(number)] for number in (9, 10)] == [
         [[0, 1], [0, 1]],
@@ -122,7 +119,7 @@ def test_indexes_that_do_not_fit_together_are_refused(folder):
     place = table.schema.get_field_index("row")
     pq.write_table(table.set_column(place, "row", table["row"].cast(pa.string())), path)
     with pytest.raises(ReaderError, match="the index cannot be read"):
-        Places(LocalFiles(folder), None)
+        Places(LocalFiles(folder), list(LENGTHS))
 
 
 @pytest.mark.parametrize("path", ["../private/a.parquet", "/private/a.parquet", "data/../../a", "a\0b"])
@@ -132,4 +129,4 @@ def test_a_shard_that_lies_outside_the_dataset_is_refused_before_it_is_opened(fo
     index = "index/j-0/train-00000.parquet"
     pq.write_table(pa.Table.from_pylist(rows[:5], schema=INDEX_SCHEMA), folder / index)
     with pytest.raises(ReaderError, match="leaves the dataset"):
-        Places(LocalFiles(folder), None)
+        Places(LocalFiles(folder), list(LENGTHS))

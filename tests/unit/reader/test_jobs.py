@@ -1,0 +1,107 @@
+"""Which jobs are read since a day or a time: what the table of jobs says, and what only manifests say."""
+
+import json
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.names import JOBS_PATH, manifest_path
+from service.reader.errors import ReaderError
+from service.reader.files import LocalFiles
+from service.reader.jobs import index_paths
+from tests.support.finished_job import CAPTURED_AT, a_dataset
+
+NIGHTS = [f"j-{number:016x}" for number in range(3)]
+LAST = CAPTURED_AT + timedelta(days=2)
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three nights: 1, 2 and 3 November 2026, at 03:30 UTC."""
+    folder = tmp_path_factory.mktemp("nights")
+    for number, job_id in enumerate(NIGHTS):
+        a_dataset(folder, job_id, num_units=1, captured_at=CAPTURED_AT + timedelta(days=number))
+    return folder
+
+
+@pytest.fixture
+def copied(repository: Path, tmp_path: Path) -> Path:
+    """The same with files that may be changed; the shards are not needed."""
+    for path in [*repository.glob("index/*/*"), *repository.glob("manifests/*"), repository / JOBS_PATH]:
+        copy = tmp_path / path.relative_to(repository)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(path.read_bytes())
+    return tmp_path
+
+
+def nights(folder: Path, since: Any, jobs: list[str] | None = None) -> list[int]:
+    """Return the numbers of the nights that are read."""
+    wanted = frozenset(jobs) if jobs is not None else None
+    paths = index_paths(LocalFiles(folder), wanted, since)
+    assert paths == sorted(paths)
+    return [NIGHTS.index(path.split("/")[1]) for path in paths]
+
+
+@pytest.mark.parametrize(
+    ("since", "expected"),
+    [
+        (None, [0, 1, 2]),
+        ("2026-11-01", [0, 1, 2]),
+        (date(2026, 11, 2), [1, 2]),
+        ("2026-11-03", [2]),
+        ("2026-11-03T04:30:00+01:00", [2]),
+        (LAST, [2]),
+        (datetime(2026, 11, 2, 3, 31, tzinfo=UTC), [2]),
+    ],
+)
+def test_jobs_are_read_since_a_day_or_a_time(repository: Path, since: Any, expected: list[int]) -> None:
+    assert nights(repository, since) == expected
+
+
+def test_jobs_that_are_named_are_filtered_too(repository: Path) -> None:
+    assert nights(repository, "2026-11-02", NIGHTS[:2]) == [1]
+
+
+def test_where_nothing_is_new_the_newest_job_is_named(repository: Path) -> None:
+    with pytest.raises(ReaderError, match="since 2026-11-04 00:00 UTC: the newest is of 2026-11-03 03:30"):
+        nights(repository, "2026-11-04")
+
+
+@pytest.mark.parametrize("since", ["yesterday", "2026-11-01T03:00", datetime(2026, 11, 1, 3)])
+def test_a_time_that_could_be_another_is_refused(repository: Path, since: Any) -> None:
+    with pytest.raises(ReaderError, match="neither a day, such as 2026-11-01, nor a time with its offset"):
+        nights(repository, since)
+
+
+@pytest.mark.parametrize("table", [None, b"{", b'{"jobs": [], "new": 1}', b'{"jobs": []}'])
+def test_what_the_table_does_not_say_the_manifests_do(copied: Path, table: bytes | None) -> None:
+    (copied / JOBS_PATH).unlink()
+    if table is not None:
+        (copied / JOBS_PATH).write_bytes(table)
+    assert nights(copied, "2026-11-02") == [1, 2]
+
+
+def without_time(folder: Path, job_id: str) -> None:
+    """Make of a job what an earlier version wrote."""
+    path = folder / manifest_path(job_id)
+    manifest = json.loads(path.read_bytes())
+    del manifest["captured_at"]
+    path.write_text(json.dumps(manifest))
+    (folder / JOBS_PATH).unlink(missing_ok=True)
+
+
+def test_jobs_without_a_time_are_left_out_with_a_warning(copied: Path) -> None:
+    without_time(copied, NIGHTS[0])
+    with pytest.warns(UserWarning, match=f"do not say when they were captured: {NIGHTS[0]}; name"):
+        assert nights(copied, "2026-11-01") == [1, 2]
+    assert nights(copied, None) == [0, 1, 2]
+
+
+@pytest.mark.filterwarnings("ignore:since=")
+def test_a_dataset_of_an_earlier_version_cannot_be_filtered(copied: Path) -> None:
+    for job_id in NIGHTS:
+        without_time(copied, job_id)
+    with pytest.raises(ReaderError, match=r"no job was captured since .*: none says when"):
+        nights(copied, "2026-11-01")
