@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
 from schemas.job import Problem
-from service.errors import DatasetBroken, OptionRefused, QuarryError, RequestError
+from service.errors import DatasetBroken, OptionRefused, Outcome, QuarryError, RequestError
 from service.settings import Settings
 from service.visible import one_line, visible
 
@@ -18,13 +18,19 @@ SECRET_VARIABLES = frozenset({"QUARRY_HUB_TOKEN", "QUARRY_DATABASE_URL"})
 EXIT_BROKEN = 1
 EXIT_USAGE = 2
 EXIT_NOT_COMPLETE = 3
+EXIT_BLOCKED = 5
+EXIT_TRY_AGAIN = os.EX_TEMPFAIL
+"""What failed may pass: the one failure after which a batch system runs the same command again."""
 
 
 def exit_code(error: QuarryError) -> int:
     """Return the exit code of a command that ended with `error`."""
     if isinstance(error, DatasetBroken):
         return EXIT_BROKEN
-    return EXIT_USAGE if isinstance(error, RequestError) else EXIT_NOT_COMPLETE
+    if isinstance(error, RequestError):
+        return EXIT_USAGE
+    by_outcome = {Outcome.RETRY: EXIT_TRY_AGAIN, Outcome.BLOCK: EXIT_BLOCKED}
+    return by_outcome.get(error.outcome, EXIT_NOT_COMPLETE)
 
 
 def complain(problem: Problem) -> None:

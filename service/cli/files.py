@@ -2,12 +2,22 @@
 
 import logging
 import sys
+from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from service.cli.console import EXIT_NOT_COMPLETE, complain, load_settings, log_to_stderr, say
+from schemas.job import JobState, Problem
+from service.cli.console import (
+    EXIT_BLOCKED,
+    EXIT_NOT_COMPLETE,
+    EXIT_TRY_AGAIN,
+    complain,
+    load_settings,
+    log_to_stderr,
+    say,
+)
 from service.cli.job_file import own_roots, read_job_file
 
 JobFile = Annotated[
@@ -61,7 +71,16 @@ def extract(
     if ending.problem is not None:
         complain(ending.problem)
     if not ending.completed:
-        raise typer.Exit(EXIT_NOT_COMPLETE)
+        raise typer.Exit(unfinished_code(ending.state, ending.problem))
     say(f"{out}: {ending.progress.samples_written} samples, {amounts(ending.progress)}")
     if strict and ending.progress.samples_rejected:
         raise typer.Exit(EXIT_NOT_COMPLETE)
+
+
+def unfinished_code(state: JobState, problem: Problem | None) -> int:
+    """Return the exit code of a run whose job has not completed, and that nobody stopped."""
+    if state is JobState.BLOCKED:
+        return EXIT_BLOCKED
+    if problem is not None and problem.status == HTTPStatus.SERVICE_UNAVAILABLE:
+        return EXIT_TRY_AGAIN
+    return EXIT_NOT_COMPLETE

@@ -17,6 +17,8 @@ from service.cli import main
 from service.proof.verify import verify_dataset
 from service.store import Store, jobs
 from tests.support.children import children_of, wait_for_end
+from tests.support.fake_hub import FakeHub
+from tests.support.hub_state import Fault, Token
 from tests.support.tiny_model import random_target
 
 ROOT = Path(__file__).parents[2]
@@ -228,3 +230,20 @@ def test_a_job_that_fails_is_told_by_problem_and_exit_code(folder: Path, tmp_pat
     (row,) = store.read(jobs.page)[0]
     store.close()
     assert row.state == "failed"
+
+
+@pytest.mark.parametrize(
+    ("role", "reachable", "code"), [("read", True, 5), ("write", False, 75)], ids=["blocked", "try again"]
+)
+def test_a_hub_that_refuses_or_does_not_answer_is_told_apart(
+    folder: Path, tmp_path: Path, extract_here, monkeypatch: pytest.MonkeyPatch, role, reachable, code
+):
+    with FakeHub() as hub:
+        hub.add_token("hf_1", Token("me", role=role))
+        monkeypatch.setenv("QUARRY_HUB_ENDPOINT", hub.url)
+        monkeypatch.setenv("QUARRY_HUB_TOKEN", "hf_1")
+        if not reachable:
+            hub.fail("whoami", Fault(status=503, times=10_000))
+        job = write_job(folder, "pushed.json", hub={"repo_id": "me/states"})
+        assert extract_here(job, tmp_path / "out")[0] == code
+    assert not (tmp_path / "out").exists()

@@ -16,8 +16,25 @@ from schemas.job import JobState
 from schemas.names import job_id_from_key
 from schemas.request import ExtractRequest
 from service.cli import client
+from service.cli.console import exit_code
+from service.cli.files import unfinished_code
 from service.cli.job_file import own_roots, read_job_file
 from service.control.submit import check, new_key
+from service.errors import (
+    DatasetBroken,
+    DiskFull,
+    EngineDied,
+    HubDenied,
+    HubUnavailable,
+    IdentityChanged,
+    OptionRefused,
+    PlanningDied,
+    QuarryError,
+    SourceRefused,
+    StatesWrong,
+    StoreUnavailable,
+    WriteFailed,
+)
 from service.settings import Settings
 from service.store import NewJob, Store, jobs, plans
 from tests.support.api import (
@@ -49,6 +66,41 @@ def job_file(tmp_path: Path) -> Callable[..., Path]:
 
 
 # The whole
+
+
+@pytest.mark.parametrize(
+    ("state", "error", "code"),
+    [
+        (JobState.FAILED, StatesWrong("row 3"), 3),
+        (JobState.FAILED, SourceRefused("every sample was rejected"), 3),
+        (JobState.FAILED, None, 3),
+        (JobState.FAILED, WriteFailed("of three attempts each"), 75),
+        (JobState.RUNNING, EngineDied("the worker ended before the job did"), 75),
+        (JobState.BLOCKED, DiskFull("no space"), 5),
+        (JobState.BLOCKED, PlanningDied("three times"), 5),
+    ],
+)
+def test_an_unfinished_runs_exit_code_says_whether_to_run_it_again(
+    state: JobState, error: QuarryError | None, code: int
+):
+    assert unfinished_code(state, error.problem() if error else None) == code
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (DatasetBroken("a"), 1),
+        (OptionRefused("a"), 2),
+        (IdentityChanged("a"), 3),
+        (StoreUnavailable("a"), 3),
+        (HubDenied("a"), 5),
+        (DiskFull("a"), 5),
+        (HubUnavailable("a"), 75),
+        (PlanningDied("a"), 75),
+    ],
+)
+def test_an_errors_exit_code_says_whether_the_command_may_succeed_later(error: QuarryError, code: int):
+    assert exit_code(error) == code
 
 
 def test_help_names_every_verb_and_needs_no_engine():
