@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from schemas.base import Wire
+from schemas.base import Wire, added
 from schemas.digest import canonical_sha256
 from schemas.names import JobId
 from schemas.request import CapturePasses, Compression, Dtype, Generate, LossRule, TooLong
@@ -58,6 +58,7 @@ class Identity(Wire):
 
     schema_version: int = SCHEMA_VERSION
     model: str
+    """A repository of the Hub, or `./` and the name of a local model's folder."""
     revision: str
     """Commit of the model repository, or the sha256 of a local model's config and weight index."""
     dtype: Dtype
@@ -73,6 +74,8 @@ class Identity(Wire):
     generate: Generate | None
     capture: CapturePasses | None
     compression: Compression
+    weights_sha256: str | None = added(None)
+    """Of parts of a local model's weights; null for a model of the Hub and in datasets up to version 0.1."""
 
     def sha256(self) -> str:
         """Return the digest of the canonical JSON."""

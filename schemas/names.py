@@ -61,6 +61,11 @@ def is_local_model(model: str) -> bool:
     return model.startswith(("/", "."))
 
 
+def shown_model(model: str) -> str:
+    """Return how a dataset names its model: a folder by its own name alone, as `./name`."""
+    return f"./{PurePosixPath(model).name}" if is_local_model(model) else model
+
+
 def is_inside(path: str) -> bool:
     """Say whether a path that a dataset names stays inside it. Nothing in a dataset is trusted."""
     parts = PurePosixPath(path)

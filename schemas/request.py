@@ -22,7 +22,7 @@ from pydantic import (
 
 from schemas.base import Wire
 from schemas.digest import canonical_json
-from schemas.names import ConfigName, RepoId, is_local_model
+from schemas.names import ConfigName, RepoId, is_local_model, shown_model
 
 MAX_LAYER_ID = 1024
 MAX_LAYERS = 128
@@ -224,9 +224,9 @@ class ExtractRequest(Wire):
         """Return what a dataset shows of the request."""
         shown = self.model_dump(mode="json")
         shown["source"].pop("samples", None)
-        for holder, field in ((shown, "model"), (shown["source"], "path")):
-            if is_local_model(holder.get(field, "")):
-                holder[field] = PurePath(holder[field]).name
+        shown["model"] = shown_model(self.model)
+        if is_local_model(shown["source"].get("path", "")):
+            shown["source"]["path"] = PurePath(shown["source"]["path"]).name
         return PublishedRequest.model_validate(shown)
 
     def sha256(self) -> str:

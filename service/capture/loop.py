@@ -197,7 +197,7 @@ class Capture:
             if session is None or not fits:
                 if running := self._tasks():
                     await asyncio.wait(running)
-                logger.info("starting the engine for %s", lease.identity.model)
+                logger.info("starting the engine for %s", lease.model)
                 head = await self._engine.prepare(spec)
                 await canary.begin_early(spec, head)
                 session = await self._engine.start(spec, head)

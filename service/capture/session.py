@@ -109,7 +109,7 @@ class EngineSlot:
         return self._inspected[1]
 
     def _spec_of(self, lease: UnitLease) -> EngineSpec:
-        target = planned_target(lease.identity, self._settings)
+        target = planned_target(lease.identity, lease.model, self._settings)
         return spec_for(lease.identity, target, self._settings)
 
     async def prepare(self, spec: EngineSpec) -> "Head":

@@ -32,7 +32,7 @@ def export(
     ] = None,
     target: Annotated[
         str | None,
-        typer.Option(metavar="DIR", help="Folder of the target, if not where the dataset's model was."),
+        typer.Option(metavar="DIR", help="Folder of the target, if it is not below QUARRY_MODEL_ROOTS."),
     ] = None,
     revision: Annotated[
         str | None, typer.Option(help="Branch, tag or commit of a dataset repository.")

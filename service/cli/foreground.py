@@ -89,7 +89,8 @@ def _key(request: ExtractRequest, settings: Settings) -> str:
 
     key = f"{request.canonical_json()}\n{open_source(request.source, settings).fingerprint()}"
     if is_local_model(request.model):
-        key += f"\n{locate_model(request.model, None, settings).revision}"
+        located = locate_model(request.model, None, settings)
+        key += f"\n{located.revision}\n{located.weights_sha256}"
     return key
 
 

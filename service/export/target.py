@@ -11,7 +11,7 @@ from schemas.names import is_local_model
 from service.errors import OptionRefused
 from service.export.source import Source
 from service.plan.model_config import config_json, read_config
-from service.plan.model_folder import locate_model
+from service.plan.model_folder import local_model, locate_model
 from service.proof.head_weights import read_head, tensor_files, text_config
 from service.settings import Settings
 
@@ -53,17 +53,23 @@ class TargetFolder:
 def find_target(source: Source) -> TargetFolder:
     """Find the target: `options.target`, or the model that the dataset names.
 
-    Of a model on the Hub only the small files are fetched. Raises OptionRefused (`target`), UnknownModel,
-    HubUnavailable.
+    A folder is looked for below the model roots by its name. Of a model on the Hub only the small files are
+    fetched. Raises OptionRefused (`target`), UnknownModel, HubUnavailable.
     """
     identity, named = source.identity, source.options.target
-    folder = Path(named or identity.model)
-    if (folder / "config.json").is_file():
-        return TargetFolder(folder)
-    if named is not None or is_local_model(identity.model):
-        raise OptionRefused(
-            f"{folder} holds no config.json, and this export needs the target's",
-            field="target",
-            cure="name the folder of the model that the dataset was made with in --target",
-        )
-    return TargetFolder(locate_model(identity.model, identity.revision, Settings()).folder)
+    if named is None and not is_local_model(identity.model):
+        return TargetFolder(locate_model(identity.model, identity.revision, Settings()).folder)
+    path = Path(named or identity.model)
+    if named is not None and (path / "config.json").is_file():
+        return TargetFolder(path)
+    if named is None:
+        # Datasets of versions up to 0.1 name the whole path.
+        for folder in (path, *(root / path.name for root in Settings().model_roots)):
+            if (folder / "config.json").is_file() and local_model(folder).is_that_of(identity):
+                return TargetFolder(folder)
+    raise OptionRefused(
+        f"{path} holds no config.json, and this export needs the target's",
+        field="target",
+        cure="name the folder of the model that the dataset was made with in --target, "
+        "or the folder that it is in in QUARRY_MODEL_ROOTS",
+    )

@@ -2,10 +2,12 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from schemas.identity import Identity
 from schemas.names import is_local_model
 from service.errors import UnknownModel
 from service.plan.hub_reading import reading_hub
@@ -30,16 +32,30 @@ CONFIG_FILES = ("config.json", "generation_config.json", "*.safetensors.index.js
 WEIGHT_FORMATS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
 """Weights in any format: in a local model they alone may be links out of its folder."""
 
+SAMPLED_BLOCKS, BLOCK_BYTES = 64, 4096
+"""Of each weight file."""
+
 MAX_HEADER_BYTES = 100_000_000
 """The safetensors format's own bound on a header."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """A readable folder and the revision that it is: a commit on the Hub, or the digest of a local model."""
+    """A readable folder and the revision that it is: a commit on the Hub, or the digest of a local model.
+
+    `weights_sha256` is the `weights_digest` of a local model.
+    """
 
     folder: Path
     revision: str
+    weights_sha256: str | None = None
+
+    def is_that_of(self, identity: Identity) -> bool:
+        """Say whether a dataset was made with this model. Versions up to 0.1 read nothing of the weights."""
+        known = identity.weights_sha256 is not None
+        return self.revision == identity.revision and (
+            not known or self.weights_sha256 == identity.weights_sha256
+        )
 
 
 def locate_model(model: str, revision: str | None, settings: Settings) -> ModelFolder:
@@ -52,7 +68,7 @@ def locate_model(model: str, revision: str | None, settings: Settings) -> ModelF
             detail = f"{model!r} is a folder; a folder has no revisions"
             raise UnknownModel(detail, field="revision", cure="leave 'revision' null")
         folder = _local_folder(model, settings.model_roots)
-        return ModelFolder(folder, local_revision(folder))
+        return local_model(folder)
     return _hub_snapshot(model, revision, settings)
 
 
@@ -124,13 +140,18 @@ def files_digest(folder: Path, patterns: Iterable[str]) -> str:
     return digest.hexdigest()
 
 
+def local_model(folder: Path) -> ModelFolder:
+    """Return a local model with its digests. Raises UnknownModel."""
+    return ModelFolder(folder, local_revision(folder), weights_digest(folder))
+
+
 def local_revision(folder: Path) -> str:
     """Return the revision of a local model: a sha256.
 
     It does not move with copying, touching or renaming the folder. It covers the whole content of config,
     weight index, tokenizer and template files; of each weight file its name, its length and, for
-    safetensors, its header (names, types, shapes and offsets of the tensors). It does not read the weights:
-    overwriting values in place under equal shapes is not seen. Raises UnknownModel.
+    safetensors, its header (names, types, shapes and offsets of the tensors). The values are those of
+    `weights_digest`. Raises UnknownModel.
     """
     digest = hashlib.sha256()
     _add(digest, "small", files_digest(folder, (*CONFIG_FILES, *TOKENIZER_FILES)))
@@ -138,6 +159,21 @@ def local_revision(folder: Path) -> str:
         _add(digest, path.name, str(path.stat().st_size))
         if path.suffix == ".safetensors":
             _add(digest, "header", hashlib.sha256(_safetensors_header(path)).hexdigest())
+    return digest.hexdigest()
+
+
+def weights_digest(folder: Path) -> str:
+    """Return a sha256 over evenly spread blocks of each weight file, or over all of a small one.
+
+    A model that was trained further has another one. A change of few values may lie between the blocks.
+    """
+    digest = hashlib.sha256()
+    for path in _matching(folder, WEIGHT_FORMATS):
+        last = max(0, path.stat().st_size - BLOCK_BYTES)
+        with path.open("rb") as file:
+            for number in range(SAMPLED_BLOCKS):
+                start = number * last // (SAMPLED_BLOCKS - 1)
+                digest.update(os.pread(file.fileno(), BLOCK_BYTES, start))
     return digest.hexdigest()
 
 

@@ -58,7 +58,7 @@ def plan_job(
             raise Stopped
 
     request, fixed = store.read(jobs.request, lease.job_id), lease.identity
-    target = planned_target(fixed, settings) if fixed else inspect_target(request, settings)
+    target = planned_target(fixed, lease.model, settings) if fixed else inspect_target(request, settings)
     source = open_source(_pinned(request.source, fixed), settings)
     with tokenizing(request, target, source, settings, watch) as child:
         identity = identity_of(request, target, source, child.template_sha256())
@@ -89,6 +89,7 @@ def identity_of(
     return Identity(
         model=target.model,
         revision=target.revision,
+        weights_sha256=target.weights_sha256,
         dtype=target.dtype,
         hidden_size=target.hidden_size,
         num_layers=target.num_layers,

@@ -33,7 +33,7 @@ class SampleTokenizer:
     ) -> None:
         self._target = target
         self._request = request
-        self._tokenizer = TextTokenizer(target.folder, target.model, on_step)
+        self._tokenizer = TextTokenizer(target.folder, request.model, on_step)
         self._templates: dict[str, ChatTemplate] = {}
         self._trailers: dict[str, str] = {}
         self.limit_tokens = _limit(target, request)
@@ -146,7 +146,7 @@ class SampleTokenizer:
     def _template(self, *, with_tools: bool) -> ChatTemplate:
         source = self._tokenizer.chat_template(self._request.chat_template, with_tools=with_tools)
         if source is None:
-            detail = f"the tokenizer of {self._target.model!r} has no chat template"
+            detail = f"the tokenizer of {self._request.model!r} has no chat template"
             cure = "pass a 'chat_template', or give 'text' or 'token_ids' samples"
             raise TemplateRefused(detail, field=FIELD, cure=cure)
         return self._compiled(source)
@@ -163,7 +163,7 @@ class SampleTokenizer:
         return self._templates[source]
 
     def _refused(self, template: ChatTemplate, fault: str, cure: str) -> TemplateRefused:
-        name = f"{hashlib.sha256(template.source.encode()).hexdigest()[:12]} of {self._target.model!r}"
+        name = f"{hashlib.sha256(template.source.encode()).hexdigest()[:12]} of {self._request.model!r}"
         return TemplateRefused(f"the chat template {name} {fault}", field=FIELD, cure=cure)
 
     def _trailer(self, template: ChatTemplate) -> str:

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from schemas.identity import Identity
-from schemas.names import is_local_model
+from schemas.names import is_local_model, shown_model
 from schemas.request import ExtractRequest
 from service.errors import IdentityChanged
 from service.plan.layers import resolve_layers
@@ -17,14 +17,16 @@ from service.settings import Settings
 class Target(ModelConfig):
     """A model that exists and whose layers were checked.
 
-    `folder` holds config and tokenizer files: the model's own folder, or a Hub snapshot without weights.
-    `revision` is the commit, or the digest of a local model (`model_folder.local_revision`). `layer_ids`
-    are vLLM's, ascending, unique. A prompt is at most `max_model_len - 1` tokens.
+    `model` is how the dataset names it. `folder` holds config and tokenizer files: the model's own folder, or
+    a Hub snapshot without weights. `revision` is the commit, or the digest of a local model
+    (`model_folder.local_revision`). `layer_ids` are vLLM's, ascending, unique. A prompt is at most
+    `max_model_len - 1` tokens.
     """
 
     model: str
     folder: Path
     revision: str
+    weights_sha256: str | None
     layer_ids: tuple[int, ...]
 
 
@@ -37,20 +39,27 @@ def inspect_target(request: ExtractRequest, settings: Settings) -> Target:
     located = locate_model(request.model, request.revision, settings)
     config = read_config(located.folder, request.dtype)
     layer_ids = resolve_layers(request.layers, request.final_layer, config.num_layers)
-    return Target(**asdict(config), **asdict(located), model=request.model, layer_ids=layer_ids)
+    return Target(**asdict(config), **asdict(located), model=shown_model(request.model), layer_ids=layer_ids)
 
 
-def planned_target(identity: Identity, settings: Settings) -> Target:
-    """Return the target that a job was planned for, however its branch moved since.
+def planned_target(identity: Identity, model: str, settings: Settings) -> Target:
+    """Return the target that a job of `model` was planned for, however its branch moved since.
 
     A model on the Hub is read at the planned commit. Raises IdentityChanged (`model`) for a local one that is
     not the same any more, UnknownModel (`model`), HubUnavailable.
     """
-    local = is_local_model(identity.model)
-    located = locate_model(identity.model, None if local else identity.revision, settings)
-    if located.revision != identity.revision:
+    local = is_local_model(model)
+    located = locate_model(model, None if local else identity.revision, settings)
+    if not located.is_that_of(identity):
         cure = "put the model back as it was, or start a new job"
-        detail = f"{identity.model} was changed since the job was planned"
+        detail = f"{model} was changed since the job was planned"
         raise IdentityChanged(detail, field="model", cure=cure)
     config = read_config(located.folder, identity.dtype)
-    return Target(**asdict(config), **asdict(located), model=identity.model, layer_ids=identity.layer_ids)
+    return Target(
+        **asdict(config),
+        folder=located.folder,
+        model=identity.model,
+        revision=identity.revision,
+        weights_sha256=identity.weights_sha256,
+        layer_ids=identity.layer_ids,
+    )

@@ -88,12 +88,8 @@ def states_key(identity: Identity) -> str:
 
 
 def _states_parts(identity: Identity) -> dict[str, object]:
-    return {
-        "model": identity.model,
-        "revision": identity.revision,
-        "dtype": identity.dtype,
-        "layer_ids": identity.layer_ids,
-    }
+    fields = {"model", "revision", "weights_sha256", "dtype", "layer_ids"}
+    return identity.model_dump(mode="json", include=fields)
 
 
 def canary_prompts(vocab_size: int, max_len: int) -> list[list[int]]:

@@ -5,7 +5,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from schemas.dataset.manifest import CanaryReport
-from schemas.identity import Identity
 from schemas.names import is_job_id
 from schemas.request import ExtractRequest, HubTarget
 from service.capture.landing import land
@@ -24,16 +23,16 @@ from service.store import PublishLease, Store, canaries, jobs, publishing, tasks
 from service.work.keeper import Keeper, Kept
 from service.work.runner import Stopped, run_next
 
-FinalNormOf = Callable[[Identity, Settings], bytes]
+FinalNormOf = Callable[[PublishLease, Settings], bytes]
 
 
-def target_final_norm(identity: Identity, settings: Settings) -> bytes:
+def target_final_norm(lease: PublishLease, settings: Settings) -> bytes:
     """Return `final_norm.safetensors` of the captured model. Raises IdentityChanged, UnknownModel."""
     from service.plan.target import planned_target
     from service.plan.weights import fetch_weights
     from service.proof.head import final_norm_bytes
 
-    target = planned_target(identity, settings)
+    target = planned_target(lease.identity, lease.model, settings)
     return final_norm_bytes(fetch_weights(target, settings))
 
 
@@ -118,7 +117,7 @@ def _publish(
     request = store.read(jobs.request, lease.job_id)
     account = account_of(store, lease, request)
     check()
-    norm = final_norm(lease.identity, settings)
+    norm = final_norm(lease, settings)
     canary, report = _canary(store, lease, request)
     assemble(dataset, account, norm, canary, report, check)
     check()

@@ -28,6 +28,7 @@ class LockedJob:
     """A job's row while this transaction keeps everybody else from changing it."""
 
     id: str
+    model: str
     publish_subject: str
     state: JobState
     progress: Progress

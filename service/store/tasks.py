@@ -196,6 +196,7 @@ def _take(
         attempts=after.attempts,
         owner=owner,
         ttl_s=ttl_s,
+        model=job.model,
     )
 
 

@@ -110,7 +110,7 @@ class Lease:
     """The right to one attempt at a task, until another epoch takes it.
 
     `item` is the unit of a capture, else 0. `attempts` counts this attempt and earlier ones that reported
-    how they ended. It was granted for `ttl_s`.
+    how they ended. It was granted for `ttl_s`. `model` is what the job's request names.
     """
 
     kind: TaskKind
@@ -120,6 +120,7 @@ class Lease:
     attempts: int
     owner: str
     ttl_s: float
+    model: str
 
     def fields(self) -> dict[str, Any]:
         """Return what a lease of every kind has."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from schemas.job import JobState
-from schemas.names import job_id_from_key
+from schemas.names import job_id_from_key, shown_model
 from schemas.request import ExtractRequest
 from service.cli.job_file import read_job_file
 from service.plan.model_folder import local_revision
@@ -109,7 +109,7 @@ def begin_planning(out: Path, job_id: str, request: ExtractRequest) -> None:
     store.write(jobs.submit, NewJob.of(job_id, job_id, request))
     lease = plans.lease(store, "killed", 1.0)
     assert lease is not None
-    about = an_identity(model=request.model, revision=local_revision(Path(request.model)))
+    about = an_identity(model=shown_model(request.model), revision=local_revision(Path(request.model)))
     store.write(plans.set_identity, lease, about)
     store.close()
 

@@ -66,7 +66,7 @@ class Session:
         async def attempt() -> None:
             session = self.engine.session
             if session is None:
-                target = planned_target(lease.identity, shop.settings)
+                target = planned_target(lease.identity, lease.model, shop.settings)
                 spec = spec_for(lease.identity, target, shop.settings)
                 session = await self.engine.start(spec, await self.engine.prepare(spec))
             async with Canary(lease, shop.store, shop.settings) as canary:

@@ -1,5 +1,6 @@
 """A finished dataset of the fake engine, and what every exported tensor of it must be."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,14 @@ from tests.support.tiny_model import random_target
 HIDDEN = 64
 LAST = 8
 AUX = (2, 4, 5)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def model_roots(target: Path, real: Path) -> Iterator[None]:
+    """Let exports find the models of the datasets, which name a folder without its path."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("QUARRY_MODEL_ROOTS", json.dumps([str(target.parent), str(real.parent)]))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -73,7 +73,7 @@ def test_specforge_gets_aux_layers_side_by_side_and_the_last_one_after_the_norm(
         assert close(row["hidden_state"], truth.post()[None])
     config = json.loads((tmp_path / "out/train.json").read_text())
     assert config["model"]["aux_hidden_state_layer_ids"] == [1, 3, 4]
-    assert config["model"]["target_model_path"] == str(target)
+    assert config["model"]["target_model_path"] == "./target"
     assert loaded(tmp_path / "out/vocab_mapping.pt")["d2t"].shape == (40,)
 
 
@@ -191,7 +191,7 @@ def test_deepspec_rows_are_found_by_the_index_in_several_shards(
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     assert manifest["num_shards"] > 1
     assert (manifest["version"], manifest["target_layer_ids"]) == (2, [1, 3, 4])
-    assert manifest["target_model_name_or_path"] == str(target)
+    assert manifest["target_model_name_or_path"] == "./target"
     assert (tmp_path / "samples.idx").stat().st_size == 56 * len(truths)
     for number, truth in enumerate(truths):
         row = read_deepspec(tmp_path, number, len(AUX))

@@ -118,13 +118,13 @@ def dumps(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     sizes = draft_vocabularies(dataset)
     for algorithm in STATES:
         layers = tuple(auxiliary_layers(preset(algorithm), LAST))
-        options = wanted("specforge", algorithm=Algorithm(algorithm), layers=layers)
+        options = wanted("specforge", algorithm=Algorithm(algorithm), layers=layers, target=str(target))
         export(str(dataset), folder / "ours" / algorithm, options)
     for size in sizes:
         export(
             str(dataset),
             folder / "maps of ours" / str(size),
-            wanted("specforge", layers=AUX, draft_vocab=size),
+            wanted("specforge", layers=AUX, draft_vocab=size, target=str(target)),
         )
     given = (target, told, folder, LONGEST, ",".join(map(str, sizes)), torch.get_num_threads())
     found = loaded_by(DUMP, *given, result=folder / "result.pt")

@@ -14,16 +14,18 @@ from safetensors.numpy import save_file
 from schemas.request import ExtractRequest
 from service.errors import (
     HubUnavailable,
+    IdentityChanged,
     OptionRefused,
     RequestError,
     UnknownModel,
 )
 from service.plan import hub_reading
-from service.plan.model_folder import local_revision
-from service.plan.target import Target, inspect_target
+from service.plan.model_folder import local_model, local_revision
+from service.plan.target import Target, inspect_target, planned_target
 from service.settings import Settings
 from tests.support import templates
 from tests.support.fake_hub import FakeHub
+from tests.support.finished_job import an_identity
 from tests.support.hub_state import Fault
 
 
@@ -275,6 +277,30 @@ def test_the_revision_of_a_folder_changes_with_what_it_is_made_of(
     before = local_revision(folder)
     change(folder)
     assert local_revision(folder) != before
+
+
+@pytest.mark.parametrize("numbers", [2, 20_000, 500_000])
+def test_a_model_that_was_trained_further_is_another_one(tmp_path: Path, numbers: int) -> None:
+    folder = templates.write_target(tmp_path / "m")
+    weights(folder, w=np.arange(float(numbers)))
+    before = local_model(folder)
+    weights(folder, w=np.arange(float(numbers)) + 1e-3)
+    identity = an_identity(revision=before.revision, weights_sha256=before.weights_sha256)
+    assert before.is_that_of(identity)
+    assert not local_model(folder).is_that_of(identity)
+
+
+def test_a_job_that_an_earlier_version_planned_finds_its_model(tmp_path: Path) -> None:
+    """Its identity names the folder's path, and nothing of its weights."""
+    folder = templates.write_target(tmp_path / "m")
+    weights(folder, w=[1.0, 2.0])
+    identity = an_identity(model=str(folder), revision=local_revision(folder))
+    settings = Settings(model_roots=(tmp_path,))
+    target = planned_target(identity, str(folder), settings)
+    assert (target.folder, target.model, target.revision) == (folder, str(folder), identity.revision)
+    (folder / "generation_config.json").write_text("{}")
+    with pytest.raises(IdentityChanged):
+        planned_target(identity, str(folder), settings)
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 8, (100).to_bytes(8, "little") + b"{}"])

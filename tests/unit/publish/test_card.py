@@ -161,6 +161,25 @@ def test_jobs_of_different_columns_are_refused_in_one_configuration(
     render_card([manifest, other], {OTHER_JOB: "its-own"})
 
 
+def test_two_trainings_of_a_local_model_are_refused_beside_jobs_that_say_nothing_of_it(
+    tmp_path: Path,
+) -> None:
+    """A job of version 0.1 names the model's path, and goes with any of its trainings."""
+    models = [
+        an_identity(model="/models/mine"),
+        an_identity(model="./mine", weights_sha256="a"),
+        an_identity(model="./mine", weights_sha256="b"),
+    ]
+    old, first, second = (
+        a_dataset(tmp_path / str(number), f"j-{number:016x}", about=model)
+        for number, model in enumerate(models)
+    )
+    render_card([old, first])
+    render_card([old, second])
+    with pytest.raises(OptionRefused):
+        render_card([old, first, second])
+
+
 def test_text_and_yaml_of_a_person_survive_and_ours_is_not_doubled(
     manifest: Manifest, other: Manifest
 ) -> None:

@@ -9,6 +9,8 @@ from safetensors.torch import load, save_file
 from service.errors import IdentityChanged
 from service.plan.model_folder import local_revision
 from service.publish.publisher import target_final_norm
+from service.store import PublishLease
+from service.store.values import TaskKind
 from tests.support.api import api_settings, small_target
 from tests.support.finished_job import an_identity
 
@@ -20,15 +22,30 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
+def a_lease(model: Path) -> PublishLease:
+    identity = an_identity(model=f"./{model.name}", revision=local_revision(model))
+    return PublishLease(
+        kind=TaskKind.PUBLISH,
+        job_id="0" * 32,
+        item=0,
+        epoch=1,
+        attempts=1,
+        owner="publisher",
+        ttl_s=60.0,
+        model=str(model),
+        identity=identity,
+        provenance=None,
+    )
+
+
 def test_the_final_norm_is_read_from_the_weights(model: Path, tmp_path: Path) -> None:
-    identity = an_identity(model=str(model), revision=local_revision(model))
-    content = target_final_norm(identity, api_settings(tmp_path))
+    content = target_final_norm(a_lease(model), api_settings(tmp_path))
     assert torch.equal(load(content)["weight"], torch.arange(64, dtype=torch.float32))
 
 
 def test_a_model_that_was_changed_since_is_refused(model: Path, tmp_path: Path) -> None:
-    identity = an_identity(model=str(model), revision=local_revision(model))
+    lease = a_lease(model)
     (model / "generation_config.json").write_text("{}")
     with pytest.raises(IdentityChanged) as changed:
-        target_final_norm(identity, api_settings(tmp_path))
+        target_final_norm(lease, api_settings(tmp_path))
     assert changed.value.field == "model"

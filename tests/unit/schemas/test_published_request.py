@@ -23,10 +23,10 @@ HUB = {"repo_id": "org/states", "config_name": "states"}
 def test_neither_samples_nor_paths_of_the_host_are_published(source: dict, shown: dict) -> None:
     request = ExtractRequest.model_validate({"model": "/home/somebody/model", "source": source, "hub": HUB})
     published = json.loads(request.published().model_dump_json())
-    assert (published["model"], published["source"]) == ("model", shown)
+    assert (published["model"], published["source"]) == ("./model", shown)
     assert published["hub"] == {"private": True, **HUB}
     whole = json.loads(request.model_dump_json())
-    assert published == whole | {"model": "model", "source": shown}
+    assert published == whole | {"model": "./model", "source": shown}
 
 
 def test_the_whole_request_of_an_older_manifest_is_read() -> None:
