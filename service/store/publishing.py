@@ -1,6 +1,5 @@
 """Publishing: one committer a repository takes a job whose units are all done, and completes it."""
 
-from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -67,14 +66,14 @@ def complete(tx: Transaction, lease: PublishLease, hub_commit: str | None) -> No
 
 
 def captured_at(tx: Transaction, job_id: str) -> datetime:
-    """Return when a job's publishing was first leased, which is after its last unit was committed.
+    """Return when a job's last unit was committed: of the last event before its publishing was first leased.
 
     However often the job is published, the answer is the same.
     """
-    events: Iterable[Event] = tx.connection.scalars(
-        select(EVENT.c.entry).where(EVENT.c.job_id == job_id).order_by(EVENT.c.id)
-    )
-    return next(event.at for event in events if event.state is JobState.PUBLISHING)
+    query = select(EVENT.c.entry).where(EVENT.c.job_id == job_id).order_by(EVENT.c.id)
+    events: list[Event] = list(tx.connection.scalars(query))
+    first = [event.state for event in events].index(JobState.PUBLISHING)
+    return events[first - 1].at
 
 
 def _delay(tx: Transaction, job: LockedJob) -> Delay | None:
