@@ -8,13 +8,13 @@ MAX_FIELDS = 128
 """Fields one object may be sent with; no value of ours has nearly as many."""
 
 
-def added(default: Any) -> Any:  # noqa: ANN401 - as `pydantic.Field`
+def added(default: Any, **options: Any) -> Any:  # noqa: ANN401 - as `pydantic.Field`
     """Declare a field of a stored value that earlier versions did not have.
 
     It is not written out while it has its default, so that the text of a value, and each digest of it, stays
     what an earlier version wrote: an idempotency key goes on naming its job, a dataset its identity.
     """
-    return Field(default=default, exclude_if=lambda value: value == default)
+    return Field(default=default, exclude_if=lambda value: value == default, **options)
 
 
 class Wire(BaseModel):

@@ -2,10 +2,12 @@
 
 from typing import Literal
 
+from pydantic import JsonValue
+
 from schemas.base import Wire, added
-from schemas.digest import canonical_sha256
+from schemas.digest import canonical_json, canonical_sha256
 from schemas.names import JobId
-from schemas.request import CapturePasses, Compression, Dtype, Generate, LossRule, TooLong
+from schemas.request import CapturePasses, Compression, Dtype, Duplicates, Generate, LossRule, TooLong
 
 SCHEMA_VERSION = 1
 
@@ -74,12 +76,29 @@ class Identity(Wire):
     generate: Generate | None
     capture: CapturePasses | None
     compression: Compression
+    chat_template_kwargs: dict[str, JsonValue] = added({})
+    tools_sha256: str | None = added(None)
+    """Of the canonical JSON of the tools that samples without their own are given."""
+    min_supervised_tokens: int = added(1)
+    duplicates: Duplicates = added("same_id_and_tokens")
     weights_sha256: str | None = added(None)
     """Of parts of a local model's weights; null for a model of the Hub and in datasets up to version 0.1."""
 
     def sha256(self) -> str:
         """Return the digest of the canonical JSON."""
         return canonical_sha256(self.model_dump(mode="json"))
+
+    def recipe(self) -> str:
+        """Return the loss rule and what else was chosen of rendering and selection, in words."""
+        parts: list[str] = [self.loss]
+        parts += [f"{name}={canonical_json(value)}" for name, value in self.chat_template_kwargs.items()]
+        if self.tools_sha256 is not None:
+            parts.append(f"tools {self.tools_sha256[:16]}")
+        if self.min_supervised_tokens > 1:
+            parts.append(f"at least {self.min_supervised_tokens} supervised")
+        if self.duplicates == "same_tokens":
+            parts.append("no equal tokens")
+        return ", ".join(parts)
 
     @property
     def state_bytes_per_token(self) -> int:

@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from schemas.base import Wire
+from schemas.base import Wire, added
 from schemas.digest import canonical_json
 from schemas.names import ConfigName, RepoId, is_local_model, shown_model
 
@@ -31,6 +31,9 @@ MAX_INLINE_SAMPLES = 100_000
 MAX_MESSAGES = 10_000
 MAX_TEXT_CHARS = 16_777_216
 MAX_TEMPLATE_CHARS = 262_144
+MAX_KWARGS_CHARS = 16_384
+RENDER_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt", "strftime_now"})
+"""What every rendering of a chat template sets by itself."""
 MAX_TOKEN_ID = 2**31 - 1
 
 Text = Annotated[str, StringConstraints(max_length=MAX_TEXT_CHARS)]
@@ -47,11 +50,23 @@ def _finite(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
     return value
 
 
+def _template_kwargs(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    """Refuse names that mean something else to a template, and more than an identity should hold."""
+    if taken := sorted(RENDER_VARIABLES & value.keys()):
+        raise ValueError(f"{taken[0]!r} is not an option of a template: it is filled in for each sample")
+    if len(canonical_json(value)) > MAX_KWARGS_CHARS:
+        raise ValueError(f"more than {MAX_KWARGS_CHARS} characters as JSON")
+    return value
+
+
 JsonObject = Annotated[dict[str, JsonValue], AfterValidator(_finite)]
 
 Template = Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEMPLATE_CHARS)]
 LayerPreset = Literal["eagle3", "eagle", "mtp", "dflash"]
+TemplateKwargs = Annotated[JsonObject, AfterValidator(_template_kwargs)]
 LossRule = Literal["assistant", "last_turn", "all"]
+Duplicates = Literal["same_id_and_tokens", "same_tokens"]
+"""Which of two samples with equal tokens and loss mask is a duplicate: one of the same id too, or any."""
 TooLong = Literal["truncate", "reject"]
 Dtype = Literal["bfloat16", "float16", "float32"]
 Compression = Literal["none", "planes", "fp8"]
@@ -201,6 +216,16 @@ class ExtractRequest(Wire):
     source: Source
     loss: LossRule = Field(default="assistant", description="which turns' tokens are supervised")
     chat_template: Template | None = Field(default=None, description="in place of the tokenizer's own")
+    chat_template_kwargs: TemplateKwargs = added(
+        {}, description="variables of the template, such as {'enable_thinking': false}"
+    )
+    tools: tuple[JsonObject, ...] = added((), max_length=256, description="of samples that have none")
+    min_supervised_tokens: int = added(
+        1, ge=1, le=MAX_SAMPLE_TOKENS, description="samples with fewer are rejected; not with `generate`"
+    )
+    duplicates: Duplicates = added(
+        "same_id_and_tokens", description="of equal samples the first is kept; across all files"
+    )
     max_tokens: int = Field(
         default=4096, ge=1, le=MAX_SAMPLE_TOKENS, description="of a sample, answers included"
     )
@@ -219,6 +244,12 @@ class ExtractRequest(Wire):
             if len(set(layers)) != len(layers):
                 raise ValueError(f"'layers' names an id twice: {sorted(layers)}")
         return layers
+
+    @model_validator(mode="after")
+    def _answers_are_supervised_whole(self) -> Self:
+        if self.generate is not None and self.min_supervised_tokens > 1:
+            raise ValueError("'min_supervised_tokens' cannot be asked of answers before they are generated")
+        return self
 
     def published(self) -> "PublishedRequest":
         """Return what a dataset shows of the request."""

@@ -46,7 +46,7 @@ def check(request: ExtractRequest, settings: Settings) -> None:
     if request.chat_template is not None:
         from service.plan.child.process import check_template
 
-        check_template(request.chat_template, settings)
+        check_template(request.chat_template, request.chat_template_kwargs, settings)
     if request.hub is not None:
         from service.publish.hub import check_target
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from schemas.dataset.columns import state_bytes, stored_token_bytes
 from schemas.dataset.seal import move_durably
+from schemas.digest import canonical_sha256
 from schemas.identity import Identity
 from schemas.job import RejectView
 from schemas.names import MAX_UNITS, plan_path
@@ -100,6 +101,10 @@ def identity_of(
         loss=request.loss,
         max_tokens=request.max_tokens,
         on_too_long=request.on_too_long,
+        chat_template_kwargs=request.chat_template_kwargs,
+        tools_sha256=canonical_sha256(request.tools) if request.tools else None,
+        min_supervised_tokens=request.min_supervised_tokens,
+        duplicates=request.duplicates,
         generate=request.generate,
         capture=resolve_capture(request.generate),
         compression=request.storage.compression,
@@ -130,6 +135,7 @@ def unit_bounds(request: ExtractRequest, target: Target, settings: Settings) -> 
         unit_bytes=request.storage.shard_bytes,
         max_samples=settings.unit_max_samples,
         answer_tokens=request.generate.max_tokens if request.generate else 0,
+        duplicates=request.duplicates,
     )
 
 

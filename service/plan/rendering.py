@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 
 # Private, and what vLLM's renderer builds on: a template must mean here what it means when served.
 from transformers.utils.chat_template_utils import _compile_jinja_template
@@ -62,25 +62,38 @@ class ChatTemplate:
     """One compiled template with the tokenizer's special tokens as variables. Runs in jinja's sandbox.
 
     `source` is the template's text. `marks_generation` says whether it has `{% generation %}` blocks.
-    It may compute without end: only a child process compiles or renders one. Raises TemplateRefused where it
-    is not a template, or marks generation where positions cannot be known.
+    `options` are further variables, which it must read. It may compute without end: only a child process
+    compiles or renders one. Raises TemplateRefused where it is not a template, or marks generation where
+    positions cannot be known.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, Any],
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
         self.source = source
-        self._variables = {**special_tokens, "strftime_now": PLAN_DATE.strftime}
+        options = options or {}
+        self._variables = {**special_tokens, "strftime_now": PLAN_DATE.strftime, **options}
         try:
             # Past the cache, since this environment is changed.
             self._environment = _compile_jinja_template.__wrapped__("").environment
             # What draws at random: a plan made again must have the same bytes.
             self._environment.globals.pop("lipsum", None)
             self._environment.filters.pop("random", None)
-            self.marks_generation = _marks_generation(self._environment.parse(source))
+            tree = self._environment.parse(source)
+            self.marks_generation = _marks_generation(tree)
+            unread = options.keys() - meta.find_undeclared_variables(tree)
             self._template = self._environment.from_string(source)
         except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError) as error:
             # Nested too deep for the parser or for Python, or a number of more digits than Python reads.
             detail = f"the chat template does not compile: {error}"
             raise TemplateRefused(detail, field=FIELD, cure="mend the template's syntax") from error
+        if unread:
+            detail = f"the chat template does not read {min(unread)!r}"
+            cure = "mend the option's name, or leave it out"
+            raise TemplateRefused(detail, field=f"{FIELD}_kwargs.{min(unread)}", cure=cure)
 
     def render(self, messages: Messages, tools: Tools, *, add_generation_prompt: bool) -> Rendering:
         """Render. Raises RenderFailed, RenderTooLong."""

@@ -65,7 +65,7 @@ class SampleTokenizer:
         if sample.text is not None:
             return _all_supervised(self._tokenizer.encode(sample.text, special=True).ids)
         messages = [_for_template(message) for message in sample.messages or ()]
-        tools = list(sample.tools) if sample.tools else None
+        tools = list(sample.tools or self._request.tools) or None
         template = self._template(with_tools=tools is not None)
         if self._request.generate is None:
             return self._conversation(Conversation.of(template, messages, tools))
@@ -135,9 +135,13 @@ class SampleTokenizer:
             ids, mask = ids[: self.limit_tokens], mask[: self.limit_tokens]
         if generates:
             return Tokenized(ids, np.zeros_like(mask))
-        if not mask.any():
+        supervised, needed = int(mask.sum()), self._request.min_supervised_tokens
+        if supervised < needed:
             cut = f" among the first {self.limit_tokens}" if len(ids) < len(whole.ids) else ""
-            raise RejectedError(RejectReason.NOTHING_SUPERVISED, f"no token{cut} is supervised")
+            if not supervised:
+                raise RejectedError(RejectReason.NOTHING_SUPERVISED, f"no token{cut} is supervised")
+            detail = f"{supervised} supervised tokens{cut}, {needed} are needed"
+            raise RejectedError(RejectReason.TOO_FEW_SUPERVISED, detail)
         return Tokenized(ids, mask)
 
     def _too_long(self, num_tokens: int) -> RejectedError:
@@ -153,7 +157,8 @@ class SampleTokenizer:
 
     def _compiled(self, source: str) -> ChatTemplate:
         if source not in self._templates:
-            template = ChatTemplate(source, self._tokenizer.special_tokens)
+            options = self._request.chat_template_kwargs
+            template = ChatTemplate(source, self._tokenizer.special_tokens, options)
             try:
                 template.render(PROBE, None, add_generation_prompt=False)
             except (RenderFailed, RenderTooLong) as error:

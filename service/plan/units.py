@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from schemas.job import RejectView
+from schemas.request import Duplicates
 from service.plan.sources.rows import RejectReason, RowReject
 
 Ids = npt.NDArray[np.int32]
@@ -65,7 +66,9 @@ class UnitDraft:
 
 @dataclass(frozen=True, slots=True)
 class UnitBounds:
-    """When a unit is full. A sample that alone passes `unit_bytes` has a unit to itself.
+    """When a unit is full, and which samples are in none.
+
+    A sample that alone passes `unit_bytes` has a unit to itself.
 
     `bytes_per_token` is what the states of one token take; `answer_tokens` is the most that each sample may
     grow by.
@@ -75,12 +78,13 @@ class UnitBounds:
     unit_bytes: int
     max_samples: int
     answer_tokens: int = 0
+    duplicates: Duplicates = "same_id_and_tokens"
 
 
 def plan_units(outcomes: Iterable[RowOutcome], bounds: UnitBounds) -> Iterator[UnitDraft]:
     """Cut the rows into units in their order: equal rows give equal units.
 
-    Each position ends in exactly one place, a unit or its rejects; a sample id seen before is a reject.
+    Each position ends in exactly one place, a unit or its rejects; a sample seen before is a reject.
     """
     seen: set[bytes] = set()
     samples: list[PlannedSample] = []
@@ -91,13 +95,14 @@ def plan_units(outcomes: Iterable[RowOutcome], bounds: UnitBounds) -> Iterator[U
             rejects.append(_rejected(row, row.result, None))
             continue
         digest = sample_digest(row.source_id, row.result)
-        if digest in seen:
-            duplicate = RowReject(
-                RejectReason.DUPLICATE, f"id {row.source_id!r} with the same tokens came before"
-            )
+        by_tokens = bounds.duplicates == "same_tokens"
+        content = sample_digest("", row.result) if by_tokens else digest
+        if content in seen:
+            detail = "a sample with" if by_tokens else f"id {row.source_id!r} with"
+            duplicate = RowReject(RejectReason.DUPLICATE, f"{detail} the same tokens came before")
             rejects.append(_rejected(row, duplicate, digest.hex()))
             continue
-        seen.add(digest)
+        seen.add(content)
         num_bytes = (len(row.result.ids) + bounds.answer_tokens) * bounds.bytes_per_token
         full = filled_bytes + num_bytes > bounds.unit_bytes or len(samples) >= bounds.max_samples
         if samples and full:

@@ -174,7 +174,7 @@ def _jobs(group: Sequence[JobEntry]) -> str:
                 f"`{made.job_id}`",
                 f"{job.captured_at:%Y-%m-%d %H:%M} UTC" if job.captured_at else "-",
                 *(f"{count:,}" for count in (*counts, totals.bytes)),
-                made.identity.loss,
+                made.identity.recipe(),
                 f"`{template[:16]}`" if template else "-",
                 f"{engine}, quarry {made.service_version}",
             )

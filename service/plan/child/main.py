@@ -34,9 +34,9 @@ def run(connection: Connection, progress: mmap.mmap) -> None:
     parent = _Parent(connection, progress, limits.row_cpu_s)
     try:
         match task:
-            case TemplateCheck(template):
+            case TemplateCheck(template, options):
                 parent.note(Step.TEMPLATE)
-                ChatTemplate(template, {})
+                ChatTemplate(template, {}, options)
             case Tokenization():
                 _tokenize(task, parent)
         parent.send("done")

@@ -9,9 +9,9 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -53,11 +53,11 @@ RELAYED = {problem_slug(kind): kind for kind in ERRORS}
 REASONS = frozenset(RejectReason)
 
 
-def check_template(template: str, settings: Settings) -> None:
+def check_template(template: str, options: Mapping[str, Any], settings: Settings) -> None:
     """Compile a chat template in a child. Raises TemplateRefused, PlanningDied."""
     cpu_s = min(COMPILE_CPU_S, settings.plan_row_cpu_s)
     limits = Limits(settings.plan_memory_bytes, cpu_s, settings.plan_silence_s)
-    with CHECKS, closing(Child(TemplateCheck(template), limits)) as child:
+    with CHECKS, closing(Child(TemplateCheck(template, options), limits)) as child:
         for _ in child.rows():
             pass  # a check has none
 

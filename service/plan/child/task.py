@@ -1,8 +1,10 @@
 """What a child is asked to do, and within which limits."""
 
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 from schemas.request import ExtractRequest
 from service.plan.sources.rows import RowSource
@@ -45,9 +47,10 @@ class Tokenization:
 
 @dataclass(frozen=True, slots=True)
 class TemplateCheck:
-    """The task to compile a chat template."""
+    """The task to compile a chat template, which must read `options`."""
 
     template: str
+    options: Mapping[str, Any]
 
 
 Task = Tokenization | TemplateCheck

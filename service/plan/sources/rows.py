@@ -31,6 +31,7 @@ class RejectReason(StrEnum):
     ID_OUTSIDE_VOCABULARY = "id-outside-vocabulary"
     TOO_LONG = "too-long"
     NOTHING_SUPERVISED = "nothing-supervised"
+    TOO_FEW_SUPERVISED = "too-few-supervised"
     DUPLICATE = "duplicate"
 
 

@@ -45,7 +45,7 @@ def say(said: Connection, *answer: Any, body: bytes = b"") -> None:
 
 
 def start() -> Child:
-    return Child(TemplateCheck(""), LIMITS)
+    return Child(TemplateCheck("", {}), LIMITS)
 
 
 def test_rows_are_the_same_on_the_other_side(said: Connection) -> None:
@@ -168,7 +168,7 @@ def test_a_child_that_breaks_says_so_and_its_process_fails(monkeypatch: pytest.M
     no_timer = Limits(memory_bytes=2**28, row_cpu_s=0.0, silence_s=0.2)
     ours, theirs = Pipe()
     with ours, theirs:
-        ours.send((TemplateCheck(cast(str, 5)), no_timer))
+        ours.send((TemplateCheck(cast(str, 5), {}), no_timer))
         with pytest.raises(TypeError) as caught:
             run(theirs, mmap.mmap(-1, PROGRESS.size))
         assert json.loads(ours.recv_bytes()) == ["crash", True, f"TypeError: {caught.value}"]

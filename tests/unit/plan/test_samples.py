@@ -4,59 +4,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from transformers import ByT5Tokenizer
 
-from schemas.request import ExtractRequest, Sample
+from schemas.request import Sample
 from service.errors import OptionRefused, TemplateRefused, UnknownModel
 from service.plan.samples import SampleTokenizer
 from service.plan.sources import RejectReason, RowReject
-from service.plan.target import inspect_target
 from service.plan.units import Tokenized
-from service.settings import Settings
 from tests.support import templates
-
-
-def a_tokenizer(tmp_path: Path, template: str | None = templates.CHATML, **options: Any) -> SampleTokenizer:
-    config = options.pop("config", {})
-    return of_folder(templates.write_target(tmp_path / "model", template, **config), **options)
-
-
-def of_folder(folder: Path, **options: Any) -> SampleTokenizer:
-    source = {"kind": "inline", "samples": [{"text": "x"}]}
-    request = ExtractRequest.model_validate({"model": str(folder), "source": source} | options)
-    return SampleTokenizer(inspect_target(request, Settings(model_roots=(folder.parent,))), request)
-
-
-def chat(*turns: str | dict[str, Any], **more: Any) -> Sample:
-    """Turns are `role: content`, or whole messages."""
-    messages = [
-        dict(zip(("role", "content"), turn.split(": ", 1), strict=True)) if isinstance(turn, str) else turn
-        for turn in turns
-    ]
-    return Sample.model_validate({"messages": messages} | more)
-
-
-def encoded(tokenizer: SampleTokenizer, sample: Sample) -> Tokenized:
-    tokens = tokenizer.encode(sample)
-    assert isinstance(tokens, Tokenized), tokens
-    assert (tokens.ids.dtype, tokens.mask.dtype) == (np.int32, np.uint8)
-    assert tokens.ids.shape == tokens.mask.shape
-    return tokens
-
-
-def pieces(tokenizer: SampleTokenizer, sample: Sample) -> tuple[list[str], str]:
-    """Return the texts of each run of supervised tokens, and the whole text."""
-    tokens = encoded(tokenizer, sample)
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], tokens.mask, [0]])))
-    runs = [decode(tokenizer, tokens.ids[a:b]) for a, b in edges.reshape(-1, 2)]
-    return runs, decode(tokenizer, tokens.ids)
-
-
-def decode(tokenizer: SampleTokenizer, ids: Any) -> str:
-    text: str = tokenizer._tokenizer._tokenizer.decode(list(ids), skip_special_tokens=False)
-    return text
+from tests.support.tokenized import a_tokenizer, chat, decode, encoded, of_folder, pieces
 
 
 def rejected(tokenizer: SampleTokenizer, sample: Sample) -> RowReject:
@@ -284,6 +241,7 @@ REJECTED = [
     case(SHORT, "too-long", "4 are allowed", max_tokens=4, on_too_long="reject"),
     # It is rejected before its turns are looked for.
     case(SHORT, "too-long", "", templates.NEEDS_REASONING, max_tokens=4, on_too_long="reject"),
+    case(SHORT, "too-few-supervised", "7 supervised tokens, 8 are needed", min_supervised_tokens=8),
     case(chat("assistant: Hello."), "no-prompt", **GENERATE),
     case(Sample(token_ids=(1,) * 11), "too-long", "10 are allowed", **GENERATE),
 ]

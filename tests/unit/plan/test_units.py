@@ -71,6 +71,22 @@ def test_units_keep_their_bounds_and_are_no_smaller_than_they_must(
             assert full or len(unit.samples) == bounds.max_samples
 
 
+def test_equal_tokens_are_duplicates_whatever_their_ids_where_that_is_asked_for() -> None:
+    rows = [
+        RowOutcome(0, "a", tokens(1, 2)),
+        RowOutcome(1, "b", tokens(1, 2)),
+        RowOutcome(2, "a", tokens(1, 2)),
+        RowOutcome(3, "c", tokens(1, 2, mask=0)),
+    ]
+    kept = {}
+    for duplicates in ("same_id_and_tokens", "same_tokens"):
+        bounds = UnitBounds(bytes_per_token=1, unit_bytes=100, max_samples=10, duplicates=duplicates)
+        (unit,) = plan_units(rows, bounds)
+        kept[duplicates] = [sample.position for sample in unit.samples]
+        assert {reject.reason for reject in unit.rejects} == {RejectReason.DUPLICATE}
+    assert kept == {"same_id_and_tokens": [0, 1, 3], "same_tokens": [0, 3]}
+
+
 def test_the_planner_streams() -> None:
     taken = 0
 
@@ -123,5 +139,5 @@ def test_the_planner_is_pure() -> None:
     imported |= {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
     assert imported == {
         *("hashlib", "collections.abc", "dataclasses", "numpy", "numpy.typing"),
-        *("schemas.job", "service.plan.sources.rows"),
+        *("schemas.job", "schemas.request", "service.plan.sources.rows"),
     }

@@ -1,0 +1,54 @@
+"""Samples through the tokenizer of a small model, and what of them is supervised."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from schemas.request import ExtractRequest, Sample
+from service.plan.samples import SampleTokenizer
+from service.plan.target import inspect_target
+from service.plan.units import Tokenized
+from service.settings import Settings
+from tests.support import templates
+
+
+def a_tokenizer(tmp_path: Path, template: str | None = templates.CHATML, **options: Any) -> SampleTokenizer:
+    config = options.pop("config", {})
+    return of_folder(templates.write_target(tmp_path / "model", template, **config), **options)
+
+
+def of_folder(folder: Path, **options: Any) -> SampleTokenizer:
+    source = {"kind": "inline", "samples": [{"text": "x"}]}
+    request = ExtractRequest.model_validate({"model": str(folder), "source": source} | options)
+    return SampleTokenizer(inspect_target(request, Settings(model_roots=(folder.parent,))), request)
+
+
+def chat(*turns: str | dict[str, Any], **more: Any) -> Sample:
+    """Turns are `role: content`, or whole messages."""
+    messages = [
+        dict(zip(("role", "content"), turn.split(": ", 1), strict=True)) if isinstance(turn, str) else turn
+        for turn in turns
+    ]
+    return Sample.model_validate({"messages": messages} | more)
+
+
+def encoded(tokenizer: SampleTokenizer, sample: Sample) -> Tokenized:
+    tokens = tokenizer.encode(sample)
+    assert isinstance(tokens, Tokenized), tokens
+    assert (tokens.ids.dtype, tokens.mask.dtype) == (np.int32, np.uint8)
+    assert tokens.ids.shape == tokens.mask.shape
+    return tokens
+
+
+def pieces(tokenizer: SampleTokenizer, sample: Sample) -> tuple[list[str], str]:
+    """Return the texts of each run of supervised tokens, and the whole text."""
+    tokens = encoded(tokenizer, sample)
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], tokens.mask, [0]])))
+    runs = [decode(tokenizer, tokens.ids[a:b]) for a, b in edges.reshape(-1, 2)]
+    return runs, decode(tokenizer, tokens.ids)
+
+
+def decode(tokenizer: SampleTokenizer, ids: Any) -> str:
+    text: str = tokenizer._tokenizer._tokenizer.decode(list(ids), skip_special_tokens=False)
+    return text
