@@ -20,6 +20,7 @@ from schemas.dataset.index import write_index
 from schemas.dataset.manifest import SealedShard, UnitChecks
 from schemas.dataset.tables import read_plan_table
 from schemas.identity import Identity
+from schemas.job import Progress
 from schemas.names import attempt_dir, index_path, shard_path
 from schemas.receipts import UnitSealed
 from schemas.request import ExtractRequest
@@ -111,7 +112,8 @@ def write_dataset(folder: Path, scratch: Path, shape: Shape) -> None:
     )
     request = {"model": model.model, "source": {"kind": "inline", "samples": [{"text": "a"}]}}
     job = ExtractRequest.model_validate(request)
-    account = Account(JOB, job, commit.provenance, shard.rows, (commit,), (), datetime.now(UTC))
+    planned = Progress(samples_planned=shard.rows)
+    account = Account(JOB, job, commit.provenance, planned, (commit,), (), datetime.now(UTC))
     assemble(folder, account, save({"weight": torch.ones(shape.hidden_size)}), "skipped by request", None)
 
 

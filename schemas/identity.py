@@ -100,6 +100,14 @@ class Identity(Wire):
             parts.append("no equal tokens")
         return ", ".join(parts)
 
+    def differences(self, other: "Identity") -> list[str]:
+        """Return the names of the fields that differ."""
+        return [name for name in Identity.model_fields if getattr(self, name) != getattr(other, name)]
+
+    def recipe_sha256(self) -> str:
+        """Return the digest of all that decides the states of a sample, whichever source it comes from."""
+        return canonical_sha256(self.model_dump(mode="json", exclude={"source_fingerprint"}))
+
     @property
     def state_bytes_per_token(self) -> int:
         """Bytes of hidden states that one token costs, as captured: before planes or fp8."""

@@ -66,7 +66,11 @@ class Problem(Wire):
 
 
 class Progress(Wire):
-    """Counters of a job. A sample is planned once and ends either written or rejected."""
+    """Counters of a job. A sample is planned once and ends either written or rejected.
+
+    In a job of a schedule, samples that an earlier run wrote are `samples_known` and not planned, and those
+    that were planned and left to the next run are `samples_given_up` and planned no more.
+    """
 
     plan_done: bool = False
     samples_planned: int = 0
@@ -78,6 +82,18 @@ class Progress(Wire):
     units_planned: int = 0
     units_done: int = 0
     units_failed: int = 0
+    samples_known: int = 0
+    samples_given_up: int = 0
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether nothing is left to plan or to capture."""
+        return self.plan_done and self.units_done == self.units_planned
+
+    @property
+    def wrote_nothing_new(self) -> bool:
+        """Whether nothing was written because earlier runs had written it, or the source was empty."""
+        return not self.samples_written and (self.samples_known > 0 or not self.samples_planned)
 
 
 class JobSummary(Wire):

@@ -38,6 +38,27 @@ class Overlap(StrEnum):
     """That job is cancelled."""
 
 
+class Samples(StrEnum):
+    """Which samples of its source a run takes."""
+
+    NEW = "new"
+    """Those whose content no earlier run has written under the same recipe."""
+    ALL = "all"
+
+
+class ChangedRecipe(StrEnum):
+    """What becomes of a run whose recipe is not that of the samples written before.
+
+    The recipe is all that decides the states of a sample: model, revision, tokenizer, template, layers and
+    limits.
+    """
+
+    REFUSE = "refuse"
+    """Its job fails and says what changed."""
+    BEGIN_ANEW = "begin_anew"
+    """It takes all samples that were not written under this recipe."""
+
+
 class ScheduleState(StrEnum):
     """Whether a schedule has slots to come."""
 
@@ -47,10 +68,16 @@ class ScheduleState(StrEnum):
 
 
 class ScheduleRules(Calendar):
-    """When a schedule's jobs are made."""
+    """When a schedule's jobs are made, and which samples they take."""
 
     missed: Missed = Field(default=Missed.ONCE, description="what to do with slots that no service saw")
     overlap: Overlap = Field(default=Overlap.QUEUE, description="what to do while an earlier job goes on")
+
+    samples: Samples = Field(default=Samples.NEW, description="take new samples only, or all of the source")
+    changed_recipe: ChangedRecipe = Field(
+        default=ChangedRecipe.REFUSE,
+        description="what to do when model, tokenizer or template are no longer those of the earlier runs",
+    )
 
     def rules(self) -> "ScheduleRules":
         """Return these fields alone, without those of a kind of this class."""
@@ -79,6 +106,8 @@ class ScheduleChange(Wire):
     ends_at: AwareDatetime | None = None
     missed: Missed | None = None
     overlap: Overlap | None = None
+    samples: Samples | None = None
+    changed_recipe: ChangedRecipe | None = None
     paused: bool | None = Field(
         default=None, description="slots of a pause are not missed; none of them runs"
     )
@@ -91,6 +120,8 @@ class RunOutcome(StrEnum):
     MISSED = "missed"
     SKIPPED = "skipped"
     REFUSED = "refused"
+    CUT_SHORT = "cut_short"
+    """Its job failed or was cancelled; it keeps what it wrote, and the rest came in the next run."""
 
 
 class RunView(Wire):

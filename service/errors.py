@@ -12,6 +12,7 @@
     |-- Conflict                  409
     |   |-- IdempotencyConflict        same key, other body
     |   |-- IdentityChanged            a resumed job would produce another dataset
+    |   |-- RecipeChanged              a schedule's job would write other states than those before it
     |   `-- IllegalMove                the job's state does not allow it
     |-- StoreUnavailable          503  the database or the data folder cannot be used: retried, not counted
     |   `-- VersionRefused             the database has another version's tables: restart the newest service
@@ -147,6 +148,12 @@ class IdentityChanged(Conflict):
     """The job would produce another dataset."""
 
     title = "The dataset's identity changed"
+
+
+class RecipeChanged(Conflict):
+    """Model, tokenizer or template are no longer those of the schedule's earlier runs."""
+
+    title = "The schedule's recipe changed"
 
 
 class IllegalMove(Conflict):

@@ -109,6 +109,10 @@ PLAN_SCHEMA = pa.schema([_required("position", pa.int64()), *_NAMES, _PROMPT_TOK
 A row's number in this file is its `row` on the way through the engine.
 `position` counts the source's rows from 0 and is what a reject is recorded under."""
 
+KEY_BYTES = 16
+KEYED_PLAN_SCHEMA = PLAN_SCHEMA.append(_required("content_key", pa.binary(KEY_BYTES)))
+"""That of a schedule's job: with the key that a sample's content is known by to later runs."""
+
 
 MAX_VALUE_BYTES = 2**31 - 2**16
 """A layer of one row is one value. Parquet counts a page in an int32; the rest is room for a page's own bytes

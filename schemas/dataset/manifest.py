@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import AwareDatetime, Field, ValidationError
 from pydantic_core import to_jsonable_python
 
-from schemas.base import Wire
+from schemas.base import Wire, added
 from schemas.dataset.errors import DatasetError
 from schemas.digest import canonical_sha256
 from schemas.identity import SCHEMA_VERSION, Provenance
@@ -126,6 +126,10 @@ class Totals(Wire):
     samples_planned: int
     samples_written: int
     samples_rejected: int
+    samples_known: int = added(0)
+    """Of a schedule's job: rows of its source that an earlier run has written."""
+    samples_given_up: int = added(0)
+    """Of a schedule's job that did not end by itself: left to the next run."""
     tokens: int
     supervised_tokens: int
     bytes: int

@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from schemas.dataset.columns import PLAN_SCHEMA
+from schemas.dataset.columns import KEYED_PLAN_SCHEMA, PLAN_SCHEMA
 
 
 def read_table(source: Path | pa.NativeFile, columns: Sequence[str] | None = None) -> pa.Table:
@@ -27,8 +27,11 @@ def read_table(source: Path | pa.NativeFile, columns: Sequence[str] | None = Non
 
 
 def read_plan_table(source: Path | pa.NativeFile) -> pa.Table:
-    """Read a unit's frozen samples, `PLAN_SCHEMA`. Raises as `read_table` does, also for other columns."""
+    """Read a unit's frozen samples, `PLAN_SCHEMA` or `KEYED_PLAN_SCHEMA`.
+
+    Raises as `read_table` does, also for other columns.
+    """
     table = read_table(source)
-    if not table.schema.equals(PLAN_SCHEMA):
+    if not any(table.schema.equals(schema) for schema in (PLAN_SCHEMA, KEYED_PLAN_SCHEMA)):
         raise pa.ArrowInvalid("its columns are not those of a plan")
     return table

@@ -161,6 +161,9 @@ class UnitRun:
             for reject in receipt.rejected:
                 self._reject(reject.row, reject.reason, reject.detail)
         shards = sealed_shards(self._key, sealed)
+        # A sample that the engine or the checks of its states rejected is not tried again by the next run.
+        keyed = "content_key" in self._plan.column_names
+        keys = b"".join(self._plan["content_key"].to_pylist()) if keyed else b""
         files = [(folder / Path(entry.path).name, entry.path) for entry in shards]
         index, supervised = None, 0
         if files:
@@ -176,6 +179,7 @@ class UnitRun:
             num_tokens=sum(entry.tokens for entry in shards),
             supervised_tokens=supervised,
             checks=checks,
+            keys=keys,
         )
 
 

@@ -90,6 +90,11 @@ def progress_display(stream: TextIO = sys.stderr) -> ProgressDisplay:
 
 
 def amounts(progress: Progress) -> str:
-    """Return `12,345 tokens, 1.2 GB`, with the rejected samples where there are any."""
+    """Return `12,345 tokens, 1.2 GB`, with the samples that are not written where there are any."""
     written = f"{progress.tokens_written:,} tokens, {decimal(progress.bytes_written)}"
-    return f"{written}, {progress.samples_rejected} rejected" if progress.samples_rejected else written
+    left_out = {
+        "rejected": progress.samples_rejected,
+        "known": progress.samples_known,
+        "given up": progress.samples_given_up,
+    }
+    return ", ".join([written, *(f"{count} {name}" for name, count in left_out.items() if count)])

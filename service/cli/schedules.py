@@ -145,6 +145,7 @@ def _print(schedule: ScheduleView) -> None:
     say(f"cron       {schedule.cron} ({schedule.time_zone})")
     say(f"missed     {schedule.missed.value}")
     say(f"overlap    {schedule.overlap.value}")
+    say(f"samples    {schedule.samples.value}, changed recipe: {schedule.changed_recipe.value}")
     for slot in schedule.next_slots:
         say(f"next       {slot:%Y-%m-%d %H:%M} UTC")
     if schedule.waiting_slot is not None:

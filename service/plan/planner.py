@@ -7,19 +7,20 @@ from schemas.dataset.columns import state_bytes, stored_token_bytes
 from schemas.dataset.seal import move_durably
 from schemas.digest import canonical_sha256
 from schemas.identity import Identity
-from schemas.job import RejectView
-from schemas.names import MAX_UNITS, plan_path
+from schemas.names import MAX_UNITS, known_keys_path, plan_path
 from schemas.request import CapturePasses, ExtractRequest, Generate, HubSource, Source
-from service.errors import OptionRefused, QuarryError, writing
+from schemas.schedule import ChangedRecipe
+from service.errors import OptionRefused, QuarryError, RecipeChanged, writing
 from service.plan.child.fork_server import FORK_SERVER
 from service.plan.child.process import tokenizing
+from service.plan.known import write_keys
 from service.plan.model_folder import TOKENIZER_FILES, files_digest
 from service.plan.sources import RowSource, open_source
 from service.plan.target import Target, inspect_target, planned_target
 from service.plan.unit_file import write_plan
 from service.plan.units import UnitBounds, UnitDraft, plan_units
 from service.settings import Settings
-from service.store import PlanLease, PlannedUnit, Store, jobs, plans, tasks
+from service.store import PlanLease, PlannedUnit, Store, jobs, plans, tasks, written
 from service.work.keeper import Keeper, Kept
 from service.work.runner import Stopped, run_next
 
@@ -65,14 +66,42 @@ def plan_job(
         identity = identity_of(request, target, source, child.template_sha256())
         kept.check()
         store.write(plans.set_identity, lease, identity)
-        rejects: tuple[RejectView, ...] = ()
-        for unit, draft in enumerate(plan_units(child.rows(), unit_bounds(request, target, settings))):
+        rest = UnitDraft((), ())
+        rows = child.rows(_known_keys(lease, store, settings, identity))
+        for unit, draft in enumerate(plan_units(rows, unit_bounds(request, target, settings))):
             watch()
             if draft.samples:
                 _add_unit(lease, store, settings, unit, draft)
             else:
-                rejects = draft.rejects
-        store.write(plans.finish, lease, rejects)
+                rest = draft
+        store.write(plans.finish, lease, rest.rejects, rest.known)
+
+
+def _known_keys(lease: PlanLease, store: Store, settings: Settings, identity: Identity) -> Path | None:
+    """Return a file of what earlier runs of the job's schedule wrote; none where the job takes all samples.
+
+    It is made once, so that a plan made again leaves out the same. Raises RecipeChanged, DiskFull,
+    WriteFailed.
+    """
+    path = settings.work_root / known_keys_path(lease.job_id)
+    if path.exists():
+        return path
+    if lease.schedule is None:
+        return None
+    recipe = identity.recipe_sha256()
+    runs = store.read(written.earlier, lease.schedule, lease.job_id, recipe)
+    if runs is None:
+        return None
+    if runs.identity is not None and runs.identity.recipe_sha256() != recipe:
+        changed = [name for name in runs.identity.differences(identity) if name != "source_fingerprint"]
+        detail = f"{', '.join(changed)} changed since job {runs.last}"
+        if runs.rules.changed_recipe is ChangedRecipe.REFUSE:
+            cure = "restore what changed, or set the schedule's changed_recipe to begin_anew, and resume"
+            raise RecipeChanged(detail, field="changed_recipe", cure=cure)
+        store.write(written.note, lease.job_id, f"begun anew: {detail}")
+    parts = (store.read(written.keys, lease.schedule, recipe, job_id) for job_id in runs.jobs)
+    write_keys(path, parts, str(lease.epoch))
+    return path
 
 
 def _pinned(source: Source, fixed: Identity | None) -> Source:
@@ -150,7 +179,7 @@ def _add_unit(lease: PlanLease, store: Store, settings: Settings, unit: int, dra
     else:
         sha256 = write_plan(path, draft.samples)
     planned = PlannedUnit(unit, len(draft.samples), draft.num_tokens, sha256)
-    store.write(plans.add_unit, lease, planned, draft.rejects)
+    store.write(plans.add_unit, lease, planned, draft.rejects, draft.known)
 
 
 def _write_again(path: Path, draft: UnitDraft, planned_sha256: str) -> str:

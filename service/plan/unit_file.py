@@ -8,14 +8,17 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from schemas.dataset.columns import PLAN_SCHEMA
+from schemas.dataset.columns import KEY_BYTES, KEYED_PLAN_SCHEMA, PLAN_SCHEMA
 from schemas.dataset.seal import sealing, sha256_of
 from service.errors import writing
 from service.plan.units import PlannedSample
 
 
 def write_plan(path: Path, samples: Sequence[PlannedSample]) -> str:
-    """Seal `samples` as `PLAN_SCHEMA` at `path`; return the file's sha256. Raises DiskFull, WriteFailed."""
+    """Seal `samples` at `path`; return the file's sha256. Raises DiskFull, WriteFailed.
+
+    The file is of `PLAN_SCHEMA`, or of `KEYED_PLAN_SCHEMA` where samples have keys.
+    """
     with writing(f"the plan file {path.name}"):
         with sealing(path) as temporary:
             # One row group and no statistics: a unit is read whole.
@@ -24,7 +27,7 @@ def write_plan(path: Path, samples: Sequence[PlannedSample]) -> str:
 
 
 def _table(samples: Sequence[PlannedSample]) -> pa.Table:
-    columns = [
+    columns: list[pa.Array] = [
         pa.array([sample.position for sample in samples], pa.int64()),
         pa.array([sample.sample_id for sample in samples], pa.string()),
         pa.array([sample.source_id for sample in samples], pa.string()),
@@ -32,7 +35,10 @@ def _table(samples: Sequence[PlannedSample]) -> pa.Table:
         _lists([sample.ids for sample in samples], PLAN_SCHEMA.field("input_ids").type),
         _lists([sample.mask for sample in samples], PLAN_SCHEMA.field("loss_mask").type),
     ]
-    return pa.Table.from_arrays(columns, schema=PLAN_SCHEMA)
+    if not samples[0].key:
+        return pa.Table.from_arrays(columns, schema=PLAN_SCHEMA)
+    keys = pa.array([sample.key for sample in samples], pa.binary(KEY_BYTES))
+    return pa.Table.from_arrays([*columns, keys], schema=KEYED_PLAN_SCHEMA)
 
 
 def _lists(values: Sequence[npt.NDArray[np.integer]], kind: pa.ListType) -> pa.ListArray:

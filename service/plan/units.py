@@ -25,11 +25,15 @@ class Tokenized:
 
 @dataclass(frozen=True, slots=True)
 class RowOutcome:
-    """What became of row `position` of the source."""
+    """What became of row `position` of the source; null where an earlier run has written it.
+
+    `key` is that of its content, in a schedule's job.
+    """
 
     position: int
     source_id: str
-    result: Tokenized | RowReject
+    result: Tokenized | RowReject | None
+    key: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,7 @@ class PlannedSample:
     source_id: str
     ids: Ids
     mask: Mask
+    key: bytes = b""
 
     @property
     def prompt_tokens(self) -> int:
@@ -50,13 +55,14 @@ class PlannedSample:
 
 @dataclass(frozen=True, slots=True)
 class UnitDraft:
-    """A unit's samples in source order, and the rejects seen since the unit before.
+    """A unit's samples in source order, and the rejects and the known rows since the unit before.
 
     Only the very last draft may be without samples.
     """
 
     samples: tuple[PlannedSample, ...]
     rejects: tuple[RejectView, ...]
+    known: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -84,13 +90,17 @@ class UnitBounds:
 def plan_units(outcomes: Iterable[RowOutcome], bounds: UnitBounds) -> Iterator[UnitDraft]:
     """Cut the rows into units in their order: equal rows give equal units.
 
-    Each position ends in exactly one place, a unit or its rejects; a sample seen before is a reject.
+    Each position ends in exactly one place, a unit or its rejects, or is counted as known; a sample
+    seen before is a reject.
     """
     seen: set[bytes] = set()
     samples: list[PlannedSample] = []
     rejects: list[RejectView] = []
-    filled_bytes = 0
+    filled_bytes = known = 0
     for row in outcomes:
+        if row.result is None:
+            known += 1
+            continue
         if isinstance(row.result, RowReject):
             rejects.append(_rejected(row, row.result, None))
             continue
@@ -106,13 +116,13 @@ def plan_units(outcomes: Iterable[RowOutcome], bounds: UnitBounds) -> Iterator[U
         num_bytes = (len(row.result.ids) + bounds.answer_tokens) * bounds.bytes_per_token
         full = filled_bytes + num_bytes > bounds.unit_bytes or len(samples) >= bounds.max_samples
         if samples and full:
-            yield UnitDraft(tuple(samples), tuple(rejects))
-            samples, rejects, filled_bytes = [], [], 0
+            yield UnitDraft(tuple(samples), tuple(rejects), known)
+            samples, rejects, filled_bytes, known = [], [], 0, 0
         ids, mask = row.result.ids, row.result.mask
-        samples.append(PlannedSample(row.position, digest.hex(), row.source_id, ids, mask))
+        samples.append(PlannedSample(row.position, digest.hex(), row.source_id, ids, mask, row.key))
         filled_bytes += num_bytes
-    if samples or rejects:
-        yield UnitDraft(tuple(samples), tuple(rejects))
+    if samples or rejects or known:
+        yield UnitDraft(tuple(samples), tuple(rejects), known)
 
 
 def sample_digest(source_id: str, tokenized: Tokenized) -> bytes:

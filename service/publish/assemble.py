@@ -26,7 +26,7 @@ from schemas.dataset.manifest import (
 from schemas.dataset.seal import sealing
 from schemas.dataset.token_counts import vocabulary_stats
 from schemas.identity import Provenance
-from schemas.job import RejectView
+from schemas.job import Progress, RejectView
 from schemas.names import CARD_PATH, FINAL_NORM_PATH, JOBS_PATH, manifest_path, token_freq_path
 from schemas.request import ExtractRequest
 from service.errors import DatasetBroken, SourceRefused
@@ -45,7 +45,7 @@ class Account:
     job_id: str
     request: ExtractRequest
     provenance: Provenance
-    samples_planned: int
+    progress: Progress
     commits: tuple[UnitCommit, ...]
     rejects: tuple[RejectView, ...]
     captured_at: datetime
@@ -76,7 +76,7 @@ def account_of(store: Store, lease: PublishLease, request: ExtractRequest) -> Ac
         job_id=lease.job_id,
         request=request,
         provenance=lease.provenance,
-        samples_planned=store.read(jobs.job, lease.job_id).progress.samples_planned,
+        progress=store.read(jobs.job, lease.job_id).progress,
         commits=made,
         rejects=tuple(_all_rejects(store, lease.job_id)),
         captured_at=store.read(publishing.captured_at, lease.job_id),
@@ -193,18 +193,19 @@ def _check_file(dataset: Path, entry: FileEntry) -> None:
 def _totals(account: Account) -> Totals:
     written = sum(shard.rows for shard in account.shards)
     rejected = len(account.rejects)
-    if written + rejected != account.samples_planned:
-        raise DatasetBroken(
-            f"{account.samples_planned} samples were planned, {written} are written and {rejected} rejected"
-        )
+    planned = account.progress.samples_planned
+    if written + rejected != planned:
+        raise DatasetBroken(f"{planned} samples were planned, {written} are written and {rejected} rejected")
     tokens = sum(shard.tokens for shard in account.shards)
     committed = sum(commit.num_tokens for commit in account.commits)
     if tokens != committed:
         raise DatasetBroken(f"the shards hold {tokens} tokens, the units {committed}")
     return Totals(
-        samples_planned=account.samples_planned,
+        samples_planned=planned,
         samples_written=written,
         samples_rejected=rejected,
+        samples_known=account.progress.samples_known,
+        samples_given_up=account.progress.samples_given_up,
         tokens=tokens,
         supervised_tokens=sum(commit.supervised_tokens for commit in account.commits),
         bytes=sum(shard.bytes for shard in account.shards),

@@ -110,6 +110,7 @@ def card_text(groups: Mapping[str, Sequence[JobEntry]]) -> str:
         ]
         parts += _vocabulary(newest)
         parts += _rejects(group)
+        parts += _left_out(newest)
     return "\n\n".join(parts)
 
 
@@ -216,6 +217,16 @@ def _rejects(group: Sequence[JobEntry]) -> list[str]:
         reasons.update(job.rejects)
     rows = [(why, f"{count:,}") for why, count in sorted(reasons.items())]
     return [_table(("rejected because", "samples"), rows)] if rows else []
+
+
+def _left_out(group: Sequence[JobEntry]) -> list[str]:
+    """Say which samples of their sources the jobs of a schedule did not take."""
+    rows = [
+        (f"`{job.job_id}`", f"{job.totals.samples_known:,}", f"{job.totals.samples_given_up:,}")
+        for job in group
+        if job.totals.samples_known or job.totals.samples_given_up
+    ]
+    return [_table(("job", "written by earlier runs", "left to the next run"), rows)] if rows else []
 
 
 def _paragraph(text: str) -> str:

@@ -111,7 +111,9 @@ def _publish(
     final_norm: FinalNormOf,
     patience: Patience | None,
 ) -> str | None:
-    """Return the commit that holds the job, or none where no repository was asked for."""
+    """Return the commit that holds the job; none where no repository was asked for, or nothing is new."""
+    if store.read(jobs.job, lease.job_id).progress.wrote_nothing_new:
+        return None
     dataset = settings.dataset_dir(lease.job_id)
     land(store, settings, lease.job_id)
     request = store.read(jobs.request, lease.job_id)

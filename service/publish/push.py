@@ -21,7 +21,6 @@ from pydantic import ValidationError
 
 from schemas.dataset.jobs_table import JobEntry, JobsTable, git_oid, table_of
 from schemas.dataset.manifest import FileEntry, Manifest
-from schemas.identity import Identity
 from schemas.names import (
     CARD_PATH,
     FINAL_NORM_PATH,
@@ -166,8 +165,7 @@ class _Push:
         theirs = self._entry_of(remote, revision).provenance.identity
         ours = self._manifest.provenance.identity
         if theirs != ours:
-            names = [name for name in Identity.model_fields if getattr(theirs, name) != getattr(ours, name)]
-            raise self._refused(f"of other rows: {', '.join(names)} changed")
+            raise self._refused(f"of other rows: {', '.join(theirs.differences(ours))} changed")
         return True
 
     def _refuse_many(self, revision: str) -> None:

@@ -10,7 +10,7 @@ from schemas.identity import Provenance
 from schemas.job import RejectView
 from schemas.receipts import UnitKey
 from service.errors import IdentityChanged, StatesWrong
-from service.store import publishing, tasks
+from service.store import publishing, tasks, written
 from service.store.database import Transaction
 from service.store.ledger import LockedJob
 from service.store.plans import add_rejects
@@ -19,7 +19,7 @@ from service.store.values import UnitCommit, UnitLease
 
 
 def commit(tx: Transaction, made: UnitCommit, lease: UnitLease) -> None:
-    """Make a unit done, with its shards, index and rejects, or change nothing.
+    """Make a unit done, with its shards, index, rejects and keys, or change nothing.
 
     Raises:
         LeaseLost: another attempt owns the unit, it is done already, or its job was stopped.
@@ -44,6 +44,7 @@ def commit(tx: Transaction, made: UnitCommit, lease: UnitLease) -> None:
         rows = [{"job_id": job.id, "unit": task.item, "path": e.path, "entry": e} for e in made.shards]
         tx.connection.execute(insert(SHARD), rows)
     add_rejects(tx, job.id, task.item, made.rejects)
+    written.add(tx, job, task.item, made.keys)
     job = tasks.done(
         tx,
         replace(job, provenance=job.provenance or made.provenance),

@@ -9,12 +9,24 @@ from sqlalchemy.engine import RowMapping
 from schemas.events import Event
 from schemas.job import ENDED_JOB_STATES, JobState, Progress
 from schemas.request import ExtractRequest
-from service.errors import IdempotencyConflict, NotFound, RequestError
+from service.errors import IdempotencyConflict, IllegalMove, NotFound, RequestError
 from service.store import tasks
 from service.store.database import Transaction
 from service.store.ledger import lock_job, move_job, move_task, progress_of, record, tasks_in
 from service.store.stopping import stop
-from service.store.tables import EVENT, JOB, REJECT, REQUEST, RUN, SHARD, TASK, UNIT, UNIT_COMMIT
+from service.store.tables import (
+    EVENT,
+    JOB,
+    REJECT,
+    REQUEST,
+    RUN,
+    SCHEDULE,
+    SHARD,
+    TASK,
+    UNIT,
+    UNIT_COMMIT,
+    WRITTEN_KEYS,
+)
 from service.store.values import JobRow, NewJob, TaskKind, TaskState
 
 JOB_COLUMNS = [JOB.c[name] for name in (*JobRow.__slots__, *Progress.model_fields) if name != "progress"]
@@ -30,6 +42,7 @@ def submit(tx: Transaction, made: NewJob) -> tuple[JobRow, bool]:
         model=made.model,
         source_kind=made.source_kind,
         priority=made.priority,
+        schedule=made.schedule,
         state=JobState.QUEUED,
         last_event=0,
         created_at=tx.now,
@@ -133,7 +146,12 @@ def begin_deletion(tx: Transaction, job_id: str) -> None:
     if locked.state is not JobState.DELETING:
         ended_at = select(JOB.c.updated_at).where(JOB.c.id == job_id).scalar_subquery()
         run = update(RUN).where(RUN.c.job_id == job_id)
-        tx.connection.execute(run.values(job_state=locked.state, job_ended_at=ended_at))
+        kept = {"job_state": locked.state, "job_ended_at": ended_at, "identity": locked.identity}
+        tx.connection.execute(run.values(kept))
+        if locked.state is not JobState.COMPLETED:
+            # What it wrote is in no dataset: those samples come again.
+            of_job = (WRITTEN_KEYS.c.schedule == locked.schedule) & (WRITTEN_KEYS.c.job_id == job_id)
+            tx.connection.execute(delete(WRITTEN_KEYS).where(of_job))
         move_job(tx, locked, JobState.DELETING)
 
 
@@ -158,9 +176,18 @@ def to_delete(tx: Transaction, age_s: float | None) -> list[JobRow]:
 def resume(tx: Transaction, job_id: str) -> JobRow:
     """Queue a stopped job with all it has; failed units and counted deaths start afresh.
 
-    Raises NotFound, IllegalMove.
+    Raises NotFound; IllegalMove, also where a later run of its schedule takes the rest of its samples.
     """
-    locked = move_job(tx, lock_job(tx, job_id), JobState.QUEUED)
+    locked = lock_job(tx, job_id)
+    later = select(SCHEDULE.c.last_job).where(
+        SCHEDULE.c.number == locked.schedule, SCHEDULE.c.last_job != job_id
+    )
+    if not locked.progress.is_captured and (last := tx.connection.scalar(later)) is not None:
+        cure = "delete it; the next slot publishes what it wrote, if that is not done yet"
+        raise IllegalMove(
+            f"job {last} takes the samples that {job_id} did not write", field="state", cure=cure
+        )
+    locked = move_job(tx, locked, JobState.QUEUED)
     for task in tasks_in(tx, locked, TaskState.FAILED):
         units_failed = -int(task.kind is TaskKind.CAPTURE)
         fresh = replace(task, state=TaskState.PENDING)

@@ -37,6 +37,7 @@ class LockedJob:
     provenance: Provenance | None
     hub_commit: str | None
     last_event: int
+    schedule: int | None
 
     @property
     def known_identity(self) -> Identity:

@@ -8,7 +8,7 @@ from sqlalchemy import insert, select
 from schemas.identity import Identity
 from schemas.job import RejectView
 from service.errors import IdentityChanged, SourceRefused
-from service.store import publishing, tasks
+from service.store import publishing, tasks, written
 from service.store.database import Store, Transaction
 from service.store.ledger import LockedJob, count, record
 from service.store.tables import REJECT, UNIT
@@ -23,7 +23,10 @@ def lease(store: Store, owner: str, ttl_s: float) -> PlanLease | None:
 def _grant(tx: Transaction, job: LockedJob, lease: Lease) -> PlanLease:
     planned = select(UNIT.c.plan_sha256).where(UNIT.c.job_id == job.id).order_by(UNIT.c.unit)
     return PlanLease(
-        **lease.fields(), identity=job.identity, plan_sha256s=tuple(tx.connection.scalars(planned))
+        **lease.fields(),
+        identity=job.identity,
+        plan_sha256s=tuple(tx.connection.scalars(planned)),
+        schedule=job.schedule,
     )
 
 
@@ -36,15 +39,19 @@ def set_identity(tx: Transaction, lease: PlanLease, identity: Identity) -> None:
     if job.identity is None:
         record(tx, replace(job, identity=identity), "progress", "identity fixed")
     elif job.identity != identity:
-        changed = ", ".join(_differences(job.identity, identity))
+        changed = ", ".join(job.identity.differences(identity))
         raise IdentityChanged(
             f"job {job.id} would no longer be the same dataset: {changed} changed",
             cure="restore what changed and resume, or submit a new job",
         )
 
 
-def add_unit(tx: Transaction, lease: PlanLease, unit: PlannedUnit, rejects: Sequence[RejectView]) -> None:
+def add_unit(
+    tx: Transaction, lease: PlanLease, unit: PlannedUnit, rejects: Sequence[RejectView], known: int = 0
+) -> None:
     """Add a unit and the rejects planned with it; the same unit again changes nothing.
+
+    `known` counts the samples before its end that an earlier run has written.
 
     Raises IdentityChanged if it was planned with other samples, LeaseLost.
     """
@@ -76,24 +83,29 @@ def add_unit(tx: Transaction, lease: PlanLease, unit: PlannedUnit, rejects: Sequ
         units_planned=1,
         samples_planned=unit.num_samples + len(rejects),
         samples_rejected=len(rejects),
+        samples_known=known,
         tokens_planned=unit.num_tokens,
     )
     add_rejects(tx, job.id, None, rejects)
     record(tx, replace(job, progress=progress), "progress", f"unit {unit.unit} planned")
 
 
-def finish(tx: Transaction, lease: PlanLease, rejects: Sequence[RejectView]) -> None:
-    """Close the plan with the rejects after its last unit, and end the lease.
+def finish(tx: Transaction, lease: PlanLease, rejects: Sequence[RejectView], known: int = 0) -> None:
+    """Close the plan with the rejects and the known samples after its last unit, and end the lease.
 
-    Raises SourceRefused if the plan is empty, LeaseLost.
+    Raises SourceRefused if the plan is empty, unless new samples alone were asked for; LeaseLost.
     """
     job, task = tasks.held(tx, lease)
     job.known_identity  # noqa: B018 - raises
-    progress = count(job.progress, samples_planned=len(rejects), samples_rejected=len(rejects))
-    if not progress.samples_planned:
+    progress = count(
+        job.progress, samples_planned=len(rejects), samples_rejected=len(rejects), samples_known=known
+    )
+    if not (progress.samples_planned or progress.samples_known or job.schedule is not None):
         raise SourceRefused(
             "the source holds no samples", field="source", cure="name a source with at least one row"
         )
+    if not progress.units_planned and progress.wrote_nothing_new:
+        written.note(tx, job.id, "no new samples")
     add_rejects(tx, job.id, None, rejects)
     planned = replace(job, progress=progress.model_copy(update={"plan_done": True}))
     job = record(tx, tasks.done(tx, planned, task), "progress", "plan done")
@@ -105,7 +117,3 @@ def add_rejects(tx: Transaction, job_id: str, unit: int | None, rejects: Sequenc
     rows = [{"job_id": job_id, "position": entry.position, "unit": unit, "entry": entry} for entry in rejects]
     if rows:
         tx.connection.execute(insert(REJECT), rows)
-
-
-def _differences(stored: Identity, given: Identity) -> list[str]:
-    return [name for name in Identity.model_fields if getattr(stored, name) != getattr(given, name)]

@@ -17,8 +17,7 @@ from service.store.values import Lease, PublishLease, TaskKind
 
 def add_when_captured(tx: Transaction, job: LockedJob) -> None:
     """Add the publishing of a locked job whose plan and units are all done."""
-    progress = job.progress
-    if progress.plan_done and progress.units_done == progress.units_planned:
+    if job.progress.is_captured:
         tasks.add(tx, job, TaskKind.PUBLISH, subject=job.publish_subject)
 
 

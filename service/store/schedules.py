@@ -4,6 +4,7 @@ Any number of processes may call `advance` at any time. The schedule's row is lo
 moved on in the transaction that makes the job, and the database's clock alone says what time it is.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -20,17 +21,18 @@ from schemas.schedule import (
     Overlap,
     RunOutcome,
     RunView,
+    Samples,
     ScheduleRules,
     ScheduleState,
     ScheduleView,
 )
 from service.errors import Conflict, NotFound
-from service.store import jobs
+from service.store import jobs, written
 from service.store.database import Transaction
 from service.store.ledger import lock_job
 from service.store.migration import check_write
 from service.store.stopping import stop
-from service.store.tables import JOB, RUN, SCHEDULE, SCHEDULE_REQUEST
+from service.store.tables import JOB, RUN, SCHEDULE, SCHEDULE_REQUEST, WRITTEN_KEYS
 from service.store.values import NewJob
 
 SLOTS_SHOWN = 5
@@ -79,9 +81,10 @@ def change(tx: Transaction, name: str, rules: ScheduleRules, paused: bool) -> Sc
 
 
 def remove(tx: Transaction, name: str) -> None:
-    """Delete a schedule and what is known of its slots; its jobs stay. Raises NotFound."""
+    """Delete a schedule and what is known of its slots and samples; its jobs stay. Raises NotFound."""
     number = _lock(tx, name).number
-    for table in (RUN, SCHEDULE_REQUEST):
+    tx.connection.execute(update(JOB).where(JOB.c.schedule == number).values(schedule=None))
+    for table in (RUN, SCHEDULE_REQUEST, WRITTEN_KEYS):
         tx.connection.execute(delete(table).where(table.c.schedule == number))
     tx.connection.execute(delete(SCHEDULE).where(SCHEDULE.c.number == number))
 
@@ -203,8 +206,11 @@ def _goes_on() -> ColumnElement[bool]:
 
 
 def _has_running_job(tx: Transaction, schedule: _Schedule) -> bool:
-    same = SCHEDULE.c.number == schedule.number
-    return tx.connection.scalar(select(SCHEDULE.c.number).where(same, _goes_on())) is not None
+    """Say whether the last job has not ended; nobody resumes it before this transaction ends."""
+    if schedule.last_job is not None:
+        with suppress(NotFound):  # it was deleted
+            return lock_job(tx, schedule.last_job).state not in ENDED_JOB_STATES
+    return False
 
 
 def _move_on(
@@ -215,7 +221,7 @@ def _move_on(
 
 
 def _submit(tx: Transaction, schedule: _Schedule, slot: datetime) -> None:
-    """Make the job of a slot; cancel the one before it if that goes on."""
+    """Make the job of a slot; cancel the one before it if that goes on, and publish what it has written."""
     try:
         request = ExtractRequest.model_validate_json(request_json(tx, schedule.name))
     except ValidationError as error:
@@ -224,9 +230,11 @@ def _submit(tx: Transaction, schedule: _Schedule, slot: datetime) -> None:
         return
     if _has_running_job(tx, schedule):
         stop(tx, lock_job(tx, str(schedule.last_job)), JobState.CANCELLED)
+    written.publish_stopped(tx, schedule.number)
     # A tab is in no key that a caller can give.
     key = f"schedule\t{schedule.number}\t{slot.isoformat()}"
-    job, _ = jobs.submit(tx, NewJob.of(job_id_from_key(key), key, request))
+    new_only = schedule.number if schedule.rules.samples is Samples.NEW else None
+    job, _ = jobs.submit(tx, NewJob.of(job_id_from_key(key), key, request, schedule=new_only))
     same = SCHEDULE.c.number == schedule.number
     tx.connection.execute(update(SCHEDULE).where(same).values(last_job=job.id))
     _record(tx, schedule, slot, RunOutcome.SUBMITTED, job_id=job.id)
@@ -291,7 +299,8 @@ def _last_good_at(tx: Transaction, number: int) -> datetime | None:
     ended_at = func.coalesce(RUN.c.job_ended_at, JOB.c.updated_at, type_=RUN.c.at.type)
     completed = func.coalesce(RUN.c.job_state, JOB.c.state) == JobState.COMPLETED.value
     query = select(ended_at).outerjoin(JOB, JOB.c.id == RUN.c.job_id)
-    query = query.where(RUN.c.schedule == number, completed).order_by(RUN.c.slot.desc()).limit(1)
+    whole = RUN.c.outcome == RunOutcome.SUBMITTED
+    query = query.where(RUN.c.schedule == number, completed, whole).order_by(RUN.c.slot.desc()).limit(1)
     last: datetime | None = tx.connection.scalar(query)
     return last
 

@@ -19,6 +19,7 @@ from sqlalchemy import (
     ForeignKeyConstraint,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     String,
     Table,
@@ -90,6 +91,8 @@ JOB = Table(
     Column("model", Text, nullable=False, server_default=""),
     Column("source_kind", String(16), nullable=False, server_default=""),
     Column("priority", Integer, nullable=False, server_default="0"),
+    # The schedule whose earlier runs' samples the job leaves out. No foreign key: it may be deleted.
+    Column("schedule", BigInteger().with_variant(Integer, "sqlite")),
     Column("state", _states(JobState), nullable=False),
     *(
         Column(name, Boolean if name == "plan_done" else BigInteger, nullable=False)
@@ -225,11 +228,23 @@ RUN = Table(
     Column("outcome", _states(RunOutcome), nullable=False),
     Column("at", UtcTime, nullable=False),
     Column("detail", Text),
-    # No foreign key: a job may be deleted. How it had ended by then is kept.
+    # No foreign key: a job may be deleted. How it had ended by then is kept, and what it was.
     Column("job_id", String(32)),
     Column("job_state", _states(JobState)),
     Column("job_ended_at", UtcTime),
+    Column("identity", Document(Identity)),
     Index("run_by_job", "job_id"),
+)
+
+# The keys of a unit's samples, 16 bytes each. They outlive the job: what it wrote is not written again.
+WRITTEN_KEYS = Table(
+    "written_keys",
+    METADATA,
+    Column("schedule", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=False),
+    Column("recipe", String(64), primary_key=True),
+    Column("job_id", String(32), primary_key=True),
+    Column("unit", Integer, primary_key=True, autoincrement=False),
+    Column("content_keys", LargeBinary, nullable=False),
 )
 
 CANARY = Table(

@@ -50,10 +50,18 @@ class NewJob:
     publish_subject: str
     request_json: str
     request_sha256: str
+    schedule: int | None
 
     @classmethod
-    def of(cls, job_id: str, idempotency_key: str, request: ExtractRequest, priority: int = 0) -> Self:
-        """Make one of a checked request."""
+    def of(
+        cls,
+        job_id: str,
+        idempotency_key: str,
+        request: ExtractRequest,
+        priority: int = 0,
+        schedule: int | None = None,
+    ) -> Self:
+        """Make one of a checked request; it leaves out what earlier runs of `schedule` wrote."""
         return cls(
             id=job_id,
             idempotency_key=idempotency_key,
@@ -63,6 +71,7 @@ class NewJob:
             publish_subject=request.hub.repo_id if request.hub else job_id,
             request_json=request.model_dump_json(),
             request_sha256=request.sha256(),
+            schedule=schedule,
         )
 
 
@@ -133,10 +142,12 @@ class PlanLease(Lease):
 
     `identity` is what earlier epochs have fixed, null before that. `plan_sha256s` are the digests of the plan
     files of the units that they have added, in order from unit 0: only the lease's holder adds more.
+    `schedule` is the number of that whose earlier runs' samples are left out.
     """
 
     identity: Identity | None
     plan_sha256s: tuple[str, ...]
+    schedule: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +197,8 @@ class UnitCommit:
     """What one attempt made of its unit: every sample of it stands in `shards` or in `rejects`.
 
     `num_tokens` and `supervised_tokens` count the tokens written. Paths are inside the dataset repository.
+    `keys` are those of the samples' contents one after another, in a job of a schedule; they are not read
+    back.
     """
 
     key: UnitKey
@@ -196,6 +209,7 @@ class UnitCommit:
     num_tokens: int
     supervised_tokens: int
     checks: UnitChecks
+    keys: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,11 +4,11 @@
 version for each kind of database into `databases/`. It is the newest dump that is there, migrated. How the
 dumps came to be:
 
-- 0001 was written by the code of commit 7e4c320, 0003 by that of a10d51d, and 0004 by that of 29c500a: at
-  29c500a this script holds the jobs that they are made of;
-- 0006 was migrated from 0004 by the code of 9b1b2b2, and the tests make 0005 in the same way;
-- 0002 was never the newest migration of any code, because it came together with 0003: the tests make it from
-  0001, by the migration itself.
+- 0001 was written by the code of commit 7e4c320, and 0004 by that of 29c500a: at 29c500a this script holds
+  the jobs that they are made of;
+- 0006 was migrated from 0004 by the code of 9b1b2b2, 0007 from 0006 by that of 7d41bde, and the tests make
+  0005 in the same way;
+- 0002 and 0003 are made from 0001 by the tests, by the migrations themselves.
 
 One data folder serves all: that of 0001 on SQLite. The jobs are named for where they are:
 

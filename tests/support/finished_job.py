@@ -18,7 +18,7 @@ from schemas.dataset.manifest import (
     UnitChecks,
 )
 from schemas.identity import DTYPE_BYTES, Identity, Provenance
-from schemas.job import RejectView
+from schemas.job import Progress, RejectView
 from schemas.names import index_path, job_id_from_key, shard_path
 from schemas.receipts import UnitKey
 from schemas.request import ExtractRequest, HubTarget, InlineSource, Sample, Storage
@@ -165,7 +165,7 @@ def an_account(
         job_id=job_id,
         request=a_request(hub, about.compression),
         provenance=a_provenance(job_id, about),
-        samples_planned=num_units * rows + rejects,
+        progress=Progress(samples_planned=num_units * rows + rejects),
         commits=tuple(a_commit(dataset, key, about, rows) for key in keys),
         rejects=tuple(a_reject(num_units * rows + number) for number in range(rejects)),
         captured_at=captured_at,

@@ -6,6 +6,7 @@ is pickled: a child trusts its parent, and its parent trusts nothing that a chil
 
 import json
 import mmap
+import os
 import resource
 import signal
 import sys
@@ -16,10 +17,11 @@ from pathlib import Path
 
 from service.errors import QuarryError, problem_slug
 from service.plan.child.task import PROGRESS, Limits, Step, TemplateCheck, Tokenization
+from service.plan.known import KnownKeys, content_key
 from service.plan.rendering import ChatTemplate
 from service.plan.samples import SampleTokenizer
-from service.plan.sources import RowReject
-from service.plan.units import Tokenized
+from service.plan.sources import RowReject, SourceRow
+from service.plan.units import RowOutcome
 
 BATCH_S = 0.1
 MAX_ERROR_CHARS = 500
@@ -54,11 +56,22 @@ def run(connection: Connection, progress: mmap.mmap) -> None:
 
 
 def _limit_memory(limits: Limits) -> None:
-    """Limit what the task may take beyond what the libraries take already."""
+    """Limit what the task may take beyond what the libraries take already.
+
+    The hard limit stays, so that room for a file of keys can be added.
+    """
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     address_space = pages * resource.getpagesize() + limits.memory_bytes + LIBRARY_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (address_space, address_space))
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (address_space, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _mapped(path: Path) -> KnownKeys:
+    """Map a file of keys; it takes nothing of the memory that the task may take."""
+    limit, most = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (limit + path.stat().st_size, most))
+    return KnownKeys(path)
 
 
 class _Parent:
@@ -75,6 +88,14 @@ class _Parent:
         """Send one message; blocks until the parent took enough."""
         self._connection.send_bytes(json.dumps([kind, *values]).encode() + b"\n" + body)
 
+    def known_keys(self) -> Path | None:
+        """Wait for the file of keys of the samples that are left out; none where all are taken."""
+        try:
+            path: Path | None = self._connection.recv()
+        except EOFError:
+            os._exit(0)  # the plan was given up
+        return path
+
     def begin_row(self, position: int) -> None:
         """Have the kernel kill this process where the row takes too much CPU time."""
         signal.setitimer(signal.ITIMER_PROF, self._row_cpu_s)
@@ -90,13 +111,13 @@ def _tokenize(task: Tokenization, parent: _Parent) -> None:
     """Tokenize the rows one by one, in order. Raises what the source and the template raise."""
     tokenizer = SampleTokenizer(task.target, task.request, parent.note)
     parent.send("ready", tokenizer.template_sha256)
-    rows: list[tuple[str, Tokenized | RowReject]] = []
+    keys = parent.known_keys()
+    known = _mapped(keys) if keys is not None else None
+    rows: list[RowOutcome] = []
     sent_s = time.monotonic()
     parent.begin_row(0)
     for position, row in enumerate(task.source.rows()):
-        parent.note(Step.TEMPLATE)
-        result = row.content if isinstance(row.content, RowReject) else tokenizer.encode(row.content)
-        rows.append((row.source_id, result))
+        rows.append(_outcome(position, row, tokenizer, known, parent))
         if time.monotonic() - sent_s > BATCH_S:
             _send_rows(rows, parent)
             rows, sent_s = [], time.monotonic()
@@ -104,14 +125,32 @@ def _tokenize(task: Tokenization, parent: _Parent) -> None:
     _send_rows(rows, parent)
 
 
-def _send_rows(rows: list[tuple[str, Tokenized | RowReject]], parent: _Parent) -> None:
-    """Send rows as JSON, and the tokens' int32 ids and uint8 masks one after another."""
-    entries: list[list[str | int]] = []
+def _outcome(
+    position: int, row: SourceRow, tokenizer: SampleTokenizer, known: KnownKeys | None, parent: _Parent
+) -> RowOutcome:
+    """Tokenize a row that is a sample and is not known."""
+    if isinstance(row.content, RowReject):
+        return RowOutcome(position, row.source_id, row.content)
+    key = b""
+    if known is not None:
+        key = content_key(row.content)
+        if key in known:
+            return RowOutcome(position, row.source_id, None)
+    parent.note(Step.TEMPLATE)
+    return RowOutcome(position, row.source_id, tokenizer.encode(row.content), key)
+
+
+def _send_rows(rows: list[RowOutcome], parent: _Parent) -> None:
+    """Send rows as JSON, null for a known one, and the tokens' ids and masks one after another."""
+    entries: list[list[str | int] | None] = []
     parts: list[bytes] = []
-    for source_id, result in rows:
-        if isinstance(result, RowReject):
-            entries.append([source_id, result.reason, result.detail])
+    for row in rows:
+        result = row.result
+        if result is None:
+            entries.append(None)
+        elif isinstance(result, RowReject):
+            entries.append([row.source_id, result.reason, result.detail])
         else:
-            entries.append([source_id, len(result.ids)])
+            entries.append([row.source_id, len(result.ids), row.key.hex()])
             parts += (result.ids.astype("<i4").tobytes(), result.mask.tobytes())
     parent.send("rows", entries, body=b"".join(parts))

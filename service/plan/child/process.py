@@ -6,15 +6,18 @@ and its plan fails with an error that names the row.
 
 import itertools
 import json
+import re
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
+from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 
+from schemas.dataset.columns import KEY_BYTES
 from schemas.request import ExtractRequest
 from service.errors import (
     DiskFull,
@@ -51,6 +54,7 @@ ERRORS: tuple[type[QuarryError], ...] = (
 RELAYED = {problem_slug(kind): kind for kind in ERRORS}
 """The errors that a child may end with."""
 REASONS = frozenset(RejectReason)
+KEY_FORM, NO_KEY = re.compile(rf"[0-9a-f]{{{2 * KEY_BYTES}}}"), re.compile("")
 
 
 def check_template(template: str, options: Mapping[str, Any], settings: Settings) -> None:
@@ -97,19 +101,31 @@ class Child:
                 return digest
         raise _unexpected(answer)
 
-    def rows(self) -> Iterator[RowOutcome]:
-        """Yield what became of each row, in order."""
+    def rows(self, known: Path | None = None) -> Iterator[RowOutcome]:
+        """Yield what became of each row, in order; `known` is the file of keys of those to leave out."""
         positions = itertools.count()
+        with suppress(OSError):  # that it ended is seen below
+            self._talk.send(known)
+        self._row_s = time.monotonic()  # it has waited for this
         while True:
             answer, body = self._answer()
             match answer:
                 case ["rows", list(entries)]:
-                    for source_id, result in _unpacked(entries, body):
-                        yield RowOutcome(next(positions), source_id, result)
+                    yield from _unpacked(entries, body, positions, keyed=known is not None)
                 case ["done"]:
+                    if known is None:
+                        self._refuse_empty(next(positions))
                     return
                 case _:
                     raise _unexpected(answer)
+
+    def _refuse_empty(self, num_rows: int) -> None:
+        """Refuse a source without rows, unless new ones alone were asked for."""
+        if isinstance(self._task, Tokenization) and not num_rows:
+            field = SOURCE_FIELDS[self._task.request.source.kind]
+            raise SourceRefused(
+                "the source holds no row", field=field, cure="give a source with at least one row"
+            )
 
     def _answer(self) -> tuple[object, bytes]:
         """Return the next message and the bytes behind it; one that says an error is raised."""
@@ -196,17 +212,23 @@ def _unexpected(answer: object) -> PlanningDied:
     return _died(f"an unexpected message: {answer!r:.200}")
 
 
-def _unpacked(entries: list[object], body: bytes) -> Iterator[tuple[str, Tokenized | RowReject]]:
+def _unpacked(
+    entries: list[object], body: bytes, positions: Iterator[int], *, keyed: bool
+) -> Iterator[RowOutcome]:
     """Yield what the child packed, each row checked. Raises PlanningDied."""
     offset = 0
-    for entry in entries:
+    key_form = KEY_FORM if keyed else NO_KEY
+    for entry, position in zip(entries, positions, strict=False):
+        room = (len(body) - offset) // 5
         match entry:
+            case None if keyed:
+                yield RowOutcome(position, "", None)
             case [str(source_id), str(reason), str(detail)] if reason in REASONS:
-                yield source_id, RowReject(RejectReason(reason), detail)
-            case [str(source_id), int(length)] if 0 < length <= (len(body) - offset) // 5:
+                yield RowOutcome(position, source_id, RowReject(RejectReason(reason), detail))
+            case [str(source_id), int(length), str(key)] if 0 < length <= room and key_form.fullmatch(key):
                 ids = np.frombuffer(body, "<i4", length, offset)
                 mask = np.frombuffer(body, np.uint8, length, offset + 4 * length)
-                yield source_id, Tokenized(ids, mask)
+                yield RowOutcome(position, source_id, Tokenized(ids, mask), bytes.fromhex(key))
                 offset += 5 * length
             case _:
                 raise _unexpected(entry)

@@ -18,7 +18,7 @@ from schemas.dataset.seal import sha256_of
 from schemas.request import FileSource, Sample
 from service.errors import SourceRefused
 from service.plan.sources.conversations import COLUMNS, read_row
-from service.plan.sources.rows import RejectReason, RowReject, SourceRow, not_empty
+from service.plan.sources.rows import RejectReason, RowReject, SourceRow
 
 JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".ndjson.gz")
 PARQUET_SUFFIX = ".parquet"
@@ -77,8 +77,7 @@ class FileRows:
 
     def rows(self) -> Iterator[SourceRow]:
         """Yield the rows of all files."""
-        refusal = _refused(f"{self.source.path!r} holds no row", "give a source with at least one row")
-        return not_empty(islice(self._rows(), self.source.limit), refusal)
+        return islice(self._rows(), self.source.limit)
 
     def _rows(self) -> Iterator[SourceRow]:
         for name, path in self.files.items():

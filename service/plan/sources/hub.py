@@ -18,7 +18,7 @@ from schemas.request import HubSource
 from service.errors import SourceRefused
 from service.plan.hub_reading import reading_hub
 from service.plan.sources.conversations import COLUMNS, read_row
-from service.plan.sources.rows import SourceRow, not_empty
+from service.plan.sources.rows import SourceRow
 from service.settings import Settings
 
 _CURE = "check the id, the configuration, the split and the revision, and that the Hub token may read it"
@@ -66,9 +66,7 @@ class HubRows:
 
     def rows(self) -> Iterator[SourceRow]:
         """Yield the rows as they arrive; nothing is kept on disk."""
-        detail = f"{_what(self.source)} holds no row"
-        refusal = SourceRefused(detail, field=_FIELD, cure="choose another split")
-        return not_empty(islice(self._rows(), self.source.limit), refusal)
+        return islice(self._rows(), self.source.limit)
 
     def _rows(self) -> Iterator[SourceRow]:
         for position, row in enumerate(self._stream()):

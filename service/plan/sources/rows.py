@@ -7,7 +7,6 @@ from typing import Protocol
 
 from schemas.digest import canonical_sha256
 from schemas.request import InlineSource, Sample
-from service.errors import SourceRefused
 
 MAX_DETAIL_CHARS = 500
 
@@ -79,18 +78,9 @@ class RowSource(Protocol):
     def rows(self) -> Iterator[SourceRow]:
         """Yield the rows in order, in bounded memory; a bad row is a reject.
 
-        Raises SourceRefused where the source cannot be read (on) or holds no row, HubUnavailable.
+        Raises SourceRefused where the source cannot be read (on), HubUnavailable.
         """
         ...
-
-
-def not_empty(rows: Iterator[SourceRow], refusal: SourceRefused) -> Iterator[SourceRow]:
-    """Yield the rows. Raises `refusal` where there is none."""
-    first = next(rows, None)
-    if first is None:
-        raise refusal
-    yield first
-    yield from rows
 
 
 @dataclass(frozen=True, slots=True)

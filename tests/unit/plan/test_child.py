@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -50,8 +51,8 @@ def start() -> Child:
 
 def test_rows_are_the_same_on_the_other_side(said: Connection) -> None:
     ids = b"\1\0\0\0\xff\xff\xff\x7f"
-    say(said, "rows", [["a", 2], ["\ud800", "empty", "no tokens"]], body=ids + b"\0\1")
-    say(said, "rows", [["c", 1]], body=b"\5\0\0\0\1")
+    say(said, "rows", [["a", 2, ""], ["\ud800", "empty", "no tokens"]], body=ids + b"\0\1")
+    say(said, "rows", [["c", 1, ""]], body=b"\5\0\0\0\1")
     say(said, "done")
     first, second, third = start().rows()
     assert [row.position for row in (first, second, third)] == [0, 1, 2]
@@ -61,12 +62,26 @@ def test_rows_are_the_same_on_the_other_side(said: Connection) -> None:
     assert isinstance(third.result, Tokenized) and third.result.ids.tolist() == [5]
 
 
+def test_known_rows_have_a_place_and_new_ones_a_key(said: Connection) -> None:
+    say(said, "rows", [None, ["b", 1, "0f" * 16], None], body=b"\5\0\0\0\1")
+    say(said, "done")
+    outcomes = list(start().rows(Path("keys")))
+    assert [(row.position, row.result is None, row.key) for row in outcomes] == [
+        (0, True, b""),
+        (1, False, b"\x0f" * 16),
+        (2, True, b""),
+    ]
+
+
 NO_ANSWERS = [
     ["rows", "rows"],
-    ["rows", [[5, 1]]],
-    ["rows", [["a", 3]]],
-    ["rows", [["a", 0]]],
-    ["rows", [["a", -1]]],
+    ["rows", [[5, 1, ""]]],
+    ["rows", [["a", 3, ""]]],
+    ["rows", [["a", 1, "00" * 16]]],
+    ["rows", [["a", 1]]],
+    ["rows", [None]],
+    ["rows", [["a", 0, ""]]],
+    ["rows", [["a", -1, ""]]],
     ["rows", [["a", "no-such-reason", ""]]],
     ["rows", [{}]],
     ["rows", [[]]],

@@ -104,7 +104,6 @@ def test_a_private_dataset_needs_a_token_that_may_read_it(hub: FakeHub) -> None:
     ("files", "detail"),
     [
         ({"README.md": b"nothing"}, "cannot be read"),
-        ({"train.csv": b"text\n"}, "holds no row"),
         ({"README.md": b"---\ndataset_info:\n  splits: 5\n---\n"}, "cannot be read: TypeError"),
         ({"README.md": b"---\nconfigs: [\n---\n"}, "cannot be read"),
         ({"README.md": b"---\nconfigs: 5\n---\n"}, "cannot be read"),

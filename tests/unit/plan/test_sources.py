@@ -177,8 +177,6 @@ def parquet_bytes(columns: dict[str, list[str]]) -> bytes:
 WHOLE = parquet_bytes({"text": [f"row {i} " * 10 for i in range(5000)]})
 OTHER_COLUMN = parquet_bytes({"question": ["x"], "qqqq": ["y"]})
 REFUSED = [
-    ("a.jsonl", b"", "'a.jsonl' holds no row"),
-    ("a.jsonl", b"\n\n", "'a.jsonl' holds no row"),
     ("a.json", b'\n[{"text": "x"}]', "'a.json' holds a JSON array"),
     ("a.csv", b"text\nx\n", "'a.csv' is not a"),
     ("a.parquet", OTHER_COLUMN, "'a.parquet' has none of the columns"),

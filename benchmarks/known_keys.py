@@ -1,0 +1,99 @@
+"""What known samples cost a job of a schedule: `python -m benchmarks.known_keys [MILLIONS]`."""
+
+import json
+import re
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from sqlalchemy import insert, text
+
+from schemas.dataset.columns import KEY_BYTES
+from schemas.request import Sample
+from service.plan.known import KnownKeys, content_key, write_keys
+from service.store import Store, written
+from service.store.tables import WRITTEN_KEYS
+from tests.support.nights import Nights, row
+from tests.support.pg import running_postgres
+from tests.support.tiny_model import random_target
+
+UNIT_SAMPLES = 4096
+ROWS = 100_000
+"""Of the source that is planned: all of them are known."""
+
+
+def measure(url: str, folder: Path, num_keys: int) -> dict[str, float | str]:
+    """Store so many keys, load them as a planner does, and plan a source whose rows are among them."""
+    database = url.partition(":")[0]
+    nights = Nights.open(folder, random_target(folder / "model", hidden=64), url)
+    nights.drop([0])
+    nights.night()
+    job, store = nights.job(), nights.store
+    assert job.identity is not None
+    recipe = job.identity.recipe_sha256()
+    keys = [content_key(Sample.model_validate(row(number))) for number in range(ROWS)]
+    packed = np.random.default_rng(1).bytes((num_keys - ROWS) * KEY_BYTES) + b"".join(keys)
+    step = UNIT_SAMPLES * KEY_BYTES
+    values = {"schedule": 1, "recipe": recipe, "job_id": job.id}
+    began = time.monotonic()
+    for unit, start in enumerate(range(0, len(packed), step), 1):
+        with store.writing() as tx:
+            part = {"unit": unit, "content_keys": packed[start : start + step]}
+            tx.connection.execute(insert(WRITTEN_KEYS).values(values | part))
+    stored = time.monotonic()
+    path = folder / "keys"
+    write_keys(path, [store.read(written.keys, 1, recipe, job.id)], "")
+    loaded = time.monotonic()
+    anonymous = _memory("RssAnon")
+    known = KnownKeys(path)
+    assert all(key in known for key in keys)
+    searched = time.monotonic()
+    nights.drop(range(ROWS))
+    nights.submit()
+    planning = time.monotonic()
+    nights.shop.plan()
+    planned = time.monotonic()
+    assert nights.job().progress.samples_known == ROWS + 1, nights.job().problem
+    return {
+        "database": database,
+        "keys": num_keys,
+        "bytes_a_key": _stored_bytes(store, database) / num_keys,
+        "commit_us_a_key": (stored - began) / num_keys * 1e6,
+        "load_and_sort_s": loaded - stored,
+        "search_us": (searched - loaded) / ROWS * 1e6,
+        "own_memory_mib": (_memory("RssAnon") - anonymous) / 2**10,
+        "plan_known_us_a_row": (planned - planning - (loaded - stored)) / ROWS * 1e6,
+    }
+
+
+SIZES = {
+    "sqlite": "SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()",
+    "postgresql+psycopg": "SELECT pg_total_relation_size('written_keys')",
+}
+
+
+def _stored_bytes(store: Store, database: str) -> int:
+    with store.reading() as tx:
+        return int(tx.connection.scalar(text(SIZES[database])) or 0)
+
+
+def _memory(name: str) -> int:
+    """Return a field of this process's status, in KiB."""
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(rf"^{name}:\s+(\d+) kB$", status, re.MULTILINE)[1])  # type: ignore[index]
+
+
+def main() -> None:
+    """Print a JSON object for each database."""
+    num_keys = int(float(sys.argv[1]) * 1e6) if len(sys.argv) > 1 else 10_000_000
+    with tempfile.TemporaryDirectory() as scratch, running_postgres() as server, server.database() as lent:
+        for name, url in (("sqlite", f"sqlite:///{scratch}/quarry.db"), ("postgresql", lent)):
+            folder = Path(scratch) / name
+            folder.mkdir()
+            print(json.dumps(measure(url, folder, num_keys)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""What the runs of a schedule have written: the keys of its samples, and what a job that stopped leaves over.
+
+A commit holds its job's lock and must not wait for the schedule's, which is held while a job is locked: so no
+statement here locks a schedule, and no foreign key does.
+"""
+
+from dataclasses import dataclass, replace
+
+from sqlalchemy import and_, delete, exists, func, insert, select, update
+
+from schemas.identity import Identity
+from schemas.job import JobState
+from schemas.schedule import RunOutcome, ScheduleRules
+from service.store import jobs, publishing
+from service.store.database import Transaction
+from service.store.ledger import LockedJob, count, lock_job, record
+from service.store.tables import JOB, RUN, SCHEDULE, SHARD, TASK, UNIT, WRITTEN_KEYS
+from service.store.values import TaskKind, TaskState
+
+STOPPED = (JobState.FAILED, JobState.CANCELLED)
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """The runs of a schedule before a job: `last` is the last that has written, `identity` what it wrote.
+
+    `jobs` have written under the recipe that was asked for. `identity` is null where there is no such run.
+    """
+
+    rules: ScheduleRules
+    last: str | None
+    identity: Identity | None
+    jobs: tuple[str, ...]
+
+
+def earlier(tx: Transaction, schedule: int, job_id: str, recipe: str) -> Earlier | None:
+    """Return the runs of a schedule other than `job_id`; none if the schedule was deleted."""
+    rules = tx.connection.scalar(select(SCHEDULE.c.rules).where(SCHEDULE.c.number == schedule))
+    if rules is None:
+        return None
+    identity = func.coalesce(RUN.c.identity, JOB.c.identity, type_=RUN.c.identity.type).label("identity")
+    wrote = exists().where(WRITTEN_KEYS.c.schedule == schedule, WRITTEN_KEYS.c.job_id == RUN.c.job_id)
+    others = select(RUN.c.job_id, identity).outerjoin(JOB, JOB.c.id == RUN.c.job_id)
+    others = others.where(RUN.c.schedule == schedule, RUN.c.job_id != job_id, wrote)
+    newest = tx.connection.execute(others.order_by(RUN.c.slot.desc()).limit(1)).one_or_none()
+    last, wrote_as = newest or (None, None)
+    of_recipe = and_(WRITTEN_KEYS.c.schedule == schedule, WRITTEN_KEYS.c.recipe == recipe)
+    same = select(WRITTEN_KEYS.c.job_id).where(of_recipe, WRITTEN_KEYS.c.job_id != job_id).distinct()
+    found = tuple(tx.connection.scalars(same.order_by(WRITTEN_KEYS.c.job_id)))
+    return Earlier(rules, last, wrote_as, found)
+
+
+def keys(tx: Transaction, schedule: int, recipe: str, job_id: str) -> bytes:
+    """Return the keys that a job has written."""
+    mine = and_(
+        WRITTEN_KEYS.c.schedule == schedule, WRITTEN_KEYS.c.recipe == recipe, WRITTEN_KEYS.c.job_id == job_id
+    )
+    return b"".join(tx.connection.scalars(select(WRITTEN_KEYS.c.content_keys).where(mine)))
+
+
+def add(tx: Transaction, job: LockedJob, unit: int, made: bytes) -> None:
+    """Record the keys of a unit that is committed in this transaction."""
+    if made and job.schedule is not None:
+        new = insert(WRITTEN_KEYS).values(
+            schedule=job.schedule,
+            recipe=job.known_identity.recipe_sha256(),
+            job_id=job.id,
+            unit=unit,
+            content_keys=made,
+        )
+        tx.connection.execute(new)
+
+
+def note(tx: Transaction, job_id: str, detail: str) -> None:
+    """Say something of the run that a job is."""
+    tx.connection.execute(update(RUN).where(RUN.c.job_id == job_id).values(detail=detail))
+
+
+def publish_stopped(tx: Transaction, schedule: int) -> None:
+    """Let the schedule's jobs that failed or were cancelled end with what they have written, if anything.
+
+    Their keys are recorded, so those samples will not come again; the others come in the next run.
+    """
+    has_shards = exists().where(SHARD.c.job_id == JOB.c.id)
+    stopped = select(JOB.c.id).where(JOB.c.schedule == schedule, JOB.c.state.in_(STOPPED), has_shards)
+    locked = stopped.order_by(JOB.c.number).with_for_update()
+    for job_id in tx.connection.scalars(locked).all():
+        job = lock_job(tx, job_id)
+        if not job.progress.is_captured:
+            _give_up_rest(tx, job)
+        jobs.resume(tx, job_id)
+
+
+def _give_up_rest(tx: Transaction, job: LockedJob) -> None:
+    """Drop what is not planned and not captured of a stopped job."""
+    undone = and_(TASK.c.job_id == job.id, TASK.c.state != TaskState.DONE)
+    of_task = select(TASK.c.item).where(undone, TASK.c.kind == TaskKind.CAPTURE)
+    rest = and_(UNIT.c.job_id == job.id, UNIT.c.unit.in_(of_task))
+    sums = select(func.count(), func.sum(UNIT.c.num_samples), func.sum(UNIT.c.num_tokens)).where(rest)
+    units, samples, tokens = (int(value or 0) for value in tx.connection.execute(sums).one())
+    tx.connection.execute(delete(UNIT).where(rest))
+    tx.connection.execute(delete(TASK).where(undone))
+    left = count(
+        job.progress,
+        units_planned=-units,
+        units_failed=-job.progress.units_failed,
+        samples_planned=-samples,
+        samples_given_up=samples,
+        tokens_planned=-tokens,
+    )
+    detail = f"ended with what it had written; {samples} planned samples are left to the next run"
+    job = replace(job, progress=left.model_copy(update={"plan_done": True}))
+    publishing.add_when_captured(tx, record(tx, job, "progress", detail))
+    values = {"outcome": RunOutcome.CUT_SHORT, "detail": detail}
+    tx.connection.execute(update(RUN).where(RUN.c.job_id == job.id).values(values))

@@ -1,0 +1,371 @@
+"""A schedule's runs take what earlier ones have not written, night after night on the fake engine."""
+
+import asyncio
+import math
+import random
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select
+
+from schemas.job import JobState
+from schemas.names import manifest_path
+from schemas.schedule import RunOutcome
+from service.control.deletion import delete_job
+from service.errors import EngineRefused, IllegalMove
+from service.publish.assemble import read_manifest
+from service.store import commits, jobs, plans, schedules, units
+from service.store.tables import WRITTEN_KEYS
+from tests.support.fake_engine import FakeEngine
+from tests.support.nights import NAME, Nights, names
+from tests.support.roles import run_planning
+
+
+class Faults:
+    """What goes wrong on the engine: after some rows it refuses to go on, or answers nothing."""
+
+    def __init__(self) -> None:
+        self.mend()
+
+    def mend(self) -> None:
+        self.rows_left, self.hangs = math.inf, False
+
+    def fail_after(self, rows: int) -> None:
+        self.rows_left, self.hangs = rows, False
+
+    def hang_after(self, rows: int) -> None:
+        self.rows_left, self.hangs = rows, True
+
+    async def meet(self) -> None:
+        self.rows_left -= 1
+        if self.rows_left < 0 and self.hangs:
+            await asyncio.sleep(3600)
+        if self.rows_left < 0:
+            raise EngineRefused("the engine cannot go on")
+
+
+@pytest.fixture
+def nights(tmp_path: Path, target: Path) -> Iterator[Nights]:
+    opened = open_nights(tmp_path, target, f"sqlite:///{tmp_path / 'quarry.db'}")
+    yield opened
+    opened.store.close()
+
+
+def open_nights(root: Path, target: Path, url: str, **schedule: object) -> Nights:
+    own = Path(shutil.copytree(target, root / "models" / "target"))
+    return Nights.open(root, own, url, **schedule)
+
+
+@pytest.fixture
+def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
+    healthy, planted = FakeEngine.run, Faults()
+
+    async def run(self, prompt):
+        await planted.meet()
+        return await healthy(self, prompt)
+
+    monkeypatch.setattr(FakeEngine, "run", run)
+    return planted
+
+
+def hang(nights: Nights, faults: Faults, rows: int) -> None:
+    """Capture until the engine hangs, and end the worker then."""
+    faults.hang_after(rows)
+    nights.shop.patience_s = 1.0
+    with suppress(TimeoutError):
+        nights.shop.capture(nights.job().id)
+    nights.shop.patience_s = 120.0
+    faults.mend()
+
+
+def plan_some(nights: Nights, num_units: int) -> None:
+    """Plan until there are so many units; then the planner dies."""
+    job_id = nights.job().id
+
+    def enough() -> bool:
+        return nights.store.read(jobs.job, job_id).progress.units_planned >= num_units
+
+    run_planning(nights.store, nights.shop.settings, "mortal", enough)
+    plans.lease(nights.store, "dead", 1.0)
+
+
+def test_a_night_takes_what_earlier_nights_have_not_written(nights: Nights) -> None:
+    nights.drop(range(5))
+    nights.night()
+    nights.drop(range(3, 9))
+    run = nights.night()
+    assert run.outcome is RunOutcome.SUBMITTED and run.job_state is JobState.COMPLETED
+    progress = nights.job().progress
+    assert (progress.samples_known, progress.samples_planned, progress.samples_written) == (7, 4, 4)
+    assert progress.samples_rejected == 0
+    assert nights.once() == names(range(9))
+
+
+def test_a_sample_is_known_by_its_content_and_not_by_its_name(nights: Nights) -> None:
+    nights.drop(range(4), "a.jsonl")
+    nights.night()
+    text = (nights.folder / "a.jsonl").read_text()
+    (nights.folder / "a.jsonl").rename(nights.folder / "moved.jsonl")
+    (nights.folder / "renamed.jsonl").write_text(text.replace('"id": "s', '"id": "other'))
+    nights.drop([9], "b.jsonl")
+    nights.night()
+    assert nights.job().progress.samples_known == 8
+    assert nights.once() == names(range(4), range(9, 10))
+
+
+def test_a_night_without_new_samples_ends_as_such(nights: Nights) -> None:
+    nights.drop(range(4))
+    nights.night()
+    run = nights.night()
+    assert (run.job_state, run.detail) == (JobState.COMPLETED, "no new samples")
+    job = nights.job()
+    assert (job.progress.samples_known, job.progress.samples_planned, job.hub_commit) == (4, 0, None)
+    assert not nights.shop.settings.dataset_dir(job.id).exists()
+    assert not nights.store.read(schedules.schedule_view, NAME).failing
+    assert nights.once() == names(range(4))
+
+
+def test_a_source_without_rows_is_no_failure_of_a_schedule(nights: Nights) -> None:
+    nights.drop([])
+    assert nights.night().detail == "no new samples"
+    nights.change(samples="all")
+    assert nights.night().job_state is JobState.FAILED
+    problem = nights.job().problem
+    assert problem is not None and "no row" in problem.detail
+
+
+def test_a_reject_of_the_plan_is_judged_each_night_and_one_of_the_engine_once(nights: Nights) -> None:
+    refused = '{"id": "refused", "token_ids": [13, 13, 8]}\n'
+    (nights.folder / "a.jsonl").write_text(refused + '{"id": "empty", "text": ""}\n')
+    nights.drop(range(3))
+    nights.night()
+    rejects = nights.store.read(commits.rejects, nights.job().id)
+    assert [reject.source_id for reject in rejects] == ["refused", "empty"]
+    nights.drop(range(3, 5))
+    nights.night()
+    rejects = nights.store.read(commits.rejects, nights.job().id)
+    assert [reject.source_id for reject in rejects] == ["empty"]
+    assert nights.once() == names(range(5))
+
+
+def test_a_night_whose_samples_are_all_rejected_fails(nights: Nights) -> None:
+    (nights.folder / "a.jsonl").write_text('{"id": "empty", "text": ""}\n')
+    assert nights.night().job_state is JobState.FAILED
+
+
+@pytest.mark.parametrize("overlap", ["queue", "replace"])
+def test_a_half_failed_night_keeps_what_it_wrote_and_the_next_takes_the_rest(
+    nights: Nights, faults: Faults, overlap: str
+) -> None:
+    """1. The engine fails after the first units. 2. At the next slot the job ends with those, and cannot be
+    resumed into the others. 3. The next job takes these: every sample is there once."""
+    nights.change(overlap=overlap)
+    nights.drop(range(40))
+    faults.fail_after(30)
+    assert nights.night().job_state is JobState.FAILED
+    done = nights.job().progress.samples_written
+    assert 0 < done < 40
+    faults.mend()
+    nights.drop(range(40, 42))
+    nights.night()
+    first, second = nights.jobs()
+    assert (first.state, second.state) == (JobState.COMPLETED, JobState.COMPLETED)
+    assert (first.progress.samples_written, first.progress.samples_given_up) == (done, 40 - done)
+    assert (second.progress.samples_written, second.progress.samples_known) == (42 - done, done)
+    assert nights.once() == names(range(42))
+    runs = nights.store.read(schedules.runs, NAME)
+    assert [run.outcome for run in runs] == [RunOutcome.SUBMITTED, RunOutcome.CUT_SHORT]
+    manifest = read_manifest(nights.shop.settings.dataset_dir(first.id) / manifest_path(first.id))
+    totals = manifest.totals
+    assert (totals.samples_planned, totals.samples_given_up, totals.samples_known) == (done, 40 - done, 0)
+
+
+def test_a_half_failed_night_that_is_resumed_in_time_goes_on(nights: Nights, faults: Faults) -> None:
+    nights.drop(range(40))
+    faults.fail_after(30)
+    nights.night()
+    faults.mend()
+    nights.store.write(jobs.resume, nights.job().id)
+    nights.work()
+    assert nights.job().progress.samples_written == 40
+    assert nights.night().detail == "no new samples"
+    assert nights.once() == names(range(40))
+
+
+def test_a_failed_night_that_wrote_nothing_cannot_be_resumed_beside_the_next(
+    nights: Nights, faults: Faults
+) -> None:
+    nights.drop(range(4))
+    faults.fail_after(0)
+    nights.night()
+    failed = nights.job().id
+    faults.mend()
+    nights.night()
+    assert nights.store.read(jobs.state, failed) is JobState.FAILED
+    with pytest.raises(IllegalMove, match="takes the samples"):
+        nights.store.write(jobs.resume, failed)
+    assert nights.once() == names(range(4))
+
+
+def test_a_job_that_is_replaced_keeps_what_it_wrote(nights: Nights, faults: Faults) -> None:
+    """1. A worker ends while units are in hand, after others were committed. 2. The next slot replaces it."""
+    nights.change(overlap="replace")
+    nights.drop(range(20))
+    nights.submit()
+    nights.shop.plan()
+    hang(nights, faults, 12)
+    nights.night()
+    first, second = nights.jobs()
+    assert first.state is JobState.COMPLETED and 0 < first.progress.samples_written < 20
+    assert first.progress.samples_given_up == second.progress.samples_written
+    assert nights.once() == names(range(20))
+
+
+def test_a_planner_that_dies_leaves_out_the_same_samples_when_it_plans_again(nights: Nights) -> None:
+    """1. A night is known. 2. The planner of the next dies after some units, which are captured. 3. Its
+    successor plans again: what the job itself has written is planned as before."""
+    nights.drop(range(5))
+    nights.night()
+    nights.drop(range(5, 15))
+    nights.submit()
+    plan_some(nights, 2)
+    planned = nights.job().progress
+    assert planned.units_planned == 2 and not planned.plan_done
+    nights.clock.advance(nights.shop.settings.lease_s + 1)
+    for _ in range(2):
+        lease = units.lease(nights.store, "worker", 600.0)
+        assert lease is not None
+    nights.clock.advance(601)
+    nights.work()
+    assert nights.job().state is JobState.COMPLETED, nights.job().problem
+    assert nights.job().progress.samples_known == 5
+    assert nights.once() == names(range(15))
+
+
+def test_another_template_is_refused_or_begins_anew(nights: Nights) -> None:
+    """1. A night. 2. The model's template changes: the next fails and says so. 3. The schedule is told to
+    begin anew: the job takes all samples. 4. The old template takes what is new under it alone."""
+    nights.drop(range(4))
+    nights.night()
+    nights.change_template("other")
+    nights.drop(range(4, 6))
+    assert nights.night().job_state is JobState.FAILED
+    problem = nights.job().problem
+    assert problem is not None and problem.type == "urn:quarry:recipe-changed"
+    assert "template_sha256" in problem.detail and nights.jobs()[0].id in problem.detail
+    assert "begin_anew" in str(problem.cure)
+    nights.change(changed_recipe="begin_anew")
+    nights.store.write(jobs.resume, nights.job().id)
+    nights.work()
+    run = nights.run()
+    assert run.job_state is JobState.COMPLETED and str(run.detail).startswith("begun anew: ")
+    assert nights.job().progress.samples_written == 6
+    nights.change_template("")
+    nights.night()
+    assert nights.job().progress.samples_known == 4
+    old, new = nights.written().values()
+    assert old == new == Counter(names(range(6)))
+
+
+def test_what_changed_is_known_after_the_earlier_job_was_deleted(nights: Nights) -> None:
+    nights.drop(range(3))
+    nights.night()
+    delete_job(nights.store, nights.shop.settings, nights.job().id, with_dataset=False)
+    nights.drop(range(3, 5))
+    nights.night()
+    assert nights.job().progress.samples_known == 3
+    delete_job(nights.store, nights.shop.settings, nights.job().id, with_dataset=False)
+    nights.change_template("other")
+    nights.night()
+    problem = nights.job().problem
+    assert problem is not None and problem.detail.count("template_sha256") == 1
+
+
+def test_a_failed_job_that_is_deleted_lets_its_samples_come_again(nights: Nights, faults: Faults) -> None:
+    nights.drop(range(40))
+    faults.fail_after(30)
+    nights.night()
+    assert nights.job().progress.samples_written
+    faults.mend()
+    delete_job(nights.store, nights.shop.settings, nights.job().id, with_dataset=True)
+    nights.night()
+    assert nights.once() == names(range(40))
+
+
+def test_a_schedule_takes_what_it_wrote_with_it(nights: Nights) -> None:
+    nights.drop(range(3))
+    nights.night()
+    nights.drop(range(3, 10))
+    nights.submit()
+    plan_some(nights, 1)
+    nights.store.write(schedules.remove, NAME)
+    nights.clock.advance(nights.shop.settings.lease_s + 1)
+    nights.shop.plan()
+    nights.shop.finish(nights.job().id)
+    assert nights.job().progress.samples_written == 7, "its plan stays what it was"
+    with nights.store.reading() as tx:
+        assert tx.connection.execute(select(WRITTEN_KEYS)).all() == []
+
+
+def test_all_samples_are_taken_where_that_is_asked_for(nights: Nights) -> None:
+    nights.change(samples="all")
+    nights.drop(range(3))
+    nights.night()
+    nights.night()
+    assert [job.progress.samples_written for job in nights.jobs()] == [3, 3]
+
+
+TEMPLATES = ("", "other")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_every_sample_is_written_once_whatever_happens_at_night(
+    tmp_path: Path, target: Path, url: str, faults: Faults, seed: int
+) -> None:
+    """Nights of dropped files, failures, deaths, resumes, replaced jobs and other templates; then quiet ones.
+
+    Under each template no sample is there twice, and under the last one every sample is there.
+    """
+    chance = random.Random(seed)
+    nights = open_nights(tmp_path, target, url, changed_recipe="begin_anew")
+    dropped = 0
+    for _ in range(8):
+        if chance.random() < 0.8:
+            repeated = chance.sample(range(dropped), min(dropped, 2))
+            fresh = range(dropped, dropped + chance.randrange(1, 30))
+            dropped = fresh.stop
+            nights.drop([*repeated, *fresh])
+        if chance.random() < 0.2:
+            nights.change_template(chance.choice(TEMPLATES))
+        nights.change(overlap=chance.choice(["queue", "replace"]))
+        last = nights.jobs()[-1:]
+        if last and last[0].state is JobState.FAILED and chance.random() < 0.3:
+            nights.store.write(jobs.resume, last[0].id)
+        nights.submit()
+        match chance.choice(["well", "engine fails", "worker dies", "planner dies"]):
+            case "engine fails":
+                faults.fail_after(chance.randrange(30))
+            case "worker dies":
+                nights.shop.plan()
+                hang(nights, faults, chance.randrange(30))
+                continue
+            case "planner dies":
+                plan_some(nights, chance.randrange(3))
+                continue
+        nights.work()
+        faults.mend()
+    for _ in range(3):
+        nights.night()
+    assert nights.run().job_state is JobState.COMPLETED, nights.job().problem
+    written = nights.written()
+    for counts in written.values():
+        assert set(counts.values()) == {1}
+    identity = nights.job().identity
+    assert identity is not None
+    assert sorted(written[identity.template_sha256]) == sorted(names(range(dropped)))
+    nights.store.close()
