@@ -26,9 +26,11 @@ class Algorithm(StrEnum):
     EAGLE3 = "eagle3"
     PEAGLE = "peagle"
     DFLASH = "dflash"
+    DFLASH2 = "dflash2"
     DOMINO = "domino"
     DSPARK = "dspark"
     MTP = "mtp"
+    XPRESS = "xpress"
 
 
 ALGORITHMS: dict[FormatName, tuple[Algorithm, ...]] = {
@@ -36,7 +38,9 @@ ALGORITHMS: dict[FormatName, tuple[Algorithm, ...]] = {
         Algorithm.EAGLE3,
         Algorithm.PEAGLE,
         Algorithm.DFLASH,
+        Algorithm.DFLASH2,
         Algorithm.DSPARK,
+        Algorithm.XPRESS,
         Algorithm.MTP,
     ),
     FormatName.SPECFORGE: (Algorithm.EAGLE3, Algorithm.DFLASH, Algorithm.DOMINO, Algorithm.DSPARK),

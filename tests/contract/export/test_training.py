@@ -1,12 +1,15 @@
-"""SpecForge's own training step learns from an export, and its head makes the target's logits of it."""
+"""Trainers' own training steps learn from an export; SpecForge's head makes the target's logits of it."""
 
 import json
+import re
+import shlex
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
+from service.export.options import Algorithm
 from service.export.run import export
 from tests.contract.export.conftest import wanted
 from tests.support.trainers import loaded_by
@@ -113,3 +116,73 @@ def test_specforge_trains_on_the_rows_and_its_head_makes_the_targets_logits(mode
     losses = torch.tensor(found["losses"])
     assert bool(losses.isfinite().all())
     assert losses[-1] < losses[0]
+
+
+SPECULATORS = """
+import os, sys
+os.environ["TORCHDYNAMO_DISABLE"] = "1"
+from argparse import Namespace
+import torch
+from hs_connectors import HiddenStatesBackend
+from speculators.model import SpeculatorModel
+from speculators.train import cli
+from speculators.train.config import TrainConfig
+
+*options, result = sys.argv[1:]
+sys.argv = ["train", *options]
+torch.manual_seed(0)
+args = Namespace(**TrainConfig.resolve().flatten())
+d2t, t2d, draft_vocab_size = cli.parse_vocab_mappings(args)
+kind = SpeculatorModel.registry[args.speculator_type]
+draft = cli.build_draft_model(args, kind, t2d, d2t, draft_vocab_size).float()
+backend = HiddenStatesBackend.registry[args.hidden_states_backend]
+loader, _ = cli.create_train_val_loaders(
+    data_path=args.data_path, total_seq_len=args.total_seq_len, hidden_states_dtype=torch.float32,
+    transfer=backend.from_train_args(args, args.data_path), vllm_endpoint=args.vllm_endpoint,
+    on_missing=args.on_missing, verifier_name_or_path=args.verifier_name_or_path,
+    request_timeout=args.request_timeout, max_retries=args.max_retries,
+    generation_validation_retries=args.generation_validation_retries,
+    max_consecutive_generation_failures=args.max_consecutive_generation_failures,
+    hidden_size=draft.config.transformer_layer_config.hidden_size,
+    num_target_layers=len(draft.target_layer_ids), num_workers=0, prefetch_factor=None,
+    preprocess=None, train_data_ratio=args.train_data_ratio, seed=args.seed)
+wanted, _ = kind.get_trainer_kwargs(**vars(args))
+adam = torch.optim.AdamW([p for p in draft.parameters() if p.requires_grad], lr=3e-3)
+losses = []
+for epoch in range(2):
+    total = 0.0
+    for batch in loader:
+        adam.zero_grad()
+        _, loss, metrics = draft(**batch, **wanted)
+        loss.backward()
+        adam.step()
+        total += loss.item()
+    losses.append(total)
+torch.save({"losses": losses, "kind": type(draft).__name__}, result)
+"""
+
+ON_CPU = ["--draft-attn-impl", "sdpa", "--loss-implementation", "eager"]
+"""The defaults are kernels that no CPU runs."""
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "model"),
+    [("dflash", "DFlashDraftModel"), ("dflash2", "DFlash2DraftModel"), ("xpress", "XPressDraftModel")],
+)
+def test_speculators_trains_a_drafter_of_the_dflash_family(modelled, real, tmp_path, algorithm, model):
+    """By the options of the command in `TRAIN.md`, on the trainer's own loader."""
+    options = wanted("speculators", algorithm=Algorithm(algorithm), target=str(real))
+    export(str(modelled), tmp_path / "out", options)
+    command = [*command_of(tmp_path / "out"), *ON_CPU]
+    found = loaded_by(SPECULATORS, *command, result=tmp_path / "result.pt")
+    losses = torch.tensor(found["losses"])
+    assert found["kind"] == model
+    assert bool(losses.isfinite().all())
+    assert losses[-1] < losses[0]
+
+
+def command_of(out: Path) -> list[str]:
+    """Return the options of the command in an export's notes."""
+    command = re.search(r"```sh\nspeculators train (.*?)```", (out / "TRAIN.md").read_text(), re.DOTALL)
+    assert command is not None
+    return shlex.split(command[1].replace("\\\n", " "))
