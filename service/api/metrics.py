@@ -53,6 +53,9 @@ class JobMetrics(Collector):
         failing = GaugeMetricFamily(
             "quarry_schedule_failing", "1 if the last slot has no completed job.", labels=["schedule"]
         )
+        what = "Jobs of the schedule that were made more than five minutes after their slots."
+        late = CounterMetricFamily("quarry_schedule_late_slots", what, labels=["schedule"])
+        late_counts = self._store.read(schedules.late_counts)
         after: str | None = ""
         while after is not None:
             page = self._store.read(schedules.page, after=after, limit=PAGE_SCHEDULES)
@@ -60,5 +63,6 @@ class JobMetrics(Collector):
                 last = schedule.last_good_at or schedule.created_at
                 last_good.add_metric([schedule.name], last.timestamp())
                 failing.add_metric([schedule.name], float(schedule.failing))
+                late.add_metric([schedule.name], late_counts.get(schedule.name, 0))
             after = page[-1].name if len(page) == PAGE_SCHEDULES else None
-        yield from (last_good, failing)
+        yield from (last_good, failing, late)

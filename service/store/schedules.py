@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from pydantic import ValidationError
-from sqlalchemy import ColumnElement, and_, delete, exists, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, and_, delete, exists, extract, func, insert, or_, select, update
 from sqlalchemy.engine import RowMapping
 
 from schemas.job import ENDED_JOB_STATES, JobState
@@ -180,6 +180,14 @@ def slot_counts(tx: Transaction) -> dict[tuple[str, RunOutcome], int]:
     query = select(SCHEDULE.c.name, RUN.c.outcome, func.count()).join(RUN)
     found = tx.connection.execute(query.group_by(SCHEDULE.c.name, RUN.c.outcome))
     return {(name, outcome): number for name, outcome, number in found}
+
+
+def late_counts(tx: Transaction) -> dict[str, int]:
+    """Return how many jobs were made more than `LATE` after their slots, of each schedule that has some."""
+    waited_s = extract("epoch", RUN.c.at) - extract("epoch", RUN.c.slot)
+    late = and_(RUN.c.outcome == RunOutcome.SUBMITTED, waited_s > LATE.total_seconds())
+    query = select(SCHEDULE.c.name, func.count()).join(RUN).where(late).group_by(SCHEDULE.c.name)
+    return {name: number for name, number in tx.connection.execute(query)}
 
 
 def runs(tx: Transaction, name: str, *, before: datetime | None = None, limit: int = 50) -> list[RunView]:
