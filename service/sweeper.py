@@ -1,82 +1,70 @@
-"""Removes what lost attempts left behind, and the plan and attempt folders of jobs that are complete.
+"""Removes what is left of the work for a job that rests: of a complete job all of it, else the lost attempts.
 
-Never touches an attempt that is leased or committed: the store says which those are, and it is asked after
-the folder was listed, so that an attempt begun in between is never mistaken for a lost one. A job that the
-store does not know is left alone: deleting a job removes its folder first, so the store is not the one that
-belongs to the folder, or an older one that was restored.
+Never touches an attempt that is committed, and none of a job that goes on: the next attempt at a unit removes
+what a lost one left.
 """
 
-import logging
 import re
 import shutil
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from schemas.job import JobState
-from schemas.names import MAX_UNITS, is_job_id
-from service.errors import NotFound
+from schemas.names import MAX_UNITS
+from service.errors import WriteFailed
 from service.settings import Settings
-from service.store import Store, TaskState, jobs, units
-
-logger = logging.getLogger(__name__)
+from service.store import Lease, Store, TaskState, jobs, tasks, units
+from service.work.keeper import Keeper, Kept
+from service.work.runner import run_next
 
 ATTEMPT_NAME = re.compile(r"^(\d{5,6})-(\d+)$")
 """Unit and epoch; with six digits, the canary before that unit (`schemas.names.canary_unit`)."""
 
 
-def sweep(store: Store, settings: Settings) -> list[Path]:
-    """Sweep every job's work folder; return what was removed. Several workers may sweep at the same time.
+def sweep_next(
+    store: Store, settings: Settings, owner: str, stopped: Callable[[], bool], keeper: Keeper
+) -> bool:
+    """Sweep a job that came to rest, if there is one; return whether there was.
 
-    What cannot be listed or removed now is left to the next sweep. Raises StoreUnavailable, DiskFull.
+    What cannot be removed now is tried again later.
     """
-    removed: list[Path] = []
-    for folder in _listed(settings.work_root):
-        if is_job_id(folder.name):
-            removed += _sweep_job(store, folder)
-    return removed
+
+    def work(lease: Lease, kept: Kept) -> None:
+        try:
+            _sweep(store, settings.work_root / lease.job_id)
+        except OSError as error:
+            raise WriteFailed(f"{error.filename} cannot be removed: {error.strerror}") from error
+        store.write(tasks.end_sweep, lease)
+
+    return run_next(
+        store,
+        keeper,
+        take=lambda: tasks.lease_sweep(store, owner, settings.lease_s),
+        work=work,
+        fail=lambda lease, error: store.write(tasks.postpone, lease),
+        stopped=stopped,
+    )
 
 
-def _listed(folder: Path) -> list[Path]:
-    try:
-        return sorted(folder.iterdir())
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        logger.warning("%s cannot be listed: %s", folder, error)
-        return []
-
-
-def _sweep_job(store: Store, folder: Path) -> list[Path]:
-    attempts = _listed(folder / "attempts")
-    try:
-        state = store.read(jobs.state, folder.name)
-    except NotFound:
-        logger.warning("%s belongs to no job of this database: is QUARRY_DATABASE_URL right?", folder)
-        return []
-    if state is JobState.COMPLETED:
-        return _remove([folder])
+def _sweep(store: Store, folder: Path) -> None:
+    # Listed before the store is asked: an attempt that begins in between, in a job that is resumed, is not
+    # taken for a lost one.
+    attempts = sorted((folder / "attempts").glob("*"))
+    if store.read(jobs.state, folder.name) is JobState.COMPLETED:
+        _remove(folder)
+        return
     kept = {
         (row.unit, row.epoch)
         for row in store.read(units.of_job, folder.name)
         if row.state in {TaskState.LEASED, TaskState.DONE}
     }
-    lost = []
     for attempt in attempts:
         match = ATTEMPT_NAME.match(attempt.name)
         if match and (int(match[1]) % MAX_UNITS, int(match[2])) not in kept:
-            lost.append(attempt)
-    return _remove(lost)
+            _remove(attempt)
 
 
-def _remove(paths: list[Path]) -> list[Path]:
-    """Remove what can be removed, and return that; the rest is tried again by the next sweep."""
-    removed = []
-    for path in paths:
-        try:
-            shutil.rmtree(path)
-        except FileNotFoundError:
-            continue  # another worker sweeps it
-        except OSError as error:
-            logger.warning("%s cannot be removed: %s", path, error)
-            continue
-        removed.append(path)
-    return removed
+def _remove(folder: Path) -> None:
+    with suppress(FileNotFoundError):
+        shutil.rmtree(folder)

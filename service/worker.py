@@ -5,8 +5,9 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from schemas.job import RESTING_JOB_STATES, JobState
 from service.capture.loop import Capture, import_engine
@@ -15,7 +16,7 @@ from service.control.scheduling import submit_due
 from service.errors import STORE_AWAY, VersionRefused, WriteFailed
 from service.settings import Settings
 from service.store import Store, jobs, migration
-from service.sweeper import sweep
+from service.sweeper import sweep_next
 from service.work.beside import Beside, owner_name
 from service.work.keeper import Keeper, process_keeper
 
@@ -69,7 +70,8 @@ async def _main(
         Beside("planner", "service.plan.planner:run_planning", settings) as planner,
         Beside("publisher", "service.publish.publisher:run_publishing", settings, keeper) as publisher,
     ):
-        minder = asyncio.create_task(_mind(store, settings, (planner, publisher), until_idle))
+        sweep = partial(_sweep, store, settings, keeper, capture.stop.is_set)
+        minder = asyncio.create_task(_mind(store, (planner, publisher), sweep, until_idle))
         # Where every job rests; or it broke, and would leave a dead planner dead: the worker then drains, and
         # ends with its error.
         minder.add_done_callback(lambda _: capture.stop.set())
@@ -97,7 +99,7 @@ async def _migrate(store: Store, settings: Settings, stop: asyncio.Event) -> Non
         await asyncio.wait({asyncio.create_task(stop.wait())}, timeout=settings.poll_s)
 
 
-async def _mind(store: Store, settings: Settings, beside: Sequence[Beside], until_idle: bool) -> None:
+async def _mind(store: Store, beside: Sequence[Beside], sweep: Callable[[], None], until_idle: bool) -> None:
     """Start again what died, make jobs of schedules, and sweep now and then.
 
     With `until_idle`, return once every job rests.
@@ -106,22 +108,23 @@ async def _mind(store: Store, settings: Settings, beside: Sequence[Beside], unti
     while True:
         await asyncio.to_thread(_submit_due, store)
         if time.monotonic() - swept > SWEEP_S:
-            await asyncio.to_thread(_sweep, store, settings)
+            await asyncio.to_thread(sweep)
             swept = time.monotonic()
         await asyncio.sleep(RESTART_S)
         for one in beside:
             one.restart_if_dead()
         if until_idle and await asyncio.to_thread(_is_idle, store):
-            await asyncio.to_thread(_sweep, store, settings)  # no other worker may come
+            await asyncio.to_thread(sweep)  # no other worker may come
             return
 
 
-def _sweep(store: Store, settings: Settings) -> None:
+def _sweep(store: Store, settings: Settings, keeper: Keeper, stopped: Callable[[], bool]) -> None:
+    while sweep_next(store, settings, owner_name("sweeper"), stopped, keeper) and not stopped():
+        pass  # the next job
     try:
-        sweep(store, settings)
         delete_old_jobs(store, settings)
     except (WriteFailed, *STORE_AWAY) as error:
-        logger.warning("not all was swept: %s", error)
+        logger.warning("not all old jobs were deleted: %s", error)
 
 
 def _submit_due(store: Store) -> None:

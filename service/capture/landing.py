@@ -4,6 +4,7 @@ The commit comes first and names the attempt; the move only follows it, so doing
 after a crash, is harmless. An attempt that was never committed cannot land, whatever it wrote.
 """
 
+import shutil
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,6 +25,13 @@ def attempt_folder(settings: Settings, key: UnitKey) -> Path:
     return settings.work_root / attempt_dir(key.job_id, key.unit, key.epoch)
 
 
+def remove_earlier(settings: Settings, key: UnitKey) -> None:
+    """Remove what lost attempts at the unit left, as far as the disk lets it."""
+    for folder in attempt_folder(settings, key).parent.glob(f"{key.unit:05d}-*"):
+        if int(folder.name.partition("-")[2]) < key.epoch:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def land_unit(settings: Settings, commit: UnitCommit) -> None:
     """Move one committed unit's files. Raises WriteFailed naming the file that is in neither place."""
     folder = attempt_folder(settings, commit.key)
@@ -32,7 +40,7 @@ def land_unit(settings: Settings, commit: UnitCommit) -> None:
         _move(folder / Path(entry.path).name, dataset, entry)
     if commit.index is not None:
         _move(folder / INDEX_FILE, dataset, commit.index)
-    # What else lies there is swept later; and another process may land the same unit now.
+    # What else is there is swept later; and another process may land the same unit now.
     with suppress(OSError):
         folder.rmdir()
 

@@ -1,7 +1,7 @@
 """One attempt at one unit: from its plan through the engine to proven files and the commit that names them.
 
 Runs on the worker's event loop; disk and checks go to threads. Whatever goes wrong raises one of
-`service.errors`; the attempt's files are then orphans that the sweeper removes.
+`service.errors`; the next attempt, or the sweeper, removes the attempt's files.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from schemas.receipts import OpenUnit, UnitKey, UnitSealed
 from schemas.request import Generate
 from service.capture.budget import InFlight
 from service.capture.engine import Answer, Prompt, PromptRefused
-from service.capture.landing import INDEX_FILE, attempt_folder
+from service.capture.landing import INDEX_FILE, attempt_folder, remove_earlier
 from service.capture.receipt_errors import in_time, raise_failure, silent
 from service.capture.session import EngineSession
 from service.errors import QuarryError, WriteFailed, writing
@@ -71,6 +71,7 @@ class UnitRun:
 
         On cancellation the connector forgets the attempt.
         """
+        await asyncio.to_thread(remove_earlier, self._settings, self._key)
         path = self._settings.work_root / plan_path(self._key.job_id, self._key.unit)
         self._plan = await asyncio.to_thread(read_plan, path, self._lease.plan_sha256)
         link = self._session.link

@@ -10,7 +10,7 @@ from schemas.job import JobState, Problem
 from service.store import tasks
 from service.store.database import Store, Transaction
 from service.store.ledger import LockedJob, move_job, record
-from service.store.stopping import stop
+from service.store.stopping import add_sweep, stop
 from service.store.tables import EVENT
 from service.store.values import Lease, PublishLease, TaskKind
 
@@ -61,7 +61,8 @@ def advance(tx: Transaction, lease: PublishLease, reached: int) -> None:
 def complete(tx: Transaction, lease: PublishLease, hub_commit: str | None) -> None:
     """Complete a job whose whole dataset is in `hub_commit`, null without a repository. Raises LeaseLost."""
     job, task = tasks.held(tx, lease)
-    move_job(tx, replace(tasks.done(tx, job, task), hub_commit=hub_commit), JobState.COMPLETED)
+    job = move_job(tx, replace(tasks.done(tx, job, task), hub_commit=hub_commit), JobState.COMPLETED)
+    add_sweep(tx, job)
 
 
 def captured_at(tx: Transaction, job_id: str) -> datetime:

@@ -3,6 +3,7 @@
 A lease that ran out is good until another owner takes the task: the epoch fences its holder, never the time.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -24,7 +25,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import aliased
 
-from schemas.job import JobState, Problem
+from schemas.job import RESTING_JOB_STATES, JobState, Problem
 from service.errors import LeaseLost, Outcome, QuarryError
 from service.store.database import Store, Transaction
 from service.store.ledger import TASK_COLUMNS, LockedJob, LockedTask, lock_job, move_job, move_task
@@ -81,6 +82,15 @@ POLICIES = {
         blame="publishers died without a word over this job",
         cure="look for the reason in the worker's log and the kernel's (memory), then resume",
     ),
+    # Nothing waits for it, and it is tried again for as long as the job is there: see `postpone`.
+    TaskKind.SWEEP: Policy(
+        job_states=RESTING_JOB_STATES - {JobState.DELETING},
+        exhausted=Outcome.RETRY,
+        max_deaths=sys.maxsize,
+        delay=1.0,
+        blame="",
+        cure="",
+    ),
 }
 
 
@@ -121,6 +131,16 @@ def add(tx: Transaction, job: LockedJob, kind: TaskKind, item: int = 0, subject:
         deaths=0,
     )
     tx.connection.execute(new)
+
+
+def lease_sweep(store: Store, owner: str, ttl_s: float) -> Lease | None:
+    """Lease the sweeping of a job that rests."""
+    return lease(store, TaskKind.SWEEP, lambda tx, job, taken: taken, owner, ttl_s)
+
+
+def end_sweep(tx: Transaction, lease: Lease) -> None:
+    """End the sweeping of a job. Raises LeaseLost: another sweeps it, or it came to rest once more."""
+    done(tx, *held(tx, lease))
 
 
 def lease(

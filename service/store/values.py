@@ -13,11 +13,15 @@ from schemas.request import ExtractRequest
 
 
 class TaskKind(StrEnum):
-    """What there is to do for a job: plan its units, capture each of them, publish its dataset."""
+    """What there is to do for a job.
+
+    Plan its units, capture each of them, publish its dataset, and sweep what a job that rests left behind.
+    """
 
     PLAN = "plan"
     CAPTURE = "capture"
     PUBLISH = "publish"
+    SWEEP = "sweep"
 
 
 class TaskState(StrEnum):

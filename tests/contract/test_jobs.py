@@ -11,17 +11,18 @@ from schemas.dataset.manifest import Manifest, VocabularyStats
 from schemas.dataset.token_counts import read_counts
 from schemas.job import JobState
 from schemas.names import attempt_dir, canary_unit, manifest_path, token_freq_path
+from schemas.receipts import UnitKey
 from schemas.request import Generate
-from service.capture.landing import land
+from service.capture.landing import land, remove_earlier
 from service.errors import QuarryError
 from service.proof.verify import verify_dataset
 from service.store import TaskState, commits, jobs, tasks, units
-from service.sweeper import sweep
+from service.sweeper import _sweep
 from tests.support.engine_bench import until
 from tests.support.fake_engine import FakeEngine, states_TH
 from tests.support.jobs import Shop, conversations, request
 from tests.support.pg import Postgres
-from tests.support.roles import Capture
+from tests.support.roles import Capture, sweep
 from tests.support.tiny_model import random_target
 
 
@@ -223,20 +224,52 @@ def test_files_of_a_commit_that_was_not_landed_are_landed_later(shop, target):
     assert_whole(shop, job_id, written=20, rejected=0)
 
 
-def test_the_sweeper_takes_lost_attempts_and_leaves_live_ones(shop, target):
+def test_the_sweeper_takes_the_lost_attempts_of_a_job_that_rests(shop, target):
+    """1. A worker was lost over a unit and its canary. 2. The job goes on. 3. It is paused, and resumed."""
     job_id = shop.submit(request(target, conversations(20)))
     shop.plan()
+    key = units.lease(shop.store, "a lost worker", 600.0).key
+    lost = begin_attempts(shop, key, key.epoch)
+    assert sweep(shop.store, shop.settings) == []
+    shop.store.write(jobs.pause, job_id)
+    assert sweep(shop.store, shop.settings) == lost
+    shop.store.write(jobs.resume, job_id)
+    shop.finish(job_id)
+    assert_whole(shop, job_id, written=20, rejected=0)
+
+
+def test_an_attempt_that_begins_while_its_job_is_swept_is_left_alone(shop, target):
+    """1. A paused job waits to be swept. 2. It is resumed, and an attempt begins. 3. It is swept now."""
+    job_id = shop.submit(request(target, conversations(20)))
+    shop.plan()
+    shop.store.write(jobs.pause, job_id)
+    shop.store.write(jobs.resume, job_id)
     key = units.lease(shop.store, "a living worker", 600.0).key
-    attempts = (key.unit, canary_unit(key.unit))
-    live, lost = (
-        [shop.settings.work_root / attempt_dir(job_id, unit, epoch) for unit in attempts]
-        for epoch in (key.epoch, key.epoch + 7)
-    )
-    for folder in live + lost:
+    live, lost = begin_attempts(shop, key, key.epoch), begin_attempts(shop, key, key.epoch + 7)
+    _sweep(shop.store, shop.settings.work_root / job_id)
+    assert all(folder.exists() for folder in live)
+    assert not any(folder.exists() for folder in lost)
+
+
+def test_the_next_attempt_removes_what_a_lost_one_left(shop, target):
+    """What a later one has written is not touched."""
+    job_id = shop.submit(request(target, conversations(20)))
+    shop.plan()
+    key = units.lease(shop.store, "a worker", 600.0).key
+    earlier, later = begin_attempts(shop, key, key.epoch), begin_attempts(shop, key, key.epoch + 2)
+    remove_earlier(shop.settings, UnitKey(job_id=job_id, unit=key.unit, epoch=key.epoch + 1))
+    assert not earlier[0].exists()
+    assert later[0].exists()
+
+
+def begin_attempts(shop, key, epoch):
+    """Leave what an attempt at a unit, and at the canary before it, leaves when it is lost."""
+    numbers = (key.unit, canary_unit(key.unit))
+    folders = [shop.settings.work_root / attempt_dir(key.job_id, number, epoch) for number in numbers]
+    for folder in folders:
         folder.mkdir(parents=True)
         (folder / ".train-00000.parquet.tmp").write_bytes(b"half")
-    assert sweep(shop.store, shop.settings) == lost
-    assert all(folder.exists() for folder in live)
+    return folders
 
 
 def test_a_completed_jobs_plans_are_swept(shop, target):

@@ -1,12 +1,7 @@
-"""The sweeper beside others: another database's jobs, other sweepers, and a database that is away."""
+"""The sweeper beside others: another database's jobs, a disk that refuses, and a database that is away."""
 
-import errno
-import os
 import shutil
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,10 +9,10 @@ import service.worker
 from schemas.job import JobState
 from service.errors import DiskFull, QuarryError, StoreUnavailable
 from service.settings import Settings
-from service.store import Store, migration
-from service.sweeper import sweep
+from service.store import Lease, Store, jobs, migration, tasks
 from service.worker import run_worker
 from tests.support.jobs import Shop, conversations, request
+from tests.support.roles import sweep
 
 
 def test_the_work_of_a_job_that_the_database_does_not_know_is_left_alone(
@@ -33,49 +28,29 @@ def test_the_work_of_a_job_that_the_database_does_not_know_is_left_alone(
     assert shop.finish(job_id).state is JobState.COMPLETED
 
 
-@pytest.mark.parametrize("error", [FileNotFoundError(2, "gone"), PermissionError(13, "not yours")], ids=str)
-def test_what_cannot_be_removed_is_left_to_the_next_sweep(
-    shop: Shop, target: Path, monkeypatch: pytest.MonkeyPatch, error: OSError
+def test_what_cannot_be_removed_is_tried_again(
+    shop: Shop, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """1. An attempt's folder is gone, another cannot be removed. 2. It can. 3. The job is swept again."""
     job_id = shop.submit(request(target, conversations(10)))
-    attempts = shop.settings.work_root / job_id / "attempts"
-    lost = [attempts / "00000-7", attempts / "00000-8"]
+    lost = [shop.settings.work_root / job_id / "attempts" / f"00000-{epoch}" for epoch in (7, 8)]
     for folder in lost:
         folder.mkdir(parents=True)
+    shop.store.write(jobs.pause, job_id)
     remove = shutil.rmtree
 
     def removing(path: Path) -> None:
-        if path == lost[0]:
-            raise error
+        if path == lost[1]:
+            raise PermissionError(13, "not yours", str(path))
         remove(path)
+        raise FileNotFoundError(2, "gone", str(path))
 
     with monkeypatch.context() as patched:
         patched.setattr(shutil, "rmtree", removing)
-        assert sweep(shop.store, shop.settings) == [lost[1]]
-    assert sweep(shop.store, shop.settings) == [lost[0]]
-
-
-@pytest.mark.parametrize("stale", ["", "{job}/attempts"], ids=["the root", "a job's attempts"])
-def test_a_stale_folder_is_passed_over_and_swept_later(
-    shop: Shop, target: Path, monkeypatch: pytest.MonkeyPatch, stale: str
-) -> None:
-    """1. Two jobs have a lost attempt each. 2. A folder is a stale NFS handle. 3. It is well again."""
-    jobs = [shop.submit(request(target, conversations(1)), key) for key in ("a", "b")]
-    lost = [shop.settings.work_root / job / "attempts" / "00000-7" for job in sorted(jobs)]
-    for folder in lost:
-        folder.mkdir(parents=True)
-    unreadable = shop.settings.work_root / stale.format(job=min(jobs))
-    with monkeypatch.context() as patched:
-        for name in ("listdir", "scandir"):
-            patched.setattr(os, name, partial(refusing, getattr(os, name), unreadable))
-        assert sweep(shop.store, shop.settings) == (lost[1:] if stale else [])
-    assert sweep(shop.store, shop.settings) == (lost[:1] if stale else lost)
-
-
-def refusing(read: Callable[[Any], Any], stale: Path, path: Any) -> Any:
-    if path == stale:
-        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
-    return read(path)
+        assert sweep(shop.store, shop.settings) == [lost[0]]
+    assert sweep(shop.store, shop.settings) == []  # not at once
+    shop.store.write(jobs.cancel, job_id)
+    assert sweep(shop.store, shop.settings) == [lost[1]]
 
 
 @pytest.mark.parametrize(
@@ -88,13 +63,13 @@ def test_a_worker_outlives_a_sweep_without_a_database(
     """1. A sweep finds no database, at the start or later. 2. The next is well. 3. A bug ends the worker."""
     errors = iter([None] * well + [error, None, ZeroDivisionError("a bug")])
 
-    def sweeping(store: Store, settings: Settings) -> list[Path]:
+    def leasing(store: Store, owner: str, ttl_s: float) -> Lease | None:
         error = next(errors)
         if error is not None:
             raise error
-        return []
+        return None
 
-    monkeypatch.setattr(service.worker, "sweep", sweeping)
+    monkeypatch.setattr(tasks, "lease_sweep", leasing)
     monkeypatch.setattr(service.worker, "RESTART_S", 0.05)
     monkeypatch.setattr(service.worker, "SWEEP_S", 0.0)
     with pytest.raises(ZeroDivisionError):

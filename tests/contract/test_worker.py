@@ -17,7 +17,7 @@ from service.errors import DiskFull, StoreUnavailable
 from service.settings import Settings
 from service.store import NewJob, Store, jobs, migration, plans, publishing, schedules, units
 from service.store.tables import SCHEDULE
-from service.sweeper import sweep
+from service.sweeper import sweep_next
 from service.work import beside
 from service.work.beside import Beside
 from service.work.keeper import Keeper
@@ -52,15 +52,15 @@ def keeper(store: Store, settings: Settings) -> Iterator[Keeper]:
 
 def test_a_worker_whose_restarter_broke_ends_with_its_error(settings, monkeypatch):
     """1. The sweep at the start is well. 2. The next one meets a bug. 3. The worker ends."""
-    sweeps = iter([sweep])
+    sweeps = iter([sweep_next])
 
-    def failing(store, settings):
+    def failing(*args):
         done = next(sweeps, None)
         if done is None:
             raise ZeroDivisionError("a bug")
-        return done(store, settings)
+        return done(*args)
 
-    monkeypatch.setattr(service.worker, "sweep", failing)
+    monkeypatch.setattr(service.worker, "sweep_next", failing)
     monkeypatch.setattr(service.worker, "RESTART_S", 0.05)
     monkeypatch.setattr(service.worker, "SWEEP_S", 0.0)
     with pytest.raises(ZeroDivisionError):
@@ -207,7 +207,7 @@ def test_the_keeper_looks_after_the_planner_and_the_publisher_again_and_again(se
     planner, publisher = Watched(), Watched()
 
     async def keep() -> None:
-        keeper = asyncio.create_task(_mind(store, settings, (planner, publisher), until_idle=False))
+        keeper = asyncio.create_task(_mind(store, (planner, publisher), sweep=lambda: None, until_idle=False))
         await until(lambda: min(planner.looks, publisher.looks) > 1)
         keeper.cancel()
         await asyncio.wait({keeper})

@@ -28,10 +28,9 @@ from schemas.job import JobState
 from service.publish.hub import Patience
 from service.settings import Settings
 from service.store import Store, jobs
-from service.sweeper import sweep
 from service.work.beside import owner_name
 from tests.support.jobs import ENDED
-from tests.support.roles import Capture, run_planning, run_publishing
+from tests.support.roles import Capture, run_planning, run_publishing, sweep
 
 IMPORTED = [
     *("pandas", "transformers.models.auto.tokenization_auto", "tests.support.fake_engine"),

@@ -6,7 +6,6 @@ import pytest
 
 from schemas.names import job_id_from_key
 from service.store import jobs
-from service.sweeper import sweep
 from tests.frozen.databases import (
     FOLDER,
     MIGRATIONS,
@@ -21,6 +20,7 @@ from tests.frozen.databases import (
 from tests.support.desk import REPO
 from tests.support.fake_hub import FakeHub
 from tests.support.jobs import Shop
+from tests.support.roles import sweep
 
 
 @pytest.mark.parametrize("revision", MIGRATIONS)

@@ -1,6 +1,7 @@
-"""The three kinds of work, each with a keeper of its own for one call."""
+"""The kinds of work, each with a keeper of its own for one call."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from service.capture import loop
@@ -8,6 +9,7 @@ from service.plan import planner
 from service.publish import publisher
 from service.settings import Settings
 from service.store import Store
+from service.sweeper import sweep_next
 from service.work.keeper import Keeper
 
 PLANNING = "service.plan.planner:run_planning"
@@ -38,3 +40,14 @@ def run_publishing(
     """Publish one job; return whether there was one."""
     with Keeper(store, settings.lease_s) as keeper:
         return publisher.run_publishing(store, settings, owner, stopped, keeper, **more)
+
+
+def sweep(store: Store, settings: Settings) -> list[Path]:
+    """Sweep every job that came to rest; return the folders of jobs, or of attempts, that are gone."""
+    root = settings.work_root
+    before = sorted([*root.glob("*"), *root.glob("*/attempts/*")])
+    with Keeper(store, settings.lease_s) as keeper:
+        while sweep_next(store, settings, "sweeper", lambda: False, keeper):
+            pass
+    gone = [folder for folder in before if not folder.exists()]
+    return [folder for folder in gone if not any(parent in gone for parent in folder.parents)]

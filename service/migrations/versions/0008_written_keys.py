@@ -1,4 +1,4 @@
-"""Which samples the runs of a schedule have written, and what their jobs left out."""
+"""What the runs of a schedule have written, what their jobs left out; and sweeping as a task."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -23,3 +23,9 @@ def upgrade() -> None:
         op.add_column("job", sa.Column(counter, sa.BigInteger, nullable=False, server_default="0"))
     op.add_column("run", sa.Column("identity", sa.Text))
     op.execute("""UPDATE schedule SET rules = '{"samples":"all",' || substr(rules, 2)""")
+    # Every job that rests is swept once more.
+    op.execute(
+        "INSERT INTO task (job_id, kind, item, subject, state, epoch, attempts, deaths)"
+        " SELECT id, 'sweep', 0, id, 'pending', 0, 0, 0 FROM job"
+        " WHERE state IN ('completed', 'failed', 'cancelled', 'blocked', 'paused')"
+    )

@@ -11,9 +11,8 @@ from schemas.request import ExtractRequest, FileSource, HubSource
 from service.errors import NotFound
 from service.settings import Settings
 from service.store import NewJob, Store, jobs
-from service.sweeper import sweep
 from service.worker import _until_ended
-from tests.support.roles import Capture
+from tests.support.roles import Capture, sweep
 from tests.support.store_cases import PROBLEM, a_request, job_id, reach, submit
 
 
