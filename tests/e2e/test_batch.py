@@ -18,6 +18,7 @@ import pytest
 import yaml
 from huggingface_hub import JobHardware
 
+from schemas.schedule import NewSchedule
 from service.cli.console import EXIT_BLOCKED, EXIT_NOT_COMPLETE, EXIT_TRY_AGAIN, EXIT_USAGE
 from service.cli.job_file import read_job_file
 from service.settings import Settings
@@ -51,6 +52,12 @@ def test_every_file_is_on_the_page() -> None:
 
 def test_the_job_is_a_request() -> None:
     assert read_job_file(BATCH / "nightly.yaml").hub is not None
+
+
+def test_the_schedule_on_the_page_is_one() -> None:
+    page = (ROOT / "docs" / "nightly.md").read_text()
+    (text,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    assert NewSchedule.model_validate(yaml.safe_load(text)).name == "nightly"
 
 
 # systemd
