@@ -8,6 +8,7 @@ from pydantic import Field
 
 from schemas.base import Wire
 from schemas.names import JobId
+from schemas.request import SourceKind
 
 
 class JobState(StrEnum):
@@ -103,7 +104,7 @@ class JobSummary(Wire):
     state: JobState
     priority: Priority = 0
     model: str
-    source_kind: Literal["inline", "file", "hub"]
+    source_kind: SourceKind
     progress: Progress
     problem: Problem | None = None
     identity_sha256: str | None = None

@@ -123,6 +123,11 @@ def plan_path(job_id: str, unit: int) -> str:
     return f"{_checked_job(job_id)}/plan/unit-{_checked_unit(unit):05d}.parquet"
 
 
+def frozen_source_path(job_id: str) -> str:
+    """Return the path below the work root of what a job's source was when its plan was begun."""
+    return f"{_checked_job(job_id)}/source.json"
+
+
 def known_keys_path(job_id: str) -> str:
     """Return the path below the work root of the keys of what a schedule's job leaves out."""
     return f"{_checked_job(job_id)}/known-keys"

@@ -40,6 +40,7 @@ Text = Annotated[str, StringConstraints(max_length=MAX_TEXT_CHARS)]
 NO_NUL = r"^[^\x00]+$"
 """No file system and no PostgreSQL text holds a NUL."""
 Name = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=NO_NUL)]
+FileSuffix = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[^\x00/]+$")]
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID, strict=True)]
 LayerId = Annotated[int, Field(ge=0, le=MAX_LAYER_ID, strict=True)]
 
@@ -137,11 +138,17 @@ class InlineSource(Wire):
 
 
 class FileSource(Wire):
-    """A JSONL or Parquet file, or a folder of them in name order, under one of the allowed roots."""
+    """A JSONL or Parquet file, or those in a folder or of a glob in name order, under an allowed root."""
 
     kind: Literal["file"]
     path: Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=NO_NUL)]
     limit: int | None = Field(default=None, ge=1, description="take only the first rows")
+    min_age_s: int = added(
+        0, ge=0, le=2_592_000, description="leave out files that were changed within so many seconds"
+    )
+    marker: FileSuffix | None = added(
+        None, description="take only files with another beside them of their name and this, such as '.done'"
+    )
 
 
 class HubSource(Wire):
@@ -155,7 +162,28 @@ class HubSource(Wire):
     limit: int | None = Field(default=None, ge=1, description="take only the first rows")
 
 
-Source = Annotated[InlineSource | FileSource | HubSource, Field(discriminator="kind")]
+class MixedSource(Wire):
+    """One of several sources of a job."""
+
+    source: Annotated[FileSource | HubSource, Field(discriminator="kind")]
+    weight: float | None = Field(default=None, gt=0, le=1e6, description="its share of the rows")
+
+
+class MixSource(Wire):
+    """Several sources: one after another, or interleaved by their weights until one of them ends."""
+
+    kind: Literal["mix"]
+    sources: tuple[MixedSource, ...] = Field(min_length=1, max_length=64)
+
+    @model_validator(mode="after")
+    def _all_weighed_or_none(self) -> Self:
+        if len({part.weight is None for part in self.sources}) > 1:
+            raise ValueError("give every source a 'weight', or none")
+        return self
+
+
+Source = Annotated[InlineSource | FileSource | HubSource | MixSource, Field(discriminator="kind")]
+SourceKind = Literal["inline", "file", "hub", "mix"]
 
 
 class Generate(Wire):
@@ -256,8 +284,9 @@ class ExtractRequest(Wire):
         shown = self.model_dump(mode="json")
         shown["source"].pop("samples", None)
         shown["model"] = shown_model(self.model)
-        if is_local_model(shown["source"].get("path", "")):
-            shown["source"]["path"] = PurePath(shown["source"]["path"]).name
+        for source in (shown["source"], *(part["source"] for part in shown["source"].get("sources", ()))):
+            if is_local_model(source.get("path", "")):
+                source["path"] = PurePath(source["path"]).name
         return PublishedRequest.model_validate(shown)
 
     def sha256(self) -> str:

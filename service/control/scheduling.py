@@ -12,13 +12,13 @@ def add(store: Store, settings: Settings, schedule: NewSchedule) -> ScheduleView
 
     Raises Conflict if its name is taken, and what `submit` raises.
     """
-    check(schedule.request, settings)
+    check(schedule.request, settings, may_be_empty=True)
     return store.write(schedules.add, schedule)
 
 
 def preview(store: Store, settings: Settings, schedule: NewSchedule) -> ScheduleView:
     """Return the schedule as it would be, and keep nothing. Raises as `add` does."""
-    check(schedule.request, settings)
+    check(schedule.request, settings, may_be_empty=True)
     with store.writing() as tx:
         view = schedules.add(tx, schedule)
         tx.connection.rollback()

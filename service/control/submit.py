@@ -33,8 +33,10 @@ def submit(request: ExtractRequest, key: str, store: Store, settings: Settings, 
     return store.write(jobs.submit, NewJob.of(job_id, key, request, priority))[0]
 
 
-def check(request: ExtractRequest, settings: Settings) -> None:
+def check(request: ExtractRequest, settings: Settings, *, may_be_empty: bool = False) -> None:
     """Find what is wrong with `request` without reading samples or weights; may ask the Hub.
+
+    A folder without files is refused, unless it `may_be_empty` now.
 
     Imports pyarrow and huggingface_hub, each when it is needed first. Raises as `submit` does.
     """
@@ -42,7 +44,7 @@ def check(request: ExtractRequest, settings: Settings) -> None:
     from service.plan.target import inspect_target
 
     inspect_target(request, settings)
-    open_source(request.source, settings)
+    open_source(request.source, settings, may_be_empty=may_be_empty)
     if request.chat_template is not None:
         from service.plan.child.process import check_template
 

@@ -1,13 +1,14 @@
 """The planning loop's body: one job from its lease to a finished plan; units run while it goes on."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 from schemas.dataset.columns import state_bytes, stored_token_bytes
-from schemas.dataset.seal import move_durably
+from schemas.dataset.seal import move_durably, sealing
 from schemas.digest import canonical_sha256
 from schemas.identity import Identity
-from schemas.names import MAX_UNITS, known_keys_path, plan_path
+from schemas.names import MAX_UNITS, frozen_source_path, known_keys_path, plan_path
 from schemas.request import CapturePasses, ExtractRequest, Generate, HubSource, Source
 from schemas.schedule import ChangedRecipe
 from service.errors import OptionRefused, QuarryError, RecipeChanged, writing
@@ -61,7 +62,7 @@ def plan_job(
 
     request, fixed = store.read(jobs.request, lease.job_id), lease.identity
     target = planned_target(fixed, lease.model, settings) if fixed else inspect_target(request, settings)
-    source = open_source(_pinned(request.source, fixed), settings)
+    source = _opened(lease, request.source, settings)
     with tokenizing(request, target, source, settings, watch) as child:
         identity = identity_of(request, target, source, child.template_sha256())
         kept.check()
@@ -104,12 +105,22 @@ def _known_keys(lease: PlanLease, store: Store, settings: Settings, identity: Id
     return path
 
 
-def _pinned(source: Source, fixed: Identity | None) -> Source:
-    """Return a Hub source at the commit that its fixed fingerprint names; every other source as it is."""
-    if fixed is None or not isinstance(source, HubSource):
-        return source
-    _, _, commit = fixed.source_fingerprint.split(":")[1].partition("@")
-    return source.model_copy(update={"revision": commit})
+def _opened(lease: PlanLease, source: Source, settings: Settings) -> RowSource:
+    """Open a job's source, and once the job has an identity, as it was then: it may have grown.
+
+    Raises SourceRefused, HubUnavailable, DiskFull, WriteFailed.
+    """
+    path = settings.work_root / frozen_source_path(lease.job_id)
+    if lease.identity is None:
+        opened = open_source(source, settings, may_be_empty=lease.schedule is not None)
+        with writing(f"the file {path.name}"), sealing(path, str(lease.epoch)) as temporary:
+            temporary.write_text(json.dumps(opened.frozen()))
+        return opened
+    frozen = json.loads(path.read_text()) if path.exists() else None
+    if frozen is None and isinstance(source, HubSource):
+        # Planned by version 0.1: the fingerprint names the commit.
+        frozen = lease.identity.source_fingerprint.split(":")[1].partition("@")[2]
+    return open_source(source, settings, frozen, may_be_empty=True)
 
 
 def identity_of(

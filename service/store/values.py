@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from schemas.dataset.manifest import FileEntry, SealedShard, UnitChecks
 from schemas.identity import Identity, Provenance
 from schemas.job import JobState, JobSummary, Problem, Progress, RejectView
 from schemas.receipts import UnitKey
-from schemas.request import ExtractRequest
+from schemas.request import ExtractRequest, SourceKind
 
 
 class TaskKind(StrEnum):
@@ -90,7 +90,7 @@ class JobRow:
     state: JobState
     priority: int
     model: str
-    source_kind: Literal["inline", "file", "hub"]
+    source_kind: SourceKind
     request_sha256: str
     idempotency_key: str
     progress: Progress

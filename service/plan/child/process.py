@@ -47,7 +47,7 @@ CHECKS = threading.BoundedSemaphore(2)
 
 FAULTS = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
 """What ends a process in which a library fails, most of all for lack of memory."""
-SOURCE_FIELDS = {"inline": "source", "file": "source.path", "hub": "source.repo_id"}
+SOURCE_FIELDS = {"inline": "source", "file": "source.path", "hub": "source.repo_id", "mix": "source.sources"}
 ERRORS: tuple[type[QuarryError], ...] = (
     *(UnknownModel, SourceRefused, TemplateRefused, OptionRefused, DiskFull, HubUnavailable),
 )

@@ -1,20 +1,52 @@
 """Sources: inline samples, allowed files, Hub datasets -> rows, each a sample or a named reject."""
 
-from schemas.request import FileSource, HubSource, InlineSource, Source
+from typing import Any
+
+from schemas.request import FileSource, HubSource, InlineSource, MixSource, Source
+from service.errors import SourceRefused
 from service.plan.sources.files import FileRows
 from service.plan.sources.hub import HubRows
+from service.plan.sources.mix import MixedRows
 from service.plan.sources.rows import InlineRows, RejectReason, RowReject, RowSource, SourceRow
 from service.settings import Settings
 
 __all__ = ["RejectReason", "RowReject", "RowSource", "SourceRow", "open_source"]
 
 
-def open_source(source: Source, settings: Settings) -> RowSource:
-    """Find the source and check that it may be read. Raises SourceRefused, HubUnavailable."""
+def open_source(
+    source: Source,
+    settings: Settings,
+    frozen: Any = None,  # noqa: ANN401 - as `RowSource.frozen` said it
+    *,
+    may_be_empty: bool = False,
+) -> RowSource:
+    """Find the source and check that it may be read. Raises SourceRefused, HubUnavailable.
+
+    With `frozen` it is what it was when that was said. A folder without files is refused, unless
+    `may_be_empty`.
+    """
     match source:
         case InlineSource():
             return InlineRows(source)
         case FileSource():
-            return FileRows.find(source, settings.source_roots)
+            return FileRows.find(source, settings.source_roots, frozen, may_be_empty=may_be_empty)
         case HubSource():
-            return HubRows.find(source, settings)
+            pinned = source if frozen is None else source.model_copy(update={"revision": frozen})
+            return HubRows.find(pinned, settings)
+        case MixSource():
+            return _mixed(source, settings, frozen, may_be_empty=may_be_empty)
+
+
+def _mixed(
+    source: MixSource, settings: Settings, frozen: list[Any] | None, *, may_be_empty: bool
+) -> MixedRows:
+    rows: list[RowSource] = []
+    for number, part in enumerate(source.sources):
+        try:
+            of_part = None if frozen is None else frozen[number]
+            rows.append(open_source(part.source, settings, of_part, may_be_empty=may_be_empty))
+        except SourceRefused as error:
+            field = f"source.sources.{number}.{error.field}"
+            raise SourceRefused(error.detail, field=field, cure=error.cure) from error
+    weights = tuple(part.weight for part in source.sources if part.weight is not None)
+    return MixedRows(tuple(rows), weights or None)

@@ -4,8 +4,10 @@ import gzip
 import hashlib
 import json
 import os
+import re
+import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -24,6 +26,8 @@ JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".ndjson.gz")
 PARQUET_SUFFIX = ".parquet"
 SUFFIXES = (*JSONL_SUFFIXES, PARQUET_SUFFIX)
 
+GLOB = re.compile(r"[*?\[]")
+
 MAX_LINE_BYTES = 64 * 2**20
 """A JSONL line beyond this is a reject; the reader never holds more of it than this."""
 PARQUET_BATCH_ROWS = 64
@@ -40,29 +44,44 @@ class FileRows:
     files: Mapping[str, Path]
 
     @classmethod
-    def find(cls, source: FileSource, roots: tuple[Path, ...]) -> "FileRows":
-        """Resolve the path, following links, and list what it holds. Raises SourceRefused."""
+    def find(
+        cls,
+        source: FileSource,
+        roots: tuple[Path, ...],
+        frozen: Sequence[str] | None = None,
+        *,
+        may_be_empty: bool = False,
+    ) -> "FileRows":
+        """Resolve the path, following links, and list what it holds: the files of `frozen`, or all.
+
+        Raises SourceRefused.
+        """
         try:
-            path = _allowed(Path(source.path), roots)
-            if path.is_file():
-                files = {path.name: path}
-            elif path.is_dir():
-                files = {entry.relative_to(path).as_posix(): entry for entry in _files(path)}
-            else:
-                raise _refused(f"there is no file or folder {source.path!r}", "check the path")
-            names = sorted(name for name in files if name.endswith(SUFFIXES))
-            if not names:
-                fault = "is not a" if path.is_file() else "holds no"
-                raise _refused(f"{source.path!r} {fault} {', '.join(SUFFIXES)} file", _CONVERT)
+            files = _listed(source.path, roots)
+            names = sorted(name for name in files if name.endswith(SUFFIXES)) if frozen is None else frozen
+            if gone := sorted(set(names) - files.keys()):
+                raise _refused(f"{gone[0]!r} is gone since the job was planned", "put it back")
+            if not names and not may_be_empty:
+                raise _refused(f"{source.path!r} holds no {', '.join(SUFFIXES)} file", _CONVERT)
+            if frozen is None:
+                names = [name for name in names if _is_complete(files[name], source)]
             for name in names:
                 name.encode()  # the ids of its rows begin with it
-            return cls(source, {name: _allowed(files[name], roots) for name in names})
+            rows = cls(source, {name: _allowed(files[name], roots) for name in names})
         except UnicodeEncodeError as error:
             raise _refused(f"the file name {error.object!r} is not UTF-8", "rename the file") from error
         except (OSError, RuntimeError) as error:
             # A name that is too long, a folder that may not be entered, a link that leads to itself.
             detail = f"{source.path!r} cannot be found: {_reason(error)}"
             raise _refused(detail, "check the path, and who may read it") from error
+        if not names and not may_be_empty:
+            detail = f"no file of {source.path!r} is complete yet"
+            raise _refused(detail, "wait, or change 'min_age_s' or 'marker'")
+        return rows
+
+    def frozen(self) -> object:
+        """Return the files' names: a plan made again reads no other."""
+        return list(self.files)
 
     def fingerprint(self) -> str:
         """Return the sha256 over the files' names and contents, and the limit."""
@@ -91,9 +110,42 @@ class FileRows:
                 raise _unreadable(name, error) from error
 
 
+def _listed(path: str, roots: tuple[Path, ...]) -> dict[str, Path]:
+    """Return the file at `path`, those of the folder there, or those of the glob, by name below it.
+
+    Raises SourceRefused, and OSError.
+    """
+    found = _allowed(Path(path), roots)
+    if found.is_file():
+        if not found.name.endswith(SUFFIXES):
+            raise _refused(f"{path!r} is not a {', '.join(SUFFIXES)} file", _CONVERT)
+        return {found.name: found}
+    if found.is_dir():
+        return {file.relative_to(found).as_posix(): file for file in _files(found)}
+    parts = Path(path).parts
+    fixed = next((number for number, part in enumerate(parts) if GLOB.search(part)), None)
+    if fixed is None:
+        raise _refused(f"there is no file or folder {path!r}", "check the path")
+    folder = _allowed(Path(*parts[:fixed]), roots)
+    files = {file.relative_to(folder): file for file in folder.glob(str(Path(*parts[fixed:])))}
+    return {
+        name.as_posix(): file
+        for name, file in files.items()
+        if file.is_file() and not any(part.startswith(".") for part in name.parts)
+    }
+
+
+def _is_complete(file: Path, source: FileSource) -> bool:
+    """Say whether others have finished a file."""
+    if source.marker is not None and not file.with_name(file.name + source.marker).exists():
+        return False
+    return not source.min_age_s or time.time() - file.stat().st_mtime >= source.min_age_s
+
+
 def _files(folder: Path) -> Iterator[Path]:
     """Yield the files in a folder and below it that are not hidden, nor in hidden folders.
 
+    What Hadoop and Spark write until a job's end is not there yet.
     Raises OSError for a folder that may not be read: its rows would be missing without a word.
     """
 
@@ -101,7 +153,7 @@ def _files(folder: Path) -> Iterator[Path]:
         raise error
 
     for parent, folders, names in os.walk(folder, onerror=refuse):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+        folders[:] = [name for name in folders if not name.startswith(".") and name != "_temporary"]
         paths = [Path(parent, name) for name in names if not name.startswith(".")]
         yield from (path for path in paths if path.is_file())
 

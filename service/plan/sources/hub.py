@@ -57,6 +57,10 @@ class HubRows:
             raise SourceRefused(f"{_what(source)} has no commit", field=_FIELD, cure=_CURE)
         return cls(source, commit, settings.hub_endpoint, token)
 
+    def frozen(self) -> object:
+        """Return the commit."""
+        return self.commit
+
     def fingerprint(self) -> str:
         """Return the repository, configuration, split, limit and commit."""
         source = self.source

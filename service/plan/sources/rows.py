@@ -69,10 +69,14 @@ class SourceRow:
 
 
 class RowSource(Protocol):
-    """A source that may be read. Both methods may be called more than once and say the same."""
+    """A source that may be read. Every method may be called more than once and says the same."""
 
     def fingerprint(self) -> str:
         """Return a digest that changes when the rows do. Raises SourceRefused, HubUnavailable."""
+        ...
+
+    def frozen(self) -> object:
+        """Return what `open_source` opens this source by again, as JSON, however it has grown."""
         ...
 
     def rows(self) -> Iterator[SourceRow]:
@@ -92,6 +96,10 @@ class InlineRows:
     def fingerprint(self) -> str:
         """Return the sha256 of the samples' canonical JSON."""
         return f"inline:{canonical_sha256(self.source.model_dump(mode='json'))}"
+
+    def frozen(self) -> object:
+        """Return nothing: the request holds all of it."""
+        return None
 
     def rows(self) -> Iterator[SourceRow]:
         """Yield the samples."""

@@ -73,6 +73,22 @@ def test_a_model_that_moved_is_planned_on_at_the_commit_it_was_begun_at(
     assert job.identity is not None and job.identity.revision == begun_at
 
 
+@pytest.mark.parametrize("path", [".", "*.jsonl"])
+def test_a_folder_that_grew_is_planned_on_as_it_was_begun(house: House, path: str) -> None:
+    """1. one unit is planned, the planner ends  2. more files come  3. the next one goes on."""
+    folder = house.model.parent / "rows"
+    folder.mkdir()
+    (folder / "b.jsonl").write_bytes(rows("first"))
+    house.settings = house.settings.model_copy(update={"source_roots": (folder,)})
+    begin(house, source={"kind": "file", "path": path})
+    (folder / "a.jsonl").write_bytes(rows("second"))
+    assert house.plan(owner="second") is True
+    job = house.job()
+    assert job.problem is None and job.progress.plan_done and job.progress.samples_planned == 12
+    planned = [name for unit in range(3) for name in source_ids(house, unit)]
+    assert planned == [f"first-{i}" for i in range(12)]
+
+
 def test_a_job_that_is_not_begun_takes_the_dataset_as_it_is_now(house: House, hub: FakeHub) -> None:
     house.submit(source={"kind": "hub", "repo_id": "org/set"})
     hub.repo("org/set").add("other rows", {"train.jsonl": regular_blob(rows("second"))})

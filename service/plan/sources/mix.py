@@ -1,0 +1,55 @@
+"""Several sources as one."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import chain
+
+from schemas.digest import canonical_sha256
+from service.plan.sources.rows import RowSource, SourceRow
+
+
+@dataclass(frozen=True, slots=True)
+class MixedRows:
+    """The rows of `parts`, one after another, or in the proportion of `weights` until a part ends.
+
+    The id of a row begins with its part's number: `1/` is the second.
+    """
+
+    parts: tuple[RowSource, ...]
+    weights: tuple[float, ...] | None
+
+    def fingerprint(self) -> str:
+        """Return the sha256 over the parts' fingerprints and the weights."""
+        return f"mix:{canonical_sha256([[part.fingerprint() for part in self.parts], self.weights])}"
+
+    def frozen(self) -> object:
+        """Return what fixes each part."""
+        return [part.frozen() for part in self.parts]
+
+    def rows(self) -> Iterator[SourceRow]:
+        """Yield the rows."""
+        numbered = [_numbered(number, part) for number, part in enumerate(self.parts)]
+        return chain.from_iterable(numbered) if self.weights is None else interleaved(numbered, self.weights)
+
+
+def interleaved(parts: list[Iterator[SourceRow]], weights: tuple[float, ...]) -> Iterator[SourceRow]:
+    """Yield from the parts in the proportion of their weights until one of them ends.
+
+    After every row, each part has given its share of the rows so far, to within as many rows as there are
+    parts: it is smooth weighted round robin.
+    """
+    owed = [0.0] * len(parts)
+    total = sum(weights)
+    while True:
+        owed = [debt + weight for debt, weight in zip(owed, weights, strict=True)]
+        number = owed.index(max(owed))
+        owed[number] -= total
+        row = next(parts[number], None)
+        if row is None:
+            return
+        yield row
+
+
+def _numbered(number: int, part: RowSource) -> Iterator[SourceRow]:
+    for row in part.rows():
+        yield replace(row, source_id=f"{number}/{row.source_id}")

@@ -1,0 +1,156 @@
+"""Folders and globs into which others write, and several sources in one."""
+
+import json
+import os
+import time
+from collections import Counter
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+from pydantic import TypeAdapter, ValidationError
+
+from schemas.request import Sample, Source
+from service.errors import SourceRefused
+from service.plan.sources import RowSource, SourceRow, open_source
+from service.plan.sources.mix import interleaved
+from service.settings import Settings
+
+SOURCE: TypeAdapter[Any] = TypeAdapter(Source)
+
+
+def opened(root: Path, source: dict[str, Any], *frozen: object, may_be_empty: bool = False) -> RowSource:
+    settings = Settings(source_roots=(root,))
+    return open_source(SOURCE.validate_python(source), settings, *frozen, may_be_empty=may_be_empty)
+
+
+def ids(source: RowSource) -> list[str]:
+    return [row.source_id for row in source.rows()]
+
+
+def drop(path: Path, rows: int = 1) -> Path:
+    """Write a file of so many rows, as its producer would."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps({"text": f"{path.name} {number}"}) + "\n" for number in range(rows)))
+    return path
+
+
+def test_a_glob_takes_the_files_that_match_in_name_order(tmp_path: Path) -> None:
+    for name in ("day-2/b.jsonl", "day-1/a.jsonl", "day-1/a.txt", "other/c.jsonl", "day-1/.hidden.jsonl"):
+        drop(tmp_path / "in" / name)
+    source = {"kind": "file", "path": str(tmp_path / "in" / "day-*" / "*")}
+    assert ids(opened(tmp_path, source)) == ["day-1/a.jsonl:0", "day-2/b.jsonl:0"]
+    deep = {"kind": "file", "path": str(tmp_path / "**" / "c.jsonl")}
+    assert ids(opened(tmp_path, deep)) == ["in/other/c.jsonl:0"]
+
+
+def test_a_name_that_looks_like_a_glob_is_a_name_where_it_is_there(tmp_path: Path) -> None:
+    drop(tmp_path / "[a].jsonl")
+    drop(tmp_path / "a.jsonl")
+    assert ids(opened(tmp_path, {"kind": "file", "path": "[a].jsonl"})) == ["[a].jsonl:0"]
+
+
+@pytest.mark.parametrize(
+    "path", ["../*/out.jsonl", "in/../../*/out.jsonl", "in/*/../../../out.jsonl", "in/li*"]
+)
+def test_no_glob_leads_out_of_the_roots(tmp_path: Path, path: str) -> None:
+    root = tmp_path / "root"
+    drop(root / "in" / "sub" / "a.jsonl")
+    drop(tmp_path / "out.jsonl")
+    drop(tmp_path / "secret" / "out.jsonl")
+    (root / "in" / "link.jsonl").symlink_to(tmp_path / "out.jsonl")
+    with pytest.raises(SourceRefused, match="not inside") as caught:
+        opened(root, {"kind": "file", "path": str(root / path)})
+    assert "secret" not in caught.value.detail
+
+
+def test_a_young_file_and_one_without_its_marker_wait(tmp_path: Path) -> None:
+    old, young = drop(tmp_path / "old.jsonl"), drop(tmp_path / "young.jsonl")
+    os.utime(old, (time.time() - 600,) * 2)
+    source = {"kind": "file", "path": str(tmp_path), "min_age_s": 300}
+    assert ids(opened(tmp_path, source)) == ["old.jsonl:0"]
+    marked = {"kind": "file", "path": str(tmp_path), "marker": ".done"}
+    with pytest.raises(SourceRefused, match="is complete yet"):
+        opened(tmp_path, marked)
+    assert ids(opened(tmp_path, marked, may_be_empty=True)) == []
+    young.with_name("young.jsonl.done").touch()
+    assert ids(opened(tmp_path, marked)) == ["young.jsonl:0"]
+
+
+def test_what_spark_has_not_committed_is_not_there(tmp_path: Path) -> None:
+    drop(tmp_path / "_temporary" / "0" / "part-0.jsonl")
+    drop(tmp_path / "part-0.jsonl")
+    assert ids(opened(tmp_path, {"kind": "file", "path": str(tmp_path)})) == ["part-0.jsonl:0"]
+
+
+@pytest.mark.parametrize("path", [".", "*.jsonl"])
+def test_a_source_that_is_frozen_does_not_grow(tmp_path: Path, path: str) -> None:
+    drop(tmp_path / "b.jsonl")
+    source = {"kind": "file", "path": path, "min_age_s": 0}
+    first = opened(tmp_path, source)
+    frozen = json.loads(json.dumps(first.frozen()))
+    drop(tmp_path / "a.jsonl")
+    again = opened(tmp_path, source, frozen)
+    assert ids(again) == ["b.jsonl:0"] and again.fingerprint() == first.fingerprint()
+    (tmp_path / "b.jsonl").unlink()
+    with pytest.raises(SourceRefused, match="is gone since the job was planned"):
+        opened(tmp_path, source, frozen)
+
+
+def mix(*parts: dict[str, Any] | tuple[dict[str, Any], float]) -> dict[str, Any]:
+    whole = [part if isinstance(part, tuple) else (part, None) for part in parts]
+    return {"kind": "mix", "sources": [{"source": source, "weight": weight} for source, weight in whole]}
+
+
+def file(name: str, **options: Any) -> dict[str, Any]:
+    return {"kind": "file", "path": name} | options
+
+
+def test_sources_without_weights_come_one_after_another_within_their_limits(tmp_path: Path) -> None:
+    drop(tmp_path / "a.jsonl", 9)
+    drop(tmp_path / "b.jsonl", 2)
+    source = opened(tmp_path, mix(file("a.jsonl", limit=2), file("b.jsonl")))
+    assert ids(source) == ["0/a.jsonl:0", "0/a.jsonl:1", "1/b.jsonl:0", "1/b.jsonl:1"]
+
+
+def test_sources_with_weights_are_interleaved_until_one_ends(tmp_path: Path) -> None:
+    drop(tmp_path / "a.jsonl", 100)
+    drop(tmp_path / "b.jsonl", 4)
+    taken = ids(opened(tmp_path, mix((file("a.jsonl"), 3), (file("b.jsonl"), 1))))
+    assert Counter(name[0] for name in taken)["1"] == 4
+    assert Counter(name[0] for name in taken[:16]) == {"0": 12, "1": 4}
+    assert len(taken) <= 16 + 3
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=6), st.integers(1, 200))
+def test_every_source_has_its_share_of_the_rows_so_far(weights: list[int], rows: int) -> None:
+    parts = [iter([SourceRow(str(number), Sample(text="x"))] * rows) for number in range(len(weights))]
+    taken = [int(row.source_id) for row in interleaved(parts, tuple(map(float, weights)))]
+    for length in range(1, len(taken) + 1):
+        counts = Counter(taken[:length])
+        for number, weight in enumerate(weights):
+            assert abs(counts[number] - Fraction(length * weight, sum(weights))) < len(weights)
+    assert max(Counter(taken).values()) == rows
+
+
+def test_a_mix_says_which_of_its_sources_is_wrong(tmp_path: Path) -> None:
+    drop(tmp_path / "a.jsonl")
+    with pytest.raises(SourceRefused) as caught:
+        opened(tmp_path, mix(file("a.jsonl"), file("b.jsonl")))
+    assert caught.value.field == "source.sources.1.source.path"
+    with pytest.raises(ValidationError, match="every source a 'weight', or none"):
+        opened(tmp_path, mix((file("a.jsonl"), 1), file("a.jsonl")))
+
+
+def test_a_mix_changes_with_its_parts_and_its_weights_and_is_frozen_in_all_of_them(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        drop(tmp_path / name / "1.jsonl")
+    plain, weighed = mix(file("a"), file("b")), mix((file("a"), 1), (file("b"), 2))
+    first = opened(tmp_path, plain)
+    assert opened(tmp_path, weighed).fingerprint() != first.fingerprint()
+    drop(tmp_path / "b" / "2.jsonl")
+    assert opened(tmp_path, plain).fingerprint() != first.fingerprint()
+    again = opened(tmp_path, plain, json.loads(json.dumps(first.frozen())))
+    assert again.fingerprint() == first.fingerprint() and ids(again) == ids(first)
