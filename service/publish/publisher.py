@@ -16,14 +16,17 @@ from service.errors import (
     writing,
 )
 from service.publish.assemble import account_of, assemble
+from service.publish.card import states_config
 from service.publish.hub import Patience, open_hub
 from service.publish.push import push_job
 from service.settings import Settings
-from service.store import PublishLease, Store, canaries, jobs, publishing, tasks
+from service.store import PublishLease, Store, canaries, jobs, publishing, tasks, written
 from service.work.keeper import Keeper, Kept
 from service.work.runner import Stopped, run_next
 
 FinalNormOf = Callable[[PublishLease, Settings], bytes]
+CONFIG_CHARS = 55
+"""Of a configuration's name, so that there is room for a recipe's."""
 
 
 def target_final_norm(lease: PublishLease, settings: Settings) -> bytes:
@@ -125,8 +128,17 @@ def _publish(
     check()
     if request.hub is None:
         return None
-    hub = open_hub(request.hub, settings, patience)
+    hub = open_hub(_target(store, lease, request.hub), settings, patience)
     return push_job(hub, dataset, lease.job_id, check, advance)
+
+
+def _target(store: Store, lease: PublishLease, hub: HubTarget) -> HubTarget:
+    """Return where a job is pushed to; a recipe that a schedule changed to has a configuration of its own."""
+    recipe = lease.identity.recipe_sha256()
+    if store.read(written.first_recipe, lease.job_id) in {None, recipe}:
+        return hub
+    name = f"{states_config(hub.config_name)[:CONFIG_CHARS]}-{recipe[:8]}"
+    return hub.model_copy(update={"config_name": name})
 
 
 def _canary(store: Store, lease: PublishLease, request: ExtractRequest) -> tuple[str, CanaryReport | None]:

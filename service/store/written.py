@@ -50,6 +50,15 @@ def earlier(tx: Transaction, schedule: int, job_id: str, recipe: str) -> Earlier
     return Earlier(rules, last, wrote_as, found)
 
 
+def first_recipe(tx: Transaction, job_id: str) -> str | None:
+    """Return the recipe that a job's schedule first wrote under; none without a schedule."""
+    of_job = select(JOB.c.schedule).where(JOB.c.id == job_id).scalar_subquery()
+    recipes = select(WRITTEN_KEYS.c.recipe).join(RUN, RUN.c.job_id == WRITTEN_KEYS.c.job_id)
+    first = recipes.where(WRITTEN_KEYS.c.schedule == of_job).order_by(RUN.c.slot).limit(1)
+    recipe: str | None = tx.connection.scalar(first)
+    return recipe
+
+
 def keys(tx: Transaction, schedule: int, recipe: str, job_id: str) -> bytes:
     """Return the keys that a job has written."""
     mine = and_(

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.fake_engine import FakeEngine
 from tests.support.jobs import Shop
+from tests.support.nights import Faults
 from tests.support.tiny_model import random_target
 
 
@@ -20,3 +22,15 @@ def shop(tmp_path: Path, target: Path) -> Iterator[Shop]:
     opened = Shop.open(tmp_path, target)
     yield opened
     opened.store.close()
+
+
+@pytest.fixture
+def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
+    healthy, planted = FakeEngine.run, Faults()
+
+    async def run(self, prompt):
+        await planted.meet()
+        return await healthy(self, prompt)
+
+    monkeypatch.setattr(FakeEngine, "run", run)
+    return planted

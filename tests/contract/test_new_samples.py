@@ -1,12 +1,7 @@
 """A schedule's runs take what earlier ones have not written, night after night on the fake engine."""
 
-import asyncio
-import math
-import random
-import shutil
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,36 +11,13 @@ from schemas.job import JobState
 from schemas.names import manifest_path
 from schemas.schedule import RunOutcome
 from service.control.deletion import delete_job
-from service.errors import EngineRefused, IllegalMove
+from service.errors import IllegalMove
 from service.publish.assemble import read_manifest
-from service.store import commits, jobs, plans, schedules, units
+from service.publish.card import assigned_configs
+from service.store import commits, jobs, schedules, units
 from service.store.tables import WRITTEN_KEYS
-from tests.support.fake_engine import FakeEngine
-from tests.support.nights import NAME, Nights, names
-from tests.support.roles import run_planning
-
-
-class Faults:
-    """What goes wrong on the engine: after some rows it refuses to go on, or answers nothing."""
-
-    def __init__(self) -> None:
-        self.mend()
-
-    def mend(self) -> None:
-        self.rows_left, self.hangs = math.inf, False
-
-    def fail_after(self, rows: int) -> None:
-        self.rows_left, self.hangs = rows, False
-
-    def hang_after(self, rows: int) -> None:
-        self.rows_left, self.hangs = rows, True
-
-    async def meet(self) -> None:
-        self.rows_left -= 1
-        if self.rows_left < 0 and self.hangs:
-            await asyncio.sleep(3600)
-        if self.rows_left < 0:
-            raise EngineRefused("the engine cannot go on")
+from tests.support.desk import REPO, TOKEN, writable_hub
+from tests.support.nights import NAME, Faults, Nights, hang, names, open_nights, plan_some
 
 
 @pytest.fixture
@@ -53,44 +25,6 @@ def nights(tmp_path: Path, target: Path) -> Iterator[Nights]:
     opened = open_nights(tmp_path, target, f"sqlite:///{tmp_path / 'quarry.db'}")
     yield opened
     opened.store.close()
-
-
-def open_nights(root: Path, target: Path, url: str, **schedule: object) -> Nights:
-    own = Path(shutil.copytree(target, root / "models" / "target"))
-    return Nights.open(root, own, url, **schedule)
-
-
-@pytest.fixture
-def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
-    healthy, planted = FakeEngine.run, Faults()
-
-    async def run(self, prompt):
-        await planted.meet()
-        return await healthy(self, prompt)
-
-    monkeypatch.setattr(FakeEngine, "run", run)
-    return planted
-
-
-def hang(nights: Nights, faults: Faults, rows: int) -> None:
-    """Capture until the engine hangs, and end the worker then."""
-    faults.hang_after(rows)
-    nights.shop.patience_s = 1.0
-    with suppress(TimeoutError):
-        nights.shop.capture(nights.job().id)
-    nights.shop.patience_s = 120.0
-    faults.mend()
-
-
-def plan_some(nights: Nights, num_units: int) -> None:
-    """Plan until there are so many units; then the planner dies."""
-    job_id = nights.job().id
-
-    def enough() -> bool:
-        return nights.store.read(jobs.job, job_id).progress.units_planned >= num_units
-
-    run_planning(nights.store, nights.shop.settings, "mortal", enough)
-    plans.lease(nights.store, "dead", 1.0)
 
 
 def test_a_night_takes_what_earlier_nights_have_not_written(nights: Nights) -> None:
@@ -319,53 +253,35 @@ def test_all_samples_are_taken_where_that_is_asked_for(nights: Nights) -> None:
     assert [job.progress.samples_written for job in nights.jobs()] == [3, 3]
 
 
-TEMPLATES = ("", "other")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
-def test_every_sample_is_written_once_whatever_happens_at_night(
-    tmp_path: Path, target: Path, url: str, faults: Faults, seed: int
+def test_samples_of_another_recipe_are_pushed_apart(
+    tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nights of dropped files, failures, deaths, resumes, replaced jobs and other templates; then quiet ones.
-
-    Under each template no sample is there twice, and under the last one every sample is there.
-    """
-    chance = random.Random(seed)
-    nights = open_nights(tmp_path, target, url, changed_recipe="begin_anew")
-    dropped = 0
-    for _ in range(8):
-        if chance.random() < 0.8:
-            repeated = chance.sample(range(dropped), min(dropped, 2))
-            fresh = range(dropped, dropped + chance.randrange(1, 30))
-            dropped = fresh.stop
-            nights.drop([*repeated, *fresh])
-        if chance.random() < 0.2:
-            nights.change_template(chance.choice(TEMPLATES))
-        nights.change(overlap=chance.choice(["queue", "replace"]))
-        last = nights.jobs()[-1:]
-        if last and last[0].state is JobState.FAILED and chance.random() < 0.3:
-            nights.store.write(jobs.resume, last[0].id)
-        nights.submit()
-        match chance.choice(["well", "engine fails", "worker dies", "planner dies"]):
-            case "engine fails":
-                faults.fail_after(chance.randrange(30))
-            case "worker dies":
-                nights.shop.plan()
-                hang(nights, faults, chance.randrange(30))
-                continue
-            case "planner dies":
-                plan_some(nights, chance.randrange(3))
-                continue
-        nights.work()
-        faults.mend()
-    for _ in range(3):
+    """The dataset's index has all of them, and a night without new samples makes no commit."""
+    with writable_hub(tmp_path, monkeypatch) as hub:
+        nights = open_nights(
+            tmp_path,
+            target,
+            f"sqlite:///{tmp_path / 'quarry.db'}",
+            changed_recipe="begin_anew",
+            request={"hub": {"repo_id": REPO}},
+            settings={"hub_endpoint": hub.url, "hub_token": TOKEN},
+        )
+        nights.drop(range(3))
         nights.night()
-    assert nights.run().job_state is JobState.COMPLETED, nights.job().problem
-    written = nights.written()
-    for counts in written.values():
-        assert set(counts.values()) == {1}
-    identity = nights.job().identity
-    assert identity is not None
-    assert sorted(written[identity.template_sha256]) == sorted(names(range(dropped)))
-    nights.store.close()
+        num_commits = len(hub.repo(REPO).commits)
+        nights.night()
+        assert len(hub.repo(REPO).commits) == num_commits
+        nights.change_template("other")
+        nights.drop(range(3, 5))
+        for _ in range(2):
+            assert nights.night().job_state is JobState.COMPLETED, nights.job().problem
+            nights.drop(range(5, 6))
+        first, _, *others = nights.jobs()
+        identity = others[0].identity
+        assert identity is not None
+        apart = f"states-{identity.recipe_sha256()[:8]}"
+        card = hub.repo(REPO).head.tree["README.md"].content
+        assert card is not None
+        configs = assigned_configs(card.decode())
+        assert configs == {first.id: "states", **dict.fromkeys((job.id for job in others), apart)}
+        nights.store.close()

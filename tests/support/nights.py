@@ -1,17 +1,23 @@
 """A schedule of nightly runs on simulated time over a folder that grows, each night driven by hand."""
 
+import asyncio
 import json
+import math
+import shutil
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from schemas.job import RESTING_JOB_STATES, JobState
 from schemas.schedule import NewSchedule, RunView, ScheduleChange
 from service.control import scheduling
+from service.errors import EngineRefused
 from service.proof.verify import verify_dataset
-from service.store import JobRow, Store, jobs, schedules
+from service.store import JobRow, Store, jobs, plans, schedules
 from tests.support.jobs import Shop
+from tests.support.roles import run_planning
 from tests.support.store_cases import Clock
 
 NAME = "nightly"
@@ -146,3 +152,53 @@ def on_clock(shop: Shop, clock: Clock) -> None:
 def names(*ranges: range) -> list[str]:
     """Return the ids of conversations."""
     return [f"s{number}" for one in ranges for number in one]
+
+
+def open_nights(root: Path, target: Path, url: str, **schedule: object) -> Nights:
+    """Open them with a copy of the target that may be changed."""
+    own = Path(shutil.copytree(target, root / "models" / "target"))
+    return Nights.open(root, own, url, **schedule)
+
+
+class Faults:
+    """What goes wrong on the engine: after some rows it refuses to go on, or answers nothing."""
+
+    def __init__(self) -> None:
+        self.mend()
+
+    def mend(self) -> None:
+        self.rows_left, self.hangs = math.inf, False
+
+    def fail_after(self, rows: int) -> None:
+        self.rows_left, self.hangs = rows, False
+
+    def hang_after(self, rows: int) -> None:
+        self.rows_left, self.hangs = rows, True
+
+    async def meet(self) -> None:
+        self.rows_left -= 1
+        if self.rows_left < 0 and self.hangs:
+            await asyncio.sleep(3600)
+        if self.rows_left < 0:
+            raise EngineRefused("the engine cannot go on")
+
+
+def hang(nights: Nights, faults: Faults, rows: int) -> None:
+    """Capture until the engine hangs, and end the worker then."""
+    faults.hang_after(rows)
+    nights.shop.patience_s = 1.0
+    with suppress(TimeoutError):
+        nights.shop.capture(nights.job().id)
+    nights.shop.patience_s = 120.0
+    faults.mend()
+
+
+def plan_some(nights: Nights, num_units: int) -> None:
+    """Plan until there are so many units; then the planner dies."""
+    job_id = nights.job().id
+
+    def enough() -> bool:
+        return nights.store.read(jobs.job, job_id).progress.units_planned >= num_units
+
+    run_planning(nights.store, nights.shop.settings, "mortal", enough)
+    plans.lease(nights.store, "dead", 1.0)

@@ -10,8 +10,9 @@ from sqlalchemy import bindparam, text
 
 import service.migrations
 from schemas.request import ExtractRequest, HubSource, InlineSource, Sample
+from schemas.schedule import Missed, Samples
 from service.errors import Outcome
-from service.store import Store, jobs, migration, plans, tasks, units
+from service.store import Store, Transaction, jobs, migration, plans, schedules, tasks, units
 from service.store.tables import UtcTime
 from tests.support.store_cases import OWNER, PROBLEM, TTL_S, Clock, job_id, lease_plan
 
@@ -29,15 +30,19 @@ COUNTERS = (
 )
 
 
+def upgrade(tx: Transaction, revision: str) -> None:
+    config = Config()
+    config.set_main_option("script_location", str(Path(service.migrations.__file__).parent))
+    config.attributes["connection"] = tx.connection
+    command.upgrade(config, revision)
+
+
 @pytest.fixture
 def first(url: str, clock: Clock) -> Iterator[Store]:
     """A database of the first version with two jobs, the older one with a unit that is leased."""
     database = Store(url, clock.of(url))
     with database.writing() as tx:
-        config = Config()
-        config.set_main_option("script_location", str(Path(service.migrations.__file__).parent))
-        config.attributes["connection"] = tx.connection
-        command.upgrade(config, "0001")
+        upgrade(tx, "0001")
         for number, request in enumerate(REQUESTS):
             job = text(
                 f"INSERT INTO job (id, idempotency_key, request_sha256, publish_subject, state, plan_done, "
@@ -93,3 +98,16 @@ def test_plans_of_an_older_service_begin_without_failures(upgraded: Store, clock
 def test_an_upgraded_database_takes_new_work(upgraded: Store) -> None:
     upgraded.read(migration.check)
     assert plans.lease(upgraded, OWNER, TTL_S) is not None
+
+
+def test_a_schedule_of_an_older_service_goes_on_taking_all_samples(url: str, clock: Clock) -> None:
+    store = Store(url, clock.of(url))
+    with store.writing() as tx:
+        upgrade(tx, "0007")
+        values = '\'old\', \'{"cron":"0 3 * * *","missed":"all"}\', false, :now'
+        row = text(f"INSERT INTO schedule (name, rules, paused, created_at) VALUES ({values})")
+        tx.connection.execute(row.bindparams(bindparam("now", tx.now, UtcTime)))
+    store.write(migration.migrate)
+    view = store.read(schedules.schedule_view, "old")
+    assert (view.samples, view.missed, view.cron) == (Samples.ALL, Missed.ALL, "0 3 * * *")
+    store.close()
