@@ -2,6 +2,7 @@
 
     python hugging_face.py --namespace my-org --image my-registry/eagle-quarry:0.1.0 --input my-org/nightly
 
+It prints the id of the scheduled job; `hf jobs scheduled trigger ID` begins a night now.
 The image of ../../Dockerfile must be in a public registry. The dataset repository --input holds nightly.yaml.
 The machine keeps nothing: the job must name a repository under `hub`, and a night that fails is begun anew.
 """
