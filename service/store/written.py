@@ -102,7 +102,8 @@ def publish_stopped(tx: Transaction, schedule: int) -> None:
 
 def _give_up_rest(tx: Transaction, job: LockedJob) -> None:
     """Drop what is not planned and not captured of a stopped job."""
-    undone = and_(TASK.c.job_id == job.id, TASK.c.state != TaskState.DONE)
+    work = TASK.c.kind.in_((TaskKind.PLAN, TaskKind.CAPTURE))
+    undone = and_(TASK.c.job_id == job.id, work, TASK.c.state != TaskState.DONE)
     of_task = select(TASK.c.item).where(undone, TASK.c.kind == TaskKind.CAPTURE)
     rest = and_(UNIT.c.job_id == job.id, UNIT.c.unit.in_(of_task))
     sums = select(func.count(), func.sum(UNIT.c.num_samples), func.sum(UNIT.c.num_tokens)).where(rest)

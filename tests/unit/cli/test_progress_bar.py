@@ -83,4 +83,5 @@ def test_a_bar_shows_state_and_counts_and_why_a_push_stands_still(shown, texts):
 
 def test_amounts_tell_of_rejects_only_where_there_are_some():
     assert amounts(Progress(tokens_written=12345, bytes_written=1536)) == "12,345 tokens, 1.5 kB"
-    assert amounts(Progress(samples_rejected=2)).endswith("2 rejected")
+    left_out = Progress(samples_rejected=2, samples_known=30, samples_given_up=4)
+    assert amounts(left_out).endswith(", 2 rejected, 30 known, 4 given up")

@@ -252,6 +252,13 @@ def test_the_vocabulary_is_told_job_by_job(manifest: Manifest, other: Manifest) 
     assert f"| `{OTHER_JOB}` | {other.vocabulary.token_ids} | all |" in card
 
 
+def test_what_a_schedules_jobs_left_out_is_told_where_they_did(manifest: Manifest, other: Manifest) -> None:
+    assert "earlier runs" not in render_card([manifest, other])
+    totals = other.totals.model_copy(update={"samples_known": 12345, "samples_given_up": 6})
+    card = render_card([manifest, other.model_copy(update={"totals": totals})])
+    assert f"| `{OTHER_JOB}` | 12,345 | 6 |" in card and f"| `{JOB}` | 0 | 0 |" not in card
+
+
 def test_the_table_of_jobs_has_the_newest_first_and_no_more_than_thirty(manifest: Manifest) -> None:
     """One job more than the table has room for, and one of an earlier version, which says no time."""
     night, jobs = timedelta(days=1), []
