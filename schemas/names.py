@@ -56,6 +56,11 @@ def is_job_id(value: str) -> bool:
     return re.fullmatch(JOB_ID_PATTERN, value) is not None
 
 
+SCHEDULE_NAME_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}$"
+ScheduleName = Annotated[str, StringConstraints(pattern=SCHEDULE_NAME_PATTERN)]
+"""Lower-case letters, digits and dashes."""
+
+
 def is_local_model(model: str) -> bool:
     """Say whether `model` names a folder: by an absolute path, or by one that begins with a dot."""
     return model.startswith(("/", "."))

@@ -22,7 +22,7 @@ from pydantic import (
 
 from schemas.base import Wire, added
 from schemas.digest import canonical_json
-from schemas.names import ConfigName, RepoId, is_local_model, shown_model
+from schemas.names import ConfigName, RepoId, ScheduleName, is_local_model, shown_model
 
 MAX_LAYER_ID = 1024
 MAX_LAYERS = 128
@@ -162,6 +162,13 @@ class HubSource(Wire):
     limit: int | None = Field(default=None, ge=1, description="take only the first rows")
 
 
+class PostedSource(Wire):
+    """Samples that were posted to a schedule, in any of its jobs."""
+
+    kind: Literal["posted"]
+    schedule: ScheduleName | None = Field(default=None, description="filled in: the schedule of the request")
+
+
 class MixedSource(Wire):
     """One of several sources of a job."""
 
@@ -182,8 +189,10 @@ class MixSource(Wire):
         return self
 
 
-Source = Annotated[InlineSource | FileSource | HubSource | MixSource, Field(discriminator="kind")]
-SourceKind = Literal["inline", "file", "hub", "mix"]
+Source = Annotated[
+    InlineSource | FileSource | HubSource | MixSource | PostedSource, Field(discriminator="kind")
+]
+SourceKind = Literal["inline", "file", "hub", "mix", "posted"]
 
 
 class Generate(Wire):

@@ -2,19 +2,14 @@
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated
 
-from pydantic import AwareDatetime, Field, StringConstraints, field_validator
+from pydantic import AwareDatetime, Field, field_validator
 
 from schemas.base import Wire
 from schemas.calendar import Calendar
 from schemas.job import JobState
-from schemas.names import JobId
-from schemas.request import ExtractRequest
-
-SCHEDULE_NAME_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}$"
-ScheduleName = Annotated[str, StringConstraints(pattern=SCHEDULE_NAME_PATTERN)]
-"""Lower-case letters, digits and dashes."""
+from schemas.names import JobId, ScheduleName
+from schemas.request import MAX_INLINE_SAMPLES, ExtractRequest, PostedSource, Sample
 
 
 class Missed(StrEnum):
@@ -94,8 +89,21 @@ class NewSchedule(ScheduleRules):
     @classmethod
     def _source_that_grows(cls, request: ExtractRequest) -> ExtractRequest:
         if request.source.kind == "inline":
-            raise ValueError("a schedule's source is a file or a Hub dataset: inline samples never change")
+            raise ValueError("a schedule's source is one that can grow: inline samples never change")
         return request
+
+    def named_request(self) -> ExtractRequest:
+        """Return the request of its jobs; posted samples are those of this schedule."""
+        if not isinstance(self.request.source, PostedSource):
+            return self.request
+        source = PostedSource(kind="posted", schedule=self.name)
+        return self.request.model_copy(update={"source": source})
+
+
+class PostedSamples(Wire):
+    """The body of `POST /schedules/{name}/samples`."""
+
+    samples: tuple[Sample, ...] = Field(min_length=1, max_length=MAX_INLINE_SAMPLES, fail_fast=True)
 
 
 class ScheduleChange(Wire):

@@ -170,6 +170,10 @@ class Settings(BaseSettings):
         """Plans and attempts, by job; see `schemas.names`."""
         return self.data_dir / "work"
 
+    def spool(self, schedule: str) -> Path:
+        """Return the folder of samples that were posted to a schedule and wait for its next job."""
+        return self.data_dir / "spool" / schedule
+
     def dataset_dir(self, job_id: str) -> Path:
         """Return the folder that holds a job's finished dataset, in the layout of the Hub repository."""
         return self.out_dir if self.out_dir is not None else self.data_dir / "jobs" / job_id

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import yaml  # type: ignore[import-untyped]
 
-from schemas.request import ExtractRequest, FileSource
+from schemas.request import ExtractRequest, FileSource, MixSource
 from service.control.request_body import parse_json, parse_request
 from service.errors import RequestError
 from service.settings import Settings
@@ -45,8 +45,8 @@ def own_roots(settings: Settings, request: ExtractRequest, path: Path) -> Settin
     """
     base = path.resolve().parent
     sources = [base, Path.cwd()]
-    if isinstance(request.source, FileSource):
-        sources.append((base / request.source.path).resolve().parent)
+    parts = request.source.sources if isinstance(request.source, MixSource) else [request]
+    sources += [(base / p.source.path).resolve().parent for p in parts if isinstance(p.source, FileSource)]
     models = [Path(request.model).parent] if request.model.startswith("/") else []
     return settings.model_copy(
         update={

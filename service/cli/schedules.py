@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
@@ -12,12 +13,15 @@ from service.cli.client import Client
 from service.cli.console import EXIT_NOT_COMPLETE, say
 from service.cli.job_file import read_document
 from service.cli.jobs import DEFAULT_SERVER, AsJson, Server
+from service.control.request_body import parse_json
 
 app = typer.Typer(
     help="Make, list, pause, run and delete the schedules of a running service.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+
+POSTED_AT_ONCE = 1000
 
 Name = Annotated[str, typer.Argument(metavar="NAME")]
 
@@ -97,6 +101,24 @@ def run(name: Name, server: Server = DEFAULT_SERVER) -> None:
     """Make a job now, beside the slots."""
     with Client(server) as client:
         say(_run_line(RunView.model_validate(client.call("POST", f"/schedules/{name}/run"))))
+
+
+@app.command()
+def post(
+    name: Name,
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="Samples as JSON, one a line."),
+    ],
+    server: Server = DEFAULT_SERVER,
+) -> None:
+    """Post samples for the next job of a schedule whose source is of kind `posted`; to repeat it is safe."""
+    with Client(server) as client, file.open("rb") as lines:
+        posted = 0
+        samples = (parse_json(line) for line in lines if line.strip())
+        while batch := list(islice(samples, POSTED_AT_ONCE)):
+            posted += client.call("POST", f"/schedules/{name}/samples", body={"samples": batch})["samples"]
+    say(f"{posted} samples wait for the next job of {name}")
 
 
 @app.command()

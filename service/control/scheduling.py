@@ -1,8 +1,17 @@
 """Makes schedules whose requests have been checked, and jobs of the slots that have come."""
 
+import hashlib
+import secrets
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+
+from schemas.dataset.seal import sealing
+from schemas.request import ExtractRequest, PostedSource, Sample
 from schemas.schedule import NewSchedule, ScheduleChange, ScheduleRules, ScheduleState, ScheduleView
 from service.control.request_body import parse_body
 from service.control.submit import check
+from service.errors import Conflict, writing
 from service.settings import Settings
 from service.store import Store, schedules
 
@@ -12,13 +21,13 @@ def add(store: Store, settings: Settings, schedule: NewSchedule) -> ScheduleView
 
     Raises Conflict if its name is taken, and what `submit` raises.
     """
-    check(schedule.request, settings, may_be_empty=True)
+    check(schedule.named_request(), settings, may_be_empty=True)
     return store.write(schedules.add, schedule)
 
 
 def preview(store: Store, settings: Settings, schedule: NewSchedule) -> ScheduleView:
     """Return the schedule as it would be, and keep nothing. Raises as `add` does."""
-    check(schedule.request, settings, may_be_empty=True)
+    check(schedule.named_request(), settings, may_be_empty=True)
     with store.writing() as tx:
         view = schedules.add(tx, schedule)
         tx.connection.rollback()
@@ -32,6 +41,31 @@ def change(store: Store, name: str, changed: ScheduleChange) -> ScheduleView:
     rules = parse_body(ScheduleRules, document)
     paused = before.state is ScheduleState.PAUSED if changed.paused is None else changed.paused
     return store.write(schedules.change, name, rules, paused)
+
+
+def post_samples(store: Store, settings: Settings, name: str, samples: Sequence[Sample]) -> None:
+    """Keep samples for a schedule's next job, durably; the same ones again are the same file.
+
+    Raises NotFound, Conflict if its jobs read another source, DiskFull, WriteFailed.
+    """
+    source = ExtractRequest.model_validate_json(store.read(schedules.request_json, name)).source
+    if not isinstance(source, PostedSource):
+        cure = "make a schedule whose source is {'kind': 'posted'}"
+        raise Conflict(f"the jobs of schedule {name} read a {source.kind} source", field="name", cure=cure)
+    lines = "".join(f"{sample.model_dump_json(exclude_none=True)}\n" for sample in samples).encode()
+    path = settings.spool(name) / f"{hashlib.sha256(lines).hexdigest()}.jsonl"
+    with writing("the posted samples"), sealing(path, secrets.token_hex(4)) as temporary:
+        temporary.write_bytes(lines)
+
+
+def remove(store: Store, settings: Settings, name: str) -> None:
+    """Delete a schedule, and the samples that wait for its next job; its jobs stay.
+
+    Raises NotFound, WriteFailed.
+    """
+    store.write(schedules.remove, name)
+    with writing("the posted samples"), suppress(FileNotFoundError):
+        shutil.rmtree(settings.spool(name))
 
 
 def submit_due(store: Store) -> int:

@@ -3,7 +3,7 @@
 import secrets
 
 from schemas.names import job_id_from_key
-from schemas.request import ExtractRequest
+from schemas.request import ExtractRequest, PostedSource
 from service.errors import NotFound
 from service.settings import Settings
 from service.store import JobRow, NewJob, Store, jobs
@@ -25,6 +25,9 @@ def submit(request: ExtractRequest, key: str, store: Store, settings: Settings, 
         HubUnavailable: the Hub does not answer, so nothing can be said of the request.
         IdempotencyConflict: `key` was used with another request.
     """
+    if isinstance(request.source, PostedSource):
+        # Its samples would be taken from the schedule's own jobs.
+        request = request.model_copy(update={"source": PostedSource(kind="posted")})
     job_id = job_id_from_key(key)
     try:
         store.read(jobs.state, job_id)

@@ -67,7 +67,7 @@ def add(tx: Transaction, schedule: NewSchedule) -> ScheduleView:
     if number is None:
         cure = "choose another name, or delete or change that schedule"
         raise Conflict(f"there is a schedule {schedule.name}", field="name", cure=cure)
-    body = schedule.request.model_dump_json()
+    body = schedule.named_request().model_dump_json()
     tx.connection.execute(insert(SCHEDULE_REQUEST).values(schedule=number, body=body))
     return schedule_view(tx, schedule.name)
 
@@ -173,6 +173,12 @@ def request_json(tx: Transaction, name: str) -> str:
     if body is None:
         raise _unknown(name)
     return body
+
+
+def is_cut_short(tx: Transaction, job_id: str) -> bool:
+    """Say whether a job is a schedule's that was ended before it had taken all of its samples."""
+    of_job = select(RUN.c.outcome).where(RUN.c.job_id == job_id)
+    return tx.connection.scalar(of_job) == RunOutcome.CUT_SHORT
 
 
 def slot_counts(tx: Transaction) -> dict[tuple[str, RunOutcome], int]:

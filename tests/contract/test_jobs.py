@@ -246,7 +246,7 @@ def test_an_attempt_that_begins_while_its_job_is_swept_is_left_alone(shop, targe
     shop.store.write(jobs.resume, job_id)
     key = units.lease(shop.store, "a living worker", 600.0).key
     live, lost = begin_attempts(shop, key, key.epoch), begin_attempts(shop, key, key.epoch + 7)
-    _sweep(shop.store, shop.settings.work_root / job_id)
+    _sweep(shop.store, shop.settings, shop.settings.work_root / job_id)
     assert all(folder.exists() for folder in live)
     assert not any(folder.exists() for folder in lost)
 

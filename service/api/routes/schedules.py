@@ -4,16 +4,17 @@ from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query, Response
-from pydantic import AwareDatetime, Field
+from pydantic import AwareDatetime, BaseModel, Field
 
 from schemas.base import Wire
+from schemas.names import ScheduleName
 from schemas.request import ExtractRequest
 from schemas.schedule import (
     NewSchedule,
+    PostedSamples,
     RunPage,
     RunView,
     ScheduleChange,
-    ScheduleName,
     SchedulePage,
     ScheduleView,
 )
@@ -26,12 +27,15 @@ from service.store import schedules
 
 router = APIRouter(prefix="/schedules", tags=["schedules"], responses=problem_responses(403))
 
-_SCHEMA = NewSchedule.model_json_schema(ref_template="#/components/schemas/{model}")
-_SCHEMA.pop("$defs")  # they are among the document's components already, since other routes name them
-BODY: dict[str, Any] = {
-    "requestBody": {"required": True, "content": {"application/json": {"schema": _SCHEMA}}}
-}
-"""The body is read by hand, as that of `POST /extract`: it may be as large."""
+
+def _body_of(kind: type[BaseModel]) -> dict[str, Any]:
+    """Describe a body that is read by hand, as that of `POST /extract`: it may be as large."""
+    schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
+    schema.pop("$defs")  # they are among the document's components already, since other routes name them
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+BODY, SAMPLES_BODY = _body_of(NewSchedule), _body_of(PostedSamples)
 
 NameInPath = Annotated[ScheduleName, Path(description="lower-case letters, digits and dashes")]
 
@@ -40,6 +44,12 @@ class AddQuery(Wire):
     """Whether a schedule is kept."""
 
     preview: bool = Field(default=False, description="check it and show its slots, but keep nothing")
+
+
+class PostedCount(Wire):
+    """How many samples were posted."""
+
+    samples: int
 
 
 class SchedulesQuery(Wire):
@@ -115,9 +125,34 @@ def change_schedule(
 
 
 @router.delete("/{name}", status_code=204, responses=problem_responses(404, 422))
-def delete_schedule(name: NameInPath, store: StoreOf, options: Annotated[NoOptions, Query()]) -> None:
-    """Delete a schedule; its jobs stay."""
-    store.write(schedules.remove, name)
+def delete_schedule(
+    name: NameInPath, store: StoreOf, settings: SettingsOf, options: Annotated[NoOptions, Query()]
+) -> None:
+    """Delete a schedule, and the samples that were posted for its next job; its jobs stay."""
+    scheduling.remove(store, settings, name)
+
+
+def posted_samples(raw: Annotated[bytes, Depends(raw_body)]) -> PostedSamples:
+    """Return the checked body; runs in a thread."""
+    return parse_body(PostedSamples, parse_json(raw))
+
+
+@router.post(
+    "/{name}/samples",
+    status_code=202,
+    openapi_extra=SAMPLES_BODY,
+    responses=problem_responses(404, 409, 413, 415, 422, 503, 507),
+)
+def post_samples(
+    name: NameInPath,
+    body: Annotated[PostedSamples, Depends(posted_samples)],
+    store: StoreOf,
+    settings: SettingsOf,
+    options: Annotated[NoOptions, Query()],
+) -> PostedCount:
+    """Keep samples for the schedule's next job: on disk once it is answered. To repeat it is safe."""
+    scheduling.post_samples(store, settings, name, body.samples)
+    return PostedCount(samples=len(body.samples))
 
 
 @router.post("/{name}/run", status_code=202, responses=problem_responses(404, 409, 422))

@@ -47,7 +47,7 @@ CHECKS = threading.BoundedSemaphore(2)
 
 FAULTS = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
 """What ends a process in which a library fails, most of all for lack of memory."""
-SOURCE_FIELDS = {"inline": "source", "file": "source.path", "hub": "source.repo_id", "mix": "source.sources"}
+SOURCE_FIELDS = {"file": "source.path", "hub": "source.repo_id", "mix": "source.sources"}
 ERRORS: tuple[type[QuarryError], ...] = (
     *(UnknownModel, SourceRefused, TemplateRefused, OptionRefused, DiskFull, HubUnavailable),
 )
@@ -122,7 +122,7 @@ class Child:
     def _refuse_empty(self, num_rows: int) -> None:
         """Refuse a source without rows, unless new ones alone were asked for."""
         if isinstance(self._task, Tokenization) and not num_rows:
-            field = SOURCE_FIELDS[self._task.request.source.kind]
+            field = SOURCE_FIELDS.get(self._task.request.source.kind, "source")
             raise SourceRefused(
                 "the source holds no row", field=field, cure="give a source with at least one row"
             )
@@ -191,7 +191,7 @@ class Child:
             detail = f"the tokenizer of {request.model!r} {why}{where}"
             cure = f"give a model whose tokenizer.json is whole{cure}"
             raise UnknownModel(detail, field="model", cure=cure)
-        field = SOURCE_FIELDS[request.source.kind]
+        field = SOURCE_FIELDS.get(request.source.kind, "source")
         raise SourceRefused(f"the source {why}{where}", field=field, cure=f"mend that row{cure}")
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from schemas.request import FileSource, HubSource, InlineSource, MixSource, Source
+from schemas.request import FileSource, HubSource, InlineSource, MixSource, PostedSource, Source
 from service.errors import SourceRefused
 from service.plan.sources.files import FileRows
 from service.plan.sources.hub import HubRows
@@ -33,6 +33,8 @@ def open_source(
         case HubSource():
             pinned = source if frozen is None else source.model_copy(update={"revision": frozen})
             return HubRows.find(pinned, settings)
+        case PostedSource():
+            return _posted(source.schedule, settings, frozen)
         case MixSource():
             return _mixed(source, settings, frozen, may_be_empty=may_be_empty)
 
@@ -50,3 +52,12 @@ def _mixed(
             raise SourceRefused(error.detail, field=field, cure=error.cure) from error
     weights = tuple(part.weight for part in source.sources if part.weight is not None)
     return MixedRows(tuple(rows), weights or None)
+
+
+def _posted(schedule: str | None, settings: Settings, frozen: list[str] | None) -> FileRows:
+    if schedule is None:
+        cure = "make a schedule of this request, and post the samples to it"
+        raise SourceRefused("samples are posted to a schedule", field="source.kind", cure=cure)
+    folder = settings.spool(schedule)
+    folder.mkdir(parents=True, exist_ok=True)
+    return FileRows.find(FileSource(kind="file", path=str(folder)), (folder,), frozen, may_be_empty=True)

@@ -114,6 +114,30 @@ def test_a_name_is_given_once(api: httpx2.Client, nightly: str, body: dict[str, 
     assert problem_of(api.post("/schedules", json=body), 409).field == "name"
 
 
+def test_samples_are_posted_by_route_and_by_command(
+    api: httpx2.Client, settings: Settings, tmp_path: Path, body: dict[str, Any]
+) -> None:
+    request = body["request"] | {"source": {"kind": "posted"}}
+    assert api.post("/schedules", json=body | {"name": "posted", "request": request}).status_code == 201
+    source = {"kind": "posted", "schedule": "posted"}
+    assert api.get("/schedules/posted/request").json()["source"] == source
+    route, sample = "/schedules/posted/samples", {"id": "a", "text": "a row"}
+    for _ in range(2):
+        answer = api.post(route, json={"samples": [sample]})
+        assert (answer.status_code, answer.json()) == (202, {"samples": 1})
+    (file,) = settings.spool("posted").iterdir()
+    assert json.loads(file.read_text()) == sample
+    assert problem_of(api.post(route, json={"samples": []}), 422).field == "samples"
+    wrong = {"samples": [sample, {"text": "x", "token_ids": [1]}]}
+    assert str(problem_of(api.post(route, json=wrong), 422).field).startswith("samples.1")
+    lines = tmp_path / "rows.jsonl"
+    lines.write_text('{"text": "one"}\n\n{"text": "two"}\n')
+    arguments = ["schedules", "post", "posted", str(lines), "--server", str(api.base_url)]
+    assert CliRunner().invoke(app, arguments).output == "2 samples wait for the next job of posted\n"
+    assert len(list(settings.spool("posted").iterdir())) == 2
+    assert api.delete("/schedules/posted").status_code == 204
+
+
 @pytest.mark.parametrize("sent", ["{", "[]", '"nightly"'])
 def test_a_body_that_is_no_schedule_is_refused(api: httpx2.Client, sent: str) -> None:
     problem_of(api.post("/schedules", content=sent, headers=JSON), 422)

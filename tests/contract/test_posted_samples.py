@@ -1,0 +1,113 @@
+"""Samples that are posted to a schedule wait on disk for its next job, and are written once."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.job import JobState
+from schemas.request import ExtractRequest, Sample
+from schemas.schedule import NewSchedule
+from service.control import scheduling
+from service.control.submit import submit
+from service.errors import Conflict, NotFound, SourceRefused
+from service.store import jobs
+from tests.support.nights import NAME, Nights, names, row
+from tests.support.roles import sweep
+
+
+@pytest.fixture
+def nights(tmp_path: Path, target: Path) -> Nights:
+    url = f"sqlite:///{tmp_path / 'quarry.db'}"
+    return Nights.open(tmp_path, target, url, request={"source": {"kind": "posted"}})
+
+
+def post(nights: Nights, *numbers: int) -> None:
+    samples = [Sample.model_validate(row(number)) for number in numbers]
+    scheduling.post_samples(nights.store, nights.shop.settings, NAME, samples)
+
+
+def waiting(nights: Nights) -> list[Path]:
+    return sorted(nights.shop.settings.spool(NAME).iterdir())
+
+
+def test_posted_samples_are_written_once_and_then_removed(nights: Nights) -> None:
+    """1. Two posts, one of them twice. 2. A night. 3. The same ones again, and others. 4. Another night."""
+    post(nights, 0, 1, 2)
+    post(nights, 3)
+    post(nights, 3)
+    assert len(waiting(nights)) == 2
+    nights.night()
+    assert nights.once() == names(range(4))
+    sweep(nights.store, nights.shop.settings)
+    assert waiting(nights) == []
+    post(nights, 2, 3, 4)
+    nights.night()
+    assert nights.once() == names(range(5))
+
+
+def test_a_night_without_posts_is_complete_and_writes_nothing(nights: Nights) -> None:
+    nights.night()
+    job = nights.job()
+    assert (job.state, job.progress.samples_planned) == (JobState.COMPLETED, 0)
+
+
+def test_what_is_posted_while_a_job_runs_waits_for_the_next(nights: Nights) -> None:
+    """1. A job is planned. 2. More is posted. 3. It completes and is swept. 4. The next takes the rest."""
+    post(nights, 0, 1)
+    nights.submit()
+    nights.shop.plan()
+    post(nights, 2)
+    nights.work()
+    sweep(nights.store, nights.shop.settings)
+    assert len(waiting(nights)) == 1
+    nights.night()
+    assert nights.once() == names(range(3))
+
+
+def test_what_a_cancelled_job_took_stays_for_the_next(nights: Nights) -> None:
+    post(nights, 0, 1)
+    nights.submit()
+    nights.shop.plan()
+    nights.store.write(jobs.cancel, nights.job().id)
+    sweep(nights.store, nights.shop.settings)
+    assert len(waiting(nights)) == 1
+    nights.night()
+    assert nights.once() == names(range(2))
+
+
+def test_samples_keep_what_they_hold(nights: Nights) -> None:
+    told: list[dict[str, Any]] = [
+        {"id": "s100", "text": "a text"},
+        {"id": "s101", "token_ids": [1, 2, 3], "loss_mask": [0, 1, 1]},
+        {**row(7), "tools": [{"name": "search"}]},
+    ]
+    samples = [Sample.model_validate(one) for one in told]
+    scheduling.post_samples(nights.store, nights.shop.settings, NAME, samples)
+    (file,) = waiting(nights)
+    assert [json.loads(line) for line in file.read_text().splitlines()] == told
+    nights.night()
+    assert nights.job().progress.samples_rejected == 0
+    assert nights.once() == names([7, 100, 101])
+
+
+def test_only_a_schedule_of_that_kind_takes_posts_and_no_other_job_reads_them(nights: Nights) -> None:
+    request = ExtractRequest.model_validate(
+        {"model": str(nights.target), "source": {"kind": "posted", "schedule": NAME}}
+    )
+    with pytest.raises(SourceRefused, match="posted to a schedule"):
+        submit(request, "key", nights.store, nights.shop.settings)
+    with pytest.raises(NotFound):
+        scheduling.post_samples(nights.store, nights.shop.settings, "none", [])
+    folder = {"kind": "file", "path": str(nights.folder)}
+    other = {"name": "other", "cron": "0 3 * * *", "request": {"model": str(nights.target), "source": folder}}
+    scheduling.add(nights.store, nights.shop.settings, NewSchedule.model_validate(other))
+    with pytest.raises(Conflict, match="read a file source"):
+        scheduling.post_samples(nights.store, nights.shop.settings, "other", [Sample(text="x")])
+
+
+def test_a_deleted_schedules_posts_go_with_it(nights: Nights) -> None:
+    post(nights, 0)
+    scheduling.remove(nights.store, nights.shop.settings, NAME)
+    assert not nights.shop.settings.spool(NAME).exists()
