@@ -81,7 +81,7 @@ def add(tx: Transaction, job: LockedJob, unit: int, made: bytes) -> None:
 
 
 def note(tx: Transaction, job_id: str, detail: str) -> None:
-    """Say something of the run that a job is."""
+    """Write a remark beside a job in the list of its schedule's runs."""
     tx.connection.execute(update(RUN).where(RUN.c.job_id == job_id).values(detail=detail))
 
 
