@@ -97,7 +97,7 @@ def _known_keys(lease: PlanLease, store: Store, settings: Settings, identity: Id
         changed = [name for name in runs.identity.differences(identity) if name != "source_fingerprint"]
         detail = f"{', '.join(changed)} changed since job {runs.last}"
         if runs.rules.changed_recipe is ChangedRecipe.REFUSE:
-            cure = "restore it before the next run, or set the schedule's changed_recipe to begin_anew and resume"
+            cure = "restore it before the next run, or change changed_recipe to begin_anew and resume"
             raise RecipeChanged(detail, field="changed_recipe", cure=cure)
         store.write(written.note, lease.job_id, f"begun anew: {detail}")
     parts = (store.read(written.keys, lease.schedule, recipe, job_id) for job_id in runs.jobs)
