@@ -1,5 +1,6 @@
 """A schedule's runs take what earlier ones have not written, night after night on the fake engine."""
 
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,6 +16,7 @@ from service.control.deletion import delete_job
 from service.errors import IllegalMove
 from service.publish.assemble import read_manifest
 from service.publish.card import assigned_configs
+from service.reader import QuarryDataset
 from service.store import commits, jobs, schedules
 from service.store.tables import WRITTEN_KEYS
 from tests.support.desk import REPO, TOKEN, writable_hub
@@ -187,7 +189,7 @@ def test_a_planner_that_dies_leaves_out_the_same_samples_when_it_plans_again(
     assert nights.once() == names(range(15))
 
 
-def test_another_template_is_refused_or_begins_anew(nights: Nights) -> None:
+def test_another_template_is_refused_or_begins_anew(nights: Nights, tmp_path: Path) -> None:
     """1. A night. 2. The model's template changes: the next two fail and say so. 3. The schedule is told to
     begin anew: the job takes all samples. 4. The old template takes what is new under it alone."""
     nights.drop(range(4))
@@ -206,6 +208,11 @@ def test_another_template_is_refused_or_begins_anew(nights: Nights) -> None:
     run = nights.run()
     assert run.job_state is JobState.COMPLETED and str(run.detail).startswith("begun anew: ")
     assert nights.job().progress.samples_written == 6
+    for job in (nights.jobs()[0], nights.job()):
+        shutil.copytree(nights.shop.settings.dataset_dir(job.id), tmp_path / "both", dirs_exist_ok=True)
+    assert len(QuarryDataset(tmp_path / "both")) == 10
+    anew = QuarryDataset(tmp_path / "both", since=run.slot)
+    assert sorted(anew.row(number).source_id or "" for number in range(6)) == names(range(6))
     nights.change_template("")
     nights.night()
     assert nights.job().progress.samples_known == 4
