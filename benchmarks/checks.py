@@ -77,7 +77,7 @@ def _read_back(file: Path) -> None:
     with closing(DirectReader(file)) as whole:
         shard = Shard(whole, file.name)
         for row in range(NUM_ROWS):
-            prove_row(shard, row, vocab_size=VOCAB_SIZE, values=False)
+            prove_row(shard, row, vocab_size=VOCAB_SIZE)
         whole.rest()
 
 

@@ -56,19 +56,27 @@ class Format(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class TorchFileEachRow(Format):
-    """A format with one file of `torch.save` for every row."""
+class FileEachRow(Format):
+    """A format with one file for every row."""
 
     PATH: ClassVar[str]
     """Takes the row's `number` and the `folder` of 2000 that holds it."""
 
     def row_files(self) -> Iterator[RowFile]:
         """Yield a file for each row."""
-        return one_file_each(self.PATH, self.numbers())
+        for number in self.numbers():
+            begin = number // 2000 * 2000
+            path = self.PATH.format(number=number, folder=f"rows_{begin}-{begin + 2000}")
+            yield RowFile(path, range(number, number + 1))
 
     def numbers(self) -> Iterable[int]:
         """Return the numbers of the rows that the trainer takes."""
         return range(len(self.source.rows))
+
+
+@dataclass(frozen=True, slots=True)
+class TorchFileEachRow(FileEachRow):
+    """A format with one file of `torch.save` for every row."""
 
     def write(self, temporary: Path, rows: Iterable[Row]) -> None:
         """Write one row."""
@@ -78,14 +86,6 @@ class TorchFileEachRow(Format):
     @abstractmethod
     def content(self, row: Row) -> dict[str, Any]:
         """Return what a row's file holds."""
-
-
-def one_file_each(pattern: str, numbers: Iterable[int]) -> Iterator[RowFile]:
-    """Yield a file for every row; `pattern` takes its `number` and the `folder` of 2000 that holds it."""
-    for number in numbers:
-        begin = number // 2000 * 2000
-        folder = f"rows_{begin}-{begin + 2000}"
-        yield RowFile(pattern.format(number=number, folder=folder), range(number, number + 1))
 
 
 def refuse_draft_vocab(source: Source, drafter: str) -> None:

@@ -6,6 +6,7 @@ sealing it would wait for what the kernel still has to write.
 
 import json
 from collections.abc import Mapping
+from contextlib import closing
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -56,12 +57,9 @@ def seal_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def _write(path: Path, content: bytes | memoryview) -> None:
-    writer = DirectWriter(path)
-    try:
+    with closing(DirectWriter(path)) as writer:
         writer.write(content)
         writer.end()
-    finally:
-        writer.close()
 
 
 def _alone(value: Any) -> Any:  # noqa: ANN401 - a tensor, or what is beside tensors

@@ -9,8 +9,7 @@ from service.errors import DatasetBroken, OptionRefused, SourceRefused
 from service.export.options import STATES_OF_LAST_ONLY, ExportOptions
 from service.reader import QuarryDataset
 from service.reader.files import Files, files_of, read_file
-
-MANIFESTS = "manifests"
+from service.reader.jobs import MANIFEST_FOLDER
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +17,6 @@ class Source:
     """Rows of whole jobs that hold the same states. `layers` are the auxiliary ones to write, ascending."""
 
     rows: QuarryDataset
-    files: Files
     manifests: dict[str, Manifest]
     options: ExportOptions
     layers: tuple[int, ...]
@@ -51,11 +49,13 @@ def open_source(where: str, options: ExportOptions) -> Source:
     written = sum(manifest.totals.samples_written for manifest in manifests.values())
     if len(rows) != written:
         raise DatasetBroken(f"the indexes hold {len(rows)} rows, the manifests {written}", field="dataset")
-    return Source(rows, files, manifests, options, _layers(rows, options))
+    return Source(rows, manifests, options, _layers(rows, options))
 
 
 def _manifests(files: Files, jobs: Iterable[str]) -> dict[str, Manifest]:
-    paths = {path.rpartition("/")[2].removesuffix(".json"): path for path in files.find(MANIFESTS, ".json")}
+    paths = {
+        path.rpartition("/")[2].removesuffix(".json"): path for path in files.find(MANIFEST_FOLDER, ".json")
+    }
     wanted = tuple(jobs) or tuple(paths)
     if not wanted:
         cure = "name the root of a dataset that Quarry made, of a job that is complete"

@@ -180,7 +180,7 @@ def _prove(
     for place, row in enumerate(receipt.rows):
         where = f"{unit}, row {row} ({shard.light[place].sample_id})"
         # The plan was read several times on the way here: the row's name shows that it never changed.
-        proof = prove_row(shard, place, vocab_size=vocab_size, values=False)
+        proof = prove_row(shard, place, vocab_size=vocab_size)
         if proof.faults:
             raise StatesWrong(f"{where}: {'; '.join(proof.faults)}")
         if proof.last is None:

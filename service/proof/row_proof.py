@@ -34,16 +34,14 @@ def prove_row(
     *,
     vocab_size: int | None,
     watch: Watch | None = None,
-    values: bool = True,
 ) -> RowProof:
     """Prove one row of a sealed shard, at the commit and in `quarry verify`.
 
     Its tokens and mask can be, and are those that its id names. Of every layer, the checksum agrees, values
     are finite and vary, and no other layer is equal. `vocab_size` is null where the model is not there.
 
-    `watch` sees each layer too, so that nothing is read twice. Without `values` the bytes are only held
-    against their checksums, at the speed of memory: enough where the same bytes were checked when they were
-    captured.
+    `watch` sees each layer too, so that nothing is read twice. Without it the bytes are only held against
+    their checksums, at the speed of memory: enough where the same bytes were checked when they were captured.
 
     What was rounded to fp8 may have become equal in two layers, or constant, with nothing wrong in it; its
     codes and scales must be such as rounding makes.
@@ -62,13 +60,12 @@ def prove_row(
         if checksum in seen and not is_lossy(identity):
             faults.append(f"layers {seen[checksum]} and {layer_id} hold the same states")
         seen[checksum] = layer_id
-        if values:
+        if watch is not None:
             states_TH = states_of(layer, identity)
             low_T, high_T = states_TH.amin(dim=1), states_TH.amax(dim=1)
             found = _value_faults(low_T, high_T, layer_id, misfit_tokens(layer, identity))
             faults += [f"layer {layer_id}: {fault}" for fault in found]
-            if watch is not None:
-                watch(layer_id, states_TH, low_T, high_T)
+            watch(layer_id, states_TH, low_T, high_T)
         if layer_id == identity.num_layers:
             last = last_state(layer, identity)
     return RowProof(tuple(faults), last)

@@ -19,7 +19,7 @@ from schemas.names import FINAL_NORM_PATH
 from service.reader.errors import ReaderError
 from service.reader.files import Files, files_of
 from service.reader.jobs import index_paths
-from service.reader.places import Place, Places
+from service.reader.places import Places
 from service.reader.row import About, Row
 from service.reader.views import View
 
@@ -79,7 +79,7 @@ class QuarryDataset(Dataset[Any]):
         self._shard = lru_cache(OPEN_SHARDS)(self._open_shard)
         if not len(self._places):
             raise ReaderError("the dataset holds no rows")
-        self.about = About.of(self._shard(self._places[0].shard).provenance)
+        self.about = About.of(self._shard(self._places.shards[0]).provenance)
         self._norm: NormWeights = read_norm_file(
             self._files.open(FINAL_NORM_PATH),
             FINAL_NORM_PATH,
@@ -117,8 +117,7 @@ class QuarryDataset(Dataset[Any]):
         if not -len(self) <= number < len(self):
             raise IndexError(f"row {number} of {len(self)}")
         number %= len(self)
-        place = self._places[number]
-        read_many = partial(self._states, self._shard(place.shard), place)
+        read_many = partial(self._states, self._shard(self._places.shards[number]), number)
         ids_T, mask_T = self._places.tokens(number)
         return Row(
             **self._places.light(number),
@@ -133,23 +132,24 @@ class QuarryDataset(Dataset[Any]):
 
     def shard_of(self, number: int) -> str:
         """Return the path of the shard that holds a row: rows of one shard lie side by side."""
-        return self._places[number].shard
+        return self._places.shards[number]
 
-    def _states(self, shard: Shard, place: Place, layer_ids: tuple[int, ...]) -> torch.Tensor:
+    def _states(self, shard: Shard, number: int, layer_ids: tuple[int, ...]) -> torch.Tensor:
         """Return several layers' states side by side: [T, len(layer_ids) * H]."""
+        row, num_tokens = self._places.rows[number], self.num_tokens[number]
         if len(layer_ids) == 1 and not self._pinned:
-            return read_states(shard, place.row, layer_ids[0], place.num_tokens)
+            return read_states(shard, row, layer_ids[0], num_tokens)
         hidden_size, dtype = self.about.hidden_size, self.about.dtype
-        num_bytes = place.num_tokens * len(layer_ids) * hidden_size * dtype.itemsize
+        num_bytes = num_tokens * len(layer_ids) * hidden_size * dtype.itemsize
         if self._pinned:
             memory = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
         else:
             # numpy asks for huge pages, torch does not: half of the CPU time.
             memory = torch.from_numpy(np.empty(num_bytes, np.uint8))
-        states_TLH = memory.view(dtype).view(place.num_tokens, len(layer_ids), hidden_size)
+        states_TLH = memory.view(dtype).view(num_tokens, len(layer_ids), hidden_size)
         for index, layer_id in enumerate(layer_ids):
-            states_TLH[:, index] = read_states(shard, place.row, layer_id, place.num_tokens)
-        return states_TLH.view(place.num_tokens, -1)
+            states_TLH[:, index] = read_states(shard, row, layer_id, num_tokens)
+        return states_TLH.view(num_tokens, -1)
 
     def _open_shard(self, path: str) -> Shard:
         shard = Shard(self._files.open(path, direct=self._direct), path)

@@ -1,7 +1,6 @@
 """Where every row of a dataset is: read from the index files, which hold ids and masks but no states."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -12,15 +11,6 @@ from schemas.dataset.token_counts import TokenTally
 from schemas.names import is_inside
 from service.reader.errors import ReaderError
 from service.reader.files import Files
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """One row: its shard, its number there, and how many tokens it holds."""
-
-    shard: str
-    row: int
-    num_tokens: int
 
 
 class Places:
@@ -38,17 +28,16 @@ class Places:
         self._columns: dict[str, Any] = {name: table[name] for name in _COLUMNS}
         self.num_tokens: list[int] = self._columns["num_tokens"].to_pylist()
         """T of every row, for samplers that fill batches by tokens."""
-        self._shards: list[str] = self._columns["shard"].to_pylist()
-        self._rows: list[int] = self._columns["row"].to_pylist()
-        for path in dict.fromkeys(self._shards):
+        self.shards: list[str] = self._columns["shard"].to_pylist()
+        """The path of every row's shard."""
+        self.rows: list[int] = self._columns["row"].to_pylist()
+        """Every row's number in its shard."""
+        for path in dict.fromkeys(self.shards):
             if not is_inside(path):
                 raise ReaderError(f"the index names {path!r}, a path that leaves the dataset")
 
     def __len__(self) -> int:
         return len(self.num_tokens)
-
-    def __getitem__(self, number: int) -> Place:
-        return Place(self._shards[number], self._rows[number], self.num_tokens[number])
 
     @property
     def sample_ids(self) -> list[str]:

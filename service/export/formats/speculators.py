@@ -7,7 +7,7 @@ written after the final norm instead: vLLM feeds an MTP drafter that, and this t
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ import torch
 
 from schemas.dataset.seal import sealing
 from service.errors import OptionRefused
-from service.export.format import Format, RowFile, one_file_each
+from service.export.format import FileEachRow
 from service.export.options import Algorithm
 from service.export.saving import save_safetensors, seal_json, seal_torch
 from service.export.source import Source
@@ -38,17 +38,15 @@ _SCHEMA = pa.schema(
 
 
 @dataclass(frozen=True, slots=True)
-class Speculators(Format):
-    """The files that `speculators train --data-path` reads."""
+class Speculators(FileEachRow):
+    """The files that `speculators train --data-path` reads; the Arrow rows have the files' numbers."""
+
+    PATH = "hidden_states/hs_{number}.safetensors"
 
     @property
     def trainer_layers(self) -> list[int]:
         """VLLM's ids."""
         return list(self.source.layers)
-
-    def row_files(self) -> Iterator[RowFile]:
-        """Yield a file a row, numbered as the Arrow rows are."""
-        return one_file_each("hidden_states/hs_{number}.safetensors", range(len(self.source.rows)))
 
     def write(self, temporary: Path, rows: Iterable[Row]) -> None:
         """Write one row's states."""
@@ -98,13 +96,11 @@ class Speculators(Format):
         seal_json(out / "state.json", state)
 
     def _batch(self, numbers: range) -> pa.RecordBatch:
-        rows = [self.source.rows.row(number) for number in numbers]
-        columns = [
-            pa.array([row.input_ids.tolist() for row in rows], _SCHEMA.field(0).type),
-            pa.array([row.loss_mask.tolist() for row in rows], _SCHEMA.field(1).type),
-            pa.array([row.num_tokens for row in rows], pa.int64()),
-        ]
-        return pa.record_batch(columns, schema=_SCHEMA)
+        rows = []
+        for row in map(self.source.rows.row, numbers):
+            ids, mask = row.input_ids.tolist(), row.loss_mask.tolist()
+            rows.append({"input_ids": ids, "loss_mask": mask, "seq_len": row.num_tokens})
+        return pa.RecordBatch.from_pylist(rows, schema=_SCHEMA)
 
 
 def make(source: Source) -> Speculators:

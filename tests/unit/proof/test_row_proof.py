@@ -7,6 +7,7 @@ import torch
 
 from schemas.dataset.shard import LightRow, open_shard
 from service.proof.row_proof import name_fault, prove_row
+from service.proof.tally import JobTally
 from tests.support.plans import identity, provenance, sample_id
 from tests.support.shards import ShardRow, write_shard
 
@@ -27,7 +28,7 @@ def faults(
     )
     write_shard(folder / "shard.parquet", [row], provenance(about))
     with open_shard(folder / "shard.parquet") as shard:
-        every = prove_row(shard, 0, vocab_size=None).faults
+        every = prove_row(shard, 0, vocab_size=None, watch=JobTally().layer).faults
     return tuple(fault for fault in every if fault.startswith("layer "))
 
 

@@ -14,7 +14,7 @@ from schemas.dataset.columns import INDEX_SCHEMA
 from service.reader import places
 from service.reader.errors import ReaderError
 from service.reader.files import LocalFiles
-from service.reader.places import Place, Places
+from service.reader.places import Places
 
 LENGTHS = {
     "index/j-0/train-00000.parquet": (3, 1, 7, 2, 5),
@@ -66,8 +66,9 @@ def test_every_row_is_right_on_both_sides_of_every_border_between_chunks(folder,
     assert len(found) == len(rows)
     assert found.num_tokens == [row["num_tokens"] for row in rows]
     assert found.sample_ids == [row["sample_id"] for row in rows]
+    assert found.shards == [row["shard"] for row in rows]
+    assert found.rows == [row["row"] for row in rows]
     for number, row in enumerate(rows):
-        assert found[number] == Place(row["shard"], row["row"], row["num_tokens"])
         assert found.light(number) == {name: row[name] for name in LIGHT}
         ids, mask = found.tokens(number)
         assert (ids.tolist(), mask.tolist()) == (row["input_ids"], row["loss_mask"])
