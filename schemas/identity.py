@@ -80,6 +80,7 @@ class Identity(Wire):
     tools_sha256: str | None = added(None)
     """Of the canonical JSON of the tools that samples without their own are given."""
     min_supervised_tokens: int = added(1)
+    labels: tuple[str, ...] = added(())
     duplicates: Duplicates = added("same_id_and_tokens")
     weights_sha256: str | None = added(None)
     """Of parts of a local model's weights; null for a model of the Hub and in datasets up to version 0.1."""
@@ -98,6 +99,8 @@ class Identity(Wire):
             parts.append(f"at least {self.min_supervised_tokens} supervised")
         if self.duplicates == "same_tokens":
             parts.append("no equal tokens")
+        if self.labels:
+            parts.append(f"labels {' '.join(self.labels)}")
         return ", ".join(parts)
 
     def differences(self, other: "Identity") -> list[str]:

@@ -56,6 +56,9 @@ def is_job_id(value: str) -> bool:
     return re.fullmatch(JOB_ID_PATTERN, value) is not None
 
 
+LabelName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")]
+"""A column of a source that becomes `label_<name>` in an index."""
+
 SCHEDULE_NAME_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}$"
 ScheduleName = Annotated[str, StringConstraints(pattern=SCHEDULE_NAME_PATTERN)]
 """Lower-case letters, digits and dashes."""

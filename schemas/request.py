@@ -22,7 +22,7 @@ from pydantic import (
 
 from schemas.base import Wire, added
 from schemas.digest import canonical_json
-from schemas.names import ConfigName, RepoId, ScheduleName, is_local_model, shown_model
+from schemas.names import ConfigName, LabelName, RepoId, ScheduleName, is_local_model, shown_model
 
 MAX_LAYER_ID = 1024
 MAX_LAYERS = 128
@@ -31,6 +31,7 @@ MAX_INLINE_SAMPLES = 100_000
 MAX_MESSAGES = 10_000
 MAX_TEXT_CHARS = 16_777_216
 MAX_TEMPLATE_CHARS = 262_144
+MAX_LABELS = 32
 MAX_KWARGS_CHARS = 16_384
 RENDER_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt", "strftime_now"})
 """What every rendering of a chat template sets by itself."""
@@ -41,6 +42,7 @@ NO_NUL = r"^[^\x00]+$"
 """No file system and no PostgreSQL text holds a NUL."""
 Name = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=NO_NUL)]
 FileSuffix = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[^\x00/]+$")]
+Label = Annotated[str, StringConstraints(max_length=1000)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID, strict=True)]
 LayerId = Annotated[int, Field(ge=0, le=MAX_LAYER_ID, strict=True)]
 
@@ -107,6 +109,9 @@ class Sample(Wire):
         default=None, min_length=1, max_length=MAX_MESSAGES, fail_fast=True
     )
     tools: tuple[JsonObject, ...] | None = Field(default=None, max_length=256)
+    labels: dict[LabelName, Label | None] | None = added(
+        None, max_length=MAX_LABELS, description="of which the index gets those that the job names"
+    )
     text: Text | None = None
     token_ids: tuple[TokenId, ...] | None = Field(default=None, max_length=MAX_SAMPLE_TOKENS, fail_fast=True)
     loss_mask: tuple[Literal[0, 1], ...] | None = Field(
@@ -263,6 +268,9 @@ class ExtractRequest(Wire):
     duplicates: Duplicates = added(
         "same_id_and_tokens", description="of equal samples the first is kept; across all files"
     )
+    labels: tuple[LabelName, ...] = added(
+        (), max_length=MAX_LABELS, description="columns of the source that the index gets as `label_<name>`"
+    )
     max_tokens: int = Field(
         default=4096, ge=1, le=MAX_SAMPLE_TOKENS, description="of a sample, answers included"
     )
@@ -271,6 +279,13 @@ class ExtractRequest(Wire):
     storage: Storage = Storage()
     canary: Literal["run", "skip"] = Field(default="run", description="compare with a reference run")
     hub: HubTarget | None = Field(default=None, description="null leaves the dataset in the data folder")
+
+    @field_validator("labels")
+    @classmethod
+    def _each_once(cls, labels: tuple[str, ...]) -> tuple[str, ...]:
+        if len({name.lower() for name in labels}) < len(labels):
+            raise ValueError(f"'labels' names a column twice: {sorted(labels)}")
+        return labels
 
     @field_validator("layers")
     @classmethod

@@ -4,6 +4,8 @@ A row group is one row. A layer of a row is one uncompressed PLAIN page of a `la
 dictionary and statistics, so that a reader takes one layer of one row with one `pread`.
 """
 
+from collections.abc import Iterable
+
 import pyarrow as pa
 
 from schemas.identity import DTYPE_BYTES
@@ -102,6 +104,19 @@ INDEX_SCHEMA = pa.schema(
 
 INDEX_SCHEMA_0_1 = pa.schema([field for field in INDEX_SCHEMA if not field.name.startswith("top_")])
 """Of versions up to 0.1: `next_token` and `next_logprob` are kept for some of the rows."""
+
+LABEL_PREFIX = "label_"
+
+
+def with_labels(schema: pa.Schema, labels: Iterable[str]) -> pa.Schema:
+    """Return the schema of a plan or an index with a column of text, or null, for each label."""
+    return pa.schema([*schema, *(pa.field(f"{LABEL_PREFIX}{name}", pa.string()) for name in labels)])
+
+
+def labels_of(schema: pa.Schema) -> list[str]:
+    """Return the names of a plan's or an index's labels."""
+    return [name.removeprefix(LABEL_PREFIX) for name in schema.names if name.startswith(LABEL_PREFIX)]
+
 
 PLAN_SCHEMA = pa.schema([_required("position", pa.int64()), *_NAMES, _PROMPT_TOKENS, *_TOKENS])
 """One row a sample of one unit, in plan order.

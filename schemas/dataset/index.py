@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from schemas.dataset.columns import INDEX_SCHEMA, INDEX_SCHEMA_0_1
+from schemas.dataset.columns import INDEX_SCHEMA, INDEX_SCHEMA_0_1, LABEL_PREFIX, labels_of, with_labels
 from schemas.dataset.errors import DatasetError
 from schemas.dataset.manifest import FileEntry
 from schemas.dataset.seal import sealing, sha256_of
@@ -62,6 +62,7 @@ def write_index(
     columns = {name: [getattr(light, name) for *_, light in rows] for name in _LIGHT_COLUMNS}
     supervised = [int(light.loss_mask.sum()) for *_, light in rows]
     said = [witnesses.get(plan_row) for plan_row, *_ in rows]
+    labels = {name: plan[f"{LABEL_PREFIX}{name}"].to_pylist() for name in labels_of(plan.schema)}
     table = pa.table(
         {
             **columns,
@@ -72,8 +73,9 @@ def write_index(
             "next_logprob": [witness and witness[0][1] for witness in said],
             "top_tokens": [witness and [token for token, _ in witness] for witness in said],
             "top_logprobs": [witness and [logprob for _, logprob in witness] for witness in said],
+            **{f"{LABEL_PREFIX}{name}": [values[row] for row, *_ in rows] for name, values in labels.items()},
         },
-        schema=INDEX_SCHEMA,
+        schema=with_labels(INDEX_SCHEMA, labels),
     )
     with sealing(final) as temp:
         pq.write_table(table, temp, compression="zstd", row_group_size=_GROUP_ROWS, write_page_index=True)
@@ -86,7 +88,9 @@ def read_index(file: Path) -> IndexRows:
     try:
         table = read_table(file)
         table.validate(full=True)
-        if not any(table.schema.equals(schema) for schema in (INDEX_SCHEMA, INDEX_SCHEMA_0_1)):
+        labels = labels_of(table.schema)
+        schemas = (with_labels(schema, labels) for schema in (INDEX_SCHEMA, INDEX_SCHEMA_0_1))
+        if not any(table.schema.equals(schema) for schema in schemas):
             raise DatasetError("its columns are not those of an index")
         rows = table.to_pylist()
     except (pa.ArrowException, OSError, MemoryError) as error:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from schemas.dataset.columns import KEYED_PLAN_SCHEMA, PLAN_SCHEMA
+from schemas.dataset.columns import KEYED_PLAN_SCHEMA, PLAN_SCHEMA, labels_of, with_labels
 
 
 def read_table(source: Path | pa.NativeFile, columns: Sequence[str] | None = None) -> pa.Table:
@@ -27,11 +27,13 @@ def read_table(source: Path | pa.NativeFile, columns: Sequence[str] | None = Non
 
 
 def read_plan_table(source: Path | pa.NativeFile) -> pa.Table:
-    """Read a unit's frozen samples, `PLAN_SCHEMA` or `KEYED_PLAN_SCHEMA`.
+    """Read a unit's frozen samples, `PLAN_SCHEMA` or `KEYED_PLAN_SCHEMA`, with labels behind.
 
     Raises as `read_table` does, also for other columns.
     """
     table = read_table(source)
-    if not any(table.schema.equals(schema) for schema in (PLAN_SCHEMA, KEYED_PLAN_SCHEMA)):
+    labels = labels_of(table.schema)
+    schemas = (with_labels(schema, labels) for schema in (PLAN_SCHEMA, KEYED_PLAN_SCHEMA))
+    if not any(table.schema.equals(schema) for schema in schemas):
         raise pa.ArrowInvalid("its columns are not those of a plan")
     return table

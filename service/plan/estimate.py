@@ -31,7 +31,7 @@ def estimate_request(
     `watch` raises, which is called now and then.
     """
     target = inspect_target(request, settings)
-    source = open_source(request.source, settings)
+    source = open_source(request.source, settings, labels=request.labels)
     bounds = unit_bounds(request, target, settings)
     samples = rejected = tokens = shards = 0
     with tokenizing(request, target, source, settings, watch) as child:

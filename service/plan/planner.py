@@ -9,7 +9,7 @@ from schemas.dataset.seal import move_durably, sealing
 from schemas.digest import canonical_sha256
 from schemas.identity import Identity
 from schemas.names import MAX_UNITS, frozen_source_path, known_keys_path, plan_path
-from schemas.request import CapturePasses, ExtractRequest, Generate, HubSource, Source
+from schemas.request import CapturePasses, ExtractRequest, Generate, HubSource
 from schemas.schedule import ChangedRecipe
 from service.errors import OptionRefused, QuarryError, RecipeChanged, writing
 from service.plan.child.fork_server import FORK_SERVER
@@ -62,7 +62,7 @@ def plan_job(
 
     request, fixed = store.read(jobs.request, lease.job_id), lease.identity
     target = planned_target(fixed, lease.model, settings) if fixed else inspect_target(request, settings)
-    source = _opened(lease, request.source, settings)
+    source = _opened(lease, request, settings)
     with tokenizing(request, target, source, settings, watch) as child:
         identity = identity_of(request, target, source, child.template_sha256())
         kept.check()
@@ -105,22 +105,23 @@ def _known_keys(lease: PlanLease, store: Store, settings: Settings, identity: Id
     return path
 
 
-def _opened(lease: PlanLease, source: Source, settings: Settings) -> RowSource:
+def _opened(lease: PlanLease, request: ExtractRequest, settings: Settings) -> RowSource:
     """Open a job's source, and once the job has an identity, as it was then: it may have grown.
 
     Raises SourceRefused, HubUnavailable, DiskFull, WriteFailed.
     """
     path = settings.work_root / frozen_source_path(lease.job_id)
     if lease.identity is None:
-        opened = open_source(source, settings, may_be_empty=lease.schedule is not None)
+        may_be_empty = lease.schedule is not None
+        opened = open_source(request.source, settings, labels=request.labels, may_be_empty=may_be_empty)
         with writing(f"the file {path.name}"), sealing(path, str(lease.epoch)) as temporary:
             temporary.write_text(json.dumps(opened.frozen()))
         return opened
     frozen = json.loads(path.read_text()) if path.exists() else None
-    if frozen is None and isinstance(source, HubSource):
+    if frozen is None and isinstance(request.source, HubSource):
         # Planned by version 0.1: the fingerprint names the commit.
         frozen = lease.identity.source_fingerprint.split(":")[1].partition("@")[2]
-    return open_source(source, settings, frozen, may_be_empty=True)
+    return open_source(request.source, settings, frozen, labels=request.labels, may_be_empty=True)
 
 
 def identity_of(
@@ -144,6 +145,7 @@ def identity_of(
         chat_template_kwargs=request.chat_template_kwargs,
         tools_sha256=canonical_sha256(request.tools) if request.tools else None,
         min_supervised_tokens=request.min_supervised_tokens,
+        labels=request.labels,
         duplicates=request.duplicates,
         generate=request.generate,
         capture=resolve_capture(request.generate),

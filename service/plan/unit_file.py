@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from schemas.dataset.columns import KEY_BYTES, KEYED_PLAN_SCHEMA, PLAN_SCHEMA
+from schemas.dataset.columns import KEY_BYTES, KEYED_PLAN_SCHEMA, PLAN_SCHEMA, with_labels
 from schemas.dataset.seal import sealing, sha256_of
 from service.errors import writing
 from service.plan.units import PlannedSample
@@ -17,7 +17,7 @@ from service.plan.units import PlannedSample
 def write_plan(path: Path, samples: Sequence[PlannedSample]) -> str:
     """Seal `samples` at `path`; return the file's sha256. Raises DiskFull, WriteFailed.
 
-    The file is of `PLAN_SCHEMA`, or of `KEYED_PLAN_SCHEMA` where samples have keys.
+    The file is of `PLAN_SCHEMA`, or of `KEYED_PLAN_SCHEMA` where samples have keys, with their labels behind.
     """
     with writing(f"the plan file {path.name}"):
         with sealing(path) as temporary:
@@ -35,10 +35,13 @@ def _table(samples: Sequence[PlannedSample]) -> pa.Table:
         _lists([sample.ids for sample in samples], PLAN_SCHEMA.field("input_ids").type),
         _lists([sample.mask for sample in samples], PLAN_SCHEMA.field("loss_mask").type),
     ]
-    if not samples[0].key:
-        return pa.Table.from_arrays(columns, schema=PLAN_SCHEMA)
-    keys = pa.array([sample.key for sample in samples], pa.binary(KEY_BYTES))
-    return pa.Table.from_arrays([*columns, keys], schema=KEYED_PLAN_SCHEMA)
+    schema = PLAN_SCHEMA
+    if samples[0].key:
+        columns.append(pa.array([sample.key for sample in samples], pa.binary(KEY_BYTES)))
+        schema = KEYED_PLAN_SCHEMA
+    labels = list(samples[0].labels)
+    columns += [pa.array([sample.labels[name] for sample in samples], pa.string()) for name in labels]
+    return pa.Table.from_arrays(columns, schema=with_labels(schema, labels))
 
 
 def _lists(values: Sequence[npt.NDArray[np.integer]], kind: pa.ListType) -> pa.ListArray:

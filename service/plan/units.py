@@ -1,8 +1,8 @@
 """Tokenized rows -> units of about one shard each. Pure; holds one unit, and the ids of all samples."""
 
 import hashlib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,8 @@ from service.plan.sources.rows import RejectReason, RowReject
 
 Ids = npt.NDArray[np.int32]
 Mask = npt.NDArray[np.uint8]
+Labels = Mapping[str, str | None]
+"""A sample's values of the columns that a request names in `labels`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,7 @@ class RowOutcome:
     source_id: str
     result: Tokenized | RowReject | None
     key: bytes = b""
+    labels: Labels = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,7 @@ class PlannedSample:
     ids: Ids
     mask: Mask
     key: bytes = b""
+    labels: Labels = field(default_factory=dict)
 
     @property
     def prompt_tokens(self) -> int:
@@ -118,8 +122,16 @@ def plan_units(outcomes: Iterable[RowOutcome], bounds: UnitBounds) -> Iterator[U
         if samples and full:
             yield UnitDraft(tuple(samples), tuple(rejects), known)
             samples, rejects, filled_bytes, known = [], [], 0, 0
-        ids, mask = row.result.ids, row.result.mask
-        samples.append(PlannedSample(row.position, digest.hex(), row.source_id, ids, mask, row.key))
+        sample = PlannedSample(
+            position=row.position,
+            sample_id=digest.hex(),
+            source_id=row.source_id,
+            ids=row.result.ids,
+            mask=row.result.mask,
+            key=row.key,
+            labels=row.labels,
+        )
+        samples.append(sample)
         filled_bytes += num_bytes
     if samples or rejects or known:
         yield UnitDraft(tuple(samples), tuple(rejects), known)

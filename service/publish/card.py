@@ -8,7 +8,7 @@ Ours are the text between two markers and a few YAML keys; what a person wrote a
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
@@ -65,6 +65,7 @@ def render_card(
         groups.setdefault(name, []).append(job)
     for name, group in groups.items():
         _refuse_mixed(name, group)
+    _refuse_other_labels(jobs)
     theirs, text = _parsed(existing)
     before, _, rest = text.partition(BEGIN)
     parts = (before, f"{BEGIN}\n{card_text(groups)}\n{END}", rest.partition(END)[2])
@@ -110,6 +111,18 @@ def _shape(identity: Identity) -> tuple[object, ...]:
     # Versions up to 0.1 name a local model by its path.
     model = shown_model(one.model)
     return model, one.revision, one.layer_ids, one.hidden_size, one.dtype, one.compression
+
+
+def _refuse_other_labels(jobs: Iterable[JobEntry]) -> None:
+    """Refuse indexes of other columns: they are one configuration."""
+    labels = {tuple(sorted(job.provenance.identity.labels)): job.job_id for job in jobs}
+    if len(labels) > 1:
+        jobs_named = " and ".join(sorted(labels.values())[:2])
+        raise OptionRefused(
+            f"jobs {jobs_named} of one repository have other labels",
+            field="labels",
+            cure="name the labels of the jobs that are there, or push to another repository",
+        )
 
 
 def _refuse_mixed(name: str, group: Sequence[JobEntry]) -> None:

@@ -97,6 +97,10 @@ class QuarryDataset(Dataset[Any]):
         """The id of every row's sample."""
         return self._places.sample_ids
 
+    def labels(self, name: str) -> list[str | None]:
+        """Return a label of every row, null where it has none. Raises ReaderError if no job asked for it."""
+        return self._places.labels(name)
+
     def supervised_counts(self) -> dict[int, int]:
         """Return how often each token id is supervised in all rows, from the index."""
         return self._places.supervised_counts()

@@ -6,6 +6,7 @@ from typing import Any
 import pyarrow as pa
 import torch
 
+from schemas.dataset.columns import LABEL_PREFIX
 from schemas.dataset.tables import read_table
 from schemas.dataset.token_counts import TokenTally
 from schemas.names import is_inside
@@ -18,6 +19,7 @@ class Places:
 
     def __init__(self, files: Files, index_paths: Sequence[str]) -> None:
         """Read these indexes, at least one. Raises ReaderError."""
+        self._files, self._index_paths = files, index_paths
         try:
             tables = [read_table(files.open(path).arrow(), columns=_COLUMNS) for path in index_paths]
             # Left in the chunks that were read: a chunk of lists counts its values in 32 bits, and a dataset
@@ -44,6 +46,17 @@ class Places:
         """The id of every row's sample."""
         ids: list[str] = self._columns["sample_id"].to_pylist()
         return ids
+
+    def labels(self, name: str) -> list[str | None]:
+        """Return a label of every row. Raises ReaderError where an index does not have it."""
+        column = f"{LABEL_PREFIX}{name}"
+        values: list[str | None] = []
+        try:
+            for path in self._index_paths:
+                values += read_table(self._files.open(path).arrow(), columns=[column])[column].to_pylist()
+        except (OSError, pa.ArrowException) as error:
+            raise ReaderError(f"label {name!r} cannot be read: {error}") from error
+        return values
 
     def supervised_counts(self) -> dict[int, int]:
         """Return how often each token id is supervised. Raises ReaderError for a mask of another length."""

@@ -117,7 +117,7 @@ def _tokenize(task: Tokenization, parent: _Parent) -> None:
     sent_s = time.monotonic()
     parent.begin_row(0)
     for position, row in enumerate(task.source.rows()):
-        rows.append(_outcome(position, row, tokenizer, known, parent))
+        rows.append(_outcome(position, row, tokenizer, known, parent, task.request.labels))
         if time.monotonic() - sent_s > BATCH_S:
             _send_rows(rows, parent)
             rows, sent_s = [], time.monotonic()
@@ -126,7 +126,12 @@ def _tokenize(task: Tokenization, parent: _Parent) -> None:
 
 
 def _outcome(
-    position: int, row: SourceRow, tokenizer: SampleTokenizer, known: KnownKeys | None, parent: _Parent
+    position: int,
+    row: SourceRow,
+    tokenizer: SampleTokenizer,
+    known: KnownKeys | None,
+    parent: _Parent,
+    names: tuple[str, ...],
 ) -> RowOutcome:
     """Tokenize a row that is a sample and is not known."""
     if isinstance(row.content, RowReject):
@@ -137,12 +142,14 @@ def _outcome(
         if key in known:
             return RowOutcome(position, row.source_id, None)
     parent.note(Step.TEMPLATE)
-    return RowOutcome(position, row.source_id, tokenizer.encode(row.content), key)
+    labels = row.content.labels or {}
+    kept = {name: labels.get(name) for name in names}
+    return RowOutcome(position, row.source_id, tokenizer.encode(row.content), key, kept)
 
 
 def _send_rows(rows: list[RowOutcome], parent: _Parent) -> None:
     """Send rows as JSON, null for a known one, and the tokens' ids and masks one after another."""
-    entries: list[list[str | int] | None] = []
+    entries: list[list[str | int | None] | None] = []
     parts: list[bytes] = []
     for row in rows:
         result = row.result
@@ -151,6 +158,6 @@ def _send_rows(rows: list[RowOutcome], parent: _Parent) -> None:
         elif isinstance(result, RowReject):
             entries.append([row.source_id, result.reason, result.detail])
         else:
-            entries.append([row.source_id, len(result.ids), row.key.hex()])
+            entries.append([row.source_id, len(result.ids), row.key.hex(), *row.labels.values()])
             parts += (result.ids.astype("<i4").tobytes(), result.mask.tobytes())
     parent.send("rows", entries, body=b"".join(parts))

@@ -10,10 +10,10 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 import numpy as np
 
@@ -107,11 +107,14 @@ class Child:
         with suppress(OSError):  # that it ended is seen below
             self._talk.send(known)
         self._row_s = time.monotonic()  # it has waited for this
+        label_names = self._task.request.labels if isinstance(self._task, Tokenization) else ()
         while True:
             answer, body = self._answer()
             match answer:
                 case ["rows", list(entries)]:
-                    yield from _unpacked(entries, body, positions, keyed=known is not None)
+                    yield from _unpacked(
+                        entries, body, positions, keyed=known is not None, label_names=label_names
+                    )
                 case ["done"]:
                     if known is None:
                         self._refuse_empty(next(positions))
@@ -213,7 +216,7 @@ def _unexpected(answer: object) -> PlanningDied:
 
 
 def _unpacked(
-    entries: list[object], body: bytes, positions: Iterator[int], *, keyed: bool
+    entries: list[object], body: bytes, positions: Iterator[int], *, keyed: bool, label_names: Sequence[str]
 ) -> Iterator[RowOutcome]:
     """Yield what the child packed, each row checked. Raises PlanningDied."""
     offset = 0
@@ -225,10 +228,23 @@ def _unpacked(
                 yield RowOutcome(position, "", None)
             case [str(source_id), str(reason), str(detail)] if reason in REASONS:
                 yield RowOutcome(position, source_id, RowReject(RejectReason(reason), detail))
-            case [str(source_id), int(length), str(key)] if 0 < length <= room and key_form.fullmatch(key):
+            case [str(source_id), int(length), str(key), *labels] if (
+                0 < length <= room and key_form.fullmatch(key) and _are_labels(labels, label_names)
+            ):
                 ids = np.frombuffer(body, "<i4", length, offset)
                 mask = np.frombuffer(body, np.uint8, length, offset + 4 * length)
-                yield RowOutcome(position, source_id, Tokenized(ids, mask), bytes.fromhex(key))
+                whole = Tokenized(ids, mask)
+                yield RowOutcome(
+                    position,
+                    source_id,
+                    whole,
+                    bytes.fromhex(key),
+                    dict(zip(label_names, labels, strict=True)),
+                )
                 offset += 5 * length
             case _:
                 raise _unexpected(entry)
+
+
+def _are_labels(values: list[object], names: Sequence[str]) -> TypeGuard[list[str | None]]:
+    return len(values) == len(names) and all(value is None or isinstance(value, str) for value in values)

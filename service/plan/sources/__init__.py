@@ -18,35 +18,42 @@ def open_source(
     settings: Settings,
     frozen: Any = None,  # noqa: ANN401 - as `RowSource.frozen` said it
     *,
+    labels: tuple[str, ...] = (),
     may_be_empty: bool = False,
 ) -> RowSource:
     """Find the source and check that it may be read. Raises SourceRefused, HubUnavailable.
 
-    With `frozen` it is what it was when that was said. A folder without files is refused, unless
-    `may_be_empty`.
+    With `frozen` it is what it was when that was said. `labels` are columns that its samples keep as labels.
+    A folder without files is refused, unless `may_be_empty`.
     """
     match source:
         case InlineSource():
             return InlineRows(source)
         case FileSource():
-            return FileRows.find(source, settings.source_roots, frozen, may_be_empty=may_be_empty)
+            roots = settings.source_roots
+            return FileRows.find(source, roots, frozen, may_be_empty=may_be_empty, labels=labels)
         case HubSource():
             pinned = source if frozen is None else source.model_copy(update={"revision": frozen})
-            return HubRows.find(pinned, settings)
+            return HubRows.find(pinned, settings, labels)
         case PostedSource():
-            return _posted(source.schedule, settings, frozen)
+            return _posted(source.schedule, settings, frozen, labels)
         case MixSource():
-            return _mixed(source, settings, frozen, may_be_empty=may_be_empty)
+            return _mixed(source, settings, frozen, labels, may_be_empty=may_be_empty)
 
 
 def _mixed(
-    source: MixSource, settings: Settings, frozen: list[Any] | None, *, may_be_empty: bool
+    source: MixSource,
+    settings: Settings,
+    frozen: list[Any] | None,
+    labels: tuple[str, ...],
+    *,
+    may_be_empty: bool,
 ) -> MixedRows:
     rows: list[RowSource] = []
     for number, part in enumerate(source.sources):
         try:
             of_part = None if frozen is None else frozen[number]
-            rows.append(open_source(part.source, settings, of_part, may_be_empty=may_be_empty))
+            rows.append(open_source(part.source, settings, of_part, labels=labels, may_be_empty=may_be_empty))
         except SourceRefused as error:
             field = f"source.sources.{number}.{error.field}"
             raise SourceRefused(error.detail, field=field, cure=error.cure) from error
@@ -54,10 +61,13 @@ def _mixed(
     return MixedRows(tuple(rows), weights or None)
 
 
-def _posted(schedule: str | None, settings: Settings, frozen: list[str] | None) -> FileRows:
+def _posted(
+    schedule: str | None, settings: Settings, frozen: list[str] | None, labels: tuple[str, ...]
+) -> FileRows:
     if schedule is None:
         cure = "make a schedule of this request, and post the samples to it"
         raise SourceRefused("samples are posted to a schedule", field="source.kind", cure=cure)
     folder = settings.spool(schedule)
     folder.mkdir(parents=True, exist_ok=True)
-    return FileRows.find(FileSource(kind="file", path=str(folder)), (folder,), frozen, may_be_empty=True)
+    source = FileSource(kind="file", path=str(folder))
+    return FileRows.find(source, (folder,), frozen, may_be_empty=True, labels=labels)

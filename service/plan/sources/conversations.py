@@ -6,7 +6,7 @@ mean nothing here, are ignored.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -16,7 +16,7 @@ from service.plan.sources.rows import RejectedError, RejectReason, RowReject
 
 COLUMNS = (
     *("id", "messages", "conversations", "system", "tools"),
-    *("token_ids", "input_ids", "loss_mask", "text", "prompt"),
+    *("token_ids", "input_ids", "loss_mask", "text", "prompt", "labels"),
 )
 """Every column that is used; readers of columnar files read no other."""
 
@@ -36,8 +36,8 @@ SPEAKERS = ROLES | {
 NAME: TypeAdapter[str | None] = TypeAdapter(Name | None)
 
 
-def read_row(row: object) -> tuple[str | None, Sample | RowReject]:
-    """Return the id that the user gave, where it is usable, and the sample.
+def read_row(row: object, labels: Sequence[str] = ()) -> tuple[str | None, Sample | RowReject]:
+    """Return the id that the user gave, where it is usable, and the sample with these labels.
 
     Never raises for anything that a row can hold.
     """
@@ -47,7 +47,7 @@ def read_row(row: object) -> tuple[str | None, Sample | RowReject]:
     own_id = None
     try:
         own_id = _identifier(row.get("id"))
-        return own_id, Sample.model_validate({"id": own_id} | _fields(row))
+        return own_id, Sample.model_validate({"id": own_id, "labels": _labels(row, labels)} | _fields(row))
     except RejectedError as error:
         return own_id, error.reject
     except ValidationError as error:
@@ -70,6 +70,20 @@ def _fields(row: Mapping[str, Any]) -> dict[str, Any]:
         columns = sorted(str(key) for key in row)
         raise RejectedError(RejectReason.NO_SAMPLE, f"a row needs one of {needed}; this one has {columns}")
     return {"messages": messages, "tools": _tools(row.get("tools"))}
+
+
+def _labels(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, str | None] | None:
+    """Return columns as text, or from `labels` where there is no such column."""
+    given = row.get("labels")
+    inner = given if isinstance(given, Mapping) else {}
+    return {name: _label(row.get(name, inner.get(name))) for name in names} or None
+
+
+def _label(value: object) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    holds_json = isinstance(value, bool | int | float | list | dict)
+    return json.dumps(value, default=str) if holds_json else str(value)
 
 
 def _first(row: Mapping[str, Any], *names: str) -> object:

@@ -42,6 +42,7 @@ class FileRows:
 
     source: FileSource
     files: Mapping[str, Path]
+    labels: tuple[str, ...] = ()
 
     @classmethod
     def find(
@@ -51,6 +52,7 @@ class FileRows:
         frozen: Sequence[str] | None = None,
         *,
         may_be_empty: bool = False,
+        labels: tuple[str, ...] = (),
     ) -> "FileRows":
         """Resolve the path, following links, and list what it holds: the files of `frozen`, or all.
 
@@ -67,7 +69,7 @@ class FileRows:
                 names = [name for name in names if _is_complete(files[name], source)]
             for name in names:
                 name.encode()  # the ids of its rows begin with it
-            rows = cls(source, {name: _allowed(files[name], roots) for name in names})
+            rows = cls(source, {name: _allowed(files[name], roots) for name in names}, labels)
         except UnicodeEncodeError as error:
             raise _refused(f"the file name {error.object!r} is not UTF-8", "rename the file") from error
         except (OSError, RuntimeError) as error:
@@ -102,7 +104,7 @@ class FileRows:
         for name, path in self.files.items():
             read = _parquet_rows if name.endswith(PARQUET_SUFFIX) else _jsonl_rows
             try:
-                for number, (own_id, content) in enumerate(read(path)):
+                for number, (own_id, content) in enumerate(read(path, self.labels)):
                     yield SourceRow(own_id or f"{name}:{number}", content)
             except MemoryError:  # Arrow's is one of its other errors too
                 raise
@@ -185,7 +187,7 @@ def _allowed(path: Path, roots: tuple[Path, ...]) -> Path:
     return next((file for file in inside if file.exists()), inside[0])
 
 
-def _jsonl_rows(path: Path) -> Iterator[_Read]:
+def _jsonl_rows(path: Path, labels: Sequence[str]) -> Iterator[_Read]:
     with _opened(path) as file:
         first = True
         while line := file.readline(MAX_LINE_BYTES + 1):
@@ -196,7 +198,7 @@ def _jsonl_rows(path: Path) -> Iterator[_Read]:
             elif text := line.strip():
                 if first and text.startswith(b"["):
                     raise _refused(f"{path.name!r} holds a JSON array, not one object a line", _CONVERT)
-                yield _parsed(text)
+                yield _parsed(text, labels)
             else:
                 continue
             first = False
@@ -211,18 +213,18 @@ def _skip_line(file: IO[bytes]) -> None:
         pass
 
 
-def _parsed(line: bytes) -> _Read:
+def _parsed(line: bytes, labels: Sequence[str]) -> _Read:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
         return None, RowReject(RejectReason.NOT_JSON, f"{type(error).__name__}: {error}")
-    return read_row(row)
+    return read_row(row, labels)
 
 
-def _parquet_rows(path: Path) -> Iterator[_Read]:
+def _parquet_rows(path: Path, labels: Sequence[str]) -> Iterator[_Read]:
     # Memory mapping and pre-buffering would hold whole row groups.
     with pq.ParquetFile(path, pre_buffer=False) as file:
-        columns = [name for name in file.schema_arrow.names if name in COLUMNS]
+        columns = [name for name in file.schema_arrow.names if name in (*COLUMNS, *labels)]
         if not columns:
             detail = f"{path.name!r} has none of the columns {', '.join(COLUMNS)}"
             raise _refused(detail, "rename its columns")
@@ -230,12 +232,12 @@ def _parquet_rows(path: Path) -> Iterator[_Read]:
             try:
                 rows = batch.to_pylist()
             except (ValueError, OverflowError):
-                yield from _row_by_row(batch)
+                yield from _row_by_row(batch, labels)
             else:
-                yield from map(read_row, rows)
+                yield from (read_row(row, labels) for row in rows)
 
 
-def _row_by_row(batch: pa.RecordBatch) -> Iterator[_Read]:
+def _row_by_row(batch: pa.RecordBatch, labels: Sequence[str]) -> Iterator[_Read]:
     """Read a batch in which Python has no value for a cell: the cell's row alone is lost.
 
     Parquet does not check that a text is UTF-8, and its dates go further than Python's.
@@ -246,4 +248,4 @@ def _row_by_row(batch: pa.RecordBatch) -> Iterator[_Read]:
         except (ValueError, OverflowError) as error:
             yield None, RowReject(RejectReason.INVALID_SAMPLE, f"cannot be read: {error}")
         else:
-            yield read_row(row)
+            yield read_row(row, labels)

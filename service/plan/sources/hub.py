@@ -43,9 +43,10 @@ class HubRows:
     commit: str
     endpoint: str | None
     token: str | None = field(repr=False)
+    labels: tuple[str, ...] = ()
 
     @classmethod
-    def find(cls, source: HubSource, settings: Settings) -> "HubRows":
+    def find(cls, source: HubSource, settings: Settings, labels: tuple[str, ...] = ()) -> "HubRows":
         """Resolve the revision to a commit. Raises SourceRefused (field `source.repo_id`), HubUnavailable."""
         from huggingface_hub import HfApi, get_token
 
@@ -55,7 +56,7 @@ class HubRows:
             commit = api.dataset_info(source.repo_id, revision=source.revision).sha
         if commit is None:
             raise SourceRefused(f"{_what(source)} has no commit", field=_FIELD, cure=_CURE)
-        return cls(source, commit, settings.hub_endpoint, token)
+        return cls(source, commit, settings.hub_endpoint, token, labels)
 
     def frozen(self) -> object:
         """Return the commit."""
@@ -74,7 +75,7 @@ class HubRows:
 
     def _rows(self) -> Iterator[SourceRow]:
         for position, row in enumerate(self._stream()):
-            own_id, content = read_row(row)
+            own_id, content = read_row(row, self.labels)
             yield SourceRow(own_id or str(position), content)
 
     def _stream(self) -> Iterator[Mapping[str, Any]]:
@@ -105,7 +106,8 @@ class HubRows:
                     # A row names the file of an image or a sound, by any path or URL; it is not opened.
                     stream = stream.decode(False)
                 if stream.column_names is not None:
-                    stream = stream.select_columns([name for name in stream.column_names if name in COLUMNS])
+                    used = (*COLUMNS, *self.labels)
+                    stream = stream.select_columns([name for name in stream.column_names if name in used])
                 yield from stream
             except (DatasetsError, yaml.YAMLError, *_BROKEN) as error:
                 fault = error if isinstance(error, DatasetsError) else repr(error)

@@ -161,6 +161,15 @@ def test_jobs_of_different_columns_are_refused_in_one_configuration(
     render_card([manifest, other], {OTHER_JOB: "its-own"})
 
 
+def test_jobs_of_other_labels_are_refused_in_one_repository(manifest: Manifest, tmp_path: Path) -> None:
+    """Whatever their configurations: the indexes of all jobs are one."""
+    other = a_dataset(tmp_path / "other", OTHER_JOB, about=an_identity(labels=("lang",)))
+    with pytest.raises(OptionRefused) as refused:
+        render_card([manifest, other], {OTHER_JOB: "its-own"})
+    assert refused.value.field == "labels" and refused.value.cure
+    render_card([other])
+
+
 def test_two_trainings_of_a_local_model_are_refused_beside_jobs_that_say_nothing_of_it(
     tmp_path: Path,
 ) -> None:
