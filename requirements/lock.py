@@ -36,6 +36,8 @@ DEV = (
     "hatchling",
     "editables",
     "ray>=2.60,<3",
+    "kubernetes-validate",
+    "compose-spec",
 )
 
 RAISED = ("huggingface-hub", "hf-xet")

@@ -11,9 +11,10 @@ import tomllib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from types import ModuleType
 from typing import Any
 
+import compose_spec
+import kubernetes_validate
 import pytest
 import yaml
 from huggingface_hub import JobHardware
@@ -30,11 +31,6 @@ UNITS = [BATCH / "quarry-nightly.service", BATCH / "quarry-nightly.timer"]
 LAST_CODES = {EXIT_USAGE, EXIT_NOT_COMPLETE, EXIT_BLOCKED}
 """After which the same command is not run again."""
 TERMINATED = 143
-
-
-def module(name: str) -> ModuleType:
-    """Return a checker that is no requirement of the project's."""
-    return pytest.importorskip(name, reason=f"{name} is not installed: `pip install {name}` has it")
 
 
 def tool(name: str) -> str:
@@ -103,7 +99,6 @@ def objects() -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("version", ["1.31", "1.37"])
 def test_kubernetes_takes_every_object(version: str) -> None:
-    kubernetes_validate = module("kubernetes_validate")
     for found in objects():
         kubernetes_validate.validate(found, version, strict=True)
 
@@ -136,7 +131,6 @@ def with_variables(path: Path) -> str:
 
 
 def test_the_compose_specification_takes_both_files_and_they_fit_together() -> None:
-    compose_spec = module("compose_spec")
     files = [ROOT / "deploy" / "compose.yaml", BATCH / "compose.yaml"]
     service, night = (
         compose_spec.PyCompose.from_yaml(with_variables(path)).to_dict()["services"] for path in files
