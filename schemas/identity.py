@@ -94,7 +94,7 @@ class Identity(Wire):
         parts: list[str] = [self.loss]
         parts += [f"{name}={canonical_json(value)}" for name, value in self.chat_template_kwargs.items()]
         if self.tools_sha256 is not None:
-            parts.append(f"tools {self.tools_sha256[:16]}")
+            parts.append(f"tools {self.tools_sha256[:8]}")
         if self.min_supervised_tokens > 1:
             parts.append(f"at least {self.min_supervised_tokens} supervised")
         if self.duplicates == "same_tokens":

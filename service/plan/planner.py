@@ -84,7 +84,7 @@ def _known_keys(lease: PlanLease, store: Store, settings: Settings, identity: Id
     It is made once, so that a plan made again leaves out the same. Raises RecipeChanged, DiskFull,
     WriteFailed.
     """
-    path = settings.work_root / known_keys_path(lease.job_id)
+    path = settings.work_root.resolve() / known_keys_path(lease.job_id)
     if path.exists():
         return path
     if lease.schedule is None:

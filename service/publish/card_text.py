@@ -181,7 +181,7 @@ def _jobs(group: Sequence[JobEntry]) -> str:
             )
         )
     counted = ("samples", "rejected", "tokens", "supervised", "shard bytes")
-    return _table(("job", "captured", *counted, "loss mask", "template sha256", "made by"), rows)
+    return _table(("job", "captured", *counted, "recipe", "template sha256", "made by"), rows)
 
 
 def _proof(group: Sequence[JobEntry]) -> str:

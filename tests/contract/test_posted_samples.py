@@ -47,6 +47,17 @@ def test_posted_samples_are_written_once_and_then_removed(nights: Nights) -> Non
     assert nights.once() == names(range(5))
 
 
+def test_the_data_folder_may_be_a_relative_path(
+    nights: Nights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    relative = nights.shop.settings.data_dir.relative_to(tmp_path)
+    nights.shop.settings = nights.shop.settings.model_copy(update={"data_dir": relative})
+    post(nights, 0)
+    nights.night()
+    assert nights.once() == names([0])
+
+
 def test_a_night_without_posts_is_complete_and_writes_nothing(nights: Nights) -> None:
     nights.night()
     job = nights.job()

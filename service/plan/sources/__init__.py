@@ -67,7 +67,7 @@ def _posted(
     if schedule is None:
         cure = "make a schedule of this request, and post the samples to it"
         raise SourceRefused("samples are posted to a schedule", field="source.kind", cure=cure)
-    folder = settings.spool(schedule)
+    folder = settings.spool(schedule).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     source = FileSource(kind="file", path=str(folder))
     return FileRows.find(source, (folder,), frozen, may_be_empty=True, labels=labels)
