@@ -107,16 +107,6 @@ class Patience:
             raise HubUnavailable(f"{error.detail} (asked again for as long as allowed)", cure=cure) from None
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteFile:
-    """A file of the repository. Large ones have a `sha256`; of the others `git_oid` is the blob's SHA-1."""
-
-    path: str
-    num_bytes: int
-    sha256: str | None
-    git_oid: str
-
-
 class Hub:
     """The repository `target.repo_id`, seen with one token."""
 
@@ -153,16 +143,16 @@ class Hub:
         """Return the commit that the main branch stands at."""
         return str(self._ask("read the branch", lambda: self._api.repo_info(**self._where)).sha)
 
-    def find(self, paths: Sequence[str], revision: str = BRANCH) -> dict[str, RemoteFile]:
-        """Return those of `paths` that are files at `revision`."""
-        found: dict[str, RemoteFile] = {}
+    def find(self, paths: Sequence[str], revision: str = BRANCH) -> dict[str, RepoFile]:
+        """Return those of `paths` that are files at `revision`; `blob_id` is a SHA-1 of git's."""
+        found: dict[str, RepoFile] = {}
         for start in range(0, len(paths), PATHS_PER_CALL):
             some = list(paths[start : start + PATHS_PER_CALL])
             call = functools.partial(self._api.get_paths_info, paths=some, revision=revision, **self._where)
             found |= _files(self._ask("read the tree", call))
         return found
 
-    def files(self, folder: str, revision: str = BRANCH) -> list[RemoteFile]:
+    def files(self, folder: str, revision: str = BRANCH) -> list[RepoFile]:
         """Return the files directly in `folder` at `revision`, in name order; none without such a folder."""
 
         def listing() -> list[Any]:
@@ -304,12 +294,8 @@ def check_target(hub: HubTarget, settings: Settings, patience: Patience | None =
     open_hub(hub, settings, patience or short).check_right()
 
 
-def _files(entries: Sequence[Any]) -> dict[str, RemoteFile]:
-    return {
-        entry.path: RemoteFile(entry.path, entry.size, entry.lfs.sha256 if entry.lfs else None, entry.blob_id)
-        for entry in entries
-        if isinstance(entry, RepoFile)
-    }
+def _files(entries: Sequence[Any]) -> dict[str, RepoFile]:
+    return {entry.path: entry for entry in entries if isinstance(entry, RepoFile)}
 
 
 def _root(error: BaseException) -> BaseException:

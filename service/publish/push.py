@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+from huggingface_hub.hf_api import RepoFile
 from pydantic import ValidationError
 
 from schemas.dataset.jobs_table import JobEntry, JobsTable, git_oid, table_of
@@ -34,7 +35,7 @@ from service.errors import DatasetBroken, HubUnavailable, OptionRefused
 from service.publish.assemble import read_manifest
 from service.publish.card import render_card, states_config
 from service.publish.extras import file_entry
-from service.publish.hub import BRANCH, Hub, RemoteFile
+from service.publish.hub import BRANCH, Hub
 
 UPLOAD_GROUP_FILES = 8
 """Files between two looks at the lease, and what an error of an upload puts at stake."""
@@ -220,14 +221,14 @@ class _Push:
         ]
         return [self._entry_of(remote, revision) for remote in manifests]
 
-    def _entry_of(self, remote: RemoteFile, revision: str) -> JobEntry:
+    def _entry_of(self, remote: RepoFile, revision: str) -> JobEntry:
         """Return what is said of a manifest in the repository.
 
         The table of jobs is asked first; a manifest is read if the table lacks it, as an earlier version's
         does. Raises OptionRefused for a manifest of another version.
         """
         self._read_table(revision)
-        known = self._entries.get(remote.sha256 or remote.git_oid)
+        known = self._entries.get(remote.lfs.sha256 if remote.lfs else remote.blob_id)
         if known is None or known.manifest.path != remote.path:
             content = self._hub.read(remote.path, revision) or b""
             try:
@@ -256,10 +257,11 @@ class _Push:
         remote = self._hub.find([entry.path for entry in entries], revision)
         return [e for e in entries if e.path not in remote or not self._is_same(remote[e.path], e)]
 
-    def _is_same(self, remote: RemoteFile, entry: FileEntry) -> bool:
-        if remote.sha256 is not None:
-            return (remote.sha256, remote.num_bytes) == (entry.sha256, entry.bytes)
-        return remote.num_bytes == entry.bytes and remote.git_oid == git_oid(self._local(entry).read_bytes())
+    def _is_same(self, remote: RepoFile, entry: FileEntry) -> bool:
+        if remote.lfs is not None:
+            return bool((remote.lfs.sha256, remote.size) == (entry.sha256, entry.bytes))
+        same_size: bool = remote.size == entry.bytes
+        return same_size and remote.blob_id == git_oid(self._local(entry).read_bytes())
 
     def _upload(self, entries: Sequence[FileEntry]) -> list[CommitOperationAdd]:
         """Return the operations of `entries`, uploaded and proven to be the manifest's bytes."""

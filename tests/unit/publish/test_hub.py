@@ -162,9 +162,9 @@ def test_find_tells_large_files_from_small_ones_and_leaves_out_what_is_not_there
     server.add_repo(REPO, {"a.parquet": b"large", "b/c.json": b"small"})
     found = a_hub(server).find(["a.parquet", "b/c.json", "b", "d"])
     assert set(found) == {"a.parquet", "b/c.json"}
-    assert found["a.parquet"].sha256 is not None
-    assert found["b/c.json"].sha256 is None
-    assert found["b/c.json"].num_bytes == 5
+    assert found["a.parquet"].lfs is not None
+    assert found["b/c.json"].lfs is None
+    assert found["b/c.json"].size == 5
 
 
 def test_a_file_is_read_at_a_revision_and_is_none_where_it_is_not(server: FakeHub) -> None:
