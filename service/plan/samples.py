@@ -140,7 +140,7 @@ class SampleTokenizer:
             cut = f" among the first {self.limit_tokens}" if len(ids) < len(whole.ids) else ""
             if not supervised:
                 raise RejectedError(RejectReason.NOTHING_SUPERVISED, f"no token{cut} is supervised")
-            detail = f"{supervised} supervised tokens{cut}, {needed} are needed"
+            detail = f"{supervised} of the {needed} supervised tokens that are needed{cut}"
             raise RejectedError(RejectReason.TOO_FEW_SUPERVISED, detail)
         return Tokenized(ids, mask)
 

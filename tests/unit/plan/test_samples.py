@@ -241,7 +241,7 @@ REJECTED = [
     case(SHORT, "too-long", "4 are allowed", max_tokens=4, on_too_long="reject"),
     # It is rejected before its turns are looked for.
     case(SHORT, "too-long", "", templates.NEEDS_REASONING, max_tokens=4, on_too_long="reject"),
-    case(SHORT, "too-few-supervised", "7 supervised tokens, 8 are needed", min_supervised_tokens=8),
+    case(SHORT, "too-few-supervised", "7 of the 8 supervised tokens", min_supervised_tokens=8),
     case(chat("assistant: Hello."), "no-prompt", **GENERATE),
     case(Sample(token_ids=(1,) * 11), "too-long", "10 are allowed", **GENERATE),
 ]
