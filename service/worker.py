@@ -13,12 +13,13 @@ from schemas.job import RESTING_JOB_STATES, JobState
 from service.capture.loop import Capture, import_engine
 from service.control.deletion import delete_old_jobs
 from service.control.scheduling import submit_due
-from service.errors import STORE_AWAY, VersionRefused, WriteFailed
+from service.errors import STORE_AWAY, WriteFailed
 from service.settings import Settings
-from service.store import Store, jobs, migration
+from service.store import Store, jobs
 from service.sweeper import sweep_next
 from service.work.beside import Beside, owner_name
 from service.work.keeper import Keeper, process_keeper
+from service.work.runner import migrate
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ async def _main(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, capture.stop.set)
-    await _migrate(store, settings, capture.stop)
+    await asyncio.to_thread(migrate, store, capture.stop.is_set)
     state = None
     with (
         Beside("planner", "service.plan.planner:run_planning", settings) as planner,
@@ -85,18 +86,6 @@ async def _main(
     if not minder.cancelled():
         minder.result()
     return state
-
-
-async def _migrate(store: Store, settings: Settings, stop: asyncio.Event) -> None:
-    """Bring the database to this version; where it is away, wait for it. Raises VersionRefused."""
-    while not stop.is_set():
-        try:
-            return await asyncio.to_thread(store.write, migration.migrate)
-        except VersionRefused:
-            raise
-        except STORE_AWAY as error:
-            logger.warning("no work yet: %s", error)
-        await asyncio.wait({asyncio.create_task(stop.wait())}, timeout=settings.poll_s)
 
 
 async def _mind(store: Store, beside: Sequence[Beside], sweep: Callable[[], None], until_idle: bool) -> None:

@@ -8,7 +8,8 @@ from fastapi import FastAPI
 
 from service.api.app import create_app
 from service.settings import Settings
-from service.store import Store, migration
+from service.store import Store
+from service.work.runner import migrate
 from service.work.supervisor import Supervisor
 from service.work.worker_process import stop_grace_s, worker_command
 
@@ -28,13 +29,12 @@ def api_server(app: FastAPI, **options: Any) -> uvicorn.Server:  # noqa: ANN401 
 def serve(settings: Settings, *, with_worker: bool = True) -> int:
     """Serve until SIGTERM or SIGINT, then drain; return the exit code. Must run in the main thread.
 
-    Raises:
-        QuarryError: the database cannot be used.
+    A database that is away is waited for. Raises OptionRefused, VersionRefused.
     """
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     store = Store(settings.database())
     # Before the worker looks at it, and before uvicorn would turn an error into a traceback.
-    store.write(migration.migrate)
+    migrate(store)
     store.close()
     server = api_server(
         create_app(settings),

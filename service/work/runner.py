@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from service.errors import STORE_AWAY, IllegalMove, LeaseLost, QuarryError
-from service.store import Lease, Store, tasks
+from service.errors import STORE_AWAY, IllegalMove, LeaseLost, QuarryError, VersionRefused
+from service.store import Lease, Store, migration, tasks
 from service.work.keeper import Keeper, Kept
 
 logger = logging.getLogger(__name__)
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 AnyLease = TypeVar("AnyLease", bound=Lease)
 
 RECORD_S = 1.0
-"""Between two tries to record how a task ended, while the database is away."""
+"""Between two tries to write to a database that is away."""
 MAX_MESSAGE_CHARS = 500
 
 
@@ -55,6 +55,21 @@ def run_next(
             logger.exception("the %s of job %s", lease.kind, lease.job_id)
             _fail(lease, internal_error(error), fail, stopped)
     return True
+
+
+def migrate(store: Store, stopped: Callable[[], bool] = lambda: False) -> None:
+    """Bring the database to this version; where it is away, wait for it until `stopped`.
+
+    Raises VersionRefused.
+    """
+    while not stopped():
+        try:
+            return store.write(migration.migrate)
+        except VersionRefused:
+            raise
+        except STORE_AWAY as error:
+            logger.warning("waiting for the database: %s", error)
+        time.sleep(RECORD_S)
 
 
 def internal_error(error: Exception) -> QuarryError:

@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -175,6 +176,15 @@ def test_a_service_whose_worker_cannot_live_ends_with_a_code_of_its_own(tmp_path
     )
     with serving(tmp_path / "data", python_path=f"{broken}:{ROOT}") as service:
         assert service.process.wait(240) == EXIT_WORKER_LOST
+
+
+def test_a_service_that_starts_without_its_database_waits_for_it(tmp_path: Path):
+    """1. A folder is where the database's file should be. 2. It goes away. 3. The service serves."""
+    blocked = tmp_path / "data" / "quarry.db"
+    blocked.mkdir(parents=True)
+    threading.Timer(3.0, blocked.rmdir).start()
+    with serving(tmp_path / "data", "--no-worker") as service:
+        assert blocked.is_file() and service.process.poll() is None
 
 
 def test_a_database_that_cannot_be_used_is_named_without_a_traceback(
