@@ -5,8 +5,7 @@ import re
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -57,9 +56,16 @@ class Serving:
 
 @contextmanager
 def serving(
-    data_dir: Path, *options: str, python_path: str = str(ROOT), **settings: str
+    data_dir: Path,
+    *options: str,
+    python_path: str = str(ROOT),
+    on_line: Callable[[str], None] = lambda line: None,
+    **settings: str,
 ) -> Iterator[Serving]:
-    """Start it on a free port and wait until it is ready; kill it in the end if it still lives."""
+    """Start it on a free port and wait until it is ready; kill it in the end if it still lives.
+
+    `on_line` gets each line that it logs until then.
+    """
     environment = os.environ | {
         "PYTHONPATH": python_path,
         "QUARRY_ENGINE": "tests.support.fake_engine:FakeEngine",
@@ -78,6 +84,7 @@ def serving(
             line = child.stderr.readline()
             assert line, seen
             seen += line
+            on_line(line)
             url = url or re.search(r"Uvicorn running on (\S+)", line)
             worker = worker or re.search(r"worker (\d+) started", line)
         transport = httpx2.HTTPTransport(retries=20)
@@ -182,9 +189,13 @@ def test_a_service_that_starts_without_its_database_waits_for_it(tmp_path: Path)
     """1. A folder is where the database's file should be. 2. It goes away. 3. The service serves."""
     blocked = tmp_path / "data" / "quarry.db"
     blocked.mkdir(parents=True)
-    threading.Timer(3.0, blocked.rmdir).start()
-    with serving(tmp_path / "data", "--no-worker") as service:
-        assert blocked.is_file() and service.process.poll() is None
+
+    def unblock(line: str) -> None:
+        if "waiting for the database" in line and blocked.is_dir():
+            blocked.rmdir()
+
+    with serving(tmp_path / "data", "--no-worker", on_line=unblock):
+        assert blocked.is_file()
 
 
 def test_a_database_that_cannot_be_used_is_named_without_a_traceback(
