@@ -71,4 +71,6 @@ class House:
             assert status != FAILED and lives < LIVES, log.read_text() if log.exists() else status
             status = Life.begin(settings, JOB).end()
             lives += 1
-        assert tree(settings.dataset_dir(JOB)) == self.tree
+        files = tree(settings.dataset_dir(JOB))
+        differing = {path for path in files.keys() | self.tree if files.get(path) != self.tree.get(path)}
+        assert not differing, differing

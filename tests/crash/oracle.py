@@ -2,12 +2,13 @@
 
 import hashlib
 import json
+import re
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import torch
 
-from schemas.names import job_id_from_key
+from schemas.names import CARD_PATH, JOBS_PATH, job_id_from_key, manifest_path
 from service.proof.verify import verify_dataset
 from service.settings import Settings
 from service.store import NewJob, Store, jobs, migration
@@ -19,12 +20,15 @@ KEY = "a job"
 JOB = job_id_from_key(KEY)
 NUM_SAMPLES = 10
 LAYERS = (1, 2)
+TIMED = {CARD_PATH, JOBS_PATH, manifest_path(JOB)}
+"""Files that say when the job was captured."""
 
 
 def tree(folder: Path) -> dict[str, str]:
     """Return the sha256 of every file of a dataset, by its path there.
 
-    A manifest says which attempt made a shard, and seals itself: it is hashed without these two.
+    A manifest says which attempt made a shard and when, and seals itself; the table of jobs says how it is
+    sealed, and the card when. They are hashed without these.
     """
     return {
         path.relative_to(folder).as_posix(): hashlib.sha256(_content(path)).hexdigest()
@@ -34,10 +38,16 @@ def tree(folder: Path) -> dict[str, str]:
 
 
 def _content(path: Path) -> bytes:
+    if path.name == JOBS_PATH:
+        (job,) = json.loads(path.read_bytes())["jobs"]
+        left_out = {"captured_at", "manifest", "manifest_git_oid"}
+        return json.dumps({name: value for name, value in job.items() if name not in left_out}).encode()
+    if path.name == CARD_PATH:
+        return re.sub(rb"\d{4}-\d\d-\d\d \d\d:\d\d UTC", b"", path.read_bytes())
     if path.parent.name != "manifests":
         return path.read_bytes()
     manifest = json.loads(path.read_bytes())
-    del manifest["sha256"]
+    del manifest["sha256"], manifest["captured_at"]
     for shard in manifest["shards"]:
         del shard["epoch"]
     return json.dumps(manifest).encode()
