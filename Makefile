@@ -7,19 +7,20 @@ INSTALL_LOG := .venv/install.log
 TRAINERS := .cache/trainers/installed
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: help install fmt lint test test-all demo crash crash-all mutants loop bench gpu soak architectures healthy lock compat clean
+.PHONY: help install fmt lint test test-all demo crash crash-all mutants fuzz load loop bench gpu soak architectures healthy lock audit compat clean
 
 help:
-	@echo "make install | fmt | lint | test | test-all | demo | crash | crash-all | mutants | loop | bench | gpu | soak | architectures | healthy | lock | compat | clean"
+	@echo "make install | fmt | lint | test | test-all | demo | crash | crash-all | mutants | fuzz | load | loop | bench | gpu | soak | architectures | healthy | lock | audit | compat | clean"
 
 install: $(INSTALLED)
 
-$(INSTALLED): requirements/cpu.txt requirements/dev.txt pyproject.toml
+$(INSTALLED): requirements/torch.txt requirements/cpu.txt requirements/dev.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null \
 	  || { echo "Python 3.11 is needed: install it, or run make with PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@echo "installing into .venv: a few minutes the first time"
 	@$(PYTHON) -m venv .venv
-	@{ $(BIN)/python -m pip install --quiet --no-deps -r requirements/cpu.txt -r requirements/dev.txt \
+	@{ $(BIN)/python -m pip install --quiet --no-deps -r requirements/torch.txt \
+	  && $(BIN)/python -m pip install --quiet --no-deps --require-hashes -r requirements/cpu.txt -r requirements/dev.txt \
 	  && $(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable . ; } >$(INSTALL_LOG) 2>&1 \
 	  || { cat $(INSTALL_LOG) >&2; \
 	       if grep -q 'No matching distribution found for torch==' $(INSTALL_LOG); then \
@@ -50,7 +51,7 @@ test-all: install $(TRAINERS)
 # The trainers' own packages, in a folder apart: only the export tests read with their loaders.
 $(TRAINERS): requirements/trainers.txt | install
 	rm -rf .cache/trainers
-	$(BIN)/python -m pip install --quiet --no-deps --target .cache/trainers --requirement $<
+	$(BIN)/python -m pip install --quiet --no-deps --require-hashes --target .cache/trainers --requirement $<
 	@touch $@
 
 demo: install
@@ -70,6 +71,14 @@ crash-all: install
 # MUTANTS="plan --sample 50" does some. Survivors are kept, with a reason each, in tests/mutants/survivors.txt.
 mutants: install
 	$(BIN)/python -m tests.mutants $(MUTANTS)
+
+# Requests to every route, what users write, and damaged files: half an hour; `make test-all` runs the short form.
+fuzz: install
+	FUZZ_EXAMPLES=400 FUZZ_SECONDS=150 $(BIN)/python -m pytest tests/fuzz -m slow --numprocesses logical --durations 5
+
+# 1,000 jobs, 8 workers on the fake engine, 400 listeners and 100 slow callers, for ten minutes.
+load: install
+	$(BIN)/python -m pytest tests/load -m long -s
 
 # Trains drafters on Quarry's dataset, on the trainer's own dump and on wrong ones, serves each, and compares what
 # is accepted.
@@ -100,6 +109,13 @@ healthy: install
 
 lock: install
 	$(BIN)/python requirements/lock.py
+
+# Asks for advisories on what is pinned, with a tool that is installed apart; fails where one cannot be asked for.
+audit:
+	$(PYTHON) -m venv .cache/audit
+	.cache/audit/bin/python -m pip install --quiet pip-audit
+	cd requirements && grep -h == torch.txt cpu.txt dev.txt cuda.txt trainers.txt | sed 's/[+ ].*//' | sort -u > ../.cache/audit/pins.txt
+	.cache/audit/bin/pip-audit --strict --no-deps --disable-pip --requirement .cache/audit/pins.txt
 
 # What moved, by name, in the newest vLLM and transformers among what we use: their sources are read, none is run.
 compat: install

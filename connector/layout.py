@@ -59,19 +59,19 @@ def parse_version(version: str) -> tuple[int, int]:
 
 def find_cache_group(kv_cache_groups: list[Any]) -> CacheGroup:
     """Find the one cache-only layer by name among vLLM's KV cache groups. Raises LayoutError."""
-    found = [
+    matching = [
         CacheGroup(group_id, name, _block_size(group.kv_cache_spec, name))
         for group_id, group in enumerate(kv_cache_groups)
         for name in group.layer_names
         if CACHE_LAYER_MARK in name
     ]
-    if len(found) != 1:
+    if len(matching) != 1:
         names = [name for group in kv_cache_groups for name in group.layer_names]
         raise LayoutError(
-            f"expected one cache-only layer, found {len(found)} among {names}; "
+            f"expected one cache-only layer, found {len(matching)} among {names}; "
             "start the engine with the method 'extract_hidden_states' and without pipeline parallelism"
         )
-    return found[0]
+    return matching[0]
 
 
 def _block_size(spec: Any, layer_name: str) -> int:  # noqa: ANN401 - vLLM's KVCacheSpec

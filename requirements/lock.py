@@ -1,7 +1,9 @@
-"""Rewrite `cpu.txt`, `dev.txt`, `cuda.txt` and `image.txt` beside this file: `name==version` lines.
+"""Rewrite the lists beside this file but trainers' versions: `name==version`, and every file's sha256.
 
-pip resolves in a dry run and its JSON report gives names and versions; where the files come from is not
-written, so that a list installs from whatever index a machine is set up with. Run it as `make lock`.
+pip resolves in a dry run and its JSON report gives names and versions; uv adds the digests of all files of a
+version. Where the files come from is not written, so that a list installs from whatever index a machine is
+set up with. torch has a list of its own, without digests: its CPU build comes from another index. `image.txt`
+is what the base image holds, and nothing is installed from it. Run it as `make lock`.
 """
 
 import json
@@ -38,6 +40,8 @@ DEV = (
     "ray>=2.60,<3",
     "kubernetes-validate",
     "compose-spec",
+    "schemathesis",
+    "atheris",
 )
 
 RAISED = ("huggingface-hub", "hf-xet")
@@ -71,26 +75,36 @@ def resolve(requirements: Iterable[str], fixed: Mapping[str, str]) -> Pins:
     return {canonical(item["metadata"]["name"]): item["metadata"]["version"] for item in found}
 
 
-def image() -> Pins:
-    """Return the oldest versions that the base image may hold. Raises CalledProcessError."""
+def uv(*options: str, requirements: str) -> str:
+    """Return what `uv pip compile` makes of requirements. Raises CalledProcessError."""
     with tempfile.TemporaryDirectory() as folder:
-        # uv can leave out what was published later, and answers for another Python and for the GPU builds.
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", folder, "uv"]
-        subprocess.run(pip, check=True)  # noqa: S603 - as above
-        found = subprocess.run(  # noqa: S603 - as above
-            [
-                str(Path(folder, "bin", "uv")),
-                *("pip", "compile", "-", "--quiet", "--no-annotate", "--no-header"),
-                *("--python-version", IMAGE_PYTHON, "--python-platform", "x86_64-manylinux_2_28"),
-                *("--exclude-newer", IMAGE_SINCE, "--exclude-newer-package", "vllm=false"),
-            ],
-            input=IMAGE_ENGINE,
+        subprocess.run(pip, check=True)  # noqa: S603 - the arguments are this file's
+        compile_them = (str(Path(folder, "bin", "uv")), "pip", "compile", "-", "--quiet")
+        return subprocess.run(  # noqa: S603 - as above
+            [*compile_them, "--no-annotate", "--no-header", *options],
+            input=requirements,
             stdout=subprocess.PIPE,
             text=True,
             check=True,
         ).stdout
+
+
+def image() -> Pins:
+    """Return the oldest versions that the base image may hold. Raises CalledProcessError."""
+    # uv can leave out what was published later, and answers for another Python and for the GPU builds.
+    found = uv(
+        *("--python-version", IMAGE_PYTHON, "--python-platform", "x86_64-manylinux_2_28"),
+        *("--exclude-newer", IMAGE_SINCE, "--exclude-newer-package", "vllm=false"),
+        requirements=IMAGE_ENGINE,
+    )
     lines = (line.split(" ;")[0].split("==") for line in found.splitlines())
     return {canonical(name.split("[")[0]): version for name, version in lines}
+
+
+def with_digests(pins: Mapping[str, str]) -> str:
+    """Return the lines of `pins`, each with the sha256 of every file that the index has of the version."""
+    return uv("--no-deps", "--generate-hashes", requirements=as_lines(pins))
 
 
 def without(pins: Mapping[str, str], names: Iterable[str]) -> Pins:
@@ -105,7 +119,7 @@ def as_lines(pins: Mapping[str, str]) -> str:
 
 
 def main() -> None:
-    """Resolve and write the four lists."""
+    """Resolve and write the lists."""
     project = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["project"]["dependencies"]
     whole = resolve((*ENGINE, *project), {})
     cpu = without(whole, LEFT_OUT)
@@ -115,8 +129,11 @@ def main() -> None:
     ours = resolve(project, whole)
     cuda = without(ours, engine)
     held = {name: version for name, version in image().items() if name in ours}
-    for name, pins in (("cpu.txt", cpu), ("dev.txt", dev), ("cuda.txt", cuda), ("image.txt", held)):
-        (HERE / name).write_text(as_lines(pins))
+    trainers = dict(re.findall(r"^([a-z-]+)==(\S+)", (HERE / "trainers.txt").read_text(), re.MULTILINE))
+    (HERE / "torch.txt").write_text(as_lines({"torch": cpu.pop("torch")}))
+    (HERE / "image.txt").write_text(as_lines(held))
+    for name, pins in (("cpu.txt", cpu), ("dev.txt", dev), ("cuda.txt", cuda), ("trainers.txt", trainers)):
+        (HERE / name).write_text(with_digests(pins))
 
 
 if __name__ == "__main__":

@@ -98,11 +98,12 @@ class Progress(Wire):
 
 
 class JobSummary(Wire):
-    """A job without its request, which may hold 64 MiB of samples."""
+    """A job without its request, which may hold many samples."""
 
     id: JobId
     state: JobState
     priority: Priority = 0
+    owner: str | None = Field(default=None, description="the name of the key that it was submitted with")
     model: str
     source_kind: SourceKind
     progress: Progress

@@ -147,6 +147,7 @@ class ScheduleView(ScheduleRules):
     """A schedule without its request."""
 
     name: ScheduleName
+    owner: str | None = Field(default=None, description="the name of the key that made it")
     state: ScheduleState
     next_slots: tuple[datetime, ...] = Field(description="the next five, in UTC")
     waiting_slot: datetime | None = Field(

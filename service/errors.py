@@ -7,13 +7,15 @@
     |   |-- SourceRefused              `source`: missing, unreadable, empty, or outside the allowed roots
     |   |-- TemplateRefused            `chat_template`: does not render, or has no stable turn boundaries
     |   `-- OptionRefused              any other option that this model or this service cannot honour
-    |-- CallerRefused             403  the request came under another host name, or from another site's page
+    |-- KeyRefused                401  no key, or none that is valid
+    |-- CallerRefused             403  another host name, another site's page, or a key without that right
     |-- NotFound                  404
     |-- Conflict                  409
     |   |-- IdempotencyConflict        same key, other body
     |   |-- IdentityChanged            a resumed job would produce another dataset
     |   |-- RecipeChanged              a schedule's job would write other states than those before it
     |   `-- IllegalMove                the job's state does not allow it
+    |-- QuotaExceeded             429  the key's owner has as much as is allowed
     |-- StoreUnavailable          503  the database or the data folder cannot be used: retried, not counted
     |   `-- VersionRefused             the database has another version's tables: restart the newest service
     |-- LeaseLost                 503  another attempt owns the unit now; this one does not count
@@ -117,8 +119,15 @@ class OptionRefused(RequestError):
     title = "The option cannot be honoured"
 
 
+class KeyRefused(QuarryError):
+    """The request has no key, or one that is unknown, revoked or expired."""
+
+    status = 401
+    title = "A key is needed"
+
+
 class CallerRefused(QuarryError):
-    """The request came under a host name that is not the service's, or from a page of another site."""
+    """The host name is not the service's, a page of another site asks, or the key does not allow it."""
 
     status = 403
     title = "The caller is refused"
@@ -160,6 +169,13 @@ class IllegalMove(Conflict):
     """The job's state does not allow this."""
 
     title = "Not possible in this state"
+
+
+class QuotaExceeded(QuarryError):
+    """A limit of the caller's key is reached."""
+
+    status = 429
+    title = "The key's limit is reached"
 
 
 class StoreUnavailable(QuarryError):

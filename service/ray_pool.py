@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 import ray
+from ray._private.services import canonicalize_bootstrap_address_or_die
 from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError
 from ray.util import get_placement_group, placement_group, placement_group_table, remove_placement_group
@@ -208,8 +209,9 @@ def ray_pool(settings: Settings, address: str) -> Iterator[RayPool]:
             pool_file.write(secret)
             pool_file.flush()
         try:
+            _ask_head(address)
             ray.init(address, namespace=_namespace(secret), log_to_driver=False, logging_level="ERROR")
-        except (ConnectionError, RayError) as error:
+        except (OSError, RayError, ValueError) as error:
             raise OptionRefused(
                 f"no Ray cluster answers at {address}: {error}",
                 field="address",
@@ -219,6 +221,21 @@ def ray_pool(settings: Settings, address: str) -> Iterator[RayPool]:
             yield RayPool(settings, secret)
         finally:
             ray.shutdown()
+
+
+def _ask_head(address: str) -> None:
+    """Connect to the port of the cluster's head and leave again.
+
+    Ray tries for seven minutes where nothing answers, and "auto" also finds a cluster that was killed.
+
+    Raises:
+        OSError: nothing answers there.
+        ValueError: it is no address.
+    """
+    if "://" not in address:
+        head = canonicalize_bootstrap_address_or_die(address)
+        host, port = head.rsplit(":", 1)
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CALL_S).close()
 
 
 def _with_absolute_paths(settings: Settings) -> Settings:

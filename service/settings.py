@@ -2,12 +2,15 @@
 
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Literal, Self
 
 from pydantic import Field, JsonValue, SecretStr
 from pydantic_core import to_json
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from schemas.keys import EVERY_NAMESPACE, Grants
 from service.errors import HubDenied
 
 _EVERY_ROW = "has no effect, since every row's logits are checked; it is removed in 0.4"
@@ -49,13 +52,32 @@ class Settings(BaseSettings):
     """Port that the API listens on; 0 takes a free one."""
     allowed_hosts: tuple[str, ...] = ()
     """Further names that callers reach the API by, beside loopback names, `host` and the address called."""
-    max_body_bytes: int = Field(default=64 * 2**20, ge=1024)
-    """Largest request body."""
+    admin_key_file: Path | None = None
+    """File that holds the operator's API key, a word of 32 characters or more; read at each use.
+
+    Further keys are made with it: `quarry keys add`. Without it and without keys the API is served on the
+    loopback alone, to whoever is there.
+    """
+    max_body_bytes: int = Field(default=8 * 2**20, ge=1024)
+    """Largest request body. Each object, list and field in it counts as 16 bytes more."""
+    request_timeout_s: float = Field(default=60.0, gt=0)
+    """Time within which a caller must send a request whole, or go on taking the answer."""
+    max_connections: int = Field(default=1000, ge=16)
+    """Open connections; beyond it the one that has been silent for longest is closed."""
+    event_listeners: int = Field(default=256, ge=1)
+    """Event streams of one API key, or of all who send none; together half of the connections."""
+    min_free_bytes: int = Field(default=2**30, ge=0)
+    """Free space in the data folder below which no job, schedule or sample is taken."""
 
     hub_endpoint: str | None = None
     """Base URL of the Hub; unset: the public one."""
     hub_token: SecretStr | None = None
     """The Hub token. A file is safer."""
+    hub_namespaces: tuple[str, ...] | None = None
+    """Users and organizations of the Hub that the token is used for, as JSON; unset or `["*"]`: all.
+
+    A job pushes to these alone. Of others it reads what is public.
+    """
     hub_token_file: Path | None = None
     """File that holds the Hub token; read at each use, so that it can be replaced while the service runs."""
 
@@ -116,6 +138,8 @@ class Settings(BaseSettings):
     """How long the last rows of a unit may take to be written after the engine has answered them all."""
     drain_s: float = Field(default=120.0, ge=0)
     """After SIGTERM: how long units in the engine may take to end before they are given back."""
+    read_memory_bytes: int = Field(default=8 * 2**30, ge=2**26)
+    """Memory that `quarry verify` may take to decode a unit of a dataset, which nobody vouches for."""
     publish_deadline_s: float = Field(default=6 * 3600.0, gt=0)
     """How long a push may go without a new file uploaded or committed before its job is blocked."""
     logit_share: float = Field(default=0.01, ge=0.0, le=1.0, deprecated=_EVERY_ROW)
@@ -135,6 +159,30 @@ class Settings(BaseSettings):
         if self.database_url is not None:
             return self.database_url.get_secret_value()
         return f"sqlite:///{self.data_dir.resolve() / 'quarry.db'}"
+
+    def narrowed(self, grants: Grants | None) -> Self:
+        """Return these settings with only the folders and Hub namespaces that a key allows; null: all."""
+        if grants is None or grants.is_admin:
+            return self
+        namespaces = tuple(name for name in grants.hub_namespaces if self.uses_token_in(name))
+        changes = {
+            "source_roots": _inside(grants.source_roots, self.source_roots),
+            "model_roots": _inside(grants.model_roots, self.model_roots),
+            "hub_namespaces": self.hub_namespaces if EVERY_NAMESPACE in grants.hub_namespaces else namespaces,
+        }
+        return self.model_copy(update=changes)
+
+    def uses_token_in(self, namespace: str) -> bool:
+        """Say whether the Hub token is used for the repositories of a user or an organization."""
+        names = self.hub_namespaces
+        return names is None or EVERY_NAMESPACE in names or namespace in names
+
+    def reading_token(self, repo_id: str) -> str | Literal[False] | None:
+        """Return the token that a repository is read with; False: none, not even one of the environment.
+
+        Raises HubDenied.
+        """
+        return self.token() if self.uses_token_in(repo_id.rpartition("/")[0]) else False
 
     def token(self) -> str | None:
         """Return the Hub token now in force, or none. Raises HubDenied, which never quotes it."""
@@ -177,3 +225,10 @@ class Settings(BaseSettings):
     def dataset_dir(self, job_id: str) -> Path:
         """Return the folder that holds a job's finished dataset, in the layout of the Hub repository."""
         return self.out_dir if self.out_dir is not None else self.data_dir / "jobs" / job_id
+
+
+def _inside(allowed: Iterable[str], roots: Iterable[Path]) -> tuple[Path, ...]:
+    """Return the folders of `allowed` that lie inside one of `roots`, links followed."""
+    real = [root.resolve() for root in roots]
+    folders = [Path(folder).resolve() for folder in allowed]
+    return tuple(folder for folder in folders if any(folder.is_relative_to(root) for root in real))

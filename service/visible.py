@@ -8,7 +8,7 @@ _HIDDEN = re.compile(f"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ufeff\ud800-\udf
 
 def visible(text: str) -> str:
     """Return `text` with a name for every character that would hide or reorder others; line ends are kept."""
-    return _HIDDEN.sub(lambda found: f"<U+{ord(found[0]):04X}>", text)
+    return _HIDDEN.sub(lambda match: f"<U+{ord(match[0]):04X}>", text)
 
 
 def one_line(text: str) -> str:

@@ -45,12 +45,12 @@ _SUFFIXES = {"none": ("",), "planes": ("_hi", "_lo"), "fp8": ("", "_scale")}
 
 def _stored(column: str, hidden_size: int, dtype: str, compression: str) -> dict[str, str]:
     """Return a state column's field metadata: what its bytes are."""
-    about = {"dtype": dtype, "shape": f"[num_tokens, {hidden_size}]", "layout": "C,little-endian"}
+    metadata = {"dtype": dtype, "shape": f"[num_tokens, {hidden_size}]", "layout": "C,little-endian"}
     if compression == "fp8":
         if column.endswith("_scale"):
-            return about | {"dtype": "float32", "shape": "[num_tokens]"}
-        return about | {"dtype": "float8_e4m3fn", "times": f"{column}_scale", "gives": dtype}
-    return about
+            return metadata | {"dtype": "float32", "shape": "[num_tokens]"}
+        return metadata | {"dtype": "float8_e4m3fn", "times": f"{column}_scale", "gives": dtype}
+    return metadata
 
 
 def shard_schema(layer_ids: tuple[int, ...], hidden_size: int, dtype: str, compression: str) -> pa.Schema:

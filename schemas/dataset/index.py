@@ -61,7 +61,7 @@ def write_index(
     rows.sort(key=lambda item: item[0])
     columns = {name: [getattr(light, name) for *_, light in rows] for name in _LIGHT_COLUMNS}
     supervised = [int(light.loss_mask.sum()) for *_, light in rows]
-    said = [witnesses.get(plan_row) for plan_row, *_ in rows]
+    of_rows = [witnesses.get(plan_row) for plan_row, *_ in rows]
     labels = {name: plan[f"{LABEL_PREFIX}{name}"].to_pylist() for name in labels_of(plan.schema)}
     table = pa.table(
         {
@@ -69,10 +69,10 @@ def write_index(
             "supervised_tokens": supervised,
             "shard": [shard_path for _, shard_path, _, _ in rows],
             "row": [row for _, _, row, _ in rows],
-            "next_token": [witness and witness[0][0] for witness in said],
-            "next_logprob": [witness and witness[0][1] for witness in said],
-            "top_tokens": [witness and [token for token, _ in witness] for witness in said],
-            "top_logprobs": [witness and [logprob for _, logprob in witness] for witness in said],
+            "next_token": [witness and witness[0][0] for witness in of_rows],
+            "next_logprob": [witness and witness[0][1] for witness in of_rows],
+            "top_tokens": [witness and [token for token, _ in witness] for witness in of_rows],
+            "top_logprobs": [witness and [logprob for _, logprob in witness] for witness in of_rows],
             **{f"{LABEL_PREFIX}{name}": [values[row] for row, *_ in rows] for name, values in labels.items()},
         },
         schema=with_labels(INDEX_SCHEMA, labels),
@@ -93,7 +93,9 @@ def read_index(file: Path) -> IndexRows:
         if not any(table.schema.equals(schema) for schema in schemas):
             raise DatasetError("its columns are not those of an index")
         rows = table.to_pylist()
-    except (pa.ArrowException, OSError, MemoryError) as error:
+    except MemoryError as error:
+        raise DatasetError("cannot be read in the memory that may be taken for it") from error
+    except (pa.ArrowException, OSError) as error:
         raise DatasetError(f"cannot be read: {error}") from error
     indexed = {(row["shard"], row["row"]): row for row in rows}
     if len(indexed) != len(rows):

@@ -1,5 +1,6 @@
 """How small Parquet files are read whole: plans, indexes, token counts."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,8 +9,11 @@ import pyarrow.parquet as pq
 
 from schemas.dataset.columns import KEYED_PLAN_SCHEMA, PLAN_SCHEMA, labels_of, with_labels
 
+MOST_SMALL, MOST_PER_BYTE = 2**26, 2000
+"""Values of a file, and of each of its bytes: one token repeated thousands of times is a rare sample."""
 
-def read_table(source: Path | pa.NativeFile, columns: Sequence[str] | None = None) -> pa.Table:
+
+def read_table(source: Path | str | pa.NativeFile, columns: Sequence[str] | None = None) -> pa.Table:
     """Read a file, or those of its columns that are named, in the calling thread.
 
     `pyarrow.parquet.read_table` leaves threads behind that abort a process which ends at that moment
@@ -19,14 +23,30 @@ def read_table(source: Path | pa.NativeFile, columns: Sequence[str] | None = Non
         OSError: the file cannot be read.
         pa.ArrowException: it is not Parquet, or has no such column.
     """
-    with pq.ParquetFile(source, pre_buffer=False) as file:
-        names = file.schema_arrow.names
-        for missing in sorted(set(columns or ()) - set(names)):
-            raise pa.ArrowInvalid(f"it has no column {missing}")
-        return file.read(columns=columns, use_threads=False)
+    try:
+        with pq.ParquetFile(source, pre_buffer=False) as file:
+            _check_size(file, source)
+            names = file.schema_arrow.names
+            for missing in sorted(set(columns or ()) - set(names)):
+                raise pa.ArrowInvalid(f"it has no column {missing}")
+            return file.read(columns=columns, use_threads=False)
+    except UnicodeDecodeError as error:
+        raise pa.ArrowInvalid(f"a name in it is not UTF-8: {error}") from error
 
 
-def read_plan_table(source: Path | pa.NativeFile) -> pa.Table:
+def _check_size(file: pq.ParquetFile, source: Path | str | pa.NativeFile) -> None:
+    """Raise ArrowInvalid where a footer names far more values than such a file of ours holds."""
+    metadata = file.metadata
+    num_values = 0
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        num_values += sum(group.column(column).num_values for column in range(group.num_columns))
+    num_bytes = source.size() if isinstance(source, pa.NativeFile) else os.stat(source).st_size  # noqa: PTH116
+    if num_values > max(MOST_SMALL, num_bytes * MOST_PER_BYTE):
+        raise pa.ArrowInvalid(f"{num_bytes} bytes name {num_values} values, more than can be meant")
+
+
+def read_plan_table(source: Path | str | pa.NativeFile) -> pa.Table:
     """Read a unit's frozen samples, `PLAN_SCHEMA` or `KEYED_PLAN_SCHEMA`, with labels behind.
 
     Raises as `read_table` does, also for other columns.

@@ -1,22 +1,28 @@
 """Builds the FastAPI application: settings, lifespan, routers, middleware. No logic."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 
+from anyio import CapacityLimiter
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from prometheus_fastapi_instrumentator import Instrumentator
 from starlette.concurrency import run_in_threadpool
-from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 
 from service.api import problems
+from service.api.auth import RequestCounts
 from service.api.gate import Gate
 from service.api.metrics import JobMetrics
-from service.api.routes import extract, health, jobs, schedules
+from service.api.routes import extract, health, jobs, keys, schedules
+from service.api.sse import EventFeed
 from service.settings import Settings
 from service.store import Store, migration
+
+LARGE_BODIES_AT_ONCE = 4
+"""Each may take 250 MB until it is answered."""
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -33,6 +39,7 @@ def create_app(settings: Settings) -> FastAPI:
         try:
             await run_in_threadpool(store.write, migration.migrate)
             app.state.store = store
+            app.state.feed = EventFeed(store, lambda: app.state.stopping())
             app.state.registry.register(JobMetrics(store))
             yield
         finally:
@@ -46,6 +53,8 @@ def create_app(settings: Settings) -> FastAPI:
         # FastAPI's pages load scripts from another host, into a page that may start jobs.
         docs_url=None,
         redoc_url=None,
+        # Of any request that has a body, whether its route asks for one or not.
+        responses=problems.problem_responses(400, 413),
         generate_unique_id_function=lambda route: route.name,
         # One schema a model, whether it is read or written.
         separate_input_output_schemas=False,
@@ -53,11 +62,16 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.settings = settings
     app.state.stopping = lambda: False
     app.state.estimates = asyncio.Semaphore(settings.estimates_at_once)
+    app.state.large_bodies = asyncio.Semaphore(LARGE_BODIES_AT_ONCE)
+    # Submissions may wait for the Hub: neither probes nor the other routes wait behind them for a thread.
+    app.state.submit_threads, app.state.probe_threads = CapacityLimiter(8), CapacityLimiter(2)
+    app.state.most_connections = settings.max_connections
+    app.state.open_streams = Counter()
+    app.state.request_counts = RequestCounts()
     app.state.registry = CollectorRegistry()
     problems.install(app)
-    for module in (extract, jobs, schedules, health):
+    for module in (extract, jobs, schedules, keys, health):
         app.include_router(module.router)
-    app.add_middleware(RequestBodyLimitMiddleware, max_body_size=settings.max_body_bytes)
     app.add_middleware(Gate, settings=settings)
     Instrumentator(
         should_group_status_codes=False,

@@ -3,6 +3,7 @@
 import re
 
 from starlette.datastructures import Headers
+from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from schemas.job import Problem
@@ -14,30 +15,36 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
 """They are asked by address, and say nothing of any job."""
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
+SMALL_BODY_BYTES = 65_536
+"""FastAPI reads a body that is a parameter on the event loop, before it asks who sends it."""
+LARGE_BODIES = re.compile(r"/extract|/estimate|/schedules|/schedules/[^/]*/samples")
+"""The paths whose bodies may have `max_body_bytes`; they are read in threads."""
 
 
 class Gate:
     """ASGI middleware: the Host must be a name of this service, and a change must not come from another site.
 
-    The API asks nobody who they are. A page whose own name was made to lead here passes a browser's check of
-    origins: its Host shows it. Starlette's `RequestBodyLimitMiddleware` counts what arrives, but answers a
-    declared length in plain text, so that is refused here.
+    On the loopback the API asks nobody who they are. A page whose own name was made to lead here passes a
+    browser's check of origins: its Host shows it. Starlette's `RequestBodyLimitMiddleware` counts what
+    arrives, but answers a declared length in plain text, so that is refused here.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
-        self._app = app
-        self._max_body_bytes = settings.max_body_bytes
+        limits = settings.max_body_bytes, min(SMALL_BODY_BYTES, settings.max_body_bytes)
+        self._large, self._small = (RequestBodyLimitMiddleware(app, limit) for limit in limits)
         self._hosts = {name.lower() for name in (*LOOPBACK, settings.host, *settings.allowed_hosts)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer 403 or 413."""
-        problem = self._refusal(scope) if scope["type"] == "http" else None
+        is_large = LARGE_BODIES.fullmatch(scope.get("path", "")) is not None
+        limited = self._large if is_large else self._small
+        problem = self._refusal(scope, limited.max_body_size) if scope["type"] == "http" else None
         if problem is None:
-            await self._app(scope, receive, send)
+            await limited(scope, receive, send)
         else:
             await problem_response(problem)(scope, receive, send)
 
-    def _refusal(self, scope: Scope) -> Problem | None:
+    def _refusal(self, scope: Scope, limit_bytes: int) -> Problem | None:
         headers = Headers(scope=scope)
         try:
             if scope["path"] not in PROBES:
@@ -45,8 +52,8 @@ class Gate:
         except CallerRefused as refused:
             return refused.problem()
         declared = headers.get("content-length", "0")
-        if declared.isdecimal() and int(declared) > self._max_body_bytes:
-            detail = f"the body has {declared} bytes; at most {self._max_body_bytes} are taken"
+        if declared.isdecimal() and int(declared) > limit_bytes:
+            detail = f"the body has {declared} bytes; at most {limit_bytes} are taken"
             return http_problem(413, detail)
         return None
 

@@ -8,15 +8,22 @@ from typing import Any, cast
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from schemas.job import Problem
 from service.control.request_body import invalid
-from service.errors import QuarryError
+from service.errors import HubUnavailable, QuarryError
 
 PROBLEM_MEDIA_TYPE = "application/problem+json"
 
 LOG = logging.getLogger(__name__)
 
+_HEADERS = {
+    401: {"WWW-Authenticate": "Bearer"},
+    429: {"Retry-After": "10"},
+    503: {"Retry-After": "10"},
+    507: {"Retry-After": "60"},
+}
 _TITLES = {413: "Content too large", 500: "Internal error"}
 _CURES = {
     405: "use one of the methods in the Allow header",
@@ -47,7 +54,7 @@ def problem_response(problem: Problem, headers: Mapping[str, str] | None = None)
     return Response(
         problem.model_dump_json(exclude_none=True),
         status_code=problem.status,
-        headers=dict(headers) if headers else None,
+        headers={**_HEADERS.get(problem.status, {}), **(headers or {})},
         media_type=PROBLEM_MEDIA_TYPE,
     )
 
@@ -63,13 +70,16 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(QuarryError, _quarry_error)
     app.add_exception_handler(RequestValidationError, _invalid_parameters)
     app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(ClientDisconnect, _disconnected)
     app.add_exception_handler(Exception, _unexpected)
 
 
 async def _quarry_error(request: Request, error: Exception) -> Response:
     error = cast(QuarryError, error)
     if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        LOG.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        # What the Hub answered may quote the token that was sent to it.
+        ours = None if isinstance(error, HubUnavailable) else error
+        LOG.error("%s %s failed: %s", request.method, request.url.path, error.detail, exc_info=ours)
     return problem_response(error.problem())
 
 
@@ -83,6 +93,11 @@ async def _invalid_parameters(request: Request, error: Exception) -> Response:
 async def _http_error(request: Request, error: Exception) -> Response:
     error = cast(HTTPException, error)
     return problem_response(http_problem(error.status_code, error.detail), error.headers)
+
+
+async def _disconnected(request: Request, error: Exception) -> Response:
+    """Nobody is there to read the answer to half of a request."""
+    return Response(status_code=HTTPStatus.BAD_REQUEST)
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:

@@ -1,5 +1,6 @@
 """`quarry serve`: the API in this process and one worker beside it, until a signal comes."""
 
+import gc
 import signal
 from typing import Any
 
@@ -7,6 +8,8 @@ import uvicorn
 from fastapi import FastAPI
 
 from service.api.app import create_app
+from service.api.connection import Connection, most_connections
+from service.control.keys import check_bind
 from service.settings import Settings
 from service.store import Store
 from service.work.runner import migrate
@@ -21,7 +24,10 @@ CLOSE_CONNECTIONS_S = 10
 
 def api_server(app: FastAPI, **options: Any) -> uvicorn.Server:  # noqa: ANN401 - those of uvicorn.Config
     """Return a server of `app`. Open event streams end when it is asked to stop: they would hold it up."""
-    server = uvicorn.Server(uvicorn.Config(app, **options))
+    settings: Settings = app.state.settings
+    most = app.state.most_connections = most_connections(settings.max_connections)
+    config = uvicorn.Config(app, http=Connection, ws="none", backlog=most // 2, **options)
+    server = uvicorn.Server(config)
     app.state.stopping = lambda: server.should_exit
     return server
 
@@ -31,10 +37,13 @@ def serve(settings: Settings, *, with_worker: bool = True) -> int:
 
     A database that is away is waited for. Raises OptionRefused, VersionRefused.
     """
+    # A request of a hundred thousand samples is made in one go: Python would look through it a hundred times.
+    gc.set_threshold(100_000, 10, 10)
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     store = Store(settings.database())
     # Before the worker looks at it, and before uvicorn would turn an error into a traceback.
     migrate(store)
+    check_bind(store, settings)
     store.close()
     server = api_server(
         create_app(settings),

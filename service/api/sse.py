@@ -1,34 +1,114 @@
-"""A job's events as server-sent events: what is stored, then what is added, until the job rests."""
+"""Jobs' events as server-sent events: what is stored, then what is added, until the job rests."""
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 
-from anyio import sleep
 from fastapi.sse import ServerSentEvent
 from starlette.concurrency import run_in_threadpool
 
+from schemas.events import Event
 from schemas.job import RESTING_JOB_STATES, JobState
+from service.errors import StoreUnavailable
 from service.store import Store, jobs
 
 POLL_S = 0.25
 PAGE_EVENTS = 500
 
 
-async def job_events(
-    store: Store, job_id: str, state: JobState, after: int, stopping: Callable[[], bool]
-) -> AsyncIterator[ServerSentEvent]:
-    """Yield the events of `job_id` with an id above `after`, in order, each once.
+@dataclass
+class _Followed:
+    """A job with listeners: its newest events, read once for all of them, and the number of the last."""
 
-    Ends when no worker goes on with the job and all is sent, or when `stopping` says that the server ends:
-    the client comes back with `Last-Event-ID`. Runs on the event loop and asks the store in a thread.
-    `state` is the job's at some moment before this call; its events carry every later one.
+    last: int = 0
+    newest: list[Event] = field(default_factory=list)
+    exists: bool = True
+    listeners: int = 0
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def wake(self) -> None:
+        """Let every listener look again."""
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+
+class EventFeed:
+    """The events of all jobs that somebody listens to, read by one task. Lives on the event loop.
+
+    Listeners cost the store nothing once they have read what was there before them.
     """
-    while not stopping():
-        page = await run_in_threadpool(store.read, jobs.events, job_id, after=after, limit=PAGE_EVENTS)
-        for event in page:
-            yield ServerSentEvent(raw_data=event.model_dump_json(), event=event.kind, id=str(event.id))
-            after, state = event.id, event.state
-        if len(page) == PAGE_EVENTS:
-            continue
-        if state in RESTING_JOB_STATES:
-            return
-        await sleep(POLL_S)
+
+    def __init__(self, store: Store, stopping: Callable[[], bool]) -> None:
+        """Read nothing yet. `stopping` says when the server ends: then all listeners end, and come back."""
+        self._store, self._stopping = store, stopping
+        self._followed: dict[str, _Followed] = {}
+        self._reader: asyncio.Task[None] | None = None
+
+    async def follow(self, job_id: str, state: JobState, after: int) -> AsyncIterator[ServerSentEvent]:
+        """Yield the events of `job_id` with an id above `after`, in order, each once.
+
+        Ends when no worker goes on with the job and all is sent, or when the server ends: the client comes
+        back with `Last-Event-ID`. `state` is the job's at some moment before this call.
+        """
+        page = await self._stored(job_id, after)
+        while page:
+            for event in page:
+                yield _message(event)
+                after, state = event.id, event.state
+            page = [] if len(page) < PAGE_EVENTS or self._stopping() else await self._stored(job_id, after)
+        with self._following(job_id) as job:
+            while job.exists and not self._stopping():
+                if job.last > after:
+                    missed = job.newest[0].id > after + 1
+                    for event in await self._stored(job_id, after) if missed else job.newest:
+                        if event.id > after:
+                            yield _message(event)
+                            after, state = event.id, event.state
+                elif state in RESTING_JOB_STATES:
+                    return
+                else:
+                    await job.changed.wait()
+                    if self._reader is not None and self._reader.done():
+                        self._reader.result()
+
+    async def _stored(self, job_id: str, after: int) -> list[Event]:
+        return await run_in_threadpool(self._store.read, jobs.events, job_id, after=after, limit=PAGE_EVENTS)
+
+    @contextmanager
+    def _following(self, job_id: str) -> Iterator[_Followed]:
+        job = self._followed.setdefault(job_id, _Followed())
+        job.listeners += 1
+        if self._reader is None or self._reader.done():
+            self._reader = asyncio.create_task(self._read())
+        try:
+            yield job
+        finally:
+            job.listeners -= 1
+            if not job.listeners:
+                del self._followed[job_id]
+
+    async def _read(self) -> None:
+        """Read the new events of all jobs at each tick, until nobody listens."""
+        try:
+            while self._followed and not self._stopping():
+                await asyncio.sleep(POLL_S)
+                last = {job_id: job.last for job_id, job in self._followed.items()}
+                with suppress(StoreUnavailable):  # the next tick asks again
+                    self._take(await run_in_threadpool(self._store.read, jobs.new_events, last, PAGE_EVENTS))
+        finally:
+            for job in self._followed.values():
+                job.wake()
+
+    def _take(self, new: dict[str, list[Event] | None]) -> None:
+        for job_id, events in new.items():
+            job = self._followed.get(job_id)
+            if job is not None:
+                job.exists = events is not None
+                if events:
+                    job.newest, job.last = events, events[-1].id
+                job.wake()
+
+
+def _message(event: Event) -> ServerSentEvent:
+    return ServerSentEvent(raw_data=event.model_dump_json(), event=event.kind, id=str(event.id))

@@ -173,7 +173,8 @@ class Canary:
                 ref = RowRef(key, row, len(ids))
                 prompt = Prompt(f"canary-{key.job_id}-{key.epoch}-{row}", tuple(ids), ref)
                 try:
-                    await asyncio.wait_for(session.engine.run(prompt), settings.engine_silence_s)
+                    async with asyncio.timeout(settings.engine_silence_s):
+                        await session.engine.run(prompt)
                 except TimeoutError as error:
                     raise silent(settings.engine_silence_s) from error
             sealed = raise_failure(await in_time(link.receipts(key), settings.receipt_timeout_s))

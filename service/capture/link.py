@@ -6,10 +6,15 @@ engine's start options. One connection a rank. Everything here runs on the worke
 
 import asyncio
 import contextlib
+import logging
+import os
 import shutil
+import socket
+import struct
 import tempfile
 from pathlib import Path
 
+from schemas.names import shard_file
 from schemas.receipts import (
     FROM_CONNECTOR,
     AbandonUnit,
@@ -25,6 +30,8 @@ from schemas.receipts import (
     line,
 )
 from service.errors import EngineDied, EngineStuck
+
+logger = logging.getLogger(__name__)
 
 LINE_BYTES = 64 * 2**20
 """The longest line: a receipt of a unit with 65,536 rows is a few megabytes."""
@@ -88,7 +95,8 @@ class EngineLink:
         Raises EngineDied if they do not all come in time.
         """
         try:
-            await asyncio.wait_for(self._complete.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._complete.wait()
         except TimeoutError as error:
             raise EngineDied(f"the engine's connector did not come up within {timeout_s:.0f} s") from error
         return tuple(self._hellos[rank] for rank in sorted(self._hellos))
@@ -103,7 +111,9 @@ class EngineLink:
         attempt = self._attempts[order.key] = _Attempt(len(self._streams))
         await self._send(order)
         try:
-            await asyncio.wait_for(asyncio.shield(attempt.ready), timeout_s)
+            # Not `wait_for`: before Python 3.12 it swallows a cancellation that comes with the answer.
+            async with asyncio.timeout(timeout_s):
+                await asyncio.shield(attempt.ready)
         except TimeoutError as error:
             raise EngineStuck(f"a writer did not open {order.key} within {timeout_s:.0f} s") from error
 
@@ -149,17 +159,24 @@ class EngineLink:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         rank: int | None = None
         try:
+            if _user_of(writer) != os.getuid():
+                logger.warning("another user's process on the engine's socket was turned away")
+                return
             async for text in reader:
                 message = FROM_CONNECTOR.validate_json(text)
-                if isinstance(message, Hello):
+                if isinstance(message, Refused):
+                    self.refusal = message.detail
+                elif not isinstance(message, Hello):
+                    self._take(message, rank)
+                elif message.rank in self._hellos:
+                    logger.warning("a second hello of rank %d was turned away", message.rank)
+                    return
+                else:
+                    self._greet(message)
                     rank = message.rank
-                    self._streams[rank], self._hellos[rank] = writer, message
+                    self._streams[rank] = writer
                     if len(self._hellos) == message.num_ranks:
                         self._complete.set()
-                elif isinstance(message, Refused):
-                    self.refusal = message.detail
-                else:
-                    self._take(message)
         except (ConnectionError, ValueError) as error:
             self._lose(EngineDied(f"the socket to the engine broke: {error}"))
         finally:
@@ -168,10 +185,23 @@ class EngineLink:
                 self._streams.pop(rank, None)
                 self._lose(EngineDied(f"rank {rank} of the engine went away"))
 
-    def _take(self, message: UnitOpened | Receipt) -> None:
-        attempt = self._attempts.get(message.key)
+    def _greet(self, hello: Hello) -> None:
+        counts = {hello.num_ranks, *(earlier.num_ranks for earlier in self._hellos.values())}
+        if len(counts) > 1 or not 0 <= hello.rank < hello.num_ranks:
+            raise ValueError(f"rank {hello.rank} of {hello.num_ranks} connected beside ranks of {counts}")
+        self._hellos[hello.rank] = hello
+
+    def _take(self, message: UnitOpened | Receipt, speaker: int | None) -> None:
+        if message.rank != speaker:
+            raise ValueError(f"rank {speaker} speaks for rank {message.rank}")
+        key = message.key
+        attempt = self._attempts.get(key)
         if attempt is None:
             return
+        if isinstance(message, UnitSealed) and message.file is not None:
+            name = shard_file(key.unit, message.rank, attempt.num_ranks)
+            if message.file != name:
+                raise ValueError(f"the receipt of {name} names the file {message.file!r}")
         if isinstance(message, UnitOpened):
             attempt.opened.add(message.rank)
         else:
@@ -188,3 +218,11 @@ class EngineLink:
             self._lost = error
         for attempt in self._attempts.values():
             attempt.fail(error)
+
+
+def _user_of(writer: asyncio.StreamWriter) -> int:
+    """Return the user id of the process at a connection's other end, as the kernel noted it."""
+    connection: socket.socket = writer.get_extra_info("socket")
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    _, user, _ = struct.unpack("3i", credentials)
+    return int(user)

@@ -22,7 +22,8 @@ async def in_time(receipts: Awaitable[tuple[Receipt, ...]], timeout_s: float) ->
     Raises EngineDied, and EngineStuck if none comes in time.
     """
     try:
-        return await asyncio.wait_for(receipts, timeout_s)
+        async with asyncio.timeout(timeout_s):  # see `EngineLink.open`
+            return await receipts
     except TimeoutError as error:
         what = f"every row was answered, but no receipt came within {timeout_s:.0f} s"
         raise EngineStuck(what) from error

@@ -69,7 +69,8 @@ class VllmEngine:
             # The core connects to our link while it starts, so the loop must stay free.
             route = await asyncio.to_thread(find_route, arguments)
             self._start = VllmStart(partial(build_llm, arguments | dict(route.overrides)))
-            llm = await asyncio.wait_for(self._start.built(), settings.engine_start_timeout_s)
+            async with asyncio.timeout(settings.engine_start_timeout_s):
+                llm = await self._start.built()
             self._llm = llm
         except ValueError as error:
             # vLLM's own reading of the configuration: it would fail again.

@@ -1,7 +1,9 @@
 """Talks to a running service over HTTP, for `quarry jobs` and `quarry schedules`."""
 
+import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -29,8 +31,15 @@ class Client(httpx2.Client):
     """One service. Proxies of the environment are not used. The methods below raise ProblemReceived."""
 
     def __init__(self, server: str) -> None:
-        """Prepare for the service at base URL `server`; connects at the first call."""
-        super().__init__(base_url=server, timeout=TIMEOUT_S, trust_env=False)
+        """Prepare for the service at base URL `server`; connects at the first call.
+
+        The API key is that of QUARRY_KEY, or in the file that QUARRY_KEY_FILE names. Raises OSError.
+        """
+        key, file = os.environ.get("QUARRY_KEY", ""), os.environ.get("QUARRY_KEY_FILE")
+        if file:
+            key = Path(file).read_text().strip()
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        super().__init__(base_url=server, headers=headers, timeout=TIMEOUT_S, trust_env=False)
 
     def call(
         self,

@@ -21,7 +21,7 @@ def verify(
         str,
         typer.Argument(
             metavar="PATH_OR_REPO",
-            help="A folder, or NAMESPACE/NAME on the Hub, which is downloaded whole into $TMPDIR.",
+            help="A folder, or NAMESPACE/NAME on the Hub, which is downloaded unit by unit into $TMPDIR.",
         ),
     ],
     model: Annotated[
@@ -42,12 +42,13 @@ def verify(
     if page is not None:
         cure = "name a file in a folder that exists and can be written"
         check_writable(page, page.absolute().parent, "report", cure)
+    bound = settings.read_memory_bytes
     tally = DatasetTally() if page is not None else None
     if Path(dataset).is_dir():
         with naming(Path(dataset)):
-            report = verify_dataset(Path(dataset), model_folder=model, tally=tally)
+            report = verify_dataset(Path(dataset), model_folder=model, tally=tally, memory_bytes=bound)
     else:
-        report = verify_remote(dataset, settings, model_folder=model, tally=tally)
+        report = verify_remote(dataset, settings, model_folder=model, tally=tally, memory_bytes=bound)
     print(report.model_dump_json(ensure_ascii=True) if as_json else report)
     if page is not None and tally is not None:
         from service.report.page import write_page

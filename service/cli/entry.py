@@ -2,6 +2,7 @@
 
 import errno
 import os
+import resource
 import sys
 from collections.abc import Sequence
 from http import HTTPStatus
@@ -11,7 +12,7 @@ import typer
 
 from schemas.dataset.errors import NO_SPACE
 from schemas.job import Problem
-from service.cli import datasets, export, files, jobs, processes, ray_pool, schedules
+from service.cli import datasets, export, files, jobs, keys, processes, ray_pool, schedules
 from service.cli.client import ProblemReceived
 from service.cli.console import EXIT_NOT_COMPLETE, EXIT_USAGE, complain, exit_code
 from service.errors import DiskFull, QuarryError
@@ -41,11 +42,14 @@ app.command()(datasets.publish)
 app.command()(export.export)
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(schedules.app, name="schedules")
+app.add_typer(keys.app, name="keys")
 app.add_typer(ray_pool.app, name="ray")
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line (`sys.argv` if none is given) and leave the process with its exit code."""
+    # A core file would hold the secrets; children inherit the limit.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     verb = next(iter(sys.argv[1:] if arguments is None else arguments), "")
     try:
         app(arguments, prog_name="quarry")
@@ -76,7 +80,7 @@ _NO_RIGHTS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
 def _problem(error: OSError) -> Problem:
     """Return the problem: what the system refused, for which file, and the cure."""
-    said = error.strerror or str(error) or type(error).__name__
+    reason = error.strerror or str(error) or type(error).__name__
     names = " -> ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
     first = "mend that"
     if error.errno in NO_SPACE:
@@ -86,7 +90,7 @@ def _problem(error: OSError) -> Problem:
     cure = f"{first}, then run the same command again"
     if not names:
         cure += " (the system names no file; it may be one in --out, TMPDIR or HF_HOME)"
-    detail = f"{names}: {said}" if names else said
+    detail = f"{names}: {reason}" if names else reason
     if error.errno in NO_SPACE:
         return DiskFull(detail, cure=cure).problem()
     title = "Reading or writing failed"

@@ -9,6 +9,7 @@ from pydantic_core import ErrorDetails, from_json
 from schemas.request import ExtractRequest
 from service.errors import RequestError
 
+NODE_BYTES = 16
 MAX_ERRORS_LISTED = 20
 MAX_QUOTED_CHARS = 300
 
@@ -21,6 +22,24 @@ _CURES = {
     "extra_forbidden": "remove the field, or mend its spelling",
     "missing": "add the field",
 }
+
+
+def weight(raw: bytes, limit_bytes: int) -> int:
+    """Return the length of `raw`, JSON, and `NODE_BYTES` more for each object, list and field in it.
+
+    Up to `limit_bytes`; above them perhaps less. As Python's objects, `[{},{},...]` takes thirty times its
+    length of memory.
+    """
+    nodes = _count_nodes(raw)
+    if len(raw) + NODE_BYTES * nodes > limit_bytes:
+        # Perhaps only its strings look like nodes.
+        outside_strings = raw.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2]
+        nodes = _count_nodes(b"".join(outside_strings))
+    return len(raw) + NODE_BYTES * nodes
+
+
+def _count_nodes(text: bytes) -> int:
+    return sum(map(text.count, (b"{", b"[", b":")))
 
 
 def parse_json(raw: bytes) -> object:

@@ -8,21 +8,22 @@ from contextlib import suppress
 
 from schemas.dataset.seal import sealing
 from schemas.request import ExtractRequest, PostedSource, Sample
-from schemas.schedule import NewSchedule, ScheduleChange, ScheduleRules, ScheduleState, ScheduleView
+from schemas.schedule import NewSchedule, RunView, ScheduleChange, ScheduleRules, ScheduleState, ScheduleView
 from service.control.request_body import parse_body
-from service.control.submit import check
+from service.control.submit import check, check_room
 from service.errors import Conflict, writing
 from service.settings import Settings
 from service.store import Store, schedules
 
 
-def add(store: Store, settings: Settings, schedule: NewSchedule) -> ScheduleView:
+def add(store: Store, settings: Settings, schedule: NewSchedule, owner: str | None = None) -> ScheduleView:
     """Keep a schedule whose request could be submitted now.
 
     Raises Conflict if its name is taken, and what `submit` raises.
     """
+    check_room(settings)
     check(schedule.named_request(), settings, may_be_empty=True)
-    return store.write(schedules.add, schedule)
+    return store.write(schedules.add, schedule, owner)
 
 
 def preview(store: Store, settings: Settings, schedule: NewSchedule) -> ScheduleView:
@@ -52,6 +53,7 @@ def post_samples(store: Store, settings: Settings, name: str, samples: Sequence[
     if not isinstance(source, PostedSource):
         cure = "make a schedule whose source is {'kind': 'posted'}"
         raise Conflict(f"the jobs of schedule {name} read a {source.kind} source", field="name", cure=cure)
+    check_room(settings)
     lines = "".join(f"{sample.model_dump_json(exclude_none=True)}\n" for sample in samples).encode()
     path = settings.spool(name) / f"{hashlib.sha256(lines).hexdigest()}.jsonl"
     with writing("the posted samples"), sealing(path, secrets.token_hex(4)) as temporary:
@@ -66,6 +68,12 @@ def remove(store: Store, settings: Settings, name: str) -> None:
     store.write(schedules.remove, name)
     with writing("the posted samples"), suppress(FileNotFoundError):
         shutil.rmtree(settings.spool(name))
+
+
+def run_now(store: Store, settings: Settings, name: str) -> RunView:
+    """Make a job of a schedule beside its slots. Raises NotFound, Conflict, QuotaExceeded, DiskFull."""
+    check_room(settings)
+    return store.write(schedules.run_now, name)
 
 
 def submit_due(store: Store) -> int:

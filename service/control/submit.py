@@ -1,12 +1,13 @@
 """Makes a job of a body of `POST /extract`, once the checks that are cheap have passed."""
 
 import secrets
+import shutil
 
 from schemas.names import job_id_from_key
 from schemas.request import ExtractRequest, PostedSource
-from service.errors import NotFound
+from service.errors import DiskFull, NotFound
 from service.settings import Settings
-from service.store import JobRow, NewJob, Store, jobs
+from service.store import JobRow, NewJob, Store, jobs, keys
 
 
 def new_key() -> str:
@@ -14,8 +15,15 @@ def new_key() -> str:
     return secrets.token_hex(16)
 
 
-def submit(request: ExtractRequest, key: str, store: Store, settings: Settings, priority: int = 0) -> JobRow:
-    """Return the job of `key`, made now if it is new.
+def submit(
+    request: ExtractRequest,
+    key: str,
+    store: Store,
+    settings: Settings,
+    priority: int = 0,
+    owner: str | None = None,
+) -> JobRow:
+    """Return the job of an owner's `key`, made now if it is new.
 
     A job that exists is not checked again: its source may be gone by now, and the client only repeats itself.
 
@@ -24,16 +32,32 @@ def submit(request: ExtractRequest, key: str, store: Store, settings: Settings, 
         HubDenied: the Hub repository cannot be written to.
         HubUnavailable: the Hub does not answer, so nothing can be said of the request.
         IdempotencyConflict: `key` was used with another request.
+        QuotaExceeded: the owner has as many jobs or bytes as are allowed.
+        DiskFull: too little space is free.
     """
     if isinstance(request.source, PostedSource):
         # Its samples would be taken from the schedule's own jobs.
         request = request.model_copy(update={"source": PostedSource(kind="posted")})
+    if owner is not None:
+        # No key that a caller can give holds a line's end.
+        key = f"{owner}\n{key}"
     job_id = job_id_from_key(key)
     try:
         store.read(jobs.state, job_id)
     except NotFound:
+        if owner is not None:
+            store.write(keys.check_quota, owner)
+        check_room(settings)
         check(request, settings)
-    return store.write(jobs.submit, NewJob.of(job_id, key, request, priority))[0]
+    return store.write(jobs.submit, NewJob.of(job_id, key, request, priority, owner=owner))[0]
+
+
+def check_room(settings: Settings) -> None:
+    """Take nothing more to do where the data folder is nearly full. Raises DiskFull."""
+    free_bytes = shutil.disk_usage(settings.data_dir).free
+    if free_bytes < settings.min_free_bytes:
+        cure = "delete jobs or free space in the data folder, or lower QUARRY_MIN_FREE_BYTES"
+        raise DiskFull(f"{free_bytes} bytes are free; {settings.min_free_bytes} must be", cure=cure)
 
 
 def check(request: ExtractRequest, settings: Settings, *, may_be_empty: bool = False) -> None:

@@ -5,13 +5,18 @@ import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from schemas.identity import Identity
 from schemas.names import is_local_model
 from service.errors import UnknownModel
 from service.plan.hub_reading import reading_hub
 from service.settings import Settings
+
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import ModelInfo
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -34,6 +39,10 @@ WEIGHT_FORMATS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
 
 SAMPLED_BLOCKS, BLOCK_BYTES = 64, 4096
 """Of each weight file."""
+
+MAX_SMALL_FILE_BYTES = 2**28
+"""Of a configuration, tokenizer or template on the Hub; the largest tokenizers have 35 MB."""
+READ_CURE = "check the id and the revision, and that the Hub token may read it"
 
 MAX_HEADER_BYTES = 100_000_000
 """The safetensors format's own bound on a header."""
@@ -104,32 +113,64 @@ def _hub_snapshot(model: str, revision: str | None, settings: Settings) -> Model
         cure = "give an id such as 'Qwen/Qwen3-8B', an absolute path, or a path that begins with './'"
         raise _unknown(f"{model!r} is neither a model id of the Hub nor a path", cure) from error
     patterns = (*CONFIG_FILES, *TOKENIZER_FILES)
-    folder = download(model, revision, patterns, settings, "revision" if revision else "model")
+    field = "revision" if revision else "model"
+    folder = download(model, revision, patterns, settings, field, MAX_SMALL_FILE_BYTES)
     if not (folder / "config.json").is_file():
         raise _unknown(f"model {model!r} has no config.json", "give a model in the transformers format")
     return ModelFolder(folder, folder.name)
 
 
 def download(
-    model: str, revision: str | None, patterns: Iterable[str], settings: Settings, field: str
+    model: str,
+    revision: str | None,
+    patterns: Iterable[str],
+    settings: Settings,
+    field: str,
+    max_file_bytes: int | None = None,
 ) -> Path:
     """Return the Hub's snapshot of a model, with the files that match.
 
-    Raises UnknownModel (`field`) where the Hub has or gives no such model, HubUnavailable, DiskFull.
+    Raises UnknownModel (`field`) where the Hub has or gives no such model, or a file is larger than it may
+    be; HubUnavailable, DiskFull.
     """
     from huggingface_hub import snapshot_download
 
     what = f"model {model!r}" + (f" at revision {revision!r}" if revision else "")
-    cure = "check the id and the revision, and that the Hub token may read it"
-    with reading_hub(what, UnknownModel, field, cure):
+    token, patterns = settings.reading_token(model), list(patterns)
+    with reading_hub(what, UnknownModel, field, READ_CURE):
+        info = _model_info(model, revision, settings)
+        if info is not None and info.gated and token is False:
+            raise UnknownModel(f"{what} is gated", field="model", cure=READ_CURE)
+        if info is not None and max_file_bytes is not None:
+            for file in info.siblings or ():
+                matches = any(fnmatch(file.rfilename, pattern) for pattern in patterns)
+                if matches and (file.size or 0) > max_file_bytes:
+                    sizes = f"{file.size} bytes, and at most {max_file_bytes} are read"
+                    cure = "give a model in the transformers format"
+                    raise UnknownModel(f"{file.rfilename} of {what} has {sizes}", field=field, cure=cure)
         folder = snapshot_download(
-            model,
-            revision=revision,
-            endpoint=settings.hub_endpoint,
-            token=settings.token(),
-            allow_patterns=list(patterns),
+            model, revision=revision, endpoint=settings.hub_endpoint, token=token, allow_patterns=patterns
         )
     return Path(folder)
+
+
+def _model_info(model: str, revision: str | None, settings: Settings) -> "ModelInfo | None":
+    """Ask the Hub for a model's files; none where it does not answer, since the cache may do.
+
+    Without a token it must answer: a snapshot in the cache would be given to anybody.
+    """
+    import httpx2
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+    token = settings.reading_token(model)
+    try:
+        api = HfApi(settings.hub_endpoint, token=token)
+        return api.model_info(model, revision=revision, files_metadata=True)
+    except (HfHubHTTPError, OfflineModeIsEnabled, httpx2.TransportError):
+        if token is False:
+            raise
+        return None
 
 
 def files_digest(folder: Path, patterns: Iterable[str]) -> str:

@@ -60,6 +60,7 @@ def plan_job(
         if stopped():
             raise Stopped
 
+    settings = settings.narrowed(lease.grants)
     request, fixed = store.read(jobs.request, lease.job_id), lease.identity
     target = planned_target(fixed, lease.model, settings) if fixed else inspect_target(request, settings)
     source = _opened(lease, request, settings)

@@ -35,20 +35,20 @@ class Quantization:
 def quantization_of(config: PreTrainedConfig) -> Quantization | None:
     """Return how to read a model's weights, or none where they are stored plainly. Raises EngineRefused."""
     text = config.get_text_config(decoder=True)
-    told = getattr(config, "quantization_config", None) or getattr(text, "quantization_config", None)
-    if told is None:
+    config_entry = getattr(config, "quantization_config", None) or getattr(text, "quantization_config", None)
+    if config_entry is None:
         return None
-    method = str(told.get("quant_method"))
+    method = str(config_entry.get("quant_method"))
     if method == "compressed-tensors":
-        return _compressed_tensors(told)
+        return _compressed_tensors(config_entry)
     if method not in ("fp8", "mxfp4"):
         raise no_reference(f"no reference: weights quantized by {method!r} cannot be read on the CPU")
-    quantizer = AutoHfQuantizer.from_config(dict(told) | {"dequantize": True}, pre_quantized=True)
+    quantizer = AutoHfQuantizer.from_config(dict(config_entry) | {"dequantize": True}, pre_quantized=True)
     return Quantization(quantizer, (), _ACTIVATION_BITS if method == "fp8" else None)
 
 
-def _compressed_tensors(told: Mapping[str, Any]) -> Quantization:
-    quantizer = AutoHfQuantizer.from_config(dict(told) | {"dequantize": True}, pre_quantized=True)
+def _compressed_tensors(config_entry: Mapping[str, Any]) -> Quantization:
+    quantizer = AutoHfQuantizer.from_config(dict(config_entry) | {"dequantize": True}, pre_quantized=True)
     quantizer.validate_environment()
     schemes = list(quantizer.quantization_config.quantization_config.config_groups.values())
     if len(schemes) != 1:
@@ -61,7 +61,7 @@ def _compressed_tensors(told: Mapping[str, Any]) -> Quantization:
     converter = WeightConverter(
         source_patterns=[f"{name}$" for name in _STORED],
         target_patterns="weight",
-        operations=[_Decompress(schemes[0], told.get("format"))],
+        operations=[_Decompress(schemes[0], config_entry.get("format"))],
     )
     return Quantization(quantizer, (converter,), inputs.num_bits if inputs is not None else None)
 

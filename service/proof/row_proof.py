@@ -63,8 +63,8 @@ def prove_row(
         if watch is not None:
             states_TH = states_of(layer, identity)
             low_T, high_T = states_TH.amin(dim=1), states_TH.amax(dim=1)
-            found = _value_faults(low_T, high_T, layer_id, misfit_tokens(layer, identity))
-            faults += [f"layer {layer_id}: {fault}" for fault in found]
+            of_layer = _value_faults(low_T, high_T, layer_id, misfit_tokens(layer, identity))
+            faults += [f"layer {layer_id}: {fault}" for fault in of_layer]
             watch(layer_id, states_TH, low_T, high_T)
         if layer_id == identity.num_layers:
             last = last_state(layer, identity)

@@ -5,11 +5,8 @@ Imports torch by way of the shard reader: import it lazily. Nothing in the datas
 
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
-from pathlib import Path
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePosixPath
 
 from pydantic import Field, computed_field
 
@@ -19,8 +16,8 @@ from schemas.dataset.manifest import CheckReport, FileEntry, Manifest, read_mani
 from schemas.dataset.seal import sha256_of
 from schemas.dataset.token_counts import differences, read_counts, vocabulary_stats
 from schemas.names import index_path, is_inside, manifest_path, token_freq_path
-from service.errors import EngineRefused, NotFound, OptionRefused
-from service.plan.hub_reading import reading_hub
+from service.errors import EngineRefused, NotFound
+from service.proof.dataset_files import DatasetFiles, HubDataset, LocalDataset, memory_bound
 from service.proof.head import Head
 from service.proof.tally import DatasetTally, Finding, JobTally
 from service.proof.verify_unit import verify_unit
@@ -32,6 +29,8 @@ __all__ = ["Finding", "VerifyReport", "verify_dataset", "verify_remote"]
 _DATA_FOLDERS = frozenset({"data", "index", "manifests"})
 _DATA_SUFFIXES = frozenset({".parquet", ".safetensors"})
 _SHOWN = 50
+MEMORY_BYTES = 8 * 2**30
+"""A row of 100,000 tokens of 8192 elements takes 1.6 GB a layer, and with planes twice that to merge them."""
 
 
 class VerifyReport(Wire):
@@ -90,6 +89,7 @@ def verify_dataset(
     model_folder: Path | None = None,
     where: str = "",
     tally: DatasetTally | None = None,
+    memory_bytes: int = MEMORY_BYTES,
 ) -> VerifyReport:
     """Read everything below `folder` again: manifests, hashes, every layer of every row, indexes, totals.
 
@@ -98,6 +98,7 @@ def verify_dataset(
         model_folder: the target's config and safetensors; without it there is no logit check.
         where: what to call the dataset; its folder if empty.
         tally: receives what a report of the dataset shows.
+        memory_bytes: what the process may take more than now to decode the files; a unit needs a few rows.
 
     Raises:
         NotFound: there is no such folder.
@@ -105,8 +106,37 @@ def verify_dataset(
     """
     if not folder.is_dir():
         raise NotFound(f"{folder} is no folder")
+    return _verify(LocalDataset(folder), model_folder, where or str(folder), tally, memory_bytes)
+
+
+def verify_remote(
+    repo_id: str,
+    settings: Settings,
+    *,
+    model_folder: Path | None = None,
+    scratch: Path | None = None,
+    tally: DatasetTally | None = None,
+    memory_bytes: int = MEMORY_BYTES,
+) -> VerifyReport:
+    """Verify a dataset repository unit by unit, each in a temporary folder below `scratch`.
+
+    Raises OptionRefused (no such repository), HubUnavailable, DiskFull, and what `verify_dataset` raises.
+    """
+    with tempfile.TemporaryDirectory(prefix="quarry-verify-", dir=scratch) as folder:
+        files = HubDataset(repo_id, settings, Path(folder))
+        return _verify(files, model_folder, f"dataset {repo_id}", tally, memory_bytes)
+
+
+def _verify(
+    files: DatasetFiles,
+    model_folder: Path | None,
+    where: str,
+    tally: DatasetTally | None,
+    memory_bytes: int,
+) -> VerifyReport:
     findings: list[Finding] = []
-    jobs = list(read_manifests(folder, findings))
+    with memory_bound(memory_bytes):
+        jobs = list(read_manifests(files, findings))
     counts: Counter[str] = Counter()
     max_error = 0.0
     heads: dict[str, Head] = {}
@@ -118,16 +148,16 @@ def verify_dataset(
                 heads[dtype] = Head.load(model_folder, dtype)
             head = heads[dtype]
             _check_model(model_folder, head, job)
-        counted = _verify_job(folder, job, head)
+        counted = _verify_job(files, job, head, memory_bytes)
         findings += counted.findings
         counts.update(rows=counted.rows, tokens=counted.tokens)
         counts.update(logit_rows=counted.logit_rows, logit_argmax_agree=counted.logit_argmax_agree)
         max_error = max(max_error, counted.logit_max_error)
         if tally is not None:
             tally.jobs.append((job, counted))
-    findings += _strays(folder, jobs)
+    findings += _strays(files, jobs)
     return VerifyReport(
-        where=where or str(folder),
+        where=where,
         jobs=len(jobs),
         shards=sum(len(job.shards) for job in jobs),
         rows=counts["rows"],
@@ -141,49 +171,27 @@ def verify_dataset(
     )
 
 
-def verify_remote(
-    repo_id: str,
-    settings: Settings,
-    *,
-    model_folder: Path | None = None,
-    scratch: Path | None = None,
-    tally: DatasetTally | None = None,
-) -> VerifyReport:
-    """Download a dataset repository into a temporary folder below `scratch`, verify it, delete the copy.
-
-    Raises OptionRefused (no such repository), HubUnavailable, and what `verify_dataset` raises.
-    """
-    from huggingface_hub import snapshot_download
-
-    with tempfile.TemporaryDirectory(prefix="quarry-verify-", dir=scratch) as copy:
-        what = f"dataset {repo_id}"
-        with reading_hub(what, OptionRefused, "repo_id", "check the name and the token's rights"):
-            snapshot_download(
-                repo_id,
-                repo_type="dataset",
-                local_dir=copy,
-                endpoint=settings.hub_endpoint,
-                token=settings.token(),
-            )
-        return verify_dataset(Path(copy), model_folder=model_folder, where=what, tally=tally)
-
-
-def read_manifests(folder: Path, findings: list[Finding]) -> Iterator[Manifest]:
+def read_manifests(files: DatasetFiles, findings: list[Finding]) -> Iterator[Manifest]:
     """Yield every manifest that can be read; what is wrong with any of them goes to `findings`."""
-    files = sorted((folder / "manifests").glob("*.json"))
-    if not files:
+    paths = [path for path in files.paths() if _is_manifest(path)]
+    if not paths:
         findings.append(Finding(path="manifests/", what="holds no manifest"))
-    for file in files:
-        path = file.relative_to(folder).as_posix()
+    for path in paths:
         try:
-            manifest, fault = read_manifest(file.read_bytes(), file.name)
-        except (OSError, DatasetError) as error:
-            findings.append(Finding(path=path, what=f"cannot be read: {error}"))
+            with files.held([path]) as folder:
+                manifest, fault = read_manifest((folder / path).read_bytes(), PurePosixPath(path).name)
+        except (OSError, DatasetError, MemoryError) as error:
+            findings.append(Finding(path=path, what=f"cannot be read: {error or 'it takes too much memory'}"))
             continue
         if fault is not None:
             findings.append(Finding(path=path, what=fault))
         findings += [Finding(path=path, what=what) for what in _manifest_faults(path, manifest)]
         yield manifest
+
+
+def _is_manifest(path: str) -> bool:
+    parts = PurePosixPath(path)
+    return len(parts.parts) == 2 and parts.parts[0] == "manifests" and parts.suffix == ".json"
 
 
 def _manifest_faults(path: str, job: Manifest) -> Iterator[str]:
@@ -204,22 +212,22 @@ def _manifest_faults(path: str, job: Manifest) -> Iterator[str]:
         "indexes": (sorted(e.path for e in job.indexes), sorted(index_path(job_id, unit) for unit in units)),
         "complete": (job.complete, True),
     }
-    for name, (told, due) in pairs.items():
-        if told != due:
-            yield f"{name} is {told!r}, {due!r} is due"
+    for name, (stated, due) in pairs.items():
+        if stated != due:
+            yield f"{name} is {stated!r}, {due!r} is due"
     for entry, count in Counter(entry.path for entry in _entries(job)).items():
         if count > 1:
             yield f"names {entry} {count} times"
 
 
 def _check_model(model_folder: Path, head: Head, job: Manifest) -> None:
-    told, found = job.provenance, (head.final_norm, len(head.norm_weight))
-    if found != (told.final_norm, told.identity.hidden_size):
+    due, norm, hidden_size = job.provenance, head.final_norm, len(head.norm_weight)
+    if (norm, hidden_size) != (due.final_norm, due.identity.hidden_size):
         raise EngineRefused(
-            f"{model_folder} ends in {found[0].kind} (eps {found[0].eps}) over {found[1]} elements, "
-            f"the model of job {told.job_id} in {told.final_norm.kind} (eps {told.final_norm.eps}) over "
-            f"{told.identity.hidden_size}",
-            cure=f"give the folder of {told.identity.model} at revision {told.identity.revision}",
+            f"{model_folder} ends in {norm.kind} (eps {norm.eps}) over {hidden_size} elements, "
+            f"the model of job {due.job_id} in {due.final_norm.kind} (eps {due.final_norm.eps}) over "
+            f"{due.identity.hidden_size}",
+            cure=f"give the folder of {due.identity.model} at revision {due.identity.revision}",
         )
 
 
@@ -238,21 +246,20 @@ def _entries(job: Manifest) -> tuple[FileEntry, ...]:
     return (*job.shards, *job.indexes, *job.extras)
 
 
-def _verify_job(folder: Path, job: Manifest, head: Head | None) -> JobTally:
+def _verify_job(files: DatasetFiles, job: Manifest, head: Head | None, memory_bytes: int) -> JobTally:
     """Return what was counted and what is wrong in one job's files."""
     tally = JobTally()
-    for entry in _entries(job):
-        for what in _file_faults(folder, entry):
-            tally.fault(entry.path, what)
-    wrong = {finding.path for finding in tally.findings}
-    units = {entry.unit for entry in job.shards} if all(is_inside(e.path) for e in _entries(job)) else set()
+    entries = _entries(job)
+    outside = not all(is_inside(entry.path) for entry in entries)
+    units = set() if outside else {entry.unit for entry in job.shards}
+    rest = {entry.path: entry for entry in entries}
     for unit in sorted(units):
-        files = {index_path(job.provenance.job_id, unit)} | {e.path for e in job.shards if e.unit == unit}
-        damaged = sorted(path for path in files & wrong if (folder / path).is_file())
-        if damaged:
-            tally = _verify_damaged(folder, job, unit, damaged, tally)
-        else:
-            tally = verify_unit(folder, job, unit, head, tally)
+        paths = {entry.path for entry in job.shards if entry.unit == unit}
+        paths.add(index_path(job.provenance.job_id, unit))
+        with files.held(paths) as folder, memory_bound(memory_bytes):
+            # Over some wrong bytes pyarrow ends the process.
+            if not _faults([rest.pop(path) for path in sorted(paths & rest.keys())], folder, tally):
+                verify_unit(folder, job, unit, head, tally)
     manifest = manifest_path(job.provenance.job_id)
     rejected = Counter(reject.position for reject in job.rejects)
     for what, counts in (("sample {} is written", tally.sample_ids), ("position {} is rejected", rejected)):
@@ -261,16 +268,27 @@ def _verify_job(folder: Path, job: Manifest, head: Head | None) -> JobTally:
                 tally.fault(manifest, f"{what.format(name)} {count} times")
     # They are as many as the rows, and a report of many jobs keeps every tally.
     tally.sample_ids.clear()
-    if not tally.findings and tally.supervised_tokens != job.totals.supervised_tokens:
-        stated, counted = job.totals.supervised_tokens, tally.supervised_tokens
-        tally.fault(manifest, f"totals.supervised_tokens is {stated}, {counted} is due")
-    _compare_token_counts(folder, job, tally)
+    extras = [path for path in rest if is_inside(path)]
+    with files.held(extras) as folder, memory_bound(memory_bytes):
+        _faults(rest.values(), folder, tally)
+        if not tally.findings and tally.supervised_tokens != job.totals.supervised_tokens:
+            stated, counted = job.totals.supervised_tokens, tally.supervised_tokens
+            tally.fault(manifest, f"totals.supervised_tokens is {stated}, {counted} is due")
+        _compare_token_counts(folder, job, tally)
     return tally
+
+
+def _faults(entries: Iterable[FileEntry], folder: Path, tally: JobTally) -> bool:
+    """Hold files against what the manifest says of them; say whether any is wrong."""
+    faults = [(entry.path, what) for entry in entries for what in _file_faults(folder, entry)]
+    for path, what in faults:
+        tally.fault(path, what)
+    return bool(faults)
 
 
 def _compare_token_counts(folder: Path, job: Manifest, tally: JobTally) -> None:
     """Hold a job's token counts, and what its manifest says of them, against its rows, if those are right."""
-    broken = {path for finding in tally.findings for path in finding.path.split(", ")}
+    broken = {finding.path for finding in tally.findings}
     if broken & {entry.path for entry in job.shards}:
         return
     counted, path = tally.supervised.counts(), token_freq_path(job.provenance.job_id)
@@ -278,26 +296,13 @@ def _compare_token_counts(folder: Path, job: Manifest, tally: JobTally) -> None:
         try:
             for what in differences(read_counts((folder / path).read_bytes(), path), counted):
                 tally.fault(path, what)
-        except DatasetError as error:
-            tally.fault(path, str(error))
+        except (DatasetError, MemoryError) as error:
+            tally.fault(path, str(error) or "takes too much memory")
     if job.vocabulary is not None:
         stats = vocabulary_stats(counted, (part.draft_vocab for part in job.vocabulary.coverage))
         if job.vocabulary != stats:
             what = f"vocabulary is {job.vocabulary!r}, {stats!r} is due"
             tally.fault(manifest_path(job.provenance.job_id), what)
-
-
-def _verify_damaged(folder: Path, job: Manifest, unit: int, damaged: list[str], tally: JobTally) -> JobTally:
-    """Verify a unit with wrong bytes in a process of its own, because pyarrow aborts over some of them.
-
-    Returns the tally, because the other process fills a copy.
-    """
-    with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
-        try:
-            return pool.submit(verify_unit, folder, job, unit, None, tally).result()
-        except BrokenProcessPool:
-            tally.fault(", ".join(damaged), "so damaged that the Parquet reader died")
-            return tally
 
 
 def _file_faults(folder: Path, entry: FileEntry) -> Iterator[str]:
@@ -315,13 +320,12 @@ def _file_faults(folder: Path, entry: FileEntry) -> Iterator[str]:
         yield f"has sha256 {digest}, the manifest says {entry.sha256}"
 
 
-def _strays(folder: Path, jobs: list[Manifest]) -> Iterator[Finding]:
-    """Yield data files that no manifest names. Hidden folders at the top belong to tools."""
+def _strays(files: DatasetFiles, jobs: list[Manifest]) -> Iterator[Finding]:
+    """Yield data files that no manifest names."""
     named = {entry.path for job in jobs for entry in _entries(job)}
-    for file in sorted(folder.rglob("*")):
-        path = file.relative_to(folder)
-        if not file.is_file() or path.parts[0].startswith(".") or path.as_posix() in named:
+    for name in files.paths():
+        path = PurePosixPath(name)
+        if name in named or _is_manifest(name):
             continue
-        manifest = path.parts[0] == "manifests" and len(path.parts) == 2 and path.suffix == ".json"
-        if not manifest and (path.parts[0] in _DATA_FOLDERS or path.suffix in _DATA_SUFFIXES):
-            yield Finding(path=path.as_posix(), what="no manifest names this file")
+        if path.parts[0] in _DATA_FOLDERS or path.suffix in _DATA_SUFFIXES:
+            yield Finding(path=name, what="no manifest names this file")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from schemas.dataset.errors import DatasetError
-from schemas.dataset.index import IndexRows, Witness, read_index
+from schemas.dataset.index import Witness, read_index
 from schemas.dataset.manifest import Manifest, ShardEntry
 from schemas.dataset.shard import Shard, open_shard
 from schemas.names import index_path
@@ -24,14 +24,16 @@ _SCALARS = ("sample_id", "source_id", "num_tokens", "prompt_tokens")
 _LISTS = ("input_ids", "loss_mask")
 
 
-def verify_unit(folder: Path, job: Manifest, unit: int, head: Head | None, tally: JobTally) -> JobTally:
-    """Read all of unit `unit` of `job` below `folder` again; return `tally`, filled."""
+def verify_unit(folder: Path, job: Manifest, unit: int, head: Head | None, tally: JobTally) -> None:
+    """Read all of unit `unit` of `job` below `folder` again; its files are there. Fills `tally`."""
     index = index_path(job.provenance.job_id, unit)
-    indexed = _read_index(folder, index, tally)
+    indexed = None
+    try:
+        indexed = read_index(folder / index)
+    except (DatasetError, OSError) as error:
+        tally.fault(index, str(error))
     entries = [entry for entry in job.shards if entry.unit == unit]
     for entry in entries:
-        if not (folder / entry.path).is_file():
-            continue
         of_shard = {row: values for (shard, row), values in (indexed or {}).items() if shard == entry.path}
         try:
             with open_shard(folder / entry.path) as shard:
@@ -49,18 +51,6 @@ def verify_unit(folder: Path, job: Manifest, unit: int, head: Head | None, tally
     for path, row in indexed or ():
         if path not in known:
             tally.fault(index, f"names row {row} of {path}, no shard of unit {unit}")
-    return tally
-
-
-def _read_index(folder: Path, path: str, tally: JobTally) -> IndexRows | None:
-    """Return the index's rows, or none if it cannot be read; a missing file is named elsewhere."""
-    if not (folder / path).is_file():
-        return None
-    try:
-        return read_index(folder / path)
-    except DatasetError as error:
-        tally.fault(path, str(error))
-        return None
 
 
 def _check_entry(shard: Shard, entry: ShardEntry, job: Manifest, tally: JobTally) -> None:
@@ -131,7 +121,7 @@ def _compare_index(
         values = indexed[row]
         pairs = {name: (values[name], getattr(light, name)) for name in _SCALARS}
         pairs["supervised_tokens"] = (values["supervised_tokens"], int(light.loss_mask.sum()))
-        wrong = [f"{name} {told!r} for {due!r}" for name, (told, due) in pairs.items() if told != due]
+        wrong = [f"{name} {stated!r} for {due!r}" for name, (stated, due) in pairs.items() if stated != due]
         wrong += [name for name in _LISTS if not np.array_equal(values[name], getattr(light, name))]
         if wrong:
             where = f"row {row} of {path} ({light.sample_id})"

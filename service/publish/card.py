@@ -39,12 +39,12 @@ def states_config(name: str) -> str:
 
 def assigned_configs(card: str | None) -> dict[str, str]:
     """Return the configuration of each job that `card` lists. Raises OptionRefused if its YAML is broken."""
-    found: dict[str, str] = {}
+    configs: dict[str, str] = {}
     for config in _parsed(card)[0].get("configs") or []:
         for job_id in JOB_IN_PATH.findall(str(config.get("data_files"))):
             if name := config.get("config_name"):
-                found[job_id] = name
-    return found
+                configs[job_id] = name
+    return configs
 
 
 def render_card(

@@ -145,12 +145,12 @@ class Hub:
 
     def find(self, paths: Sequence[str], revision: str = BRANCH) -> dict[str, RepoFile]:
         """Return those of `paths` that are files at `revision`; `blob_id` is a SHA-1 of git's."""
-        found: dict[str, RepoFile] = {}
+        files: dict[str, RepoFile] = {}
         for start in range(0, len(paths), PATHS_PER_CALL):
             some = list(paths[start : start + PATHS_PER_CALL])
             call = functools.partial(self._api.get_paths_info, paths=some, revision=revision, **self._where)
-            found |= _files(self._ask("read the tree", call))
-        return found
+            files |= _files(self._ask("read the tree", call))
+        return files
 
     def files(self, folder: str, revision: str = BRANCH) -> list[RepoFile]:
         """Return the files directly in `folder` at `revision`, in name order; none without such a folder."""
@@ -161,8 +161,8 @@ class Hub:
             except RemoteEntryNotFoundError:
                 return []
 
-        found = _files(self._ask("list the tree", listing))
-        return [found[path] for path in sorted(found)]
+        files = _files(self._ask("list the tree", listing))
+        return [files[path] for path in sorted(files)]
 
     def read(self, path: str, revision: str = BRANCH) -> bytes | None:
         """Return a small file's bytes at `revision`, or None when there is none."""
@@ -249,8 +249,8 @@ class Hub:
         what = f"could not {doing} in {self.target.repo_id}"
         if answer is None:
             raise Passing(f"{what}: {type(_root(error)).__name__}") from None
-        status, said = answer.response.status_code, self._redacted(answer.server_message or "")
-        what = f"{what}: HTTP {status}{': ' + said if said else ''}"
+        status, message = answer.response.status_code, self._redacted(answer.server_message or "")
+        what = f"{what}: HTTP {status}{': ' + message if message else ''}"
         if status == 412:
             raise Stale(what) from None
         if status in PASSING_STATUSES or status >= 500:
@@ -280,7 +280,14 @@ class Hub:
 
 
 def open_hub(target: HubTarget, settings: Settings, patience: Patience | None = None) -> Hub:
-    """Return the repository with the token and endpoint now in force. Raises HubDenied without a token."""
+    """Return the repository with the token and endpoint now in force.
+
+    Raises HubDenied without a token, or where it is not used for this repository.
+    """
+    namespace = target.repo_id.split("/")[0]
+    if not settings.uses_token_in(namespace):
+        cure = "use a key with this namespace, or another repository"
+        raise HubDenied(f"nothing may be pushed to {namespace}", field=FIELD, cure=cure)
     return Hub(target, endpoint=settings.hub_endpoint, token=settings.token(), patience=patience)
 
 

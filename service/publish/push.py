@@ -190,8 +190,8 @@ class _Push:
     def _stale(self, revision: str) -> list[str]:
         """Return the Parquet files at `revision` that the card's globs take for the job's, but are not."""
         named = {entry.path for entry in self._files}
-        found = [file.path for folder in _folders(self._job_id) for file in self._hub.files(folder, revision)]
-        return [path for path in found if path.endswith(".parquet") and path not in named]
+        paths = [file.path for folder in _folders(self._job_id) for file in self._hub.files(folder, revision)]
+        return [path for path in paths if path.endswith(".parquet") and path not in named]
 
     def _card_and_table(self, revision: str) -> dict[str, bytes]:
         """Return what says which jobs are at `revision` and this one, by path.

@@ -25,7 +25,7 @@ class Places:
             # Left in the chunks that were read: a chunk of lists counts its values in 32 bits, and a dataset
             # may hold more tokens than that. A row is found among chunks by bisection.
             table = pa.concat_tables(tables)
-        except (OSError, pa.ArrowException) as error:
+        except (OSError, MemoryError, pa.ArrowException) as error:
             raise ReaderError(f"the index cannot be read: {error}") from error
         self._columns: dict[str, Any] = {name: table[name] for name in _COLUMNS}
         self.num_tokens: list[int] = self._columns["num_tokens"].to_pylist()

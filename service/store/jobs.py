@@ -1,5 +1,6 @@
 """Jobs: accepted once a key, read, listed, counted, cancelled and resumed."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
 
@@ -10,7 +11,7 @@ from schemas.events import Event
 from schemas.job import ENDED_JOB_STATES, JobState, Progress
 from schemas.request import ExtractRequest
 from service.errors import IdempotencyConflict, IllegalMove, NotFound, RequestError
-from service.store import tasks
+from service.store import keys, tasks
 from service.store.database import Transaction
 from service.store.ledger import lock_job, move_job, move_task, progress_of, record, tasks_in
 from service.store.stopping import stop
@@ -33,7 +34,14 @@ JOB_COLUMNS = [JOB.c[name] for name in (*JobRow.__slots__, *Progress.model_field
 
 
 def submit(tx: Transaction, made: NewJob) -> tuple[JobRow, bool]:
-    """Insert a job unless its key has one; say whether it is new. Raises IdempotencyConflict."""
+    """Insert a job unless its key has one; say whether it is new.
+
+    Raises IdempotencyConflict, QuotaExceeded.
+    """
+    if made.owner is not None:
+        same_key = select(JOB.c.id).where(JOB.c.idempotency_key == made.idempotency_key)
+        if tx.connection.scalar(same_key) is None:
+            keys.check_quota(tx, made.owner)
     new = tx.insert(JOB).values(
         id=made.id,
         idempotency_key=made.idempotency_key,
@@ -43,6 +51,7 @@ def submit(tx: Transaction, made: NewJob) -> tuple[JobRow, bool]:
         source_kind=made.source_kind,
         priority=made.priority,
         schedule=made.schedule,
+        owner=made.owner,
         state=JobState.QUEUED,
         last_event=0,
         created_at=tx.now,
@@ -71,22 +80,30 @@ def job(tx: Transaction, job_id: str) -> JobRow:
     """Return a job. Raises NotFound."""
     row = tx.connection.execute(select(*JOB_COLUMNS).where(JOB.c.id == job_id)).mappings().one_or_none()
     if row is None:
-        raise NotFound(f"there is no job {job_id}", field="job_id")
+        raise unknown(job_id)
     return _job(row)
 
 
 def page(
-    tx: Transaction, *, state: JobState | None = None, cursor: str | None = None, limit: int = 50
+    tx: Transaction,
+    *,
+    owner: str | None = None,
+    state: JobState | None = None,
+    cursor: str | None = None,
+    limit: int = 50,
 ) -> tuple[list[JobRow], str | None]:
-    """Return a page of jobs, newest first, and the cursor of the next.
+    """Return a page of jobs, of one owner if one is given, newest first, and the cursor of the next.
 
     Raises RequestError for an unknown cursor.
     """
     query = select(*JOB_COLUMNS).order_by(JOB.c.number.desc()).limit(limit + 1)
+    if owner is not None:
+        query = query.where(JOB.c.owner == owner)
     if state is not None:
         query = query.where(JOB.c.state == state)
     if cursor is not None:
-        last = tx.connection.scalar(select(JOB.c.number).where(JOB.c.id == cursor))
+        of_cursor = select(JOB.c.number).where(JOB.c.id == cursor)
+        last = tx.connection.scalar(of_cursor if owner is None else of_cursor.where(JOB.c.owner == owner))
         if last is None:
             raise RequestError(
                 "the cursor is of no page", field="cursor", cure="begin again without a cursor"
@@ -100,7 +117,7 @@ def request_json(tx: Transaction, job_id: str) -> str:
     """Return a job's request as it was stored; it never changes. Raises NotFound."""
     body: str | None = tx.connection.scalar(select(REQUEST.c.body).where(REQUEST.c.job_id == job_id))
     if body is None:
-        raise NotFound(f"there is no job {job_id}", field="job_id")
+        raise unknown(job_id)
     return body
 
 
@@ -199,16 +216,16 @@ def resume(tx: Transaction, job_id: str) -> JobRow:
 
 def counts(tx: Transaction) -> dict[JobState, int]:
     """Return the number of jobs in every state."""
-    found = tx.connection.execute(select(JOB.c.state, func.count()).group_by(JOB.c.state))
-    return dict.fromkeys(JobState, 0) | {state: number for state, number in found}
+    rows = tx.connection.execute(select(JOB.c.state, func.count()).group_by(JOB.c.state))
+    return dict.fromkeys(JobState, 0) | {state: number for state, number in rows}
 
 
 def state(tx: Transaction, job_id: str) -> JobState:
     """Return a job's state. Raises NotFound."""
-    found: JobState | None = tx.connection.scalar(select(JOB.c.state).where(JOB.c.id == job_id))
-    if found is None:
-        raise NotFound(f"there is no job {job_id}", field="job_id")
-    return found
+    stored: JobState | None = tx.connection.scalar(select(JOB.c.state).where(JOB.c.id == job_id))
+    if stored is None:
+        raise unknown(job_id)
+    return stored
 
 
 def totals(tx: Transaction) -> Progress:
@@ -223,6 +240,25 @@ def events(tx: Transaction, job_id: str, *, after: int = 0, limit: int = 500) ->
     """Return events numbered above `after`, in order; none that comes later gets a lower number."""
     query = select(EVENT.c.entry).where(EVENT.c.job_id == job_id, EVENT.c.id > after)
     return list(tx.connection.scalars(query.order_by(EVENT.c.id).limit(limit)))
+
+
+def unknown(job_id: str) -> NotFound:
+    """Return the error of an id that no job has, or none that the caller may see."""
+    return NotFound(f"there is no job {job_id}", field="job_id")
+
+
+def new_events(tx: Transaction, last: Mapping[str, int], limit: int) -> dict[str, list[Event] | None]:
+    """Return the newest events of each job above the number in `last`; None for a job that is gone.
+
+    Jobs without any are left out.
+    """
+    query = select(JOB.c.id, JOB.c.last_event).where(JOB.c.id.in_(last))
+    numbers = {job_id: number for job_id, number in tx.connection.execute(query)}
+    new: dict[str, list[Event] | None] = dict.fromkeys(last.keys() - numbers.keys())
+    for job_id, number in numbers.items():
+        if number > last[job_id]:
+            new[job_id] = events(tx, job_id, after=max(last[job_id], number - limit), limit=limit)
+    return new
 
 
 def _job(row: RowMapping) -> JobRow:

@@ -38,6 +38,7 @@ class LockedJob:
     hub_commit: str | None
     last_event: int
     schedule: int | None
+    owner: str | None
 
     @property
     def known_identity(self) -> Identity:

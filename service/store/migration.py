@@ -28,9 +28,9 @@ def check_write(tx: Transaction) -> None:
     _compare(tx.connection.scalar(VERSION))
 
 
-def _compare(found: str | None) -> None:
-    if found != _newest():
-        detail = f"the database is at version {found}, this service at {_newest()}"
+def _compare(revision: str | None) -> None:
+    if revision != _newest():
+        detail = f"the database is at version {revision}, this service at {_newest()}"
         raise VersionRefused(detail, cure="restart the newest service")
 
 
@@ -53,9 +53,9 @@ def migrate(tx: Transaction) -> None:
     """
     if tx.connection.dialect.name == "postgresql":
         tx.connection.execute(select(func.pg_advisory_xact_lock(LOCK_KEY)))
-    found = MigrationContext.configure(tx.connection).get_current_revision()
-    if found is not None and found > _newest():
-        _compare(found)
+    revision = MigrationContext.configure(tx.connection).get_current_revision()
+    if revision is not None and revision > _newest():
+        _compare(revision)
     config = _config()
     config.attributes["connection"] = tx.connection
     command.upgrade(config, "head")

@@ -8,7 +8,7 @@ from sqlalchemy import insert, select
 from schemas.identity import Identity
 from schemas.job import RejectView
 from service.errors import IdentityChanged, SourceRefused
-from service.store import publishing, tasks, written
+from service.store import keys, publishing, tasks, written
 from service.store.database import Store, Transaction
 from service.store.ledger import LockedJob, count, record
 from service.store.tables import REJECT, UNIT
@@ -27,6 +27,7 @@ def _grant(tx: Transaction, job: LockedJob, lease: Lease) -> PlanLease:
         identity=job.identity,
         plan_sha256s=tuple(tx.connection.scalars(planned)),
         schedule=job.schedule,
+        grants=keys.granted(tx, job.owner),
     )
 
 

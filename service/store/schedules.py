@@ -26,8 +26,8 @@ from schemas.schedule import (
     ScheduleState,
     ScheduleView,
 )
-from service.errors import Conflict, NotFound
-from service.store import jobs, written
+from service.errors import Conflict, NotFound, QuotaExceeded
+from service.store import jobs, keys, written
 from service.store.database import Transaction
 from service.store.ledger import lock_job
 from service.store.migration import check_write
@@ -51,13 +51,15 @@ class _Schedule:
     next_slot: datetime | None
     waiting_slot: datetime | None
     last_job: str | None
+    owner: str | None
 
 
-def add(tx: Transaction, schedule: NewSchedule) -> ScheduleView:
+def add(tx: Transaction, schedule: NewSchedule, owner: str | None = None) -> ScheduleView:
     """Add a schedule, whose first slot is the first after now. Raises Conflict if its name is taken."""
     rules = schedule.rules()
     new = tx.insert(SCHEDULE).values(
         name=schedule.name,
+        owner=owner,
         rules=rules,
         paused=False,
         next_slot=rules.first_after(tx.now),
@@ -156,13 +158,26 @@ def schedule_view(tx: Transaction, name: str) -> ScheduleView:
     """Return what the API says of a schedule. Raises NotFound."""
     row = tx.connection.execute(select(SCHEDULE).where(SCHEDULE.c.name == name)).mappings().one_or_none()
     if row is None:
-        raise _unknown(name)
+        raise unknown(name)
     return _view(tx, row)
 
 
-def page(tx: Transaction, *, after: str = "", limit: int = 50) -> list[ScheduleView]:
-    """Return schedules whose names come after `after`, by name."""
+def owner_of(tx: Transaction, name: str) -> str | None:
+    """Return the name of the key that made a schedule; None: the operator. Raises NotFound."""
+    row = tx.connection.execute(select(SCHEDULE.c.owner).where(SCHEDULE.c.name == name)).one_or_none()
+    if row is None:
+        raise unknown(name)
+    owner: str | None = row.owner
+    return owner
+
+
+def page(
+    tx: Transaction, *, owner: str | None = None, after: str = "", limit: int = 50
+) -> list[ScheduleView]:
+    """Return schedules, of one owner if one is given, whose names come after `after`, by name."""
     query = select(SCHEDULE).where(SCHEDULE.c.name > after).order_by(SCHEDULE.c.name).limit(limit)
+    if owner is not None:
+        query = query.where(SCHEDULE.c.owner == owner)
     return [_view(tx, row) for row in tx.connection.execute(query).mappings().all()]
 
 
@@ -171,7 +186,7 @@ def request_json(tx: Transaction, name: str) -> str:
     of_name = select(SCHEDULE_REQUEST.c.body).join(SCHEDULE).where(SCHEDULE.c.name == name)
     body: str | None = tx.connection.scalar(of_name)
     if body is None:
-        raise _unknown(name)
+        raise unknown(name)
     return body
 
 
@@ -184,8 +199,8 @@ def is_cut_short(tx: Transaction, job_id: str) -> bool:
 def slot_counts(tx: Transaction) -> dict[tuple[str, RunOutcome], int]:
     """Return how many slots of each schedule had each outcome."""
     query = select(SCHEDULE.c.name, RUN.c.outcome, func.count()).join(RUN)
-    found = tx.connection.execute(query.group_by(SCHEDULE.c.name, RUN.c.outcome))
-    return {(name, outcome): number for name, outcome, number in found}
+    counts = tx.connection.execute(query.group_by(SCHEDULE.c.name, RUN.c.outcome))
+    return {(name, outcome): number for name, outcome, number in counts}
 
 
 def late_counts(tx: Transaction) -> dict[str, int]:
@@ -200,7 +215,7 @@ def runs(tx: Transaction, name: str, *, before: datetime | None = None, limit: i
     """Return a schedule's slots before `before`, newest first. Raises NotFound."""
     number = tx.connection.scalar(select(SCHEDULE.c.number).where(SCHEDULE.c.name == name))
     if number is None:
-        raise _unknown(name)
+        raise unknown(name)
     return _runs(tx, number, before=before, limit=limit)
 
 
@@ -209,7 +224,7 @@ def _lock(tx: Transaction, name: str) -> _Schedule:
     row = tx.connection.execute(query).mappings().one_or_none()
     check_write(tx)
     if row is None:
-        raise _unknown(name)
+        raise unknown(name)
     tx.now = row["now"]
     return _Schedule(**{field: row[field] for field in _Schedule.__slots__})
 
@@ -242,13 +257,19 @@ def _submit(tx: Transaction, schedule: _Schedule, slot: datetime) -> None:
         # It was right when it was given: a later version refuses it.
         _record(tx, schedule, slot, RunOutcome.REFUSED, str(error))
         return
+    try:
+        keys.check_quota(tx, schedule.owner)
+    except QuotaExceeded as error:
+        _record(tx, schedule, slot, RunOutcome.REFUSED, error.detail)
+        return
     if _has_running_job(tx, schedule):
         stop(tx, lock_job(tx, str(schedule.last_job)), JobState.CANCELLED)
     written.publish_stopped(tx, schedule.number)
     # A tab is in no key that a caller can give.
     key = f"schedule\t{schedule.number}\t{slot.isoformat()}"
     new_only = schedule.number if schedule.rules.samples is Samples.NEW else None
-    job, _ = jobs.submit(tx, NewJob.of(job_id_from_key(key), key, request, schedule=new_only))
+    made = NewJob.of(job_id_from_key(key), key, request, schedule=new_only, owner=schedule.owner)
+    job, _ = jobs.submit(tx, made)
     same = SCHEDULE.c.number == schedule.number
     tx.connection.execute(update(SCHEDULE).where(same).values(last_job=job.id))
     _record(tx, schedule, slot, RunOutcome.SUBMITTED, job_id=job.id)
@@ -298,6 +319,7 @@ def _view(tx: Transaction, row: RowMapping) -> ScheduleView:
     return ScheduleView(
         **rules.model_dump(),
         name=row["name"],
+        owner=row["owner"],
         state=state,
         next_slots=next_slots,
         waiting_slot=row["waiting_slot"],
@@ -325,5 +347,6 @@ def _has_failed(run: RunView) -> bool:
     return run.job_state in {JobState.FAILED, JobState.BLOCKED, JobState.CANCELLED}
 
 
-def _unknown(name: str) -> NotFound:
+def unknown(name: str) -> NotFound:
+    """Return the error of a name that no schedule has, or none that the caller may see."""
     return NotFound(f"there is no schedule {name!r}", field="name", cure="GET /schedules lists the schedules")

@@ -1,6 +1,6 @@
 """The tables: a column for what a statement decides on or orders by, a JSON document for what is read whole.
 
-A job's request stands in its own table: it may hold 64 MiB of inline samples, and SQLite writes a whole row
+A job's request stands in its own table: it may hold 8 MiB of inline samples, and SQLite writes a whole row
 anew at every change of a counter beside it.
 """
 
@@ -31,6 +31,7 @@ from schemas.dataset.manifest import FileEntry, SealedShard, UnitChecks
 from schemas.events import Event
 from schemas.identity import Identity, Provenance
 from schemas.job import JobState, Problem, Progress, RejectView
+from schemas.keys import Grants
 from schemas.schedule import RunOutcome, ScheduleRules
 from service.store.values import TaskKind, TaskState
 
@@ -93,6 +94,8 @@ JOB = Table(
     Column("priority", Integer, nullable=False, server_default="0"),
     # The schedule whose earlier runs' samples the job leaves out. No foreign key: it may be deleted.
     Column("schedule", BigInteger().with_variant(Integer, "sqlite")),
+    # The name of the key that made it; null: the operator.
+    Column("owner", String(63)),
     Column("state", _states(JobState), nullable=False),
     *(
         Column(name, Boolean if name == "plan_done" else BigInteger, nullable=False)
@@ -106,6 +109,7 @@ JOB = Table(
     Column("created_at", UtcTime, nullable=False),
     Column("updated_at", UtcTime, nullable=False),
     Index("job_by_state", "state", "number"),
+    Index("job_by_owner", "owner", "number"),
 )
 
 REQUEST = Table(
@@ -202,6 +206,8 @@ SCHEDULE = Table(
     METADATA,
     Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True),
     Column("name", String(63), nullable=False, unique=True),
+    # As of a job.
+    Column("owner", String(63)),
     Column("rules", Document(ScheduleRules), nullable=False),
     Column("paused", Boolean, nullable=False),
     # The first slot that nothing was decided on; null after the last.
@@ -245,6 +251,18 @@ WRITTEN_KEYS = Table(
     Column("job_id", String(32), primary_key=True),
     Column("unit", Integer, primary_key=True, autoincrement=False),
     Column("content_keys", LargeBinary, nullable=False),
+)
+
+API_KEY = Table(
+    "api_key",
+    METADATA,
+    Column("id", String(16), primary_key=True),
+    Column("name", String(63), nullable=False),
+    Column("sha256", String(64), nullable=False),
+    Column("grants", Document(Grants), nullable=False),
+    Column("expires_at", UtcTime),
+    Column("created_at", UtcTime, nullable=False),
+    Column("revoked_at", UtcTime),
 )
 
 CANARY = Table(

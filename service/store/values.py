@@ -8,6 +8,7 @@ from typing import Any, Self
 from schemas.dataset.manifest import FileEntry, SealedShard, UnitChecks
 from schemas.identity import Identity, Provenance
 from schemas.job import JobState, JobSummary, Problem, Progress, RejectView
+from schemas.keys import Grants
 from schemas.receipts import UnitKey
 from schemas.request import ExtractRequest, SourceKind
 
@@ -55,6 +56,7 @@ class NewJob:
     request_json: str
     request_sha256: str
     schedule: int | None
+    owner: str | None
 
     @classmethod
     def of(
@@ -64,8 +66,12 @@ class NewJob:
         request: ExtractRequest,
         priority: int = 0,
         schedule: int | None = None,
+        owner: str | None = None,
     ) -> Self:
-        """Make one of a checked request; it leaves out what earlier runs of `schedule` wrote."""
+        """Make one of a checked request; it leaves out what earlier runs of `schedule` wrote.
+
+        `owner` is the name of the key that it came with.
+        """
         return cls(
             id=job_id,
             idempotency_key=idempotency_key,
@@ -76,6 +82,7 @@ class NewJob:
             request_json=request.model_dump_json(),
             request_sha256=request.sha256(),
             schedule=schedule,
+            owner=owner,
         )
 
 
@@ -89,6 +96,7 @@ class JobRow:
     id: str
     state: JobState
     priority: int
+    owner: str | None
     model: str
     source_kind: SourceKind
     request_sha256: str
@@ -107,6 +115,7 @@ class JobRow:
             id=self.id,
             state=self.state,
             priority=self.priority,
+            owner=self.owner,
             model=self.model,
             source_kind=self.source_kind,
             progress=self.progress,
@@ -146,12 +155,14 @@ class PlanLease(Lease):
 
     `identity` is what earlier epochs have fixed, null before that. `plan_sha256s` are the digests of the plan
     files of the units that they have added, in order from unit 0: only the lease's holder adds more.
-    `schedule` is the number of that whose earlier runs' samples are left out.
+    `schedule` is the number of that whose earlier runs' samples are left out. `grants` is what the job's
+    owner may read, null where nothing is limited.
     """
 
     identity: Identity | None
     plan_sha256s: tuple[str, ...]
     schedule: int | None
+    grants: Grants | None
 
 
 @dataclass(frozen=True, slots=True)

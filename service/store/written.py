@@ -46,8 +46,8 @@ def earlier(tx: Transaction, schedule: int, job_id: str, recipe: str) -> Earlier
     last, wrote_as = newest or (None, None)
     of_recipe = and_(WRITTEN_KEYS.c.schedule == schedule, WRITTEN_KEYS.c.recipe == recipe)
     same = select(WRITTEN_KEYS.c.job_id).where(of_recipe, WRITTEN_KEYS.c.job_id != job_id).distinct()
-    found = tuple(tx.connection.scalars(same.order_by(WRITTEN_KEYS.c.job_id)))
-    return Earlier(rules, last, wrote_as, found)
+    job_ids = tuple(tx.connection.scalars(same.order_by(WRITTEN_KEYS.c.job_id)))
+    return Earlier(rules, last, wrote_as, job_ids)
 
 
 def first_recipe(tx: Transaction, job_id: str) -> str | None:

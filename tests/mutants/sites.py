@@ -17,6 +17,8 @@ PARTS = {
     "work": "service/work",
     "publish": "service/publish",
     "plan": "service/plan",
+    "control": "service/control",
+    "api": "service/api",
 }
 LEAVES = (ast.Raise, ast.Return, ast.Continue, ast.Break)
 ASK = "_mutated"

@@ -273,8 +273,10 @@ class FakeHub:
             "id": repo.id,
             "sha": commit.oid,
             "private": repo.private,
-            "gated": False,
-            "siblings": [{"rfilename": path} for path in sorted(commit.tree)],
+            "gated": "manual" if repo.gated else False,
+            "siblings": [
+                {"rfilename": path, "size": blob.size} for path, blob in sorted(commit.tree.items())
+            ],
             "lastModified": "2026-01-01T00:00:00.000Z",
         }
         return JSONResponse(about)

@@ -81,6 +81,7 @@ class Repo:
     id: str
     private: bool
     commits: list[Commit]
+    gated: bool = False
 
     @property
     def head(self) -> Commit:

@@ -10,14 +10,19 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
-LISTS = ("cpu.txt", "dev.txt", "cuda.txt", "image.txt")
+HASHED = ("cpu.txt", "dev.txt", "cuda.txt", "trainers.txt")
+LISTS = (*HASHED, "torch.txt", "image.txt")
 IMAGE = {"python_version": "3.12", "python_full_version": "3.12.0"}
 
 
+def lines(name: str) -> list[str]:
+    """Return a list's lines, each package's digests behind its name and version."""
+    return (ROOT / "requirements" / name).read_text().replace(" \\\n    ", " ").splitlines()
+
+
 def pins(name: str) -> dict[str, str]:
-    lines = (ROOT / "requirements" / name).read_text().splitlines()
-    found = [re.fullmatch(r"([a-z0-9-]+)==([A-Za-z0-9.+]+)", line) for line in lines]
-    assert None not in found, lines
+    found = [re.match(r"([a-z0-9-]+)==([A-Za-z0-9.+]+)( |$)", line) for line in lines(name)]
+    assert None not in found, lines(name)
     return {match[1]: match[2] for match in found if match}
 
 
@@ -28,8 +33,12 @@ def project_requirements() -> list[Requirement]:
 
 @pytest.mark.parametrize("name", LISTS)
 def test_a_list_is_sorted_and_names_each_package_once(name: str) -> None:
-    lines = (ROOT / "requirements" / name).read_text().splitlines()
-    assert [line.split("==")[0] for line in lines] == sorted(pins(name))
+    assert [line.split("==")[0] for line in lines(name)] == sorted(pins(name))
+
+
+@pytest.mark.parametrize("name", HASHED)
+def test_every_package_of_a_list_has_the_digests_of_its_files(name: str) -> None:
+    assert [line for line in lines(name) if not re.search(r"( --hash=sha256:[0-9a-f]{64})+$", line)] == []
 
 
 def test_the_cpu_list_holds_every_requirement_of_the_project_in_range() -> None:
@@ -88,5 +97,5 @@ def test_builds_that_do_not_fit_the_cpu_build_of_torch_are_left_out() -> None:
 
 
 def test_what_is_installed_is_what_is_pinned() -> None:
-    wanted = pins("cpu.txt") | pins("dev.txt")
+    wanted = pins("torch.txt") | pins("cpu.txt") | pins("dev.txt")
     assert {name: version(name) for name in wanted} == wanted

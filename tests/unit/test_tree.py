@@ -18,7 +18,17 @@ PACKAGES = ("schemas", "connector", "service")
 
 TOP_LEVEL = {
     *("pyproject.toml", "service", "connector", "schemas", "deploy", "tests", "Dockerfile"),
-    *("README.md", "CHANGELOG.md", "Makefile", "requirements", "examples", "benchmarks", "docs", "LICENSE"),
+    *(
+        "README.md",
+        "CHANGELOG.md",
+        "SECURITY.md",
+        "Makefile",
+        "requirements",
+        "examples",
+        "benchmarks",
+        "docs",
+        "LICENSE",
+    ),
 }
 
 MAX_LINES = 400

@@ -1,22 +1,30 @@
 """POST /extract and POST /estimate: read the body, then make a job of it or say what it would need."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
-from anyio import from_thread
-from fastapi import APIRouter, Depends, Header, HTTPException, Query, Request, Response
+from anyio import from_thread, to_thread
+from fastapi import APIRouter, Depends, Header, HTTPException, Query, Request, Response, Security
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
 from schemas.base import Wire
 from schemas.job import Estimate, JobSummary, Priority
+from schemas.keys import Scope
 from schemas.request import ExtractRequest
+from service.api.auth import caller
+from service.api.gate import SMALL_BODY_BYTES
 from service.api.problems import problem_responses
-from service.api.routes.resources import SettingsOf, StoppingOf, StoreOf
-from service.control.request_body import parse_json, parse_request
+from service.api.routes.resources import CallerOf, NarrowedSettings, SettingsOf, StoppingOf, StoreOf
+from service.control.request_body import parse_json, parse_request, weight
 from service.control.submit import new_key, submit
 
-router = APIRouter(tags=["extract"], responses=problem_responses(403))
+router = APIRouter(
+    tags=["extract"],
+    dependencies=[Security(caller, scopes=[Scope.JOBS_WRITE])],
+    responses=problem_responses(401, 403, 429),
+)
 
 BODY: dict[str, Any] = {
     "requestBody": {
@@ -24,11 +32,7 @@ BODY: dict[str, Any] = {
         "content": {"application/json": {"schema": {"$ref": "#/components/schemas/ExtractRequest"}}},
     }
 }
-"""The body is read by hand, off the event loop, because a 64 MiB document takes seconds to check."""
-
-
-RETRY_AFTER_S = 10
-"""When another estimate may be tried."""
+"""The body is read by hand, off the event loop, because a large document takes a second to check."""
 
 
 class SubmitOptions(Wire):
@@ -55,17 +59,35 @@ IdempotencyKey = Annotated[
 ]
 
 
-async def raw_body(request: Request) -> bytes:
-    """Return the body. Only JSON is taken: a page of another origin cannot send that without asking."""
+async def raw_body(request: Request) -> AsyncIterator[bytes]:
+    """Yield the body. Only JSON is taken: a page of another origin cannot send that without asking.
+
+    A few large ones at a time: as objects they take thirty times their length of memory.
+    """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise HTTPException(415, f"the body's content type is {kind or 'not given'}")
-    return await request.body()
+    body = await request.body()
+    if len(body) <= SMALL_BODY_BYTES:
+        yield body
+        return
+    async with request.app.state.large_bodies:
+        yield body
 
 
-def extract_request(raw: Annotated[bytes, Depends(raw_body)]) -> ExtractRequest:
+def document_of(raw: bytes, limit_bytes: int) -> object:
+    """Return the JSON document in a body of a bounded weight; to be called in a thread."""
+    if (weighed := weight(raw, limit_bytes)) > limit_bytes:
+        raise HTTPException(413, f"the body counts as {weighed} bytes; at most {limit_bytes} are taken")
+    return parse_json(raw)
+
+
+RawBody = Annotated[bytes, Depends(raw_body, scope="function")]
+
+
+def extract_request(raw: RawBody, settings: SettingsOf) -> ExtractRequest:
     """Return the checked body; runs in a thread."""
-    return parse_request(parse_json(raw))
+    return parse_request(document_of(raw, settings.max_body_bytes))
 
 
 Body = Annotated[ExtractRequest, Depends(extract_request)]
@@ -77,25 +99,29 @@ Body = Annotated[ExtractRequest, Depends(extract_request)]
     openapi_extra=BODY,
     responses=problem_responses(409, 413, 415, 422, 503, 507),
 )
-def extract(
+async def extract(
+    request: Request,
     body: Body,
     response: Response,
     store: StoreOf,
-    settings: SettingsOf,
+    settings: NarrowedSettings,
+    asks: CallerOf,
     options: Annotated[SubmitOptions, Query()],
     idempotency_key: IdempotencyKey = None,
 ) -> JobSummary:
     """Accept a job. The answer is the job as it stands; `Location` is where to follow it."""
-    row = submit(body, idempotency_key or new_key(), store, settings, options.priority)
+    key = idempotency_key or new_key()
+    arguments = body, key, store, settings, options.priority, asks.owner
+    row = await to_thread.run_sync(submit, *arguments, limiter=request.app.state.submit_threads)
     response.headers["Location"] = f"/jobs/{row.id}"
     return row.view()
 
 
-@router.post("/estimate", openapi_extra=BODY, responses=problem_responses(413, 415, 422, 429, 503, 507))
+@router.post("/estimate", openapi_extra=BODY, responses=problem_responses(413, 415, 422, 503, 507))
 async def estimate(
     request: Request,
     body: Body,
-    settings: SettingsOf,
+    settings: NarrowedSettings,
     stopping: StoppingOf,
     options: Annotated[EstimateOptions, Query()],
 ) -> Estimate:
@@ -105,7 +131,7 @@ async def estimate(
     slots: asyncio.Semaphore = request.app.state.estimates
     if slots.locked():
         detail = f"{settings.estimates_at_once} estimates are being made"
-        raise HTTPException(429, detail, {"Retry-After": str(RETRY_AFTER_S)})
+        raise HTTPException(429, detail)
 
     def watch() -> None:
         if stopping() or from_thread.run(request.is_disconnected):

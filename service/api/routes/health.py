@@ -3,14 +3,18 @@
 import tempfile
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
+from anyio import to_thread
+from fastapi import APIRouter, Query, Request, Response, Security
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from schemas.job import Health
+from schemas.keys import Scope
+from service.api.auth import caller
 from service.api.problems import problem_responses
 from service.api.routes.resources import NoOptions, SettingsOf, StoreOf
 from service.errors import StoreUnavailable
-from service.store import migration
+from service.settings import Settings
+from service.store import Store, migration
 
 router = APIRouter(tags=["health"])
 
@@ -22,8 +26,16 @@ async def healthz(options: Annotated[NoOptions, Query()]) -> Health:
 
 
 @router.get("/readyz", responses=problem_responses(422, 503))
-def readyz(store: StoreOf, settings: SettingsOf, options: Annotated[NoOptions, Query()]) -> Health:
+async def readyz(
+    request: Request, store: StoreOf, settings: SettingsOf, options: Annotated[NoOptions, Query()]
+) -> Health:
     """Say that jobs can be taken: the store has the right tables, and the data folder can be written."""
+    # In threads of its own: a probe does not wait behind submissions.
+    await to_thread.run_sync(_check_ready, store, settings, limiter=request.app.state.probe_threads)
+    return Health()
+
+
+def _check_ready(store: Store, settings: Settings) -> None:
     store.read(migration.check)
     try:
         with tempfile.TemporaryFile(dir=settings.data_dir) as file:
@@ -31,13 +43,13 @@ def readyz(store: StoreOf, settings: SettingsOf, options: Annotated[NoOptions, Q
     except OSError as error:
         detail = f"the data folder cannot be written: {error.strerror}"
         raise StoreUnavailable(detail, cure="mend the disk behind QUARRY_DATA_DIR") from error
-    return Health()
 
 
 @router.get(
     "/metrics",
     response_class=Response,
-    responses={200: {"content": {"text/plain": {}}}, **problem_responses(422, 503)},
+    dependencies=[Security(caller, scopes=[Scope.METRICS])],
+    responses={200: {"content": {"text/plain": {}}}, **problem_responses(401, 403, 422, 429, 503)},
 )
 def metrics(request: Request, options: Annotated[NoOptions, Query()]) -> Response:
     """Send the metrics in Prometheus' text format."""

@@ -1,9 +1,10 @@
 """The jobs: read, pause, cancel, resume and delete them, follow their events, read what they wrote."""
 
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Body, Depends, Header, Query, Response
+from fastapi import APIRouter, Body, Depends, Header, HTTPException, Query, Request, Response, Security
 from fastapi.responses import FileResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import Field
@@ -11,13 +12,15 @@ from pydantic import Field
 from schemas.base import Wire
 from schemas.dataset.manifest import Manifest
 from schemas.job import JobPage, JobState, JobSummary, Priority, RejectPage, ShardPage, ShardView
+from schemas.keys import Scope
 from schemas.names import manifest_path
 from schemas.request import ExtractRequest
+from service.api.auth import caller
 from service.api.problems import problem_responses
-from service.api.routes.resources import JobOf, NoOptions, SettingsOf, StoppingOf, StoreOf
-from service.api.sse import job_events
+from service.api.routes.resources import CallerOf, JobOf, NoOptions, SettingsOf, StoreOf
+from service.api.sse import EventFeed
 from service.control.deletion import delete_job
-from service.errors import IllegalMove, NotFound
+from service.errors import CallerRefused, IllegalMove, NotFound
 from service.store import commits, jobs
 
 MAX_ID = 2**63 - 1
@@ -30,7 +33,13 @@ def no_options(
     """Refuse any query parameter, and any body but an empty object."""
 
 
-router = APIRouter(prefix="/jobs", tags=["jobs"], responses=problem_responses(403))
+ANY = problem_responses(401, 403, 429)
+reading = APIRouter(
+    prefix="/jobs", tags=["jobs"], dependencies=[Security(caller, scopes=[Scope.JOBS_READ])], responses=ANY
+)
+changing = APIRouter(
+    prefix="/jobs", tags=["jobs"], dependencies=[Security(caller, scopes=[Scope.JOBS_WRITE])], responses=ANY
+)
 
 
 class JobsQuery(Wire):
@@ -66,20 +75,22 @@ class DeleteQuery(Wire):
     dataset: Literal["keep", "delete"] = "keep"
 
 
-@router.get("", responses=problem_responses(422))
-def list_jobs(store: StoreOf, query: Annotated[JobsQuery, Query()]) -> JobPage:
-    """List jobs without their requests, newest first."""
-    page, cursor = store.read(jobs.page, state=query.state, cursor=query.cursor, limit=query.limit)
+@reading.get("", responses=problem_responses(422))
+def list_jobs(store: StoreOf, asks: CallerOf, query: Annotated[JobsQuery, Query()]) -> JobPage:
+    """List the caller's jobs, an admin's key all jobs, without their requests, newest first."""
+    page, cursor = store.read(
+        jobs.page, owner=asks.sees_only, state=query.state, cursor=query.cursor, limit=query.limit
+    )
     return JobPage(jobs=tuple(row.view() for row in page), next_cursor=cursor)
 
 
-@router.get("/{job_id}", responses=problem_responses(404, 422))
+@reading.get("/{job_id}", responses=problem_responses(404, 422))
 def read_job(job: JobOf, options: Annotated[NoOptions, Query()]) -> JobSummary:
     """Say how a job stands."""
     return job.view()
 
 
-@router.patch("/{job_id}", responses=problem_responses(404, 422))
+@changing.patch("/{job_id}", responses=problem_responses(404, 422))
 def change_job(
     job: JobOf, store: StoreOf, change: PriorityChange, options: Annotated[NoOptions, Query()]
 ) -> JobSummary:
@@ -87,13 +98,25 @@ def change_job(
     return store.write(jobs.set_priority, job.id, change.priority).view()
 
 
-@router.delete("/{job_id}", status_code=204, responses=problem_responses(404, 409, 422, 500))
-def delete(job: JobOf, store: StoreOf, settings: SettingsOf, query: Annotated[DeleteQuery, Query()]) -> None:
-    """Delete a job that has ended, and its dataset here if that is asked for; what is on the Hub stays."""
+@changing.delete("/{job_id}", status_code=204, responses=problem_responses(404, 409, 422, 500))
+def delete(
+    job: JobOf,
+    store: StoreOf,
+    settings: SettingsOf,
+    asks: CallerOf,
+    query: Annotated[DeleteQuery, Query()],
+) -> None:
+    """Delete a job that has ended, and its dataset here if that is asked for; what is on the Hub stays.
+
+    A caller whose bytes are limited must delete the dataset as well: nobody would count it any more.
+    """
+    if query.dataset == "keep" and asks.grants.max_bytes is not None:
+        cure = "delete it with dataset=delete"
+        raise CallerRefused("a key with max_bytes cannot keep the dataset", field="dataset", cure=cure)
     delete_job(store, settings, job.id, with_dataset=query.dataset == "delete")
 
 
-@router.get(
+@reading.get(
     "/{job_id}/request",
     response_class=Response,
     responses={200: {"model": ExtractRequest}, **problem_responses(404, 422)},
@@ -103,7 +126,7 @@ def read_request(job: JobOf, store: StoreOf, options: Annotated[NoOptions, Query
     return Response(store.read(jobs.request_json, job.id), media_type="application/json")
 
 
-@router.post(
+@changing.post(
     "/{job_id}/cancel", dependencies=[Depends(no_options)], responses=problem_responses(404, 409, 422)
 )
 def cancel_job(job: JobOf, store: StoreOf) -> JobSummary:
@@ -111,7 +134,7 @@ def cancel_job(job: JobOf, store: StoreOf) -> JobSummary:
     return store.write(jobs.cancel, job.id).view()
 
 
-@router.post(
+@changing.post(
     "/{job_id}/pause", dependencies=[Depends(no_options)], responses=problem_responses(404, 409, 422)
 )
 def pause_job(job: JobOf, store: StoreOf) -> JobSummary:
@@ -119,7 +142,7 @@ def pause_job(job: JobOf, store: StoreOf) -> JobSummary:
     return store.write(jobs.pause, job.id).view()
 
 
-@router.post(
+@changing.post(
     "/{job_id}/resume", dependencies=[Depends(no_options)], responses=problem_responses(404, 409, 422)
 )
 def resume_job(job: JobOf, store: StoreOf) -> JobSummary:
@@ -127,21 +150,38 @@ def resume_job(job: JobOf, store: StoreOf) -> JobSummary:
     return store.write(jobs.resume, job.id).view()
 
 
-@router.get("/{job_id}/events", response_class=EventSourceResponse, responses=problem_responses(404, 422))
+async def place_of_listener(request: Request, asks: CallerOf, settings: SettingsOf) -> AsyncIterator[None]:
+    """Count an event stream of the caller while it is open; answer 429 beyond the bound.
+
+    All callers' together take half of the connections, so that there is room for short requests.
+    """
+    open_streams: Counter[str | None] = request.app.state.open_streams
+    most_together = request.app.state.most_connections // 2
+    if open_streams[asks.owner] >= settings.event_listeners or open_streams.total() >= most_together:
+        raise HTTPException(429, f"{open_streams.total()} event streams are open")
+    open_streams[asks.owner] += 1
+    try:
+        yield
+    finally:
+        open_streams[asks.owner] -= 1
+
+
+@reading.get("/{job_id}/events", response_class=EventSourceResponse, responses=problem_responses(404, 422))
 async def follow_job(
     job: JobOf,
-    store: StoreOf,
-    stopping: StoppingOf,
+    request: Request,
+    listening: Annotated[None, Depends(place_of_listener)],
     query: Annotated[EventsQuery, Query()],
     last_event_id: Annotated[int | None, Header(ge=0, le=MAX_ID)] = None,
 ) -> AsyncIterator[ServerSentEvent]:
     """Send state changes and progress until the job has ended or is blocked."""
     after = query.after if last_event_id is None else last_event_id
-    async for event in job_events(store, job.id, job.state, after, stopping):
+    feed: EventFeed = request.app.state.feed
+    async for event in feed.follow(job.id, job.state, after):
         yield event
 
 
-@router.get("/{job_id}/shards", responses=problem_responses(404, 422))
+@reading.get("/{job_id}/shards", responses=problem_responses(404, 422))
 def list_shards(job: JobOf, store: StoreOf, query: Annotated[PageQuery, Query()]) -> ShardPage:
     """List committed shards; `after` counts shards in the order of their units."""
     shards = store.read(commits.shards, job.id, skip=min(query.after + 1, MAX_ID), limit=query.limit + 1)
@@ -151,7 +191,7 @@ def list_shards(job: JobOf, store: StoreOf, query: Annotated[PageQuery, Query()]
     )
 
 
-@router.get(
+@reading.get(
     "/{job_id}/manifest",
     response_class=FileResponse,
     responses={200: {"model": Manifest}, **problem_responses(404, 409, 422)},
@@ -168,10 +208,15 @@ def read_manifest(job: JobOf, settings: SettingsOf, options: Annotated[NoOptions
     return FileResponse(path, media_type="application/json")
 
 
-@router.get("/{job_id}/rejects", responses=problem_responses(404, 422))
+@reading.get("/{job_id}/rejects", responses=problem_responses(404, 422))
 def list_rejects(job: JobOf, store: StoreOf, query: Annotated[PageQuery, Query()]) -> RejectPage:
     """List the samples that are not in the dataset, by their position in the source."""
     rejects = store.read(commits.rejects, job.id, after=query.after, limit=query.limit)
     return RejectPage(
         rejects=tuple(rejects), next_after=rejects[-1].position if len(rejects) == query.limit else None
     )
+
+
+router = APIRouter()
+router.include_router(reading)
+router.include_router(changing)

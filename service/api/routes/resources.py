@@ -6,45 +6,80 @@ from typing import Annotated, cast
 from fastapi import Depends, Path, Request
 
 from schemas.base import Wire
-from schemas.names import is_job_id
+from schemas.names import ScheduleName, is_job_id
+from service.control.keys import Caller
 from service.errors import NotFound
 from service.settings import Settings
-from service.store import JobRow, Store, jobs
+from service.store import JobRow, Store, jobs, schedules
 
 
 class NoOptions(Wire):
     """The query or body of a route that takes none: any field is an unknown one."""
 
 
-def settings_of(request: Request) -> Settings:
+async def settings_of(request: Request) -> Settings:
     """Return the settings that the application was made with."""
     return cast(Settings, request.app.state.settings)
 
 
-def store_of(request: Request) -> Store:
+async def store_of(request: Request) -> Store:
     """Return the application's store; it is thread-safe and closed by the application."""
     return cast(Store, request.app.state.store)
 
 
-def stopping_of(request: Request) -> Callable[[], bool]:
+async def stopping_of(request: Request) -> Callable[[], bool]:
     """Return what says whether the server is ending."""
     return cast(Callable[[], bool], request.app.state.stopping)
+
+
+async def caller_of(request: Request) -> Caller:
+    """Return who asks, as `service.api.auth.caller` found before."""
+    return cast(Caller, request.state.caller)
 
 
 SettingsOf = Annotated[Settings, Depends(settings_of)]
 StoreOf = Annotated[Store, Depends(store_of)]
 StoppingOf = Annotated[Callable[[], bool], Depends(stopping_of)]
+CallerOf = Annotated[Caller, Depends(caller_of)]
 
 
-def job_of(store: StoreOf, job_id: Annotated[str, Path(description="`j-` and 16 hex digits")]) -> JobRow:
+async def narrowed_settings(settings: SettingsOf, asks: CallerOf) -> Settings:
+    """Return the settings with the folders and Hub namespaces that the caller may use."""
+    return settings.narrowed(asks.grants)
+
+
+NarrowedSettings = Annotated[Settings, Depends(narrowed_settings)]
+
+
+def job_of(
+    store: StoreOf, asks: CallerOf, job_id: Annotated[str, Path(description="`j-` and 16 hex digits")]
+) -> JobRow:
     """Return the job that the path names, as it was a moment ago.
 
     Raises:
-        NotFound: also for an id that no job can have, so that such a string never reaches the database.
+        NotFound: also for another owner's, and for an id that no job can have, so that such a string never
+            reaches the database.
     """
     if not is_job_id(job_id):
         raise NotFound(f"there is no job {job_id!r}", field="job_id", cure="GET /jobs lists the jobs")
-    return store.read(jobs.job, job_id)
+    job = store.read(jobs.job, job_id)
+    if not asks.sees(job.owner):
+        raise jobs.unknown(job_id)
+    return job
 
 
 JobOf = Annotated[JobRow, Depends(job_of)]
+
+
+def schedule_of(
+    store: StoreOf,
+    asks: CallerOf,
+    name: Annotated[ScheduleName, Path(description="lower-case letters, digits and dashes")],
+) -> str:
+    """Return the name of a schedule that the caller may see. Raises NotFound."""
+    if not asks.sees(store.read(schedules.owner_of, name)):
+        raise schedules.unknown(name)
+    return name
+
+
+ScheduleOf = Annotated[str, Depends(schedule_of)]

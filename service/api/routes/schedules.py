@@ -3,11 +3,11 @@
 from datetime import datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Path, Query, Response
+from fastapi import APIRouter, Depends, Query, Response, Security
 from pydantic import AwareDatetime, BaseModel, Field
 
 from schemas.base import Wire
-from schemas.names import ScheduleName
+from schemas.keys import Scope
 from schemas.request import ExtractRequest
 from schemas.schedule import (
     NewSchedule,
@@ -18,14 +18,27 @@ from schemas.schedule import (
     SchedulePage,
     ScheduleView,
 )
+from service.api.auth import caller
 from service.api.problems import problem_responses
-from service.api.routes.extract import raw_body
-from service.api.routes.resources import NoOptions, SettingsOf, StoreOf
+from service.api.routes.extract import RawBody, document_of
+from service.api.routes.resources import (
+    CallerOf,
+    NarrowedSettings,
+    NoOptions,
+    ScheduleOf,
+    SettingsOf,
+    StoreOf,
+)
 from service.control import scheduling
-from service.control.request_body import parse_body, parse_json
+from service.control.request_body import parse_body
 from service.store import schedules
 
-router = APIRouter(prefix="/schedules", tags=["schedules"], responses=problem_responses(403))
+router = APIRouter(
+    prefix="/schedules",
+    tags=["schedules"],
+    dependencies=[Security(caller, scopes=[Scope.SCHEDULES])],
+    responses=problem_responses(401, 403, 429),
+)
 
 
 def _body_of(kind: type[BaseModel]) -> dict[str, Any]:
@@ -35,9 +48,10 @@ def _body_of(kind: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
-BODY, SAMPLES_BODY = _body_of(NewSchedule), _body_of(PostedSamples)
+MAX_SCHEDULE_BYTES = 2 * 2**20
+"""A schedule's request is read anew at each slot, while the database is locked; it holds no samples."""
 
-NameInPath = Annotated[ScheduleName, Path(description="lower-case letters, digits and dashes")]
+BODY, SAMPLES_BODY = _body_of(NewSchedule), _body_of(PostedSamples)
 
 
 class AddQuery(Wire):
@@ -68,9 +82,9 @@ class RunsQuery(Wire):
     limit: int = Field(default=50, ge=1, le=1000)
 
 
-def new_schedule(raw: Annotated[bytes, Depends(raw_body)]) -> NewSchedule:
+def new_schedule(raw: RawBody, settings: SettingsOf) -> NewSchedule:
     """Return the checked body; runs in a thread."""
-    return parse_body(NewSchedule, parse_json(raw))
+    return parse_body(NewSchedule, document_of(raw, min(MAX_SCHEDULE_BYTES, settings.max_body_bytes)))
 
 
 @router.post(
@@ -80,7 +94,8 @@ def add_schedule(
     body: Annotated[NewSchedule, Depends(new_schedule)],
     response: Response,
     store: StoreOf,
-    settings: SettingsOf,
+    settings: NarrowedSettings,
+    asks: CallerOf,
     query: Annotated[AddQuery, Query()],
 ) -> ScheduleView:
     """Make a schedule; with `preview=true` only show it and its next slots, with status 200."""
@@ -88,18 +103,18 @@ def add_schedule(
         response.status_code = 200
         return scheduling.preview(store, settings, body)
     response.headers["Location"] = f"/schedules/{body.name}"
-    return scheduling.add(store, settings, body)
+    return scheduling.add(store, settings, body, asks.owner)
 
 
 @router.get("", responses=problem_responses(422))
-def list_schedules(store: StoreOf, query: Annotated[SchedulesQuery, Query()]) -> SchedulePage:
-    """List schedules by name, without their requests."""
-    page = store.read(schedules.page, after=query.after, limit=query.limit)
+def list_schedules(store: StoreOf, asks: CallerOf, query: Annotated[SchedulesQuery, Query()]) -> SchedulePage:
+    """List the caller's schedules, an admin's key all, by name and without their requests."""
+    page = store.read(schedules.page, owner=asks.sees_only, after=query.after, limit=query.limit)
     return SchedulePage(schedules=tuple(page), next_after=page[-1].name if len(page) == query.limit else None)
 
 
 @router.get("/{name}", responses=problem_responses(404, 422))
-def read_schedule(name: NameInPath, store: StoreOf, options: Annotated[NoOptions, Query()]) -> ScheduleView:
+def read_schedule(name: ScheduleOf, store: StoreOf, options: Annotated[NoOptions, Query()]) -> ScheduleView:
     """Say how a schedule stands, and when its next slots are."""
     return store.read(schedules.schedule_view, name)
 
@@ -110,7 +125,7 @@ def read_schedule(name: NameInPath, store: StoreOf, options: Annotated[NoOptions
     responses={200: {"model": ExtractRequest}, **problem_responses(404, 422)},
 )
 def read_schedule_request(
-    name: NameInPath, store: StoreOf, options: Annotated[NoOptions, Query()]
+    name: ScheduleOf, store: StoreOf, options: Annotated[NoOptions, Query()]
 ) -> Response:
     """Send the request that its jobs are made of, with every default written out."""
     return Response(store.read(schedules.request_json, name), media_type="application/json")
@@ -118,7 +133,7 @@ def read_schedule_request(
 
 @router.patch("/{name}", responses=problem_responses(404, 422))
 def change_schedule(
-    name: NameInPath, change: ScheduleChange, store: StoreOf, options: Annotated[NoOptions, Query()]
+    name: ScheduleOf, change: ScheduleChange, store: StoreOf, options: Annotated[NoOptions, Query()]
 ) -> ScheduleView:
     """Change when its jobs are made, or pause it; slots count from now."""
     return scheduling.change(store, name, change)
@@ -126,15 +141,15 @@ def change_schedule(
 
 @router.delete("/{name}", status_code=204, responses=problem_responses(404, 422))
 def delete_schedule(
-    name: NameInPath, store: StoreOf, settings: SettingsOf, options: Annotated[NoOptions, Query()]
+    name: ScheduleOf, store: StoreOf, settings: SettingsOf, options: Annotated[NoOptions, Query()]
 ) -> None:
     """Delete a schedule, and the samples that were posted for its next job; its jobs stay."""
     scheduling.remove(store, settings, name)
 
 
-def posted_samples(raw: Annotated[bytes, Depends(raw_body)]) -> PostedSamples:
+def posted_samples(raw: RawBody, settings: SettingsOf) -> PostedSamples:
     """Return the checked body; runs in a thread."""
-    return parse_body(PostedSamples, parse_json(raw))
+    return parse_body(PostedSamples, document_of(raw, settings.max_body_bytes))
 
 
 @router.post(
@@ -144,7 +159,7 @@ def posted_samples(raw: Annotated[bytes, Depends(raw_body)]) -> PostedSamples:
     responses=problem_responses(404, 409, 413, 415, 422, 503, 507),
 )
 def post_samples(
-    name: NameInPath,
+    name: ScheduleOf,
     body: Annotated[PostedSamples, Depends(posted_samples)],
     store: StoreOf,
     settings: SettingsOf,
@@ -155,14 +170,16 @@ def post_samples(
     return PostedCount(samples=len(body.samples))
 
 
-@router.post("/{name}/run", status_code=202, responses=problem_responses(404, 409, 422))
-def run_schedule(name: NameInPath, store: StoreOf, options: Annotated[NoOptions, Query()]) -> RunView:
+@router.post("/{name}/run", status_code=202, responses=problem_responses(404, 409, 422, 507))
+def run_schedule(
+    name: ScheduleOf, store: StoreOf, settings: SettingsOf, options: Annotated[NoOptions, Query()]
+) -> RunView:
     """Make a job of it now, beside its slots."""
-    return store.write(schedules.run_now, name)
+    return scheduling.run_now(store, settings, name)
 
 
 @router.get("/{name}/runs", responses=problem_responses(404, 422))
-def list_runs(name: NameInPath, store: StoreOf, query: Annotated[RunsQuery, Query()]) -> RunPage:
+def list_runs(name: ScheduleOf, store: StoreOf, query: Annotated[RunsQuery, Query()]) -> RunPage:
     """List the slots that have passed, newest first."""
     runs = store.read(schedules.runs, name, before=query.before, limit=query.limit)
     last: datetime | None = runs[-1].slot if len(runs) == query.limit else None

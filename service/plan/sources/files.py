@@ -117,13 +117,13 @@ def _listed(path: str, roots: tuple[Path, ...]) -> dict[str, Path]:
 
     Raises SourceRefused, and OSError.
     """
-    found = _allowed(Path(path), roots)
-    if found.is_file():
-        if not found.name.endswith(SUFFIXES):
+    allowed = _allowed(Path(path), roots)
+    if allowed.is_file():
+        if not allowed.name.endswith(SUFFIXES):
             raise _refused(f"{path!r} is not a {', '.join(SUFFIXES)} file", _CONVERT)
-        return {found.name: found}
-    if found.is_dir():
-        return {file.relative_to(found).as_posix(): file for file in _files(found)}
+        return {allowed.name: allowed}
+    if allowed.is_dir():
+        return {file.relative_to(allowed).as_posix(): file for file in _files(allowed)}
     parts = Path(path).parts
     fixed = next((number for number, part in enumerate(parts) if GLOB.search(part)), None)
     if fixed is None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -42,7 +42,7 @@ class HubRows:
     source: HubSource
     commit: str
     endpoint: str | None
-    token: str | None = field(repr=False)
+    token: str | Literal[False] | None = field(repr=False)
     labels: tuple[str, ...] = ()
 
     @classmethod
@@ -51,7 +51,9 @@ class HubRows:
         from huggingface_hub import HfApi, get_token
 
         with reading_hub(_what(source), SourceRefused, _FIELD, _CURE):
-            token = settings.token() or get_token()
+            token = settings.reading_token(source.repo_id)
+            if token is None:
+                token = get_token()
             api = HfApi(endpoint=settings.hub_endpoint, token=token)
             commit = api.dataset_info(source.repo_id, revision=source.revision).sha
         if commit is None:

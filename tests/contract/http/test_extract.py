@@ -11,6 +11,7 @@ import pytest
 from schemas.job import Estimate, JobState, JobSummary
 from schemas.names import job_id_from_key
 from schemas.request import ExtractRequest
+from service.api.gate import SMALL_BODY_BYTES
 from service.store import Store, jobs
 from tests.support.api import JSON, UNKNOWN, api_settings, job_body, problem_of, serving
 from tests.support.fake_hub import FakeHub
@@ -79,7 +80,7 @@ def test_a_job_that_cannot_run_is_refused_at_once_by_field(
     assert sum(store.read(jobs.counts).values()) == before
 
 
-@pytest.mark.parametrize("raw", [b"", b"[]", b"[" * 50_000, b"\xff", b"null"])
+@pytest.mark.parametrize("raw", [b"", b"[]", b"[" * 3_000, b"\xff", b"null"])
 def test_bytes_that_are_no_job_are_refused_and_never_an_internal_error(api: httpx2.Client, raw: bytes):
     for path in ("/extract", "/estimate"):
         problem_of(api.post(path, content=raw, headers=JSON), 422)
@@ -88,7 +89,7 @@ def test_bytes_that_are_no_job_are_refused_and_never_an_internal_error(api: http
 def test_a_deep_document_inside_a_tool_is_refused_or_kept_but_never_an_internal_error(
     api: httpx2.Client, model: Path
 ):
-    for depth in (50, 150, 190, 5000):
+    for depth in (50, 150, 190, 1400):
         tool = b'{"a":' * depth + b"1" + b"}" * depth
         sample = b'{"messages": [{"role": "user", "content": "x"}], "tools": [' + tool + b"]}"
         source = b'{"kind": "inline", "samples": [' + sample + b"]}"
@@ -115,11 +116,74 @@ def test_a_body_beyond_the_limit_is_refused_whether_it_says_its_length_or_not(
 
     before = sum(store.read(jobs.counts).values())
     refused = [problem_of(api.post("/extract", content=chunks(), headers=JSON), 413)]
-    for path in ("/extract", f"/jobs/{UNKNOWN}/cancel", "/nowhere"):
-        refused.append(problem_of(api.post(path, content=b" " * 100_001, headers=JSON), 413))
+    for path, limit_bytes in (("/extract", 100_000), (f"/jobs/{UNKNOWN}/cancel", SMALL_BODY_BYTES)):
+        refused.append(problem_of(api.post(path, content=b" " * (limit_bytes + 1), headers=JSON), 413))
     assert {problem.type for problem in refused} == {"urn:quarry:content-too-large"}
     assert all(problem.cure for problem in refused)
     assert sum(store.read(jobs.counts).values()) == before
+
+
+BOMBS = {
+    "objects": b'"tools": [{"a": [' + b",".join([b"{}"] * 10_000) + b"]}]",
+    "nested lists": b'"tools": [{"a": [' + b",".join([b"[" * 50 + b"]" * 50] * 200) + b"]}]",
+    "fields": b'"tools": [{' + b",".join(b'"%x":0' % number for number in range(5_000)) + b"}]",
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_body_that_is_small_as_text_and_large_as_objects_is_refused(
+    api: httpx2.Client, model: Path, bomb: str
+):
+    """The limit of these tests is 100,000 bytes."""
+    samples = b'[{"messages": [{"role": "user", "content": "x"}], ' + BOMBS[bomb] + b"}]"
+    source = b'{"kind": "inline", "samples": ' + samples + b"}"
+    raw = json.dumps(job_body(model, source=0)).encode().replace(b'"source": 0', b'"source": ' + source)
+    assert len(raw) < 60_000
+    for path in ("/extract", "/estimate"):
+        problem = problem_of(api.post(path, content=raw, headers=JSON), 413)
+        assert "counts as" in problem.detail
+        assert problem.cure
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [{"text": '{"a": [1, {' * 5000}, {"text": "\\" * 20_000 + '"{' * 5000}, {"token_ids": [7] * 30_000}],
+    ids=["text of nodes", "text of quotes and backslashes", "numbers"],
+)
+def test_a_large_body_of_texts_or_numbers_is_taken(
+    api: httpx2.Client, model: Path, sample: dict[str, object]
+):
+    body = job_body(model, source={"kind": "inline", "samples": [sample]})
+    response = api.post("/extract", json=body)
+    assert response.status_code == 202, response.text
+    kept = api.get(f"{response.headers['location']}/request").json()
+    assert kept == ExtractRequest.model_validate(body).model_dump(mode="json")
+
+
+def test_a_disk_with_too_little_space_takes_nothing_more_and_gives_back_what_it_holds(
+    tmp_path: Path, model: Path
+):
+    """1. A job and a schedule are taken. 2. The floor is above what is free. 3. A job can be deleted."""
+    settings = api_settings(tmp_path, model_roots=(model,))
+    body, key = job_body(model), {"Idempotency-Key": "before"}
+    posted = {"model": str(model), "layers": [1], "source": {"kind": "posted"}}
+    nightly = {"name": "nightly", "cron": "0 3 * * *", "request": posted}
+    with serving(settings) as api:
+        made = api.post("/extract", json=body, headers=key).json()
+        assert api.post("/schedules", json=nightly).status_code == 201
+    with serving(settings.model_copy(update={"min_free_bytes": 2**60})) as api:
+        refused = [
+            api.post("/extract", json=body),
+            api.post("/schedules", json=nightly | {"name": "other"}),
+            api.post("/schedules/nightly/samples", json={"samples": [{"text": "a"}]}),
+            api.post("/schedules/nightly/run"),
+        ]
+        for answer in refused:
+            assert problem_of(answer, 507).type == "urn:quarry:disk-full"
+            assert int(answer.headers["Retry-After"]) > 0
+        assert api.post("/extract", json=body, headers=key).json() == made
+        assert api.post(f"/jobs/{made['id']}/cancel").status_code == 200
+        assert api.delete(f"/jobs/{made['id']}").status_code == 204
 
 
 def test_a_repository_without_permission_is_refused_by_field_and_one_with_it_is_taken(

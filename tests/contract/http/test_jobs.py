@@ -75,6 +75,11 @@ def test_a_job_that_does_not_exist_is_not_found(api: httpx2.Client, method: str,
     assert problem_of(api.request(method, f"/jobs/{job_id}{path}"), 404).type == "urn:quarry:not-found"
 
 
+def test_what_can_be_no_job_id_is_refused_before_the_store_is_asked(api: httpx2.Client):
+    assert problem_of(api.get("/jobs/nonsense"), 404).cure == "GET /jobs lists the jobs"
+    assert problem_of(api.get(f"/jobs/{UNKNOWN}"), 404).cure != "GET /jobs lists the jobs"
+
+
 @pytest.mark.parametrize(("method", "path"), ROUTES_OF_A_JOB)
 def test_an_unknown_parameter_is_refused_by_name(api: httpx2.Client, job: JobSummary, method: str, path: str):
     assert problem_of(api.request(method, f"/jobs/{job.id}{path}?verbose=1"), 422).field == "verbose"

@@ -86,3 +86,12 @@ def test_a_listed_job_names_its_model_and_the_kind_of_its_source(store: Store, s
 def test_a_job_submitted_again_is_listed_once(store: Store) -> None:
     assert submit(store) == submit(store)
     assert len(store.read(jobs.page)[0]) == 1
+
+
+def test_new_events_are_the_newest_of_each_job_and_say_which_jobs_are_gone(store: Store) -> None:
+    ids = [submit(store, number).id for number in range(3)]
+    for priority in range(5):
+        store.write(jobs.set_priority, ids[0], priority)
+    new = store.read(jobs.new_events, {ids[0]: 2, ids[1]: 1, ids[2]: 0, "gone": 7}, 3)
+    numbers = {job: events and [event.id for event in events] for job, events in new.items()}
+    assert numbers == {ids[0]: [4, 5, 6], ids[2]: [1], "gone": None}

@@ -1,7 +1,9 @@
 """The service's end of the socket, against connectors that the test plays."""
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
+from unittest.mock import patch
 
 import pytest
 
@@ -18,7 +20,7 @@ from schemas.receipts import (
     line,
 )
 from service.capture.link import EngineLink
-from service.errors import EngineStuck
+from service.errors import EngineDied, EngineStuck
 from tests.support.plans import identity, order
 
 ORDER = order(identity(), 2)
@@ -153,3 +155,81 @@ async def test_the_receipt_of_the_largest_unit_is_one_line_like_any_other(
     ranks[0].say(SEALED)
     assert await link.receipts(KEY) == (SEALED,)
     assert link.alive
+
+
+@with_ranks(1)
+async def test_a_second_hello_of_a_rank_is_turned_away(link: EngineLink, ranks: list[Rank]) -> None:
+    """The engine goes on with the rank that it has."""
+    reader, writer = await asyncio.open_unix_connection(link.path)
+    writer.write(line(HELLO))
+    assert await reader.read() == b""
+    writer.close()
+    assert link.alive
+    await opened(link, ranks)
+
+
+@with_ranks(1)
+async def test_another_users_process_is_turned_away(link: EngineLink, ranks: list[Rank]) -> None:
+    own = os.getuid()
+    with patch("os.getuid", lambda: own + 1):
+        reader, writer = await asyncio.open_unix_connection(link.path)
+        assert await reader.read() == b""
+    writer.close()
+    assert link.alive
+
+
+@pytest.mark.parametrize(("rank", "num_ranks"), [(1, 3), (2, 2), (-1, 2)])
+def test_ranks_that_contradict_each_other_are_no_engine(rank: int, num_ranks: int) -> None:
+    async def contradict() -> None:
+        link = EngineLink()
+        await link.listen()
+        ranks = []
+        for number, hello in enumerate(((0, 2), (rank, num_ranks))):
+            ranks.append(Rank(number, *await asyncio.open_unix_connection(link.path)))
+            ranks[-1].say(HELLO.model_copy(update={"rank": hello[0], "num_ranks": hello[1]}))
+            while not link._hellos:
+                await asyncio.sleep(0.01)
+        while link.alive:
+            await asyncio.sleep(0.01)
+        with pytest.raises(EngineDied, match=f"rank {rank} of {num_ranks}"):
+            await link.open(ORDER)
+        await asyncio.gather(*(one.leave() for one in ranks))
+        await link.close()
+        await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}), return_exceptions=True)
+
+    asyncio.run(contradict())
+
+
+@with_ranks(2)
+async def test_a_rank_does_not_speak_for_another(link: EngineLink, ranks: list[Rank]) -> None:
+    opening = asyncio.create_task(link.open(ORDER))
+    ranks[0].say(UnitOpened(key=KEY, rank=1))
+    with pytest.raises(EngineDied, match="rank 0 speaks for rank 1"):
+        await opening
+
+
+@with_ranks(1)
+async def test_a_receipt_names_no_file_but_its_units(link: EngineLink, ranks: list[Rank]) -> None:
+    await opened(link, ranks)
+    ranks[0].say(SEALED.model_copy(update={"file": "../../00001-1/train-00001.parquet"}))
+    with pytest.raises(EngineDied, match="00001-1"):
+        await link.receipts(KEY)
+
+
+def test_an_attempt_that_is_cancelled_as_its_unit_opens_is_cancelled() -> None:
+    """A worker that stops in that moment would else wait for all rows of the unit."""
+
+    async def opening() -> None:
+        link = EngineLink()
+        opened = asyncio.create_task(link.open(ORDER))
+        while KEY not in link._attempts:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        link._attempts[KEY].ready.set_result(None)
+        await asyncio.sleep(0)
+        opened.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opened
+        await link.close()
+
+    asyncio.run(opening())

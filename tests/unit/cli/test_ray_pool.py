@@ -1,5 +1,6 @@
 """What `quarry ray` says when it cannot work."""
 
+import socket
 import sys
 
 import pytest
@@ -25,6 +26,16 @@ def test_sqlite_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path) 
 def test_a_cluster_that_does_not_answer_is_named(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     monkeypatch.setenv("QUARRY_DATA_DIR", str(tmp_path))
     monkeypatch.setenv("QUARRY_DATABASE_URL", "postgresql+psycopg://quarry@/quarry")
-    ran = run("ray", "status", "--address", "auto")
-    assert ran.code == 2
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+        ran = run("ray", "status", "--address", address)
+    assert ran.code == 2 and address in ran.err
     assert "field: address" in ran.err and "--address HOST:PORT" in ran.err
+
+
+def test_what_is_no_address_is_named(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    monkeypatch.setenv("QUARRY_DATA_DIR", str(tmp_path))
+    monkeypatch.setenv("QUARRY_DATABASE_URL", "postgresql+psycopg://quarry@/quarry")
+    ran = run("ray", "status", "--address", "nonsense")
+    assert ran.code == 2 and "field: address" in ran.err

@@ -1,6 +1,7 @@
 """A body that is wrong says where, in its author's words; and no body costs more than it weighs."""
 
 import json
+from datetime import date
 from typing import Any
 
 import pytest
@@ -119,6 +120,11 @@ def test_many_or_long_faults_are_told_in_part(changes: dict[str, Any]):
 def test_more_errors_than_are_told_are_counted():
     error = refusal(**{f"x{number}": 1 for number in range(MAX_ERRORS_LISTED + 7)})
     assert error.detail.endswith("and 7 more")
+
+
+@pytest.mark.parametrize("value", [date(2026, 1, 1), float("inf"), {1: 1, "a": 2}], ids=str)
+def test_a_tool_that_no_json_holds_is_refused_by_its_field(value: object):
+    assert refusal(tools=[{"a": value}]).field == "tools.0"
 
 
 def test_a_nul_in_a_text_is_kept():

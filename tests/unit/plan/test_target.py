@@ -19,7 +19,7 @@ from service.errors import (
     RequestError,
     UnknownModel,
 )
-from service.plan import hub_reading
+from service.plan import hub_reading, model_folder
 from service.plan.model_folder import local_model, local_revision
 from service.plan.target import Target, inspect_target, planned_target
 from service.settings import Settings
@@ -346,6 +346,23 @@ def test_a_hub_model_or_revision_that_is_not_there_is_named(
     with pytest.raises(UnknownModel) as caught:
         inspect_target(a_request(model, revision=revision), Settings(hub_endpoint=hub.url))
     assert caught.value.field == field and repr(model) in caught.value.detail
+
+
+def test_a_file_that_is_too_large_for_its_kind_is_not_fetched(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_folder, "MAX_SMALL_FILE_BYTES", 100)
+    with pytest.raises(UnknownModel, match="at most 100 are read") as refused:
+        inspect_target(a_request("org/model"), Settings(hub_endpoint=hub.url))
+    assert refused.value.field == "model"
+    assert hub.calls["resolve"] == 0
+
+
+def test_a_model_in_the_cache_is_planned_while_the_hub_is_away(hub: FakeHub) -> None:
+    first = inspect_target(a_request("org/model"), Settings(hub_endpoint=hub.url))
+    for endpoint in ("info", "resolve"):
+        hub.fail(endpoint, Fault(status=503, times=100))
+    assert inspect_target(a_request("org/model"), Settings(hub_endpoint=hub.url)) == first
 
 
 def test_a_hub_that_is_down_is_not_an_unknown_model(hub: FakeHub) -> None:

@@ -1,14 +1,23 @@
 import json
 import random
 import re
+import resource
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from schemas.dataset import tables
 from schemas.dataset.manifest import CanaryReport, Manifest
-from schemas.names import FINAL_NORM_PATH, shard_path
+from schemas.dataset.seal import sha256_of
+from schemas.names import FINAL_NORM_PATH, index_path, shard_path
 from service.errors import NotFound
+from service.proof.dataset_files import LocalDataset
 from service.proof.tally import DatasetTally
 from service.proof.verify import Finding, read_manifests, verify_dataset
 from tests.support.plans import JOB
@@ -20,7 +29,7 @@ from tests.support.shards import (
     with_states,
     write_dataset,
 )
-from tests.unit.proof.made_dataset import INDEX, MANIFEST, SHARD, UNITS, Dataset, flip_in_layer_2, said
+from tests.unit.proof.made_dataset import INDEX, MANIFEST, SHARD, UNITS, Dataset, said
 
 
 def test_the_canarys_numbers_are_told_layer_by_layer(dataset):
@@ -80,19 +89,18 @@ def truncate(path: Path) -> None:
     ("path", "damage", "what"),
     [
         *((path, flip_any_bit, "has sha256") for path in (SHARD, INDEX, FINAL_NORM_PATH)),
-        (SHARD, flip_in_layer_2, "row 3 (NAME): layer 2: its bytes have xxh3"),
-        (SHARD, truncate, "train-00001.parquet: the file cannot be opened as Parquet"),
+        (SHARD, truncate, "has "),
         *((path, Path.unlink, "is missing") for path in (SHARD, INDEX, FINAL_NORM_PATH)),
     ],
 )
 def test_a_damaged_file_is_named_with_what_is_wrong(dataset, path, damage, what):
     damage(dataset.folder / path)
     report = dataset.verify()
-    assert f"{path}: {what.replace('NAME', dataset.units[1].rows[3].sample_id)}" in said(report)
+    assert f"{path}: {what}" in said(report)
     assert str(report).splitlines()[-1].startswith("the dataset is BROKEN")
 
 
-def test_a_footer_over_which_the_parquet_reader_dies_is_a_finding(dataset):
+def test_a_damaged_file_is_not_decoded(dataset):
     """One bit makes an empty histogram of a column's size statistics two long; pyarrow aborts its process."""
     path = dataset.folder / SHARD
     data = bytearray(path.read_bytes())
@@ -101,7 +109,7 @@ def test_a_footer_over_which_the_parquet_reader_dies_is_a_finding(dataset):
     assert 0 < column < at < column + 100
     data[at] ^= 0x20
     path.write_bytes(data)
-    assert f"{SHARD}: so damaged that the Parquet reader died" in said(dataset.verify())
+    assert said(dataset.verify()).startswith(f"{SHARD}: has sha256")
 
 
 def test_every_flipped_bit_of_the_manifest_is_found(dataset):
@@ -115,7 +123,7 @@ def test_every_flipped_bit_of_the_manifest_is_found(dataset):
         data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
         path.write_bytes(data)
         findings: list[Finding] = []
-        read = list(read_manifests(dataset.folder, findings))
+        read = list(read_manifests(LocalDataset(dataset.folder), findings))
         assert findings or read == [right]
 
 
@@ -127,7 +135,6 @@ def test_two_shards_that_changed_places_are_named(dataset):
     findings = said(dataset.verify())
     assert f"{shard_path(JOB, 0)}: has " in findings
     assert f"{SHARD}: has " in findings
-    assert "differs in sample_id" in findings
 
 
 @pytest.mark.parametrize(
@@ -241,3 +248,30 @@ def test_a_sample_that_is_written_twice_is_named(dataset):
     )
     replace(dataset, units={0: dataset.units[0], 1: captured}).rewrite(rows)
     assert said(dataset.verify()) == f"{MANIFEST}: sample {twice.sample_id} is written 2 times"
+
+
+def test_what_decodes_to_more_than_its_footer_says_takes_no_more_than_the_bound(dataset, monkeypatch):
+    index = dataset.folder / index_path(JOB, 0)
+    table = pq.read_table(index)
+    field = table.schema.field("input_ids")
+    offsets = pa.array([0, *[2**26] * len(table)], pa.int32())
+    ids = pa.ListArray.from_arrays(offsets, pa.array(np.zeros(2**26, np.int32)), type=field.type)
+    place = table.schema.get_field_index("input_ids")
+    pq.write_table(table.set_column(place, field, ids), index, compression="zstd")
+    digest, num_bytes = sha256_of(index)
+    assert num_bytes < 2**20
+    dataset.edit_manifest(lambda body: body["indexes"][0].update(sha256=digest, bytes=num_bytes))
+    # This process may have memory left that it took before, and mimalloc takes a gigabyte at once.
+    monkeypatch.setenv("ARROW_DEFAULT_MEMORY_POOL", "system")
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        wrong = pool.submit(_verify_in_128_mib, dataset.folder).result()
+    assert wrong == {index_path(JOB, 0): "cannot be read in the memory that may be taken for it"}
+
+
+def _verify_in_128_mib(folder: Path) -> dict[str, str]:
+    """Return what is wrong. The check of the footers is left out, as if they lied."""
+    tables.MOST_SMALL = 2**62
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    report = verify_dataset(folder, memory_bytes=2**27)
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+    return {finding.path: finding.what for finding in report.findings}

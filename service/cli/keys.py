@@ -1,0 +1,81 @@
+"""`quarry keys`: who may use a running service."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Annotated
+
+import typer
+
+from schemas.keys import IssuedKey, KeyList, KeyView, NewKey, Scope
+from service.cli.client import Client
+from service.cli.console import say
+from service.cli.jobs import DEFAULT_SERVER, AsJson, Server
+from service.control.request_body import parse_body
+
+app = typer.Typer(
+    help="Make, list and revoke the API keys of a running service, as its admin.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+@app.command()
+def add(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The owner of its jobs and schedules.")],
+    scope: Annotated[list[Scope], typer.Option(help="What it may be used for; may be repeated.")],
+    namespace: Annotated[
+        list[str], typer.Option(help="A Hub namespace to push to and to read privately; '*': every one.")
+    ] = [],  # noqa: B006 - typer's form of an option that may be repeated
+    source_root: Annotated[list[str], typer.Option(help="A folder of file sources.")] = [],  # noqa: B006
+    model_root: Annotated[list[str], typer.Option(help="A folder of local models.")] = [],  # noqa: B006
+    max_jobs: Annotated[int | None, typer.Option(min=1, help="Jobs that have not ended.")] = None,
+    max_bytes: Annotated[int | None, typer.Option(min=1, help="Bytes of the shards of its jobs.")] = None,
+    requests_per_minute: Annotated[int | None, typer.Option(min=1, help="Requests a minute.")] = None,
+    days: Annotated[float | None, typer.Option(min=0, help="Days until it expires.")] = None,
+    server: Server = DEFAULT_SERVER,
+) -> None:
+    """Make a key and print it: it is shown this once."""
+    document = {
+        "name": name,
+        "scopes": scope,
+        "hub_namespaces": namespace,
+        "source_roots": source_root,
+        "model_roots": model_root,
+        "max_jobs": max_jobs,
+        "max_bytes": max_bytes,
+        "requests_per_minute": requests_per_minute,
+        "expires_at": None if days is None else datetime.now(UTC) + timedelta(days=days),
+    }
+    new = parse_body(NewKey, document)
+    with Client(server) as client:
+        issued = IssuedKey.model_validate(client.call("POST", "/keys", body=new.model_dump(mode="json")))
+    print(issued.key)
+
+
+@app.command("list")
+def list_keys(server: Server = DEFAULT_SERVER, as_json: AsJson = False) -> None:
+    """List keys, oldest first; revoked and expired ones too."""
+    with Client(server) as client:
+        keys = KeyList.model_validate(client.call("GET", "/keys")).keys
+    for key in keys:
+        say(key.model_dump_json(ensure_ascii=True) if as_json else _line(key))
+
+
+@app.command()
+def revoke(
+    key_id: Annotated[str, typer.Argument(metavar="ID", help="As 'list' prints it.")],
+    server: Server = DEFAULT_SERVER,
+) -> None:
+    """Revoke a key; its owner's jobs go on."""
+    with Client(server) as client:
+        say(_line(KeyView.model_validate(client.call("DELETE", f"/keys/{key_id}"))))
+
+
+def _line(key: KeyView) -> str:
+    """Return a key in one line."""
+    if key.revoked_at is not None:
+        state = f"revoked {key.revoked_at:%Y-%m-%d}"
+    elif key.expires_at is not None:
+        state = f"until {key.expires_at:%Y-%m-%d}"
+    else:
+        state = "no end"
+    return f"{key.id}  {key.name:20}  {state:18}  {' '.join(key.scopes)}"

@@ -1,0 +1,112 @@
+"""Who calls, and what their key allows.
+
+A key is `qk_<id>_<secret>`. The store keeps its sha256 alone: 256 random bits need no slow hash.
+"""
+
+import hashlib
+import hmac
+import ipaddress
+import re
+import secrets
+from dataclasses import dataclass
+
+from schemas.keys import Grants, IssuedKey, NewKey, Scope
+from service.errors import Conflict, KeyRefused, OptionRefused
+from service.settings import Settings
+from service.store import Store, keys
+
+KEY = re.compile(r"qk_([0-9a-f]{8})_[A-Za-z0-9_-]{43}")
+OPERATOR = Grants(scopes=(Scope.ADMIN,))
+SHORTEST_ADMIN_KEY = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sent a request. `owner` is the key's name; None: the operator."""
+
+    owner: str | None
+    grants: Grants
+
+    def may(self, scope: Scope) -> bool:
+        """Say whether the key has a scope."""
+        return self.grants.is_admin or scope in self.grants.scopes
+
+    def sees(self, owner: str | None) -> bool:
+        """Say whether an owner's jobs and schedules are also the caller's."""
+        return self.grants.is_admin or owner == self.owner
+
+    @property
+    def sees_only(self) -> str | None:
+        """The one owner whose jobs and schedules the caller sees; None: everybody's."""
+        return None if self.grants.is_admin else self.owner
+
+
+def issue(store: Store, settings: Settings, new: NewKey) -> IssuedKey:
+    """Make a key. Raises Conflict where it would be the first, and nobody could make or revoke another."""
+    if not (new.is_admin or settings.admin_key_file or store.read(keys.exists)):
+        cure = "make one with the scope 'admin' first, or set QUARRY_ADMIN_KEY_FILE"
+        raise Conflict("with this key alone nobody could manage keys", field="scopes", cure=cure)
+    key_id = secrets.token_hex(4)
+    key = f"qk_{key_id}_{secrets.token_urlsafe(32)}"
+    view = store.write(keys.add, key_id, _sha256(key), new)
+    return IssuedKey(**view.model_dump(), key=key)
+
+
+def authenticate(store: Store, settings: Settings, key: str | None) -> Caller:
+    """Return who sends `key`. On the loopback, before there are keys, it is the operator who sends none.
+
+    Raises KeyRefused.
+    """
+    cure = "send the header 'Authorization: Bearer qk_...'; an admin makes keys with 'quarry keys add'"
+    if key is None:
+        if needs_key(store, settings):
+            raise KeyRefused("this service is used with an API key", field="Authorization", cure=cure)
+        return Caller(None, OPERATOR)
+    form = KEY.fullmatch(key)
+    stored = store.read(keys.active, form[1]) if form else None
+    if stored is not None and hmac.compare_digest(_sha256(key), stored[1]):
+        return Caller(stored[0].name, stored[0])
+    if settings.admin_key_file and hmac.compare_digest(_sha256(key), _sha256(admin_key(settings))):
+        return Caller(None, OPERATOR)
+    raise KeyRefused("the key is unknown, revoked or expired", field="Authorization", cure=cure)
+
+
+def needs_key(store: Store, settings: Settings) -> bool:
+    """Say whether callers must have a key."""
+    return bool(settings.admin_key_file) or not _is_loopback(settings.host) or store.read(keys.exists)
+
+
+def check_bind(store: Store, settings: Settings) -> None:
+    """Return if the service may listen on its address. Raises OptionRefused."""
+    if settings.admin_key_file:
+        admin_key(settings)
+    elif not _is_loopback(settings.host) and not store.read(keys.exists):
+        cure = "set QUARRY_ADMIN_KEY_FILE, or make a key with 'quarry keys add' while it listens on 127.0.0.1"
+        detail = f"whoever reaches {settings.host} would own a service that has no API key"
+        raise OptionRefused(detail, field="host", cure=cure)
+
+
+def admin_key(settings: Settings) -> str:
+    """Return the operator's own key, read anew at each use. Raises OptionRefused, which never quotes it."""
+    field, cure = "QUARRY_ADMIN_KEY_FILE", "write one there: openssl rand -hex 32"
+    assert settings.admin_key_file is not None  # noqa: S101
+    try:
+        key = settings.admin_key_file.read_text(encoding="latin-1").strip()
+    except OSError as error:
+        detail = f"the admin key's file cannot be read: {error.strerror}"
+        raise OptionRefused(detail, field=field, cure="name a file that this user can read") from error
+    if re.fullmatch(rf"[!-~]{{{SHORTEST_ADMIN_KEY},}}", key) is None:
+        detail = f"the admin key is not one word of {SHORTEST_ADMIN_KEY} printable ASCII characters or more"
+        raise OptionRefused(detail, field=field, cure=cure)
+    return key
+
+
+def _sha256(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False  # a name: whatever it leads to

@@ -1,0 +1,109 @@
+"""API keys: made, found, listed and revoked; what the keys of an owner allow together."""
+
+from collections.abc import Sequence
+
+from sqlalchemy import ColumnElement, func, insert, or_, select, update
+from sqlalchemy.engine import RowMapping
+
+from schemas.job import ENDED_JOB_STATES
+from schemas.keys import Grants, KeyView, NewKey, Scope
+from service.errors import NotFound, QuotaExceeded
+from service.store.database import Transaction
+from service.store.tables import API_KEY, JOB
+
+NOTHING = Grants(scopes=(Scope.JOBS_READ,))
+"""What an owner may read whose keys are all revoked or expired: what is public."""
+
+
+def add(tx: Transaction, key_id: str, sha256: str, new: NewKey) -> KeyView:
+    """Keep a key by the digest of its secret."""
+    grants = Grants(**new.model_dump(include=set(Grants.model_fields)))
+    values = {"id": key_id, "sha256": sha256, "grants": grants, "created_at": tx.now}
+    tx.connection.execute(insert(API_KEY).values(name=new.name, expires_at=new.expires_at, **values))
+    return _one(tx, key_id)
+
+
+def every(tx: Transaction) -> list[KeyView]:
+    """Return all keys, oldest first."""
+    query = select(API_KEY).order_by(API_KEY.c.created_at, API_KEY.c.id)
+    return [_view(row) for row in tx.connection.execute(query).mappings()]
+
+
+def exists(tx: Transaction) -> bool:
+    """Say whether a key was ever made."""
+    return tx.connection.scalar(select(API_KEY.c.id).limit(1)) is not None
+
+
+def active(tx: Transaction, key_id: str) -> tuple[KeyView, str] | None:
+    """Return a key that is neither revoked nor expired, and the digest of its secret."""
+    query = select(API_KEY).where(API_KEY.c.id == key_id, _is_active(tx))
+    row = tx.connection.execute(query).mappings().one_or_none()
+    return None if row is None else (_view(row), row["sha256"])
+
+
+def revoke(tx: Transaction, key_id: str) -> KeyView:
+    """Let a key be used no more; one that is revoked stays as it is. Raises NotFound."""
+    of_id = (API_KEY.c.id == key_id) & API_KEY.c.revoked_at.is_(None)
+    tx.connection.execute(update(API_KEY).where(of_id).values(revoked_at=tx.now))
+    return _one(tx, key_id)
+
+
+def granted(tx: Transaction, owner: str | None) -> Grants | None:
+    """Return what an owner's jobs may read: all that the owner's keys allow together.
+
+    None where nothing is limited: the owner is the operator, or has an admin's key.
+    """
+    if owner is None:
+        return None
+    all_grants = _of_owner(tx, owner)
+    if any(grants.is_admin for grants in all_grants):
+        return None
+    reading = ("hub_namespaces", "source_roots", "model_roots")
+    together = {
+        name: tuple(one for grants in all_grants for one in getattr(grants, name)) for name in reading
+    }
+    return NOTHING.model_copy(update=together)
+
+
+def check_quota(tx: Transaction, owner: str | None) -> None:
+    """Return if an owner may have another job. Raises QuotaExceeded, which names the tightest limit.
+
+    On PostgreSQL the owner's keys stay locked, so that two submissions do not both take the last place.
+    """
+    if owner is None:
+        return
+    all_grants = _of_owner(tx, owner, lock=True)
+    unended = func.count().filter(JOB.c.state.not_in(ENDED_JOB_STATES))
+    stored = func.coalesce(func.sum(JOB.c.bytes_written), 0)
+    num_jobs, num_bytes = tx.connection.execute(select(unended, stored).where(JOB.c.owner == owner)).one()
+    for name, used, cure in (
+        ("max_jobs", num_jobs, "wait until one has ended, or cancel one"),
+        ("max_bytes", num_bytes, "delete jobs with their datasets"),
+    ):
+        limits = [limit for grants in all_grants if (limit := getattr(grants, name)) is not None]
+        if limits and used >= min(limits):
+            detail = f"the jobs of {owner} take {used} of the {min(limits)} that {name} allows"
+            raise QuotaExceeded(detail, field="Authorization", cure=cure)
+
+
+def _of_owner(tx: Transaction, owner: str, *, lock: bool = False) -> Sequence[Grants]:
+    query = select(API_KEY.c.grants).where(API_KEY.c.name == owner, _is_active(tx))
+    return tx.connection.scalars(query.with_for_update() if lock else query).all()
+
+
+def _is_active(tx: Transaction) -> ColumnElement[bool]:
+    unexpired = or_(API_KEY.c.expires_at.is_(None), API_KEY.c.expires_at > tx.now)
+    return API_KEY.c.revoked_at.is_(None) & unexpired
+
+
+def _one(tx: Transaction, key_id: str) -> KeyView:
+    row = tx.connection.execute(select(API_KEY).where(API_KEY.c.id == key_id)).mappings().one_or_none()
+    if row is None:
+        raise NotFound(f"there is no key {key_id!r}", field="key_id", cure="GET /keys lists the keys")
+    return _view(row)
+
+
+def _view(row: RowMapping) -> KeyView:
+    grants: Grants = row["grants"]
+    own = {name: row[name] for name in ("id", "name", "expires_at", "created_at", "revoked_at")}
+    return KeyView(**grants.model_dump(), **own)

@@ -1,0 +1,294 @@
+"""API keys: who is let in, to what, and that an owner sees nothing of another's."""
+
+import secrets
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from sqlalchemy import text
+
+from schemas.keys import Grants, Scope
+from schemas.schedule import RunOutcome
+from service.control.keys import check_bind
+from service.errors import OptionRefused
+from service.settings import Settings
+from service.store import Store, jobs
+from tests.support.api import (
+    UNKNOWN,
+    api_settings,
+    complete,
+    job_body,
+    problem_of,
+    serving,
+    small_target,
+    stored,
+)
+from tests.support.store_cases import lease_plan
+
+ADMIN = "a" * 40
+EVERY = ["jobs:read", "jobs:write", "schedules", "metrics"]
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    (tmp_path / "admin").write_text(f"{ADMIN}\n")
+    return api_settings(tmp_path, admin_key_file=tmp_path / "admin")
+
+
+@pytest.fixture
+def api(settings: Settings) -> Iterator[httpx2.Client]:
+    with serving(settings) as client:
+        yield client
+
+
+@pytest.fixture
+def store(settings: Settings) -> Iterator[Store]:
+    with stored(settings) as opened:
+        yield opened
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return small_target(tmp_path / "models" / "small")
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def add(api: httpx2.Client, name: str = "team-a", **grants: Any) -> tuple[str, dict[str, str]]:
+    """Make a key; return its id and the headers that send it."""
+    document = {"name": name, "scopes": EVERY} | grants
+    answer = api.post("/keys", json=document, headers=bearer(ADMIN))
+    assert answer.status_code == 201, answer.text
+    return answer.json()["id"], bearer(answer.json()["key"])
+
+
+def operations(api: httpx2.Client) -> list[tuple[str, str]]:
+    """Return the method and path of every route, with names that nothing has."""
+    paths = api.get("/openapi.json").json()["paths"]
+    names = {"{job_id}": UNKNOWN, "{name}": "nightly", "{key_id}": "00000000"}
+    found = []
+    for path, methods in paths.items():
+        for placeholder, name in names.items():
+            path = path.replace(placeholder, name)
+        found += [(method, path) for method in methods]
+    return found
+
+
+def test_every_route_but_the_probes_asks_for_a_key(api: httpx2.Client) -> None:
+    _, reading = add(api, scopes=["jobs:read"])
+    may_read = {path for method, path in operations(api) if method == "get" and path.startswith("/jobs")}
+    assert len(may_read) == 7
+    for method, path in operations(api):
+        if path in ("/healthz", "/readyz"):
+            assert api.request(method, path).status_code == 200
+            continue
+        for headers in ({}, bearer(f"qk_00000000_{'x' * 43}"), bearer("x"), {"Authorization": "Basic eDp4"}):
+            answer = api.request(method, path, headers=headers)
+            problem_of(answer, 401)
+            assert answer.headers["www-authenticate"] == "Bearer"
+        if method != "get" or path not in may_read:
+            problem = problem_of(api.request(method, path, headers=reading), 403)
+            assert problem.field == "Authorization"
+    for path in may_read:
+        assert api.get(path, headers=reading).status_code in (200, 404)
+
+
+@pytest.mark.parametrize("scope", EVERY)
+def test_a_scope_opens_its_routes_alone(api: httpx2.Client, scope: str) -> None:
+    opens = {
+        "jobs:read": ("get", "/jobs"),
+        "jobs:write": ("post", f"/jobs/{UNKNOWN}/cancel"),
+        "schedules": ("get", "/schedules"),
+        "metrics": ("get", "/metrics"),
+    }
+    _, headers = add(api, scopes=[scope])
+    for other, (method, path) in opens.items():
+        refused = api.request(method, path, headers=headers).status_code == 403
+        assert refused == (other != scope)
+
+
+def test_a_key_that_is_revoked_or_expired_is_refused(api: httpx2.Client, store: Store) -> None:
+    key_id, headers = add(api)
+    assert api.get("/jobs", headers=headers).status_code == 200
+    revoked = api.delete(f"/keys/{key_id}", headers=bearer(ADMIN)).json()["revoked_at"]
+    problem_of(api.get("/jobs", headers=headers), 401)
+    assert api.delete(f"/keys/{key_id}", headers=bearer(ADMIN)).json()["revoked_at"] == revoked
+    _, headers = add(api, expires_at=(datetime.now(UTC) + timedelta(days=1)).isoformat())
+    assert api.get("/jobs", headers=headers).status_code == 200
+    _, headers = add(api, expires_at=(datetime.now(UTC) - timedelta(days=1)).isoformat())
+    problem_of(api.get("/jobs", headers=headers), 401)
+
+
+def test_the_secret_is_shown_once_and_stored_nowhere(api: httpx2.Client, store: Store) -> None:
+    _, headers = add(api)
+    key = headers["Authorization"].removeprefix("Bearer ")
+    assert len(key.split("_", 2)[2]) == 43
+    assert key not in api.get("/keys", headers=bearer(ADMIN)).text
+    with store.writing() as tx:
+        rows = tx.connection.execute(text("SELECT * FROM api_key")).all()
+    assert len(rows) == 1
+    assert key.split("_", 2)[2] not in repr(rows)
+
+
+def test_an_owner_sees_nothing_of_anothers(api: httpx2.Client, store: Store, model: Path) -> None:
+    roots = {"model_roots": [str(model.parent)], "source_roots": [str(model.parent)]}
+    (_, mine), (_, others) = add(api, **roots), add(api, "team-b", **roots)
+    body = job_body(model)
+    job = api.post("/extract", json=body, headers=mine | {"Idempotency-Key": "one"}).json()
+    assert job["owner"] == "team-a"
+    again = api.post("/extract", json=body, headers=mine | {"Idempotency-Key": "one"}).json()
+    assert again["id"] == job["id"]
+    theirs = api.post("/extract", json=body, headers=others | {"Idempotency-Key": "one"}).json()
+    assert theirs["id"] != job["id"]
+    source = {"kind": "file", "path": str(model.parent / "*.jsonl")}
+    nightly = {"name": "nightly", "cron": "0 3 * * *", "request": body | {"source": source}}
+    answer = api.post("/schedules", json=nightly, headers=mine)
+    assert answer.status_code == 201, answer.text
+    bodies = {"patch": {"priority": 1}, "post": {}}
+    for method, path in operations(api):
+        if UNKNOWN not in path and "nightly" not in path:
+            continue
+        path = path.replace(UNKNOWN, job["id"])
+        send = {"samples": [{"text": "x"}]} if path.endswith("samples") else bodies.get(method)
+        if "nightly" in path and method == "patch":
+            send = {"paused": True}
+        body_of = {} if send is None or path.endswith("/run") else {"json": send}
+        answer = problem_of(api.request(method, path, headers=others, **body_of), 404)
+        path = path.replace(job["id"], UNKNOWN).replace("nightly", "other")
+        unknown = problem_of(api.request(method, path, headers=others, **body_of), 404)
+        assert answer.detail == unknown.detail.replace(UNKNOWN, job["id"]).replace("other", "nightly")
+        assert (answer.type, answer.cure) == (unknown.type, unknown.cure)
+    assert [row["id"] for row in api.get("/jobs", headers=others).json()["jobs"]] == [theirs["id"]]
+    problem_of(api.get("/jobs", params={"cursor": job["id"]}, headers=others), 422)
+    assert api.get("/schedules", headers=others).json()["schedules"] == []
+    assert len(api.get("/jobs", headers=bearer(ADMIN)).json()["jobs"]) == 2
+    assert api.get(f"/jobs/{job['id']}", headers=add(api)[1]).status_code == 200, "a key of the same name"
+
+
+def test_a_key_uses_its_own_folders_and_namespaces_alone(
+    api: httpx2.Client, settings: Settings, tmp_path: Path, model: Path
+) -> None:
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private" / "rows.jsonl").write_text('{"text": "x"}\n')
+    _, headers = add(api, model_roots=[str(model.parent)], hub_namespaces=["team-a"])
+    refused = problem_of(
+        api.post("/extract", json=job_body(small_target(tmp_path / "other")), headers=headers), 422
+    )
+    assert refused.field == "model"
+    source = {"kind": "file", "path": str(tmp_path / "private" / "rows.jsonl")}
+    problem_of(api.post("/extract", json=job_body(model, source=source), headers=headers), 422)
+    problem_of(api.post("/estimate", json=job_body(model, source=source), headers=headers), 422)
+    hub = {"repo_id": "somebody/states"}
+    refused = problem_of(api.post("/extract", json=job_body(model, hub=hub), headers=headers), 403)
+    assert (refused.type, refused.field) == ("urn:quarry:hub-denied", "hub.repo_id")
+    _, outside = add(api, source_roots=["/"], model_roots=["/"])
+    problem_of(api.post("/extract", json=job_body(Path("/")), headers=outside), 422)
+
+
+def test_a_job_is_planned_with_what_its_owners_keys_allow_then(
+    api: httpx2.Client, store: Store, model: Path
+) -> None:
+    key_id, headers = add(api, model_roots=[str(model.parent)])
+    assert api.post("/extract", json=job_body(model), headers=headers).status_code == 202
+    planned = lease_plan(store).grants
+    assert planned == Grants(scopes=(Scope.JOBS_READ,), model_roots=(str(model.parent),))
+    api.delete(f"/keys/{key_id}", headers=bearer(ADMIN))
+    assert api.post("/extract", json=job_body(model), headers=bearer(ADMIN)).status_code == 202
+    assert lease_plan(store).grants is None
+    _, headers = add(api, "team-b", model_roots=[str(model.parent)])
+    assert api.post("/extract", json=job_body(model), headers=headers).status_code == 202
+    for key in api.get("/keys", headers=bearer(ADMIN)).json()["keys"]:
+        api.delete(f"/keys/{key['id']}", headers=bearer(ADMIN))
+    assert lease_plan(store).grants == Grants(scopes=(Scope.JOBS_READ,))
+
+
+def test_quotas_are_kept(api: httpx2.Client, store: Store, model: Path) -> None:
+    _, headers = add(api, model_roots=[str(model.parent)], max_jobs=1)
+    first = api.post("/extract", json=job_body(model), headers=headers | {"Idempotency-Key": "one"})
+    assert first.status_code == 202
+    refused = api.post("/extract", json=job_body(model), headers=headers)
+    assert problem_of(refused, 429).type == "urn:quarry:quota-exceeded"
+    again = api.post("/extract", json=job_body(model), headers=headers | {"Idempotency-Key": "one"})
+    assert again.json()["id"] == first.json()["id"]
+    complete(store, first.json()["id"])
+    assert api.post("/extract", json=job_body(model), headers=headers).status_code == 202
+    _, limited = add(api, model_roots=[str(model.parent)], max_bytes=1)
+    refused = problem_of(api.post("/extract", json=job_body(model), headers=limited), 429)
+    assert "max_jobs" in refused.detail, "the tightest of all of the owner's keys counts"
+    api.post(f"/jobs/{api.get('/jobs', headers=limited).json()['jobs'][0]['id']}/cancel", headers=limited)
+    assert "max_bytes" in problem_of(api.post("/extract", json=job_body(model), headers=limited), 429).detail
+    problem_of(api.delete(f"/jobs/{first.json()['id']}", headers=limited), 403)
+    gone = api.delete(f"/jobs/{first.json()['id']}", params={"dataset": "delete"}, headers=limited)
+    assert gone.status_code == 204
+    assert api.post("/extract", json=job_body(model), headers=limited).status_code == 202
+
+
+def test_a_slot_counts_as_a_job_of_its_owner(api: httpx2.Client, store: Store, model: Path) -> None:
+    roots = {"model_roots": [str(model.parent)], "source_roots": [str(model.parent)]}
+    _, headers = add(api, **roots, max_jobs=1)
+    source = {"kind": "file", "path": str(model.parent / "*.jsonl")}
+    nightly = {"name": "nightly", "cron": "0 3 * * *", "request": job_body(model, source=source)}
+    assert api.post("/schedules", json=nightly, headers=headers).status_code == 201
+    first = api.post("/schedules/nightly/run", headers=headers).json()
+    assert store.read(jobs.job, first["job_id"]).owner == "team-a"
+    store.write(jobs.cancel, first["job_id"])
+    api.post("/extract", json=job_body(model), headers=headers)
+    assert api.post("/schedules/nightly/run", headers=headers).json()["outcome"] == RunOutcome.REFUSED
+
+
+def test_requests_a_minute_are_counted(api: httpx2.Client) -> None:
+    _, headers = add(api, requests_per_minute=2)
+    answers = [api.get("/jobs", headers=headers) for _ in range(6)]
+    refused = [answer for answer in answers if answer.status_code != 200]
+    assert len(refused) in (2, 4), "the minute may end between two of them"
+    assert problem_of(refused[0], 429).field == "Authorization"
+    assert int(refused[0].headers["retry-after"]) > 0
+    assert api.get("/jobs", headers=add(api, "team-b")[1]).status_code == 200
+
+
+def test_the_admins_file_may_be_replaced_while_the_service_runs(
+    api: httpx2.Client, settings: Settings
+) -> None:
+    assert api.get("/keys", headers=bearer(ADMIN)).status_code == 200
+    assert settings.admin_key_file is not None
+    settings.admin_key_file.write_text("b" * 32)
+    problem_of(api.get("/keys", headers=bearer(ADMIN)), 401)
+    assert api.get("/keys", headers=bearer("b" * 32)).status_code == 200
+
+
+def test_on_the_loopback_no_key_is_needed_until_there_is_one(tmp_path: Path) -> None:
+    with serving(api_settings(tmp_path)) as api:
+        assert api.get("/jobs").status_code == 200
+        problem_of(api.post("/keys", json={"name": "team-a", "scopes": ["jobs:read"]}), 409)
+        key = api.post("/keys", json={"name": "admin", "scopes": ["admin"]}).json()["key"]
+        problem_of(api.get("/jobs"), 401)
+        assert api.get("/jobs", headers=bearer(key)).status_code == 200
+        key_id = api.get("/keys", headers=bearer(key)).json()["keys"][0]["id"]
+        assert api.delete(f"/keys/{key_id}", headers=bearer(key)).status_code == 200
+        problem_of(api.get("/jobs"), 401)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
+def test_beyond_the_loopback_nothing_is_served_without_a_key(tmp_path: Path, host: str) -> None:
+    settings = api_settings(tmp_path, host=host)
+    with stored(settings) as store:
+        with pytest.raises(OptionRefused) as refused:
+            check_bind(store, settings)
+        assert refused.value.field == "host"
+        assert "QUARRY_ADMIN_KEY_FILE" in str(refused.value.cure)
+        keyed = settings.model_copy(update={"admin_key_file": tmp_path / "admin"})
+        with pytest.raises(OptionRefused, match="cannot be read"):
+            check_bind(store, keyed)
+        (tmp_path / "admin").write_text("short")
+        with pytest.raises(OptionRefused, match="32"):
+            check_bind(store, keyed)
+        (tmp_path / "admin").write_text(secrets.token_hex(16))
+        check_bind(store, keyed)
+        check_bind(store, settings.model_copy(update={"host": "127.0.0.1"}))
+    with serving(settings, bind="127.0.0.1") as api:
+        problem_of(api.get("/jobs", headers={"Host": "localhost"}), 401)

@@ -1,0 +1,241 @@
+"""Callers who never end a request or never take its answer, and many at once: nobody else waits for them."""
+
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import httpx2
+import pytest
+from fastapi import FastAPI
+
+from schemas.job import JobState
+from service.api.app import LARGE_BODIES_AT_ONCE
+from service.api.connection import BODIES_HELD, Connection
+from service.api.gate import SMALL_BODY_BYTES
+from service.api.routes import extract
+from service.control.request_body import weight
+from service.store import jobs
+from tests.support.api import (
+    api_settings,
+    job_body,
+    problem_of,
+    server_and_client,
+    serving,
+    small_target,
+    stored,
+)
+
+JSON = b"Content-Type: application/json"
+BODY = b"POST /extract HTTP/1.1\r\nHost: localhost\r\n" + JSON + b"\r\nContent-Length: 1000\r\n\r\n"
+HALVES = {
+    "nothing": b"",
+    "half a header": b"GET /healthz HTTP/1.1\r\nHost: local",
+    "half a body": BODY + b'{"model": ',
+    "half of the next request": b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\nGET /jobs HTTP/1.1\r\nHo",
+    "a body that nobody waits for": BODY.replace(b"1000", b"999999999") + b"{",
+}
+"""What a slow caller sends, and no more."""
+
+
+@contextmanager
+def caller(api: httpx2.Client, sends: bytes, receive_buffer: int | None = None) -> Iterator[socket.socket]:
+    """Connect to the service and send that."""
+    with socket.socket() as connection:
+        if receive_buffer is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        connection.connect((api.base_url.host, api.base_url.port))
+        connection.settimeout(30)
+        connection.sendall(sends)
+        yield connection
+
+
+def read_to_end(connection: socket.socket) -> bytes:
+    """Return what the service sends until it closes the connection."""
+    received = b""
+    try:
+        while part := connection.recv(65_536):
+            received += part
+    except ConnectionResetError:
+        pass
+    return received
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Wait until that holds."""
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_half_a_request_ends_after_its_time_and_leaves_no_error(
+    tmp_path: Path, half: str, capfd: pytest.CaptureFixture[str]
+):
+    with serving(api_settings(tmp_path, request_timeout_s=0.5)) as api, caller(api, HALVES[half]) as slow:
+        read_to_end(slow)
+        assert api.get("/healthz").status_code == 200
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_an_answer_that_nobody_takes_ends_after_its_time(tmp_path: Path):
+    """The answer is larger than what the two kernels keep of it."""
+    settings = api_settings(tmp_path, request_timeout_s=0.5)
+    source = {"kind": "inline", "samples": [{"text": "x" * 8_000_000}]}
+    body = job_body(small_target(tmp_path / "model"), source=source)
+    with server_and_client(settings) as (server, api):
+        made = api.post("/extract", json=body).json()
+        ask = f"GET /jobs/{made['id']}/request HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+        with caller(api, ask, receive_buffer=4096):
+            wait_until(lambda: len(server.server_state.connections) == 2)
+            wait_until(lambda: len(server.server_state.connections) < 2)
+
+
+def test_a_stream_outlives_the_time_of_a_request_and_what_comes_after_it_does_not(tmp_path: Path):
+    """1. Its caller takes it all, then sends half a request. 2. The caller of another takes no more of it."""
+    settings = api_settings(tmp_path, request_timeout_s=0.5)
+    with server_and_client(settings) as (server, api), stored(settings) as store:
+        server.servers[0].sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        body = job_body(small_target(tmp_path / "model"))
+        ids = [api.post("/extract", json=body).json()["id"] for _ in range(2)]
+        asks = [f"GET /jobs/{job}/events HTTP/1.1\r\nHost: localhost\r\n\r\n".encode() for job in ids]
+        with caller(api, asks[0]) as taker, caller(api, asks[1], receive_buffer=4096):
+            with caller(api, b"GET") as younger:
+                read_to_end(younger)
+            store.write(jobs.cancel, ids[0])
+            taken = b""
+            while not taken.endswith(b"0\r\n\r\n"):
+                taken += taker.recv(65_536)
+            assert b"cancelled" in taken
+            taker.sendall(b"GET /jobs")
+            read_to_end(taker)
+            for priority in range(400):
+                store.write(jobs.set_priority, ids[1], priority % 100)
+            wait_until(lambda: not any(is_streaming(one) for one in server.server_state.connections))
+
+
+def is_streaming(connection: Any) -> bool:
+    return connection.cycle is not None and not connection.cycle.response_complete
+
+
+@pytest.mark.parametrize("half", ["nothing", "half a header", "half a body"])
+def test_callers_who_wait_are_closed_where_others_need_the_room(tmp_path: Path, half: str):
+    """1. A stream is open and a body is half sent. 2. Many slow callers come. 3. Probe and stream go on."""
+    settings = api_settings(tmp_path, max_connections=16)
+    with ExitStack() as open_things:
+        server, api = open_things.enter_context(server_and_client(settings))
+        made = api.post("/extract", json=job_body(small_target(tmp_path / "model"))).json()
+        lines = open_things.enter_context(api.stream("GET", f"/jobs/{made['id']}/events")).iter_lines()
+        next(lines)
+        slow = [open_things.enter_context(caller(api, HALVES[half])) for _ in range(100)]
+        for _ in range(20):
+            assert httpx2.get(f"{api.base_url}/healthz", trust_env=False).status_code == 200
+        assert len(server.server_state.connections) <= 16
+        assert read_to_end(slow[0]) == b""
+        assert api.post(f"/jobs/{made['id']}/cancel").json()["state"] == JobState.CANCELLED
+        assert any("cancelled" in line for line in lines)
+
+
+def test_many_bodies_that_are_half_sent_take_the_memory_of_a_few(tmp_path: Path):
+    """1. Many callers send most of a large body, and no more. 2. One sends a whole body."""
+    settings = api_settings(tmp_path, max_body_bytes=2**20)
+    half = BODY.replace(b"1000", b"1000001") + b" " * 1_000_000
+    source = {"kind": "inline", "samples": [{"text": "x" * 1_000_000}]}
+    body = job_body(small_target(tmp_path / "model"), source=source)
+    with server_and_client(settings) as (server, api), ExitStack() as slow:
+        for _ in range(2 * BODIES_HELD):
+            slow.enter_context(caller(api, half))
+        assert api.post("/extract", json=body).status_code == 202
+        held = [one.held_bytes for one in server.server_state.connections if isinstance(one, Connection)]
+        assert sum(held) <= BODIES_HELD * settings.max_body_bytes
+
+
+def test_large_bodies_are_read_a_few_at_a_time_and_a_small_one_goes_past_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """1. Many large bodies come while reading one takes long. 2. A small one is answered before them."""
+    at_once, seen, small_is_answered = 0, set(), threading.Event()
+
+    def slow_weight(raw: bytes, limit_bytes: int) -> int:
+        nonlocal at_once
+        if len(raw) > SMALL_BODY_BYTES:
+            at_once += 1
+            seen.add(at_once)
+            small_is_answered.wait(30)
+            at_once -= 1
+        return weight(raw, limit_bytes)
+
+    monkeypatch.setattr(extract, "weight", slow_weight)
+    model = small_target(tmp_path / "model")
+    large = job_body(model, source={"kind": "inline", "samples": [{"text": "x" * SMALL_BODY_BYTES}]})
+    with serving(api_settings(tmp_path)) as api, ThreadPoolExecutor(2 * LARGE_BODIES_AT_ONCE) as callers:
+        posts = [callers.submit(api.post, "/extract", json=large) for _ in range(2 * LARGE_BODIES_AT_ONCE)]
+        wait_until(lambda: at_once == LARGE_BODIES_AT_ONCE)
+        try:
+            assert api.post("/extract", json=job_body(model), timeout=10).status_code == 202
+        finally:
+            small_is_answered.set()
+        assert [post.result().status_code for post in posts] == [202] * len(posts)
+    assert max(seen) == LARGE_BODIES_AT_ONCE
+
+
+def test_submissions_that_wait_hold_up_no_other_route(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """More of them than the server has threads wait, as they do where the Hub is slow."""
+    most, answered = 60, threading.Event()
+    submit = extract.submit
+
+    def slow_submit(*given: Any) -> Any:
+        answered.wait(60)
+        return submit(*given)
+
+    monkeypatch.setattr(extract, "submit", slow_submit)
+    body = job_body(small_target(tmp_path / "model"))
+    with server_and_client(api_settings(tmp_path)) as (server, api), ThreadPoolExecutor(most) as callers:
+        threads = cast(FastAPI, server.config.app).state.submit_threads
+        posts = [callers.submit(api.post, "/extract", json=body, timeout=60) for _ in range(most)]
+        try:
+            wait_until(lambda: threads.statistics().tasks_waiting > most // 2)
+            for path in ("/jobs", "/readyz"):
+                assert api.get(path, timeout=10).status_code == 200
+        finally:
+            answered.set()
+        assert {post.result().status_code for post in posts} == {202}
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "most", "soft_after"),
+    [(64, 64, 32, 64), (64, 4096, 1000, 2000), (4096, 4096, 1000, 4096)],
+)
+def test_connections_leave_files_for_everything_else(soft: int, hard: int, most: int, soft_after: int):
+    code = "from resource import *; from service.api.connection import most_connections as most; "
+    code += f"setrlimit(RLIMIT_NOFILE, ({soft}, {hard})); print(most(1000), getrlimit(RLIMIT_NOFILE)[0])"
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert child.stdout.split() == [str(most), str(soft_after)]
+
+
+@pytest.mark.parametrize(
+    ("bound", "most"), [({"event_listeners": 3}, 3), ({"max_connections": 16}, 8)], ids=["caller", "all"]
+)
+def test_event_streams_are_bounded_and_one_that_ends_makes_room(
+    tmp_path: Path, bound: dict[str, int], most: int
+):
+    with serving(api_settings(tmp_path, **bound)) as api, ExitStack() as streams:
+        made = api.post("/extract", json=job_body(small_target(tmp_path / "model"))).json()
+        ask = f"GET /jobs/{made['id']}/events HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+
+        def status() -> bytes:
+            return streams.enter_context(caller(api, ask)).recv(12)
+
+        with caller(api, ask) as first:
+            assert [first.recv(12), *(status() for _ in range(most - 1))] == [b"HTTP/1.1 200"] * most
+            refused = api.get(f"/jobs/{made['id']}/events", timeout=10)
+            assert problem_of(refused, 429).cure
+            assert int(refused.headers["Retry-After"]) > 0
+        wait_until(lambda: status() == b"HTTP/1.1 200")

@@ -1,0 +1,98 @@
+"""What a key does not allow is read as anybody could read it: without the service's Hub token."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from schemas.keys import Grants, Scope
+from schemas.request import ExtractRequest, HubSource, HubTarget, InlineSource, Sample
+from service.errors import HubDenied, SourceRefused, UnknownModel
+from service.plan.sources import open_source
+from service.plan.target import inspect_target
+from service.publish.hub import check_target
+from service.settings import Settings
+from tests.support import templates
+from tests.support.fake_hub import FakeHub, Token
+
+TOKEN = "hf_of_the_service"
+
+
+@pytest.fixture
+def settings(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    hub.add_token(TOKEN, Token("team", orgs={"partner": "write"}))
+    # What the library would send if it were given none.
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    return Settings(hub_endpoint=hub.url, hub_token=SecretStr(TOKEN))
+
+
+def narrowed(settings: Settings, *namespaces: str) -> Settings:
+    return settings.narrowed(Grants(scopes=(Scope.JOBS_WRITE,), hub_namespaces=namespaces))
+
+
+def a_request(revision: str | None = None) -> ExtractRequest:
+    source = InlineSource(kind="inline", samples=(Sample(text="x"),))
+    return ExtractRequest(model="partner/model", revision=revision, source=source, loss="all")
+
+
+def add_model(hub: FakeHub, folder: Path, *, private: bool = False, gated: bool = False) -> None:
+    files = {path.name: path.read_bytes() for path in templates.write_target(folder).iterdir()}
+    hub.add_repo("partner/model", files, kind="model", private=private).gated = gated
+
+
+def test_a_private_model_is_read_in_the_keys_namespaces_alone(
+    hub: FakeHub, settings: Settings, tmp_path: Path
+) -> None:
+    """Also where another's job has put it into the cache, by its branch or by its commit."""
+    add_model(hub, tmp_path / "model", private=True)
+    commit = inspect_target(a_request(), narrowed(settings, "partner")).revision
+    inspect_target(a_request(), narrowed(settings, "*"))
+    for revision in (None, commit):
+        with pytest.raises(UnknownModel):
+            inspect_target(a_request(revision), narrowed(settings, "team"))
+
+
+def test_a_gated_model_is_read_in_the_keys_namespaces_alone(
+    hub: FakeHub, settings: Settings, tmp_path: Path
+) -> None:
+    add_model(hub, tmp_path / "model", gated=True)
+    inspect_target(a_request(), narrowed(settings, "partner"))
+    with pytest.raises(UnknownModel, match="gated"):
+        inspect_target(a_request(), narrowed(settings, "team"))
+
+
+def test_a_public_model_is_read_with_any_key(hub: FakeHub, settings: Settings, tmp_path: Path) -> None:
+    add_model(hub, tmp_path / "model")
+    assert inspect_target(a_request(), narrowed(settings)).model == "partner/model"
+
+
+def test_a_private_dataset_is_read_in_the_keys_namespaces_alone(hub: FakeHub, settings: Settings) -> None:
+    hub.add_repo("partner/set", {"train.jsonl": b'{"text": "x"}\n'}, private=True)
+    source = HubSource(kind="hub", repo_id="partner/set")
+    open_source(source, narrowed(settings, "partner"))
+    with pytest.raises(SourceRefused):
+        open_source(source, narrowed(settings, "team"))
+
+
+def test_nothing_is_pushed_outside_the_keys_namespaces(hub: FakeHub, settings: Settings) -> None:
+    target = HubTarget(repo_id="partner/states")
+    check_target(target, narrowed(settings, "partner"))
+    with pytest.raises(HubDenied, match="partner"):
+        check_target(target, narrowed(settings, "team"))
+    with pytest.raises(HubDenied, match="partner"):
+        check_target(target, settings.model_copy(update={"hub_namespaces": ("team",)}))
+
+
+def test_a_key_never_widens_the_services_own_bounds(tmp_path: Path) -> None:
+    """A link in a folder of the key's that leads out of the service's is followed first."""
+    own, elsewhere = tmp_path / "own", tmp_path / "elsewhere"
+    for folder in (own / "team", elsewhere):
+        folder.mkdir(parents=True)
+    (own / "link").symlink_to(elsewhere)
+    settings = Settings(source_roots=(own,), model_roots=(own,), hub_namespaces=("team",))
+    roots = tuple(str(path) for path in (own / "team", own / "link", elsewhere, own / ".." / "elsewhere"))
+    grants = Grants(scopes=(Scope.JOBS_WRITE,), source_roots=roots, model_roots=roots, hub_namespaces=("*",))
+    less = settings.narrowed(grants)
+    assert less.source_roots == less.model_roots == (own / "team",)
+    assert less.hub_namespaces == ("team",)
+    assert settings.narrowed(grants.model_copy(update={"hub_namespaces": ("partner",)})).hub_namespaces == ()
