@@ -1,6 +1,5 @@
 """`quarry extract`: one job, one worker, no server; its state lies in `OUT/.quarry` until `OUT` is whole."""
 
-import fcntl
 import shutil
 import signal
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from schemas.request import ExtractRequest
 from service.cli.progress_bar import ProgressDisplay
 from service.control.submit import check
 from service.errors import STORE_AWAY, EngineDied, OptionRefused
+from service.folder_lock import locked
 from service.settings import Settings
 from service.store import JobRow, NewJob, Store, jobs, migration
 from service.work.supervisor import Supervisor
@@ -65,7 +65,8 @@ def extract_to(out: Path, request: ExtractRequest, settings: Settings, display: 
         check(request, settings)
     private.mkdir(mode=0o700, parents=True, exist_ok=True)
     settings = settings.model_copy(update={"data_dir": private, "out_dir": out, "database_url": None})
-    with _alone(private), _opened(settings) as store:
+    busy = f"another run is using {out}"  # of two, the first to end would delete the other's state
+    with locked(private / "lock", busy, "--out"), _opened(settings) as store:
         row = _unfinished(store, request, out)
         if row is None:
             key = key or _key(request, settings)
@@ -199,18 +200,3 @@ def _opened(settings: Settings) -> Iterator[Store]:
         yield store
     finally:
         store.close()
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock: of two runs, the first to end would delete the other's state."""
-    with (folder / "lock").open("wb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise OptionRefused(
-                f"another run is using {folder.parent}",
-                field="--out",
-                cure="wait for it, or give another folder",
-            ) from error
-        yield

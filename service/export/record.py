@@ -3,11 +3,7 @@
 One export at a time writes into a folder: two would give files their names in each other's middle.
 """
 
-import fcntl
 import json
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,34 +12,11 @@ from service.export.saving import seal_json, seal_text
 from service.export.source import Source
 
 LOCK = ".export.lock"
-"""Stays behind, empty: a lock file that is removed can be locked twice."""
 RECORD = "export.json"
 NOTES = "TRAIN.md"
 RECORD_VERSION = 1
 _OPTION_OF = {"format": "to", "algorithm": "algorithm", "layers": "layers", "draft_vocab": "draft-vocab"}
 _OPTION_OF |= {"jobs": "job", "max_tokens": "max-tokens", "target": "target"}
-
-
-@contextmanager
-def locked(out: Path) -> Iterator[None]:
-    """Hold the folder `out`, made if need be, until the block or the process ends, however that comes.
-
-    Raises OptionRefused (`out`) at once if another export holds it; OSError, also where it cannot be locked.
-    """
-    out.mkdir(parents=True, exist_ok=True)
-    fd = os.open(out / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise OptionRefused(
-                f"another export is writing to {out}",
-                field="out",
-                cure="wait for it to end, or name another folder in --out",
-            ) from error
-        yield
-    finally:
-        os.close(fd)
 
 
 def identity_of(source: Source, trainer_layers: list[int]) -> dict[str, Any]:

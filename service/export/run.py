@@ -16,8 +16,9 @@ from service.errors import OptionRefused, SourceRefused
 from service.export.format import Format, RowFile
 from service.export.notes import notes_of
 from service.export.options import ExportOptions, FormatName
-from service.export.record import begin, end, identity_of, locked
+from service.export.record import LOCK, begin, end, identity_of
 from service.export.source import Source, open_source
+from service.folder_lock import locked
 from service.reader import ReaderError, Row
 
 FILES_AT_ONCE = 4
@@ -43,7 +44,8 @@ def export(where: str, out: Path, options: ExportOptions) -> Exported:
     try:
         source = open_source(where, options)
         trainer_format = format_of(source)
-        with locked(out):
+        out.mkdir(parents=True, exist_ok=True)
+        with locked(out / LOCK, f"another export is writing to {out}", "out"):
             return _write(source, trainer_format, out)
     except ReaderError as error:
         cure = "run 'quarry verify' on it, or name the root of a dataset that Quarry made"

@@ -7,7 +7,7 @@ from sqlalchemy.engine import RowMapping
 
 from schemas.job import ENDED_JOB_STATES
 from schemas.keys import Grants, KeyView, NewKey, Scope
-from service.errors import NotFound, QuotaExceeded
+from service.errors import KeyRefused, NotFound, QuotaExceeded
 from service.store.database import Transaction
 from service.store.tables import API_KEY, JOB
 
@@ -66,13 +66,19 @@ def granted(tx: Transaction, owner: str | None) -> Grants | None:
 
 
 def check_quota(tx: Transaction, owner: str | None) -> None:
-    """Return if an owner may have another job. Raises QuotaExceeded, which names the tightest limit.
+    """Return if an owner may have another job.
+
+    Raises QuotaExceeded, which names the tightest limit; KeyRefused where no key of the owner is valid any
+    more, as that of a schedule may be.
 
     On PostgreSQL the owner's keys stay locked, so that two submissions do not both take the last place.
     """
     if owner is None:
         return
     all_grants = _of_owner(tx, owner, lock=True)
+    if not all_grants:
+        cure = f"make a key of the name {owner}, or delete the schedules of that owner"
+        raise KeyRefused(f"every key of {owner} is revoked or expired", field="Authorization", cure=cure)
     unended = func.count().filter(JOB.c.state.not_in(ENDED_JOB_STATES))
     stored = func.coalesce(func.sum(JOB.c.bytes_written), 0)
     num_jobs, num_bytes = tx.connection.execute(select(unended, stored).where(JOB.c.owner == owner)).one()

@@ -26,7 +26,7 @@ from schemas.schedule import (
     ScheduleState,
     ScheduleView,
 )
-from service.errors import Conflict, NotFound, QuotaExceeded
+from service.errors import Conflict, KeyRefused, NotFound, QuotaExceeded
 from service.store import jobs, keys, written
 from service.store.database import Transaction
 from service.store.ledger import lock_job
@@ -259,7 +259,7 @@ def _submit(tx: Transaction, schedule: _Schedule, slot: datetime) -> None:
         return
     try:
         keys.check_quota(tx, schedule.owner)
-    except QuotaExceeded as error:
+    except (KeyRefused, QuotaExceeded) as error:
         _record(tx, schedule, slot, RunOutcome.REFUSED, error.detail)
         return
     if _has_running_job(tx, schedule):

@@ -1,9 +1,11 @@
 """Schedules: made, read, changed and deleted; their slots; and a job of one now."""
 
 from datetime import datetime
+from functools import partial
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Response, Security
+from anyio import to_thread
+from fastapi import APIRouter, Depends, Query, Request, Response, Security
 from pydantic import AwareDatetime, BaseModel, Field
 
 from schemas.base import Wire
@@ -90,7 +92,8 @@ def new_schedule(raw: RawBody, settings: SettingsOf) -> NewSchedule:
 @router.post(
     "", status_code=201, openapi_extra=BODY, responses=problem_responses(409, 413, 415, 422, 503, 507)
 )
-def add_schedule(
+async def add_schedule(
+    request: Request,
     body: Annotated[NewSchedule, Depends(new_schedule)],
     response: Response,
     store: StoreOf,
@@ -101,9 +104,11 @@ def add_schedule(
     """Make a schedule; with `preview=true` only show it and its next slots, with status 200."""
     if query.preview:
         response.status_code = 200
-        return scheduling.preview(store, settings, body)
-    response.headers["Location"] = f"/schedules/{body.name}"
-    return scheduling.add(store, settings, body, asks.owner)
+        make = partial(scheduling.preview, store, settings, body)
+    else:
+        response.headers["Location"] = f"/schedules/{body.name}"
+        make = partial(scheduling.add, store, settings, body, asks.owner)
+    return await to_thread.run_sync(make, limiter=request.app.state.submit_threads)
 
 
 @router.get("", responses=problem_responses(422))

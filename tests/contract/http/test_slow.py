@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any, cast
 
 import httpx2
@@ -20,6 +21,7 @@ from service.api.app import LARGE_BODIES_AT_ONCE
 from service.api.connection import BODIES_HELD, Connection
 from service.api.gate import SMALL_BODY_BYTES
 from service.api.routes import extract
+from service.control import scheduling
 from service.control.request_body import weight
 from service.store import jobs
 from tests.support.api import (
@@ -186,27 +188,37 @@ def test_large_bodies_are_read_a_few_at_a_time_and_a_small_one_goes_past_them(
     assert max(seen) == LARGE_BODIES_AT_ONCE
 
 
-def test_submissions_that_wait_hold_up_no_other_route(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    ("path", "module", "verb", "status"),
+    [("/extract", extract, "submit", 202), ("/schedules?preview=true", scheduling, "preview", 200)],
+)
+def test_submissions_that_wait_hold_up_no_other_route(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, module: ModuleType, verb: str, status: int
+):
     """More of them than the server has threads wait, as they do where the Hub is slow."""
     most, answered = 60, threading.Event()
-    submit = extract.submit
+    quick = getattr(module, verb)
 
-    def slow_submit(*given: Any) -> Any:
+    def slow(*given: Any) -> Any:
         answered.wait(60)
-        return submit(*given)
+        return quick(*given)
 
-    monkeypatch.setattr(extract, "submit", slow_submit)
-    body = job_body(small_target(tmp_path / "model"))
+    monkeypatch.setattr(module, verb, slow)
+    (tmp_path / "samples.jsonl").write_text("{}")
+    source = {"kind": "file", "path": str(tmp_path / "*.jsonl")}
+    body = job_body(small_target(tmp_path / "model"), source=source)
+    if module is scheduling:
+        body = {"name": "nightly", "cron": "0 3 * * *", "request": body}
     with server_and_client(api_settings(tmp_path)) as (server, api), ThreadPoolExecutor(most) as callers:
         threads = cast(FastAPI, server.config.app).state.submit_threads
-        posts = [callers.submit(api.post, "/extract", json=body, timeout=60) for _ in range(most)]
+        posts = [callers.submit(api.post, path, json=body, timeout=60) for _ in range(most)]
         try:
             wait_until(lambda: threads.statistics().tasks_waiting > most // 2)
-            for path in ("/jobs", "/readyz"):
-                assert api.get(path, timeout=10).status_code == 200
+            for other in ("/jobs", "/readyz"):
+                assert api.get(other, timeout=10).status_code == 200
         finally:
             answered.set()
-        assert {post.result().status_code for post in posts} == {202}
+        assert {post.result().status_code for post in posts} == {status}
 
 
 @pytest.mark.parametrize(
