@@ -74,7 +74,8 @@ def test_a_prompt_in_a_batch_has_the_states_that_it_has_alone(tmp_path, name):
     for prompt, other in zip(streamed_states(tmp_path, PROMPTS, torch.float32), alone, strict=True):
         for layer_id, states in prompt.items():
             error = (states - other[layer_id]).norm(dim=1) / other[layer_id].norm(dim=1)
-            assert float(error.max()) < 2e-5, (layer_id, float(error.max()))
+            # Sums are in another order: 2e-5 in Qwen3-Next on some CPUs. One token more or less is 0.4.
+            assert float(error.max()) < 1e-3, (layer_id, float(error.max()))
 
 
 def test_step_3_5_gives_the_bits_of_the_checkpoint_that_step_3_7_reads(tmp_path):
