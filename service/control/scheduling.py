@@ -71,7 +71,10 @@ def remove(store: Store, settings: Settings, name: str) -> None:
 
 
 def run_now(store: Store, settings: Settings, name: str) -> RunView:
-    """Make a job of a schedule beside its slots. Raises NotFound, Conflict, QuotaExceeded, DiskFull."""
+    """Make a job of a schedule beside its slots; a quota or key that refuses it is the run's outcome.
+
+    Raises NotFound, Conflict, DiskFull.
+    """
     check_room(settings)
     return store.write(schedules.run_now, name)
 

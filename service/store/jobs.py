@@ -36,7 +36,7 @@ JOB_COLUMNS = [JOB.c[name] for name in (*JobRow.__slots__, *Progress.model_field
 def submit(tx: Transaction, made: NewJob) -> tuple[JobRow, bool]:
     """Insert a job unless its key has one; say whether it is new.
 
-    Raises IdempotencyConflict, QuotaExceeded.
+    Raises IdempotencyConflict, and what `keys.check_quota` raises.
     """
     if made.owner is not None:
         same_key = select(JOB.c.id).where(JOB.c.idempotency_key == made.idempotency_key)

@@ -39,5 +39,8 @@ def revoke_key(
     store: StoreOf,
     options: Annotated[NoOptions, Query()],
 ) -> KeyView:
-    """Revoke a key. Its owner's jobs go on; what they would read with the key alone is read no more."""
+    """Revoke a key. Its owner's jobs go on; what they would read with the key alone is read no more.
+
+    Without a valid key, an owner's schedules make no jobs.
+    """
     return store.write(keys.revoke, key_id)
