@@ -9,7 +9,7 @@ from schemas.dataset.seal import move_durably, sealing
 from schemas.digest import canonical_sha256
 from schemas.identity import Identity
 from schemas.names import MAX_UNITS, frozen_source_path, known_keys_path, plan_path
-from schemas.request import CapturePasses, ExtractRequest, Generate, HubSource
+from schemas.request import CapturePasses, ExtractRequest, Generate
 from schemas.schedule import ChangedRecipe
 from service.errors import OptionRefused, QuarryError, RecipeChanged, writing
 from service.plan.child.fork_server import FORK_SERVER
@@ -118,10 +118,7 @@ def _opened(lease: PlanLease, request: ExtractRequest, settings: Settings) -> Ro
         with writing(f"the file {path.name}"), sealing(path, str(lease.epoch)) as temporary:
             temporary.write_text(json.dumps(opened.frozen()))
         return opened
-    frozen = json.loads(path.read_text()) if path.exists() else None
-    if frozen is None and isinstance(request.source, HubSource):
-        # Planned by version 0.1: the fingerprint names the commit.
-        frozen = lease.identity.source_fingerprint.split(":")[1].partition("@")[2]
+    frozen = json.loads(path.read_text())
     return open_source(request.source, settings, frozen, labels=request.labels, may_be_empty=True)
 
 

@@ -29,14 +29,16 @@ def check_write(tx: Transaction) -> None:
 
 
 def _compare(revision: str | None) -> None:
-    if revision != _newest():
-        detail = f"the database is at version {revision}, this service at {_newest()}"
-        raise VersionRefused(detail, cure="restart the newest service")
+    if revision != _known()[0]:
+        detail = f"the database is at version {revision}, this service at {_known()[0]}"
+        cure = "restart the newest service; a database of before 0.2.0 is not read: give QUARRY_DATA_DIR and "
+        raise VersionRefused(detail, cure=cure + "QUARRY_DATABASE_URL new ones")
 
 
 @cache
-def _newest() -> str:
-    return str(ScriptDirectory.from_config(_config()).get_current_head())
+def _known() -> tuple[str, ...]:
+    """Return the versions that this service made or can bring to its own, the newest first."""
+    return tuple(script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions())
 
 
 def _config() -> Config:
@@ -49,12 +51,12 @@ def _config() -> Config:
 def migrate(tx: Transaction) -> None:
     """Run every missing migration; the others wait for its end and find nothing to do.
 
-    Raises VersionRefused where a newer service has migrated.
+    Raises VersionRefused where a newer service has migrated, or one of before the first migration.
     """
     if tx.connection.dialect.name == "postgresql":
         tx.connection.execute(select(func.pg_advisory_xact_lock(LOCK_KEY)))
     revision = MigrationContext.configure(tx.connection).get_current_revision()
-    if revision is not None and revision > _newest():
+    if revision is not None and revision not in _known():
         _compare(revision)
     config = _config()
     config.attributes["connection"] = tx.connection

@@ -89,9 +89,9 @@ JOB = Table(
     Column("request_sha256", String(64), nullable=False),
     Column("publish_subject", Text, nullable=False),
     # Of the request, for what is said of many jobs at once.
-    Column("model", Text, nullable=False, server_default=""),
-    Column("source_kind", String(16), nullable=False, server_default=""),
-    Column("priority", Integer, nullable=False, server_default="0"),
+    Column("model", Text, nullable=False),
+    Column("source_kind", String(16), nullable=False),
+    Column("priority", Integer, nullable=False),
     # The schedule whose earlier runs' samples the job leaves out. No foreign key: it may be deleted.
     Column("schedule", BigInteger().with_variant(Integer, "sqlite")),
     # The name of the key that made it; null: the operator.

@@ -1,4 +1,4 @@
-"""Old databases are loaded on SQLite and on a real PostgreSQL; what is pushed goes to the tests' own Hub."""
+"""What is pushed goes to the tests' own Hub."""
 
 from collections.abc import Iterator
 from pathlib import Path

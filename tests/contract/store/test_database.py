@@ -10,6 +10,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy import insert, text
 from sqlalchemy.exc import IntegrityError
 
+import service.migrations
 from service.errors import DiskFull, OptionRefused, StoreUnavailable
 from service.store import NewJob, Store, jobs, migration
 from service.store.tables import METADATA, UNIT
@@ -24,6 +25,12 @@ def test_the_migrations_make_the_tables_of_the_code(url: str) -> None:
         assert compare_metadata(MigrationContext.configure(tx.connection), METADATA) == []
     store.close()
     database.close()
+
+
+def test_the_first_tables_are_written_out_before_a_second_migration_is_added() -> None:
+    """They would come with what the second one adds."""
+    first, *later = sorted(Path(service.migrations.__file__).parent.glob("versions/0*.py"))
+    assert not later or "METADATA" not in first.read_text()
 
 
 def test_migrating_again_keeps_everything(store: Store) -> None:

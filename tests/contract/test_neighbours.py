@@ -1,30 +1,46 @@
-"""Services of neighbouring versions on one database: the older one is refused, no row is lost or doubled."""
+"""Services of neighbouring versions on one database: the other one is refused, no row is lost or doubled."""
 
 import asyncio
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import text
 
-from schemas.names import job_id_from_key
+from schemas.job import JobState
 from service.errors import Outcome, StoreUnavailable
 from service.store import NewJob, Store, jobs, migration, plans, publishing, tasks, units
 from service.store.tables import METADATA
-from tests.frozen.databases import MIGRATIONS, STATES, assert_every_row_once, copy_data, load, opened, work
 from tests.support.children import settings_environment
 from tests.support.engine_bench import until
-from tests.support.fake_hub import FakeHub
-from tests.support.jobs import FAKE_ENGINE
+from tests.support.jobs import Shop, conversations, request
 from tests.support.roles import Capture
-from tests.support.store_cases import Clock, a_request, job_id
+from tests.support.store_cases import (
+    PROBLEM,
+    Clock,
+    a_request,
+    capture,
+    job_id,
+    reach,
+    start_units,
+    submit,
+)
 
-NEWER = "9999"
+NEWER, OLDER = "9999", "0009"
 HOUR_S = 3600.0
+
+
+@pytest.fixture
+def migrated(url: str) -> Iterator[Store]:
+    store = Store(url)
+    store.write(migration.migrate)
+    yield store
+    store.close()
 
 
 def stamp(url: str, revision: str) -> None:
@@ -45,52 +61,55 @@ def contents(url: str) -> dict[str, list[Any]]:
     return found
 
 
-def test_a_service_does_not_start_on_a_database_that_a_newer_one_migrated(url: str) -> None:
-    load(MIGRATIONS[-1], url)
-    stamp(url, NEWER)
+@pytest.mark.parametrize("other", [NEWER, OLDER])
+def test_a_service_does_not_start_on_a_database_of_another_version(
+    url: str, migrated: Store, other: str
+) -> None:
+    submit(migrated)
+    stamp(url, other)
     before = contents(url)
     store = Store(url)
     with pytest.raises(
-        StoreUnavailable, match=f"the database is at version {NEWER}, this service at "
+        StoreUnavailable, match=f"the database is at version {other}, this service at "
     ) as refused:
         store.write(migration.migrate)
-    assert refused.value.cure == "restart the newest service"
+    assert refused.value.cure
     store.close()
     assert contents(url) == before
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", ["worker", "serve"])
-def test_the_command_says_so_and_ends(verb: str, tmp_path: Path, hub: FakeHub) -> None:
-    url = f"sqlite:///{tmp_path / 'quarry.db'}"
-    load(MIGRATIONS[-1], url)
-    with opened(tmp_path, url, hub) as shop:
-        told = settings_environment(shop.settings.model_copy(update={"engine": FAKE_ENGINE, "port": 0}), {})
-    stamp(url, NEWER)
+def test_the_command_says_so_and_ends(verb: str, shop: Shop) -> None:
+    stamp(shop.settings.database(), OLDER)
+    changed = shop.settings.model_copy(update={"port": 0})
     ended = subprocess.run(
         [sys.executable, "-m", "service.cli", verb],
-        env=os.environ | told,
+        env=os.environ | settings_environment(changed, {}),
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
     assert ended.returncode == 3
-    assert f"the database is at version {NEWER}" in ended.stderr
+    assert f"the database is at version {OLDER}" in ended.stderr
+    assert "before 0.2.0" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 
-def test_what_a_service_still_holds_is_refused_when_a_newer_one_migrates(url: str) -> None:
+def test_what_a_service_still_holds_is_refused_when_a_newer_one_migrates(url: str, migrated: Store) -> None:
     """1. The older service holds a plan, a unit and a repository. 2. The newer one migrates.
 
     3. Nothing that the older one says is written, neither of what it holds nor anything new.
     """
-    load(MIGRATIONS[-1], url)
-    store = Store(url)
-    store.write(migration.migrate)
+    store = migrated
+    reach(store, JobState.BLOCKED, 2)
+    capture(store, number=3)
+    start_units(store, number=4)
+    submit(store, 5)
+    submit(store, 6)
     plan, unit, push = (kind.lease(store, "older", HOUR_S) for kind in (plans, units, publishing))
     assert plan and unit and push
-    problem = StoreUnavailable("a test").problem()
     stamp(url, NEWER)
     before = contents(url)
     for verb in (
@@ -102,47 +121,46 @@ def test_what_a_service_still_holds_is_refused_when_a_newer_one_migrates(url: st
         lambda: store.write(tasks.release, unit),
         lambda: store.write(tasks.release_owner, "older"),
         lambda: store.write(publishing.complete, push, None),
-        lambda: store.write(tasks.fail, plan, problem, Outcome.FAIL, 1),
+        lambda: store.write(tasks.fail, plan, PROBLEM, Outcome.FAIL, 1),
         lambda: store.write(jobs.cancel, plan.job_id),
-        lambda: store.write(jobs.resume, job_id_from_key("blocked")),
+        lambda: store.write(jobs.resume, job_id(2)),
     ):
         with pytest.raises(StoreUnavailable, match=NEWER):
             verb()
     assert contents(url) == before
-    store.close()
 
 
 def test_a_worker_that_runs_on_while_a_newer_one_migrates_loses_and_doubles_nothing(
-    url: str, hub: FakeHub, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    url: str, target: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1. The older worker has units in its engine when the newer one migrates. 2. It is refused, and stopped.
 
     3. The newer one takes what the older one held, once its leases are over. 4. Every row is there once.
     """
     monkeypatch.setenv("QUARRY_FAKE_STEP_S", "0.2")
-    load(MIGRATIONS[-1], url)
-    copy_data(tmp_path)
-    with opened(tmp_path, url, hub) as older:
-        done = older.store.read(jobs.totals).units_done
+    samples = conversations(12)
+    older = Shop.open(tmp_path, target, database_url=url, unit_max_samples=2)
+    job = older.submit(request(target, samples))
+    older.plan()
+    with older.store.reading() as tx:
+        version = tx.connection.scalar(migration.VERSION)
 
-        async def overtaken() -> dict[str, list[Any]]:
-            loop = Capture(older.store, older.settings, "older")
-            task = asyncio.create_task(loop.run())
-            await until(lambda: older.store.read(jobs.totals).units_done > done)
-            stamp(url, NEWER)
-            left = contents(url)
-            await until(lambda: f"version {NEWER}" in caplog.text)
-            loop.stop.set()
-            await task
-            return left
+    async def overtaken() -> dict[str, list[Any]]:
+        loop = Capture(older.store, older.settings, "older")
+        task = asyncio.create_task(loop.run())
+        await until(lambda: older.store.read(jobs.totals).units_done > 0)
+        stamp(url, NEWER)
+        left = contents(url)
+        await until(lambda: f"version {NEWER}" in caplog.text)
+        loop.stop.set()
+        await task
+        return left
 
-        assert asyncio.run(asyncio.wait_for(overtaken(), 120)) == contents(url)
+    assert asyncio.run(asyncio.wait_for(overtaken(), 120)) == contents(url)
+    older.store.close()
     monkeypatch.delenv("QUARRY_FAKE_STEP_S")
-    stamp(url, MIGRATIONS[-1])
-    with opened(tmp_path, url, hub) as newer:
-        newer.store.close()
-        newer.store = Store(url, Clock(time.time() + HOUR_S).of(url))
-        newer.store.write(jobs.resume, job_id_from_key("blocked"))
-        work(newer)
-        for name in STATES:
-            assert_every_row_once(newer, name)
+    stamp(url, version)
+    newer = Shop(older.settings, Store(url, Clock(time.time() + HOUR_S).of(url)))
+    assert newer.finish(job).state is JobState.COMPLETED
+    assert sorted(row["source_id"] for row in newer.rows(job)) == sorted(sample["id"] for sample in samples)
+    newer.store.close()
