@@ -15,8 +15,6 @@ import itertools
 import os
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,11 +34,6 @@ SLOTS = 16
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 REFUSED_TOKEN = 13
 """A prompt that begins with this token twice is refused, as an engine may refuse what it cannot run."""
-
-
-@cache
-def _head(weights: Path, dtype: str) -> Head:
-    return Head.load(weights, dtype)
 
 
 class Status(Enum):
@@ -95,6 +88,7 @@ class FakeEngine:
 
     async def start(self, spec: EngineSpec, settings: Settings, link: EngineLink) -> None:
         self._spec = spec
+        await asyncio.to_thread(self._load)
         self._cache = torch.zeros(
             (NUM_BLOCKS, len(spec.layer_ids), SLOTS, spec.hidden_size), dtype=DTYPES[spec.dtype]
         )
@@ -158,6 +152,10 @@ class FakeEngine:
         if self._worker is not None:
             self._worker._link.close()
 
+    def _load(self) -> None:
+        """Read what is needed of the weights, once: what becomes of the folder later changes nothing."""
+        self._head = Head.load(self._spec.weights, self._spec.dtype)
+
     def _sample(self, prompt: Prompt) -> list[int]:
         count = prompt.generate.max_tokens if prompt.generate is not None else 1
         return [(sum(prompt.token_ids) + index) % 50 + 1 for index in range(count)]
@@ -176,7 +174,7 @@ class FakeEngine:
     def _likely(self, token_ids: list[int]) -> tuple[tuple[int, float], ...]:
         """Answer what the head says of the fake states: the logit check must hold on a healthy fake, too."""
         last = self._states(token_ids)[-1, -1:]
-        logprobs = _head(self._spec.weights, self._spec.dtype).logprobs(last)[0]
+        logprobs = self._head.logprobs(last)[0]
         best = logprobs.topk(WITNESS_TOKENS)
         return tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
 

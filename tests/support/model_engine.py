@@ -1,8 +1,10 @@
 """The tests' engine with a model in it: states and next tokens are those of a transformers forward pass.
 
 Slower than the pure function of `tests.support.fake_engine`, and what the canary and the logit check need.
+Like any engine it computes with the weights that it loaded at its start, whatever their folder holds later.
 """
 
+import hashlib
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,17 +17,26 @@ from service.capture.engine import WITNESS_TOKENS
 from service.proof.head_weights import FINAL_NORM_MODULE
 from tests.support.fake_engine import DTYPES, FakeEngine
 
+_MODELS: dict[tuple[str, str], Any] = {}
+"""By the digest of what was loaded, and dtype."""
+
+
+def _loaded(weights: Path, dtype: str) -> tuple[str, str]:
+    """Load a model unless equal files were loaded before; return its key in `_MODELS`."""
+    digest = hashlib.sha256()
+    for path in (weights / "config.json", *sorted(weights.glob("*.safetensors"))):
+        digest.update(path.read_bytes())
+    key = (digest.hexdigest(), dtype)
+    if key not in _MODELS:
+        settle_vector_math()
+        _MODELS[key] = AutoModelForCausalLM.from_pretrained(weights, dtype=DTYPES[dtype]).eval()
+    return key
+
 
 @cache
-def _model(weights: Path, dtype: str) -> Any:
-    settle_vector_math()
-    return AutoModelForCausalLM.from_pretrained(weights, dtype=DTYPES[dtype]).eval()
-
-
-@cache
-def _forward(weights: Path, dtype: str, token_ids: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+def _forward(loaded: tuple[str, str], token_ids: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return all layers' states, the last before the final norm [N+1, T, H], and the last logits [V]."""
-    model = _model(weights, dtype)
+    model = _MODELS[loaded]
     seen: dict[str, torch.Tensor] = {}
     norm = next(part for name, part in model.named_modules() if FINAL_NORM_MODULE.fullmatch(name))
     hook = norm.register_forward_pre_hook(lambda _, args: seen.update(before=args[0]))
@@ -41,6 +52,9 @@ def _forward(weights: Path, dtype: str, token_ids: tuple[int, ...]) -> tuple[tor
 class ModelEngine(FakeEngine):
     """Runs each request by itself."""
 
+    def _load(self) -> None:
+        self._loaded = _loaded(self._spec.weights, self._spec.dtype)
+
     def _states(self, token_ids: list[int]) -> torch.Tensor:
         return self._forward(token_ids)[0][list(self._spec.layer_ids)]
 
@@ -49,4 +63,4 @@ class ModelEngine(FakeEngine):
         return tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
 
     def _forward(self, token_ids: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        return _forward(self._spec.weights, self._spec.dtype, tuple(token_ids))
+        return _forward(self._loaded, tuple(token_ids))
