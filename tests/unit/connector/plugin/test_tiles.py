@@ -23,6 +23,7 @@ assert may_use_tiles()
 
 
 @pytest.mark.engine
+@pytest.mark.outside
 @pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="the CPU has no tiles")
 def test_the_plugin_asks_for_the_tiles_before_the_engine_takes_them():
     subprocess.run([sys.executable, "-c", ASK], check=True)
