@@ -5,7 +5,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 MAX_FIELDS = 128
-"""Fields one object may be sent with; no value of ours has nearly as many."""
+"""Most fields that one object may be sent with; no value here has nearly as many."""
 
 
 def added(default: Any, **options: Any) -> Any:  # noqa: ANN401 - as `pydantic.Field`
@@ -27,7 +27,7 @@ class Wire(BaseModel):
     def _few_fields(cls, data: Any) -> Any:  # noqa: ANN401 - whatever was sent
         """Refuse an object of countless unknown fields at once.
 
-        Each would become an error object of its own.
+        Each would become a separate error object.
         """
         if isinstance(data, dict) and len(data) > MAX_FIELDS:
             raise ValueError(f"{len(data)} fields; at most {MAX_FIELDS} can be given")

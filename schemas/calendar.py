@@ -35,7 +35,7 @@ class Calendar(Wire):
         try:
             next(CronSim(cron, datetime(2000, 1, 1, tzinfo=UTC)))
         except CronSimError as error:
-            raise ValueError(f"{cron!r} is no cron row: {error}") from error
+            raise ValueError(f"{cron!r} is not a cron row: {error}") from error
         except StopIteration:
             raise ValueError(f"{cron!r} is never") from None
         return cron
@@ -44,7 +44,7 @@ class Calendar(Wire):
     @classmethod
     def _known_zone(cls, name: str) -> str:
         if name not in available_timezones():
-            raise ValueError(f"{name!r} is no time zone; use a name such as Europe/Berlin, or UTC")
+            raise ValueError(f"{name!r} is not a time zone; use a name such as Europe/Berlin, or UTC")
         return name
 
     def first_after(self, moment: datetime) -> datetime | None:

@@ -8,9 +8,9 @@ from schemas.job import JobState, Problem, Progress
 
 
 class Delay(Wire):
-    """Since when the publishing of a job stands still; the `problem` beside it says why.
+    """When publishing last made progress; the `problem` beside it says why it waits.
 
-    `reached` is how far it had got: the files that it had uploaded and those that it had committed, added up.
+    `reached`: files uploaded plus files committed.
     """
 
     since: datetime
@@ -20,8 +20,8 @@ class Delay(Wire):
 class Event(Wire):
     """One event of one job. `id` grows within a job; it is the SSE id that `Last-Event-ID` resumes after.
 
-    `delay` stands where publishing met a problem that may pass and is tried again; the next event without a
-    problem says that it goes on.
+    `delay` is set while publishing is retried after a problem that may pass; the next event without a problem
+    says that it continues.
     """
 
     id: int

@@ -127,7 +127,7 @@ class EngineInfo(Wire):
 
 
 class Provenance(Wire):
-    """Who made a dataset, from what: stands in every shard's metadata and in the manifest."""
+    """Who made a dataset, and from what. It is in every shard's metadata and in the manifest."""
 
     job_id: JobId
     identity: Identity

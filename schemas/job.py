@@ -12,7 +12,7 @@ from schemas.request import SourceKind
 
 
 class JobState(StrEnum):
-    """Where a job stands. BLOCKED waits for a person or for space, PAUSED for whoever paused it.
+    """The state of a job. BLOCKED waits for a person or for disk space, PAUSED for a person to resume it.
 
     `resume` continues it with everything kept.
     """
@@ -69,8 +69,8 @@ class Problem(Wire):
 class Progress(Wire):
     """Counters of a job. A sample is planned once and ends either written or rejected.
 
-    In a job of a schedule, samples that an earlier run wrote are `samples_known` and not planned, and those
-    that were planned and left to the next run are `samples_given_up` and planned no more.
+    `samples_known`: skipped, an earlier run of the schedule wrote them. `samples_given_up`: planned, and left
+    to the schedule's next run.
     """
 
     plan_done: bool = False
@@ -161,7 +161,7 @@ class RejectPage(Wire):
 
 
 class Health(Wire):
-    """What `GET /healthz` and `GET /readyz` say when all is well."""
+    """The answer of `GET /healthz` and `GET /readyz` when the service is well."""
 
     status: Literal["ok"] = "ok"
 

@@ -6,7 +6,7 @@ service opens a unit before it submits the unit's first request. Each rank answe
 fsync of the folder.
 
     service                                connector (rank r)
-      <-- Hello                            (or Refused: the engine's cache is not what it should be)
+      <-- Hello                            (or Refused: the engine's cache is not as expected)
       OpenUnit -->
       <-- UnitOpened                       (only now are the unit's requests submitted)
       SkipRow -->                          (a row the engine will never see)

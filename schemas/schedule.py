@@ -65,8 +65,8 @@ class ScheduleState(StrEnum):
 class ScheduleRules(Calendar):
     """When a schedule's jobs are made, and which samples they take."""
 
-    missed: Missed = Field(default=Missed.ONCE, description="what to do with slots that no service saw")
-    overlap: Overlap = Field(default=Overlap.QUEUE, description="what to do while an earlier job goes on")
+    missed: Missed = Field(default=Missed.ONCE, description="slots that passed while no service ran")
+    overlap: Overlap = Field(default=Overlap.QUEUE, description="slots while an earlier job has not ended")
 
     samples: Samples = Field(default=Samples.NEW, description="take new samples only, or all of the source")
     changed_recipe: ChangedRecipe = Field(

@@ -1,4 +1,4 @@
-"""One turn of one way: drained alone, or beside the products that stand for a model on the main stream."""
+"""One turn of one way: drained alone, or beside the products that imitate a model on the main stream."""
 
 import itertools
 import math

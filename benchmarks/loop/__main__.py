@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the loop, print the tables, keep the figures; return 1 if they are not as they should be."""
     parser = command_line("benchmarks.loop", __doc__)
     add, kept = parser.add_argument, RESULTS / "loop.json"
-    add("--short", action="store_true", help="a few minutes: tells right from wrong, no more")
+    add("--short", action="store_true", help="a few minutes: only separates right from wrong")
     add("--dir", type=Path, default=Path(".cache/loop"), help="where every stage is kept")
     add("--save", type=Path, nargs="?", const=kept, metavar="FILE", help=f"keep the figures ({kept.name})")
     options = parser.parse_args(arguments)

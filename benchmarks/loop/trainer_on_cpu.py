@@ -1,4 +1,4 @@
-"""`speculators` on a machine without an accelerator: its own command line, told that its device is the CPU.
+"""`speculators` on a machine without an accelerator: its own command line, with the CPU as its device.
 
 `python -m benchmarks.loop.trainer_on_cpu train ...` in a process that has the trainer's packages on its path.
 The trainer moves models and batches to `get_local_rank()`, a number that torch reads as a CUDA device, and

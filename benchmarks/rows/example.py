@@ -25,7 +25,7 @@ ON_CPU = {"kv_connector": "ExampleOnCpu", "kv_connector_module_path": "benchmark
 
 
 class ExampleHost(VllmHost):
-    """The example connector in the place of ours; its files go to a folder of its own."""
+    """The example connector in place of Quarry's; its files go to a separate folder."""
 
     locked = False
     """Hold a lock on each file until it is written. Its authors advise batch users against it."""

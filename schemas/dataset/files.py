@@ -50,7 +50,7 @@ class LocalFile:
         """Return `num_bytes` bytes from `offset` on, in memory that nobody else has."""
         end = offset + num_bytes
         if not 0 <= offset <= end <= self.num_bytes:
-            raise EOFError(f"the file ends at {self.num_bytes}, {end} was asked for")
+            raise EOFError(f"the file ends at byte {self.num_bytes}, the read at byte {end}")
         if not self._direct:
             memory = np.empty(num_bytes, np.uint8)
             self._read_into(offset, memory, num_bytes)
@@ -88,7 +88,9 @@ class LocalFile:
                     raise
                 continue
             if not count:
-                raise EOFError(f"the file ends at {offset + filled}, {offset + num_bytes} was asked for")
+                raise EOFError(
+                    f"the file ends at byte {offset + filled}, the read at byte {offset + num_bytes}"
+                )
             # A short read ends where the file does, or else on a block's border.
             filled += count
 
@@ -96,7 +98,7 @@ class LocalFile:
 class DirectReader(LocalFile):
     """Reads a file front to back past the page cache, and hashes what it reads.
 
-    What it returns lies in one buffer of its own, and holds until the next call.
+    What it returns is in a buffer that the next call overwrites.
     """
 
     def __init__(self, path: Path) -> None:

@@ -120,7 +120,7 @@ class ShardFile:
         for column, cell in zip(self._columns, cells, strict=True):
             num_values, front, raw = _plain(column, cell)
             if raw.nbytes > MAX_VALUE_BYTES:
-                raise ValueError(f"{column.name}: {raw.nbytes} bytes, and a value may have {MAX_VALUE_BYTES}")
+                raise ValueError(f"{column.name}: {raw.nbytes} bytes; a value has at most {MAX_VALUE_BYTES}")
             page_bytes = len(front) + raw.nbytes
             payload = raw
             if column.codec is None:

@@ -143,7 +143,7 @@ class Coverage(Wire):
 
 
 class VocabularyStats(Wire):
-    """How the supervised tokens spread over the vocabulary. The count of each stands in `token_freq/`."""
+    """How the supervised tokens spread over the vocabulary. The count of each is in `token_freq/`."""
 
     token_ids: int = Field(description="different token ids that are supervised at least once")
     coverage: tuple[Coverage, ...] = Field(description="of common draft vocabularies below that")
@@ -156,7 +156,7 @@ def body_sha256(body: Mapping[str, Any]) -> str:
 
 
 class Manifest(Wire):
-    """What stands in `manifests/<job>.json`. `complete` is true.
+    """The content of `manifests/<job>.json`. `complete` is true.
 
     A manifest is only written of a whole job.
     """
@@ -188,7 +188,7 @@ def read_manifest(content: bytes, name: str) -> tuple[Manifest, str | None]:
     try:
         manifest = Manifest.model_validate_json(content)
     except ValidationError as error:
-        raise DatasetError(f"{name} is no manifest: {error}") from error
+        raise DatasetError(f"{name} is not a manifest: {error}") from error
     body = json.loads(content)
     sha256, stated = body_sha256(body), body.get("sha256")
     return manifest, None if sha256 == stated else f"its content has sha256 {sha256}, it says {stated}"

@@ -72,8 +72,8 @@ def read_norm_file(file: RangeFile, name: str, norm: FinalNorm, hidden_size: int
     try:
         tensors: dict[str, torch.Tensor] = load(file.read(0, file.num_bytes).tobytes())
     except (SafetensorError, EOFError) as error:
-        raise DatasetError(f"{name} is no safetensors file: {error}") from error
+        raise DatasetError(f"{name} is not a safetensors file: {error}") from error
     shapes = {key: list(tensor.shape) for key, tensor in tensors.items()}
     if "weight" not in shapes or any(shape != [hidden_size] for shape in shapes.values()):
-        raise DatasetError(f"{name} holds {shapes}, must hold a weight of [{hidden_size}]")
+        raise DatasetError(f"{name} holds {shapes}, expected a weight of [{hidden_size}]")
     return NormWeights(norm, tensors["weight"], tensors.get("bias"))

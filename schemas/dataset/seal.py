@@ -10,7 +10,7 @@ from pathlib import Path
 def temporary(final: Path, attempt: str = "") -> Path:
     """Return the name a file has until it is sealed.
 
-    Hidden, and in the same folder, so that the rename is atomic. `attempt` tells writers of one file apart.
+    Hidden, and in the same folder, so that the rename is atomic. `attempt` distinguishes writers of one file.
     """
     return final.with_name(f".{final.name}{attempt and '.'}{attempt}.tmp")
 

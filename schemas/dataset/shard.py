@@ -5,7 +5,7 @@ place that the footer names, past pyarrow, which would copy it twice. Every leng
 taken for it. `schemas.dataset.states` makes tensors of the bytes; this module needs no torch.
 
 A damaged file raises DatasetError, except that pyarrow ends the process over some damaged footers: read a
-file whose hash is wrong in a process of its own.
+file whose hash is wrong in a separate process.
 
 Legend: T tokens, H hidden size.
 """
@@ -121,7 +121,7 @@ class Shard:
     def _read_provenance(self) -> Provenance:
         text = (self._parquet.schema_arrow.metadata or {}).get(METADATA_KEY)
         if text is None:
-            raise self._error("it is no shard of Quarry: its metadata has no 'quarry' document")
+            raise self._error("not a shard of Quarry: its metadata has no 'quarry' document")
         try:
             provenance = Provenance.model_validate_json(text)
         except ValidationError as error:
@@ -160,7 +160,7 @@ class Shard:
         }
         for name, (stored, expected) in pairs.items():
             if stored != expected:
-                raise self._error(f"row {row} ({light.sample_id}): {name} is {stored}, must be {expected}")
+                raise self._error(f"row {row} ({light.sample_id}): {name} is {stored}, expected {expected}")
         if not 0 <= light.prompt_tokens <= light.num_tokens or light.num_tokens < 1:
             lengths = f"num_tokens {light.num_tokens}, prompt_tokens {light.prompt_tokens}"
             raise self._error(f"row {row} ({light.sample_id}): {lengths}")
@@ -204,7 +204,7 @@ class Shard:
             raise self._error(f"row {row}: {column} holds {len(values)} values instead of one")
         payload = np.frombuffer(values[0].as_buffer(), np.uint8)
         if payload.size != num_bytes:
-            raise self._error(f"row {row}: {column} has {payload.size} bytes, must have {num_bytes}")
+            raise self._error(f"row {row}: {column} has {payload.size} bytes, expected {num_bytes}")
         return payload
 
     def _chunk(self, row: int, column: str, num_bytes: int) -> Any:  # noqa: ANN401 - untyped pyarrow
@@ -212,7 +212,7 @@ class Shard:
         chunk = self._parquet.metadata.row_group(row).column(self._columns[column])
         if not 0 <= chunk.total_uncompressed_size - num_bytes - _LENGTH_BYTES < _MAX_PAGE_HEADER_BYTES:
             size = chunk.total_uncompressed_size
-            raise self._error(f"row {row}: {column} takes {size} bytes, must take {num_bytes} and a header")
+            raise self._error(f"row {row}: {column} takes {size} bytes, expected {num_bytes} and a header")
         return chunk
 
     def _error(self, detail: str) -> DatasetError:

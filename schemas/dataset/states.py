@@ -50,7 +50,7 @@ def states_of(layer: LayerBytes, identity: Identity) -> torch.Tensor:
 
 
 def last_state(layer: LayerBytes, identity: Identity) -> StoredState:
-    """Return the last token's state, in memory of its own."""
+    """Return the last token's state, in its own memory."""
     if not is_lossy(identity):
         return StoredState(states_of(layer, identity)[-1].clone(), None)
     codes_TH, scales_T = _quantized(layer, identity)

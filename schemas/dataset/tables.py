@@ -35,7 +35,7 @@ def read_table(source: Path | str | pa.NativeFile, columns: Sequence[str] | None
 
 
 def _check_size(file: pq.ParquetFile, source: Path | str | pa.NativeFile) -> None:
-    """Raise ArrowInvalid where a footer names far more values than such a file of ours holds."""
+    """Raise ArrowInvalid if a footer names far more values than a file of its size can hold."""
     metadata = file.metadata
     num_values = 0
     for number in range(metadata.num_row_groups):
@@ -43,7 +43,7 @@ def _check_size(file: pq.ParquetFile, source: Path | str | pa.NativeFile) -> Non
         num_values += sum(group.column(column).num_values for column in range(group.num_columns))
     num_bytes = source.size() if isinstance(source, pa.NativeFile) else os.stat(source).st_size  # noqa: PTH116
     if num_values > max(MOST_SMALL, num_bytes * MOST_PER_BYTE):
-        raise pa.ArrowInvalid(f"{num_bytes} bytes name {num_values} values, more than can be meant")
+        raise pa.ArrowInvalid(f"{num_bytes} bytes name {num_values} values, more than such a file can hold")
 
 
 def read_plan_table(source: Path | str | pa.NativeFile) -> pa.Table:

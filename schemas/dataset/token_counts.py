@@ -17,7 +17,7 @@ TOKEN_FREQ_SCHEMA = pa.schema(
     [pa.field("token_id", pa.int32(), nullable=False), pa.field("count", pa.int64(), nullable=False)]
 )
 COVERAGE_SIZES = (8_000, 16_000, 32_000, 64_000)
-"""Draft vocabularies that the manifest tells the coverage of: those that trainers commonly take."""
+"""Sizes of draft vocabularies that trainers commonly use; the manifest has the coverage of each."""
 _PENDING_TOKENS = 2**20
 _SHOWN = 3
 
@@ -81,6 +81,6 @@ def differences(stored: Counter[int], right: Counter[int]) -> Iterator[str]:
     """Say which tokens `stored` counts otherwise than `right`: the first few, and how many more."""
     wrong = [token for token in sorted(stored.keys() | right.keys()) if stored[token] != right[token]]
     for token in wrong[:_SHOWN]:
-        yield f"counts token {token} {stored[token]} times, {right[token]} is due"
+        yield f"counts token {token} {stored[token]} times, expected {right[token]}"
     if len(wrong) > _SHOWN:
-        yield f"counts {len(wrong) - _SHOWN} more tokens wrongly"
+        yield f"counts {len(wrong) - _SHOWN} more tokens wrong"

@@ -63,7 +63,7 @@ class Client(httpx2.Client):
         return JobSummary.model_validate(self.call(method, path, body=body))
 
     def follow(self, job_id: str) -> Iterator[JobSummary]:
-        """Yield a job every second until no worker goes on with it; a service that restarts is waited for."""
+        """Yield a job every second until it rests; waits for a service that restarts."""
         unanswered = MAX_UNANSWERED  # until it has answered once
         while True:
             try:
@@ -98,7 +98,7 @@ def _problem(response: httpx2.Response) -> Problem:
             pass  # said below
     return Problem(
         type="urn:quarry:unexpected-answer",
-        title="Not an answer of Quarry",
+        title="The answer is not from Quarry",
         status=response.status_code,
         detail=f"{response.request.url} answered {response.status_code} {response.reason_phrase}",
         cure="check --server",

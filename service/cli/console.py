@@ -63,7 +63,7 @@ def load_settings(**options: Any) -> Settings:  # noqa: ANN401 - a value of any 
         first = error.errors(include_url=False, include_input=False)[0]
         name = str(first["loc"][0])
         raise OptionRefused(
-            first["msg"], field=name, cure=f"mend the option or QUARRY_{name.upper()}"
+            first["msg"], field=name, cure=f"fix the option or QUARRY_{name.upper()}"
         ) from error
     except SettingsError as error:
         raise OptionRefused(str(error), cure="lists and objects in QUARRY_ variables are JSON") from error

@@ -65,7 +65,7 @@ def publish(
     public: Annotated[bool, typer.Option("--public", help="Make a new repository public.")] = False,
     config_name: Annotated[str, typer.Option(help="Name of the dataset's configuration.")] = "default",
 ) -> None:
-    """Push a finished dataset to the Hub; what is there already is not sent again."""
+    """Push a finished dataset to the Hub; files that are there already are not sent again."""
     from service.publish.hub import check_target
     from service.publish.publisher import publish_folder
 

@@ -23,7 +23,7 @@ app = typer.Typer(
     name="quarry",
     help="Hidden states of a target LLM as proven, durable training sets for EAGLE-style drafters.",
     epilog=(
-        "Exit codes: 0 all is well, 1 a dataset is broken or 'serve' did not start, 2 wrong usage or "
+        "Exit codes: 0 success, 1 a dataset is broken or 'serve' did not start, 2 wrong usage or "
         "request, 3 a job did not fully succeed, a file could not be read or written, or the service did "
         "not answer, 4 'serve' lost its worker, 5 a job is blocked or the Hub refuses, 75 try again, "
         "128 + n 'extract' was stopped by signal n."

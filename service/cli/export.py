@@ -15,7 +15,7 @@ def export(
     dataset: Annotated[
         str, typer.Argument(metavar="DATASET", help="A folder, or hf://datasets/NAMESPACE/NAME.")
     ],
-    to: Annotated[FormatName, typer.Option("--to", help="Whose trainer reads it.")],
+    to: Annotated[FormatName, typer.Option("--to", help="The trainer that reads it.")],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", file_okay=False, help="Folder to write.")],
     layers: Annotated[
         str | None,

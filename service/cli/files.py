@@ -29,12 +29,12 @@ def estimate(
     file: JobFile,
     tokens_per_s: Annotated[
         float | None,
-        typer.Option(min=1e-3, help="Tokens a second of one GPU: say what that asks of the host."),
+        typer.Option(min=1e-3, help="Tokens a second of one GPU: also print what the host needs for it."),
     ] = None,
     gpus: Annotated[int, typer.Option(min=1, help="GPUs that work at that rate.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Say what a job would need, without running anything."""
+    """Print what a job would need, without running anything."""
     request = read_job_file(file)
     settings = own_roots(load_settings(), request, file)
     from service.plan.estimate import estimate_request

@@ -39,16 +39,15 @@ class Ending:
 
     @property
     def completed(self) -> bool:
-        """Whether the dataset is whole."""
+        """Whether the dataset is complete."""
         return self.state is JobState.COMPLETED
 
 
 def extract_to(out: Path, request: ExtractRequest, settings: Settings, display: ProgressDisplay) -> Ending:
     """Run `request` until `out` holds its dataset and nothing else, or a signal comes. Main thread only.
 
-    A new job's id is made of the request and of what its source and a local model hold, so that other rows
-    from a source of the same name are another job in the repository that both are pushed to. The manifest of
-    that id in `out` means that the job is done.
+    The job id hashes the request, the source's content and a local model's weights: new content gives a new
+    id, and another job in a repository. The manifest of that id in `out` means that the job is done.
 
     Raises:
         OptionRefused: `out` holds another job, is in use, or is not empty.
@@ -142,7 +141,7 @@ def _finished(out: Path, job_id: str) -> Ending | None:
     if not own.exists():
         if any((out / MANIFESTS).glob("*.json")):
             raise OptionRefused(
-                f"{out} holds the dataset of another request, or of another content of its source or model",
+                f"{out} holds the dataset of another request, or its source or model has changed since",
                 field="--out",
                 cure="give an empty folder",
             )

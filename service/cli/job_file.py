@@ -60,4 +60,4 @@ def _parse_yaml(path: Path, raw: bytes) -> object:
     try:
         return yaml.safe_load(raw)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise RequestError(f"{path} is not YAML: {error}", cure="mend the file, or name it .json") from error
+        raise RequestError(f"{path} is not YAML: {error}", cure="fix the file, or name it .json") from error

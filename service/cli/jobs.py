@@ -34,7 +34,7 @@ DEFAULT_SERVER = "http://127.0.0.1:8642"
 @app.command("list")
 def list_jobs(
     state: Annotated[JobState | None, typer.Option(help="Only jobs in this state.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=200, help="At most so many, the newest.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, max=200, help="Show at most this many, the newest.")] = 50,
     server: Server = DEFAULT_SERVER,
     as_json: AsJson = False,
 ) -> None:
@@ -80,7 +80,7 @@ def cancel(job_id: JobIdArgument, server: Server = DEFAULT_SERVER) -> None:
 
 @app.command()
 def pause(job_id: JobIdArgument, server: Server = DEFAULT_SERVER) -> None:
-    """Let a job rest until it is resumed; what it has committed is kept."""
+    """Pause a job until it is resumed; what it has committed is kept."""
     with Client(server) as client:
         say(line(client.job("POST", f"/jobs/{job_id}/pause")))
 

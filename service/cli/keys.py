@@ -33,7 +33,7 @@ def add(
     days: Annotated[float | None, typer.Option(min=0, help="Days until it expires.")] = None,
     server: Server = DEFAULT_SERVER,
 ) -> None:
-    """Make a key and print it: it is shown this once."""
+    """Make a key and print it. It is not shown again."""
     document = {
         "name": name,
         "scopes": scope,

@@ -43,7 +43,7 @@ def worker(
     ] = False,
     parent_pid: Annotated[int | None, typer.Option(hidden=True, help="End when this process does.")] = None,
 ) -> None:
-    """Run jobs, until SIGTERM or SIGINT; then end what the engine holds and give the rest back."""
+    """Run jobs, until SIGTERM or SIGINT; then finish what the engine holds and release the rest."""
     log_to_stderr()
     if parent_pid is None:
         os.umask(PRIVATE_UMASK)

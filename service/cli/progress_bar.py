@@ -81,7 +81,7 @@ def _delay(job: JobSummary) -> str:
     """Say why a job is not published yet; nothing where its publishing makes progress."""
     if job.state is not JobState.PUBLISHING or job.problem is None:
         return ""
-    return f"; tried again: {one_line(job.problem.detail)}"
+    return f"; retrying: {one_line(job.problem.detail)}"
 
 
 def progress_display(stream: TextIO = sys.stderr) -> ProgressDisplay:

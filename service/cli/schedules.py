@@ -86,7 +86,7 @@ def show(
 
 @app.command()
 def pause(name: Name, server: Server = DEFAULT_SERVER) -> None:
-    """Make no jobs until the schedule is resumed; slots of a pause are not made up for."""
+    """Make no jobs until the schedule is resumed; slots during the pause are skipped."""
     _set_paused(name, server, paused=True)
 
 
@@ -98,7 +98,7 @@ def resume(name: Name, server: Server = DEFAULT_SERVER) -> None:
 
 @app.command()
 def run(name: Name, server: Server = DEFAULT_SERVER) -> None:
-    """Make a job now, beside the slots."""
+    """Make a job now, in addition to those of the slots."""
     with Client(server) as client:
         say(_run_line(RunView.model_validate(client.call("POST", f"/schedules/{name}/run"))))
 
@@ -112,7 +112,7 @@ def post(
     ],
     server: Server = DEFAULT_SERVER,
 ) -> None:
-    """Post samples for the next job of a schedule whose source is of kind `posted`; to repeat it is safe."""
+    """Post samples for the next job of a schedule whose source is of kind `posted`; safe to repeat."""
     with Client(server) as client, file.open("rb") as lines:
         posted = 0
         samples = (parse_json(line) for line in lines if line.strip())
@@ -171,6 +171,6 @@ def _print(schedule: ScheduleView) -> None:
     for slot in schedule.next_slots:
         say(f"next       {slot:%Y-%m-%d %H:%M} UTC")
     if schedule.waiting_slot is not None:
-        say(f"waiting    {schedule.waiting_slot:%Y-%m-%d %H:%M} UTC, for the end of the job before it")
+        say(f"waiting    {schedule.waiting_slot:%Y-%m-%d %H:%M} UTC, until the previous job ends")
     good = f"{schedule.last_good_at:%Y-%m-%d %H:%M} UTC" if schedule.last_good_at else "never"
     say(f"last good  {good}")

@@ -99,7 +99,7 @@ def parsed_layers(text: str | None) -> tuple[int, ...] | None:
     try:
         ids = tuple(sorted(int(part) for part in text.split(",")))
     except ValueError as error:
-        raise OptionRefused(f"{text!r} is no list of layer ids", field="layers", cure=cure) from error
+        raise OptionRefused(f"{text!r} is not a list of layer ids", field="layers", cure=cure) from error
     if len(set(ids)) != len(ids):
         raise OptionRefused(f"{text!r} names a layer twice", field="layers", cure=cure)
     return ids

@@ -63,7 +63,7 @@ def _write(path: Path, content: bytes | memoryview) -> None:
 
 
 def _alone(value: Any) -> Any:  # noqa: ANN401 - a tensor, or what is beside tensors
-    """Return a tensor in a storage of its own; anything else as it is."""
+    """Return a tensor that shares its storage with no other; anything else as it is."""
     if not isinstance(value, torch.Tensor):
         return value
     whole = value.is_contiguous() and value.untyped_storage().nbytes() == value.nbytes

@@ -70,6 +70,6 @@ def find_target(source: Source) -> TargetFolder:
     raise OptionRefused(
         f"{path} holds no config.json, and this export needs the target's",
         field="target",
-        cure="name the folder of the model that the dataset was made with in --target, "
-        "or the folder that it is in in QUARRY_MODEL_ROOTS",
+        cure="give --target the folder of the model that the dataset was made with, "
+        "or add its parent folder to QUARRY_MODEL_ROOTS",
     )

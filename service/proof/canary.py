@@ -25,7 +25,7 @@ from service.errors import EngineRefused, StatesWrong
 POST_NORM = -1
 """The id of layer N after the final norm in a reference's states; no job captures it."""
 
-CANARY_SKIP = 'say "canary": "skip" to go without it; the manifest will record that'
+CANARY_SKIP = 'set "canary": "skip" to run without it; the manifest records that'
 """The cure where there is no reference."""
 
 _MIN_COSINE: dict[Dtype, float] = {"bfloat16": 0.99, "float16": 0.999, "float32": 0.99999}
@@ -120,7 +120,7 @@ def judge(
 
     The reference holds every layer 0..N and POST_NORM; with `activation_bits` the engine rounds more than it.
     Each captured layer must point where its own reference points and must not be clearly nearer to another: a
-    token at which neighbours cannot be told apart (a massive first token) does not count against it, but over
+    token whose neighbours cannot be distinguished (a massive first token) does not count against it, but over
     all tokens its own layer must be the nearest.
 
     Raises:
@@ -167,7 +167,7 @@ def judge_by_noise(
     """
     if _fits(rounded, exact, layer_ids, num_layers, dtype):
         # Else a short stale block, which stays below the quantiles, would pass in any model.
-        raise _wrong("in this model rounding explains nothing")
+        raise _wrong("rounding cannot explain the difference in this model")
     layers = []
     for layer_id in layer_ids:
         distances = _distances(layer_id, captured, exact)
@@ -247,7 +247,7 @@ def _check_prompt(layer_id: int, num_layers: int, distance: _Distance, min_cosin
         looks = "is not finite"
     raise _wrong(
         f"layer {layer_id} {looks}: {1 - share:.0%} of {len(fits_T)} tokens, "
-        f"median cosine {cosine:.4f}, {min_cosine} is due"
+        f"median cosine {cosine:.4f}, expected at least {min_cosine}"
     )
 
 

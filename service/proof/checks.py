@@ -86,7 +86,7 @@ def check_unit(
 
 
 def _account(unit: str, num_rows: int, receipts: Sequence[UnitSealed], skipped: AbstractSet[int]) -> None:
-    """Every plan row came to exactly one end, and none to the end of an engine that lost it."""
+    """Check that every plan row has exactly one outcome, and that the engine dropped none."""
     void = sorted(row for receipt in receipts for row in receipt.void)
     if void:
         rows = ", ".join(map(str, void[:10])) + (f" and {len(void) - 10} more" if len(void) > 10 else "")
@@ -101,7 +101,7 @@ def _account(unit: str, num_rows: int, receipts: Sequence[UnitSealed], skipped: 
     wrong = sorted(row for row in ends.keys() | set(range(num_rows)) if ends[row] != 1 or row >= num_rows)
     if wrong:
         counts = ", ".join(f"row {row} has {ends[row]}" for row in wrong[:5])
-        raise StatesWrong(f"{unit}: each of {num_rows} planned rows needs one end; {counts}")
+        raise StatesWrong(f"{unit}: each of {num_rows} planned rows must have one outcome; {counts}")
 
 
 def _check_footer(file: DirectReader, receipt: UnitSealed) -> None:
@@ -154,10 +154,10 @@ def _plan_fault(
     }
     for name, (stored, due) in pairs.items():
         if stored != due:
-            return f"{name} is {stored!r}, {due!r} is due"
+            return f"{name} is {stored!r}, expected {due!r}"
     length = len(plan_ids)
     if light.num_tokens < length or (light.num_tokens > length and not generates):
-        return f"{light.num_tokens} tokens are stored, {length} were planned"
+        return f"expected {length} tokens, got {light.num_tokens}"
     for name, stored_ids, due_ids in (
         ("input_ids", light.input_ids[:length], plan_ids),
         ("loss_mask", light.loss_mask[:length], plan_mask),
@@ -166,7 +166,7 @@ def _plan_fault(
         differs = np.flatnonzero(stored_ids != due_ids)
         if differs.size:
             at = int(differs[0])
-            return f"{name} differs at {at}: {stored_ids[at]} is stored, {due_ids[at]} is due"
+            return f"{name} differs at {at}: expected {due_ids[at]}, got {stored_ids[at]}"
     return None
 
 
@@ -186,5 +186,5 @@ def _prove(
         if proof.last is None:
             continue
         if row not in witnesses:
-            raise StatesWrong(f"{where}: the engine gave no log-probability to prove it by")
+            raise StatesWrong(f"{where}: the engine gave no log-probability to check it against")
         yield LogitCase.of(where, witnesses[row], proof.last)

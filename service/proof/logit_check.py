@@ -140,7 +140,7 @@ def _check_batch(head: Head, cases: Sequence[LogitCase]) -> Iterator[LogitReadin
     farthest_N = sigmas_NK.abs().nan_to_num(math.inf).argmax(dim=1)
     for row, (case, tokens) in enumerate(zip(cases, likely, strict=True)):
         if len(tokens) < 2:
-            what = "the engine gave no two log-probabilities to prove it by"
+            what = "the engine gave fewer than two log-probabilities"
             yield LogitReading(case.where, math.nan, math.nan, math.nan, False, what, math.inf)
             continue
         at = int(farthest_N[row])

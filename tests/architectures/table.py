@@ -14,7 +14,7 @@ INTRO = f"""\
 # Architectures
 
 Which models Quarry captures rightly. `make architectures` writes this page from
-[architectures.json](architectures.json), where every layer's numbers stand; edit neither.
+[architectures.json](architectures.json), which has every layer's numbers; edit neither.
 
 Each row is a job that ran through the service on the real engine: a random model of {NUM_LAYERS} decoder
 layers, made from its config class in transformers; {len(LENGTHS) + len(TAILS)} prompts of {min(LENGTHS)}
@@ -32,7 +32,7 @@ row was held against a transformers forward pass in float32.
 `route` is how the engine was made to return states, as the manifest says: by its own class (`native`),
 by ours (`plugin`), by its Transformers backend (`transformers`). `layers` are vLLM's ids. The cosine and
 the error, a token's distance over the length of its state, are those of the worst token of the worst
-layer; in brackets stand transformers' own in the same dtype, where single tokens may go to other
+layer; in brackets are transformers' own in the same dtype, where single tokens may go to other
 experts. `logits` counts the rows whose next token, recomputed from the sealed bytes, is the engine's.
 
 A model that is not in the table is decided by its canary when its first job runs, and so is one that is:

@@ -62,14 +62,14 @@ def test_a_complete_folder_is_refused_where_its_source_or_its_model_changed(
     done = extract(folder / "job.json", out)
     assert done.returncode == 2
     assert "--out" in done.stderr
-    assert "another content of its source or model" in done.stderr
+    assert "its source or model has changed since" in done.stderr
     write_source(folder, SAMPLES)
     assert extract(folder / "job.json", out).returncode == 0
     config = folder / "model" / "config.json"
     config.write_text(config.read_text().replace("rope_theta", "rope_thet_a"))
     done = extract(folder / "job.json", out)
     assert done.returncode == 2
-    assert "another content of its source or model" in done.stderr
+    assert "its source or model has changed since" in done.stderr
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
 
 

@@ -165,8 +165,8 @@ PLANTS: tuple[Plant, ...] = (
         ("ids-of-another-row", "two rows hold each other's token ids", "input_ids differs at"),
         ("mask-of-another-row", "two rows hold each other's loss masks", "loss_mask differs at"),
         ("names-exchanged", "two rows have each other's sample ids", "sample_id is"),
-        ("row-missing", "a row less", "planned rows needs one end; row"),
-        ("row-repeated", "a row twice", "planned rows needs one end; row"),
+        ("row-missing", "a row less", "planned rows must have one outcome; row"),
+        ("row-repeated", "a row twice", "planned rows must have one outcome; row"),
         ("stale-checksums", "two rows have each other's checksums", "its bytes have xxh3"),
     ),
     *_plants(

@@ -70,9 +70,9 @@ def render() -> str:
     threads = f"{WRITER_BYTES_PER_S / 1e9:.2f}"
     return f"""# Sizing
 
-What a host must carry so that no GPU waits for its states to leave: bytes of state a second are tokens a
+What a host must carry so that no GPU waits for its states to be drained: bytes of state a second are tokens a
 second times the bytes of a token, which are captured layers times hidden size times 2. `quarry estimate JOB
---tokens-per-s RATE --gpus N` (or `POST /estimate?tokens_per_s=RATE&gpus=N`) says the same of a job of yours,
+--tokens-per-s RATE --gpus N` (or `POST /estimate?tokens_per_s=RATE&gpus=N`) says the same for your job,
 with its own tokens; measure the rate with plain prefill on your node first.
 
 Measured on one H200's machine, with PCIe 5 x16 and 16 cores
@@ -86,7 +86,7 @@ Measured on one H200's machine, with PCIe 5 x16 and 16 cores
 
 They are of the drain before it summed each state on the device, one more reduction over each gathered part;
 the drain of today has not run on that machine. The same goes for the writer: that file holds figures of one
-that was replaced since. Today's was measured on a machine of two cores, with the CPU build, a disk of its own
+that was replaced since. Today's was measured on a machine of two cores, with the CPU build, its own disk
 and no GPU ([cpu-writer.json](../benchmarks/results/cpu-writer.json),
 [job.json](../benchmarks/results/job.json)):
 
@@ -119,7 +119,7 @@ What that says:
 - **Writers**: one thread seals {threads} GB/s and waits nearly half of that time for its disk. How several
   share one disk was not measured: give them what the cores allow. `QUARRY_WRITER_THREADS` is the number for
   each rank, half of its share of the cores if you say nothing.
-- **Disk**: a limit of its own, whatever the cores do. Every byte is written once and read twice, by the proof
+- **Disk**: a separate limit, whatever the cores do. Every byte is written once and read twice, by the proof
   and by the sha256, both past the page cache; a push reads it once more. Eight GPUs on an 8B target ask for
   more than one NVMe disk writes; stripe several, or give every GPU a worker and a disk of its own. A slow
   disk slows the engine; nothing grows, nothing is lost.

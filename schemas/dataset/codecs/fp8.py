@@ -34,7 +34,7 @@ _SLACK = 1 + 2.0**-16
 _CHUNK_ELEMENTS = 32_768
 """Torch shares no operation of so few elements among threads, and the scratch stays in the core's cache."""
 VALUES = torch.arange(256, dtype=torch.uint8, device="cpu").view(torch.float8_e4m3fn).float()
-"""What each code stands for."""
+"""The value of each code."""
 
 
 class NotQuantizedError(ValueError):

@@ -167,6 +167,6 @@ def test_a_file_that_is_no_whole_shard_is_refused(plain, tmp_path, kind):
     index = next(folder.glob("index/*/*.parquet"))
     shard.write_bytes(shard.read_bytes()[:-200] if kind == "truncated" else index.read_bytes())
     with pytest.raises(
-        ReaderError, match="cannot be opened" if kind == "truncated" else "no shard of Quarry"
+        ReaderError, match="cannot be opened" if kind == "truncated" else "not a shard of Quarry"
     ):
         QuarryDataset(folder)

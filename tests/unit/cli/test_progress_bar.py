@@ -59,7 +59,7 @@ def test_a_push_that_stands_still_says_why_at_once_and_that_it_goes_on():
     for shown in (job(JobState.PUBLISHING), standing_still(), standing_still(), job(JobState.PUBLISHING)):
         lines.show(shown)
     going = "publishing: 0/0+ samples, 0 tokens, 0 bytes"
-    still = f"{going}; tried again: the Hub answered [/502]"
+    still = f"{going}; retrying: the Hub answered [/502]"
     assert stream.getvalue().splitlines() == [going, still, going]
 
 
@@ -69,7 +69,7 @@ DONE = {"samples_planned": 9, "samples_written": 8, "samples_rejected": 1, "plan
 @pytest.mark.parametrize(
     ("shown", "texts"),
     [
-        (standing_still(), ["tried again"]),
+        (standing_still(), ["retrying"]),
         (job(JobState.COMPLETED, **DONE), ["completed", "9/9"]),
     ],
 )

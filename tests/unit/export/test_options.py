@@ -11,9 +11,9 @@ def test_layers_are_taken_in_ascending_order():
     assert parsed_layers(None) is None
 
 
-@pytest.mark.parametrize(("text", "told"), [("2,x", "is no list"), ("", "is no list"), ("2,2", "twice")])
-def test_layers_that_are_no_ids_are_refused(text, told):
-    with pytest.raises(OptionRefused, match=told) as refused:
+@pytest.mark.parametrize(("text", "words"), [("2,x", "not a list"), ("", "not a list"), ("2,2", "twice")])
+def test_layers_that_are_no_ids_are_refused(text, words):
+    with pytest.raises(OptionRefused, match=words) as refused:
         parsed_layers(text)
     assert refused.value.field == "layers"
     assert "2,16,29" in str(refused.value.cure)

@@ -201,7 +201,7 @@ def test_a_model_without_noise_of_its_own_is_not_judged_by_noise(exact):
     rounded = [{k: states.bfloat16() for k, states in prompt.items()} for prompt in exact]
     captured = [dict(prompt) for prompt in rounded]
     captured[2][2] = torch.cat([rounded[2][2][:112], rounded[3][2][112:]])
-    with pytest.raises(StatesWrong, match="in this model rounding explains nothing"):
+    with pytest.raises(StatesWrong, match="rounding cannot explain the difference in this model"):
         judge_by_noise(captured, rounded, exact, LAYER_IDS, NUM_LAYERS, "bfloat16")
 
 

@@ -158,11 +158,11 @@ def changed(**columns: object) -> Callable[[ShardRow], ShardRow]:
     [
         (equal_layers, "layers 1 and 2 hold the same states"),
         (changed(checksums=[1, 2, 3]), r"layer 1: its bytes have xxh3 \w{16}, 0000000000000001 is"),
-        (changed(sample_id="another"), r"sample_id is 'another', '\w+' is due"),
-        (changed(source_id="another"), r"source_id is 'another', None is due"),
-        (changed(prompt_tokens=3), "prompt_tokens is 3, 16 is due"),
-        (changed(input_ids=[7] * 16), r"input_ids differs at 0: 7 is stored, \d+ is due"),
-        (changed(loss_mask=[1] * 16), "loss_mask differs at 0: 1 is stored, 0 is due"),
+        (changed(sample_id="another"), r"sample_id is 'another', expected '\w+'"),
+        (changed(source_id="another"), r"source_id is 'another', expected None"),
+        (changed(prompt_tokens=3), "prompt_tokens is 3, expected 16"),
+        (changed(input_ids=[7] * 16), r"input_ids differs at 0: expected \d+, got 7"),
+        (changed(loss_mask=[1] * 16), "loss_mask differs at 0: expected 0, got 1"),
     ],
 )
 def test_a_row_that_departs_from_its_plan_or_its_bytes_is_named(llama, plant, message):
@@ -180,7 +180,7 @@ def test_a_truncated_row_departs_from_the_plan(llama):
         planned, input_ids=planned.input_ids[:-1], loss_mask=planned.loss_mask[:-1], states=states
     )
     receipt = llama.seal([*llama.captured.rows[:LAST], short])
-    with pytest.raises(StatesWrong, match=r"32 tokens are stored, 33 were planned"):
+    with pytest.raises(StatesWrong, match=r"expected 33 tokens, got 32"):
         llama.check(receipt, plan=plan)
 
 
@@ -239,7 +239,7 @@ def test_a_row_with_fewer_states_than_tokens_is_tried_again(llama):
 
 def test_receipt_and_file_must_agree_on_lengths_and_rows(llama):
     receipt = llama.seal()
-    with pytest.raises(StatesWrong, match=r"row 0 .*num_tokens is 1, 2 is due"):
+    with pytest.raises(StatesWrong, match=r"row 0 .*num_tokens is 1, expected 2"):
         llama.check(receipt.model_copy(update={"num_tokens": (2, *LENGTHS[1:])}))
     fewer = llama.seal(llama.captured.rows[:-1]).model_copy(
         update={"rows": receipt.rows, "num_tokens": receipt.num_tokens}
@@ -283,7 +283,7 @@ def test_rows_that_the_engine_dropped_send_the_unit_back(llama):
 )
 def test_every_planned_row_needs_one_end(llama, rows, message):
     receipt = llama.seal()
-    with pytest.raises(StatesWrong, match=rf"each of 5 planned rows needs one end; .*{message}"):
+    with pytest.raises(StatesWrong, match=rf"each of 5 planned rows must have one outcome; .*{message}"):
         llama.check(receipt.model_copy(update={"rows": rows, "num_tokens": LENGTHS[: len(rows)]}))
 
 
@@ -350,7 +350,7 @@ def test_a_generated_answer_follows_its_prompt_and_is_all_supervised(tmp_path):
     plan = plan_of([prompt])
     assert unit.check(unit.seal([stored]), plan=plan).logit_rows == 1
     holes, _ = generated(unit.captured.rows[0], 10, mask=[1, 1, 0, 1, 1, 1, 1])
-    with pytest.raises(StatesWrong, match="loss_mask of the answer differs at 2: 0 is stored, 1 is due"):
+    with pytest.raises(StatesWrong, match="loss_mask of the answer differs at 2: expected 1, got 0"):
         unit.check(unit.seal([holes]), plan=plan)
     other = replace(
         stored, input_ids=[*stored.input_ids[:9], 1 + stored.input_ids[9], *stored.input_ids[10:]]

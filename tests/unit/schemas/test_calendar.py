@@ -89,8 +89,8 @@ def test_a_calendar_ends() -> None:
         ("cron", "@daily", "5 fields"),
         ("cron", "61 * * * *", "Bad minute"),
         ("cron", "0 0 30 2 *", "Bad day-of-month"),
-        ("time_zone", "Europe/Atlantis", "is no time zone"),
-        ("time_zone", "../../etc/localtime", "is no time zone"),
+        ("time_zone", "Europe/Atlantis", "is not a time zone"),
+        ("time_zone", "../../etc/localtime", "is not a time zone"),
         ("ends_at", "2027-01-01T00:00:00", "timezone"),
     ],
 )

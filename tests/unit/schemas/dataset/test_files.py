@@ -48,7 +48,7 @@ def test_a_range_is_read_to_memory_of_its_own(path: Path, way: Any, offset: int,
 def test_a_range_that_the_file_has_not_is_refused_before_memory_is_taken(
     path: Path, way: Any, offset: int, num_bytes: int
 ) -> None:
-    with pytest.raises(EOFError, match="the file ends at 3000001"):
+    with pytest.raises(EOFError, match="the file ends at byte 3000001"):
         LocalFile(path, **way).read(offset, num_bytes)
 
 
@@ -56,7 +56,7 @@ def test_a_range_that_the_file_has_not_is_refused_before_memory_is_taken(
 def test_a_file_that_was_cut_short_after_it_was_opened_is_named(path: Path, way: Any) -> None:
     file = LocalFile(path, **way)
     os.truncate(path, 10_000)
-    with pytest.raises(EOFError, match="the file ends at 10000"):
+    with pytest.raises(EOFError, match="the file ends at byte 10000"):
         file.read(4096, 100_000)
 
 

@@ -63,11 +63,11 @@ def header(dtype: str, shape: list[int], offsets: list[int], num_bytes: int) -> 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (header("F32", [2**40], [0, 2**42], 8), "no safetensors file"),
-        (header("F32", [HIDDEN], [0, -(2**60)], 8), "no safetensors file"),
-        ((2**62).to_bytes(8, "little") + b"{}", "no safetensors file"),
-        (b"", "no safetensors file"),
-        (header("F32", [2], [0, 8], 8), r"must hold a weight of \[64\]"),
+        (header("F32", [2**40], [0, 2**42], 8), "not a safetensors file"),
+        (header("F32", [HIDDEN], [0, -(2**60)], 8), "not a safetensors file"),
+        ((2**62).to_bytes(8, "little") + b"{}", "not a safetensors file"),
+        (b"", "not a safetensors file"),
+        (header("F32", [2], [0, 8], 8), r"expected a weight of \[64\]"),
         (bytes(MAX_BYTES + 1), "at most 16777216"),
     ],
     ids=["more than the file", "backwards", "a long header", "empty", "another shape", "too large"],

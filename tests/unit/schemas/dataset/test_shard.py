@@ -65,8 +65,8 @@ def test_a_layer_of_another_length_is_named(tmp_path, length, hidden_size, chang
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"loss_mask": [1] * 4}, r"row 0 \(s1\): loss_mask is 4, must be 5"),
-        ({"checksums": [1, 2]}, r"row 0 \(s1\): checksums is 2, must be 3"),
+        ({"loss_mask": [1] * 4}, r"row 0 \(s1\): loss_mask is 4, expected 5"),
+        ({"checksums": [1, 2]}, r"row 0 \(s1\): checksums is 2, expected 3"),
         ({"prompt_tokens": 6}, r"prompt_tokens 6"),
     ],
 )
@@ -142,7 +142,7 @@ def crowd(path: Path) -> None:
     ("compression", "damage", "message"),
     [
         ("none", compress, "row 0: layer_0 is compressed"),
-        ("planes", lengthen, "row 0: layer_0_hi has 6 bytes, must have 2"),
+        ("planes", lengthen, "row 0: layer_0_hi has 6 bytes, expected 2"),
         ("planes", crowd, "row 0: layer_0_hi holds 2 values instead of one"),
     ],
 )

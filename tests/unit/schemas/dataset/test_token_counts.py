@@ -71,9 +71,9 @@ def test_another_file_is_refused(tmp_path: Path):
 def test_every_difference_is_named_up_to_a_few():
     stored, right = Counter([1, 1, 2, 4, 6]), Counter([1, 2, 3, 5, 6])
     assert list(differences(stored, right)) == [
-        "counts token 1 2 times, 1 is due",
-        "counts token 3 0 times, 1 is due",
-        "counts token 4 1 times, 0 is due",
-        "counts 1 more tokens wrongly",
+        "counts token 1 2 times, expected 1",
+        "counts token 3 0 times, expected 1",
+        "counts token 4 1 times, expected 0",
+        "counts 1 more tokens wrong",
     ]
     assert list(differences(right, right)) == []
