@@ -47,6 +47,10 @@ class Calendar(Wire):
             raise ValueError(f"{name!r} is not a time zone; use a name such as Europe/Berlin, or UTC")
         return name
 
+    def times(self) -> tuple[object, ...]:
+        """Return what the slots follow from."""
+        return self.cron, self.time_zone, self.ends_at
+
     def first_after(self, moment: datetime) -> datetime | None:
         """Return the first slot later than `moment`, or none if the schedule has ended by then."""
         slots = self._slots(moment - CLOCK_CHANGE)

@@ -43,7 +43,10 @@ JOB_MOVES: dict[JobState, frozenset[JobState]] = {
 }
 """Every legal move. `resume` is the move to QUEUED: planning and capture go on from what is committed."""
 
-ENDED_JOB_STATES = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.DELETING})
+STOPPED_JOB_STATES = frozenset({JobState.FAILED, JobState.CANCELLED})
+"""Ended, unless somebody resumes it."""
+
+ENDED_JOB_STATES = STOPPED_JOB_STATES | {JobState.COMPLETED, JobState.DELETING}
 
 RESTING_JOB_STATES = ENDED_JOB_STATES | {JobState.BLOCKED, JobState.PAUSED}
 """States that no worker leaves."""

@@ -1,6 +1,7 @@
 """Makes schedules whose requests have been checked, and jobs of the slots that have come."""
 
 import hashlib
+import logging
 import secrets
 import shutil
 from collections.abc import Sequence
@@ -8,12 +9,15 @@ from contextlib import suppress
 
 from schemas.dataset.seal import sealing
 from schemas.request import ExtractRequest, PostedSource, Sample
-from schemas.schedule import NewSchedule, RunView, ScheduleChange, ScheduleRules, ScheduleState, ScheduleView
+from schemas.schedule import NewSchedule, RunView, ScheduleChange, ScheduleRules, ScheduleView
 from service.control.request_body import parse_body
 from service.control.submit import check, check_room
-from service.errors import Conflict, writing
+from service.errors import STORE_AWAY, Conflict, writing
 from service.settings import Settings
 from service.store import Store, schedules
+from service.work.runner import internal_error
+
+logger = logging.getLogger(__name__)
 
 
 def add(store: Store, settings: Settings, schedule: NewSchedule, owner: str | None = None) -> ScheduleView:
@@ -37,11 +41,12 @@ def preview(store: Store, settings: Settings, schedule: NewSchedule) -> Schedule
 
 def change(store: Store, name: str, changed: ScheduleChange) -> ScheduleView:
     """Change what is given of a schedule's rules, or pause it. Raises NotFound, RequestError."""
-    before = store.read(schedules.schedule_view, name)
-    document = before.rules().model_dump() | changed.model_dump(exclude_unset=True, exclude={"paused"})
-    rules = parse_body(ScheduleRules, document)
-    paused = before.state is ScheduleState.PAUSED if changed.paused is None else changed.paused
-    return store.write(schedules.change, name, rules, paused)
+    given = changed.model_dump(exclude_unset=True, exclude={"paused"})
+
+    def with_given(rules: ScheduleRules) -> ScheduleRules:
+        return parse_body(ScheduleRules, rules.model_dump() | given)
+
+    return store.write(schedules.change, name, with_given, changed.paused)
 
 
 def post_samples(store: Store, settings: Settings, name: str, samples: Sequence[Sample]) -> None:
@@ -80,9 +85,19 @@ def run_now(store: Store, settings: Settings, name: str) -> RunView:
 
 
 def submit_due(store: Store) -> int:
-    """Decide on every slot that has come; return on how many. Any number of processes may do so at once."""
+    """Decide on every slot that has come; return on how many. Any number of processes may do so at once.
+
+    Raises StoreUnavailable, DiskFull.
+    """
     decided = 0
     for name in store.read(schedules.due):
-        while store.write(schedules.advance, name):
-            decided += 1
+        try:
+            while store.write(schedules.advance, name):
+                decided += 1
+        except STORE_AWAY:
+            raise
+        except Exception as error:
+            # Supervisor: one schedule's bug must not hold up the others.
+            logger.exception("schedule %s", name)
+            store.write(schedules.set_aside, name, f"the schedule is paused: {internal_error(error)}")
     return decided

@@ -8,12 +8,12 @@ from sqlalchemy import and_, delete, func, insert, or_, select, update
 from sqlalchemy.engine import RowMapping
 
 from schemas.events import Event
-from schemas.job import ENDED_JOB_STATES, JobState, Progress
+from schemas.job import ENDED_JOB_STATES, STOPPED_JOB_STATES, JobState, Progress
 from schemas.request import ExtractRequest
 from service.errors import IdempotencyConflict, IllegalMove, NotFound, RequestError
 from service.store import keys, tasks
 from service.store.database import Transaction
-from service.store.ledger import lock_job, move_job, move_task, progress_of, record, tasks_in
+from service.store.ledger import LockedJob, lock_job, move_job, move_task, progress_of, record, tasks_in
 from service.store.stopping import stop
 from service.store.tables import (
     EVENT,
@@ -193,7 +193,8 @@ def to_delete(tx: Transaction, age_s: float | None) -> list[JobRow]:
 def resume(tx: Transaction, job_id: str) -> JobRow:
     """Queue a stopped job with all it has; failed units and counted deaths start afresh.
 
-    Raises NotFound; IllegalMove, also where a later run of its schedule takes the rest of its samples.
+    Raises NotFound; IllegalMove, also where a later run of its schedule takes the rest of its samples; and
+    what `keys.check_quota` raises where the job had ended, since it did not count any more.
     """
     locked = lock_job(tx, job_id)
     later = select(SCHEDULE.c.last_job).where(
@@ -204,14 +205,21 @@ def resume(tx: Transaction, job_id: str) -> JobRow:
         raise IllegalMove(
             f"job {last} takes the samples that {job_id} did not write", field="state", cure=cure
         )
+    if locked.state in STOPPED_JOB_STATES:
+        keys.check_quota(tx, locked.owner)
+    queue_again(tx, locked)
+    return job(tx, job_id)
+
+
+def queue_again(tx: Transaction, locked: LockedJob) -> None:
+    """Queue a locked job with all it has, whatever its owner's quota. Raises IllegalMove."""
     locked = move_job(tx, locked, JobState.QUEUED)
     for task in tasks_in(tx, locked, TaskState.FAILED):
         units_failed = -int(task.kind is TaskKind.CAPTURE)
         fresh = replace(task, state=TaskState.PENDING)
         locked = move_task(tx, locked, task, fresh, units_failed=units_failed)
-    waiting = update(TASK).where(TASK.c.job_id == job_id, TASK.c.state == TaskState.PENDING)
+    waiting = update(TASK).where(TASK.c.job_id == locked.id, TASK.c.state == TaskState.PENDING)
     tx.connection.execute(waiting.values(attempts=0, deaths=0, not_before=None))
-    return job(tx, job_id)
 
 
 def counts(tx: Transaction) -> dict[JobState, int]:

@@ -4,6 +4,7 @@ Any number of processes may call `advance` at any time. The schedule's row is lo
 moved on in the transaction that makes the job, and the database's clock alone says what time it is.
 """
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -26,8 +27,8 @@ from schemas.schedule import (
     ScheduleState,
     ScheduleView,
 )
-from service.errors import Conflict, KeyRefused, NotFound, QuotaExceeded
-from service.store import jobs, keys, written
+from service.errors import STORE_AWAY, Conflict, NotFound, QuarryError
+from service.store import jobs, written
 from service.store.database import Transaction
 from service.store.ledger import lock_job
 from service.store.migration import check_write
@@ -74,12 +75,41 @@ def add(tx: Transaction, schedule: NewSchedule, owner: str | None = None) -> Sch
     return schedule_view(tx, schedule.name)
 
 
-def change(tx: Transaction, name: str, rules: ScheduleRules, paused: bool) -> ScheduleView:
-    """Give a schedule other rules. Its next slot is the first after now. Raises NotFound."""
+def change(
+    tx: Transaction, name: str, changed: Callable[[ScheduleRules], ScheduleRules], paused: bool | None = None
+) -> ScheduleView:
+    """Give a schedule the rules that `changed` makes of its own; pause it, or let it go on.
+
+    Other times count from now, after a slot that has come was decided on by the rules of before; a pause
+    lets it be missed. Raises NotFound, and what `changed` raises.
+    """
     schedule = _lock(tx, name)
-    values = {"rules": rules, "paused": paused, "next_slot": rules.first_after(tx.now)}
+    rules, paused = changed(schedule.rules), schedule.paused if paused is None else paused
+    values: dict[str, object] = {"rules": rules, "paused": paused}
+    if paused != schedule.paused or rules.times() != schedule.rules.times():
+        while not paused and advance(tx, name):
+            schedule = _lock(tx, name)
+        slot = schedule.next_slot
+        if slot is not None and slot <= tx.now and not schedule.paused:
+            _record(tx, schedule.number, slot, RunOutcome.MISSED, "the schedule was changed before it ran")
+        values["next_slot"] = rules.first_after(tx.now)
     tx.connection.execute(update(SCHEDULE).where(SCHEDULE.c.number == schedule.number).values(values))
     return schedule_view(tx, name)
+
+
+def set_aside(tx: Transaction, name: str, detail: str) -> None:
+    """Pause a schedule whose slot cannot be decided on; what is wrong is the slot's outcome.
+
+    Its rules are not read: they may be what is wrong.
+    """
+    slot = func.coalesce(SCHEDULE.c.waiting_slot, SCHEDULE.c.next_slot, type_=RUN.c.slot.type).label("slot")
+    locked = select(SCHEDULE.c.number, slot).where(SCHEDULE.c.name == name).with_for_update()
+    row = tx.connection.execute(locked).one_or_none()
+    check_write(tx)
+    if row is not None and row.slot is not None:
+        values = {"paused": True, "waiting_slot": None}
+        tx.connection.execute(update(SCHEDULE).where(SCHEDULE.c.number == row.number).values(values))
+        _record(tx, row.number, row.slot, RunOutcome.REFUSED, detail)
 
 
 def remove(tx: Transaction, name: str) -> None:
@@ -121,20 +151,21 @@ def advance(tx: Transaction, name: str) -> bool:
             return False  # it waits behind that one
     elif (last := rules.last_until(tx.now)) is not None and last > slot:
         detail = f"so were all later ones before {last:%Y-%m-%d %H:%M} UTC"
-        _record(tx, schedule, slot, RunOutcome.MISSED, detail)
+        _record(tx, schedule.number, slot, RunOutcome.MISSED, detail)
         slot = last
     following = rules.first_after(slot)
     if rules.missed is Missed.SKIP and tx.now - slot > LATE:
         _move_on(tx, schedule, following, waiting=schedule.waiting_slot)
-        _record(tx, schedule, slot, RunOutcome.MISSED, f"nobody looked until {tx.now:%Y-%m-%d %H:%M} UTC")
+        detail = f"nobody looked until {tx.now:%Y-%m-%d %H:%M} UTC"
+        _record(tx, schedule.number, slot, RunOutcome.MISSED, detail)
     elif goes_on and rules.overlap is Overlap.SKIP:
         _move_on(tx, schedule, following, waiting=None)
-        _record(tx, schedule, slot, RunOutcome.SKIPPED, f"job {schedule.last_job} had not ended")
+        _record(tx, schedule.number, slot, RunOutcome.SKIPPED, f"job {schedule.last_job} had not ended")
     elif goes_on and rules.overlap is Overlap.QUEUE:
         _move_on(tx, schedule, following, waiting=slot)
         if schedule.waiting_slot is not None:
             detail = f"it waited for job {schedule.last_job} until the next slot came"
-            _record(tx, schedule, schedule.waiting_slot, RunOutcome.SKIPPED, detail)
+            _record(tx, schedule.number, schedule.waiting_slot, RunOutcome.SKIPPED, detail)
     else:
         _move_on(tx, schedule, following, waiting=None)
         _submit(tx, schedule, slot)
@@ -250,34 +281,46 @@ def _move_on(
 
 
 def _submit(tx: Transaction, schedule: _Schedule, slot: datetime) -> None:
-    """Make the job of a slot; cancel the one before it if that goes on, and publish what it has written."""
+    """Make the job of a slot; cancel the one before it if that goes on, and publish what it has written.
+
+    Where the job is refused, that is the outcome, and the one before it goes on.
+    """
     try:
-        request = ExtractRequest.model_validate_json(request_json(tx, schedule.name))
-    except ValidationError as error:
-        # It was right when it was given: a later version refuses it.
-        _record(tx, schedule, slot, RunOutcome.REFUSED, str(error))
-        return
-    try:
-        keys.check_quota(tx, schedule.owner)
-    except (KeyRefused, QuotaExceeded) as error:
-        _record(tx, schedule, slot, RunOutcome.REFUSED, error.detail)
-        return
+        with tx.connection.begin_nested():
+            job_id = _replace_job(tx, schedule, slot)
+    except STORE_AWAY:
+        raise
+    except (QuarryError, ValidationError) as error:
+        # A request was right when it was given: a later version may refuse it.
+        _record(tx, schedule.number, slot, RunOutcome.REFUSED, str(error))
+    else:
+        _record(tx, schedule.number, slot, RunOutcome.SUBMITTED, job_id=job_id)
+
+
+def _replace_job(tx: Transaction, schedule: _Schedule, slot: datetime) -> str:
+    """Make the job of a slot the schedule's last one; return its id.
+
+    The jobs that end by this have left the owner's quota before it is checked. They are locked before the
+    owner's keys are, as by a resume.
+    """
+    request = ExtractRequest.model_validate_json(request_json(tx, schedule.name))
     if _has_running_job(tx, schedule):
         stop(tx, lock_job(tx, str(schedule.last_job)), JobState.CANCELLED)
-    written.publish_stopped(tx, schedule.number)
+    stopped = written.lock_stopped(tx, schedule.number)
     # A tab is in no key that a caller can give.
     key = f"schedule\t{schedule.number}\t{slot.isoformat()}"
     new_only = schedule.number if schedule.rules.samples is Samples.NEW else None
     made = NewJob.of(job_id_from_key(key), key, request, schedule=new_only, owner=schedule.owner)
     job, _ = jobs.submit(tx, made)
+    written.publish(tx, stopped)
     same = SCHEDULE.c.number == schedule.number
     tx.connection.execute(update(SCHEDULE).where(same).values(last_job=job.id))
-    _record(tx, schedule, slot, RunOutcome.SUBMITTED, job_id=job.id)
+    return job.id
 
 
 def _record(
     tx: Transaction,
-    schedule: _Schedule,
+    schedule: int,
     slot: datetime,
     outcome: RunOutcome,
     detail: str | None = None,
@@ -285,7 +328,7 @@ def _record(
 ) -> None:
     """Write down what became of a slot; where a clock was set back and the rules were changed, only once."""
     values = {"slot": slot, "outcome": outcome, "at": tx.now, "detail": detail, "job_id": job_id}
-    new = tx.insert(RUN).values(schedule=schedule.number, **values)
+    new = tx.insert(RUN).values(schedule=schedule, **values)
     tx.connection.execute(new.on_conflict_do_nothing())
 
 

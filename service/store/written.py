@@ -4,20 +4,19 @@ A commit holds its job's lock and must not wait for the schedule's, which is hel
 statement here locks a schedule, and no foreign key does.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sqlalchemy import and_, delete, exists, func, insert, select, update
 
 from schemas.identity import Identity
-from schemas.job import JobState
+from schemas.job import STOPPED_JOB_STATES
 from schemas.schedule import RunOutcome, ScheduleRules
 from service.store import jobs, publishing
 from service.store.database import Transaction
 from service.store.ledger import LockedJob, count, lock_job, record
 from service.store.tables import JOB, RUN, SCHEDULE, SHARD, TASK, UNIT, WRITTEN_KEYS
 from service.store.values import TaskKind, TaskState
-
-STOPPED = (JobState.FAILED, JobState.CANCELLED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,23 +84,25 @@ def note(tx: Transaction, job_id: str, detail: str) -> None:
     tx.connection.execute(update(RUN).where(RUN.c.job_id == job_id).values(detail=detail))
 
 
-def publish_stopped(tx: Transaction, schedule: int) -> None:
-    """Let the schedule's jobs that failed or were cancelled end with what they have written, if anything.
+def lock_stopped(tx: Transaction, schedule: int) -> list[LockedJob]:
+    """Lock the schedule's jobs that failed or were cancelled after they had written something."""
+    has_shards = exists().where(SHARD.c.job_id == JOB.c.id)
+    stopped = and_(JOB.c.schedule == schedule, JOB.c.state.in_(STOPPED_JOB_STATES), has_shards)
+    in_order = select(JOB.c.id).where(stopped).order_by(JOB.c.number).with_for_update()
+    return [lock_job(tx, job_id) for job_id in tx.connection.scalars(in_order).all()]
+
+
+def publish(tx: Transaction, stopped: Sequence[LockedJob]) -> None:
+    """Let jobs of `lock_stopped` end with what they have written.
 
     Their keys are recorded, so those samples will not come again; the others come in the next run.
     """
-    has_shards = exists().where(SHARD.c.job_id == JOB.c.id)
-    stopped = select(JOB.c.id).where(JOB.c.schedule == schedule, JOB.c.state.in_(STOPPED), has_shards)
-    locked = stopped.order_by(JOB.c.number).with_for_update()
-    for job_id in tx.connection.scalars(locked).all():
-        job = lock_job(tx, job_id)
-        if not job.progress.is_captured:
-            _give_up_rest(tx, job)
-        jobs.resume(tx, job_id)
+    for job in stopped:
+        jobs.queue_again(tx, job if job.progress.is_captured else _without_rest(tx, job))
 
 
-def _give_up_rest(tx: Transaction, job: LockedJob) -> None:
-    """Drop what is not planned and not captured of a stopped job."""
+def _without_rest(tx: Transaction, job: LockedJob) -> LockedJob:
+    """Drop what is not planned and not captured of a stopped job; return it as it is then."""
     work = TASK.c.kind.in_((TaskKind.PLAN, TaskKind.CAPTURE))
     undone = and_(TASK.c.job_id == job.id, work, TASK.c.state != TaskState.DONE)
     of_task = select(TASK.c.item).where(undone, TASK.c.kind == TaskKind.CAPTURE)
@@ -120,6 +121,8 @@ def _give_up_rest(tx: Transaction, job: LockedJob) -> None:
     )
     detail = f"ended with what it had written; {samples} planned samples are left to the next run"
     job = replace(job, progress=left.model_copy(update={"plan_done": True}))
-    publishing.add_when_captured(tx, record(tx, job, "progress", detail))
+    job = record(tx, job, "progress", detail)
+    publishing.add_when_captured(tx, job)
     values = {"outcome": RunOutcome.CUT_SHORT, "detail": detail}
     tx.connection.execute(update(RUN).where(RUN.c.job_id == job.id).values(values))
+    return job

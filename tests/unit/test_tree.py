@@ -47,6 +47,7 @@ MAY_USE_SQL = ("service/store/", "service/migrations/")
 BROAD_EXCEPTS = {
     "connector/writers.py": 1,
     "service/capture/loop.py": 1,
+    "service/control/scheduling.py": 1,
     "service/work/keeper.py": 1,
     "service/work/runner.py": 1,
 }

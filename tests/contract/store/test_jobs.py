@@ -6,7 +6,16 @@ from dataclasses import replace
 import pytest
 
 from schemas.job import JOB_MOVES, JobState, Progress
-from service.errors import IdempotencyConflict, IllegalMove, LeaseLost, NotFound, Outcome, RequestError
+from schemas.keys import NewKey, Scope
+from service.errors import (
+    IdempotencyConflict,
+    IllegalMove,
+    LeaseLost,
+    NotFound,
+    Outcome,
+    QuotaExceeded,
+    RequestError,
+)
 from service.store import (
     JobRow,
     NewJob,
@@ -15,6 +24,7 @@ from service.store import (
     canaries,
     commits,
     jobs,
+    keys,
     plans,
     publishing,
     tasks,
@@ -292,3 +302,20 @@ def test_a_canary_report_is_kept_and_replaced(store: Store) -> None:
     assert store.read(canaries.report, "key") == '{"passed": true}'
     store.write(canaries.record, "key", '{"passed": false}')
     assert store.read(canaries.report, "key") == '{"passed": false}'
+
+
+def test_a_job_that_ended_is_resumed_within_its_owners_quota(store: Store) -> None:
+    """Jobs are submitted and cancelled one after another; then all of them are to go on."""
+    new = NewKey(name="team", scopes=(Scope.JOBS_WRITE,), max_jobs=2)
+    store.write(keys.add, "k1", "0" * 64, new)
+    for number in range(4):
+        one = NewJob.of(job_id(number), f"key-{number}", a_request(), owner="team")
+        store.write(jobs.submit, one)
+        store.write(jobs.cancel, one.id)
+    for number in range(2):
+        store.write(jobs.resume, job_id(number))
+    with pytest.raises(QuotaExceeded, match="max_jobs"):
+        store.write(jobs.resume, job_id(2))
+    assert store.read(jobs.state, job_id(2)) is JobState.CANCELLED
+    store.write(jobs.pause, job_id(0))
+    assert store.write(jobs.resume, job_id(0)).state is JobState.QUEUED, "one that has not ended is counted"

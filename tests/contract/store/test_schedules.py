@@ -8,9 +8,10 @@ from sqlalchemy import update
 
 from schemas.job import JobState
 from schemas.schedule import NewSchedule, RunOutcome, ScheduleState
+from service.control import scheduling
 from service.errors import Conflict, NotFound
 from service.store import Store, jobs, schedules
-from service.store.tables import JOB, SCHEDULE_REQUEST
+from service.store.tables import JOB
 from tests.support.store_cases import Clock
 
 REQUEST = {"model": "org/model", "source": {"kind": "file", "path": "conversations.jsonl"}}
@@ -29,9 +30,7 @@ def schedule(name: str = "hourly", cron: str = "0 * * * *", **values: Any) -> Ne
 
 def look(store: Store) -> None:
     """Do what any service does now and then."""
-    for name in store.read(schedules.due):
-        while store.write(schedules.advance, name):
-            pass
+    scheduling.submit_due(store)
 
 
 def end_jobs(store: Store, state: JobState = JobState.COMPLETED) -> None:
@@ -169,22 +168,6 @@ def test_replace_cancels_the_job_that_goes_on(store: Store, clock: Clock) -> Non
     assert [run.job_state for run in runs] == [JobState.QUEUED, JobState.CANCELLED]
 
 
-def test_a_pause_misses_nothing_and_runs_nothing(store: Store, clock: Clock) -> None:
-    """1. Paused at half past eight. 2. Active again at half past twelve."""
-    view = store.write(schedules.add, schedule(missed="all"))
-    clock.advance(HOUR_S / 2)
-    paused = store.write(schedules.change, "hourly", view.rules(), True)
-    assert (paused.state, paused.next_slots) == (ScheduleState.PAUSED, ())
-    clock.advance(4 * HOUR_S)
-    look(store)
-    store.write(schedules.change, "hourly", view.rules(), False)
-    look(store)
-    assert outcomes(store) == []
-    clock.advance(HOUR_S / 2)
-    look(store)
-    assert outcomes(store) == [(at(13), RunOutcome.SUBMITTED)]
-
-
 def test_a_schedule_ends(store: Store, clock: Clock) -> None:
     store.write(schedules.add, schedule(ends_at=at(10), overlap="replace"))
     for _ in range(4):
@@ -192,15 +175,6 @@ def test_a_schedule_ends(store: Store, clock: Clock) -> None:
         look(store)
     assert submitted(store) == [at(9), at(10)]
     assert store.read(schedules.schedule_view, "hourly").state is ScheduleState.ENDED
-
-
-def test_other_times_count_from_now(store: Store, clock: Clock) -> None:
-    store.write(schedules.add, schedule())
-    clock.advance(1.5 * HOUR_S)
-    view = store.write(schedules.change, "hourly", schedule(cron="15 * * * *").rules(), False)
-    assert view.next_slots[0] == at(10, 15)
-    look(store)
-    assert outcomes(store) == []
 
 
 def test_a_clock_that_is_set_back_runs_no_slot_again(store: Store, clock: Clock) -> None:
@@ -213,20 +187,6 @@ def test_a_clock_that_is_set_back_runs_no_slot_again(store: Store, clock: Clock)
     clock.advance(HOUR_S)
     look(store)
     assert submitted(store) == [at(9)]
-
-
-def test_a_slot_that_comes_again_after_a_change_is_the_same_job(store: Store, clock: Clock) -> None:
-    """1. A slot is run. 2. The clock is set back, and the rules are given anew. 3. The slot comes again."""
-    view = store.write(schedules.add, schedule())
-    clock.advance(HOUR_S)
-    look(store)
-    clock.advance(-HOUR_S)
-    store.write(schedules.change, "hourly", view.rules(), False)
-    end_jobs(store)
-    clock.advance(HOUR_S)
-    look(store)
-    assert submitted(store) == [at(9)]
-    assert len(store.read(jobs.page)[0]) == 1
 
 
 def test_a_job_can_be_made_at_any_time(store: Store, clock: Clock) -> None:
@@ -254,19 +214,6 @@ def test_a_schedule_that_is_deleted_and_made_again_makes_jobs_of_its_own(store: 
     look(store)
     assert submitted(store) == [at(9)]
     assert len(store.read(jobs.page)[0]) == 2
-
-
-def test_a_request_that_this_version_refuses_is_said_and_the_schedule_goes_on(
-    store: Store, clock: Clock
-) -> None:
-    store.write(schedules.add, schedule())
-    with store.writing() as tx:
-        tx.connection.execute(update(SCHEDULE_REQUEST).values(body='{"model": 7}'))
-    clock.advance(HOUR_S)
-    look(store)
-    run = store.read(schedules.schedule_view, "hourly").last_run
-    assert run is not None and run.outcome is RunOutcome.REFUSED and "model" in str(run.detail)
-    assert store.read(schedules.due) == []
 
 
 def test_the_last_good_run_is_known_also_when_its_job_is_deleted(store: Store, clock: Clock) -> None:
