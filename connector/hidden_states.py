@@ -44,6 +44,11 @@ class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is not ty
 class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # vLLM is not typed for us
     """Drains the cache-only layer of the `extract_hidden_states` proposer. Stores only; never loads."""
 
+    @classmethod
+    def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:  # noqa: ANN401 - vLLM's
+        """Refuse sleep mode (vLLM 0.33 asks): it maps the cache anew, and the worker half keeps a view."""
+        return False
+
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:  # noqa: ANN401 - vLLM's
         """Find the cache-only group; build the scheduler half now, the worker half when the cache exists."""
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)

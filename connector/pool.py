@@ -7,6 +7,7 @@ scheduler admits less. First fit keeps the low addresses warm; memory never touc
 """
 
 import bisect
+import mmap
 import threading
 import weakref
 from dataclasses import dataclass
@@ -42,7 +43,10 @@ class HostPool:
         self.num_bytes = _aligned(num_bytes)
         try:
             # Mapped, since malloc's large pieces do not begin on a page border.
-            self._buffer = torch.frombuffer(mapped(self.num_bytes), dtype=torch.uint8)
+            memory = mapped(self.num_bytes)
+            # After a fork, the first write to a page would move it away from under the device.
+            memory.madvise(mmap.MADV_DONTFORK)
+            self._buffer = torch.frombuffer(memory, dtype=torch.uint8)
             if pinned:
                 self._pin()
         except (OSError, RuntimeError) as error:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Self
 
 import numpy as np
-import psutil
 import torch
 
 from connector.wire import RowRef
@@ -30,6 +29,7 @@ from service.capture.engine import EngineSpec, Prompt
 from service.capture.receipt_errors import in_time, raise_failure, silent
 from service.capture.session import EngineSession
 from service.errors import EngineDied, EngineRefused, StatesWrong, WriteFailed
+from service.memory import available_bytes
 from service.plan.unit_file import write_plan
 from service.plan.units import PlannedSample
 from service.proof.canary import States, canary_key, canary_prompts, judge, judge_by_noise, states_key
@@ -81,7 +81,7 @@ class Canary:
         self._is_early = max_bytes is None
         prompts = canary_prompts(head.vocab_size, spec.max_model_len - 1)
         if max_bytes is None:
-            max_bytes = psutil.virtual_memory().available // _EARLY_SHARE
+            max_bytes = available_bytes() // _EARLY_SHARE
         self._begin(spec, prompts, max_bytes)
 
     async def ensure(self, session: EngineSession) -> None:

@@ -132,6 +132,30 @@ RULES = {
 }
 """Options that have a value under which rows are wrong or missing."""
 
+STEP_STATE_BYTES = 2**30
+"""Most bytes of states in a step: the proposer stacks them in memory that the engine does not count."""
+
+VARIABLES = (
+    "NVIDIA_TF32_OVERRIDE",
+    "TORCH_ALLOW_TF32",
+    "VLLM_ALLREDUCE_USE_",
+    "VLLM_BATCH_INVARIANT",
+    "VLLM_BLOCKSCALE_FP8_",
+    "VLLM_CPU_INT4_",
+    "VLLM_DISABLED_KERNELS",
+    "VLLM_FLASHINFER_MOE_",
+    "VLLM_FLOAT32_MATMUL_PRECISION",
+    "VLLM_HUMMING_",
+    "VLLM_KIMI_",
+    "VLLM_MARLIN_",
+    "VLLM_MLA_",
+    "VLLM_MOE_",
+    "VLLM_MXFP",
+    "VLLM_ROCM_",
+    "VLLM_USE_",
+)
+"""How variables begin that change which stream is captured, or how it is rounded. None of them is secret."""
+
 DECODE_RULES = {
     "async_scheduling": Rule(
         _one_of(None, False),
@@ -161,6 +185,11 @@ def check_engine_options(options: Mapping[str, Any], known: Collection[str], *, 
         if name in rules and not rules[name].harmless(value):
             rule = rules[name]
             raise _refused(name, f"{name!r} cannot be {value!r}: {rule.why}", rule.cure)
+
+
+def recorded_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that a dataset's provenance names beside the engine's options."""
+    return {name: value for name, value in sorted(environment.items()) if name.startswith(VARIABLES)}
 
 
 def check_started(engine: EngineInfo, *, decode: bool, max_model_len: int) -> None:

@@ -25,16 +25,25 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
+from schemas.dataset.columns import state_bytes
 from schemas.digest import canonical_sha256
 from schemas.identity import EngineInfo
 from service.capture.engine import WITNESS_TOKENS, Answer, EngineSpec, Prompt, PromptRefused
-from service.capture.engine_options import check_engine_options, check_generate, check_started
+from service.capture.engine_options import (
+    STEP_STATE_BYTES,
+    check_engine_options,
+    check_generate,
+    check_started,
+    recorded_variables,
+)
 from service.capture.link import EngineLink
 from service.capture.model_route import find_route
 from service.capture.vllm_start import VllmStart
 from service.errors import EngineDied, EngineRefused
 from service.settings import Settings
 
+USAGE = UsageContext.LLM_CLASS
+"""AsyncLLM's own context has no batch sizes for its device, only the library's small ones."""
 STOP_TIMEOUT_S = 30.0
 """How long the engine's processes may take to end; by then every unit was receipted or abandoned."""
 
@@ -115,6 +124,7 @@ class VllmEngine:
                 "quantization": config.model_config.quantization,
                 "route": route.kind,
                 "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
+                **recorded_variables(os.environ),
             },
         )
         check_started(self.info, decode=spec.decode, max_model_len=spec.max_model_len)
@@ -157,8 +167,7 @@ class VllmEngine:
 
 def build_llm(arguments: dict[str, Any]) -> AsyncLLM:
     """Start vLLM with AsyncEngineArgs' keywords; blocks until its processes are ready."""
-    # AsyncLLM's own context has no batch sizes for its device, only the library's small ones.
-    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), usage_context=UsageContext.LLM_CLASS)
+    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), usage_context=USAGE)
 
 
 def engine_arguments(
@@ -171,6 +180,8 @@ def engine_arguments(
 
     The operator's `engine_options` come last, but never the capture's own.
     """
+    step_tokens = STEP_STATE_BYTES // state_bytes(1, len(spec.layer_ids), spec.hidden_size, spec.dtype)
+    defaults, _ = AsyncEngineArgs.get_batch_defaults(settings.tensor_parallel_size)
     arguments: dict[str, Any] = {
         "model": str(spec.weights),
         "dtype": spec.dtype,
@@ -182,6 +193,7 @@ def engine_arguments(
         "tensor_parallel_size": settings.tensor_parallel_size,
         "disable_log_stats": True,
         "enable_log_requests": False,
+        **({"max_num_batched_tokens": step_tokens} if step_tokens < defaults[USAGE] else {}),
         **settings.engine_options,
         "speculative_config": {
             "method": "extract_hidden_states",

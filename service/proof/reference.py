@@ -22,19 +22,21 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
 from schemas.request import Dtype
 from service.errors import EngineRefused
+from service.memory import available_bytes
 from service.proof.canary import CANARY_SKIP, no_reference
 
 _EXIT_REFUSED = 3
 """Exit status of the process when its last line of standard error is a refusal, as JSON."""
 _WATCH_S = 0.1
 _ENVIRONMENT = {
+    # An engine that measures the GPU's free memory at the same time would count what the process takes.
+    "CUDA_VISIBLE_DEVICES": "",
     "HF_HUB_OFFLINE": "1",
     # Tensors are converted one after the other, not all of a layer at once: half the memory.
     "HF_DEACTIVATE_ASYNC_LOAD": "1",
@@ -72,7 +74,7 @@ async def reference_states(
     Raises:
         EngineRefused: it takes too much memory or time, or transformers cannot run the model (`canary`).
     """
-    bound = psutil.virtual_memory().available // 2 if max_bytes is None else max_bytes
+    bound = available_bytes() // 2 if max_bytes is None else max_bytes
     with tempfile.TemporaryDirectory(prefix="quarry-reference-") as scratch:
         out = Path(scratch) / "states.safetensors"
         order = {

@@ -41,6 +41,7 @@ def test_an_engine_that_is_stopped_for_another_model_leaves_its_worker_at_work(
         cpu_kv_cache_gib=1,
     )
     monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "fork")
+    monkeypatch.setenv("VLLM_FLOAT32_MATMUL_PRECISION", "highest")
     with (tmp_path / "log").open("wb") as log:
         worker = WorkerProcess(worker_command(), shop.settings.with_secrets(), log)
         try:
@@ -63,4 +64,5 @@ def test_an_engine_that_is_stopped_for_another_model_leaves_its_worker_at_work(
     assert options["kv_cache_dtype"] == "auto"
     assert options["operator_options_sha256"] == canonical_sha256(OPTIONS)
     assert options["max_num_batched_tokens"] == CPU_BATCH_TOKENS
+    assert options["VLLM_FLOAT32_MATMUL_PRECISION"] == "highest"
     shop.store.close()

@@ -13,6 +13,7 @@ from service.capture.engine_options import (
     check_engine_options,
     check_generate,
     check_started,
+    recorded_variables,
 )
 from service.errors import EngineRefused
 
@@ -141,3 +142,18 @@ def test_answers_at_a_temperature_are_refused_on_the_cpu_build_and_only_there():
     check_generate(drawn, engine(device="cuda:0"))
     check_generate(Generate(max_tokens=4, top_p=0.5, seed=1), engine())
     check_generate(None, engine())
+
+
+def test_variables_that_change_what_is_captured_are_recorded_and_no_other():
+    changing = {
+        "VLLM_KIMI_K3_AUX_ATTN_RES_STREAM": "1",
+        "VLLM_USE_DEEP_GEMM": "0",
+        "NVIDIA_TF32_OVERRIDE": "0",
+    }
+    others = {
+        "VLLM_API_KEY": "secret",
+        "VLLM_HOST_IP": "10.0.0.1",
+        "VLLM_CACHE_ROOT": "/home",
+        "HOME": "/root",
+    }
+    assert recorded_variables(changing | others) == changing

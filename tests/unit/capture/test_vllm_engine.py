@@ -9,7 +9,7 @@ from transformers import DbrxConfig
 from schemas.digest import canonical_sha256
 from service.capture.engine import EngineSpec
 from service.capture.link import EngineLink
-from service.capture.vllm_engine import VllmEngine
+from service.capture.vllm_engine import VllmEngine, engine_arguments
 from service.errors import EngineRefused
 from service.settings import Settings
 
@@ -34,3 +34,18 @@ def test_nested_options_are_told_apart_and_not_by_their_order():
     turned = {"compilation_config": {"custom_ops": ["none"], "mode": 0}, "seed": 1}
     other = {"seed": 1, "compilation_config": {"mode": 0, "custom_ops": ["all"]}}
     assert canonical_sha256(nested) == canonical_sha256(turned) != canonical_sha256(other)
+
+
+def batch_tokens(layer_ids: tuple[int, ...], hidden_size: int, **options: int) -> int | None:
+    spec = EngineSpec(Path("model"), "r", "bfloat16", layer_ids, hidden_size, 64, decode=False)
+    return engine_arguments(spec, Settings(engine_options=options), EngineLink()).get(
+        "max_num_batched_tokens"
+    )
+
+
+def test_a_step_holds_at_most_a_gibibyte_of_states_unless_the_operator_says_otherwise():
+    """The engine's profile of its memory leaves out what stacks the captured states."""
+    of_70b = {"layer_ids": tuple(range(81)), "hidden_size": 8192}
+    assert batch_tokens(**of_70b) == 2**30 // (81 * 8192 * 2)
+    assert batch_tokens(**of_70b, max_num_batched_tokens=2048) == 2048
+    assert batch_tokens((2, 18, 33, 36), 4096) is None

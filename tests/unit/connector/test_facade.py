@@ -84,6 +84,11 @@ def test_a_finished_request_is_held_and_its_work_travels_with_the_next_step():
     assert connector.get_finished_count() == 1
 
 
+def test_an_engine_that_would_sleep_is_refused():
+    """Its cache would be mapped anew, and the worker half keeps a view. vLLM 0.33 asks before it starts."""
+    assert HiddenStatesConnector.supports_sleep_mode(Transfer()) is False
+
+
 class Worker:
     """A worker half that has copied what it is told to have copied."""
 

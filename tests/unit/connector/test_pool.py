@@ -1,5 +1,7 @@
 import gc
+import re
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -54,6 +56,17 @@ def test_a_slabs_tensor_begins_on_a_page_border_and_outlives_the_pool():
     del pool
     gc.collect()
     assert states.sum() == 18
+
+
+def test_a_child_that_is_forked_gets_no_copy_of_the_pool():
+    """A write to a page that both hold would move it away from under a device that copies into it."""
+    pool = HostPool(64 * ALIGN_BYTES, pinned=False)
+    slab = pool.acquire(1)
+    address = pool.tensor(slab, torch.uint8, (1,)).data_ptr()
+    areas = re.split(r"(?m)^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text())[1:]
+    spans = [[int(end, 16) for end in area.split(maxsplit=1)[0].split("-")] for area in areas]
+    (area,) = (area for area, (begin, end) in zip(areas, spans, strict=True) if begin <= address < end)
+    assert " dc " in next(line for line in area.splitlines() if line.startswith("VmFlags:"))
 
 
 def test_a_pool_that_the_machine_cannot_hold_is_refused_at_once():

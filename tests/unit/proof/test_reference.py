@@ -74,6 +74,19 @@ def test_a_model_that_transformers_cannot_run_is_refused_with_what_it_said(tmp_p
     assert '"skip"' in (refused.value.cure or "")
 
 
+def test_the_process_sees_no_gpu(tmp_path, monkeypatch):
+    """The engine beside it may just be measuring the GPU's free memory."""
+    seen = tmp_path / "seen"
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import os; open({str(seen)!r}, 'w').write(os.environ['CUDA_VISIBLE_DEVICES']); os._exit(1)"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    with pytest.raises(EngineRefused, match="the reference"):
+        reference(tmp_path)
+    assert seen.read_text() == ""
+
+
 def test_a_process_that_takes_too_long_is_ended(tmp_path):
     TinyModel(tmp_path, "llama", "bfloat16")
     before = processes()
