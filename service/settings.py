@@ -56,7 +56,7 @@ class Settings(BaseSettings):
     """File that holds the operator's API key, a word of 32 characters or more; read at each use.
 
     Further keys are made with it: `quarry keys add`. Without it and without keys the API is served on the
-    loopback alone, to whoever is there.
+    loopback alone, to every local caller.
     """
     max_body_bytes: int = Field(default=8 * 2**20, ge=1024)
     """Largest request body. Each object, list and field in it counts as 16 bytes more."""
@@ -84,7 +84,7 @@ class Settings(BaseSettings):
     engine: str = "service.capture.vllm_engine:VllmEngine"
     """Import path of the engine class."""
     engine_options: dict[str, JsonValue] = {}
-    """More keyword arguments of vLLM's engine, as JSON. What would spoil rows is refused by name."""
+    """More keyword arguments of vLLM's engine, as JSON. Options that would spoil rows are refused."""
     tensor_parallel_size: int = Field(default=1, ge=1, le=64)
     """GPUs that the model is split over."""
     gpu_memory_utilization: float | None = Field(default=None, gt=0.0, le=1.0)
@@ -94,7 +94,7 @@ class Settings(BaseSettings):
     engine_start_timeout_s: float = Field(default=1800.0, gt=0)
     """How long the engine may take to start."""
     engine_silence_s: float = Field(default=3600.0, gt=0)
-    """How long an engine with requests may answer none before another is started; a long answer must fit."""
+    """How long an engine may leave requests unanswered before it is replaced: more than an answer takes."""
     pool_bytes: int = Field(default=1 * 2**30, ge=2**16)
     """Host memory that a connector worker drains through; at least one sample of the longest length."""
     writer_threads: int | None = Field(default=None, ge=1, le=64)
@@ -139,7 +139,7 @@ class Settings(BaseSettings):
     drain_s: float = Field(default=120.0, ge=0)
     """After SIGTERM: how long units in the engine may take to end before they are given back."""
     read_memory_bytes: int = Field(default=8 * 2**30, ge=2**26)
-    """Memory that `quarry verify` may take to decode a unit of a dataset, which nobody vouches for."""
+    """Memory that `quarry verify` may take to decode a unit of a dataset, which is not trusted."""
     publish_deadline_s: float = Field(default=6 * 3600.0, gt=0)
     """How long a push may go without a new file uploaded or committed before its job is blocked."""
     logit_share: float = Field(default=0.01, ge=0.0, le=1.0, deprecated=_EVERY_ROW)

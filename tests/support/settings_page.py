@@ -12,7 +12,7 @@ HEAD = """# Settings
 
 Settings are environment variables. Lists and objects are JSON, such as
 `QUARRY_SOURCE_ROOTS='["/data"]'`. Sizes are in bytes, times in seconds. An option of a command, such as
-`quarry serve --data-dir`, comes before its variable.
+`quarry serve --data-dir`, overrides its variable.
 
 `python -m tests.support.settings_page` makes this page from [service/settings.py](../service/settings.py).
 
