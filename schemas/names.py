@@ -19,6 +19,7 @@ CONFIG_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
 MAX_UNITS = 100_000
 """Units of one job: five digits in a shard's name, and under the Hub's 100k files of a repository."""
 
+MANIFEST_FOLDER = "manifests"
 CARD_PATH = "README.md"
 JOBS_PATH = "jobs.json"
 FINAL_NORM_PATH = "final_norm.safetensors"
@@ -103,14 +104,19 @@ def shard_file(unit: int, rank: int = 0, num_ranks: int = 1) -> str:
     return f"train-{_checked_unit(unit):05d}{suffix}.parquet"
 
 
+def job_folders(job_id: str) -> tuple[str, str]:
+    """Return the folders of a job's shards and of its indexes inside the dataset repository."""
+    return f"data/{_checked_job(job_id)}", f"index/{_checked_job(job_id)}"
+
+
 def shard_path(job_id: str, unit: int, rank: int = 0, num_ranks: int = 1) -> str:
     """Return a shard's path inside the dataset repository."""
-    return f"data/{_checked_job(job_id)}/{shard_file(unit, rank, num_ranks)}"
+    return f"{job_folders(job_id)[0]}/{shard_file(unit, rank, num_ranks)}"
 
 
 def index_path(job_id: str, unit: int) -> str:
     """Return the path of a unit's light index (ids, lengths, masks) inside the dataset repository."""
-    return f"index/{_checked_job(job_id)}/train-{_checked_unit(unit):05d}.parquet"
+    return f"{job_folders(job_id)[1]}/{shard_file(unit)}"
 
 
 def manifest_path(job_id: str) -> str:
@@ -118,7 +124,7 @@ def manifest_path(job_id: str) -> str:
 
     Several jobs may share one repository.
     """
-    return f"manifests/{_checked_job(job_id)}.json"
+    return f"{MANIFEST_FOLDER}/{_checked_job(job_id)}.json"
 
 
 def token_freq_path(job_id: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 
 from schemas.job import RESTING_JOB_STATES, JobState, Problem, Progress
-from schemas.names import is_local_model, job_id_from_key, manifest_path
+from schemas.names import MANIFEST_FOLDER, is_local_model, job_id_from_key, manifest_path
 from schemas.request import ExtractRequest
 from service.cli.progress_bar import ProgressDisplay
 from service.control.submit import check
@@ -23,7 +23,6 @@ from service.work.worker_process import JOB_ENDED_CODES, stop_grace_s, worker_co
 PRIVATE = ".quarry"
 SPENT = ".quarry.done"
 """What `PRIVATE` is renamed to before it is deleted: a run that is half deleted is never taken up again."""
-MANIFESTS = "manifests"
 LOG_FILE = "worker.log"
 POLL_S = 0.2
 
@@ -139,7 +138,7 @@ def _finished(out: Path, job_id: str) -> Ending | None:
     """Return the ending of the run that made `out` whole before, if there was one. Raises OptionRefused."""
     own = out / manifest_path(job_id)
     if not own.exists():
-        if any((out / MANIFESTS).glob("*.json")):
+        if any((out / MANIFEST_FOLDER).glob("*.json")):
             raise OptionRefused(
                 f"{out} holds the dataset of another request, or its source or model has changed since",
                 field="--out",

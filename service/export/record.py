@@ -31,7 +31,7 @@ def identity_of(source: Source, trainer_layers: list[int]) -> dict[str, Any]:
         "draft_vocab": options.draft_vocab,
         "max_tokens": options.max_tokens,
         "target": options.target,
-        "jobs": {job: manifest.sha256 for job, manifest in source.manifests.items()},
+        "jobs": {job: manifest.sha256 for job, manifest in source.rows.manifests.items()},
         "model": identity.model,
         "revision": identity.revision,
         "dtype": identity.dtype,

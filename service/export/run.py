@@ -38,7 +38,7 @@ def export(where: str, out: Path, options: ExportOptions) -> Exported:
     """Write the dataset `where` to the folder `out`, or go on where an earlier call stopped.
 
     One export at a time writes there.
-    Raises SourceRefused (`dataset`, `job`), OptionRefused, IdentityChanged, DatasetBroken,
+    Raises SourceRefused (`dataset`, `job`), OptionRefused, IdentityChanged,
     UnknownModel, EngineRefused, HubUnavailable, OSError.
     """
     try:

@@ -1,15 +1,13 @@
 """The dataset that is exported: its rows, and what its manifests say of them."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from schemas.dataset.manifest import Manifest, read_manifest
+from schemas.dataset.manifest import Manifest
 from schemas.identity import Identity
-from service.errors import DatasetBroken, OptionRefused, SourceRefused
+from service.errors import OptionRefused, SourceRefused
 from service.export.options import STATES_OF_LAST_ONLY, ExportOptions
 from service.reader import QuarryDataset
-from service.reader.files import Files, files_of, read_file
-from service.reader.jobs import MANIFEST_FOLDER
+from service.reader.files import files_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,14 +15,13 @@ class Source:
     """Rows of whole jobs that hold the same states. `layers` are the auxiliary ones to write, ascending."""
 
     rows: QuarryDataset
-    manifests: dict[str, Manifest]
     options: ExportOptions
     layers: tuple[int, ...]
 
     @property
     def identity(self) -> Identity:
         """The identity of the first job; the others agree in whatever decides the tensors."""
-        return next(iter(self.manifests.values())).provenance.identity
+        return next(iter(self.rows.manifests.values())).provenance.identity
 
     @property
     def zero_based(self) -> list[int]:
@@ -40,38 +37,11 @@ class Source:
 def open_source(where: str, options: ExportOptions) -> Source:
     """Open a folder or `hf://datasets/NAMESPACE/NAME`; reads manifests, indexes and one footer.
 
-    Raises SourceRefused (`dataset`, `job`), OptionRefused (`layers`), DatasetBroken, ReaderError.
+    Raises SourceRefused (`job`), OptionRefused (`layers`), ReaderError.
     """
-    files = files_of(where, options.revision)
-    manifests = _manifests(files, options.jobs)
-    _check_alike(manifests)
-    rows = QuarryDataset(files, jobs=manifests)
-    written = sum(manifest.totals.samples_written for manifest in manifests.values())
-    if len(rows) != written:
-        raise DatasetBroken(f"the indexes hold {len(rows)} rows, the manifests {written}", field="dataset")
-    return Source(rows, manifests, options, _layers(rows, options))
-
-
-def _manifests(files: Files, jobs: Iterable[str]) -> dict[str, Manifest]:
-    paths = {
-        path.rpartition("/")[2].removesuffix(".json"): path for path in files.find(MANIFEST_FOLDER, ".json")
-    }
-    wanted = tuple(jobs) or tuple(paths)
-    if not wanted:
-        cure = "name the root of a dataset that Quarry made, of a job that is complete"
-        raise SourceRefused("the dataset holds no manifest", field="dataset", cure=cure)
-    for job in wanted:
-        if job not in paths:
-            cure = f"it holds: {', '.join(paths) or 'none'}"
-            raise SourceRefused(f"the dataset holds no job {job}", field="job", cure=cure)
-    return {job: _manifest(paths[job], read_file(files, paths[job])) for job in sorted(set(wanted))}
-
-
-def _manifest(path: str, content: bytes) -> Manifest:
-    manifest, fault = read_manifest(content, path)
-    if fault is not None:
-        raise DatasetBroken(f"{path} was changed after it was made", field="dataset")
-    return manifest
+    rows = QuarryDataset(files_of(where, options.revision), jobs=options.jobs or None)
+    _check_alike(rows.manifests)
+    return Source(rows, options, _layers(rows, options))
 
 
 _DECIDE_TENSORS = ("model", "revision", "dtype", "hidden_size", "num_layers", "layer_ids", "compression")

@@ -27,7 +27,15 @@ from schemas.dataset.seal import sealing
 from schemas.dataset.token_counts import vocabulary_stats
 from schemas.identity import Provenance
 from schemas.job import Progress, RejectView
-from schemas.names import CARD_PATH, FINAL_NORM_PATH, JOBS_PATH, manifest_path, token_freq_path
+from schemas.names import (
+    CARD_PATH,
+    FINAL_NORM_PATH,
+    JOBS_PATH,
+    MANIFEST_FOLDER,
+    job_folders,
+    manifest_path,
+    token_freq_path,
+)
 from schemas.request import ExtractRequest
 from service.errors import DatasetBroken, SourceRefused
 from service.publish.card import render_card
@@ -133,6 +141,7 @@ def assemble(
         vocabulary=vocabulary_stats(counts),
         captured_at=account.captured_at,
     )
+    _remove_unnamed(dataset, manifest)
     with sealing(dataset / manifest_path(account.job_id), account.attempt) as temporary:
         temporary.write_text(manifest.model_dump_json(indent=1) + "\n")
     _write_card(dataset, account.attempt)
@@ -155,6 +164,15 @@ def _remove_leftovers(dataset: Path, job_id: str) -> None:
             leftover.unlink(missing_ok=True)
 
 
+def _remove_unnamed(dataset: Path, manifest: Manifest) -> None:
+    """Remove Parquet files that the card's globs would take for the job's, but that are not."""
+    named = {entry.path for entry in (*manifest.shards, *manifest.indexes)}
+    for folder in job_folders(manifest.provenance.job_id):
+        for path in (dataset / folder).glob("*.parquet"):
+            if path.relative_to(dataset).as_posix() not in named:
+                path.unlink(missing_ok=True)
+
+
 def _known(dataset: Path, job_id: str) -> dict[str, ShardEntry]:
     """Return the shards of the manifest that an earlier publisher of the job may have left, by path."""
     path = dataset / manifest_path(job_id)
@@ -167,7 +185,7 @@ def _write_card(dataset: Path, attempt: str) -> None:
     existing = card.read_text() if card.exists() else None
     jobs = [
         JobEntry.of(read_manifest(path), path.read_bytes())
-        for path in sorted((dataset / "manifests").glob("*.json"))
+        for path in sorted((dataset / MANIFEST_FOLDER).glob("*.json"))
     ]
     text = render_card(jobs, existing=existing)
     for path, content in ((JOBS_PATH, table_of(jobs)), (CARD_PATH, text)):

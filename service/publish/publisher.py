@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from schemas.dataset.manifest import CanaryReport
-from schemas.names import is_job_id
+from schemas.names import MANIFEST_FOLDER, is_job_id
 from schemas.request import ExtractRequest, HubTarget
 from service.capture.landing import land
 from service.errors import (
@@ -98,7 +98,7 @@ def publish_folder(folder: Path, hub: HubTarget, settings: Settings, patience: P
 
     Raises DatasetBroken where there is no manifest, and what `push_job` raises.
     """
-    jobs = sorted(path.stem for path in (folder / "manifests").glob("*.json") if is_job_id(path.stem))
+    jobs = sorted(path.stem for path in (folder / MANIFEST_FOLDER).glob("*.json") if is_job_id(path.stem))
     if not jobs:
         raise DatasetBroken(f"{folder} holds no manifest", cure="give the folder of a finished dataset")
     remote = open_hub(hub, settings, patience)

@@ -26,8 +26,10 @@ from schemas.names import (
     CARD_PATH,
     FINAL_NORM_PATH,
     JOBS_PATH,
+    MANIFEST_FOLDER,
     MAX_COMMIT_FILES,
     is_job_id,
+    job_folders,
     manifest_path,
     token_freq_path,
 )
@@ -190,7 +192,9 @@ class _Push:
     def _stale(self, revision: str) -> list[str]:
         """Return the Parquet files at `revision` that the card's globs take for the job's, but are not."""
         named = {entry.path for entry in self._files}
-        paths = [file.path for folder in _folders(self._job_id) for file in self._hub.files(folder, revision)]
+        paths = [
+            file.path for folder in job_folders(self._job_id) for file in self._hub.files(folder, revision)
+        ]
         return [path for path in paths if path.endswith(".parquet") and path not in named]
 
     def _card_and_table(self, revision: str) -> dict[str, bytes]:
@@ -216,7 +220,7 @@ class _Push:
         """Return the other jobs at `revision`: those whose manifest is there."""
         manifests = [
             remote
-            for remote in self._hub.files("manifests", revision)
+            for remote in self._hub.files(MANIFEST_FOLDER, revision)
             if is_job_id(Path(remote.path).stem) and remote.path != self._own.path
         ]
         return [self._entry_of(remote, revision) for remote in manifests]
@@ -318,10 +322,5 @@ def _refuse_strangers(manifest: Manifest, job_id: str, files: Sequence[FileEntry
         raise DatasetBroken(f"the manifest of {job_id} names no {FINAL_NORM_PATH}")
     single = {FINAL_NORM_PATH, token_freq_path(job_id)}
     for entry in files:
-        if str(PurePosixPath(entry.path).parent) not in _folders(job_id) and entry.path not in single:
+        if str(PurePosixPath(entry.path).parent) not in job_folders(job_id) and entry.path not in single:
             raise DatasetBroken(f"{entry.path} is no file of a dataset")
-
-
-def _folders(job_id: str) -> tuple[str, str]:
-    """Return the folders of a job's shards and indexes."""
-    return f"data/{job_id}", f"index/{job_id}"

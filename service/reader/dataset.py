@@ -2,6 +2,7 @@
 
 import os
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
@@ -17,8 +18,8 @@ from schemas.dataset.shard import Shard
 from schemas.dataset.states import read_states
 from schemas.names import FINAL_NORM_PATH
 from service.reader.errors import ReaderError
-from service.reader.files import Files, files_of
-from service.reader.jobs import index_paths
+from service.reader.files import Files, files_of, open_named
+from service.reader.jobs import read_jobs
 from service.reader.places import Places
 from service.reader.row import About, Row
 from service.reader.views import View
@@ -45,7 +46,7 @@ class QuarryDataset(Dataset[Any]):
         memory_map: bool = False,
         direct: bool = False,
     ) -> None:
-        """Read the index and one footer; no states.
+        """Read the manifests, the indexes that they name and one footer; no states.
 
         Args:
             where: a folder in the layout of a dataset repository, or `hf://datasets/NAMESPACE/NAME`, or the
@@ -71,7 +72,12 @@ class QuarryDataset(Dataset[Any]):
             warnings.warn(what, DeprecationWarning, stacklevel=2)
         self._files: Files = files_of(where, revision) if isinstance(where, str | os.PathLike) else where
         wanted = frozenset(jobs) if jobs is not None else None
-        self._places = Places(self._files, index_paths(self._files, wanted, since))
+        self.manifests = read_jobs(self._files, wanted, since)
+        """Of the jobs that are read, by id: they name every file that is."""
+        jobs_read = self.manifests.values()
+        self._named = {entry.path: entry for job in jobs_read for entry in job.shards}
+        self._places = Places(self._files, [entry for job in jobs_read for entry in job.indexes])
+        self._check_places()
         self.view = view
         self.num_tokens: list[int] = self._places.num_tokens
         """T of every row, for samplers that fill batches by tokens."""
@@ -155,8 +161,16 @@ class QuarryDataset(Dataset[Any]):
             states_TLH[:, index] = read_states(shard, row, layer_id, num_tokens)
         return states_TLH.view(num_tokens, -1)
 
+    def _check_places(self) -> None:
+        """Hold the rows of the indexes against the shards of the manifests. Raises ReaderError."""
+        indexed = Counter(self._places.shards)
+        for path in {**self._named, **indexed}:
+            rows = self._named[path].rows if path in self._named else 0
+            if indexed[path] != rows:
+                raise ReaderError(f"the indexes hold {indexed[path]} rows of {path}, the manifests {rows}")
+
     def _open_shard(self, path: str) -> Shard:
-        shard = Shard(self._files.open(path, direct=self._direct), path)
+        shard = Shard(open_named(self._files, self._named[path], direct=self._direct), path)
         about = About.of(shard.provenance)
         if about != getattr(self, "about", about):
             raise ReaderError(

@@ -9,7 +9,9 @@ import numpy as np
 import pyarrow as pa
 
 from schemas.dataset.files import LocalFile
+from schemas.dataset.manifest import FileEntry
 from schemas.dataset.memory import Bytes
+from schemas.names import is_inside
 from service.reader.errors import ReaderError
 
 HUB_PREFIX = "hf://datasets/"
@@ -19,6 +21,16 @@ def read_file(files: "Files", path: str) -> bytes:
     """Return a small file of a dataset whole. Raises ReaderError, OSError."""
     file = files.open(path)
     return file.read(0, file.num_bytes).tobytes()
+
+
+def open_named(files: "Files", entry: FileEntry, *, direct: bool = False) -> "LocalFile | HubFile":
+    """Open a file that a manifest names. Raises ReaderError for a path outside or for another length."""
+    if not is_inside(entry.path):
+        raise ReaderError(f"a manifest names {entry.path!r}, a path that leaves the dataset")
+    file = files.open(entry.path, direct=direct)
+    if file.num_bytes != entry.bytes:
+        raise ReaderError(f"{entry.path} has {file.num_bytes} bytes, its manifest says {entry.bytes}")
+    return file
 
 
 def files_of(where: str | os.PathLike[str], revision: str | None = None) -> "Files":
@@ -42,8 +54,8 @@ class LocalFiles:
         self._folder = folder
 
     def find(self, folder: str, suffix: str) -> list[str]:
-        """Return the paths below `folder` that end in `suffix`, sorted."""
-        paths = (self._folder / folder).rglob(f"*{suffix}")
+        """Return the paths directly in `folder` that end in `suffix`, sorted."""
+        paths = (self._folder / folder).glob(f"*{suffix}")
         return sorted(path.relative_to(self._folder).as_posix() for path in paths)
 
     def open(self, path: str, *, direct: bool = False) -> LocalFile:
@@ -72,8 +84,8 @@ class HubFiles:
         self._fs: Any = HfFileSystem()
 
     def find(self, folder: str, suffix: str) -> list[str]:
-        """Return the paths below `folder` that end in `suffix`, sorted."""
-        paths = self._fs.glob(f"{self._root}{folder}/**/*{suffix}")
+        """Return the paths directly in `folder` that end in `suffix`, sorted."""
+        paths = self._fs.glob(f"{self._root}{folder}/*{suffix}")
         return sorted(str(path).split("/", 3)[3] for path in paths)
 
     def open(self, path: str, *, direct: bool = False) -> "HubFile":

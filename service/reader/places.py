@@ -7,21 +7,21 @@ import pyarrow as pa
 import torch
 
 from schemas.dataset.columns import LABEL_PREFIX
+from schemas.dataset.manifest import FileEntry
 from schemas.dataset.tables import read_table
 from schemas.dataset.token_counts import TokenTally
-from schemas.names import is_inside
 from service.reader.errors import ReaderError
-from service.reader.files import Files
+from service.reader.files import Files, open_named
 
 
 class Places:
     """Every row of a dataset in index order; token ids and masks stay in Arrow memory until asked for."""
 
-    def __init__(self, files: Files, index_paths: Sequence[str]) -> None:
+    def __init__(self, files: Files, indexes: Sequence[FileEntry]) -> None:
         """Read these indexes, at least one. Raises ReaderError."""
-        self._files, self._index_paths = files, index_paths
+        self._files, self._indexes = files, indexes
         try:
-            tables = [read_table(files.open(path).arrow(), columns=_COLUMNS) for path in index_paths]
+            tables = [read_table(open_named(files, entry).arrow(), columns=_COLUMNS) for entry in indexes]
             # Left in the chunks that were read: a chunk of lists counts its values in 32 bits, and a dataset
             # may hold more tokens than that. A row is found among chunks by bisection.
             table = pa.concat_tables(tables)
@@ -34,9 +34,6 @@ class Places:
         """The path of every row's shard."""
         self.rows: list[int] = self._columns["row"].to_pylist()
         """Every row's number in its shard."""
-        for path in dict.fromkeys(self.shards):
-            if not is_inside(path):
-                raise ReaderError(f"the index names {path!r}, a path that leaves the dataset")
 
     def __len__(self) -> int:
         return len(self.num_tokens)
@@ -52,8 +49,9 @@ class Places:
         column = f"{LABEL_PREFIX}{name}"
         values: list[str | None] = []
         try:
-            for path in self._index_paths:
-                values += read_table(self._files.open(path).arrow(), columns=[column])[column].to_pylist()
+            for entry in self._indexes:
+                file = open_named(self._files, entry)
+                values += read_table(file.arrow(), columns=[column])[column].to_pylist()
         except (OSError, pa.ArrowException) as error:
             raise ReaderError(f"label {name!r} cannot be read: {error}") from error
         return values

@@ -106,7 +106,7 @@ class DSparkCache(NemoCache):
             "target_hidden_dim": dataset.hidden_size * len(self.source.layers),
             "target_last_hidden_dim": dataset.hidden_size,
             "target_layer_ids": self.trainer_layers,
-            "train_data_path": f"quarry:{','.join(self.source.manifests)}",
+            "train_data_path": f"quarry:{','.join(self.source.rows.manifests)}",
             "train_split": None,
             "shuffle_seed": 0,
             "mask_reasoning_content": False,
@@ -168,7 +168,7 @@ class Eagle3Cache(NemoCache):
             "aux_hidden_dim": self.source.rows.about.hidden_size * len(self.source.layers),
             "aux_layer_ids": self.trainer_layers,
             "selected_token_ids": self.kept_D.tolist(),
-            "input_data": f"quarry:{','.join(self.source.manifests)}",
+            "input_data": f"quarry:{','.join(self.source.rows.manifests)}",
             "split": None,
             "shuffle_seed": 0,
         }

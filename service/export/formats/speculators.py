@@ -83,7 +83,7 @@ class Speculators(FileEachRow):
         listed = {"_type": "List", "feature": value}
         features = {"input_ids": listed, "loss_mask": listed, "seq_len": value}
         seal_json(out / "dataset_info.json", {"features": features})
-        manifests = json.dumps({job: manifest.sha256 for job, manifest in self.source.manifests.items()})
+        manifests = json.dumps({job: manifest.sha256 for job, manifest in self.source.rows.manifests.items()})
         state = {
             "_data_files": [{"filename": _ARROW_FILE}],
             "_fingerprint": hashlib.sha256(manifests.encode()).hexdigest()[:16],
@@ -105,7 +105,9 @@ class Speculators(FileEachRow):
 
 def make(source: Source) -> Speculators:
     """Return the format. Raises OptionRefused (`algorithm`) for MTP heads fed the state before the norm."""
-    classes = {str(one.provenance.engine.options.get("model_class")) for one in source.manifests.values()}
+    classes = {
+        str(one.provenance.engine.options.get("model_class")) for one in source.rows.manifests.values()
+    }
     if source.options.algorithm is Algorithm.MTP and (classes := classes & PRE_NORM_MTP):
         raise OptionRefused(
             f"the MTP heads of {', '.join(sorted(classes))} are fed the state before the final norm, and "

@@ -17,7 +17,7 @@ from schemas.dataset.manifest import body_sha256
 from schemas.dataset.seal import sealing
 from schemas.dataset.shard import Shard
 from service.cli import main
-from service.errors import DatasetBroken, IdentityChanged, OptionRefused, SourceRefused
+from service.errors import IdentityChanged, OptionRefused, SourceRefused
 from service.export import run
 from service.export.formats import deepspec, nemo
 from service.export.options import ALGORITHMS, Algorithm, FormatName
@@ -218,20 +218,29 @@ def test_heads_that_are_fed_the_state_before_the_norm_are_not_trained_behind_it(
 def test_a_dataset_without_a_whole_job_is_refused(dataset, tmp_path):
     shutil.copytree(dataset, tmp_path / "copy")
     shutil.rmtree(tmp_path / "copy/manifests")
-    with pytest.raises(SourceRefused, match="holds no manifest") as refused:
+    with pytest.raises(SourceRefused, match="no job is complete") as refused:
         export(str(tmp_path / "copy"), tmp_path / "out", wanted("modelopt"))
     assert refused.value.field == "dataset"
-    with pytest.raises(SourceRefused, match="holds no job j-0") as refused:
+    with pytest.raises(SourceRefused, match="not complete: j-0") as refused:
         export(str(dataset), tmp_path / "out", wanted("modelopt", jobs=("j-0",)))
-    assert refused.value.field == "job"
+    assert refused.value.field == "dataset"
     with pytest.raises(SourceRefused, match="is no folder"):
         export(str(tmp_path / "nothing"), tmp_path / "out", wanted("modelopt"))
 
 
 def test_a_changed_manifest_is_found(dataset, tmp_path):
     copy = with_manifest(dataset, tmp_path / "copy", of_mimo, sealed=False)
-    with pytest.raises(DatasetBroken, match="was changed after it was made"):
+    with pytest.raises(SourceRefused, match="was changed after it was made"):
         export(str(copy), tmp_path / "out", wanted("modelopt"))
+
+
+def test_files_that_no_manifest_names_are_not_exported(dataset, tmp_path):
+    copy = shutil.copytree(dataset, tmp_path / "copy")
+    for kind in ("data", "index"):
+        file = next(copy.glob(f"{kind}/*/*"))
+        shutil.copy(file, file.with_name("train-00099.parquet"))
+    exported = export(str(copy), tmp_path / "out", wanted("modelopt"))
+    assert exported.rows_in_dataset == export(str(dataset), tmp_path / "right", wanted("modelopt")).rows
 
 
 def test_a_second_export_into_the_same_folder_is_refused_while_the_first_writes(dataset, tmp_path):

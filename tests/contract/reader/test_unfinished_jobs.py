@@ -12,11 +12,14 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from schemas.dataset.manifest import body_sha256
+from service.proof.verify import verify_dataset
 from service.reader import Eagle3, QuarryDataset, ReaderError
 from service.reader.files import LocalFiles
 from tests.contract.reader.conftest import NUM_SAMPLES, finished
 from tests.contract.reader.test_dataset import assert_right
 from tests.support.fake_hub import FakeHub
+from tests.support.shards import entry_of
 
 NIGHTLY = "j-ffffffffffffffff"
 MANIFEST = f"manifests/{NIGHTLY}.json"
@@ -38,7 +41,11 @@ def put(made: Path, folder: Path, *patterns: str) -> None:
 
 def land(made: Path, folder: Path) -> None:
     """Let the last commit of the other job's push happen."""
-    shutil.copy(next(made.glob("manifests/*.json")), folder / MANIFEST)
+    manifest = next(made.glob("manifests/*.json"))
+    body = json.loads(manifest.read_text().replace(manifest.stem, NIGHTLY))
+    for entry in body["indexes"]:
+        entry |= entry_of(folder, entry["path"]).model_dump()
+    (folder / MANIFEST).write_text(json.dumps(body | {"sha256": body_sha256(body)}))
 
 
 @pytest.fixture(scope="module")
@@ -94,17 +101,51 @@ def test_a_dataset_without_a_complete_job_says_so(plain, folder, beside):
     name = folder / "manifests" / beside
     name.parent.mkdir(parents=True)
     shutil.copy(next(plain.glob("manifests/*.json")), name)
-    with pytest.raises(ReaderError, match=rf"no {MANIFEST}, which comes last.*Complete here: none"):
+    with pytest.raises(ReaderError, match=r"no job is complete.*<job>\.json, which.*Complete here: none"):
         QuarryDataset(folder)
 
 
-def test_many_jobs_without_a_manifest_are_not_all_named(plain, tmp_path):
-    index = next(plain.glob("index/*/*"))
-    for job in range(9):
-        (tmp_path / f"index/j-{job}").mkdir(parents=True)
-        shutil.copy(index, tmp_path / f"index/j-{job}")
+def test_many_jobs_without_a_manifest_are_not_all_named(plain):
     with pytest.raises(ReaderError, match="not complete: j-0, j-1, j-2, j-3, j-4 and 4 more"):
-        QuarryDataset(tmp_path)
+        QuarryDataset(plain, jobs=[f"j-{job}" for job in range(9)])
+
+
+def test_files_of_a_job_that_its_manifest_does_not_name_are_not_read(plain, folder):
+    """They are whole, and where the job's own files are: only the manifest tells."""
+    (job,) = [path.name for path in (plain / "index").iterdir()]
+    strays = [f"{kind}/{job}/train-00099.parquet" for kind in ("data", "index")]
+    for stray in strays:
+        shutil.copy(next((folder / stray).parent.iterdir()), folder / stray)
+    rows = QuarryDataset(folder)
+    assert rows.sample_ids == QuarryDataset(plain).sample_ids
+    assert {finding.path for finding in verify_dataset(folder).findings} == set(strays)
+
+
+def longer(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"x")
+
+
+def lose_a_row(path: Path) -> None:
+    table = pq.read_table(path)
+    pq.write_table(table.slice(1), path)
+
+
+@pytest.mark.parametrize(
+    ("harm", "reseal", "what"),
+    [
+        (longer, False, r"train-00000\.parquet has \d+ bytes, its manifest says"),
+        (lose_a_row, True, r"the indexes hold \d+ rows of data/.*train-00000\.parquet, the manifests \d+"),
+    ],
+)
+def test_an_index_that_is_not_what_the_manifest_says_is_refused(plain, folder, harm, reseal, what):
+    put(plain, folder, "data/*/*", "index/*/*")
+    if not reseal:
+        land(plain, folder)
+    harm(folder / "index" / NIGHTLY / "train-00000.parquet")
+    if reseal:
+        land(plain, folder)
+    with pytest.raises(ReaderError, match=what):
+        QuarryDataset(folder, jobs=[NIGHTLY])
 
 
 class Landing(LocalFiles):
@@ -168,5 +209,5 @@ def test_a_repository_is_read_without_what_a_push_has_left_so_far(plain, folder,
     here = QuarryDataset(plain, view=Eagle3(layers=(4,)))
     assert ids == here.sample_ids
     assert states == here[2]["hidden_states"].view(torch.int16).tolist()
-    assert f"not complete: {NIGHTLY}" in only_begun
-    assert "there are no index files" in empty
+    assert "no job is complete" in only_begun
+    assert "no job is complete" in empty

@@ -142,12 +142,14 @@ def miscount_tokens(folder: Path, account: Account) -> Account:
         (miscount_tokens, "tokens, the units"),
     ],
 )
-def test_an_account_that_does_not_add_up_leaves_no_manifest(
+def test_an_account_that_does_not_add_up_leaves_no_manifest_and_every_file(
     tmp_path: Path, harm: object, detail: str
 ) -> None:
     account = harm(tmp_path, an_account(tmp_path))
+    files = {path for path in files_of(tmp_path) if path.startswith(("data", "index"))}
     with pytest.raises(DatasetBroken, match=detail):
         finish(tmp_path, account)
+    assert files <= files_of(tmp_path).keys()
     assert not (tmp_path / manifest_path(JOB)).exists()
     assert not (tmp_path / CARD_PATH).exists()
 
@@ -195,9 +197,13 @@ def test_something_else_in_place_of_a_manifest_is_named(tmp_path: Path) -> None:
         a_dataset(tmp_path, OTHER_JOB)
 
 
-def test_datasets_streams_the_folder_as_it_stands(tmp_path: Path) -> None:
+def test_datasets_streams_what_the_manifests_name(tmp_path: Path) -> None:
+    """Its globs take what lies in a job's folders: what the manifest does not name is removed from there."""
     a_dataset(tmp_path)
+    earlier = an_account(tmp_path, OTHER_JOB, num_units=3)
     a_dataset(tmp_path, OTHER_JOB)
+    for entry in (earlier.shards[2], earlier.indexes[2]):
+        assert not (tmp_path / entry.path).exists()
     light = list(load_dataset(str(tmp_path), split="train", streaming=True))
     states = list(load_dataset(str(tmp_path), "states", split="train", streaming=True))
     assert [row["sample_id"] for row in light] == [row["sample_id"] for row in states]

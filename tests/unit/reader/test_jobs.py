@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from schemas.dataset.manifest import body_sha256
 from schemas.names import JOBS_PATH, manifest_path
 from service.reader.errors import ReaderError
 from service.reader.files import LocalFiles
-from service.reader.jobs import index_paths
+from service.reader.jobs import read_jobs
 from tests.support.finished_job import CAPTURED_AT, a_dataset
 
 NIGHTS = [f"j-{number:016x}" for number in range(3)]
@@ -28,8 +29,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copied(repository: Path, tmp_path: Path) -> Path:
-    """The same with files that may be changed; the shards are not needed."""
-    for path in [*repository.glob("index/*/*"), *repository.glob("manifests/*"), repository / JOBS_PATH]:
+    """The same with files that may be changed; its rows are not needed."""
+    for path in [*repository.glob("manifests/*"), repository / JOBS_PATH]:
         copy = tmp_path / path.relative_to(repository)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(path.read_bytes())
@@ -39,9 +40,7 @@ def copied(repository: Path, tmp_path: Path) -> Path:
 def nights(folder: Path, since: Any, jobs: list[str] | None = None) -> list[int]:
     """Return the numbers of the nights that are read."""
     wanted = frozenset(jobs) if jobs is not None else None
-    paths = index_paths(LocalFiles(folder), wanted, since)
-    assert paths == sorted(paths)
-    return [NIGHTS.index(path.split("/")[1]) for path in paths]
+    return [NIGHTS.index(job) for job in read_jobs(LocalFiles(folder), wanted, since)]
 
 
 @pytest.mark.parametrize(
@@ -88,7 +87,7 @@ def without_time(folder: Path, job_id: str) -> None:
     path = folder / manifest_path(job_id)
     manifest = json.loads(path.read_bytes())
     del manifest["captured_at"]
-    path.write_text(json.dumps(manifest))
+    path.write_text(json.dumps(manifest | {"sha256": body_sha256(manifest)}))
     (folder / JOBS_PATH).unlink(missing_ok=True)
 
 
