@@ -1,71 +1,65 @@
-"""Removes what is left of the work for a job that rests: of a complete job all of it, else the lost attempts.
+"""Removes what is left in this worker's folders of jobs that rest: of a complete job all, else lost attempts.
 
 Never touches an attempt that is committed, and none of a job that goes on: the next attempt at a unit removes
 what a lost one left.
 """
 
 import json
+import logging
 import re
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from schemas.job import JobState
-from schemas.names import MAX_UNITS, frozen_source_path
+from schemas.job import RESTING_JOB_STATES, JobState
+from schemas.names import MAX_UNITS, frozen_source_path, is_job_id
 from schemas.request import PostedSource
-from service.errors import WriteFailed
+from service.errors import NotFound
 from service.settings import Settings
-from service.store import Lease, Store, TaskState, jobs, schedules, tasks, units
-from service.work.keeper import Keeper, Kept
-from service.work.runner import run_next
+from service.store import Store, jobs, schedules, units
+from service.work.keeper import Keeper
+from service.work.runner import one_of_many
+
+logger = logging.getLogger(__name__)
 
 ATTEMPT_NAME = re.compile(r"^(\d{5,6})-(\d+)$")
 """Unit and epoch; with six digits, the canary before that unit (`schemas.names.canary_unit`)."""
 
 
-def sweep_next(
+def run_sweep(
     store: Store, settings: Settings, owner: str, stopped: Callable[[], bool], keeper: Keeper
 ) -> bool:
-    """Sweep a job that came to rest, if there is one; return whether there was.
+    """Sweep every job's folder once; return False, since there is no more to do now.
 
-    What cannot be removed now is tried again later.
+    What cannot be removed is tried again with the next sweep. Raises StoreUnavailable, DiskFull.
     """
-
-    def work(lease: Lease, kept: Kept) -> None:
-        try:
-            _sweep(store, settings, settings.work_root / lease.job_id)
-        except OSError as error:
-            raise WriteFailed(f"{error.filename} cannot be removed: {error.strerror}") from error
-        store.write(tasks.end_sweep, lease)
-
-    return run_next(
-        store,
-        keeper,
-        take=lambda: tasks.lease_sweep(store, owner, settings.lease_s),
-        work=work,
-        fail=lambda lease, error: store.write(tasks.postpone, lease),
-        stopped=stopped,
-    )
+    for folder in sorted(settings.work_root.glob("*")):
+        if stopped():
+            break
+        if is_job_id(folder.name):
+            with one_of_many(f"sweeping {folder}"), suppress(NotFound):
+                _sweep(store, settings, folder)
+    return False
 
 
 def _sweep(store: Store, settings: Settings, folder: Path) -> None:
+    """Raises NotFound where the job is another database's, or was deleted; OSError."""
     # Listed before the store is asked: an attempt that begins in between, in a job that is resumed, is not
     # taken for a lost one.
     attempts = sorted((folder / "attempts").glob("*"))
-    if store.read(jobs.state, folder.name) is JobState.COMPLETED:
+    state = store.read(jobs.state, folder.name)
+    if state is JobState.COMPLETED:
         _remove_taken(store, settings, folder.name)
         _remove(folder)
-        return
-    kept = {
-        (row.unit, row.epoch)
-        for row in store.read(units.of_job, folder.name)
-        if row.state in {TaskState.LEASED, TaskState.DONE}
-    }
-    for attempt in attempts:
-        match = ATTEMPT_NAME.match(attempt.name)
-        if match and (int(match[1]) % MAX_UNITS, int(match[2])) not in kept:
-            _remove(attempt)
+    elif state in RESTING_JOB_STATES:
+        for attempt in attempts:
+            match = ATTEMPT_NAME.match(attempt.name)
+            if match and not store.read(
+                units.needs_attempt, folder.name, int(match[1]) % MAX_UNITS, int(match[2])
+            ):
+                with one_of_many(f"sweeping {attempt}"):
+                    _remove(attempt)
 
 
 def _remove_taken(store: Store, settings: Settings, job_id: str) -> None:

@@ -1,22 +1,20 @@
-"""The worker process: the capture loop with the engine, and beside it a planner process and a publisher."""
+"""The worker process: the capture loop with the engine, and beside it everything that needs none."""
 
 import asyncio
 import logging
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 from schemas.job import RESTING_JOB_STATES, JobState
 from service.capture.loop import Capture, import_engine
-from service.control.deletion import delete_old_jobs
+from service.control.deletion import run_deletion, run_retention
 from service.control.scheduling import submit_due
-from service.errors import STORE_AWAY, WriteFailed
+from service.errors import STORE_AWAY
 from service.settings import Settings
 from service.store import Store, jobs
-from service.sweeper import sweep_next
+from service.sweeper import run_sweep
 from service.work.beside import Beside, owner_name
 from service.work.keeper import Keeper, process_keeper
 from service.work.runner import migrate
@@ -26,7 +24,9 @@ logger = logging.getLogger(__name__)
 EXIT_OK = 0
 EXIT_JOB_NOT_COMPLETE = 3
 
+PUBLISHING = "service.publish.publisher:run_publishing"
 SWEEP_S = 300.0
+SLOTS_S = 2.0
 RESTART_S = 2.0
 
 
@@ -38,9 +38,31 @@ def run_worker(settings: Settings, *, only_job: str | None = None, until_idle: b
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     store = Store(settings.database())
     with _imported_beside(settings), process_keeper(settings) as keeper:
-        state = asyncio.run(_main(store, settings, keeper, only_job, until_idle))
+        crew = _crew(store, settings, keeper)
+        try:
+            state = asyncio.run(_main(store, settings, keeper, crew, only_job, until_idle))
+        finally:
+            # A thread that still waits for the Hub ends with this process, which is no death.
+            for beside in crew:
+                beside.release()
     store.close()
     return EXIT_OK if only_job is None or state is JobState.COMPLETED else EXIT_JOB_NOT_COMPLETE
+
+
+def _crew(store: Store, settings: Settings, keeper: Keeper) -> list[Beside]:
+    """Return what works beside the captures; none delays or ends another."""
+    threads = {
+        "slots": ("service.control.scheduling:run_slots", SLOTS_S),
+        "sweeper": ("service.sweeper:run_sweep", SWEEP_S),
+        "retention": ("service.control.deletion:run_retention", SWEEP_S),
+        "deletion": ("service.control.deletion:run_deletion", None),
+        **{f"publisher-{number}": (PUBLISHING, None) for number in range(settings.publishers)},
+    }
+    planner = Beside("planner", "service.plan.planner:run_planning", settings)
+    return [planner] + [
+        Beside(role, run_next, settings, (store, keeper), pause_s=pause_s)
+        for role, (run_next, pause_s) in threads.items()
+    ]
 
 
 @contextmanager
@@ -58,7 +80,12 @@ def _imported_beside(settings: Settings) -> Iterator[None]:
 
 
 async def _main(
-    store: Store, settings: Settings, keeper: Keeper, only_job: str | None, until_idle: bool
+    store: Store,
+    settings: Settings,
+    keeper: Keeper,
+    crew: Sequence[Beside],
+    only_job: str | None,
+    until_idle: bool,
 ) -> JobState | None:
     """Return the state in which the one job was left, if there is one."""
     capture = Capture(store, settings, owner_name("capture"), keeper, only_job=only_job)
@@ -67,12 +94,12 @@ async def _main(
         loop.add_signal_handler(number, capture.stop.set)
     await asyncio.to_thread(migrate, store, capture.stop.is_set)
     state = None
-    with (
-        Beside("planner", "service.plan.planner:run_planning", settings) as planner,
-        Beside("publisher", "service.publish.publisher:run_publishing", settings, keeper) as publisher,
-    ):
-        sweep = partial(_sweep, store, settings, keeper, capture.stop.is_set)
-        minder = asyncio.create_task(_mind(store, (planner, publisher), sweep, until_idle))
+    with ExitStack() as running:
+        for beside in crew:
+            running.enter_context(beside)
+        for beside in crew:
+            running.callback(beside.stop)  # all are asked before one is waited for
+        minder = asyncio.create_task(_mind(store, crew, until_idle))
         # Where every job rests; or it broke, and would leave a dead planner dead: the worker then drains, and
         # ends with its error.
         minder.add_done_callback(lambda _: capture.stop.set())
@@ -85,52 +112,46 @@ async def _main(
             await asyncio.wait({minder})
     if not minder.cancelled():
         minder.result()
+        _last_turn(store, settings, keeper)
     return state
 
 
-async def _mind(store: Store, beside: Sequence[Beside], sweep: Callable[[], None], until_idle: bool) -> None:
-    """Start again what died, make jobs of schedules, and sweep now and then.
-
-    With `until_idle`, return once every job rests.
-    """
-    swept = float("-inf")
+async def _mind(store: Store, crew: Sequence[Beside], until_idle: bool) -> None:
+    """Start again what died; with `until_idle`, return once there is nothing to do."""
     while True:
-        await asyncio.to_thread(_submit_due, store)
-        if time.monotonic() - swept > SWEEP_S:
-            await asyncio.to_thread(sweep)
-            swept = time.monotonic()
         await asyncio.sleep(RESTART_S)
-        for one in beside:
-            one.restart_if_dead()
+        for beside in crew:
+            beside.restart_if_dead()
         if until_idle and await asyncio.to_thread(_is_idle, store):
-            await asyncio.to_thread(sweep)  # no other worker may come
             return
 
 
-def _sweep(store: Store, settings: Settings, keeper: Keeper, stopped: Callable[[], bool]) -> None:
-    while sweep_next(store, settings, owner_name("sweeper"), stopped, keeper) and not stopped():
-        pass  # the next job
-    try:
-        delete_old_jobs(store, settings)
-    except (WriteFailed, *STORE_AWAY) as error:
-        logger.warning("not all old jobs were deleted: %s", error)
-
-
-def _submit_due(store: Store) -> None:
-    try:
-        submit_due(store)
-    except STORE_AWAY as error:
-        logger.warning("the schedules cannot be looked at: %s", error)
-
-
 def _is_idle(store: Store) -> bool:
-    """Say whether every job rests: what another worker loses until then is left to this one."""
+    """Say whether every job rests and no slot waits; what another worker loses until then is this one's.
+
+    The jobs are looked at again after the slots, one of which may have become a job in between.
+    """
     try:
-        counts = store.read(jobs.counts)
+        return _all_rest(store) and submit_due(store) == 0 and _all_rest(store)
     except STORE_AWAY as error:
         logger.warning("the jobs cannot be counted: %s", error)
         return False
+
+
+def _all_rest(store: Store) -> bool:
+    counts = store.read(jobs.counts)
     return not any(counts[state] for state in set(JobState) - RESTING_JOB_STATES)
+
+
+def _last_turn(store: Store, settings: Settings, keeper: Keeper) -> None:
+    """Sweep and delete what is left of the jobs that ended last: no other worker may come."""
+    owner = owner_name("last-turn")
+    for run in (run_sweep, run_retention, run_deletion):
+        try:
+            while run(store, settings, owner, lambda: False, keeper):
+                pass  # the next job
+        except STORE_AWAY as error:
+            logger.warning("not all old jobs were deleted: %s", error)
 
 
 async def _until_ended(store: Store, job_id: str, stop: asyncio.Event) -> JobState | None:

@@ -22,7 +22,6 @@ from service.errors import (
     STORE_AWAY,
     EngineDied,
     EngineStuck,
-    LeaseLost,
     QuarryError,
     StatesWrong,
     StoreUnavailable,
@@ -30,7 +29,7 @@ from service.errors import (
 from service.settings import Settings
 from service.store import Store, UnitCommit, UnitLease, commits, jobs, tasks, units
 from service.work.keeper import Keeper
-from service.work.runner import internal_error, record
+from service.work.runner import attempt, record
 
 logger = logging.getLogger(__name__)
 
@@ -248,19 +247,12 @@ class Capture:
 
     async def _supervised(self, unit: _Unit, work: Coroutine[Any, Any, T]) -> T | None:
         """Return what `work` returns; whatever it raises ends the attempt, and nothing else."""
-        key = unit.lease.key
-        try:
+        with attempt(f"unit {unit.lease.key}") as end:
             return await work
-        except LeaseLost as error:
-            logger.info("unit %s: %s", key, error)
+        if end.error is not None:
+            await self._fail(unit, end.error)
+        else:
             self._let_go(unit)
-        except QuarryError as error:
-            await self._fail(unit, error)
-        except Exception as error:
-            # Supervisor: a unit that ended silently would keep its lease for as long as this process
-            # extends it.
-            logger.exception("unit %s", key)
-            await self._fail(unit, internal_error(error))
         return None
 
     async def _fail(self, unit: _Unit, error: QuarryError) -> None:
@@ -272,7 +264,6 @@ class Capture:
         if session is not None and isinstance(error, EngineDied):
             session.proven_job = None
         problem = error.problem()
-        logger.warning("unit %s failed: %s", unit.lease.key, problem.detail)
 
         def fail() -> None:
             self._store.write(tasks.fail, unit.lease, problem, error.outcome, self._settings.unit_attempts)

@@ -4,30 +4,78 @@ What was pushed to the Hub stays there.
 """
 
 import shutil
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from schemas.job import JobState
 from service.errors import IllegalMove, NotFound, WriteFailed
 from service.settings import Settings
-from service.store import Store, jobs
+from service.store import DeletionLease, Store, deletion
+from service.work.keeper import Keeper, Kept
+from service.work.runner import Stopped, one_of_many, run_next
 
 DELETED = ".deleted-"
 """Prefix of a dataset folder that is being removed: half of a dataset never has a dataset's name."""
+PAUSE_S = 0.1
+"""Between two steps of deleting a job's records: whoever waits for the database meanwhile comes first."""
 
 
 def delete_job(store: Store, settings: Settings, job_id: str, *, with_dataset: bool) -> None:
     """Delete a job that has ended: its plans and attempts, its dataset here if asked for, and its records.
 
-    Cut off after its first step it is ended by `delete_old_jobs`, and the dataset is kept unless it had been
-    taken out of sight.
+    Its deletion task goes on with what cannot be removed now, and with the records of a large job.
 
     Raises:
         NotFound: there is no such job.
         IllegalMove: it has not ended.
-        WriteFailed: a folder cannot be removed.
+        WriteFailed: a folder cannot be removed yet.
     """
-    store.write(jobs.begin_deletion, job_id)
+    store.write(deletion.begin, job_id, with_dataset=with_dataset)
+    _remove_files(settings, job_id, with_dataset=with_dataset)
+    store.write(deletion.forget, job_id)
+
+
+def run_deletion(
+    store: Store, settings: Settings, owner: str, stopped: Callable[[], bool], keeper: Keeper
+) -> bool:
+    """Delete one job whose deletion has begun; return whether there was one. What fails is tried again."""
+
+    def work(lease: DeletionLease, kept: Kept) -> None:
+        _remove_files(settings, lease.job_id, with_dataset=lease.with_dataset)
+        while store.write(deletion.forget, lease.job_id):
+            kept.check()
+            if stopped():
+                raise Stopped
+            time.sleep(PAUSE_S)
+
+    return run_next(
+        store,
+        keeper,
+        take=lambda: deletion.lease(store, owner, settings.lease_s),
+        work=work,
+        fail=lambda lease, error: store.write(deletion.delay, lease, error.problem()),
+        stopped=stopped,
+    )
+
+
+def run_retention(
+    store: Store, settings: Settings, owner: str, stopped: Callable[[], bool], keeper: Keeper
+) -> bool:
+    """Begin to delete the jobs that ended long enough ago; return False, since there is no more to do now.
+
+    Raises StoreUnavailable, DiskFull.
+    """
+    if settings.keep_jobs_days is not None:
+        for job_id in store.read(deletion.old, settings.keep_jobs_days * 86_400.0):
+            # Another worker was faster, or somebody resumed it.
+            with one_of_many(f"deleting old job {job_id}"), suppress(NotFound, IllegalMove):
+                store.write(deletion.begin, job_id, with_dataset=settings.delete_old_datasets)
+    return False
+
+
+def _remove_files(settings: Settings, job_id: str, *, with_dataset: bool) -> None:
+    """Remove a job's folders; any number of processes may do so at once. Raises WriteFailed."""
     dataset = settings.dataset_dir(job_id)
     hidden = dataset.with_name(f"{DELETED}{dataset.name}")
     try:
@@ -37,26 +85,11 @@ def delete_job(store: Store, settings: Settings, job_id: str, *, with_dataset: b
         for folder in (hidden, settings.work_root / job_id):
             _remove(folder)
     except OSError as error:
-        cure = "mend the rights of that folder, then delete the job again"
+        cure = "mend the rights of that folder; it is tried again every minute"
         raise WriteFailed(f"{error.filename} cannot be removed: {error.strerror}", cure=cure) from error
-    store.write(jobs.forget, job_id)
-
-
-def delete_old_jobs(store: Store, settings: Settings) -> list[str]:
-    """Delete the jobs that ended long enough ago, and end deletions that were cut off; return those jobs.
-
-    Raises WriteFailed.
-    """
-    days = settings.keep_jobs_days
-    old = store.read(jobs.to_delete, None if days is None else days * 86_400.0)
-    for job in old:
-        # Whoever began a deletion has chosen for its dataset; if it was to go, it is out of sight already.
-        with_dataset = settings.delete_old_datasets and job.state is not JobState.DELETING
-        with suppress(NotFound, IllegalMove):  # another worker was faster, or somebody resumed it
-            delete_job(store, settings, job.id, with_dataset=with_dataset)
-    return [job.id for job in old]
 
 
 def _remove(folder: Path) -> None:
-    with suppress(FileNotFoundError):
-        shutil.rmtree(folder)
+    while folder.exists():  # still, where another process removed a file of it meanwhile
+        with suppress(FileNotFoundError):
+            shutil.rmtree(folder)

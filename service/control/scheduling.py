@@ -4,7 +4,7 @@ import hashlib
 import logging
 import secrets
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from schemas.dataset.seal import sealing
@@ -15,6 +15,7 @@ from service.control.submit import check, check_room
 from service.errors import STORE_AWAY, Conflict, writing
 from service.settings import Settings
 from service.store import Store, schedules
+from service.work.keeper import Keeper
 from service.work.runner import internal_error
 
 logger = logging.getLogger(__name__)
@@ -82,6 +83,14 @@ def run_now(store: Store, settings: Settings, name: str) -> RunView:
     """
     check_room(settings)
     return store.write(schedules.run_now, name)
+
+
+def run_slots(
+    store: Store, settings: Settings, owner: str, stopped: Callable[[], bool], keeper: Keeper
+) -> bool:
+    """Decide on every slot that has come; return False, since there is no more to do now."""
+    submit_due(store)
+    return False
 
 
 def submit_due(store: Store) -> int:

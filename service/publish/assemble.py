@@ -41,7 +41,7 @@ from service.errors import DatasetBroken, SourceRefused
 from service.publish.card import render_card
 from service.publish.digests import shard_entries
 from service.publish.extras import write_final_norm, write_token_freq
-from service.store import PublishLease, Store, UnitCommit, commits, jobs, publishing
+from service.store import PublishLease, Store, UnitCommit, commits, jobs
 
 PAGE_REJECTS = 1000
 
@@ -87,7 +87,7 @@ def account_of(store: Store, lease: PublishLease, request: ExtractRequest) -> Ac
         progress=store.read(jobs.job, lease.job_id).progress,
         commits=made,
         rejects=tuple(_all_rejects(store, lease.job_id)),
-        captured_at=store.read(publishing.captured_at, lease.job_id),
+        captured_at=lease.captured_at,
         attempt=str(lease.epoch),
     )
 

@@ -2,6 +2,7 @@
 
 from service.store.database import Store, Transaction
 from service.store.values import (
+    DeletionLease,
     JobRow,
     Lease,
     NewJob,
@@ -15,6 +16,7 @@ from service.store.values import (
 )
 
 __all__ = [
+    "DeletionLease",
     "JobRow",
     "Lease",
     "NewJob",

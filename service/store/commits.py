@@ -47,7 +47,7 @@ def commit(tx: Transaction, made: UnitCommit, lease: UnitLease) -> None:
     written.add(tx, job, task.item, made.keys)
     job = tasks.done(
         tx,
-        replace(job, provenance=job.provenance or made.provenance),
+        replace(job, provenance=job.provenance or made.provenance, captured_at=tx.now),
         task,
         units_done=1,
         samples_written=sum(entry.rows for entry in made.shards),

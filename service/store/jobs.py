@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import timedelta
 
-from sqlalchemy import and_, delete, func, insert, or_, select, update
+from sqlalchemy import func, insert, select, update
 from sqlalchemy.engine import RowMapping
 
 from schemas.events import Event
@@ -14,20 +13,9 @@ from service.errors import IdempotencyConflict, IllegalMove, NotFound, RequestEr
 from service.store import keys, tasks
 from service.store.database import Transaction
 from service.store.ledger import LockedJob, lock_job, move_job, move_task, progress_of, record, tasks_in
+from service.store.policies import POLICIES
 from service.store.stopping import stop
-from service.store.tables import (
-    EVENT,
-    JOB,
-    REJECT,
-    REQUEST,
-    RUN,
-    SCHEDULE,
-    SHARD,
-    TASK,
-    UNIT,
-    UNIT_COMMIT,
-    WRITTEN_KEYS,
-)
+from service.store.tables import EVENT, JOB, REQUEST, SCHEDULE, TASK
 from service.store.values import JobRow, NewJob, TaskKind, TaskState
 
 JOB_COLUMNS = [JOB.c[name] for name in (*JobRow.__slots__, *Progress.model_fields) if name != "progress"]
@@ -157,39 +145,6 @@ def set_priority(tx: Transaction, job_id: str, priority: int) -> JobRow:
     return job(tx, job_id)
 
 
-def begin_deletion(tx: Transaction, job_id: str) -> None:
-    """Let nobody resume a job that has ended. Raises NotFound, IllegalMove."""
-    locked = lock_job(tx, job_id)
-    if locked.state is not JobState.DELETING:
-        ended_at = select(JOB.c.updated_at).where(JOB.c.id == job_id).scalar_subquery()
-        run = update(RUN).where(RUN.c.job_id == job_id)
-        kept = {"job_state": locked.state, "job_ended_at": ended_at, "identity": locked.identity}
-        tx.connection.execute(run.values(kept))
-        if locked.state is not JobState.COMPLETED:
-            # What it wrote is in no dataset: those samples come again.
-            of_job = (WRITTEN_KEYS.c.schedule == locked.schedule) & (WRITTEN_KEYS.c.job_id == job_id)
-            tx.connection.execute(delete(WRITTEN_KEYS).where(of_job))
-        move_job(tx, locked, JobState.DELETING)
-
-
-def forget(tx: Transaction, job_id: str) -> None:
-    """Delete all records of a job whose deletion has begun; of one that is not there, nothing."""
-    deleting = (JOB.c.id == job_id) & (JOB.c.state == JobState.DELETING)
-    for table in (EVENT, REJECT, SHARD, UNIT_COMMIT, TASK, UNIT, REQUEST):
-        tx.connection.execute(delete(table).where(table.c.job_id.in_(select(JOB.c.id).where(deleting))))
-    tx.connection.execute(delete(JOB).where(deleting))
-
-
-def to_delete(tx: Transaction, age_s: float | None) -> list[JobRow]:
-    """Return the jobs whose deletion has begun, and those that ended `age_s` ago, if that is given."""
-    due = JOB.c.state == JobState.DELETING
-    if age_s is not None:
-        old = JOB.c.updated_at <= tx.now - timedelta(seconds=age_s)
-        due = or_(due, and_(JOB.c.state.in_(ENDED_JOB_STATES), old))
-    rows = tx.connection.execute(select(*JOB_COLUMNS).where(due).order_by(JOB.c.number)).mappings()
-    return [_job(row) for row in rows]
-
-
 def resume(tx: Transaction, job_id: str) -> JobRow:
     """Queue a stopped job with all it has; failed units and counted deaths start afresh.
 
@@ -215,8 +170,8 @@ def queue_again(tx: Transaction, locked: LockedJob) -> None:
     """Queue a locked job with all it has, whatever its owner's quota. Raises IllegalMove."""
     locked = move_job(tx, locked, JobState.QUEUED)
     for task in tasks_in(tx, locked, TaskState.FAILED):
-        units_failed = -int(task.kind is TaskKind.CAPTURE)
         fresh = replace(task, state=TaskState.PENDING)
+        units_failed = -int(POLICIES[task.kind].of_units)
         locked = move_task(tx, locked, task, fresh, units_failed=units_failed)
     waiting = update(TASK).where(TASK.c.job_id == locked.id, TASK.c.state == TaskState.PENDING)
     tx.connection.execute(waiting.values(attempts=0, deaths=0, not_before=None))

@@ -19,6 +19,7 @@ from schemas.job import JOB_MOVES, JobState, Problem, Progress
 from service.errors import IdentityChanged, IllegalMove, NotFound
 from service.store.database import Transaction
 from service.store.migration import check_write
+from service.store.policies import POLICIES, task_name
 from service.store.tables import EVENT, JOB, TASK
 from service.store.values import TASK_MOVES, TaskKind, TaskState
 
@@ -36,6 +37,7 @@ class LockedJob:
     identity: Identity | None
     provenance: Provenance | None
     hub_commit: str | None
+    captured_at: datetime | None
     last_event: int
     schedule: int | None
     owner: str | None
@@ -118,6 +120,7 @@ def record(
         "identity": job.identity,
         "provenance": job.provenance,
         "hub_commit": job.hub_commit,
+        "captured_at": job.captured_at,
         "last_event": job.last_event,
         "updated_at": tx.now,
         **job.progress.model_dump(),
@@ -163,19 +166,18 @@ def move_task(
     `problem` is the reason for this move, while `after.problem` may be an older one. Raises IllegalMove.
     """
     if after.state not in TASK_MOVES[before.state]:
-        raise IllegalMove(f"{_named(before)} is {before.state} and cannot become {after.state}")
+        raise IllegalMove(
+            f"{task_name(before.kind, before.item)} is {before.state} and cannot become {after.state}"
+        )
     values = {name: getattr(after, name) for name in CHANGING}
     same = (TASK.c.job_id == job.id) & (TASK.c.kind == after.kind) & (TASK.c.item == after.item)
     tx.connection.execute(update(TASK).where(same).values(values))
-    if after.kind is not TaskKind.CAPTURE and problem is None:
+    of_units = POLICIES[after.kind].of_units
+    if not of_units and problem is None:
         return job  # the job's own state tells of it
-    message = f"{_named(after)}: {before.state} -> {after.state} (epoch {after.epoch})"
-    kind: Literal["unit", "progress"] = "unit" if after.kind is TaskKind.CAPTURE else "progress"
+    message = f"{task_name(after.kind, after.item)}: {before.state} -> {after.state} (epoch {after.epoch})"
+    kind: Literal["unit", "progress"] = "unit" if of_units else "progress"
     return record(tx, replace(job, progress=count(job.progress, **deltas)), kind, message, problem)
-
-
-def _named(task: LockedTask) -> str:
-    return f"unit {task.item}" if task.kind is TaskKind.CAPTURE else task.kind.value
 
 
 def tasks_in(tx: Transaction, job: LockedJob, state: TaskState) -> list[LockedTask]:

@@ -108,7 +108,9 @@ def finish(tx: Transaction, lease: PlanLease, rejects: Sequence[RejectView], kno
     if not progress.units_planned and progress.wrote_nothing_new:
         written.note(tx, job.id, "no new samples")
     add_rejects(tx, job.id, None, rejects)
-    planned = replace(job, progress=progress.model_copy(update={"plan_done": True}))
+    progress = progress.model_copy(update={"plan_done": True})
+    captured_at = job.captured_at if progress.units_planned else tx.now
+    planned = replace(job, progress=progress, captured_at=captured_at)
     job = record(tx, tasks.done(tx, planned, task), "progress", "plan done")
     publishing.add_when_captured(tx, job)
 

@@ -1,7 +1,7 @@
 """Publishing: one committer a repository takes a job whose units are all done, and completes it."""
 
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from sqlalchemy import select
 
@@ -10,7 +10,7 @@ from schemas.job import JobState, Problem
 from service.store import tasks
 from service.store.database import Store, Transaction
 from service.store.ledger import LockedJob, move_job, record
-from service.store.stopping import add_sweep, stop
+from service.store.stopping import stop
 from service.store.tables import EVENT
 from service.store.values import Lease, PublishLease, TaskKind
 
@@ -29,7 +29,13 @@ def lease(store: Store, owner: str, ttl_s: float) -> PublishLease | None:
 def _grant(tx: Transaction, job: LockedJob, lease: Lease) -> PublishLease:
     if job.state is JobState.RUNNING:
         move_job(tx, job, JobState.PUBLISHING)
-    return PublishLease(**lease.fields(), identity=job.known_identity, provenance=job.provenance)
+    assert job.captured_at is not None, "set by the last commit, or by a plan without units"  # noqa: S101
+    return PublishLease(
+        **lease.fields(),
+        identity=job.known_identity,
+        provenance=job.provenance,
+        captured_at=job.captured_at,
+    )
 
 
 def delay(tx: Transaction, lease: PublishLease, problem: Problem, reached: int, deadline_s: float) -> None:
@@ -43,16 +49,14 @@ def delay(tx: Transaction, lease: PublishLease, problem: Problem, reached: int, 
     if tx.now - current.since > timedelta(seconds=deadline_s):
         stop(tx, job, JobState.BLOCKED, problem)
         return
-    if current is not last or problem != job.problem:
-        # The same again is no news: the Hub may be asked hundreds of times before the deadline.
-        message = "not published yet: it is tried again"
-        record(tx, replace(job, problem=problem), "progress", message, problem, current)
-    tasks.postpone(tx, lease)
+    news = current is not last
+    tasks.put_off(tx, lease, problem, "not published yet: it is tried again", current, news=news)
 
 
 def advance(tx: Transaction, lease: PublishLease, reached: int) -> None:
-    """Take back what was recorded of a delay, where `reached` is beyond it. Raises LeaseLost."""
-    job, _ = tasks.held(tx, lease)
+    """Forget earlier deaths, and a recorded delay that `reached` is beyond. Raises LeaseLost."""
+    job, task = tasks.held(tx, lease)
+    tasks.forgive(tx, task)
     last = _delay(tx, job)
     if last is not None and reached > last.reached:
         record(tx, replace(job, problem=None), "progress", "publishing goes on")
@@ -61,19 +65,7 @@ def advance(tx: Transaction, lease: PublishLease, reached: int) -> None:
 def complete(tx: Transaction, lease: PublishLease, hub_commit: str | None) -> None:
     """Complete a job whose whole dataset is in `hub_commit`, null without a repository. Raises LeaseLost."""
     job, task = tasks.held(tx, lease)
-    job = move_job(tx, replace(tasks.done(tx, job, task), hub_commit=hub_commit), JobState.COMPLETED)
-    add_sweep(tx, job)
-
-
-def captured_at(tx: Transaction, job_id: str) -> datetime:
-    """Return when a job's last unit was committed: of the last event before its publishing was first leased.
-
-    However often the job is published, the answer is the same.
-    """
-    query = select(EVENT.c.entry).where(EVENT.c.job_id == job_id).order_by(EVENT.c.id)
-    events: list[Event] = list(tx.connection.scalars(query))
-    first = [event.state for event in events].index(JobState.PUBLISHING)
-    return events[first - 1].at
+    move_job(tx, replace(tasks.done(tx, job, task), hub_commit=hub_commit), JobState.COMPLETED)
 
 
 def _delay(tx: Transaction, job: LockedJob) -> Delay | None:

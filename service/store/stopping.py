@@ -1,12 +1,11 @@
-"""Taking a job away from everybody who works on it, for cancel, failure and block alike; then it is swept."""
+"""Taking a job away from everybody who works on it, for cancel, failure and block alike."""
 
 from dataclasses import replace
 
 from schemas.job import JobState, Problem
 from service.store.database import Transaction
 from service.store.ledger import LockedJob, LockedTask, move_job, move_task, tasks_in
-from service.store.tables import TASK
-from service.store.values import TaskKind, TaskState
+from service.store.values import TaskState
 
 
 def void(task: LockedTask) -> LockedTask:
@@ -19,14 +18,4 @@ def stop(tx: Transaction, job: LockedJob, to: JobState, problem: Problem | None 
     job = move_job(tx, job, to, problem)
     for task in tasks_in(tx, job, TaskState.LEASED):
         job = move_task(tx, job, task, void(task))
-    add_sweep(tx, job)
     return job
-
-
-def add_sweep(tx: Transaction, job: LockedJob) -> None:
-    """Let a job that came to rest be swept, also if it was swept before."""
-    waiting = {"state": TaskState.PENDING, "owner": None, "lease_until": None, "not_before": None}
-    counted = {"epoch": 0, "attempts": 0, "deaths": 0}
-    place = {"job_id": job.id, "kind": TaskKind.SWEEP, "item": 0}
-    new = tx.insert(TASK).values(**place, **waiting, **counted, subject=job.id)
-    tx.connection.execute(new.on_conflict_do_update(index_elements=list(place), set_=waiting))

@@ -24,6 +24,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    false,
 )
 from sqlalchemy.types import TypeDecorator
 
@@ -105,6 +106,10 @@ JOB = Table(
     Column("identity", Document(Identity)),
     Column("provenance", Document(Provenance)),
     Column("hub_commit", Text),
+    # When its last unit so far was committed, or its plan was done without one.
+    Column("captured_at", UtcTime),
+    # Of a job that is deleted: whether its dataset in the data folder is deleted with it.
+    Column("deletes_dataset", Boolean, nullable=False, server_default=false()),
     Column("last_event", BigInteger, nullable=False),
     Column("created_at", UtcTime, nullable=False),
     Column("updated_at", UtcTime, nullable=False),

@@ -3,9 +3,8 @@
 A lease that ran out is good until another owner takes the task: the epoch fences its holder, never the time.
 """
 
-import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cache
 from typing import Any, TypeVar
@@ -25,73 +24,18 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import aliased
 
-from schemas.job import RESTING_JOB_STATES, JobState, Problem
-from service.errors import LeaseLost, Outcome, QuarryError
+from schemas.events import Delay
+from schemas.job import JobState, Problem
+from service.errors import LeaseLost, NotFound, Outcome, QuarryError
 from service.store.database import Store, Transaction
-from service.store.ledger import TASK_COLUMNS, LockedJob, LockedTask, lock_job, move_job, move_task
+from service.store.ledger import TASK_COLUMNS, LockedJob, LockedTask, lock_job, move_job, move_task, record
 from service.store.migration import check_write
+from service.store.policies import POLICIES, task_name
 from service.store.stopping import stop, void
 from service.store.tables import JOB, TASK
 from service.store.values import Lease, TaskKind, TaskState
 
 AnyLease = TypeVar("AnyLease", bound=Lease)
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """What becomes of a job whose task of a kind cannot be ended.
-
-    `exhausted` is the job's state after the last attempt that may fail; `max_deaths` is how many owners may
-    vanish over the task, killed or crashed, before the job is blocked. `delay` is waited for after the first
-    failed attempt, as a share of the lease's time, and doubles with each, up to that time.
-    """
-
-    job_states: frozenset[JobState]
-    exhausted: Outcome
-    max_deaths: int
-    delay: float
-    blame: str
-    cure: str
-
-
-POLICIES = {
-    TaskKind.PLAN: Policy(
-        job_states=frozenset({JobState.QUEUED, JobState.RUNNING}),
-        exhausted=Outcome.BLOCK,
-        max_deaths=3,
-        delay=1 / 12,
-        blame="planners died without a word over this job",
-        cure="look for the reason in the planner's log and the kernel's (memory), then resume",
-    ),
-    # More deaths than attempts: a node that restarts is no fault of the unit that it happened to hold.
-    TaskKind.CAPTURE: Policy(
-        job_states=frozenset({JobState.QUEUED, JobState.RUNNING}),
-        exhausted=Outcome.FAIL,
-        max_deaths=10,
-        delay=0.0,
-        blame="workers died without a word while they held unit {item}; a worker holds several units at once,"
-        " so another of them may be at fault",
-        cure="look in the kernel's log for workers that were killed for want of memory; give them more of "
-        "it, or submit a new job with a smaller storage.shard_bytes; `resume` tries again",
-    ),
-    TaskKind.PUBLISH: Policy(
-        job_states=frozenset({JobState.QUEUED, JobState.RUNNING, JobState.PUBLISHING}),
-        exhausted=Outcome.BLOCK,
-        max_deaths=20,
-        delay=0.5,
-        blame="publishers died without a word over this job",
-        cure="look for the reason in the worker's log and the kernel's (memory), then resume",
-    ),
-    # Nothing waits for it, and it is tried again for as long as the job is there: see `postpone`.
-    TaskKind.SWEEP: Policy(
-        job_states=RESTING_JOB_STATES - {JobState.DELETING},
-        exhausted=Outcome.RETRY,
-        max_deaths=sys.maxsize,
-        delay=1.0,
-        blame="",
-        cure="",
-    ),
-}
 
 
 _MINE = and_(
@@ -133,16 +77,6 @@ def add(tx: Transaction, job: LockedJob, kind: TaskKind, item: int = 0, subject:
     tx.connection.execute(new)
 
 
-def lease_sweep(store: Store, owner: str, ttl_s: float) -> Lease | None:
-    """Lease the sweeping of a job that rests."""
-    return lease(store, TaskKind.SWEEP, lambda tx, job, taken: taken, owner, ttl_s)
-
-
-def end_sweep(tx: Transaction, lease: Lease) -> None:
-    """End the sweeping of a job. Raises LeaseLost: another sweeps it, or it came to rest once more."""
-    done(tx, *held(tx, lease))
-
-
 def lease(
     store: Store,
     kind: TaskKind,
@@ -178,11 +112,14 @@ def _take(
     death and not as an attempt. With the last death that it may cost, a task blocks its job.
     """
     policy = POLICIES[kind]
-    job = lock_job(tx, job_id)
+    try:
+        job = lock_job(tx, job_id)
+    except NotFound:
+        return None  # it was deleted meanwhile
     if job.state not in policy.job_states:
         return None
-    if kind is TaskKind.PUBLISH:
-        _lock_subject(tx, job.publish_subject)
+    if policy.one_a_subject:
+        _lock_subject(tx, kind, job.publish_subject)
     row = tx.connection.execute(_lowest_free(tx.clock, kind), {"job_id": job_id}).mappings().one_or_none()
     if row is None:
         return None
@@ -191,10 +128,11 @@ def _take(
     if waiting.deaths >= policy.max_deaths:
         detail = f"{waiting.deaths} {policy.blame.format(item=before.item)}"
         problem = QuarryError(detail, cure=policy.cure).problem()
-        job = move_task(tx, job, before, replace(waiting, problem=problem), problem)
+        if before.state is TaskState.LEASED:  # else the last death was counted by the subject's next owner
+            job = move_task(tx, job, before, replace(waiting, problem=problem), problem)
         stop(tx, job, JobState.BLOCKED, problem)
         return None
-    if kind is TaskKind.PUBLISH:
+    if policy.one_a_subject:
         _end_others(tx, before)
     if job.state is JobState.QUEUED:
         job = move_job(tx, job, JobState.RUNNING)
@@ -221,12 +159,19 @@ def _take(
 
 
 def held(tx: Transaction, lease: Lease) -> tuple[LockedJob, LockedTask]:
-    """Lock the job of a task that is still leased to this attempt. Raises LeaseLost."""
-    job = lock_job(tx, lease.job_id)
+    """Lock the job of a task that is still leased to this attempt.
+
+    Raises LeaseLost, also where the job was deleted.
+    """
+    what = f"epoch {lease.epoch} of the {task_name(lease.kind, lease.item)} of job {lease.job_id}"
+    lost = LeaseLost(f"{lease.owner} no longer holds {what}")
+    try:
+        job = lock_job(tx, lease.job_id)
+    except NotFound as error:
+        raise lost from error
     row = tx.connection.execute(_HELD, _attempt(lease)).mappings().one_or_none()
     if row is None:
-        what = f"unit {lease.item} of " if lease.kind is TaskKind.CAPTURE else f"the {lease.kind} of "
-        raise LeaseLost(f"{lease.owner} no longer holds epoch {lease.epoch} of {what}job {lease.job_id}")
+        raise lost
     return job, LockedTask(**row)
 
 
@@ -260,9 +205,22 @@ def release(tx: Transaction, lease: Lease) -> None:
     move_task(tx, job, task, void(task))
 
 
-def postpone(tx: Transaction, lease: Lease) -> None:
-    """Give a task back, to be taken again after its kind's delay; the attempt does not count."""
+def put_off(
+    tx: Transaction,
+    lease: Lease,
+    problem: Problem,
+    message: str,
+    delay: Delay | None = None,
+    *,
+    news: bool = False,
+) -> None:
+    """Give a task back, to be taken again after its kind's delay; the attempt does not count.
+
+    The job says why. The same problem again is no `news`: it may come hundreds of times. Raises LeaseLost.
+    """
     job, task = held(tx, lease)
+    if news or problem != job.problem:
+        job = record(tx, replace(job, problem=problem), "progress", message, problem, delay)
     not_before = tx.now + timedelta(seconds=POLICIES[lease.kind].delay * lease.ttl_s)
     move_task(tx, job, task, replace(void(task), not_before=not_before))
 
@@ -291,8 +249,7 @@ def fail(tx: Transaction, lease: Lease, problem: Problem, outcome: Outcome, max_
             outcome = policy.exhausted
     if outcome is Outcome.FAIL:
         failed = replace(waiting, state=TaskState.FAILED, attempts=task.attempts)
-        units_failed = int(lease.kind is TaskKind.CAPTURE)
-        job = move_task(tx, job, task, failed, problem, units_failed=units_failed)
+        job = move_task(tx, job, task, failed, problem, units_failed=int(policy.of_units))
         stop(tx, job, JobState.FAILED, problem)
     elif outcome is Outcome.BLOCK:
         stop(tx, move_task(tx, job, task, waiting, problem), JobState.BLOCKED, problem)
@@ -306,9 +263,9 @@ def _after_death(task: LockedTask) -> LockedTask:
     return replace(void(task), deaths=task.deaths + 1)
 
 
-def _lock_subject(tx: Transaction, subject: str) -> None:
-    """Let no other transaction lease a publish of the subject before this one ends."""
-    same = and_(TASK.c.kind == TaskKind.PUBLISH, TASK.c.subject == subject)
+def _lock_subject(tx: Transaction, kind: TaskKind, subject: str) -> None:
+    """Let no other transaction lease a task of the subject before this one ends."""
+    same = and_(TASK.c.kind == kind, TASK.c.subject == subject)
     tx.connection.execute(select(TASK.c.job_id).where(same).order_by(TASK.c.job_id).with_for_update())
 
 
@@ -347,14 +304,11 @@ def _lowest_free(clock: ColumnElement[datetime], kind: TaskKind) -> Select[Any]:
 
 
 def _free(clock: ColumnElement[datetime], kind: TaskKind) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
-    """Return the two ways in which a task of a kind is free: it waits, or its lease ran out.
-
-    Only publishing tasks of different jobs have the same subject, which one lease at a time may work on.
-    """
+    """Return the two ways in which a task of a kind is free: it waits, or its lease ran out."""
     due = or_(TASK.c.not_before.is_(None), TASK.c.not_before <= clock)
     waits = and_(TASK.c.kind == kind, TASK.c.state == TaskState.PENDING, due)
     expired = and_(TASK.c.kind == kind, TASK.c.state == TaskState.LEASED, TASK.c.lease_until <= clock)
-    if kind is not TaskKind.PUBLISH:
+    if not POLICIES[kind].one_a_subject:
         return waits, expired
     other = aliased(TASK)
     held = exists().where(

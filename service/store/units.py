@@ -6,7 +6,7 @@ from service.store import tasks
 from service.store.database import Store, Transaction
 from service.store.ledger import LockedJob
 from service.store.tables import TASK, UNIT
-from service.store.values import Lease, TaskKind, UnitLease, UnitRow
+from service.store.values import Lease, TaskKind, TaskState, UnitLease, UnitRow
 
 OF_UNIT = (TASK.c.job_id == UNIT.c.job_id) & (TASK.c.item == UNIT.c.unit)
 
@@ -21,6 +21,13 @@ def _grant(tx: Transaction, job: LockedJob, lease: Lease) -> UnitLease:
     of_lease = (UNIT.c.job_id == job.id) & (UNIT.c.unit == lease.item)
     unit = tx.connection.execute(query.where(of_lease)).mappings().one()
     return UnitLease(**lease.fields(), identity=job.known_identity, **unit)
+
+
+def needs_attempt(tx: Transaction, job_id: str, unit: int, epoch: int) -> bool:
+    """Say whether an attempt's files are needed: it is leased, or was committed."""
+    place = (TASK.c.job_id == job_id) & (TASK.c.kind == TaskKind.CAPTURE) & (TASK.c.item == unit)
+    good = (TASK.c.epoch == epoch) & TASK.c.state.in_((TaskState.LEASED, TaskState.DONE))
+    return tx.connection.scalar(select(TASK.c.item).where(place, good)) is not None
 
 
 def of_job(tx: Transaction, job_id: str) -> list[UnitRow]:

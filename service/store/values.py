@@ -16,13 +16,13 @@ from schemas.request import ExtractRequest, SourceKind
 class TaskKind(StrEnum):
     """What there is to do for a job.
 
-    Plan its units, capture each of them, publish its dataset, and sweep what a job that rests left behind.
+    Plan its units, capture each of them, publish its dataset, and delete it in the end.
     """
 
     PLAN = "plan"
     CAPTURE = "capture"
     PUBLISH = "publish"
-    SWEEP = "sweep"
+    DELETE = "delete"
 
 
 class TaskState(StrEnum):
@@ -231,8 +231,17 @@ class UnitCommit:
 class PublishLease(Lease):
     """The right to publish a job, and to be the only one to commit to its repository.
 
-    `provenance` is null where no unit was committed: every sample was rejected while planning.
+    `provenance` is null where no unit was committed: every sample was rejected while planning. `captured_at`
+    is when the last unit was committed, or the plan was done without one.
     """
 
     identity: Identity
     provenance: Provenance | None
+    captured_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeletionLease(Lease):
+    """The right to delete a job that has ended, and its dataset here or not."""
+
+    with_dataset: bool

@@ -43,14 +43,23 @@ class Beside:
     Used by one thread, which lives as long as the worker.
     """
 
-    def __init__(self, role: str, run_next: str, settings: Settings, keeper: Keeper | None = None) -> None:
+    def __init__(
+        self,
+        role: str,
+        run_next: str,
+        settings: Settings,
+        shared: tuple[Store, Keeper] | None = None,
+        *,
+        pause_s: float | None = None,
+    ) -> None:
         """Start nothing yet.
 
         `run_next` names a function like `service.plan.planner:run_planning`, which works on one task and says
-        whether there was one. With the keeper of this process it runs in a thread, else in a process of its
-        own, which has its own keeper.
+        whether there was one; if not, it is called again after `pause_s`, or else `poll_s`. With what this
+        process shares it runs in a thread, else in a process of its own.
         """
-        self._role, self._run_next, self._settings, self._keeper = role, run_next, settings, keeper
+        self._role, self._run_next, self._settings, self._shared = role, run_next, settings, shared
+        self._pause_s = settings.poll_s if pause_s is None else pause_s
         self._owner = owner_name(role)
         self._stop = threading.Event()
         self.running = self._new()
@@ -67,32 +76,41 @@ class Beside:
             self.running = self._new()
             self.running.start()
 
-    def __exit__(self, *_: object) -> None:
-        """End it after the step that it is in, and give its lease back.
-
-        A thread that takes longer goes on until this process ends: its lease is not given to another.
-        """
+    def stop(self) -> None:
+        """Ask it to end after the step that it is in."""
         self._stop.set()
         if isinstance(self.running, BaseProcess):
             self.running.terminate()
+
+    def __exit__(self, *_: object) -> None:
+        """End it after the step that it is in, and give its lease back.
+
+        A thread that takes longer goes on until this process ends, with its lease: see `release`.
+        """
+        self.stop()
         self.running.join(STOP_S)
         if isinstance(self.running, BaseProcess) and self.running.is_alive():
             self.running.kill()
             self.running.join()
         if not self.running.is_alive():
-            self._release()
+            self.release()
 
     def _new(self) -> threading.Thread | BaseProcess:
-        name, begin = f"quarry-{self._role}", (self._run_next, self._settings, self._owner)
-        if self._keeper is not None:
-            args = (*begin, self._stop.is_set, self._stop.wait, self._keeper)
+        name = f"quarry-{self._role}"
+        begin = (self._role, self._run_next, self._settings, self._owner, self._pause_s)
+        if self._shared is not None:
+            args = (*begin, self._stop.is_set, self._stop.wait, *self._shared)
             return threading.Thread(target=_run, args=args, name=name, daemon=True)
         # Spawned: what the engine's imports started in this process is not inherited.
         spawn = multiprocessing.get_context("spawn")
         return spawn.Process(target=_run_in_process, args=(*begin, os.getpid()), name=name, daemon=True)
 
-    def _release(self) -> None:
-        """Give its lease back; without a database that runs out."""
+    def release(self) -> None:
+        """Give its lease back, now that it or this process has ended; without a database that runs out.
+
+        A request to the Hub that a process ended with may still arrive: the Hub then refuses the next owner's
+        commit, which is made anew.
+        """
         store = Store(self._settings.database())
         with suppress(*STORE_AWAY):
             store.write(tasks.release_owner, self._owner)
@@ -100,31 +118,41 @@ class Beside:
 
 
 def _run(
+    role: str,
     run_next: str,
     settings: Settings,
     owner: str,
+    pause_s: float,
     stopped: Callable[[], bool],
     wait: Callable[[float], object],
+    store: Store,
     keeper: Keeper,
 ) -> None:
     """Work on task after task, and look again after a while where there is none."""
     run = resolve_name(run_next)  # imported here, which takes a while
-    store = Store(settings.database())
     while not stopped():
-        if not run(store, settings, owner, stopped, keeper):
-            wait(settings.poll_s)
-    store.close()
+        found = False
+        try:
+            found = run(store, settings, owner, stopped, keeper)
+        except STORE_AWAY as error:
+            logger.warning("the %s has no database: %s", role, error)
+        if not found:
+            wait(pause_s)
 
 
-def _run_in_process(run_next: str, settings: Settings, owner: str, parent_pid: int) -> None:
+def _run_in_process(
+    role: str, run_next: str, settings: Settings, owner: str, pause_s: float, parent_pid: int
+) -> None:
     # Held back and asked for: a handler that set an event would wait forever for the event's own lock, if it
     # came in the instant in which the loop held that.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     # The worker decides; a terminal's Ctrl-C reaches the whole group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent(parent_pid)
+    store = Store(settings.database())
     with process_keeper(settings) as keeper:
-        _run(run_next, settings, owner, terminated, wait_for_termination, keeper)
+        _run(role, run_next, settings, owner, pause_s, terminated, wait_for_termination, store, keeper)
+    store.close()
 
 
 def terminated() -> bool:

@@ -2,7 +2,9 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TypeVar
 
 from service.errors import STORE_AWAY, IllegalMove, LeaseLost, QuarryError, VersionRefused
@@ -42,19 +44,59 @@ def run_next(
     if lease is None:
         return False
     with keeper.keep(lease) as kept:
-        try:
+        with attempt(f"the {lease.kind} of job {lease.job_id}") as end:
             work(lease, kept)
-        except LeaseLost as error:
-            logger.info("%s", error)
-        except Stopped:
+        if end.stopped:
             record(lambda: store.write(tasks.release, lease), stopped)
-        except QuarryError as error:
-            _fail(lease, error, fail, stopped)
-        except Exception as error:
-            # Supervisor: one job's bug must not end the work for all others.
-            logger.exception("the %s of job %s", lease.kind, lease.job_id)
-            _fail(lease, internal_error(error), fail, stopped)
+        elif (failure := end.error) is not None:
+            record(lambda: fail(lease, failure), stopped)
     return True
+
+
+@dataclass(slots=True)
+class End:
+    """How an attempt ended that recorded no success: its lease was lost, it was stopped, or by an error."""
+
+    lost: bool = False
+    stopped: bool = False
+    error: QuarryError | None = None
+
+
+@contextmanager
+def attempt(what: str) -> Iterator[End]:
+    """Run one attempt in this block, which ends whatever it raises; what becomes of it is the caller's."""
+    end = End()
+    try:
+        yield end
+    except LeaseLost as error:
+        logger.info("%s: %s", what, error)
+        end.lost = True
+    except Stopped:
+        end.stopped = True
+    except QuarryError as error:
+        logger.warning("%s: %s", what, error.detail)
+        end.error = error
+    except Exception as error:
+        # Supervisor: one task's bug must not end the work on all others.
+        logger.exception("%s", what)
+        end.error = internal_error(error)
+
+
+@contextmanager
+def one_of_many(what: str) -> Iterator[None]:
+    """Do one of many things that come again with the next turn: its error ends none of the others.
+
+    Raises StoreUnavailable and DiskFull: then none of them can be done.
+    """
+    try:
+        yield
+    except STORE_AWAY:
+        raise
+    except OSError as error:
+        logger.warning("%s: %s", what, error)
+    except Exception:
+        # Supervisor: it is done again, and logged again, until it is mended.
+        logger.exception("%s", what)
 
 
 def migrate(store: Store, stopped: Callable[[], bool] = lambda: False) -> None:
@@ -77,16 +119,6 @@ def internal_error(error: Exception) -> QuarryError:
     # It may quote what a user wrote: as ASCII it fits any database.
     message = ascii(error)[:MAX_MESSAGE_CHARS]
     return QuarryError(f"internal error: {message}", cure="look for the traceback in the worker's log")
-
-
-def _fail(
-    lease: AnyLease,
-    error: QuarryError,
-    fail: Callable[[AnyLease, QuarryError], None],
-    stopped: Callable[[], bool],
-) -> None:
-    logger.warning("the %s of job %s: %s", lease.kind, lease.job_id, error.detail)
-    record(lambda: fail(lease, error), stopped)
 
 
 def record(call: Callable[[], None], stopped: Callable[[], bool]) -> bool:

@@ -17,7 +17,6 @@ from service.capture.landing import land, remove_earlier
 from service.errors import QuarryError
 from service.proof.verify import verify_dataset
 from service.store import TaskState, commits, jobs, tasks, units
-from service.sweeper import _sweep
 from tests.support.engine_bench import until
 from tests.support.fake_engine import FakeEngine, states_TH
 from tests.support.jobs import Shop, conversations, request
@@ -238,17 +237,25 @@ def test_the_sweeper_takes_the_lost_attempts_of_a_job_that_rests(shop, target):
     assert_whole(shop, job_id, written=20, rejected=0)
 
 
-def test_an_attempt_that_begins_while_its_job_is_swept_is_left_alone(shop, target):
-    """1. A paused job waits to be swept. 2. It is resumed, and an attempt begins. 3. It is swept now."""
+def test_an_attempt_that_begins_while_its_job_is_swept_is_left_alone(shop, target, monkeypatch):
+    """1. A paused job's folder is listed. 2. It is resumed, and an attempt begins. 3. The sweep goes on."""
     job_id = shop.submit(request(target, conversations(20)))
     shop.plan()
     shop.store.write(jobs.pause, job_id)
-    shop.store.write(jobs.resume, job_id)
-    key = units.lease(shop.store, "a living worker", 600.0).key
-    live, lost = begin_attempts(shop, key, key.epoch), begin_attempts(shop, key, key.epoch + 7)
-    _sweep(shop.store, shop.settings, shop.settings.work_root / job_id)
-    assert all(folder.exists() for folder in live)
-    assert not any(folder.exists() for folder in lost)
+    lost = begin_attempts(shop, UnitKey(job_id=job_id, unit=0, epoch=7), 7)
+    live = []
+    stated = jobs.state
+
+    def state(tx, job_id):
+        seen = stated(tx, job_id)
+        shop.store.write(jobs.resume, job_id)
+        key = units.lease(shop.store, "a living worker", 600.0).key
+        live.extend(begin_attempts(shop, key, key.epoch))
+        return seen
+
+    monkeypatch.setattr(jobs, "state", state)
+    assert sweep(shop.store, shop.settings) == lost
+    assert live and all(folder.exists() for folder in live)
 
 
 def test_the_next_attempt_removes_what_a_lost_one_left(shop, target):

@@ -1,18 +1,22 @@
 """The sweeper beside others: another database's jobs, a disk that refuses, and a database that is away."""
 
 import shutil
+import signal
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import service.worker
 from schemas.job import JobState
-from service.errors import DiskFull, QuarryError, StoreUnavailable
+from service.control.deletion import delete_job
+from service.errors import DiskFull, StoreUnavailable
 from service.settings import Settings
-from service.store import Lease, Store, jobs, migration, tasks
+from service.store import Store, Transaction, deletion, jobs, migration, schedules
 from service.worker import run_worker
 from tests.support.jobs import Shop, conversations, request
 from tests.support.roles import sweep
+from tests.support.store_cases import job_id
 
 
 def test_the_work_of_a_job_that_the_database_does_not_know_is_left_alone(
@@ -28,49 +32,74 @@ def test_the_work_of_a_job_that_the_database_does_not_know_is_left_alone(
     assert shop.finish(job_id).state is JobState.COMPLETED
 
 
-def test_what_cannot_be_removed_is_tried_again(
+def test_a_folder_that_cannot_be_removed_hinders_no_other_and_is_tried_again(
     shop: Shop, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """1. An attempt's folder is gone, another cannot be removed. 2. It can. 3. The job is swept again."""
-    job_id = shop.submit(request(target, conversations(10)))
-    lost = [shop.settings.work_root / job_id / "attempts" / f"00000-{epoch}" for epoch in (7, 8)]
+    """1. An attempt cannot be removed, another is gone meanwhile. 2. The rest is swept. 3. It can be."""
+    lost = []
+    for key in ("one", "another"):
+        job_id = shop.submit(request(target, conversations(10)), key)
+        attempts = shop.settings.work_root / job_id / "attempts"
+        lost += [attempts / f"00000-{epoch}" for epoch in (6, 7, 8)]
+        shop.store.write(jobs.pause, job_id)
     for folder in lost:
         folder.mkdir(parents=True)
-    shop.store.write(jobs.pause, job_id)
     remove = shutil.rmtree
 
     def removing(path: Path) -> None:
-        if path == lost[1]:
+        if path == lost[0]:
             raise PermissionError(13, "not yours", str(path))
+        if path == lost[1]:
+            raise ZeroDivisionError("a bug")
         remove(path)
         raise FileNotFoundError(2, "gone", str(path))
 
     with monkeypatch.context() as patched:
         patched.setattr(shutil, "rmtree", removing)
-        assert sweep(shop.store, shop.settings) == [lost[0]]
-    assert sweep(shop.store, shop.settings) == []  # not at once
-    shop.store.write(jobs.cancel, job_id)
-    assert sweep(shop.store, shop.settings) == [lost[1]]
+        assert sweep(shop.store, shop.settings) == sorted(lost[2:])
+    assert sweep(shop.store, shop.settings) == lost[:2]
+
+
+def test_a_job_that_is_deleted_while_it_is_swept_ends_nothing(
+    shop: Shop, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. Two completed jobs wait to be swept. 2. The first is deleted after its state was read."""
+    first, second = sorted(shop.run(request(target, conversations(5)), key).id for key in ("one", "another"))
+    read = jobs.state
+
+    def state(tx: Transaction, job_id: str) -> JobState:
+        seen = read(tx, job_id)
+        if job_id == first:
+            delete_job(shop.store, shop.settings, first, with_dataset=False)
+        return seen
+
+    monkeypatch.setattr(jobs, "state", state)
+    assert sweep(shop.store, shop.settings) == [shop.settings.work_root / name for name in (first, second)]
 
 
 @pytest.mark.parametrize(
-    "error", [StoreUnavailable("away"), DiskFull("it cannot grow")], ids=["away", "full"]
+    "error",
+    [StoreUnavailable("away"), DiskFull("it cannot grow"), ZeroDivisionError("a bug")],
+    ids=["away", "full", "a bug"],
 )
-@pytest.mark.parametrize("well", [0, 1], ids=["the first", "a later one"])
-def test_a_worker_outlives_a_sweep_without_a_database(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: QuarryError, well: int
+@pytest.mark.parametrize("verb", [(schedules, "due"), (deletion, "old"), (jobs, "state")], ids=lambda v: v[1])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_worker_outlives_whatever_happens_to_its_slots_its_retention_and_its_sweeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, verb: tuple[ModuleType, str]
 ) -> None:
-    """1. A sweep finds no database, at the start or later. 2. The next is well. 3. A bug ends the worker."""
-    errors = iter([None] * well + [error, None, ZeroDivisionError("a bug")])
+    """1. The verb fails twice. 2. The next time it is well, and the worker ends as it is asked to."""
+    settings = Settings(data_dir=tmp_path, poll_s=0.05, keep_jobs_days=1.0)
+    (settings.work_root / job_id(1)).mkdir(parents=True)
+    errors, (module, name) = iter([error, error]), verb
+    healthy = getattr(module, name)
 
-    def leasing(store: Store, owner: str, ttl_s: float) -> Lease | None:
-        error = next(errors)
-        if error is not None:
-            raise error
-        return None
+    def failing(*args: object) -> object:
+        if (planted := next(errors, None)) is not None:
+            raise planted
+        signal.raise_signal(signal.SIGTERM)
+        return healthy(*args)
 
-    monkeypatch.setattr(tasks, "lease_sweep", leasing)
-    monkeypatch.setattr(service.worker, "RESTART_S", 0.05)
-    monkeypatch.setattr(service.worker, "SWEEP_S", 0.0)
-    with pytest.raises(ZeroDivisionError):
-        run_worker(Settings(data_dir=tmp_path, poll_s=0.05))
+    monkeypatch.setattr(module, name, failing)
+    for constant in ("RESTART_S", "SWEEP_S", "SLOTS_S"):
+        monkeypatch.setattr(service.worker, constant, 0.05)
+    assert run_worker(settings) == 0

@@ -17,7 +17,6 @@ from service.errors import DiskFull, StoreUnavailable
 from service.settings import Settings
 from service.store import NewJob, Store, jobs, migration, plans, publishing, schedules, units
 from service.store.tables import SCHEDULE
-from service.sweeper import sweep_next
 from service.work import beside
 from service.work.beside import Beside
 from service.work.keeper import Keeper
@@ -51,18 +50,14 @@ def keeper(store: Store, settings: Settings) -> Iterator[Keeper]:
 
 
 def test_a_worker_whose_restarter_broke_ends_with_its_error(settings, monkeypatch):
-    """1. The sweep at the start is well. 2. The next one meets a bug. 3. The worker ends."""
-    sweeps = iter([sweep_next])
+    looks = iter([None])
 
-    def failing(*args):
-        done = next(sweeps, None)
-        if done is None:
+    def failing(beside):
+        if next(looks, "over") == "over":
             raise ZeroDivisionError("a bug")
-        return done(*args)
 
-    monkeypatch.setattr(service.worker, "sweep_next", failing)
+    monkeypatch.setattr(Beside, "restart_if_dead", failing)
     monkeypatch.setattr(service.worker, "RESTART_S", 0.05)
-    monkeypatch.setattr(service.worker, "SWEEP_S", 0.0)
     with pytest.raises(ZeroDivisionError):
         run_worker(settings)
 
@@ -128,7 +123,7 @@ def test_a_publisher_that_ended_by_an_error_is_started_again(settings, keeper, m
         return False
 
     monkeypatch.setattr("service.publish.publisher.run_publishing", publish)
-    with Beside("publisher", PUBLISHING, settings, keeper) as publisher:
+    with Beside("publisher", PUBLISHING, settings, (store, keeper)) as publisher:
         publisher.running.join(60)
         assert not works.is_set()
         publisher.restart_if_dead()
@@ -168,7 +163,7 @@ def test_a_repository_is_given_back_when_the_service_stops(settings, store, keep
             check()
 
     monkeypatch.setattr("service.publish.publisher._publish", publish)
-    with Beside("publisher", PUBLISHING, settings, keeper):
+    with Beside("publisher", PUBLISHING, settings, (store, keeper)):
         assert begun.wait(60)
     assert publishing.lease(store, "another", 60.0) is not None
 
@@ -184,7 +179,7 @@ def test_a_push_that_outlives_the_publishers_end_keeps_its_repository(settings, 
 
     monkeypatch.setattr("service.publish.publisher._publish", publish)
     monkeypatch.setattr(beside, "STOP_S", 0.1)
-    with Beside("publisher", PUBLISHING, settings, keeper) as publisher:
+    with Beside("publisher", PUBLISHING, settings, (store, keeper)) as publisher:
         assert begun.wait(60)
     assert publishing.lease(store, "another", 60.0) is None
     answered.set()
@@ -207,7 +202,7 @@ def test_the_keeper_looks_after_the_planner_and_the_publisher_again_and_again(se
     planner, publisher = Watched(), Watched()
 
     async def keep() -> None:
-        keeper = asyncio.create_task(_mind(store, (planner, publisher), sweep=lambda: None, until_idle=False))
+        keeper = asyncio.create_task(_mind(store, (planner, publisher), until_idle=False))
         await until(lambda: min(planner.looks, publisher.looks) > 1)
         keeper.cancel()
         await asyncio.wait({keeper})

@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from service.capture import loop
+from service.control.deletion import run_deletion, run_retention
 from service.plan import planner
 from service.publish import publisher
 from service.settings import Settings
 from service.store import Store
-from service.sweeper import sweep_next
+from service.sweeper import run_sweep
 from service.work.keeper import Keeper
 
 PLANNING = "service.plan.planner:run_planning"
@@ -42,12 +43,18 @@ def run_publishing(
         return publisher.run_publishing(store, settings, owner, stopped, keeper, **more)
 
 
+def delete_old(store: Store, settings: Settings) -> None:
+    """Delete what is old, and end the deletions that have begun."""
+    with Keeper(store, settings.lease_s) as keeper:
+        run_retention(store, settings, "retention", lambda: False, keeper)
+        while run_deletion(store, settings, "deletion", lambda: False, keeper):
+            pass
+
+
 def sweep(store: Store, settings: Settings) -> list[Path]:
-    """Sweep every job that came to rest; return the folders of jobs, or of attempts, that are gone."""
+    """Sweep every folder once; return the folders of jobs, or of attempts, that are gone."""
     root = settings.work_root
     before = sorted([*root.glob("*"), *root.glob("*/attempts/*")])
-    with Keeper(store, settings.lease_s) as keeper:
-        while sweep_next(store, settings, "sweeper", lambda: False, keeper):
-            pass
+    run_sweep(store, settings, "sweeper", lambda: False, Keeper(store, settings.lease_s))
     gone = [folder for folder in before if not folder.exists()]
     return [folder for folder in gone if not any(parent in gone for parent in folder.parents)]

@@ -22,6 +22,7 @@ from service.store import (
     UnitCommit,
     UnitLease,
     commits,
+    deletion,
     jobs,
     plans,
     publishing,
@@ -245,7 +246,7 @@ def reach(store: Store, state: JobState, number: int = 1) -> JobRow:
         submit(store, number)
         store.write(jobs.pause if state is JobState.PAUSED else jobs.cancel, name)
         if state is JobState.DELETING:
-            store.write(jobs.begin_deletion, name)
+            store.write(deletion.begin, name, with_dataset=False)
     elif state is JobState.FAILED:
         start_plan(store, number)
         stop_job(store, name, JobState.FAILED)

@@ -6,14 +6,15 @@ from pathlib import Path
 import pytest
 from sqlalchemy import func, select
 
-from schemas.job import JobState
-from service.control import deletion
-from service.control.deletion import delete_job, delete_old_jobs
+import service.control.deletion
+from schemas.job import ENDED_JOB_STATES, JobState
+from service.control.deletion import delete_job
 from service.errors import IllegalMove, NotFound, WriteFailed
 from service.settings import Settings
-from service.store import Store, jobs
+from service.store import Store, Transaction, deletion, jobs, publishing
 from service.store.tables import METADATA
-from tests.support.store_cases import Clock, job_id, reach
+from tests.support.roles import delete_old
+from tests.support.store_cases import Clock, capture, job_id, lease_publish, reach
 
 DAY_S = 86_400.0
 
@@ -47,7 +48,7 @@ def test_only_what_has_ended_is_deleted_and_then_no_row_of_it_is_left(
 ) -> None:
     reach(store, state)
     settings = settings_in(tmp_path)
-    if state in {JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.DELETING}:
+    if state in ENDED_JOB_STATES:
         delete_job(store, settings, job_id(1), with_dataset=False)
         assert rows_left(store) == {}
     else:
@@ -57,10 +58,10 @@ def test_only_what_has_ended_is_deleted_and_then_no_row_of_it_is_left(
         assert rows_left(store) == before
 
 
-def test_a_deletion_that_was_cut_off_cannot_be_resumed_and_is_ended_by_the_next_sweep(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_deletion_that_was_cut_off_cannot_be_resumed_and_its_task_ends_it(
+    store: Store, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """1. The disk refuses. 2. The job is neither resumed nor lost. 3. The sweep deletes what is left."""
+    """1. The disk refuses. 2. The job is neither resumed nor lost, and says why. 3. The task deletes it."""
     reach(store, JobState.FAILED)
     settings = settings_in(tmp_path)
     work, dataset = folders(settings, job_id(1))
@@ -71,10 +72,18 @@ def test_a_deletion_that_was_cut_off_cannot_be_resumed_and_is_ended_by_the_next_
     with monkeypatch.context() as broken, pytest.raises(WriteFailed, match="Permission denied"):
         broken.setattr(shutil, "rmtree", refused)
         delete_job(store, settings, job_id(1), with_dataset=True)
+    with monkeypatch.context() as broken:
+        broken.setattr(shutil, "rmtree", refused)
+        delete_old(store, settings)
     assert work.exists() and not dataset.exists()
+    problem = store.read(jobs.job, job_id(1)).problem
+    assert problem is not None and "Permission denied" in problem.detail
     with pytest.raises(IllegalMove):
         store.write(jobs.resume, job_id(1))
-    assert delete_old_jobs(store, settings) == [job_id(1)]
+    delete_old(store, settings)
+    assert work.exists(), "it waits before it tries again"
+    clock.advance(settings.lease_s)
+    delete_old(store, settings)
     assert not work.exists() and list(dataset.parent.iterdir()) == []
     with pytest.raises(NotFound):
         store.read(jobs.job, job_id(1))
@@ -87,8 +96,55 @@ def test_a_dataset_that_was_to_be_kept_is_kept_where_its_deletion_is_ended_later
     reach(store, JobState.DELETING)
     settings = settings_in(tmp_path, keep_jobs_days=0, delete_old_datasets=True)
     work, dataset = folders(settings, job_id(1))
-    assert delete_old_jobs(store, settings) == [job_id(1)]
+    delete_old(store, settings)
     assert (work.exists(), dataset.exists()) == (False, True)
+
+
+def test_a_dataset_that_was_to_go_goes_where_nothing_but_the_wish_was_recorded(
+    store: Store, tmp_path: Path
+) -> None:
+    reach(store, JobState.COMPLETED)
+    settings = settings_in(tmp_path)
+    work, dataset = folders(settings, job_id(1))
+    store.write(deletion.begin, job_id(1), with_dataset=True)
+    store.write(deletion.begin, job_id(1), with_dataset=False)
+    delete_old(store, settings)
+    assert (work.exists(), dataset.exists()) == (False, False)
+    assert rows_left(store) == {}
+
+
+def test_a_folder_that_cannot_be_removed_delays_no_other_jobs_deletion(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (1, 2, 3):
+        reach(store, JobState.FAILED, number)
+    settings = settings_in(tmp_path, keep_jobs_days=0)
+    stuck = folders(settings, job_id(1))[0]
+    remove = shutil.rmtree
+
+    def removing(folder: Path) -> None:
+        if folder == stuck:
+            raise PermissionError(13, "Permission denied", str(folder))
+        remove(folder)
+
+    monkeypatch.setattr(shutil, "rmtree", removing)
+    delete_old(store, settings)
+    (left,) = store.read(jobs.page)[0]
+    assert (left.id, left.state) == (job_id(1), JobState.DELETING)
+
+
+def test_a_large_job_is_deleted_in_steps_and_by_its_task_where_the_caller_does_not_wait(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deletion, "MAX_ROWS", 3)
+    monkeypatch.setattr(service.control.deletion, "PAUSE_S", 0.0)
+    capture(store, units=5)
+    store.write(publishing.complete, lease_publish(store), None)
+    settings = settings_in(tmp_path)
+    delete_job(store, settings, job_id(1), with_dataset=True)
+    assert store.read(jobs.state, job_id(1)) is JobState.DELETING
+    delete_old(store, settings)
+    assert rows_left(store) == {}
 
 
 @pytest.mark.parametrize("with_datasets", [False, True])
@@ -101,10 +157,11 @@ def test_jobs_are_deleted_when_their_days_are_over(
     clock.advance(3 * DAY_S)
     reach(store, JobState.CANCELLED, 3)
     clock.advance(3600)
-    assert delete_old_jobs(store, settings_in(tmp_path)) == []
+    delete_old(store, settings_in(tmp_path))
+    assert len(store.read(jobs.page)[0]) == 3
     settings = settings_in(tmp_path, keep_jobs_days=2, delete_old_datasets=with_datasets)
     work, dataset = folders(settings, job_id(2))
-    assert delete_old_jobs(store, settings) == [job_id(2)]
+    delete_old(store, settings)
     assert (work.exists(), dataset.exists()) == (False, not with_datasets)
     assert {row.id for row in store.read(jobs.page)[0]} == {job_id(1), job_id(3)}
 
@@ -115,12 +172,15 @@ def test_a_job_that_is_resumed_meanwhile_is_not_deleted_for_its_age(
     reach(store, JobState.FAILED)
     settings = settings_in(tmp_path, keep_jobs_days=0)
 
-    def after_a_resume(*given: object, **named: object) -> None:
-        store.write(jobs.resume, job_id(1))
-        delete_job(*given, **named)
+    begin = deletion.begin
 
-    monkeypatch.setattr(deletion, "delete_job", after_a_resume)
-    delete_old_jobs(store, settings)
+    def after_a_resume(tx: Transaction, job_id: str, *, with_dataset: bool) -> None:
+        jobs.resume(tx, job_id)
+        tx.connection.commit()
+        begin(tx, job_id, with_dataset=with_dataset)
+
+    monkeypatch.setattr(deletion, "begin", after_a_resume)
+    delete_old(store, settings)
     assert store.read(jobs.state, job_id(1)) is JobState.QUEUED
 
 
@@ -132,4 +192,5 @@ def test_a_priority_of_a_job_that_has_ended_neither_changes_it_nor_renews_its_da
     clock.advance(3 * DAY_S)
     assert store.write(jobs.set_priority, job_id(1), 5) == before
     assert store.read(jobs.events, job_id(1)) == events
-    assert delete_old_jobs(store, settings_in(tmp_path, keep_jobs_days=2)) == [job_id(1)]
+    delete_old(store, settings_in(tmp_path, keep_jobs_days=2))
+    assert store.read(jobs.page)[0] == []

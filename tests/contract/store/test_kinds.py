@@ -8,8 +8,8 @@ import pytest
 
 from schemas.job import JobState
 from service.errors import LeaseLost, Outcome
-from service.store import Lease, Store, jobs, plans, publishing, tasks, units
-from service.store.tasks import POLICIES
+from service.store import Lease, Store, deletion, jobs, plans, publishing, tasks, units
+from service.store.policies import POLICIES
 from service.store.values import TaskKind
 from tests.support.store_cases import PROBLEM, TTL_S, Clock, capture, job_id, start_units, submit
 
@@ -92,7 +92,7 @@ def test_an_owner_that_ended_gives_back_its_own_tasks_at_once(of: Kind, store: S
     assert store.write(tasks.extend, [ended, kept], TTL_S) == [ended]
 
 
-@pytest.mark.parametrize("lost", ["expired", "cancelled"])
+@pytest.mark.parametrize("lost", ["expired", "cancelled", "deleted"])
 def test_nothing_is_written_under_a_lease_that_is_lost(
     of: Kind, store: Store, clock: Clock, lost: str
 ) -> None:
@@ -103,11 +103,14 @@ def test_nothing_is_written_under_a_lease_that_is_lost(
         take(of, store, "heir")
     else:
         store.write(jobs.cancel, job_id(1))
+    if lost == "deleted":
+        store.write(deletion.begin, job_id(1), with_dataset=False)
+        store.write(deletion.forget, job_id(1))
     assert store.write(tasks.extend, [lease], TTL_S) == [lease]
     for verb in (
         partial(tasks.fail, lease=lease, problem=PROBLEM, outcome=Outcome.FAIL, max_attempts=ATTEMPTS),
         partial(tasks.release, lease=lease),
-        partial(tasks.postpone, lease=lease),
+        partial(tasks.put_off, lease=lease, problem=PROBLEM, message="not yet"),
     ):
         with pytest.raises(LeaseLost):
             store.write(verb)
@@ -126,11 +129,11 @@ def test_what_no_other_try_would_mend_ends_the_job_at_once(
 
 
 def test_an_owner_that_chose_a_job_too_late_gets_nothing(of: Kind, store: Store, database: Store) -> None:
-    """1. One job's task is leased, and another job is cancelled. 2. Both had been chosen before."""
+    """1. Jobs are chosen. 2. The task of one is leased, one is cancelled, and one has been deleted."""
     of.begin(store, 1)
     take(of, store)
     of.begin(store, 2)
     store.write(jobs.cancel, job_id(2))
-    for number in (1, 2):
+    for number in (1, 2, 3):
         with database.writing() as tx:
             assert tasks._take(tx, of.kind, job_id(number), "late", TTL_S) is None

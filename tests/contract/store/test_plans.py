@@ -5,7 +5,7 @@ import pytest
 from schemas.job import JobState
 from service.errors import IdentityChanged, LeaseLost, Outcome, SourceRefused
 from service.store import PlannedUnit, Store, TaskState, commits, jobs, plans, tasks, units
-from service.store.tasks import POLICIES
+from service.store.policies import POLICIES
 from service.store.values import TaskKind
 from tests.support.store_cases import (
     IDENTITY,

@@ -1,12 +1,14 @@
 """Publishing: only whole jobs, one committer a repository."""
 
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 
 from schemas.job import JobState
 from service.errors import LeaseLost, Outcome
 from service.store import Store, jobs, plans, publishing, tasks
+from service.store.policies import POLICIES
 from service.store.values import TaskKind
 from tests.support.store_cases import (
     IDENTITY,
@@ -29,6 +31,7 @@ from tests.support.store_cases import (
 )
 
 REPO = "org/data"
+DAY_S = 86_400.0
 
 
 def test_a_job_is_published_only_when_its_plan_and_all_units_are_done(store: Store) -> None:
@@ -144,3 +147,44 @@ def test_a_publisher_that_chose_a_job_too_late_gets_nothing(store: Store, databa
         with database.writing() as tx:
             assert tasks._take(tx, TaskKind.PUBLISH, job_id(number), "late", TTL_S) is None
     assert store.read(jobs.state, job_id(2)) is JobState.RUNNING
+
+
+def test_the_last_death_that_another_job_of_the_repository_counts_blocks_its_own_job_alone(
+    store: Store, clock: Clock
+) -> None:
+    """1. Publishers of two jobs of one repository vanish in turn. 2. Each job is blocked in the end."""
+    for number in (1, 2):
+        capture(store, number=number, repo_id=REPO)
+    for _ in range(POLICIES[TaskKind.PUBLISH].max_deaths):
+        for number in (1, 2):
+            with store.writing() as tx:
+                assert tasks._take(tx, TaskKind.PUBLISH, job_id(number), OWNER, TTL_S) is not None
+            clock.advance(TTL_S)
+    capture(store, number=3, repo_id=REPO)
+    assert lease_publish(store).job_id == job_id(3)
+    for number in (1, 2):
+        job = store.read(jobs.job, job_id(number))
+        assert job.state is JobState.BLOCKED and job.problem is not None
+        assert "20 publishers died" in job.problem.detail
+
+
+def test_a_push_that_gets_on_forgets_the_deaths_before(store: Store, clock: Clock) -> None:
+    capture(store, repo_id=REPO)
+    for reached in range(2 * POLICIES[TaskKind.PUBLISH].max_deaths):
+        store.write(publishing.advance, lease_publish(store), reached)
+        clock.advance(TTL_S)
+    store.write(publishing.complete, lease_publish(store), "c0ffee")
+
+
+def test_a_job_was_captured_when_its_last_unit_was_committed(store: Store, clock: Clock) -> None:
+    """However long it then waits, and however often it is stopped and published."""
+    start_units(store, 2)
+    commit(store, lease_unit(store))
+    clock.advance(5)
+    captured_at = datetime.fromtimestamp(clock.now_s, UTC)
+    commit(store, lease_unit(store))
+    for _ in range(2):
+        clock.advance(DAY_S)
+        assert lease_publish(store).captured_at == captured_at
+        stop_job(store, job_id(1))
+        store.write(jobs.resume, job_id(1))

@@ -10,7 +10,7 @@ from schemas.job import JobState
 from schemas.schedule import NewSchedule, RunOutcome, ScheduleState
 from service.control import scheduling
 from service.errors import Conflict, NotFound
-from service.store import Store, jobs, schedules
+from service.store import Store, deletion, jobs, schedules
 from service.store.tables import JOB
 from tests.support.store_cases import Clock
 
@@ -230,8 +230,8 @@ def test_the_last_good_run_is_known_also_when_its_job_is_deleted(store: Store, c
     before = store.read(schedules.schedule_view, "hourly")
     assert (before.last_good_at, before.failing) == (at(9), True)
     for run in store.read(schedules.runs, "hourly"):
-        store.write(jobs.begin_deletion, str(run.job_id))
-        store.write(jobs.forget, str(run.job_id))
+        store.write(deletion.begin, str(run.job_id), with_dataset=False)
+        store.write(deletion.forget, str(run.job_id))
     assert store.read(jobs.page)[0] == []
     assert store.read(schedules.schedule_view, "hourly") == before
 

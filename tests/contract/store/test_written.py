@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 from sqlalchemy import select
@@ -166,12 +167,14 @@ def test_a_schedule_that_is_deleted_beside_a_commit_leaves_no_keys(store: Store,
 def test_a_job_that_was_cut_short_is_published_and_is_no_good_run(store: Store, clock: Clock) -> None:
     store.write(schedules.add, schedule())
     job = begin(store, clock, 3)
+    captured_at = datetime.fromtimestamp(clock.now_s, UTC)
     commit(store, lease_unit(store))
     stop_job(store, job, JobState.FAILED)
     clock.advance(HOUR_S)
     look(store)
     lease = publishing.lease(store, OWNER, TTL_S)
     assert lease is not None and lease.job_id == job
+    assert lease.captured_at == captured_at, "it is not the next night's"
     store.write(publishing.complete, lease, None)
     assert units.lease(store, OWNER, TTL_S) is None
     assert plans.lease(store, OWNER, TTL_S) is not None, "of the next job alone"

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from service.api import sse
 from service.api.sse import EventFeed
 from service.errors import StoreUnavailable
 from service.settings import Settings
-from service.store import NewJob, Store, jobs
+from service.store import NewJob, Store, deletion, jobs
 from tests.support.api import api_settings, job_body, stored
 
 JOB = job_id_from_key("key")
@@ -114,7 +115,8 @@ def test_a_listener_of_a_job_that_is_deleted_before_its_end_was_read_ends(store:
         async for event in EventFeed(store, lambda: False).follow(JOB, JobState.QUEUED, after=0):
             kinds.append(event.event)
             if len(kinds) == 1:
-                for verb in (jobs.cancel, jobs.begin_deletion, jobs.forget):
+                begin = partial(deletion.begin, with_dataset=False)
+                for verb in (jobs.cancel, begin, deletion.forget):
                     await asyncio.to_thread(store.write, verb, JOB)
         return kinds
 

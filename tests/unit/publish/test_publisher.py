@@ -1,5 +1,6 @@
 """The final norm of the model that was captured, read for publishing."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,7 @@ def a_lease(model: Path) -> PublishLease:
         model=str(model),
         identity=identity,
         provenance=None,
+        captured_at=datetime(2026, 1, 1, tzinfo=UTC),
     )
 
 

@@ -1,0 +1,90 @@
+"""Deletion: a task removes what is left of a job that has ended, in steps that hold up no other writer."""
+
+from datetime import timedelta
+
+from sqlalchemy import delete, select, tuple_, update
+
+from schemas.job import ENDED_JOB_STATES, JobState, Problem
+from service.store import tasks
+from service.store.database import Store, Transaction
+from service.store.ledger import LockedJob, lock_job, move_job
+from service.store.tables import (
+    EVENT,
+    JOB,
+    REJECT,
+    REQUEST,
+    RUN,
+    SHARD,
+    TASK,
+    UNIT,
+    UNIT_COMMIT,
+    WRITTEN_KEYS,
+)
+from service.store.values import DeletionLease, Lease, TaskKind
+
+MAX_ROWS = 2000
+"""Rows that one transaction deletes: others write within some tens of milliseconds."""
+
+
+def begin(tx: Transaction, job_id: str, *, with_dataset: bool) -> None:
+    """Let nobody resume a job that has ended, and have it deleted, with its dataset here if asked for.
+
+    Once that was asked for it stays so. Raises NotFound, IllegalMove.
+    """
+    locked = lock_job(tx, job_id)
+    if locked.state is not JobState.DELETING:
+        ended_at = select(JOB.c.updated_at).where(JOB.c.id == job_id).scalar_subquery()
+        run = update(RUN).where(RUN.c.job_id == job_id)
+        kept = {"job_state": locked.state, "job_ended_at": ended_at, "identity": locked.identity}
+        tx.connection.execute(run.values(kept))
+        if locked.state is not JobState.COMPLETED:
+            # What it wrote is in no dataset: those samples come again.
+            of_job = (WRITTEN_KEYS.c.schedule == locked.schedule) & (WRITTEN_KEYS.c.job_id == job_id)
+            tx.connection.execute(delete(WRITTEN_KEYS).where(of_job))
+        tasks.add(tx, move_job(tx, locked, JobState.DELETING), TaskKind.DELETE)
+    if with_dataset:
+        tx.connection.execute(update(JOB).where(JOB.c.id == job_id).values(deletes_dataset=True))
+
+
+def lease(store: Store, owner: str, ttl_s: float) -> DeletionLease | None:
+    """Lease the deletion of a job."""
+    return tasks.lease(store, TaskKind.DELETE, _grant, owner, ttl_s)
+
+
+def _grant(tx: Transaction, job: LockedJob, lease: Lease) -> DeletionLease:
+    with_dataset = select(JOB.c.deletes_dataset).where(JOB.c.id == job.id)
+    return DeletionLease(**lease.fields(), with_dataset=tx.connection.execute(with_dataset).scalar_one())
+
+
+def delay(tx: Transaction, lease: DeletionLease, problem: Problem) -> None:
+    """Record why a job is not deleted yet, and give it back. Raises LeaseLost."""
+    tasks.put_off(tx, lease, problem, "not deleted yet: it is tried again")
+
+
+def forget(tx: Transaction, job_id: str) -> bool:
+    """Delete some records of a job whose deletion has begun; return whether others are left."""
+    state = tx.connection.scalar(select(JOB.c.state).where(JOB.c.id == job_id))
+    if state is not JobState.DELETING:
+        return False  # another was faster
+    room = MAX_ROWS
+    for table in (EVENT, REJECT, SHARD, UNIT_COMMIT, UNIT, TASK):
+        mine = select(*table.primary_key).where(table.c.job_id == job_id)
+        if table is TASK:
+            mine = mine.where(TASK.c.kind != TaskKind.DELETE)  # its lease goes on
+        some = tuple_(*table.primary_key).in_(mine.limit(room))
+        room -= tx.connection.execute(delete(table).where(some)).rowcount
+        if room == 0:
+            return True
+    for table in (TASK, REQUEST):
+        tx.connection.execute(delete(table).where(table.c.job_id == job_id))
+    tx.connection.execute(delete(JOB).where(JOB.c.id == job_id))
+    return False
+
+
+def old(tx: Transaction, age_s: float) -> list[str]:
+    """Return the jobs that ended `age_s` ago."""
+    ended = ENDED_JOB_STATES - {JobState.DELETING}
+    query = select(JOB.c.id).where(
+        JOB.c.state.in_(ended), JOB.c.updated_at <= tx.now - timedelta(seconds=age_s)
+    )
+    return list(tx.connection.scalars(query.order_by(JOB.c.number)))

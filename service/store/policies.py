@@ -1,0 +1,76 @@
+"""What is particular to each kind of task; everything else is the same for all of them."""
+
+import sys
+from dataclasses import dataclass
+
+from schemas.job import JobState
+from service.errors import Outcome
+from service.store.values import TaskKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """How a kind's tasks are leased and named, and what becomes of a job whose task cannot be ended.
+
+    `of_units`: a task is a unit of its job, counted there and reported by an event at every move.
+    `one_a_subject`: tasks of different jobs may have the same subject, which one lease at a time may work on.
+    `exhausted` is the job's state after the last attempt that may fail; `max_deaths` is how many owners may
+    vanish over the task, killed or crashed, before the job is blocked. `delay` is waited for after the first
+    failed attempt, as a share of the lease's time, and doubles with each, up to that time.
+    """
+
+    job_states: frozenset[JobState]
+    of_units: bool = False
+    one_a_subject: bool = False
+    exhausted: Outcome
+    max_deaths: int
+    delay: float
+    blame: str
+    cure: str
+
+
+POLICIES = {
+    TaskKind.PLAN: Policy(
+        job_states=frozenset({JobState.QUEUED, JobState.RUNNING}),
+        exhausted=Outcome.BLOCK,
+        max_deaths=3,
+        delay=1 / 12,
+        blame="planners died without a word over this job",
+        cure="look for the reason in the planner's log and the kernel's (memory), then resume",
+    ),
+    # More deaths than attempts: a node that restarts is no fault of the unit that it happened to hold.
+    TaskKind.CAPTURE: Policy(
+        job_states=frozenset({JobState.QUEUED, JobState.RUNNING}),
+        of_units=True,
+        exhausted=Outcome.FAIL,
+        max_deaths=10,
+        delay=0.0,
+        blame="workers died without a word while they held unit {item}; a worker holds several units at once,"
+        " so another of them may be at fault",
+        cure="look in the kernel's log for workers that were killed for want of memory; give them more of "
+        "it, or submit a new job with a smaller storage.shard_bytes; `resume` tries again",
+    ),
+    TaskKind.PUBLISH: Policy(
+        job_states=frozenset({JobState.QUEUED, JobState.RUNNING, JobState.PUBLISHING}),
+        one_a_subject=True,
+        exhausted=Outcome.BLOCK,
+        max_deaths=20,
+        delay=0.5,
+        blame="publishers died without a word over this job",
+        cure="look for the reason in the worker's log and the kernel's (memory), then resume",
+    ),
+    # It is tried again for as long as the job is there: see `deletion.delay`.
+    TaskKind.DELETE: Policy(
+        job_states=frozenset({JobState.DELETING}),
+        exhausted=Outcome.RETRY,
+        max_deaths=sys.maxsize,
+        delay=1.0,
+        blame="",
+        cure="",
+    ),
+}
+
+
+def task_name(kind: TaskKind, item: int) -> str:
+    """Return how a job's task is called: `unit 3`, or its kind."""
+    return f"unit {item}" if POLICIES[kind].of_units else kind.value
