@@ -1,4 +1,4 @@
-"""The arithmetic of the CUDA gather. What it copies on a device is checked by `benchmarks.gpu`."""
+"""The arithmetic of the CUDA gather. Its copies on a device are checked by `benchmarks.gpu`."""
 
 import pytest
 import torch
