@@ -90,10 +90,10 @@ bench: install
 	$(BIN)/python -m benchmarks.bench
 	$(BIN)/python -m benchmarks.job
 
-# On a machine with a CUDA GPU: the gather's bytes, the drain, and engines beside transformers and plain prefill.
-# PYTHON must have torch for CUDA, and vLLM for the engines; .venv has neither.
+# On a machine with a CUDA GPU: parts by their names (benchmarks/README.md, "On a GPU"), such as PART="exact job".
+# PYTHON must have torch for CUDA, and vLLM for the engines or what benchmarks.gpu.carry brings; .venv has neither.
 gpu:
-	@$(PYTHON) -m benchmarks.gpu
+	@$(PYTHON) -m benchmarks.gpu $(PART)
 
 # Ten times the samples: as fast, and in the same memory?
 soak: install

@@ -23,11 +23,11 @@ class RowKind:
 
 ROWS = {
     PLAIN: RowKind("plain", "plain prefill", 0.0),
-    "plain-v1": RowKind("plain-v1", "plain prefill by runner V1", 0.0, by_default=False),
     "capture": RowKind("capture", "the capture alone, no connector", 0.0),
     "quarry": RowKind("quarry", "Quarry: checked, sealed, durable, proven"),
     "quarry-planes": RowKind("quarry", "Quarry with `planes`", 0.5),
     "quarry-fp8": RowKind("quarry", "Quarry with `fp8`", 0.5),
+    "quarry-slow": RowKind("quarry-slow", "Quarry on a disk of 0.2 GB/s", by_default=False),
     "example": RowKind("example", "vLLM's example connector, batch", peer=True),
     "example-consumed": RowKind("locked", "vLLM's example connector, lock and consume", peer=True),
 }

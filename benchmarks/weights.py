@@ -4,14 +4,17 @@ from pathlib import Path
 
 from benchmarks.workload import Target
 
+LARGE = 2**30
+"""Weights of a matrix of all layers: with more, a CPU takes minutes to draw them."""
 MOE = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 768}
 
 
 def write_target(
     target: Target, folder: Path, max_tokens: int, architecture: str = "llama", dtype: str = "bfloat16"
 ) -> None:
-    """Write a model of this shape, for requests of `max_tokens`, into `folder`; a GPU makes it if it can.
+    """Write a model of this shape, for requests of `max_tokens`, into `folder`.
 
+    A GPU makes a large one if there is one.
     Weights of norms are spread, so that a missing norm shows. The tokenizer has a word for each id: nothing
     is tokenized, but servers ask for one.
     """
@@ -37,7 +40,8 @@ def write_target(
         eos_token_id=None,
         **(MOE if architecture.endswith("_moe") else {}),
     )
-    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+    is_large = target.num_layers * target.hidden_size * target.intermediate_size > LARGE
+    with torch.device("cuda" if is_large and torch.cuda.is_available() else "cpu"):
         model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
     with torch.no_grad():
         for weight in model.parameters():

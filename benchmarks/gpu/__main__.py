@@ -1,32 +1,32 @@
-"""Quarry on a CUDA GPU: are the bytes right, and what does the GPU pay for them?
+"""Quarry on a CUDA GPU, in nine parts: are the rows right, and how fast are they?
 
-Every part is a process of its own: one that dies takes no other's figures with it. What it found is saved as
-soon as it ends.
+Every part is a process of its own with a share of the command's time: one that dies or lasts too long takes
+no other's figures with it. Two files come out: `gpu.json` with all figures, saved as they are known, and
+`gpu.log`.
 """
 
 import argparse
 import contextlib
-import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import torch
+import psutil  # type: ignore[import-untyped]
 
-from benchmarks.gpu.cases import CASES
-from benchmarks.gpu.check import check_bytes
-from benchmarks.gpu.drain import measure_drain
-from benchmarks.harness import command, command_line, positive, say
-from benchmarks.machine import machine_facts
+from benchmarks.gpu.figures import FigureFile
+from benchmarks.gpu.parts import PARTS, in_order, run_part
+from benchmarks.gpu.unpack import SITE
+from benchmarks.harness import command_line, positive, say
+from benchmarks.meter import tree
 
 MODULE = "benchmarks.gpu"
-PARTS = ("bytes", "drain", *CASES, "speed")
-PARITY = "parity"
-"""All cases of it."""
+ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",
     "VLLM_NO_USAGE_STATS": "1",
@@ -34,108 +34,133 @@ ENVIRONMENT = {
     # Without it Triton multiplies float32 as TF32, whose error would hide ours.
     "TRITON_F32_DEFAULT": "ieee",
 }
-ROUNDS = 5
+LIMIT_S = 540.0
+LEAST_S = 20.0
+"""A part is not begun with less time left than this."""
+KILL_S = 20.0
+LOG_BYTES = 4 * 2**20
+"""Of a part's log, its end is kept."""
 LOG_TAIL_LINES = 20
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the chosen parts and keep their figures; return 1 if one of them failed."""
+    """Run the chosen parts and keep their figures; return 1 if one of them failed or was not begun."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = parsed(given)
-    if options.child is not None:
-        options.save.write_text(json.dumps(run_part(options.child, options)))
+    figures = FigureFile(options.out / "gpu.json")
+    if options.child:
+        run_part(options.parts[0], options, figures.save(options.parts[0]))
         return 0
     # Without this, the process of a part would outlive an end by signal.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    parts = parts_of(options.parts)
-    has_gpu = torch.cuda.is_available()
-    if "bytes" in parts and not has_gpu:
-        say("the parts bytes and drain need a CUDA device")
-        return 2
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    for folder in (options.save.parent, options.folder):
+    deadline = time.monotonic() + options.limit_s
+    for folder in (options.out, options.folder):
         folder.mkdir(parents=True, exist_ok=True)
-    result: dict[str, object] = {
-        "command": command(MODULE, options),
-        "machine": machine_facts(options.folder) | (gpu_facts() if has_gpu else {}),
-        "environment": {name: os.environ[name] for name in ENVIRONMENT},
-    }
-    failed = False
-    for part in parts:
-        figures = run_process(part, given, options)
-        result[part] = figures
-        options.save.write_text(json.dumps(result, indent=1) + "\n")
-        failed |= "failed" in figures
-        if part == "bytes" and failed:
-            break
-    return int(failed)
+    environment = part_environment(os.environ)
+    figures.put(facts(options.folder), "machine")
+    how = {name: value for name, value in vars(options).items() if isinstance(value, bool | int | float)}
+    failed = []
+    for part in in_order(options.parts):
+        left_s = deadline - time.monotonic()
+        began = time.monotonic()
+        if left_s < LEAST_S:
+            ending: dict[str, object] = {
+                "failed": f"not begun: {left_s:.0f} s of {options.limit_s:.0f} are left"
+            }
+        else:
+            ending = run_process(part, given, options, environment, left_s)
+        seconds = round(time.monotonic() - began, 1)
+        for name, value in {**ending, "seconds": seconds, "options": how}.items():
+            figures.put(value, "parts", part, name)
+        say(f"{part}: {ending.get('failed', 'done')}")
+        if "failed" in ending:
+            failed.append(part)
+    return int(bool(failed))
 
 
 def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     """Read the command line; `--child` is what a part's process is given."""
-    parser = command_line(MODULE, __doc__, rounds=ROUNDS)
+    parser = command_line(MODULE, __doc__, rounds=2)
     add = parser.add_argument
-    add("--parts", nargs="+", choices=(*PARTS, PARITY), default=PARTS, help="what to run (default: all)")
-    add("--cache-gib", type=positive, default=24, help="size of the drain's paged cache (default: 24)")
+    add("parts", nargs="+", choices=PARTS, metavar="PART", help=f"one or more of {', '.join(PARTS)}")
+    add("--out", type=Path, default=Path(".cache/gpu/out"), help="where gpu.json and gpu.log go")
     add("--folder", type=Path, default=Path(".cache/gpu"), help="where engines write: its disk is measured")
-    add("--tiny", action="store_true", help="tiny targets of engines, to try the commands out")
-    add("--timeout-s", type=float, default=1800.0, help="how long a part may take")
-    add("--save", type=Path, metavar="FILE", default=Path(".cache/gpu/gpu.json"), help="keeps every round")
-    add("--child", help=argparse.SUPPRESS)
+    add("--limit-s", type=float, default=LIMIT_S, help=f"for all parts together (default: {LIMIT_S:.0f})")
+    add("--cache-gib", type=positive, default=24, help="size of the part bytes' paged cache (default: 24)")
+    add("--eager", action="store_true", help="no compiled graphs where a part leaves the choice")
+    add("--tiny", action="store_true", help="tiny targets, to try a part out on vLLM's CPU build")
+    add("--child", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
 
-def parts_of(chosen: Sequence[str]) -> list[str]:
-    """Return the parts to run, in order: no drain is measured whose bytes were not checked."""
-    wanted = set(chosen)
-    if "drain" in chosen:
-        wanted.add("bytes")
-    if PARITY in chosen:
-        wanted.update(CASES)
-    return [part for part in PARTS if part in wanted]
+def part_environment(own: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a part: what was carried comes first on the path, then the repository."""
+    paths = [str(SITE)] if SITE.exists() else []
+    paths += [str(ROOT), *filter(None, [own.get("PYTHONPATH")])]
+    return {**ENVIRONMENT, **own, "PYTHONPATH": os.pathsep.join(paths)}
 
 
-def run_part(part: str, options: argparse.Namespace) -> dict[str, object]:
-    """Run a part in this process."""
-    if part == "bytes":
-        return {"equal": check_bytes(options.cache_gib * 2**30, options.seed)}
-    if part == "drain":
-        return measure_drain(options.cache_gib * 2**30, options.seed, options.rounds)
-    if part == "speed":
-        from benchmarks.gpu.speed import measure_speed
+def facts(folder: Path) -> dict[str, str | int | float]:
+    """Return what figures are worth nothing without; engines write to `folder`."""
+    import torch
 
-        return measure_speed(options.folder, options.rounds, options.seed, tiny=options.tiny)
-    from benchmarks.gpu.parity import measure_parity
+    from benchmarks.machine import machine_facts
 
-    return measure_parity(part, options.folder, tiny=options.tiny)
+    return machine_facts(folder) | (gpu_facts() if torch.cuda.is_available() else {})
 
 
-def run_process(part: str, given: Sequence[str], options: argparse.Namespace) -> dict[str, object]:
-    """Run a part in a process of its own and return its figures; of one that fails, the end of its log."""
-    figures, log = (options.save.with_name(f"{part}.{ending}") for ending in ("json", "log"))
-    order = [sys.executable, "-m", MODULE, *given, "--save", str(figures), "--child", part]
-    with log.open("wb") as sink, tempfile.TemporaryDirectory(dir=options.folder, prefix="run-") as scratch:
-        order += ["--folder", scratch]
-        process = subprocess.Popen(order, stderr=sink, start_new_session=True)
-        try:
-            status: int | str = process.wait(options.timeout_s)
-        except subprocess.TimeoutExpired:
-            status = f"none within {options.timeout_s:.0f} s"
-        finally:
-            # An engine that outlives its part would hold the GPU's memory.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    say(f"{part}: exit status {status}")
-    if status != 0:
-        return {"failed": log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]}
-    found: dict[str, object] = json.loads(figures.read_text())
-    return found
+def run_process(
+    part: str,
+    given: Sequence[str],
+    options: argparse.Namespace,
+    environment: Mapping[str, str],
+    limit_s: float,
+) -> dict[str, object]:
+    """Run a part in a process of its own; return how it ended: of one that fails, the end of its log."""
+    others = set(options.parts) - {part}
+    order = [sys.executable, "-m", MODULE, *(word for word in given if word not in others), "--child"]
+    with tempfile.TemporaryDirectory(
+        dir=options.folder, prefix="run-", ignore_cleanup_errors=True
+    ) as scratch:
+        log = Path(scratch, "log")
+        with log.open("wb") as sink:
+            process = subprocess.Popen(
+                order, stdout=sink, stderr=sink, start_new_session=True, env=environment
+            )
+            try:
+                status: int | str = process.wait(limit_s)
+            except subprocess.TimeoutExpired:
+                status = f"none within {limit_s:.0f} s"
+            finally:
+                kill_tree(process)
+        said = log.read_bytes()[-LOG_BYTES:]
+    with options.out.joinpath("gpu.log").open("ab") as kept:
+        kept.write(f"===== {part}\n".encode() + said + b"\n")
+    shutil.rmtree(options.folder / part, ignore_errors=True)
+    if status == 0:
+        return {}
+    return {
+        "failed": [f"exit status {status}", *said.decode(errors="replace").splitlines()[-LOG_TAIL_LINES:]]
+    }
+
+
+def kill_tree(process: subprocess.Popen[bytes]) -> None:
+    """Kill what is left of a part: an engine in a session of its own would hold the GPU's memory."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        left = tree(process.pid)
+        for one in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+        psutil.wait_procs(left[1:], timeout=KILL_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def gpu_facts() -> dict[str, str | int]:
     """Return what the driver says of the GPU."""
+    import torch
+
     names = ("name", "memory.total", "driver_version", "pcie.link.gen.max", "pcie.link.width.max")
     query = ["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader,nounits", "--id=0"]
     answer = subprocess.run(query, check=True, capture_output=True, text=True).stdout.strip().split(", ")

@@ -1,4 +1,4 @@
-"""The engines of the part `parity`, and their prompts. Pure; free of torch."""
+"""The engines that rows are held to transformers on, and their prompts. Pure; free of torch."""
 
 import random
 from collections.abc import Mapping
@@ -52,7 +52,6 @@ CASES = {
     # The pool holds one long prompt: the others wait in the engine's cache.
     "llama-float16-small-pool": Case("llama", "float16", EAGER, pool_bytes=2**16),
     "qwen3-bfloat16": Case("qwen3", "bfloat16", EAGER),
-    "qwen3_moe-float32": Case("qwen3_moe", "float32", EAGER),
     "answers": Case("llama", "float32", EAGER, answer_tokens=20),
 }
 

@@ -7,10 +7,12 @@ import numpy as np
 import torch
 
 from benchmarks.gpu.cache import LAYOUTS, Request, random_cache, random_requests, states_LTH, view_BLSH
+from benchmarks.gpu.figures import Save
 from benchmarks.gpu.turns import Model
 from benchmarks.gpu.ways import POOL_BYTES, Flight, QuarryWay, Way
 from connector.cuda_gather import STAGE_BYTES, CudaGather
 from connector.pool import HostPool
+from connector.sentinels import SENTINELS, Sentinels
 from tests.support.sums import token_sums
 
 SMALL_STAGE_BYTES = 3 * 2**20
@@ -24,13 +26,12 @@ class WrongBytes(AssertionError):
     """A copy that differs from the cache; no figure of such a gather is worth anything."""
 
 
-def check_bytes(cache_bytes: int, seed: int) -> dict[str, int]:
-    """Compare copies with the cache, bit for bit; return how many bytes of each check were equal.
+def check_bytes(cache_bytes: int, seed: int, save: Save) -> None:
+    """Compare copies with the cache, bit for bit; save how many bytes of each check were equal.
 
     Raises WrongBytes.
     """
     flat, pool, model = random_cache(cache_bytes, seed), HostPool(POOL_BYTES, pinned=True), Model()
-    checked = {}
     for layout in LAYOUTS:
         cache = view_BLSH(flat, layout)
         requests = [
@@ -39,12 +40,36 @@ def check_bytes(cache_bytes: int, seed: int) -> dict[str, int]:
             *random_requests("long", 1, len(cache), seed=2),
             *random_requests("short", POOL_BYTES // 16, len(cache), seed=3),
         ]
+        save(f"bytes equal, sentinels, {layout}", check_sentinels(cache))
         for stage_bytes in (STAGE_BYTES, SMALL_STAGE_BYTES):
             name = f"{layout}, stage of {stage_bytes >> 20} MiB"
-            checked[name] = check_way(QuarryWay(cache, pool, stage_bytes), cache, requests, name)
-        checked[f"{layout}, while written"] = check_order(cache, pool, model)
-    checked["padded caches"] = sum(check_padded(pool, *shape) for shape in ODD_SHAPES)
-    return checked
+            equal = check_way(QuarryWay(cache, pool, stage_bytes), cache, requests, name)
+            save(f"bytes equal, {name}", equal)
+        save(f"bytes equal, {layout}, while written", check_order(cache, pool, model))
+    save("bytes equal, padded caches", sum(check_padded(pool, *shape) for shape in ODD_SHAPES))
+
+
+def check_sentinels(cache_BLSH: torch.Tensor) -> int:
+    """Mark blocks in the middle and at both ends of a cache beyond 2^31 elements; nothing else may change.
+
+    Returns the bytes compared: those blocks and their neighbours.
+    """
+    last = len(cache_BLSH) - 1
+    marked = sorted({0, 3, last // 2, last // 2 + 1, last - 2, last})
+    seen = sorted({at for block in marked for at in (block - 1, block, block + 1) if 0 <= at <= last})
+    index = torch.tensor(seen, device=cache_BLSH.device)
+    wanted = cache_BLSH[index].clone()
+    before = wanted.clone()
+    words = wanted.view(torch.int16)
+    for place in (place for place, block in enumerate(seen) if block in marked):
+        words[place, ..., 0] = words[place, ..., -1] = SENTINELS[cache_BLSH.dtype]
+    Sentinels(cache_BLSH).place(marked)
+    if not torch.equal(cache_BLSH[index].view(torch.int16), words):
+        raise WrongBytes(
+            "sentinels are not the first and last element of every slot of their blocks, or are elsewhere"
+        )
+    cache_BLSH[index] = before
+    return wanted.nbytes
 
 
 def check_way(way: Way, cache_BLSH: torch.Tensor, requests: list[Request], name: str) -> int:

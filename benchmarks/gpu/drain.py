@@ -1,4 +1,4 @@
-"""The part `drain`: the rate of the link, the rate of the gather, and what a model beside it pays.
+"""The end of the part `bytes`: the rate of the link, the rate of the gather, and what a model beside it pays.
 
 A turn moves states of random numbers from a paged cache to pinned memory; no engine runs.
 """
@@ -20,6 +20,7 @@ from benchmarks.gpu.cache import (
     random_requests,
     view_BLSH,
 )
+from benchmarks.gpu.figures import Save
 from benchmarks.gpu.turns import Beside, Model, Turn, drain_alone, drain_beside
 from benchmarks.gpu.ways import POOL_BYTES, PinnedWay, QuarryWay, Way
 from benchmarks.harness import Spread, markdown, paired, run_rounds, shuffled_rounds, spread
@@ -69,47 +70,41 @@ def run_row(cell: Cell, model: Model, name: str, number: int) -> Turn:
     return drain_beside(row.way, row.requests, model, row.beside)
 
 
-def measure_drain(cache_bytes: int, seed: int, num_rounds: int) -> dict[str, object]:
+def measure_drain(cache_bytes: int, seed: int, num_rounds: int, save: Save) -> None:
     """Run every cell: a turn of each row that does not count, then rounds, each in an order of its own."""
     flat, pool, model = random_cache(cache_bytes, seed), HostPool(POOL_BYTES, pinned=True), Model()
-    kept: dict[str, object] = {
-        "shape": {"layers": NUM_LAYERS, "hidden_size": HIDDEN_SIZE, "block_slots": NUM_SLOTS},
-        "pool_bytes": POOL_BYTES,
-        "stage_bytes": STAGE_BYTES,
-    }
+    save("shape", {"layers": NUM_LAYERS, "hidden_size": HIDDEN_SIZE, "block_slots": NUM_SLOTS})
+    save("pool_bytes", POOL_BYTES)
+    save("stage_bytes", STAGE_BYTES)
     for name, cell in cells(flat, pool, seed):
         orders = shuffled_rounds(list(cell), num_rounds, seed)
         turns = run_rounds(list(cell), orders, partial(run_row, cell, model))
         of_cell = figures(turns)
         print(f"\n{name}; rounds: {num_rounds}\n\n{table(of_cell)}", flush=True)
-        kept[name] = {
-            "orders": orders,
-            "rounds": {row: [asdict(turn) for turn in of_row] for row, of_row in turns.items()},
-            "summary": {
-                row: {column: asdict(figure) for column, figure in of_row.items()}
-                for row, of_row in of_cell.items()
-            },
+        summary = {
+            row: {column: asdict(figure) for column, figure in of_row.items()}
+            for row, of_row in of_cell.items()
         }
-    return kept
+        rounds = {row: [asdict(turn) for turn in of_row] for row, of_row in turns.items()}
+        save(f"drain, {name}", {"orders": orders, "rounds": rounds, "summary": summary})
 
 
 def cells(flat: torch.Tensor, pool: HostPool, seed: int) -> Iterator[tuple[str, Cell]]:
     """Yield the rows that are compared with each other, by name."""
     link = PinnedWay(pool, PIECE.num_bytes)
     pieces = [PIECE] * (DRAIN_BYTES // PIECE.num_bytes)
-    for layout in LAYOUTS:
-        cache = view_BLSH(flat, layout)
-        ours = QuarryWay(cache, pool, STAGE_BYTES)
-        for lengths in LENGTHS:
-            requests = random_requests(lengths, DRAIN_BYTES, len(cache), seed)
-            for pace, beside in PACES.items():
-                if pace == AN_8B and lengths != "typical":
-                    continue
-                cell = {PINNED: Row(link, pieces, beside)}
-                if beside is not None:
-                    cell[MODEL] = Row(link, [], beside)
-                cell[QUARRY] = Row(ours, requests, beside)
-                yield f"{lengths}, {layout}, {pace}", cell
+    cache = view_BLSH(flat, LAYOUTS[0])
+    ours = QuarryWay(cache, pool, STAGE_BYTES)
+    for lengths in LENGTHS:
+        requests = random_requests(lengths, DRAIN_BYTES, len(cache), seed)
+        for pace, beside in PACES.items():
+            if pace == AN_8B and lengths != "typical":
+                continue
+            cell = {PINNED: Row(link, pieces, beside)}
+            if beside is not None:
+                cell[MODEL] = Row(link, [], beside)
+            cell[QUARRY] = Row(ours, requests, beside)
+            yield f"{lengths}, {pace}", cell
 
 
 def figures(turns: Mapping[str, Sequence[Turn]]) -> dict[str, dict[str, Spread]]:

@@ -1,5 +1,6 @@
-"""The part `parity`: prompts are captured as a service does it; every stored row is held to transformers."""
+"""The parts `exact` and `compiled`: captured as a service does it, every stored row held to transformers."""
 
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
@@ -9,7 +10,8 @@ import torch
 from vllm.v1.metrics.reader import get_metrics_snapshot
 
 from benchmarks.gpu.agreement import Agreement, States
-from benchmarks.gpu.cases import CASES, OPTIONS, PARITY_TARGET, TINY_TARGET, prompt_units
+from benchmarks.gpu.cases import CASES, EAGER, OPTIONS, PARITY_TARGET, TINY_TARGET, prompt_units
+from benchmarks.gpu.figures import Save
 from benchmarks.weights import write_target
 from schemas.request import Dtype, Generate
 from service.capture.engine import EngineSpec
@@ -23,15 +25,17 @@ class WrongRow(AssertionError):
     """A stored row of other tokens than the engine ran."""
 
 
-def measure_parity(name: str, folder: Path, *, tiny: bool) -> dict[str, object]:
-    """Run one case below `folder` and return its figures. Raises WrongRow."""
-    case, target = CASES[name], TINY_TARGET if tiny else PARITY_TARGET
+def measure_parity(name: str, options: Namespace, save: Save) -> None:
+    """Run one case; its figures are saved anew after every unit. Raises WrongRow."""
+    case, target = CASES[name], TINY_TARGET if options.tiny else PARITY_TARGET
+    folder = options.folder / options.parts[0] / name
     units = prompt_units(case, target.vocab_size)
     longest = max(len(ids) for rows in units for ids in rows) + max(1, case.answer_tokens)
     weights = folder / "target"
     write_target(target, weights, longest, case.architecture, case.dtype)
+    own = EAGER if options.eager else {}
     settings = Settings(
-        data_dir=folder, engine_options=OPTIONS | dict(case.options), pool_bytes=case.pool_bytes
+        data_dir=folder, engine_options=OPTIONS | dict(case.options) | own, pool_bytes=case.pool_bytes
     )
     spec = EngineSpec(
         weights=weights,
@@ -47,6 +51,12 @@ def measure_parity(name: str, folder: Path, *, tiny: bool) -> dict[str, object]:
     lengths: list[int] = []
     engine, truth = VllmEngine(), partial(reference, weights, dtype="float32")
     with started(engine, spec, settings, truth=truth, tolerance=0.0, vocab_size=target.vocab_size) as bench:
+        facts = {
+            "case": asdict(case),
+            "target": asdict(target),
+            "engine": engine.info.model_dump(mode="json"),
+        }
+        save(name, facts)
         for prompts in units:
             _, rows, answers = bench.capture(prompts, generate=generate)
             ids = by_row(prompts, answers)
@@ -58,16 +68,9 @@ def measure_parity(name: str, folder: Path, *, tiny: bool) -> dict[str, object]:
             for stored, exact, rounded in zip(rows.values(), expected, same_dtype, strict=True):
                 agreement.add({k: bench.states(stored, k) for k in target.layer_ids}, exact, rounded)
             lengths += map(len, wanted)
-        cached = sum(one.value for one in get_metrics_snapshot() if one.name == "vllm:prefix_cache_hits")
-    return {
-        "case": asdict(case),
-        "target": asdict(target),
-        "engine": engine.info.model_dump(mode="json"),
-        "rows": len(lengths),
-        "tokens": sum(lengths),
-        "tokens_from_prefix_cache": cached,
-        "layers": agreement.figures(),
-    }
+            hits = sum(one.value for one in get_metrics_snapshot() if one.name == "vllm:prefix_cache_hits")
+            counts = {"rows": len(lengths), "tokens": sum(lengths), "tokens_from_prefix_cache": hits}
+            save(name, facts | counts | {"layers": agreement.figures()})
 
 
 def reference(weights: Path, prompts: Sequence[Sequence[int]], dtype: Dtype) -> list[States]:

@@ -4,14 +4,14 @@ from collections.abc import Callable
 
 from benchmarks.rows.contract import Engine, Site
 from benchmarks.rows.example import ExampleEngine, LockedEngine
-from benchmarks.rows.plain import CaptureEngine, PlainEngine, PlainV1Engine
-from benchmarks.rows.quarry import QuarryEngine
+from benchmarks.rows.plain import CaptureEngine, PlainEngine
+from benchmarks.rows.quarry import QuarryEngine, SlowDiskEngine
 
 ENGINES: dict[str, Callable[[Site], Engine]] = {
     "plain": PlainEngine,
-    "plain-v1": PlainV1Engine,
     "capture": CaptureEngine,
     "quarry": QuarryEngine,
+    "quarry-slow": SlowDiskEngine,
     "example": ExampleEngine,
     "locked": LockedEngine,
 }

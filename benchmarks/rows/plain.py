@@ -1,7 +1,6 @@
 """vLLM without our connector: plain prefill, the capture alone, and what the example's rows begin with."""
 
 import asyncio
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -87,20 +86,6 @@ class PlainEngine(VllmHost):
         """Serve plain prefill."""
         super().__init__(site)
         self.rows = {"plain": PrefillRow("plain", self)}
-
-
-class PlainV1Engine(PlainEngine):
-    """The same by the runner that the capture needs, where vLLM would choose the other one."""
-
-    def __init__(self, site: Site) -> None:
-        """Serve plain prefill."""
-        super().__init__(site)
-        self.rows = {"plain-v1": PrefillRow("plain-v1", self)}
-
-    async def start(self) -> None:
-        """Start vLLM; this process has no other engine."""
-        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
-        await super().start()
 
 
 class CaptureEngine(VllmHost):

@@ -50,6 +50,22 @@ class QuarryEngine:
         await self.link.close()
 
 
+class SlowDisk(VllmEngine):
+    """vLLM with the connector whose writers share a slow disk."""
+
+    connector_module = "benchmarks.gpu.slow_connector"
+
+
+class SlowDiskEngine(QuarryEngine):
+    """Ours on a disk that is slower than the engine."""
+
+    def __init__(self, site: Site) -> None:
+        """Serve the states as they are."""
+        super().__init__(site)
+        self.engine = SlowDisk()
+        self.rows = {"quarry-slow": QuarryRow("quarry-slow", self)}
+
+
 class QuarryRow:
     """One job's units through the engine, as many at once as a worker of the service runs."""
 

@@ -76,7 +76,7 @@ second times the bytes of a token, which are captured layers times hidden size t
 with its own tokens; measure the rate with plain prefill on your node first.
 
 Measured on one H200's machine, with PCIe 5 x16 and 16 cores
-([gpu-drain.json](../benchmarks/results/gpu-drain.json), `make gpu`):
+([gpu-drain.json](../benchmarks/results/gpu-drain.json), `make gpu PART=bytes`):
 
 | what | GB/s |
 | --- | --- |

@@ -1,19 +1,26 @@
 """The parts of the GPU benchmark that no GPU is needed for."""
 
 import importlib
+import json
 import math
 import sys
+import zipfile
 
+import pydantic
 import pytest
 import torch
 
-from benchmarks.gpu.__main__ import parts_of
+from benchmarks.gpu.__main__ import LEAST_S, main, part_environment
 from benchmarks.gpu.agreement import Agreement
 from benchmarks.gpu.cache import NUM_SLOTS, TOKEN_BYTES, Request, random_requests
+from benchmarks.gpu.carry import LIMIT_BYTES, TooLarge, distribution, own_files, pack, report, requirements
 from benchmarks.gpu.cases import BORDER_LENGTHS, CASES, OPTIONS, SHARED_PREFIX_TOKENS, prompt_units
 from benchmarks.gpu.check import WrongBytes, compare
 from benchmarks.gpu.drain import MODEL, PINNED, QUARRY, SHARE, STEP, figures, table
+from benchmarks.gpu.figures import FigureFile
+from benchmarks.gpu.parts import CASES as CASES_OF, PARTS, in_order
 from benchmarks.gpu.turns import Drain, Turn
+from benchmarks.gpu.unpack import unpack
 from benchmarks.gpu.ways import Flight
 from connector.gather import CpuGather
 
@@ -120,15 +127,7 @@ def test_a_copy_is_compared_as_bytes_and_by_its_sums():
         compare(flight, wanted, "an equal number of other bits")
 
 
-def test_no_drain_is_measured_before_its_bytes_were_checked():
-    assert parts_of(["drain"]) == ["bytes", "drain"]
-
-
-def test_parity_is_every_case_of_it():
-    assert parts_of(["speed", "parity"]) == [*CASES, "speed"]
-
-
-def test_the_parts_without_an_engine_need_torch_numpy_and_psutil_alone(monkeypatch):
+def test_the_part_without_an_engine_needs_torch_numpy_and_psutil_alone(monkeypatch):
     ours = [name for name in sys.modules if name.startswith(("benchmarks", "connector", "schemas", "tests"))]
     for name in ours:
         monkeypatch.delitem(sys.modules, name)
@@ -136,7 +135,8 @@ def test_the_parts_without_an_engine_need_torch_numpy_and_psutil_alone(monkeypat
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ImportError):
         importlib.import_module("connector.wire")
-    importlib.import_module("benchmarks.gpu.__main__")
+    for name in ("__main__", "check", "drain", "unpack"):
+        importlib.import_module(f"benchmarks.gpu.{name}")
 
 
 @pytest.mark.parametrize(("captured", "nearer_elsewhere"), [((0, 2, 3), 0), ((0, 1, 3), 1)])
@@ -160,3 +160,103 @@ def test_the_prompts_cross_blocks_and_steps_and_come_again_with_tails_on_a_share
     assert second[: len(first)] == first
     prefix = max(first, key=len)[:SHARED_PREFIX_TOKENS]
     assert all(ids[: len(prefix)] == prefix for ids in second[len(first) :])
+
+
+def test_parts_run_once_each_in_their_own_order():
+    assert in_order(["job", "bytes", "job"]) == ["bytes", "job"]
+    assert list(PARTS)[:3] == ["bytes", "exact", "job"]
+    assert sorted(case for cases in CASES_OF.values() for case in cases) == sorted(CASES)
+
+
+def test_a_figure_is_in_the_file_as_soon_as_it_is_saved_beside_those_of_other_parts(tmp_path):
+    path = tmp_path / "gpu.json"
+    FigureFile(path).put({"gpu": "one"}, "machine")
+    save = FigureFile(path).save("exact")
+    save("rows", 1)
+    assert json.loads(path.read_text())["parts"] == {"exact": {"figures": {"rows": 1}}}
+    FigureFile(path).save("job")("alarms", 0)
+    save("rows", 2)
+    found = json.loads(path.read_text())
+    assert found["machine"] == {"gpu": "one"}
+    assert found["parts"] == {"exact": {"figures": {"rows": 2}}, "job": {"figures": {"alarms": 0}}}
+    assert [file.name for file in tmp_path.iterdir()] == ["gpu.json"]
+
+
+def test_a_part_that_dies_or_finds_no_time_left_is_recorded_and_the_next_one_goes_on(tmp_path):
+    out = tmp_path / "out"
+    common = ["--out", str(out), "--folder", str(tmp_path / "work")]
+    assert main(["bytes", *common, "--limit-s", str(LEAST_S / 2)]) == 1
+    assert main(["bytes", *common, "--cache-gib", "1", "--limit-s", "120"]) == 1
+    parts = json.loads((out / "gpu.json").read_text())["parts"]
+    assert parts["bytes"]["failed"][0] == "exit status 1"
+    assert parts["bytes"]["failed"][-1] in (out / "gpu.log").read_text()
+    assert sorted(file.name for file in out.iterdir()) == ["gpu.json", "gpu.log"]
+
+
+def test_what_was_carried_comes_first_on_the_path_of_a_part(tmp_path, monkeypatch):
+    monkeypatch.setattr("benchmarks.gpu.__main__.SITE", tmp_path)
+    paths = part_environment({"PYTHONPATH": "own", "HF_HUB_OFFLINE": "0"})["PYTHONPATH"].split(":")
+    assert (paths[0], paths[-1], len(paths)) == (str(tmp_path), "own", 3)
+
+
+def test_a_transfer_that_does_not_fit_names_the_file():
+    sizes = {"small": 10**6, "kernels": LIMIT_BYTES - 2 * 10**6}
+    assert report("first", sizes, 10**6).startswith("transfer first: 64.0 MB of 64")
+    with pytest.raises(TooLarge, match=r"transfer first: kernels has 62\.0 MB and does not fit"):
+        report("first", sizes, 10**6 + 1)
+
+
+def test_wheels_are_asked_for_at_the_pinned_version():
+    pins = "a-b==1.2 \\\n    --hash=sha256:0\nc==3\n"
+    assert requirements(pins, ["c", "a-b"]) == ["c==3", "a-b==1.2"]
+    with pytest.raises(KeyError, match="d"):
+        requirements(pins, ["d"])
+
+
+@pytest.mark.parametrize(
+    ("wheel", "wanted"),
+    [
+        ("a_b-1.2.0.post7-py3-none-any.whl", "a-b==1.2.0.post7"),
+        ("SQLAlchemy-2.1.9-cp312-cp312-manylinux_2_28_x86_64.whl", "sqlalchemy==2.1.9"),
+    ],
+)
+def test_a_wheel_is_known_by_its_name_and_version(tmp_path, wheel, wanted):
+    assert distribution(tmp_path / wheel) == wanted
+
+
+def test_what_was_carried_is_unpacked_once_also_when_the_second_transfer_comes_later(tmp_path):
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    pack(tmp_path / "first" / "kernels.tar.xz", [("vllm/kernels.so", b"code")])
+    assert unpack(tmp_path, tmp_path / "site") == ["kernels.tar.xz"]
+    with zipfile.ZipFile(tmp_path / "second" / "one.whl", "w") as wheel:
+        wheel.writestr("one/__init__.py", "")
+    assert unpack(tmp_path, tmp_path / "site") == ["one.whl"]
+    assert (tmp_path / "site" / "vllm" / "kernels.so").read_bytes() == b"code"
+    assert (tmp_path / "site" / "one" / "__init__.py").exists()
+
+
+def test_a_stub_has_every_name_for_imports_annotations_bases_and_constants(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, content in own_files():
+        if name.startswith("xgrammar") or name == "carried_stub.py":
+            path = tmp_path / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(content)
+    before = set(sys.modules)
+    for name in [name for name in sys.modules if name.split(".")[0] == "xgrammar"]:
+        monkeypatch.delitem(sys.modules, name)
+    finders = list(sys.meta_path)
+    try:
+        module = importlib.import_module("xgrammar.any.module")
+
+        class Child(module.Base):
+            field: module.Other | None = None
+
+        assert Child().field is None
+        assert isinstance(module.Other.CONSTANT, type)
+        assert pydantic.TypeAdapter(module.Other | int).validate_python("any") == "any"
+    finally:
+        sys.meta_path[:] = finders
+        for name in set(sys.modules) - before | {"xgrammar", "carried_stub"}:
+            sys.modules.pop(name, None)
