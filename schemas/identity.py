@@ -83,11 +83,16 @@ class Identity(Wire):
     labels: tuple[str, ...] = added(())
     duplicates: Duplicates = added("same_id_and_tokens")
     weights_sha256: str | None = added(None)
-    """Of parts of a local model's weights; null for a model of the Hub and in datasets up to version 0.1."""
+    """Of a local model's weights, all of them; null for a model of the Hub, which its commit identifies."""
 
     def sha256(self) -> str:
         """Return the digest of the canonical JSON."""
         return canonical_sha256(self.model_dump(mode="json"))
+
+    def model_sha256(self) -> str:
+        """Return the digest of what the model is, wherever it lies and whatever it is called."""
+        fields = {"revision", "weights_sha256", "tokenizer_sha256"}
+        return canonical_sha256(self.model_dump(mode="json", include=fields))
 
     def recipe(self) -> str:
         """Return the loss rule and what else was chosen of rendering and selection, in words."""

@@ -47,9 +47,9 @@ ConfigName = Annotated[str, StringConstraints(pattern=CONFIG_NAME_PATTERN)]
 """A `datasets` configuration's name."""
 
 
-def job_id_from_key(key: str) -> str:
-    """Return the job id of an idempotency key: the same key is the same job on any machine."""
-    return "j-" + hashlib.blake2b(key.encode(), digest_size=8).hexdigest()
+def job_id_from_content(content: str) -> str:
+    """Return the id of a job that is known by its content: the same on any machine."""
+    return "j-" + hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
 
 
 def is_job_id(value: str) -> bool:

@@ -11,7 +11,7 @@ from benchmarks.rows.contract import RowFailed, Site, Written, removed, run_boun
 from connector.wire import RowRef
 from schemas.dataset.index import Witness, write_index
 from schemas.dataset.tables import read_plan_table
-from schemas.names import attempt_dir, index_path, job_id_from_key, plan_path, shard_file, shard_path
+from schemas.names import attempt_dir, index_path, job_id_from_content, plan_path, shard_file, shard_path
 from schemas.receipts import OpenUnit, UnitKey, UnitSealed
 from schemas.request import Compression
 from service.capture.budget import InFlight
@@ -72,7 +72,7 @@ class QuarryRow:
     def __init__(self, name: str, host: QuarryEngine, compression: Compression = "none") -> None:
         """Run on `host`; the job is named for the row."""
         self._name, self._host = name, host
-        self._job = job_id_from_key(f"bench {name}")
+        self._job = job_id_from_content(f"bench {name}")
         target, generate = host.site.work.target, host.site.generate()
         self._identity = identity(
             layer_ids=target.layer_ids,

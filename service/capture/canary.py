@@ -36,7 +36,7 @@ from service.proof.canary import States, canary_key, canary_prompts, judge, judg
 from service.proof.head import Head
 from service.proof.reference import Reference, reference_states
 from service.settings import Settings
-from service.store import Store, UnitLease, canaries, jobs
+from service.store import Store, UnitLease, canaries
 
 logger = logging.getLogger(__name__)
 
@@ -55,12 +55,9 @@ class Canary:
         self._lease, self._store, self._settings = lease, store, settings
         self._reference: asyncio.Task[Reference] | None = None
         self._is_early = False
-        self._is_skipped = False
 
     async def __aenter__(self) -> Self:
-        """Read whether the job skips its canary."""
-        request = await asyncio.to_thread(self._store.read, jobs.request, self._lease.job_id)
-        self._is_skipped = request.canary == "skip"
+        """Do nothing before `begin_early`, or else `ensure`."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -75,7 +72,7 @@ class Canary:
         Where these states passed on an engine before, this one's canary has most likely passed too, and the
         reference would be in vain.
         """
-        if self._is_skipped or await self._passed(states_key(self._lease.identity)):
+        if self._lease.skips_canary or await self._passed(states_key(self._lease.identity)):
             return
         max_bytes = self._settings.canary_max_bytes
         self._is_early = max_bytes is None
@@ -92,7 +89,7 @@ class Canary:
         """
         identity, job_id = self._lease.identity, self._lease.key.job_id
         key = canary_key(session.provenance(job_id, identity))
-        if self._is_skipped or await self._passed(key):
+        if self._lease.skips_canary or await self._passed(key):
             return
         prompts = canary_prompts(session.head.vocab_size, session.spec.max_model_len - 1)
         reference = self._reference or self._begin(session.spec, prompts, self._settings.canary_max_bytes)

@@ -5,12 +5,12 @@ vLLM implements it, and so does the tests' engine.
 Durability is not part of an answer: it comes over the link, from the connector (`service.capture.link`).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from connector.wire import RowRef
-from schemas.identity import EngineInfo
+from schemas.identity import EngineInfo, Identity
 from schemas.request import Dtype, Generate
 from service.capture.link import EngineLink
 from service.settings import Settings
@@ -18,23 +18,31 @@ from service.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """Everything of a job that an engine is started for. A running engine serves a job if `covers` says so.
+    """What an engine is started for, and so what it holds.
 
-    `max_model_len` counts tokens, the sampled one included. `decode` asks for rightly captured decode steps.
+    `model_sha256` is the identity's digest of the model whose `weights` are loaded. `max_model_len` counts
+    tokens, the sampled one included; `longest_model_len` is the most that the model allows. `decode` asks
+    for rightly captured decode steps.
     """
 
     weights: Path
-    revision: str
+    model_sha256: str
     dtype: Dtype
     layer_ids: tuple[int, ...]
     hidden_size: int
     max_model_len: int
     decode: bool
+    longest_model_len: int | None = None
 
-    def covers(self, other: "EngineSpec") -> bool:
-        """Say whether an engine started for this spec can serve `other` as well."""
-        same = replace(other, max_model_len=self.max_model_len, decode=self.decode) == self
-        return same and self.max_model_len >= other.max_model_len and (self.decode or not other.decode)
+    def serves(self, identity: Identity) -> bool:
+        """Say whether a running engine of this spec captures the states that `identity` asks for.
+
+        By what was loaded, whatever lies in the model's folder by now.
+        """
+        held = (self.model_sha256, self.dtype, self.layer_ids)
+        asked = (identity.model_sha256(), identity.dtype, identity.layer_ids)
+        fits = self.max_model_len > identity.max_tokens or self.max_model_len == self.longest_model_len
+        return held == asked and fits and (self.decode or identity.generate is None)
 
 
 WITNESS_TOKENS = 16

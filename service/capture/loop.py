@@ -21,6 +21,7 @@ from service.capture.session import EngineSession, EngineSlot
 from service.errors import (
     STORE_AWAY,
     EngineDied,
+    EngineRefused,
     EngineStuck,
     QuarryError,
     StatesWrong,
@@ -80,6 +81,8 @@ class Capture:
         self._engine = EngineSlot(settings)
         self._budget = InFlight(settings.in_flight_tokens, settings.in_flight_requests)
         self._units: dict[UnitKey, _Unit] = {}
+        self._last_job: str | None = None
+        """Of the unit leased last: the next one of the same job needs no other engine."""
         self.stop = asyncio.Event()
         self._room = asyncio.Event()
         """Set when a unit ends, or no longer needs the engine."""
@@ -124,21 +127,20 @@ class Capture:
         limit = self._settings.units_in_flight
         if in_engine >= limit or len(self._units) >= limit + self._settings.units_in_proof:
             return False
-        session = self._engine.session
         try:
             lease = await asyncio.to_thread(
                 units.lease,
                 self._store,
                 self._owner,
                 self._settings.lease_s,
-                prefer_job=session.proven_job if session is not None else None,
+                prefer_job=self._last_job,
             )
         except STORE_AWAY as error:
             logger.warning("no unit can be leased: %s", error)
             return False
         if lease is None:
             return False
-        unit = self._keep(lease)
+        unit, self._last_job = self._keep(lease), lease.job_id
         session = await self._unless_stopped(self._supervised(unit, self._engine_for(lease)))
         if self.stop.is_set():
             return True
@@ -183,25 +185,28 @@ class Capture:
 
         Where another engine is needed, the units of the old one end first.
         """
-        spec = await self._engine.inspect(lease)
         session = self._engine.session
-        fits = session is not None and session.serves(spec)
-        if session is not None and fits and lease.key.job_id == session.proven_job:
+        if session is not None and session.serves(lease.identity) and (session.proven or lease.skips_canary):
             return session
         # Torch and the engine are imported beside the worker's start, which does not wait for them.
         await asyncio.to_thread(import_engine, self._settings)
         from service.capture.canary import Canary
 
         async with Canary(lease, self._store, self._settings) as canary:
-            if session is None or not fits:
+            if session is None or not session.serves(lease.identity):
                 if running := self._tasks():
                     await asyncio.wait(running)
                 logger.info("starting the engine for %s", lease.model)
+                spec = await self._engine.inspect(lease)
                 head = await self._engine.prepare(spec)
                 await canary.begin_early(spec, head)
-                session = await self._engine.start(spec, head)
-            await canary.ensure(session)
-        session.proven_job = lease.key.job_id
+                session = await self._engine.start(lease, spec, head)
+            try:
+                await canary.ensure(session)
+            except (StatesWrong, EngineRefused):
+                await self._engine.check_unchanged(lease)  # the reference may have read another model
+                raise
+        session.proven = session.proven or not lease.skips_canary
         return session
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T | None:
@@ -262,7 +267,7 @@ class Capture:
             # Before anything is waited for: units that run beside this one look at it before they commit.
             session.trusted = False
         if session is not None and isinstance(error, EngineDied):
-            session.proven_job = None
+            session.proven = False
         problem = error.problem()
 
         def fail() -> None:

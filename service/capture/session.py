@@ -11,9 +11,11 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from schemas.identity import Identity, Provenance, layer_info
+from schemas.names import is_local_model
 from schemas.receipts import OpenUnit, UnitKey
 from service.capture.engine import Engine, EngineSpec
 from service.capture.link import EngineLink
+from service.errors import IdentityChanged
 from service.plan.target import Target, planned_target
 from service.plan.weights import fetch_weights
 from service.settings import Settings
@@ -31,12 +33,13 @@ def spec_for(identity: Identity, target: Target, settings: Settings) -> EngineSp
     longest = min(identity.max_tokens + 1, target.max_model_len)
     return EngineSpec(
         weights=fetch_weights(target, settings),
-        revision=target.revision,
+        model_sha256=identity.model_sha256(),
         dtype=target.dtype,
         layer_ids=target.layer_ids,
         hidden_size=target.hidden_size,
         max_model_len=min(1 << (longest - 1).bit_length(), target.max_model_len),
         decode=identity.generate is not None,
+        longest_model_len=target.max_model_len,
     )
 
 
@@ -53,17 +56,17 @@ class EngineSession:
 
     Nothing that it captured is committed from then on.
     """
-    proven_job: str | None = None
-    """The job whose canary passed last on this engine."""
+    proven: bool = False
+    """Whether a canary passed on this engine since it started, or since it last failed a request."""
 
     @property
     def alive(self) -> bool:
         """Say whether engine and connector both still answer; either may die first."""
         return self.engine.alive and self.link.alive
 
-    def serves(self, spec: EngineSpec) -> bool:
-        """Say whether a job of `spec` can run on this engine as it is."""
-        return self.trusted and self.spec.covers(spec) and self.alive
+    def serves(self, identity: Identity) -> bool:
+        """Say whether states of `identity` can be captured on this engine as it is."""
+        return self.trusted and self.spec.serves(identity) and self.alive
 
     def provenance(self, job_id: str, identity: Identity) -> Provenance:
         """Return what made the dataset, and of what."""
@@ -77,7 +80,15 @@ class EngineSession:
         )
 
     def opening(self, key: UnitKey, num_rows: int, identity: Identity) -> OpenUnit:
-        """Return the message that opens attempt `key` in the connector."""
+        """Return the message that opens attempt `key` in the connector.
+
+        Raises IdentityChanged if the engine holds another model than `identity` names.
+        """
+        if not self.spec.serves(identity):
+            detail = (
+                f"the engine holds another model, or captures other layers, than job {key.job_id} asks for"
+            )
+            raise IdentityChanged(detail, cure="resume the job")
         return OpenUnit(
             key=key,
             num_rows=num_rows,
@@ -95,18 +106,20 @@ class EngineSlot:
         self.session: EngineSession | None = None
         self._running = AsyncExitStack()
         """Stops the engine, then closes its link."""
-        self._inspected: tuple[str, EngineSpec] | None = None
 
     async def inspect(self, lease: UnitLease) -> EngineSpec:
-        """Return the spec of a unit's job; asks the Hub and downloads weights once a job.
+        """Return what a unit's engine is started for, from the model as it is now.
 
-        Raises IdentityChanged, UnknownModel, UnknownLayer.
+        Reads all of a local model, and downloads the weights of another.
+
+        Raises IdentityChanged, UnknownModel, HubUnavailable.
         """
-        job_id = lease.key.job_id
-        if self._inspected is None or self._inspected[0] != job_id:
-            spec = await asyncio.to_thread(self._spec_of, lease)
-            self._inspected = (job_id, spec)
-        return self._inspected[1]
+        return await asyncio.to_thread(self._spec_of, lease)
+
+    async def check_unchanged(self, lease: UnitLease) -> None:
+        """Look at a local model again; a commit of the Hub does not change. Raises as `inspect` does."""
+        if is_local_model(lease.model):
+            await self.inspect(lease)
 
     def _spec_of(self, lease: UnitLease) -> EngineSpec:
         target = planned_target(lease.identity, lease.model, self._settings)
@@ -119,8 +132,11 @@ class EngineSlot:
         await self.stop()
         return await asyncio.to_thread(Head.load, spec.weights, spec.dtype)
 
-    async def start(self, spec: EngineSpec, head: "Head") -> EngineSession:
-        """Start an engine that was prepared. Raises EngineRefused, EngineDied."""
+    async def start(self, lease: UnitLease, spec: EngineSpec, head: "Head") -> EngineSession:
+        """Start an engine that was prepared. Raises EngineRefused, EngineDied.
+
+        IdentityChanged if the model was changed meanwhile.
+        """
         engine: Engine = resolve_name(self._settings.engine)()
         link = EngineLink()
         async with AsyncExitStack() as starting:
@@ -128,6 +144,7 @@ class EngineSlot:
             starting.push_async_callback(engine.stop)
             await link.listen()
             await engine.start(spec, self._settings, link)
+            await self.check_unchanged(lease)
             self._running = starting.pop_all()
         self.session = EngineSession(spec, engine, link, head)
         return self.session

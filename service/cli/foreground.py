@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 
 from schemas.job import RESTING_JOB_STATES, JobState, Problem, Progress
-from schemas.names import MANIFEST_FOLDER, is_local_model, job_id_from_key, manifest_path
+from schemas.names import MANIFEST_FOLDER, job_id_from_content, manifest_path
 from schemas.request import ExtractRequest
 from service.cli.progress_bar import ProgressDisplay
 from service.control.submit import check
@@ -45,18 +45,18 @@ class Ending:
 def extract_to(out: Path, request: ExtractRequest, settings: Settings, display: ProgressDisplay) -> Ending:
     """Run `request` until `out` holds its dataset and nothing else, or a signal comes. Main thread only.
 
-    The job id hashes the request, the source's content and a local model's weights: new content gives a new
-    id, and another job in a repository. The manifest of that id in `out` means that the job is done.
+    A new job's id hashes the request, the source's content and the model's: new content gives a new id in
+    the repository that both are pushed to. The manifest of that id in `out` means that the job is done.
 
     Raises:
         OptionRefused: `out` holds another job, is in use, or is not empty.
         RequestError, HubDenied, HubUnavailable: as `service.control.submit.check`; then nothing is written.
     """
     private = out / PRIVATE
-    key = None
+    job_id = None
     if not private.exists():
-        key = _key(request, settings)
-        finished = _finished(out, job_id_from_key(key))
+        job_id = _job_id(request, settings)
+        finished = _finished(out, job_id)
         if finished is not None:
             return finished
         _refuse_filled(out)
@@ -67,8 +67,8 @@ def extract_to(out: Path, request: ExtractRequest, settings: Settings, display: 
     with locked(private / "lock", busy, "--out"), _opened(settings) as store:
         row = _unfinished(store, request, out)
         if row is None:
-            key = key or _key(request, settings)
-            row, _ = store.write(jobs.submit, NewJob.of(job_id_from_key(key), key, request))
+            job_id = job_id or _job_id(request, settings)
+            row, _ = store.write(jobs.submit, NewJob.of(job_id, job_id, request))
         if row.state in RESTING_JOB_STATES - {JobState.COMPLETED}:
             store.write(jobs.resume, row.id)
         ending = _run(store, row.id, settings, display)
@@ -78,19 +78,17 @@ def extract_to(out: Path, request: ExtractRequest, settings: Settings, display: 
     return ending
 
 
-def _key(request: ExtractRequest, settings: Settings) -> str:
-    """Return what the id of a new job is made of. Raises SourceRefused, UnknownModel, HubUnavailable.
+def _job_id(request: ExtractRequest, settings: Settings) -> str:
+    """Return the id of a new job: of what it captures, and so another one if source or model change.
 
-    A Hub model without a revision is not asked for: the dataset names the commit that it was made with.
+    Raises SourceRefused, UnknownModel, HubUnavailable.
     """
-    from service.plan.model_folder import locate_model
+    from service.plan.model_folder import content_of, locate_model
     from service.plan.sources import open_source
 
-    key = f"{request.canonical_json()}\n{open_source(request.source, settings).fingerprint()}"
-    if is_local_model(request.model):
-        located = locate_model(request.model, None, settings)
-        key += f"\n{located.revision}\n{located.weights_sha256}"
-    return key
+    fingerprint = open_source(request.source, settings).fingerprint()
+    model = content_of(locate_model(request.model, request.revision, settings))
+    return job_id_from_content(f"{request.canonical_json()}\n{fingerprint}\n{model}")
 
 
 def _run(store: Store, job_id: str, settings: Settings, display: ProgressDisplay) -> Ending:

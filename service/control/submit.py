@@ -3,9 +3,8 @@
 import secrets
 import shutil
 
-from schemas.names import job_id_from_key
 from schemas.request import ExtractRequest, PostedSource
-from service.errors import DiskFull, NotFound
+from service.errors import DiskFull
 from service.settings import Settings
 from service.store import JobRow, NewJob, Store, jobs, keys
 
@@ -31,25 +30,22 @@ def submit(
         RequestError: model, layers, template or source cannot be used; names the field.
         HubDenied: the Hub repository cannot be written to.
         HubUnavailable: the Hub does not answer, so nothing can be said of the request.
-        IdempotencyConflict: `key` was used with another request.
+        IdempotencyConflict: `key` was used with another request, or its job was deleted.
         QuotaExceeded: the owner has as many jobs or bytes as are allowed.
         DiskFull: too little space is free.
     """
     if isinstance(request.source, PostedSource):
         # Its samples would be taken from the schedule's own jobs.
         request = request.model_copy(update={"source": PostedSource(kind="posted")})
+    made = NewJob.of(jobs.new_id(), key, request, priority, owner=owner)
+    named = store.read(jobs.submitted, made)
+    if named is not None:
+        return named
     if owner is not None:
-        # No key that a caller can give holds a line's end.
-        key = f"{owner}\n{key}"
-    job_id = job_id_from_key(key)
-    try:
-        store.read(jobs.state, job_id)
-    except NotFound:
-        if owner is not None:
-            store.write(keys.check_quota, owner)
-        check_room(settings)
-        check(request, settings)
-    return store.write(jobs.submit, NewJob.of(job_id, key, request, priority, owner=owner))[0]
+        store.write(keys.check_quota, owner)
+    check_room(settings)
+    check(request, settings)
+    return store.write(jobs.submit, made)[0]
 
 
 def check_room(settings: Settings) -> None:

@@ -11,7 +11,7 @@ from schemas.names import is_local_model
 from service.errors import OptionRefused
 from service.export.source import Source
 from service.plan.model_config import config_json, read_config
-from service.plan.model_folder import local_model, locate_model
+from service.plan.model_folder import ModelFolder, content_of, locate_model
 from service.proof.head_weights import read_head, tensor_files, text_config
 from service.settings import Settings
 
@@ -63,9 +63,9 @@ def find_target(source: Source) -> TargetFolder:
     if named is not None and (path / "config.json").is_file():
         return TargetFolder(path)
     if named is None:
-        # Datasets of versions up to 0.1 name the whole path.
-        for folder in (path, *(root / path.name for root in Settings().model_roots)):
-            if (folder / "config.json").is_file() and local_model(folder).is_that_of(identity):
+        for folder in (root / path.name for root in Settings().model_roots):
+            is_model = (folder / "config.json").is_file()
+            if is_model and content_of(ModelFolder(folder)).is_that_of(identity):
                 return TargetFolder(folder)
     raise OptionRefused(
         f"{path} holds no config.json, and this export needs the target's",

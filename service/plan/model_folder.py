@@ -1,13 +1,14 @@
-"""`model` and `revision` -> a folder with config, tokenizer and template, and its exact revision."""
+"""`model` and `revision` -> a folder with config, tokenizer and template, and what the model is: digests."""
 
 import hashlib
 import json
-import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import xxhash
 
 from schemas.identity import Identity
 from schemas.names import is_local_model
@@ -37,8 +38,8 @@ CONFIG_FILES = ("config.json", "generation_config.json", "*.safetensors.index.js
 WEIGHT_FORMATS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
 """Weights in any format: in a local model they alone may be links out of its folder."""
 
-SAMPLED_BLOCKS, BLOCK_BYTES = 64, 4096
-"""Of each weight file."""
+BLOCK_BYTES = 2**24
+"""Read of a weight file at a time."""
 
 MAX_SMALL_FILE_BYTES = 2**28
 """Of a configuration, tokenizer or template on the Hub; the largest tokenizers have 35 MB."""
@@ -50,21 +51,23 @@ MAX_HEADER_BYTES = 100_000_000
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """A readable folder and the revision that it is: a commit on the Hub, or the digest of a local model.
-
-    `weights_sha256` is the `weights_digest` of a local model.
-    """
+    """A readable folder with a model's small files. `commit` is the Hub's; null for a local model."""
 
     folder: Path
+    commit: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelContent:
+    """What a model is, as an `Identity` says it: `weights_sha256` is null where `revision` is a commit."""
+
     revision: str
-    weights_sha256: str | None = None
+    weights_sha256: str | None
+    tokenizer_sha256: str
 
     def is_that_of(self, identity: Identity) -> bool:
-        """Say whether a dataset was made with this model. Versions up to 0.1 read nothing of the weights."""
-        known = identity.weights_sha256 is not None
-        return self.revision == identity.revision and (
-            not known or self.weights_sha256 == identity.weights_sha256
-        )
+        """Say whether a dataset of `identity` was, or is to be, made with this model."""
+        return all(getattr(self, name) == getattr(identity, name) for name in ModelContent.__slots__)
 
 
 def locate_model(model: str, revision: str | None, settings: Settings) -> ModelFolder:
@@ -76,8 +79,7 @@ def locate_model(model: str, revision: str | None, settings: Settings) -> ModelF
         if revision is not None:
             detail = f"{model!r} is a folder; a folder has no revisions"
             raise UnknownModel(detail, field="revision", cure="leave 'revision' null")
-        folder = _local_folder(model, settings.model_roots)
-        return local_model(folder)
+        return ModelFolder(_local_folder(model, settings.model_roots))
     return _hub_snapshot(model, revision, settings)
 
 
@@ -96,6 +98,8 @@ def _local_folder(model: str, roots: tuple[Path, ...]) -> Path:
         if path.is_file() and not weights and not path.resolve().is_relative_to(root):
             detail = f"{path.relative_to(folder)} in {model!r} is a link that leaves the model's folder"
             raise _unknown(detail, "copy the file there; only weights may be links")
+        if path.suffix == ".safetensors":
+            _safetensors_header(path)  # a copy that broke off is named before anything is planned
     return folder
 
 
@@ -181,9 +185,16 @@ def files_digest(folder: Path, patterns: Iterable[str]) -> str:
     return digest.hexdigest()
 
 
-def local_model(folder: Path) -> ModelFolder:
-    """Return a local model with its digests. Raises UnknownModel."""
-    return ModelFolder(folder, local_revision(folder), weights_digest(folder))
+def content_of(located: ModelFolder, watch: Callable[[], None] = lambda: None) -> ModelContent:
+    """Return what a model is. Reads all weights of a local one, and calls `watch` between the blocks.
+
+    Raises UnknownModel, and what `watch` raises.
+    """
+    tokenizer_sha256 = files_digest(located.folder, TOKENIZER_FILES)
+    if located.commit is not None:
+        return ModelContent(located.commit, None, tokenizer_sha256)
+    revision = local_revision(located.folder)
+    return ModelContent(revision, weights_digest(located.folder, watch), tokenizer_sha256)
 
 
 def local_revision(folder: Path) -> str:
@@ -203,18 +214,19 @@ def local_revision(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def weights_digest(folder: Path) -> str:
-    """Return a sha256 over evenly spread blocks of each weight file, or over all of a small one.
+def weights_digest(folder: Path, watch: Callable[[], None] = lambda: None) -> str:
+    """Return a sha256 over the names and the xxh3_128 of all weight files: as fast as the disk reads them.
 
-    A model that was trained further has another one. A change of few values may lie between the blocks.
+    Calls `watch` between blocks.
     """
     digest = hashlib.sha256()
     for path in _matching(folder, WEIGHT_FORMATS):
-        last = max(0, path.stat().st_size - BLOCK_BYTES)
-        with path.open("rb") as file:
-            for number in range(SAMPLED_BLOCKS):
-                start = number * last // (SAMPLED_BLOCKS - 1)
-                digest.update(os.pread(file.fileno(), BLOCK_BYTES, start))
+        content = xxhash.xxh3_128()
+        with path.open("rb", buffering=0) as file:
+            while block := file.read(BLOCK_BYTES):
+                watch()
+                content.update(block)
+        _add(digest, path.relative_to(folder).as_posix(), content.hexdigest())
     return digest.hexdigest()
 
 

@@ -11,13 +11,13 @@ from schemas.identity import Identity
 from schemas.names import MAX_UNITS, frozen_source_path, known_keys_path, plan_path
 from schemas.request import CapturePasses, ExtractRequest, Generate
 from schemas.schedule import ChangedRecipe
-from service.errors import OptionRefused, QuarryError, RecipeChanged, writing
+from service.errors import IdentityChanged, OptionRefused, QuarryError, RecipeChanged, writing
 from service.plan.child.fork_server import FORK_SERVER
 from service.plan.child.process import tokenizing
 from service.plan.known import write_keys
-from service.plan.model_folder import TOKENIZER_FILES, files_digest
+from service.plan.model_folder import TOKENIZER_FILES, ModelContent, content_of, files_digest
 from service.plan.sources import RowSource, open_source
-from service.plan.target import Target, inspect_target, planned_target
+from service.plan.target import Target, check_planned, inspect_target
 from service.plan.unit_file import write_plan
 from service.plan.units import UnitBounds, UnitDraft, plan_units
 from service.settings import Settings
@@ -62,10 +62,17 @@ def plan_job(
 
     settings = settings.narrowed(lease.grants)
     request, fixed = store.read(jobs.request, lease.job_id), lease.identity
-    target = planned_target(fixed, lease.model, settings) if fixed else inspect_target(request, settings)
+    target = inspect_target(request, settings, fixed)
+    model = content_of(target.located, watch)
+    if fixed is not None:
+        check_planned(lease.model, model, fixed)
     source = _opened(lease, request, settings)
     with tokenizing(request, target, source, settings, watch) as child:
-        identity = identity_of(request, target, source, child.template_sha256())
+        template_sha256 = child.template_sha256()
+        if files_digest(target.folder, TOKENIZER_FILES) != model.tokenizer_sha256:
+            detail = f"the tokenizer of {lease.model} was changed while it was loaded"
+            raise IdentityChanged(detail, field="model", cure="resume when nobody writes to it any more")
+        identity = identity_of(request, target, model, source, template_sha256)
         kept.check()
         store.write(plans.set_identity, lease, identity)
         rest = UnitDraft((), ())
@@ -123,18 +130,22 @@ def _opened(lease: PlanLease, request: ExtractRequest, settings: Settings) -> Ro
 
 
 def identity_of(
-    request: ExtractRequest, target: Target, source: RowSource, template_sha256: str | None
+    request: ExtractRequest,
+    target: Target,
+    model: ModelContent,
+    source: RowSource,
+    template_sha256: str | None,
 ) -> Identity:
     """Return what the dataset of `request` is. Raises what reading the source raises."""
     return Identity(
         model=target.model,
-        revision=target.revision,
-        weights_sha256=target.weights_sha256,
+        revision=model.revision,
+        weights_sha256=model.weights_sha256,
         dtype=target.dtype,
         hidden_size=target.hidden_size,
         num_layers=target.num_layers,
         layer_ids=target.layer_ids,
-        tokenizer_sha256=files_digest(target.folder, TOKENIZER_FILES),
+        tokenizer_sha256=model.tokenizer_sha256,
         template_sha256=template_sha256,
         source_fingerprint=source.fingerprint(),
         loss=request.loss,

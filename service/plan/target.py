@@ -9,7 +9,7 @@ from schemas.request import ExtractRequest
 from service.errors import IdentityChanged
 from service.plan.layers import resolve_layers
 from service.plan.model_config import ModelConfig, read_config
-from service.plan.model_folder import locate_model
+from service.plan.model_folder import ModelContent, ModelFolder, content_of, locate_model
 from service.settings import Settings
 
 
@@ -17,49 +17,55 @@ from service.settings import Settings
 class Target(ModelConfig):
     """A model that exists and whose layers were checked.
 
-    `model` is how the dataset names it. `folder` holds config and tokenizer files: the model's own folder, or
-    a Hub snapshot without weights. `revision` is the commit, or the digest of a local model
-    (`model_folder.local_revision`). `layer_ids` are vLLM's, ascending, unique. A prompt is at most
+    `model` is how the dataset names it. `located` holds config and tokenizer files: the model's own folder,
+    or a Hub snapshot without weights. `layer_ids` are vLLM's, ascending, unique. A prompt is at most
     `max_model_len - 1` tokens.
     """
 
     model: str
-    folder: Path
-    revision: str
-    weights_sha256: str | None
+    located: ModelFolder
     layer_ids: tuple[int, ...]
 
+    @property
+    def folder(self) -> Path:
+        """Where config and tokenizer files are."""
+        return self.located.folder
 
-def inspect_target(request: ExtractRequest, settings: Settings) -> Target:
+
+def inspect_target(request: ExtractRequest, settings: Settings, planned: Identity | None = None) -> Target:
     """Read the model's config, fetched from the Hub if it is not local; never weights, never its code.
+
+    A model on the Hub is read at the commit of `planned`, if that is given.
 
     Raises UnknownModel (`model`, `revision`), UnknownLayer (`layers`, `final_layer`), OptionRefused
     (`dtype`), HubUnavailable.
     """
-    located = locate_model(request.model, request.revision, settings)
+    fixed = planned is not None and not is_local_model(request.model)
+    revision = planned.revision if planned is not None and fixed else request.revision
+    located = locate_model(request.model, revision, settings)
     config = read_config(located.folder, request.dtype)
     layer_ids = resolve_layers(request.layers, request.final_layer, config.num_layers)
-    return Target(**asdict(config), **asdict(located), model=shown_model(request.model), layer_ids=layer_ids)
+    return Target(**asdict(config), located=located, model=shown_model(request.model), layer_ids=layer_ids)
+
+
+def check_planned(model: str, content: ModelContent, identity: Identity) -> None:
+    """Return if `model` is what a job was planned for. Raises IdentityChanged (`model`)."""
+    if not content.is_that_of(identity):
+        cure = "put the model back as it was, or start a new job"
+        detail = f"{model} was changed since the job was planned"
+        raise IdentityChanged(detail, field="model", cure=cure)
 
 
 def planned_target(identity: Identity, model: str, settings: Settings) -> Target:
     """Return the target that a job of `model` was planned for, however its branch moved since.
 
-    A model on the Hub is read at the planned commit. Raises IdentityChanged (`model`) for a local one that is
-    not the same any more, UnknownModel (`model`), HubUnavailable.
+    A model on the Hub is read at the planned commit; of a local one all weights are read.
+
+    Raises IdentityChanged (`model`) for a local one that is not the same any more, UnknownModel (`model`),
+    HubUnavailable.
     """
     local = is_local_model(model)
     located = locate_model(model, None if local else identity.revision, settings)
-    if not located.is_that_of(identity):
-        cure = "put the model back as it was, or start a new job"
-        detail = f"{model} was changed since the job was planned"
-        raise IdentityChanged(detail, field="model", cure=cure)
+    check_planned(model, content_of(located), identity)
     config = read_config(located.folder, identity.dtype)
-    return Target(
-        **asdict(config),
-        folder=located.folder,
-        model=identity.model,
-        revision=identity.revision,
-        weights_sha256=identity.weights_sha256,
-        layer_ids=identity.layer_ids,
-    )
+    return Target(**asdict(config), located=located, model=identity.model, layer_ids=identity.layer_ids)

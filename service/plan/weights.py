@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from schemas.names import is_local_model
 from service.errors import UnknownModel
 from service.plan.model_folder import download
 from service.plan.target import Target
@@ -22,9 +21,9 @@ def fetch_weights(target: Target, settings: Settings) -> Path:
         HubUnavailable: the Hub did not answer, or the download broke off.
         DiskFull: there is no room for the weights.
     """
-    folder = target.folder
-    if not is_local_model(target.model):
-        folder = download(target.model, target.revision, WEIGHT_FILES, settings, "model")
+    folder, commit = target.folder, target.located.commit
+    if commit is not None:
+        folder = download(target.model, commit, WEIGHT_FILES, settings, "model")
     if not any(folder.glob("*.safetensors")):
         detail = f"{target.model} holds no safetensors files"
         raise UnknownModel(detail, field="model", cure="convert the weights to safetensors")

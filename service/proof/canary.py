@@ -73,13 +73,10 @@ class _Distance:
     error_JT: torch.Tensor
 
 
-def canary_key(made: Provenance, *, versioned: bool = True) -> str:
-    """Return what a passed canary is remembered under: all that can change which states are captured.
-
-    Keys of Quarry 0.1.0 are not `versioned`: they do not hold Quarry's own version.
-    """
+def canary_key(made: Provenance) -> str:
+    """Return what a passed canary is remembered under: all that can change which states are captured."""
     parts = _states_parts(made.identity) | {"engine": made.engine.model_dump(mode="json")}
-    return canonical_sha256(parts | {"quarry": made.service_version} if versioned else parts)
+    return canonical_sha256(parts | {"quarry": made.service_version})
 
 
 def states_key(identity: Identity) -> str:
@@ -88,8 +85,8 @@ def states_key(identity: Identity) -> str:
 
 
 def _states_parts(identity: Identity) -> dict[str, object]:
-    fields = {"model", "revision", "weights_sha256", "dtype", "layer_ids"}
-    return identity.model_dump(mode="json", include=fields)
+    states = identity.model_dump(mode="json", include={"dtype", "layer_ids"})
+    return states | {"model_sha256": identity.model_sha256()}
 
 
 def canary_prompts(vocab_size: int, max_len: int) -> list[list[int]]:

@@ -148,8 +148,7 @@ def _canary(store: Store, lease: PublishLease, request: ExtractRequest) -> tuple
     if request.canary == "skip":
         return "skipped by request", None
     made = lease.provenance
-    keys = [] if made is None else [canary_key(made), canary_key(made, versioned=False)]
-    stored = next(filter(None, (store.read(canaries.report, key) for key in keys)), None)
+    stored = None if made is None else store.read(canaries.report, canary_key(made))
     if stored is None:
         raise DatasetBroken("no canary is recorded for this model and engine", cure="resume the job")
     report = CanaryReport.model_validate_json(stored)

@@ -15,6 +15,7 @@ from service.store.tables import (
     REQUEST,
     RUN,
     SHARD,
+    SUBMISSION,
     TASK,
     UNIT,
     UNIT_COMMIT,
@@ -22,14 +23,17 @@ from service.store.tables import (
 )
 from service.store.values import DeletionLease, Lease, TaskKind
 
+TOMBSTONE = timedelta(days=30)
+"""How long an idempotency key names a job that was deleted, so that it names no other; then it is free."""
+
 MAX_ROWS = 2000
 """Rows that one transaction deletes: others write within some tens of milliseconds."""
 
 
 def begin(tx: Transaction, job_id: str, *, with_dataset: bool) -> None:
-    """Let nobody resume a job that has ended, and have it deleted, with its dataset here if asked for.
+    """Let nobody resume a job that has ended, nor name it by its key, and have it deleted.
 
-    Once that was asked for it stays so. Raises NotFound, IllegalMove.
+    With its dataset here, if asked for: once that was asked for it stays so. Raises NotFound, IllegalMove.
     """
     locked = lock_job(tx, job_id)
     if locked.state is not JobState.DELETING:
@@ -42,6 +46,8 @@ def begin(tx: Transaction, job_id: str, *, with_dataset: bool) -> None:
             of_job = (WRITTEN_KEYS.c.schedule == locked.schedule) & (WRITTEN_KEYS.c.job_id == job_id)
             tx.connection.execute(delete(WRITTEN_KEYS).where(of_job))
         tasks.add(tx, move_job(tx, locked, JobState.DELETING), TaskKind.DELETE)
+        submission = update(SUBMISSION).where(SUBMISSION.c.job_id == job_id)
+        tx.connection.execute(submission.values(deleted_at=tx.now))
     if with_dataset:
         tx.connection.execute(update(JOB).where(JOB.c.id == job_id).values(deletes_dataset=True))
 
@@ -78,6 +84,7 @@ def forget(tx: Transaction, job_id: str) -> bool:
     for table in (TASK, REQUEST):
         tx.connection.execute(delete(table).where(table.c.job_id == job_id))
     tx.connection.execute(delete(JOB).where(JOB.c.id == job_id))
+    tx.connection.execute(delete(SUBMISSION).where(SUBMISSION.c.deleted_at <= tx.now - TOMBSTONE))
     return False
 
 

@@ -1,42 +1,79 @@
 """Jobs: accepted once a key, read, listed, counted, cancelled and resumed."""
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import replace
 
-from sqlalchemy import func, insert, select, update
+from sqlalchemy import ColumnElement, and_, delete, func, insert, select, update
 from sqlalchemy.engine import RowMapping
 
 from schemas.events import Event
 from schemas.job import ENDED_JOB_STATES, STOPPED_JOB_STATES, JobState, Progress
+from schemas.names import job_id_from_content
 from schemas.request import ExtractRequest
 from service.errors import IdempotencyConflict, IllegalMove, NotFound, RequestError
 from service.store import keys, tasks
 from service.store.database import Transaction
+from service.store.deletion import TOMBSTONE
 from service.store.ledger import LockedJob, lock_job, move_job, move_task, progress_of, record, tasks_in
 from service.store.policies import POLICIES
 from service.store.stopping import stop
-from service.store.tables import EVENT, JOB, REQUEST, SCHEDULE, TASK
+from service.store.tables import EVENT, JOB, REQUEST, SCHEDULE, SUBMISSION, TASK
 from service.store.values import JobRow, NewJob, TaskKind, TaskState
 
 JOB_COLUMNS = [JOB.c[name] for name in (*JobRow.__slots__, *Progress.model_fields) if name != "progress"]
 
 
+def new_id() -> str:
+    """Return the id of a new submission, which is never given twice."""
+    return job_id_from_content(secrets.token_hex(16))
+
+
+def submitted(tx: Transaction, made: NewJob) -> JobRow | None:
+    """Return the job that the owner's key names; none where the key is free.
+
+    Raises IdempotencyConflict where it names a job with another request, or one that was deleted.
+    """
+    of_key = select(SUBMISSION.c.job_id, SUBMISSION.c.deleted_at, *JOB_COLUMNS).where(_of_key(made))
+    row = (
+        tx.connection.execute(of_key.outerjoin(JOB, JOB.c.id == SUBMISSION.c.job_id)).mappings().one_or_none()
+    )
+    if row is None or (row["deleted_at"] is not None and row["deleted_at"] <= tx.now - TOMBSTONE):
+        return None
+    cure = "send the request under a new key"
+    if row["deleted_at"] is not None:
+        detail = f"this idempotency key named job {row['job_id']}, which was deleted"
+        raise IdempotencyConflict(detail, field="Idempotency-Key", cure=cure)
+    named = _job(row)
+    if named.request_sha256 != made.request_sha256:
+        detail = f"this idempotency key names job {named.id}, which has another request"
+        cure = f"repeat the first request unchanged, or {cure}"
+        raise IdempotencyConflict(detail, field="Idempotency-Key", cure=cure)
+    return named
+
+
 def submit(tx: Transaction, made: NewJob) -> tuple[JobRow, bool]:
-    """Insert a job unless its key has one; say whether it is new.
+    """Insert a job unless its owner's key names one; say whether it is new.
 
     Raises IdempotencyConflict, and what `keys.check_quota` raises.
     """
-    if made.owner is not None:
-        same_key = select(JOB.c.id).where(JOB.c.idempotency_key == made.idempotency_key)
-        if tx.connection.scalar(same_key) is None:
-            keys.check_quota(tx, made.owner)
-    new = tx.insert(JOB).values(
+    ended = and_(_of_key(made), SUBMISSION.c.deleted_at <= tx.now - TOMBSTONE)
+    tx.connection.execute(delete(SUBMISSION).where(ended))
+    claim = tx.insert(SUBMISSION).values(owner=made.owner or "", key=made.idempotency_key, job_id=made.id)
+    # Behind a transaction that claims the same key now.
+    claimed = claim.on_conflict_do_nothing().returning(SUBMISSION.c.job_id)
+    if tx.connection.scalar(claimed) is None:
+        named = submitted(tx, made)
+        assert named is not None, "the key is neither claimed nor free"  # noqa: S101
+        return named, False
+    keys.check_quota(tx, made.owner)
+    new = insert(JOB).values(
         id=made.id,
-        idempotency_key=made.idempotency_key,
         request_sha256=made.request_sha256,
         publish_subject=made.publish_subject,
         model=made.model,
         source_kind=made.source_kind,
+        skips_canary=made.skips_canary,
         priority=made.priority,
         schedule=made.schedule,
         owner=made.owner,
@@ -46,22 +83,15 @@ def submit(tx: Transaction, made: NewJob) -> tuple[JobRow, bool]:
         updated_at=tx.now,
         **Progress().model_dump(),
     )
-    if tx.connection.scalar(new.on_conflict_do_nothing().returning(JOB.c.id)):
-        tx.connection.execute(insert(REQUEST).values(job_id=made.id, body=made.request_json))
-        submitted = record(tx, lock_job(tx, made.id), "state", "submitted")
-        tasks.add(tx, submitted, TaskKind.PLAN)
-        return job(tx, made.id), True
-    same = select(JOB.c.id).where(
-        JOB.c.idempotency_key == made.idempotency_key, JOB.c.request_sha256 == made.request_sha256
-    )
-    stored = tx.connection.scalar(same)
-    if stored is None:
-        raise IdempotencyConflict(
-            "this idempotency key already stands for a job with another request",
-            field="Idempotency-Key",
-            cure="repeat the first request unchanged, or send this one under a new key",
-        )
-    return job(tx, stored), False
+    tx.connection.execute(new)
+    tx.connection.execute(insert(REQUEST).values(job_id=made.id, body=made.request_json))
+    job_added = record(tx, lock_job(tx, made.id), "state", "submitted")
+    tasks.add(tx, job_added, TaskKind.PLAN)
+    return job(tx, made.id), True
+
+
+def _of_key(made: NewJob) -> ColumnElement[bool]:
+    return and_(SUBMISSION.c.owner == (made.owner or ""), SUBMISSION.c.key == made.idempotency_key)
 
 
 def job(tx: Transaction, job_id: str) -> JobRow:

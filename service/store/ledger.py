@@ -41,6 +41,7 @@ class LockedJob:
     last_event: int
     schedule: int | None
     owner: str | None
+    skips_canary: bool
 
     @property
     def known_identity(self) -> Identity:

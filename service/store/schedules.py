@@ -14,7 +14,6 @@ from sqlalchemy import ColumnElement, and_, delete, exists, extract, func, inser
 from sqlalchemy.engine import RowMapping
 
 from schemas.job import ENDED_JOB_STATES, JobState
-from schemas.names import job_id_from_key
 from schemas.request import ExtractRequest
 from schemas.schedule import (
     Missed,
@@ -310,7 +309,7 @@ def _replace_job(tx: Transaction, schedule: _Schedule, slot: datetime) -> str:
     # A tab is in no key that a caller can give.
     key = f"schedule\t{schedule.number}\t{slot.isoformat()}"
     new_only = schedule.number if schedule.rules.samples is Samples.NEW else None
-    made = NewJob.of(job_id_from_key(key), key, request, schedule=new_only, owner=schedule.owner)
+    made = NewJob.of(jobs.new_id(), key, request, schedule=new_only, owner=schedule.owner)
     job, _ = jobs.submit(tx, made)
     written.publish(tx, stopped)
     same = SCHEDULE.c.number == schedule.number

@@ -86,12 +86,12 @@ JOB = Table(
     # The order of submission. SQLite numbers only a column of the type INTEGER by itself.
     Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True),
     Column("id", String(32), nullable=False, unique=True),
-    Column("idempotency_key", Text, nullable=False, unique=True),
     Column("request_sha256", String(64), nullable=False),
     Column("publish_subject", Text, nullable=False),
     # Of the request, for what is said of many jobs at once.
     Column("model", Text, nullable=False),
     Column("source_kind", String(16), nullable=False),
+    Column("skips_canary", Boolean, nullable=False),
     Column("priority", Integer, nullable=False),
     # The schedule whose earlier runs' samples the job leaves out. No foreign key: it may be deleted.
     Column("schedule", BigInteger().with_variant(Integer, "sqlite")),
@@ -115,6 +115,18 @@ JOB = Table(
     Column("updated_at", UtcTime, nullable=False),
     Index("job_by_state", "state", "number"),
     Index("job_by_owner", "owner", "number"),
+)
+
+# What a client calls a submission. It outlives the job as a tombstone: the same key never names another job.
+SUBMISSION = Table(
+    "submission",
+    METADATA,
+    # As of a job, and empty for the operator: null is equal to nothing.
+    Column("owner", String(63), primary_key=True),
+    Column("key", Text, primary_key=True),
+    # No foreign key: the job may be deleted.
+    Column("job_id", String(32), nullable=False, unique=True),
+    Column("deleted_at", UtcTime),
 )
 
 REQUEST = Table(

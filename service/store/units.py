@@ -20,7 +20,7 @@ def _grant(tx: Transaction, job: LockedJob, lease: Lease) -> UnitLease:
     query = select(UNIT.c.num_samples, UNIT.c.num_tokens, UNIT.c.plan_sha256)
     of_lease = (UNIT.c.job_id == job.id) & (UNIT.c.unit == lease.item)
     unit = tx.connection.execute(query.where(of_lease)).mappings().one()
-    return UnitLease(**lease.fields(), identity=job.known_identity, **unit)
+    return UnitLease(**lease.fields(), identity=job.known_identity, skips_canary=job.skips_canary, **unit)
 
 
 def needs_attempt(tx: Transaction, job_id: str, unit: int, epoch: int) -> bool:

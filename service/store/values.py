@@ -52,6 +52,7 @@ class NewJob:
     priority: int
     model: str
     source_kind: str
+    skips_canary: bool
     publish_subject: str
     request_json: str
     request_sha256: str
@@ -78,6 +79,7 @@ class NewJob:
             priority=priority,
             model=request.model,
             source_kind=request.source.kind,
+            skips_canary=request.canary == "skip",
             publish_subject=request.hub.repo_id if request.hub else job_id,
             request_json=request.model_dump_json(),
             request_sha256=request.sha256(),
@@ -100,7 +102,6 @@ class JobRow:
     model: str
     source_kind: SourceKind
     request_sha256: str
-    idempotency_key: str
     progress: Progress
     problem: Problem | None
     identity: Identity | None
@@ -180,6 +181,7 @@ class UnitLease(Lease):
     """The right to one attempt at capturing a unit; `plan_sha256` is its plan file's."""
 
     identity: Identity
+    skips_canary: bool
     num_samples: int
     num_tokens: int
     plan_sha256: str

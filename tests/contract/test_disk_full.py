@@ -8,14 +8,14 @@ import pytest
 from schemas.dataset import seal
 from schemas.dataset.seal import temporary
 from schemas.job import JobState
-from schemas.names import attempt_dir, job_id_from_key, manifest_path, plan_path, shard_file
+from schemas.names import attempt_dir, job_id_from_content, manifest_path, plan_path, shard_file
 from service.capture.landing import INDEX_FILE
 from service.proof.verify import verify_dataset
 from service.settings import Settings
 from service.store import jobs
 from tests.support.jobs import Shop, conversations, request
 
-JOB = job_id_from_key("a job")
+JOB = job_id_from_content("a job")
 SAMPLES = conversations(20)
 FINAL_NAMES: dict[str, Callable[[Settings], Path]] = {
     "plan": lambda settings: settings.work_root / plan_path(JOB, 0),

@@ -2,15 +2,16 @@
 
 import json
 import signal
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from schemas.job import JobState
-from schemas.names import job_id_from_key, shown_model
+from schemas.names import job_id_from_content, shown_model
 from schemas.request import ExtractRequest
 from service.cli.job_file import read_job_file
-from service.plan.model_folder import local_revision
+from service.plan.model_folder import ModelFolder, content_of
 from service.settings import Settings
 from service.store import NewJob, Store, jobs, migration, plans
 from tests.contract.test_foreground import LONG_S, extract, manifest_of, running, write_job
@@ -92,7 +93,7 @@ def test_a_folder_whose_plan_is_unfinished_is_refused_when_the_source_changed(
 ) -> None:
     """1. A run dies while it plans. 2. Its source changes. 3. Run again, no second job begins."""
     out = tmp_path / "out"
-    job_id = job_id_from_key("an earlier run")
+    job_id = job_id_from_content("an earlier run")
     begin_planning(out, job_id, read_job_file(folder / "job.json"))
     done = extract(folder / "job.json", out)
     assert done.returncode == 3, done.stderr
@@ -109,7 +110,8 @@ def begin_planning(out: Path, job_id: str, request: ExtractRequest) -> None:
     store.write(jobs.submit, NewJob.of(job_id, job_id, request))
     lease = plans.lease(store, "killed", 1.0)
     assert lease is not None
-    about = an_identity(model=shown_model(request.model), revision=local_revision(Path(request.model)))
+    content = asdict(content_of(ModelFolder(Path(request.model))))
+    about = an_identity(model=shown_model(request.model), **content)
     store.write(plans.set_identity, lease, about)
     store.close()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import torch
 
-from schemas.names import CARD_PATH, JOBS_PATH, job_id_from_key, manifest_path
+from schemas.names import CARD_PATH, JOBS_PATH, job_id_from_content, manifest_path
 from service.proof.verify import verify_dataset
 from service.settings import Settings
 from service.store import NewJob, Store, jobs, migration
@@ -17,7 +17,7 @@ from tests.support.jobs import FAKE_ENGINE, conversations, request
 from tests.support.tiny_model import random_target
 
 KEY = "a job"
-JOB = job_id_from_key(KEY)
+JOB = job_id_from_content(KEY)
 NUM_SAMPLES = 10
 LAYERS = (1, 2)
 TIMED = {CARD_PATH, JOBS_PATH, manifest_path(JOB)}

@@ -19,7 +19,7 @@ from schemas.dataset.manifest import (
 )
 from schemas.identity import DTYPE_BYTES, Identity, Provenance
 from schemas.job import Progress, RejectView
-from schemas.names import index_path, job_id_from_key, shard_path
+from schemas.names import index_path, job_id_from_content, shard_path
 from schemas.receipts import UnitKey
 from schemas.request import ExtractRequest, HubTarget, InlineSource, Sample, Storage
 from service.proof.canary import canary_key
@@ -30,8 +30,8 @@ from tests.support.parquet import xxh3_of
 from tests.support.plans import identity, provenance
 from tests.support.shards import ShardRow, plan_of, write_shard
 
-JOB = job_id_from_key("first")
-OTHER_JOB = job_id_from_key("second")
+JOB = job_id_from_content("first")
+OTHER_JOB = job_id_from_content("second")
 LAYERS = (2, 4)
 HIDDEN = 8
 FINAL_NORM = save({"weight": np.ones(HIDDEN, np.float32)}, metadata={"final_norm": "{}"})

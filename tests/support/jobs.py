@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from schemas.job import JobState
-from schemas.names import job_id_from_key
+from schemas.names import job_id_from_content
 from schemas.request import ExtractRequest
 from service.settings import Settings
 from service.store import JobRow, NewJob, Store, jobs, migration
@@ -74,7 +74,7 @@ class Shop:
 
     def submit(self, body: ExtractRequest, key: str = "a job") -> str:
         """Submit a job and return its id."""
-        return self.store.write(jobs.submit, NewJob.of(job_id_from_key(key), key, body))[0].id
+        return self.store.write(jobs.submit, NewJob.of(job_id_from_content(key), key, body))[0].id
 
     def plan(self) -> None:
         """Plan everything that waits for it."""

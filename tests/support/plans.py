@@ -11,11 +11,11 @@ from connector.wire import DrainConfig
 from schemas.dataset.columns import PLAN_SCHEMA
 from schemas.dataset.seal import sealing
 from schemas.identity import EngineInfo, FinalNorm, Identity, Provenance, layer_info
-from schemas.names import job_id_from_key, plan_path
+from schemas.names import job_id_from_content, plan_path
 from schemas.receipts import OpenUnit, UnitKey
 from service.plan.units import Tokenized, sample_digest
 
-JOB = job_id_from_key("a test")
+JOB = job_id_from_content("a test")
 
 
 def identity(

@@ -9,7 +9,6 @@ import httpx2
 import pytest
 
 from schemas.job import Estimate, JobState, JobSummary
-from schemas.names import job_id_from_key
 from schemas.request import ExtractRequest
 from service.api.gate import SMALL_BODY_BYTES
 from service.store import Store, jobs
@@ -42,10 +41,25 @@ def test_a_key_is_one_job_whatever_becomes_of_its_source_and_no_other(api: httpx
     again = api.post("/extract", json=body, headers=key)
     assert (first.status_code, again.status_code) == (202, 202)
     assert again.json() == first.json()
-    assert first.json()["id"] == job_id_from_key("nightly 2026-01-01")
     problem = problem_of(api.post("/extract", json=body | {"loss": "last_turn"}, headers=key), 409)
     assert (problem.type, problem.field) == ("urn:quarry:idempotency-conflict", "Idempotency-Key")
     assert problem_of(api.post("/extract", json=body), 422).type == "urn:quarry:source-refused"
+
+
+@pytest.mark.parametrize("deleted_with", ["keep", "delete"])
+def test_the_key_of_a_deleted_job_names_no_other_job(
+    api: httpx2.Client, model: Path, deleted_with: str
+) -> None:
+    """1. A job is cancelled and deleted. 2. Its key, with whatever body, is a conflict that says so."""
+    key = {"Idempotency-Key": f"to {deleted_with}"}
+    first = api.post("/extract", json=job_body(model), headers=key).json()["id"]
+    api.post(f"/jobs/{first}/cancel")
+    assert api.delete(f"/jobs/{first}", params={"dataset": deleted_with}).status_code == 204
+    for body in (job_body(model), job_body(model) | {"loss": "last_turn"}):
+        problem = problem_of(api.post("/extract", json=body, headers=key), 409)
+        assert (problem.type, problem.field) == ("urn:quarry:idempotency-conflict", "Idempotency-Key")
+        assert first in problem.detail and "deleted" in problem.detail and "new key" in problem.cure
+    assert api.post("/extract", json=job_body(model)).json()["id"] != first
 
 
 @pytest.mark.parametrize("key", ["", "x" * 256, "tab\there", "caf\u00e9"])

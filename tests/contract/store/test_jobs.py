@@ -1,5 +1,6 @@
 """Jobs: accepted once, read, listed, moved only where the table allows it."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -23,6 +24,7 @@ from service.store import (
     TaskState,
     canaries,
     commits,
+    deletion,
     jobs,
     keys,
     plans,
@@ -58,7 +60,7 @@ def test_a_submitted_job_reads_back_as_it_was_given(store: Store, clock: Clock) 
     row, created = store.write(jobs.submit, NewJob.of(job_id(1), "key", request))
     assert created
     assert row == store.read(jobs.job, job_id(1))
-    assert (row.state, row.idempotency_key) == (JobState.QUEUED, "key")
+    assert row.state is JobState.QUEUED
     assert store.read(jobs.request, row.id) == request
     assert row.progress == Progress()
     assert row.created_at.timestamp() == clock.now_s
@@ -82,10 +84,31 @@ def test_the_same_key_with_another_body_is_refused(store: Store) -> None:
     assert store.read(jobs.request, job_id(1)) == a_request("one")
 
 
-def test_a_job_id_that_another_key_has_taken_is_refused(store: Store) -> None:
-    store.write(jobs.submit, NewJob.of(job_id(1), "key", a_request()))
-    with pytest.raises(IdempotencyConflict):
-        store.write(jobs.submit, NewJob.of(job_id(1), "other key", a_request()))
+def test_a_key_is_one_job_for_each_owner(store: Store) -> None:
+    numbers = itertools.count(1)
+    made = [NewJob.of(job_id(next(numbers)), "key", a_request(), owner=owner) for owner in (None, "a", "b")]
+    for owner in ("a", "b"):
+        store.write(keys.add, f"{owner:0>8}", "0" * 64, NewKey(name=owner, scopes=(Scope.JOBS_WRITE,)))
+    assert [store.write(jobs.submit, one)[1] for one in made] == [True] * 3
+    assert [store.write(jobs.submit, one)[1] for one in made] == [False] * 3
+
+
+def test_the_key_of_a_deleted_job_is_free_after_thirty_days_and_names_a_new_job(
+    store: Store, clock: Clock
+) -> None:
+    submit(store)
+    store.write(jobs.cancel, job_id(1))
+    store.write(deletion.begin, job_id(1), with_dataset=True)
+    again = NewJob.of(job_id(2), "key-1", a_request())
+    for _ in range(2):
+        with pytest.raises(IdempotencyConflict, match=job_id(1)):
+            store.read(jobs.submitted, again)
+        with pytest.raises(IdempotencyConflict, match="was deleted"):
+            store.write(jobs.submit, again)
+        store.write(deletion.forget, job_id(1))
+    clock.advance(31 * 86_400)
+    assert store.read(jobs.submitted, again) is None
+    assert store.write(jobs.submit, again)[0].id == job_id(2)
 
 
 def test_an_unknown_job_is_not_found(store: Store) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from schemas.events import Event
 from schemas.job import JobState
-from schemas.names import job_id_from_key
+from schemas.names import job_id_from_content
 from schemas.request import ExtractRequest
 from service.api import sse
 from service.api.sse import EventFeed
@@ -20,7 +20,7 @@ from service.settings import Settings
 from service.store import NewJob, Store, deletion, jobs
 from tests.support.api import api_settings, job_body, stored
 
-JOB = job_id_from_key("key")
+JOB = job_id_from_content("key")
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_a_job_that_was_resumed_since_is_followed_on(store: Store):
 
 def test_a_hundred_listeners_ask_the_store_no_more_than_one(store: Store, settings: Settings):
     """1. Listeners of two jobs read what is stored. 2. Both go on. 3. Each hears all, once, in order."""
-    other = job_id_from_key("other")
+    other = job_id_from_content("other")
     request = ExtractRequest.model_validate(job_body(settings.data_dir))
     store.write(jobs.submit, NewJob.of(other, "other", request))
     counting = CountingStore(settings.database())

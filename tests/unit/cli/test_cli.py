@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from schemas.job import JobState
-from schemas.names import job_id_from_key
+from schemas.names import job_id_from_content
 from schemas.request import ExtractRequest
 from service.cli import client
 from service.cli.console import exit_code
@@ -286,7 +286,7 @@ def job(service: tuple[str, Store, dict[str, Any]]) -> Iterator[str]:
         if row.state is JobState.QUEUED:
             store.write(jobs.cancel, row.id)
     key = new_key()
-    job_id = job_id_from_key(key)
+    job_id = job_id_from_content(key)
     store.write(jobs.submit, NewJob.of(job_id, key, ExtractRequest.model_validate(body)))
     return job_id
 
@@ -318,10 +318,10 @@ def test_names_in_jobs_and_rejects_are_shown(
     assert jobs_verb("rejects", job, "--json").out.isascii()
     key = new_key()
     named = ExtractRequest.model_validate(body | {"model": f"/{HOSTILE}"})
-    store.write(jobs.submit, NewJob.of(job_id_from_key(key), key, named))
+    store.write(jobs.submit, NewJob.of(job_id_from_content(key), key, named))
     assert_shown(jobs_verb("list", "--limit", "1").out)
     assert jobs_verb("list", "--json").out.isascii()
-    for made in (job, job_id_from_key(key)):
+    for made in (job, job_id_from_content(key)):
         store.write(jobs.cancel, made)
 
 

@@ -45,7 +45,7 @@ def test_a_private_model_is_read_in_the_keys_namespaces_alone(
 ) -> None:
     """Also where another's job has put it into the cache, by its branch or by its commit."""
     add_model(hub, tmp_path / "model", private=True)
-    commit = inspect_target(a_request(), narrowed(settings, "partner")).revision
+    commit = inspect_target(a_request(), narrowed(settings, "partner")).located.commit
     inspect_target(a_request(), narrowed(settings, "*"))
     for revision in (None, commit):
         with pytest.raises(UnknownModel):

@@ -291,8 +291,10 @@ def test_prompts_fit_into_any_model(vocab_size, max_len):
 @pytest.mark.parametrize(
     ("part", "change", "is_same"),
     [
-        ("identity", {"model": "b"}, False),
+        ("identity", {"model": "b"}, True),
         ("identity", {"revision": "1" * 40}, False),
+        ("identity", {"weights_sha256": "9" * 64}, False),
+        ("identity", {"tokenizer_sha256": "9" * 64}, False),
         ("identity", {"dtype": "float32"}, False),
         ("identity", {"layer_ids": (2, 4)}, False),
         ("engine", {"version": "2"}, False),

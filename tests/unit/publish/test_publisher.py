@@ -1,5 +1,6 @@
 """The final norm of the model that was captured, read for publishing."""
 
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import torch
 from safetensors.torch import load, save_file
 
 from service.errors import IdentityChanged
-from service.plan.model_folder import local_revision
+from service.plan.model_folder import ModelFolder, content_of
 from service.publish.publisher import target_final_norm
 from service.store import PublishLease
 from service.store.values import TaskKind
@@ -24,7 +25,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def a_lease(model: Path) -> PublishLease:
-    identity = an_identity(model=f"./{model.name}", revision=local_revision(model))
+    identity = an_identity(model=f"./{model.name}", **asdict(content_of(ModelFolder(model))))
     return PublishLease(
         kind=TaskKind.PUBLISH,
         job_id="0" * 32,
