@@ -39,7 +39,7 @@ def measure_parity(name: str, options: Namespace, save: Save) -> None:
     )
     spec = EngineSpec(
         weights=weights,
-        revision="0",
+        model_sha256="0",
         dtype=case.dtype,
         layer_ids=target.layer_ids,
         hidden_size=target.hidden_size,

@@ -40,7 +40,7 @@ class Site:
         """Return what the engines are started for: room for the longest request and one token."""
         return EngineSpec(
             weights=self.weights,
-            revision="0",
+            model_sha256="0",
             dtype="bfloat16",
             layer_ids=self.work.target.layer_ids,
             hidden_size=self.work.target.hidden_size,
