@@ -142,6 +142,16 @@ def frozen_source_path(job_id: str) -> str:
     return f"{_checked_job(job_id)}/source.json"
 
 
+def posted_path(job_id: str) -> str:
+    """Return the folder below the work root of the posted samples that a job took."""
+    return f"{_checked_job(job_id)}/posted"
+
+
+def passed_on_path(job_id: str) -> str:
+    """Return the folder below the work root of those that a later run took over, too."""
+    return f"{_checked_job(job_id)}/passed-on"
+
+
 def known_keys_path(job_id: str) -> str:
     """Return the path below the work root of the keys of what a schedule's job leaves out."""
     return f"{_checked_job(job_id)}/known-keys"

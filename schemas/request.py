@@ -21,7 +21,7 @@ from pydantic import (
 
 from schemas.base import Wire, added
 from schemas.digest import canonical_json
-from schemas.names import ConfigName, LabelName, RepoId, ScheduleName, is_local_model, shown_model
+from schemas.names import ConfigName, LabelName, RepoId, is_local_model, shown_model
 
 MAX_LAYER_ID = 1024
 MAX_LAYERS = 128
@@ -173,10 +173,9 @@ class HubSource(Wire):
 
 
 class PostedSource(Wire):
-    """Samples that were posted to a schedule, in any of its jobs."""
+    """Samples that were posted to the schedule whose request this is; no other request has such a source."""
 
     kind: Literal["posted"]
-    schedule: ScheduleName | None = Field(default=None, description="filled in: the schedule of the request")
 
 
 class MixedSource(Wire):

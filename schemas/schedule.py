@@ -9,7 +9,7 @@ from schemas.base import Wire
 from schemas.calendar import Calendar
 from schemas.job import JobState
 from schemas.names import JobId, ScheduleName
-from schemas.request import MAX_INLINE_SAMPLES, ExtractRequest, PostedSource, Sample
+from schemas.request import MAX_INLINE_SAMPLES, ExtractRequest, Sample
 
 
 class Missed(StrEnum):
@@ -91,13 +91,6 @@ class NewSchedule(ScheduleRules):
         if request.source.kind == "inline":
             raise ValueError("a schedule's source is one that can grow: inline samples never change")
         return request
-
-    def named_request(self) -> ExtractRequest:
-        """Return the request of its jobs; posted samples are those of this schedule."""
-        if not isinstance(self.request.source, PostedSource):
-            return self.request
-        source = PostedSource(kind="posted", schedule=self.name)
-        return self.request.model_copy(update={"source": source})
 
 
 class PostedSamples(Wire):

@@ -32,7 +32,10 @@ class Settings(BaseSettings):
     )
 
     data_dir: Path = Path("quarry-data")
-    """Folder of the database, plans and attempts, and of the finished datasets, `jobs/<job>/`."""
+    """Folder of the database, plans and attempts, and of the finished datasets, `jobs/<job>/`.
+
+    One file system: files are renamed between the folders in it.
+    """
     out_dir: Path | None = None
     """Set by `quarry extract --out` alone; unset: each job's dataset is below `data_dir/jobs/`."""
     database_url: SecretStr | None = None
@@ -220,9 +223,14 @@ class Settings(BaseSettings):
         """Plans and attempts, by job; see `schemas.names`."""
         return self.data_dir / "work"
 
-    def spool(self, schedule: str) -> Path:
+    @property
+    def spool_root(self) -> Path:
+        """Posted samples, by the number of their schedule. On one filesystem with the work root."""
+        return self.data_dir / "spool"
+
+    def spool(self, schedule: int) -> Path:
         """Return the folder of samples that were posted to a schedule and wait for its next job."""
-        return self.data_dir / "spool" / schedule
+        return self.spool_root / str(schedule)
 
     def dataset_dir(self, job_id: str) -> Path:
         """Return the folder that holds a job's finished dataset, in the layout of the Hub repository."""

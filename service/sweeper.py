@@ -4,8 +4,6 @@ Never touches an attempt that is committed, and none of a job that goes on: the 
 what a lost one left.
 """
 
-import json
-import logging
 import re
 import shutil
 from collections.abc import Callable
@@ -13,15 +11,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from schemas.job import RESTING_JOB_STATES, JobState
-from schemas.names import MAX_UNITS, frozen_source_path, is_job_id
-from schemas.request import PostedSource
+from schemas.names import MAX_UNITS, is_job_id
 from service.errors import NotFound
+from service.plan.posted import give_back, remove_gone
 from service.settings import Settings
-from service.store import Store, jobs, schedules, units
+from service.store import Store, jobs, units
 from service.work.keeper import Keeper
 from service.work.runner import one_of_many
-
-logger = logging.getLogger(__name__)
 
 ATTEMPT_NAME = re.compile(r"^(\d{5,6})-(\d+)$")
 """Unit and epoch; with six digits, the canary before that unit (`schemas.names.canary_unit`)."""
@@ -40,6 +36,8 @@ def run_sweep(
         if is_job_id(folder.name):
             with one_of_many(f"sweeping {folder}"), suppress(NotFound):
                 _sweep(store, settings, folder)
+    with one_of_many("sweeping the posted samples of deleted schedules"):
+        remove_gone(store, settings)
     return False
 
 
@@ -50,7 +48,7 @@ def _sweep(store: Store, settings: Settings, folder: Path) -> None:
     attempts = sorted((folder / "attempts").glob("*"))
     state = store.read(jobs.state, folder.name)
     if state is JobState.COMPLETED:
-        _remove_taken(store, settings, folder.name)
+        give_back(store, settings, folder.name)
         _remove(folder)
     elif state in RESTING_JOB_STATES:
         for attempt in attempts:
@@ -60,17 +58,6 @@ def _sweep(store: Store, settings: Settings, folder: Path) -> None:
             ):
                 with one_of_many(f"sweeping {attempt}"):
                     _remove(attempt)
-
-
-def _remove_taken(store: Store, settings: Settings, job_id: str) -> None:
-    """Remove the posted samples that a complete job took, unless it left some to the next one."""
-    source = store.read(jobs.request, job_id).source
-    frozen = settings.work_root / frozen_source_path(job_id)
-    if not isinstance(source, PostedSource) or source.schedule is None or not frozen.exists():
-        return
-    if not store.read(schedules.is_cut_short, job_id):
-        for name in json.loads(frozen.read_text()):
-            (settings.spool(source.schedule) / name).unlink(missing_ok=True)
 
 
 def _remove(folder: Path) -> None:

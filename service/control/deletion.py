@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from service.errors import IllegalMove, NotFound, WriteFailed
+from service.plan.posted import give_back
 from service.settings import Settings
 from service.store import DeletionLease, Store, deletion
 from service.work.keeper import Keeper, Kept
@@ -32,7 +33,7 @@ def delete_job(store: Store, settings: Settings, job_id: str, *, with_dataset: b
         WriteFailed: a folder cannot be removed yet.
     """
     store.write(deletion.begin, job_id, with_dataset=with_dataset)
-    _remove_files(settings, job_id, with_dataset=with_dataset)
+    _remove_files(store, settings, job_id, with_dataset=with_dataset)
     store.write(deletion.forget, job_id)
 
 
@@ -42,7 +43,7 @@ def run_deletion(
     """Delete one job whose deletion has begun; return whether there was one. What fails is tried again."""
 
     def work(lease: DeletionLease, kept: Kept) -> None:
-        _remove_files(settings, lease.job_id, with_dataset=lease.with_dataset)
+        _remove_files(store, settings, lease.job_id, with_dataset=lease.with_dataset)
         while store.write(deletion.forget, lease.job_id):
             kept.check()
             if stopped():
@@ -74,7 +75,7 @@ def run_retention(
     return False
 
 
-def _remove_files(settings: Settings, job_id: str, *, with_dataset: bool) -> None:
+def _remove_files(store: Store, settings: Settings, job_id: str, *, with_dataset: bool) -> None:
     """Remove a job's folders; any number of processes may do so at once. Raises WriteFailed."""
     dataset = settings.dataset_dir(job_id)
     hidden = dataset.with_name(f"{DELETED}{dataset.name}")
@@ -82,6 +83,7 @@ def _remove_files(settings: Settings, job_id: str, *, with_dataset: bool) -> Non
         if with_dataset:
             with suppress(FileNotFoundError):
                 dataset.rename(hidden)
+        give_back(store, settings, job_id)
         for folder in (hidden, settings.work_root / job_id):
             _remove(folder)
     except OSError as error:

@@ -1,20 +1,16 @@
 """Makes schedules whose requests have been checked, and jobs of the slots that have come."""
 
-import hashlib
 import logging
-import secrets
-import shutil
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
-from schemas.dataset.seal import sealing
-from schemas.request import ExtractRequest, PostedSource, Sample
+from schemas.request import PostedSource, Sample
 from schemas.schedule import NewSchedule, RunView, ScheduleChange, ScheduleRules, ScheduleView
 from service.control.request_body import parse_body
 from service.control.submit import check, check_room
-from service.errors import STORE_AWAY, Conflict, writing
+from service.errors import STORE_AWAY, Conflict
+from service.plan import posted
 from service.settings import Settings
-from service.store import Store, schedules
+from service.store import Store, schedules, spools
 from service.work.keeper import Keeper
 from service.work.runner import internal_error
 
@@ -27,13 +23,13 @@ def add(store: Store, settings: Settings, schedule: NewSchedule, owner: str | No
     Raises Conflict if its name is taken, and what `submit` raises.
     """
     check_room(settings)
-    check(schedule.named_request(), settings, may_be_empty=True)
+    check(schedule.request, settings, of_schedule=True)
     return store.write(schedules.add, schedule, owner)
 
 
 def preview(store: Store, settings: Settings, schedule: NewSchedule) -> ScheduleView:
     """Return the schedule as it would be, and keep nothing. Raises as `add` does."""
-    check(schedule.named_request(), settings, may_be_empty=True)
+    check(schedule.request, settings, of_schedule=True)
     with store.writing() as tx:
         view = schedules.add(tx, schedule)
         tx.connection.rollback()
@@ -50,20 +46,17 @@ def change(store: Store, name: str, changed: ScheduleChange) -> ScheduleView:
     return store.write(schedules.change, name, with_given, changed.paused)
 
 
-def post_samples(store: Store, settings: Settings, name: str, samples: Sequence[Sample]) -> None:
-    """Keep samples for a schedule's next job, durably; the same ones again are the same file.
+def post_samples(store: Store, settings: Settings, schedule: int, samples: Sequence[Sample]) -> None:
+    """Keep samples durably for the next job of a schedule, by its number; the same again are the same file.
 
     Raises NotFound, Conflict if its jobs read another source, DiskFull, WriteFailed.
     """
-    source = ExtractRequest.model_validate_json(store.read(schedules.request_json, name)).source
+    name, source = store.read(spools.source_of, schedule)
     if not isinstance(source, PostedSource):
         cure = "make a schedule whose source is {'kind': 'posted'}"
         raise Conflict(f"the jobs of schedule {name} read a {source.kind} source", field="name", cure=cure)
     check_room(settings)
-    lines = "".join(f"{sample.model_dump_json(exclude_none=True)}\n" for sample in samples).encode()
-    path = settings.spool(name) / f"{hashlib.sha256(lines).hexdigest()}.jsonl"
-    with writing("the posted samples"), sealing(path, secrets.token_hex(4)) as temporary:
-        temporary.write_bytes(lines)
+    posted.keep(settings, schedule, samples)
 
 
 def remove(store: Store, settings: Settings, name: str) -> None:
@@ -72,8 +65,7 @@ def remove(store: Store, settings: Settings, name: str) -> None:
     Raises NotFound, WriteFailed.
     """
     store.write(schedules.remove, name)
-    with writing("the posted samples"), suppress(FileNotFoundError):
-        shutil.rmtree(settings.spool(name))
+    posted.remove_gone(store, settings)
 
 
 def run_now(store: Store, settings: Settings, name: str) -> RunView:

@@ -34,9 +34,6 @@ def submit(
         QuotaExceeded: the owner has as many jobs or bytes as are allowed.
         DiskFull: too little space is free.
     """
-    if isinstance(request.source, PostedSource):
-        # Its samples would be taken from the schedule's own jobs.
-        request = request.model_copy(update={"source": PostedSource(kind="posted")})
     made = NewJob.of(jobs.new_id(), key, request, priority, owner=owner)
     named = store.read(jobs.submitted, made)
     if named is not None:
@@ -56,10 +53,10 @@ def check_room(settings: Settings) -> None:
         raise DiskFull(f"{free_bytes} bytes are free; {settings.min_free_bytes} must be", cure=cure)
 
 
-def check(request: ExtractRequest, settings: Settings, *, may_be_empty: bool = False) -> None:
+def check(request: ExtractRequest, settings: Settings, *, of_schedule: bool = False) -> None:
     """Find what is wrong with `request` without reading samples or weights; may ask the Hub.
 
-    A folder without files is refused, unless it `may_be_empty` now.
+    That `of_schedule` alone may read posted samples, or a folder that has no files yet.
 
     Imports pyarrow and huggingface_hub, each when it is needed first. Raises as `submit` does.
     """
@@ -67,7 +64,8 @@ def check(request: ExtractRequest, settings: Settings, *, may_be_empty: bool = F
     from service.plan.target import inspect_target
 
     inspect_target(request, settings)
-    open_source(request.source, settings, may_be_empty=may_be_empty)
+    if not (of_schedule and isinstance(request.source, PostedSource)):
+        open_source(request.source, settings, may_be_empty=of_schedule)
     if request.chat_template is not None:
         from service.plan.child.process import check_template
 

@@ -8,20 +8,28 @@ from schemas.dataset.columns import state_bytes, stored_token_bytes
 from schemas.dataset.seal import move_durably, sealing
 from schemas.digest import canonical_sha256
 from schemas.identity import Identity
-from schemas.names import MAX_UNITS, frozen_source_path, known_keys_path, plan_path
-from schemas.request import CapturePasses, ExtractRequest, Generate
+from schemas.names import MAX_UNITS, frozen_source_path, known_keys_path, plan_path, posted_path
+from schemas.request import CapturePasses, ExtractRequest, Generate, PostedSource
 from schemas.schedule import ChangedRecipe
-from service.errors import IdentityChanged, OptionRefused, QuarryError, RecipeChanged, writing
+from service.errors import (
+    IdentityChanged,
+    OptionRefused,
+    QuarryError,
+    RecipeChanged,
+    SourceRefused,
+    writing,
+)
 from service.plan.child.fork_server import FORK_SERVER
 from service.plan.child.process import tokenizing
 from service.plan.known import write_keys
 from service.plan.model_folder import TOKENIZER_FILES, ModelContent, content_of, files_digest
+from service.plan.posted import take
 from service.plan.sources import RowSource, open_source
 from service.plan.target import Target, check_planned, inspect_target
 from service.plan.unit_file import write_plan
 from service.plan.units import UnitBounds, UnitDraft, plan_units
 from service.settings import Settings
-from service.store import PlanLease, PlannedUnit, Store, jobs, plans, tasks, written
+from service.store import PlanLease, PlannedUnit, Store, jobs, plans, spools, tasks, written
 from service.work.keeper import Keeper, Kept
 from service.work.runner import Stopped, run_next
 
@@ -66,7 +74,7 @@ def plan_job(
     model = content_of(target.located, watch)
     if fixed is not None:
         check_planned(lease.model, model, fixed)
-    source = _opened(lease, request, settings)
+    source = _opened(lease, request, store, settings, kept)
     with tokenizing(request, target, source, settings, watch) as child:
         template_sha256 = child.template_sha256()
         if files_digest(target.folder, TOKENIZER_FILES) != model.tokenizer_sha256:
@@ -96,7 +104,9 @@ def _known_keys(lease: PlanLease, store: Store, settings: Settings, identity: Id
     if path.exists():
         return path
     if lease.schedule is None:
-        return None
+        if lease.spool is not None:  # all that was posted is taken, and that may be nothing
+            write_keys(path, (), str(lease.epoch))
+        return None if lease.spool is None else path
     recipe = identity.recipe_sha256()
     runs = store.read(written.earlier, lease.schedule, lease.job_id, recipe)
     if runs is None:
@@ -113,20 +123,40 @@ def _known_keys(lease: PlanLease, store: Store, settings: Settings, identity: Id
     return path
 
 
-def _opened(lease: PlanLease, request: ExtractRequest, settings: Settings) -> RowSource:
+def _opened(
+    lease: PlanLease, request: ExtractRequest, store: Store, settings: Settings, kept: Kept
+) -> RowSource:
     """Open a job's source, and once the job has an identity, as it was then: it may have grown.
 
     Raises SourceRefused, HubUnavailable, DiskFull, WriteFailed.
     """
     path = settings.work_root / frozen_source_path(lease.job_id)
-    if lease.identity is None:
-        may_be_empty = lease.schedule is not None
-        opened = open_source(request.source, settings, labels=request.labels, may_be_empty=may_be_empty)
+    is_posted = isinstance(request.source, PostedSource)
+    is_begun = lease.identity is not None or (is_posted and path.exists())
+    if is_posted and not is_begun:
+        _take_posted(lease, store, settings, kept)
+    opened = open_source(
+        request.source,
+        settings,
+        json.loads(path.read_text()) if is_begun else None,
+        labels=request.labels,
+        may_be_empty=is_begun or lease.schedule is not None,
+        posted=settings.work_root.resolve() / posted_path(lease.job_id),
+    )
+    if not is_begun:
+        kept.check()
         with writing(f"the file {path.name}"), sealing(path, str(lease.epoch)) as temporary:
             temporary.write_text(json.dumps(opened.frozen()))
-        return opened
-    frozen = json.loads(path.read_text())
-    return open_source(request.source, settings, frozen, labels=request.labels, may_be_empty=True)
+    return opened
+
+
+def _take_posted(lease: PlanLease, store: Store, settings: Settings, kept: Kept) -> None:
+    """Take what waits for the job. Raises SourceRefused if its schedule is gone, DiskFull, WriteFailed."""
+    if lease.spool is None:
+        detail = "the schedule was deleted before its samples were taken, and they with it"
+        raise SourceRefused(detail, field="source.kind", cure="post them to another schedule")
+    earlier = store.read(spools.leaving, lease.spool, lease.job_id)
+    take(settings, lease.spool, lease.job_id, earlier, kept.check)
 
 
 def identity_of(

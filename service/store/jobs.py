@@ -76,6 +76,7 @@ def submit(tx: Transaction, made: NewJob) -> tuple[JobRow, bool]:
         skips_canary=made.skips_canary,
         priority=made.priority,
         schedule=made.schedule,
+        spool=made.spool,
         owner=made.owner,
         state=JobState.QUEUED,
         last_event=0,

@@ -40,6 +40,7 @@ class LockedJob:
     captured_at: datetime | None
     last_event: int
     schedule: int | None
+    spool: int | None
     owner: str | None
     skips_canary: bool
 

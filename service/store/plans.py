@@ -27,6 +27,7 @@ def _grant(tx: Transaction, job: LockedJob, lease: Lease) -> PlanLease:
         identity=job.identity,
         plan_sha256s=tuple(tx.connection.scalars(planned)),
         schedule=job.schedule,
+        spool=job.spool,
         grants=keys.granted(tx, job.owner),
     )
 
@@ -94,14 +95,14 @@ def add_unit(
 def finish(tx: Transaction, lease: PlanLease, rejects: Sequence[RejectView], known: int = 0) -> None:
     """Close the plan with the rejects and the known samples after its last unit, and end the lease.
 
-    Raises SourceRefused if the plan is empty, unless new samples alone were asked for; LeaseLost.
+    Raises SourceRefused if the plan is empty, unless new or posted samples were asked for; LeaseLost.
     """
     job, task = tasks.held(tx, lease)
     job.known_identity  # noqa: B018 - raises
     progress = count(
         job.progress, samples_planned=len(rejects), samples_rejected=len(rejects), samples_known=known
     )
-    if not (progress.samples_planned or progress.samples_known or job.schedule is not None):
+    if not (progress.samples_planned or progress.samples_known or job.schedule or job.spool):
         raise SourceRefused(
             "the source holds no samples", field="source", cure="name a source with at least one row"
         )

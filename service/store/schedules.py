@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, and_, delete, exists, extract, func, inser
 from sqlalchemy.engine import RowMapping
 
 from schemas.job import ENDED_JOB_STATES, JobState
-from schemas.request import ExtractRequest
+from schemas.request import ExtractRequest, PostedSource
 from schemas.schedule import (
     Missed,
     NewSchedule,
@@ -69,7 +69,7 @@ def add(tx: Transaction, schedule: NewSchedule, owner: str | None = None) -> Sch
     if number is None:
         cure = "choose another name, or delete or change that schedule"
         raise Conflict(f"there is a schedule {schedule.name}", field="name", cure=cure)
-    body = schedule.named_request().model_dump_json()
+    body = schedule.request.model_dump_json()
     tx.connection.execute(insert(SCHEDULE_REQUEST).values(schedule=number, body=body))
     return schedule_view(tx, schedule.name)
 
@@ -114,7 +114,8 @@ def set_aside(tx: Transaction, name: str, detail: str) -> None:
 def remove(tx: Transaction, name: str) -> None:
     """Delete a schedule and what is known of its slots and samples; its jobs stay. Raises NotFound."""
     number = _lock(tx, name).number
-    tx.connection.execute(update(JOB).where(JOB.c.schedule == number).values(schedule=None))
+    its_jobs = update(JOB).where(or_(JOB.c.schedule == number, JOB.c.spool == number))
+    tx.connection.execute(its_jobs.values(schedule=None, spool=None))
     for table in (RUN, SCHEDULE_REQUEST, WRITTEN_KEYS):
         tx.connection.execute(delete(table).where(table.c.schedule == number))
     tx.connection.execute(delete(SCHEDULE).where(SCHEDULE.c.number == number))
@@ -192,13 +193,16 @@ def schedule_view(tx: Transaction, name: str) -> ScheduleView:
     return _view(tx, row)
 
 
-def owner_of(tx: Transaction, name: str) -> str | None:
-    """Return the name of the key that made a schedule; None: the operator. Raises NotFound."""
-    row = tx.connection.execute(select(SCHEDULE.c.owner).where(SCHEDULE.c.name == name)).one_or_none()
+def numbered(tx: Transaction, name: str) -> tuple[int, str | None]:
+    """Return a schedule's number, never given again, and the name of its maker's key; None: the operator.
+
+    Raises NotFound.
+    """
+    query = select(SCHEDULE.c.number, SCHEDULE.c.owner).where(SCHEDULE.c.name == name)
+    row = tx.connection.execute(query).one_or_none()
     if row is None:
         raise unknown(name)
-    owner: str | None = row.owner
-    return owner
+    return row.number, row.owner
 
 
 def page(
@@ -218,12 +222,6 @@ def request_json(tx: Transaction, name: str) -> str:
     if body is None:
         raise unknown(name)
     return body
-
-
-def is_cut_short(tx: Transaction, job_id: str) -> bool:
-    """Say whether a job is a schedule's that was ended before it had taken all of its samples."""
-    of_job = select(RUN.c.outcome).where(RUN.c.job_id == job_id)
-    return tx.connection.scalar(of_job) == RunOutcome.CUT_SHORT
 
 
 def slot_counts(tx: Transaction) -> dict[tuple[str, RunOutcome], int]:
@@ -309,7 +307,8 @@ def _replace_job(tx: Transaction, schedule: _Schedule, slot: datetime) -> str:
     # A tab is in no key that a caller can give.
     key = f"schedule\t{schedule.number}\t{slot.isoformat()}"
     new_only = schedule.number if schedule.rules.samples is Samples.NEW else None
-    made = NewJob.of(jobs.new_id(), key, request, schedule=new_only, owner=schedule.owner)
+    spool = schedule.number if isinstance(request.source, PostedSource) else None
+    made = NewJob.of(jobs.new_id(), key, request, schedule=new_only, spool=spool, owner=schedule.owner)
     job, _ = jobs.submit(tx, made)
     written.publish(tx, stopped)
     same = SCHEDULE.c.number == schedule.number

@@ -95,6 +95,8 @@ JOB = Table(
     Column("priority", Integer, nullable=False),
     # The schedule whose earlier runs' samples the job leaves out. No foreign key: it may be deleted.
     Column("schedule", BigInteger().with_variant(Integer, "sqlite")),
+    # The schedule whose posted samples the job takes, until that is deleted.
+    Column("spool", BigInteger().with_variant(Integer, "sqlite")),
     # The name of the key that made it; null: the operator.
     Column("owner", String(63)),
     Column("state", _states(JobState), nullable=False),

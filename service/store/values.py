@@ -57,6 +57,7 @@ class NewJob:
     request_json: str
     request_sha256: str
     schedule: int | None
+    spool: int | None
     owner: str | None
 
     @classmethod
@@ -67,11 +68,13 @@ class NewJob:
         request: ExtractRequest,
         priority: int = 0,
         schedule: int | None = None,
+        spool: int | None = None,
         owner: str | None = None,
     ) -> Self:
         """Make one of a checked request; it leaves out what earlier runs of `schedule` wrote.
 
-        `owner` is the name of the key that it came with.
+        `spool` is the number of the schedule whose posted samples it takes. `owner` is the name of the key
+        that it came with.
         """
         return cls(
             id=job_id,
@@ -84,6 +87,7 @@ class NewJob:
             request_json=request.model_dump_json(),
             request_sha256=request.sha256(),
             schedule=schedule,
+            spool=spool,
             owner=owner,
         )
 
@@ -156,13 +160,15 @@ class PlanLease(Lease):
 
     `identity` is what earlier epochs have fixed, null before that. `plan_sha256s` are the digests of the plan
     files of the units that they have added, in order from unit 0: only the lease's holder adds more.
-    `schedule` is the number of that whose earlier runs' samples are left out. `grants` is what the job's
+    `schedule` is the number of that whose earlier runs' samples are left out, `spool` of that whose posted
+    samples are taken. `grants` is what the job's
     owner may read, null where nothing is limited.
     """
 
     identity: Identity | None
     plan_sha256s: tuple[str, ...]
     schedule: int | None
+    spool: int | None
     grants: Grants | None
 
 

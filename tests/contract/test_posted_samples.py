@@ -12,7 +12,7 @@ from schemas.schedule import NewSchedule
 from service.control import scheduling
 from service.control.submit import submit
 from service.errors import Conflict, NotFound, SourceRefused
-from service.store import jobs
+from service.store import schedules
 from tests.support.nights import NAME, Nights, names, row
 from tests.support.roles import sweep
 
@@ -23,26 +23,17 @@ def nights(tmp_path: Path, target: Path) -> Nights:
     return Nights.open(tmp_path, target, url, request={"source": {"kind": "posted"}})
 
 
-def post(nights: Nights, *numbers: int) -> None:
-    samples = [Sample.model_validate(row(number)) for number in numbers]
-    scheduling.post_samples(nights.store, nights.shop.settings, NAME, samples)
-
-
-def waiting(nights: Nights) -> list[Path]:
-    return sorted(nights.shop.settings.spool(NAME).iterdir())
-
-
 def test_posted_samples_are_written_once_and_then_removed(nights: Nights) -> None:
     """1. Two posts, one of them twice. 2. A night. 3. The same ones again, and others. 4. Another night."""
-    post(nights, 0, 1, 2)
-    post(nights, 3)
-    post(nights, 3)
-    assert len(waiting(nights)) == 2
+    nights.post(0, 1, 2)
+    nights.post(3)
+    nights.post(3)
+    assert len(nights.waiting()) == 2
     nights.night()
     assert nights.once() == names(range(4))
     sweep(nights.store, nights.shop.settings)
-    assert waiting(nights) == []
-    post(nights, 2, 3, 4)
+    assert nights.waiting() == []
+    nights.post(2, 3, 4)
     nights.night()
     assert nights.once() == names(range(5))
 
@@ -53,39 +44,22 @@ def test_the_data_folder_may_be_a_relative_path(
     monkeypatch.chdir(tmp_path)
     relative = nights.shop.settings.data_dir.relative_to(tmp_path)
     nights.shop.settings = nights.shop.settings.model_copy(update={"data_dir": relative})
-    post(nights, 0)
+    nights.post(0)
     nights.night()
     assert nights.once() == names([0])
 
 
-def test_a_night_without_posts_is_complete_and_writes_nothing(nights: Nights) -> None:
-    nights.night()
-    job = nights.job()
-    assert (job.state, job.progress.samples_planned) == (JobState.COMPLETED, 0)
-
-
 def test_what_is_posted_while_a_job_runs_waits_for_the_next(nights: Nights) -> None:
     """1. A job is planned. 2. More is posted. 3. It completes and is swept. 4. The next takes the rest."""
-    post(nights, 0, 1)
+    nights.post(0, 1)
     nights.submit()
     nights.shop.plan()
-    post(nights, 2)
+    nights.post(2)
     nights.work()
     sweep(nights.store, nights.shop.settings)
-    assert len(waiting(nights)) == 1
+    assert len(nights.waiting()) == 1
     nights.night()
     assert nights.once() == names(range(3))
-
-
-def test_what_a_cancelled_job_took_stays_for_the_next(nights: Nights) -> None:
-    post(nights, 0, 1)
-    nights.submit()
-    nights.shop.plan()
-    nights.store.write(jobs.cancel, nights.job().id)
-    sweep(nights.store, nights.shop.settings)
-    assert len(waiting(nights)) == 1
-    nights.night()
-    assert nights.once() == names(range(2))
 
 
 def test_samples_keep_what_they_hold(nights: Nights) -> None:
@@ -95,30 +69,40 @@ def test_samples_keep_what_they_hold(nights: Nights) -> None:
         {**row(7), "tools": [{"name": "search"}]},
     ]
     samples = [Sample.model_validate(one) for one in told]
-    scheduling.post_samples(nights.store, nights.shop.settings, NAME, samples)
-    (file,) = waiting(nights)
+    scheduling.post_samples(nights.store, nights.shop.settings, nights.number(), samples)
+    (file,) = nights.waiting()
     assert [json.loads(line) for line in file.read_text().splitlines()] == told
     nights.night()
     assert nights.job().progress.samples_rejected == 0
     assert nights.once() == names([7, 100, 101])
 
 
-def test_only_a_schedule_of_that_kind_takes_posts_and_no_other_job_reads_them(nights: Nights) -> None:
-    request = ExtractRequest.model_validate(
-        {"model": str(nights.target), "source": {"kind": "posted", "schedule": NAME}}
-    )
+def test_only_a_schedule_of_that_kind_takes_posts_and_no_other_request_reads_them(nights: Nights) -> None:
+    settings = nights.shop.settings
+    request = ExtractRequest.model_validate({"model": str(nights.target), "source": {"kind": "posted"}})
     with pytest.raises(SourceRefused, match="posted to a schedule"):
-        submit(request, "key", nights.store, nights.shop.settings)
-    with pytest.raises(NotFound):
-        scheduling.post_samples(nights.store, nights.shop.settings, "none", [])
+        submit(request, "key", nights.store, settings)
+    with pytest.raises(NotFound, match="deleted"):
+        scheduling.post_samples(nights.store, settings, nights.number() + 1, [])
     folder = {"kind": "file", "path": str(nights.folder)}
     other = {"name": "other", "cron": "0 3 * * *", "request": {"model": str(nights.target), "source": folder}}
-    scheduling.add(nights.store, nights.shop.settings, NewSchedule.model_validate(other))
+    scheduling.add(nights.store, settings, NewSchedule.model_validate(other))
+    number, _ = nights.store.read(schedules.numbered, "other")
     with pytest.raises(Conflict, match="read a file source"):
-        scheduling.post_samples(nights.store, nights.shop.settings, "other", [Sample(text="x")])
+        scheduling.post_samples(nights.store, settings, number, [Sample(text="x")])
 
 
 def test_a_deleted_schedules_posts_go_with_it(nights: Nights) -> None:
-    post(nights, 0)
+    nights.post(0)
+    (file,) = nights.waiting()
     scheduling.remove(nights.store, nights.shop.settings, NAME)
-    assert not nights.shop.settings.spool(NAME).exists()
+    assert not file.parent.exists()
+
+
+@pytest.mark.parametrize("samples", ["new", "all"])
+def test_a_night_without_posts_is_complete_and_writes_nothing(nights: Nights, samples: str) -> None:
+    nights.change(samples=samples)
+    nights.night()
+    job = nights.job()
+    assert (job.state, job.progress.samples_planned) == (JobState.COMPLETED, 0)
+    assert nights.run().detail == "no new samples"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas.job import RESTING_JOB_STATES, JobState
+from schemas.request import Sample
 from schemas.schedule import NewSchedule, RunView, ScheduleChange
 from service.control import scheduling
 from service.errors import EngineRefused
@@ -49,7 +50,8 @@ class Nights:
             **schedule.pop("request", {}),
         }
         rules = {"name": NAME, "cron": "0 3 * * *", "request": request, **schedule}
-        shop.store.write(schedules.add, NewSchedule.model_validate(rules))
+        self.rules = NewSchedule.model_validate(rules)
+        self.add()
 
     @classmethod
     def open(cls, root: Path, target: Path, url: str, **schedule: Any) -> "Nights":
@@ -83,6 +85,24 @@ class Nights:
         path = self.target / "chat_template.jinja"
         text = path.read_text().partition("{#")[0]
         path.write_text(f"{text}{{# {word} #}}" if word else text)
+
+    def add(self, owner: str | None = None) -> None:
+        """Make the schedule, again where it was deleted."""
+        self.store.write(schedules.add, self.rules, owner)
+
+    def post(self, *numbers: int, ids: bool = True) -> None:
+        """Post conversations to the schedule, with or without their ids."""
+        rows = (row(number) if ids else row(number) | {"id": None} for number in numbers)
+        samples = [Sample.model_validate(one) for one in rows]
+        scheduling.post_samples(self.store, self.shop.settings, self.number(), samples)
+
+    def number(self) -> int:
+        """Return the schedule's number."""
+        return self.store.read(schedules.numbered, NAME)[0]
+
+    def waiting(self) -> list[Path]:
+        """Return the files of posted samples that wait for the next job."""
+        return sorted(self.shop.settings.spool(self.number()).glob("*"))
 
     def change(self, **values: Any) -> None:
         """Change the schedule."""

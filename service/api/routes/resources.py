@@ -71,14 +71,24 @@ def job_of(
 JobOf = Annotated[JobRow, Depends(job_of)]
 
 
-def schedule_of(
-    store: StoreOf,
-    asks: CallerOf,
-    name: Annotated[ScheduleName, Path(description="lower-case letters, digits and dashes")],
-) -> str:
-    """Return the name of a schedule that the caller may see. Raises NotFound."""
-    if not asks.sees(store.read(schedules.owner_of, name)):
+NameOfSchedule = Annotated[
+    ScheduleName, Path(alias="name", description="lower-case letters, digits and dashes")
+]
+
+
+def schedule_number(store: StoreOf, asks: CallerOf, name: NameOfSchedule) -> int:
+    """Return the number of a schedule that the caller may see. Raises NotFound."""
+    number, owner = store.read(schedules.numbered, name)
+    if not asks.sees(owner):
         raise schedules.unknown(name)
+    return number
+
+
+ScheduleNumberOf = Annotated[int, Depends(schedule_number)]
+
+
+def schedule_of(name: NameOfSchedule, number: ScheduleNumberOf) -> str:
+    """Return the name of a schedule that the caller may see. Raises NotFound."""
     return name
 
 

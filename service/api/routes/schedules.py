@@ -27,6 +27,7 @@ from service.api.routes.resources import (
     CallerOf,
     NarrowedSettings,
     NoOptions,
+    ScheduleNumberOf,
     ScheduleOf,
     SettingsOf,
     StoreOf,
@@ -164,14 +165,14 @@ def posted_samples(raw: RawBody, settings: SettingsOf) -> PostedSamples:
     responses=problem_responses(404, 409, 413, 415, 422, 503, 507),
 )
 def post_samples(
-    name: ScheduleOf,
+    number: ScheduleNumberOf,  # looked up before the body comes: another schedule may have the name by then
     body: Annotated[PostedSamples, Depends(posted_samples)],
     store: StoreOf,
     settings: SettingsOf,
     options: Annotated[NoOptions, Query()],
 ) -> PostedCount:
     """Keep samples for the schedule's next job: on disk once it is answered. To repeat it is safe."""
-    scheduling.post_samples(store, settings, name, body.samples)
+    scheduling.post_samples(store, settings, number, body.samples)
     return PostedCount(samples=len(body.samples))
 
 

@@ -1,5 +1,6 @@
 """Sources: inline samples, allowed files, Hub datasets -> rows, each a sample or a named reject."""
 
+from pathlib import Path
 from typing import Any
 
 from schemas.request import FileSource, HubSource, InlineSource, MixSource, PostedSource, Source
@@ -20,11 +21,13 @@ def open_source(
     *,
     labels: tuple[str, ...] = (),
     may_be_empty: bool = False,
+    posted: Path | None = None,
 ) -> RowSource:
     """Find the source and check that it may be read. Raises SourceRefused, HubUnavailable.
 
     With `frozen` it is what it was when that was said. `labels` are columns that its samples keep as labels.
-    A folder without files is refused, unless `may_be_empty`.
+    A folder without files is refused, unless `may_be_empty`. `posted` is the folder of the posted samples
+    that a schedule's job took.
     """
     match source:
         case InlineSource():
@@ -36,7 +39,11 @@ def open_source(
             pinned = source if frozen is None else source.model_copy(update={"revision": frozen})
             return HubRows.find(pinned, settings, labels)
         case PostedSource():
-            return _posted(source.schedule, settings, frozen, labels)
+            if posted is None:
+                cure = "make a schedule of this request, and post the samples to it"
+                raise SourceRefused("samples are posted to a schedule", field="source.kind", cure=cure)
+            folder = FileSource(kind="file", path=str(posted))
+            return FileRows.find(folder, (posted,), frozen, may_be_empty=True, labels=labels)
         case MixSource():
             return _mixed(source, settings, frozen, labels, may_be_empty=may_be_empty)
 
@@ -59,15 +66,3 @@ def _mixed(
             raise SourceRefused(error.detail, field=field, cure=error.cure) from error
     weights = tuple(part.weight for part in source.sources if part.weight is not None)
     return MixedRows(tuple(rows), weights or None)
-
-
-def _posted(
-    schedule: str | None, settings: Settings, frozen: list[str] | None, labels: tuple[str, ...]
-) -> FileRows:
-    if schedule is None:
-        cure = "make a schedule of this request, and post the samples to it"
-        raise SourceRefused("samples are posted to a schedule", field="source.kind", cure=cure)
-    folder = settings.spool(schedule).resolve()
-    folder.mkdir(parents=True, exist_ok=True)
-    source = FileSource(kind="file", path=str(folder))
-    return FileRows.find(source, (folder,), frozen, may_be_empty=True, labels=labels)

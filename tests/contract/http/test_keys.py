@@ -1,6 +1,7 @@
 """API keys: who is let in, to what, and that an owner sees nothing of another's."""
 
 import secrets
+import socket
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -168,6 +169,60 @@ def test_an_owner_sees_nothing_of_anothers(api: httpx2.Client, store: Store, mod
     assert api.get("/schedules", headers=others).json()["schedules"] == []
     assert len(api.get("/jobs", headers=bearer(ADMIN)).json()["jobs"]) == 2
     assert api.get(f"/jobs/{job['id']}", headers=add(api)[1]).status_code == 200, "a key of the same name"
+
+
+def of_posts(model: Path) -> dict[str, Any]:
+    return {
+        "name": "nightly",
+        "cron": "0 3 * * *",
+        "request": job_body(model, source={"kind": "posted"}),
+    }
+
+
+def test_no_request_reads_what_was_posted_to_a_schedule(
+    api: httpx2.Client, settings: Settings, model: Path
+) -> None:
+    """Not a word of another's, nor a count of its tokens; and no folder is made for any name."""
+    roots = {"model_roots": [str(model.parent)]}
+    (_, mine), (_, others) = add(api, **roots), add(api, "team-b", scopes=["jobs:write"], **roots)
+    assert api.post("/schedules", json=of_posts(model), headers=mine).status_code == 201
+    secret = {"samples": [{"token_ids": [1, 2, 3]}]}
+    assert api.post("/schedules/nightly/samples", json=secret, headers=mine).status_code == 202
+    before = list((settings.data_dir / "spool").iterdir())
+    for path in ("/extract", "/estimate"):
+        for name in ("nightly", "unknown"):
+            body = job_body(model, source={"kind": "posted", "schedule": name})
+            problem = problem_of(api.post(path, json=body, headers=others), 422)
+            assert problem.field == "source.schedule"
+        body = job_body(model, source={"kind": "posted"})
+        problem = problem_of(api.post(path, json=body, headers=others), 422)
+        assert problem.field == "source.kind"
+        assert "make a schedule" in str(problem.cure)
+    assert list((settings.data_dir / "spool").iterdir()) == before
+
+
+def test_samples_go_to_the_schedule_that_had_the_name_before_their_body_came(
+    api: httpx2.Client, settings: Settings, model: Path
+) -> None:
+    """1. B begins to post, and deletes the schedule. 2. A makes one of the name. 3. B ends the body."""
+    roots = {"model_roots": [str(model.parent)]}
+    (_, a), (_, b) = add(api, **roots), add(api, "team-b", **roots)
+    assert api.post("/schedules", json=of_posts(model), headers=b).status_code == 201
+    body = b'{"samples": [{"text": "planted"}]}'
+    head = (
+        "POST /schedules/nightly/samples HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Authorization: {b['Authorization']}\r\nContent-Length: {len(body)}\r\n"
+        "Connection: close\r\nExpect: 100-continue\r\n\r\n"
+    )
+    with socket.create_connection((api.base_url.host, api.base_url.port), 30) as posting:
+        posting.sendall(head.encode())
+        assert b"100 Continue" in posting.recv(1000), "the body is waited for"
+        assert api.delete("/schedules/nightly", headers=b).status_code == 204
+        assert api.post("/schedules", json=of_posts(model), headers=a).status_code == 201
+        posting.sendall(body)
+        answer = posting.makefile("rb").read()
+    assert b" 404 " in answer.splitlines()[0], answer
+    assert list(settings.data_dir.glob("spool/*/*")) == []
 
 
 def test_a_key_uses_its_own_folders_and_namespaces_alone(

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from schemas.schedule import ScheduleView
 from service.cli.entry import app
 from service.settings import Settings
-from service.store import Store, jobs
+from service.store import Store, jobs, schedules
 from tests.support.api import JSON, problem_of
 
 
@@ -115,17 +115,17 @@ def test_a_name_is_given_once(api: httpx2.Client, nightly: str, body: dict[str, 
 
 
 def test_samples_are_posted_by_route_and_by_command(
-    api: httpx2.Client, settings: Settings, tmp_path: Path, body: dict[str, Any]
+    api: httpx2.Client, store: Store, settings: Settings, tmp_path: Path, body: dict[str, Any]
 ) -> None:
     request = body["request"] | {"source": {"kind": "posted"}}
     assert api.post("/schedules", json=body | {"name": "posted", "request": request}).status_code == 201
-    source = {"kind": "posted", "schedule": "posted"}
-    assert api.get("/schedules/posted/request").json()["source"] == source
+    assert api.get("/schedules/posted/request").json()["source"] == {"kind": "posted"}
     route, sample = "/schedules/posted/samples", {"id": "a", "text": "a row"}
     for _ in range(2):
         answer = api.post(route, json={"samples": [sample]})
         assert (answer.status_code, answer.json()) == (202, {"samples": 1})
-    (file,) = settings.spool("posted").iterdir()
+    spool = settings.spool(store.read(schedules.numbered, "posted")[0])
+    (file,) = spool.iterdir()
     assert json.loads(file.read_text()) == sample
     assert problem_of(api.post(route, json={"samples": []}), 422).field == "samples"
     wrong = {"samples": [sample, {"text": "x", "token_ids": [1]}]}
@@ -134,8 +134,9 @@ def test_samples_are_posted_by_route_and_by_command(
     lines.write_text('{"text": "one"}\n\n{"text": "two"}\n')
     arguments = ["schedules", "post", "posted", str(lines), "--server", str(api.base_url)]
     assert CliRunner().invoke(app, arguments).output == "2 samples wait for the next job of posted\n"
-    assert len(list(settings.spool("posted").iterdir())) == 2
+    assert len(list(spool.iterdir())) == 2
     assert api.delete("/schedules/posted").status_code == 204
+    assert not spool.exists()
 
 
 @pytest.mark.parametrize("sent", ["{", "[]", '"nightly"'])

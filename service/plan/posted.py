@@ -1,0 +1,121 @@
+"""Samples that were posted to a schedule: they wait in its spool until a job takes them by renaming.
+
+The spool goes by the schedule's number, which is never given again. A file is in one place: a spool, or the
+work folder of the job that took it. All of them are below the data folder, on one filesystem.
+"""
+
+import hashlib
+import json
+import secrets
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from schemas.dataset.seal import fsync, make_folder, sealing
+from schemas.names import frozen_source_path, passed_on_path, posted_path
+from schemas.request import Sample
+from service.errors import writing
+from service.settings import Settings
+from service.store import Store, spools
+
+SUFFIX = ".jsonl"
+
+
+def keep(settings: Settings, spool: int, samples: Sequence[Sample]) -> None:
+    """Keep samples durably; the same ones again are the same file. A sample without an id gets its content's.
+
+    Raises DiskFull, WriteFailed.
+    """
+    from service.plan.known import content_key  # imports pyarrow
+
+    named = (
+        sample if sample.id is not None else sample.model_copy(update={"id": content_key(sample).hex()})
+        for sample in samples
+    )
+    lines = "".join(f"{sample.model_dump_json(exclude_none=True)}\n" for sample in named).encode()
+    path = settings.spool(spool) / f"{hashlib.sha256(lines).hexdigest()}{SUFFIX}"
+    with writing("the posted samples"), sealing(path, secrets.token_hex(4)) as temporary:
+        temporary.write_bytes(lines)
+
+
+def take(
+    settings: Settings, spool: int, job_id: str, earlier: Mapping[str, bool], check: Callable[[], None]
+) -> None:
+    """Take what waits for a job, and what the runs of `earlier` left; a planner that died is gone on from.
+
+    A run that has written something, as the mapping says, keeps its files, and the job gets copies: if that
+    run is deleted, what it wrote has to come again. `check` is called before each file. Raises what it
+    raises, DiskFull, WriteFailed.
+    """
+    taken = settings.work_root / posted_path(job_id)
+    with writing("the posted samples"):
+        make_folder(taken)
+        for run, has_written in earlier.items():
+            folder = settings.work_root / posted_path(run)
+            for file in _files(folder):
+                check()
+                if has_written:
+                    _pass_on(file, taken, settings.work_root / passed_on_path(run))
+                else:
+                    _move(file, taken)
+        for file in _files(settings.spool(spool)):
+            check()
+            _move(file, taken)
+        fsync(taken)
+
+
+def give_back(store: Store, settings: Settings, job_id: str) -> None:
+    """Give back to the spool what an ended job took and no dataset holds: before its folder is removed.
+
+    Raises OSError.
+    """
+    left = store.read(spools.left_by, job_id)
+    if left is None:
+        return
+    frozen = settings.work_root / frozen_source_path(job_id)
+    planned = set(json.loads(frozen.read_text())) if frozen.exists() else set()
+    spool = settings.spool(left.spool)
+    make_folder(spool)
+    for path, is_written in ((posted_path, left.is_whole), (passed_on_path, left.is_completed)):
+        folder = settings.work_root / path(job_id)
+        for file in _files(folder):
+            # A planner that had lost its lease may have taken more than the plan was made of.
+            if is_written and (path is passed_on_path or file.name in planned):
+                file.unlink(missing_ok=True)
+            else:
+                _move(file, spool)
+        for copy in folder.glob("*.tmp"):
+            copy.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            folder.rmdir()  # refused if that planner takes one now
+    fsync(spool)
+
+
+def remove_gone(store: Store, settings: Settings) -> None:
+    """Remove the spools of schedules that were deleted. Raises WriteFailed."""
+    folders = list(settings.spool_root.glob("*"))  # before the numbers: a schedule is made before its spool
+    kept = {str(number) for number in store.read(spools.numbers)}
+    for folder in folders:
+        if folder.name not in kept:
+            with writing("the posted samples"), suppress(FileNotFoundError):
+                shutil.rmtree(folder)
+
+
+def _pass_on(file: Path, taken: Path, kept: Path) -> None:
+    """Copy a file to `taken`, then move it to `kept`; after a sweep or a deletion it is in the spool."""
+    with suppress(FileNotFoundError):
+        with sealing(taken / file.name, secrets.token_hex(4)) as temporary:
+            shutil.copyfile(file, temporary)
+        kept.mkdir(exist_ok=True)
+        _move(file, kept)
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(folder.glob(f"*{SUFFIX}"))
+
+
+def _move(file: Path, folder: Path) -> None:
+    """Move a file unless another process has moved it, or has removed the folder with its job."""
+    with suppress(FileNotFoundError):
+        file.replace(folder / file.name)

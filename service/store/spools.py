@@ -1,0 +1,63 @@
+"""Whose the posted samples are: a schedule's, by its number, or those of the jobs that took them."""
+
+from dataclasses import dataclass
+
+from sqlalchemy import and_, exists, func, or_, select
+
+from schemas.job import STOPPED_JOB_STATES, JobState
+from schemas.request import ExtractRequest, Source
+from schemas.schedule import RunOutcome
+from service.errors import NotFound
+from service.store.database import Transaction
+from service.store.tables import JOB, RUN, SCHEDULE, SCHEDULE_REQUEST, SHARD
+
+
+def numbers(tx: Transaction) -> set[int]:
+    """Return the numbers of all schedules."""
+    return set(tx.connection.scalars(select(SCHEDULE.c.number)))
+
+
+def source_of(tx: Transaction, number: int) -> tuple[str, Source]:
+    """Return a schedule's name, and what its jobs read. Raises NotFound if it was deleted."""
+    query = select(SCHEDULE.c.name, SCHEDULE_REQUEST.c.body).join(SCHEDULE).where(SCHEDULE.c.number == number)
+    row = tx.connection.execute(query).one_or_none()
+    if row is None:
+        raise NotFound("the schedule was deleted", field="name", cure="GET /schedules lists the schedules")
+    return row.name, ExtractRequest.model_validate_json(row.body).source
+
+
+@dataclass(frozen=True, slots=True)
+class Posted:
+    """Which of the posted samples that an ended job took are in a dataset: where `is_whole`, all of them.
+
+    Where it completed otherwise, those that it did not pass on to the next run.
+    """
+
+    spool: int
+    is_completed: bool
+    is_whole: bool
+
+
+def left_by(tx: Transaction, job_id: str) -> Posted | None:
+    """Return what became of a job's posted samples; none where no schedule has them any more."""
+    state = func.coalesce(RUN.c.job_state, JOB.c.state).label("state")
+    of_job = select(JOB.c.spool, RUN.c.outcome, state).outerjoin(RUN, RUN.c.job_id == JOB.c.id)
+    row = tx.connection.execute(of_job.where(JOB.c.id == job_id, JOB.c.spool.is_not(None))).one_or_none()
+    if row is None:
+        return None
+    is_completed = row.state is JobState.COMPLETED
+    return Posted(row.spool, is_completed, is_completed and row.outcome is not RunOutcome.CUT_SHORT)
+
+
+def leaving(tx: Transaction, spool: int, job_id: str) -> dict[str, bool]:
+    """Return the runs before a job that leave it posted samples, and whether each has written some.
+
+    Those that were cut short, and those that stopped before they had written anything: none of them goes on.
+    """
+    has_written = exists().where(SHARD.c.job_id == JOB.c.id).label("has_written")
+    stopped = and_(JOB.c.schedule == spool, JOB.c.state.in_(STOPPED_JOB_STATES), ~has_written)
+    number = select(JOB.c.number).where(JOB.c.id == job_id).scalar_subquery()
+    before = and_(RUN.c.schedule == spool, JOB.c.number < number)
+    runs = select(JOB.c.id, has_written).join(RUN, RUN.c.job_id == JOB.c.id).where(before)
+    left = runs.where(or_(RUN.c.outcome == RunOutcome.CUT_SHORT, stopped)).order_by(JOB.c.number)
+    return {row.id: bool(row.has_written) for row in tx.connection.execute(left)}
