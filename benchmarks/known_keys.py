@@ -1,10 +1,14 @@
-"""What known samples cost a job of a schedule: `python -m benchmarks.known_keys [MILLIONS]`."""
+"""What samples cost that a plan or a schedule knows: `python -m benchmarks.known_keys [MILLIONS] [seen]`.
+
+With `seen` only the samples that a plan has so far are measured, which takes no database.
+"""
 
 import json
 import re
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +16,7 @@ from sqlalchemy import insert, text
 
 from schemas.dataset.columns import KEY_BYTES
 from schemas.request import Sample
-from service.plan.known import KnownKeys, content_key, write_keys
+from service.plan.known import KnownKeys, SeenKeys, content_key, write_keys
 from service.store import Store, written
 from service.store.tables import WRITTEN_KEYS
 from tests.support.nights import Nights, row
@@ -68,6 +72,31 @@ def measure(url: str, folder: Path, num_keys: int) -> dict[str, float | str]:
     }
 
 
+def measure_seen(folder: Path, num_keys: int) -> dict[str, float | str]:
+    """Add so many keys as a plan does, none of which was there, and then the last of them again."""
+    seen, draw = SeenKeys(folder), np.random.default_rng(1)
+    before, own_kib, packed = _memory("RssAnon"), 0, b""
+    began, cpu = time.monotonic(), time.process_time()
+    for _ in range(0, num_keys, ROWS):
+        packed = draw.bytes(ROWS * KEY_BYTES)
+        assert all(map(seen.add, _split(packed)))
+        own_kib = max(own_kib, _memory("RssAnon") - before)
+    added, cpu_added = time.monotonic(), time.process_time()
+    assert not any(map(seen.add, _split(packed)))
+    return {
+        "seen_keys": num_keys,
+        "add_us": (added - began) / num_keys * 1e6,
+        "add_cpu_us": (cpu_added - cpu) / num_keys * 1e6,
+        "add_again_cpu_us": (time.process_time() - cpu_added) / ROWS * 1e6,
+        "own_memory_mib": own_kib / 2**10,
+        "mapped_mib": num_keys * KEY_BYTES / 2**20,
+    }
+
+
+def _split(packed: bytes) -> Iterator[bytes]:
+    return (packed[start : start + KEY_BYTES] for start in range(0, len(packed), KEY_BYTES))
+
+
 SIZES = {
     "sqlite": "SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()",
     "postgresql+psycopg": "SELECT pg_total_relation_size('written_keys')",
@@ -86,8 +115,12 @@ def _memory(name: str) -> int:
 
 
 def main() -> None:
-    """Print a JSON object for each database."""
+    """Print a JSON object for the keys of a plan, and one for each database."""
     num_keys = int(float(sys.argv[1]) * 1e6) if len(sys.argv) > 1 else 10_000_000
+    with tempfile.TemporaryDirectory() as scratch:
+        print(json.dumps(measure_seen(Path(scratch), num_keys)), flush=True)
+    if "seen" in sys.argv:
+        return
     with tempfile.TemporaryDirectory() as scratch, running_postgres() as server, server.database() as lent:
         for name, url in (("sqlite", f"sqlite:///{scratch}/quarry.db"), ("postgresql", lent)):
             folder = Path(scratch) / name

@@ -8,6 +8,7 @@ from schemas.job import Estimate
 from schemas.names import MAX_COMMIT_FILES
 from schemas.request import ExtractRequest
 from service.plan.child.process import tokenizing
+from service.plan.known import SeenKeys
 from service.plan.planner import unit_bounds
 from service.plan.sizing import size
 from service.plan.sources import open_source
@@ -36,7 +37,7 @@ def estimate_request(
     samples = rejected = tokens = shards = 0
     with tokenizing(request, target, source, settings, watch) as child:
         child.template_sha256()
-        for draft in plan_units(child.rows(), bounds):
+        for draft in plan_units(child.rows(), bounds, SeenKeys(settings.work_root).add):
             rejected += len(draft.rejects)
             samples += len(draft.samples)
             tokens += draft.num_tokens + len(draft.samples) * bounds.answer_tokens

@@ -21,7 +21,7 @@ from service.errors import (
 )
 from service.plan.child.fork_server import FORK_SERVER
 from service.plan.child.process import tokenizing
-from service.plan.known import write_keys
+from service.plan.known import SeenKeys, write_keys
 from service.plan.model_folder import TOKENIZER_FILES, ModelContent, content_of, files_digest
 from service.plan.posted import take
 from service.plan.sources import RowSource, open_source
@@ -85,7 +85,8 @@ def plan_job(
         store.write(plans.set_identity, lease, identity)
         rest = UnitDraft((), ())
         rows = child.rows(_known_keys(lease, store, settings, identity))
-        for unit, draft in enumerate(plan_units(rows, unit_bounds(request, target, settings))):
+        bounds, seen = unit_bounds(request, target, settings), SeenKeys(settings.work_root)
+        for unit, draft in enumerate(plan_units(rows, bounds, seen.add)):
             watch()
             if draft.samples:
                 _add_unit(lease, store, settings, unit, draft)

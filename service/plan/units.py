@@ -1,7 +1,7 @@
-"""Tokenized rows -> units of about one shard each. Pure; holds one unit, and the ids of all samples."""
+"""Tokenized rows -> units of about one shard each. Pure; holds one unit."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -91,13 +91,14 @@ class UnitBounds:
     duplicates: Duplicates = "same_id_and_tokens"
 
 
-def plan_units(outcomes: Iterable[RowOutcome], bounds: UnitBounds) -> Iterator[UnitDraft]:
+def plan_units(
+    outcomes: Iterable[RowOutcome], bounds: UnitBounds, is_new: Callable[[bytes], bool]
+) -> Iterator[UnitDraft]:
     """Cut the rows into units in their order: equal rows give equal units.
 
-    Each position ends in exactly one place, a unit or its rejects, or is counted as known; a sample
-    seen before is a reject.
+    Each position ends in exactly one place, a unit or its rejects, or is counted as known; a sample whose
+    key of 16 bytes was asked about before, which `is_new` then says, is a reject.
     """
-    seen: set[bytes] = set()
     samples: list[PlannedSample] = []
     rejects: list[RejectView] = []
     filled_bytes = known = 0
@@ -111,12 +112,11 @@ def plan_units(outcomes: Iterable[RowOutcome], bounds: UnitBounds) -> Iterator[U
         digest = sample_digest(row.source_id, row.result)
         by_tokens = bounds.duplicates == "same_tokens"
         content = sample_digest("", row.result) if by_tokens else digest
-        if content in seen:
+        if not is_new(content):
             detail = "a sample with" if by_tokens else f"id {row.source_id!r} with"
             duplicate = RowReject(RejectReason.DUPLICATE, f"{detail} the same tokens came before")
             rejects.append(_rejected(row, duplicate, digest.hex()))
             continue
-        seen.add(content)
         num_bytes = (len(row.result.ids) + bounds.answer_tokens) * bounds.bytes_per_token
         full = filled_bytes + num_bytes > bounds.unit_bytes or len(samples) >= bounds.max_samples
         if samples and full:

@@ -10,7 +10,8 @@ import pytest
 from schemas.dataset.columns import KEY_BYTES, KEYED_PLAN_SCHEMA
 from schemas.names import known_keys_path
 from schemas.request import Sample
-from service.plan.known import KnownKeys, content_key, write_keys
+from service.plan import known
+from service.plan.known import KnownKeys, SeenKeys, content_key, write_keys
 from tests.unit.plan.house import JOB, House, chat
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"default": None}}}
@@ -46,6 +47,21 @@ def test_every_key_of_a_file_is_found_and_no_other(tmp_path: Path) -> None:
     assert all(key in known for key in keys)
     assert not any(key in known for key in others)
     assert [path.name for path in tmp_path.iterdir()] == ["keys"]
+
+
+@pytest.mark.parametrize("newest", [1, 3, 1000])
+def test_a_key_is_new_once_however_its_like_are_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, newest: int
+) -> None:
+    monkeypatch.setattr(known, "NEWEST_KEYS", newest)
+    draw = np.random.default_rng(4)
+    some = [draw.bytes(13) for _ in range(40)]
+    keys = [bytes(KEY_BYTES), *(start + end for start in some for end in (b"\0\0\0", b"\0\0\1", b"\1\0\0"))]
+    seen, expected = SeenKeys(tmp_path / "work"), set[bytes]()
+    for number in draw.integers(0, len(keys), 600):
+        assert seen.add(keys[number]) is (keys[number] not in expected)
+        expected.add(keys[number])
+    assert not list(tmp_path.glob("work/*"))
 
 
 def test_a_file_without_keys_knows_nothing(tmp_path: Path) -> None:

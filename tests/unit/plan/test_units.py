@@ -4,14 +4,18 @@ import ast
 import hashlib
 import inspect
 import struct
-from collections.abc import Iterator
+import tracemalloc
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+import service.plan.known
 import service.plan.units
+from service.plan.known import SeenKeys
 from service.plan.sources import RejectReason, RowReject
 from service.plan.units import RowOutcome, Tokenized, UnitBounds, UnitDraft, plan_units, sample_digest
 
@@ -36,6 +40,11 @@ BOUNDS = st.builds(
 )
 
 
+def planned(rows: Iterable[RowOutcome], bounds: UnitBounds) -> Iterator[UnitDraft]:
+    """Plan so few rows that no key is written."""
+    return plan_units(rows, bounds, SeenKeys(Path("not used")).add)
+
+
 def weight(unit: UnitDraft, bounds: UnitBounds) -> int:
     return sum((len(sample.ids) + bounds.answer_tokens) * bounds.bytes_per_token for sample in unit.samples)
 
@@ -44,12 +53,12 @@ def weight(unit: UnitDraft, bounds: UnitBounds) -> int:
 def test_every_row_ends_in_exactly_one_place_in_order_and_no_sample_twice(
     rows: list[RowOutcome], bounds: UnitBounds
 ) -> None:
-    units = list(plan_units(rows, bounds))
+    units = list(planned(rows, bounds))
     samples = [sample for unit in units for sample in unit.samples]
     rejects = [reject for unit in units for reject in unit.rejects]
-    planned, rejected = ([row.position for row in rows] for rows in (samples, rejects))
-    assert planned == sorted(planned) and rejected == sorted(rejected)
-    assert sorted(planned + rejected) == [row.position for row in rows]
+    kept, rejected = ([row.position for row in rows] for rows in (samples, rejects))
+    assert kept == sorted(kept) and rejected == sorted(rejected)
+    assert sorted(kept + rejected) == [row.position for row in rows]
     ids = {sample.sample_id for sample in samples}
     assert len(ids) == len(samples)
     assert {r.sample_id for r in rejects if r.reason == RejectReason.DUPLICATE} <= ids
@@ -59,7 +68,7 @@ def test_every_row_ends_in_exactly_one_place_in_order_and_no_sample_twice(
 def test_units_keep_their_bounds_and_are_no_smaller_than_they_must(
     rows: list[RowOutcome], bounds: UnitBounds
 ) -> None:
-    units = list(plan_units(rows, bounds))
+    units = list(planned(rows, bounds))
     for unit in units:
         assert len(unit.samples) <= bounds.max_samples
         assert weight(unit, bounds) <= bounds.unit_bytes or len(unit.samples) == 1
@@ -81,7 +90,7 @@ def test_equal_tokens_are_duplicates_whatever_their_ids_where_that_is_asked_for(
     kept = {}
     for duplicates in ("same_id_and_tokens", "same_tokens"):
         bounds = UnitBounds(bytes_per_token=1, unit_bytes=100, max_samples=10, duplicates=duplicates)
-        (unit,) = plan_units(rows, bounds)
+        (unit,) = planned(rows, bounds)
         kept[duplicates] = [sample.position for sample in unit.samples]
         assert {reject.reason for reject in unit.rejects} == {RejectReason.DUPLICATE}
     assert kept == {"same_id_and_tokens": [0, 1, 3], "same_tokens": [0, 3]}
@@ -95,7 +104,7 @@ def test_the_planner_streams() -> None:
         for taken in range(1000):
             yield RowOutcome(taken, str(taken), tokens(1, 2))
 
-    units = plan_units(rows(), UnitBounds(bytes_per_token=1, unit_bytes=8, max_samples=100))
+    units = planned(rows(), UnitBounds(bytes_per_token=1, unit_bytes=8, max_samples=100))
     assert len(next(units).samples) == 4 and taken == 4
 
 
@@ -103,11 +112,11 @@ def test_rejects_go_with_the_unit_that_is_being_filled_and_the_rest_comes_last()
     bad = [RowOutcome(i, str(i), REJECT) for i in (0, 2, 4)]
     good = [RowOutcome(i, str(i), tokens(i)) for i in (1, 3)]
     rows = sorted(bad + good, key=lambda row: row.position)
-    units = list(plan_units(rows, UnitBounds(bytes_per_token=1, unit_bytes=1, max_samples=10)))
+    units = list(planned(rows, UnitBounds(bytes_per_token=1, unit_bytes=1, max_samples=10)))
     assert [[r.position for r in unit.rejects] for unit in units] == [[0, 2], [4]]
-    only_rejects = list(plan_units(bad, UnitBounds(bytes_per_token=1, unit_bytes=1, max_samples=10)))
+    only_rejects = list(planned(bad, UnitBounds(bytes_per_token=1, unit_bytes=1, max_samples=10)))
     assert [(len(unit.samples), len(unit.rejects)) for unit in only_rejects] == [(0, 3)]
-    assert list(plan_units([], UnitBounds(bytes_per_token=1, unit_bytes=1, max_samples=1))) == []
+    assert list(planned([], UnitBounds(bytes_per_token=1, unit_bytes=1, max_samples=1))) == []
 
 
 def test_the_sample_id_is_blake2b_over_length_prefixed_source_ids_and_mask() -> None:
@@ -131,6 +140,24 @@ def test_the_sample_id_is_blake2b_over_length_prefixed_source_ids_and_mask() -> 
 )
 def test_the_sample_id_changes_with_each_of_its_parts(source_id: str, other: Tokenized) -> None:
     assert sample_digest("a", tokens(1, 2)) != sample_digest(source_id, other)
+
+
+def test_a_plan_of_many_samples_holds_few_of_their_keys_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service.plan.known, "NEWEST_KEYS", 500)
+    rows = (RowOutcome(number, str(number % 19_999), tokens(7)) for number in range(20_000))
+    bounds = UnitBounds(bytes_per_token=1, unit_bytes=8, max_samples=8)
+    duplicates = 0
+    tracemalloc.start()
+    try:
+        for unit in plan_units(rows, bounds, SeenKeys(tmp_path).add):
+            duplicates += len(unit.rejects)
+        held_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert duplicates == 1
+    assert held_bytes < 20_000 * 10
 
 
 def test_the_planner_is_pure() -> None:
