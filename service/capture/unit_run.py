@@ -180,6 +180,7 @@ class UnitRun:
             num_tokens=sum(entry.tokens for entry in shards),
             supervised_tokens=supervised,
             checks=checks,
+            final_norm=self._session.head.final_norm_file,
             keys=keys,
         )
 

@@ -56,6 +56,8 @@ class Head:
             shapes = f"final norm {list(norm.weight_H.shape)}, output head {list(head.weight_VH.shape)}"
             raise EngineRefused(f"shapes that do not fit: {shapes}", field="model")
         self.final_norm: FinalNorm = norm.norm
+        self.final_norm_file = norm_bytes(norm)
+        """A safetensors file of it, as the checkpoint stores it."""
         self.dtype: torch.dtype = getattr(torch, dtype)
         self.norm_weight = norm.weight_H.to(self.dtype)
         bias_H = None if norm.bias_H is None else norm.bias_H.to(self.dtype)
@@ -169,8 +171,3 @@ class Head:
         step = max(1, _SLICE_ELEMENTS // self._weight_VH.shape[1])
         for start in range(0, self.vocab_size, step):
             yield start, self._weight_VH[start : start + step].float()
-
-
-def final_norm_bytes(folder: Path) -> bytes:
-    """Return a safetensors file of the final norm of the model in `folder`. Raises EngineRefused."""
-    return norm_bytes(read_norm(folder, text_config(folder)))

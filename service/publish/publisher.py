@@ -20,23 +20,12 @@ from service.publish.card import states_config
 from service.publish.hub import Patience, open_hub
 from service.publish.push import push_job
 from service.settings import Settings
-from service.store import PublishLease, Store, canaries, jobs, publishing, tasks, written
+from service.store import PublishLease, Store, canaries, commits, jobs, publishing, tasks, written
 from service.work.keeper import Keeper, Kept
 from service.work.runner import Stopped, run_next
 
-FinalNormOf = Callable[[PublishLease, Settings], bytes]
 CONFIG_CHARS = 55
 """Of a configuration's name, so that there is room for a recipe's."""
-
-
-def target_final_norm(lease: PublishLease, settings: Settings) -> bytes:
-    """Return `final_norm.safetensors` of the captured model. Raises IdentityChanged, UnknownModel."""
-    from service.plan.target import planned_target
-    from service.plan.weights import fetch_weights
-    from service.proof.head import final_norm_bytes
-
-    target = planned_target(lease.identity, lease.model, settings)
-    return final_norm_bytes(fetch_weights(target, settings))
 
 
 def run_publishing(
@@ -46,7 +35,6 @@ def run_publishing(
     stopped: Callable[[], bool],
     keeper: Keeper,
     *,
-    final_norm: FinalNormOf = target_final_norm,
     patience: Patience | None = None,
 ) -> bool:
     """Publish one job if one is ready, however long its upload takes; return whether there was one.
@@ -74,7 +62,7 @@ def run_publishing(
                 store.write(publishing.advance, lease, to)
 
         with writing("the finished dataset"):
-            commit = _publish(store, settings, lease, check, advance, final_norm, patience)
+            commit = _publish(store, settings, lease, check, advance, patience)
             store.write(publishing.complete, lease, commit)
 
     def fail(lease: PublishLease, error: QuarryError) -> None:
@@ -111,7 +99,6 @@ def _publish(
     lease: PublishLease,
     check: Callable[[], None],
     advance: Callable[[int], None],
-    final_norm: FinalNormOf,
     patience: Patience | None,
 ) -> str | None:
     """Return the commit that holds the job; none where no repository was asked for, or nothing is new."""
@@ -122,7 +109,7 @@ def _publish(
     request = store.read(jobs.request, lease.job_id)
     account = account_of(store, lease, request)
     check()
-    norm = final_norm(lease, settings)
+    norm = store.read(commits.final_norm, lease.job_id)
     canary, report = _canary(store, lease, request)
     assemble(dataset, account, norm, canary, report, check)
     check()

@@ -14,7 +14,7 @@ from service.store import publishing, tasks, written
 from service.store.database import Transaction
 from service.store.ledger import LockedJob
 from service.store.plans import add_rejects
-from service.store.tables import REJECT, SHARD, UNIT_COMMIT
+from service.store.tables import FINAL_NORM, REJECT, SHARD, UNIT_COMMIT
 from service.store.values import UnitCommit, UnitLease
 
 
@@ -23,12 +23,14 @@ def commit(tx: Transaction, made: UnitCommit, lease: UnitLease) -> None:
 
     Raises:
         LeaseLost: another attempt owns the unit, it is done already, or its job was stopped.
-        IdentityChanged: captured for another identity, or by another engine than the job's first unit.
+        IdentityChanged: captured for another identity, or by another engine or with another final norm than
+            the job's first unit.
         StatesWrong: a sample is missing or doubled, or a shard is another attempt's.
     """
     job, task = tasks.held(tx, lease)
     _check_identity(job, made.provenance)
     _check_account(lease, made)
+    _keep_final_norm(tx, job, made.final_norm)
     new = insert(UNIT_COMMIT).values(
         job_id=job.id,
         unit=task.item,
@@ -91,6 +93,14 @@ def indexes(tx: Transaction, job_id: str) -> list[FileEntry]:
     return [entry for entry in tx.connection.scalars(query) if entry is not None]
 
 
+def final_norm(tx: Transaction, job_id: str) -> bytes:
+    """Return the content of `final_norm.safetensors` of a job that has a commit."""
+    content: bytes = tx.connection.scalars(
+        select(FINAL_NORM.c.content).where(FINAL_NORM.c.job_id == job_id)
+    ).one()
+    return content
+
+
 def rejects(tx: Transaction, job_id: str, *, after: int = -1, limit: int = 1000) -> list[RejectView]:
     """Return rejects at positions above `after`, in that order, of the plan and of the units alike."""
     query = select(REJECT.c.entry).where(REJECT.c.job_id == job_id, REJECT.c.position > after)
@@ -125,6 +135,20 @@ def _check_identity(job: LockedJob, provenance: Provenance) -> None:
         raise IdentityChanged(
             f"job {job.id} was begun with {was}; {now} may round differently",
             cure=f"resume with {was}, or submit a new job",
+        )
+
+
+def _keep_final_norm(tx: Transaction, job: LockedJob, content: bytes) -> None:
+    """Keep the final norm of the first unit; no change of the model after it can change the dataset.
+
+    Raises IdentityChanged.
+    """
+    if job.provenance is None:
+        tx.connection.execute(insert(FINAL_NORM).values(job_id=job.id, content=content))
+    elif content != final_norm(tx, job.id):
+        raise IdentityChanged(
+            f"the model's final norm is not that of the first unit of job {job.id}",
+            cure="restore the model as it was and resume, or submit a new job",
         )
 
 

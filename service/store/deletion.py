@@ -10,6 +10,7 @@ from service.store.database import Store, Transaction
 from service.store.ledger import LockedJob, lock_job, move_job
 from service.store.tables import (
     EVENT,
+    FINAL_NORM,
     JOB,
     REJECT,
     REQUEST,
@@ -81,7 +82,7 @@ def forget(tx: Transaction, job_id: str) -> bool:
         room -= tx.connection.execute(delete(table).where(some)).rowcount
         if room == 0:
             return True
-    for table in (TASK, REQUEST):
+    for table in (TASK, FINAL_NORM, REQUEST):
         tx.connection.execute(delete(table).where(table.c.job_id == job_id))
     tx.connection.execute(delete(JOB).where(JOB.c.id == job_id))
     tx.connection.execute(delete(SUBMISSION).where(SUBMISSION.c.deleted_at <= tx.now - TOMBSTONE))

@@ -192,6 +192,14 @@ UNIT_COMMIT = Table(
     ForeignKeyConstraint(["job_id", "unit"], ["unit.job_id", "unit.unit"]),
 )
 
+# The target's final norm as the engine of the job's first commit had it: a safetensors file of some kB.
+FINAL_NORM = Table(
+    "final_norm",
+    METADATA,
+    Column("job_id", ForeignKey("job.id"), primary_key=True),
+    Column("content", LargeBinary, nullable=False),
+)
+
 SHARD = Table(
     "shard",
     METADATA,

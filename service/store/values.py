@@ -220,8 +220,8 @@ class UnitCommit:
     """What one attempt made of its unit: every sample of it stands in `shards` or in `rejects`.
 
     `num_tokens` and `supervised_tokens` count the tokens written. Paths are inside the dataset repository.
-    `keys` are those of the samples' contents one after another, in a job of a schedule; they are not read
-    back.
+    `final_norm` is the content of the dataset's file of that name. `keys` are those of the samples' contents
+    one after another, in a job of a schedule. Neither is read back.
     """
 
     key: UnitKey
@@ -232,6 +232,7 @@ class UnitCommit:
     num_tokens: int
     supervised_tokens: int
     checks: UnitChecks
+    final_norm: bytes = b""
     keys: bytes = b""
 
 

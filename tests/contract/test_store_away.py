@@ -30,11 +30,11 @@ from typing import Any
 
 import pytest
 
-from schemas.identity import Identity
 from schemas.job import JobState
 from service.capture.engine import Answer, EngineSpec, Prompt
 from service.capture.link import EngineLink
 from service.errors import DatasetBroken, DiskFull, EngineDied, QuarryError, StoreUnavailable
+from service.publish import publisher
 from service.settings import Settings
 from service.store import Store, TaskState, jobs, plans, units
 from tests.contract.test_distrust import ONE_UNIT, target
@@ -328,10 +328,11 @@ def test_a_publishers_error_is_recorded_when_the_store_is_back(
     shop.capture(job_id)
     Away(monkeypatch, "tasks.fail", clock, error=error)
 
-    def broken(identity: Identity, settings: Settings) -> bytes:
+    def broken(*args: object) -> None:
         raise DatasetBroken("planted")
 
-    assert run_publishing(shop.store, shop.settings, "publisher", lambda: False, final_norm=broken) is True
+    monkeypatch.setattr(publisher, "assemble", broken)
+    assert run_publishing(shop.store, shop.settings, "publisher", lambda: False) is True
     job = shop.store.read(jobs.job, job_id)
     assert (job.state, job.problem) == (JobState.FAILED, DatasetBroken("planted").problem())
 

@@ -24,7 +24,6 @@ from schemas.receipts import UnitKey
 from schemas.request import ExtractRequest, HubTarget, InlineSource, Sample, Storage
 from service.proof.canary import canary_key
 from service.publish.assemble import Account, assemble
-from service.settings import Settings
 from service.store import NewJob, PlannedUnit, Store, UnitCommit, canaries, commits, jobs, plans, units
 from tests.support.parquet import xxh3_of
 from tests.support.plans import identity, provenance
@@ -39,11 +38,6 @@ OTHER_NORM = save({"weight": np.zeros(HIDDEN, np.float32)}, metadata={"final_nor
 OWNER = "test"
 TTL_S = 600.0
 CAPTURED_AT = datetime(2026, 11, 1, 3, 30, tzinfo=UTC)
-
-
-def norm_of(identity: Identity, settings: Settings) -> bytes:
-    """Answer as the head's reader would, for every model."""
-    return FINAL_NORM
 
 
 def row_tokens(unit: int, row: int) -> list[int]:
@@ -144,6 +138,7 @@ def a_commit(dataset: Path, key: UnitKey, about: Identity, rows: int) -> UnitCom
         checks=UnitChecks(
             rows_checked=rows, logit_rows=1, logit_argmax_agree=1, logit_max_error=0.25 + key.unit
         ),
+        final_norm=FINAL_NORM,
     )
 
 

@@ -99,7 +99,7 @@ def publish(data_dir: str, endpoint: str, token: str, lease: int) -> dict[str, A
     from service.publish.hub import Patience
     from service.settings import Settings
     from service.store import Store
-    from tests.support.finished_job import JOB, OTHER_JOB, OWNER, norm_of
+    from tests.support.finished_job import JOB, OTHER_JOB, OWNER
     from tests.support.roles import run_publishing
     from tests.support.store_cases import Clock
 
@@ -112,7 +112,7 @@ def publish(data_dir: str, endpoint: str, token: str, lease: int) -> dict[str, A
     store = Store(settings.database(), clock.of(settings.database()))
     patience = Patience(attempts=3, sleep=lambda _: None)
     try:
-        run_publishing(store, settings, OWNER, lambda: False, final_norm=norm_of, patience=patience)
+        run_publishing(store, settings, OWNER, lambda: False, patience=patience)
         views = [store.read(jobs.job, job_id).view() for job_id in (JOB, OTHER_JOB)]
     finally:
         store.close()

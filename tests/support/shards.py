@@ -29,7 +29,7 @@ from schemas.names import (
 )
 from schemas.receipts import UnitKey, UnitSealed
 from schemas.request import ExtractRequest
-from service.proof.head import final_norm_bytes
+from service.proof.head import Head
 from tests.support.parquet import footer_xxh3, writer_options, xxh3_of
 from tests.support.plans import JOB, identity, provenance, sample_id
 from tests.support.reference_models import HIDDEN_SIZE, NUM_LAYERS, VOCAB_SIZE, TinyModel
@@ -259,6 +259,7 @@ def write_dataset(folder: Path, units: Mapping[int, Capture]) -> Manifest:
     for unit, captured in units.items():
         write_unit(folder, captured, captured.rows, unit)
     first = next(iter(units.values()))
-    (folder / FINAL_NORM_PATH).write_bytes(final_norm_bytes(first.model.folder))
+    norm = Head.load(first.model.folder, first.about.dtype).final_norm_file
+    (folder / FINAL_NORM_PATH).write_bytes(norm)
     (folder / "README.md").write_text("a card\n")
     return write_manifest(folder, first.provenance, {unit: one.rows for unit, one in units.items()})

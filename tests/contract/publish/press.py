@@ -11,7 +11,7 @@ from service.settings import Settings
 from service.store import Store, jobs, migration
 from tests.support.desk import REPO, TOKEN
 from tests.support.fake_hub import FakeHub
-from tests.support.finished_job import JOB, OWNER, a_request, norm_of, run_to_publishing
+from tests.support.finished_job import JOB, OWNER, a_request, run_to_publishing
 from tests.support.roles import run_publishing
 from tests.support.store_cases import Clock
 
@@ -41,9 +41,7 @@ class Press:
         """Publish once, under a lease of its own; return the job."""
         self.clock.advance(self.settings.lease_s + 1 + later_s)
         patience = patience or Patience(attempts=3, sleep=lambda _: None)
-        assert run_publishing(
-            self.store, self.settings, OWNER, stopped, final_norm=norm_of, patience=patience
-        )
+        assert run_publishing(self.store, self.settings, OWNER, stopped, patience=patience)
         return self.store.read(jobs.job, JOB).view()
 
     def told(self) -> list[Event]:

@@ -2,21 +2,19 @@
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from schemas.identity import Identity
 from schemas.job import JobState
 from schemas.names import FINAL_NORM_PATH, manifest_path
 from schemas.request import HubTarget
 from service.proof.canary import canary_key
+from service.publish import publisher
 from service.publish.assemble import read_manifest
 from service.publish.hub import Patience
 from service.settings import Settings
 from service.store import NewJob, Store, canaries, jobs, migration, plans
-from tests.support import finished_job
 from tests.support.desk import REPO, TOKEN, writable_hub
 from tests.support.fake_hub import FakeHub
 from tests.support.finished_job import (
@@ -30,7 +28,6 @@ from tests.support.finished_job import (
     a_reject,
     a_request,
     an_identity,
-    norm_of,
     run_to_publishing,
 )
 from tests.support.hub_state import Fault, Token
@@ -65,7 +62,7 @@ def store(settings: Settings, clock: Clock) -> Iterator[Store]:
 
 def publish(store: Store, settings: Settings, *, stopped: bool = False) -> bool:
     patience = Patience(attempts=3, sleep=lambda _: None)
-    return run_publishing(store, settings, OWNER, lambda: stopped, final_norm=norm_of, patience=patience)
+    return run_publishing(store, settings, OWNER, lambda: stopped, patience=patience)
 
 
 def prepare(
@@ -133,16 +130,6 @@ def test_a_job_that_relies_on_an_earlier_canary_keeps_its_numbers(store: Store, 
     publish(store, settings)
     checks = read_manifest(settings.dataset_dir(JOB) / manifest_path(JOB)).checks
     assert (checks.canary, checks.canary_report) == ("cached", earlier)
-
-
-def test_a_job_whose_canary_passed_before_keys_held_a_version_is_published(
-    store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(finished_job, "canary_key", partial(canary_key, versioned=False))
-    prepare(store, settings, repo_id=None)
-    publish(store, settings)
-    checks = read_manifest(settings.dataset_dir(JOB) / manifest_path(JOB)).checks
-    assert (checks.canary, checks.canary_report) == ("passed", a_canary(JOB))
 
 
 def test_a_denied_job_is_blocked_and_continues_when_the_right_is_given(
@@ -244,13 +231,16 @@ def test_a_service_that_ends_leaves_the_job_to_the_next(
     assert store.read(jobs.state, JOB) is JobState.COMPLETED
 
 
-def test_a_bug_fails_its_job_and_not_the_publisher(store: Store, settings: Settings) -> None:
+def test_a_bug_fails_its_job_and_not_the_publisher(
+    store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prepare(store, settings)
 
-    def broken(identity: Identity, settings: Settings) -> bytes:
+    def broken(*args: object) -> None:
         raise KeyError("a bug")
 
-    assert run_publishing(store, settings, OWNER, lambda: False, final_norm=broken)
+    monkeypatch.setattr(publisher, "assemble", broken)
+    assert publish(store, settings)
     job = store.read(jobs.job, JOB)
     assert job.state is JobState.FAILED
     assert job.problem is not None

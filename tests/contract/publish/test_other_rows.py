@@ -19,7 +19,6 @@ from tests.support.finished_job import (
     a_dataset,
     a_request,
     an_identity,
-    norm_of,
     run_to_publishing,
 )
 from tests.support.hub_client import HubClient
@@ -186,9 +185,7 @@ def test_a_job_whose_other_rows_are_published_fails_once_keeps_its_dataset_and_c
 
         def publish() -> bool:
             patience = Patience(attempts=3, sleep=lambda _: None)
-            return run_publishing(
-                store, settings, OWNER, lambda: False, final_norm=norm_of, patience=patience
-            )
+            return run_publishing(store, settings, OWNER, lambda: False, patience=patience)
 
         run_to_publishing(store, folder, JOB, a_request(HubTarget(repo_id=REPO)))
         assert publish()

@@ -174,6 +174,17 @@ def test_a_commit_by_another_engine_than_the_first_is_refused(store: Store) -> N
     assert store.read(jobs.job, job_id(1)).provenance == provenance()
 
 
+def test_the_final_norm_is_the_first_commits_and_a_unit_of_another_is_refused(store: Store) -> None:
+    start_units(store, units=2)
+    first = lease_unit(store)
+    store.write(commits.commit, replace(made(first), final_norm=b"one"), first)
+    lease = lease_unit(store)
+    before = account(store)
+    with pytest.raises(IdentityChanged, match="final norm is not that of the first unit"):
+        store.write(commits.commit, replace(made(lease), final_norm=b"another"), lease)
+    assert (account(store), store.read(commits.final_norm, job_id(1))) == (before, b"one")
+
+
 def test_a_unit_keeps_its_own_provenance(store: Store) -> None:
     """A job may be resumed by a newer service; the job says who made its first unit."""
     start_units(store, units=2)

@@ -9,7 +9,7 @@ from safetensors.torch import load, load_file, save_file
 
 from schemas.identity import FinalNorm
 from service.errors import EngineRefused
-from service.proof.head import Head, Opinion, final_norm_bytes
+from service.proof.head import Head, Opinion
 from service.proof.head_weights import HeadWeights, NormWeights, read_head, text_config
 from tests.support.reference_models import HIDDEN_SIZE, MODEL_TYPES, NUM_LAYERS, VOCAB_SIZE, TinyModel
 
@@ -213,7 +213,7 @@ def write_gemma3(
 def test_the_final_norm_file_makes_the_post_norm_state(tmp_path, model_type):
     model = TinyModel(tmp_path, model_type, "float32")
     says = model.run(token_ids(5))
-    content = final_norm_bytes(tmp_path)
+    content = Head.load(tmp_path, "float32").final_norm_file
     (tmp_path / "final_norm.safetensors").write_bytes(content)
     with safe_open(tmp_path / "final_norm.safetensors", framework="pt") as file:
         about = FinalNorm.model_validate_json(file.metadata()["final_norm"])
@@ -228,7 +228,7 @@ def test_the_final_norm_file_makes_the_post_norm_state(tmp_path, model_type):
 def test_the_final_norm_file_is_the_same_bytes_each_time(tmp_path):
     """safetensors orders metadata keys at random, anew in each process: with one key there is one order."""
     TinyModel(tmp_path, "gpt_neox", "float32")
-    content = final_norm_bytes(tmp_path)
+    content = Head.load(tmp_path, "float32").final_norm_file
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     assert list(header["__metadata__"]) == ["final_norm"]
-    assert content == final_norm_bytes(tmp_path)
+    assert content == Head.load(tmp_path, "float32").final_norm_file
