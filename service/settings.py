@@ -109,6 +109,8 @@ class Settings(BaseSettings):
     """Days after its end that a job is kept; unset: forever. What it pushed stays on the Hub."""
     delete_old_datasets: bool = False
     """Delete a job's dataset from the data folder with the job, when `keep_jobs_days` are over."""
+    planners: int = Field(default=2, ge=1, le=16)
+    """Jobs that one worker plans at once, each in a child of its own."""
     publishers: int = Field(default=3, ge=1, le=64)
     """Datasets that one worker publishes at once; a repository has one publisher at a time."""
     poll_s: float = Field(default=0.5, gt=0)

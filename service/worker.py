@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 EXIT_OK = 0
 EXIT_JOB_NOT_COMPLETE = 3
 
+PLANNING = "service.plan.planner:run_planning"
 PUBLISHING = "service.publish.publisher:run_publishing"
 SWEEP_S = 300.0
 SLOTS_S = 2.0
@@ -58,7 +59,7 @@ def _crew(store: Store, settings: Settings, keeper: Keeper) -> list[Beside]:
         "deletion": ("service.control.deletion:run_deletion", None),
         **{f"publisher-{number}": (PUBLISHING, None) for number in range(settings.publishers)},
     }
-    planner = Beside("planner", "service.plan.planner:run_planning", settings)
+    planner = Beside("planner", PLANNING, settings, threads=settings.planners)
     return [planner] + [
         Beside(role, run_next, settings, (store, keeper), pause_s=pause_s)
         for role, (run_next, pause_s) in threads.items()

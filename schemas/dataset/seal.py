@@ -2,9 +2,11 @@
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+BLOCK_BYTES = 2**20
 
 
 def temporary(final: Path, attempt: str = "") -> Path:
@@ -36,10 +38,13 @@ def make_folder(folder: Path) -> None:
         fsync(folder.parent)
 
 
-def sha256_of(path: Path) -> tuple[str, int]:
-    """Return the hex sha256 and the length in bytes of a file. Raises OSError."""
+def sha256_of(path: Path, watch: Callable[[], None] = lambda: None) -> tuple[str, int]:
+    """Return the hex sha256 and the length in bytes of a file. Raises OSError, and what `watch` raises."""
+    digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
-        digest = hashlib.file_digest(file, "sha256")
+        while block := file.read(BLOCK_BYTES):
+            digest.update(block)
+            watch()
         return digest.hexdigest(), file.tell()
 
 

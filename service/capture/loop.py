@@ -59,6 +59,8 @@ class _Unit:
     """False once it is committed, failed or lost: the lease is then neither extended nor given back."""
     task: asyncio.Task[None] | None = None
     """None while its engine is being prepared."""
+    lost: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once another owner has the unit, or its job was stopped."""
     needs_engine: bool = True
     """False once the engine has answered every row."""
 
@@ -141,7 +143,8 @@ class Capture:
         if lease is None:
             return False
         unit, self._last_job = self._keep(lease), lease.job_id
-        session = await self._unless_stopped(self._supervised(unit, self._engine_for(lease)))
+        preparing = self._supervised(unit, self._engine_for(lease))
+        session = await self._unless(preparing, self.stop, unit.lost)
         if self.stop.is_set():
             return True
         if session is None or not unit.leased:
@@ -163,6 +166,7 @@ class Capture:
         return unit
 
     def _lost(self, unit: _Unit) -> None:
+        unit.lost.set()
         if unit.leased and unit.task is not None:
             unit.task.cancel()
         self._let_go(unit)
@@ -209,16 +213,17 @@ class Capture:
         session.proven = session.proven or not lease.skips_canary
         return session
 
-    async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """Return what `work` returns; none if `stop` is set before, which ends the work."""
-        working, stopping = asyncio.create_task(work), asyncio.create_task(self.stop.wait())
+    async def _unless(self, work: Coroutine[Any, Any, T], *events: asyncio.Event) -> T | None:
+        """Return what `work` returns; none if one of `events` is set before, which ends the work."""
+        working = asyncio.create_task(work)
+        tasks = [working, *(asyncio.create_task(event.wait()) for event in events)]
         try:
-            await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             return working.result() if working.done() else None
         finally:
-            for task in (working, stopping):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(working, stopping, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run_unit(self, unit: _Unit, session: EngineSession) -> None:
         from service.capture.unit_run import UnitRun

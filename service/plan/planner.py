@@ -1,6 +1,7 @@
 """The planning loop's body: one job from its lease to a finished plan; units run while it goes on."""
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,12 +34,42 @@ from service.store import PlanLease, PlannedUnit, Store, jobs, plans, spools, ta
 from service.work.keeper import Keeper, Kept
 from service.work.runner import Stopped, run_next
 
+GIVE_WAY_S = 1.0
+"""How often a plan looks for a job of a higher priority that waits to be planned."""
+MAX_WAITING = 3
+"""Plans that wait for others in one thread; each keeps its child."""
+
 
 def run_planning(
-    store: Store, settings: Settings, owner: str, stopped: Callable[[], bool], keeper: Keeper
+    store: Store,
+    settings: Settings,
+    owner: str,
+    stopped: Callable[[], bool],
+    keeper: Keeper,
+    waiting: tuple[str, ...] = (),
 ) -> bool:
-    """Plan the oldest job that waits for it; return whether there was one."""
+    """Plan the oldest job of the highest priority; return whether there was one.
+
+    While it is planned, one of a higher priority is planned to its end if it comes. `waiting` are the jobs
+    whose plans wait for this one meanwhile, with their leases and children, the last with the highest
+    priority.
+    """
     FORK_SERVER.warm()
+
+    def work(lease: PlanLease, kept: Kept) -> None:
+        looked_s = time.monotonic()
+
+        def watch() -> None:
+            nonlocal looked_s
+            kept.check()
+            if stopped():
+                raise Stopped
+            if len(waiting) < MAX_WAITING and time.monotonic() - looked_s > GIVE_WAY_S:
+                while run_planning(store, settings, owner, stopped, keeper, (*waiting, lease.job_id)):
+                    kept.check()
+                looked_s = time.monotonic()
+
+        plan_job(lease, store, settings, watch)
 
     def fail(lease: PlanLease, error: QuarryError) -> None:
         store.write(tasks.fail, lease, error.problem(), error.outcome, settings.unit_attempts)
@@ -46,42 +77,34 @@ def run_planning(
     return run_next(
         store,
         keeper,
-        take=lambda: plans.lease(store, owner, settings.lease_s),
-        work=lambda lease, kept: plan_job(lease, store, settings, kept, stopped),
+        take=lambda: plans.lease(store, owner, settings.lease_s, outranking=waiting[-1] if waiting else None),
+        work=work,
         fail=fail,
         stopped=stopped,
     )
 
 
-def plan_job(
-    lease: PlanLease, store: Store, settings: Settings, kept: Kept, stopped: Callable[[], bool]
-) -> None:
+def plan_job(lease: PlanLease, store: Store, settings: Settings, watch: Callable[[], None]) -> None:
     """Plan a job to its end.
 
     A plan made again writes the same bytes, so units that exist already stay as they are. What the Hub's
     branches name may move while a plan is made: where the identity is fixed, model and dataset are read at
-    its commits. Raises any QuarryError, and Stopped where `stopped` said so before the end.
+    its commits. Raises any QuarryError, and what `watch` raises, which is called several times a second.
     """
-
-    def watch() -> None:
-        kept.check()
-        if stopped():
-            raise Stopped
-
     settings = settings.narrowed(lease.grants)
     request, fixed = store.read(jobs.request, lease.job_id), lease.identity
     target = inspect_target(request, settings, fixed)
     model = content_of(target.located, watch)
     if fixed is not None:
         check_planned(lease.model, model, fixed)
-    source = _opened(lease, request, store, settings, kept)
+    source = _opened(lease, request, store, settings, watch)
     with tokenizing(request, target, source, settings, watch) as child:
         template_sha256 = child.template_sha256()
         if files_digest(target.folder, TOKENIZER_FILES) != model.tokenizer_sha256:
             detail = f"the tokenizer of {lease.model} was changed while it was loaded"
             raise IdentityChanged(detail, field="model", cure="resume when nobody writes to it any more")
-        identity = identity_of(request, target, model, source, template_sha256)
-        kept.check()
+        identity = identity_of(request, target, model, source.fingerprint(watch), template_sha256)
+        watch()
         store.write(plans.set_identity, lease, identity)
         rest = UnitDraft((), ())
         rows = child.rows(_known_keys(lease, store, settings, identity))
@@ -125,7 +148,7 @@ def _known_keys(lease: PlanLease, store: Store, settings: Settings, identity: Id
 
 
 def _opened(
-    lease: PlanLease, request: ExtractRequest, store: Store, settings: Settings, kept: Kept
+    lease: PlanLease, request: ExtractRequest, store: Store, settings: Settings, watch: Callable[[], None]
 ) -> RowSource:
     """Open a job's source, and once the job has an identity, as it was then: it may have grown.
 
@@ -135,7 +158,7 @@ def _opened(
     is_posted = isinstance(request.source, PostedSource)
     is_begun = lease.identity is not None or (is_posted and path.exists())
     if is_posted and not is_begun:
-        _take_posted(lease, store, settings, kept)
+        _take_posted(lease, store, settings, watch)
     opened = open_source(
         request.source,
         settings,
@@ -145,29 +168,29 @@ def _opened(
         posted=settings.work_root.resolve() / posted_path(lease.job_id),
     )
     if not is_begun:
-        kept.check()
+        watch()
         with writing(f"the file {path.name}"), sealing(path, str(lease.epoch)) as temporary:
             temporary.write_text(json.dumps(opened.frozen()))
     return opened
 
 
-def _take_posted(lease: PlanLease, store: Store, settings: Settings, kept: Kept) -> None:
+def _take_posted(lease: PlanLease, store: Store, settings: Settings, watch: Callable[[], None]) -> None:
     """Take what waits for the job. Raises SourceRefused if its schedule is gone, DiskFull, WriteFailed."""
     if lease.spool is None:
         detail = "the schedule was deleted before its samples were taken, and they with it"
         raise SourceRefused(detail, field="source.kind", cure="post them to another schedule")
     earlier = store.read(spools.leaving, lease.spool, lease.job_id)
-    take(settings, lease.spool, lease.job_id, earlier, kept.check)
+    take(settings, lease.spool, lease.job_id, earlier, watch)
 
 
 def identity_of(
     request: ExtractRequest,
     target: Target,
     model: ModelContent,
-    source: RowSource,
+    source_fingerprint: str,
     template_sha256: str | None,
 ) -> Identity:
-    """Return what the dataset of `request` is. Raises what reading the source raises."""
+    """Return what the dataset of `request` is."""
     return Identity(
         model=target.model,
         revision=model.revision,
@@ -178,7 +201,7 @@ def identity_of(
         layer_ids=target.layer_ids,
         tokenizer_sha256=model.tokenizer_sha256,
         template_sha256=template_sha256,
-        source_fingerprint=source.fingerprint(),
+        source_fingerprint=source_fingerprint,
         loss=request.loss,
         max_tokens=request.max_tokens,
         on_too_long=request.on_too_long,

@@ -15,9 +15,12 @@ from service.store.tables import REJECT, UNIT
 from service.store.values import Lease, PlanLease, PlannedUnit, TaskKind
 
 
-def lease(store: Store, owner: str, ttl_s: float) -> PlanLease | None:
-    """Lease the planning of the oldest job that has no planner."""
-    return tasks.lease(store, TaskKind.PLAN, _grant, owner, ttl_s)
+def lease(store: Store, owner: str, ttl_s: float, *, outranking: str | None = None) -> PlanLease | None:
+    """Lease the planning of the oldest job without a planner, of the highest priority.
+
+    With `outranking`, a job, it must be a higher one than that job's.
+    """
+    return tasks.lease(store, TaskKind.PLAN, _grant, owner, ttl_s, outranking=outranking)
 
 
 def _grant(tx: Transaction, job: LockedJob, lease: Lease) -> PlanLease:

@@ -84,12 +84,14 @@ def lease(
     owner: str,
     ttl_s: float,
     prefer_job: str | None = None,
+    outranking: str | None = None,
 ) -> AnyLease | None:
     """Try job after job, each in a transaction of its own, until one has a free task; `grant` completes it.
 
-    A job is blocked on the way where too many owners died without a word over the task to be leased.
+    With `outranking`, a job, only those of a higher priority than that one's. A job is blocked on the way
+    where too many owners died without a word over the task to be leased.
     """
-    while (job_id := store.read(_next_job, kind, prefer_job)) is not None:
+    while (job_id := store.read(_next_job, kind, prefer_job, outranking)) is not None:
         with store.writing() as tx:
             taken = _take(tx, kind, job_id, owner, ttl_s)
             if taken is not None:
@@ -97,9 +99,15 @@ def lease(
     return None
 
 
-def _next_job(tx: Transaction, kind: TaskKind, prefer_job: str | None) -> str | None:
+def _next_job(tx: Transaction, kind: TaskKind, prefer_job: str | None, outranking: str | None) -> str | None:
     """Return the next job: one of the highest priority, there the preferred one, or else the oldest."""
-    job_id: str | None = tx.connection.scalar(_jobs_with_work(tx.clock, kind), {"prefer_job": prefer_job})
+    query = _jobs_with_work(tx.clock, kind)
+    if outranking is not None:
+        other = aliased(JOB)
+        query = query.where(
+            JOB.c.priority > select(other.c.priority).where(other.c.id == outranking).scalar_subquery()
+        )
+    job_id: str | None = tx.connection.scalar(query, {"prefer_job": prefer_job})
     return job_id
 
 

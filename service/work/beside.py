@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 STOP_S = 10.0
 """How long an orderly end may take."""
+LOOK_S = 1.0
+"""How often a process looks whether one of its threads broke: it then ends, and is started again."""
 
 
 def owner_name(role: str) -> str:
@@ -51,15 +53,17 @@ class Beside:
         shared: tuple[Store, Keeper] | None = None,
         *,
         pause_s: float | None = None,
+        threads: int = 1,
     ) -> None:
         """Start nothing yet.
 
         `run_next` names a function like `service.plan.planner:run_planning`, which works on one task and says
         whether there was one; if not, it is called again after `pause_s`, or else `poll_s`. With what this
-        process shares it runs in a thread, else in a process of its own.
+        process shares it runs in a thread, else in `threads` of a process of its own.
         """
         self._role, self._run_next, self._settings, self._shared = role, run_next, settings, shared
         self._pause_s = settings.poll_s if pause_s is None else pause_s
+        self._threads = threads
         self._owner = owner_name(role)
         self._stop = threading.Event()
         self.running = self._new()
@@ -103,7 +107,8 @@ class Beside:
             return threading.Thread(target=_run, args=args, name=name, daemon=True)
         # Spawned: what the engine's imports started in this process is not inherited.
         spawn = multiprocessing.get_context("spawn")
-        return spawn.Process(target=_run_in_process, args=(*begin, os.getpid()), name=name, daemon=True)
+        place = (self._threads, begin, os.getpid())
+        return spawn.Process(target=_run_in_process, args=place, name=name, daemon=True)
 
     def release(self) -> None:
         """Give its lease back, now that it or this process has ended; without a database that runs out.
@@ -140,18 +145,26 @@ def _run(
             wait(pause_s)
 
 
-def _run_in_process(
-    role: str, run_next: str, settings: Settings, owner: str, pause_s: float, parent_pid: int
-) -> None:
+def _run_in_process(num_threads: int, begin: tuple[str, str, Settings, str, float], parent_pid: int) -> None:
     # Held back and asked for: a handler that set an event would wait forever for the event's own lock, if it
     # came in the instant in which the loop held that.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     # The worker decides; a terminal's Ctrl-C reaches the whole group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent(parent_pid)
+    settings = begin[2]
     store = Store(settings.database())
+    stop = threading.Event()
     with process_keeper(settings) as keeper:
-        _run(role, run_next, settings, owner, pause_s, terminated, wait_for_termination, store, keeper)
+        args = (*begin, stop.is_set, stop.wait, store, keeper)
+        threads = [threading.Thread(target=_run, args=args, daemon=True) for _ in range(num_threads)]
+        for thread in threads:
+            thread.start()
+        while all(thread.is_alive() for thread in threads) and not terminated():
+            wait_for_termination(LOOK_S)
+        stop.set()
+        for thread in threads:
+            thread.join()
     store.close()
 
 

@@ -1,22 +1,26 @@
 """The worker process as a whole: what keeps its parts alive must not end in silence."""
 
 import asyncio
+import multiprocessing
 import os
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import select, update
 
 import service.worker
 from schemas.job import JobState
 from schemas.schedule import NewSchedule
+from service.control.scheduling import submit_due
 from service.errors import DiskFull, StoreUnavailable
 from service.settings import Settings
 from service.store import NewJob, Store, jobs, migration, plans, publishing, schedules, units
-from service.store.tables import SCHEDULE
+from service.store.tables import SCHEDULE, TASK
+from service.store.values import TaskKind
 from service.work import beside
 from service.work.beside import Beside
 from service.work.keeper import Keeper
@@ -239,3 +243,80 @@ def test_a_worker_that_waits_for_its_database_ends_when_it_is_asked_to(settings,
 
     monkeypatch.setattr(migration, "migrate", away)
     assert run_worker(settings.model_copy(update={"poll_s": 600.0})) == 0
+
+
+def test_a_push_that_outlives_its_worker_is_no_death(settings, store, monkeypatch):
+    """1. A commit to the Hub hangs. 2. The worker is stopped, and ends. 3. The repository is free at once."""
+    capture(store)
+    begun, answered = threading.Event(), threading.Event()
+
+    def publish(*_):
+        begun.set()
+        signal.raise_signal(signal.SIGTERM)
+        answered.wait(60)
+
+    monkeypatch.setattr("service.publish.publisher._publish", publish)
+    monkeypatch.setattr(beside, "STOP_S", 0.1)
+    assert run_worker(settings) == 0
+    assert begun.is_set()
+    with store.reading() as tx:
+        deaths = tx.connection.scalar(select(TASK.c.deaths).where(TASK.c.kind == TaskKind.PUBLISH))
+    assert publishing.lease(store, "another", 60.0) is not None and deaths == 0
+    answered.set()
+
+
+def test_a_slot_that_waits_for_the_job_before_is_run_before_an_idle_worker_ends(tmp_path):
+    """1. A slot waits for a job that goes on. 2. A worker until idle runs the job, and then the slot's."""
+    model = target(tmp_path)
+    (tmp_path / "rows.jsonl").write_text('{"text": "a row"}\n')
+    shop = Shop.open(tmp_path, model, source_roots=(tmp_path,))
+    request = {"model": str(model), "source": {"kind": "file", "path": "rows.jsonl"}, "layers": [2]}
+    body = {"name": "nightly", "cron": "0 3 * * *", "overlap": "queue", "samples": "all"}
+    body["request"] = request | {"loss": "all", "canary": "skip"}
+    shop.store.write(schedules.add, NewSchedule.model_validate(body))
+    for _ in range(2):
+        with shop.store.writing() as tx:
+            tx.connection.execute(update(SCHEDULE).values(next_slot=tx.now))
+        submit_due(shop.store)
+    assert shop.store.read(schedules.schedule_view, "nightly").waiting_slot is not None
+    assert run_worker(shop.settings, until_idle=True) == 0
+    states = [run.job_state for run in shop.store.read(schedules.runs, "nightly")]
+    assert states == [JobState.COMPLETED, JobState.COMPLETED]
+    shop.store.close()
+
+
+def test_a_sweep_and_a_deletion_that_hang_delay_no_slot_and_no_planner(tmp_path, monkeypatch):
+    """1. Both hang. 2. A slot comes, the planner is killed, and the slot's job is completed all the same."""
+    model = target(tmp_path)
+    (tmp_path / "rows.jsonl").write_text('{"text": "a row"}\n')
+    shop = Shop.open(tmp_path, model, source_roots=(tmp_path,))
+    released, hung = threading.Event(), []
+
+    def hang(*_):
+        hung.append(1)
+        released.wait(60)
+        return False
+
+    monkeypatch.setattr("service.sweeper.run_sweep", hang)
+    monkeypatch.setattr("service.control.deletion.run_deletion", hang)
+    monkeypatch.setattr(beside, "STOP_S", 0.1)
+    request = {"model": str(model), "source": {"kind": "file", "path": "rows.jsonl"}, "layers": [2]}
+    body = {"name": "nightly", "cron": "0 3 * * *", "request": request | {"loss": "all", "canary": "skip"}}
+
+    def user():
+        asyncio.run(until(lambda: len(hung) == 2))
+        for child in multiprocessing.active_children():
+            if child.name == "quarry-planner":
+                child.kill()
+        shop.store.write(schedules.add, NewSchedule.model_validate(body))
+        with shop.store.writing() as tx:
+            tx.connection.execute(update(SCHEDULE).values(next_slot=tx.now))
+        asyncio.run(until(lambda: shop.store.read(jobs.counts)[JobState.COMPLETED] == 1))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with ThreadPoolExecutor(1) as threads:
+        acting = threads.submit(user)
+        assert run_worker(shop.settings) == 0
+        released.set()
+        acting.result()
+    shop.store.close()

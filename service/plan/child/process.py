@@ -153,8 +153,8 @@ class Child:
         """Return the child's next message, and look after the child meanwhile."""
         ready = False
         while not ready:
+            self._watch()  # which may take long: another job is planned meanwhile
             ready = self._talk.poll(WATCH_S)
-            self._watch()
             position, _ = PROGRESS.unpack_from(self._progress)
             if position != self._position:
                 self._position, self._row_s = position, time.monotonic()

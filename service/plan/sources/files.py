@@ -7,7 +7,7 @@ import os
 import re
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -85,12 +85,12 @@ class FileRows:
         """Return the files' names: a plan made again reads no other."""
         return list(self.files)
 
-    def fingerprint(self) -> str:
+    def fingerprint(self, watch: Callable[[], None] = lambda: None) -> str:
         """Return the sha256 over the files' names and contents, and the limit."""
         digest = hashlib.sha256(json.dumps(self.source.limit).encode())
         for name, path in self.files.items():
             try:
-                sha256, _ = sha256_of(path)
+                sha256, _ = sha256_of(path, watch)
             except OSError as error:
                 raise _unreadable(name, error) from error
             digest.update(json.dumps([name, sha256]).encode())

@@ -6,7 +6,7 @@ would read an absolute path from this node, and any URL; here it reads files of 
 
 import gzip
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -64,7 +64,7 @@ class HubRows:
         """Return the commit."""
         return self.commit
 
-    def fingerprint(self) -> str:
+    def fingerprint(self, watch: Callable[[], None] = lambda: None) -> str:
         """Return the repository, configuration, split, limit and commit."""
         source = self.source
         return (

@@ -1,6 +1,6 @@
 """Several sources as one."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -18,9 +18,9 @@ class MixedRows:
     parts: tuple[RowSource, ...]
     weights: tuple[float, ...] | None
 
-    def fingerprint(self) -> str:
+    def fingerprint(self, watch: Callable[[], None] = lambda: None) -> str:
         """Return the sha256 over the parts' fingerprints and the weights."""
-        return f"mix:{canonical_sha256([[part.fingerprint() for part in self.parts], self.weights])}"
+        return f"mix:{canonical_sha256([[part.fingerprint(watch) for part in self.parts], self.weights])}"
 
     def frozen(self) -> object:
         """Return what fixes each part."""

@@ -1,6 +1,6 @@
 """What every source yields: rows, each a sample or a named reject; and the rows of a request itself."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -71,8 +71,11 @@ class SourceRow:
 class RowSource(Protocol):
     """A source that may be read. Every method may be called more than once and says the same."""
 
-    def fingerprint(self) -> str:
-        """Return a digest that changes when the rows do. Raises SourceRefused, HubUnavailable."""
+    def fingerprint(self, watch: Callable[[], None] = lambda: None) -> str:
+        """Return a digest that changes when the rows do; `watch` is called often, and may end it.
+
+        Raises SourceRefused, HubUnavailable.
+        """
         ...
 
     def frozen(self) -> object:
@@ -93,7 +96,7 @@ class InlineRows:
 
     source: InlineSource
 
-    def fingerprint(self) -> str:
+    def fingerprint(self, watch: Callable[[], None] = lambda: None) -> str:
         """Return the sha256 of the samples' canonical JSON."""
         return f"inline:{canonical_sha256(self.source.model_dump(mode='json'))}"
 

@@ -1,0 +1,92 @@
+"""A plan gives way to one of a higher priority, and heeds its job's end, wherever it is."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.job import JobState
+from schemas.names import job_id_from_content
+from service.plan import planner
+from service.plan.sources import files
+from service.store import NewJob, PlanLease, jobs
+from tests.support.jobs import Shop, request
+from tests.support.roles import run_planning
+
+
+@pytest.fixture
+def shop(tmp_path: Path, target: Path) -> Shop:
+    """A service whose units are small, and a source of many."""
+    rows = ({"id": f"r{number}", "text": f"row {number}"} for number in range(400))
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return Shop.open(tmp_path, target, unit_max_samples=20, source_roots=(source,), lease_s=1.0)
+
+
+def submit(shop: Shop, target: Path, key: str, priority: int = 0) -> str:
+    body = request(
+        target, [], loss="all", source={"kind": "file", "path": str(shop.settings.source_roots[0])}
+    )
+    made = NewJob.of(job_id_from_content(key), key, body, priority=priority)
+    return shop.store.write(jobs.submit, made)[0].id
+
+
+def test_a_plan_waits_for_one_of_a_higher_priority_and_then_goes_on_where_it_was(
+    shop: Shop, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. A job is planned. 2. After its first unit others come. 3. The higher one's plan is done first."""
+    monkeypatch.setattr(planner, "GIVE_WAY_S", 0.0)
+    first = submit(shop, target, "first")
+    later: dict[int, str] = {}
+    added: list[str] = []
+    add_unit = planner._add_unit
+
+    def adding(lease: PlanLease, *more: Any) -> None:
+        add_unit(lease, *more)
+        added.append(lease.job_id)
+        if not later:
+            later.update({priority: submit(shop, target, f"of {priority}", priority) for priority in (0, 50)})
+        elif len(added) == 10:
+            later[100] = submit(shop, target, "of 100", 100)
+
+    monkeypatch.setattr(planner, "_add_unit", adding)
+    assert run_planning(shop.store, shop.settings, "planner", lambda: False)
+    planned = {job: shop.store.read(jobs.job, job).progress for job in (first, *later.values())}
+    assert [job for job, progress in planned.items() if not progress.plan_done] == [later[0]]
+    counts = [added.count(job) for job in (first, later[50], later[100])]
+    assert counts == [20, 20, 20], "nothing is made again"
+    last = {job: len(added) - added[::-1].index(job) for job in set(added)}
+    assert last[later[100]] < last[later[50]] < last[first]
+    shop.store.close()
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False], ids=["cancelled", "outranked"])
+def test_reading_a_large_source_for_its_fingerprint_ends_and_gives_way_as_a_plan_does(
+    shop: Shop, target: Path, monkeypatch: pytest.MonkeyPatch, is_cancelled: bool
+) -> None:
+    """1. A source is read, for hours. 2. Its job is cancelled, or another is planned first."""
+    monkeypatch.setattr(planner, "GIVE_WAY_S", 0.0)
+    job_id = submit(shop, target, "first")
+    others: list[str] = []
+    read = files.sha256_of
+
+    def endless(path: Path, watch: Callable[[], None]) -> tuple[str, int]:
+        if others:
+            return read(path, watch)
+        if is_cancelled:
+            shop.store.write(jobs.cancel, job_id)
+        others.append(submit(shop, target, "another", 100))
+        while is_cancelled or not shop.store.read(jobs.job, others[0]).progress.plan_done:
+            watch()
+            time.sleep(0.01)
+        return read(path, watch)
+
+    monkeypatch.setattr(files, "sha256_of", endless)
+    assert run_planning(shop.store, shop.settings, "planner", lambda: False)
+    state = JobState.CANCELLED if is_cancelled else JobState.RUNNING
+    assert shop.store.read(jobs.state, job_id) is state
+    shop.store.close()
