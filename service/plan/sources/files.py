@@ -5,9 +5,11 @@ import hashlib
 import json
 import os
 import re
+import stat
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -38,10 +40,14 @@ _Read = tuple[str | None, Sample | RowReject]
 
 @dataclass(frozen=True, slots=True)
 class FileRows:
-    """The rows of `files`, by the files' paths below the source's folder, in the order of these."""
+    """The rows of `files`, by the files' paths below the source's folder, in the order of these.
+
+    What is opened must lie inside `roots`, whatever its path leads to by then.
+    """
 
     source: FileSource
     files: Mapping[str, Path]
+    roots: tuple[Path, ...]
     labels: tuple[str, ...] = ()
 
     @classmethod
@@ -69,7 +75,7 @@ class FileRows:
                 names = [name for name in names if _is_complete(files[name], source)]
             for name in names:
                 name.encode()  # the ids of its rows begin with it
-            rows = cls(source, {name: _allowed(files[name], roots) for name in names}, labels)
+            rows = cls(source, {name: _allowed(files[name], roots) for name in names}, roots, labels)
         except UnicodeEncodeError as error:
             raise _refused(f"the file name {error.object!r} is not UTF-8", "rename the file") from error
         except (OSError, RuntimeError) as error:
@@ -90,7 +96,8 @@ class FileRows:
         digest = hashlib.sha256(json.dumps(self.source.limit).encode())
         for name, path in self.files.items():
             try:
-                sha256, _ = sha256_of(path, watch)
+                with _opened(path, self.roots) as file:
+                    sha256, _ = sha256_of(_by_descriptor(file), watch)
             except OSError as error:
                 raise _unreadable(name, error) from error
             digest.update(json.dumps([name, sha256]).encode())
@@ -104,8 +111,9 @@ class FileRows:
         for name, path in self.files.items():
             read = _parquet_rows if name.endswith(PARQUET_SUFFIX) else _jsonl_rows
             try:
-                for number, (own_id, content) in enumerate(read(path, self.labels)):
-                    yield SourceRow(own_id or f"{name}:{number}", content)
+                with _opened(path, self.roots) as file:
+                    for number, (own_id, content) in enumerate(read(name, file, self.labels)):
+                        yield SourceRow(own_id or f"{name}:{number}", content)
             except MemoryError:  # Arrow's is one of its other errors too
                 raise
             except (OSError, EOFError, zlib.error, UnicodeDecodeError, pa.ArrowException) as error:
@@ -128,6 +136,10 @@ def _listed(path: str, roots: tuple[Path, ...]) -> dict[str, Path]:
     fixed = next((number for number, part in enumerate(parts) if GLOB.search(part)), None)
     if fixed is None:
         raise _refused(f"there is no file or folder {path!r}", "check the path")
+    wild = parts[fixed:]
+    if ".." in wild or wild.count("**") > 1 or any("**" in part for part in wild if part != "**"):
+        detail = f"{path!r} has '..' behind a wildcard, more than one '**', or '**' within a name"
+        raise _refused(detail, "name the folder that it begins at, and use '**' once, as '/**/'")
     folder = _allowed(Path(*parts[:fixed]), roots)
     files = {file.relative_to(folder): file for file in folder.glob(str(Path(*parts[fixed:])))}
     return {
@@ -187,8 +199,29 @@ def _allowed(path: Path, roots: tuple[Path, ...]) -> Path:
     return next((file for file in inside if file.exists()), inside[0])
 
 
-def _jsonl_rows(path: Path, labels: Sequence[str]) -> Iterator[_Read]:
-    with _opened(path) as file:
+@contextmanager
+def _opened(path: Path, roots: tuple[Path, ...]) -> Iterator[IO[bytes]]:
+    """Open a file, and hold what was opened against the roots: it may be another since it was found.
+
+    Raises SourceRefused, OSError.
+    """
+    # Of a FIFO nobody is waited for.
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        real = _by_descriptor(file).readlink()
+        if not any(real.is_relative_to(root.resolve()) for root in roots):
+            raise _refused(f"{path.name!r} leads out of its folder since it was found", "put it back")
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise _refused(f"{path.name!r} is no regular file", "give a file or a folder of files")
+        yield file
+
+
+def _by_descriptor(file: IO[bytes]) -> Path:
+    """Return a path that leads to what was opened."""
+    return Path(f"/proc/self/fd/{file.fileno()}")
+
+
+def _jsonl_rows(name: str, packed: IO[bytes], labels: Sequence[str]) -> Iterator[_Read]:
+    with cast(IO[bytes], gzip.GzipFile(fileobj=packed)) if name.endswith(".gz") else packed as file:
         first = True
         while line := file.readline(MAX_LINE_BYTES + 1):
             if len(line) > MAX_LINE_BYTES:
@@ -197,15 +230,12 @@ def _jsonl_rows(path: Path, labels: Sequence[str]) -> Iterator[_Read]:
                 yield None, RowReject(RejectReason.LINE_TOO_LONG, detail)
             elif text := line.strip():
                 if first and text.startswith(b"["):
-                    raise _refused(f"{path.name!r} holds a JSON array, not one object a line", _CONVERT)
+                    detail = f"{Path(name).name!r} holds a JSON array, not one object a line"
+                    raise _refused(detail, _CONVERT)
                 yield _parsed(text, labels)
             else:
                 continue
             first = False
-
-
-def _opened(path: Path) -> IO[bytes]:
-    return cast(IO[bytes], gzip.open(path, "rb")) if path.name.endswith(".gz") else path.open("rb")
 
 
 def _skip_line(file: IO[bytes]) -> None:
@@ -221,12 +251,12 @@ def _parsed(line: bytes, labels: Sequence[str]) -> _Read:
     return read_row(row, labels)
 
 
-def _parquet_rows(path: Path, labels: Sequence[str]) -> Iterator[_Read]:
+def _parquet_rows(name: str, opened: IO[bytes], labels: Sequence[str]) -> Iterator[_Read]:
     # Memory mapping and pre-buffering would hold whole row groups.
-    with pq.ParquetFile(path, pre_buffer=False) as file:
+    with pq.ParquetFile(_by_descriptor(opened), pre_buffer=False) as file:
         columns = [name for name in file.schema_arrow.names if name in (*COLUMNS, *labels)]
         if not columns:
-            detail = f"{path.name!r} has none of the columns {', '.join(COLUMNS)}"
+            detail = f"{Path(name).name!r} has none of the columns {', '.join(COLUMNS)}"
             raise _refused(detail, "rename its columns")
         for batch in file.iter_batches(batch_size=PARQUET_BATCH_ROWS, columns=columns, use_threads=False):
             try:

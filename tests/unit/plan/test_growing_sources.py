@@ -61,9 +61,20 @@ def test_no_glob_leads_out_of_the_roots(tmp_path: Path, path: str) -> None:
     drop(tmp_path / "out.jsonl")
     drop(tmp_path / "secret" / "out.jsonl")
     (root / "in" / "link.jsonl").symlink_to(tmp_path / "out.jsonl")
-    with pytest.raises(SourceRefused, match="not inside") as caught:
+    with pytest.raises(SourceRefused, match=r"not inside|behind a wildcard") as caught:
         opened(root, {"kind": "file", "path": str(root / path)})
     assert "secret" not in caught.value.detail
+
+
+@pytest.mark.parametrize("path", ["**/**/*.jsonl", "**/in/**/*.jsonl", "in/*/../*.jsonl", "a**/b.jsonl"])
+def test_a_glob_that_walks_more_than_once_or_back_is_refused_before_it_is_walked(
+    tmp_path: Path, path: str
+) -> None:
+    (tmp_path / "in" / "sub").mkdir(parents=True)
+    drop(tmp_path / "in" / "a.jsonl")
+    with pytest.raises(SourceRefused, match="behind a wildcard") as caught:
+        opened(tmp_path, {"kind": "file", "path": str(tmp_path / path)})
+    assert caught.value.field == "source.path" and caught.value.cure
 
 
 def test_a_young_file_and_one_without_its_marker_wait(tmp_path: Path) -> None:

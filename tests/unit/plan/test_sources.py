@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -280,6 +281,62 @@ def test_a_file_that_went_away_before_it_was_hashed_is_refused_by_name(tmp_path:
     file.unlink()
     with pytest.raises(SourceRefused, match=r"a\.jsonl"):
         read.fingerprint()
+
+
+def to_a_link(file: Path, outside: Path) -> None:
+    file.unlink()
+    file.symlink_to(outside / file.name)
+
+
+def to_a_link_above(file: Path, outside: Path) -> None:
+    file.parent.rename(file.parent.with_name("was"))
+    file.parent.symlink_to(outside)
+
+
+def to_a_fifo(file: Path, outside: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.parquet"])
+@pytest.mark.parametrize("turns_it", [to_a_link, to_a_link_above, to_a_fifo])
+def test_a_file_that_is_another_since_it_was_found_is_not_read(
+    tmp_path: Path, turns_it: Callable[[Path, Path], None], name: str
+) -> None:
+    file, outside = tmp_path / "root" / "in" / name, tmp_path / "outside"
+    for path in (file, outside / name):
+        path.parent.mkdir(parents=True)
+        if name.endswith("parquet"):
+            pq.write_table(pa.table({"text": ["a secret"]}), path)
+        else:
+            pack = gzip.compress if name.endswith("gz") else bytes
+            path.write_bytes(pack(b'{"text": "a secret"}\n'))
+    source = SOURCE.validate_python({"kind": "file", "path": str(file.parent)})
+    found = open_source(source, Settings(source_roots=(tmp_path / "root",)))
+    assert len(list(found.rows())) == 1 and found.fingerprint()
+    turns_it(file, outside)
+    for read in (lambda: list(found.rows()), found.fingerprint):
+        with pytest.raises(SourceRefused, match=r"leads out|regular file") as caught:
+            read()
+        assert "outside" not in str(caught.value) and caught.value.cure
+
+
+class PlanStopped(Exception):
+    """Its job was cancelled."""
+
+
+def test_the_fingerprint_of_a_file_without_end_heeds_a_cancel(tmp_path: Path) -> None:
+    file = jsonl(tmp_path / "a.jsonl", {"text": "x"})
+    os.truncate(file, 2**40)
+    blocks = iter(range(3))
+
+    def watch() -> None:
+        if next(blocks, None) is None:
+            raise PlanStopped
+
+    source = SOURCE.validate_python({"kind": "file", "path": str(file)})
+    with pytest.raises(PlanStopped):
+        open_source(source, Settings(source_roots=(tmp_path,))).fingerprint(watch)
 
 
 def test_the_fingerprint_of_files_follows_names_contents_and_limit_and_nothing_else(tmp_path: Path) -> None:
