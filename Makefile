@@ -123,5 +123,5 @@ compat: install
 
 # Keeps .venv, so that the next word is quick, and data folders of a service, which are not ours to delete.
 clean:
-	rm -rf .cache demo-out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	rm -rf .cache .carry demo-out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
 	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -38,8 +38,8 @@ LIMIT_S = 540.0
 LEAST_S = 20.0
 """A part is not begun with less time left than this."""
 KILL_S = 20.0
-LOG_BYTES = 4 * 2**20
-"""Of a part's log, its end is kept."""
+LOG_BYTES = 2**20
+"""Of each log its end is kept."""
 LOG_TAIL_LINES = 20
 
 
@@ -136,6 +136,11 @@ def run_process(
         said = log.read_bytes()[-LOG_BYTES:]
     with options.out.joinpath("gpu.log").open("ab") as kept:
         kept.write(f"===== {part}\n".encode() + said + b"\n")
+        # An engine's own log names the cause.
+        for other in sorted((options.folder / part).rglob("*.log")) if status != 0 else ():
+            kept.write(
+                f"----- {other.relative_to(options.folder)}\n".encode() + other.read_bytes()[-LOG_BYTES:]
+            )
     shutil.rmtree(options.folder / part, ignore_errors=True)
     if status == 0:
         return {}

@@ -1,4 +1,4 @@
-"""The engines that rows are held to transformers on, and their prompts. Pure; free of torch."""
+"""The engines whose rows are compared with transformers', and their prompts. Pure; free of torch."""
 
 import random
 from collections.abc import Mapping

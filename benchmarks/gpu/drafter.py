@@ -1,7 +1,7 @@
 """The part `drafter`: a job's dataset, read by the shipped reader, through a trainer's step on the GPU.
 
 The step is that of EAGLE-3's first drafted token: auxiliary states are joined, a decoder layer runs over them
-and the token's embedding, and its output is held to the target's own distribution, made of the last layer.
+and the token's embedding, and its output is compared with the target's distribution, made of the last layer.
 
 Legend: T tokens, L auxiliary layers, H hidden size, V vocabulary.
 """
@@ -23,6 +23,7 @@ from service.reader.views import Eagle3
 STEPS, TINY_STEPS, REPORTED = 400, 20, 50
 ROWS_A_STEP = 8
 LEARNING_RATE = 3e-4
+HEADS = 16
 
 
 class Drafter(nn.Module):
@@ -59,7 +60,7 @@ def measure_drafter(options: Namespace, save: Save) -> None:
     dataset = QuarryDataset(run_job(folder, "dataset", 9, rows, None, options, save), Eagle3())
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     embedding_VH, head_VH = target_ends(folder / "target", device)
-    drafter = Drafter(3, embedding_VH, heads=4).to(device)
+    drafter = Drafter(3, embedding_VH, HEADS).to(device)
     optimizer = torch.optim.AdamW(drafter.parameters(), LEARNING_RATE)
     losses: list[float] = []
     read_s = step_s = 0.0
@@ -108,4 +109,4 @@ def train_step(
         total = total + nn.functional.cross_entropy(drafted_TV, wanted_TV) / len(batch)
     total.backward()  # type: ignore[no-untyped-call]
     optimizer.step()
-    return float(total)
+    return total.item()

@@ -1,4 +1,4 @@
-"""The parts `exact` and `compiled`: captured as a service does it, every stored row held to transformers."""
+"""The parts `exact` and `compiled`: rows captured as by the service, compared with transformers."""
 
 from argparse import Namespace
 from collections.abc import Sequence

@@ -15,7 +15,7 @@ from benchmarks.gpu.agreement import Agreement
 from benchmarks.gpu.cache import NUM_SLOTS, TOKEN_BYTES, Request, random_requests
 from benchmarks.gpu.carry import LIMIT_BYTES, TooLarge, distribution, own_files, pack, report, requirements
 from benchmarks.gpu.cases import BORDER_LENGTHS, CASES, OPTIONS, SHARED_PREFIX_TOKENS, prompt_units
-from benchmarks.gpu.check import WrongBytes, compare
+from benchmarks.gpu.check import WrongBytes, check_sentinels, compare
 from benchmarks.gpu.drain import MODEL, PINNED, QUARRY, SHARE, STEP, figures, table
 from benchmarks.gpu.figures import FigureFile
 from benchmarks.gpu.parts import CASES as CASES_OF, PARTS, in_order
@@ -23,6 +23,7 @@ from benchmarks.gpu.turns import Drain, Turn
 from benchmarks.gpu.unpack import unpack
 from benchmarks.gpu.ways import Flight
 from connector.gather import CpuGather
+from connector.sentinels import Sentinels
 
 ABSENT = ("vllm", "transformers", "pyarrow", "pydantic", "safetensors", "xxhash")
 """What a machine may lack that measures the bytes and the drain alone."""
@@ -125,6 +126,17 @@ def test_a_copy_is_compared_as_bytes_and_by_its_sums():
     out[2, 19, 7] = -0.0
     with pytest.raises(WrongBytes, match="differs from the cache"):
         compare(flight, wanted, "an equal number of other bits")
+
+
+def test_a_sentinel_in_another_block_than_asked_for_is_told(monkeypatch):
+    cache = torch.randn(12, 3, NUM_SLOTS, 8).bfloat16()
+    before = cache.clone()
+    assert check_sentinels(cache) == cache.nbytes
+    assert torch.equal(cache, before)
+    place = Sentinels.place
+    monkeypatch.setattr(Sentinels, "place", lambda self, blocks: place(self, [*blocks, 1]))
+    with pytest.raises(WrongBytes, match="sentinels"):
+        check_sentinels(cache)
 
 
 def test_the_part_without_an_engine_needs_torch_numpy_and_psutil_alone(monkeypatch):
