@@ -68,6 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 "failed": f"not begun: {left_s:.0f} s of {options.limit_s:.0f} are left"
             }
         else:
+            figures.put({}, "parts", part)  # of an earlier run of it
             ending = run_process(part, given, options, environment, left_s)
         seconds = round(time.monotonic() - began, 1)
         for name, value in {**ending, "seconds": seconds, "options": how}.items():

@@ -198,8 +198,10 @@ def test_a_part_that_dies_or_finds_no_time_left_is_recorded_and_the_next_one_goe
     out = tmp_path / "out"
     common = ["--out", str(out), "--folder", str(tmp_path / "work")]
     assert main(["bytes", *common, "--limit-s", str(LEAST_S / 2)]) == 1
+    FigureFile(out / "gpu.json").save("bytes")("of an earlier run", 1)
     assert main(["bytes", *common, "--cache-gib", "1", "--limit-s", "120"]) == 1
     parts = json.loads((out / "gpu.json").read_text())["parts"]
+    assert "figures" not in parts["bytes"]
     assert parts["bytes"]["failed"][0] == "exit status 1"
     assert parts["bytes"]["failed"][-1] in (out / "gpu.log").read_text()
     assert sorted(file.name for file in out.iterdir()) == ["gpu.json", "gpu.log"]
