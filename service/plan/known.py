@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import IO, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +51,7 @@ class KnownKeys:
 
     def __init__(self, path: Path) -> None:
         """Map the file; an empty one cannot be."""
-        self._keys = np.memmap(path, KEY, "r") if path.stat().st_size else np.empty(0, KEY)
+        self._keys = _mapped(path, "r") if path.stat().st_size else np.empty(0, KEY)
 
     def __contains__(self, key: bytes) -> bool:
         """Say whether the key is there."""
@@ -90,10 +91,15 @@ class SeenKeys:
                 num_keys += len(run)
                 file.write(run.data)
             file.flush()
-            merged = np.memmap(file, KEY, "r+")
+            merged = _mapped(file, "r+")
         merged.sort()
         self._runs.append(merged)
         self._newest.clear()
+
+
+def _mapped(file: Path | IO[bytes], mode: Literal["r", "r+"]) -> Keys:
+    """Map a file of keys. As a plain array it is searched in half the time of a `memmap`."""
+    return np.asarray(np.memmap(file, KEY, mode))
 
 
 def _holds(keys: Keys, key: bytes) -> bool:
