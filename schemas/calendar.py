@@ -3,6 +3,7 @@
 import heapq
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from itertools import groupby, islice
 from zoneinfo import ZoneInfo, available_timezones
 
@@ -43,7 +44,7 @@ class Calendar(Wire):
     @field_validator("time_zone")
     @classmethod
     def _known_zone(cls, name: str) -> str:
-        if name not in available_timezones():
+        if name not in _time_zones():
             raise ValueError(f"{name!r} is not a time zone; use a name such as Europe/Berlin, or UTC")
         return name
 
@@ -87,6 +88,11 @@ class Calendar(Wire):
                 yield slot
             elif fixed:
                 yield _end_of_gap(wall, zone)
+
+
+@cache  # it reads all files of the zones
+def _time_zones() -> set[str]:
+    return available_timezones()
 
 
 def _end_of_gap(wall: datetime, zone: ZoneInfo) -> datetime:

@@ -140,7 +140,7 @@ class ShardView(Wire):
 
 
 class ShardPage(Wire):
-    """Committed shards in path order; `next_after` is null on the last page."""
+    """Committed shards in the order of their commits; `next_after` is null on the last page."""
 
     shards: tuple[ShardView, ...]
     next_after: int | None = None

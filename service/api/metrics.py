@@ -6,7 +6,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from schemas.job import JobState
-from service.store import Store, jobs, schedules
+from service.store import Store, jobs, runs, schedules
 
 PAGE_SCHEDULES = 200
 
@@ -43,9 +43,6 @@ class JobMetrics(Collector):
     def _schedules(self) -> Iterator[Metric]:
         what = "Slots of schedules that have passed, by what became of them."
         slots = CounterMetricFamily("quarry_schedule_slots", what, labels=["schedule", "outcome"])
-        for (name, outcome), number in self._store.read(schedules.slot_counts).items():
-            slots.add_metric([name, outcome.value], number)
-        yield slots
         what = "Unix time at which a job of the schedule was last completed, or the schedule was made."
         last_good = GaugeMetricFamily(
             "quarry_schedule_last_good_timestamp_seconds", what, labels=["schedule"]
@@ -55,7 +52,10 @@ class JobMetrics(Collector):
         )
         what = "Jobs of the schedule that were made more than five minutes after their slots."
         late = CounterMetricFamily("quarry_schedule_late_slots", what, labels=["schedule"])
-        late_counts = self._store.read(schedules.late_counts)
+        for name, counts in self._store.read(runs.counts).items():
+            late.add_metric([name], counts.pop("late"))
+            for outcome, number in counts.items():
+                slots.add_metric([name, outcome], number)
         after: str | None = ""
         while after is not None:
             page = self._store.read(schedules.page, after=after, limit=PAGE_SCHEDULES)
@@ -63,6 +63,5 @@ class JobMetrics(Collector):
                 last = schedule.last_good_at or schedule.created_at
                 last_good.add_metric([schedule.name], last.timestamp())
                 failing.add_metric([schedule.name], float(schedule.failing))
-                late.add_metric([schedule.name], late_counts.get(schedule.name, 0))
             after = page[-1].name if len(page) == PAGE_SCHEDULES else None
-        yield from (last_good, failing, late)
+        yield from (slots, last_good, failing, late)

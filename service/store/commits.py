@@ -3,7 +3,7 @@
 from collections import defaultdict
 from dataclasses import replace
 
-from sqlalchemy import ColumnElement, insert, select
+from sqlalchemy import ColumnElement, func, insert, select
 
 from schemas.dataset.manifest import FileEntry, SealedShard
 from schemas.identity import Provenance
@@ -43,7 +43,10 @@ def commit(tx: Transaction, made: UnitCommit, lease: UnitLease) -> None:
     )
     tx.connection.execute(new)
     if made.shards:
-        rows = [{"job_id": job.id, "unit": task.item, "path": e.path, "entry": e} for e in made.shards]
+        last = tx.connection.scalar(select(func.max(SHARD.c.number)).where(SHARD.c.job_id == job.id))
+        first = 0 if last is None else last + 1
+        place = {"job_id": job.id, "unit": task.item}
+        rows = [place | {"path": e.path, "number": n, "entry": e} for n, e in enumerate(made.shards, first)]
         tx.connection.execute(insert(SHARD), rows)
     add_rejects(tx, job.id, task.item, made.rejects)
     written.add(tx, job, task.item, made.keys)
@@ -79,10 +82,16 @@ def unit_commits(tx: Transaction, job_id: str) -> list[UnitCommit]:
     ]
 
 
-def shards(tx: Transaction, job_id: str, *, skip: int = 0, limit: int | None = None) -> list[SealedShard]:
-    """Return the committed shards of a job, in unit order: `limit` of them after the first `skip`."""
+def shards(tx: Transaction, job_id: str) -> list[SealedShard]:
+    """Return the committed shards of a job, in unit order."""
     query = select(SHARD.c.entry).where(SHARD.c.job_id == job_id).order_by(SHARD.c.unit, SHARD.c.path)
-    return list(tx.connection.scalars(query.offset(skip).limit(limit)))
+    return list(tx.connection.scalars(query))
+
+
+def new_shards(tx: Transaction, job_id: str, *, after: int = -1, limit: int = 1000) -> list[SealedShard]:
+    """Return shards in the order of their commits, which counts them from 0: those after number `after`."""
+    query = select(SHARD.c.entry).where(SHARD.c.job_id == job_id, SHARD.c.number > after)
+    return list(tx.connection.scalars(query.order_by(SHARD.c.number).limit(limit)))
 
 
 def indexes(tx: Transaction, job_id: str) -> list[FileEntry]:

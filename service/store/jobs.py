@@ -1,5 +1,6 @@
 """Jobs: accepted once a key, read, listed, counted, cancelled and resumed."""
 
+import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,6 +22,8 @@ from service.store.stopping import stop
 from service.store.tables import EVENT, JOB, REQUEST, SCHEDULE, SUBMISSION, TASK
 from service.store.values import JobRow, NewJob, TaskKind, TaskState
 
+CURSOR = re.compile("[0-9]{1,18}")
+"""The number of the last job on the page before: the job may be deleted meanwhile."""
 JOB_COLUMNS = [JOB.c[name] for name in (*JobRow.__slots__, *Progress.model_fields) if name != "progress"]
 
 
@@ -115,21 +118,19 @@ def page(
 
     Raises RequestError for an unknown cursor.
     """
-    query = select(*JOB_COLUMNS).order_by(JOB.c.number.desc()).limit(limit + 1)
+    query = select(JOB.c.number, *JOB_COLUMNS).order_by(JOB.c.number.desc()).limit(limit + 1)
     if owner is not None:
         query = query.where(JOB.c.owner == owner)
     if state is not None:
         query = query.where(JOB.c.state == state)
     if cursor is not None:
-        of_cursor = select(JOB.c.number).where(JOB.c.id == cursor)
-        last = tx.connection.scalar(of_cursor if owner is None else of_cursor.where(JOB.c.owner == owner))
-        if last is None:
+        if not CURSOR.fullmatch(cursor):
             raise RequestError(
                 "the cursor is of no page", field="cursor", cure="begin again without a cursor"
             )
-        query = query.where(JOB.c.number < last)
-    rows = [_job(row) for row in tx.connection.execute(query).mappings()]
-    return rows[:limit], rows[limit - 1].id if len(rows) > limit else None
+        query = query.where(JOB.c.number < int(cursor))
+    rows = tx.connection.execute(query).mappings().all()
+    return [_job(row) for row in rows[:limit]], str(rows[limit - 1]["number"]) if len(rows) > limit else None
 
 
 def request_json(tx: Transaction, job_id: str) -> str:

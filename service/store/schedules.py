@@ -7,10 +7,10 @@ moved on in the transaction that makes the job, and the database's clock alone s
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from pydantic import ValidationError
-from sqlalchemy import ColumnElement, and_, delete, exists, extract, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, and_, delete, exists, func, insert, or_, select, update
 from sqlalchemy.engine import RowMapping
 
 from schemas.job import ENDED_JOB_STATES, JobState
@@ -27,7 +27,7 @@ from schemas.schedule import (
     ScheduleView,
 )
 from service.errors import STORE_AWAY, Conflict, NotFound, QuarryError
-from service.store import jobs, written
+from service.store import jobs, runs, written
 from service.store.database import Transaction
 from service.store.ledger import lock_job
 from service.store.migration import check_write
@@ -36,8 +36,6 @@ from service.store.tables import JOB, RUN, SCHEDULE, SCHEDULE_REQUEST, WRITTEN_K
 from service.store.values import NewJob
 
 SLOTS_SHOWN = 5
-LATE = timedelta(minutes=5)
-"""A slot that nobody has looked at for so long was missed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +88,9 @@ def change(
             schedule = _lock(tx, name)
         slot = schedule.next_slot
         if slot is not None and slot <= tx.now and not schedule.paused:
-            _record(tx, schedule.number, slot, RunOutcome.MISSED, "the schedule was changed before it ran")
+            runs.record(
+                tx, schedule.number, slot, RunOutcome.MISSED, "the schedule was changed before it ran"
+            )
         values["next_slot"] = rules.first_after(tx.now)
     tx.connection.execute(update(SCHEDULE).where(SCHEDULE.c.number == schedule.number).values(values))
     return schedule_view(tx, name)
@@ -108,7 +108,7 @@ def set_aside(tx: Transaction, name: str, detail: str) -> None:
     if row is not None and row.slot is not None:
         values = {"paused": True, "waiting_slot": None}
         tx.connection.execute(update(SCHEDULE).where(SCHEDULE.c.number == row.number).values(values))
-        _record(tx, row.number, row.slot, RunOutcome.REFUSED, detail)
+        runs.record(tx, row.number, row.slot, RunOutcome.REFUSED, detail)
 
 
 def remove(tx: Transaction, name: str) -> None:
@@ -151,21 +151,21 @@ def advance(tx: Transaction, name: str) -> bool:
             return False  # it waits behind that one
     elif (last := rules.last_until(tx.now)) is not None and last > slot:
         detail = f"so were all later ones before {last:%Y-%m-%d %H:%M} UTC"
-        _record(tx, schedule.number, slot, RunOutcome.MISSED, detail)
+        runs.record(tx, schedule.number, slot, RunOutcome.MISSED, detail)
         slot = last
     following = rules.first_after(slot)
-    if rules.missed is Missed.SKIP and tx.now - slot > LATE:
+    if rules.missed is Missed.SKIP and tx.now - slot > runs.LATE:
         _move_on(tx, schedule, following, waiting=schedule.waiting_slot)
         detail = f"nobody looked until {tx.now:%Y-%m-%d %H:%M} UTC"
-        _record(tx, schedule.number, slot, RunOutcome.MISSED, detail)
+        runs.record(tx, schedule.number, slot, RunOutcome.MISSED, detail)
     elif goes_on and rules.overlap is Overlap.SKIP:
         _move_on(tx, schedule, following, waiting=None)
-        _record(tx, schedule.number, slot, RunOutcome.SKIPPED, f"job {schedule.last_job} had not ended")
+        runs.record(tx, schedule.number, slot, RunOutcome.SKIPPED, f"job {schedule.last_job} had not ended")
     elif goes_on and rules.overlap is Overlap.QUEUE:
         _move_on(tx, schedule, following, waiting=slot)
         if schedule.waiting_slot is not None:
             detail = f"it waited for job {schedule.last_job} until the next slot came"
-            _record(tx, schedule.number, schedule.waiting_slot, RunOutcome.SKIPPED, detail)
+            runs.record(tx, schedule.number, schedule.waiting_slot, RunOutcome.SKIPPED, detail)
     else:
         _move_on(tx, schedule, following, waiting=None)
         _submit(tx, schedule, slot)
@@ -182,7 +182,7 @@ def run_now(tx: Transaction, name: str) -> RunView:
         cure = "wait for its end, or cancel it"
         raise Conflict(f"job {schedule.last_job} has not ended", field="name", cure=cure)
     _submit(tx, schedule, tx.now)
-    return _runs(tx, schedule.number, limit=1)[0]
+    return runs.page(tx, schedule.number, limit=1)[0]
 
 
 def schedule_view(tx: Transaction, name: str) -> ScheduleView:
@@ -224,27 +224,12 @@ def request_json(tx: Transaction, name: str) -> str:
     return body
 
 
-def slot_counts(tx: Transaction) -> dict[tuple[str, RunOutcome], int]:
-    """Return how many slots of each schedule had each outcome."""
-    query = select(SCHEDULE.c.name, RUN.c.outcome, func.count()).join(RUN)
-    counts = tx.connection.execute(query.group_by(SCHEDULE.c.name, RUN.c.outcome))
-    return {(name, outcome): number for name, outcome, number in counts}
-
-
-def late_counts(tx: Transaction) -> dict[str, int]:
-    """Return how many jobs were made more than `LATE` after their slots, of each schedule that has some."""
-    waited_s = extract("epoch", RUN.c.at) - extract("epoch", RUN.c.slot)
-    late = and_(RUN.c.outcome == RunOutcome.SUBMITTED, waited_s > LATE.total_seconds())
-    query = select(SCHEDULE.c.name, func.count()).join(RUN).where(late).group_by(SCHEDULE.c.name)
-    return {name: number for name, number in tx.connection.execute(query)}
-
-
-def runs(tx: Transaction, name: str, *, before: datetime | None = None, limit: int = 50) -> list[RunView]:
+def past(tx: Transaction, name: str, *, before: datetime | None = None, limit: int = 50) -> list[RunView]:
     """Return a schedule's slots before `before`, newest first. Raises NotFound."""
     number = tx.connection.scalar(select(SCHEDULE.c.number).where(SCHEDULE.c.name == name))
     if number is None:
         raise unknown(name)
-    return _runs(tx, number, before=before, limit=limit)
+    return runs.page(tx, number, before=before, limit=limit)
 
 
 def _lock(tx: Transaction, name: str) -> _Schedule:
@@ -289,9 +274,9 @@ def _submit(tx: Transaction, schedule: _Schedule, slot: datetime) -> None:
         raise
     except (QuarryError, ValidationError) as error:
         # A request was right when it was given: a later version may refuse it.
-        _record(tx, schedule.number, slot, RunOutcome.REFUSED, str(error))
+        runs.record(tx, schedule.number, slot, RunOutcome.REFUSED, str(error))
     else:
-        _record(tx, schedule.number, slot, RunOutcome.SUBMITTED, job_id=job_id)
+        runs.record(tx, schedule.number, slot, RunOutcome.SUBMITTED, job_id=job_id)
 
 
 def _replace_job(tx: Transaction, schedule: _Schedule, slot: datetime) -> str:
@@ -310,48 +295,15 @@ def _replace_job(tx: Transaction, schedule: _Schedule, slot: datetime) -> str:
     spool = schedule.number if isinstance(request.source, PostedSource) else None
     made = NewJob.of(jobs.new_id(), key, request, schedule=new_only, spool=spool, owner=schedule.owner)
     job, _ = jobs.submit(tx, made)
-    written.publish(tx, stopped)
+    written.publish(tx, schedule.number, stopped)
     same = SCHEDULE.c.number == schedule.number
     tx.connection.execute(update(SCHEDULE).where(same).values(last_job=job.id))
     return job.id
 
 
-def _record(
-    tx: Transaction,
-    schedule: int,
-    slot: datetime,
-    outcome: RunOutcome,
-    detail: str | None = None,
-    job_id: str | None = None,
-) -> None:
-    """Write down what became of a slot; where a clock was set back and the rules were changed, only once."""
-    values = {"slot": slot, "outcome": outcome, "at": tx.now, "detail": detail, "job_id": job_id}
-    new = tx.insert(RUN).values(schedule=schedule, **values)
-    tx.connection.execute(new.on_conflict_do_nothing())
-
-
-def _runs(tx: Transaction, number: int, *, before: datetime | None = None, limit: int) -> list[RunView]:
-    job_state = func.coalesce(RUN.c.job_state, JOB.c.state).label("state")
-    query = select(RUN, job_state).outerjoin(JOB, JOB.c.id == RUN.c.job_id)
-    query = query.where(RUN.c.schedule == number).order_by(RUN.c.slot.desc()).limit(limit)
-    if before is not None:
-        query = query.where(RUN.c.slot < before)
-    return [
-        RunView(
-            slot=row["slot"],
-            outcome=row["outcome"],
-            at=row["at"],
-            detail=row["detail"],
-            job_id=row["job_id"],
-            job_state=row["state"],
-        )
-        for row in tx.connection.execute(query).mappings()
-    ]
-
-
 def _view(tx: Transaction, row: RowMapping) -> ScheduleView:
     number, rules = row["number"], row["rules"]
-    last_run = next(iter(_runs(tx, number, limit=1)), None)
+    last_run = next(iter(runs.page(tx, number, limit=1)), None)
     next_slots = () if row["paused"] else tuple(rules.first_slots(tx.now, SLOTS_SHOWN))
     if row["paused"]:
         state = ScheduleState.PAUSED
@@ -365,21 +317,10 @@ def _view(tx: Transaction, row: RowMapping) -> ScheduleView:
         next_slots=next_slots,
         waiting_slot=row["waiting_slot"],
         last_run=last_run,
-        last_good_at=_last_good_at(tx, number),
+        last_good_at=runs.last_good_at(tx, number),
         failing=last_run is not None and _has_failed(last_run),
         created_at=row["created_at"],
     )
-
-
-def _last_good_at(tx: Transaction, number: int) -> datetime | None:
-    """Return when a job of a schedule was last completed; the job may be deleted by now."""
-    ended_at = func.coalesce(RUN.c.job_ended_at, JOB.c.updated_at, type_=RUN.c.at.type)
-    completed = func.coalesce(RUN.c.job_state, JOB.c.state) == JobState.COMPLETED.value
-    query = select(ended_at).outerjoin(JOB, JOB.c.id == RUN.c.job_id)
-    whole = RUN.c.outcome == RunOutcome.SUBMITTED
-    query = query.where(RUN.c.schedule == number, completed, whole).order_by(RUN.c.slot.desc()).limit(1)
-    last: datetime | None = tx.connection.scalar(query)
-    return last
 
 
 def _has_failed(run: RunView) -> bool:

@@ -25,6 +25,7 @@ from sqlalchemy import (
     Table,
     Text,
     false,
+    text,
 )
 from sqlalchemy.types import TypeDecorator
 
@@ -80,6 +81,10 @@ def _states(kind: type[StrEnum]) -> Enum:
 
 METADATA = MetaData()
 
+AT_WORK_STATES = frozenset({JobState.QUEUED, JobState.RUNNING, JobState.PUBLISHING})
+AT_WORK = text("state IN ({})".format(", ".join(f"'{state.value}'" for state in sorted(AT_WORK_STATES))))
+"""Of a job. A partial index is used where a query says its condition word for word."""
+
 JOB = Table(
     "job",
     METADATA,
@@ -117,6 +122,13 @@ JOB = Table(
     Column("updated_at", UtcTime, nullable=False),
     Index("job_by_state", "state", "number"),
     Index("job_by_owner", "owner", "number"),
+)
+Index(
+    "job_by_priority",
+    JOB.c.priority.desc(),
+    JOB.c.number,
+    sqlite_where=AT_WORK,
+    postgresql_where=AT_WORK,
 )
 
 # What a client calls a submission. It outlives the job as a tombstone: the same key never names another job.
@@ -170,6 +182,12 @@ TASK = Table(
     Index("task_by_owner", "owner"),
 )
 Index(
+    "publish_by_subject",
+    TASK.c.subject,
+    sqlite_where=TASK.c.kind == TaskKind.PUBLISH,
+    postgresql_where=TASK.c.kind == TaskKind.PUBLISH,
+)
+Index(
     "task_by_subject",
     TASK.c.kind,
     TASK.c.subject,
@@ -206,8 +224,11 @@ SHARD = Table(
     Column("job_id", String(32), primary_key=True),
     Column("unit", Integer, primary_key=True, autoincrement=False),
     Column("path", String(255), primary_key=True),
+    # Counts the job's shards from 0 in the order of their commits.
+    Column("number", BigInteger, nullable=False),
     Column("entry", Document(SealedShard), nullable=False),
     ForeignKeyConstraint(["job_id", "unit"], ["unit.job_id", "unit.unit"]),
+    Index("shard_by_number", "job_id", "number", unique=True),
 )
 
 REJECT = Table(
@@ -228,6 +249,9 @@ EVENT = Table(
     Column("entry", Document(Event), nullable=False),
 )
 
+SLOT_COUNTS = {name: f"slots_{name}" for name in (*(outcome.value for outcome in RunOutcome), "late")}
+"""The columns that count a schedule's slots: by outcome, and those whose job was made late."""
+
 SCHEDULE = Table(
     "schedule",
     METADATA,
@@ -242,6 +266,7 @@ SCHEDULE = Table(
     # A slot that has come and waits for the last job's end.
     Column("waiting_slot", UtcTime),
     Column("last_job", String(32)),
+    *(Column(name, BigInteger, nullable=False, default=0) for name in SLOT_COUNTS.values()),
     Column("created_at", UtcTime, nullable=False),
     sqlite_autoincrement=True,
 )
@@ -278,6 +303,7 @@ WRITTEN_KEYS = Table(
     Column("job_id", String(32), primary_key=True),
     Column("unit", Integer, primary_key=True, autoincrement=False),
     Column("content_keys", LargeBinary, nullable=False),
+    Index("written_by_job", "schedule", "job_id"),
 )
 
 API_KEY = Table(

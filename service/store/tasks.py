@@ -32,7 +32,7 @@ from service.store.ledger import TASK_COLUMNS, LockedJob, LockedTask, lock_job, 
 from service.store.migration import check_write
 from service.store.policies import POLICIES, task_name
 from service.store.stopping import stop, void
-from service.store.tables import JOB, TASK
+from service.store.tables import AT_WORK, AT_WORK_STATES, JOB, TASK
 from service.store.values import Lease, TaskKind, TaskState
 
 AnyLease = TypeVar("AnyLease", bound=Lease)
@@ -292,11 +292,21 @@ def _end_others(tx: Transaction, task: LockedTask) -> None:
 
 @cache  # SQLAlchemy takes longer to build these than a database to run them; a store has one clock
 def _jobs_with_work(clock: ColumnElement[datetime], kind: TaskKind) -> Select[Any]:
-    """Select the id of the next job with a free task; `prefer_job` is bound."""
+    """Select the id of the next job with a free task; `prefer_job` is bound.
+
+    The first of all and the preferred one are selected apart, so that the jobs are walked by an index until
+    the first that has one.
+    """
     waiting = or_(*(exists().where(TASK.c.job_id == JOB.c.id, free) for free in _free(clock, kind)))
-    query = select(JOB.c.id).where(JOB.c.state.in_(POLICIES[kind].job_states), waiting)
-    preferred = JOB.c.id != bindparam("prefer_job", type_=String)
-    return query.order_by(JOB.c.priority.desc(), preferred, JOB.c.number).limit(1)
+    states = POLICIES[kind].job_states
+    query = select(JOB.c.id, JOB.c.priority, JOB.c.number).where(JOB.c.state.in_(states), waiting)
+    if states <= AT_WORK_STATES:
+        query = query.where(AT_WORK)
+    first = query.order_by(JOB.c.priority.desc(), JOB.c.number).limit(1).subquery()
+    preferred = query.where(JOB.c.id == bindparam("prefer_job", type_=String)).subquery()
+    either = union_all(select(first), select(preferred)).subquery()
+    is_other = either.c.id != bindparam("prefer_job", type_=String)
+    return select(either.c.id).order_by(either.c.priority.desc(), is_other, either.c.number).limit(1)
 
 
 @cache

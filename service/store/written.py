@@ -11,8 +11,8 @@ from sqlalchemy import and_, delete, exists, func, insert, select, update
 
 from schemas.identity import Identity
 from schemas.job import STOPPED_JOB_STATES
-from schemas.schedule import RunOutcome, ScheduleRules
-from service.store import jobs, publishing
+from schemas.schedule import ScheduleRules
+from service.store import jobs, publishing, runs
 from service.store.database import Transaction
 from service.store.ledger import LockedJob, count, lock_job, record
 from service.store.tables import JOB, RUN, SCHEDULE, SHARD, TASK, UNIT, WRITTEN_KEYS
@@ -52,8 +52,9 @@ def earlier(tx: Transaction, schedule: int, job_id: str, recipe: str) -> Earlier
 def first_recipe(tx: Transaction, job_id: str) -> str | None:
     """Return the recipe that a job's schedule first wrote under; none without a schedule."""
     of_job = select(JOB.c.schedule).where(JOB.c.id == job_id).scalar_subquery()
-    recipes = select(WRITTEN_KEYS.c.recipe).join(RUN, RUN.c.job_id == WRITTEN_KEYS.c.job_id)
-    first = recipes.where(WRITTEN_KEYS.c.schedule == of_job).order_by(RUN.c.slot).limit(1)
+    same = and_(WRITTEN_KEYS.c.schedule == RUN.c.schedule, WRITTEN_KEYS.c.job_id == RUN.c.job_id)
+    recipes = select(WRITTEN_KEYS.c.recipe).select_from(RUN).join(WRITTEN_KEYS, same)
+    first = recipes.where(RUN.c.schedule == of_job).order_by(RUN.c.slot).limit(1)
     recipe: str | None = tx.connection.scalar(first)
     return recipe
 
@@ -92,16 +93,16 @@ def lock_stopped(tx: Transaction, schedule: int) -> list[LockedJob]:
     return [lock_job(tx, job_id) for job_id in tx.connection.scalars(in_order).all()]
 
 
-def publish(tx: Transaction, stopped: Sequence[LockedJob]) -> None:
+def publish(tx: Transaction, schedule: int, stopped: Sequence[LockedJob]) -> None:
     """Let jobs of `lock_stopped` end with what they have written.
 
     Their keys are recorded, so those samples will not come again; the others come in the next run.
     """
     for job in stopped:
-        jobs.queue_again(tx, job if job.progress.is_captured else _without_rest(tx, job))
+        jobs.queue_again(tx, job if job.progress.is_captured else _without_rest(tx, schedule, job))
 
 
-def _without_rest(tx: Transaction, job: LockedJob) -> LockedJob:
+def _without_rest(tx: Transaction, schedule: int, job: LockedJob) -> LockedJob:
     """Drop what is not planned and not captured of a stopped job; return it as it is then."""
     work = TASK.c.kind.in_((TaskKind.PLAN, TaskKind.CAPTURE))
     undone = and_(TASK.c.job_id == job.id, work, TASK.c.state != TaskState.DONE)
@@ -123,6 +124,5 @@ def _without_rest(tx: Transaction, job: LockedJob) -> LockedJob:
     job = replace(job, progress=left.model_copy(update={"plan_done": True}))
     job = record(tx, job, "progress", detail)
     publishing.add_when_captured(tx, job)
-    values = {"outcome": RunOutcome.CUT_SHORT, "detail": detail}
-    tx.connection.execute(update(RUN).where(RUN.c.job_id == job.id).values(values))
+    runs.cut_short(tx, schedule, job.id, detail)
     return job

@@ -114,7 +114,7 @@ def test_a_half_failed_night_keeps_what_it_wrote_and_the_next_takes_the_rest(
     assert (first.progress.samples_written, first.progress.samples_given_up) == (done, 40 - done)
     assert (second.progress.samples_written, second.progress.samples_known) == (42 - done, done)
     assert nights.once() == names(range(42))
-    runs = nights.store.read(schedules.runs, NAME)
+    runs = nights.store.read(schedules.past, NAME)
     assert [run.outcome for run in runs] == [RunOutcome.SUBMITTED, RunOutcome.CUT_SHORT]
     manifest = read_manifest(nights.shop.settings.dataset_dir(first.id) / manifest_path(first.id))
     totals = manifest.totals

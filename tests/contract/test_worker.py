@@ -280,7 +280,7 @@ def test_a_slot_that_waits_for_the_job_before_is_run_before_an_idle_worker_ends(
         submit_due(shop.store)
     assert shop.store.read(schedules.schedule_view, "nightly").waiting_slot is not None
     assert run_worker(shop.settings, until_idle=True) == 0
-    states = [run.job_state for run in shop.store.read(schedules.runs, "nightly")]
+    states = [run.job_state for run in shop.store.read(schedules.past, "nightly")]
     assert states == [JobState.COMPLETED, JobState.COMPLETED]
     shop.store.close()
 

@@ -144,5 +144,5 @@ def test_a_week_of_nights_pushes_every_sample_once(week: Week) -> None:
         assert nights.job().progress.samples_written == 4
     first, second = week.loaded().values()
     assert (first, second) == (Counter(names(range(206))), Counter(names(range(214))))
-    outcomes = [run.outcome for run in nights.store.read(schedules.runs, NAME)][::-1]
+    outcomes = [run.outcome for run in nights.store.read(schedules.past, NAME)][::-1]
     assert outcomes == [RunOutcome.CUT_SHORT if night == 2 else RunOutcome.SUBMITTED for night in range(7)]

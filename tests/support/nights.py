@@ -116,7 +116,7 @@ class Nights:
 
     def run(self) -> RunView:
         """Return the newest run."""
-        return self.store.read(schedules.runs, NAME, limit=1)[0]
+        return self.store.read(schedules.past, NAME, limit=1)[0]
 
     def work(self) -> None:
         """Plan, capture and publish until nothing is left."""

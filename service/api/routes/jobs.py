@@ -183,8 +183,11 @@ async def follow_job(
 
 @reading.get("/{job_id}/shards", responses=problem_responses(404, 422))
 def list_shards(job: JobOf, store: StoreOf, query: Annotated[PageQuery, Query()]) -> ShardPage:
-    """List committed shards; `after` counts shards in the order of their units."""
-    shards = store.read(commits.shards, job.id, skip=min(query.after + 1, MAX_ID), limit=query.limit + 1)
+    """List committed shards in the order of their commits, in which `after` counts them from 0.
+
+    A shard that is committed later comes after all that were there.
+    """
+    shards = store.read(commits.new_shards, job.id, after=query.after, limit=query.limit + 1)
     return ShardPage(
         shards=tuple(ShardView(**entry.model_dump(exclude={"layers"})) for entry in shards[: query.limit]),
         next_after=query.after + query.limit if len(shards) > query.limit else None,

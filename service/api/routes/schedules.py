@@ -187,6 +187,6 @@ def run_schedule(
 @router.get("/{name}/runs", responses=problem_responses(404, 422))
 def list_runs(name: ScheduleOf, store: StoreOf, query: Annotated[RunsQuery, Query()]) -> RunPage:
     """List the slots that have passed, newest first."""
-    runs = store.read(schedules.runs, name, before=query.before, limit=query.limit)
+    runs = store.read(schedules.past, name, before=query.before, limit=query.limit)
     last: datetime | None = runs[-1].slot if len(runs) == query.limit else None
     return RunPage(runs=tuple(runs), next_before=last)

@@ -269,3 +269,14 @@ def test_units_of_other_jobs_stay_apart(store: Store) -> None:
         f"data/{job_id(1)}/train-00000.parquet"
     ]
     assert len(store.read(commits.shards, job_id(2))) == len(store.read(commits.unit_commits, job_id(2))) == 2
+
+
+def test_a_pager_sees_each_shard_once_while_units_are_committed_out_of_order(store: Store) -> None:
+    start_units(store, units=5)
+    leases = [lease_unit(store) for _ in range(5)]
+    seen: list[int] = []
+    for number in (3, 0, 4, 2, 1):
+        commit(store, leases[number])
+        seen += [entry.unit for entry in store.read(commits.new_shards, job_id(1), after=len(seen) - 1)]
+    assert seen == [3, 0, 4, 2, 1]
+    assert [entry.unit for entry in store.read(commits.new_shards, job_id(1), after=1, limit=2)] == [4, 2]

@@ -142,6 +142,16 @@ def test_jobs_are_listed_newest_first_in_pages(store: Store) -> None:
     assert seen == [[job_id(4), job_id(5)], [job_id(2), job_id(1)], [job_id(3)]]
 
 
+def test_a_page_goes_on_where_a_job_was_deleted(store: Store) -> None:
+    for number in (1, 2, 3):
+        submit(store, number)
+    (last,), cursor = store.read(jobs.page, limit=1)
+    store.write(jobs.cancel, last.id)
+    store.write(deletion.begin, last.id, with_dataset=False)
+    store.write(deletion.forget, last.id)
+    assert [row.id for row in store.read(jobs.page, cursor=cursor)[0]] == [job_id(2), job_id(1)]
+
+
 def test_a_last_page_that_is_full_has_no_cursor(store: Store) -> None:
     submit(store, 1)
     submit(store, 2)

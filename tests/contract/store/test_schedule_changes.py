@@ -125,7 +125,7 @@ def test_a_schedule_that_cannot_be_decided_on_is_paused_and_the_others_go_on(
         store.write(schedules.add, schedule(name))
     clock.advance(HOUR_S)
     look(store)
-    broken = store.read(schedules.runs, "broken")[0].job_id
+    broken = store.read(schedules.past, "broken")[0].job_id
     with store.writing() as tx:
         tx.connection.execute(update(JOB).where(JOB.c.id == broken).values(problem=text("'{}'")))
         tx.connection.execute(update(SCHEDULE).values(last_job=broken).where(SCHEDULE.c.name == "broken"))

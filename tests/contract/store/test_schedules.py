@@ -10,7 +10,7 @@ from schemas.job import JobState
 from schemas.schedule import NewSchedule, RunOutcome, ScheduleState
 from service.control import scheduling
 from service.errors import Conflict, NotFound
-from service.store import Store, deletion, jobs, schedules
+from service.store import Store, deletion, jobs, runs, schedules
 from service.store.tables import JOB
 from tests.support.store_cases import Clock
 
@@ -40,7 +40,7 @@ def end_jobs(store: Store, state: JobState = JobState.COMPLETED) -> None:
 
 def outcomes(store: Store, name: str = "hourly") -> list[tuple[datetime, RunOutcome]]:
     """Return what became of the slots that have passed, oldest first."""
-    return [(run.slot, run.outcome) for run in reversed(store.read(schedules.runs, name, limit=1000))]
+    return [(run.slot, run.outcome) for run in reversed(store.read(schedules.past, name, limit=1000))]
 
 
 def submitted(store: Store, name: str = "hourly") -> list[datetime]:
@@ -95,19 +95,18 @@ def test_a_slot_that_is_seen_a_little_late_is_not_missed(store: Store, clock: Cl
     assert submitted(store) == [at(9)]
 
 
-@pytest.mark.parametrize(
-    ("waited_s", "late"), [(0, {}), (4 * 60, {}), (6 * 60, {"hourly": 1}), (4 * HOUR_S, {"hourly": 4})]
-)
-def test_a_job_that_is_made_late_is_counted(
-    store: Store, clock: Clock, waited_s: int, late: dict[str, int]
-) -> None:
+@pytest.mark.parametrize(("waited_s", "late"), [(0, 0), (4 * 60, 0), (6 * 60, 1), (4 * HOUR_S, 4)])
+def test_a_job_that_is_made_late_is_counted(store: Store, clock: Clock, waited_s: int, late: int) -> None:
     """The slot that is seen after four hours is in time; those before it are not."""
     store.write(schedules.add, schedule(missed="all", overlap="replace"))
     store.write(schedules.add, schedule("never", ends_at=at(8, 30)))
     clock.advance(HOUR_S + waited_s)
     look(store)
     assert submitted(store)
-    assert store.read(schedules.late_counts) == late
+    assert {name: counts["late"] for name, counts in store.read(runs.counts).items()} == {
+        "hourly": late,
+        "never": 0,
+    }
 
 
 def test_years_of_missed_minutes_are_one_record(store: Store, clock: Clock) -> None:
@@ -164,7 +163,7 @@ def test_replace_cancels_the_job_that_goes_on(store: Store, clock: Clock) -> Non
     for _ in range(2):
         clock.advance(HOUR_S)
         look(store)
-    runs = store.read(schedules.runs, "hourly")
+    runs = store.read(schedules.past, "hourly")
     assert [run.job_state for run in runs] == [JobState.QUEUED, JobState.CANCELLED]
 
 
@@ -229,7 +228,7 @@ def test_the_last_good_run_is_known_also_when_its_job_is_deleted(store: Store, c
             tx.connection.execute(update(JOB).where(JOB.c.id == run.job_id).values(state=state))
     before = store.read(schedules.schedule_view, "hourly")
     assert (before.last_good_at, before.failing) == (at(9), True)
-    for run in store.read(schedules.runs, "hourly"):
+    for run in store.read(schedules.past, "hourly"):
         store.write(deletion.begin, str(run.job_id), with_dataset=False)
         store.write(deletion.forget, str(run.job_id))
     assert store.read(jobs.page)[0] == []
@@ -266,12 +265,38 @@ def test_a_slot_without_a_job_is_a_failure_unless_it_was_to_be_skipped(store: St
     look(store)
     failing = {view.name: view.failing for view in store.read(schedules.page)}
     assert failing == {"missed": True, "skipped": False}
-    assert store.read(schedules.slot_counts) == {
-        ("missed", RunOutcome.SUBMITTED): 1,
-        ("missed", RunOutcome.MISSED): 1,
-        ("skipped", RunOutcome.SUBMITTED): 1,
-        ("skipped", RunOutcome.SKIPPED): 1,
-    }
+    counts = store.read(runs.counts)
+    assert [[name for name in counts[one] if counts[one][name]] for one in ("missed", "skipped")] == [
+        ["submitted", "missed"],
+        ["submitted", "skipped"],
+    ]
+
+
+def test_old_slots_are_forgotten_but_not_what_is_known_by_them(
+    store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. Of three jobs, all deleted, the first two were completed. 2. Another goes on, and slots are skipped.
+
+    The newest slots are kept; of older ones the last good run, and that of a job which is there.
+    """
+    monkeypatch.setattr(runs, "RUNS_KEPT", 3)
+    store.write(schedules.add, schedule(overlap="skip"))
+    for state in (JobState.COMPLETED, JobState.COMPLETED, JobState.FAILED):
+        clock.advance(HOUR_S)
+        look(store)
+        end_jobs(store, state)
+        job = store.read(jobs.page)[0][0].id
+        store.write(deletion.begin, job, with_dataset=False)
+        store.write(deletion.forget, job)
+    for _ in range(8):
+        clock.advance(HOUR_S)
+        look(store)
+    kept = {slot.hour: outcome for slot, outcome in outcomes(store)}
+    made, skipped = RunOutcome.SUBMITTED, RunOutcome.SKIPPED
+    assert kept == {10: made, 12: made, 17: skipped, 18: skipped, 19: skipped}
+    counts = store.read(runs.counts)["hourly"]
+    assert (counts["submitted"], counts["skipped"]) == (4, 7)
+    assert store.read(schedules.schedule_view, "hourly").last_good_at == at(10)
 
 
 def test_lists_come_in_pages(store: Store, clock: Clock) -> None:
@@ -282,7 +307,7 @@ def test_lists_come_in_pages(store: Store, clock: Clock) -> None:
     for _ in range(3):
         clock.advance(HOUR_S)
         look(store)
-    first = store.read(schedules.runs, "a", limit=2)
-    rest = store.read(schedules.runs, "a", before=first[-1].slot)
+    first = store.read(schedules.past, "a", limit=2)
+    rest = store.read(schedules.past, "a", before=first[-1].slot)
     assert [run.slot for run in (*first, *rest)] == [at(11), at(10), at(9)]
     assert all(run.at - run.slot < timedelta(seconds=1) for run in first)

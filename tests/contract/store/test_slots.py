@@ -82,7 +82,7 @@ def test_each_of_a_thousand_slots_becomes_one_job_whoever_is_killed(
             while store.read(schedules.due):
                 time.sleep(0.001)
     for name, slots in expected.items():
-        runs = store.read(schedules.runs, name, limit=1000)
+        runs = store.read(schedules.past, name, limit=1000)
         assert [run.slot for run in reversed(runs)] == slots
         assert {run.outcome for run in runs} == {RunOutcome.SUBMITTED}
         assert len({run.job_id for run in runs}) == len(slots)

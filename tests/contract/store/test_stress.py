@@ -179,7 +179,7 @@ def looks_at_slots(crowd: Crowd, chance: random.Random, name: str) -> None:
     scheduling.submit_due(crowd.store)
     for schedule in ("nightly", "daily"):
         with suppress(NotFound):
-            runs = crowd.store.read(schedules.runs, schedule, limit=20)
+            runs = crowd.store.read(schedules.past, schedule, limit=20)
             crowd.made += [run.job_id for run in runs if run.job_id and run.job_id not in crowd.made]
     time.sleep(0.1)
 

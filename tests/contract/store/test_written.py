@@ -13,7 +13,7 @@ from schemas.dataset.columns import KEY_BYTES
 from schemas.job import JobState
 from schemas.schedule import RunOutcome, Samples
 from service.errors import Conflict, LeaseLost, NotFound
-from service.store import Store, UnitLease, commits, jobs, plans, publishing, schedules, units
+from service.store import Store, UnitLease, commits, jobs, plans, publishing, runs, schedules, units
 from service.store.tables import WRITTEN_KEYS
 from tests.contract.store.test_schedules import HOUR_S, look, schedule
 from tests.support.store_cases import (
@@ -119,7 +119,7 @@ def test_a_job_that_is_replaced_while_its_units_are_committed_keeps_just_those(
         if done:
             assert (progress.units_planned, progress.samples_planned) == (len(done), 2 * len(done))
             assert progress.samples_given_up == 2 * (9 - len(done))
-        store.write(jobs.cancel, store.read(schedules.runs, "hourly", limit=1)[0].job_id)
+        store.write(jobs.cancel, store.read(schedules.past, "hourly", limit=1)[0].job_id)
     assert recorded(store) == committed(store, *made_jobs)
 
 
@@ -139,7 +139,7 @@ def test_a_failed_job_is_resumed_or_followed_but_never_both(store: Store, clock:
 
         clock.advance(HOUR_S)
         together(resume, lambda: look(store))
-        run = store.read(schedules.runs, "hourly", limit=1)[0]
+        run = store.read(schedules.past, "hourly", limit=1)[0]
         progress = store.read(jobs.job, job).progress
         assert progress.units_planned == (2 if run.job_id == job else 1)
         resumed += run.job_id == job
@@ -180,8 +180,10 @@ def test_a_job_that_was_cut_short_is_published_and_is_no_good_run(store: Store, 
     assert plans.lease(store, OWNER, TTL_S) is not None, "of the next job alone"
     view = store.read(schedules.schedule_view, "hourly")
     assert view.last_good_at is None and view.samples is Samples.NEW
-    outcomes = {run.job_id: run.outcome for run in store.read(schedules.runs, "hourly")}
+    outcomes = {run.job_id: run.outcome for run in store.read(schedules.past, "hourly")}
     assert outcomes[job] is RunOutcome.CUT_SHORT
+    counts = store.read(runs.counts)["hourly"]
+    assert (counts["submitted"], counts["cut_short"]) == (2, 1)
 
 
 def test_a_job_whose_publishing_failed_is_published_again_with_each_slot(store: Store, clock: Clock) -> None:
@@ -195,4 +197,4 @@ def test_a_job_whose_publishing_failed_is_published_again_with_each_slot(store: 
         clock.advance(HOUR_S)
         look(store)
         assert store.read(jobs.job, job).progress.samples_given_up == 0
-        store.write(jobs.cancel, store.read(schedules.runs, "hourly", limit=1)[0].job_id)
+        store.write(jobs.cancel, store.read(schedules.past, "hourly", limit=1)[0].job_id)
