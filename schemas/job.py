@@ -115,6 +115,9 @@ class JobSummary(Wire):
     hub_commit: str | None = Field(default=None, description="of the dataset repository, with the whole job")
     created_at: datetime
     updated_at: datetime
+    waits: str | None = Field(
+        default=None, description="which workers take no unit of it now, since their engine dies, and of what"
+    )
 
 
 class JobPage(Wire):

@@ -116,7 +116,12 @@ class Settings(BaseSettings):
     poll_s: float = Field(default=0.5, gt=0)
     """How often an idle worker looks for work."""
     unit_attempts: int = Field(default=3, ge=1, le=100)
-    """Attempts at a unit before its job fails; ten workers that die silently over one unit block the job."""
+    """Attempts at a unit before its job fails; ten workers that die silently over one unit block the job.
+
+    The death of an engine is no attempt.
+    """
+    engine_rest_s: float = Field(default=3600.0, gt=0)
+    """How long a worker takes no unit of a model over which its engine died three times in a row."""
     unit_max_samples: int = Field(default=4096, ge=1, le=65_536)
     """Most samples of a unit."""
     units_in_flight: int = Field(default=2, ge=1, le=16)

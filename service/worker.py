@@ -4,8 +4,9 @@ import asyncio
 import logging
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 from schemas.job import RESTING_JOB_STATES, JobState
 from service.capture.loop import Capture, import_engine
@@ -23,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 EXIT_OK = 0
 EXIT_JOB_NOT_COMPLETE = 3
+EXIT_RESTS = 6
+"""This worker's engine dies again and again; another machine may do better."""
 
 PLANNING = "service.plan.planner:run_planning"
 PUBLISHING = "service.publish.publisher:run_publishing"
@@ -34,19 +37,22 @@ RESTART_S = 2.0
 def run_worker(settings: Settings, *, only_job: str | None = None, until_idle: bool = False) -> int:
     """Work until SIGTERM or SIGINT, then drain; with `only_job`, until that job has ended.
 
-    With `until_idle`, until no job of the database is queued or worked on. Return the exit status.
+    With `until_idle`, until no job of the database is queued or worked on that this worker may capture.
+    Return the exit status.
     """
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     store = Store(settings.database())
     with _imported_beside(settings), process_keeper(settings) as keeper:
         crew = _crew(store, settings, keeper)
         try:
-            state = asyncio.run(_main(store, settings, keeper, crew, only_job, until_idle))
+            state, rests = asyncio.run(_main(store, settings, keeper, crew, only_job, until_idle))
         finally:
             # A thread that still waits for the Hub ends with this process, which is no death.
             for beside in crew:
                 beside.release()
     store.close()
+    if until_idle and rests:
+        return EXIT_RESTS
     return EXIT_OK if only_job is None or state is JobState.COMPLETED else EXIT_JOB_NOT_COMPLETE
 
 
@@ -87,8 +93,8 @@ async def _main(
     crew: Sequence[Beside],
     only_job: str | None,
     until_idle: bool,
-) -> JobState | None:
-    """Return the state in which the one job was left, if there is one."""
+) -> tuple[JobState | None, bool]:
+    """Return the state in which the one job was left, if there is one, and whether the worker rests."""
     capture = Capture(store, settings, owner_name("capture"), keeper, only_job=only_job)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -100,7 +106,8 @@ async def _main(
             running.enter_context(beside)
         for beside in crew:
             running.callback(beside.stop)  # all are asked before one is waited for
-        minder = asyncio.create_task(_mind(store, crew, until_idle))
+        is_idle = partial(_is_idle, store, capture) if until_idle else None
+        minder = asyncio.create_task(_mind(crew, is_idle))
         # Where every job rests; or it broke, and would leave a dead planner dead: the worker then drains, and
         # ends with its error.
         minder.add_done_callback(lambda _: capture.stop.set())
@@ -114,33 +121,34 @@ async def _main(
     if not minder.cancelled():
         minder.result()
         _last_turn(store, settings, keeper)
-    return state
+    return state, bool(capture.rests)
 
 
-async def _mind(store: Store, crew: Sequence[Beside], until_idle: bool) -> None:
-    """Start again what died; with `until_idle`, return once there is nothing to do."""
+async def _mind(crew: Sequence[Beside], is_idle: Callable[[], bool] | None = None) -> None:
+    """Start again what died; return once `is_idle`."""
     while True:
         await asyncio.sleep(RESTART_S)
         for beside in crew:
             beside.restart_if_dead()
-        if until_idle and await asyncio.to_thread(_is_idle, store):
+        if is_idle is not None and await asyncio.to_thread(is_idle):
             return
 
 
-def _is_idle(store: Store) -> bool:
+def _is_idle(store: Store, capture: Capture) -> bool:
     """Say whether every job rests and no slot waits; what another worker loses until then is this one's.
 
     The jobs are looked at again after the slots, one of which may have become a job in between.
     """
     try:
-        return _all_rest(store) and submit_due(store) == 0 and _all_rest(store)
+        return _all_rest(store, capture) and submit_due(store) == 0 and _all_rest(store, capture)
     except STORE_AWAY as error:
         logger.warning("the jobs cannot be counted: %s", error)
         return False
 
 
-def _all_rest(store: Store) -> bool:
-    counts = store.read(jobs.counts)
+def _all_rest(store: Store, capture: Capture) -> bool:
+    """Say whether every job rests that is not of a model that this worker leaves to others."""
+    counts = store.read(jobs.counts, capture.rests)
     return not any(counts[state] for state in set(JobState) - RESTING_JOB_STATES)
 
 

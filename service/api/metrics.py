@@ -6,7 +6,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from schemas.job import JobState
-from service.store import Store, jobs, runs, schedules
+from service.store import Store, jobs, runs, schedules, workers
 
 PAGE_SCHEDULES = 200
 
@@ -38,7 +38,23 @@ class JobMetrics(Collector):
             ("units_failed", "Units that failed for good.", totals.units_failed),
         ):
             yield CounterMetricFamily(f"quarry_{name}", what, value=value)
+        yield from self._workers()
         yield from self._schedules()
+
+    def _workers(self) -> Iterator[Metric]:
+        present = self._store.read(workers.present)
+        yield GaugeMetricFamily("quarry_workers", "Workers that capture.", value=len(present))
+        labels = ["host", "pid", "model"]
+        what = "Deaths of a worker's engine in a row, over a model of which it has proven no unit since."
+        deaths = GaugeMetricFamily("quarry_worker_engine_deaths", what, labels=labels)
+        what = "Seconds for which the worker takes no more unit of the model, as it said last."
+        rests = GaugeMetricFamily("quarry_worker_rest_seconds", what, labels=labels)
+        for worker in present:
+            for engine in worker.health.engines:
+                names = [worker.host, str(worker.pid), engine.model]
+                deaths.add_metric(names, engine.deaths)
+                rests.add_metric(names, engine.rest_s)
+        yield from (deaths, rests)
 
     def _schedules(self) -> Iterator[Metric]:
         what = "Slots of schedules that have passed, by what became of them."

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import importlib
 import logging
+import time
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 from schemas.job import RESTING_JOB_STATES, JobState
 from schemas.receipts import UnitKey
 from service.capture.budget import InFlight
+from service.capture.health import Health
 from service.capture.landing import land_unit
 from service.capture.session import EngineSession, EngineSlot
 from service.errors import (
@@ -28,8 +30,8 @@ from service.errors import (
     StoreUnavailable,
 )
 from service.settings import Settings
-from service.store import Store, UnitCommit, UnitLease, commits, jobs, tasks, units
-from service.work.keeper import Keeper
+from service.store import LoneDeath, Store, UnitCommit, UnitLease, commits, jobs, tasks, units, workers
+from service.work.keeper import BEATS, Keeper
 from service.work.runner import attempt, record
 
 logger = logging.getLogger(__name__)
@@ -63,6 +65,10 @@ class _Unit:
     """Set once another owner has the unit, or its job was stopped."""
     needs_engine: bool = True
     """False once the engine has answered every row."""
+    alone: bool = False
+    """No other unit is held beside it, so that an engine that dies says something of it."""
+    session: EngineSession | None = None
+    """The engine that it runs on."""
 
 
 class Capture:
@@ -81,6 +87,9 @@ class Capture:
         self._store, self._settings, self._owner, self._only_job = store, settings, owner, only_job
         self._keeper = keeper
         self._engine = EngineSlot(settings)
+        self._health = Health(settings.engine_rest_s)
+        self._spent: EngineSession | None = None
+        """The engine that died last, or was given up. What else it ends counts no further death."""
         self._budget = InFlight(settings.in_flight_tokens, settings.in_flight_requests)
         self._units: dict[UnitKey, _Unit] = {}
         self._last_job: str | None = None
@@ -94,6 +103,8 @@ class Capture:
 
         Then let those in the engine end, give the others back, and stop the engine.
         """
+        ended = asyncio.Event()
+        beating = asyncio.create_task(self._beat(ended))
         try:
             while not self.stop.is_set() and not await self._finished():
                 # Without a keeper every lease is lost in a while: better to end now, and loudly.
@@ -103,10 +114,33 @@ class Capture:
             if running := self._tasks():
                 await asyncio.wait(running, timeout=self._settings.drain_s)
         finally:
+            ended.set()
             try:
+                await beating
                 await self._give_back()
             finally:
                 await self._engine.stop()
+
+    @property
+    def rests(self) -> frozenset[str]:
+        """The models that this worker takes no unit of, since its engine died over them again and again."""
+        return frozenset(
+            engine.model for engine in self._health.report(time.monotonic()) if engine.rest_s > 0
+        )
+
+    async def _beat(self, ended: asyncio.Event) -> None:
+        """Say until the end that this worker is there, and what its engine died over."""
+        while not ended.is_set():
+            engines = self._health.report(time.monotonic())
+            try:
+                await asyncio.to_thread(
+                    self._store.write, workers.beat, self._owner, engines, self._settings.lease_s
+                )
+            except STORE_AWAY as error:
+                logger.warning("the worker's row cannot be written: %s", error)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._settings.lease_s / BEATS):
+                    await ended.wait()
 
     def _tasks(self) -> list[asyncio.Task[None]]:
         return [unit.task for unit in self._units.values() if unit.task is not None]
@@ -129,6 +163,8 @@ class Capture:
         limit = self._settings.units_in_flight
         if in_engine >= limit or len(self._units) >= limit + self._settings.units_in_proof:
             return False
+        if any(unit.alone for unit in self._units.values()):
+            return False
         try:
             lease = await asyncio.to_thread(
                 units.lease,
@@ -136,6 +172,7 @@ class Capture:
                 self._owner,
                 self._settings.lease_s,
                 prefer_job=self._last_job,
+                left_out=self._health.left_out(time.monotonic()),
             )
         except STORE_AWAY as error:
             logger.warning("no unit can be leased: %s", error)
@@ -143,13 +180,14 @@ class Capture:
         if lease is None:
             return False
         unit, self._last_job = self._keep(lease), lease.job_id
-        preparing = self._supervised(unit, self._engine_for(lease))
+        preparing = self._supervised(unit, self._session_for(unit))
         session = await self._unless(preparing, self.stop, unit.lost)
         if self.stop.is_set():
             return True
         if session is None or not unit.leased:
             self._ended(unit)
             return True
+        unit.session = session
         unit.task = asyncio.create_task(self._run_unit(unit, session))
         unit.task.add_done_callback(lambda _: self._ended(unit))
         return True
@@ -157,6 +195,7 @@ class Capture:
     def _keep(self, lease: UnitLease) -> _Unit:
         """Keep a lease from now on; a unit that is lost is cancelled."""
         unit = self._units[lease.key] = _Unit(lease)
+        unit.alone = lease.lone_deaths is not None or self._health.probes(lease.model)
         loop = asyncio.get_running_loop()
 
         def on_lost() -> None:
@@ -183,6 +222,15 @@ class Capture:
     def _answered(self, unit: _Unit) -> None:
         unit.needs_engine = False
         self._room.set()
+
+    async def _session_for(self, unit: _Unit) -> EngineSession:
+        """Return an engine for a unit, never one that died; a unit that runs alone waits for all others."""
+        is_spent = self._spent is not None and self._engine.session is self._spent
+        if (unit.alone or is_spent) and (running := self._tasks()):
+            await asyncio.wait(running)
+        if is_spent:
+            await self._engine.stop()
+        return await self._engine_for(unit.lease)
 
     async def _engine_for(self, lease: UnitLease) -> EngineSession:
         """Return an engine that serves the lease's job, once its canary has passed.
@@ -252,6 +300,8 @@ class Capture:
                     raise
                 logger.warning("unit %s cannot be committed yet: %s", commit.key, error)
             await asyncio.sleep(self._settings.poll_s)
+        if session is not self._spent:
+            self._health.proven(unit.lease.model)
         self._let_go(unit)
         await asyncio.to_thread(land_unit, self._settings, commit)
 
@@ -266,22 +316,45 @@ class Capture:
         return None
 
     async def _fail(self, unit: _Unit, error: QuarryError) -> None:
-        """Record why an attempt ended; the error's class decides what becomes of the unit and the job."""
-        session = self._engine.session
+        """Record why an attempt ended; the error's class decides what becomes of the unit and the job.
+
+        What becomes of them where the engine died depends on what else this worker has proven.
+        """
+        session = unit.session or self._engine.session
         if session is not None and isinstance(error, StatesWrong | EngineStuck):
             # Before anything is waited for: units that run beside this one look at it before they commit.
             session.trusted = False
         if session is not None and isinstance(error, EngineDied):
             session.proven = False
         problem = error.problem()
+        if isinstance(error, EngineDied):
+            death = self._died(unit, session, error)
+        elif isinstance(error, StatesWrong):
+            self._spent = session
 
         def fail() -> None:
-            self._store.write(tasks.fail, unit.lease, problem, error.outcome, self._settings.unit_attempts)
+            if isinstance(error, EngineDied):
+                engines = self._health.report(time.monotonic())
+                self._store.write(workers.engine_died, unit.lease, error, engines, death)
+            else:
+                self._store.write(
+                    tasks.fail, unit.lease, problem, error.outcome, self._settings.unit_attempts
+                )
 
         if unit.leased and await asyncio.to_thread(record, fail, self.stop.is_set):
             self._let_go(unit)  # else it is given back
         if isinstance(error, EngineDied) and session is not None and not session.alive:
             await self._engine.stop()
+
+    def _died(self, unit: _Unit, session: EngineSession | None, error: EngineDied) -> LoneDeath | None:
+        """Count the death of an engine, once; return what it says of the unit if that ran alone."""
+        if session is not None and session is self._spent:
+            return None
+        self._spent = session or self._spent
+        model, alone = unit.lease.model, unit.alone and unit.session is not None
+        death = LoneDeath(worker=self._owner, sound=not self._health.probes(model)) if alone else None
+        self._health.died(model, error.detail, time.monotonic(), unit.lease.subject if alone else None)
+        return death
 
     async def _pause(self) -> None:
         """Wait for room for a unit, for `stop`, or for the next look at the store."""
@@ -303,5 +376,6 @@ class Capture:
             self._let_go(unit)
         try:
             await asyncio.to_thread(self._store.write, tasks.release_owner, self._owner)
+            await asyncio.to_thread(self._store.write, workers.leave, self._owner)
         except STORE_AWAY as error:
             logger.warning("the units run out: %s", error)

@@ -25,7 +25,8 @@ app = typer.Typer(
     epilog=(
         "Exit codes: 0 success, 1 a dataset is broken or 'serve' did not start, 2 wrong usage or "
         "request, 3 a job did not fully succeed, a file could not be read or written, or the service did "
-        "not answer, 4 'serve' lost its worker, 5 a job is blocked or the Hub refuses, 75 try again, "
+        "not answer, 4 'serve' lost its worker, 5 a job is blocked or the Hub refuses, 6 the engine of "
+        "'worker --until-idle' dies again and again, 75 try again, "
         "128 + n 'extract' was stopped by signal n."
     ),
     no_args_is_help=True,

@@ -19,6 +19,7 @@ from service.cli.console import (
     say,
 )
 from service.cli.job_file import own_roots, read_job_file
+from service.errors import EngineDied, EngineStuck
 
 JobFile = Annotated[
     Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="The job, as JSON or YAML.")
@@ -77,9 +78,15 @@ def extract(
         raise typer.Exit(EXIT_NOT_COMPLETE)
 
 
+ENGINE_DEATHS = frozenset(kind("").problem().type for kind in (EngineDied, EngineStuck))
+
+
 def unfinished_code(state: JobState, problem: Problem | None) -> int:
-    """Return the exit code of a run whose job has not completed, and that nobody stopped."""
-    if state is JobState.BLOCKED:
+    """Return the exit code of a run whose job has not completed, and that nobody stopped.
+
+    A job that is blocked by an engine that dies may do better on another machine.
+    """
+    if state is JobState.BLOCKED and (problem is None or problem.type not in ENGINE_DEATHS):
         return EXIT_BLOCKED
     if problem is not None and problem.status == HTTPStatus.SERVICE_UNAVAILABLE:
         return EXIT_TRY_AGAIN

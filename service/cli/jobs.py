@@ -137,4 +137,5 @@ def line(job: JobSummary) -> str:
     from service.cli.progress_bar import counts
 
     created = f"{job.created_at:%Y-%m-%d %H:%M:%S}"
-    return f"{job.id}  {job.state.value:10}  {counts(job.progress)}  {created}  {job.model}"
+    waits = f"  waits: {job.waits}" if job.waits else ""
+    return f"{job.id}  {job.state.value:10}  {counts(job.progress)}  {created}  {job.model}{waits}"

@@ -78,7 +78,9 @@ def counts(progress: Progress) -> str:
 
 
 def _delay(job: JobSummary) -> str:
-    """Say why a job is not published yet; nothing where its publishing makes progress."""
+    """Say why a job does not go on; nothing where it makes progress."""
+    if job.waits is not None:
+        return f"; waits: {one_line(job.waits)}"
     if job.state is not JobState.PUBLISHING or job.problem is None:
         return ""
     return f"; retrying: {one_line(job.problem.detail)}"

@@ -3,8 +3,11 @@
 from service.store.database import Store, Transaction
 from service.store.values import (
     DeletionLease,
+    EngineHealth,
     JobRow,
     Lease,
+    LeftOut,
+    LoneDeath,
     NewJob,
     PlanLease,
     PlannedUnit,
@@ -17,8 +20,11 @@ from service.store.values import (
 
 __all__ = [
     "DeletionLease",
+    "EngineHealth",
     "JobRow",
     "Lease",
+    "LeftOut",
+    "LoneDeath",
     "NewJob",
     "PlanLease",
     "PlannedUnit",

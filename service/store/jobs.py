@@ -2,7 +2,7 @@
 
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from sqlalchemy import ColumnElement, and_, delete, func, insert, select, update
@@ -13,7 +13,7 @@ from schemas.job import ENDED_JOB_STATES, STOPPED_JOB_STATES, JobState, Progress
 from schemas.names import job_id_from_content
 from schemas.request import ExtractRequest
 from service.errors import IdempotencyConflict, IllegalMove, NotFound, RequestError
-from service.store import keys, tasks
+from service.store import keys, tasks, workers
 from service.store.database import Transaction
 from service.store.deletion import TOMBSTONE
 from service.store.ledger import LockedJob, lock_job, move_job, move_task, progress_of, record, tasks_in
@@ -24,7 +24,10 @@ from service.store.values import JobRow, NewJob, TaskKind, TaskState
 
 CURSOR = re.compile("[0-9]{1,18}")
 """The number of the last job on the page before: the job may be deleted meanwhile."""
-JOB_COLUMNS = [JOB.c[name] for name in (*JobRow.__slots__, *Progress.model_fields) if name != "progress"]
+MADE = ("progress", "waits")
+"""What of a job is no column of its row."""
+JOB_COLUMNS = [JOB.c[name] for name in (*JobRow.__slots__, *Progress.model_fields) if name not in MADE]
+TO_CAPTURE = POLICIES[TaskKind.CAPTURE].job_states
 
 
 def new_id() -> str:
@@ -47,7 +50,7 @@ def submitted(tx: Transaction, made: NewJob) -> JobRow | None:
     if row["deleted_at"] is not None:
         detail = f"this idempotency key named job {row['job_id']}, which was deleted"
         raise IdempotencyConflict(detail, field="Idempotency-Key", cure=cure)
-    named = _job(row)
+    (named,) = _jobs(tx, [row])
     if named.request_sha256 != made.request_sha256:
         detail = f"this idempotency key names job {named.id}, which has another request"
         cure = f"repeat the first request unchanged, or {cure}"
@@ -103,7 +106,7 @@ def job(tx: Transaction, job_id: str) -> JobRow:
     row = tx.connection.execute(select(*JOB_COLUMNS).where(JOB.c.id == job_id)).mappings().one_or_none()
     if row is None:
         raise unknown(job_id)
-    return _job(row)
+    return _jobs(tx, [row])[0]
 
 
 def page(
@@ -130,7 +133,7 @@ def page(
             )
         query = query.where(JOB.c.number < int(cursor))
     rows = tx.connection.execute(query).mappings().all()
-    return [_job(row) for row in rows[:limit]], str(rows[limit - 1]["number"]) if len(rows) > limit else None
+    return _jobs(tx, rows[:limit]), str(rows[limit - 1]["number"]) if len(rows) > limit else None
 
 
 def request_json(tx: Transaction, job_id: str) -> str:
@@ -206,12 +209,15 @@ def queue_again(tx: Transaction, locked: LockedJob) -> None:
         units_failed = -int(POLICIES[task.kind].of_units)
         locked = move_task(tx, locked, task, fresh, units_failed=units_failed)
     waiting = update(TASK).where(TASK.c.job_id == locked.id, TASK.c.state == TaskState.PENDING)
-    tx.connection.execute(waiting.values(attempts=0, deaths=0, not_before=None))
+    tx.connection.execute(waiting.values(attempts=0, deaths=0, not_before=None, lone_deaths=None))
 
 
-def counts(tx: Transaction) -> dict[JobState, int]:
-    """Return the number of jobs in every state."""
-    rows = tx.connection.execute(select(JOB.c.state, func.count()).group_by(JOB.c.state))
+def counts(tx: Transaction, uncaptured: Collection[str] = ()) -> dict[JobState, int]:
+    """Return the number of jobs in every state, without those to capture of a model in `uncaptured`."""
+    query = select(JOB.c.state, func.count()).group_by(JOB.c.state)
+    if uncaptured:
+        query = query.where(JOB.c.model.not_in(uncaptured) | JOB.c.state.not_in(TO_CAPTURE))
+    rows = tx.connection.execute(query)
     return dict.fromkeys(JobState, 0) | {state: number for state, number in rows}
 
 
@@ -256,6 +262,14 @@ def new_events(tx: Transaction, last: Mapping[str, int], limit: int) -> dict[str
     return new
 
 
-def _job(row: RowMapping) -> JobRow:
-    names = [name for name in JobRow.__slots__ if name != "progress"]
-    return JobRow(progress=progress_of(row), **{name: row[name] for name in names})
+def _jobs(tx: Transaction, rows: Sequence[RowMapping]) -> list[JobRow]:
+    names = [name for name in JobRow.__slots__ if name not in MADE]
+    waits = workers.waits(tx) if any(row["state"] in TO_CAPTURE for row in rows) else {}
+    return [
+        JobRow(
+            progress=progress_of(row),
+            waits=waits.get(row["model"]) if row["state"] in TO_CAPTURE else None,
+            **{name: row[name] for name in names},
+        )
+        for row in rows
+    ]

@@ -35,7 +35,7 @@ from schemas.identity import Identity, Provenance
 from schemas.job import JobState, Problem, Progress, RejectView
 from schemas.keys import Grants
 from schemas.schedule import RunOutcome, ScheduleRules
-from service.store.values import TaskKind, TaskState
+from service.store.values import LoneDeaths, TaskKind, TaskState, WorkerHealth
 
 
 class Document(TypeDecorator[BaseModel]):
@@ -178,6 +178,7 @@ TASK = Table(
     Column("lease_until", UtcTime),
     Column("not_before", UtcTime),
     Column("problem", Document(Problem)),
+    Column("lone_deaths", Document(LoneDeaths)),
     Index("task_by_state", "job_id", "kind", "state", "item"),
     Index("task_by_owner", "owner"),
 )
@@ -194,6 +195,18 @@ Index(
     unique=True,
     sqlite_where=TASK.c.state == TaskState.LEASED,
     postgresql_where=TASK.c.state == TaskState.LEASED,
+)
+
+# The workers that capture. Each says from time to time that it is there; an old row is removed by any other.
+WORKER = Table(
+    "worker",
+    METADATA,
+    Column("owner", String(255), primary_key=True),
+    Column("host", Text, nullable=False),
+    Column("pid", BigInteger, nullable=False),
+    Column("health", Document(WorkerHealth), nullable=False),
+    Column("seen_at", UtcTime, nullable=False),
+    Column("alive_until", UtcTime, nullable=False),
 )
 
 UNIT_COMMIT = Table(

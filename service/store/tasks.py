@@ -33,7 +33,7 @@ from service.store.migration import check_write
 from service.store.policies import POLICIES, task_name
 from service.store.stopping import stop, void
 from service.store.tables import AT_WORK, AT_WORK_STATES, JOB, TASK
-from service.store.values import Lease, TaskKind, TaskState
+from service.store.values import NOTHING, Lease, LeftOut, TaskKind, TaskState
 
 AnyLease = TypeVar("AnyLease", bound=Lease)
 
@@ -85,34 +85,37 @@ def lease(
     ttl_s: float,
     prefer_job: str | None = None,
     outranking: str | None = None,
+    left_out: LeftOut = NOTHING,
 ) -> AnyLease | None:
     """Try job after job, each in a transaction of its own, until one has a free task; `grant` completes it.
 
     With `outranking`, a job, only those of a higher priority than that one's. A job is blocked on the way
     where too many owners died without a word over the task to be leased.
     """
-    while (job_id := store.read(_next_job, kind, prefer_job, outranking)) is not None:
+    while (job_id := store.read(_next_job, kind, prefer_job, outranking, left_out)) is not None:
         with store.writing() as tx:
-            taken = _take(tx, kind, job_id, owner, ttl_s)
+            taken = _take(tx, kind, job_id, owner, ttl_s, left_out)
             if taken is not None:
                 return grant(tx, *taken)
     return None
 
 
-def _next_job(tx: Transaction, kind: TaskKind, prefer_job: str | None, outranking: str | None) -> str | None:
+def _next_job(
+    tx: Transaction, kind: TaskKind, prefer_job: str | None, outranking: str | None, left_out: LeftOut
+) -> str | None:
     """Return the next job: one of the highest priority, there the preferred one, or else the oldest."""
-    query = _jobs_with_work(tx.clock, kind)
+    query = _jobs_with_work(tx.clock, kind, left_out != NOTHING)
     if outranking is not None:
         other = aliased(JOB)
         query = query.where(
             JOB.c.priority > select(other.c.priority).where(other.c.id == outranking).scalar_subquery()
         )
-    job_id: str | None = tx.connection.scalar(query, {"prefer_job": prefer_job})
+    job_id: str | None = tx.connection.scalar(query, {"prefer_job": prefer_job} | left_out.bound())
     return job_id
 
 
 def _take(
-    tx: Transaction, kind: TaskKind, job_id: str, owner: str, ttl_s: float
+    tx: Transaction, kind: TaskKind, job_id: str, owner: str, ttl_s: float, left_out: LeftOut
 ) -> tuple[LockedJob, Lease] | None:
     """Lease the lowest free task of a kind; none if others were faster or the job was stopped.
 
@@ -128,7 +131,8 @@ def _take(
         return None
     if policy.one_a_subject:
         _lock_subject(tx, kind, job.publish_subject)
-    row = tx.connection.execute(_lowest_free(tx.clock, kind), {"job_id": job_id}).mappings().one_or_none()
+    query = _lowest_free(tx.clock, kind, left_out != NOTHING)
+    row = tx.connection.execute(query, {"job_id": job_id} | left_out.bound()).mappings().one_or_none()
     if row is None:
         return None
     before = LockedTask(**row)
@@ -291,17 +295,19 @@ def _end_others(tx: Transaction, task: LockedTask) -> None:
 
 
 @cache  # SQLAlchemy takes longer to build these than a database to run them; a store has one clock
-def _jobs_with_work(clock: ColumnElement[datetime], kind: TaskKind) -> Select[Any]:
-    """Select the id of the next job with a free task; `prefer_job` is bound.
+def _jobs_with_work(clock: ColumnElement[datetime], kind: TaskKind, narrowed: bool) -> Select[Any]:
+    """Select the id of the next job with a free task; `prefer_job` is bound, and what is left out.
 
     The first of all and the preferred one are selected apart, so that the jobs are walked by an index until
     the first that has one.
     """
-    waiting = or_(*(exists().where(TASK.c.job_id == JOB.c.id, free) for free in _free(clock, kind)))
+    waiting = or_(*(exists().where(TASK.c.job_id == JOB.c.id, free) for free in _free(clock, kind, narrowed)))
     states = POLICIES[kind].job_states
     query = select(JOB.c.id, JOB.c.priority, JOB.c.number).where(JOB.c.state.in_(states), waiting)
     if states <= AT_WORK_STATES:
         query = query.where(AT_WORK)
+    if narrowed:
+        query = query.where(JOB.c.model.not_in(bindparam("left_models", expanding=True)))
     first = query.order_by(JOB.c.priority.desc(), JOB.c.number).limit(1).subquery()
     preferred = query.where(JOB.c.id == bindparam("prefer_job", type_=String)).subquery()
     either = union_all(select(first), select(preferred)).subquery()
@@ -310,22 +316,31 @@ def _jobs_with_work(clock: ColumnElement[datetime], kind: TaskKind) -> Select[An
 
 
 @cache
-def _lowest_free(clock: ColumnElement[datetime], kind: TaskKind) -> Select[Any]:
+def _lowest_free(clock: ColumnElement[datetime], kind: TaskKind, narrowed: bool) -> Select[Any]:
     """Select the lowest free task of the job that is bound as `job_id`.
 
     A select for each way to be free: both walk the index, and neither reads the tasks that are done.
     """
     of_job = select(*TASK_COLUMNS).where(TASK.c.job_id == bindparam("job_id", type_=String))
     lowest = of_job.order_by(TASK.c.item).limit(1)
-    either = union_all(*(select(lowest.where(free).subquery()) for free in _free(clock, kind))).subquery()
+    ways = _free(clock, kind, narrowed)
+    either = union_all(*(select(lowest.where(free).subquery()) for free in ways)).subquery()
     return select(either).order_by(either.c.item).limit(1)
 
 
-def _free(clock: ColumnElement[datetime], kind: TaskKind) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
-    """Return the two ways in which a task of a kind is free: it waits, or its lease ran out."""
+def _free(
+    clock: ColumnElement[datetime], kind: TaskKind, narrowed: bool
+) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+    """Return the two ways in which a task of a kind is free: it waits, or its lease ran out.
+
+    A `narrowed` query is bound to the subjects that are left out.
+    """
     due = or_(TASK.c.not_before.is_(None), TASK.c.not_before <= clock)
     waits = and_(TASK.c.kind == kind, TASK.c.state == TaskState.PENDING, due)
     expired = and_(TASK.c.kind == kind, TASK.c.state == TaskState.LEASED, TASK.c.lease_until <= clock)
+    if narrowed:
+        other_subject = TASK.c.subject.not_in(bindparam("left_subjects", expanding=True))
+        waits, expired = and_(waits, other_subject), and_(expired, other_subject)
     if not POLICIES[kind].one_a_subject:
         return waits, expired
     other = aliased(TASK)

@@ -6,19 +6,34 @@ from service.store import tasks
 from service.store.database import Store, Transaction
 from service.store.ledger import LockedJob
 from service.store.tables import TASK, UNIT
-from service.store.values import Lease, TaskKind, TaskState, UnitLease, UnitRow
+from service.store.values import NOTHING, Lease, LeftOut, TaskKind, TaskState, UnitLease, UnitRow
 
 OF_UNIT = (TASK.c.job_id == UNIT.c.job_id) & (TASK.c.item == UNIT.c.unit)
 
 
-def lease(store: Store, owner: str, ttl_s: float, *, prefer_job: str | None = None) -> UnitLease | None:
-    """Lease the lowest free unit of the preferred job, or else of the oldest that has one."""
-    return tasks.lease(store, TaskKind.CAPTURE, _grant, owner, ttl_s, prefer_job)
+def lease(
+    store: Store,
+    owner: str,
+    ttl_s: float,
+    *,
+    prefer_job: str | None = None,
+    left_out: LeftOut = NOTHING,
+) -> UnitLease | None:
+    """Lease the lowest free unit of the preferred job, or else of the oldest that has one.
+
+    The units of `left_out` are taken where there is no other; the jobs of its models are not.
+    """
+    lease = tasks.lease(store, TaskKind.CAPTURE, _grant, owner, ttl_s, prefer_job, left_out=left_out)
+    if lease is None and left_out.subjects:
+        of_models = LeftOut(left_out.models)
+        return tasks.lease(store, TaskKind.CAPTURE, _grant, owner, ttl_s, prefer_job, left_out=of_models)
+    return lease
 
 
 def _grant(tx: Transaction, job: LockedJob, lease: Lease) -> UnitLease:
-    query = select(UNIT.c.num_samples, UNIT.c.num_tokens, UNIT.c.plan_sha256)
-    of_lease = (UNIT.c.job_id == job.id) & (UNIT.c.unit == lease.item)
+    of_unit = (UNIT.c.num_samples, UNIT.c.num_tokens, UNIT.c.plan_sha256)
+    query = select(*of_unit, TASK.c.subject, TASK.c.lone_deaths).join(TASK, OF_UNIT)
+    of_lease = (UNIT.c.job_id == job.id) & (UNIT.c.unit == lease.item) & (TASK.c.kind == lease.kind)
     unit = tx.connection.execute(query.where(of_lease)).mappings().one()
     return UnitLease(**lease.fields(), identity=job.known_identity, skips_canary=job.skips_canary, **unit)
 

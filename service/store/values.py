@@ -5,6 +5,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Self
 
+from schemas.base import Wire
 from schemas.dataset.manifest import FileEntry, SealedShard, UnitChecks
 from schemas.identity import Identity, Provenance
 from schemas.job import JobState, JobSummary, Problem, Progress, RejectView
@@ -96,7 +97,8 @@ class NewJob:
 class JobRow:
     """A job as stored, without its request.
 
-    `identity` is known from planning on, `provenance` from the first commit on.
+    `identity` is known from planning on, `provenance` from the first commit on. `waits` says which workers
+    take no unit of it, and why.
     """
 
     id: str
@@ -113,6 +115,7 @@ class JobRow:
     hub_commit: str | None
     created_at: datetime
     updated_at: datetime
+    waits: str | None
 
     def view(self) -> JobSummary:
         """Return what the API says of this job."""
@@ -129,7 +132,54 @@ class JobRow:
             hub_commit=self.hub_commit,
             created_at=self.created_at,
             updated_at=self.updated_at,
+            waits=self.waits,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """What an owner takes no task of: jobs of these models, and tasks of these subjects."""
+
+    models: frozenset[str] = frozenset()
+    subjects: frozenset[str] = frozenset()
+
+    def bound(self) -> dict[str, list[str]]:
+        """Return the values that the queries of `tasks` are bound to."""
+        return {"left_models": sorted(self.models), "left_subjects": sorted(self.subjects)}
+
+
+NOTHING = LeftOut()
+
+
+class EngineHealth(Wire):
+    """A model that a worker's engine died over `deaths` times in a row, last of `cause`.
+
+    The worker rests for `rest_s` more, if that is above 0: it takes no unit of the model. Else it probes.
+    """
+
+    model: str
+    deaths: int
+    cause: str
+    rest_s: float
+
+
+class WorkerHealth(Wire):
+    """The models that a worker's engine has died over; one that is not named is well."""
+
+    engines: tuple[EngineHealth, ...] = ()
+
+
+class LoneDeath(Wire):
+    """A worker's engine died on a unit that it ran alone; `sound`: after it had proven another unit."""
+
+    worker: str
+    sound: bool
+
+
+class LoneDeaths(Wire):
+    """The deaths of engines on a unit that ran alone, in their order."""
+
+    deaths: tuple[LoneDeath, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,13 +234,18 @@ class PlannedUnit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitLease(Lease):
-    """The right to one attempt at capturing a unit; `plan_sha256` is its plan file's."""
+    """The right to one attempt at capturing a unit; `plan_sha256` is its plan file's.
+
+    `lone_deaths` are there where it must run alone: an engine died on it that had no other unit.
+    """
 
     identity: Identity
     skips_canary: bool
     num_samples: int
     num_tokens: int
     plan_sha256: str
+    subject: str
+    lone_deaths: LoneDeaths | None
 
     @property
     def key(self) -> UnitKey:

@@ -52,11 +52,15 @@ def test_units_of_an_engine_that_hangs_run_again_on_another(
 def test_a_canary_that_is_never_answered_says_so(
     tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hang_first(monkeypatch, ModelEngine)
+    async def hanging(self: ModelEngine, prompt: Prompt) -> Answer:
+        await asyncio.Event().wait()
+        raise AssertionError("it was answered")
+
+    monkeypatch.setattr(ModelEngine, "run", hanging)
     engine = "tests.support.model_engine:ModelEngine"
-    shop = Shop.open(tmp_path, target, engine=engine, engine_silence_s=SHORT_SILENCE_S, unit_attempts=1)
+    shop = Shop.open(tmp_path, target, engine=engine, engine_silence_s=SHORT_SILENCE_S, engine_rest_s=600.0)
     job = shop.run(request(target, conversations(2), layers=(1, 2), canary="run"))
-    assert job.state is JobState.FAILED
+    assert job.state is JobState.BLOCKED
     assert job.problem is not None
     assert job.problem.type == "urn:quarry:engine-stuck"
     assert job.problem.cure is not None

@@ -246,7 +246,7 @@ def test_a_failed_attempt_is_recorded_when_the_store_is_back(
     """1. An engine does not start. 2. There is no store to record that, and then there is."""
     job_id = submit(shop)
     shop.plan()
-    away = Away(monkeypatch, "tasks.fail", clock, error=error)
+    away = Away(monkeypatch, "workers.engine_died", clock, error=error)
     start, broken = FakeEngine.start, iter([True])
 
     async def started(self: FakeEngine, spec: EngineSpec, settings: Settings, link: EngineLink) -> None:
@@ -257,7 +257,7 @@ def test_a_failed_attempt_is_recorded_when_the_store_is_back(
     monkeypatch.setattr(FakeEngine, "start", started)
     assert shop.finish(job_id).state is JobState.COMPLETED
     assert away.calls == 2
-    assert attempts(shop, job_id) == {(TaskState.DONE, 2, 2): 1}
+    assert attempts(shop, job_id) == {(TaskState.DONE, 2, 1): 1}
 
 
 @TO_A_WORKER

@@ -28,7 +28,7 @@ def test_a_bug_in_the_proof_of_a_unit_fails_the_job_with_a_word_and_the_capture_
     assert job.problem.detail == "internal error: RuntimeError('nobody foresaw this')"
 
 
-def test_a_bug_in_a_writer_thread_costs_its_unit_an_attempt_and_the_job_no_sample(
+def test_a_unit_that_meets_a_bug_in_a_writer_thread_runs_again_and_costs_no_sample(
     shop: Shop, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1. One row's write raises what is no error of the file system. 2. Its unit is tried again, no other.
@@ -49,7 +49,7 @@ def test_a_bug_in_a_writer_thread_costs_its_unit_an_attempt_and_the_job_no_sampl
     assert job.state is JobState.COMPLETED, job.problem
     rows = shop.store.read(units.of_job, job.id)
     assert len(rows) > 1 and len(hit) == 1
-    assert [row.attempts for row in rows] == [2 if row.unit in hit else 1 for row in rows]
+    assert [row.epoch for row in rows] == [2 if row.unit in hit else 1 for row in rows]
     (told,) = [event.problem for event in shop.store.read(jobs.events, job.id) if event.problem is not None]
     assert told.type == "urn:quarry:engine-died" and "KeyError('nobody foresaw this')" in told.detail
     assert sorted(row["source_id"] for row in shop.rows(job.id)) == sorted(one["id"] for one in SAMPLES)

@@ -206,7 +206,7 @@ def test_the_keeper_looks_after_the_planner_and_the_publisher_again_and_again(se
     planner, publisher = Watched(), Watched()
 
     async def keep() -> None:
-        keeper = asyncio.create_task(_mind(store, (planner, publisher), until_idle=False))
+        keeper = asyncio.create_task(_mind((planner, publisher)))
         await until(lambda: min(planner.looks, publisher.looks) > 1)
         keeper.cancel()
         await asyncio.wait({keeper})

@@ -1,12 +1,14 @@
 """Health, readiness, metrics, and the form of every error that no route makes."""
 
+import os
+import socket
 import sqlite3
 from pathlib import Path
 
 import httpx2
 
 from schemas.job import JobState, JobSummary
-from service.store import Store, jobs
+from service.store import EngineHealth, Store, jobs, workers
 from tests.support.api import api_settings, complete, problem_of, serving
 
 
@@ -43,6 +45,29 @@ def test_metrics_count_requests_jobs_and_what_was_written(api: httpx2.Client, st
     assert float(values["quarry_tokens_written_total"]) == totals.tokens_written > 0
     assert float(values["quarry_bytes_written_total"]) == totals.bytes_written > 0
     assert float(values['http_requests_total{handler="/extract",method="POST",status="202"}']) > 0
+
+
+def test_metrics_and_a_job_say_what_a_workers_engine_dies_over(
+    api: httpx2.Client, store: Store, job: JobSummary
+):
+    """1. A worker rests from the job's model, and probes another. 2. It ends."""
+    engines = [
+        EngineHealth(model=job.model, deaths=3, cause="the device is gone", rest_s=60.0),
+        EngineHealth(model="other", deaths=1, cause="why", rest_s=0.0),
+    ]
+    store.write(workers.beat, "capture@here:1:a", engines, 60.0)
+    names = f'host="{socket.gethostname()}",model="{{}}",pid="{os.getpid()}"'
+    values = dict(line.rsplit(" ", 1) for line in api.get("/metrics").text.splitlines() if line[0] != "#")
+    assert float(values["quarry_workers"]) == 1
+    for engine in engines:
+        labels = names.format(engine.model)
+        assert float(values[f"quarry_worker_engine_deaths{{{labels}}}"]) == engine.deaths
+        assert float(values[f"quarry_worker_rest_seconds{{{labels}}}"]) == engine.rest_s
+    waits = f"worker {socket.gethostname()}'s engine dies: the device is gone"
+    assert api.get(f"/jobs/{job.id}").json()["waits"] == waits
+    assert waits in {one["waits"] for one in api.get("/jobs").json()["jobs"]}
+    store.write(workers.leave, "capture@here:1:a")
+    assert api.get(f"/jobs/{job.id}").json()["waits"] is None
 
 
 def test_what_is_nowhere_and_what_is_done_wrongly_are_problems_too(api: httpx2.Client):

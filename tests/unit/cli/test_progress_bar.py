@@ -5,6 +5,7 @@ import io
 import pytest
 
 from schemas.job import JobState, JobSummary, Progress
+from service.cli.jobs import line
 from service.cli.progress_bar import LINE_EVERY_S, Bar, Lines, amounts, progress_display
 from service.errors import HubUnavailable
 from tests.support.api import job_summary as job
@@ -46,6 +47,16 @@ def test_a_line_is_written_at_each_state_and_then_now_and_again():
         "running: 0/4+ samples, 0 tokens, 0 bytes",
         "running: 2/9 samples, 0 tokens, 0 bytes",
     ]
+
+
+def test_a_job_that_a_worker_rests_from_says_why():
+    waiting = job().model_copy(update={"waits": "worker a's engine dies: why"})
+    stream = io.StringIO()
+    Lines(stream, Clock()).show(waiting)
+    assert (
+        stream.getvalue() == "running: 0/0+ samples, 0 tokens, 0 bytes; waits: worker a's engine dies: why\n"
+    )
+    assert line(waiting).endswith("  waits: worker a's engine dies: why")
 
 
 def standing_still() -> JobSummary:
