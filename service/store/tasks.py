@@ -104,13 +104,9 @@ def _next_job(
     tx: Transaction, kind: TaskKind, prefer_job: str | None, outranking: str | None, left_out: LeftOut
 ) -> str | None:
     """Return the next job: one of the highest priority, there the preferred one, or else the oldest."""
-    query = _jobs_with_work(tx.clock, kind, left_out != NOTHING)
-    if outranking is not None:
-        other = aliased(JOB)
-        query = query.where(
-            JOB.c.priority > select(other.c.priority).where(other.c.id == outranking).scalar_subquery()
-        )
-    job_id: str | None = tx.connection.scalar(query, {"prefer_job": prefer_job} | left_out.bound())
+    query = _jobs_with_work(tx.clock, kind, left_out != NOTHING, outranking is not None)
+    bound = {"prefer_job": prefer_job, "outranking": outranking} | left_out.bound()
+    job_id: str | None = tx.connection.scalar(query, bound)
     return job_id
 
 
@@ -295,8 +291,12 @@ def _end_others(tx: Transaction, task: LockedTask) -> None:
 
 
 @cache  # SQLAlchemy takes longer to build these than a database to run them; a store has one clock
-def _jobs_with_work(clock: ColumnElement[datetime], kind: TaskKind, narrowed: bool) -> Select[Any]:
+def _jobs_with_work(
+    clock: ColumnElement[datetime], kind: TaskKind, narrowed: bool, outranks: bool
+) -> Select[Any]:
     """Select the id of the next job with a free task; `prefer_job` is bound, and what is left out.
+
+    If it `outranks`, its priority is higher than that of the job that is bound as `outranking`.
 
     The first of all and the preferred one are selected apart, so that the jobs are walked by an index until
     the first that has one.
@@ -308,6 +308,10 @@ def _jobs_with_work(clock: ColumnElement[datetime], kind: TaskKind, narrowed: bo
         query = query.where(AT_WORK)
     if narrowed:
         query = query.where(JOB.c.model.not_in(bindparam("left_models", expanding=True)))
+    if outranks:
+        other = aliased(JOB)
+        of_other = select(other.c.priority).where(other.c.id == bindparam("outranking", type_=String))
+        query = query.where(JOB.c.priority > of_other.scalar_subquery())
     first = query.order_by(JOB.c.priority.desc(), JOB.c.number).limit(1).subquery()
     preferred = query.where(JOB.c.id == bindparam("prefer_job", type_=String)).subquery()
     either = union_all(select(first), select(preferred)).subquery()
