@@ -172,22 +172,8 @@ class Health(Wire):
     status: Literal["ok"] = "ok"
 
 
-class Sizing(Wire):
-    """What a rate of tokens asks of the host, so that no GPU waits for its states to leave."""
-
-    gpus: int
-    tokens_per_s: float = Field(description="of one GPU")
-    seconds: float = Field(description="that all GPUs compute")
-    drain_bytes_per_s: float = Field(description="from each GPU over its own link")
-    drain_share: float = Field(description="of what one H200 was measured to drain beside a model")
-    writer_threads: int = Field(description="for each GPU, by what one thread was measured to seal")
-    cores: float = Field(description="that writing, proof and sha256 keep busy for each GPU")
-    disk_bytes_per_s: float = Field(description="written by all GPUs; proof and sha256 each read as much")
-    uplink_bits_per_s: float = Field(description="to push a captured job in as much time as its capture")
-
-
 class Estimate(Wire):
-    """What a job would need. `sizing` is null where no rate was given.
+    """What a job would need.
 
     `bytes` are the states as captured, `stored_bytes` as they are stored: null where that depends on them.
     """
@@ -201,4 +187,3 @@ class Estimate(Wire):
     bytes_per_token: int
     layer_ids: tuple[int, ...]
     stored_bytes: int | None = None
-    sizing: Sizing | None = None

@@ -140,12 +140,6 @@ class Settings(BaseSettings):
     """Memory that the tokenizer, the template and the row that is read may take, beside the libraries."""
     estimates_at_once: int = Field(default=2, ge=1, le=64)
     """Estimates that the API makes at once; another is answered with 429."""
-    sizing_drain_bytes_per_s: float = Field(default=45e9, gt=0)
-    """What an estimate takes for the rate at which states leave one busy GPU; see docs/sizing.md."""
-    sizing_writer_bytes_per_s: float = Field(default=1.28e9, gt=0)
-    """What an estimate takes for the rate at which one thread checks and seals rows."""
-    sizing_core_s_per_gb: float = Field(default=1.41, gt=0)
-    """What an estimate takes for the core seconds of a GB of states: writing, proof and sha256."""
     receipt_timeout_s: float = Field(default=600.0, gt=0)
     """How long the last rows of a unit may take to be written after the engine has answered them all."""
     drain_s: float = Field(default=120.0, ge=0)

@@ -28,11 +28,6 @@ JobFile = Annotated[
 
 def estimate(
     file: JobFile,
-    tokens_per_s: Annotated[
-        float | None,
-        typer.Option(min=1e-3, help="Tokens a second of one GPU: also print what the host needs for it."),
-    ] = None,
-    gpus: Annotated[int, typer.Option(min=1, help="GPUs that work at that rate.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Print what a job would need, without running anything."""
@@ -40,14 +35,11 @@ def estimate(
     settings = own_roots(load_settings(), request, file)
     from service.plan.estimate import estimate_request
 
-    needs = estimate_request(request, settings, tokens_per_s, gpus)
+    needs = estimate_request(request, settings)
     if as_json:
         say(needs.model_dump_json(ensure_ascii=True))
         return
-    lines = needs.model_dump(exclude={"sizing"})
-    if needs.sizing is not None:
-        lines |= {name: f"{value:.6g}" for name, value in needs.sizing.model_dump().items()}
-    for name, value in lines.items():
+    for name, value in needs.model_dump().items():
         say(f"{name:18} {value}")
 
 

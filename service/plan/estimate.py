@@ -10,7 +10,6 @@ from schemas.request import ExtractRequest
 from service.plan.child.process import tokenizing
 from service.plan.known import SeenKeys
 from service.plan.planner import unit_bounds
-from service.plan.sizing import size
 from service.plan.sources import open_source
 from service.plan.target import inspect_target
 from service.plan.units import plan_units
@@ -20,16 +19,14 @@ from service.settings import Settings
 def estimate_request(
     request: ExtractRequest,
     settings: Settings,
-    tokens_per_s: float | None = None,
-    gpus: int = 1,
     watch: Callable[[], None] = lambda: None,
 ) -> Estimate:
     """Read and tokenize the whole source and add up; time grows with the source, memory with one unit.
 
     `tokens` and `bytes` are upper bounds in a `generate` job: every answer is counted at its longest.
-    `bytes` are the states before compression, `stored_bytes` after it where that is known. With one GPU's
-    `tokens_per_s` it says what that asks of the host. Raises what planning the job would raise, and what
-    `watch` raises, which is called now and then.
+    `bytes` are the states before compression, `stored_bytes` after it where that is known.
+
+    Raises what planning the job would raise, and what `watch` raises, which is called now and then.
     """
     target = inspect_target(request, settings)
     source = open_source(request.source, settings, labels=request.labels)
@@ -44,9 +41,6 @@ def estimate_request(
             shards += bool(draft.samples)
     shape = (len(target.layer_ids), target.hidden_size, target.dtype)
     captured, stored = state_bytes(1, *shape), stored_token_bytes(*shape, request.storage.compression)
-    sizing = None
-    if tokens_per_s is not None:
-        sizing = size(tokens, captured, tokens_per_s, gpus, settings, stored)
     return Estimate(
         samples=samples,
         rejected=rejected,
@@ -57,7 +51,6 @@ def estimate_request(
         bytes_per_token=captured,
         layer_ids=target.layer_ids,
         stored_bytes=None if stored is None else tokens * stored,
-        sizing=sizing,
     )
 
 

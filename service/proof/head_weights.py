@@ -193,7 +193,8 @@ def _find(names: Iterable[str], pattern: str) -> str | None:
 def _read(files: Mapping[str, Path], name: str) -> torch.Tensor:
     try:
         with safe_open(files[name], framework="pt") as file:
-            tensor: torch.Tensor = file.get_tensor(name)
+            # A copy: the file is mapped, and its values would change with it if it is overwritten.
+            tensor: torch.Tensor = file.get_tensor(name).clone()
     except (OSError, SafetensorError) as error:
         raise _refused(files[name], f"{name} cannot be read: {error}") from error
     if tensor.dtype not in _FLOATS:

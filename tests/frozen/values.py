@@ -135,7 +135,8 @@ def verify(folder: Path) -> dict[str, Any]:
 
 def export(name: str, folder: Path, out: Path) -> dict[str, Any]:
     """Export a dataset to `out` and return every value in every file. Run in the folder of `target/`."""
-    code, _ = quarry("export", str(folder), "--to", name.split()[0], "--out", str(out), *EXPORTS[name])
+    places = ("--out", str(out), "--target", str(HERE / "target"))
+    code, _ = quarry("export", str(folder), "--to", name.split()[0], *places, *EXPORTS[name])
     assert code == 0
     files = sorted(path for path in out.rglob("*") if path.is_file() and path.name not in UNFROZEN)
     return {path.relative_to(out).as_posix(): _file(name, path, out) for path in files}

@@ -41,13 +41,6 @@ class SubmitOptions(Wire):
     priority: Priority = Field(default=0, description="jobs of a higher one are worked on first")
 
 
-class EstimateOptions(Wire):
-    """The query of `POST /estimate`: a rate to size the host for."""
-
-    tokens_per_s: float | None = Field(default=None, gt=0, description="of one GPU")
-    gpus: int = Field(default=1, ge=1, description="that work at that rate")
-
-
 IdempotencyKey = Annotated[
     str | None,
     Header(
@@ -123,7 +116,6 @@ async def estimate(
     body: Body,
     settings: NarrowedSettings,
     stopping: StoppingOf,
-    options: Annotated[EstimateOptions, Query()],
 ) -> Estimate:
     """Say what a job would need, without running anything."""
     from service.plan.estimate import estimate_request  # imports pyarrow
@@ -138,6 +130,4 @@ async def estimate(
             raise HTTPException(503, "the estimate was stopped")
 
     async with slots:
-        return await run_in_threadpool(
-            estimate_request, body, settings, options.tokens_per_s, options.gpus, watch
-        )
+        return await run_in_threadpool(estimate_request, body, settings, watch)
