@@ -89,6 +89,13 @@ ABOUT: dict[Check, tuple[str, str]] = {
 }
 
 LIMITS_HEAD = """
+## What an engine holds
+
+An engine carries the digest of what it loaded: all weights, config and tokenizer of a local model, the
+commit of one on the Hub. A local model is read before the engine starts and again after, and no unit is
+opened on an engine that does not hold what the unit's identity names. A model that is overwritten while it
+is planned, loaded or compared fails its job by name; an engine that runs goes on with what it holds.
+
 ## What cannot be seen
 
 - In a single row, a mistake that keeps every state within its row, each of them once, and layer N's last
