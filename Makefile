@@ -72,9 +72,12 @@ crash-all: install
 mutants: install
 	$(BIN)/python -m tests.mutants $(MUTANTS)
 
-# Requests to every route, what users write, and damaged files: half an hour; `make test-all` runs the short form.
+# Requests to every route, what users write, and damaged files: half an hour; then any sequence of what users and fate
+# do, for STATEFUL_SECONDS on each database. `make test-all` runs the short form of both.
+fuzz: STATEFUL_SECONDS ?= 7200
 fuzz: install
 	FUZZ_EXAMPLES=400 FUZZ_SECONDS=150 $(BIN)/python -m pytest tests/fuzz -m slow --numprocesses logical --durations 5
+	STATEFUL_SECONDS=$(STATEFUL_SECONDS) $(BIN)/python -m pytest tests/stateful -m slow -rP --numprocesses 2
 
 # 1,000 jobs, 8 workers on the fake engine, 400 listeners and 100 slow callers, for ten minutes.
 load: install

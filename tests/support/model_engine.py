@@ -29,7 +29,10 @@ def _loaded(weights: Path, dtype: str) -> tuple[str, str]:
     key = (digest.hexdigest(), dtype)
     if key not in _MODELS:
         settle_vector_math()
-        _MODELS[key] = AutoModelForCausalLM.from_pretrained(weights, dtype=DTYPES[dtype]).eval()
+        model = AutoModelForCausalLM.from_pretrained(weights, dtype=DTYPES[dtype]).eval()
+        for weight in model.parameters():
+            weight.data = weight.data.clone()  # else they are the file's, mapped, and change with it
+        _MODELS[key] = model
     return key
 
 
