@@ -214,7 +214,7 @@ def _manifest_faults(path: str, job: Manifest) -> Iterator[str]:
     }
     for name, (stated, due) in pairs.items():
         if stated != due:
-            yield f"{name} is {stated!r}, {due!r} is due"
+            yield f"{name} is {stated!r}, expected {due!r}"
     for entry, count in Counter(entry.path for entry in _entries(job)).items():
         if count > 1:
             yield f"names {entry} {count} times"
@@ -273,7 +273,7 @@ def _verify_job(files: DatasetFiles, job: Manifest, head: Head | None, memory_by
         _faults(rest.values(), folder, tally)
         if not tally.findings and tally.supervised_tokens != job.totals.supervised_tokens:
             stated, counted = job.totals.supervised_tokens, tally.supervised_tokens
-            tally.fault(manifest, f"totals.supervised_tokens is {stated}, {counted} is due")
+            tally.fault(manifest, f"totals.supervised_tokens is {stated}, expected {counted}")
         _compare_token_counts(folder, job, tally)
     return tally
 
@@ -301,7 +301,7 @@ def _compare_token_counts(folder: Path, job: Manifest, tally: JobTally) -> None:
     if job.vocabulary is not None:
         stats = vocabulary_stats(counted, (part.draft_vocab for part in job.vocabulary.coverage))
         if job.vocabulary != stats:
-            what = f"vocabulary is {job.vocabulary!r}, {stats!r} is due"
+            what = f"vocabulary is {job.vocabulary!r}, expected {stats!r}"
             tally.fault(manifest_path(job.provenance.job_id), what)
 
 

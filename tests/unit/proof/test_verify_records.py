@@ -91,11 +91,11 @@ def test_an_index_of_0_1_is_verified_by_the_next_token_of_the_rows_that_have_one
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        (lambda body: body["totals"].update(tokens=1), "totals.tokens is 1, 148 is due"),
+        (lambda body: body["totals"].update(tokens=1), "totals.tokens is 1, expected 148"),
         (lambda body: body["totals"].update(supervised_tokens=1), "totals.supervised_tokens is 1, "),
-        (lambda body: body["totals"].update(samples_planned=11), "totals.samples_planned is 11, 10 is due"),
+        (lambda body: body["totals"].update(samples_planned=11), "totals.samples_planned is 11, expected 10"),
         (lambda body: body["totals"].update(bytes=1), "totals.bytes is 1"),
-        (lambda body: body["checks"].update(rows_checked=1), "checks.rows_checked is 1, 10 is due"),
+        (lambda body: body["checks"].update(rows_checked=1), "checks.rows_checked is 1, expected 10"),
         (lambda body: body["provenance"]["identity"].update(revision="f" * 40), "identity_sha256 is"),
         (lambda body: body["provenance"]["final_norm"].update(kind="layernorm"), "its final_norm is not"),
         (lambda body: body["indexes"].pop(), "indexes is"),
