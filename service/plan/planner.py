@@ -18,6 +18,7 @@ from service.errors import (
     QuarryError,
     RecipeChanged,
     SourceRefused,
+    WriteFailed,
     writing,
 )
 from service.plan.child.fork_server import FORK_SERVER
@@ -162,7 +163,7 @@ def _opened(
     opened = open_source(
         request.source,
         settings,
-        json.loads(path.read_text()) if is_begun else None,
+        _read_frozen(path) if is_begun else None,
         labels=request.labels,
         may_be_empty=is_begun or lease.schedule is not None,
         posted=settings.work_root.resolve() / posted_path(lease.job_id),
@@ -172,6 +173,15 @@ def _opened(
         with writing(f"the file {path.name}"), sealing(path, str(lease.epoch)) as temporary:
             temporary.write_text(json.dumps(opened.frozen()))
     return opened
+
+
+def _read_frozen(path: Path) -> object:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        cure = "restore the data folder, or submit a new job"
+        detail = f"{path.name}, which says what the job's source was, cannot be read: {error}"
+        raise WriteFailed(detail, cure=cure) from error
 
 
 def _take_posted(lease: PlanLease, store: Store, settings: Settings, watch: Callable[[], None]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from schemas.job import JobState
-from schemas.names import job_id_from_content, shown_model
+from schemas.names import frozen_source_path, job_id_from_content, shown_model
 from schemas.request import ExtractRequest
 from service.cli.job_file import read_job_file
 from service.plan.model_folder import ModelFolder, content_of
@@ -112,6 +112,9 @@ def begin_planning(out: Path, job_id: str, request: ExtractRequest) -> None:
     assert lease is not None
     content = asdict(content_of(ModelFolder(Path(request.model))))
     about = an_identity(model=shown_model(request.model), **content)
+    frozen = settings.work_root / frozen_source_path(job_id)
+    frozen.parent.mkdir(parents=True)
+    frozen.write_text(json.dumps(["samples.jsonl"]))
     store.write(plans.set_identity, lease, about)
     store.close()
 

@@ -8,6 +8,7 @@ import pytest
 
 from schemas.dataset.seal import sha256_of
 from schemas.job import JobState
+from schemas.names import frozen_source_path
 from service.store import jobs, plans
 from tests.support import templates
 from tests.support.fake_hub import FakeHub
@@ -109,6 +110,19 @@ def test_a_local_model_that_changed_is_refused_and_goes_on_when_it_is_put_back(h
     house.store.write(jobs.resume, JOB)
     house.plan(owner="third")
     assert house.job().progress.plan_done
+
+
+@pytest.mark.parametrize("content", [None, "[", "\x00"])
+def test_a_job_whose_note_of_its_source_is_lost_or_broken_says_so(house: House, content: str | None) -> None:
+    begin(house)
+    path = house.settings.work_root / frozen_source_path(JOB)
+    path.unlink()
+    if content is not None:
+        path.write_text(content)
+    house.plan(owner="second")
+    problem = house.store.read(jobs.events, JOB)[-1].problem
+    assert problem is not None and problem.type == "urn:quarry:write-failed"
+    assert "source.json" in problem.detail and problem.cure
 
 
 def test_a_lease_says_what_is_fixed_and_planned_already(house: House) -> None:
