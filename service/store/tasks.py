@@ -111,7 +111,7 @@ def _next_job(
 
 
 def _take(
-    tx: Transaction, kind: TaskKind, job_id: str, owner: str, ttl_s: float, left_out: LeftOut
+    tx: Transaction, kind: TaskKind, job_id: str, owner: str, ttl_s: float, left_out: LeftOut = NOTHING
 ) -> tuple[LockedJob, Lease] | None:
     """Lease the lowest free task of a kind; none if others were faster or the job was stopped.
 

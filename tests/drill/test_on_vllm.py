@@ -13,10 +13,9 @@ import pytest
 from schemas.names import plan_path
 from service.capture.budget import InFlight
 from service.capture.canary import Canary
-from service.capture.session import EngineSlot, spec_for
+from service.capture.session import EngineSlot
 from service.capture.unit_run import UnitRun
 from service.errors import QuarryError, problem_slug
-from service.plan.target import planned_target
 from service.store import units
 from tests.drill.harness import LAYERS, Caught, one_reference, victims
 from tests.drill.table import PLANTS, Check, Plant, Stage
@@ -66,9 +65,8 @@ class Session:
         async def attempt() -> None:
             session = self.engine.session
             if session is None:
-                target = planned_target(lease.identity, lease.model, shop.settings)
-                spec = spec_for(lease.identity, target, shop.settings)
-                session = await self.engine.start(spec, await self.engine.prepare(spec))
+                spec = await self.engine.inspect(lease)
+                session = await self.engine.start(lease, spec, await self.engine.prepare(spec))
             async with Canary(lease, shop.store, shop.settings) as canary:
                 await canary.ensure(session)
             budget = InFlight(shop.settings.in_flight_tokens, shop.settings.in_flight_requests)
