@@ -117,9 +117,11 @@ class Capture:
             ended.set()
             try:
                 await beating
-                await self._give_back()
             finally:
-                await self._engine.stop()
+                try:
+                    await self._give_back()
+                finally:
+                    await self._engine.stop()
 
     @property
     def rests(self) -> frozenset[str]:

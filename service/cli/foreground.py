@@ -4,10 +4,11 @@ import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 
+from schemas.digest import canonical_json
 from schemas.job import RESTING_JOB_STATES, JobState, Problem, Progress
 from schemas.names import MANIFEST_FOLDER, job_id_from_content, manifest_path
 from schemas.request import ExtractRequest
@@ -88,7 +89,8 @@ def _job_id(request: ExtractRequest, settings: Settings) -> str:
 
     fingerprint = open_source(request.source, settings).fingerprint()
     model = content_of(locate_model(request.model, request.revision, settings))
-    return job_id_from_content(f"{request.canonical_json()}\n{fingerprint}\n{model}")
+    content = (request.canonical_json(), fingerprint, canonical_json(asdict(model)))
+    return job_id_from_content("\n".join(content))
 
 
 def _run(store: Store, job_id: str, settings: Settings, display: ProgressDisplay) -> Ending:
