@@ -5,6 +5,7 @@ from datetime import timedelta
 from sqlalchemy import delete, select, tuple_, update
 
 from schemas.job import ENDED_JOB_STATES, JobState, Problem
+from service.errors import NotFound
 from service.store import tasks
 from service.store.database import Store, Transaction
 from service.store.ledger import LockedJob, lock_job, move_job
@@ -70,8 +71,10 @@ def delay(tx: Transaction, lease: DeletionLease, problem: Problem) -> None:
 
 def forget(tx: Transaction, job_id: str) -> bool:
     """Delete some records of a job whose deletion has begun; return whether others are left."""
-    state = tx.connection.scalar(select(JOB.c.state).where(JOB.c.id == job_id))
-    if state is not JobState.DELETING:
+    try:
+        # First, as whoever takes its task does: neither then waits for the other with a lock in hand.
+        lock_job(tx, job_id)
+    except NotFound:
         return False  # another was faster
     room = MAX_ROWS
     for table in (EVENT, REJECT, SHARD, UNIT_COMMIT, UNIT, TASK):

@@ -1,10 +1,11 @@
 """Jobs are deleted after their end, by request and by age; a deletion that was cut off is ended later."""
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 
 import service.control.deletion
 from schemas.job import ENDED_JOB_STATES, JobState
@@ -12,7 +13,8 @@ from service.control.deletion import delete_job
 from service.errors import IllegalMove, NotFound, WriteFailed
 from service.settings import Settings
 from service.store import Store, Transaction, deletion, jobs, publishing
-from service.store.tables import METADATA
+from service.store.ledger import lock_job
+from service.store.tables import METADATA, TASK
 from tests.support.roles import delete_old
 from tests.support.store_cases import Clock, capture, job_id, lease_publish, reach
 
@@ -195,3 +197,20 @@ def test_a_priority_of_a_job_that_has_ended_neither_changes_it_nor_renews_its_da
     assert store.read(jobs.events, job_id(1)) == events
     delete_old(store, settings_in(tmp_path, keep_jobs_days=2))
     assert store.read(jobs.page)[0] == []
+
+
+def test_who_takes_the_task_of_a_deletion_and_who_ends_it_do_not_wait_for_each_other(store: Store) -> None:
+    """1. A worker has locked the job. 2. Its records are deleted beside that. 3. It leases the task."""
+    reach(store, JobState.COMPLETED)
+    store.write(deletion.begin, job_id(1), with_dataset=False)
+    with ThreadPoolExecutor(1) as beside:
+        with store.writing() as tx:
+            lock_job(tx, job_id(1))
+            ending = beside.submit(store.write, deletion.forget, job_id(1))
+            if tx.connection.dialect.name == "postgresql":
+                waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+                while not tx.connection.exec_driver_sql(waiting).scalar():
+                    assert not ending.done()
+            tx.connection.execute(update(TASK).where(TASK.c.job_id == job_id(1)).values(attempts=1))
+        assert ending.result() is False
+    assert rows_left(store) == {}
