@@ -3,10 +3,11 @@
 import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from schemas.dataset.columns import state_bytes, stored_token_bytes
-from schemas.dataset.seal import move_durably, sealing
+from schemas.dataset.seal import make_folder, move_durably, sealing
 from schemas.digest import canonical_sha256
 from schemas.identity import Identity
 from schemas.names import MAX_UNITS, frozen_source_path, known_keys_path, plan_path, posted_path
@@ -14,6 +15,7 @@ from schemas.request import CapturePasses, ExtractRequest, Generate, PostedSourc
 from schemas.schedule import ChangedRecipe
 from service.errors import (
     IdentityChanged,
+    LeaseLost,
     OptionRefused,
     QuarryError,
     RecipeChanged,
@@ -185,11 +187,24 @@ def _read_frozen(path: Path) -> object:
 
 
 def _take_posted(lease: PlanLease, store: Store, settings: Settings, watch: Callable[[], None]) -> None:
-    """Take what waits for the job. Raises SourceRefused if its schedule is gone, DiskFull, WriteFailed."""
+    """Take what waits for the job.
+
+    Raises SourceRefused if its schedule is gone, LeaseLost, DiskFull, WriteFailed.
+    """
     if lease.spool is None:
         detail = "the schedule was deleted before its samples were taken, and they with it"
         raise SourceRefused(detail, field="source.kind", cure="post them to another schedule")
-    earlier = store.read(spools.leaving, lease.spool, lease.job_id)
+    taken = settings.work_root / posted_path(lease.job_id)
+    with writing("the posted samples"):
+        # Before the lease is looked at: a deletion that comes later removes it, and then nothing moves.
+        make_folder(taken)
+    try:
+        earlier = store.write(spools.leaving, lease)
+    except LeaseLost:
+        with suppress(OSError):
+            taken.rmdir()
+            taken.parent.rmdir()
+        raise
     take(settings, lease.spool, lease.job_id, earlier, watch)
 
 

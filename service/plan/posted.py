@@ -46,11 +46,10 @@ def take(
 
     A run that has written something, as the mapping says, keeps its files, and the job gets copies: if that
     run is deleted, what it wrote has to come again. `check` is called before each file. Raises what it
-    raises, DiskFull, WriteFailed.
+    raises, DiskFull, WriteFailed, also where the job's folder for them is not there.
     """
     taken = settings.work_root / posted_path(job_id)
     with writing("the posted samples"):
-        make_folder(taken)
         for run, has_written in earlier.items():
             folder = settings.work_root / posted_path(run)
             for file in _files(folder):
@@ -104,9 +103,12 @@ def remove_gone(store: Store, settings: Settings) -> None:
 
 def _pass_on(file: Path, taken: Path, kept: Path) -> None:
     """Copy a file to `taken`, then move it to `kept`; after a sweep or a deletion it is in the spool."""
+    # Not made again where the job was deleted: what came into its folder then would be lost.
+    temporary = taken / f"{file.name}.{secrets.token_hex(4)}.tmp"
     with suppress(FileNotFoundError):
-        with sealing(taken / file.name, secrets.token_hex(4)) as temporary:
-            shutil.copyfile(file, temporary)
+        shutil.copyfile(file, temporary)
+        fsync(temporary)
+        temporary.replace(taken / file.name)
         kept.mkdir(exist_ok=True)
         _move(file, kept)
 

@@ -8,8 +8,10 @@ from schemas.job import STOPPED_JOB_STATES, JobState
 from schemas.request import ExtractRequest, Source
 from schemas.schedule import RunOutcome
 from service.errors import NotFound
+from service.store import tasks
 from service.store.database import Transaction
 from service.store.tables import JOB, RUN, SCHEDULE, SCHEDULE_REQUEST, SHARD
+from service.store.values import PlanLease
 
 
 def numbers(tx: Transaction) -> set[int]:
@@ -49,15 +51,17 @@ def left_by(tx: Transaction, job_id: str) -> Posted | None:
     return Posted(row.spool, is_completed, is_completed and row.outcome is not RunOutcome.CUT_SHORT)
 
 
-def leaving(tx: Transaction, spool: int, job_id: str) -> dict[str, bool]:
+def leaving(tx: Transaction, lease: PlanLease) -> dict[str, bool]:
     """Return the runs before a job that leave it posted samples, and whether each has written some.
 
     Those that were cut short, and those that stopped before they had written anything: none of them goes on.
+    Raises LeaseLost.
     """
+    tasks.held(tx, lease)
     has_written = exists().where(SHARD.c.job_id == JOB.c.id).label("has_written")
-    stopped = and_(JOB.c.schedule == spool, JOB.c.state.in_(STOPPED_JOB_STATES), ~has_written)
-    number = select(JOB.c.number).where(JOB.c.id == job_id).scalar_subquery()
-    before = and_(RUN.c.schedule == spool, JOB.c.number < number)
+    stopped = and_(JOB.c.schedule == lease.spool, JOB.c.state.in_(STOPPED_JOB_STATES), ~has_written)
+    number = select(JOB.c.number).where(JOB.c.id == lease.job_id).scalar_subquery()
+    before = and_(RUN.c.schedule == lease.spool, JOB.c.number < number)
     runs = select(JOB.c.id, has_written).join(RUN, RUN.c.job_id == JOB.c.id).where(before)
     left = runs.where(or_(RUN.c.outcome == RunOutcome.CUT_SHORT, stopped)).order_by(JOB.c.number)
     return {row.id: bool(row.has_written) for row in tx.connection.execute(left)}

@@ -5,12 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from schemas.dataset.seal import make_folder
 from schemas.job import JobState
 from schemas.names import posted_path
 from service.control import scheduling
 from service.control.deletion import delete_job
+from service.errors import LeaseLost
+from service.plan.planner import plan_job
 from service.plan.posted import take
-from service.store import jobs
+from service.store import jobs, plans
 from tests.support.nights import NAME, Faults, Nights, names, plan_some
 from tests.support.roles import sweep
 
@@ -129,6 +132,7 @@ def test_a_planner_that_dies_between_two_files_is_gone_on_from(nights: Nights) -
         nights.post(number)
     nights.submit()
     job, left = nights.job().id, iter(range(2))
+    make_folder(nights.shop.settings.work_root / posted_path(job))
 
     def dies() -> None:
         if next(left, None) is None:
@@ -156,6 +160,27 @@ def test_what_a_planner_takes_after_it_lost_its_lease_comes_in_the_next_night(ni
     assert len(nights.waiting()) == 1
     nights.night()
     assert nights.once() == names(range(3))
+
+
+def test_a_planner_takes_nothing_for_a_job_that_was_deleted_while_it_read_the_model(nights: Nights) -> None:
+    """1. A planner has its lease and reads the weights. 2. The job is cancelled and deleted. 3. A night."""
+    nights.post(0, 1)
+    nights.submit()
+    job = nights.job().id
+    lease = plans.lease(nights.store, "planner", 60.0)
+    assert lease is not None
+
+    def deleted() -> None:
+        if nights.jobs():
+            nights.store.write(jobs.cancel, job)
+            delete(nights, job)
+
+    with pytest.raises(LeaseLost):
+        plan_job(lease, nights.store, nights.shop.settings, deleted)
+    assert not (nights.shop.settings.work_root / job).exists()
+    assert len(nights.waiting()) == 1
+    nights.night()
+    assert nights.once() == names(range(2))
 
 
 @pytest.mark.parametrize("is_published_first", [False, True])
