@@ -36,14 +36,14 @@ def preview(store: Store, settings: Settings, schedule: NewSchedule) -> Schedule
     return view
 
 
-def change(store: Store, name: str, changed: ScheduleChange) -> ScheduleView:
+def change(store: Store, which: schedules.Which, changed: ScheduleChange) -> ScheduleView:
     """Change what is given of a schedule's rules, or pause it. Raises NotFound, RequestError."""
     given = changed.model_dump(exclude_unset=True, exclude={"paused"})
 
     def with_given(rules: ScheduleRules) -> ScheduleRules:
         return parse_body(ScheduleRules, rules.model_dump() | given)
 
-    return store.write(schedules.change, name, with_given, changed.paused)
+    return store.write(schedules.change, which, with_given, changed.paused)
 
 
 def post_samples(store: Store, settings: Settings, schedule: int, samples: Sequence[Sample]) -> None:
@@ -59,22 +59,22 @@ def post_samples(store: Store, settings: Settings, schedule: int, samples: Seque
     posted.keep(settings, schedule, samples)
 
 
-def remove(store: Store, settings: Settings, name: str) -> None:
+def remove(store: Store, settings: Settings, which: schedules.Which) -> None:
     """Delete a schedule, and the samples that wait for its next job; its jobs stay.
 
     Raises NotFound, WriteFailed.
     """
-    store.write(schedules.remove, name)
+    store.write(schedules.remove, which)
     posted.remove_gone(store, settings)
 
 
-def run_now(store: Store, settings: Settings, name: str) -> RunView:
+def run_now(store: Store, settings: Settings, which: schedules.Which) -> RunView:
     """Make a job of a schedule beside its slots; a quota or key that refuses it is the run's outcome.
 
     Raises NotFound, Conflict, DiskFull.
     """
     check_room(settings)
-    return store.write(schedules.run_now, name)
+    return store.write(schedules.run_now, which)
 
 
 def run_slots(

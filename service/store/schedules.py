@@ -37,6 +37,9 @@ from service.store.values import NewJob
 
 SLOTS_SHOWN = 5
 
+Which = int | str
+"""A schedule's number, which is never given again, or the name, which may be another's a moment later."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Schedule:
@@ -73,19 +76,22 @@ def add(tx: Transaction, schedule: NewSchedule, owner: str | None = None) -> Sch
 
 
 def change(
-    tx: Transaction, name: str, changed: Callable[[ScheduleRules], ScheduleRules], paused: bool | None = None
+    tx: Transaction,
+    which: Which,
+    changed: Callable[[ScheduleRules], ScheduleRules],
+    paused: bool | None = None,
 ) -> ScheduleView:
     """Give a schedule the rules that `changed` makes of its own; pause it, or let it go on.
 
     Other times count from now, after a slot that has come was decided on by the rules of before; a pause
     lets it be missed. Raises NotFound, and what `changed` raises.
     """
-    schedule = _lock(tx, name)
+    schedule = _lock(tx, which)
     rules, paused = changed(schedule.rules), schedule.paused if paused is None else paused
     values: dict[str, object] = {"rules": rules, "paused": paused}
     if paused != schedule.paused or rules.times() != schedule.rules.times():
-        while not paused and advance(tx, name):
-            schedule = _lock(tx, name)
+        while not paused and advance(tx, schedule.name):
+            schedule = _lock(tx, which)
         slot = schedule.next_slot
         if slot is not None and slot <= tx.now and not schedule.paused:
             runs.record(
@@ -93,7 +99,7 @@ def change(
             )
         values["next_slot"] = rules.first_after(tx.now)
     tx.connection.execute(update(SCHEDULE).where(SCHEDULE.c.number == schedule.number).values(values))
-    return schedule_view(tx, name)
+    return schedule_view(tx, which)
 
 
 def set_aside(tx: Transaction, name: str, detail: str) -> None:
@@ -111,9 +117,9 @@ def set_aside(tx: Transaction, name: str, detail: str) -> None:
         runs.record(tx, row.number, row.slot, RunOutcome.REFUSED, detail)
 
 
-def remove(tx: Transaction, name: str) -> None:
+def remove(tx: Transaction, which: Which) -> None:
     """Delete a schedule and what is known of its slots and samples; its jobs stay. Raises NotFound."""
-    number = _lock(tx, name).number
+    number = _lock(tx, which).number
     its_jobs = update(JOB).where(or_(JOB.c.schedule == number, JOB.c.spool == number))
     tx.connection.execute(its_jobs.values(schedule=None, spool=None))
     for table in (RUN, SCHEDULE_REQUEST, WRITTEN_KEYS):
@@ -172,12 +178,12 @@ def advance(tx: Transaction, name: str) -> bool:
     return True
 
 
-def run_now(tx: Transaction, name: str) -> RunView:
+def run_now(tx: Transaction, which: Which) -> RunView:
     """Make a job now, beside the slots; an earlier one is cancelled if the rules say so.
 
     Raises NotFound; Conflict if an earlier job goes on and is not to be cancelled.
     """
-    schedule = _lock(tx, name)
+    schedule = _lock(tx, which)
     if _has_running_job(tx, schedule) and schedule.rules.overlap is not Overlap.REPLACE:
         cure = "wait for its end, or cancel it"
         raise Conflict(f"job {schedule.last_job} has not ended", field="name", cure=cure)
@@ -185,16 +191,16 @@ def run_now(tx: Transaction, name: str) -> RunView:
     return runs.page(tx, schedule.number, limit=1)[0]
 
 
-def schedule_view(tx: Transaction, name: str) -> ScheduleView:
+def schedule_view(tx: Transaction, which: Which) -> ScheduleView:
     """Return what the API says of a schedule. Raises NotFound."""
-    row = tx.connection.execute(select(SCHEDULE).where(SCHEDULE.c.name == name)).mappings().one_or_none()
+    row = tx.connection.execute(select(SCHEDULE).where(_is(which))).mappings().one_or_none()
     if row is None:
-        raise unknown(name)
+        raise unknown(which)
     return _view(tx, row)
 
 
 def numbered(tx: Transaction, name: str) -> tuple[int, str | None]:
-    """Return a schedule's number, never given again, and the name of its maker's key; None: the operator.
+    """Return a schedule's number and the name of its maker's key; None: the operator.
 
     Raises NotFound.
     """
@@ -215,29 +221,33 @@ def page(
     return [_view(tx, row) for row in tx.connection.execute(query).mappings().all()]
 
 
-def request_json(tx: Transaction, name: str) -> str:
+def request_json(tx: Transaction, which: Which) -> str:
     """Return the request that a schedule's jobs are made of. Raises NotFound."""
-    of_name = select(SCHEDULE_REQUEST.c.body).join(SCHEDULE).where(SCHEDULE.c.name == name)
-    body: str | None = tx.connection.scalar(of_name)
+    query = select(SCHEDULE_REQUEST.c.body).join(SCHEDULE).where(_is(which))
+    body: str | None = tx.connection.scalar(query)
     if body is None:
-        raise unknown(name)
+        raise unknown(which)
     return body
 
 
-def past(tx: Transaction, name: str, *, before: datetime | None = None, limit: int = 50) -> list[RunView]:
+def past(tx: Transaction, which: Which, *, before: datetime | None = None, limit: int = 50) -> list[RunView]:
     """Return a schedule's slots before `before`, newest first. Raises NotFound."""
-    number = tx.connection.scalar(select(SCHEDULE.c.number).where(SCHEDULE.c.name == name))
+    number = tx.connection.scalar(select(SCHEDULE.c.number).where(_is(which)))
     if number is None:
-        raise unknown(name)
+        raise unknown(which)
     return runs.page(tx, number, before=before, limit=limit)
 
 
-def _lock(tx: Transaction, name: str) -> _Schedule:
-    query = select(SCHEDULE, tx.clock.label("now")).where(SCHEDULE.c.name == name).with_for_update()
+def _is(which: Which) -> ColumnElement[bool]:
+    return SCHEDULE.c.name == which if isinstance(which, str) else SCHEDULE.c.number == which
+
+
+def _lock(tx: Transaction, which: Which) -> _Schedule:
+    query = select(SCHEDULE, tx.clock.label("now")).where(_is(which)).with_for_update()
     row = tx.connection.execute(query).mappings().one_or_none()
     check_write(tx)
     if row is None:
-        raise unknown(name)
+        raise unknown(which)
     tx.now = row["now"]
     return _Schedule(**{field: row[field] for field in _Schedule.__slots__})
 
@@ -329,6 +339,7 @@ def _has_failed(run: RunView) -> bool:
     return run.job_state in {JobState.FAILED, JobState.BLOCKED, JobState.CANCELLED}
 
 
-def unknown(name: str) -> NotFound:
+def unknown(which: Which) -> NotFound:
     """Return the error of a name that no schedule has, or none that the caller may see."""
-    return NotFound(f"there is no schedule {name!r}", field="name", cure="GET /schedules lists the schedules")
+    cure = "GET /schedules lists the schedules"
+    return NotFound(f"there is no schedule {which!r}", field="name", cure=cure)

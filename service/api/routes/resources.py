@@ -85,11 +85,3 @@ def schedule_number(store: StoreOf, asks: CallerOf, name: NameOfSchedule) -> int
 
 
 ScheduleNumberOf = Annotated[int, Depends(schedule_number)]
-
-
-def schedule_of(name: NameOfSchedule, number: ScheduleNumberOf) -> str:
-    """Return the name of a schedule that the caller may see. Raises NotFound."""
-    return name
-
-
-ScheduleOf = Annotated[str, Depends(schedule_of)]

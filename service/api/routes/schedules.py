@@ -28,7 +28,6 @@ from service.api.routes.resources import (
     NarrowedSettings,
     NoOptions,
     ScheduleNumberOf,
-    ScheduleOf,
     SettingsOf,
     StoreOf,
 )
@@ -120,9 +119,11 @@ def list_schedules(store: StoreOf, asks: CallerOf, query: Annotated[SchedulesQue
 
 
 @router.get("/{name}", responses=problem_responses(404, 422))
-def read_schedule(name: ScheduleOf, store: StoreOf, options: Annotated[NoOptions, Query()]) -> ScheduleView:
+def read_schedule(
+    number: ScheduleNumberOf, store: StoreOf, options: Annotated[NoOptions, Query()]
+) -> ScheduleView:
     """Say how a schedule stands, and when its next slots are."""
-    return store.read(schedules.schedule_view, name)
+    return store.read(schedules.schedule_view, number)
 
 
 @router.get(
@@ -131,26 +132,26 @@ def read_schedule(name: ScheduleOf, store: StoreOf, options: Annotated[NoOptions
     responses={200: {"model": ExtractRequest}, **problem_responses(404, 422)},
 )
 def read_schedule_request(
-    name: ScheduleOf, store: StoreOf, options: Annotated[NoOptions, Query()]
+    number: ScheduleNumberOf, store: StoreOf, options: Annotated[NoOptions, Query()]
 ) -> Response:
     """Send the request that its jobs are made of, with every default written out."""
-    return Response(store.read(schedules.request_json, name), media_type="application/json")
+    return Response(store.read(schedules.request_json, number), media_type="application/json")
 
 
 @router.patch("/{name}", responses=problem_responses(404, 422))
 def change_schedule(
-    name: ScheduleOf, change: ScheduleChange, store: StoreOf, options: Annotated[NoOptions, Query()]
+    number: ScheduleNumberOf, change: ScheduleChange, store: StoreOf, options: Annotated[NoOptions, Query()]
 ) -> ScheduleView:
     """Change when its jobs are made, or pause it; slots count from now."""
-    return scheduling.change(store, name, change)
+    return scheduling.change(store, number, change)
 
 
 @router.delete("/{name}", status_code=204, responses=problem_responses(404, 422))
 def delete_schedule(
-    name: ScheduleOf, store: StoreOf, settings: SettingsOf, options: Annotated[NoOptions, Query()]
+    number: ScheduleNumberOf, store: StoreOf, settings: SettingsOf, options: Annotated[NoOptions, Query()]
 ) -> None:
     """Delete a schedule, and the samples that were posted for its next job; its jobs stay."""
-    scheduling.remove(store, settings, name)
+    scheduling.remove(store, settings, number)
 
 
 def posted_samples(raw: RawBody, settings: SettingsOf) -> PostedSamples:
@@ -178,15 +179,15 @@ def post_samples(
 
 @router.post("/{name}/run", status_code=202, responses=problem_responses(404, 409, 422, 507))
 def run_schedule(
-    name: ScheduleOf, store: StoreOf, settings: SettingsOf, options: Annotated[NoOptions, Query()]
+    number: ScheduleNumberOf, store: StoreOf, settings: SettingsOf, options: Annotated[NoOptions, Query()]
 ) -> RunView:
     """Make a job of it now, beside its slots."""
-    return scheduling.run_now(store, settings, name)
+    return scheduling.run_now(store, settings, number)
 
 
 @router.get("/{name}/runs", responses=problem_responses(404, 422))
-def list_runs(name: ScheduleOf, store: StoreOf, query: Annotated[RunsQuery, Query()]) -> RunPage:
+def list_runs(number: ScheduleNumberOf, store: StoreOf, query: Annotated[RunsQuery, Query()]) -> RunPage:
     """List the slots that have passed, newest first."""
-    runs = store.read(schedules.past, name, before=query.before, limit=query.limit)
+    runs = store.read(schedules.past, number, before=query.before, limit=query.limit)
     last: datetime | None = runs[-1].slot if len(runs) == query.limit else None
     return RunPage(runs=tuple(runs), next_before=last)

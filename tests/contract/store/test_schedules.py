@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import update
 
 from schemas.job import JobState
-from schemas.schedule import NewSchedule, RunOutcome, ScheduleState
+from schemas.schedule import NewSchedule, RunOutcome, ScheduleChange, ScheduleState
 from service.control import scheduling
 from service.errors import Conflict, NotFound
 from service.store import Store, deletion, jobs, runs, schedules
@@ -213,6 +213,20 @@ def test_a_schedule_that_is_deleted_and_made_again_makes_jobs_of_its_own(store: 
     look(store)
     assert submitted(store) == [at(9)]
     assert len(store.read(jobs.page)[0]) == 2
+
+
+def test_what_was_meant_for_a_deleted_schedule_is_not_done_to_the_next_of_its_name(store: Store) -> None:
+    store.write(schedules.add, schedule(), "ann")
+    number, _ = store.read(schedules.numbered, "hourly")
+    store.write(schedules.remove, number)
+    store.write(schedules.add, schedule(), "bob")
+    before = store.read(schedules.schedule_view, "hourly")
+    for verb in (schedules.remove, schedules.run_now, schedules.request_json, schedules.past):
+        with pytest.raises(NotFound):
+            store.write(verb, number)
+    with pytest.raises(NotFound):
+        scheduling.change(store, number, ScheduleChange(paused=True))
+    assert store.read(schedules.schedule_view, "hourly") == before
 
 
 def test_the_last_good_run_is_known_also_when_its_job_is_deleted(store: Store, clock: Clock) -> None:
