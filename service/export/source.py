@@ -44,7 +44,16 @@ def open_source(where: str, options: ExportOptions) -> Source:
     return Source(rows, options, _layers(rows, options))
 
 
-_DECIDE_TENSORS = ("model", "revision", "dtype", "hidden_size", "num_layers", "layer_ids", "compression")
+_DECIDE_TENSORS = (
+    "model",
+    "revision",
+    "weights_sha256",
+    "dtype",
+    "hidden_size",
+    "num_layers",
+    "layer_ids",
+    "compression",
+)
 
 
 def _check_alike(manifests: dict[str, Manifest]) -> None:

@@ -21,6 +21,7 @@ class About:
 
     model: str
     revision: str
+    weights_sha256: str | None
     num_layers: int
     layer_ids: tuple[int, ...]
     hidden_size: int
@@ -31,10 +32,9 @@ class About:
     @classmethod
     def of(cls, provenance: Provenance) -> "About":
         """Take it from a shard's provenance."""
-        same = {"model", "revision", "num_layers", "layer_ids", "hidden_size", "compression"}
         identity = provenance.identity
-        dtype = getattr(torch, identity.dtype)
-        return cls(**identity.model_dump(include=same), dtype=dtype, final_norm=provenance.final_norm)
+        same = identity.model_dump(include=set(cls.__slots__) - {"dtype"})
+        return cls(**same, dtype=getattr(torch, identity.dtype), final_norm=provenance.final_norm)
 
 
 @dataclass(frozen=True, slots=True)

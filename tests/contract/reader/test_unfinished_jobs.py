@@ -20,6 +20,7 @@ from tests.contract.reader.conftest import NUM_SAMPLES, finished
 from tests.contract.reader.test_dataset import assert_right
 from tests.support.fake_hub import FakeHub
 from tests.support.shards import entry_of
+from tests.support.tiny_model import random_target
 
 NIGHTLY = "j-ffffffffffffffff"
 MANIFEST = f"manifests/{NIGHTLY}.json"
@@ -48,10 +49,14 @@ def land(made: Path, folder: Path) -> None:
     (folder / MANIFEST).write_text(json.dumps(body | {"sha256": body_sha256(body)}))
 
 
-@pytest.fixture(scope="module")
-def other(tmp_path_factory: pytest.TempPathFactory, target: Path) -> Path:
-    """Return a dataset of the same model and other layers."""
-    return finished(tmp_path_factory.mktemp("other"), target, layers=[1])
+@pytest.fixture(scope="module", params=["other layers", "other weights"])
+def other(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, target: Path) -> Path:
+    """Return a dataset of the same model and other layers, or of its folder with other weights."""
+    folder = tmp_path_factory.mktemp("other")
+    if request.param == "other layers":
+        return finished(folder, target, layers=[1])
+    overwritten = random_target(folder / "models" / target.name, seed=1, hidden=64, max_position=512)
+    return finished(folder, overwritten)
 
 
 @pytest.fixture
@@ -70,7 +75,7 @@ def test_a_job_is_read_when_its_manifest_is_there_and_not_before(plain, folder):
     assert {both.shard_of(number).split("/")[1] for number in range(len(both))} > {NIGHTLY}
 
 
-def test_a_part_of_a_job_of_other_layers_does_not_keep_the_whole_ones_from_being_read(other, folder):
+def test_a_part_of_a_job_of_other_states_does_not_keep_the_whole_ones_from_being_read(other, folder):
     put(other, folder, "data/*/*", "index/*/*")
     rows = QuarryDataset(folder)
     assert len(rows) == NUM_SAMPLES

@@ -114,7 +114,7 @@ def test_short_rows_give_short_views(view, num_tokens) -> None:
 )
 def test_a_view_that_cannot_be_served_is_refused_with_the_cure(view, layer_ids, message) -> None:
     norm = FinalNorm(kind="rmsnorm", eps=1e-6)
-    about = About("m", "r", 8, layer_ids, HIDDEN, "none", torch.bfloat16, norm)
+    about = About("m", "r", None, 8, layer_ids, HIDDEN, "none", torch.bfloat16, norm)
     with pytest.raises(ReaderError, match=message):
         view.check(about)
 
