@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -34,7 +35,11 @@ TOKENIZER_FILES = (
     "additional_chat_templates/*.jinja",
 )
 """What a tokenizer and its chat template are made from."""
-CONFIG_FILES = ("config.json", "generation_config.json", "*.safetensors.index.json")
+CONFIG_FILES = (
+    *("config.json", "generation_config.json", "*.safetensors.index.json"),
+    # Engines read these too: how the weights are quantized, or the config in another format.
+    *("hf_quant_config.json", "quant_config.json", "quantize_config.json", "params.json"),
+)
 WEIGHT_FORMATS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
 """Weights in any format: in a local model they alone may be links out of its folder."""
 
@@ -47,6 +52,16 @@ READ_CURE = "check the id and the revision, and that the Hub token may read it"
 
 MAX_HEADER_BYTES = 100_000_000
 """The safetensors format's own bound on a header."""
+
+
+@contextmanager
+def _read() -> Iterator[None]:
+    """Name what cannot be read of a local model. Raises UnknownModel."""
+    try:
+        yield
+    except OSError as error:
+        detail = f"{error.filename} cannot be read: {error.strerror}"
+        raise _unknown(detail, "check that the file is whole, and who may read it") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +98,7 @@ def locate_model(model: str, revision: str | None, settings: Settings) -> ModelF
     return _hub_snapshot(model, revision, settings)
 
 
+@_read()
 def _local_folder(model: str, roots: tuple[Path, ...]) -> Path:
     folder = Path(model).resolve()
     if not any(folder.is_relative_to(root.resolve()) for root in roots):
@@ -185,6 +201,7 @@ def files_digest(folder: Path, patterns: Iterable[str]) -> str:
     return digest.hexdigest()
 
 
+@_read()
 def content_of(located: ModelFolder, watch: Callable[[], None] = lambda: None) -> ModelContent:
     """Return what a model is. Reads all weights of a local one, and calls `watch` between the blocks.
 

@@ -265,6 +265,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
     "vocabulary": lambda folder: (folder / "vocab.txt").write_text("other"),
     "tensor's name": lambda folder: weights(folder, v=[1.0, 2.0]),
     "tensor's shape": lambda folder: weights(folder, w=[[1.0, 2.0]]),
+    "quantization": lambda folder: (folder / "hf_quant_config.json").write_text("{}"),
     "more weights": lambda folder: save_file({"w": np.ones(1)}, folder / "model-2.safetensors"),
 }
 
@@ -301,6 +302,12 @@ def test_a_broken_weight_file_is_an_unknown_model(tmp_path: Path, content: bytes
     folder = with_config(tmp_path / "m", PLAIN)
     (folder / "model.safetensors").write_bytes(content)
     assert isinstance(refusal(tmp_path, folder), UnknownModel)
+
+
+def test_a_weight_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    folder = with_config(tmp_path / "m", PLAIN)
+    (folder / "model.safetensors").symlink_to(tmp_path / "not copied")
+    assert "model.safetensors cannot be read: No such file" in refusal(tmp_path, folder).detail
 
 
 @pytest.fixture
