@@ -11,7 +11,7 @@ from schemas.names import is_local_model
 from service.errors import OptionRefused
 from service.export.source import Source
 from service.plan.model_config import config_json, read_config
-from service.plan.model_folder import ModelFolder, content_of, locate_model
+from service.plan.model_folder import ModelFolder, content_of, local_revision, locate_model
 from service.proof.head_weights import read_head, tensor_files, text_config
 from service.settings import Settings
 
@@ -50,11 +50,13 @@ class TargetFolder:
         return embedding_VH.float().contiguous(), head.weight_VH.float().contiguous()
 
 
-def find_target(source: Source) -> TargetFolder:
+def find_target(source: Source, *, with_weights: bool = False) -> TargetFolder:
     """Find the target: `options.target`, or the model that the dataset names.
 
-    A folder is looked for below the model roots by its name. Of a model on the Hub only the small files are
-    fetched. Raises OptionRefused (`target`), UnknownModel, HubUnavailable.
+    A folder is looked for below the model roots by its name, and known by what is in it: its weights are read
+    `with_weights` alone. Of a model on the Hub only the small files are fetched.
+
+    Raises OptionRefused (`target`), UnknownModel, HubUnavailable.
     """
     identity, named = source.identity, source.options.target
     if named is None and not is_local_model(identity.model):
@@ -64,8 +66,9 @@ def find_target(source: Source) -> TargetFolder:
         return TargetFolder(path)
     if named is None:
         for folder in (root / path.name for root in Settings().model_roots):
-            is_model = (folder / "config.json").is_file()
-            if is_model and content_of(ModelFolder(folder)).is_that_of(identity):
+            if not (folder / "config.json").is_file() or local_revision(folder) != identity.revision:
+                continue
+            if not with_weights or content_of(ModelFolder(folder)).is_that_of(identity):
                 return TargetFolder(folder)
     raise OptionRefused(
         f"{path} holds no config.json, and this export needs the target's",

@@ -177,7 +177,7 @@ class Eagle3Cache(NemoCache):
 
 def make(source: Source) -> Format:
     """Return the format. Raises OptionRefused (`draft_vocab`, `layers`, `target`), EngineRefused."""
-    target = find_target(source)
+    target = find_target(source, with_weights=True)
     if not any(target.folder.glob("*.safetensors")):
         raise OptionRefused(
             f"{target.folder} holds no weights, and this trainer reads the target's embedding and head",
