@@ -21,17 +21,23 @@ _MODELS: dict[tuple[str, str], Any] = {}
 """By the digest of what was loaded, and dtype."""
 
 
-def _loaded(weights: Path, dtype: str) -> tuple[str, str]:
-    """Load a model unless equal files were loaded before; return its key in `_MODELS`."""
+def _digest(weights: Path) -> str:
     digest = hashlib.sha256()
     for path in (weights / "config.json", *sorted(weights.glob("*.safetensors"))):
         digest.update(path.read_bytes())
-    key = (digest.hexdigest(), dtype)
+    return digest.hexdigest()
+
+
+def _loaded(weights: Path, dtype: str) -> tuple[str, str]:
+    """Load a model unless equal files were loaded before; return its key in `_MODELS`."""
+    key = (_digest(weights), dtype)
     if key not in _MODELS:
         settle_vector_math()
         model = AutoModelForCausalLM.from_pretrained(weights, dtype=DTYPES[dtype]).eval()
         for weight in model.parameters():
             weight.data = weight.data.clone()  # else they are the file's, mapped, and change with it
+        if _digest(weights) != key[0]:  # overwritten meanwhile: this model is like no files
+            key = (f"{key[0]}-{len(_MODELS)}", dtype)
         _MODELS[key] = model
     return key
 
