@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from schemas.digest import canonical_json
 from schemas.job import RESTING_JOB_STATES, JobState, Problem, Progress
@@ -21,11 +22,17 @@ from service.store import JobRow, NewJob, Store, jobs, migration
 from service.work.supervisor import Supervisor
 from service.work.worker_process import JOB_ENDED_CODES, stop_grace_s, worker_command
 
+if TYPE_CHECKING:
+    from service.plan.model_folder import ModelContent
+
 PRIVATE = ".quarry"
 SPENT = ".quarry.done"
 """What `PRIVATE` is renamed to before it is deleted: a run that is half deleted is never taken up again."""
 LOG_FILE = "worker.log"
 POLL_S = 0.2
+
+Content = tuple[str, "ModelContent"]
+"""The fingerprint of a source, and what a model is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +61,10 @@ def extract_to(out: Path, request: ExtractRequest, settings: Settings, display: 
         RequestError, HubDenied, HubUnavailable: as `service.control.submit.check`; then nothing is written.
     """
     private = out / PRIVATE
-    job_id = None
+    content = None
     if not private.exists():
-        job_id = _job_id(request, settings)
-        finished = _finished(out, job_id)
+        content = _content(request, settings)
+        finished = _finished(out, request, content)
         if finished is not None:
             return finished
         _refuse_filled(out)
@@ -67,8 +74,11 @@ def extract_to(out: Path, request: ExtractRequest, settings: Settings, display: 
     busy = f"another run is using {out}"  # of two, the first to end would delete the other's state
     with locked(private / "lock", busy, "--out"), _opened(settings) as store:
         row = _unfinished(store, request, out)
-        if row is None:
-            job_id = job_id or _job_id(request, settings)
+        if row is None or row.identity is None:
+            # Nothing is planned: what source and model hold now is what the job captures.
+            job_id = _job_id(request, content or _content(request, settings))
+            if row is not None and row.id != job_id and row.state not in RESTING_JOB_STATES:
+                store.write(jobs.cancel, row.id)
             row, _ = store.write(jobs.submit, NewJob.of(job_id, job_id, request))
         if row.state in RESTING_JOB_STATES - {JobState.COMPLETED}:
             store.write(jobs.resume, row.id)
@@ -79,18 +89,20 @@ def extract_to(out: Path, request: ExtractRequest, settings: Settings, display: 
     return ending
 
 
-def _job_id(request: ExtractRequest, settings: Settings) -> str:
-    """Return the id of a new job: of what it captures, and so another one if source or model change.
-
-    Raises SourceRefused, UnknownModel, HubUnavailable.
-    """
+def _content(request: ExtractRequest, settings: Settings) -> Content:
+    """Read what a new job captures. Raises SourceRefused, UnknownModel, HubUnavailable."""
     from service.plan.model_folder import content_of, locate_model
     from service.plan.sources import open_source
 
     fingerprint = open_source(request.source, settings).fingerprint()
-    model = content_of(locate_model(request.model, request.revision, settings))
-    content = (request.canonical_json(), fingerprint, canonical_json(asdict(model)))
-    return job_id_from_content("\n".join(content))
+    return fingerprint, content_of(locate_model(request.model, request.revision, settings))
+
+
+def _job_id(request: ExtractRequest, content: Content) -> str:
+    """Return the id of a new job: of what it captures, and so another one if source or model change."""
+    fingerprint, model = content
+    parts = (request.canonical_json(), fingerprint, canonical_json(asdict(model)))
+    return job_id_from_content("\n".join(parts))
 
 
 def _run(store: Store, job_id: str, settings: Settings, display: ProgressDisplay) -> Ending:
@@ -134,21 +146,26 @@ def _run(store: Store, job_id: str, settings: Settings, display: ProgressDisplay
     return Ending(ending.state, ending.progress, died.problem())
 
 
-def _finished(out: Path, job_id: str) -> Ending | None:
+def _finished(out: Path, request: ExtractRequest, content: Content) -> Ending | None:
     """Return the ending of the run that made `out` whole before, if there was one. Raises OptionRefused."""
-    own = out / manifest_path(job_id)
-    if not own.exists():
-        if any((out / MANIFEST_FOLDER).glob("*.json")):
-            raise OptionRefused(
-                f"{out} holds the dataset of another request, or its source or model has changed since",
-                field="--out",
-                cure="give an empty folder",
-            )
+    if not any((out / MANIFEST_FOLDER).glob("*.json")):
         return None
     from service.publish.assemble import read_manifest
 
+    own, (fingerprint, model) = out / manifest_path(_job_id(request, content)), content
+    manifest = read_manifest(own) if own.exists() else None
+    # They may have changed while that run began, after it had its id.
+    if manifest is None or not (
+        manifest.provenance.identity.source_fingerprint == fingerprint
+        and model.is_that_of(manifest.provenance.identity)
+    ):
+        raise OptionRefused(
+            f"{out} holds the dataset of another request, or its source or model has changed since",
+            field="--out",
+            cure="give an empty folder",
+        )
     shutil.rmtree(out / SPENT, ignore_errors=True)
-    totals = read_manifest(own).totals
+    totals = manifest.totals
     return Ending(
         JobState.COMPLETED,
         Progress(

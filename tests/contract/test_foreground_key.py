@@ -101,6 +101,41 @@ def test_a_folder_whose_plan_is_unfinished_is_refused_when_the_source_changed(
     assert jobs_of(out) == [(job_id, JobState.FAILED)]
 
 
+def begin(out: Path, job_id: str, request: ExtractRequest) -> None:
+    """Leave what a run leaves that is killed, or whose job fails, before anything is planned."""
+    settings = Settings(data_dir=out / ".quarry")
+    settings.data_dir.mkdir(parents=True)
+    store = Store(settings.database())
+    store.write(migration.migrate)
+    store.write(jobs.submit, NewJob.of(job_id, job_id, request))
+    store.close()
+
+
+def test_a_run_of_which_nothing_was_planned_begins_anew_with_what_source_and_model_hold(
+    folder: Path, tmp_path: Path
+) -> None:
+    """1. A run is killed before it plans. 2. Its source changes. 3. Run again, it is another job."""
+    out, earlier = tmp_path / "out", job_id_from_content("the source as it was")
+    begin(out, earlier, read_job_file(folder / "job.json"))
+    done = extract(folder / "job.json", out)
+    assert done.returncode == 0, done.stderr
+    assert manifest_of(out).provenance.job_id != earlier
+    assert extract(folder / "job.json", out).returncode == 0
+
+
+def test_a_complete_folder_is_what_its_manifest_says_and_not_what_its_job_is_called(
+    folder: Path, tmp_path: Path
+) -> None:
+    """1. A run makes a folder whole, and its source changed as it began. 2. It is put back, and run again."""
+    out = tmp_path / "out"
+    assert extract(folder / "job.json", out).returncode == 0
+    made = manifest_of(out).provenance
+    (manifest,) = (out / "manifests").glob("*.json")
+    fingerprint = made.identity.source_fingerprint
+    manifest.write_text(manifest.read_text().replace(fingerprint, f"{fingerprint[:-4]}0000"))
+    assert extract(folder / "job.json", out).returncode == 2
+
+
 def begin_planning(out: Path, job_id: str, request: ExtractRequest) -> None:
     """Leave what a run leaves that is killed when it has found out what its dataset is."""
     settings = Settings(data_dir=out / ".quarry")
