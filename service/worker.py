@@ -29,6 +29,7 @@ EXIT_RESTS = 6
 
 PLANNING = "service.plan.planner:run_planning"
 PUBLISHING = "service.publish.publisher:run_publishing"
+LOCAL_PUBLISHING = "service.publish.publisher:run_local_publishing"
 SWEEP_S = 300.0
 SLOTS_S = 2.0
 RESTART_S = 2.0
@@ -63,6 +64,7 @@ def _crew(store: Store, settings: Settings, keeper: Keeper) -> list[Beside]:
         "sweeper": ("service.sweeper:run_sweep", SWEEP_S),
         "retention": ("service.control.deletion:run_retention", SWEEP_S),
         "deletion": ("service.control.deletion:run_deletion", None),
+        "local-publisher": (LOCAL_PUBLISHING, None),
         **{f"publisher-{number}": (PUBLISHING, None) for number in range(settings.publishers)},
     }
     planner = Beside("planner", PLANNING, settings, threads=settings.planners)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from schemas.dataset.manifest import CanaryReport
@@ -20,7 +21,8 @@ from service.publish.card import states_config
 from service.publish.hub import Patience, open_hub
 from service.publish.push import push_job
 from service.settings import Settings
-from service.store import PublishLease, Store, canaries, commits, jobs, publishing, tasks, written
+from service.store import LeftOut, PublishLease, Store, canaries, commits, jobs, publishing, tasks, written
+from service.store.values import NOTHING
 from service.work.keeper import Keeper, Kept
 from service.work.runner import Stopped, run_next
 
@@ -36,6 +38,7 @@ def run_publishing(
     keeper: Keeper,
     *,
     patience: Patience | None = None,
+    left_out: LeftOut = NOTHING,
 ) -> bool:
     """Publish one job if one is ready, however long its upload takes; return whether there was one.
 
@@ -74,11 +77,15 @@ def run_publishing(
     return run_next(
         store,
         keeper,
-        take=lambda: publishing.lease(store, owner, settings.lease_s),
+        take=lambda: publishing.lease(store, owner, settings.lease_s, left_out),
         work=publish,
         fail=fail,
         stopped=stopped,
     )
+
+
+run_local_publishing = partial(run_publishing, left_out=LeftOut(pushed=True))
+"""The same for jobs that are pushed nowhere, which wait for no upload of others."""
 
 
 def publish_folder(folder: Path, hub: HubTarget, settings: Settings, patience: Patience | None = None) -> str:

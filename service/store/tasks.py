@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 from sqlalchemy import (
+    Boolean,
     ColumnElement,
     Select,
     String,
@@ -308,6 +309,8 @@ def _jobs_with_work(
         query = query.where(AT_WORK)
     if narrowed:
         query = query.where(JOB.c.model.not_in(bindparam("left_models", expanding=True)))
+        is_pushed = JOB.c.publish_subject != JOB.c.id
+        query = query.where(~and_(bindparam("left_pushed", type_=Boolean), is_pushed))
     if outranks:
         other = aliased(JOB)
         of_other = select(other.c.priority).where(other.c.id == bindparam("outranking", type_=String))

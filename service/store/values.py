@@ -138,14 +138,16 @@ class JobRow:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """What an owner takes no task of: jobs of these models, and tasks of these subjects."""
+    """What an owner takes no task of: jobs of these models, or `pushed` ones, and tasks of these subjects."""
 
     models: frozenset[str] = frozenset()
     subjects: frozenset[str] = frozenset()
+    pushed: bool = False
 
-    def bound(self) -> dict[str, list[str]]:
+    def bound(self) -> dict[str, object]:
         """Return the values that the queries of `tasks` are bound to."""
-        return {"left_models": sorted(self.models), "left_subjects": sorted(self.subjects)}
+        models, subjects = sorted(self.models), sorted(self.subjects)
+        return {"left_models": models, "left_subjects": subjects, "left_pushed": self.pushed}
 
 
 NOTHING = LeftOut()

@@ -320,3 +320,30 @@ def test_a_sweep_and_a_deletion_that_hang_delay_no_slot_and_no_planner(tmp_path,
         released.set()
         acting.result()
     shop.store.close()
+
+
+def test_a_job_that_is_pushed_nowhere_waits_for_no_upload(settings, store, monkeypatch):
+    """1. As many uploads hang as there are publishers. 2. A younger job without a repository completes."""
+    for number in range(1, settings.publishers + 1):
+        capture(store, number=number, repo_id=f"org/{number}")
+    capture(store, number=9)
+    begun, answered = threading.Semaphore(0), threading.Event()
+
+    def publish(store, settings, lease, *_):
+        if lease.job_id != job_id(9):
+            begun.release()
+            answered.wait(60)
+
+    def user():
+        for _ in range(settings.publishers):
+            begun.acquire()
+        asyncio.run(until(lambda: store.read(jobs.state, job_id(9)) is JobState.COMPLETED))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr("service.publish.publisher._publish", publish)
+    monkeypatch.setattr(beside, "STOP_S", 0.1)
+    with ThreadPoolExecutor(1) as threads:
+        acting = threads.submit(user)
+        assert run_worker(settings) == 0
+        answered.set()
+        acting.result()
