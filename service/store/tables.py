@@ -316,7 +316,7 @@ WRITTEN_KEYS = Table(
     Column("job_id", String(32), primary_key=True),
     Column("unit", Integer, primary_key=True, autoincrement=False),
     Column("content_keys", LargeBinary, nullable=False),
-    Index("written_by_job", "schedule", "job_id"),
+    Index("written_by_job", "schedule", "job_id", "recipe"),
 )
 
 API_KEY = Table(
