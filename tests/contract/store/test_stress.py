@@ -156,6 +156,13 @@ def deletes(crowd: Crowd, chance: random.Random, name: str) -> None:
     time.sleep(0.05)
 
 
+def ends_deletions(crowd: Crowd, chance: random.Random, name: str) -> None:
+    lease = deletion.lease(crowd.store, name, TTL_S)
+    if lease is not None:
+        crowd.store.write(deletion.forget, lease.job_id)
+    time.sleep(0.02)
+
+
 def keeps_schedules(crowd: Crowd, chance: random.Random, name: str) -> None:
     """Add, change, remove, and run now: two names, two owners."""
     schedule, verb = chance.choice(["nightly", "daily"]), chance.random()
@@ -185,8 +192,8 @@ def looks_at_slots(crowd: Crowd, chance: random.Random, name: str) -> None:
 
 
 ACTS: list[Act] = [
-    *[submits] * 2, *[plans_jobs] * 2, *[captures] * 4, *[publishes] * 2, *[changes_jobs] * 1,
-    deletes, keeps_schedules, *[looks_at_slots] * 2,
+    *[submits] * 2, *[plans_jobs] * 2, *[captures] * 3, *[publishes] * 2, *[changes_jobs] * 1,
+    deletes, ends_deletions, keeps_schedules, *[looks_at_slots] * 2,
 ]  # fmt: skip
 
 
