@@ -20,7 +20,7 @@
     |   `-- VersionRefused             the database has another version's tables: restart the newest service
     |-- LeaseLost                 503  another attempt owns the unit now; this one does not count
     |-- EngineRefused             500  the engine cannot extract this: permanent
-    |-- EngineDied                503  the engine stopped: the unit is retried
+    |-- EngineDied                503  the engine stopped: the unit is retried, and the death is the worker's
     |   `-- EngineStuck                it runs, but answers nothing: the next unit gets a new engine
     |-- StatesWrong               500  rows disagree with the model: permanent, never published
     |-- PlanningDied              503  the process that tokenizes ended: retried, and blocked in the end
@@ -40,6 +40,8 @@ from typing import ClassVar
 
 from schemas.dataset.errors import NO_SPACE, DatasetError
 from schemas.job import Problem
+
+MAX_MESSAGE_CHARS = 500
 
 
 class Outcome(StrEnum):
@@ -210,7 +212,7 @@ class EngineDied(QuarryError):
     """The engine stopped."""
 
     status = 503
-    outcome = Outcome.RETRY
+    outcome = Outcome.VOID
     title = "The engine stopped"
 
 
@@ -271,6 +273,23 @@ class DatasetBroken(QuarryError):
 
     status = 422
     title = "The dataset is broken"
+
+
+def internal_error(error: Exception) -> QuarryError:
+    """Return what a job says of an error that nobody foresaw."""
+    # It may quote what a user wrote: as ASCII it fits any database.
+    message = ascii(error)[:MAX_MESSAGE_CHARS]
+    return QuarryError(f"internal error: {message}", cure="look for the traceback in the worker's log")
+
+
+@contextmanager
+def removing() -> Iterator[None]:
+    """Translate what goes wrong while folders are removed. Raises WriteFailed."""
+    try:
+        yield
+    except OSError as error:
+        cure = "mend the rights of that folder; it is tried again"
+        raise WriteFailed(f"{error.filename} cannot be removed: {error.strerror}", cure=cure) from error
 
 
 @contextmanager

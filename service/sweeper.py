@@ -12,12 +12,12 @@ from pathlib import Path
 
 from schemas.job import RESTING_JOB_STATES, JobState
 from schemas.names import MAX_UNITS, is_job_id
-from service.errors import NotFound
+from service.errors import NotFound, removing
 from service.plan.posted import give_back, remove_gone
 from service.settings import Settings
 from service.store import Store, jobs, units
 from service.work.keeper import Keeper
-from service.work.runner import one_of_many
+from service.work.runner import attempt, one_of_many
 
 ATTEMPT_NAME = re.compile(r"^(\d{5,6})-(\d+)$")
 """Unit and epoch; with six digits, the canary before that unit (`schemas.names.canary_unit`)."""
@@ -34,9 +34,10 @@ def run_sweep(
         if stopped():
             break
         if is_job_id(folder.name):
-            with one_of_many(f"sweeping {folder}"), suppress(NotFound):
+            with one_of_many("sweeping", store, folder.name), suppress(NotFound), removing():
                 _sweep(store, settings, folder)
-    with one_of_many("sweeping the posted samples of deleted schedules"):
+    # Whoever deleted such a schedule was told what could not be removed.
+    with attempt("sweeping the posted samples of deleted schedules"):
         remove_gone(store, settings)
     return False
 
@@ -51,13 +52,13 @@ def _sweep(store: Store, settings: Settings, folder: Path) -> None:
         give_back(store, settings, folder.name)
         _remove(folder)
     elif state in RESTING_JOB_STATES:
-        for attempt in attempts:
-            match = ATTEMPT_NAME.match(attempt.name)
+        for left in attempts:
+            match = ATTEMPT_NAME.match(left.name)
             if match and not store.read(
                 units.needs_attempt, folder.name, int(match[1]) % MAX_UNITS, int(match[2])
             ):
-                with one_of_many(f"sweeping {attempt}"):
-                    _remove(attempt)
+                with one_of_many("sweeping", store, folder.name), removing():
+                    _remove(left)
 
 
 def _remove(folder: Path) -> None:

@@ -97,7 +97,8 @@ async def _main(
     until_idle: bool,
 ) -> tuple[JobState | None, bool]:
     """Return the state in which the one job was left, if there is one, and whether the worker rests."""
-    capture = Capture(store, settings, owner_name("capture"), keeper, only_job=only_job)
+    owner = owner_name("capture")
+    capture = Capture(store, settings, owner, keeper, only_job=only_job)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, capture.stop.set)
@@ -108,7 +109,7 @@ async def _main(
             running.enter_context(beside)
         for beside in crew:
             running.callback(beside.stop)  # all are asked before one is waited for
-        is_idle = partial(_is_idle, store, capture) if until_idle else None
+        is_idle = partial(_is_idle, store, owner) if until_idle else None
         minder = asyncio.create_task(_mind(crew, is_idle))
         # Where every job rests; or it broke, and would leave a dead planner dead: the worker then drains, and
         # ends with its error.
@@ -123,7 +124,7 @@ async def _main(
     if not minder.cancelled():
         minder.result()
         _last_turn(store, settings, keeper)
-    return state, bool(capture.rests)
+    return state, capture.rested
 
 
 async def _mind(crew: Sequence[Beside], is_idle: Callable[[], bool] | None = None) -> None:
@@ -136,21 +137,21 @@ async def _mind(crew: Sequence[Beside], is_idle: Callable[[], bool] | None = Non
             return
 
 
-def _is_idle(store: Store, capture: Capture) -> bool:
+def _is_idle(store: Store, owner: str) -> bool:
     """Say whether every job rests and no slot waits; what another worker loses until then is this one's.
 
     The jobs are looked at again after the slots, one of which may have become a job in between.
     """
     try:
-        return _all_rest(store, capture) and submit_due(store) == 0 and _all_rest(store, capture)
+        return _all_rest(store, owner) and submit_due(store) == 0 and _all_rest(store, owner)
     except STORE_AWAY as error:
         logger.warning("the jobs cannot be counted: %s", error)
         return False
 
 
-def _all_rest(store: Store, capture: Capture) -> bool:
+def _all_rest(store: Store, owner: str) -> bool:
     """Say whether every job rests that is not of a model that this worker leaves to others."""
-    counts = store.read(jobs.counts, capture.rests)
+    counts = store.read(jobs.counts, owner)
     return not any(counts[state] for state in set(JobState) - RESTING_JOB_STATES)
 
 

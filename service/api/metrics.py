@@ -47,14 +47,13 @@ class JobMetrics(Collector):
         labels = ["host", "pid", "model"]
         what = "Deaths of a worker's engine in a row, over a model of which it has proven no unit since."
         deaths = GaugeMetricFamily("quarry_worker_engine_deaths", what, labels=labels)
-        what = "Seconds for which the worker takes no more unit of the model, as it said last."
-        rests = GaugeMetricFamily("quarry_worker_rest_seconds", what, labels=labels)
-        for worker in present:
-            for engine in worker.health.engines:
-                names = [worker.host, str(worker.pid), engine.model]
-                deaths.add_metric(names, engine.deaths)
-                rests.add_metric(names, engine.rest_s)
-        yield from (deaths, rests)
+        what = "Seconds for which the worker takes no more unit of the model."
+        waits = GaugeMetricFamily("quarry_worker_rest_seconds", what, labels=labels)
+        for sickness in self._store.read(workers.sick):
+            names = [sickness.host, str(sickness.pid), sickness.model]
+            deaths.add_metric(names, sickness.deaths)
+            waits.add_metric(names, max((sickness.until - sickness.now).total_seconds(), 0.0))
+        yield from (deaths, waits)
 
     def _schedules(self) -> Iterator[Metric]:
         what = "Slots of schedules that have passed, by what became of them."

@@ -9,15 +9,14 @@ import asyncio
 import contextlib
 import importlib
 import logging
-import time
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from schemas.job import RESTING_JOB_STATES, JobState
 from schemas.receipts import UnitKey
 from service.capture.budget import InFlight
-from service.capture.health import Health
 from service.capture.landing import land_unit
 from service.capture.session import EngineSession, EngineSlot
 from service.errors import (
@@ -25,12 +24,14 @@ from service.errors import (
     EngineDied,
     EngineRefused,
     EngineStuck,
+    IllegalMove,
+    NotFound,
     QuarryError,
     StatesWrong,
     StoreUnavailable,
 )
 from service.settings import Settings
-from service.store import LoneDeath, Store, UnitCommit, UnitLease, commits, jobs, tasks, units, workers
+from service.store import Store, UnitCommit, UnitLease, commits, jobs, tasks, units, workers
 from service.work.keeper import BEATS, Keeper
 from service.work.runner import attempt, record
 
@@ -87,13 +88,14 @@ class Capture:
         self._store, self._settings, self._owner, self._only_job = store, settings, owner, only_job
         self._keeper = keeper
         self._engine = EngineSlot(settings)
-        self._health = Health(settings.engine_rest_s)
         self._spent: EngineSession | None = None
         """The engine that died last, or was given up. What else it ends counts no further death."""
         self._budget = InFlight(settings.in_flight_tokens, settings.in_flight_requests)
         self._units: dict[UnitKey, _Unit] = {}
         self._last_job: str | None = None
         """Of the unit leased last: the next one of the same job needs no other engine."""
+        self.rested = False
+        """Whether this worker ended while it took no unit of a model, over which its engine dies."""
         self.stop = asyncio.Event()
         self._room = asyncio.Event()
         """Set when a unit ends, or no longer needs the engine."""
@@ -123,21 +125,11 @@ class Capture:
                 finally:
                     await self._engine.stop()
 
-    @property
-    def rests(self) -> frozenset[str]:
-        """The models that this worker takes no unit of, since its engine died over them again and again."""
-        return frozenset(
-            engine.model for engine in self._health.report(time.monotonic()) if engine.rest_s > 0
-        )
-
     async def _beat(self, ended: asyncio.Event) -> None:
-        """Say until the end that this worker is there, and what its engine died over."""
+        """Say until the end that this worker is there."""
         while not ended.is_set():
-            engines = self._health.report(time.monotonic())
             try:
-                await asyncio.to_thread(
-                    self._store.write, workers.beat, self._owner, engines, self._settings.lease_s
-                )
+                await asyncio.to_thread(self._store.write, workers.beat, self._owner, self._settings.lease_s)
             except STORE_AWAY as error:
                 logger.warning("the worker's row cannot be written: %s", error)
             with contextlib.suppress(TimeoutError):
@@ -174,7 +166,6 @@ class Capture:
                 self._owner,
                 self._settings.lease_s,
                 prefer_job=self._last_job,
-                left_out=self._health.left_out(time.monotonic()),
             )
         except STORE_AWAY as error:
             logger.warning("no unit can be leased: %s", error)
@@ -197,7 +188,7 @@ class Capture:
     def _keep(self, lease: UnitLease) -> _Unit:
         """Keep a lease from now on; a unit that is lost is cancelled."""
         unit = self._units[lease.key] = _Unit(lease)
-        unit.alone = lease.lone_deaths is not None or self._health.probes(lease.model)
+        unit.alone = lease.is_probe or lease.lone_deaths is not None
         loop = asyncio.get_running_loop()
 
         def on_lost() -> None:
@@ -302,8 +293,7 @@ class Capture:
                     raise
                 logger.warning("unit %s cannot be committed yet: %s", commit.key, error)
             await asyncio.sleep(self._settings.poll_s)
-        if session is not self._spent:
-            self._health.proven(unit.lease.model)
+        session.has_captured = True
         self._let_go(unit)
         await asyncio.to_thread(land_unit, self._settings, commit)
 
@@ -320,7 +310,7 @@ class Capture:
     async def _fail(self, unit: _Unit, error: QuarryError) -> None:
         """Record why an attempt ended; the error's class decides what becomes of the unit and the job.
 
-        What becomes of them where the engine died depends on what else this worker has proven.
+        The death of an engine is counted once.
         """
         session = unit.session or self._engine.session
         if session is not None and isinstance(error, StatesWrong | EngineStuck):
@@ -328,35 +318,31 @@ class Capture:
             session.trusted = False
         if session is not None and isinstance(error, EngineDied):
             session.proven = False
-        problem = error.problem()
-        if isinstance(error, EngineDied):
-            death = self._died(unit, session, error)
-        elif isinstance(error, StatesWrong):
+        lease, problem, attempts = unit.lease, error.problem(), self._settings.unit_attempts
+        fail = partial(self._store.write, tasks.fail, lease, problem, error.outcome, attempts)
+        if isinstance(error, EngineDied) and (session is None or session is not self._spent):
+            fail = partial(self._record_death, unit, error)
+        if session is not None and isinstance(error, EngineDied | StatesWrong):
             self._spent = session
-
-        def fail() -> None:
-            if isinstance(error, EngineDied):
-                engines = self._health.report(time.monotonic())
-                self._store.write(workers.engine_died, unit.lease, error, engines, death)
-            else:
-                self._store.write(
-                    tasks.fail, unit.lease, problem, error.outcome, self._settings.unit_attempts
-                )
 
         if unit.leased and await asyncio.to_thread(record, fail, self.stop.is_set):
             self._let_go(unit)  # else it is given back
         if isinstance(error, EngineDied) and session is not None and not session.alive:
             await self._engine.stop()
 
-    def _died(self, unit: _Unit, session: EngineSession | None, error: EngineDied) -> LoneDeath | None:
-        """Count the death of an engine, once; return what it says of the unit if that ran alone."""
-        if session is not None and session is self._spent:
-            return None
-        self._spent = session or self._spent
-        model, alone = unit.lease.model, unit.alone and unit.session is not None
-        death = LoneDeath(worker=self._owner, sound=not self._health.probes(model)) if alone else None
-        self._health.died(model, error.detail, time.monotonic(), unit.lease.subject if alone else None)
-        return death
+    def _record_death(self, unit: _Unit, error: EngineDied) -> None:
+        """Give a unit back whose engine died, and block what no worker takes any more; raises as both do."""
+        untaken = self._store.write(
+            workers.engine_died,
+            unit.lease,
+            error,
+            self._settings.engine_rest_s,
+            alone=unit.alone and unit.session is not None,
+            sound=unit.session is not None and unit.session.has_captured,
+        )
+        for sickness in untaken:
+            with contextlib.suppress(NotFound, IllegalMove):  # it was deleted meanwhile, or has ended
+                self._store.write(workers.block, sickness)
 
     async def _pause(self) -> None:
         """Wait for room for a unit, for `stop`, or for the next look at the store."""
@@ -378,6 +364,6 @@ class Capture:
             self._let_go(unit)
         try:
             await asyncio.to_thread(self._store.write, tasks.release_owner, self._owner)
-            await asyncio.to_thread(self._store.write, workers.leave, self._owner)
+            self.rested = await asyncio.to_thread(self._store.write, workers.leave, self._owner)
         except STORE_AWAY as error:
             logger.warning("the units run out: %s", error)

@@ -58,6 +58,8 @@ class EngineSession:
     """
     proven: bool = False
     """Whether a canary passed on this engine since it started, or since it last failed a request."""
+    has_captured: bool = False
+    """Whether a unit that it captured was committed."""
 
     @property
     def alive(self) -> bool:

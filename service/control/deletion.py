@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from service.errors import IllegalMove, NotFound, WriteFailed
+from service.errors import IllegalMove, NotFound, removing
 from service.plan.posted import give_back
 from service.settings import Settings
 from service.store import DeletionLease, Store, deletion
@@ -70,7 +70,7 @@ def run_retention(
     if settings.keep_jobs_days is not None:
         for job_id in store.read(deletion.old, settings.keep_jobs_days * 86_400.0):
             # Another worker was faster, or somebody resumed it.
-            with one_of_many(f"deleting old job {job_id}"), suppress(NotFound, IllegalMove):
+            with one_of_many("deleting old", store, job_id), suppress(NotFound, IllegalMove):
                 store.write(deletion.begin, job_id, with_dataset=settings.delete_old_datasets)
     return False
 
@@ -79,16 +79,13 @@ def _remove_files(store: Store, settings: Settings, job_id: str, *, with_dataset
     """Remove a job's folders; any number of processes may do so at once. Raises WriteFailed."""
     dataset = settings.dataset_dir(job_id)
     hidden = dataset.with_name(f"{DELETED}{dataset.name}")
-    try:
+    with removing():
         if with_dataset:
             with suppress(FileNotFoundError):
                 dataset.rename(hidden)
         give_back(store, settings, job_id)
         for folder in (hidden, settings.work_root / job_id):
             _remove(folder)
-    except OSError as error:
-        cure = "mend the rights of that folder; it is tried again every minute"
-        raise WriteFailed(f"{error.filename} cannot be removed: {error.strerror}", cure=cure) from error
 
 
 def _remove(folder: Path) -> None:

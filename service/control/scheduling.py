@@ -7,12 +7,11 @@ from schemas.request import PostedSource, Sample
 from schemas.schedule import NewSchedule, RunView, ScheduleChange, ScheduleRules, ScheduleView
 from service.control.request_body import parse_body
 from service.control.submit import check, check_room
-from service.errors import STORE_AWAY, Conflict
+from service.errors import STORE_AWAY, Conflict, internal_error
 from service.plan import posted
 from service.settings import Settings
 from service.store import Store, schedules, spools
 from service.work.keeper import Keeper
-from service.work.runner import internal_error
 
 logger = logging.getLogger(__name__)
 

@@ -21,8 +21,7 @@ from service.publish.card import states_config
 from service.publish.hub import Patience, open_hub
 from service.publish.push import push_job
 from service.settings import Settings
-from service.store import LeftOut, PublishLease, Store, canaries, commits, jobs, publishing, tasks, written
-from service.store.values import NOTHING
+from service.store import PublishLease, Store, canaries, commits, jobs, publishing, tasks, written
 from service.work.keeper import Keeper, Kept
 from service.work.runner import Stopped, run_next
 
@@ -38,7 +37,7 @@ def run_publishing(
     keeper: Keeper,
     *,
     patience: Patience | None = None,
-    left_out: LeftOut = NOTHING,
+    unpushed: bool = False,
 ) -> bool:
     """Publish one job if one is ready, however long its upload takes; return whether there was one.
 
@@ -77,14 +76,14 @@ def run_publishing(
     return run_next(
         store,
         keeper,
-        take=lambda: publishing.lease(store, owner, settings.lease_s, left_out),
+        take=lambda: publishing.lease(store, owner, settings.lease_s, unpushed=unpushed),
         work=publish,
         fail=fail,
         stopped=stopped,
     )
 
 
-run_local_publishing = partial(run_publishing, left_out=LeftOut(pushed=True))
+run_local_publishing = partial(run_publishing, unpushed=True)
 """The same for jobs that are pushed nowhere, which wait for no upload of others."""
 
 

@@ -3,11 +3,8 @@
 from service.store.database import Store, Transaction
 from service.store.values import (
     DeletionLease,
-    EngineHealth,
     JobRow,
     Lease,
-    LeftOut,
-    LoneDeath,
     NewJob,
     PlanLease,
     PlannedUnit,
@@ -20,11 +17,8 @@ from service.store.values import (
 
 __all__ = [
     "DeletionLease",
-    "EngineHealth",
     "JobRow",
     "Lease",
-    "LeftOut",
-    "LoneDeath",
     "NewJob",
     "PlanLease",
     "PlannedUnit",

@@ -10,7 +10,7 @@ from schemas.identity import Provenance
 from schemas.job import RejectView
 from schemas.receipts import UnitKey
 from service.errors import IdentityChanged, StatesWrong
-from service.store import publishing, tasks, written
+from service.store import publishing, tasks, workers, written
 from service.store.database import Transaction
 from service.store.ledger import LockedJob
 from service.store.plans import add_rejects
@@ -50,6 +50,8 @@ def commit(tx: Transaction, made: UnitCommit, lease: UnitLease) -> None:
         tx.connection.execute(insert(SHARD), rows)
     add_rejects(tx, job.id, task.item, made.rejects)
     written.add(tx, job, task.item, made.keys)
+    if lease.is_probe:
+        workers.proven(tx, lease)
     job = tasks.done(
         tx,
         replace(job, provenance=job.provenance or made.provenance, captured_at=tx.now),

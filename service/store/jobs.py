@@ -2,14 +2,14 @@
 
 import re
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from sqlalchemy import ColumnElement, and_, delete, func, insert, select, update
 from sqlalchemy.engine import RowMapping
 
 from schemas.events import Event
-from schemas.job import ENDED_JOB_STATES, STOPPED_JOB_STATES, JobState, Progress
+from schemas.job import ENDED_JOB_STATES, STOPPED_JOB_STATES, JobState, Problem, Progress
 from schemas.names import job_id_from_content
 from schemas.request import ExtractRequest
 from service.errors import IdempotencyConflict, IllegalMove, NotFound, RequestError
@@ -20,13 +20,15 @@ from service.store.ledger import LockedJob, lock_job, move_job, move_task, progr
 from service.store.policies import POLICIES
 from service.store.stopping import stop
 from service.store.tables import EVENT, JOB, REQUEST, SCHEDULE, SUBMISSION, TASK
-from service.store.values import JobRow, NewJob, TaskKind, TaskState
+from service.store.values import JobRow, LoneDeaths, NewJob, TaskKind, TaskState
 
 CURSOR = re.compile("[0-9]{1,18}")
 """The number of the last job on the page before: the job may be deleted meanwhile."""
 MADE = ("progress", "waits")
 """What of a job is no column of its row."""
-JOB_COLUMNS = [JOB.c[name] for name in (*JobRow.__slots__, *Progress.model_fields) if name not in MADE]
+RECENT_EVENTS = 20
+_READ = (*JobRow.__slots__, *Progress.model_fields, "model_sha256")
+JOB_COLUMNS = [JOB.c[name] for name in _READ if name not in MADE]
 TO_CAPTURE = POLICIES[TaskKind.CAPTURE].job_states
 
 
@@ -183,6 +185,8 @@ def set_priority(tx: Transaction, job_id: str, priority: int) -> JobRow:
 def resume(tx: Transaction, job_id: str) -> JobRow:
     """Queue a stopped job with all it has; failed units and counted deaths start afresh.
 
+    A worker that rests from its model probes at once.
+
     Raises NotFound; IllegalMove, also where a later run of its schedule takes the rest of its samples; and
     what `keys.check_quota` raises where the job had ended, since it did not count any more.
     """
@@ -198,6 +202,7 @@ def resume(tx: Transaction, job_id: str) -> JobRow:
     if locked.state in STOPPED_JOB_STATES:
         keys.check_quota(tx, locked.owner)
     queue_again(tx, locked)
+    workers.try_again(tx, job_id)
     return job(tx, job_id)
 
 
@@ -209,14 +214,24 @@ def queue_again(tx: Transaction, locked: LockedJob) -> None:
         units_failed = -int(POLICIES[task.kind].of_units)
         locked = move_task(tx, locked, task, fresh, units_failed=units_failed)
     waiting = update(TASK).where(TASK.c.job_id == locked.id, TASK.c.state == TaskState.PENDING)
-    tx.connection.execute(waiting.values(attempts=0, deaths=0, not_before=None, lone_deaths=None))
+    tx.connection.execute(waiting.values(attempts=0, deaths=0, not_before=None))
+    # They still run alone.
+    tx.connection.execute(waiting.where(TASK.c.lone_deaths.is_not(None)).values(lone_deaths=LoneDeaths()))
 
 
-def counts(tx: Transaction, uncaptured: Collection[str] = ()) -> dict[JobState, int]:
-    """Return the number of jobs in every state, without those to capture of a model in `uncaptured`."""
+def note(tx: Transaction, job_id: str, problem: Problem) -> None:
+    """Let an event of a job say what is wrong beside its work; the same again is no news. Raises NotFound."""
+    locked = lock_job(tx, job_id)
+    recent = events(tx, job_id, after=locked.last_event - RECENT_EVENTS)
+    if problem not in (event.problem for event in recent):
+        record(tx, locked, "progress", problem.detail, problem)
+
+
+def counts(tx: Transaction, worker: str | None = None) -> dict[JobState, int]:
+    """Return the number of jobs in every state, without those to capture that `worker` rests from."""
     query = select(JOB.c.state, func.count()).group_by(JOB.c.state)
-    if uncaptured:
-        query = query.where(JOB.c.model.not_in(uncaptured) | JOB.c.state.not_in(TO_CAPTURE))
+    if worker is not None:
+        query = query.where(~workers.left_by(tx, worker) | JOB.c.state.not_in(TO_CAPTURE))
     rows = tx.connection.execute(query)
     return dict.fromkeys(JobState, 0) | {state: number for state, number in rows}
 
@@ -268,7 +283,7 @@ def _jobs(tx: Transaction, rows: Sequence[RowMapping]) -> list[JobRow]:
     return [
         JobRow(
             progress=progress_of(row),
-            waits=waits.get(row["model"]) if row["state"] in TO_CAPTURE else None,
+            waits=waits.get(row["model_sha256"]) if row["state"] in TO_CAPTURE else None,
             **{name: row[name] for name in names},
         )
         for row in rows

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from sqlalchemy import insert, select
+from sqlalchemy import insert, select, update
 
 from schemas.identity import Identity
 from schemas.job import RejectView
@@ -11,7 +11,7 @@ from service.errors import IdentityChanged, SourceRefused
 from service.store import keys, publishing, tasks, written
 from service.store.database import Store, Transaction
 from service.store.ledger import LockedJob, count, record
-from service.store.tables import REJECT, UNIT
+from service.store.tables import JOB, REJECT, UNIT
 from service.store.values import Lease, PlanLease, PlannedUnit, TaskKind
 
 
@@ -43,6 +43,8 @@ def set_identity(tx: Transaction, lease: PlanLease, identity: Identity) -> None:
     job, _ = tasks.held(tx, lease)
     if job.identity is None:
         record(tx, replace(job, identity=identity), "progress", "identity fixed")
+        digest = identity.model_sha256()
+        tx.connection.execute(update(JOB).where(JOB.c.id == job.id).values(model_sha256=digest))
     elif job.identity != identity:
         changed = ", ".join(job.identity.differences(identity))
         raise IdentityChanged(

@@ -12,7 +12,7 @@ from service.store.database import Store, Transaction
 from service.store.ledger import LockedJob, move_job, record
 from service.store.stopping import stop
 from service.store.tables import EVENT
-from service.store.values import NOTHING, Lease, LeftOut, PublishLease, TaskKind
+from service.store.values import Lease, PublishLease, TaskKind
 
 
 def add_when_captured(tx: Transaction, job: LockedJob) -> None:
@@ -21,9 +21,12 @@ def add_when_captured(tx: Transaction, job: LockedJob) -> None:
         tasks.add(tx, job, TaskKind.PUBLISH, subject=job.publish_subject)
 
 
-def lease(store: Store, owner: str, ttl_s: float, left_out: LeftOut = NOTHING) -> PublishLease | None:
-    """Lease the publishing of the oldest captured job whose repository nobody commits to."""
-    return tasks.lease(store, TaskKind.PUBLISH, _grant, owner, ttl_s, left_out=left_out)
+def lease(store: Store, owner: str, ttl_s: float, *, unpushed: bool = False) -> PublishLease | None:
+    """Lease the publishing of the oldest captured job whose repository nobody commits to.
+
+    Of one without a repository, if it must be `unpushed`.
+    """
+    return tasks.lease(store, TaskKind.PUBLISH, _grant, owner, ttl_s, unpushed=unpushed)
 
 
 def _grant(tx: Transaction, job: LockedJob, lease: Lease) -> PublishLease:

@@ -35,7 +35,7 @@ from schemas.identity import Identity, Provenance
 from schemas.job import JobState, Problem, Progress, RejectView
 from schemas.keys import Grants
 from schemas.schedule import RunOutcome, ScheduleRules
-from service.store.values import LoneDeaths, TaskKind, TaskState, WorkerHealth
+from service.store.values import LoneDeaths, TaskKind, TaskState
 
 
 class Document(TypeDecorator[BaseModel]):
@@ -111,6 +111,8 @@ JOB = Table(
     ),
     Column("problem", Document(Problem)),
     Column("identity", Document(Identity)),
+    # What the identity says of the model, by which a worker's engine rests.
+    Column("model_sha256", String(64)),
     Column("provenance", Document(Provenance)),
     Column("hub_commit", Text),
     # When its last unit so far was committed, or its plan was done without one.
@@ -204,9 +206,22 @@ WORKER = Table(
     Column("owner", String(255), primary_key=True),
     Column("host", Text, nullable=False),
     Column("pid", BigInteger, nullable=False),
-    Column("health", Document(WorkerHealth), nullable=False),
-    Column("seen_at", UtcTime, nullable=False),
     Column("alive_until", UtcTime, nullable=False),
+)
+
+# What a worker's engine dies over, in `deaths` one after another: the worker has captured none of it since.
+SICKNESS = Table(
+    "sickness",
+    METADATA,
+    Column("owner", ForeignKey("worker.owner", ondelete="CASCADE"), primary_key=True),
+    Column("model_sha256", String(64), primary_key=True),
+    # What the job of the last death calls it; no foreign key: the job may be deleted.
+    Column("model", Text, nullable=False),
+    Column("job_id", String(32), nullable=False),
+    Column("deaths", Integer, nullable=False),
+    Column("problem", Document(Problem), nullable=False),
+    # The worker takes no unit of the model before.
+    Column("until", UtcTime, nullable=False),
 )
 
 UNIT_COMMIT = Table(

@@ -3,7 +3,8 @@
 A lease that ran out is good until another owner takes the task: the epoch fences its holder, never the time.
 """
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cache
@@ -27,14 +28,16 @@ from sqlalchemy.orm import aliased
 
 from schemas.events import Delay
 from schemas.job import JobState, Problem
-from service.errors import LeaseLost, NotFound, Outcome, QuarryError
+from service.errors import STORE_AWAY, LeaseLost, NotFound, Outcome, QuarryError, internal_error
 from service.store.database import Store, Transaction
 from service.store.ledger import TASK_COLUMNS, LockedJob, LockedTask, lock_job, move_job, move_task, record
 from service.store.migration import check_write
 from service.store.policies import POLICIES, task_name
 from service.store.stopping import stop, void
-from service.store.tables import AT_WORK, AT_WORK_STATES, JOB, TASK
-from service.store.values import NOTHING, Lease, LeftOut, TaskKind, TaskState
+from service.store.tables import AT_WORK, AT_WORK_STATES, JOB, SICKNESS, TASK
+from service.store.values import Lease, TaskKind, TaskState
+
+logger = logging.getLogger(__name__)
 
 AnyLease = TypeVar("AnyLease", bound=Lease)
 
@@ -86,33 +89,45 @@ def lease(
     ttl_s: float,
     prefer_job: str | None = None,
     outranking: str | None = None,
-    left_out: LeftOut = NOTHING,
+    *,
+    spares_lone: bool = False,
+    unpushed: bool = False,
 ) -> AnyLease | None:
     """Try job after job, each in a transaction of its own, until one has a free task; `grant` completes it.
 
     With `outranking`, a job, only those of a higher priority than that one's. A job is blocked on the way
-    where too many owners died without a word over the task to be leased.
+    where too many owners died without a word over the task to be leased. Tasks on which an engine died alone
+    are left, if it `spares_lone` ones; and pushed jobs for those that are `unpushed`.
     """
-    while (job_id := store.read(_next_job, kind, prefer_job, outranking, left_out)) is not None:
-        with store.writing() as tx:
-            taken = _take(tx, kind, job_id, owner, ttl_s, left_out)
-            if taken is not None:
-                return grant(tx, *taken)
+    bound = {"prefer_job": prefer_job, "outranking": outranking, "by_owner": owner, "unpushed": unpushed}
+    while (job_id := store.read(_next_job, kind, bound, spares_lone)) is not None:
+        try:
+            with store.writing() as tx:
+                taken = _take(tx, kind, job_id, owner, ttl_s, spares_lone)
+                if taken is not None:
+                    return grant(tx, *taken)
+        except STORE_AWAY:
+            raise
+        except Exception as error:
+            # Supervisor: one job's bug must not keep the others from being leased.
+            logger.exception("the %s of job %s cannot be leased", kind, job_id)
+            store.write(_block, job_id, internal_error(error).problem())
     return None
 
 
-def _next_job(
-    tx: Transaction, kind: TaskKind, prefer_job: str | None, outranking: str | None, left_out: LeftOut
-) -> str | None:
+def _block(tx: Transaction, job_id: str, problem: Problem) -> None:
+    stop(tx, lock_job(tx, job_id), JobState.BLOCKED, problem)
+
+
+def _next_job(tx: Transaction, kind: TaskKind, bound: Mapping[str, object], spares_lone: bool) -> str | None:
     """Return the next job: one of the highest priority, there the preferred one, or else the oldest."""
-    query = _jobs_with_work(tx.clock, kind, left_out != NOTHING, outranking is not None)
-    bound = {"prefer_job": prefer_job, "outranking": outranking} | left_out.bound()
+    query = _jobs_with_work(tx.clock, kind, spares_lone, bound["outranking"] is not None)
     job_id: str | None = tx.connection.scalar(query, bound)
     return job_id
 
 
 def _take(
-    tx: Transaction, kind: TaskKind, job_id: str, owner: str, ttl_s: float, left_out: LeftOut = NOTHING
+    tx: Transaction, kind: TaskKind, job_id: str, owner: str, ttl_s: float, spares_lone: bool = False
 ) -> tuple[LockedJob, Lease] | None:
     """Lease the lowest free task of a kind; none if others were faster or the job was stopped.
 
@@ -128,8 +143,8 @@ def _take(
         return None
     if policy.one_a_subject:
         _lock_subject(tx, kind, job.publish_subject)
-    query = _lowest_free(tx.clock, kind, left_out != NOTHING)
-    row = tx.connection.execute(query, {"job_id": job_id} | left_out.bound()).mappings().one_or_none()
+    query = _lowest_free(tx.clock, kind, spares_lone)
+    row = tx.connection.execute(query, {"job_id": job_id}).mappings().one_or_none()
     if row is None:
         return None
     before = LockedTask(**row)
@@ -293,24 +308,27 @@ def _end_others(tx: Transaction, task: LockedTask) -> None:
 
 @cache  # SQLAlchemy takes longer to build these than a database to run them; a store has one clock
 def _jobs_with_work(
-    clock: ColumnElement[datetime], kind: TaskKind, narrowed: bool, outranks: bool
+    clock: ColumnElement[datetime], kind: TaskKind, spares_lone: bool, outranks: bool
 ) -> Select[Any]:
-    """Select the id of the next job with a free task; `prefer_job` is bound, and what is left out.
+    """Select the id of the next job with a free task; `prefer_job` is bound, and for units `by_owner`.
 
     If it `outranks`, its priority is higher than that of the job that is bound as `outranking`.
 
     The first of all and the preferred one are selected apart, so that the jobs are walked by an index until
     the first that has one.
     """
-    waiting = or_(*(exists().where(TASK.c.job_id == JOB.c.id, free) for free in _free(clock, kind, narrowed)))
+    ways = _free(clock, kind, spares_lone)
+    waiting = or_(*(exists().where(TASK.c.job_id == JOB.c.id, free) for free in ways))
     states = POLICIES[kind].job_states
     query = select(JOB.c.id, JOB.c.priority, JOB.c.number).where(JOB.c.state.in_(states), waiting)
     if states <= AT_WORK_STATES:
         query = query.where(AT_WORK)
-    if narrowed:
-        query = query.where(JOB.c.model.not_in(bindparam("left_models", expanding=True)))
+    if POLICIES[kind].one_a_subject:
         is_pushed = JOB.c.publish_subject != JOB.c.id
-        query = query.where(~and_(bindparam("left_pushed", type_=Boolean), is_pushed))
+        query = query.where(~and_(bindparam("unpushed", type_=Boolean), is_pushed))
+    if POLICIES[kind].of_units:
+        mine = SICKNESS.c.owner == bindparam("by_owner", type_=String), SICKNESS.c.until > clock
+        query = query.where(~exists().where(*mine, SICKNESS.c.model_sha256 == JOB.c.model_sha256))
     if outranks:
         other = aliased(JOB)
         of_other = select(other.c.priority).where(other.c.id == bindparam("outranking", type_=String))
@@ -323,31 +341,27 @@ def _jobs_with_work(
 
 
 @cache
-def _lowest_free(clock: ColumnElement[datetime], kind: TaskKind, narrowed: bool) -> Select[Any]:
+def _lowest_free(clock: ColumnElement[datetime], kind: TaskKind, spares_lone: bool) -> Select[Any]:
     """Select the lowest free task of the job that is bound as `job_id`.
 
     A select for each way to be free: both walk the index, and neither reads the tasks that are done.
     """
     of_job = select(*TASK_COLUMNS).where(TASK.c.job_id == bindparam("job_id", type_=String))
     lowest = of_job.order_by(TASK.c.item).limit(1)
-    ways = _free(clock, kind, narrowed)
+    ways = _free(clock, kind, spares_lone)
     either = union_all(*(select(lowest.where(free).subquery()) for free in ways)).subquery()
     return select(either).order_by(either.c.item).limit(1)
 
 
 def _free(
-    clock: ColumnElement[datetime], kind: TaskKind, narrowed: bool
+    clock: ColumnElement[datetime], kind: TaskKind, spares_lone: bool
 ) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
-    """Return the two ways in which a task of a kind is free: it waits, or its lease ran out.
-
-    A `narrowed` query is bound to the subjects that are left out.
-    """
+    """Return the two ways in which a task of a kind is free: it waits, or its lease ran out."""
     due = or_(TASK.c.not_before.is_(None), TASK.c.not_before <= clock)
     waits = and_(TASK.c.kind == kind, TASK.c.state == TaskState.PENDING, due)
     expired = and_(TASK.c.kind == kind, TASK.c.state == TaskState.LEASED, TASK.c.lease_until <= clock)
-    if narrowed:
-        other_subject = TASK.c.subject.not_in(bindparam("left_subjects", expanding=True))
-        waits, expired = and_(waits, other_subject), and_(expired, other_subject)
+    if spares_lone:
+        waits, expired = (and_(free, TASK.c.lone_deaths.is_(None)) for free in (waits, expired))
     if not POLICIES[kind].one_a_subject:
         return waits, expired
     other = aliased(TASK)

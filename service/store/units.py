@@ -1,38 +1,34 @@
 """Units: leased for capture with what an attempt needs, and listed."""
 
-from sqlalchemy import select
+from sqlalchemy import exists, select
 
-from service.store import tasks
+from service.store import tasks, workers
 from service.store.database import Store, Transaction
 from service.store.ledger import LockedJob
-from service.store.tables import TASK, UNIT
-from service.store.values import NOTHING, Lease, LeftOut, TaskKind, TaskState, UnitLease, UnitRow
+from service.store.tables import JOB, SICKNESS, TASK, UNIT
+from service.store.values import Lease, TaskKind, TaskState, UnitLease, UnitRow
 
 OF_UNIT = (TASK.c.job_id == UNIT.c.job_id) & (TASK.c.item == UNIT.c.unit)
 
 
-def lease(
-    store: Store,
-    owner: str,
-    ttl_s: float,
-    *,
-    prefer_job: str | None = None,
-    left_out: LeftOut = NOTHING,
-) -> UnitLease | None:
+def lease(store: Store, owner: str, ttl_s: float, *, prefer_job: str | None = None) -> UnitLease | None:
     """Lease the lowest free unit of the preferred job, or else of the oldest that has one.
 
-    The units of `left_out` are taken where there is no other; the jobs of its models are not.
+    None of a model that the worker waits for. Where its engine has died, one on which an engine died alone
+    comes last: another one says more of whose fault it is.
     """
-    lease = tasks.lease(store, TaskKind.CAPTURE, _grant, owner, ttl_s, prefer_job, left_out=left_out)
-    if lease is None and left_out.subjects:
-        of_models = LeftOut(left_out.models)
-        return tasks.lease(store, TaskKind.CAPTURE, _grant, owner, ttl_s, prefer_job, left_out=of_models)
+    is_sick = store.read(workers.is_sick, owner)
+    lease = tasks.lease(store, TaskKind.CAPTURE, _grant, owner, ttl_s, prefer_job, spares_lone=is_sick)
+    if lease is None and is_sick:
+        return tasks.lease(store, TaskKind.CAPTURE, _grant, owner, ttl_s, prefer_job)
     return lease
 
 
 def _grant(tx: Transaction, job: LockedJob, lease: Lease) -> UnitLease:
     of_unit = (UNIT.c.num_samples, UNIT.c.num_tokens, UNIT.c.plan_sha256)
-    query = select(*of_unit, TASK.c.subject, TASK.c.lone_deaths).join(TASK, OF_UNIT)
+    of_model = SICKNESS.c.owner == lease.owner, SICKNESS.c.model_sha256 == JOB.c.model_sha256
+    is_probe = exists().where(*of_model).label("is_probe")
+    query = select(*of_unit, TASK.c.lone_deaths, is_probe).join(TASK, OF_UNIT).join(JOB, JOB.c.id == job.id)
     of_lease = (UNIT.c.job_id == job.id) & (UNIT.c.unit == lease.item) & (TASK.c.kind == lease.kind)
     unit = tx.connection.execute(query.where(of_lease)).mappings().one()
     return UnitLease(**lease.fields(), identity=job.known_identity, skips_canary=job.skips_canary, **unit)

@@ -136,52 +136,10 @@ class JobRow:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class LeftOut:
-    """What an owner takes no task of: jobs of these models, or `pushed` ones, and tasks of these subjects."""
-
-    models: frozenset[str] = frozenset()
-    subjects: frozenset[str] = frozenset()
-    pushed: bool = False
-
-    def bound(self) -> dict[str, object]:
-        """Return the values that the queries of `tasks` are bound to."""
-        models, subjects = sorted(self.models), sorted(self.subjects)
-        return {"left_models": models, "left_subjects": subjects, "left_pushed": self.pushed}
-
-
-NOTHING = LeftOut()
-
-
-class EngineHealth(Wire):
-    """A model that a worker's engine died over `deaths` times in a row, last of `cause`.
-
-    The worker rests for `rest_s` more, if that is above 0: it takes no unit of the model. Else it probes.
-    """
-
-    model: str
-    deaths: int
-    cause: str
-    rest_s: float
-
-
-class WorkerHealth(Wire):
-    """The models that a worker's engine has died over; one that is not named is well."""
-
-    engines: tuple[EngineHealth, ...] = ()
-
-
-class LoneDeath(Wire):
-    """A worker's engine died on a unit that it ran alone; `sound`: after it had proven another unit."""
-
-    worker: str
-    sound: bool
-
-
 class LoneDeaths(Wire):
-    """The deaths of engines on a unit that ran alone, in their order."""
+    """Engines died on a unit that ran alone; `sound`: the workers of those that had captured another one."""
 
-    deaths: tuple[LoneDeath, ...] = ()
+    sound: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,7 +196,8 @@ class PlannedUnit:
 class UnitLease(Lease):
     """The right to one attempt at capturing a unit; `plan_sha256` is its plan file's.
 
-    `lone_deaths` are there where it must run alone: an engine died on it that had no other unit.
+    It must run alone if it `is_probe`, since the worker's engine has died and captured none since, and where
+    `lone_deaths` are there: an engine died on it that had no other unit.
     """
 
     identity: Identity
@@ -246,8 +205,8 @@ class UnitLease(Lease):
     num_samples: int
     num_tokens: int
     plan_sha256: str
-    subject: str
     lone_deaths: LoneDeaths | None
+    is_probe: bool
 
     @property
     def key(self) -> UnitKey:

@@ -2,126 +2,173 @@
 
 import os
 import socket
-from collections.abc import Sequence
-from datetime import timedelta
+from collections.abc import Collection
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import ColumnElement, and_, delete, exists, select, true, update
 
+from schemas.job import JobState, Problem
 from service.errors import EngineDied, Outcome
 from service.store import tasks
 from service.store.database import Transaction
+from service.store.ledger import lock_job
 from service.store.migration import check_write
-from service.store.tables import TASK, WORKER
-from service.store.values import EngineHealth, LoneDeath, LoneDeaths, UnitLease, WorkerHealth
+from service.store.policies import POLICIES
+from service.store.stopping import stop
+from service.store.tables import JOB, SICKNESS, TASK, WORKER
+from service.store.values import LoneDeaths, TaskKind, UnitLease
 
-LONE_DEATHS = 3
-"""Of engines, on a unit that ran alone, another one proven between each: then the unit is at fault."""
-LOOK = "look in the engine's log"
+PAUSES = (1 / 3600, 1 / 360, 1.0)
+"""After the first death in a row, the second, and every further one: that is the rest. Shares of it."""
 GONE = 10
 """Of the times of a beat, after which a silent worker's row is removed. After one it counts no more."""
+LOOK = "look in the engine's log"
 
 
-class WorkerRow(NamedTuple):
-    """A worker that is there, as it said last."""
+class Sickness(NamedTuple):
+    """A model that a worker's engine died over, `deaths` times in a row, the last time of `problem`.
+
+    The worker takes no unit of it before `until`. It was `now` when this was read.
+    """
 
     owner: str
     host: str
     pid: int
-    health: WorkerHealth
+    model_sha256: str
+    model: str
+    job_id: str
+    deaths: int
+    problem: Problem
+    until: datetime
+    now: datetime
 
-    def resting(self) -> tuple[EngineHealth, ...]:
-        """Return the models of which it takes no unit."""
-        return tuple(engine for engine in self.health.engines if engine.rest_s > 0)
 
-
-def beat(tx: Transaction, owner: str, engines: Sequence[EngineHealth], ttl_s: float) -> None:
+def beat(tx: Transaction, owner: str, ttl_s: float) -> None:
     """Say that this process is there, and for `ttl_s` from now; remove workers that are long gone."""
     check_write(tx)
-    values = {
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "health": WorkerHealth(engines=tuple(engines)),
-        "seen_at": tx.now,
-        "alive_until": tx.now + timedelta(seconds=ttl_s),
-    }
+    until = tx.now + timedelta(seconds=ttl_s)
+    values = {"host": socket.gethostname(), "pid": os.getpid(), "alive_until": until}
     new = tx.insert(WORKER).values(owner=owner, **values)
     tx.connection.execute(new.on_conflict_do_update(index_elements=["owner"], set_=values))
-    tx.connection.execute(
-        delete(WORKER).where(WORKER.c.alive_until <= tx.now - timedelta(seconds=GONE * ttl_s))
-    )
+    gone = WORKER.c.alive_until <= tx.now - timedelta(seconds=GONE * ttl_s)
+    tx.connection.execute(delete(WORKER).where(gone))
 
 
-def leave(tx: Transaction, owner: str) -> None:
-    """Remove a worker that ends."""
+def leave(tx: Transaction, owner: str) -> bool:
+    """Remove a worker that ends; return whether it rested."""
     check_write(tx)
+    rested = tx.connection.scalar(select(exists().where(SICKNESS.c.owner == owner, _rests(tx))))
     tx.connection.execute(delete(WORKER).where(WORKER.c.owner == owner))
+    return bool(rested)
 
 
-def present(tx: Transaction) -> list[WorkerRow]:
-    """Return the workers that are there."""
-    columns = [WORKER.c[name] for name in WorkerRow._fields]
-    query = select(*columns).where(WORKER.c.alive_until > tx.clock).order_by(WORKER.c.owner)
-    return [WorkerRow(*row) for row in tx.connection.execute(query)]
+def present(tx: Transaction) -> set[str]:
+    """Return the owners of the workers that are there."""
+    return set(tx.connection.scalars(select(WORKER.c.owner).where(WORKER.c.alive_until > tx.clock)))
+
+
+def sick(tx: Transaction, *, resting: bool = False) -> list[Sickness]:
+    """Return what the engines of the workers that are there die over; only what they rest from, if asked."""
+    columns = [WORKER.c[name] if name in WORKER.c else SICKNESS.c[name] for name in Sickness._fields[:-1]]
+    which = _rests(tx) if resting else true()
+    query = (
+        select(*columns, tx.clock).join_from(SICKNESS, WORKER).where(WORKER.c.alive_until > tx.clock, which)
+    )
+    return [Sickness._make(row) for row in tx.connection.execute(query.order_by(WORKER.c.owner))]
+
+
+def is_sick(tx: Transaction, owner: str) -> bool:
+    """Say whether a worker's engine has died over a model of which it has captured no unit since."""
+    return bool(tx.connection.scalar(select(exists().where(SICKNESS.c.owner == owner))))
+
+
+def _rests(tx: Transaction) -> ColumnElement[bool]:
+    return and_(SICKNESS.c.deaths >= len(PAUSES), SICKNESS.c.until > tx.clock)
+
+
+def left_by(tx: Transaction, owner: str) -> ColumnElement[bool]:
+    """Say in SQL of a job that a worker rests from its model."""
+    mine = SICKNESS.c.owner == owner, SICKNESS.c.model_sha256 == JOB.c.model_sha256
+    return exists().where(*mine, _rests(tx))
 
 
 def waits(tx: Transaction) -> dict[str, str]:
-    """Say of each model that a worker rests from, why."""
-    said: dict[str, list[str]] = {}
-    for worker in present(tx):
-        for engine in worker.resting():
-            said.setdefault(engine.model, []).append(f"worker {worker.host}'s engine dies: {engine.cause}")
-    return {model: "; ".join(dict.fromkeys(causes)) for model, causes in said.items()}
+    """Say of the digest of each model that a worker rests from, why."""
+    said: dict[str, dict[str, None]] = {}
+    for one in sick(tx, resting=True):
+        of_model = said.setdefault(one.model_sha256, {})
+        of_model[f"worker {one.host}'s engine dies: {one.problem.detail}"] = None
+    return {model_sha256: "; ".join(causes) for model_sha256, causes in said.items()}
 
 
 def engine_died(
-    tx: Transaction,
-    lease: UnitLease,
-    error: EngineDied,
-    engines: Sequence[EngineHealth],
-    death: LoneDeath | None,
-) -> None:
-    """Give a unit back whose engine died: no attempt is counted. Raises LeaseLost.
+    tx: Transaction, lease: UnitLease, error: EngineDied, rest_s: float, *, alone: bool, sound: bool
+) -> list[Sickness]:
+    """Count a death of the worker's engine, and give the unit back: no attempt is counted. Raises LeaseLost.
 
-    `engines` is what the worker rests from by now, `death` is there if the unit ran alone. The unit fails by
-    name if it is at fault. Else its job is blocked if no worker is left that takes its model.
+    `alone`: the unit ran alone; it fails by name if it is at fault. `sound`: the engine had captured another
+    one. Return what is to be blocked, since no worker is left that takes the model.
     """
     tasks.held(tx, lease)
-    beat(tx, lease.owner, engines, lease.ttl_s)
-    deaths = (lease.lone_deaths or LoneDeaths()).deaths
-    if death is not None:
-        deaths = (*deaths, death)
-        task = (TASK.c.job_id == lease.job_id) & (TASK.c.kind == lease.kind) & (TASK.c.item == lease.item)
-        tx.connection.execute(update(TASK).where(task).values(lone_deaths=LoneDeaths(deaths=deaths)))
-    takers = {
-        worker.owner
-        for worker in present(tx)
-        if lease.model not in {engine.model for engine in worker.resting()}
+    # One after another: else two workers that fall sick at once would each leave the model to the other.
+    tx.connection.execute(select(WORKER.c.owner).order_by(WORKER.c.owner).with_for_update())
+    beat(tx, lease.owner, lease.ttl_s)
+    key = {"owner": lease.owner, "model_sha256": lease.identity.model_sha256()}
+    before = select(SICKNESS.c.deaths).filter_by(**key)
+    deaths = 1 + (tx.connection.scalar(before) or 0)
+    pause_s = PAUSES[min(deaths, len(PAUSES)) - 1] * rest_s
+    values = {
+        "model": lease.model,
+        "job_id": lease.job_id,
+        "deaths": deaths,
+        "problem": error.problem(),
+        "until": tx.now + timedelta(seconds=pause_s),
     }
-    outcome = Outcome.VOID
-    if death is not None and is_at_fault(deaths, is_only_worker=takers <= {lease.owner}):
-        outcome = Outcome.FAIL
-        error = type(error)(
-            f"engines died on unit {lease.item} {len(deaths)} times when it ran alone, and on no other: "
-            f"{error.detail}",
-            cure=f"{LOOK} for what it cannot run; submit a new job without those samples",
-        )
-    elif not takers:
-        outcome = Outcome.BLOCK
-        error = type(error)(
-            f"worker {socket.gethostname()}'s engine dies, and no other worker is there: {error.detail}",
-            cure=f"{error.cure or LOOK}; restart the worker, which rests, then resume",
-        )
-    tasks.fail(tx, lease, error.problem(), outcome, max_attempts=1)
+    new = tx.insert(SICKNESS).values(**key, **values)
+    tx.connection.execute(new.on_conflict_do_update(index_elements=list(key), set_=values))
+    resting = [one for one in sick(tx, resting=True) if one.model_sha256 == key["model_sha256"]]
+    takers = present(tx) - {one.owner for one in resting}
+    outcome, problem = Outcome.VOID, error.problem()
+    if alone:
+        earlier = lease.lone_deaths.sound if lease.lone_deaths else ()
+        lone = LoneDeaths(sound=(*earlier, lease.owner) if sound else earlier)
+        task = (TASK.c.job_id == lease.job_id) & (TASK.c.kind == lease.kind) & (TASK.c.item == lease.item)
+        tx.connection.execute(update(TASK).where(task).values(lone_deaths=lone))
+        if is_at_fault(lone.sound, is_only_worker=takers <= {lease.owner}):
+            detail = f"engines die on unit {lease.item} when it runs alone, and on no other: {error.detail}"
+            cure = f"{LOOK} for what it cannot run; submit a new job without those samples"
+            outcome, problem = Outcome.FAIL, type(error)(detail, cure=cure).problem()
+    tasks.fail(tx, lease, problem, outcome, max_attempts=1)
+    return [] if takers else resting
 
 
-def is_at_fault(deaths: Sequence[LoneDeath], *, is_only_worker: bool) -> bool:
-    """Say whether a unit is at fault for the deaths of engines that ran it alone.
+def block(tx: Transaction, sickness: Sickness) -> None:
+    """Block the job over which an engine died last, unless it goes on no more. Raises NotFound."""
+    job = lock_job(tx, sickness.job_id)
+    if job.state in POLICIES[TaskKind.CAPTURE].job_states:
+        problem = sickness.problem
+        where = f"worker {sickness.host}'s engine dies, and no other worker takes the model"
+        told = {"detail": f"{where}: {problem.detail}", "cure": f"{problem.cure or LOOK}; then resume"}
+        stop(tx, job, JobState.BLOCKED, problem.model_copy(update=told))
 
-    It is if two workers died on it, or the only one there is `LONE_DEATHS` times. What was not sound may have
-    been the worker's fault; the only worker's first death cannot be sound.
+
+def proven(tx: Transaction, lease: UnitLease) -> None:
+    """Forget what a worker's engine died over, now that it has captured a probe."""
+    of_model = SICKNESS.c.model_sha256 == lease.identity.model_sha256()
+    tx.connection.execute(delete(SICKNESS).where(of_model, SICKNESS.c.owner == lease.owner))
+
+
+def try_again(tx: Transaction, job_id: str) -> None:
+    """Let every worker that waits for the model of a job probe once more, now."""
+    of_job = select(JOB.c.model_sha256).where(JOB.c.id == job_id).scalar_subquery()
+    tx.connection.execute(update(SICKNESS).where(SICKNESS.c.model_sha256 == of_job).values(until=tx.now))
+
+
+def is_at_fault(sound: Collection[str], *, is_only_worker: bool) -> bool:
+    """Say whether a unit is at fault for the deaths of engines that ran it alone, each after another unit.
+
+    By their workers: two of them, or the only one there is twice. The first death of a lone unit is never
+    among them, since the engine before it has died, too.
     """
-    sound = [death.worker for death in deaths if death.sound]
-    return len(set(sound)) > 1 or (
-        is_only_worker and len(sound) >= LONE_DEATHS - 1 and len(deaths) >= LONE_DEATHS
-    )
+    return len(set(sound)) > 1 or (is_only_worker and len(sound) > 1)

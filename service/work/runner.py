@@ -3,12 +3,20 @@
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
-from service.errors import STORE_AWAY, IllegalMove, LeaseLost, QuarryError, VersionRefused
-from service.store import Lease, Store, migration, tasks
+from service.errors import (
+    STORE_AWAY,
+    IllegalMove,
+    LeaseLost,
+    NotFound,
+    QuarryError,
+    VersionRefused,
+    internal_error,
+)
+from service.store import Lease, Store, jobs, migration, tasks
 from service.work.keeper import Keeper, Kept
 
 logger = logging.getLogger(__name__)
@@ -17,7 +25,6 @@ AnyLease = TypeVar("AnyLease", bound=Lease)
 
 RECORD_S = 1.0
 """Between two tries to write to a database that is away."""
-MAX_MESSAGE_CHARS = 500
 
 
 class Stopped(Exception):
@@ -83,20 +90,18 @@ def attempt(what: str) -> Iterator[End]:
 
 
 @contextmanager
-def one_of_many(what: str) -> Iterator[None]:
-    """Do one of many things that come again with the next turn: its error ends none of the others.
+def one_of_many(what: str, store: Store, job_id: str) -> Iterator[None]:
+    """Do for a job what is done for many, and again with the next turn: an event of the job says its error.
 
-    Raises StoreUnavailable and DiskFull: then none of them can be done.
+    Raises StoreUnavailable and DiskFull: then it can be done for none of them.
     """
-    try:
+    with attempt(f"{what} job {job_id}") as end:
         yield
-    except STORE_AWAY:
-        raise
-    except OSError as error:
-        logger.warning("%s: %s", what, error)
-    except Exception:
-        # Supervisor: it is done again, and logged again, until it is mended.
-        logger.exception("%s", what)
+    if isinstance(end.error, STORE_AWAY):
+        raise end.error
+    if end.error is not None:
+        with suppress(NotFound):  # it is another database's, or was deleted
+            store.write(jobs.note, job_id, end.error.problem())
 
 
 def migrate(store: Store, stopped: Callable[[], bool] = lambda: False) -> None:
@@ -112,13 +117,6 @@ def migrate(store: Store, stopped: Callable[[], bool] = lambda: False) -> None:
         except STORE_AWAY as error:
             logger.warning("waiting for the database: %s", error)
         time.sleep(RECORD_S)
-
-
-def internal_error(error: Exception) -> QuarryError:
-    """Return what a job says of an error that nobody foresaw."""
-    # It may quote what a user wrote: as ASCII it fits any database.
-    message = ascii(error)[:MAX_MESSAGE_CHARS]
-    return QuarryError(f"internal error: {message}", cure="look for the traceback in the worker's log")
 
 
 def record(call: Callable[[], None], stopped: Callable[[], bool]) -> bool:

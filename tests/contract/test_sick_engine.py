@@ -62,8 +62,7 @@ def test_a_sick_worker_rests_and_the_healthy_one_finishes_the_job(
         running = [asyncio.create_task(loops[0].run())]
         await until(lambda: len(sick.store.read(workers.present)) == 1)
         running.append(asyncio.create_task(loops[1].run()))
-        await until(lambda: bool(loops[1].rests))
-        await until(lambda: any(worker.resting() for worker in sick.store.read(workers.present)))
+        await until(lambda: bool(sick.store.read(workers.waits)))
         waits = sick.store.read(jobs.job, job_id).waits
         rested.set()
         await until(lambda: sick.store.read(jobs.job, job_id).progress.is_captured)
@@ -82,7 +81,7 @@ def test_a_sick_worker_rests_and_the_healthy_one_finishes_the_job(
     assert job.waits is None
     assert_whole(sick, job_id, written=30, rejected=0)
     assert {row.attempts for row in sick.store.read(units.of_job, job_id)} == {1}
-    assert sick.store.read(workers.present) == []
+    assert sick.store.read(workers.present) == set()
 
 
 @pytest.mark.parametrize("dies", ["start", "step"])
@@ -94,9 +93,8 @@ def test_the_only_worker_blocks_the_job_with_the_cause_and_a_resume_finishes_it(
     assert job.state is JobState.BLOCKED and job.problem is not None
     assert job.problem.type == "urn:quarry:engine-died"
     assert job.problem.detail == (
-        f"worker {socket.gethostname()}'s engine dies, and no other worker is there: {CAUSE}"
+        f"worker {socket.gethostname()}'s engine dies, and no other worker takes the model: {CAUSE}"
     )
-    assert "restart the worker" in str(job.problem.cure)
     assert job.progress.units_failed == 0
     assert {row.attempts for row in sick.store.read(units.of_job, job.id)} == {0}
     monkeypatch.delenv(DIES)
@@ -147,9 +145,47 @@ def test_a_unit_that_ends_every_engine_fails_the_job_by_name_while_others_are_pr
     asyncio.run(asyncio.wait_for(together(), 120))
     job = sick.store.read(jobs.job, job_id)
     assert job.state is JobState.FAILED and job.problem is not None
-    assert job.problem.detail.startswith("engines died on unit 0 ")
+    assert job.problem.detail.startswith("engines die on unit 0 ")
     assert job.progress.units_failed == 1 and job.progress.units_done >= 2
-    assert ("unit 0 3 times" in job.problem.detail) or num_workers == 2
+
+
+def test_units_that_end_every_engine_block_a_job_and_a_resume_names_one_of_them(
+    sick: Shop, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. The worker meets no other unit in three deaths, and rests. 2. Resumed, it begins with the others."""
+    monkeypatch.setenv(DIES, f"token:{POISON}")
+    samples = poisoned(40)
+    samples[2]["token_ids"] = [POISON, 6, 5]  # of the second unit
+    job_id = sick.submit(request(target, samples, loss="all"))
+    sick.plan()
+    for state, detail in ((JobState.BLOCKED, CAUSE), (JobState.FAILED, "engines die on unit 0 ")):
+        sick.capture(job_id)
+        job = sick.store.read(jobs.job, job_id)
+        assert job.state is state and job.problem is not None and detail in job.problem.detail
+        if state is JobState.BLOCKED:
+            sick.store.write(jobs.resume, job_id)
+
+
+def test_workers_that_are_restarted_on_a_sick_node_never_fail_a_job(
+    sick: Shop, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each ends once its engine has died twice, the second time on a unit alone. Another worker is there."""
+    monkeypatch.setenv(DIES, "step")
+    job_id = sick.submit(request(target, conversations(2)))
+    sick.plan()
+    sick.store.write(workers.beat, "another", 600.0)
+
+    async def until_it_died(owner: str) -> None:
+        loop = Capture(sick.store, sick.settings, owner)
+        running = asyncio.create_task(loop.run())
+        await until(lambda: any(one.deaths >= 2 for one in sick.store.read(workers.sick)))
+        loop.stop.set()
+        await running
+
+    for number in range(3):
+        asyncio.run(asyncio.wait_for(until_it_died(f"worker {number}"), 120))
+    job = sick.store.read(jobs.job, job_id)
+    assert job.state is JobState.RUNNING, job.problem
 
 
 def test_the_last_unit_of_a_job_that_ends_every_engine_blocks_it(

@@ -244,6 +244,7 @@ def test_a_failed_attempt_is_recorded_when_the_store_is_back(
     shop: Shop, clock: Clock, monkeypatch: pytest.MonkeyPatch, error: QuarryError
 ) -> None:
     """1. An engine does not start. 2. There is no store to record that, and then there is."""
+    shop.settings = shop.settings.model_copy(update={"engine_rest_s": 1e-6})  # the clock stands still
     job_id = submit(shop)
     shop.plan()
     away = Away(monkeypatch, "workers.engine_died", clock, error=error)

@@ -35,13 +35,15 @@ def test_the_work_of_a_job_that_the_database_does_not_know_is_left_alone(
 def test_a_folder_that_cannot_be_removed_hinders_no_other_and_is_tried_again(
     shop: Shop, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """1. An attempt cannot be removed, another is gone meanwhile. 2. The rest is swept. 3. It can be."""
-    lost = []
+    """1. An attempt cannot be removed, another is gone meanwhile. 2. The rest is swept, and the job says why,
+    once. 3. It can be."""
+    lost, job_ids = [], []
     for key in ("one", "another"):
         job_id = shop.submit(request(target, conversations(10)), key)
         attempts = shop.settings.work_root / job_id / "attempts"
         lost += [attempts / f"00000-{epoch}" for epoch in (6, 7, 8)]
         shop.store.write(jobs.pause, job_id)
+        job_ids.append(job_id)
     for folder in lost:
         folder.mkdir(parents=True)
     remove = shutil.rmtree
@@ -57,6 +59,15 @@ def test_a_folder_that_cannot_be_removed_hinders_no_other_and_is_tried_again(
     with monkeypatch.context() as patched:
         patched.setattr(shutil, "rmtree", removing)
         assert sweep(shop.store, shop.settings) == sorted(lost[2:])
+        assert sweep(shop.store, shop.settings) == []
+    said = [
+        [event.message for event in shop.store.read(jobs.events, job_id) if event.problem is not None]
+        for job_id in job_ids
+    ]
+    assert said == [
+        [f"{lost[0]} cannot be removed: not yours", "internal error: ZeroDivisionError('a bug')"],
+        [],
+    ]
     assert sweep(shop.store, shop.settings) == lost[:2]
 
 

@@ -211,17 +211,21 @@ def submit(store: Store, number: int = 1, repo_id: str | None = None) -> JobRow:
     return store.write(jobs.submit, NewJob.of(job_id(number), f"key-{number}", a_request(repo_id=repo_id)))[0]
 
 
-def start_plan(store: Store, number: int = 1, repo_id: str | None = None) -> PlanLease:
+def start_plan(
+    store: Store, number: int = 1, repo_id: str | None = None, identity: Identity = IDENTITY
+) -> PlanLease:
     """Submit a job and lease its planning, its identity fixed."""
     submit(store, number, repo_id)
     lease = lease_plan(store)
-    store.write(plans.set_identity, lease, IDENTITY)
+    store.write(plans.set_identity, lease, identity)
     return lease
 
 
-def start_units(store: Store, units: int = 2, number: int = 1, repo_id: str | None = None) -> PlanLease:
+def start_units(
+    store: Store, units: int = 2, number: int = 1, repo_id: str | None = None, identity: Identity = IDENTITY
+) -> PlanLease:
     """Bring a job to where all its units wait and its plan is done; the lease that comes back is over."""
-    lease = start_plan(store, number, repo_id)
+    lease = start_plan(store, number, repo_id, identity)
     for unit in range(units):
         store.write(plans.add_unit, lease, planned(unit), ())
     store.write(plans.finish, lease, () if units else (reject(0),))

@@ -8,8 +8,10 @@ from pathlib import Path
 import httpx2
 
 from schemas.job import JobState, JobSummary
-from service.store import EngineHealth, Store, jobs, workers
+from service.errors import EngineDied
+from service.store import Store, jobs, workers
 from tests.support.api import api_settings, complete, problem_of, serving
+from tests.support.store_cases import OWNER, TTL_S, job_id, lease_unit, start_units
 
 
 def test_a_data_folder_that_is_gone_is_not_ready(tmp_path: Path):
@@ -47,27 +49,25 @@ def test_metrics_count_requests_jobs_and_what_was_written(api: httpx2.Client, st
     assert float(values['http_requests_total{handler="/extract",method="POST",status="202"}']) > 0
 
 
-def test_metrics_and_a_job_say_what_a_workers_engine_dies_over(
-    api: httpx2.Client, store: Store, job: JobSummary
-):
-    """1. A worker rests from the job's model, and probes another. 2. It ends."""
-    engines = [
-        EngineHealth(model=job.model, deaths=3, cause="the device is gone", rest_s=60.0),
-        EngineHealth(model="other", deaths=1, cause="why", rest_s=0.0),
-    ]
-    store.write(workers.beat, "capture@here:1:a", engines, 60.0)
-    names = f'host="{socket.gethostname()}",model="{{}}",pid="{os.getpid()}"'
+def test_metrics_and_a_job_say_what_a_workers_engine_dies_over(api: httpx2.Client, store: Store):
+    """1. A worker rests from the job's model, and another one does not. 2. The first one ends."""
+    start_units(store)
+    store.write(workers.beat, "another", TTL_S)
+    for _ in range(3):
+        died = EngineDied("the device is gone")
+        store.write(workers.engine_died, lease_unit(store), died, 1e-6, alone=False, sound=False)
+        store.write(workers.try_again, job_id(1))
+    store.write(workers.engine_died, lease_unit(store), died, 600.0, alone=False, sound=False)
     values = dict(line.rsplit(" ", 1) for line in api.get("/metrics").text.splitlines() if line[0] != "#")
-    assert float(values["quarry_workers"]) == 1
-    for engine in engines:
-        labels = names.format(engine.model)
-        assert float(values[f"quarry_worker_engine_deaths{{{labels}}}"]) == engine.deaths
-        assert float(values[f"quarry_worker_rest_seconds{{{labels}}}"]) == engine.rest_s
+    assert float(values["quarry_workers"]) == 2
+    labels = f'host="{socket.gethostname()}",model="org/model",pid="{os.getpid()}"'
+    assert float(values[f"quarry_worker_engine_deaths{{{labels}}}"]) == 4
+    assert 500 < float(values[f"quarry_worker_rest_seconds{{{labels}}}"]) <= 600
     waits = f"worker {socket.gethostname()}'s engine dies: the device is gone"
-    assert api.get(f"/jobs/{job.id}").json()["waits"] == waits
+    assert api.get(f"/jobs/{job_id(1)}").json()["waits"] == waits
     assert waits in {one["waits"] for one in api.get("/jobs").json()["jobs"]}
-    store.write(workers.leave, "capture@here:1:a")
-    assert api.get(f"/jobs/{job.id}").json()["waits"] is None
+    assert store.write(workers.leave, OWNER)
+    assert api.get(f"/jobs/{job_id(1)}").json()["waits"] is None
 
 
 def test_what_is_nowhere_and_what_is_done_wrongly_are_problems_too(api: httpx2.Client):

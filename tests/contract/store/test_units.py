@@ -3,11 +3,13 @@
 from dataclasses import replace
 
 import pytest
+from sqlalchemy import delete
 
 from schemas.job import JobState
 from schemas.receipts import UnitKey
 from service.errors import LeaseLost, Outcome
 from service.store import Store, TaskState, UnitRow, jobs, plans, tasks, units
+from service.store.tables import UNIT
 from tests.support.store_cases import (
     IDENTITY,
     OWNER,
@@ -39,6 +41,20 @@ def test_a_lease_says_all_that_an_attempt_needs(store: Store) -> None:
     assert (lease.owner, lease.identity) == (OWNER, IDENTITY)
     assert (lease.num_samples, lease.num_tokens, lease.attempts) == (2, 10, 1)
     assert only(store) == UnitRow(0, TaskState.LEASED, 1, 1, 2, 10, None)
+
+
+def test_a_job_of_which_no_unit_can_be_leased_is_blocked_and_the_next_one_is_served(
+    store: Store, database: Store
+) -> None:
+    """1. A job's unit is gone from its table, as no verb brings about. 2. It blocks with what happened."""
+    for number in (1, 2):
+        start_units(store, units=1, number=number)
+    with database.writing() as tx:
+        tx.connection.execute(delete(UNIT).where(UNIT.c.job_id == job_id(1)))
+    assert lease_unit(store).job_id == job_id(2)
+    job = store.read(jobs.job, job_id(1))
+    assert job.state is JobState.BLOCKED and job.problem is not None
+    assert job.problem.detail.startswith("internal error: NoResultFound")
 
 
 def test_the_lowest_unit_of_the_oldest_job_comes_first(store: Store) -> None:

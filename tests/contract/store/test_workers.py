@@ -1,0 +1,173 @@
+"""What a worker takes after its engine died, what it says, and whose fault a death is."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from schemas.identity import Identity
+from schemas.job import JobState
+from service.errors import EngineDied
+from service.store import Store, UnitLease, jobs, units, workers
+from service.store.workers import PAUSES, Sickness, is_at_fault
+from tests.support.store_cases import IDENTITY, TTL_S, Clock, commit, job_id, lease_unit, start_units
+
+REST_S = 3600.0
+SHORT_S, LONGER_S = (share * REST_S for share in PAUSES[:2])
+OTHER = IDENTITY.model_copy(update={"weights_sha256": "ab" * 32})
+"""Another checkpoint under the same name."""
+
+
+def die(store: Store, lease: UnitLease, **how: bool) -> list[Sickness]:
+    """Let the engine of a lease's worker die, not alone unless said."""
+    how = {"alone": False, "sound": False} | how
+    return store.write(workers.engine_died, lease, EngineDied("why"), REST_S, **how)
+
+
+def fall_sick(store: Store, clock: Clock, owner: str, number: int = 1, deaths: int = 3) -> list[Sickness]:
+    """Let the engine of a worker die on a job in a row; return what is to be blocked."""
+    untaken: list[Sickness] = []
+    for death in range(deaths):
+        untaken = die(store, lease_unit(store, owner, job_id(number)))
+        if death < deaths - 1:
+            clock.advance(LONGER_S)
+            store.write(workers.beat, owner, TTL_S)
+    return untaken
+
+
+@pytest.mark.parametrize(
+    ("events", "deaths", "pause_s", "waits"),
+    [
+        ("d", 1, SHORT_S, False),
+        ("dd", 2, LONGER_S, False),
+        ("ddd", 3, REST_S, True),
+        ("dddd", 4, REST_S, True),
+        ("dp", 0, 0.0, False),
+        ("ddpd", 1, SHORT_S, False),
+        ("dddpddd", 3, REST_S, True),
+    ],
+)
+def test_pauses_grow_with_deaths_in_a_row_and_a_proven_unit_ends_the_row(
+    store: Store, clock: Clock, events: str, deaths: int, pause_s: float, waits: bool
+) -> None:
+    start_units(store, len(events) + 1)
+    store.write(workers.beat, "another", 10 * REST_S)
+    for event in events:
+        clock.advance(REST_S)
+        lease = lease_unit(store, "one")
+        if event == "p":
+            assert lease.is_probe
+            commit(store, lease)
+        else:
+            die(store, lease)
+    assert [one.deaths for one in store.read(workers.sick)] == [deaths] * (deaths > 0)
+    assert store.read(jobs.job, job_id(1)).waits is not None or not waits
+    if deaths:
+        clock.advance(pause_s - 0.1)
+        assert units.lease(store, "one", TTL_S) is None
+        clock.advance(0.1)
+    assert lease_unit(store, "one").is_probe is (deaths > 0)
+
+
+@pytest.mark.parametrize(
+    ("identity", "is_left"),
+    [
+        (OTHER, False),
+        (IDENTITY.model_copy(update={"model": "./latest"}), True),
+    ],
+    ids=["another checkpoint under one name", "one model under two names"],
+)
+def test_a_worker_rests_from_what_was_loaded_whatever_it_is_called(
+    store: Store, clock: Clock, identity: Identity, is_left: bool
+) -> None:
+    start_units(store)
+    fall_sick(store, clock, "one")
+    start_units(store, number=2, identity=identity)
+    assert (store.read(jobs.job, job_id(2)).waits is not None) is is_left
+    lease = units.lease(store, "one", TTL_S)
+    assert (lease is None) is is_left
+    assert store.read(jobs.counts, "one")[JobState.RUNNING] == (0 if is_left else 1)
+    if lease is not None:
+        assert (lease.job_id, lease.is_probe) == (job_id(2), False)
+
+
+def test_a_resume_ends_the_rests_from_its_model_with_one_probe(store: Store, clock: Clock) -> None:
+    """1. The only worker rests, and the job is blocked. 2. It is resumed: a probe at once. 3. That fails."""
+    start_units(store)
+    start_units(store, number=2, identity=OTHER)
+    fall_sick(store, clock, "one", 2)
+    for sickness in fall_sick(store, clock, "one"):
+        store.write(workers.block, sickness)
+    assert store.read(jobs.state, job_id(1)) is JobState.BLOCKED
+    store.write(jobs.resume, job_id(1))
+    assert store.read(jobs.job, job_id(1)).waits is None
+    lease = lease_unit(store, "one")
+    assert (lease.job_id, lease.is_probe) == (job_id(1), True)
+    assert [sickness.job_id for sickness in die(store, lease)] == [job_id(1)]
+    assert units.lease(store, "one", TTL_S) is None
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_when_the_last_of_two_workers_falls_sick_the_jobs_of_both_are_blocked(
+    store: Store, clock: Clock, at_once: bool
+) -> None:
+    for number in (1, 2):
+        start_units(store, number=number)
+    store.write(workers.beat, "two", 10 * REST_S)
+    assert fall_sick(store, clock, "one", 1, deaths=2) == []
+    assert fall_sick(store, clock, "two", 2, deaths=2) == []
+    clock.advance(LONGER_S)
+    for owner in ("one", "two"):
+        store.write(workers.beat, owner, TTL_S)
+    leases = [lease_unit(store, owner, job_id(n)) for n, owner in enumerate(("one", "two"), 1)]
+    last: Callable[[], list[Sickness]] = lambda: die(store, leases[1])  # noqa: E731
+    with ThreadPoolExecutor(1) as pool:
+        with store.writing() as tx:
+            how = {"alone": False, "sound": False}
+            assert workers.engine_died(tx, leases[0], EngineDied("why"), REST_S, **how) == []
+            dying = pool.submit(last) if at_once else None
+        untaken = dying.result(60) if dying is not None else last()
+    for sickness in untaken:
+        store.write(workers.block, sickness)
+    for number in (1, 2):
+        job = store.read(jobs.job, job_id(number))
+        assert job.state is JobState.BLOCKED and job.problem is not None
+        assert "no other worker takes the model: why" in job.problem.detail
+
+
+def test_a_worker_that_ends_says_whether_it_rested(store: Store, clock: Clock) -> None:
+    start_units(store)
+    fall_sick(store, clock, "one")
+    store.write(workers.beat, "two", TTL_S)
+    assert [store.write(workers.leave, owner) for owner in ("one", "two")] == [True, False]
+    assert store.read(workers.sick) == []
+
+
+def test_a_sick_worker_takes_a_unit_that_an_engine_died_on_alone_after_all_others(
+    store: Store, clock: Clock
+) -> None:
+    start_units(store, 3)
+    fall_sick(store, clock, "one", deaths=1)
+    clock.advance(SHORT_S)
+    probe = lease_unit(store, "one")
+    assert (probe.item, probe.is_probe) == (0, True)
+    die(store, probe, alone=True)
+    clock.advance(LONGER_S)
+    assert [lease_unit(store, "one").item for _ in range(3)] == [1, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("workers_of_deaths", "only", "at_fault"),
+    [
+        ("", True, False),
+        ("a", True, False),
+        ("aa", True, True),
+        ("aa", False, False),  # another worker is to try it
+        ("ab", False, True),
+        ("ab", True, True),
+    ],
+)
+def test_a_unit_is_at_fault_if_two_workers_or_the_only_one_died_on_it_alone_after_other_units(
+    workers_of_deaths: str, only: bool, at_fault: bool
+) -> None:
+    assert is_at_fault(tuple(workers_of_deaths), is_only_worker=only) is at_fault
