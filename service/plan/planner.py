@@ -3,7 +3,6 @@
 import json
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 from schemas.dataset.columns import state_bytes, stored_token_bytes
@@ -15,7 +14,6 @@ from schemas.request import CapturePasses, ExtractRequest, Generate, PostedSourc
 from schemas.schedule import ChangedRecipe
 from service.errors import (
     IdentityChanged,
-    LeaseLost,
     OptionRefused,
     QuarryError,
     RecipeChanged,
@@ -194,17 +192,10 @@ def _take_posted(lease: PlanLease, store: Store, settings: Settings, watch: Call
     if lease.spool is None:
         detail = "the schedule was deleted before its samples were taken, and they with it"
         raise SourceRefused(detail, field="source.kind", cure="post them to another schedule")
-    taken = settings.work_root / posted_path(lease.job_id)
     with writing("the posted samples"):
         # Before the lease is looked at: a deletion that comes later removes it, and then nothing moves.
-        make_folder(taken)
-    try:
-        earlier = store.write(spools.leaving, lease)
-    except LeaseLost:
-        with suppress(OSError):
-            taken.rmdir()
-            taken.parent.rmdir()
-        raise
+        make_folder(settings.work_root / posted_path(lease.job_id))
+    earlier = store.write(spools.leaving, lease)
     take(settings, lease.spool, lease.job_id, earlier, watch)
 
 
