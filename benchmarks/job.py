@@ -139,7 +139,6 @@ def costed_here(record: Path) -> Iterator[None]:
         for owner, name, threads in (
             (unit_run, "check_unit", 0),
             (LogprobsProcessor, "update_from_output", 0),
-            (Head, "opinion", helpers),
             (Head, "gaps", helpers),
         ):
             act = costed(f"{owner.__name__}.{name}", getattr(owner, name), file.write, threads=threads)

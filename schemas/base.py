@@ -2,19 +2,10 @@
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 MAX_FIELDS = 128
 """Most fields that one object may be sent with; no value here has nearly as many."""
-
-
-def added(default: Any, **options: Any) -> Any:  # noqa: ANN401 - as `pydantic.Field`
-    """Declare a field of a stored value that earlier versions did not have.
-
-    It is not written out while it has its default, so that the text of a value, and each digest of it, stays
-    what an earlier version wrote: an idempotency key goes on naming its job, a dataset its identity.
-    """
-    return Field(default=default, exclude_if=lambda value: value == default, **options)
 
 
 class Wire(BaseModel):
@@ -32,3 +23,10 @@ class Wire(BaseModel):
         if isinstance(data, dict) and len(data) > MAX_FIELDS:
             raise ValueError(f"{len(data)} fields; at most {MAX_FIELDS} can be given")
         return data
+
+
+def first_fault(error: ValidationError) -> str:
+    """Return the first thing that is wrong with a value, behind the place where it is."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    parts = (*map(str, first["loc"]), first["msg"].removeprefix("Value error, "))
+    return ".".join(parts[:-1]) + ": " * (len(parts) > 1) + parts[-1]

@@ -1,15 +1,16 @@
 """What must be equal for two runs to be the same dataset, and how layers are named in every convention."""
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import JsonValue
+from pydantic import Field, JsonValue, model_validator
 
-from schemas.base import Wire, added
+from schemas.base import Wire
 from schemas.digest import canonical_json, canonical_sha256
 from schemas.names import JobId
 from schemas.request import CapturePasses, Compression, Dtype, Duplicates, Generate, LossRule, TooLong
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""Of the format of datasets. Version 1 was written before Quarry 0.2.0."""
 
 DTYPE_BYTES: dict[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
 
@@ -52,13 +53,29 @@ def layer_info(layer_id: int, num_layers: int) -> LayerInfo:
     )
 
 
-class Identity(Wire):
+class Versioned(Wire):
+    """A document of a dataset. One of another version of the format is refused as such, whatever it holds."""
+
+    schema_version: int = SCHEMA_VERSION
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_this_version(cls, data: Any) -> Any:  # noqa: ANN401 - whatever was read
+        version = data.get("schema_version", SCHEMA_VERSION) if isinstance(data, dict) else SCHEMA_VERSION
+        if version != SCHEMA_VERSION:
+            raise ValueError(
+                f"format version {version!r}, expected {SCHEMA_VERSION}: capture the dataset anew with this "
+                "version of Quarry, or read it with the version that made it"
+            )
+        return data
+
+
+class Identity(Versioned):
     """Everything that decides the bytes of a dataset apart from the engine's rounding.
 
     A resumed job may not change it.
     """
 
-    schema_version: int = SCHEMA_VERSION
     model: str
     """A repository of the Hub, or `./` and the name of a local model's folder."""
     revision: str
@@ -76,13 +93,13 @@ class Identity(Wire):
     generate: Generate | None
     capture: CapturePasses | None
     compression: Compression
-    chat_template_kwargs: dict[str, JsonValue] = added({})
-    tools_sha256: str | None = added(None)
+    chat_template_kwargs: dict[str, JsonValue] = Field(default={})
+    tools_sha256: str | None = None
     """Of the canonical JSON of the tools that samples without their own are given."""
-    min_supervised_tokens: int = added(1)
-    labels: tuple[str, ...] = added(())
-    duplicates: Duplicates = added("same_id_and_tokens")
-    weights_sha256: str | None = added(None)
+    min_supervised_tokens: int = 1
+    labels: tuple[str, ...] = ()
+    duplicates: Duplicates = "same_id_and_tokens"
+    weights_sha256: str | None = None
     """Of a local model's weights, all of them; null for a model of the Hub, which its commit identifies."""
 
     def sha256(self) -> str:

@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from schemas.base import Wire, added
+from schemas.base import Wire
 from schemas.digest import canonical_json
 from schemas.names import ConfigName, LabelName, RepoId, is_local_model, shown_model
 
@@ -114,8 +114,8 @@ class Sample(Wire):
         default=None, min_length=1, max_length=MAX_MESSAGES, fail_fast=True
     )
     tools: tuple[JsonObject, ...] | None = Field(default=None, max_length=256)
-    labels: dict[LabelName, Label | None] | None = added(
-        None, max_length=MAX_LABELS, description="of which the index gets those that the job names"
+    labels: dict[LabelName, Label | None] | None = Field(
+        default=None, max_length=MAX_LABELS, description="of which the index gets those that the job names"
     )
     text: Text | None = None
     token_ids: tuple[TokenId, ...] | None = Field(default=None, max_length=MAX_SAMPLE_TOKENS, fail_fast=True)
@@ -153,11 +153,11 @@ class FileSource(Wire):
     kind: Literal["file"]
     path: Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=NO_NUL)]
     limit: int | None = Field(default=None, ge=1, description="take only the first rows")
-    min_age_s: int = added(
-        0, ge=0, le=2_592_000, description="leave out files that were changed within so many seconds"
+    min_age_s: int = Field(
+        default=0, ge=0, le=2_592_000, description="leave out files that were changed within so many seconds"
     )
-    marker: FileSuffix | None = added(
-        None, description="take only files with another beside them of their name and this, such as '.done'"
+    marker: FileSuffix | None = Field(
+        default=None, description="take only files beside one of their name and this, such as '.done'"
     )
 
 
@@ -262,18 +262,21 @@ class ExtractRequest(Wire):
     source: Source
     loss: LossRule = Field(default="assistant", description="which turns' tokens are supervised")
     chat_template: Template | None = Field(default=None, description="in place of the tokenizer's own")
-    chat_template_kwargs: TemplateKwargs = added(
-        {}, description="variables of the template, such as {'enable_thinking': false}"
+    chat_template_kwargs: TemplateKwargs = Field(
+        default={}, description="variables of the template, such as {'enable_thinking': false}"
     )
-    tools: tuple[JsonObject, ...] = added((), max_length=256, description="of samples that have none")
-    min_supervised_tokens: int = added(
-        1, ge=1, le=MAX_SAMPLE_TOKENS, description="samples with fewer are rejected; not with `generate`"
+    tools: tuple[JsonObject, ...] = Field(default=(), max_length=256, description="of samples that have none")
+    min_supervised_tokens: int = Field(
+        default=1,
+        ge=1,
+        le=MAX_SAMPLE_TOKENS,
+        description="of a sample, or it is rejected; not with `generate`",
     )
-    duplicates: Duplicates = added(
-        "same_id_and_tokens", description="of equal samples the first is kept; across all files"
+    duplicates: Duplicates = Field(
+        default="same_id_and_tokens", description="of equal samples the first is kept; across all files"
     )
-    labels: tuple[LabelName, ...] = added(
-        (), max_length=MAX_LABELS, description="columns of the source that the index gets as `label_<name>`"
+    labels: tuple[LabelName, ...] = Field(
+        default=(), max_length=MAX_LABELS, description="columns of the source: `label_<name>` in the index"
     )
     max_tokens: int = Field(
         default=4096, ge=1, le=MAX_SAMPLE_TOKENS, description="of a sample, answers included"
@@ -327,10 +330,7 @@ class ExtractRequest(Wire):
 
 
 class PublishedRequest(BaseModel):
-    """An `ExtractRequest` as a manifest holds it: without inline samples, and names in place of host paths.
-
-    Manifests of versions up to 0.1 hold the whole request.
-    """
+    """A request as a manifest holds it: without inline samples, and names in place of host paths."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 

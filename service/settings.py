@@ -13,8 +13,6 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from schemas.keys import EVERY_NAMESPACE, Grants
 from service.errors import HubDenied
 
-_EVERY_ROW = "has no effect, since every row's logits are checked; it is removed in 0.4"
-
 
 class Settings(BaseSettings):
     """Everything that can be set. One instance is made at start and passed down.
@@ -148,17 +146,8 @@ class Settings(BaseSettings):
     """Memory that `quarry verify` may take to decode a unit of a dataset, which is not trusted."""
     publish_deadline_s: float = Field(default=6 * 3600.0, gt=0)
     """How long a push may go without a new file uploaded or committed before its job is blocked."""
-    logit_share: float = Field(default=0.01, ge=0.0, le=1.0, deprecated=_EVERY_ROW)
-    """Deprecated, without effect: every row's logits are checked."""
-    logit_rows_min: int = Field(default=8, ge=0, deprecated=_EVERY_ROW)
-    """Deprecated, without effect: every row's logits are checked."""
     canary_max_bytes: int | None = Field(default=None, ge=1)
     """Memory that the canary's reference may take for its largest layer; unset: half of what is available."""
-
-    def deprecations(self) -> dict[str, str]:
-        """Return the variables that are set and deprecated, with what there is to know of each."""
-        fields = {name: type(self).model_fields[name].deprecated for name in sorted(self.model_fields_set)}
-        return {f"QUARRY_{name.upper()}": str(why) for name, why in fields.items() if why}
 
     def database(self) -> str:
         """Return the store's URL."""

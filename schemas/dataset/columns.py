@@ -91,19 +91,13 @@ INDEX_SCHEMA = pa.schema(
         *_TOKENS,
         _required("shard", pa.string()),
         _required("row", pa.int32()),
-        pa.field("next_token", pa.int32()),
-        pa.field("next_logprob", pa.float32()),
         pa.field("top_tokens", _list_of(pa.int32())),
         pa.field("top_logprobs", _list_of(pa.float32())),
     ]
 )
 """`top_tokens` are the engine's 16 most likely tokens after a row's last token, the most likely first, and
 `top_logprobs` their log-probabilities, so that the logit check can be repeated on a finished dataset.
-`next_token` and `next_logprob` are the first of them. All four are null where layer N is not captured.
-`shard` is a path inside the repository."""
-
-INDEX_SCHEMA_0_1 = pa.schema([field for field in INDEX_SCHEMA if not field.name.startswith("top_")])
-"""Of versions up to 0.1: `next_token` and `next_logprob` are kept for some of the rows."""
+Both are null where layer N is not captured. `shard` is a path inside the repository."""
 
 LABEL_PREFIX = "label_"
 

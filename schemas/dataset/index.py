@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from schemas.dataset.columns import INDEX_SCHEMA, INDEX_SCHEMA_0_1, LABEL_PREFIX, labels_of, with_labels
+from schemas.dataset.columns import INDEX_SCHEMA, LABEL_PREFIX, labels_of, with_labels
 from schemas.dataset.errors import DatasetError
 from schemas.dataset.manifest import FileEntry
 from schemas.dataset.seal import sealing, sha256_of
@@ -25,7 +25,7 @@ IndexRows = dict[tuple[str, int], dict[str, Any]]
 Witness = tuple[tuple[int, float], ...]
 """The engine's most likely tokens after a row's last token with their log-probabilities, the likeliest first.
 
-They are of the raw logits, whatever token was sampled. An index of versions up to 0.1 has one of them.
+They are of the raw logits, whatever token was sampled.
 """
 
 
@@ -69,8 +69,6 @@ def write_index(
             "supervised_tokens": supervised,
             "shard": [shard_path for _, shard_path, _, _ in rows],
             "row": [row for _, _, row, _ in rows],
-            "next_token": [witness and witness[0][0] for witness in of_rows],
-            "next_logprob": [witness and witness[0][1] for witness in of_rows],
             "top_tokens": [witness and [token for token, _ in witness] for witness in of_rows],
             "top_logprobs": [witness and [logprob for _, logprob in witness] for witness in of_rows],
             **{f"{LABEL_PREFIX}{name}": [values[row] for row, *_ in rows] for name, values in labels.items()},
@@ -88,9 +86,7 @@ def read_index(file: Path) -> IndexRows:
     try:
         table = read_table(file)
         table.validate(full=True)
-        labels = labels_of(table.schema)
-        schemas = (with_labels(schema, labels) for schema in (INDEX_SCHEMA, INDEX_SCHEMA_0_1))
-        if not any(table.schema.equals(schema) for schema in schemas):
+        if not table.schema.equals(with_labels(INDEX_SCHEMA, labels_of(table.schema))):
             raise DatasetError("its columns are not those of an index")
         rows = table.to_pylist()
     except MemoryError as error:

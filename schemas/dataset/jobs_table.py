@@ -24,9 +24,9 @@ class JobEntry(Wire):
     totals: Totals
     checks: CheckReport
     rejects: dict[str, int]
-    vocabulary: VocabularyStats | None
+    vocabulary: VocabularyStats
     first_shard: str
-    captured_at: AwareDatetime | None = None
+    captured_at: AwareDatetime
     manifest: FileEntry
     manifest_git_oid: str
 

@@ -7,11 +7,11 @@ from typing import Any
 from pydantic import AwareDatetime, Field, ValidationError
 from pydantic_core import to_jsonable_python
 
-from schemas.base import Wire, added
+from schemas.base import Wire, first_fault
 from schemas.dataset.errors import DatasetError
 from schemas.digest import canonical_sha256
-from schemas.identity import SCHEMA_VERSION, Provenance
-from schemas.job import RejectView
+from schemas.identity import Provenance, Versioned
+from schemas.job import RejectView, ShardView
 from schemas.names import JobId
 from schemas.request import PublishedRequest
 
@@ -35,31 +35,14 @@ class LayerStats(Wire):
     max_abs: float
 
 
-class ShardFacts(Wire):
-    """What a shard holds, and the attempt that made it."""
+class SealedShard(ShardView):
+    """A committed shard, with what is kept of its layers."""
 
-    path: str
-    bytes: int
-    rows: int
-    tokens: int
-    unit: int
-    epoch: int
     layers: tuple[LayerStats, ...]
 
 
-class SealedShard(ShardFacts):
-    """A committed shard. `xxh3` is its 128-bit hash from the seal on."""
-
-    xxh3: str
-
-
-class ShardEntry(ShardFacts, FileEntry):
-    """A published shard: its sha256 is taken when the dataset is made whole.
-
-    `xxh3` is the seal's; null in manifests that were written before it was kept.
-    """
-
-    xxh3: str | None = None
+class ShardEntry(SealedShard, FileEntry):
+    """A published shard: its sha256 is taken when the dataset is made whole."""
 
 
 class UnitChecks(Wire):
@@ -85,13 +68,13 @@ class LayerAgreement(Wire):
 class CanaryReport(Wire):
     """A passed canary: how near the engine's states were to those of a forward pass by another library."""
 
-    job_id: JobId | None = Field(default=None, description="that it ran for; others may rely on it")
+    job_id: JobId = Field(description="that it ran for; others may rely on it")
     prompts: int
     tokens: int
     layers: tuple[LayerAgreement, ...]
-    reference: str | None = Field(default=None, description="the library of the reference, with its version")
-    seconds: float | None = Field(default=None, description="that the reference took")
-    peak_bytes: int | None = Field(default=None, description="that the reference's process held at most")
+    reference: str = Field(description="the library of the reference, with its version")
+    seconds: float = Field(description="that the reference took")
+    peak_bytes: int = Field(description="that the reference's process held at most")
 
     @property
     def min_cosine(self) -> float:
@@ -116,8 +99,7 @@ class CheckReport(UnitChecks):
     """What was proven, in numbers."""
 
     canary: str = Field(description="'passed', 'cached' or 'skipped by request'")
-    canary_min_cosine: float | None = None
-    canary_report: CanaryReport | None = Field(default=None, description="null in older manifests")
+    canary_report: CanaryReport | None = Field(default=None, description="null where it was skipped")
 
 
 class Totals(Wire):
@@ -126,9 +108,9 @@ class Totals(Wire):
     samples_planned: int
     samples_written: int
     samples_rejected: int
-    samples_known: int = added(0)
+    samples_known: int = 0
     """Of a schedule's job: rows of its source that an earlier run has written."""
-    samples_given_up: int = added(0)
+    samples_given_up: int = 0
     """Of a schedule's job that did not end by itself: left to the next run."""
     tokens: int
     supervised_tokens: int
@@ -155,28 +137,21 @@ def body_sha256(body: Mapping[str, Any]) -> str:
     return canonical_sha256(to_jsonable_python(rest, inf_nan_mode="constants"))
 
 
-class Manifest(Wire):
-    """The content of `manifests/<job>.json`. `complete` is true.
+class Manifest(Versioned):
+    """The content of `manifests/<job>.json`, which is only written of a whole job."""
 
-    A manifest is only written of a whole job.
-    """
-
-    schema_version: int = SCHEMA_VERSION
     provenance: Provenance
     identity_sha256: str
     request: PublishedRequest
-    request_sha256: str | None = Field(default=None, description="of the whole request as canonical JSON")
+    request_sha256: str = Field(description="of the whole request as canonical JSON")
     shards: tuple[ShardEntry, ...]
     indexes: tuple[FileEntry, ...]
     extras: tuple[FileEntry, ...] = Field(description="final_norm.safetensors and the token counts")
     rejects: tuple[RejectView, ...]
     totals: Totals
     checks: CheckReport
-    vocabulary: VocabularyStats | None = Field(default=None, description="null in older manifests")
-    captured_at: AwareDatetime | None = Field(
-        default=None, description="when all of it was captured, before its push; null in older manifests"
-    )
-    complete: bool = True
+    vocabulary: VocabularyStats
+    captured_at: AwareDatetime = Field(description="when all of it was captured, before its push")
     sha256: str = Field(default_factory=body_sha256, description="of all the rest as canonical JSON")
 
 
@@ -188,7 +163,7 @@ def read_manifest(content: bytes, name: str) -> tuple[Manifest, str | None]:
     try:
         manifest = Manifest.model_validate_json(content)
     except ValidationError as error:
-        raise DatasetError(f"{name} is not a manifest: {error}") from error
+        raise DatasetError(f"{name} is not a manifest of this version: {first_fault(error)}") from error
     body = json.loads(content)
     sha256, stated = body_sha256(body), body.get("sha256")
     return manifest, None if sha256 == stated else f"its content has sha256 {sha256}, it says {stated}"

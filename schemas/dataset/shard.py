@@ -24,12 +24,13 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from schemas.base import first_fault
 from schemas.dataset.codecs.planes import merge_planes
 from schemas.dataset.columns import LAYER_PREFIX, METADATA_KEY, SCALE_BYTES, layer_columns, shard_schema
 from schemas.dataset.errors import DatasetError
 from schemas.dataset.files import LocalFile, RangeFile
 from schemas.dataset.memory import Bytes
-from schemas.identity import DTYPE_BYTES, SCHEMA_VERSION, Provenance
+from schemas.identity import DTYPE_BYTES, Provenance
 
 _MAX_PAGE_HEADER_BYTES = 512
 _LENGTH_BYTES = 4
@@ -123,20 +124,9 @@ class Shard:
         if text is None:
             raise self._error("not a shard of Quarry: its metadata has no 'quarry' document")
         try:
-            provenance = Provenance.model_validate_json(text)
+            return Provenance.model_validate_json(text)
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise self._error(
-                f"the provenance in its metadata is wrong at {where!r}: {first['msg']}; "
-                "if a newer Quarry wrote it, install a newer one"
-            ) from error
-        version = provenance.identity.schema_version
-        if version > SCHEMA_VERSION:
-            raise self._error(
-                f"it has format version {version}, this reader knows {SCHEMA_VERSION}: install a newer one"
-            )
-        return provenance
+            raise self._error(f"not a shard of this version: {first_fault(error)}") from error
 
     def _check_footer(self) -> None:
         identity = self.provenance.identity

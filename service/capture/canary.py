@@ -19,7 +19,7 @@ import torch
 
 from connector.wire import RowRef
 from schemas.dataset.errors import DatasetError
-from schemas.dataset.manifest import CanaryReport
+from schemas.dataset.manifest import CanaryReport, LayerAgreement
 from schemas.dataset.shard import open_shard
 from schemas.dataset.states import read_states
 from schemas.names import attempt_dir, canary_unit, plan_path
@@ -101,14 +101,14 @@ class Canary:
                 raise
             logger.info("the reference runs again beside the engine: %s", refused)
             expected = await self._begin(session.spec, prompts, None)
-        report = await self._judge(session.spec, prompts, captured, expected)
-        passed = report.model_copy(
-            update={
-                "job_id": job_id,
-                "reference": expected.library,
-                "seconds": round(expected.seconds, 3),
-                "peak_bytes": expected.peak_bytes,
-            }
+        passed = CanaryReport(
+            job_id=job_id,
+            prompts=len(prompts),
+            tokens=sum(map(len, prompts)),
+            layers=await self._judge(session.spec, prompts, captured, expected),
+            reference=expected.library,
+            seconds=round(expected.seconds, 3),
+            peak_bytes=expected.peak_bytes,
         )
         for name in (key, states_key(identity)):
             await asyncio.to_thread(self._store.write, canaries.record, name, passed.model_dump_json())
@@ -136,7 +136,7 @@ class Canary:
 
     async def _judge(
         self, spec: EngineSpec, prompts: Sequence[Sequence[int]], captured: States, expected: Reference
-    ) -> CanaryReport:
+    ) -> tuple[LayerAgreement, ...]:
         """Judge by the reference in the job's dtype, or else by the noise that rounding makes in it."""
         identity = self._lease.identity
         layers = (identity.layer_ids, identity.num_layers, identity.dtype)

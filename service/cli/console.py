@@ -69,8 +69,6 @@ def load_settings(**options: Any) -> Settings:  # noqa: ANN401 - a value of any 
         raise OptionRefused(str(error), cure="lists and objects in QUARRY_ variables are JSON") from error
     for name in [name for name in os.environ if name.upper() in SECRET_VARIABLES]:
         del os.environ[name]
-    for variable, why in settings.deprecations().items():
-        say(f"{variable} is deprecated: it {why}", file=sys.stderr)
     return settings
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from schemas.dataset.manifest import CanaryReport, LayerAgreement
+from schemas.dataset.manifest import LayerAgreement
 from schemas.digest import canonical_sha256
 from schemas.identity import Identity, Provenance
 from schemas.request import Dtype
@@ -112,7 +112,7 @@ def judge(
     num_layers: int,
     dtype: Dtype,
     activation_bits: int | None = None,
-) -> CanaryReport:
+) -> tuple[LayerAgreement, ...]:
     """Hold captured states against the reference's.
 
     The reference holds every layer 0..N and POST_NORM; with `activation_bits` the engine rounds more than it.
@@ -138,7 +138,7 @@ def judge(
                 f"{median:.2e} to that layer"
             )
         layers.append(_agreement(layer_id, distances))
-    return _report(captured, layers)
+    return tuple(layers)
 
 
 def judge_by_noise(
@@ -148,7 +148,7 @@ def judge_by_noise(
     layer_ids: Sequence[int],
     num_layers: int,
     dtype: Dtype,
-) -> CanaryReport:
+) -> tuple[LayerAgreement, ...]:
     """Hold captured states to the exact ones, within the noise of the rounded ones.
 
     Args:
@@ -182,7 +182,7 @@ def judge_by_noise(
             "own_median_rel_error": float(noise_T.median()),
         }
         layers.append(_agreement(layer_id, distances).model_copy(update=medians))
-    return _report(captured, layers)
+    return tuple(layers)
 
 
 def _distances(layer_id: int, states: States, reference: States) -> list[_Distance]:
@@ -223,11 +223,6 @@ def _agreement(layer_id: int, distances: Sequence[_Distance]) -> LayerAgreement:
         max_rel_error=float(_own_errors(distances).max()),
         best_match_layer=layer_id,
     )
-
-
-def _report(captured: States, layers: Sequence[LayerAgreement]) -> CanaryReport:
-    tokens = sum(len(states[layers[0].layer_id]) for states in captured)
-    return CanaryReport(prompts=len(captured), tokens=tokens, layers=tuple(layers))
 
 
 def _check_prompt(layer_id: int, num_layers: int, distance: _Distance, min_cosine: float) -> None:

@@ -22,7 +22,7 @@ from schemas.identity import Identity
 from schemas.receipts import UnitSealed
 from service.errors import EngineDied, EngineRefused, StatesWrong, WriteFailed
 from service.proof.head import Head
-from service.proof.logit_check import LogitCase, check_logits, judge
+from service.proof.logit_check import LogitCase, LogitVerdict, check_logits
 from service.proof.row_proof import prove_row
 
 
@@ -74,7 +74,7 @@ def check_unit(
             raise WriteFailed(f"{unit}: a sealed file cannot be read back: {error}") from error
     if cases and head is None:
         raise EngineRefused(f"{unit}: layer {identity.num_layers} cannot be proven without the output head")
-    verdict = judge([]) if head is None else check_logits(head, cases)
+    verdict = LogitVerdict(0, 0, 0.0, ()) if head is None else check_logits(head, cases)
     if verdict.faults:
         raise StatesWrong("; ".join(verdict.faults))
     return UnitChecks(

@@ -2,10 +2,9 @@
 
 Imports torch: import it lazily. The rest of the model is never read. docs/tolerance.md derives the sigmas.
 
-Legend: N rows, H hidden size, V vocabulary, C a slice of the vocabulary.
+Legend: N rows, K tokens, H hidden size, V vocabulary, C a slice of the vocabulary.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -21,19 +20,6 @@ from service.proof.head_weights import HeadWeights, read_head, read_norm, text_c
 from service.proof.tolerance import NormedState, Tolerance
 
 _SLICE_ELEMENTS = 2**24
-
-
-@dataclass(frozen=True, slots=True)
-class Opinion:
-    """What N states say of the next token, and of one that somebody else named for each; all [N].
-
-    `logprob` is of the named token, `own_token` the argmax. `sigma` is the deviation of `logprob` that
-    rounding alone gives it.
-    """
-
-    own_token: torch.Tensor
-    logprob: torch.Tensor
-    sigma: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +69,12 @@ class Head:
 
         The norm runs in float32 and its result is rounded to the dtype; the matmul runs in float32.
         """
-        return torch.log_softmax(self._logits(self.normed_state(rows_NH).normed), dim=1)
+        normed_NH = self.normed_state(rows_NH).normed
+        # The head may be larger in float32 than what is free: it is cast by slices.
+        slices = torch.split(self._weight_VH, max(1, _SLICE_ELEMENTS // self._weight_VH.shape[1]))
+        bare_NV = torch.cat([normed_NH @ weight_CH.float().T for weight_CH in slices], dim=1)
+        bias_V = None if self._bias_V is None else self._bias_V.float()
+        return torch.log_softmax(self._shaped(bare_NV, bias_V), dim=1)
 
     def gaps(
         self, rows_NH: torch.Tensor, tokens_NK: torch.Tensor, half_NH: torch.Tensor | None = None
@@ -98,42 +89,12 @@ class Head:
         bias_NK = None if self._bias_V is None else self._bias_V[tokens_NK].float()
         logits_NK = self._shaped((weight_NKH @ state.normed.transpose(-1, -2)).squeeze(-1), bias_NK)
         direction_NKH = self._slope(logits_NK)[..., None] * weight_NKH
-        tolerance = self._tolerance(state)
+        logit_roundings = 1 + (3 if self._soft_cap else 0) + (1 if self._scale != 1.0 else 0)
+        tolerance = Tolerance(state, torch.finfo(self.dtype).eps / 2, logit_roundings)
         logit_NK = tolerance.of_logit(logits_NK, direction_NKH)
         product_NK = tolerance.of_product(direction_NKH[:, :1] - direction_NKH)
         variance_NK = product_NK + logit_NK[:, :1] + logit_NK
         return Gaps(logits_NK[:, :1] - logits_NK, variance_NK.sqrt())
-
-    def opinion(
-        self, rows_NH: torch.Tensor, named_N: torch.Tensor, half_NH: torch.Tensor | None = None
-    ) -> Opinion:
-        """Hold pre-norm states [N, H] against one named token each of 0..V-1; reads the whole head.
-
-        `half_NH` as of `gaps`.
-        """
-        state = self.normed_state(rows_NH, half_NH)
-        logits_NV = self._logits(state.normed)
-        logprobs_NV = torch.log_softmax(logits_NV, dim=1)
-        chance_NV, slope_NV = logprobs_NV.exp(), self._slope(logits_NV)
-        mean_NH, mean_square_NH = torch.zeros_like(state.normed), torch.zeros_like(state.normed)
-        for start, weight_CH in self._slices():
-            part = slice(start, start + len(weight_CH))
-            mean_NH += (chance_NV[:, part] * slope_NV[:, part]) @ weight_CH
-            mean_square_NH += (chance_NV[:, part] * slope_NV[:, part].square()) @ weight_CH.square()
-        row_N = torch.arange(len(rows_NH))
-        named_NH = slope_NV[row_N, named_N, None] * self._weight_VH[named_N].float()
-        tolerance = self._tolerance(state)
-        variance_N = (
-            tolerance.of_product(named_NH - mean_NH)
-            + tolerance.of_logit(logits_NV[row_N, named_N], named_NH)
-            + tolerance.of_softmax(chance_NV, logits_NV)
-            + tolerance.of_curvature(mean_NH, mean_square_NH)
-        )
-        return Opinion(logits_NV.argmax(dim=1), logprobs_NV[row_N, named_N], variance_N.sqrt())
-
-    def _tolerance(self, state: NormedState) -> Tolerance:
-        logit_roundings = 1 + (3 if self._soft_cap else 0) + (1 if self._scale != 1.0 else 0)
-        return Tolerance(state, torch.finfo(self.dtype).eps / 2, logit_roundings)
 
     def normed_state(self, rows_NH: torch.Tensor, half_NH: torch.Tensor | None = None) -> NormedState:
         """Run the norm in float32 and round its result to the dtype."""
@@ -146,11 +107,6 @@ class Head:
             normed_NH = normed_NH + norm.bias_H.float()
         rounded_NH, unit_NH = normed_NH.to(self.dtype).float(), centred_NH * inverse_N1
         return NormedState(rows_NH.float(), rounded_NH, unit_NH, gain_NH, half_NH, norm.centres)
-
-    def _logits(self, normed_NH: torch.Tensor) -> torch.Tensor:
-        """Return the logits [N, V] of normed states."""
-        z_NV = torch.cat([normed_NH @ weight_CH.T for _, weight_CH in self._slices()], dim=1)
-        return self._shaped(z_NV, None if self._bias_V is None else self._bias_V.float())
 
     def _shaped(self, bare: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Make logits of bare products of states and weights: bias, soft cap, scale."""
@@ -165,9 +121,3 @@ class Head:
         if self._soft_cap is None:
             return torch.full_like(logits, self._scale)
         return self._scale * (1 - (logits / (self._scale * self._soft_cap)).square())
-
-    def _slices(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield the head's weight in float32 by slices [C, H], each with its first token."""
-        step = max(1, _SLICE_ELEMENTS // self._weight_VH.shape[1])
-        for start in range(0, self.vocab_size, step):
-            yield start, self._weight_VH[start : start + step].float()

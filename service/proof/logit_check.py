@@ -85,26 +85,12 @@ class LogitVerdict:
 
 
 def check_logits(head: Head, cases: Sequence[LogitCase]) -> LogitVerdict:
-    """Hold every case against its witness, each by itself and all of them together."""
-    return judge([reading for batch in batches(cases) for reading in _check_batch(head, batch)])
-
-
-def batches(cases: Sequence[LogitCase]) -> Iterator[Sequence[LogitCase]]:
-    """Yield the cases in order, `BATCH_ROWS` at a time."""
-    return (cases[start : start + BATCH_ROWS] for start in range(0, len(cases), BATCH_ROWS))
-
-
-def stacked(cases: Sequence[LogitCase]) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the states [N, H] of cases of one dataset, and how far the captured ones may lie from them."""
-    halves = [case.half_H for case in cases if case.half_H is not None]
-    return torch.stack([case.state_H for case in cases]), torch.stack(halves) if halves else None
-
-
-def judge(readings: Sequence[LogitReading]) -> LogitVerdict:
-    """Sum up the rows, and hold those without a fault to the bound over all of them.
+    """Hold every case against its witness, and those without a fault to the bound over all of them.
 
     The bound shows what is only slightly wrong in each row.
     """
+    starts = range(0, len(cases), BATCH_ROWS)
+    readings = [one for start in starts for one in _check_batch(head, cases[start : start + BATCH_ROWS])]
     faults = [f"{reading.where}: {reading.fault}" for reading in readings if reading.fault is not None]
     passed = [reading for reading in readings if reading.fault is None]
     total, limit = sum(reading.mean_square for reading in passed), _bound(len(passed))
@@ -132,8 +118,9 @@ def _check_batch(head: Head, cases: Sequence[LogitCase]) -> Iterator[LogitReadin
     padded = [(tokens + (tokens[:1] or ((0, 0.0),)) * width)[:width] for tokens in likely]
     tokens_NK = torch.tensor([[token for token, _ in tokens] for tokens in padded], dtype=torch.int64)
     logprobs_NK = torch.tensor([[logprob for _, logprob in tokens] for tokens in padded], dtype=torch.float64)
-    states_NH, half_NH = stacked(cases)
-    gaps = head.gaps(states_NH, tokens_NK, half_NH)
+    halves = [case.half_H for case in cases if case.half_H is not None]
+    states_NH = torch.stack([case.state_H for case in cases])
+    gaps = head.gaps(states_NH, tokens_NK, torch.stack(halves) if halves else None)
     engine_NK = logprobs_NK[:, :1] - logprobs_NK
     sigmas_NK = (gaps.gap - engine_NK) / gaps.sigma
     # NaN is no agreement: it counts as the farthest off.

@@ -64,22 +64,6 @@ class Tolerance:
         in_float32 = 2 * direction.shape[-1] * _FLOAT32_ROUNDOFF**2 * (logit.square() + spread)
         return in_dtype + in_float32
 
-    def of_softmax(self, chance_NV: torch.Tensor, logits_NV: torch.Tensor) -> torch.Tensor:
-        """Return the variance [N] that the logits' own roundings and the sum give to a softmax over V."""
-        in_dtype = self.rounding * self.logit_roundings * (chance_NV * logits_NV).square().sum(dim=-1)
-        return in_dtype + logits_NV.shape[-1] * _FLOAT32_ROUNDOFF**2
-
-    def of_curvature(self, mean: torch.Tensor, mean_square: torch.Tensor) -> torch.Tensor:
-        """Return what storing gives to the second order of a log-probability [...].
-
-        `mean` and `mean_square` [..., H] are of the logits' gradients under the softmax.
-        """
-        if self.state.half is None:
-            return torch.zeros(mean.shape[:-1])
-        spread = (mean_square - mean.square()).clamp(min=0.0)
-        curvature = (spread * (self.state.gain * self.state.half).square()).sum(dim=-1) / 6
-        return 3 * curvature.square()
-
     def _of_storing(self, direction: torch.Tensor, half: torch.Tensor) -> torch.Tensor:
         """Return the variance [...] that storing with `half` steps gives to a product with `direction`."""
         error = self._slope(direction) * half

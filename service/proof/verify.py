@@ -210,7 +210,6 @@ def _manifest_faults(path: str, job: Manifest) -> Iterator[str]:
         "totals.bytes": (totals.bytes, sum(entry.bytes for entry in job.shards)),
         "checks.rows_checked": (job.checks.rows_checked, rows),
         "indexes": (sorted(e.path for e in job.indexes), sorted(index_path(job_id, unit) for unit in units)),
-        "complete": (job.complete, True),
     }
     for name, (stated, due) in pairs.items():
         if stated != due:
@@ -233,12 +232,14 @@ def _check_model(model_folder: Path, head: Head, job: Manifest) -> None:
 
 def _canary_lines(job_id: str, checks: CheckReport) -> Iterator[str]:
     report = checks.canary_report
-    against = f", against {report.reference}" if report is not None and report.reference else ""
-    yield f"canary of {job_id}: {checks.canary}{against}"
-    for layer in report.layers if report is not None else ():
+    if report is None:
+        yield f"canary of {job_id}: {checks.canary}"
+        return
+    yield f"canary of {job_id}: {checks.canary}, against {report.reference}"
+    for layer in report.layers:
         numbers = f"cosine {layer.cosine:.6f}, largest relative error {layer.max_rel_error:.2e}"
         yield f"  layer {layer.layer_id}: {numbers}, nearest to layer {layer.best_match_layer}"
-    if report is not None and report.noise is not None:
+    if report.noise is not None:
         yield f"  {report.noise}"
 
 
@@ -298,11 +299,10 @@ def _compare_token_counts(folder: Path, job: Manifest, tally: JobTally) -> None:
                 tally.fault(path, what)
         except (DatasetError, MemoryError) as error:
             tally.fault(path, str(error) or "takes too much memory")
-    if job.vocabulary is not None:
-        stats = vocabulary_stats(counted, (part.draft_vocab for part in job.vocabulary.coverage))
-        if job.vocabulary != stats:
-            what = f"vocabulary is {job.vocabulary!r}, expected {stats!r}"
-            tally.fault(manifest_path(job.provenance.job_id), what)
+    stats = vocabulary_stats(counted, (part.draft_vocab for part in job.vocabulary.coverage))
+    if job.vocabulary != stats:
+        what = f"vocabulary is {job.vocabulary!r}, expected {stats!r}"
+        tally.fault(manifest_path(job.provenance.job_id), what)
 
 
 def _file_faults(folder: Path, entry: FileEntry) -> Iterator[str]:

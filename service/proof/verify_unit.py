@@ -16,7 +16,6 @@ from schemas.dataset.shard import Shard, open_shard
 from schemas.names import index_path
 from service.proof.head import Head
 from service.proof.logit_check import LogitCase, check_logits
-from service.proof.next_token_check import check_next_tokens
 from service.proof.row_proof import prove_row
 from service.proof.tally import JobTally
 
@@ -45,8 +44,7 @@ def verify_unit(folder: Path, job: Manifest, unit: int, head: Head | None, tally
             tally.fault(entry.path, str(error))
             continue
         if head is not None and cases:
-            has_top_tokens = any("top_tokens" in values for values in of_shard.values())
-            tally.logits(entry.path, (check_logits if has_top_tokens else check_next_tokens)(head, cases))
+            tally.logits(entry.path, check_logits(head, cases))
     known = {entry.path for entry in entries}
     for path, row in indexed or ():
         if path not in known:
@@ -79,10 +77,9 @@ def _rows(
             continue
         faults, witness = list(proof.faults), None
         if head is not None and proof.last is not None and row in indexed:
-            try:
-                witness = _witness(indexed[row])
-            except ValueError as error:
-                faults.append(str(error))
+            witness = _witness(indexed[row])
+            if witness is None:
+                faults.append("the index does not hold the engine's log-probabilities of it")
         for fault in faults:
             tally.fault(path, f"{where}: {fault}")
         if witness is not None and proof.last is not None:
@@ -90,18 +87,10 @@ def _rows(
 
 
 def _witness(values: Mapping[str, Any]) -> Witness | None:
-    """Return the engine's log-probabilities in an index row; none for a row that version 0.1 did not sample.
-
-    Raises ValueError if a row of a newer index lacks them, or if its columns contradict each other.
-    """
-    next_token, next_logprob = values["next_token"], values["next_logprob"]
-    if "top_tokens" not in values:
-        return None if next_token is None or next_logprob is None else ((next_token, next_logprob),)
+    """Return the engine's log-probabilities in an index row; none where they are missing."""
     tokens, logprobs = values["top_tokens"], values["top_logprobs"]
     if not tokens or logprobs is None or len(tokens) != len(logprobs):
-        raise ValueError("the index does not hold the engine's log-probabilities of it")
-    if (tokens[0], logprobs[0]) != (next_token, next_logprob):
-        raise ValueError("in the index, next_token and next_logprob are not the first of top_tokens")
+        return None
     return tuple(zip(tokens, logprobs, strict=True))
 
 

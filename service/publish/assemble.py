@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import ValidationError
 
+from schemas.dataset.errors import DatasetError
 from schemas.dataset.jobs_table import JobEntry, table_of
 from schemas.dataset.manifest import (
     CanaryReport,
@@ -22,6 +22,7 @@ from schemas.dataset.manifest import (
     SealedShard,
     ShardEntry,
     Totals,
+    read_manifest as manifest_in,
 )
 from schemas.dataset.seal import sealing
 from schemas.dataset.token_counts import vocabulary_stats
@@ -151,9 +152,9 @@ def assemble(
 def read_manifest(path: Path) -> Manifest:
     """Return a manifest on disk. Raises DatasetBroken."""
     try:
-        return Manifest.model_validate_json(path.read_bytes())
-    except (FileNotFoundError, ValidationError) as error:
-        raise DatasetBroken(f"{path.name} is not a manifest of this version") from error
+        return manifest_in(path.read_bytes(), path.name)[0]
+    except (FileNotFoundError, DatasetError) as error:
+        raise DatasetBroken(str(error)) from error
 
 
 def _remove_leftovers(dataset: Path, job_id: str) -> None:
@@ -249,6 +250,5 @@ def _checks(commits: Sequence[UnitCommit], canary: str, report: CanaryReport | N
         logit_argmax_agree=sum(checks.logit_argmax_agree for checks in made),
         logit_max_error=max((checks.logit_max_error for checks in made), default=0.0),
         canary=canary,
-        canary_min_cosine=report.min_cosine if report is not None else None,
         canary_report=report,
     )

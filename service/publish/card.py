@@ -16,7 +16,6 @@ from huggingface_hub import DatasetCard, DatasetCardData
 
 from schemas.dataset.jobs_table import JobEntry
 from schemas.identity import Identity
-from schemas.names import shown_model
 from service.errors import OptionRefused
 from service.publish.card_text import INDEX_CONFIG, card_text
 
@@ -106,11 +105,9 @@ def _files(folder: str, jobs: Sequence[str]) -> list[dict[str, Any]]:
     return [{"split": "train", "path": [f"{folder}/{job}/*.parquet" for job in jobs]}]
 
 
-def _shape(identity: Identity) -> tuple[object, ...]:
-    one = identity
-    # Versions up to 0.1 name a local model by its path.
-    model = shown_model(one.model)
-    return model, one.revision, one.layer_ids, one.hidden_size, one.dtype, one.compression
+def _shape(one: Identity) -> tuple[object, ...]:
+    model = one.model, one.revision, one.weights_sha256
+    return model, one.layer_ids, one.hidden_size, one.dtype, one.compression
 
 
 def _refuse_other_labels(jobs: Iterable[JobEntry]) -> None:
@@ -126,13 +123,9 @@ def _refuse_other_labels(jobs: Iterable[JobEntry]) -> None:
 
 
 def _refuse_mixed(name: str, group: Sequence[JobEntry]) -> None:
-    # Versions up to 0.1 did not read the weights: their jobs go with any.
-    first, *others = sorted(
-        (job.provenance for job in group), key=lambda made: made.identity.weights_sha256 is None
-    )
+    first, *others = (job.provenance for job in group)
     for other in others:
-        same_weights = other.identity.weights_sha256 in {None, first.identity.weights_sha256}
-        if not same_weights or _shape(other.identity) != _shape(first.identity):
+        if _shape(other.identity) != _shape(first.identity):
             raise OptionRefused(
                 f"configuration {name!r} would mix jobs {first.job_id} and {other.job_id}, "
                 "which differ in model, layers or layout",

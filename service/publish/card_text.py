@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -13,7 +12,6 @@ from schemas.names import is_local_model
 INDEX_CONFIG = "index"
 SHOWN_JOBS = 30
 """In the tables of jobs: a repository that gets a job every night holds hundreds."""
-BEFORE_ALL = datetime.min.replace(tzinfo=UTC)
 STORAGE = {"none": "none", "planes": "planes (lossless)", "fp8": "fp8 (lossy: within 1/17 of each value)"}
 
 
@@ -51,7 +49,7 @@ def _environment() -> Environment:
 
 
 def _newest(group: Sequence[JobEntry]) -> list[JobEntry]:
-    return sorted(group, key=lambda job: job.captured_at or BEFORE_ALL, reverse=True)[:SHOWN_JOBS]
+    return sorted(group, key=lambda job: job.captured_at, reverse=True)[:SHOWN_JOBS]
 
 
 def _rejects(group: Sequence[JobEntry]) -> list[tuple[str, int]]:
@@ -68,5 +66,5 @@ def _linked(model: str) -> str:
 
 def _draft_sizes(job: JobEntry) -> dict[int, str]:
     """Return the share of the supervised tokens that a drafter could draft, by the size of its vocabulary."""
-    coverage = job.vocabulary.coverage if job.vocabulary else ()
-    return {part.draft_vocab: f"{part.tokens / job.totals.supervised_tokens:.3%}" for part in coverage}
+    supervised = job.totals.supervised_tokens
+    return {part.draft_vocab: f"{part.tokens / supervised:.3%}" for part in job.vocabulary.coverage}

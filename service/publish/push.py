@@ -12,7 +12,6 @@ that no reader ever finds files of two runs behind the card's globs.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
 
@@ -20,6 +19,7 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 from huggingface_hub.hf_api import RepoFile
 from pydantic import ValidationError
 
+from schemas.base import first_fault
 from schemas.dataset.jobs_table import JobEntry, JobsTable, git_oid, table_of
 from schemas.dataset.manifest import FileEntry, Manifest
 from schemas.names import (
@@ -226,36 +226,35 @@ class _Push:
         return [self._entry_of(remote, revision) for remote in manifests]
 
     def _entry_of(self, remote: RepoFile, revision: str) -> JobEntry:
-        """Return what is said of a manifest in the repository.
+        """Return what the table of jobs says of a manifest in the repository.
 
-        The table of jobs is asked first; a manifest is read if the table lacks it, as an earlier version's
-        does. Raises OptionRefused for a manifest of another version.
+        Raises OptionRefused if it says nothing of it, or is of another version.
         """
         self._read_table(revision)
         known = self._entries.get(remote.lfs.sha256 if remote.lfs else remote.blob_id)
         if known is None or known.manifest.path != remote.path:
-            content = self._hub.read(remote.path, revision) or b""
-            try:
-                known = JobEntry.of(Manifest.model_validate_json(content), content)
-            except ValidationError:
-                detail = f"{remote.path} in {self._hub.target.repo_id} is not a manifest of this version"
-                cure = "upgrade this service, or name another repository"
-                raise OptionRefused(detail, field="hub.repo_id", cure=cure) from None
-            self._remember(known)
+            raise self._table_refused(f"does not list {remote.path} as it is there")
         return known
 
     def _read_table(self, revision: str) -> None:
-        """Learn what the table of jobs says; nothing where there is none of this version."""
+        """Learn what the table of jobs says, if the repository has one."""
         if revision in self._tables_read:
             return
         self._tables_read.add(revision)
         content = self._hub.read(JOBS_PATH, revision)
-        with suppress(ValidationError):
-            for job in JobsTable.model_validate_json(content or b"").jobs:
-                self._remember(job)
+        try:
+            rows = JobsTable.model_validate_json(content).jobs if content is not None else ()
+        except ValidationError as error:
+            raise self._table_refused(f"is not a table of this version: {first_fault(error)}") from error
+        for job in rows:
+            self._entries[job.manifest.sha256] = self._entries[job.manifest_git_oid] = job
 
-    def _remember(self, job: JobEntry) -> None:
-        self._entries[job.manifest.sha256] = self._entries[job.manifest_git_oid] = job
+    def _table_refused(self, detail: str) -> OptionRefused:
+        return OptionRefused(
+            f"{JOBS_PATH} in {self._hub.target.repo_id} {detail}",
+            field="hub.repo_id",
+            cure=f"name another repository, or bring {JOBS_PATH} back as the last push of a job left it",
+        )
 
     def _missing(self, entries: Sequence[FileEntry], revision: str = BRANCH) -> list[FileEntry]:
         remote = self._hub.find([entry.path for entry in entries], revision)

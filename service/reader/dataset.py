@@ -1,7 +1,6 @@
 """The map-style dataset: row number in, view out."""
 
 import os
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -43,7 +42,6 @@ class QuarryDataset(Dataset[Any]):
         since: str | date | None = None,
         revision: str | None = None,
         pin_memory: bool = False,
-        memory_map: bool = False,
         direct: bool = False,
     ) -> None:
         """Read the manifests, the indexes that they name and one footer; no states.
@@ -55,11 +53,9 @@ class QuarryDataset(Dataset[Any]):
             jobs: ids of the jobs whose rows are wanted, each complete; all complete ones if null. A job is
                 complete when its manifest is there.
             since: read only jobs whose last state was captured then or later: a day, which begins at midnight
-                UTC, or a time with its offset; either may be given as text. Jobs that an earlier version
-                wrote without a time are left out with a warning.
+                UTC, or a time with its offset; either may be given as text.
             revision: branch, tag or commit, for a repository.
             pin_memory: read states straight into pinned memory.
-            memory_map: deprecated, without effect.
             direct: read local shards by O_DIRECT, past the page cache. For shards that are larger together
                 than the memory: it takes less CPU than a read from the disk through the cache.
 
@@ -67,9 +63,6 @@ class QuarryDataset(Dataset[Any]):
             ReaderError: no dataset, no complete job or not the one named, none since then, jobs of several
                 models or layers, or a view it cannot serve.
         """
-        if memory_map:
-            what = "memory_map has no effect: the page cache serves reads; it is removed in 0.4"
-            warnings.warn(what, DeprecationWarning, stacklevel=2)
         self._files: Files = files_of(where, revision) if isinstance(where, str | os.PathLike) else where
         wanted = frozenset(jobs) if jobs is not None else None
         self.manifests = read_jobs(self._files, wanted, since)
@@ -127,7 +120,6 @@ class QuarryDataset(Dataset[Any]):
         if not -len(self) <= number < len(self):
             raise IndexError(f"row {number} of {len(self)}")
         number %= len(self)
-        read_many = partial(self._states, self._shard(self._places.shards[number]), number)
         ids_T, mask_T = self._places.tokens(number)
         return Row(
             **self._places.light(number),
@@ -135,9 +127,8 @@ class QuarryDataset(Dataset[Any]):
             loss_mask=mask_T,
             layer_ids=self.about.layer_ids,
             num_layers=self.about.num_layers,
-            read=lambda layer_id: read_many((layer_id,)),
+            read=partial(self._states, self._shard(self._places.shards[number]), number),
             norm=self._norm,
-            read_many=read_many,
         )
 
     def shard_of(self, number: int) -> str:

@@ -1,6 +1,5 @@
 """Which jobs of a dataset are read: the complete ones, or those named, or those captured since a time."""
 
-import warnings
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, date, datetime, time
@@ -44,17 +43,12 @@ def read_jobs(
 
 
 def _captured_since(files: Files, jobs: Iterable[str], since: str | date) -> frozenset[str]:
-    """Return those of `jobs` that were captured then or later; jobs without a time are warned of."""
+    """Return those of `jobs`, at least one, that were captured then or later."""
     begin = _moment(since)
     times = _captured_at(files, jobs)
-    without = sorted(job for job, captured_at in times.items() if captured_at is None)
-    if without:
-        what = f"since={since!r} leaves out jobs that do not say when they were captured: {_named(without)}"
-        warnings.warn(f"{what}; name such jobs in 'jobs' to read them", stacklevel=4)
-    known = {job: captured_at for job, captured_at in times.items() if captured_at is not None}
-    late = frozenset(job for job, captured_at in known.items() if captured_at >= begin)
+    late = frozenset(job for job, captured_at in times.items() if captured_at >= begin)
     if not late:
-        newest = f"the newest is of {max(known.values()):%Y-%m-%d %H:%M} UTC" if known else "none says when"
+        newest = f"the newest is of {max(times.values()):%Y-%m-%d %H:%M} UTC"
         raise ReaderError(f"no job was captured since {begin:%Y-%m-%d %H:%M} UTC: {newest}")
     return late
 
@@ -72,10 +66,10 @@ def _moment(since: str | date) -> datetime:
     return datetime.combine(given, time(), UTC)
 
 
-def _captured_at(files: Files, jobs: Iterable[str]) -> dict[str, datetime | None]:
+def _captured_at(files: Files, jobs: Iterable[str]) -> dict[str, datetime]:
     """Return when each job was captured, from the table of jobs; from its manifest if the table lacks it."""
-    table: dict[str, datetime | None] = {}
-    with suppress(ReaderError, ValidationError):  # no table, or a newer version's
+    table: dict[str, datetime] = {}
+    with suppress(ReaderError, ValidationError):  # a copy of some jobs may have none, or another's
         rows = JobsTable.model_validate_json(read_file(files, JOBS_PATH)).jobs
         table = {row.job_id: row.captured_at for row in rows}
     for job in set(jobs) - table.keys():

@@ -41,9 +41,9 @@ class About:
 class Row:
     """Un-shifted: position t holds token t, its mask, and its states.
 
-    `input_ids` is int64 [T], `loss_mask` uint8 [T], 1 where the token is supervised. `read` returns one
-    layer's states [T, H] in the stored dtype, the caller's own; a view that asks for one layer costs one
-    layer's bytes. `read_many` returns several side by side, [T, len(ids) * H].
+    `input_ids` is int64 [T], `loss_mask` uint8 [T], 1 where the token is supervised. `read` returns the
+    states of layers side by side, [T, len(ids) * H] in the stored dtype, the caller's own; a view that asks
+    for one layer costs one layer's bytes.
     """
 
     sample_id: str
@@ -53,9 +53,8 @@ class Row:
     loss_mask: torch.Tensor
     layer_ids: tuple[int, ...]
     num_layers: int
-    read: Callable[[int], torch.Tensor]
+    read: Callable[[tuple[int, ...]], torch.Tensor]
     norm: NormWeights
-    read_many: Callable[[tuple[int, ...]], torch.Tensor] | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -69,11 +68,11 @@ class Row:
 
     def layer(self, layer_id: int) -> torch.Tensor:
         """Return the states [T, H] after `layer_id` decoder layers (vLLM's id). Raises ReaderError."""
-        return self.read(layer_id)
+        return self.read((layer_id,))
 
     def last(self) -> torch.Tensor:
         """Return the last layer's states [T, H] before the final norm. Raises ReaderError."""
-        return self.read(self.num_layers)
+        return self.layer(self.num_layers)
 
     def last_normed(self) -> torch.Tensor:
         """Return them after the final norm: what the target's head turns into logits. Raises ReaderError."""
@@ -91,7 +90,4 @@ class Row:
 
         All auxiliary layers if none are named. Raises ReaderError.
         """
-        chosen = self.auxiliary_ids if layer_ids is None else tuple(sorted(layer_ids))
-        if self.read_many is not None:
-            return self.read_many(chosen)
-        return torch.cat([self.read(layer_id) for layer_id in chosen], dim=-1)
+        return self.read(self.auxiliary_ids if layer_ids is None else tuple(sorted(layer_ids)))

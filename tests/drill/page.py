@@ -143,7 +143,6 @@ RECORDED = {
         "Sampler.compute_logprobs",
         "Sampler.gather_logprobs",
         "LogprobsProcessor.update_from_output",
-        "Head.opinion",
         "Head.gaps",
     ),
 }

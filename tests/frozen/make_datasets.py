@@ -2,14 +2,13 @@
 
     python -m tests.frozen.make_datasets FOLDER [NAME ...]
 
-Those in `target/` and `datasets/` were made so at commit a10d51d, by vLLM's CPU build 0.32.0, with the
-logits of every row checked and, for `plain`, the canary. They are never made again: they are there to show
-that later code reads what earlier code wrote. A new thing that a dataset may hold gets a new folder beside
-them.
+Those in `target/` and `datasets/` were made so by vLLM's CPU build 0.32.0, with the logits of every row
+checked and, for `plain`, the canary. They show that later code reads what earlier code wrote, so they are
+made again only where the format gets another version. A new thing that a dataset may hold gets a new folder
+beside them.
 
 The model is named `./target`, so the tests run in the folder of this script. `repository` is what the
-tests' own Hub held after two jobs were pushed to one repository by the real client; the script of a10d51d
-made it, too.
+tests' own Hub holds after two jobs were pushed to one repository by the real client.
 """
 
 import os
@@ -20,6 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from schemas.job import JobState
+from tests.support.desk import REPO, TOKEN
+from tests.support.fake_hub import FakeHub
+from tests.support.hub_state import Token
 from tests.support.jobs import Shop, request
 from tests.support.real_engine import vllm_shop
 from tests.support.tiny_model import random_target
@@ -68,13 +70,16 @@ JOBS: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
     "plain": (PROMPTS, {"canary": "run"}),
     "planes": (PROMPTS, {"storage": {"shard_bytes": 65_536, "compression": "planes"}}),
     "fp8": (PROMPTS, {"storage": {"shard_bytes": 65_536, "compression": "fp8"}}),
-    "planes-float32": (
-        PROMPTS[2:4],
-        {"storage": {"shard_bytes": 65_536, "compression": "planes"}, "dtype": "float32"},
-    ),
     "answers": (QUESTIONS, {"generate": {"max_tokens": 9, "capture": "one_pass"}}),
 }
 """The datasets of one job by name: samples, and what the request says beside them."""
+
+
+PUSHED = {
+    "first": PROMPTS[2:7],
+    "second": [{"id": f"second {n}", "text": f"Sample {n} of a second job."} for n in range(3)],
+}
+"""The jobs of `repository`, and their samples."""
 
 
 def main(out: Path, names: list[str]) -> None:
@@ -84,10 +89,21 @@ def main(out: Path, names: list[str]) -> None:
     if not MODEL.exists():
         recipe: dict[str, Any] = {"arch": "qwen3", "layers": 4, "hidden": 64, "vocab": 320}
         random_target(MODEL, **recipe, max_position=512)
-    with tempfile.TemporaryDirectory() as scratch:
-        shop = vllm_shop(Path(scratch), MODEL.absolute(), unit_max_samples=4)
-        for name in names or JOBS:
-            shutil.copytree(made(shop, name, *JOBS[name]), Path("datasets") / name)
+    with tempfile.TemporaryDirectory() as scratch, FakeHub(cas=Path(scratch) / "cas") as hub:
+        hub.add_token(TOKEN, Token("me", orgs={"org": "write"}))
+        told = {"hub_endpoint": hub.url, "hub_token": TOKEN}
+        shop = vllm_shop(Path(scratch), MODEL.absolute(), unit_max_samples=4, **told)
+        for name in names or (*JOBS, "repository"):
+            if name in JOBS:
+                shutil.copytree(made(shop, name, *JOBS[name]), Path("datasets") / name)
+                continue
+            for pushed, samples in PUSHED.items():
+                hub.know_xet(made(shop, pushed, samples, {"hub": {"repo_id": REPO, "private": False}}))
+            for path, blob in hub.repo(REPO).head.tree.items():
+                if path != ".gitattributes":
+                    file = Path("datasets") / name / path
+                    file.parent.mkdir(parents=True, exist_ok=True)
+                    file.write_bytes(hub._content(blob))
         shop.store.close()
 
 

@@ -26,7 +26,7 @@ from service.reader import DFlash, Eagle, Eagle3, Mtp, PEagle, QuarryDataset, Ro
 
 HERE = Path(__file__).parent
 DATASETS = HERE / "datasets"
-NAMES = ("answers", "fp8", "plain", "planes", "planes-float32", "repository")
+NAMES = ("answers", "fp8", "plain", "planes", "repository")
 
 VIEWS = {
     "Eagle": Eagle(),

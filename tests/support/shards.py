@@ -6,6 +6,7 @@ Not the connector's writer.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -222,6 +223,7 @@ def write_manifest(folder: Path, told: Provenance, units: Mapping[int, Sequence[
         provenance=told,
         identity_sha256=told.identity.sha256(),
         request=ExtractRequest.model_validate(request).published(),
+        request_sha256=ExtractRequest.model_validate(request).sha256(),
         shards=shards,
         indexes=tuple(entry_of(folder, index_path(told.job_id, unit)) for unit in units),
         extras=(entry_of(folder, FINAL_NORM_PATH), entry_of(folder, freq)),
@@ -238,6 +240,7 @@ def write_manifest(folder: Path, told: Provenance, units: Mapping[int, Sequence[
             rows_checked=num_rows, logit_rows=0, logit_argmax_agree=0, logit_max_error=0.0, canary="passed"
         ),
         vocabulary=vocabulary_stats(counts),
+        captured_at=datetime(2026, 11, 1, 3, 30, tzinfo=UTC),
     )
     path = folder / manifest_path(told.job_id)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from service.cli.console import load_settings
 from service.errors import HubDenied
 from service.settings import Settings
 
@@ -57,13 +56,3 @@ def test_a_hub_token_file_may_end_its_line_may_be_empty_and_must_be_there(tmp_pa
     assert settings.token() is None
     file.write_text("hf_one\n")
     assert settings.token() == "hf_one"
-
-
-def test_a_deprecated_setting_that_is_set_is_warned_of(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    load_settings()
-    assert capsys.readouterr().err == ""
-    monkeypatch.setenv("QUARRY_LOGIT_SHARE", "0.5")
-    load_settings()
-    assert capsys.readouterr().err.startswith("QUARRY_LOGIT_SHARE is deprecated: it has no effect")

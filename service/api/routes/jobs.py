@@ -11,7 +11,7 @@ from pydantic import Field
 
 from schemas.base import Wire
 from schemas.dataset.manifest import Manifest
-from schemas.job import JobPage, JobState, JobSummary, Priority, RejectPage, ShardPage, ShardView
+from schemas.job import JobPage, JobState, JobSummary, Priority, RejectPage, ShardPage
 from schemas.keys import Scope
 from schemas.names import manifest_path
 from schemas.request import ExtractRequest
@@ -189,7 +189,7 @@ def list_shards(job: JobOf, store: StoreOf, query: Annotated[PageQuery, Query()]
     """
     shards = store.read(commits.new_shards, job.id, after=query.after, limit=query.limit + 1)
     return ShardPage(
-        shards=tuple(ShardView(**entry.model_dump(exclude={"layers"})) for entry in shards[: query.limit]),
+        shards=tuple(shards[: query.limit]),
         next_after=query.after + query.limit if len(shards) > query.limit else None,
     )
 

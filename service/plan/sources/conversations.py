@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from schemas.base import first_fault
 from schemas.request import Message, Name, Sample
 from service.plan.sources.rows import RejectedError, RejectReason, RowReject
 
@@ -51,9 +52,7 @@ def read_row(row: object, labels: Sequence[str] = ()) -> tuple[str | None, Sampl
     except RejectedError as error:
         return own_id, error.reject
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "row"
-        return own_id, RowReject(RejectReason.INVALID_SAMPLE, f"{where}: {first['msg']}")
+        return own_id, RowReject(RejectReason.INVALID_SAMPLE, first_fault(error))
 
 
 def _fields(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,8 +99,7 @@ def _identifier(value: object) -> str | None:
     try:
         return NAME.validate_python(None if value == "" else value)
     except ValidationError as error:
-        fault = error.errors(include_url=False, include_input=False)[0]["msg"]
-        raise RejectedError(RejectReason.INVALID_SAMPLE, f"id: {fault}") from error
+        raise RejectedError(RejectReason.INVALID_SAMPLE, f"id: {first_fault(error)}") from error
 
 
 def _turns(row: Mapping[str, Any], column: str) -> list[Mapping[str, Any]]:

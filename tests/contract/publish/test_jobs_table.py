@@ -58,18 +58,6 @@ def test_a_push_reads_the_table_and_no_other_jobs_manifest(two: Desk, third: Pat
     assert set(assigned_configs(content(two, "README.md").decode())) == {JOB, OTHER_JOB, THIRD_JOB}
 
 
-def test_a_repository_without_a_table_gets_one(two: Desk, third: Path) -> None:
-    """As an earlier version leaves it. The push after the next one reads no manifest."""
-    complete = table(two)
-    two.repo.add("an earlier version's", {}, deleted=[JOBS_PATH])
-    two.push(third)
-    assert others_read(two) == BOTH
-    assert [job for job in table(two).jobs if job.job_id != THIRD_JOB] == list(complete.jobs)
-    two.hub.paths_read.clear()
-    two.push(third)
-    assert others_read(two) == set()
-
-
 def lacking_one(told: bytes) -> bytes:
     return json.dumps({"jobs": json.loads(told)["jobs"][:1]}).encode()
 
@@ -83,30 +71,34 @@ def of_another_manifest(told: bytes) -> bytes:
     return json.dumps(document).encode()
 
 
-def of_a_newer_version(told: bytes) -> bytes:
-    return json.dumps(json.loads(told) | {"new": 1}).encode()
+def of_another_version(told: bytes) -> bytes:
+    document = json.loads(told)
+    document["jobs"][0]["provenance"]["identity"]["schema_version"] = 1
+    return json.dumps(document).encode()
 
 
 @pytest.mark.parametrize(
-    ("damage", "num_read"),
+    ("damage", "what"),
     [
-        (lacking_one, 1),
-        (of_another_manifest, 2),
-        (of_a_newer_version, 2),
-        (lambda told: b"{", 2),
-        (lambda told: b"", 2),
-        (lambda told: b"[]", 2),
+        (None, "does not list manifests/j-"),
+        (lacking_one, "does not list manifests/j-"),
+        (of_another_manifest, "does not list manifests/j-"),
+        (of_another_version, "identity: format version 1, expected 2: capture the dataset anew"),
+        (lambda told: b"{", "is not a table of this version: Invalid JSON"),
+        (lambda told: b"[]", "is not a table of this version"),
     ],
-    ids=["lacks one", "other manifests", "newer", "cut off", "empty", "no table"],
+    ids=["none", "lacks one", "other manifests", "of before", "cut off", "no table"],
 )
-def test_what_the_table_does_not_say_is_read_from_the_manifests(
-    two: Desk, third: Path, damage: Callable[[bytes], bytes], num_read: int
+def test_a_table_that_does_not_say_what_is_there_is_refused_and_no_manifest_is_read(
+    two: Desk, third: Path, damage: Callable[[bytes], bytes] | None, what: str
 ) -> None:
-    complete = table(two)
-    two.repo.add("damaged", {JOBS_PATH: regular_blob(damage(content(two, JOBS_PATH)))})
-    two.push(third)
-    assert len(others_read(two)) == num_read
-    assert [job for job in table(two).jobs if job.job_id != THIRD_JOB] == list(complete.jobs)
+    changed = {} if damage is None else {JOBS_PATH: regular_blob(damage(content(two, JOBS_PATH)))}
+    two.repo.add("damaged", changed, deleted=[] if changed else [JOBS_PATH])
+    before = two.titles()
+    answer = two.push(third)
+    assert (answer["error"], answer["field"]) == ("OptionRefused", "hub.repo_id")
+    assert what in answer["detail"] and f"{JOBS_PATH} in org/states" in answer["detail"]
+    assert (two.titles(), others_read(two)) == (before, set())
 
 
 def test_a_job_whose_manifest_a_person_deleted_leaves_the_table_and_the_card(two: Desk, third: Path) -> None:

@@ -160,13 +160,6 @@ def test_other_rows_published_in_the_middle_of_a_push_end_it(desk: Desk, many: P
     assert desk.pushed() == etags(tmp_path / "week2")
 
 
-def test_a_manifest_of_another_version_in_the_jobs_place_is_refused(desk: Desk) -> None:
-    desk.hub.add_repo(REPO, {manifest_path(JOB): b'{"schema_version": 99}'}, private=True)
-    answer = desk.push()
-    assert (answer["error"], answer["field"]) == ("OptionRefused", "hub.repo_id")
-    assert "not a manifest of this version" in answer["detail"]
-
-
 def test_a_job_whose_other_rows_are_published_fails_once_keeps_its_dataset_and_can_be_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

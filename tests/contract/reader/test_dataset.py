@@ -77,12 +77,6 @@ def test_a_dataset_is_read_past_the_page_cache_if_asked_to(plain, monkeypatch):
     assert opened[-1]
 
 
-def test_a_memory_map_is_asked_for_in_vain_and_the_caller_learns_it(plain):
-    with pytest.warns(DeprecationWarning, match=r"removed in 0\.4"):
-        dataset = QuarryDataset(plain, memory_map=True)
-    assert len(dataset) == len(QuarryDataset(plain))
-
-
 def test_a_row_past_the_end_ends_iteration(plain):
     rows = QuarryDataset(plain)
     with pytest.raises(IndexError):

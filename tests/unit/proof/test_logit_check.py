@@ -1,4 +1,4 @@
-"""Stored states held against what the engine said: its most likely tokens, or of old datasets the first."""
+"""Stored states held against the most likely tokens that the engine named."""
 
 import math
 from collections.abc import Callable
@@ -12,7 +12,6 @@ from service.capture.engine import WITNESS_TOKENS
 from service.proof.head import Head
 from service.proof.head_weights import HeadWeights, NormWeights
 from service.proof.logit_check import MOST_SIGMAS, LogitCase, LogitVerdict, check_logits
-from service.proof.next_token_check import check_next_tokens
 from tests.support.reference_models import MODEL_TYPES, TinyModel
 
 VOCAB_SIZE, HIDDEN_SIZE = 200, 64
@@ -50,18 +49,11 @@ def all_off(head: Head, case: LogitCase, sigmas: float) -> LogitCase:
     return replace(case, witness=(case.witness[0], *others))
 
 
-def next_off(head: Head, case: LogitCase, sigmas: float) -> LogitCase:
-    """Return the case with the first token `sigmas` more likely than its states say, and no other token."""
-    token = case.witness[0][0]
-    opinion = head.opinion(case.state_H[None], torch.tensor([token]))
-    return replace(case, witness=((token, float(opinion.logprob + sigmas * opinion.sigma)),))
-
-
-@pytest.fixture(params=[(check_logits, all_off), (check_next_tokens, next_off)], ids=["top", "next"])
-def verdict(request, head) -> Callable[[Callable[[int], float]], LogitVerdict]:
+@pytest.fixture
+def verdict(head) -> Callable[[Callable[[int], float]], LogitVerdict]:
     """Check 200 rows, each as many sigmas off as the function given says."""
-    check, off = request.param
-    return lambda sigmas: check(head, [off(head, case, sigmas(n)) for n, case in enumerate(cases(head, 200))])
+    rows = list(enumerate(cases(head, 200)))
+    return lambda sigmas: check_logits(head, [all_off(head, case, sigmas(n)) for n, case in rows])
 
 
 def test_rows_as_far_off_as_rounding_takes_them_pass(verdict):
@@ -82,9 +74,8 @@ def test_many_rows_slightly_off_are_wrong_together(verdict):
     assert "this row is off by 3.0 sigmas" in fault
 
 
-@pytest.mark.parametrize("check", [check_logits, check_next_tokens])
-def test_no_rows_are_no_fault(head, check):
-    assert check(head, []) == LogitVerdict(0, 0, 0.0, ())
+def test_no_rows_are_no_fault(head):
+    assert check_logits(head, []) == LogitVerdict(0, 0, 0.0, ())
 
 
 def test_gaps_are_differences_of_the_heads_own_logits(head):
@@ -127,18 +118,6 @@ def test_tokens_that_are_missing_or_not_a_number_are_left_out(head, change):
     witness = rows[1].witness
     rows[1] = replace(rows[1], witness=(witness[0], *change(witness[1:])))
     assert check_logits(head, rows).faults == ()
-
-
-def test_a_next_token_that_the_states_do_not_say_is_named(head):
-    (case,) = cases(head, 1)
-    logprobs_V = head.logprobs(case.state_H[None])[0]
-    least = int(logprobs_V.argmin())
-    for witness, message in (
-        (((least, float(logprobs_V[least])),), "the stored states say token"),
-        (((VOCAB_SIZE, -1.0),), "is outside the vocabulary"),
-        (((least, math.nan),), "row 0: its log-probabilities are not finite"),
-    ):
-        assert message in check_next_tokens(head, [replace(case, witness=witness)]).faults[0]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

@@ -40,7 +40,8 @@ def test_the_process_gives_every_layer_of_every_prompt_and_says_what_that_cost(t
             assert states.shape == other[layer_id].shape
     layer_ids = (0, 2, NUM_LAYERS)
     # The test's own torch may share its work among other threads than the process does.
-    assert judge(want, found.states, layer_ids, NUM_LAYERS, "bfloat16").min_cosine > 0.999
+    layers = judge(want, found.states, layer_ids, NUM_LAYERS, "bfloat16")
+    assert min(layer.cosine for layer in layers) > 0.999
     assert found.library == f"transformers {transformers.__version__}"
     assert found.seconds > 0
     assert 50_000_000 < found.peak_bytes < psutil.virtual_memory().total

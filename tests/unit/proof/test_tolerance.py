@@ -12,7 +12,6 @@ from service.capture.engine import WITNESS_TOKENS
 from service.proof.head import Head
 from service.proof.head_weights import HeadWeights, NormWeights
 from service.proof.logit_check import LogitCase, check_logits
-from service.proof.next_token_check import check_next_tokens
 from service.proof.tolerance import Tolerance
 
 VOCAB_SIZE, HIDDEN_SIZE, NUM_ROWS = 500, 256, 400
@@ -66,14 +65,12 @@ def cases(head: Head, states_NH: torch.Tensor) -> list[LogitCase]:
 def test_healthy_rows_pass_alone_and_together(kind, soft_cap, shape, dtype):
     head = head_of(kind, dtype, soft_cap)
     rows = cases(head, captured(shape, head))
-    verdict = check_next_tokens(head, rows)
+    verdict = check_logits(head, rows)
     assert verdict.faults == ()
-    assert check_logits(head, rows).faults == ()
     # A bound that is far above what happens would see nothing. Massive activations leave the rest to the
     # dtype's own rounding in the engine, which these witnesses have not been through.
     if shape == "noise":
-        sigmas = [abs(one.stored - one.engine) / one.sigma for one in verdict.readings]
-        assert 0.2 < math.sqrt(sum(sigma**2 for sigma in sigmas) / NUM_ROWS) < 1.1
+        assert 0.7 < math.sqrt(sum(one.mean_square for one in verdict.readings) / NUM_ROWS) < 1.1
 
 
 def test_the_same_states_are_wrong_where_nothing_was_rounded():
@@ -92,7 +89,6 @@ def test_states_of_another_row_are_found(kind, shape):
         for place, case in enumerate(rows)
     ]
     assert len(check_logits(head, moved).faults) == NUM_ROWS
-    assert len(check_next_tokens(head, moved).faults) >= NUM_ROWS - 1
 
 
 @pytest.mark.parametrize("kind", ["rmsnorm", "layernorm"])

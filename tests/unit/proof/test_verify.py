@@ -20,6 +20,7 @@ from service.errors import NotFound
 from service.proof.dataset_files import LocalDataset
 from service.proof.tally import DatasetTally
 from service.proof.verify import Finding, read_manifests, verify_dataset
+from tests.support.finished_job import a_canary
 from tests.support.plans import JOB
 from tests.support.reference_models import NUM_LAYERS, VOCAB_SIZE, TinyModel
 from tests.support.shards import (
@@ -34,7 +35,7 @@ from tests.unit.proof.made_dataset import INDEX, MANIFEST, SHARD, UNITS, Dataset
 
 def test_the_canarys_numbers_are_told_layer_by_layer(dataset):
     layer = {"layer_id": 2, "cosine": 0.99987, "max_rel_error": 0.0021, "best_match_layer": 2}
-    numbers = {"prompts": 4, "tokens": 276, "layers": [layer], "reference": "transformers 5.19.0"}
+    numbers = a_canary().model_dump() | {"layers": [layer]}
     dataset.edit_manifest(lambda body: body["checks"].update(canary="cached", canary_report=numbers))
     report = dataset.verify()
     assert report.ok

@@ -1,14 +1,12 @@
 """Which jobs are read since a day or a time: what the table of jobs says, and what only manifests say."""
 
-import json
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from schemas.dataset.manifest import body_sha256
-from schemas.names import JOBS_PATH, manifest_path
+from schemas.names import JOBS_PATH
 from service.reader.errors import ReaderError
 from service.reader.files import LocalFiles
 from service.reader.jobs import read_jobs
@@ -80,27 +78,3 @@ def test_what_the_table_does_not_say_the_manifests_do(copied: Path, table: bytes
     if table is not None:
         (copied / JOBS_PATH).write_bytes(table)
     assert nights(copied, "2026-11-02") == [1, 2]
-
-
-def without_time(folder: Path, job_id: str) -> None:
-    """Make of a job what an earlier version wrote."""
-    path = folder / manifest_path(job_id)
-    manifest = json.loads(path.read_bytes())
-    del manifest["captured_at"]
-    path.write_text(json.dumps(manifest | {"sha256": body_sha256(manifest)}))
-    (folder / JOBS_PATH).unlink(missing_ok=True)
-
-
-def test_jobs_without_a_time_are_left_out_with_a_warning(copied: Path) -> None:
-    without_time(copied, NIGHTS[0])
-    with pytest.warns(UserWarning, match=f"do not say when they were captured: {NIGHTS[0]}; name"):
-        assert nights(copied, "2026-11-01") == [1, 2]
-    assert nights(copied, None) == [0, 1, 2]
-
-
-@pytest.mark.filterwarnings("ignore:since=")
-def test_a_dataset_of_an_earlier_version_cannot_be_filtered(copied: Path) -> None:
-    for job_id in NIGHTS:
-        without_time(copied, job_id)
-    with pytest.raises(ReaderError, match=r"no job was captured since .*: none says when"):
-        nights(copied, "2026-11-01")

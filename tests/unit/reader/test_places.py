@@ -47,8 +47,6 @@ def index_row(path: str, row: int, num_tokens: int) -> dict[str, Any]:
         "loss_mask": [token % 2 for token in ids],
         "shard": path.replace("index", "data"),
         "row": row,
-        "next_token": None,
-        "next_logprob": None,
         "top_tokens": None,
         "top_logprobs": None,
     }

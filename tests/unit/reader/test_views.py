@@ -32,7 +32,7 @@ def row(num_tokens: int = len(IDS), **changes: Any) -> Row:
         "loss_mask": torch.tensor(MASK[:num_tokens], dtype=torch.uint8),
         "layer_ids": (2, 4, 8),
         "num_layers": 8,
-        "read": lambda layer_id: states(layer_id, num_tokens),
+        "read": lambda layer_ids: torch.cat([states(k, num_tokens) for k in layer_ids], dim=-1),
         "norm": TWICE,
     }
     return Row(**fields | changes)
@@ -128,7 +128,7 @@ def test_the_norm_of_parts_is_the_norm_of_the_whole(num_tokens, kind, dtype) -> 
     norm = NormWeights(FinalNorm(kind=kind, eps=1e-6), weight_H, bias_H if kind == "layernorm" else None)
     states_TH = (torch.randn((num_tokens, 256), generator=draw) * 30).to(dtype)
     expected, before = norm(states_TH), states_TH.clone()
-    normed = row(norm=norm, read=lambda _layer_id: states_TH.clone())
+    normed = row(norm=norm, read=lambda _layer_ids: states_TH.clone())
     assert torch.equal(normed.last_normed(), expected)
     assert torch.equal(normed.normed(states_TH), expected)
     assert torch.equal(states_TH, before)

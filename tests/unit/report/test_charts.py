@@ -15,6 +15,7 @@ from service.report import charts
 from service.report.chart import Axis, Chart, spanning, tick_text
 from service.report.page import templates
 from service.report.wording import rms_text
+from tests.support.finished_job import a_canary
 
 SIZES = st.floats(1e-6, 1e7)
 BAD = LogitReading("row 9 (abc)", -0.5, -3.0, 0.01, False, "off", math.inf)
@@ -52,7 +53,7 @@ def right(number: int, error: float = 0.0) -> LogitReading:
 def canary(*layers: tuple[int, float, float, int]) -> CanaryReport:
     names = ("layer_id", "cosine", "max_rel_error", "best_match_layer")
     entries = tuple(LayerAgreement(**dict(zip(names, layer, strict=True))) for layer in layers)
-    return CanaryReport(prompts=4, tokens=276, layers=entries, reference="transformers 5")
+    return a_canary().model_copy(update={"layers": entries})
 
 
 def svg(chart: Chart, label: str = "a label") -> ElementTree.Element:

@@ -11,6 +11,7 @@ from service.plan.model_folder import TOKENIZER_FILES, files_digest
 from service.proof.tally import DatasetTally
 from service.proof.verify import Finding, VerifyReport, verify_dataset
 from service.report.page import MAX_FINDINGS, render_page, write_page
+from tests.support.finished_job import a_canary
 from tests.support.html_page import Node, read_page
 from tests.support.plans import JOB
 from tests.support.reference_models import NUM_LAYERS, VOCAB_SIZE
@@ -206,12 +207,11 @@ def test_layers_that_look_like_others_are_named(made, nearest):
     def change(body: dict) -> None:
         layer = {"cosine": 0.9, "max_rel_error": 0.1}
         layers = [layer | {"layer_id": k, "best_match_layer": min(k, nearest)} for k in (2, 8)]
-        report = {"prompts": 4, "tokens": 276, "layers": layers, "reference": "transformers 5"}
-        body["checks"].update(canary_report=report)
+        body["checks"].update(canary_report=a_canary().model_dump() | {"layers": layers})
 
     edit(made, change)
     chart = page(made).all("figure")[3]
-    fact = "4 prompts of 276 tokens against a forward pass by transformers 5."
+    fact = "4 prompts of 276 tokens against a forward pass by transformers 5.19.0."
     assert chart.one("p", "fact").text() == fact
     odd = [line.text() for line in chart.all("p", "odd")]
     assert odd == ([] if nearest == 8 else ["Layers that are nearer to another one of the reference: 8."])
@@ -270,7 +270,9 @@ def test_the_shards_and_the_rejects_are_told(made, unit):
 
 def test_numbers_of_a_manifest_that_are_no_numbers_make_a_page(made):
     def change(body: dict) -> None:
-        body["checks"].update(canary_min_cosine=float("nan"), logit_max_error=float("inf"))
+        layer = {"layer_id": 2, "cosine": float("nan"), "max_rel_error": 0.1, "best_match_layer": 2}
+        body["checks"].update(canary_report=a_canary().model_dump() | {"layers": [layer]})
+        body["checks"].update(logit_max_error=float("inf"))
         body["provenance"]["final_norm"].update(eps=float("nan"))
 
     edit(made, change)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from schemas.request import ExtractRequest, PublishedRequest
+from schemas.request import ExtractRequest
 
 HUB = {"repo_id": "org/states", "config_name": "states"}
 
@@ -14,8 +14,8 @@ HUB = {"repo_id": "org/states", "config_name": "states"}
     [
         ({"kind": "inline", "samples": [{"text": "a secret"}]}, {"kind": "inline"}),
         (
-            {"kind": "file", "path": "/home/somebody/rows.jsonl"},
-            {"kind": "file", "path": "rows.jsonl", "limit": None},
+            {"kind": "file", "path": "/home/somebody/rows.jsonl", "min_age_s": 5, "marker": ".ok"},
+            {"kind": "file", "path": "rows.jsonl", "limit": None, "min_age_s": 5, "marker": ".ok"},
         ),
     ],
     ids=["inline", "file"],
@@ -27,11 +27,3 @@ def test_neither_samples_nor_paths_of_the_host_are_published(source: dict, shown
     assert published["hub"] == {"private": True, **HUB}
     whole = json.loads(request.model_dump_json())
     assert published == whole | {"model": "./model", "source": shown}
-
-
-def test_the_whole_request_of_an_older_manifest_is_read() -> None:
-    request = ExtractRequest.model_validate(
-        {"model": "org/model", "source": {"kind": "inline", "samples": [{"text": "a"}]}}
-    )
-    older = PublishedRequest.model_validate_json(request.model_dump_json())
-    assert json.loads(older.model_dump_json()) == json.loads(request.model_dump_json())

@@ -44,8 +44,6 @@ def test_every_written_row_stands_in_plan_order_with_its_place(tmp_path, unit):
     assert table["input_ids"].to_pylist() == [rows[n].input_ids for n in (0, 1, 3, 4)]
     assert table["loss_mask"].to_pylist() == [rows[n].loss_mask for n in (0, 1, 3, 4)]
     assert table["supervised_tokens"].to_pylist() == [0, 2, 1, 3]
-    assert table["next_token"].to_pylist() == [None, None, 17, None]
-    assert table["next_logprob"].to_pylist() == [None, None, -0.25, None]
     assert table["top_tokens"].to_pylist() == [None, None, [17, 4], None]
     assert table["top_logprobs"].to_pylist() == [None, None, [-0.25, -2.5], None]
     assert supervised == 6

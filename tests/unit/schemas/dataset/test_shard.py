@@ -94,9 +94,14 @@ def metadata(**changes: object) -> dict[bytes, bytes]:
     ("layer_ids", "metadata", "message"),
     [
         (LAYERS, {}, "no 'quarry' document"),
-        (LAYERS, {METADATA_KEY: b'{"job_id": 1}'}, "provenance in its metadata is wrong at 'job_id'"),
-        (LAYERS, metadata(schema_version=2), "version 2, this reader knows 1: install a newer one"),
-        (LAYERS, metadata(compression="fp4"), r"wrong at 'identity\.compression': .* install a newer one"),
+        (LAYERS, {METADATA_KEY: b'{"job_id": 1}'}, "not a shard of this version: job_id: "),
+        (
+            LAYERS,
+            metadata(schema_version=1, old=1),
+            "identity: format version 1, expected 2: capture .* anew",
+        ),
+        (LAYERS, metadata(schema_version=3), "version 3, expected 2: .* read it with the version that made"),
+        (LAYERS, metadata(compression="fp4"), r"not a shard of this version: identity\.compression: "),
         ((0, 3, 7), metadata(), "columns are not those"),
     ],
 )
