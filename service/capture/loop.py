@@ -88,8 +88,6 @@ class Capture:
         self._store, self._settings, self._owner, self._only_job = store, settings, owner, only_job
         self._keeper = keeper
         self._engine = EngineSlot(settings)
-        self._spent: EngineSession | None = None
-        """The engine that died last, or was given up. What else it ends counts no further death."""
         self._budget = InFlight(settings.in_flight_tokens, settings.in_flight_requests)
         self._units: dict[UnitKey, _Unit] = {}
         self._last_job: str | None = None
@@ -217,12 +215,9 @@ class Capture:
         self._room.set()
 
     async def _session_for(self, unit: _Unit) -> EngineSession:
-        """Return an engine for a unit, never one that died; a unit that runs alone waits for all others."""
-        is_spent = self._spent is not None and self._engine.session is self._spent
-        if (unit.alone or is_spent) and (running := self._tasks()):
+        """Return an engine for a unit; one that runs alone waits for all others."""
+        if unit.alone and (running := self._tasks()):
             await asyncio.wait(running)
-        if is_spent:
-            await self._engine.stop()
         return await self._engine_for(unit.lease)
 
     async def _engine_for(self, lease: UnitLease) -> EngineSession:
@@ -316,14 +311,12 @@ class Capture:
         if session is not None and isinstance(error, StatesWrong | EngineStuck):
             # Before anything is waited for: units that run beside this one look at it before they commit.
             session.trusted = False
-        if session is not None and isinstance(error, EngineDied):
-            session.proven = False
         lease, problem, attempts = unit.lease, error.problem(), self._settings.unit_attempts
         fail = partial(self._store.write, tasks.fail, lease, problem, error.outcome, attempts)
-        if isinstance(error, EngineDied) and (session is None or session is not self._spent):
+        if isinstance(error, EngineDied) and not (session is not None and session.spent):
             fail = partial(self._record_death, unit, error)
         if session is not None and isinstance(error, EngineDied | StatesWrong):
-            self._spent = session
+            session.spent = True
 
         if unit.leased and await asyncio.to_thread(record, fail, self.stop.is_set):
             self._let_go(unit)  # else it is given back
@@ -332,15 +325,10 @@ class Capture:
 
     def _record_death(self, unit: _Unit, error: EngineDied) -> None:
         """Give a unit back whose engine died, and block what no worker takes any more; raises as both do."""
-        untaken = self._store.write(
-            workers.engine_died,
-            unit.lease,
-            error,
-            self._settings.engine_rest_s,
-            alone=unit.alone and unit.session is not None,
-            sound=unit.session is not None and unit.session.has_captured,
-        )
-        for sickness in untaken:
+        lone = unit.session if unit.alone else None
+        how = {"alone": lone is not None, "sound": lone is not None and lone.has_captured}
+        rest_s = self._settings.engine_rest_s
+        for sickness in self._store.write(workers.engine_died, unit.lease, error, rest_s, **how):
             with contextlib.suppress(NotFound, IllegalMove):  # it was deleted meanwhile, or has ended
                 self._store.write(workers.block, sickness)
 

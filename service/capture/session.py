@@ -57,7 +57,9 @@ class EngineSession:
     Nothing that it captured is committed from then on.
     """
     proven: bool = False
-    """Whether a canary passed on this engine since it started, or since it last failed a request."""
+    """Whether a canary passed on this engine."""
+    spent: bool = False
+    """Set once it died or was given up: it serves no more, and what else it ends counts no further death."""
     has_captured: bool = False
     """Whether a unit that it captured was committed."""
 
@@ -68,7 +70,7 @@ class EngineSession:
 
     def serves(self, identity: Identity) -> bool:
         """Say whether states of `identity` can be captured on this engine as it is."""
-        return self.trusted and self.spec.serves(identity) and self.alive
+        return self.trusted and not self.spent and self.spec.serves(identity) and self.alive
 
     def provenance(self, job_id: str, identity: Identity) -> Provenance:
         """Return what made the dataset, and of what."""

@@ -117,14 +117,9 @@ def engine_died(
     key = {"owner": lease.owner, "model_sha256": lease.identity.model_sha256()}
     before = select(SICKNESS.c.deaths).filter_by(**key)
     deaths = 1 + (tx.connection.scalar(before) or 0)
-    pause_s = PAUSES[min(deaths, len(PAUSES)) - 1] * rest_s
-    values = {
-        "model": lease.model,
-        "job_id": lease.job_id,
-        "deaths": deaths,
-        "problem": error.problem(),
-        "until": tx.now + timedelta(seconds=pause_s),
-    }
+    until = tx.now + timedelta(seconds=PAUSES[min(deaths, len(PAUSES)) - 1] * rest_s)
+    said = {"deaths": deaths, "problem": error.problem(), "until": until}
+    values = {"model": lease.model, "job_id": lease.job_id, **said}
     new = tx.insert(SICKNESS).values(**key, **values)
     tx.connection.execute(new.on_conflict_do_update(index_elements=list(key), set_=values))
     resting = [one for one in sick(tx, resting=True) if one.model_sha256 == key["model_sha256"]]
@@ -155,8 +150,8 @@ def block(tx: Transaction, sickness: Sickness) -> None:
 
 def proven(tx: Transaction, lease: UnitLease) -> None:
     """Forget what a worker's engine died over, now that it has captured a probe."""
-    of_model = SICKNESS.c.model_sha256 == lease.identity.model_sha256()
-    tx.connection.execute(delete(SICKNESS).where(of_model, SICKNESS.c.owner == lease.owner))
+    key = {"owner": lease.owner, "model_sha256": lease.identity.model_sha256()}
+    tx.connection.execute(delete(SICKNESS).filter_by(**key))
 
 
 def try_again(tx: Transaction, job_id: str) -> None:
