@@ -7,21 +7,11 @@ from schemas.base import Wire
 from schemas.job import JobState, Problem, Progress
 
 
-class Delay(Wire):
-    """When publishing last made progress; the `problem` beside it says why it waits.
-
-    `reached`: files uploaded plus files committed.
-    """
-
-    since: datetime
-    reached: int
-
-
 class Event(Wire):
     """One event of one job. `id` grows within a job; it is the SSE id that `Last-Event-ID` resumes after.
 
-    `delay` is set while publishing is retried after a problem that may pass; the next event without a problem
-    says that it continues.
+    `problem` is set while work is tried again after a problem that may pass; the next event without one says
+    that it continues.
     """
 
     id: int
@@ -31,4 +21,3 @@ class Event(Wire):
     progress: Progress
     problem: Problem | None = None
     message: str = ""
-    delay: Delay | None = None

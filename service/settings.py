@@ -144,8 +144,8 @@ class Settings(BaseSettings):
     """After SIGTERM: how long units in the engine may take to end before they are given back."""
     read_memory_bytes: int = Field(default=8 * 2**30, ge=2**26)
     """Memory that `quarry verify` may take to decode a unit of a dataset, which is not trusted."""
-    publish_deadline_s: float = Field(default=6 * 3600.0, gt=0)
-    """How long a push may go without a new file uploaded or committed before its job is blocked."""
+    publish_attempts: int = Field(default=24, ge=1)
+    """Attempts at a push without a new commit before its job is blocked; each lasts up to 15 minutes."""
     canary_max_bytes: int | None = Field(default=None, ge=1)
     """Memory that the canary's reference may take for its largest layer; unset: half of what is available."""
 

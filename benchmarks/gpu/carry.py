@@ -58,7 +58,6 @@ WHEELS = (
     "pyzmq",
     "sqlalchemy",
     "starlette",
-    "tenacity",
     "truststore",
     "typing-inspection",
     "uvicorn",

@@ -35,8 +35,9 @@ def verify(
     ] = None,
 ) -> None:
     """Check everything that can be checked of a finished dataset."""
+    from service.artifacts.dataset_files import HubFiles
     from service.proof.tally import DatasetTally
-    from service.proof.verify import verify_dataset, verify_remote
+    from service.proof.verify import verify_dataset
 
     settings = load_settings()
     if page is not None:
@@ -44,11 +45,10 @@ def verify(
         check_writable(page, page.absolute().parent, "report", cure)
     bound = settings.read_memory_bytes
     tally = DatasetTally() if page is not None else None
-    if Path(dataset).is_dir():
-        with naming(Path(dataset)):
-            report = verify_dataset(Path(dataset), model_folder=model, tally=tally, memory_bytes=bound)
-    else:
-        report = verify_remote(dataset, settings, model_folder=model, tally=tally, memory_bytes=bound)
+    folder, endpoint = Path(dataset), settings.hub_endpoint
+    with naming(folder):
+        files = folder if folder.is_dir() else HubFiles(dataset, endpoint=endpoint, token=settings.token())
+        report = verify_dataset(files, model_folder=model, tally=tally, memory_bytes=bound)
     print(report.model_dump_json(ensure_ascii=True) if as_json else report)
     if page is not None and tally is not None:
         from service.report.page import write_page
@@ -66,8 +66,8 @@ def publish(
     config_name: Annotated[str, typer.Option(help="Name of the dataset's configuration.")] = "default",
 ) -> None:
     """Push a finished dataset to the Hub; files that are there already are not sent again."""
-    from service.publish.hub import check_target
     from service.publish.publisher import publish_folder
+    from service.publish.push import check_target
 
     settings = load_settings()
     hub = hub_target(repo_id, public=public, config_name=config_name)

@@ -65,6 +65,9 @@ def extract(
         complain(ending.problem)
     if not ending.completed:
         raise typer.Exit(unfinished_code(ending.state, ending.problem))
+    if ending.published is not None:
+        say(f"{ending.published} holds this job's dataset already: nothing was captured")
+        return
     say(f"{out}: {ending.progress.samples_written} samples, {amounts(ending.progress)}")
     if strict and ending.progress.samples_rejected:
         raise typer.Exit(EXIT_NOT_COMPLETE)

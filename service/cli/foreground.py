@@ -9,10 +9,13 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from pydantic import ValidationError
+
+from schemas.dataset.manifest import Manifest
 from schemas.digest import canonical_json
 from schemas.job import RESTING_JOB_STATES, JobState, Problem, Progress
 from schemas.names import MANIFEST_FOLDER, job_id_from_content, manifest_path
-from schemas.request import ExtractRequest
+from schemas.request import ExtractRequest, HubTarget
 from service.cli.progress_bar import ProgressDisplay
 from service.control.submit import check
 from service.errors import STORE_AWAY, EngineDied, OptionRefused
@@ -37,12 +40,16 @@ Content = tuple[str, "ModelContent"]
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a run ended. `signal` is the one that stopped it; the job then goes on with the next run."""
+    """How a run ended. `signal` is the one that stopped it; the job then goes on with the next run.
+
+    `published` names the repository that holds the job's dataset already, so that nothing was captured.
+    """
 
     state: JobState
     progress: Progress
     problem: Problem | None = None
     signal: int | None = None
+    published: str | None = None
 
     @property
     def completed(self) -> bool:
@@ -54,7 +61,8 @@ def extract_to(out: Path, request: ExtractRequest, settings: Settings, display: 
     """Run `request` until `out` holds its dataset and nothing else, or a signal comes. Main thread only.
 
     A new job's id hashes the request, the source's content and the model's: new content gives a new id in
-    the repository that both are pushed to. The manifest of that id in `out` means that the job is done.
+    the repository that both are pushed to. The manifest of that id in `out`, or there, means that the job is
+    done.
 
     Raises:
         OptionRefused: `out` holds another job, is in use, or is not empty.
@@ -69,6 +77,8 @@ def extract_to(out: Path, request: ExtractRequest, settings: Settings, display: 
             return finished
         _refuse_filled(out)
         check(request, settings)
+        if request.hub is not None and _is_published(request, request.hub, content, settings):
+            return Ending(JobState.COMPLETED, Progress(), published=request.hub.repo_id)
     private.mkdir(mode=0o700, parents=True, exist_ok=True)
     settings = settings.model_copy(update={"data_dir": private, "out_dir": out, "database_url": None})
     busy = f"another run is using {out}"  # of two, the first to end would delete the other's state
@@ -152,13 +162,9 @@ def _finished(out: Path, request: ExtractRequest, content: Content) -> Ending | 
         return None
     from service.publish.assemble import read_manifest
 
-    own, (fingerprint, model) = out / manifest_path(_job_id(request, content)), content
+    own = out / manifest_path(_job_id(request, content))
     manifest = read_manifest(own) if own.exists() else None
-    # They may have changed while that run began, after it had its id.
-    if manifest is None or not (
-        manifest.provenance.identity.source_fingerprint == fingerprint
-        and model.is_that_of(manifest.provenance.identity)
-    ):
+    if manifest is None or not _is_of(manifest, content):
         raise OptionRefused(
             f"{out} holds the dataset of another request, or its source or model has changed since",
             field="--out",
@@ -177,6 +183,25 @@ def _finished(out: Path, request: ExtractRequest, content: Content) -> Ending | 
             bytes_written=totals.bytes,
         ),
     )
+
+
+def _is_published(request: ExtractRequest, hub: HubTarget, content: Content, settings: Settings) -> bool:
+    """Say whether the repository `hub` holds the job's dataset. Raises HubDenied, HubUnavailable."""
+    from service.artifacts.repository import Repository
+
+    repository = Repository(hub, settings)
+    path = manifest_path(_job_id(request, content))
+    found = repository.read(path) if repository.exists() else None
+    with suppress(ValidationError):  # of another version
+        return found is not None and _is_of(Manifest.model_validate_json(found), content)
+    return False
+
+
+def _is_of(manifest: Manifest, content: Content) -> bool:
+    """Say whether a dataset holds this, which may have changed after a run that began had its id."""
+    fingerprint, model = content
+    identity = manifest.provenance.identity
+    return identity.source_fingerprint == fingerprint and model.is_that_of(identity)
 
 
 def _refuse_filled(out: Path) -> None:

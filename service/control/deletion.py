@@ -55,8 +55,8 @@ def run_deletion(
         keeper,
         take=lambda: deletion.lease(store, owner, settings.lease_s),
         work=work,
-        fail=lambda lease, error: store.write(deletion.delay, lease, error.problem()),
         stopped=stopped,
+        max_attempts=1,
     )
 
 

@@ -71,6 +71,6 @@ def check(request: ExtractRequest, settings: Settings, *, of_schedule: bool = Fa
 
         check_template(request.chat_template, request.chat_template_kwargs, settings)
     if request.hub is not None:
-        from service.publish.hub import check_target
+        from service.publish.push import check_target
 
         check_target(request.hub, settings)

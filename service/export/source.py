@@ -7,7 +7,6 @@ from schemas.identity import Identity
 from service.errors import OptionRefused, SourceRefused
 from service.export.options import STATES_OF_LAST_ONLY, ExportOptions
 from service.reader import QuarryDataset
-from service.reader.files import files_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,7 @@ def open_source(where: str, options: ExportOptions) -> Source:
 
     Raises SourceRefused (`job`), OptionRefused (`layers`), ReaderError.
     """
-    rows = QuarryDataset(files_of(where, options.revision), jobs=options.jobs or None)
+    rows = QuarryDataset(where, jobs=options.jobs or None, revision=options.revision)
     _check_alike(rows.manifests)
     return Source(rows, options, _layers(rows, options))
 

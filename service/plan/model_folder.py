@@ -13,8 +13,8 @@ import xxhash
 
 from schemas.identity import Identity
 from schemas.names import is_local_model
+from service.artifacts.hub_client import reading_hub
 from service.errors import UnknownModel
-from service.plan.hub_reading import reading_hub
 from service.settings import Settings
 
 if TYPE_CHECKING:

@@ -15,7 +15,6 @@ from schemas.schedule import ChangedRecipe
 from service.errors import (
     IdentityChanged,
     OptionRefused,
-    QuarryError,
     RecipeChanged,
     SourceRefused,
     WriteFailed,
@@ -31,7 +30,7 @@ from service.plan.target import Target, check_planned, inspect_target
 from service.plan.unit_file import write_plan
 from service.plan.units import UnitBounds, UnitDraft, plan_units
 from service.settings import Settings
-from service.store import PlanLease, PlannedUnit, Store, jobs, plans, spools, tasks, written
+from service.store import PlanLease, PlannedUnit, Store, jobs, plans, spools, written
 from service.work.keeper import Keeper, Kept
 from service.work.runner import Stopped, run_next
 
@@ -72,16 +71,13 @@ def run_planning(
 
         plan_job(lease, store, settings, watch)
 
-    def fail(lease: PlanLease, error: QuarryError) -> None:
-        store.write(tasks.fail, lease, error.problem(), error.outcome, settings.unit_attempts)
-
     return run_next(
         store,
         keeper,
         take=lambda: plans.lease(store, owner, settings.lease_s, outranking=waiting[-1] if waiting else None),
         work=work,
-        fail=fail,
         stopped=stopped,
+        max_attempts=settings.unit_attempts,
     )
 
 

@@ -3,9 +3,10 @@
 Imports torch by way of the shard reader: import it lazily. Nothing in the dataset is trusted, paths included.
 """
 
-import tempfile
+import resource
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
 from pydantic import Field, computed_field
@@ -16,15 +17,14 @@ from schemas.dataset.manifest import CheckReport, FileEntry, Manifest, read_mani
 from schemas.dataset.seal import sha256_of
 from schemas.dataset.token_counts import differences, read_counts, vocabulary_stats
 from schemas.names import index_path, is_inside, manifest_path, token_freq_path
+from service.artifacts.dataset_files import Files, LocalFiles
 from service.errors import EngineRefused, NotFound
-from service.proof.dataset_files import DatasetFiles, HubDataset, LocalDataset, memory_bound
 from service.proof.head import Head
 from service.proof.tally import DatasetTally, Finding, JobTally
 from service.proof.verify_unit import verify_unit
-from service.settings import Settings
 from service.visible import one_line
 
-__all__ = ["Finding", "VerifyReport", "verify_dataset", "verify_remote"]
+__all__ = ["Finding", "VerifyReport", "verify_dataset"]
 
 _DATA_FOLDERS = frozenset({"data", "index", "manifests"})
 _DATA_SUFFIXES = frozenset({".parquet", ".safetensors"})
@@ -78,62 +78,51 @@ class VerifyReport(Wire):
         return "\n".join(map(one_line, lines))
 
 
+@contextmanager
+def memory_bound(num_bytes: int) -> Iterator[None]:
+    """Let the process take at most so much more memory of its own in the block, then it is a MemoryError.
+
+    A few bytes of Parquet can say that they decode to terabytes, and only the allocation can be asked.
+    """
+    data_kib = Path("/proc/self/status").read_text().partition("VmData:")[2].split()[0]
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    bound = int(data_kib) * 1024 + num_bytes
+    with suppress(ValueError):  # a lower hard limit holds already
+        resource.setrlimit(resource.RLIMIT_DATA, (bound, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
 def _many(count: int, what: str) -> str:
     """Return `1 row`, or `1,000 rows`."""
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 def verify_dataset(
-    folder: Path,
+    dataset: Path | Files,
     *,
     model_folder: Path | None = None,
-    where: str = "",
     tally: DatasetTally | None = None,
     memory_bytes: int = MEMORY_BYTES,
 ) -> VerifyReport:
-    """Read everything below `folder` again: manifests, hashes, every layer of every row, indexes, totals.
+    """Read a whole dataset again: manifests, hashes, every layer of every row, indexes, totals.
 
     Args:
-        folder: a dataset in the layout of its Hub repository.
+        dataset: a folder in the layout of a Hub repository, or such a repository, read unit by unit.
         model_folder: the target's config and safetensors; without it there is no logit check.
-        where: what to call the dataset; its folder if empty.
         tally: receives what a report of the dataset shows.
         memory_bytes: what the process may take more than now to decode the files; a unit needs a few rows.
 
     Raises:
         NotFound: there is no such folder.
         EngineRefused: the model folder holds no readable head, or another model's.
+        OptionRefused, HubUnavailable, DiskFull: the repository cannot be read.
     """
-    if not folder.is_dir():
-        raise NotFound(f"{folder} is no folder")
-    return _verify(LocalDataset(folder), model_folder, where or str(folder), tally, memory_bytes)
-
-
-def verify_remote(
-    repo_id: str,
-    settings: Settings,
-    *,
-    model_folder: Path | None = None,
-    scratch: Path | None = None,
-    tally: DatasetTally | None = None,
-    memory_bytes: int = MEMORY_BYTES,
-) -> VerifyReport:
-    """Verify a dataset repository unit by unit, each in a temporary folder below `scratch`.
-
-    Raises OptionRefused (no such repository), HubUnavailable, DiskFull, and what `verify_dataset` raises.
-    """
-    with tempfile.TemporaryDirectory(prefix="quarry-verify-", dir=scratch) as folder:
-        files = HubDataset(repo_id, settings, Path(folder))
-        return _verify(files, model_folder, f"dataset {repo_id}", tally, memory_bytes)
-
-
-def _verify(
-    files: DatasetFiles,
-    model_folder: Path | None,
-    where: str,
-    tally: DatasetTally | None,
-    memory_bytes: int,
-) -> VerifyReport:
+    if isinstance(dataset, Path) and not dataset.is_dir():
+        raise NotFound(f"{dataset} is no folder")
+    files = LocalFiles(dataset) if isinstance(dataset, Path) else dataset
     findings: list[Finding] = []
     with memory_bound(memory_bytes):
         jobs = list(read_manifests(files, findings))
@@ -157,7 +146,7 @@ def _verify(
             tally.jobs.append((job, counted))
     findings += _strays(files, jobs)
     return VerifyReport(
-        where=where,
+        where=files.name,
         jobs=len(jobs),
         shards=sum(len(job.shards) for job in jobs),
         rows=counts["rows"],
@@ -171,7 +160,7 @@ def _verify(
     )
 
 
-def read_manifests(files: DatasetFiles, findings: list[Finding]) -> Iterator[Manifest]:
+def read_manifests(files: Files, findings: list[Finding]) -> Iterator[Manifest]:
     """Yield every manifest that can be read; what is wrong with any of them goes to `findings`."""
     paths = [path for path in files.paths() if _is_manifest(path)]
     if not paths:
@@ -247,7 +236,7 @@ def _entries(job: Manifest) -> tuple[FileEntry, ...]:
     return (*job.shards, *job.indexes, *job.extras)
 
 
-def _verify_job(files: DatasetFiles, job: Manifest, head: Head | None, memory_bytes: int) -> JobTally:
+def _verify_job(files: Files, job: Manifest, head: Head | None, memory_bytes: int) -> JobTally:
     """Return what was counted and what is wrong in one job's files."""
     tally = JobTally()
     entries = _entries(job)
@@ -320,7 +309,7 @@ def _file_faults(folder: Path, entry: FileEntry) -> Iterator[str]:
         yield f"has sha256 {digest}, the manifest says {entry.sha256}"
 
 
-def _strays(files: DatasetFiles, jobs: list[Manifest]) -> Iterator[Finding]:
+def _strays(files: Files, jobs: list[Manifest]) -> Iterator[Finding]:
     """Yield data files that no manifest names."""
     named = {entry.path for job in jobs for entry in _entries(job)}
     for name in files.paths():

@@ -8,20 +8,14 @@ from pathlib import Path
 from schemas.dataset.manifest import CanaryReport
 from schemas.names import MANIFEST_FOLDER, is_job_id
 from schemas.request import ExtractRequest, HubTarget
+from service.artifacts.repository import Patience, Repository
 from service.capture.landing import land
-from service.errors import (
-    STORE_AWAY,
-    DatasetBroken,
-    Outcome,
-    QuarryError,
-    writing,
-)
+from service.errors import STORE_AWAY, DatasetBroken, writing
 from service.publish.assemble import account_of, assemble
 from service.publish.card import states_config
-from service.publish.hub import Patience, open_hub
-from service.publish.push import push_job
+from service.publish.push import JobPush
 from service.settings import Settings
-from service.store import PublishLease, Store, canaries, commits, jobs, publishing, tasks, written
+from service.store import PublishLease, Store, canaries, commits, jobs, publishing, written
 from service.work.keeper import Keeper, Kept
 from service.work.runner import Stopped, run_next
 
@@ -44,42 +38,29 @@ def run_publishing(
     What goes wrong ends in the job: failed, blocked with everything kept, or reported in a job that is tried
     again.
     """
-    reached = 0
-    """How far the push has got: as `Delay.reached`."""
 
     def publish(lease: PublishLease, kept: Kept) -> None:
-        nonlocal reached
-        reached = 0
-
         def check() -> None:
             kept.confirm(stopped)
             if stopped():
                 raise Stopped
 
-        def advance(to: int) -> None:
-            nonlocal reached
-            reached = to
-            # An upload needs no database: what cannot be recorded now is after the next group of files.
+        def advance() -> None:
+            # A push needs no database: what cannot be recorded now is after the next commit.
             with suppress(*STORE_AWAY):
-                store.write(publishing.advance, lease, to)
+                store.write(publishing.advance, lease)
 
         with writing("the finished dataset"):
             commit = _publish(store, settings, lease, check, advance, patience)
             store.write(publishing.complete, lease, commit)
-
-    def fail(lease: PublishLease, error: QuarryError) -> None:
-        if error.outcome in {Outcome.FAIL, Outcome.BLOCK}:
-            store.write(tasks.fail, lease, error.problem(), error.outcome, settings.unit_attempts)
-        else:
-            store.write(publishing.delay, lease, error.problem(), reached, settings.publish_deadline_s)
 
     return run_next(
         store,
         keeper,
         take=lambda: publishing.lease(store, owner, settings.lease_s, unpushed=unpushed),
         work=publish,
-        fail=fail,
         stopped=stopped,
+        max_attempts=settings.publish_attempts,
     )
 
 
@@ -90,13 +71,13 @@ run_local_publishing = partial(run_publishing, unpushed=True)
 def publish_folder(folder: Path, hub: HubTarget, settings: Settings, patience: Patience | None = None) -> str:
     """Push every job of a complete dataset folder; return the last commit. What is there is not sent again.
 
-    Raises DatasetBroken where there is no manifest, and what `push_job` raises.
+    Raises DatasetBroken where there is no manifest, and what `JobPush` raises.
     """
     jobs = sorted(path.stem for path in (folder / MANIFEST_FOLDER).glob("*.json") if is_job_id(path.stem))
     if not jobs:
         raise DatasetBroken(f"{folder} holds no manifest", cure="give the folder of a finished dataset")
-    remote = open_hub(hub, settings, patience)
-    return [push_job(remote, folder, job_id) for job_id in jobs][-1]
+    remote = Repository(hub, settings, patience)
+    return [JobPush(remote, folder, job_id).run() for job_id in jobs][-1]
 
 
 def _publish(
@@ -104,7 +85,7 @@ def _publish(
     settings: Settings,
     lease: PublishLease,
     check: Callable[[], None],
-    advance: Callable[[int], None],
+    advance: Callable[[], None],
     patience: Patience | None,
 ) -> str | None:
     """Return the commit that holds the job; none where no repository was asked for, or nothing is new."""
@@ -121,8 +102,8 @@ def _publish(
     check()
     if request.hub is None:
         return None
-    hub = open_hub(_target(store, lease, request.hub), settings, patience)
-    return push_job(hub, dataset, lease.job_id, check, advance)
+    hub = Repository(_target(store, lease, request.hub), settings, patience)
+    return JobPush(hub, dataset, lease.job_id, check, advance).run()
 
 
 def _target(store: Store, lease: PublishLease, hub: HubTarget) -> HubTarget:

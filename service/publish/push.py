@@ -6,12 +6,13 @@ repository is read: what is there already drops out, and a commit whose answer w
 Only the commit with the card and those that delete are guarded by a parent, because the card lists all jobs;
 the files of different jobs have different paths. At the end everything is read back.
 
-A job's id does not say what its rows are: a source may change under its name. A repository that holds other
-rows of the job is therefore refused. What another run of the same rows left is replaced in one commit, so
-that no reader ever finds files of two runs behind the card's globs.
+What is published is never replaced: a repository that holds another run of the job is refused. What a run
+left there that never landed, and so is in no manifest, goes with the last commit: the card's globs would take
+it for the job's.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
 
@@ -33,11 +34,12 @@ from schemas.names import (
     manifest_path,
     token_freq_path,
 )
+from schemas.request import HubTarget
+from service.artifacts.repository import BRANCH, Patience, Repository
 from service.errors import DatasetBroken, HubUnavailable, OptionRefused
 from service.publish.assemble import read_manifest
 from service.publish.card import render_card, states_config
-from service.publish.extras import file_entry
-from service.publish.hub import BRANCH, Hub
+from service.settings import Settings
 
 UPLOAD_GROUP_FILES = 8
 """Files between two looks at the lease, and what an error of an upload puts at stake."""
@@ -45,113 +47,94 @@ UPLOAD_GROUP_FILES = 8
 OWN_FILES = 3
 """In the last commit: the manifest, the card and the table of jobs."""
 
-MAX_REPLACED_FILES = MAX_COMMIT_FILES - OWN_FILES
-"""Files that one commit may replace or delete beside them."""
-
 ONE_MODEL_CURE = "name another repository: one repository holds the states of one model"
 
 
-def push_job(
-    hub: Hub,
-    dataset: Path,
-    job_id: str,
-    check: Callable[[], None] = lambda: None,
-    advance: Callable[[int], None] = lambda reached: None,
-) -> str:
-    """Push the job whose manifest stands in `dataset`; return a commit that holds it whole.
+def check_target(hub: HubTarget, settings: Settings, patience: Patience | None = None) -> None:
+    """Return if the token may write to `hub`, or may create it. A client waits, so patience is short.
 
-    Nothing is deleted here. There, Parquet files of the job that its manifest does not name are: another run
-    of the same rows left them, or a push that never landed. `check` is called between uploads and before
-    commits, `advance` after each with how far the push has got (see `Delay`); both may raise.
-
-    Raises:
-        HubDenied: the token may not write (`hub.repo_id`).
-        HubUnavailable: patience is at its end, or what was pushed cannot be read back.
-        OptionRefused: the repository holds another model, other rows of this job, or more files of another
-            run of it than one commit replaces (`hub.repo_id`); it is public where a private one was asked for
-            (`hub.private`), or has a configuration of other columns (`hub.config_name`).
-        DatasetBroken: a local file is not what the manifest says.
+    Raises HubDenied (`hub.repo_id`), OptionRefused (`hub.private`, `hub.config_name`), HubUnavailable.
     """
-    return _Push(hub, dataset, job_id, check, advance).run()
+    states_config(hub.config_name)
+    short = Patience(attempts=3, longest_wait_s=3.0, deadline_s=15.0)
+    Repository(hub, settings, patience or short).check_right()
 
 
-def batches(files: Sequence[FileEntry]) -> tuple[list[Sequence[FileEntry]], Sequence[FileEntry]]:
-    """Split a job's files into full commits and the last, which has room for `OWN_FILES`."""
+def early_batches(files: Sequence[FileEntry]) -> list[Sequence[FileEntry]]:
+    """Return the files of every commit but the last, which has room for `OWN_FILES` beside the rest."""
     split = max(0, len(files) - (MAX_COMMIT_FILES - OWN_FILES))
-    early = [
-        files[start : start + MAX_COMMIT_FILES][: split - start]
-        for start in range(0, split, MAX_COMMIT_FILES)
+    return [
+        files[start : min(start + MAX_COMMIT_FILES, split)] for start in range(0, split, MAX_COMMIT_FILES)
     ]
-    return early, files[split:]
 
 
-class _Push:
+class JobPush:
+    """A push of the job whose manifest stands in `dataset`. It is run once.
+
+    Local files are never deleted. In the repository, Parquet files of this job that no manifest lists are.
+    `check` is called between uploads and before commits, `advance` after each commit but the last; both may
+    raise.
+    """
+
     def __init__(
         self,
-        hub: Hub,
+        hub: Repository,
         dataset: Path,
         job_id: str,
-        check: Callable[[], None],
-        advance: Callable[[int], None],
+        check: Callable[[], None] = lambda: None,
+        advance: Callable[[], None] = lambda: None,
     ) -> None:
+        """Read the manifest. Raises DatasetBroken if it is not that of a job alone."""
         self._hub, self._dataset, self._job_id = hub, dataset, job_id
         self._check, self._advance = check, advance
         self._manifest = read_manifest(dataset / manifest_path(job_id))
-        self._own = file_entry(dataset, manifest_path(job_id))
         self._files = (*self._manifest.shards, *self._manifest.indexes, *self._manifest.extras)
         _refuse_strangers(self._manifest, job_id, self._files)
-        self._number = {entry.path: n for n, entry in enumerate((*self._files, self._own), 1)}
-        self._uploaded, self._committed = 0, 0
         self._additions: dict[str, CommitOperationAdd] = {}
         self._entry = JobEntry.of(self._manifest, (dataset / manifest_path(job_id)).read_bytes())
+        self._own = self._entry.manifest
         self._entries: dict[str, JobEntry] = {}
         """What is known of the repository's jobs, by the sha256 and by the git name of their manifests."""
         self._tables_read: set[str] = set()
 
     def run(self) -> str:
+        """Return a commit that holds the job whole.
+
+        Raises:
+            HubDenied: the token may not write (`hub.repo_id`).
+            HubUnavailable: patience is at its end, or what was pushed cannot be read back.
+            OptionRefused: the repository holds another model or another run of this job (`hub.repo_id`); it
+                is public where a private one was asked for (`hub.private`), or has a configuration of other
+                columns (`hub.config_name`).
+            DatasetBroken: a local file is not what the manifest says.
+        """
         hub = self._hub
         hub.ensure()
         head = hub.head()
         # What cannot be merged is refused before a byte is sent.
-        replaces = self._another_run(head)
+        self._refuse_another_run(head)
         self._card_and_table(head)
-        early, last = batches(self._files)
-        if replaces:
-            self._refuse_many(head)
-            early, last = [], self._files
-        for batch in early:
+        for batch in early_batches(self._files):
             hub.patience.retry(partial(self._commit_files, batch), long=True)
-            self._tell(batch[-1], committed=True)
-        hub.patience.retry(self._clear)
-        oid = hub.patience.retry(partial(self._commit_last, last), long=True)
-        self._tell(self._own, committed=True)
+        oid = hub.patience.retry(self._commit_last, long=True)
         self._read_back(oid)
         return oid
 
     def _commit_files(self, batch: Sequence[FileEntry]) -> None:
-        self._another_run(BRANCH)  # another service may have published other rows meanwhile
+        self._refuse_another_run(BRANCH)  # another service may have published it meanwhile
         missing = self._missing(batch)
         if missing:
-            additions = self._upload(missing)
-            self._hub.commit(additions, f"Add files of {self._job_id}")
+            self._hub.commit(self._upload(missing), f"Add files of {self._job_id}")
+            self._additions.clear()  # the client commits each once
+            self._advance()
 
-    def _clear(self) -> None:
-        """Delete what a push of other files left that never landed, as no manifest of the job names it."""
+    def _commit_last(self) -> str:
         head = self._hub.head()
-        if self._another_run(head):
-            return  # the last commit replaces a whole run, so that there is no moment without one
-        stale = self._stale(head)
-        for start in range(0, len(stale), MAX_COMMIT_FILES):
-            self._check()
-            deletions = [CommitOperationDelete(path) for path in stale[start : start + MAX_COMMIT_FILES]]
-            head = self._hub.commit(deletions, f"Remove stale files of {self._job_id}", parent=head)
-
-    def _commit_last(self, batch: Sequence[FileEntry]) -> str:
-        head = self._hub.head()
-        self._another_run(head)
+        self._refuse_another_run(head)
         described = self._card_and_table(head)
         operations: list[CommitOperationAdd | CommitOperationDelete] = []
-        operations += self._upload(self._missing([*batch, self._own], head))
+        # Of all files: another run that has not landed either may have overwritten earlier ones.
+        operations += self._upload(self._missing([*self._files, self._own], head))
         operations += [CommitOperationDelete(path) for path in self._stale(head)]
         for path, content in described.items():
             if self._hub.read(path, head) != content:
@@ -160,30 +143,18 @@ class _Push:
             return head
         return self._hub.commit(operations, f"Add {self._job_id}", parent=head)
 
-    def _another_run(self, revision: str) -> bool:
-        """Say whether another run of the job's rows is published. Raises OptionRefused for other rows."""
+    def _refuse_another_run(self, revision: str) -> None:
+        """Raise OptionRefused if the job is published with other files than these."""
         remote = self._hub.find([self._own.path], revision).get(self._own.path)
         if remote is None or self._is_same(remote, self._own):
-            return False
-        theirs = self._entry_of(remote, revision).provenance.identity
-        ours = self._manifest.provenance.identity
-        if theirs != ours:
-            raise self._refused(f"of other rows: {', '.join(theirs.differences(ours))} changed")
-        return True
-
-    def _refuse_many(self, revision: str) -> None:
-        """Refuse a replacement of several commits: between two of them, readers would find both runs."""
-        num_files = len(self._missing(self._files, revision)) + len(self._stale(revision))
-        if num_files > MAX_REPLACED_FILES:
-            raise self._refused(
-                f"of another run: {num_files} files are different, and one commit replaces at most "
-                f"{MAX_REPLACED_FILES}"
-            )
-
-    def _refused(self, detail: str) -> OptionRefused:
+            return
+        content = self._hub.read(self._own.path, revision) or b""
+        with suppress(ValidationError):
+            if Manifest.model_validate_json(content).shards == self._manifest.shards:
+                return  # this run, whose manifest says more now
         repo_id, job_id = self._hub.target.repo_id, self._job_id
-        return OptionRefused(
-            f"{repo_id} holds {job_id} already, {detail}",
+        raise OptionRefused(
+            f"{repo_id} holds another run of {job_id}",
             field="hub.repo_id",
             cure="`quarry publish DIR` pushes this dataset, which is kept, to another repository; or delete "
             f"manifests/{job_id}.json, data/{job_id} and index/{job_id} there, and push or resume again",
@@ -273,7 +244,6 @@ class _Push:
             some = entries[start : start + UPLOAD_GROUP_FILES]
             # Each group has tries of its own: one commit's files may take hours, with an error in each.
             additions += self._hub.patience.retry(partial(self._upload_group, some), long=True)
-            self._tell(some[-1])
         self._check()
         return additions
 
@@ -286,13 +256,6 @@ class _Push:
             if addition.upload_info.sha256.hex() != entry.sha256:
                 raise DatasetBroken(f"{entry.path} no longer has the bytes that were sealed")
         return group
-
-    def _tell(self, last: FileEntry, *, committed: bool = False) -> None:
-        """Say how far the push has got: every file up to `last` is uploaded, or even committed."""
-        self._uploaded = max(self._uploaded, self._number[last.path])
-        if committed:
-            self._committed = self._number[last.path]
-        self._advance(self._uploaded + self._committed)
 
     def _addition(self, entry: FileEntry) -> CommitOperationAdd:
         """Return the operation of a file: one a push, so that what is uploaded is not uploaded again."""

@@ -16,8 +16,8 @@ from schemas.dataset.norm import NormWeights, read_norm_file
 from schemas.dataset.shard import Shard
 from schemas.dataset.states import read_states
 from schemas.names import FINAL_NORM_PATH
+from service.artifacts.dataset_files import Files, files_of, open_named
 from service.reader.errors import ReaderError
-from service.reader.files import Files, files_of, open_named
 from service.reader.jobs import read_jobs
 from service.reader.places import Places
 from service.reader.row import About, Row
@@ -62,6 +62,7 @@ class QuarryDataset(Dataset[Any]):
         Raises:
             ReaderError: no dataset, no complete job or not the one named, none since then, jobs of several
                 models or layers, or a view it cannot serve.
+            OptionRefused, HubUnavailable: the Hub refuses the repository, or does not answer.
         """
         self._files: Files = files_of(where, revision) if isinstance(where, str | os.PathLike) else where
         wanted = frozenset(jobs) if jobs is not None else None

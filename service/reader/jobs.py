@@ -9,8 +9,8 @@ from pydantic import AwareDatetime, TypeAdapter, ValidationError
 from schemas.dataset.jobs_table import JobsTable
 from schemas.dataset.manifest import Manifest, read_manifest
 from schemas.names import JOBS_PATH, MANIFEST_FOLDER, is_job_id, manifest_path
+from service.artifacts.dataset_files import Files, read_file
 from service.reader.errors import ReaderError
-from service.reader.files import Files, read_file
 
 _SHOWN_JOBS = 5
 """Named in an error; a repository that gets a job every night holds hundreds."""

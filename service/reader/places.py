@@ -10,8 +10,8 @@ from schemas.dataset.columns import LABEL_PREFIX
 from schemas.dataset.manifest import FileEntry
 from schemas.dataset.tables import read_table
 from schemas.dataset.token_counts import TokenTally
+from service.artifacts.dataset_files import Files, open_named
 from service.reader.errors import ReaderError
-from service.reader.files import Files, open_named
 
 
 class Places:

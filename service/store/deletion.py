@@ -4,7 +4,7 @@ from datetime import timedelta
 
 from sqlalchemy import delete, select, tuple_, update
 
-from schemas.job import ENDED_JOB_STATES, JobState, Problem
+from schemas.job import ENDED_JOB_STATES, JobState
 from service.errors import NotFound
 from service.store import tasks
 from service.store.database import Store, Transaction
@@ -62,11 +62,6 @@ def lease(store: Store, owner: str, ttl_s: float) -> DeletionLease | None:
 def _grant(tx: Transaction, job: LockedJob, lease: Lease) -> DeletionLease:
     with_dataset = select(JOB.c.deletes_dataset).where(JOB.c.id == job.id)
     return DeletionLease(**lease.fields(), with_dataset=tx.connection.execute(with_dataset).scalar_one())
-
-
-def delay(tx: Transaction, lease: DeletionLease, problem: Problem) -> None:
-    """Record why a job is not deleted yet, and give it back. Raises LeaseLost."""
-    tasks.put_off(tx, lease, problem, "not deleted yet: it is tried again")
 
 
 def forget(tx: Transaction, job_id: str) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from sqlalchemy import ColumnElement, Select, bindparam, insert, select, update
 from sqlalchemy.engine import RowMapping
 
-from schemas.events import Delay, Event
+from schemas.events import Event
 from schemas.identity import Identity, Provenance
 from schemas.job import JOB_MOVES, JobState, Problem, Progress
 from service.errors import IdentityChanged, IllegalMove, NotFound
@@ -112,7 +112,6 @@ def record(
     kind: Literal["state", "progress", "unit"],
     message: str,
     problem: Problem | None = None,
-    delay: Delay | None = None,
 ) -> LockedJob:
     """Write the job as it is given here and the event that tells of it; return it with the event's number."""
     job = replace(job, last_event=job.last_event + 1)
@@ -136,7 +135,6 @@ def record(
         progress=job.progress,
         problem=problem,
         message=message,
-        delay=delay,
     )
     tx.connection.execute(insert(EVENT).values(job_id=job.id, id=entry.id, entry=entry))
     return job

@@ -13,14 +13,17 @@ class Policy:
     """How a kind's tasks are leased and named, and what becomes of a job whose task cannot be ended.
 
     `of_units`: a task is a unit of its job, counted there and reported by an event at every move.
+    `alone`: nothing else is done for a job meanwhile, so the job itself says why the task is tried again.
     `one_a_subject`: tasks of different jobs may have the same subject, which one lease at a time may work on.
-    `exhausted` is the job's state after the last attempt that may fail; `max_deaths` is how many owners may
-    vanish over the task, killed or crashed, before the job is blocked. `delay` is waited for after the first
-    failed attempt, as a share of the lease's time, and doubles with each, up to that time.
+    `exhausted` is the job's state after the last attempt that may fail, VOID if none ever ends it;
+    `max_deaths` is how many owners may vanish over the task, killed or crashed, before the job is blocked.
+    `delay` is waited for after the first failed attempt, as a share of the lease's time, and doubles with
+    each, up to that time.
     """
 
     job_states: frozenset[JobState]
     of_units: bool = False
+    alone: bool = False
     one_a_subject: bool = False
     exhausted: Outcome
     max_deaths: int
@@ -52,6 +55,7 @@ POLICIES = {
     ),
     TaskKind.PUBLISH: Policy(
         job_states=frozenset({JobState.QUEUED, JobState.RUNNING, JobState.PUBLISHING}),
+        alone=True,
         one_a_subject=True,
         exhausted=Outcome.BLOCK,
         max_deaths=20,
@@ -59,10 +63,11 @@ POLICIES = {
         blame="publishers died without a word over this job",
         cure="look for the reason in the worker's log and the kernel's (memory), then resume",
     ),
-    # It is tried again for as long as the job is there: see `deletion.delay`.
+    # It is tried again for as long as the job is there.
     TaskKind.DELETE: Policy(
         job_states=frozenset({JobState.DELETING}),
-        exhausted=Outcome.RETRY,
+        alone=True,
+        exhausted=Outcome.VOID,
         max_deaths=sys.maxsize,
         delay=1.0,
         blame="",

@@ -1,17 +1,11 @@
 """Publishing: one committer a repository takes a job whose units are all done, and completes it."""
 
 from dataclasses import replace
-from datetime import timedelta
 
-from sqlalchemy import select
-
-from schemas.events import Delay, Event
-from schemas.job import JobState, Problem
+from schemas.job import JobState
 from service.store import tasks
 from service.store.database import Store, Transaction
 from service.store.ledger import LockedJob, move_job, record
-from service.store.stopping import stop
-from service.store.tables import EVENT
 from service.store.values import Lease, PublishLease, TaskKind
 
 
@@ -41,27 +35,11 @@ def _grant(tx: Transaction, job: LockedJob, lease: Lease) -> PublishLease:
     )
 
 
-def delay(tx: Transaction, lease: PublishLease, problem: Problem, reached: int, deadline_s: float) -> None:
-    """Record why a job is not published yet and give it back; block the job after `deadline_s` of it.
-
-    `reached` is how far this lease had got (see `Delay`). Raises LeaseLost.
-    """
-    job, _ = tasks.held(tx, lease)
-    last = _delay(tx, job)
-    current = Delay(since=tx.now, reached=reached) if last is None or reached > last.reached else last
-    if tx.now - current.since > timedelta(seconds=deadline_s):
-        stop(tx, job, JobState.BLOCKED, problem)
-        return
-    news = current is not last
-    tasks.put_off(tx, lease, problem, "not published yet: it is tried again", current, news=news)
-
-
-def advance(tx: Transaction, lease: PublishLease, reached: int) -> None:
-    """Forget earlier deaths, and a recorded delay that `reached` is beyond. Raises LeaseLost."""
+def advance(tx: Transaction, lease: PublishLease) -> None:
+    """Forget earlier attempts, deaths and problems, since a new commit is made. Raises LeaseLost."""
     job, task = tasks.held(tx, lease)
     tasks.forgive(tx, task)
-    last = _delay(tx, job)
-    if last is not None and reached > last.reached:
+    if job.problem is not None:
         record(tx, replace(job, problem=None), "progress", "publishing goes on")
 
 
@@ -69,10 +47,3 @@ def complete(tx: Transaction, lease: PublishLease, hub_commit: str | None) -> No
     """Complete a job whose whole dataset is in `hub_commit`, null without a repository. Raises LeaseLost."""
     job, task = tasks.held(tx, lease)
     move_job(tx, replace(tasks.done(tx, job, task), hub_commit=hub_commit), JobState.COMPLETED)
-
-
-def _delay(tx: Transaction, job: LockedJob) -> Delay | None:
-    """Return the delay that a locked job's last event reports; only its publisher records events now."""
-    last = select(EVENT.c.entry).where(EVENT.c.job_id == job.id, EVENT.c.id == job.last_event)
-    event: Event = tx.connection.scalars(last).one()
-    return event.delay

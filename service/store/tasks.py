@@ -26,7 +26,6 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import aliased
 
-from schemas.events import Delay
 from schemas.job import JobState, Problem
 from service.errors import STORE_AWAY, LeaseLost, NotFound, Outcome, QuarryError, internal_error
 from service.store.database import Store, Transaction
@@ -229,26 +228,6 @@ def release(tx: Transaction, lease: Lease) -> None:
     move_task(tx, job, task, void(task))
 
 
-def put_off(
-    tx: Transaction,
-    lease: Lease,
-    problem: Problem,
-    message: str,
-    delay: Delay | None = None,
-    *,
-    news: bool = False,
-) -> None:
-    """Give a task back, to be taken again after its kind's delay; the attempt does not count.
-
-    The job says why. The same problem again is no `news`: it may come hundreds of times. Raises LeaseLost.
-    """
-    job, task = held(tx, lease)
-    if news or problem != job.problem:
-        job = record(tx, replace(job, problem=problem), "progress", message, problem, delay)
-    not_before = tx.now + timedelta(seconds=POLICIES[lease.kind].delay * lease.ttl_s)
-    move_task(tx, job, task, replace(void(task), not_before=not_before))
-
-
 def release_owner(tx: Transaction, owner: str) -> None:
     """Give back all tasks of an owner that has ended, so that nobody waits: neither failures nor deaths."""
     check_write(tx)
@@ -262,9 +241,12 @@ def fail(tx: Transaction, lease: Lease, problem: Problem, outcome: Outcome, max_
     """End an attempt with a problem. Raises LeaseLost.
 
     RETRY lets the task wait again until it has had `max_attempts`; then the job ends as the kind's policy
-    says. FAIL fails the job at once. BLOCK blocks it. Neither BLOCK nor VOID counts the attempt.
+    says. FAIL fails the job at once. BLOCK blocks it. Neither BLOCK nor VOID counts the attempt, and every
+    outcome is VOID where that is the policy. A job that waits for this task alone says why; the same problem
+    again is no news.
     """
     policy = POLICIES[lease.kind]
+    outcome = Outcome.VOID if policy.exhausted is Outcome.VOID else outcome
     job, task = held(tx, lease)
     waiting = replace(void(task), problem=problem)
     if outcome is Outcome.RETRY:
@@ -279,7 +261,11 @@ def fail(tx: Transaction, lease: Lease, problem: Problem, outcome: Outcome, max_
         stop(tx, move_task(tx, job, task, waiting, problem), JobState.BLOCKED, problem)
     else:
         delay_s = min(policy.delay * 2 ** max(waiting.attempts - 1, 0), 1.0) * lease.ttl_s
-        move_task(tx, job, task, replace(waiting, not_before=tx.now + timedelta(seconds=delay_s)), problem)
+        if policy.alone and problem != job.problem:
+            message = f"{lease.kind} is tried again"
+            job = record(tx, replace(job, problem=problem), "progress", message, problem)
+        after = replace(waiting, not_before=tx.now + timedelta(seconds=delay_s))
+        move_task(tx, job, task, after, None if policy.alone else problem)
 
 
 def _after_death(task: LockedTask) -> LockedTask:

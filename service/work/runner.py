@@ -36,12 +36,13 @@ def run_next(
     keeper: Keeper,
     take: Callable[[], AnyLease | None],
     work: Callable[[AnyLease, Kept], None],
-    fail: Callable[[AnyLease, QuarryError], None],
     stopped: Callable[[], bool],
+    max_attempts: int,
 ) -> bool:
     """Take a task and work on it; return whether there was one.
 
-    `work` records its own success, and raises QuarryError or Stopped. `fail` records an error in the store.
+    `work` records its own success, and raises QuarryError or Stopped. With an error the task ends as
+    `tasks.fail` says, which is given `max_attempts`.
     """
     try:
         lease = take()
@@ -56,7 +57,8 @@ def run_next(
         if end.stopped:
             record(lambda: store.write(tasks.release, lease), stopped)
         elif (failure := end.error) is not None:
-            record(lambda: fail(lease, failure), stopped)
+            problem, outcome = failure.problem(), failure.outcome
+            record(lambda: store.write(tasks.fail, lease, problem, outcome, max_attempts), stopped)
     return True
 
 

@@ -247,3 +247,22 @@ def test_a_hub_that_refuses_or_does_not_answer_is_told_apart(
         job = write_job(folder, "pushed.json", hub={"repo_id": "me/states"})
         assert extract_here(job, tmp_path / "out")[0] == code
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_a_job_whose_dataset_the_repository_holds_is_not_captured_again(
+    folder: Path, tmp_path: Path, extract_here, monkeypatch: pytest.MonkeyPatch
+):
+    """1. A run pushes. 2. The same job, in another folder and with no engine, ends well and makes nothing."""
+    job = write_job(folder, "pushed.json", hub={"repo_id": "org/states", "private": False})
+    with FakeHub() as hub:
+        hub.add_token("hf_1", Token("me", orgs={"org": "write"}))
+        monkeypatch.setenv("QUARRY_HUB_ENDPOINT", hub.url)
+        monkeypatch.setenv("QUARRY_HUB_TOKEN", "hf_1")
+        monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+        done = extract(job, tmp_path / "first")
+        assert done.returncode == 0, done.stderr
+        pushed = hub.repo("org/states").head
+        assert extract_here(job, tmp_path / "second")[0] == 0
+        assert hub.repo("org/states").head is pushed
+    assert not (tmp_path / "second").exists()

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from service.artifacts.dataset_files import HubFiles
 from service.proof.tally import DatasetTally
-from service.proof.verify import verify_remote
+from service.proof.verify import verify_dataset
 from service.report.page import render_page
-from service.settings import Settings
 from tests.support.fake_hub import FakeHub
 from tests.support.html_page import read_page
 from tests.support.hub_state import Token
@@ -33,10 +33,8 @@ def test_a_repository_has_the_page_that_its_folder_has(tmp_path: Path, compressi
     with FakeHub() as hub:
         hub.add_token("hf_reads", Token("me", role="read"))
         hub.add_repo(REPO, files)
-        settings = Settings(hub_endpoint=hub.url, hub_token="hf_reads")
-        report = verify_remote(
-            REPO, settings, model_folder=model.folder, scratch=tmp_path / "scratch", tally=tally
-        )
+        remote = HubFiles(REPO, endpoint=hub.url, token="hf_reads", scratch=tmp_path / "scratch")
+        report = verify_dataset(remote, model_folder=model.folder, tally=tally)
     assert not list((tmp_path / "scratch").iterdir())
     assert report.ok, report.findings
     root = read_page(render_page(report, tally, None, datetime(2025, 3, 1, tzinfo=UTC)))

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from schemas.names import shard_path
+from service.artifacts.dataset_files import HubFiles
 from service.errors import OptionRefused
 from service.proof.tally import JobTally
-from service.proof.verify import VerifyReport, verify_remote
+from service.proof.verify import VerifyReport, verify_dataset
 from service.proof.verify_unit import verify_unit
-from service.settings import Settings
 from tests.support.fake_hub import FakeHub
 from tests.support.hub_state import Token
 from tests.support.plans import JOB
@@ -33,8 +33,8 @@ def files(model, tmp_path_factory) -> dict[str, bytes]:
 
 
 def verify(hub: FakeHub, scratch: Path, repo_id: str = REPO, **options: object) -> VerifyReport:
-    settings = Settings(hub_endpoint=hub.url, hub_token="hf_reads")
-    return verify_remote(repo_id, settings, scratch=scratch, **options)
+    files = HubFiles(repo_id, endpoint=hub.url, token="hf_reads", scratch=scratch)
+    return verify_dataset(files, **options)
 
 
 @pytest.fixture

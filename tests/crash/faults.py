@@ -25,7 +25,7 @@ from pathlib import Path
 import pytest
 
 from schemas.job import JobState
-from service.publish.hub import Patience
+from service.artifacts.repository import Patience
 from service.settings import Settings
 from service.store import Store, jobs
 from service.work.beside import owner_name

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from service.proof.verify import verify_remote
-from service.settings import Settings
+from service.artifacts.dataset_files import HubFiles
+from service.proof.verify import verify_dataset
 from tests.drill.damage import shard_of
 from tests.drill.harness import Caught, assert_caught, findings
 from tests.drill.table import PLANTS, Plant, Stage
@@ -55,5 +55,5 @@ def test_a_shard_that_changed_in_the_repository_is_named(hub, dataset, tmp_path,
     IN_THE_REPOSITORY[name](shard_of(copy))
     files = [path for path in copy.rglob("*") if path.is_file()]
     hub.add_repo(REPO, {path.relative_to(copy).as_posix(): path.read_bytes() for path in files})
-    settings = Settings(hub_endpoint=hub.url, hub_token=SECRET)
-    assert_caught(plant_of(name), findings(verify_remote(REPO, settings, scratch=tmp_path)))
+    remote = HubFiles(REPO, endpoint=hub.url, token=SECRET, scratch=tmp_path)
+    assert_caught(plant_of(name), findings(verify_dataset(remote)))

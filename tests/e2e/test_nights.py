@@ -10,7 +10,8 @@ import pytest
 
 from schemas.job import RESTING_JOB_STATES, JobState
 from schemas.schedule import RunOutcome, RunView
-from service.proof.verify import verify_remote
+from service.artifacts.dataset_files import HubFiles
+from service.proof.verify import verify_dataset
 from service.store import jobs, schedules
 from service.work.worker_process import WorkerProcess, worker_command
 from tests.support.desk import REPO, TOKEN, writable_hub
@@ -52,7 +53,9 @@ class Week:
     def complete(self) -> None:
         """Wait; the run is complete, the repository loads and is right, and no sample is there twice."""
         assert self.wait().job_state is JobState.COMPLETED, (self.nights.job().problem, self._log.read_text())
-        report = verify_remote(REPO, self.nights.shop.settings, scratch=self._log.parent)
+        settings = self.nights.shop.settings
+        remote = HubFiles(REPO, endpoint=settings.hub_endpoint, token=settings.token())
+        report = verify_dataset(remote)
         assert report.ok, str(report)
         for counts in self.loaded().values():
             assert set(counts.values()) == {1}, counts

@@ -15,6 +15,7 @@ PARTS = {
     "proof": "service/proof",
     "store": "service/store",
     "work": "service/work",
+    "artifacts": "service/artifacts",
     "publish": "service/publish",
     "plan": "service/plan",
     "control": "service/control",

@@ -72,8 +72,8 @@ class HubClient:
 def push(folder: str, endpoint: str, token: str, hub: dict[str, Any]) -> dict[str, Any]:
     """Push a dataset folder; return the commit, or the problem."""
     from schemas.request import HubTarget
+    from service.artifacts.repository import Patience
     from service.errors import QuarryError
-    from service.publish.hub import Patience
     from service.publish.publisher import publish_folder
     from service.settings import Settings
 
@@ -94,9 +94,9 @@ def publish(data_dir: str, endpoint: str, token: str, lease: int) -> dict[str, A
     """
     from huggingface_hub import file_download
 
-    from service.plan import hub_reading
+    from service.artifacts import hub_client
+    from service.artifacts.repository import Patience
     from service.publish import push
-    from service.publish.hub import Patience
     from service.settings import Settings
     from service.store import Store
     from tests.support.finished_job import JOB, OTHER_JOB, OWNER
@@ -104,7 +104,7 @@ def publish(data_dir: str, endpoint: str, token: str, lease: int) -> dict[str, A
     from tests.support.store_cases import Clock
 
     push.MAX_COMMIT_FILES, push.UPLOAD_GROUP_FILES = 4, 2
-    hub_reading.SILENCE_S = float(os.environ["QUARRY_TEST_SILENCE_S"])
+    hub_client.SILENCE_S = float(os.environ["QUARRY_TEST_SILENCE_S"])
     file_download._ETAG_RETRY_TIMEOUT = 1  # a minute, six times, that no setting shortens
     settings = Settings(data_dir=Path(data_dir), hub_endpoint=endpoint, hub_token=token)
     clock = Clock()

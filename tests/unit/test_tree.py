@@ -190,6 +190,7 @@ def test_imports_follow_the_data(package: str) -> None:
 STEPS = (
     "store",
     "work",
+    "artifacts",
     "plan",
     "proof",
     "capture",

@@ -15,8 +15,8 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from schemas.request import HubSource
+from service.artifacts.hub_client import reading_hub
 from service.errors import SourceRefused
-from service.plan.hub_reading import reading_hub
 from service.plan.sources.conversations import COLUMNS, read_row
 from service.plan.sources.rows import SourceRow
 from service.settings import Settings

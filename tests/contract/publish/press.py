@@ -6,7 +6,7 @@ from pathlib import Path
 from schemas.events import Event
 from schemas.job import JobState, JobSummary
 from schemas.request import HubTarget
-from service.publish.hub import Patience
+from service.artifacts.repository import Patience
 from service.settings import Settings
 from service.store import Store, jobs, migration
 from tests.support.desk import REPO, TOKEN
@@ -16,6 +16,8 @@ from tests.support.roles import run_publishing
 from tests.support.store_cases import Clock
 
 HOUR_S = 3600.0
+ATTEMPTS = 3
+"""At a push, before a person is waited for."""
 UNITS = 10
 
 
@@ -25,7 +27,7 @@ class Press:
     def __init__(self, root: Path, hub: FakeHub, units: int = UNITS) -> None:
         self.clock = Clock(1_000_000_000.0)  # long before now: the store's clock alone counts
         self.settings = Settings(
-            data_dir=root / "data", hub_endpoint=hub.url, hub_token=TOKEN, publish_deadline_s=6 * HOUR_S
+            data_dir=root / "data", hub_endpoint=hub.url, hub_token=TOKEN, publish_attempts=ATTEMPTS
         )
         self.store = Store(self.settings.database(), self.clock.of(self.settings.database()))
         self.store.write(migration.migrate)

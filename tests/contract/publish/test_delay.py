@@ -8,19 +8,16 @@ from typing import Any
 import pytest
 
 from schemas.job import JobState, JobSummary
+from service.artifacts.repository import Patience
 from service.errors import DiskFull, QuarryError, StoreUnavailable
 from service.publish import push
-from service.publish.hub import Patience
-from service.publish.push import UPLOAD_GROUP_FILES
-from service.store import jobs, plans, publishing
-from tests.contract.publish.press import HOUR_S, UNITS, Press
+from service.store import jobs, plans, publishing, tasks
+from tests.contract.publish.press import ATTEMPTS, HOUR_S, UNITS, Press
 from tests.support.desk import REPO, writable_hub
 from tests.support.fake_hub import FakeHub
 from tests.support.finished_job import JOB, OWNER
 from tests.support.hub_state import Fault
 
-FILES = 2 * UNITS + 3
-"""Shards and indexes, the two extras, the manifest: three groups, all of one commit."""
 UNAVAILABLE = Fault(status=503, times=10_000)
 CONFLICT = 409
 """A status that may pass, and which the client itself never tries again."""
@@ -48,18 +45,14 @@ def test_a_job_says_why_it_is_not_published_yet_until_it_is(press: Press, hub: F
     hub.fail("commit", UNAVAILABLE)
     job = press.publish()
     assert (job.state, problem_type(job)) == (JobState.PUBLISHING, "urn:quarry:hub-unavailable")
-    assert job.problem is not None and "HTTP 503" in job.problem.detail
+    assert job.problem is not None and "answered 503" in job.problem.detail
     (told,) = press.told()
     assert (told.state, told.problem) == (JobState.PUBLISHING, job.problem)
-    assert told.delay is not None and (told.delay.since, told.delay.reached) == (told.at, FILES)
     assert press.publish() == job and press.told() == [told]
     hub.heal()
     job = press.publish()
     assert (job.state, job.problem) == (JobState.COMPLETED, None)
-    assert [(event.message, event.problem, event.delay) for event in press.told()[1:]] == [
-        ("publishing goes on", None, None),
-        ("publishing -> completed", None, None),
-    ]
+    assert [event.message for event in press.told()] == ["publish is tried again", "publishing -> completed"]
 
 
 def test_a_file_that_cannot_be_read_for_a_moment_fails_no_push(
@@ -76,48 +69,46 @@ def test_a_file_that_cannot_be_read_for_a_moment_fails_no_push(
     assert press.publish().state is JobState.COMPLETED
 
 
-def test_another_reason_is_told_but_does_not_begin_the_wait_anew(press: Press, hub: FakeHub) -> None:
+def test_another_reason_is_told(press: Press, hub: FakeHub) -> None:
     hub.fail("commit", UNAVAILABLE)
     press.publish()
     hub.heal()
     hub.fail("commit", Fault(status=500, times=10_000))
     job = press.publish(HOUR_S)
-    assert job.problem is not None and "HTTP 500" in job.problem.detail
-    first, second = press.told()
-    assert (second.problem, second.delay) == (job.problem, first.delay)
+    assert job.problem is not None and "answered 500" in job.problem.detail
+    assert [event.problem for event in press.told()][1:] == [job.problem]
 
 
-def test_the_deadline_counts_from_the_last_file_that_arrived_for_the_first_time(
-    press: Press, hub: FakeHub
+def test_a_job_waits_for_a_person_after_as_many_attempts_as_are_allowed_without_a_new_commit(
+    tmp_path: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The deadline is six hours.
+    """Three attempts are allowed, and the files take two commits.
 
-    1. Only the first group of files arrives. 2. Five hours later all do, but the Hub takes no commit. 3. Five
-    hours later it takes none either: ten since the first error, five since files arrived. 4. Two hours later
-    it is too long, although all files were uploaded again meanwhile.
+    1. Two fail. 2. The third makes the first commit, and two more may fail. 3. With the next the job is
+    blocked. 4. Resumed, it has all its attempts.
     """
-    hub.fail("preupload", Fault(status=CONFLICT, nth=2, times=10_000))
-    assert press.publish().state is JobState.PUBLISHING
-    hub.heal()
+    monkeypatch.setattr(push, "MAX_COMMIT_FILES", 2 * UNITS)
+    press = Press(tmp_path, hub)
     hub.fail("commit", UNAVAILABLE)
-    assert press.publish(5 * HOUR_S).state is JobState.PUBLISHING
-    at_group, goes_on, at_commit = press.told()
-    assert at_group.delay is not None and at_group.delay.reached == UPLOAD_GROUP_FILES
-    assert (goes_on.problem, goes_on.delay) == (None, None)
-    assert at_commit.delay is not None and at_commit.delay.reached == FILES
-    assert press.publish(5 * HOUR_S).state is JobState.PUBLISHING
-    job = press.publish(2 * HOUR_S)
-    assert (job.state, problem_type(job)) == (JobState.BLOCKED, "urn:quarry:hub-unavailable")
+    for _ in range(ATTEMPTS - 1):
+        assert press.publish().state is JobState.PUBLISHING
     hub.heal()
+    hub.fail("commit", Fault(status=503, nth=2, times=10_000))
+    for _ in range(ATTEMPTS - 1):
+        assert press.publish().state is JobState.PUBLISHING
+    assert len(hub.repo(REPO).commits) == 2
+    job = press.publish()
+    assert (job.state, problem_type(job)) == (JobState.BLOCKED, "urn:quarry:hub-unavailable")
     press.store.write(jobs.resume, JOB)
     assert plans.lease(press.store, OWNER, 60.0) is None
+    assert press.publish().state is JobState.PUBLISHING
+    hub.heal()
     assert press.publish().state is JobState.COMPLETED
+    press.store.close()
 
 
-def test_an_upload_that_goes_well_for_longer_than_the_deadline_uses_none_of_it(
-    press: Press, hub: FakeHub
-) -> None:
-    hub.meanwhile("preupload", lambda: press.clock.advance(7 * HOUR_S))
+def test_an_attempt_may_take_as_long_as_its_upload_does(press: Press, hub: FakeHub) -> None:
+    hub.meanwhile("preupload", lambda: press.clock.advance(100 * HOUR_S))
     hub.fail("commit", UNAVAILABLE)
     assert press.publish().state is JobState.PUBLISHING
 
@@ -126,28 +117,21 @@ def test_an_upload_that_goes_well_for_longer_than_the_deadline_uses_none_of_it(
 def test_a_push_goes_on_while_the_store_cannot_be_told_how_far_it_is(
     press: Press, hub: FakeHub, monkeypatch: pytest.MonkeyPatch, error: QuarryError
 ) -> None:
-    """1. One group arrives. 2. Seven hours later all do, and nobody can be told. 3. Nor of the commit."""
-    hub.fail("preupload", Fault(status=CONFLICT, nth=2, times=10_000))
-    press.publish()
-    hub.heal()
+    monkeypatch.setattr(push, "MAX_COMMIT_FILES", 2 * UNITS)
 
     def away(*_: object) -> None:
         raise error
 
     monkeypatch.setattr(publishing, "advance", away)
-    hub.fail("commit", UNAVAILABLE)
-    assert press.publish(7 * HOUR_S).state is JobState.PUBLISHING
-    last = press.told()[-1]
-    assert last.delay is not None and (last.delay.since, last.delay.reached) == (last.at, FILES)
-    hub.heal()
     job = press.publish()
     assert (job.state, job.problem) == (JobState.COMPLETED, None)
+    assert len(hub.repo(REPO).commits) == 3
 
 
 def test_a_delay_is_recorded_once_the_disk_has_space_again(
     press: Press, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record, full = publishing.delay, iter([DiskFull("the database cannot grow")])
+    record, full = tasks.fail, iter([DiskFull("the database cannot grow")])
 
     def recorded(*args: Any) -> None:
         if (error := next(full, None)) is not None:
@@ -155,7 +139,7 @@ def test_a_delay_is_recorded_once_the_disk_has_space_again(
         record(*args)
 
     hub.fail("commit", UNAVAILABLE)
-    monkeypatch.setattr(publishing, "delay", recorded)
+    monkeypatch.setattr(tasks, "fail", recorded)
     assert problem_type(press.publish()) == "urn:quarry:hub-unavailable"
 
 

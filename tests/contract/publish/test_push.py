@@ -118,7 +118,7 @@ def test_five_faults_in_a_row_are_outlived(desk: Desk, endpoint: str, fault: str
 def test_a_commit_whose_answer_was_lost_before_a_crash_is_not_made_again(desk: Desk) -> None:
     """1. The commit stands, but its answer and all later calls are lost. 2. The push ends. 3. It runs."""
     desk.hub.fail("commit", Fault(drop="after"))
-    desk.hub.fail("info", Fault(status=503, nth=6, times=1000))
+    desk.hub.fail("info", Fault(status=503, nth=5, times=1000))
     assert desk.push()["error"] == "HubUnavailable"
     assert desk.titles() == [f"Add {JOB}"]
     desk.hub.heal()

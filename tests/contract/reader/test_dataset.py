@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file
 
 from schemas.dataset.files import LocalFile
+from service.artifacts.dataset_files import LocalFiles
 from service.reader import DFlash, Eagle3, QuarryDataset, ReaderError, Row
-from service.reader.files import LocalFiles
 from tests.contract.reader.conftest import NUM_SAMPLES
 from tests.support.fake_engine import states_TH
 
@@ -118,7 +118,7 @@ from importlib.abc import MetaPathFinder
 class Refuse(MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         ours = name.split(".")[0] == "connector" or (
-            name.startswith("service.") and not name.startswith("service.reader"))
+            name.startswith("service.") and name.split(".")[1] not in {"reader", "artifacts", "errors"})
         others = {"transformers", "vllm", "datasets", "huggingface_hub", "sqlalchemy", "fastapi", "jinja2"}
         if ours or name.split(".")[0] in others:
             raise ModuleNotFoundError(f"{name} is not installed here", name=name)
@@ -132,7 +132,7 @@ print(tuple(view["hidden_states"].shape), "pyarrow" in sys.modules)
 """
 
 
-def test_it_needs_no_engine_no_database_and_no_other_part_of_the_service(dataset):
+def test_it_needs_no_engine_no_database_no_client_of_the_hub_and_no_front(dataset):
     command = [sys.executable, "-W", "ignore", "-c", ALONE, str(dataset), str(NUM_SAMPLES)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

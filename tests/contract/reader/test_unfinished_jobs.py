@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from schemas.dataset.manifest import body_sha256
+from service.artifacts.dataset_files import LocalFiles
 from service.proof.verify import verify_dataset
 from service.reader import Eagle3, QuarryDataset, ReaderError
-from service.reader.files import LocalFiles
 from tests.contract.reader.conftest import NUM_SAMPLES, finished
 from tests.contract.reader.test_dataset import assert_right
 from tests.support.fake_hub import FakeHub

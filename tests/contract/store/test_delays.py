@@ -1,13 +1,16 @@
-"""A push that stands still: told once, from the first error on, and fenced like all that a publisher does."""
+"""A push or a deletion that is tried again: the job says why, and a push is blocked after its attempts."""
+
+from collections.abc import Callable
 
 import pytest
 
 from schemas.job import JobState
-from service.errors import LeaseLost
-from service.store import Store, jobs, publishing
-from tests.support.store_cases import PROBLEM, TTL_S, Clock, capture, job_id, lease_publish
+from service.errors import LeaseLost, Outcome
+from service.store import Store, deletion, jobs, publishing, tasks
+from service.store.values import Lease
+from tests.support.store_cases import OWNER, PROBLEM, TTL_S, Clock, capture, job_id, lease_publish
 
-DEADLINE_S = 3600.0
+ATTEMPTS = 3
 OTHER = PROBLEM.model_copy(update={"detail": "another reason"})
 
 
@@ -16,54 +19,67 @@ def told(store: Store) -> tuple[JobState, str | None]:
     return row.state, row.problem.detail if row.problem else None
 
 
-def delay(store: Store, clock: Clock, reached: int) -> None:
-    """Let one publisher meet the problem at `reached`, and wait for its delay."""
-    lease = lease_publish(store)
-    store.write(publishing.delay, lease, PROBLEM, reached, DEADLINE_S)
+def try_again(store: Store, clock: Clock, problem=PROBLEM, outcome: Outcome = Outcome.RETRY) -> None:
+    """Let one publisher meet a problem, and wait for its delay."""
+    store.write(tasks.fail, lease_publish(store), problem, outcome, ATTEMPTS)
     assert publishing.lease(store, "at once", TTL_S) is None
     clock.advance(TTL_S)
 
 
 def test_a_push_that_stands_still_says_why_until_it_goes_on(store: Store, clock: Clock) -> None:
     capture(store)
-    since = clock.now_s
-    delay(store, clock, 3)
+    try_again(store, clock)
     known = len(store.read(jobs.events, job_id(1)))
-    delay(store, clock, 3)
-    lease = lease_publish(store)
-    store.write(publishing.advance, lease, 3)
+    try_again(store, clock)
     assert len(store.read(jobs.events, job_id(1))) == known, "the same again is no news"
-    store.write(publishing.delay, lease, OTHER, 3, DEADLINE_S)
-    last = store.read(jobs.events, job_id(1))[-1]
-    assert last.delay is not None
-    assert (last.delay.since.timestamp(), last.delay.reached) == (since, 3)
+    try_again(store, clock, OTHER, Outcome.VOID)
+    assert len(store.read(jobs.events, job_id(1))) == known + 1
     assert told(store) == (JobState.PUBLISHING, "another reason")
-    clock.advance(TTL_S)
     lease = lease_publish(store)
-    store.write(publishing.advance, lease, 4)
+    store.write(publishing.advance, lease)
     assert told(store) == (JobState.PUBLISHING, None)
     store.write(publishing.complete, lease, None)
     assert told(store) == (JobState.COMPLETED, None)
 
 
-def test_a_push_is_blocked_for_standing_still_and_not_for_taking_long(store: Store, clock: Clock) -> None:
+def test_a_push_is_blocked_after_its_attempts_in_a_row_without_a_commit(store: Store, clock: Clock) -> None:
     capture(store)
-    for reached in (1, 2):
-        clock.advance(10 * DEADLINE_S)
-        delay(store, clock, reached)
-        assert told(store) == (JobState.PUBLISHING, "why")
-    clock.advance(DEADLINE_S + 1)
-    delay(store, clock, 2)
+    for _ in range(ATTEMPTS - 1):
+        try_again(store, clock)
+    lease = lease_publish(store)
+    store.write(publishing.advance, lease)
+    store.write(tasks.fail, lease, PROBLEM, Outcome.RETRY, ATTEMPTS)
+    clock.advance(TTL_S)
+    try_again(store, clock)
+    assert told(store) == (JobState.PUBLISHING, "why")
+    try_again(store, clock)
     assert told(store) == (JobState.BLOCKED, "why")
 
 
-def test_a_publisher_that_lost_its_lease_tells_nothing(store: Store, clock: Clock) -> None:
+def test_a_deletion_is_tried_again_for_as_long_as_it_fails(store: Store, clock: Clock) -> None:
+    capture(store)
+    store.write(publishing.complete, lease_publish(store), None)
+    store.write(deletion.begin, job_id(1), with_dataset=True)
+    for _ in range(2 * ATTEMPTS):
+        lease = deletion.lease(store, OWNER, TTL_S)
+        assert lease is not None
+        store.write(tasks.fail, lease, PROBLEM, Outcome.FAIL, 1)
+        assert told(store) == (JobState.DELETING, "why")
+        clock.advance(TTL_S)
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [lambda tx, lease: tasks.fail(tx, lease, PROBLEM, Outcome.RETRY, ATTEMPTS), publishing.advance],
+    ids=["fail", "advance"],
+)
+def test_a_publisher_that_lost_its_lease_tells_nothing(
+    store: Store, clock: Clock, verb: Callable[[object, Lease], None]
+) -> None:
     capture(store)
     stale = lease_publish(store)
     clock.advance(TTL_S)
     lease_publish(store, "heir")
     with pytest.raises(LeaseLost):
-        store.write(publishing.delay, stale, PROBLEM, 1, DEADLINE_S)
-    with pytest.raises(LeaseLost):
-        store.write(publishing.advance, stale, 1)
+        store.write(verb, stale)
     assert told(store) == (JobState.PUBLISHING, None)

@@ -110,7 +110,6 @@ def test_nothing_is_written_under_a_lease_that_is_lost(
     for verb in (
         partial(tasks.fail, lease=lease, problem=PROBLEM, outcome=Outcome.FAIL, max_attempts=ATTEMPTS),
         partial(tasks.release, lease=lease),
-        partial(tasks.put_off, lease=lease, problem=PROBLEM, message="not yet"),
     ):
         with pytest.raises(LeaseLost):
             store.write(verb)

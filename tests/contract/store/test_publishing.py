@@ -170,8 +170,8 @@ def test_the_last_death_that_another_job_of_the_repository_counts_blocks_its_own
 
 def test_a_push_that_gets_on_forgets_the_deaths_before(store: Store, clock: Clock) -> None:
     capture(store, repo_id=REPO)
-    for reached in range(2 * POLICIES[TaskKind.PUBLISH].max_deaths):
-        store.write(publishing.advance, lease_publish(store), reached)
+    for _ in range(2 * POLICIES[TaskKind.PUBLISH].max_deaths):
+        store.write(publishing.advance, lease_publish(store))
         clock.advance(TTL_S)
     store.write(publishing.complete, lease_publish(store), "c0ffee")
 

@@ -133,7 +133,7 @@ def publishes(crowd: Crowd, chance: random.Random, name: str) -> None:
         return
     with suppress(LeaseLost):
         if chance.random() < 0.1:
-            crowd.store.write(publishing.delay, lease, PROBLEM, 1, 600.0)
+            crowd.store.write(tasks.fail, lease, PROBLEM, Outcome.RETRY, 100)
         else:
             crowd.store.write(publishing.complete, lease, None)
 

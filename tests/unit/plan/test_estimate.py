@@ -9,7 +9,7 @@ from schemas.dataset.manifest import FileEntry
 from schemas.request import ExtractRequest
 from service.errors import SourceRefused
 from service.plan.estimate import estimate_request
-from service.publish.push import batches
+from service.publish.push import early_batches
 from service.settings import Settings
 from service.store import NewJob, Store, jobs, migration
 from tests.support import templates
@@ -82,7 +82,7 @@ def test_the_commits_are_those_that_the_publisher_makes(tmp_path: Path) -> None:
     settings = Settings(model_roots=(tmp_path,), unit_max_samples=1)
     estimate = estimate_request(request, settings)
     files = [FileEntry(path=str(i), sha256="0" * 64, bytes=1) for i in range(2 * estimate.shards + 2)]
-    assert estimate.shards == 120 and estimate.commits == len(batches(files)[0]) + 1
+    assert estimate.shards == 120 and estimate.commits == len(early_batches(files)) + 1
 
 
 def test_an_estimate_meets_the_errors_of_the_job(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from schemas.request import ExtractRequest, HubSource, HubTarget, InlineSource, 
 from service.errors import HubDenied, SourceRefused, UnknownModel
 from service.plan.sources import open_source
 from service.plan.target import inspect_target
-from service.publish.hub import check_target
+from service.publish.push import check_target
 from service.settings import Settings
 from tests.support import templates
 from tests.support.fake_hub import FakeHub, Token

@@ -13,6 +13,7 @@ from huggingface_hub import close_session
 from safetensors.numpy import save_file
 
 from schemas.request import ExtractRequest
+from service.artifacts import hub_client
 from service.errors import (
     HubUnavailable,
     IdentityChanged,
@@ -20,7 +21,7 @@ from service.errors import (
     RequestError,
     UnknownModel,
 )
-from service.plan import hub_reading, model_folder
+from service.plan import model_folder
 from service.plan.model_folder import ModelFolder, content_of, local_revision
 from service.plan.target import Target, inspect_target, planned_target
 from service.settings import Settings
@@ -327,7 +328,7 @@ def test_a_hub_model_is_its_commit_and_its_weights_stay_there(hub: FakeHub) -> N
 def test_a_hub_that_is_silent_is_given_up(
     hub: FakeHub, monkeypatch: pytest.MonkeyPatch, endpoint: str
 ) -> None:
-    monkeypatch.setattr(hub_reading, "SILENCE_S", 0.2)
+    monkeypatch.setattr(hub_client, "SILENCE_S", 0.2)
     close_session()
     hub.fail(endpoint, Fault(drop="stall", times=1000))
     with pytest.raises(HubUnavailable):

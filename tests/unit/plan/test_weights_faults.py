@@ -144,7 +144,7 @@ def test_a_full_disk_is_told_from_a_lost_connection_by_the_disk(
     target: Target, settings: Settings, stored: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The storage's client raises the same error for both."""
-    monkeypatch.setattr("service.plan.hub_reading.FULL_BELOW_BYTES", 2**62)
+    monkeypatch.setattr("service.artifacts.hub_client.FULL_BELOW_BYTES", 2**62)
     error = fault_of(target, settings)
     assert type(error) is DiskFull and error.cure
 

@@ -16,8 +16,8 @@ from schemas.dataset import tables
 from schemas.dataset.manifest import CanaryReport, Manifest
 from schemas.dataset.seal import sha256_of
 from schemas.names import FINAL_NORM_PATH, index_path, shard_path
+from service.artifacts.dataset_files import LocalFiles
 from service.errors import NotFound
-from service.proof.dataset_files import LocalDataset
 from service.proof.tally import DatasetTally
 from service.proof.verify import Finding, read_manifests, verify_dataset
 from tests.support.finished_job import a_canary
@@ -124,7 +124,7 @@ def test_every_flipped_bit_of_the_manifest_is_found(dataset):
         data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
         path.write_bytes(data)
         findings: list[Finding] = []
-        read = list(read_manifests(LocalDataset(dataset.folder), findings))
+        read = list(read_manifests(LocalFiles(dataset.folder), findings))
         assert findings or read == [right]
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from schemas.names import JOBS_PATH
+from service.artifacts.dataset_files import LocalFiles
 from service.reader.errors import ReaderError
-from service.reader.files import LocalFiles
 from service.reader.jobs import read_jobs
 from tests.support.finished_job import CAPTURED_AT, a_dataset
 

@@ -13,9 +13,9 @@ import pytest
 
 from schemas.dataset.columns import INDEX_SCHEMA
 from schemas.dataset.manifest import FileEntry
+from service.artifacts.dataset_files import LocalFiles
 from service.reader import places
 from service.reader.errors import ReaderError
-from service.reader.files import LocalFiles
 from service.reader.places import Places
 from tests.support.shards import entry_of
 

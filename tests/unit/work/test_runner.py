@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from schemas.job import JobState
-from service.errors import DatasetBroken, DiskFull, LeaseLost, QuarryError, StoreUnavailable
+from service.errors import DatasetBroken, DiskFull, LeaseLost, StoreUnavailable
 from service.store import PublishLease, Store, jobs, migration, publishing, tasks
 from service.work import runner
 from service.work.keeper import Keeper, Kept
@@ -25,25 +26,31 @@ def store(tmp_path: Path) -> Iterator[Store]:
 def run(
     store: Store,
     error: BaseException | None,
-    away: int = 0,
     stopped: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Run a publishing that ends with `error`; the first `away` tries to record it find no store."""
-    left = iter([StoreUnavailable("away"), DiskFull("full")] * away)
+    """Run a publishing that ends with `error`."""
 
     def work(lease: PublishLease, kept: Kept) -> None:
         if error is not None:
             raise error
         store.write(publishing.complete, lease, None)
 
-    def fail(lease: PublishLease, error: QuarryError) -> None:
-        if (met := next(left, None)) is not None:
-            raise met
-        store.write(tasks.fail, lease, error.problem(), error.outcome, 3)
-
     take = lambda: publishing.lease(store, OWNER, TTL_S)  # noqa: E731
     with Keeper(store, TTL_S) as keeper:
-        return run_next(store, keeper, take, work, fail, stopped)
+        return run_next(store, keeper, take, work, stopped, max_attempts=3)
+
+
+@pytest.fixture
+def away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first tries to record an error find no store."""
+    fail, left = tasks.fail, iter([StoreUnavailable("away"), DiskFull("full")] * 2)
+
+    def recorded(*given: Any) -> None:
+        if (met := next(left, None)) is not None:
+            raise met
+        fail(*given)
+
+    monkeypatch.setattr(tasks, "fail", recorded)
 
 
 def test_there_is_nothing_to_run_without_a_task(store: Store) -> None:
@@ -74,14 +81,16 @@ def test_a_stopped_task_is_free_at_once(store: Store) -> None:
     assert lease is not None and lease.attempts == 1
 
 
+@pytest.mark.usefixtures("away")
 def test_an_end_is_recorded_once_the_database_is_back(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "RECORD_S", 0.0)
     capture(store)
-    run(store, ZeroDivisionError("a bug"), away=2)
+    run(store, ZeroDivisionError("a bug"))
     assert store.read(jobs.state, job_id(1)) is JobState.FAILED
 
 
+@pytest.mark.usefixtures("away")
 def test_a_process_that_ends_does_not_wait_for_the_database(store: Store) -> None:
     capture(store)
-    run(store, ZeroDivisionError("a bug"), away=2, stopped=lambda: True)
+    run(store, ZeroDivisionError("a bug"), stopped=lambda: True)
     assert store.read(jobs.state, job_id(1)) is JobState.PUBLISHING

@@ -4,8 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
+from service.artifacts.hub_client import Passing
+from service.artifacts.repository import Patience
 from service.errors import HubUnavailable
-from service.publish.hub import Passing, Patience
 
 NO_TIME_S = 1e-9
 """A deadline that is over when any call returns."""

@@ -7,9 +7,11 @@ import pytest
 from huggingface_hub import close_session
 
 from schemas.request import HubTarget
+from service.artifacts import hub_client
+from service.artifacts.hub_client import Passing
+from service.artifacts.repository import Patience, Repository
 from service.errors import HubDenied, HubUnavailable, OptionRefused
-from service.plan import hub_reading
-from service.publish.hub import Hub, Passing, Patience, check_target
+from service.publish.push import check_target
 from service.settings import Settings
 from tests.support.fake_hub import FakeHub
 from tests.support.hub_state import Fault, Token
@@ -116,7 +118,7 @@ def test_a_hub_that_is_down_is_unavailable_after_bounded_tries(server: FakeHub) 
     server.fail("info", Fault(status=502, times=100))
     with pytest.raises(HubUnavailable) as unavailable:
         check(server)
-    assert "HTTP 502" in unavailable.value.detail
+    assert "answered 502" in unavailable.value.detail
     assert server.calls["info"] == 3
 
 
@@ -147,8 +149,8 @@ def test_a_logged_error_shows_nothing_of_the_clients_exception(server: FakeHub) 
     assert "HfHubHTTPError" not in logged
 
 
-def a_hub(server: FakeHub) -> Hub:
-    return Hub(HubTarget(repo_id=REPO), endpoint=server.url, token=SECRET, patience=patience())
+def a_hub(server: FakeHub) -> Repository:
+    return Repository(HubTarget(repo_id=REPO), settings(server), patience())
 
 
 def test_files_are_listed_over_all_pages_and_a_missing_folder_is_empty(server: FakeHub) -> None:
@@ -227,7 +229,11 @@ def test_other_errors_are_not_tried_again() -> None:
     assert tries == [1]
 
 
-SILENT = {"info": Hub.head, "tree": lambda hub: hub.files("data"), "paths_info": lambda hub: hub.find(["a"])}
+SILENT = {
+    "info": Repository.head,
+    "tree": lambda hub: hub.files("data"),
+    "paths_info": lambda hub: hub.find(["a"]),
+}
 
 
 @pytest.mark.parametrize("endpoint", SILENT)
@@ -236,9 +242,9 @@ def test_a_connection_that_is_silent_is_given_up_whatever_limit_the_client_names
 ) -> None:
     server.add_repo(REPO, private=True)
     server.fail(endpoint, Fault(drop="stall", times=10_000))
-    monkeypatch.setattr(hub_reading, "SILENCE_S", 0.2)
+    monkeypatch.setattr(hub_client, "SILENCE_S", 0.2)
     monkeypatch.setattr("time.sleep", lambda _: None)
-    hub = Hub(HubTarget(repo_id=REPO), endpoint=server.url, token=SECRET, patience=patience())
+    hub = Repository(HubTarget(repo_id=REPO), settings(server), patience())
     close_session()
     with pytest.raises(HubUnavailable, match="ReadTimeout"):
         SILENT[endpoint](hub)

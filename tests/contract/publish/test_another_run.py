@@ -1,6 +1,7 @@
-"""One job id, two sets of files: other rows are never mixed with what is published, nor put in its place."""
+"""One job id, two sets of files: another run is never mixed with what is published, nor put in its place."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -8,7 +9,7 @@ from schemas.dataset.manifest import Manifest
 from schemas.job import JobState
 from schemas.names import manifest_path, shard_path
 from schemas.request import HubTarget
-from service.publish.hub import Patience
+from service.artifacts.repository import Patience
 from service.settings import Settings
 from service.store import Store, jobs, migration, plans
 from tests.support.desk import REPO, TOKEN, Desk, committed, etags
@@ -21,32 +22,36 @@ from tests.support.finished_job import (
     an_identity,
     run_to_publishing,
 )
-from tests.support.hub_client import HubClient
 from tests.support.hub_state import Fault, Token
 from tests.support.roles import run_publishing
 
 CHANGED = an_identity(source_fingerprint="9" * 64)
-"""The identity of the job when it is run again after its source has changed."""
+"""The identity of a run of other rows."""
 
 
-def test_other_rows_of_a_published_job_are_refused_before_a_byte_is_sent(desk: Desk, tmp_path: Path) -> None:
-    """1. A job of three units is pushed. 2. Its source changes. 3. The same job, now of two, is refused."""
-    a_dataset(tmp_path / "week1", num_units=3)
-    a_dataset(tmp_path / "week2", num_units=2, about=CHANGED)
-    desk.push(tmp_path / "week1")
+@pytest.mark.parametrize(
+    "second",
+    [{"num_units": 2, "about": CHANGED}, {"num_units": 2, "rows": 3}, {"num_units": 4}],
+    ids=["other rows", "as many rows, in other shards", "more rows"],
+)
+def test_another_run_of_a_published_job_is_refused_before_a_byte_is_sent(
+    desk: Desk, tmp_path: Path, second: dict[str, Any]
+) -> None:
+    a_dataset(tmp_path / "first", num_units=3, rows=2)
+    a_dataset(tmp_path / "second", **second)
+    desk.push(tmp_path / "first")
     desk.hub.calls.clear()
-    answer = desk.push(tmp_path / "week2")
+    answer = desk.push(tmp_path / "second")
     assert (answer["error"], answer["field"]) == ("OptionRefused", "hub.repo_id")
-    assert JOB in answer["detail"]
-    assert "source_fingerprint" in answer["detail"]
+    assert answer["detail"] == f"{REPO} holds another run of {JOB}"
     assert "quarry publish DIR" in answer["cure"]
     assert manifest_path(JOB) in answer["cure"]
     assert f"data/{JOB}" in answer["cure"]
     assert (desk.hub.calls["preupload"], desk.hub.calls["commit"]) == (0, 0)
-    assert desk.pushed() == etags(tmp_path / "week1")
+    assert desk.pushed() == etags(tmp_path / "first")
 
 
-def test_other_rows_go_to_another_repository_as_the_cure_says(desk: Desk, tmp_path: Path) -> None:
+def test_another_run_goes_to_another_repository_as_the_cure_says(desk: Desk, tmp_path: Path) -> None:
     a_dataset(tmp_path / "week2", about=CHANGED)
     desk.push()
     assert "error" in desk.push(tmp_path / "week2")
@@ -63,30 +68,6 @@ def test_other_rows_take_the_place_of_those_whose_manifest_a_person_deleted(
     del desk.repo.head.tree[manifest_path(JOB)]
     assert desk.push(tmp_path / "week2")["commit"] == desk.repo.head.oid
     assert desk.pushed() == etags(tmp_path / "week2")
-
-
-def test_another_run_of_the_same_rows_replaces_the_first_in_one_commit(desk: Desk, tmp_path: Path) -> None:
-    """1. Six rows are pushed as three units. 2. Pushed as two, they are there once, and so is each file."""
-    a_dataset(tmp_path / "three", num_units=3, rows=2)
-    a_dataset(tmp_path / "two", num_units=2, rows=3)
-    desk.push(tmp_path / "three")
-    assert desk.push(tmp_path / "two")["commit"] == desk.repo.head.oid
-    assert desk.titles() == [f"Add {JOB}", f"Add {JOB}"]
-    assert desk.pushed() == etags(tmp_path / "two")
-    desk.hub.know_xet(tmp_path / "two")
-    with HubClient(desk.mode, tmp_path / "home", desk.hub.url) as reader:
-        rows = reader.ask("load", repo_id=REPO, token=TOKEN, config="states", streaming=False)["rows"]
-    assert [row["sample_id"] for row in rows] == [f"{JOB}-{n}-{row}" for n in range(2) for row in range(3)]
-
-
-@pytest.mark.parametrize("fault", [Fault(drop="after"), Fault(drop="before"), Fault(status=412)])
-def test_a_replacement_whose_answer_is_lost_is_made_once(desk: Desk, tmp_path: Path, fault: Fault) -> None:
-    a_dataset(tmp_path / "three", num_units=3)
-    desk.push(tmp_path / "three")
-    desk.hub.fail("commit", fault)
-    assert desk.push()["commit"] == desk.repo.head.oid
-    assert desk.titles() == [f"Add {JOB}", f"Add {JOB}"]
-    assert desk.pushed() == etags(desk.dataset)
 
 
 def test_a_manifest_that_says_more_of_the_same_files_is_all_that_is_sent(desk: Desk, tmp_path: Path) -> None:
@@ -110,30 +91,6 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_replacement_that_no_single_commit_can_make_is_refused_before_a_byte_is_sent(
-    desk: Desk, many: Path
-) -> None:
-    desk.push(many)
-    desk.hub.calls.clear()
-    answer = desk.push()
-    assert (answer["error"], answer["field"]) == ("OptionRefused", "hub.repo_id")
-    assert "one commit" in answer["detail"]
-    assert f"data/{JOB}" in answer["cure"]
-    assert (desk.hub.calls["preupload"], desk.hub.calls["commit"]) == (0, 0)
-    assert desk.pushed() == etags(many)
-
-
-def test_a_large_job_of_which_few_files_are_different_is_replaced_in_one_commit(
-    desk: Desk, many: Path, tmp_path: Path
-) -> None:
-    """1. One more unit than in the folder is there. 2. Only it and what tells of it change, all at once."""
-    desk.push(many)
-    a_dataset(tmp_path / "one less", num_units=109, rows=1)
-    assert desk.push(tmp_path / "one less")["commit"] == desk.repo.head.oid
-    assert len(desk.repo.commits) == 5
-    assert desk.pushed() == etags(tmp_path / "one less")
-
-
 def test_what_a_push_that_never_landed_left_is_gone_when_another_has(desk: Desk, many: Path) -> None:
     """1. A push of many files dies before its manifest. 2. Fewer files land, and only they."""
     desk.hub.fail("commit", Fault(status=503, nth=3, times=10_000))
@@ -141,13 +98,14 @@ def test_what_a_push_that_never_landed_left_is_gone_when_another_has(desk: Desk,
     assert shard_path(JOB, 9) in desk.pushed()
     desk.hub.heal()
     assert desk.push()["commit"] == desk.repo.head.oid
-    stale = [f"Remove stale files of {JOB}"] * 2
-    assert desk.titles() == [f"Add files of {JOB}"] * 2 + stale + [f"Add {JOB}"]
+    assert desk.titles() == [f"Add files of {JOB}"] * 2 + [f"Add {JOB}"]
     assert desk.pushed() == etags(desk.dataset)
 
 
-def test_other_rows_published_in_the_middle_of_a_push_end_it(desk: Desk, many: Path, tmp_path: Path) -> None:
-    """1. The first of three commits stands. 2. Another service publishes other rows. 3. They stay alone."""
+def test_another_run_published_in_the_middle_of_a_push_ends_it(
+    desk: Desk, many: Path, tmp_path: Path
+) -> None:
+    """1. The first of three commits stands. 2. Another service publishes another run. 3. It stays alone."""
     a_dataset(tmp_path / "week2", num_units=110, rows=1, about=CHANGED)
 
     def publish() -> None:
@@ -160,7 +118,23 @@ def test_other_rows_published_in_the_middle_of_a_push_end_it(desk: Desk, many: P
     assert desk.pushed() == etags(tmp_path / "week2")
 
 
-def test_a_job_whose_other_rows_are_published_fails_once_keeps_its_dataset_and_can_be_resumed(
+def test_files_that_another_run_overwrote_before_it_landed_are_as_the_manifest_says(
+    desk: Desk, many: Path, tmp_path: Path
+) -> None:
+    """1. Our first commit stands. 2. Another run overwrites a shard of it. 3. Our last commit mends it."""
+    a_dataset(tmp_path / "week2", num_units=1, rows=1, about=CHANGED)
+    path = shard_path(JOB, 0)
+
+    def overwrite() -> None:
+        desk.repo.add("another's", {path: committed(tmp_path / "week2")[path]})
+
+    desk.hub.meanwhile("commit", lambda: desk.hub.meanwhile("preupload", overwrite))
+    assert desk.push(many)["commit"] == desk.repo.head.oid
+    assert "another's" in desk.titles()
+    assert desk.pushed() == etags(many)
+
+
+def test_a_job_of_which_another_run_is_published_fails_once_keeps_its_dataset_and_can_be_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1. The job fails, naming field and cure. 2. It is not tried again. 3. The cure followed, it lands."""

@@ -1,0 +1,1 @@
+"""Where sealed files are: a folder, or a repository on the Hub."""

@@ -1,0 +1,184 @@
+"""The files of a dataset that is read: a folder, or a repository on the Hub at one commit.
+
+They are listed, opened for byte ranges, or held whole below a folder. Paths are those inside the dataset.
+"""
+
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from schemas.dataset.errors import DatasetError
+from schemas.dataset.files import LocalFile
+from schemas.dataset.manifest import FileEntry
+from schemas.dataset.memory import Bytes
+from schemas.names import is_inside
+from service.artifacts.hub_client import reading_hub
+from service.errors import OptionRefused
+
+HUB_PREFIX = "hf://datasets/"
+
+
+class LocalFiles:
+    """A folder in the layout of a dataset repository."""
+
+    def __init__(self, folder: Path) -> None:
+        """Look below `folder`."""
+        self._folder, self.name = folder, str(folder)
+
+    def paths(self) -> list[str]:
+        """Return the paths of all files, sorted. Hidden folders at the top belong to tools."""
+        paths = (path.relative_to(self._folder) for path in self._folder.rglob("*") if path.is_file())
+        return sorted(path.as_posix() for path in paths if not path.parts[0].startswith("."))
+
+    def find(self, folder: str, suffix: str) -> list[str]:
+        """Return the paths directly in `folder` that end in `suffix`, sorted."""
+        paths = (self._folder / folder).glob(f"*{suffix}")
+        return sorted(path.relative_to(self._folder).as_posix() for path in paths)
+
+    def open(self, path: str, *, direct: bool = False) -> LocalFile:
+        """Open a file, to be read as `LocalFile` says. Raises DatasetError."""
+        try:
+            return LocalFile(self._folder / path, direct=direct)
+        except OSError as error:
+            raise DatasetError(f"{path} cannot be opened: {error.strerror}") from error
+
+    @contextmanager
+    def held(self, paths: Iterable[str]) -> Iterator[Path]:
+        """Yield the folder that holds those of the files that exist."""
+        yield self._folder
+
+
+class HubFiles:
+    """A dataset repository, pinned to one commit."""
+
+    def __init__(
+        self,
+        repo_id: str,
+        revision: str | None = None,
+        *,
+        endpoint: str | None = None,
+        token: str | None = None,
+        scratch: Path | None = None,
+    ) -> None:
+        """Ask the Hub which commit `revision` is, and for its files.
+
+        Endpoint and token are the client's own where they are null. What is held lies below `scratch`, the
+        system's folder if null. Raises OptionRefused, HubUnavailable.
+        """
+        from huggingface_hub import HfApi, HfFileSystem
+
+        self._repo_id, self._scratch, self.name = repo_id, scratch, f"dataset {repo_id}"
+        self._given: dict[str, Any] = {"endpoint": endpoint, "token": token}
+        with self._reading():
+            info = HfApi(**self._given).dataset_info(repo_id, revision=revision)
+        self._commit = info.sha
+        self._paths = frozenset(file.rfilename for file in info.siblings or ())
+        self._fs = HfFileSystem(**self._given)
+
+    def paths(self) -> list[str]:
+        """Return the paths of all files, sorted."""
+        return sorted(path for path in self._paths if not path.startswith("."))
+
+    def find(self, folder: str, suffix: str) -> list[str]:
+        """Return the paths directly in `folder` that end in `suffix`, sorted."""
+        return [path for path in self.paths() if path.endswith(suffix) and Path(path).parent == Path(folder)]
+
+    def open(self, path: str, *, direct: bool = False) -> "HubFile":
+        """Open a file, to be read by range requests. Raises DatasetError."""
+        if path not in self._paths:
+            raise DatasetError(f"{path} cannot be opened: it is not in {self._repo_id}")
+        return HubFile(self._fs, f"datasets/{self._repo_id}@{self._commit}/{path}")
+
+    @contextmanager
+    def held(self, paths: Iterable[str]) -> Iterator[Path]:
+        """Fetch those of the files that exist into a folder, which is removed when the block ends.
+
+        Raises OptionRefused, HubUnavailable, DiskFull.
+        """
+        from huggingface_hub import hf_hub_download
+
+        with tempfile.TemporaryDirectory(prefix="quarry-", dir=self._scratch) as folder:
+            for path in sorted(self._paths.intersection(paths)):
+                with self._reading():
+                    hf_hub_download(
+                        self._repo_id,
+                        path,
+                        repo_type="dataset",
+                        revision=self._commit,
+                        local_dir=folder,
+                        **self._given,
+                    )
+            yield Path(folder)
+
+    def _reading(self) -> AbstractContextManager[None]:
+        cure = "check the name, the revision and the token's rights"
+        return reading_hub(self.name, OptionRefused, "repo_id", cure)
+
+
+Files = LocalFiles | HubFiles
+
+
+class HubFile:
+    """A file of a repository, read by range requests."""
+
+    def __init__(self, fs: Any, path: str) -> None:  # noqa: ANN401 - huggingface_hub is imported late
+        """Hold the file system and the path."""
+        self._fs, self._path = fs, path
+
+    def arrow(self) -> Any:  # noqa: ANN401
+        """Return a file object that reads ranges; what is read ahead is bounded."""
+        return pa.PythonFile(self._fs.open(self._path, block_size=2**20), mode="r")
+
+    @cached_property
+    def num_bytes(self) -> int:
+        """The file's length. Raises OptionRefused, HubUnavailable."""
+        with self._reading():
+            return int(self._fs.info(self._path)["size"])
+
+    def read(self, offset: int, num_bytes: int) -> Bytes:
+        """Fetch one range. Raises OptionRefused, HubUnavailable, EOFError if the file ends before it."""
+        with self._reading():
+            data = self._fs.cat_file(self._path, start=offset, end=offset + num_bytes)
+        if len(data) != num_bytes:
+            raise EOFError(f"the file has no {num_bytes} bytes at {offset}")
+        return np.frombuffer(bytearray(data), np.uint8)
+
+    def _reading(self) -> AbstractContextManager[None]:
+        return reading_hub(self._path, OptionRefused, "repo_id", "check the token's rights")
+
+
+def files_of(where: str | os.PathLike[str], revision: str | None = None) -> Files:
+    """Return the files of a folder, or of a dataset repository named `hf://datasets/NAMESPACE/NAME`.
+
+    `revision` is a branch, tag or commit of the repository. Raises DatasetError, OptionRefused,
+    HubUnavailable.
+    """
+    if isinstance(where, str) and where.startswith(HUB_PREFIX):
+        return HubFiles(where.removeprefix(HUB_PREFIX), revision)
+    folder = Path(where)
+    if not folder.is_dir():
+        raise DatasetError(f"{where} is no folder; a repository is named {HUB_PREFIX}NAMESPACE/NAME")
+    return LocalFiles(folder)
+
+
+def read_file(files: Files, path: str) -> bytes:
+    """Return a small file of a dataset whole. Raises as `open` and `read` do."""
+    file = files.open(path)
+    return file.read(0, file.num_bytes).tobytes()
+
+
+def open_named(files: Files, entry: FileEntry, *, direct: bool = False) -> LocalFile | HubFile:
+    """Open a file that a manifest names. Raises DatasetError for a path outside or for another length."""
+    if not is_inside(entry.path):
+        raise DatasetError(f"a manifest names {entry.path!r}, a path that leaves the dataset")
+    file = files.open(entry.path, direct=direct)
+    if file.num_bytes != entry.bytes:
+        raise DatasetError(f"{entry.path} has {file.num_bytes} bytes, its manifest says {entry.bytes}")
+    return file

@@ -1,0 +1,62 @@
+"""Files of a dataset: what is said where they cannot be read."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from service.artifacts.dataset_files import HubFile, HubFiles, LocalFiles, read_file
+from service.errors import HubUnavailable, OptionRefused
+from service.reader.errors import ReaderError
+from tests.support.fake_hub import FakeHub
+from tests.support.hub_state import Fault
+
+
+def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ReaderError, match="none cannot be opened: No such file"):
+        LocalFiles(tmp_path).open("none")
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "read"),
+    [
+        ("info", lambda _: None),
+        ("tree", lambda files: files.open("a.parquet").num_bytes),
+        ("resolve", lambda files: HubFile(files._fs, "datasets/org/set@main/a.parquet").read(0, 5)),
+    ],
+)
+@pytest.mark.parametrize(
+    ("status", "error", "detail"),
+    [
+        (403, OptionRefused, "the Hub answered 403 for .*org/set"),
+        (503, HubUnavailable, "the Hub answered 503"),
+    ],
+)
+def test_what_the_hub_refuses_is_told_from_what_it_does_not_give_now(
+    monkeypatch: pytest.MonkeyPatch, endpoint: str, read: Callable[[HubFiles], object], status, error, detail
+) -> None:
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    with FakeHub() as hub:
+        hub.add_repo("org/set", {"a.parquet": b"bytes"})
+        if endpoint == "info":
+            hub.fail(endpoint, Fault(status=status, times=1000))
+        with pytest.raises(error, match=detail) as refused:
+            files = HubFiles("org/set", endpoint=hub.url)
+            hub.fail(endpoint, Fault(status=status, times=1000))
+            read(files)
+        assert refused.value.field == "repo_id"
+
+
+def test_a_repository_lists_and_holds_what_its_commit_has(tmp_path: Path) -> None:
+    with FakeHub() as hub:
+        repo = hub.add_repo("org/set", {"a/1.json": b"one", "a/b/2.json": b"two", "a/3.txt": b"", ".x": b""})
+        files = HubFiles("org/set", endpoint=hub.url, scratch=tmp_path)
+        repo.add("newer", {}, deleted=["a/1.json"])
+        assert files.paths() == ["a/1.json", "a/3.txt", "a/b/2.json"]
+        assert files.find("a", ".json") == ["a/1.json"]
+        assert read_file(files, "a/1.json") == b"one"
+        with pytest.raises(ReaderError, match="a/4 cannot be opened: it is not in org/set"):
+            files.open("a/4")
+        with files.held(["a/1.json", "a/4"]) as folder:
+            assert [path.name for path in folder.rglob("*.json")] == ["1.json"]
+        assert not list(tmp_path.iterdir())
