@@ -33,7 +33,7 @@ from tests.support.hub_storage import XetStorage
 JOBS = (JOB, OTHER_JOB)
 ROWS = 3
 PART_BYTES = 4096
-"""A shard of these jobs is uploaded in two parts, everything else in one."""
+"""The larger files of these jobs are uploaded in two or three parts, everything else in one."""
 SILENCE_S = 1.0
 ANSWER_S = 200.0
 """A publisher that has not come back by then hangs."""
@@ -41,7 +41,7 @@ PUBLISHERS = 6
 
 COMMON = {"create": 1, "auth_check": 2, "info": 8, "paths_info": 16, "tree": 8, "resolve": 16}
 COMMON |= {"preupload": 7, "validate": 2, "commit": 4}
-LFS = {"lfs_batch": 5, "lfs_put": 2, "lfs_part": 8, "lfs_complete": 4, "lfs_verify": 6}
+LFS = {"lfs_batch": 5, "lfs_put": 2, "lfs_part": 10, "lfs_complete": 4, "lfs_verify": 6}
 XET = {"xet_write_token": 5, "cas_chunk": 6, "cas_grant": 4, "cas_put": 4, "cas_xorb_commit": 4}
 XET |= {"cas_shard": 5, "cas_telemetry": 5}
 CALLS: dict[Mode, dict[str, int]] = {"lfs": COMMON | LFS, "xet": COMMON | XET}
