@@ -23,6 +23,7 @@
     |-- EngineDied                503  the engine stopped: the unit is retried, and the death is the worker's
     |   `-- EngineStuck                it runs, but answers nothing: the next unit gets a new engine
     |-- StatesWrong               500  rows disagree with the model: permanent, never published
+    |-- ServiceBusy               503  more is asked at once than is worked on: ask again
     |-- PlanningDied              503  the process that tokenizes ended: retried, and blocked in the end
     |-- WriteFailed               503  a shard could not be written: retried
     |-- DiskFull                  507  the job is blocked until there is space; everything is kept
@@ -226,6 +227,14 @@ class StatesWrong(QuarryError):
     """Captured states disagree with the model."""
 
     title = "Captured states are wrong"
+
+
+class ServiceBusy(QuarryError):
+    """Others are worked for now."""
+
+    status = 503
+    outcome = Outcome.RETRY
+    title = "The service is busy"
 
 
 class PlanningDied(QuarryError):

@@ -8,6 +8,8 @@ import os
 import signal
 
 PR_SET_PDEATHSIG = 1
+FAULTS = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
+"""What ends a process in which a library fails, most of all for lack of memory."""
 
 
 def die_with_parent(parent_pid: int) -> None:

@@ -143,7 +143,7 @@ class Settings(BaseSettings):
     drain_s: float = Field(default=120.0, ge=0)
     """After SIGTERM: how long units in the engine may take to end before they are given back."""
     read_memory_bytes: int = Field(default=8 * 2**30, ge=2**26)
-    """Memory that `quarry verify` may take to decode a unit of a dataset, which is not trusted."""
+    """Memory that `quarry verify` may take beside its libraries to read a dataset, which is not trusted."""
     publish_attempts: int = Field(default=24, ge=1)
     """Attempts at a push without a new commit before its job is blocked; each lasts up to 15 minutes."""
     canary_max_bytes: int | None = Field(default=None, ge=1)

@@ -34,7 +34,7 @@ def run_sweep(
         if stopped():
             break
         if is_job_id(folder.name):
-            with one_of_many("sweeping", store, folder.name), removing():
+            with one_of_many("sweeping", store, folder.name), suppress(NotFound), removing():
                 _sweep(store, settings, folder)
     # Whoever deleted such a schedule was told what could not be removed.
     with attempt("sweeping the posted samples of deleted schedules"):
@@ -43,17 +43,11 @@ def run_sweep(
 
 
 def _sweep(store: Store, settings: Settings, folder: Path) -> None:
-    """Leave the folder of another database's job alone. Raises OSError."""
+    """Raises NotFound where the job is another database's, or was deleted; OSError."""
     # Listed before the store is asked: an attempt that begins in between, in a job that is resumed, is not
     # taken for a lost one.
     attempts = sorted((folder / "attempts").glob("*"))
-    try:
-        state = store.read(jobs.state, folder.name)
-    except NotFound:
-        # Whoever had not noticed yet that the job was deleted wrote into its folder after that.
-        if store.read(jobs.was_deleted, folder.name):
-            _remove(folder)
-        return
+    state = store.read(jobs.state, folder.name)
     if state is JobState.COMPLETED:
         give_back(store, settings, folder.name)
         _remove(folder)

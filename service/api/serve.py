@@ -65,6 +65,9 @@ def serve(settings: Settings, *, with_worker: bool = True) -> int:
     supervisor = Supervisor(worker_command(), settings.with_secrets(), grace_s, on_giving_up=end)
     if with_worker:
         supervisor.start()
+    from service.plan.child.fork_server import FORK_SERVER  # imports pyarrow
+
+    FORK_SERVER.warm()  # its imports take seconds, and a submission waits for them
     try:
         server.run(sockets=[listener])
     finally:

@@ -3,6 +3,9 @@
 import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TextIO
 
 from pydantic import ValidationError
@@ -83,3 +86,17 @@ def log_to_stderr(level: int = logging.INFO) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_VisibleFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=level, handlers=[handler])
+
+
+@contextmanager
+def naming(place: Path) -> Iterator[None]:
+    """Let an error of the system say `place` where it names no file: it does so only for one that it opens.
+
+    A library's own OSError has no number and stays as it is.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(place)
+        raise

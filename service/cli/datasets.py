@@ -2,9 +2,6 @@
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +9,8 @@ import typer
 from pydantic import ValidationError
 
 from schemas.request import HubTarget
-from service.cli.console import EXIT_BROKEN, load_settings, say
+from service.cli.console import EXIT_BROKEN, load_settings, naming, say
+from service.cli.verify_process import VerifyOrder, verify_apart
 from service.errors import OptionRefused
 
 
@@ -35,27 +33,14 @@ def verify(
     ] = None,
 ) -> None:
     """Check everything that can be checked of a finished dataset."""
-    from service.artifacts.dataset_files import HubFiles
-    from service.proof.tally import DatasetTally
-    from service.proof.verify import verify_dataset
-
     settings = load_settings()
     if page is not None:
         cure = "name a file in a folder that exists and can be written"
         check_writable(page, page.absolute().parent, "report", cure)
-    bound = settings.read_memory_bytes
-    tally = DatasetTally() if page is not None else None
-    folder, endpoint = Path(dataset), settings.hub_endpoint
-    with naming(folder):
-        files = folder if folder.is_dir() else HubFiles(dataset, endpoint=endpoint, token=settings.token())
-        report = verify_dataset(files, model_folder=model, tally=tally, memory_bytes=bound)
-    print(report.model_dump_json(ensure_ascii=True) if as_json else report)
-    if page is not None and tally is not None:
-        from service.report.page import write_page
-
-        write_page(page, report, tally, model, datetime.now(UTC))
+    is_right = verify_apart(VerifyOrder(dataset, settings, model, as_json, page), print)
+    if page is not None:
         say(f"the page is {page}", file=sys.stderr)
-    if not report.ok:
+    if not is_right:
         raise typer.Exit(EXIT_BROKEN)
 
 
@@ -90,17 +75,3 @@ def check_writable(what: Path, folder: Path, field: str, cure: str) -> None:
     """Refuse what could not be written into `folder`, before hours of reading. Raises OptionRefused."""
     if not os.access(folder, os.W_OK | os.X_OK):
         raise OptionRefused(f"{what} cannot be written", field=field, cure=cure)
-
-
-@contextmanager
-def naming(place: Path) -> Iterator[None]:
-    """Let an error of the system say `place` where it names no file: it does so only for one that it opens.
-
-    A library's own OSError has no number and stays as it is.
-    """
-    try:
-        yield
-    except OSError as error:
-        if error.errno is not None and error.filename is None:
-            error.filename = str(place)
-        raise

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from service.cli.console import say
-from service.cli.datasets import check_writable, naming
+from service.cli.console import naming, say
+from service.cli.datasets import check_writable
 from service.export.options import Algorithm, ExportOptions, FormatName, chosen_algorithm, parsed_layers
 from service.visible import visible
 

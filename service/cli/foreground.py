@@ -104,7 +104,7 @@ def _content(request: ExtractRequest, settings: Settings) -> Content:
     from service.plan.model_folder import content_of, locate_model
     from service.plan.sources import open_source
 
-    fingerprint = open_source(request.source, settings).fingerprint()
+    fingerprint = open_source(request.source, settings).listed().fingerprint()
     return fingerprint, content_of(locate_model(request.model, request.revision, settings))
 
 

@@ -3,7 +3,7 @@
 import secrets
 import shutil
 
-from schemas.request import ExtractRequest, PostedSource
+from schemas.request import ExtractRequest, InlineSource, PostedSource
 from service.errors import DiskFull
 from service.settings import Settings
 from service.store import JobRow, NewJob, Store, jobs, keys
@@ -56,20 +56,22 @@ def check_room(settings: Settings) -> None:
 def check(request: ExtractRequest, settings: Settings, *, of_schedule: bool = False) -> None:
     """Find what is wrong with `request` without reading samples or weights; may ask the Hub.
 
-    That `of_schedule` alone may read posted samples, or a folder that has no files yet.
+    What strangers wrote is read in a child, at most for `CHECK_S`. That `of_schedule` alone may read posted
+    samples, or a folder that has no files yet.
 
     Imports pyarrow and huggingface_hub, each when it is needed first. Raises as `submit` does.
     """
-    from service.plan.sources import open_source
-    from service.plan.target import inspect_target
+    from service.plan.child.process import check_named
+    from service.plan.sources import open_source, without_token
+    from service.plan.target import fetch_target
 
-    inspect_target(request, settings)
-    if not (of_schedule and isinstance(request.source, PostedSource)):
-        open_source(request.source, settings, may_be_empty=of_schedule)
-    if request.chat_template is not None:
-        from service.plan.child.process import check_template
-
-        check_template(request.chat_template, request.chat_template_kwargs, settings)
+    located, source = fetch_target(request, settings), None
+    if isinstance(request.source, InlineSource):
+        one = request.source.model_copy(update={"samples": request.source.samples[:1]})
+        request = request.model_copy(update={"source": one})  # all of them are checked already
+    elif not (of_schedule and isinstance(request.source, PostedSource)):
+        source = without_token(open_source(request.source, settings, may_be_empty=of_schedule))
+    check_named(request, located, source, settings)
     if request.hub is not None:
         from service.publish.push import check_target
 

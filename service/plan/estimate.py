@@ -2,16 +2,19 @@
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 from schemas.dataset.columns import state_bytes, stored_token_bytes
 from schemas.job import Estimate
 from schemas.names import MAX_COMMIT_FILES
 from schemas.request import ExtractRequest
 from service.plan.child.process import tokenizing
+from service.plan.child.task import Purpose, Task
 from service.plan.known import SeenKeys
+from service.plan.model_folder import ModelFolder
 from service.plan.planner import unit_bounds
 from service.plan.sources import open_source
-from service.plan.target import inspect_target
+from service.plan.target import fetch_target, target_of
 from service.plan.units import plan_units
 from service.settings import Settings
 
@@ -28,12 +31,13 @@ def estimate_request(
 
     Raises what planning the job would raise, and what `watch` raises, which is called now and then.
     """
-    target = inspect_target(request, settings)
+    located = fetch_target(request, settings)
     source = open_source(request.source, settings, labels=request.labels)
-    bounds = unit_bounds(request, target, settings)
+    task = Task(Purpose.ESTIMATE, request, located, settings.model_roots, source)
     samples = rejected = tokens = shards = 0
-    with tokenizing(request, target, source, settings, watch) as child:
-        child.template_sha256()
+    with tokenizing(task, settings, watch) as child:
+        target = target_of(request, located or ModelFolder(Path(request.model)), child.opening().config)
+        bounds = unit_bounds(request, target, settings)
         for draft in plan_units(child.rows(), bounds, SeenKeys(settings.work_root).add):
             rejected += len(draft.rejects)
             samples += len(draft.samples)

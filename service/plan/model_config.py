@@ -1,7 +1,6 @@
 """`config.json` -> the few numbers of a target that planning needs, for any model type."""
 
 import json
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,8 +13,6 @@ from pydantic_core import from_json
 from schemas.request import Dtype
 from service.errors import OptionRefused, UnknownModel
 
-IMPORTING = threading.RLock()
-"""Held over an import of transformers: its modules import each other, and two threads see halves of them."""
 TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config", "decoder")
 """Where multimodal configs keep the language model's part."""
 NUM_LAYERS_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
@@ -37,7 +34,8 @@ T = TypeVar("T")
 NAME = TypeAdapter[str](Annotated[str, Field(strict=True)])
 DTYPE = TypeAdapter[Dtype](Dtype)
 NAMES = TypeAdapter[tuple[str, ...]](tuple[str, ...])
-COUNT = TypeAdapter[int](Annotated[int, Field(strict=True, ge=1, lt=2**31)])
+Count = Annotated[int, Field(strict=True, ge=1, lt=2**31)]
+COUNT = TypeAdapter[int](Count)
 LENGTH = TypeAdapter[float](Annotated[float, Field(strict=True, ge=2, lt=2**31, allow_inf_nan=False)])
 """In tokens, prompt and answer together; some configs write it as a float."""
 
@@ -59,9 +57,9 @@ class ModelConfig:
     """What `config.json` says. `max_model_len` is the engine's: prompt and answer together."""
 
     architectures: tuple[str, ...]
-    num_layers: int
-    hidden_size: int
-    vocab_size: int
+    num_layers: Count
+    hidden_size: Count
+    vocab_size: Count
     dtype: Dtype
     max_model_len: int
 
@@ -153,19 +151,18 @@ class _Values:
 
         whole = self._given[1]
         model_type = _typed(NAME, whole.get("model_type") or "", "model_type")
-        with IMPORTING:
-            from transformers import AutoConfig
-            from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+        from transformers import AutoConfig
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-            if model_type not in CONFIG_MAPPING:
-                return object()
-            try:
-                text: object = AutoConfig.for_model(**whole).get_text_config()
-            except (
-                *(StrictDataclassError, ValueError, TypeError, LookupError, AttributeError),
-                *(ArithmeticError, RecursionError),
-            ) as error:
-                raise _refused(f"config.json is not a valid config of '{model_type}': {error}") from error
+        if model_type not in CONFIG_MAPPING:
+            return object()
+        try:
+            text: object = AutoConfig.for_model(**whole).get_text_config()
+        except (
+            *(StrictDataclassError, ValueError, TypeError, LookupError, AttributeError),
+            *(ArithmeticError, RecursionError),
+        ) as error:
+            raise _refused(f"config.json is not a valid config of '{model_type}': {error}") from error
         return text
 
 

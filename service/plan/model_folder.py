@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
+from schemas.dataset.seal import sha256_of
 from schemas.identity import Identity
 from schemas.names import is_local_model
 from service.artifacts.hub_client import reading_hub
@@ -46,8 +47,8 @@ WEIGHT_FORMATS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
 BLOCK_BYTES = 2**24
 """Read of a weight file at a time."""
 
-MAX_SMALL_FILE_BYTES = 2**28
-"""Of a configuration, tokenizer or template on the Hub; the largest tokenizers have 35 MB."""
+MAX_SMALL_FILES, MAX_SMALL_BYTES = 1000, 2**28
+"""Of a model's configurations, tokenizers and templates together; the largest tokenizers have 35 MB."""
 READ_CURE = "check the id and the revision, and that the Hub token may read it"
 
 MAX_HEADER_BYTES = 100_000_000
@@ -91,15 +92,19 @@ def locate_model(model: str, revision: str | None, settings: Settings) -> ModelF
     Raises UnknownModel naming `model` or `revision`; HubUnavailable where the Hub does not answer.
     """
     if is_local_model(model):
-        if revision is not None:
-            detail = f"{model!r} is a folder; a folder has no revisions"
-            raise UnknownModel(detail, field="revision", cure="leave 'revision' null")
-        return ModelFolder(_local_folder(model, settings.model_roots))
+        return local_model(model, revision, settings.model_roots)
     return _hub_snapshot(model, revision, settings)
 
 
 @_read()
-def _local_folder(model: str, roots: tuple[Path, ...]) -> Path:
+def local_model(model: str, revision: str | None, roots: tuple[Path, ...]) -> ModelFolder:
+    """Return a local model's folder, which lies below one of `roots` and is whole.
+
+    Raises UnknownModel naming `model` or `revision`.
+    """
+    if revision is not None:
+        detail = f"{model!r} is a folder; a folder has no revisions"
+        raise UnknownModel(detail, field="revision", cure="leave 'revision' null")
     folder = Path(model).resolve()
     if not any(folder.is_relative_to(root.resolve()) for root in roots):
         cure = "add its folder to QUARRY_MODEL_ROOTS, or give a model id of the Hub"
@@ -109,6 +114,8 @@ def _local_folder(model: str, roots: tuple[Path, ...]) -> Path:
     # The Hub's cache links a snapshot's files to blobs beside it, in the repository's own folder.
     cached = folder.parent.name == "snapshots" and folder.parents[1].name.startswith("models--")
     root = folder.parents[1] if cached else folder
+    small = _matching(folder, (*CONFIG_FILES, *TOKENIZER_FILES))
+    _check_small([path.stat().st_size for path in small], f"model {model!r}", "model")
     for path in (*folder.glob("*"), *folder.glob("additional_chat_templates/*")):
         weights = any(path.match(pattern) for pattern in WEIGHT_FORMATS)
         if path.is_file() and not weights and not path.resolve().is_relative_to(root):
@@ -116,11 +123,18 @@ def _local_folder(model: str, roots: tuple[Path, ...]) -> Path:
             raise _unknown(detail, "copy the file there; only weights may be links")
         if path.suffix == ".safetensors":
             _safetensors_header(path)  # a copy that broke off is named before anything is planned
-    return folder
+    return ModelFolder(folder)
 
 
 def _unknown(detail: str, cure: str) -> UnknownModel:
     return UnknownModel(detail, field="model", cure=cure)
+
+
+def _check_small(sizes: Sequence[int], what: str, field: str) -> None:
+    if len(sizes) > MAX_SMALL_FILES or sum(sizes) > MAX_SMALL_BYTES:
+        detail = f"{what} has {len(sizes)} files beside its weights, {sum(sizes)} bytes in sum"
+        cure = f"give a model with at most {MAX_SMALL_FILES} of them and {MAX_SMALL_BYTES} bytes"
+        raise UnknownModel(detail, field=field, cure=cure)
 
 
 def _hub_snapshot(model: str, revision: str | None, settings: Settings) -> ModelFolder:
@@ -134,7 +148,7 @@ def _hub_snapshot(model: str, revision: str | None, settings: Settings) -> Model
         raise _unknown(f"{model!r} is neither a model id of the Hub nor a path", cure) from error
     patterns = (*CONFIG_FILES, *TOKENIZER_FILES)
     field = "revision" if revision else "model"
-    folder = download(model, revision, patterns, settings, field, MAX_SMALL_FILE_BYTES)
+    folder = download(model, revision, patterns, settings, field, small=True)
     if not (folder / "config.json").is_file():
         raise _unknown(f"model {model!r} has no config.json", "give a model in the transformers format")
     return ModelFolder(folder, folder.name)
@@ -146,12 +160,13 @@ def download(
     patterns: Iterable[str],
     settings: Settings,
     field: str,
-    max_file_bytes: int | None = None,
+    *,
+    small: bool = False,
 ) -> Path:
     """Return the Hub's snapshot of a model, with the files that match.
 
-    Raises UnknownModel (`field`) where the Hub has or gives no such model, or a file is larger than it may
-    be; HubUnavailable, DiskFull.
+    Raises UnknownModel (`field`) where the Hub has or gives no such model, or the files are not as `small` as
+    those beside the weights may be; HubUnavailable, DiskFull.
     """
     from huggingface_hub import snapshot_download
 
@@ -161,13 +176,10 @@ def download(
         info = _model_info(model, revision, settings)
         if info is not None and info.gated and token is False:
             raise UnknownModel(f"{what} is gated", field="model", cure=READ_CURE)
-        if info is not None and max_file_bytes is not None:
-            for file in info.siblings or ():
-                matches = any(fnmatch(file.rfilename, pattern) for pattern in patterns)
-                if matches and (file.size or 0) > max_file_bytes:
-                    sizes = f"{file.size} bytes, and at most {max_file_bytes} are read"
-                    cure = "give a model in the transformers format"
-                    raise UnknownModel(f"{file.rfilename} of {what} has {sizes}", field=field, cure=cure)
+        if info is not None and small:
+            files = info.siblings or ()
+            matching = [file for file in files if any(fnmatch(file.rfilename, one) for one in patterns)]
+            _check_small([file.size or 0 for file in matching], what, field)
         folder = snapshot_download(
             model, revision=revision, endpoint=settings.hub_endpoint, token=token, allow_patterns=patterns
         )
@@ -197,7 +209,7 @@ def files_digest(folder: Path, patterns: Iterable[str]) -> str:
     """Return the sha256 over names and whole contents of the files of `folder` that match, in name order."""
     digest = hashlib.sha256()
     for path in _matching(folder, patterns):
-        _add(digest, path.relative_to(folder).as_posix(), hashlib.sha256(path.read_bytes()).hexdigest())
+        _add(digest, path.relative_to(folder).as_posix(), sha256_of(path)[0])
     return digest.hexdigest()
 
 

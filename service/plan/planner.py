@@ -3,17 +3,26 @@
 import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from schemas.dataset.columns import state_bytes, stored_token_bytes
 from schemas.dataset.seal import make_folder, move_durably, sealing
 from schemas.digest import canonical_sha256
 from schemas.identity import Identity
-from schemas.names import MAX_UNITS, frozen_source_path, known_keys_path, plan_path, posted_path
+from schemas.names import (
+    MAX_UNITS,
+    frozen_source_path,
+    is_local_model,
+    known_keys_path,
+    plan_path,
+    posted_path,
+)
 from schemas.request import CapturePasses, ExtractRequest, Generate, PostedSource
 from schemas.schedule import ChangedRecipe
 from service.errors import (
     IdentityChanged,
+    LeaseLost,
     OptionRefused,
     RecipeChanged,
     SourceRefused,
@@ -21,12 +30,13 @@ from service.errors import (
     writing,
 )
 from service.plan.child.fork_server import FORK_SERVER
-from service.plan.child.process import tokenizing
+from service.plan.child.process import Opening, tokenizing
+from service.plan.child.task import Purpose, Task
 from service.plan.known import SeenKeys, write_keys
-from service.plan.model_folder import TOKENIZER_FILES, ModelContent, content_of, files_digest
+from service.plan.model_folder import TOKENIZER_FILES, ModelContent, content_of, files_digest, locate_model
 from service.plan.posted import take
 from service.plan.sources import RowSource, open_source
-from service.plan.target import Target, check_planned, inspect_target
+from service.plan.target import Target, check_planned, target_of
 from service.plan.unit_file import write_plan
 from service.plan.units import UnitBounds, UnitDraft, plan_units
 from service.settings import Settings
@@ -90,17 +100,23 @@ def plan_job(lease: PlanLease, store: Store, settings: Settings, watch: Callable
     """
     settings = settings.narrowed(lease.grants)
     request, fixed = store.read(jobs.request, lease.job_id), lease.identity
-    target = inspect_target(request, settings, fixed)
-    model = content_of(target.located, watch)
+    revision = request.revision if fixed is None or is_local_model(request.model) else fixed.revision
+    located = locate_model(request.model, revision, settings)
+    model = content_of(located, watch)
     if fixed is not None:
         check_planned(lease.model, model, fixed)
-    source = _opened(lease, request, store, settings, watch)
-    with tokenizing(request, target, source, settings, watch) as child:
-        template_sha256 = child.template_sha256()
+    source, frozen_path = _opened(lease, request, store, settings, watch)
+    task = Task(Purpose.PLAN, request, located, settings.model_roots, source)
+    with tokenizing(task, settings, watch) as child:
+        opening = child.opening()
+        target = target_of(request, located, opening.config)
         if files_digest(target.folder, TOKENIZER_FILES) != model.tokenizer_sha256:
             detail = f"the tokenizer of {lease.model} was changed while it was loaded"
             raise IdentityChanged(detail, field="model", cure="resume when nobody writes to it any more")
-        identity = identity_of(request, target, model, source.fingerprint(watch), template_sha256)
+        if frozen_path is not None:
+            with writing(f"the file {frozen_path.name}"), sealing(frozen_path, str(lease.epoch)) as temporary:
+                temporary.write_text(json.dumps(opening.source))
+        identity = identity_of(request, target, model, opening)
         watch()
         store.write(plans.set_identity, lease, identity)
         rest = UnitDraft((), ())
@@ -146,8 +162,10 @@ def _known_keys(lease: PlanLease, store: Store, settings: Settings, identity: Id
 
 def _opened(
     lease: PlanLease, request: ExtractRequest, store: Store, settings: Settings, watch: Callable[[], None]
-) -> RowSource:
+) -> tuple[RowSource, Path | None]:
     """Open a job's source, and once the job has an identity, as it was then: it may have grown.
+
+    The path is that of the file that fixes what the source is; null where it is there.
 
     Raises SourceRefused, HubUnavailable, DiskFull, WriteFailed.
     """
@@ -164,11 +182,7 @@ def _opened(
         may_be_empty=is_begun or lease.schedule is not None,
         posted=settings.work_root.resolve() / posted_path(lease.job_id),
     )
-    if not is_begun:
-        watch()
-        with writing(f"the file {path.name}"), sealing(path, str(lease.epoch)) as temporary:
-            temporary.write_text(json.dumps(opened.frozen()))
-    return opened
+    return opened, None if is_begun else path
 
 
 def _read_frozen(path: Path) -> object:
@@ -188,10 +202,17 @@ def _take_posted(lease: PlanLease, store: Store, settings: Settings, watch: Call
     if lease.spool is None:
         detail = "the schedule was deleted before its samples were taken, and they with it"
         raise SourceRefused(detail, field="source.kind", cure="post them to another schedule")
+    taken = settings.work_root / posted_path(lease.job_id)
     with writing("the posted samples"):
         # Before the lease is looked at: a deletion that comes later removes it, and then nothing moves.
-        make_folder(settings.work_root / posted_path(lease.job_id))
-    earlier = store.write(spools.leaving, lease)
+        make_folder(taken)
+    try:
+        earlier = store.write(spools.leaving, lease)
+    except LeaseLost:
+        with suppress(OSError):
+            taken.rmdir()
+            taken.parent.rmdir()
+        raise
     take(settings, lease.spool, lease.job_id, earlier, watch)
 
 
@@ -199,8 +220,7 @@ def identity_of(
     request: ExtractRequest,
     target: Target,
     model: ModelContent,
-    source_fingerprint: str,
-    template_sha256: str | None,
+    opening: Opening,
 ) -> Identity:
     """Return what the dataset of `request` is."""
     return Identity(
@@ -212,8 +232,8 @@ def identity_of(
         num_layers=target.num_layers,
         layer_ids=target.layer_ids,
         tokenizer_sha256=model.tokenizer_sha256,
-        template_sha256=template_sha256,
-        source_fingerprint=source_fingerprint,
+        template_sha256=opening.template_sha256,
+        source_fingerprint=str(opening.fingerprint),
         loss=request.loss,
         max_tokens=request.max_tokens,
         on_too_long=request.on_too_long,

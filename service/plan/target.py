@@ -32,18 +32,25 @@ class Target(ModelConfig):
         return self.located.folder
 
 
-def inspect_target(request: ExtractRequest, settings: Settings, planned: Identity | None = None) -> Target:
-    """Read the model's config, fetched from the Hub if it is not local; never weights, never its code.
+def fetch_target(request: ExtractRequest, settings: Settings) -> ModelFolder | None:
+    """Fetch the small files of a model on the Hub; nothing is looked at of a local one, which is null.
 
-    A model on the Hub is read at the commit of `planned`, if that is given.
-
-    Raises UnknownModel (`model`, `revision`), UnknownLayer (`layers`, `final_layer`), OptionRefused
-    (`dtype`), HubUnavailable.
+    Raises UnknownModel (`model`, `revision`), HubUnavailable.
     """
-    fixed = planned is not None and not is_local_model(request.model)
-    revision = planned.revision if planned is not None and fixed else request.revision
-    located = locate_model(request.model, revision, settings)
-    config = read_config(located.folder, request.dtype)
+    local = is_local_model(request.model)
+    return None if local else locate_model(request.model, request.revision, settings)
+
+
+def inspect_target(request: ExtractRequest, located: ModelFolder) -> Target:
+    """Read the model's config; never weights, never its code. Runs in the planning child: anybody wrote it.
+
+    Raises UnknownModel (`model`), UnknownLayer (`layers`, `final_layer`), OptionRefused (`dtype`).
+    """
+    return target_of(request, located, read_config(located.folder, request.dtype))
+
+
+def target_of(request: ExtractRequest, located: ModelFolder, config: ModelConfig) -> Target:
+    """Return the target that `config` describes. Raises UnknownLayer (`layers`, `final_layer`)."""
     layer_ids = resolve_layers(request.layers, request.final_layer, config.num_layers)
     return Target(**asdict(config), located=located, model=shown_model(request.model), layer_ids=layer_ids)
 

@@ -3,10 +3,9 @@
 Imports torch by way of the shard reader: import it lazily. Nothing in the dataset is trusted, paths included.
 """
 
-import resource
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from pydantic import Field, computed_field
@@ -29,8 +28,20 @@ __all__ = ["Finding", "VerifyReport", "verify_dataset"]
 _DATA_FOLDERS = frozenset({"data", "index", "manifests"})
 _DATA_SUFFIXES = frozenset({".parquet", ".safetensors"})
 _SHOWN = 50
-MEMORY_BYTES = 8 * 2**30
-"""A row of 100,000 tokens of 8192 elements takes 1.6 GB a layer, and with planes twice that to merge them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a process that verifies tells, and is told, of files that end their process.
+
+    `note` takes each path before the file is decoded; those in `broken` are not, for what is said there.
+    """
+
+    note: Callable[[str], None] = lambda path: None
+    broken: Mapping[str, str] = field(default_factory=dict)
+
+
+UNWATCHED = Reading()
 
 
 class VerifyReport(Wire):
@@ -78,23 +89,6 @@ class VerifyReport(Wire):
         return "\n".join(map(one_line, lines))
 
 
-@contextmanager
-def memory_bound(num_bytes: int) -> Iterator[None]:
-    """Let the process take at most so much more memory of its own in the block, then it is a MemoryError.
-
-    A few bytes of Parquet can say that they decode to terabytes, and only the allocation can be asked.
-    """
-    data_kib = Path("/proc/self/status").read_text().partition("VmData:")[2].split()[0]
-    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    bound = int(data_kib) * 1024 + num_bytes
-    with suppress(ValueError):  # a lower hard limit holds already
-        resource.setrlimit(resource.RLIMIT_DATA, (bound, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
-
-
 def _many(count: int, what: str) -> str:
     """Return `1 row`, or `1,000 rows`."""
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
@@ -105,7 +99,7 @@ def verify_dataset(
     *,
     model_folder: Path | None = None,
     tally: DatasetTally | None = None,
-    memory_bytes: int = MEMORY_BYTES,
+    reading: Reading = UNWATCHED,
 ) -> VerifyReport:
     """Read a whole dataset again: manifests, hashes, every layer of every row, indexes, totals.
 
@@ -113,7 +107,7 @@ def verify_dataset(
         dataset: a folder in the layout of a Hub repository, or such a repository, read unit by unit.
         model_folder: the target's config and safetensors; without it there is no logit check.
         tally: receives what a report of the dataset shows.
-        memory_bytes: what the process may take more than now to decode the files; a unit needs a few rows.
+        reading: what another process knows of files that end the process.
 
     Raises:
         NotFound: there is no such folder.
@@ -124,8 +118,7 @@ def verify_dataset(
         raise NotFound(f"{dataset} is no folder")
     files = LocalFiles(dataset) if isinstance(dataset, Path) else dataset
     findings: list[Finding] = []
-    with memory_bound(memory_bytes):
-        jobs = list(read_manifests(files, findings))
+    jobs = list(read_manifests(files, findings))
     counts: Counter[str] = Counter()
     max_error = 0.0
     heads: dict[str, Head] = {}
@@ -137,7 +130,7 @@ def verify_dataset(
                 heads[dtype] = Head.load(model_folder, dtype)
             head = heads[dtype]
             _check_model(model_folder, head, job)
-        counted = _verify_job(files, job, head, memory_bytes)
+        counted = _verify_job(files, job, head, reading)
         findings += counted.findings
         counts.update(rows=counted.rows, tokens=counted.tokens)
         counts.update(logit_rows=counted.logit_rows, logit_argmax_agree=counted.logit_argmax_agree)
@@ -236,7 +229,7 @@ def _entries(job: Manifest) -> tuple[FileEntry, ...]:
     return (*job.shards, *job.indexes, *job.extras)
 
 
-def _verify_job(files: Files, job: Manifest, head: Head | None, memory_bytes: int) -> JobTally:
+def _verify_job(files: Files, job: Manifest, head: Head | None, reading: Reading) -> JobTally:
     """Return what was counted and what is wrong in one job's files."""
     tally = JobTally()
     entries = _entries(job)
@@ -246,10 +239,10 @@ def _verify_job(files: Files, job: Manifest, head: Head | None, memory_bytes: in
     for unit in sorted(units):
         paths = {entry.path for entry in job.shards if entry.unit == unit}
         paths.add(index_path(job.provenance.job_id, unit))
-        with files.held(paths) as folder, memory_bound(memory_bytes):
-            # Over some wrong bytes pyarrow ends the process.
-            if not _faults([rest.pop(path) for path in sorted(paths & rest.keys())], folder, tally):
-                verify_unit(folder, job, unit, head, tally)
+        with files.held(paths) as folder:
+            of_unit = [rest.pop(path) for path in sorted(paths & rest.keys())]
+            if not _faults(of_unit, folder, tally, reading):
+                verify_unit(folder, job, unit, head, tally, reading.note)
     manifest = manifest_path(job.provenance.job_id)
     rejected = Counter(reject.position for reject in job.rejects)
     for what, counts in (("sample {} is written", tally.sample_ids), ("position {} is rejected", rejected)):
@@ -259,18 +252,20 @@ def _verify_job(files: Files, job: Manifest, head: Head | None, memory_bytes: in
     # They are as many as the rows, and a report of many jobs keeps every tally.
     tally.sample_ids.clear()
     extras = [path for path in rest if is_inside(path)]
-    with files.held(extras) as folder, memory_bound(memory_bytes):
-        _faults(rest.values(), folder, tally)
+    with files.held(extras) as folder:
+        _faults(rest.values(), folder, tally, reading)
         if not tally.findings and tally.supervised_tokens != job.totals.supervised_tokens:
             stated, counted = job.totals.supervised_tokens, tally.supervised_tokens
             tally.fault(manifest, f"totals.supervised_tokens is {stated}, expected {counted}")
+        reading.note(token_freq_path(job.provenance.job_id))
         _compare_token_counts(folder, job, tally)
     return tally
 
 
-def _faults(entries: Iterable[FileEntry], folder: Path, tally: JobTally) -> bool:
+def _faults(entries: Collection[FileEntry], folder: Path, tally: JobTally, reading: Reading) -> bool:
     """Hold files against what the manifest says of them; say whether any is wrong."""
     faults = [(entry.path, what) for entry in entries for what in _file_faults(folder, entry)]
+    faults += [(entry.path, reading.broken[entry.path]) for entry in entries if entry.path in reading.broken]
     for path, what in faults:
         tally.fault(path, what)
     return bool(faults)

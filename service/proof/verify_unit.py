@@ -3,7 +3,7 @@
 Imports torch: import it lazily.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,16 @@ _SCALARS = ("sample_id", "source_id", "num_tokens", "prompt_tokens")
 _LISTS = ("input_ids", "loss_mask")
 
 
-def verify_unit(folder: Path, job: Manifest, unit: int, head: Head | None, tally: JobTally) -> None:
-    """Read all of unit `unit` of `job` below `folder` again; its files are there. Fills `tally`."""
+def verify_unit(
+    folder: Path, job: Manifest, unit: int, head: Head | None, tally: JobTally, note: Callable[[str], None]
+) -> None:
+    """Read all of unit `unit` of `job` below `folder` again; its files are there. Fills `tally`.
+
+    `note` is called with each file before it is decoded: over some bytes pyarrow ends the process.
+    """
     index = index_path(job.provenance.job_id, unit)
     indexed = None
+    note(index)
     try:
         indexed = read_index(folder / index)
     except (DatasetError, OSError) as error:
@@ -34,6 +40,7 @@ def verify_unit(folder: Path, job: Manifest, unit: int, head: Head | None, tally
     entries = [entry for entry in job.shards if entry.unit == unit]
     for entry in entries:
         of_shard = {row: values for (shard, row), values in (indexed or {}).items() if shard == entry.path}
+        note(entry.path)
         try:
             with open_shard(folder / entry.path) as shard:
                 _check_entry(shard, entry, job, tally)

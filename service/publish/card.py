@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
-from huggingface_hub import DatasetCard, DatasetCardData
+from huggingface_hub import DatasetCardData
+from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
 from schemas.dataset.jobs_table import JobEntry
 from schemas.identity import Identity
@@ -23,6 +24,9 @@ DEFAULT_STATES_CONFIG = "states"
 TAGS = ("hidden-states", "speculative-decoding", "eagle", "quarry")
 BEGIN = "<!-- quarry:begin (rewritten at every push; text outside of the two markers is kept) -->"
 END = "<!-- quarry:end -->"
+
+MAX_HEADER_CHARS = 2**20
+"""Of the YAML of a card that is there; a job takes about a hundred."""
 
 JOB_IN_PATH = re.compile(r"data/(j-[0-9a-f]{16})/\*\.parquet")
 
@@ -39,11 +43,16 @@ def states_config(name: str) -> str:
 def assigned_configs(card: str | None) -> dict[str, str]:
     """Return the configuration of each job that `card` lists. Raises OptionRefused if its YAML is broken."""
     configs: dict[str, str] = {}
-    for config in _parsed(card)[0].get("configs") or []:
+    for config in _configs(_parsed(card)[0]):
         for job_id in JOB_IN_PATH.findall(str(config.get("data_files"))):
             if name := config.get("config_name"):
-                configs[job_id] = name
+                configs[job_id] = str(name)
     return configs
+
+
+def _configs(header: Mapping[str, Any]) -> list[dict[str, Any]]:
+    given = header.get("configs")
+    return [config for config in given if isinstance(config, dict)] if isinstance(given, list) else []
 
 
 def render_card(
@@ -76,12 +85,28 @@ def _parsed(card: str | None) -> tuple[dict[str, Any], str]:
     """Return the YAML and the text of a card."""
     if not card or not card.startswith("---"):
         return {}, card or ""
+    header = REGEX_YAML_BLOCK.search(card[:MAX_HEADER_CHARS])
+    if header is None and len(card) <= MAX_HEADER_CHARS:
+        return {}, card
     try:
-        parsed = DatasetCard(card)
-    except (ValueError, yaml.YAMLError) as error:
+        if header is None:
+            raise yaml.YAMLError(f"it has more than {MAX_HEADER_CHARS} characters")  # noqa: TRY301
+        data = yaml.load(header.group(2), _NoAliases) or {}  # noqa: S506 - a safe loader
+        named = {key: value for key, value in data.items() if isinstance(key, str) and value is not None}
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError, yaml.YAMLError) as error:
         cure = "mend or remove README.md of the repository"
-        raise OptionRefused("the YAML of README.md is broken", field="hub.repo_id", cure=cure) from error
-    return parsed.data.to_dict(), parsed.text
+        detail = f"the YAML of README.md is broken: {error!s:.200}"
+        raise OptionRefused(detail, field="hub.repo_id", cure=cure) from error
+    return named, card[header.end() :]
+
+
+class _NoAliases(yaml.SafeLoader):  # type: ignore[misc]  # it is not typed
+    """Refuses aliases: a few of them write out to gigabytes."""
+
+    def compose_node(self, parent: object, index: object) -> object:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("it has an alias ('*name'): write out what it stands for")
+        return super().compose_node(parent, index)
 
 
 def _metadata(theirs: Mapping[str, Any], groups: Mapping[str, Sequence[JobEntry]]) -> dict[str, Any]:
@@ -89,9 +114,10 @@ def _metadata(theirs: Mapping[str, Any], groups: Mapping[str, Sequence[JobEntry]
     every = sorted(job_id for ids in members.values() for job_id in ids)
     configs = [{"config_name": INDEX_CONFIG, "default": True, "data_files": _files(INDEX_CONFIG, every)}]
     configs += [{"config_name": name, "data_files": _files("data", ids)} for name, ids in members.items()]
-    foreign = [c for c in theirs.get("configs") or [] if c.get("config_name") not in {INDEX_CONFIG, *groups}]
+    foreign = [c for c in _configs(theirs) if c.get("config_name") not in {INDEX_CONFIG, *groups}]
     model = next(iter(groups.values()))[0].provenance.identity.model
-    tags = list(theirs.get("tags") or [])
+    given = theirs.get("tags")
+    tags = given if isinstance(given, list) else []
     return {
         "pretty_name": f"Hidden states of {model}",
         "task_categories": ["text-generation"],

@@ -60,12 +60,6 @@ def submitted(tx: Transaction, made: NewJob) -> JobRow | None:
     return named
 
 
-def was_deleted(tx: Transaction, job_id: str) -> bool:
-    """Say whether a job's tombstone is here."""
-    tombstone = and_(SUBMISSION.c.job_id == job_id, SUBMISSION.c.deleted_at.is_not(None))
-    return tx.connection.scalar(select(SUBMISSION.c.job_id).where(tombstone)) is not None
-
-
 def submit(tx: Transaction, made: NewJob) -> tuple[JobRow, bool]:
     """Insert a job unless its owner's key names one; say whether it is new.
 

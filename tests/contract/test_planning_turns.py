@@ -1,8 +1,8 @@
 """A plan gives way to one of a higher priority, and heeds its job's end, wherever it is."""
 
 import json
-import time
-from collections.abc import Callable
+import os
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 from schemas.job import JobState
 from schemas.names import job_id_from_content
 from service.plan import planner
-from service.plan.sources import files
+from service.plan.child.process import Child
 from service.store import NewJob, PlanLease, jobs
 from tests.support.jobs import Shop, request
 from tests.support.roles import run_planning
@@ -71,22 +71,23 @@ def test_reading_a_large_source_for_its_fingerprint_ends_and_gives_way_as_a_plan
     """1. A source is read, for hours. 2. Its job is cancelled, or another is planned first."""
     monkeypatch.setattr(planner, "GIVE_WAY_S", 0.0)
     job_id = submit(shop, target, "first")
-    others: list[str] = []
-    read = files.sha256_of
+    file = shop.settings.source_roots[0] / "rows.jsonl"
+    num_bytes, begun = file.stat().st_size, 0
+    start = planner.tokenizing
 
-    def endless(path: Path, watch: Callable[[], None]) -> tuple[str, int]:
-        if others:
-            return read(path, watch)
-        if is_cancelled:
+    def starting(*given: Any) -> closing[Child]:
+        nonlocal begun
+        begun += 1
+        os.truncate(file, 2**42 if begun == 1 else num_bytes)
+        if begun == 1 and is_cancelled:
             shop.store.write(jobs.cancel, job_id)
-        others.append(submit(shop, target, "another", 100))
-        while is_cancelled or not shop.store.read(jobs.job, others[0]).progress.plan_done:
-            watch()
-            time.sleep(0.01)
-        return read(path, watch)
+        elif begun == 1:
+            submit(shop, target, "another", 100)
+        return start(*given)
 
-    monkeypatch.setattr(files, "sha256_of", endless)
+    monkeypatch.setattr(planner, "tokenizing", starting)
     assert run_planning(shop.store, shop.settings, "planner", lambda: False)
+    assert begun == (1 if is_cancelled else 2)
     state = JobState.CANCELLED if is_cancelled else JobState.RUNNING
     assert shop.store.read(jobs.state, job_id) is state
     shop.store.close()

@@ -177,7 +177,6 @@ def test_a_planner_takes_nothing_for_a_job_that_was_deleted_while_it_read_the_mo
 
     with pytest.raises(LeaseLost):
         plan_job(lease, nights.store, nights.shop.settings, deleted)
-    swept(nights)
     assert not (nights.shop.settings.work_root / job).exists()
     assert len(nights.waiting()) == 1
     nights.night()

@@ -14,7 +14,7 @@ import pytest
 SECONDS = int(os.environ.get("FUZZ_SECONDS", "5"))
 NAMES = ("shard", "index", "counts", "manifest", "jobs", "norm", "socket")
 ENDED_BY_PYARROW = "ERROR: libFuzzer: deadly signal"
-"""Over some footers it aborts. Nothing is read then: `quarry verify` ends without a verdict."""
+"""Over some footers it aborts. Nothing is read then: `quarry verify` says that the file is broken."""
 
 
 @pytest.mark.slow

@@ -88,7 +88,7 @@ def server_and_client(
         # A bound socket that is not yet listened on refuses connections: retry until the server listens.
         transport = httpx2.HTTPTransport(retries=20)
         with httpx2.Client(
-            base_url=f"http://{bind}:{port}", timeout=30, trust_env=False, transport=transport
+            base_url=f"http://{bind}:{port}", timeout=60, trust_env=False, transport=transport
         ) as client:
             client.get("/healthz").raise_for_status()
             yield server, client

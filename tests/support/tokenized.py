@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 
 from schemas.request import ExtractRequest, Sample
+from service.plan.model_folder import locate_model
 from service.plan.samples import SampleTokenizer
-from service.plan.target import inspect_target
+from service.plan.target import Target, inspect_target
 from service.plan.units import Tokenized
 from service.settings import Settings
 from tests.support import templates
@@ -21,7 +22,12 @@ def a_tokenizer(tmp_path: Path, template: str | None = templates.CHATML, **optio
 def of_folder(folder: Path, **options: Any) -> SampleTokenizer:
     source = {"kind": "inline", "samples": [{"text": "x"}]}
     request = ExtractRequest.model_validate({"model": str(folder), "source": source} | options)
-    return SampleTokenizer(inspect_target(request, Settings(model_roots=(folder.parent,))), request)
+    return SampleTokenizer(inspected(request, Settings(model_roots=(folder.parent,))), request)
+
+
+def inspected(request: ExtractRequest, settings: Settings) -> Target:
+    """Find a request's model and read its config in this process."""
+    return inspect_target(request, locate_model(request.model, request.revision, settings))
 
 
 def chat(*turns: str | dict[str, Any], **more: Any) -> Sample:

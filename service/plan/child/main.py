@@ -12,15 +12,20 @@ import signal
 import sys
 import time
 import traceback
+from contextlib import suppress
+from dataclasses import fields
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 from service.errors import QuarryError, problem_slug
-from service.plan.child.task import PROGRESS, Limits, Step, TemplateCheck, Tokenization
+from service.plan.child.task import PROGRESS, Limits, Purpose, Step, Task
 from service.plan.known import KnownKeys, content_key
+from service.plan.model_config import ModelConfig
+from service.plan.model_folder import local_model
 from service.plan.rendering import ChatTemplate
 from service.plan.samples import SampleTokenizer
-from service.plan.sources import RowReject, SourceRow
+from service.plan.sources import RowReject, RowSource, SourceRow
+from service.plan.target import inspect_target
 from service.plan.units import RowOutcome
 
 BATCH_S = 0.1
@@ -30,17 +35,22 @@ LIBRARY_BYTES = 2**28
 
 
 def run(connection: Connection, progress: mmap.mmap) -> None:
-    """Do the task that `connection` brings, and say how it ended."""
+    """Do the task that `connection` brings, and say how it ended; after a check, do the next."""
     task, limits = connection.recv()
     _limit_memory(limits)
-    parent = _Parent(connection, progress, limits.row_cpu_s)
+    with suppress(EOFError):
+        while True:
+            _answer(task, _Parent(connection, progress, limits.row_cpu_s))
+            if task.purpose is not Purpose.CHECK:
+                break
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            task, limits = connection.recv()
+
+
+def _answer(task: Task, parent: "_Parent") -> None:
+    """Do a task, and say how it ended."""
     try:
-        match task:
-            case TemplateCheck(template, options):
-                parent.note(Step.TEMPLATE)
-                ChatTemplate(template, {}, options)
-            case Tokenization():
-                _tokenize(task, parent)
+        _work(task, parent)
         parent.send("done")
     except QuarryError as error:
         parent.send("error", problem_slug(type(error)), error.detail, error.field, error.cure)
@@ -81,7 +91,7 @@ class _Parent:
         self._connection = connection
         self._progress = progress
         self._row_cpu_s = row_cpu_s
-        self._position = -1
+        self._beats = 0
         self.begin_row(-1)
 
     def send(self, kind: str, *values: object, body: bytes = b"") -> None:
@@ -97,26 +107,52 @@ class _Parent:
         return path
 
     def begin_row(self, position: int) -> None:
-        """Have the kernel kill this process where the row takes too much CPU time."""
-        signal.setitimer(signal.ITIMER_PROF, self._row_cpu_s)
+        """Note that a row begins, and its time anew."""
         self._position = position
         self.note(Step.START if position < 0 else Step.SOURCE)
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Have the kernel kill this process where it takes too much CPU time from now on."""
+        signal.setitimer(signal.ITIMER_PROF, self._row_cpu_s)
+        self._beats += 1
+        self.note(self._step)
 
     def note(self, step: Step) -> None:
         """Note what begins."""
-        PROGRESS.pack_into(self._progress, 0, self._position, step)
+        self._step = step
+        PROGRESS.pack_into(self._progress, 0, self._position, step, self._beats)
 
 
-def _tokenize(task: Tokenization, parent: _Parent) -> None:
+def _work(task: Task, parent: _Parent) -> None:
+    """Read what the task names as far as its purpose goes. Raises what is wrong with it."""
+    request = task.request
+    parent.note(Step.CONFIG)
+    located = task.located or local_model(request.model, request.revision, task.model_roots)
+    target = inspect_target(request, located)
+    parent.note(Step.SOURCE)
+    source = task.source.listed() if task.source is not None else None
+    if task.purpose is Purpose.CHECK:
+        parent.note(Step.TEMPLATE)
+        if request.chat_template is not None:
+            ChatTemplate(request.chat_template, {}, request.chat_template_kwargs)
+    elif source is not None:
+        tokenizer = SampleTokenizer(target, request, parent.note)
+        parent.note(Step.SOURCE)
+        fingerprint = source.fingerprint(parent.go_on) if task.purpose is Purpose.PLAN else None
+        config = {field.name: getattr(target, field.name) for field in fields(ModelConfig)}
+        parent.send("opened", config, tokenizer.template_sha256, source.frozen(), fingerprint)
+        _tokenize(task, source, tokenizer, parent)
+
+
+def _tokenize(task: Task, source: RowSource, tokenizer: SampleTokenizer, parent: _Parent) -> None:
     """Tokenize the rows one by one, in order. Raises what the source and the template raise."""
-    tokenizer = SampleTokenizer(task.target, task.request, parent.note)
-    parent.send("ready", tokenizer.template_sha256)
     keys = parent.known_keys()
     known = _mapped(keys) if keys is not None else None
     rows: list[RowOutcome] = []
     sent_s = time.monotonic()
     parent.begin_row(0)
-    for position, row in enumerate(task.source.rows()):
+    for position, row in enumerate(source.rows()):
         rows.append(_outcome(position, row, tokenizer, known, parent, task.request.labels))
         if time.monotonic() - sent_s > BATCH_S:
             _send_rows(rows, parent)

@@ -10,12 +10,15 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TypeGuard
+from typing import NoReturn, TypeGuard
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
 from schemas.dataset.columns import KEY_BYTES
 from schemas.request import ExtractRequest
@@ -25,31 +28,41 @@ from service.errors import (
     OptionRefused,
     PlanningDied,
     QuarryError,
+    ServiceBusy,
     SourceRefused,
     TemplateRefused,
+    UnknownLayer,
     UnknownModel,
     problem_slug,
 )
+from service.lifeline import FAULTS
 from service.plan.child.fork_server import FORK_SERVER
-from service.plan.child.task import PROGRESS, Limits, Step, Task, TemplateCheck, Tokenization
+from service.plan.child.task import PROGRESS, Limits, Purpose, Step, Task
+from service.plan.model_config import ModelConfig
+from service.plan.model_folder import ModelFolder
 from service.plan.sources import RejectReason, RowReject, RowSource
-from service.plan.target import Target
 from service.plan.units import RowOutcome, Tokenized
 from service.settings import Settings
 
 WATCH_S = 0.05
 STATUS_S = 5.0
+START_S = 60.0
+"""The first child waits for the imports of its server."""
 MAX_MESSAGE_BYTES = 2**29
-COMPILE_CPU_S = 5.0
-"""For the check of a template when its job is submitted: it compiles in milliseconds."""
-CHECKS = threading.BoundedSemaphore(2)
-"""Templates that are checked at once."""
-
-FAULTS = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
-"""What ends a process in which a library fails, most of all for lack of memory."""
+CHECK_CPU_S, CHECK_S = 5.0, 15.0
+"""For the check of a request when it is submitted, which takes milliseconds; some seconds where a source is a
+folder of a hundred thousand files."""
+CHECKS, CHECK_WAIT_S = threading.BoundedSemaphore(2), 15.0
+"""Requests that are checked at once, and how long another waits for its turn."""
+CHECKERS: "deque[Child]" = deque()
+"""Children that wait for another request to check: a fork takes twenty times as long as a check."""
+CHECKS_EACH = 100
+"""Requests that one child checks."""
+CONFIG = TypeAdapter(ModelConfig)
+MODEL_FILES = {Step.CONFIG: "config.json", Step.TOKENIZER: "tokenizer.json"}
 SOURCE_FIELDS = {"file": "source.path", "hub": "source.repo_id", "mix": "source.sources"}
 ERRORS: tuple[type[QuarryError], ...] = (
-    *(UnknownModel, SourceRefused, TemplateRefused, OptionRefused, DiskFull, HubUnavailable),
+    *(UnknownModel, UnknownLayer, SourceRefused, TemplateRefused, OptionRefused, DiskFull, HubUnavailable),
 )
 RELAYED = {problem_slug(kind): kind for kind in ERRORS}
 """The errors that a child may end with."""
@@ -57,13 +70,58 @@ REASONS = frozenset(RejectReason)
 KEY_FORM, NO_KEY = re.compile(rf"[0-9a-f]{{{2 * KEY_BYTES}}}"), re.compile("")
 
 
-def check_template(template: str, options: Mapping[str, Any], settings: Settings) -> None:
-    """Compile a chat template in a child. Raises TemplateRefused, PlanningDied."""
-    cpu_s = min(COMPILE_CPU_S, settings.plan_row_cpu_s)
-    limits = Limits(settings.plan_memory_bytes, cpu_s, settings.plan_silence_s)
-    with CHECKS, closing(Child(TemplateCheck(template, options), limits)) as child:
-        for _ in child.rows():
-            pass  # a check has none
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What a child read before the first row.
+
+    `source` is `RowSource.frozen`'s, `fingerprint` the source's; null unless it was asked for.
+    """
+
+    config: ModelConfig
+    template_sha256: str | None
+    source: object
+    fingerprint: str | None
+
+
+def check_named(
+    request: ExtractRequest, located: ModelFolder | None, source: RowSource | None, settings: Settings
+) -> None:
+    """Look in a child at what a request names, as `Purpose.CHECK` says; arguments are those of `Task`.
+
+    Raises UnknownModel, UnknownLayer, OptionRefused, SourceRefused, TemplateRefused, PlanningDied;
+    ServiceBusy where the children that others wait for take too long.
+    """
+    task = Task(Purpose.CHECK, request, located, settings.model_roots, source)
+    limits = Limits(
+        settings.plan_memory_bytes,
+        min(CHECK_CPU_S, settings.plan_row_cpu_s),
+        min(CHECK_S, settings.plan_silence_s),
+    )
+    if not CHECKS.acquire(timeout=CHECK_WAIT_S):
+        raise ServiceBusy("other requests are still being checked", cure="send it again later")
+    try:
+        child = _checker(task, limits)
+        try:
+            child.checked()
+        finally:
+            if child.is_waiting:
+                CHECKERS.append(child)
+            else:
+                child.close()
+    finally:
+        CHECKS.release()
+
+
+def _checker(task: Task, limits: Limits) -> "Child":
+    """Return a child that has begun a check. Raises PlanningDied."""
+    with suppress(IndexError):
+        while True:
+            child = CHECKERS.pop()
+            if child.is_waiting and child.limits == limits:
+                child.begin(task)
+                return child
+            child.close()
+    return Child(task, limits)
 
 
 class Child:
@@ -76,30 +134,50 @@ class Child:
 
     def __init__(self, task: Task, limits: Limits, watch: Callable[[], None] = lambda: None) -> None:
         """Start it and send its task."""
-        self._task = task
-        self._limits = limits
+        self.limits = limits
         self._watch = watch
-        self._position = -1
-        self._row_s = time.monotonic()
+        self._num_tasks = 0
         try:
             self._talk, self._life, self._progress = FORK_SERVER.start_child()
         except OSError as error:
             raise _died(str(error)) from error
+        self.begin(task)
+
+    def begin(self, task: Task) -> None:
+        """Send a task; a child that checks requests takes another when it `is_waiting`."""
+        self._task = task
+        self._num_tasks += 1
+        self._has_ended = False
+        self._beats = -1
+        self._row_s = time.monotonic()
         with suppress(BrokenPipeError):  # it will be seen when an answer is waited for
-            self._talk.send((task, limits))
+            self._talk.send((task, self.limits))
+
+    @property
+    def is_waiting(self) -> bool:
+        """Say whether it has come to the end of a check, and may begin another."""
+        return self._has_ended and self._num_tasks < CHECKS_EACH and not self._life.poll()
 
     def close(self) -> None:
         """Kill it if it lives."""
         self._talk.close()
         self._life.close()
 
-    def template_sha256(self) -> str | None:
-        """Wait until tokenizer and template are loaded; return the template's digest, if there is one."""
+    def opening(self) -> Opening:
+        """Wait until config, tokenizer and template are loaded and the source is found."""
         answer, _ = self._answer()
         match answer:
-            case ["ready", str() | None as digest]:
-                return digest
+            case ["opened", config, str() | None as template_sha256, source, str() | None as fingerprint]:
+                with suppress(ValidationError):
+                    return Opening(CONFIG.validate_python(config), template_sha256, source, fingerprint)
         raise _unexpected(answer)
+
+    def checked(self) -> None:
+        """Wait for the end of a check."""
+        answer, _ = self._answer()
+        if answer != ["done"]:
+            raise _unexpected(answer)
+        self._has_ended = True
 
     def rows(self, known: Path | None = None) -> Iterator[RowOutcome]:
         """Yield what became of each row, in order; `known` is the file of keys of those to leave out."""
@@ -107,14 +185,12 @@ class Child:
         with suppress(OSError):  # that it ended is seen below
             self._talk.send(known)
         self._row_s = time.monotonic()  # it has waited for this
-        label_names = self._task.request.labels if isinstance(self._task, Tokenization) else ()
+        names = self._task.request.labels
         while True:
             answer, body = self._answer()
             match answer:
                 case ["rows", list(entries)]:
-                    yield from _unpacked(
-                        entries, body, positions, keyed=known is not None, label_names=label_names
-                    )
+                    yield from _unpacked(entries, body, positions, keyed=known is not None, label_names=names)
                 case ["done"]:
                     if known is None:
                         self._refuse_empty(next(positions))
@@ -124,7 +200,7 @@ class Child:
 
     def _refuse_empty(self, num_rows: int) -> None:
         """Refuse a source without rows, unless new ones alone were asked for."""
-        if isinstance(self._task, Tokenization) and not num_rows:
+        if not num_rows:
             field = SOURCE_FIELDS.get(self._task.request.source.kind, "source")
             raise SourceRefused(
                 "the source holds no row", field=field, cure="give a source with at least one row"
@@ -139,9 +215,10 @@ class Child:
             raise _died(f"{type(error).__name__}: {error}") from error
         match answer:
             case ["error", str(slug), str(detail), str() | None as field, str() | None as cure]:
+                self._has_ended = True
                 raise RELAYED.get(slug, QuarryError)(detail, field=field, cure=cure)
             case ["memory"]:
-                taken = f"took more than {self._limits.memory_bytes} bytes of memory"
+                taken = f"took more than {self.limits.memory_bytes} bytes of memory"
                 self._blame(taken, "QUARRY_PLAN_MEMORY_BYTES")
             case ["crash", False, str(text)]:
                 self._blame(f"breaks: {text}")
@@ -155,11 +232,12 @@ class Child:
         while not ready:
             self._watch()  # which may take long: another job is planned meanwhile
             ready = self._talk.poll(WATCH_S)
-            position, _ = PROGRESS.unpack_from(self._progress)
-            if position != self._position:
-                self._position, self._row_s = position, time.monotonic()
-            if not ready and time.monotonic() - self._row_s > self._limits.silence_s:
-                self._blame(f"did not go on for {self._limits.silence_s:g} s", "QUARRY_PLAN_SILENCE_S")
+            _, _, beats = PROGRESS.unpack_from(self._progress)
+            if beats != self._beats:
+                self._beats, self._row_s = beats, time.monotonic()
+            bound_s = self.limits.silence_s if beats else max(START_S, self.limits.silence_s)
+            if not ready and time.monotonic() - self._row_s > bound_s:
+                self._blame(f"did not go on for {bound_s:g} s", "QUARRY_PLAN_SILENCE_S")
         try:
             return self._talk.recv_bytes(MAX_MESSAGE_BYTES)
         except (EOFError, ConnectionResetError):
@@ -174,7 +252,7 @@ class Child:
         except (EOFError, ConnectionResetError) as error:
             raise _died("its keeper ended") from error
         if code == -signal.SIGPROF:
-            self._blame(f"took more than {self._limits.row_cpu_s:g} s of CPU time", "QUARRY_PLAN_ROW_CPU_S")
+            self._blame(f"took more than {self.limits.row_cpu_s:g} s of CPU time", "QUARRY_PLAN_ROW_CPU_S")
         if -code in FAULTS:
             self._blame(f"ended its process ({signal.Signals(-code).name})", "QUARRY_PLAN_MEMORY_BYTES")
         raise _died(f"its exit code is {code}")
@@ -182,28 +260,28 @@ class Child:
     def _blame(self, why: str, setting: str | None = None) -> NoReturn:
         """Raise an error that names what the child was busy with."""
         cure = f", or raise {setting}" if setting else ""
-        position, step = PROGRESS.unpack_from(self._progress)
+        position, step, _ = PROGRESS.unpack_from(self._progress)
         where = f" at row {position} of the source (the first is 0)" if position >= 0 else ""
         if step == Step.TEMPLATE:
             detail = f"the chat template {why}{where}"
             raise TemplateRefused(detail, field="chat_template", cure=f"mend its loops{cure}")
-        if isinstance(self._task, TemplateCheck) or step == Step.START:
-            raise _died(why)
         request = self._task.request
-        if step == Step.TOKENIZER:
-            detail = f"the tokenizer of {request.model!r} {why}{where}"
-            cure = f"give a model whose tokenizer.json is whole{cure}"
+        if step in MODEL_FILES:
+            what = MODEL_FILES[Step(step)]
+            cure = f"give a model whose {what} is whole{cure}"
+            detail = f"the {what} of {request.model!r} {why}{where}"
             raise UnknownModel(detail, field="model", cure=cure)
+        if step != Step.SOURCE:
+            raise _died(why)
         field = SOURCE_FIELDS.get(request.source.kind, "source")
-        raise SourceRefused(f"the source {why}{where}", field=field, cure=f"mend that row{cure}")
+        mend = "mend that row" if position >= 0 else "name fewer files"
+        raise SourceRefused(f"the source {why}{where}", field=field, cure=f"{mend}{cure}")
 
 
-def tokenizing(
-    request: ExtractRequest, target: Target, source: RowSource, settings: Settings, watch: Callable[[], None]
-) -> closing[Child]:
-    """Return a child that tokenizes the rows of `source`."""
+def tokenizing(task: Task, settings: Settings, watch: Callable[[], None]) -> closing[Child]:
+    """Return a child that tokenizes the rows of a source."""
     limits = Limits(settings.plan_memory_bytes, settings.plan_row_cpu_s, settings.plan_silence_s)
-    return closing(Child(Tokenization(request, target, source), limits, watch))
+    return closing(Child(task, limits, watch))
 
 
 def _died(why: str) -> PlanningDied:

@@ -1,34 +1,42 @@
 """What a child is asked to do, and within which limits."""
 
 import struct
-from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import IntEnum
-from typing import Any
+from enum import Enum, IntEnum, auto
+from pathlib import Path
 
 from schemas.request import ExtractRequest
+from service.plan.model_folder import ModelFolder
 from service.plan.sources.rows import RowSource
-from service.plan.target import Target
 
-PROGRESS = struct.Struct("<qq")
+PROGRESS = struct.Struct("<qqq")
 """What a child notes in shared memory, since it cannot be asked once it is frozen: a row's position, which is
--1 before the first row, and a step."""
+-1 before the first row, a step, and a number that grows whenever it got on."""
 
 
 class Step(IntEnum):
     """Which of the untrusted things runs; each row begins with its source."""
 
     START = 0
-    TOKENIZER = 1
-    TEMPLATE = 2
-    SOURCE = 3
+    CONFIG = 1
+    TOKENIZER = 2
+    TEMPLATE = 3
+    SOURCE = 4
+
+
+class Purpose(Enum):
+    """How far a task goes: `CHECK` loads no tokenizer and reads no rows, `PLAN` takes a fingerprint too."""
+
+    CHECK = auto()
+    ESTIMATE = auto()
+    PLAN = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What a child may take: memory beyond that of the libraries, and time for one row.
 
-    Everything before the first row counts as one row.
+    Everything before the first row counts as one row, but for the bytes of a fingerprint.
     """
 
     memory_bytes: int
@@ -37,20 +45,15 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Tokenization:
-    """The task to tokenize the rows of a source that may be read."""
+class Task:
+    """The task to read what strangers wrote of a request: config, tokenizer, template, and the source's rows.
 
+    `located` is null for a local model that is not looked for yet; it lies below one of `model_roots`. The
+    files of `source` are not listed yet; it is null where it has nothing to look at.
+    """
+
+    purpose: Purpose
     request: ExtractRequest
-    target: Target
-    source: RowSource
-
-
-@dataclass(frozen=True, slots=True)
-class TemplateCheck:
-    """The task to compile a chat template, which must read `options`."""
-
-    template: str
-    options: Mapping[str, Any]
-
-
-Task = Tokenization | TemplateCheck
+    located: ModelFolder | None
+    model_roots: tuple[Path, ...]
+    source: RowSource | None

@@ -1,5 +1,6 @@
 """Sources: inline samples, allowed files, Hub datasets -> rows, each a sample or a named reject."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +8,11 @@ from schemas.request import FileSource, HubSource, InlineSource, MixSource, Post
 from service.errors import SourceRefused
 from service.plan.sources.files import FileRows
 from service.plan.sources.hub import HubRows
-from service.plan.sources.mix import MixedRows
+from service.plan.sources.mix import MixedRows, refusing_part
 from service.plan.sources.rows import InlineRows, RejectReason, RowReject, RowSource, SourceRow
 from service.settings import Settings
 
-__all__ = ["RejectReason", "RowReject", "RowSource", "SourceRow", "open_source"]
+__all__ = ["RejectReason", "RowReject", "RowSource", "SourceRow", "open_source", "without_token"]
 
 
 def open_source(
@@ -23,7 +24,7 @@ def open_source(
     may_be_empty: bool = False,
     posted: Path | None = None,
 ) -> RowSource:
-    """Find the source and check that it may be read. Raises SourceRefused, HubUnavailable.
+    """Name the source; of the Hub, ask whether it may be read. Raises SourceRefused, HubUnavailable.
 
     With `frozen` it is what it was when that was said. `labels` are columns that its samples keep as labels.
     A folder without files is refused, unless `may_be_empty`. `posted` is the folder of the posted samples
@@ -33,8 +34,7 @@ def open_source(
         case InlineSource():
             return InlineRows(source)
         case FileSource():
-            roots = settings.source_roots
-            return FileRows.find(source, roots, frozen, may_be_empty=may_be_empty, labels=labels)
+            return FileRows(source, settings.source_roots, labels, frozen, may_be_empty)
         case HubSource():
             pinned = source if frozen is None else source.model_copy(update={"revision": frozen})
             return HubRows.find(pinned, settings, labels)
@@ -43,9 +43,16 @@ def open_source(
                 cure = "make a schedule of this request, and post the samples to it"
                 raise SourceRefused("samples are posted to a schedule", field="source.kind", cure=cure)
             folder = FileSource(kind="file", path=str(posted))
-            return FileRows.find(folder, (posted,), frozen, may_be_empty=True, labels=labels)
+            return FileRows(folder, (posted,), labels, frozen, may_be_empty=True)
         case MixSource():
             return _mixed(source, settings, frozen, labels, may_be_empty=may_be_empty)
+
+
+def without_token(source: RowSource) -> RowSource:
+    """Return the source for a child that lists files and reads nothing of the Hub."""
+    if isinstance(source, MixedRows):
+        return replace(source, parts=tuple(map(without_token, source.parts)))
+    return replace(source, token=False) if isinstance(source, HubRows) else source
 
 
 def _mixed(
@@ -58,11 +65,8 @@ def _mixed(
 ) -> MixedRows:
     rows: list[RowSource] = []
     for number, part in enumerate(source.sources):
-        try:
-            of_part = None if frozen is None else frozen[number]
+        of_part = None if frozen is None else frozen[number]
+        with refusing_part(number):
             rows.append(open_source(part.source, settings, of_part, labels=labels, may_be_empty=may_be_empty))
-        except SourceRefused as error:
-            field = f"source.sources.{number}.{error.field}"
-            raise SourceRefused(error.detail, field=field, cure=error.cure) from error
     weights = tuple(part.weight for part in source.sources if part.weight is not None)
     return MixedRows(tuple(rows), weights or None)

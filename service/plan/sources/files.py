@@ -10,7 +10,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import IO, NoReturn, cast
@@ -42,28 +42,20 @@ _Read = tuple[str | None, Sample | RowReject]
 class FileRows:
     """The rows of `files`, by the files' paths below the source's folder, in the order of these.
 
-    What is opened must lie inside `roots`, whatever its path leads to by then.
+    The files are those of `names`, or all. What is opened must lie inside `roots`, whatever its path leads to
+    by then.
     """
 
     source: FileSource
-    files: Mapping[str, Path]
     roots: tuple[Path, ...]
     labels: tuple[str, ...] = ()
+    names: Sequence[str] | None = None
+    may_be_empty: bool = False
+    files: Mapping[str, Path] = field(default_factory=dict)
 
-    @classmethod
-    def find(
-        cls,
-        source: FileSource,
-        roots: tuple[Path, ...],
-        frozen: Sequence[str] | None = None,
-        *,
-        may_be_empty: bool = False,
-        labels: tuple[str, ...] = (),
-    ) -> "FileRows":
-        """Resolve the path, following links, and list what it holds: the files of `frozen`, or all.
-
-        Raises SourceRefused.
-        """
+    def listed(self) -> "FileRows":
+        """Resolve the path, following links, and list what it holds. Raises SourceRefused."""
+        source, roots, frozen, may_be_empty = self.source, self.roots, self.names, self.may_be_empty
         try:
             files = _listed(source.path, roots)
             names = sorted(name for name in files if name.endswith(SUFFIXES)) if frozen is None else frozen
@@ -75,7 +67,7 @@ class FileRows:
                 names = [name for name in names if _is_complete(files[name], source)]
             for name in names:
                 name.encode()  # the ids of its rows begin with it
-            rows = cls(source, {name: _allowed(files[name], roots) for name in names}, roots, labels)
+            rows = replace(self, files={name: _allowed(files[name], roots) for name in names})
         except UnicodeEncodeError as error:
             raise _refused(f"the file name {error.object!r} is not UTF-8", "rename the file") from error
         except (OSError, RuntimeError) as error:

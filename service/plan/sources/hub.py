@@ -60,6 +60,10 @@ class HubRows:
             raise SourceRefused(f"{_what(source)} has no commit", field=_FIELD, cure=_CURE)
         return cls(source, commit, settings.hub_endpoint, token, labels)
 
+    def listed(self) -> "HubRows":
+        """Return itself."""
+        return self
+
     def frozen(self) -> object:
         """Return the commit."""
         return self.commit

@@ -1,10 +1,12 @@
 """Several sources as one."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
 
 from schemas.digest import canonical_sha256
+from service.errors import SourceRefused
 from service.plan.sources.rows import RowSource, SourceRow
 
 
@@ -18,6 +20,14 @@ class MixedRows:
     parts: tuple[RowSource, ...]
     weights: tuple[float, ...] | None
 
+    def listed(self) -> "MixedRows":
+        """Return the mix with the files of every part found. Raises SourceRefused."""
+        parts = []
+        for number, part in enumerate(self.parts):
+            with refusing_part(number):
+                parts.append(part.listed())
+        return replace(self, parts=tuple(parts))
+
     def fingerprint(self, watch: Callable[[], None] = lambda: None) -> str:
         """Return the sha256 over the parts' fingerprints and the weights."""
         return f"mix:{canonical_sha256([[part.fingerprint(watch) for part in self.parts], self.weights])}"
@@ -30,6 +40,16 @@ class MixedRows:
         """Yield the rows."""
         numbered = [_numbered(number, part) for number, part in enumerate(self.parts)]
         return chain.from_iterable(numbered) if self.weights is None else interleaved(numbered, self.weights)
+
+
+@contextmanager
+def refusing_part(number: int) -> Iterator[None]:
+    """Let a refusal of a part name its field in the whole."""
+    try:
+        yield
+    except SourceRefused as error:
+        field = f"source.sources.{number}.{error.field}"
+        raise SourceRefused(error.detail, field=field, cure=error.cure) from error
 
 
 def interleaved(parts: list[Iterator[SourceRow]], weights: tuple[float, ...]) -> Iterator[SourceRow]:

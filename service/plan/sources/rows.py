@@ -69,7 +69,17 @@ class SourceRow:
 
 
 class RowSource(Protocol):
-    """A source that may be read. Every method may be called more than once and says the same."""
+    """A source. Every method may be called more than once and says the same.
+
+    Files are not looked for before `listed`; the other methods need what it returns.
+    """
+
+    def listed(self) -> "RowSource":
+        """Return the source with its files found. Whose files they are decides how long that takes.
+
+        Raises SourceRefused.
+        """
+        ...
 
     def fingerprint(self, watch: Callable[[], None] = lambda: None) -> str:
         """Return a digest that changes when the rows do; `watch` is called often, and may end it.
@@ -95,6 +105,10 @@ class InlineRows:
     """The samples of a request, which the schema has checked."""
 
     source: InlineSource
+
+    def listed(self) -> RowSource:
+        """Return itself."""
+        return self
 
     def fingerprint(self, watch: Callable[[], None] = lambda: None) -> str:
         """Return the sha256 of the samples' canonical JSON."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from service.cli.datasets import naming
+from service.cli.console import naming
 from tests.unit.cli.conftest import Run
 
 ROOT = Path(__file__).parents[3]

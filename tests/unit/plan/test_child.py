@@ -1,5 +1,6 @@
 """What a child says is checked: it runs what others wrote. Here the test is the child, at the other end."""
 
+import itertools
 import json
 import mmap
 import os
@@ -8,19 +9,35 @@ from collections.abc import Iterator
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
+from schemas.request import ExtractRequest
 from service.errors import PlanningDied, QuarryError, SourceRefused
 from service.plan.child.fork_server import FORK_SERVER, ForkServer
 from service.plan.child.main import run
 from service.plan.child.process import Child
-from service.plan.child.task import PROGRESS, Limits, TemplateCheck
+from service.plan.child.task import PROGRESS, Limits, Purpose, Task
 from service.plan.sources import RejectReason, RowReject
 from service.plan.units import Tokenized
 
 LIMITS = Limits(memory_bytes=2**28, row_cpu_s=1.0, silence_s=0.2)
+REQUEST = ExtractRequest.model_validate(
+    {
+        "model": "org/model",
+        "source": {"kind": "inline", "samples": [{"text": "x"}]},
+    }
+)
+TASK = Task(Purpose.ESTIMATE, REQUEST, None, (), None)
+CONFIG = {
+    "architectures": ["Any"],
+    "num_layers": 2,
+    "hidden_size": 8,
+    "vocab_size": 16,
+    "dtype": "float32",
+    "max_model_len": 64,
+}
 
 
 @pytest.fixture
@@ -32,13 +49,32 @@ def keeper() -> Iterator[tuple[Connection, Connection]]:
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch, keeper: tuple[Connection, Connection]) -> Iterator[Connection]:
-    """Return the end of a child that is started next."""
+def pipe() -> Iterator[tuple[Connection, Connection]]:
+    """Return the parent's and the child's end of the way to talk."""
     ours, theirs = Pipe()
-    ends = (ours, keeper[0], mmap.mmap(-1, PROGRESS.size))
+    with ours, theirs:
+        yield ours, theirs
+
+
+@pytest.fixture
+def ends(
+    pipe: tuple[Connection, Connection], keeper: tuple[Connection, Connection]
+) -> tuple[Connection, Connection, mmap.mmap]:
+    """Return the parent's ends of the child that is started next."""
+    progress = mmap.mmap(-1, PROGRESS.size)
+    PROGRESS.pack_into(progress, 0, -1, 0, 1)  # it has begun
+    return pipe[0], keeper[0], progress
+
+
+@pytest.fixture
+def said(
+    monkeypatch: pytest.MonkeyPatch,
+    pipe: tuple[Connection, Connection],
+    ends: tuple[Connection, Connection, mmap.mmap],
+) -> Connection:
+    """Return the end of a child that is started next."""
     monkeypatch.setattr(FORK_SERVER, "start_child", lambda: ends)
-    with theirs, ours:
-        yield theirs
+    return pipe[1]
 
 
 def say(said: Connection, *answer: Any, body: bytes = b"") -> None:
@@ -46,7 +82,7 @@ def say(said: Connection, *answer: Any, body: bytes = b"") -> None:
 
 
 def start() -> Child:
-    return Child(TemplateCheck("", {}), LIMITS)
+    return Child(TASK, LIMITS)
 
 
 def test_rows_are_the_same_on_the_other_side(said: Connection) -> None:
@@ -105,11 +141,36 @@ def test_what_is_no_answer_ends_the_plan(said: Connection, message: bytes) -> No
         list(start().rows())
 
 
-@pytest.mark.parametrize("answer", [["ready", 5], ["done"]], ids=str)
-def test_what_is_no_digest_of_a_template_ends_the_plan(said: Connection, answer: Any) -> None:
+NO_OPENINGS = [
+    ["done"],
+    ["opened", CONFIG, None, None],
+    ["opened", CONFIG, 5, None, None],
+    ["opened", CONFIG, None, None, 5],
+    *(["opened", CONFIG | wrong, None, None, None] for wrong in ({"num_layers": 0}, {"dtype": "int8"})),
+]
+
+
+@pytest.mark.parametrize("answer", NO_OPENINGS, ids=str)
+def test_what_is_no_opening_ends_the_plan(said: Connection, answer: Any) -> None:
     say(said, *answer)
     with pytest.raises(PlanningDied, match="unexpected message"):
-        start().template_sha256()
+        start().opening()
+
+
+def test_a_child_that_gets_on_is_waited_for(
+    said: Connection, ends: tuple[Connection, Connection, mmap.mmap]
+) -> None:
+    """As it takes the fingerprint of a large source: no row begins meanwhile."""
+    beats = itertools.count(1)
+
+    def watch() -> None:
+        beat = next(beats)
+        PROGRESS.pack_into(ends[2], 0, -1, 0, beat + 1)
+        if beat == 10:
+            say(said, "opened", CONFIG, None, ["a.jsonl"], "file:0")
+
+    opening = Child(TASK, LIMITS, watch).opening()
+    assert (opening.source, opening.fingerprint, next(beats)) == (["a.jsonl"], "file:0", 11)
 
 
 def test_a_message_is_bounded(said: Connection) -> None:
@@ -183,7 +244,7 @@ def test_a_child_that_breaks_says_so_and_its_process_fails(monkeypatch: pytest.M
     no_timer = Limits(memory_bytes=2**28, row_cpu_s=0.0, silence_s=0.2)
     ours, theirs = Pipe()
     with ours, theirs:
-        ours.send((TemplateCheck(cast(str, 5), {}), no_timer))
-        with pytest.raises(TypeError) as caught:
+        ours.send((5, no_timer))
+        with pytest.raises(AttributeError) as caught:
             run(theirs, mmap.mmap(-1, PROGRESS.size))
-        assert json.loads(ours.recv_bytes()) == ["crash", True, f"TypeError: {caught.value}"]
+        assert json.loads(ours.recv_bytes()) == ["crash", True, f"AttributeError: {caught.value}"]

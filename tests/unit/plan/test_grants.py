@@ -9,11 +9,11 @@ from schemas.keys import Grants, Scope
 from schemas.request import ExtractRequest, HubSource, HubTarget, InlineSource, Sample
 from service.errors import HubDenied, SourceRefused, UnknownModel
 from service.plan.sources import open_source
-from service.plan.target import inspect_target
 from service.publish.push import check_target
 from service.settings import Settings
 from tests.support import templates
 from tests.support.fake_hub import FakeHub, Token
+from tests.support.tokenized import inspected
 
 TOKEN = "hf_of_the_service"
 
@@ -45,25 +45,25 @@ def test_a_private_model_is_read_in_the_keys_namespaces_alone(
 ) -> None:
     """Also where another's job has put it into the cache, by its branch or by its commit."""
     add_model(hub, tmp_path / "model", private=True)
-    commit = inspect_target(a_request(), narrowed(settings, "partner")).located.commit
-    inspect_target(a_request(), narrowed(settings, "*"))
+    commit = inspected(a_request(), narrowed(settings, "partner")).located.commit
+    inspected(a_request(), narrowed(settings, "*"))
     for revision in (None, commit):
         with pytest.raises(UnknownModel):
-            inspect_target(a_request(revision), narrowed(settings, "team"))
+            inspected(a_request(revision), narrowed(settings, "team"))
 
 
 def test_a_gated_model_is_read_in_the_keys_namespaces_alone(
     hub: FakeHub, settings: Settings, tmp_path: Path
 ) -> None:
     add_model(hub, tmp_path / "model", gated=True)
-    inspect_target(a_request(), narrowed(settings, "partner"))
+    inspected(a_request(), narrowed(settings, "partner"))
     with pytest.raises(UnknownModel, match="gated"):
-        inspect_target(a_request(), narrowed(settings, "team"))
+        inspected(a_request(), narrowed(settings, "team"))
 
 
 def test_a_public_model_is_read_with_any_key(hub: FakeHub, settings: Settings, tmp_path: Path) -> None:
     add_model(hub, tmp_path / "model")
-    assert inspect_target(a_request(), narrowed(settings)).model == "partner/model"
+    assert inspected(a_request(), narrowed(settings)).model == "partner/model"
 
 
 def test_a_private_dataset_is_read_in_the_keys_namespaces_alone(hub: FakeHub, settings: Settings) -> None:

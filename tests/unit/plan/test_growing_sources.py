@@ -23,7 +23,8 @@ SOURCE: TypeAdapter[Any] = TypeAdapter(Source)
 
 def opened(root: Path, source: dict[str, Any], *frozen: object, may_be_empty: bool = False) -> RowSource:
     settings = Settings(source_roots=(root,))
-    return open_source(SOURCE.validate_python(source), settings, *frozen, may_be_empty=may_be_empty)
+    source_rows = open_source(SOURCE.validate_python(source), settings, *frozen, may_be_empty=may_be_empty)
+    return source_rows.listed()
 
 
 def ids(source: RowSource) -> list[str]:

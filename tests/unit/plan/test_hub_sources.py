@@ -5,6 +5,7 @@ A dataset repository must not name anything else that this node can reach.
 
 import gzip
 import json
+import pickle
 from collections.abc import Sequence
 from functools import partial
 from io import BytesIO
@@ -17,9 +18,9 @@ import pytest
 from huggingface_hub import hf_hub_url
 from pydantic import SecretStr
 
-from schemas.request import HubSource, Sample
+from schemas.request import HubSource, MixSource, Sample
 from service.errors import HubUnavailable, SourceRefused
-from service.plan.sources import RowSource, SourceRow, open_source
+from service.plan.sources import RowSource, SourceRow, open_source, without_token
 from service.settings import Settings
 from tests.support.fake_hub import FakeHub, Fault, Token
 
@@ -76,6 +77,17 @@ def test_another_configuration_split_and_format_is_read(hub: FakeHub) -> None:
     config = {"config_name": "columns", "data_files": [{"split": "test", "path": "t.parquet"}]}
     files = {"README.md": card(config), "t.parquet": table.getvalue()}
     assert [row.content for row in rows(hub, files, config="columns", split="test")] == [Sample(**OWN)]
+
+
+def test_a_source_for_a_child_that_checks_holds_no_token(hub: FakeHub) -> None:
+    hub.add_repo("org/set", FIVE)
+    hub.add_token("hf_secret", Token(user="me", role="read", orgs={"org": "read"}))
+    part = {"kind": "hub", "repo_id": "org/set"}
+    asked = MixSource.model_validate({"kind": "mix", "sources": [{"source": part}, {"source": part}]})
+    settings = Settings(hub_endpoint=hub.url, hub_token=SecretStr("hf_secret"))
+    opened = open_source(asked, settings)
+    assert "hf_secret" not in f"{pickle.dumps(without_token(opened))!r}"
+    assert "hf_secret" in f"{pickle.dumps(opened)!r}"
 
 
 def test_the_fingerprint_is_the_commit_configuration_split_and_limit(hub: FakeHub) -> None:

@@ -23,7 +23,7 @@ SOURCE: TypeAdapter[Any] = TypeAdapter(Source)
 
 def rows_of(root: Path, path: str | Path, **options: Any) -> list[SourceRow]:
     source = SOURCE.validate_python({"kind": "file", "path": str(path)} | options)
-    return list(open_source(source, Settings(source_roots=(root,))).rows())
+    return list(open_source(source, Settings(source_roots=(root,))).listed().rows())
 
 
 def refusal(root: Path, path: str | Path, **options: Any) -> SourceRefused:
@@ -35,7 +35,7 @@ def refusal(root: Path, path: str | Path, **options: Any) -> SourceRefused:
 
 def print_of(root: Path, path: str | Path, **options: Any) -> str:
     source = SOURCE.validate_python({"kind": "file", "path": str(path)} | options)
-    return open_source(source, Settings(source_roots=(root,))).fingerprint()
+    return open_source(source, Settings(source_roots=(root,))).listed().fingerprint()
 
 
 def jsonl(path: Path, *rows: Any) -> Path:
@@ -145,7 +145,7 @@ def test_without_roots_every_file_is_refused_with_the_setting_to_change(tmp_path
     jsonl(tmp_path / "a.jsonl", {"text": "x"})
     source = SOURCE.validate_python({"kind": "file", "path": str(tmp_path / "a.jsonl")})
     with pytest.raises(SourceRefused, match="not inside") as caught:
-        open_source(source, Settings())
+        open_source(source, Settings()).listed()
     assert caught.value.cure is not None and "QUARRY_SOURCE_ROOTS" in caught.value.cure
 
 
@@ -277,7 +277,7 @@ def test_a_folder_that_may_not_be_read_is_refused_since_its_rows_would_be_missin
 def test_a_file_that_went_away_before_it_was_hashed_is_refused_by_name(tmp_path: Path) -> None:
     file = jsonl(tmp_path / "a.jsonl", {"text": "x"})
     source = SOURCE.validate_python({"kind": "file", "path": str(file)})
-    read = open_source(source, Settings(source_roots=(tmp_path,)))
+    read = open_source(source, Settings(source_roots=(tmp_path,))).listed()
     file.unlink()
     with pytest.raises(SourceRefused, match=r"a\.jsonl"):
         read.fingerprint()
@@ -312,7 +312,7 @@ def test_a_file_that_is_another_since_it_was_found_is_not_read(
             pack = gzip.compress if name.endswith("gz") else bytes
             path.write_bytes(pack(b'{"text": "a secret"}\n'))
     source = SOURCE.validate_python({"kind": "file", "path": str(file.parent)})
-    found = open_source(source, Settings(source_roots=(tmp_path / "root",)))
+    found = open_source(source, Settings(source_roots=(tmp_path / "root",))).listed()
     assert len(list(found.rows())) == 1 and found.fingerprint()
     turns_it(file, outside)
     for read in (lambda: list(found.rows()), found.fingerprint):
@@ -336,7 +336,7 @@ def test_the_fingerprint_of_a_file_without_end_heeds_a_cancel(tmp_path: Path) ->
 
     source = SOURCE.validate_python({"kind": "file", "path": str(file)})
     with pytest.raises(PlanStopped):
-        open_source(source, Settings(source_roots=(tmp_path,))).fingerprint(watch)
+        open_source(source, Settings(source_roots=(tmp_path,))).listed().fingerprint(watch)
 
 
 def test_the_fingerprint_of_files_follows_names_contents_and_limit_and_nothing_else(tmp_path: Path) -> None:

@@ -23,12 +23,13 @@ from service.errors import (
 )
 from service.plan import model_folder
 from service.plan.model_folder import ModelFolder, content_of, local_revision
-from service.plan.target import Target, inspect_target, planned_target
+from service.plan.target import Target, planned_target
 from service.settings import Settings
 from tests.support import templates
 from tests.support.fake_hub import FakeHub
 from tests.support.finished_job import an_identity
 from tests.support.hub_state import Fault
+from tests.support.tokenized import inspected
 
 
 def a_request(model: str | Path, **options: Any) -> ExtractRequest:
@@ -43,7 +44,7 @@ def with_config(folder: Path, config: dict[str, Any]) -> Path:
 
 
 def inspect(root: Path, model: str | Path, **options: Any) -> Target:
-    return inspect_target(a_request(model, **options), Settings(model_roots=(root,)))
+    return inspected(a_request(model, **options), Settings(model_roots=(root,)))
 
 
 def refusal(root: Path, model: str | Path, **options: Any) -> RequestError:
@@ -243,7 +244,7 @@ def test_a_folder_without_a_config_and_a_revision_of_a_folder_are_refused(tmp_pa
 def test_what_is_neither_id_nor_path_is_refused_without_asking_anybody(tmp_path: Path, model: str) -> None:
     request = a_request("x").model_copy(update={"model": model})
     with pytest.raises(UnknownModel) as caught:
-        inspect_target(request, Settings(hub_endpoint="http://127.0.0.1:1"))
+        inspected(request, Settings(hub_endpoint="http://127.0.0.1:1"))
     assert caught.value.field == "model" and "neither a model id of the Hub nor a path" in caught.value.detail
 
 
@@ -319,7 +320,7 @@ def hub(hub: FakeHub, tmp_path: Path) -> FakeHub:
 
 
 def test_a_hub_model_is_its_commit_and_its_weights_stay_there(hub: FakeHub) -> None:
-    target = inspect_target(a_request("org/model"), Settings(hub_endpoint=hub.url))
+    target = inspected(a_request("org/model"), Settings(hub_endpoint=hub.url))
     assert target.located.commit == hub.repo("org/model", "model").head.oid == target.folder.name
     assert (target.folder / "tokenizer.json").is_file() and not list(target.folder.glob("*.safetensors"))
 
@@ -332,7 +333,7 @@ def test_a_hub_that_is_silent_is_given_up(
     close_session()
     hub.fail(endpoint, Fault(drop="stall", times=1000))
     with pytest.raises(HubUnavailable):
-        inspect_target(a_request("org/model"), Settings(hub_endpoint=hub.url))
+        inspected(a_request("org/model"), Settings(hub_endpoint=hub.url))
     close_session()
 
 
@@ -345,27 +346,28 @@ def test_a_hub_model_or_revision_that_is_not_there_is_named(
 ) -> None:
     hub.add_repo("org/adapter", {"README.md": b"has no config.json"}, kind="model")
     with pytest.raises(UnknownModel) as caught:
-        inspect_target(a_request(model, revision=revision), Settings(hub_endpoint=hub.url))
+        inspected(a_request(model, revision=revision), Settings(hub_endpoint=hub.url))
     assert caught.value.field == field and repr(model) in caught.value.detail
 
 
-def test_a_file_that_is_too_large_for_its_kind_is_not_fetched(
-    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("bound", "value"), [("MAX_SMALL_FILES", 2), ("MAX_SMALL_BYTES", 100)])
+def test_files_that_are_too_many_or_too_large_are_not_fetched(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, bound: str, value: int
 ) -> None:
-    monkeypatch.setattr(model_folder, "MAX_SMALL_FILE_BYTES", 100)
-    with pytest.raises(UnknownModel, match="at most 100 are read") as refused:
-        inspect_target(a_request("org/model"), Settings(hub_endpoint=hub.url))
+    monkeypatch.setattr(model_folder, bound, value)
+    with pytest.raises(UnknownModel, match="bytes in sum") as refused:
+        inspected(a_request("org/model"), Settings(hub_endpoint=hub.url))
     assert refused.value.field == "model"
     assert hub.calls["resolve"] == 0
 
 
 def test_a_model_in_the_cache_is_planned_while_the_hub_is_away(hub: FakeHub) -> None:
-    first = inspect_target(a_request("org/model"), Settings(hub_endpoint=hub.url))
+    first = inspected(a_request("org/model"), Settings(hub_endpoint=hub.url))
     for endpoint in ("info", "resolve"):
         hub.fail(endpoint, Fault(status=503, times=100))
-    assert inspect_target(a_request("org/model"), Settings(hub_endpoint=hub.url)) == first
+    assert inspected(a_request("org/model"), Settings(hub_endpoint=hub.url)) == first
 
 
 def test_a_hub_that_is_down_is_not_an_unknown_model(hub: FakeHub) -> None:
     with pytest.raises(HubUnavailable):
-        inspect_target(a_request("org/other"), Settings(hub_endpoint="http://127.0.0.1:1"))
+        inspected(a_request("org/other"), Settings(hub_endpoint="http://127.0.0.1:1"))

@@ -11,18 +11,19 @@ from safetensors.numpy import save
 
 from schemas.request import ExtractRequest
 from service.errors import DiskFull, HubUnavailable, Outcome, QuarryError, UnknownModel
-from service.plan.target import Target, inspect_target
+from service.plan.target import Target
 from service.plan.weights import fetch_weights
 from service.settings import Settings
 from tests.support import templates
 from tests.support.fake_hub import FakeHub, Fault
+from tests.support.tokenized import inspected
 
 WEIGHTS = save({"w": np.ones(3, dtype=np.float32)})
 
 
 def a_target(model: str, settings: Settings) -> Target:
     body = {"model": model, "source": {"kind": "inline", "samples": [{"text": "x"}]}}
-    return inspect_target(ExtractRequest.model_validate(body), settings)
+    return inspected(ExtractRequest.model_validate(body), settings)
 
 
 @pytest.fixture

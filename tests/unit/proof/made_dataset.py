@@ -57,3 +57,13 @@ def flip_in_layer_2(path: Path) -> None:
         layer = b"".join(part.tobytes() for part in shard.layer_bytes(3, 2))
     data[data.find(layer) + 100] ^= 4
     path.write_bytes(data)
+
+
+def make_it_end_its_process(path: Path) -> None:
+    """One bit makes an empty histogram of a column's size statistics two long; pyarrow aborts its process."""
+    data = bytearray(path.read_bytes())
+    column = data.rfind(b"layer_1\x15\x00")
+    at = data.find(b"\x19\x06\x19\x06\x00\x00", column) + 1
+    assert 0 < column < at < column + 100
+    data[at] ^= 0x20
+    path.write_bytes(data)

@@ -1,21 +1,13 @@
 import json
 import random
 import re
-import resource
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from schemas.dataset import tables
 from schemas.dataset.manifest import CanaryReport, Manifest
-from schemas.dataset.seal import sha256_of
-from schemas.names import FINAL_NORM_PATH, index_path, shard_path
+from schemas.names import FINAL_NORM_PATH, shard_path
 from service.artifacts.dataset_files import LocalFiles
 from service.errors import NotFound
 from service.proof.tally import DatasetTally
@@ -30,7 +22,15 @@ from tests.support.shards import (
     with_states,
     write_dataset,
 )
-from tests.unit.proof.made_dataset import INDEX, MANIFEST, SHARD, UNITS, Dataset, said
+from tests.unit.proof.made_dataset import (
+    INDEX,
+    MANIFEST,
+    SHARD,
+    UNITS,
+    Dataset,
+    make_it_end_its_process,
+    said,
+)
 
 
 def test_the_canarys_numbers_are_told_layer_by_layer(dataset):
@@ -102,14 +102,7 @@ def test_a_damaged_file_is_named_with_what_is_wrong(dataset, path, damage, what)
 
 
 def test_a_damaged_file_is_not_decoded(dataset):
-    """One bit makes an empty histogram of a column's size statistics two long; pyarrow aborts its process."""
-    path = dataset.folder / SHARD
-    data = bytearray(path.read_bytes())
-    column = data.rfind(b"layer_1\x15\x00")
-    at = data.find(b"\x19\x06\x19\x06\x00\x00", column) + 1
-    assert 0 < column < at < column + 100
-    data[at] ^= 0x20
-    path.write_bytes(data)
+    make_it_end_its_process(dataset.folder / SHARD)
     assert said(dataset.verify()).startswith(f"{SHARD}: has sha256")
 
 
@@ -249,30 +242,3 @@ def test_a_sample_that_is_written_twice_is_named(dataset):
     )
     replace(dataset, units={0: dataset.units[0], 1: captured}).rewrite(rows)
     assert said(dataset.verify()) == f"{MANIFEST}: sample {twice.sample_id} is written 2 times"
-
-
-def test_what_decodes_to_more_than_its_footer_says_takes_no_more_than_the_bound(dataset, monkeypatch):
-    index = dataset.folder / index_path(JOB, 0)
-    table = pq.read_table(index)
-    field = table.schema.field("input_ids")
-    offsets = pa.array([0, *[2**26] * len(table)], pa.int32())
-    ids = pa.ListArray.from_arrays(offsets, pa.array(np.zeros(2**26, np.int32)), type=field.type)
-    place = table.schema.get_field_index("input_ids")
-    pq.write_table(table.set_column(place, field, ids), index, compression="zstd")
-    digest, num_bytes = sha256_of(index)
-    assert num_bytes < 2**20
-    dataset.edit_manifest(lambda body: body["indexes"][0].update(sha256=digest, bytes=num_bytes))
-    # This process may have memory left that it took before, and mimalloc takes a gigabyte at once.
-    monkeypatch.setenv("ARROW_DEFAULT_MEMORY_POOL", "system")
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        wrong = pool.submit(_verify_in_128_mib, dataset.folder).result()
-    assert wrong == {index_path(JOB, 0): "cannot be read in the memory that may be taken for it"}
-
-
-def _verify_in_128_mib(folder: Path) -> dict[str, str]:
-    """Return what is wrong. The check of the footers is left out, as if they lied."""
-    tables.MOST_SMALL = 2**62
-    before = resource.getrlimit(resource.RLIMIT_DATA)
-    report = verify_dataset(folder, memory_bytes=2**27)
-    assert resource.getrlimit(resource.RLIMIT_DATA) == before
-    return {finding.path: finding.what for finding in report.findings}

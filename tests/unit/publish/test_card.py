@@ -218,10 +218,38 @@ def test_a_card_without_yaml_keeps_its_text(manifest: Manifest) -> None:
     assert "just text" in render_card([manifest], existing="just text")
 
 
-def test_a_card_with_broken_yaml_is_refused(manifest: Manifest) -> None:
+POWERS = ("a0: &a0 [x]", *(f"a{n}: &a{n} [{', '.join(9 * [f'*a{n - 1}'])}]" for n in range(1, 10)))
+BROKEN = {
+    "no end of a list": "a: [",
+    "aliases of a gigabyte": "\n".join((*POWERS, "configs: [{config_name: x, data_files: *a9}]")),
+    "an alias of itself": "configs: &a [{data_files: *a}]",
+    "depth": "[" * 5000 + "]" * 5000,
+    "no header": "[1, 2]",
+    "a number without digits": "a: !!int ''",
+    "a date that is none": "a: !!timestamp x",
+    "a key that is a list": "? [a]\n: b",
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_card_with_broken_yaml_is_refused(manifest: Manifest, name: str) -> None:
     with pytest.raises(OptionRefused) as refused:
-        render_card([manifest], existing="---\na: [\n---\ntext")
-    assert refused.value.field == "hub.repo_id"
+        render_card([manifest], existing=f"---\n{BROKEN[name]}\n---\ntext")
+    assert refused.value.field == "hub.repo_id" and len(refused.value.detail) < 300
+
+
+def test_a_card_with_too_long_a_header_is_refused(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cards, "MAX_HEADER_CHARS", 100)
+    with pytest.raises(OptionRefused, match="more than 100 characters"):
+        render_card([manifest], existing=f"---\na: {'x' * 100}\n---\ntext")
+
+
+@pytest.mark.parametrize("odd", ["configs: 5", "configs: [1]", "configs: {a: 1}", "tags: 5", "5: x", "tags:"])
+def test_what_is_odd_in_a_card_is_left_out(manifest: Manifest, odd: str) -> None:
+    kept = render_card([manifest], existing=f"---\n{odd}\n---\n")
+    assert yaml_of(kept) == yaml_of(render_card([manifest]))
 
 
 def test_a_local_model_is_no_link(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import cache
-from zoneinfo import available_timezones
 
 import pytest
 from dateutil import tz
@@ -99,16 +98,3 @@ def test_what_is_no_calendar_is_refused_by_field(field: str, value: str, message
     with pytest.raises(ValidationError, match=message) as refused:
         Calendar.model_validate({"cron": "0 3 * * *", field: value})
     assert [error["loc"] for error in refused.value.errors()] == [(field,)]
-
-
-def test_the_machines_time_zones_are_listed_at_most_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    listed: list[int] = []
-
-    def zones() -> set[str]:
-        listed.append(1)
-        return available_timezones()
-
-    monkeypatch.setattr("schemas.calendar.available_timezones", zones)
-    for minute in range(3):
-        Calendar(cron=f"{minute} * * * *", time_zone="UTC")
-    assert len(listed) < 2

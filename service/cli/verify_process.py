@@ -1,0 +1,109 @@
+"""The process that `quarry verify` reads a dataset in: over some crafted files, pyarrow ends its process.
+
+Such a file is broken, and another process reads the rest.
+"""
+
+import os
+import resource
+import signal
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from service.cli.console import naming
+from service.errors import DatasetBroken, QuarryError
+from service.lifeline import FAULTS, die_with_parent
+from service.settings import Settings
+
+MOST_ENDED = 10
+"""Files that may end the process: each time, all that can be read is read again."""
+SPAWN = get_context("spawn")
+"""A fork of a process that has computed with torch may wait for ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyOrder:
+    """What to verify: a folder, or else a repository of that name; and what to make of it."""
+
+    dataset: str
+    settings: Settings
+    model_folder: Path | None
+    as_json: bool
+    page: Path | None
+
+
+def verify_apart(order: VerifyOrder, tell: Callable[[str], None]) -> bool:
+    """Verify a dataset; `tell` the report before the page is written; return whether all is right.
+
+    Raises:
+        DatasetBroken: more than `MOST_ENDED` files ended the process that read them.
+        NotFound, EngineRefused, OptionRefused, HubUnavailable, DiskFull, OSError: as `verify_dataset`.
+    """
+    broken: dict[str, str] = {}
+    while len(broken) <= MOST_ENDED:
+        ours, theirs = SPAWN.Pipe(duplex=False)
+        child = SPAWN.Process(target=_serve, args=(os.getpid(), theirs, order, broken), daemon=True)
+        child.start()
+        theirs.close()
+        path: str | None = None
+        is_right: bool | None = None
+        try:
+            while True:
+                said = ours.recv()
+                if isinstance(said, Exception):
+                    raise said
+                if isinstance(said, str):
+                    path = said
+                else:
+                    text, is_right = said
+                    tell(text)
+        except EOFError:
+            child.join()
+        code = child.exitcode or 0
+        if is_right is not None and code == 0:
+            return is_right
+        if path is None or -code not in FAULTS:
+            raise QuarryError(f"the process that reads {path or order.dataset} ended with exit code {code}")
+        broken[path] = f"ended the process that read it ({signal.Signals(-code).name})"
+    raise DatasetBroken(f"{len(broken)} files ended the process that read them: {', '.join(broken)}")
+
+
+def _serve(parent_pid: int, parent: Connection, order: VerifyOrder, broken: Mapping[str, str]) -> None:
+    """Verify in the child. Send each path before it is decoded, then the report, and what is raised."""
+    die_with_parent(parent_pid)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C ends the parent
+    from service.artifacts.dataset_files import HubFiles
+    from service.proof.tally import DatasetTally
+    from service.proof.verify import Reading, verify_dataset
+
+    _limit_memory(order.settings.read_memory_bytes)
+    tally, folder = DatasetTally(), Path(order.dataset)
+    model, reading = order.model_folder, Reading(parent.send, broken)
+    try:
+        with naming(folder):
+            endpoint, token = order.settings.hub_endpoint, order.settings.token()
+            hub_files = None if folder.is_dir() else HubFiles(order.dataset, endpoint=endpoint, token=token)
+            files = hub_files or folder
+            report = verify_dataset(files, model_folder=model, tally=tally, reading=reading)
+        parent.send((report.model_dump_json(ensure_ascii=True) if order.as_json else str(report), report.ok))
+        if order.page is not None:
+            from service.report.page import write_page
+
+            write_page(order.page, report, tally, model, datetime.now(UTC))
+    except (QuarryError, OSError) as error:
+        parent.send(error)
+
+
+def _limit_memory(num_bytes: int) -> None:
+    """Let this process take at most so much more memory of its own, then it is a MemoryError.
+
+    A few bytes of Parquet can say that they decode to terabytes, and only the allocation can be asked.
+    """
+    data_kib = Path("/proc/self/status").read_text().partition("VmData:")[2].split()[0]
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    with suppress(ValueError):  # a lower hard limit holds already
+        resource.setrlimit(resource.RLIMIT_DATA, (int(data_kib) * 1024 + num_bytes, most))
