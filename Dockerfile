@@ -16,7 +16,7 @@ COPY requirements/cuda.txt /tmp/cuda.txt
 COPY --from=wheel /wheel/ /tmp/wheel/
 # The second install has no index: it fails, by name, where the base image lacks or outdates something we need.
 RUN uv pip install --system --no-cache --no-deps --requirement /tmp/cuda.txt \
-    && uv pip install --system --no-cache --no-index /tmp/wheel/*.whl \
+    && uv pip install --system --no-cache --no-index "$(ls /tmp/wheel/*.whl)[service]" \
     && rm -r /tmp/cuda.txt /tmp/wheel \
     && install -d -o 2000 -g 0 -m 0775 /var/lib/quarry /var/cache/quarry
 

@@ -21,7 +21,7 @@ $(INSTALLED): requirements/torch.txt requirements/cpu.txt requirements/dev.txt p
 	@$(PYTHON) -m venv .venv
 	@{ $(BIN)/python -m pip install --quiet --no-deps -r requirements/torch.txt \
 	  && $(BIN)/python -m pip install --quiet --no-deps --require-hashes -r requirements/cpu.txt -r requirements/dev.txt \
-	  && $(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable . ; } >$(INSTALL_LOG) 2>&1 \
+	  && $(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable '.[service]' ; } >$(INSTALL_LOG) 2>&1 \
 	  || { cat $(INSTALL_LOG) >&2; \
 	       if grep -q 'No matching distribution found for torch==' $(INSTALL_LOG); then \
 	         echo "the CPU build of torch is not in your indexes: PIP_EXTRA_INDEX_URL=$(TORCH_INDEX) make install" >&2; \
@@ -121,8 +121,10 @@ audit:
 	.cache/audit/bin/pip-audit --strict --no-deps --disable-pip --requirement .cache/audit/pins.txt
 
 # What moved, by name, in the newest vLLM and transformers among what we use: their sources are read, none is run.
+# Then the wheel is installed alone, beside trainers and with what serves. Both need an index.
 compat: install
 	$(BIN)/python -m tests.compat
+	$(BIN)/python -m tests.compat.install
 
 # Keeps .venv, so that the next word is quick, and data folders of a service, which are not ours to delete.
 clean:

@@ -10,27 +10,15 @@ from typing import Any
 
 import torch
 
+from connector.versions import FIRST_BLSH, LayoutError, parse_version
+
 CACHE_LAYER_MARK = "cache_only_layers."
 """Part of the name of vLLM's cache-only layer.
 
 The spec's type differs between the scheduler's and the worker's view.
 """
 
-FIRST_SUPPORTED = (0, 26)
-FIRST_BLSH = (0, 29)
-LAST_SUPPORTED = (0, 33)
-"""vLLM versions: [B, S, L, H] views before 0.29, [B, L, S, H] from there on.
-
-0.26 is the oldest that rows were captured on. Before vllm#43433 (merged in 2026) the scheduler stops stepping
-while blocks of finished requests are held: on CUDA nobody would see that the last copies are done.
-"""
-SUPPORTED = f"{FIRST_SUPPORTED[0]}.{FIRST_SUPPORTED[1]} to {LAST_SUPPORTED[0]}.{LAST_SUPPORTED[1]}"
-
 STORED_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-
-
-class LayoutError(ValueError):
-    """The engine's cache is not what this connector was written for; the engine must not start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +29,6 @@ class CacheGroup:
     layer_name: str
     block_size: int
     """S, the group's own; hybrids give it another one than the target's attention."""
-
-
-def parse_version(version: str) -> tuple[int, int]:
-    """Return (major, minor) of an engine version.
-
-    Raises LayoutError for one that is not supported, with its number.
-    """
-    try:
-        major, minor = (int(part) for part in version.split("+")[0].split(".")[:2])
-    except ValueError as error:
-        raise LayoutError(f"vLLM version {version!r} cannot be read; supported are {SUPPORTED}") from error
-    if not FIRST_SUPPORTED <= (major, minor) <= LAST_SUPPORTED:
-        raise LayoutError(f"vLLM {version} is not known to this connector; supported are {SUPPORTED}")
-    return major, minor
 
 
 def find_cache_group(kv_cache_groups: list[Any]) -> CacheGroup:

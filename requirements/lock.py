@@ -120,9 +120,15 @@ def as_lines(pins: Mapping[str, str]) -> str:
     return "".join(f"{name}=={version}\n" for name, version in sorted(pins.items()))
 
 
+def service_requirements() -> list[str]:
+    """Return what the package with its extra `service` asks for."""
+    project = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["project"]
+    return [*project["dependencies"], *project["optional-dependencies"]["service"]]
+
+
 def main() -> None:
     """Resolve and write the lists."""
-    project = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["project"]["dependencies"]
+    project = service_requirements()
     whole = resolve((*ENGINE, *project), {})
     cpu = without(whole, LEFT_OUT)
     dev = without(resolve(DEV, cpu), cpu)

@@ -55,6 +55,9 @@ Priority = Annotated[int, Field(ge=-100, le=100)]
 """Jobs of a higher priority are worked on first; those of the same, oldest first."""
 
 
+PROBLEM_MEDIA_TYPE = "application/problem+json"
+
+
 class Problem(Wire):
     """RFC 9457 problem details. `type` is stable.
 

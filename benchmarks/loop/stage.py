@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.trainers import TRAINERS
+from connector.plugin import CAPTURES
 
 ROOT = Path(__file__).resolve().parents[2]
 LOG_TAIL_LINES = 25
@@ -21,6 +22,7 @@ LOG = "log.txt"
 
 # One thread each, for two run side by side: more would wait for each other on models this small.
 VLLM_ENVIRONMENT = {
+    CAPTURES: "1",  # a CPU with tiles needs what the plug-in does
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",

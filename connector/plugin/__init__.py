@@ -2,16 +2,28 @@
 
 It also prepares each process for what vLLM's CPU build does there: the tiles that it takes without asking
 (`tiles`), and the vector math that it starts with many threads at once (`connector.vector_math`). vLLM calls
-`register` in each of its processes, before there is a model. No file of vLLM is changed: our classes are
-added to its registry.
+`register` in each of its processes, before there is a model, whoever started it. No file of vLLM is changed:
+our classes are added to its registry.
 """
+
+import os
 
 from connector.plugin.carried import BACKEND, BACKEND_CLASSES, CARRIED, MODELS
 
 CLASSES = "connector.plugin.classes"
 
 
+CAPTURES = "QUARRY_ENGINE_PROCESS"
+"""Set by the service, and inherited by the processes of its engine."""
+
+
 def register() -> None:
+    """Prepare a process of the service's own engine; any other is left as it is."""
+    if CAPTURES in os.environ:
+        prepare()
+
+
+def prepare() -> None:
     """Name our class for each architecture that we carry; it is made when vLLM first loads it."""
     from vllm import ModelRegistry
 

@@ -10,11 +10,9 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from schemas.job import Problem
+from schemas.job import PROBLEM_MEDIA_TYPE, Problem
 from service.control.request_body import invalid
 from service.errors import HubUnavailable, QuarryError
-
-PROBLEM_MEDIA_TYPE = "application/problem+json"
 
 LOG = logging.getLogger(__name__)
 

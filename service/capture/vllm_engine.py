@@ -10,11 +10,14 @@ import os
 from functools import partial
 from typing import Any
 
+from connector.plugin import CAPTURES
+
 # Read by vLLM. A service that handles others' data stays silent.
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 # Whatever the operator says: a forked engine would inherit this process's signal handling, so that the signal
 # that stops it stops the worker, and locks that threads of this process hold forever.
 os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+os.environ[CAPTURES] = "1"
 
 from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs

@@ -9,8 +9,7 @@ from typing import Any
 import httpx2
 from pydantic import ValidationError
 
-from schemas.job import RESTING_JOB_STATES, JobSummary, Problem
-from service.api.problems import PROBLEM_MEDIA_TYPE
+from schemas.job import PROBLEM_MEDIA_TYPE, RESTING_JOB_STATES, JobSummary, Problem
 
 TIMEOUT_S = 30.0
 POLL_S = 1.0

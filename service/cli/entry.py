@@ -15,7 +15,8 @@ from schemas.job import Problem
 from service.cli import datasets, export, files, jobs, keys, processes, ray_pool, schedules
 from service.cli.client import ProblemReceived
 from service.cli.console import EXIT_NOT_COMPLETE, EXIT_USAGE, complain, exit_code
-from service.errors import DiskFull, QuarryError
+from service.errors import DiskFull, OptionRefused, QuarryError
+from service.installed import extra_of
 
 EXIT_NOT_STARTED = 1
 
@@ -60,6 +61,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except ProblemReceived as error:
         complain(error.problem)
         sys.exit(EXIT_USAGE if error.problem.status == HTTPStatus.UNPROCESSABLE_ENTITY else EXIT_NOT_COMPLETE)
+    except ModuleNotFoundError as error:
+        extra = extra_of(error.name or "")
+        if extra is None:
+            raise
+        detail = f"'quarry {verb}' needs {error.name}, which is not installed"
+        complain(OptionRefused(detail, cure=f"pip install 'eagle-quarry[{extra}]'").problem())
+        sys.exit(EXIT_USAGE)
     except SystemExit as ended:
         if isinstance(ended.__context__, BrokenPipeError) and verb not in ("serve", "worker"):
             # Nobody reads the output. Typer says nothing and ends with 1, which would be a verdict.

@@ -20,6 +20,7 @@ from service.cli.console import (
 )
 from service.cli.job_file import own_roots, read_job_file
 from service.errors import EngineDied, EngineStuck
+from service.installed import check_engine, check_python
 
 JobFile = Annotated[
     Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="The job, as JSON or YAML.")
@@ -51,12 +52,14 @@ def extract(
     strict: Annotated[bool, typer.Option("--strict", help="Count rejected samples as a failure.")] = False,
 ) -> None:
     """Run one job here, without a server; run it again to go on where it stopped."""
+    check_python()
     from service.cli.foreground import extract_to
     from service.cli.progress_bar import amounts, progress_display
 
     log_to_stderr(logging.WARNING)
     request = read_job_file(file)
     settings = own_roots(load_settings(), request, file)
+    check_engine(settings)
     ending = extract_to(out, request, settings, progress_display(sys.stderr))
     if ending.signal is not None:
         print(f"stopped; run the same command again to go on ({ending.state.value})", file=sys.stderr)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from service.cli.console import load_settings, log_to_stderr
+from service.installed import check_engine, check_python
 from service.settings import Settings
 
 DataDir = Annotated[
@@ -27,11 +28,14 @@ def serve(
     ] = True,
 ) -> None:
     """Serve the HTTP API and run jobs, until SIGTERM or SIGINT."""
+    check_python()
     from service.api.serve import serve as serve_until_signalled
 
     os.umask(PRIVATE_UMASK)
     log_to_stderr()
     settings = load_settings(data_dir=data_dir, host=host, port=port)
+    if with_worker:
+        check_engine(settings)
     raise typer.Exit(serve_until_signalled(settings, with_worker=with_worker))
 
 
@@ -47,7 +51,9 @@ def worker(
     log_to_stderr()
     if parent_pid is None:
         os.umask(PRIVATE_UMASK)
+        check_python()
         settings = load_settings(data_dir=data_dir)
+        check_engine(settings)
     else:
         from service.lifeline import die_with_parent
 

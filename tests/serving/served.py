@@ -15,8 +15,11 @@ from typing import Any
 
 import torch
 
+from connector.plugin import CAPTURES
+
 ROOT = Path(__file__).parents[2]
 RECORDER = "tests.serving.recorder.Recorder"
+ENVIRONMENT = {CAPTURES: "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1"}
 ENGINE: dict[str, Any] = {
     "dtype": "float32",
     "enforce_eager": True,
@@ -69,7 +72,7 @@ def serve(
     done = subprocess.run(
         [sys.executable, "-m", "tests.serving.served", str(folder / "order.json")],
         cwd=ROOT,
-        env=os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1"},
+        env=os.environ | ENVIRONMENT,
         capture_output=True,
         text=True,
         timeout=400,

@@ -28,7 +28,8 @@ def pins(name: str) -> dict[str, str]:
 
 def project_requirements() -> list[Requirement]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return [Requirement(text) for text in project["dependencies"]]
+    texts = [*project["dependencies"], *project["optional-dependencies"]["service"]]
+    return [Requirement(text) for text in texts]
 
 
 @pytest.mark.parametrize("name", LISTS)
@@ -42,7 +43,7 @@ def test_every_package_of_a_list_has_the_digests_of_its_files(name: str) -> None
 
 
 def test_the_cpu_list_holds_every_requirement_of_the_project_in_range() -> None:
-    cpu = pins("cpu.txt")
+    cpu = pins("cpu.txt") | pins("torch.txt")
     missing = [
         str(requirement)
         for requirement in project_requirements()

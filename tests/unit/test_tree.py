@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator, Set as AbstractSet
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,10 @@ MAY_IMPORT = {
     "connector": {"schemas", "connector"},
     "service": {"schemas", "service"},
 }
-TORCH_FREE = (*("connector.plugin", "connector.plugin.carried", "connector.wire", "connector.vector_math"),)
+TORCH_FREE = (
+    *("connector.plugin", "connector.plugin.carried", "connector.wire", "connector.vector_math"),
+    "connector.versions",
+)
 """What the service may take from the connector; their freedom from torch is tested below."""
 HEAVY = ("torch", "vllm", "transformers")
 
@@ -155,19 +159,17 @@ def test_no_file_is_too_long_to_hold_in_the_head() -> None:
 
 
 IMPORTED_AS = {"yaml": "pyyaml", "pydantic_core": "pydantic"}
-ENGINES_OWN = {"torch", "vllm"}
-"""Named by requirements/cpu.txt or the base image: which build is wanted is not the wheel's to say."""
 
 
 def test_every_package_that_is_imported_is_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    lines = [*project["dependencies"], *project["optional-dependencies"]["ray"]]
+    lines = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
     declared = {re.split(r"[\[<>=]", line)[0].lower().replace("_", "-") for line in lines}
     used = {
         name.split(".")[0]
         for path in sources(*PACKAGES)
         for name in imported(ast.parse(path.read_text()))
-        if name and name.split(".")[0] not in {*sys.stdlib_module_names, *PACKAGES, *ENGINES_OWN}
+        if name and name.split(".")[0] not in {*sys.stdlib_module_names, *PACKAGES}
     }
     assert {IMPORTED_AS.get(name, name).replace("_", "-") for name in used} - declared == set()
 

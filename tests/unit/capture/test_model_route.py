@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoConfig
 from vllm import ModelRegistry
 
-from connector.plugin import register
+from connector.plugin import prepare
 from service.capture import model_class, model_route
 from service.capture.engine import EngineSpec
 from service.capture.link import EngineLink
@@ -32,7 +32,7 @@ SHAPE = {
 @pytest.fixture(autouse=True)
 def plugin() -> None:
     """vLLM registers it when it makes its arguments; here some are never made."""
-    register()
+    prepare()
 
 
 def arguments(folder: Path, architecture: str, model_type: str, **more: Any) -> dict[str, Any]:

@@ -34,8 +34,8 @@ for dtype in torch.float32, torch.float64:
 
 # The fault needs a bad instant; where it strikes, half of this table is 1e-4 off.
 ROTARY = """
-    from connector.plugin import register
-    register()
+    from connector.plugin import prepare
+    prepare()
     angles = torch.outer(torch.arange(8192.0), 10_000.0 ** (-torch.arange(0.0, 1.0, 1 / 64)))
     for function in (torch.sin, torch.cos):
         assert torch.allclose(function(angles).double(), function(angles.double()), rtol=0, atol=1e-7)

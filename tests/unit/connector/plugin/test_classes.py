@@ -1,5 +1,6 @@
 """What vLLM's registry is told, and the classes that it finds by it."""
 
+import os
 import subprocess
 import sys
 
@@ -8,26 +9,44 @@ from vllm import ModelRegistry
 from vllm.model_executor.models.interfaces import supports_eagle3
 from vllm.plugins import load_general_plugins
 
-from connector.plugin import CLASSES, register
+from connector.plugin import CAPTURES, CLASSES, prepare
 from connector.plugin.carried import BACKEND_CLASSES, CARRIED, MODELS, Carried
 from connector.plugin.classes import backend_class, carried_class
 
+IN_A_PROCESS = """
+import sys
+from vllm import ModelRegistry
+from vllm.plugins import load_general_plugins
 
-def test_vllm_finds_the_plugin_by_its_entry_point():
+load_general_plugins()
+assert ModelRegistry.models["MixtralForCausalLM"].module_name == "{module}"
+assert "connector.vector_math" not in sys.modules
+"""
+
+
+def test_vllm_finds_the_plugin_by_its_entry_point(monkeypatch):
+    monkeypatch.setenv(CAPTURES, "1")
     load_general_plugins()
     assert ModelRegistry.models["MixtralForCausalLM"].module_name == CLASSES
 
 
+def test_another_vllm_of_the_machine_is_left_as_it_is():
+    """Installed beside a server, the plug-in is loaded in its processes too."""
+    environment = {name: value for name, value in os.environ.items() if name != CAPTURES}
+    code = IN_A_PROCESS.format(module=f"{MODELS}.mixtral")
+    assert subprocess.run([sys.executable, "-c", code], check=False, env=environment).returncode == 0
+
+
 def test_every_carried_class_is_one_that_the_engine_has():
-    load_general_plugins()
+    prepare()
     ours = {name for name, known in ModelRegistry.models.items() if vars(known).get("module_name") == CLASSES}
     assert set(CARRIED) <= ours
 
 
 def test_registering_again_changes_nothing():
-    register()
+    prepare()
     before = dict(ModelRegistry.models)
-    register()
+    prepare()
     assert ModelRegistry.models == before
 
 
@@ -35,14 +54,14 @@ def test_an_architecture_that_this_engine_has_elsewhere_is_left_alone():
     before = ModelRegistry.models["OlmoeForCausalLM"]
     ModelRegistry.register_model("OlmoeForCausalLM", f"{MODELS}.elsewhere:OlmoeForCausalLM")
     try:
-        register()
+        prepare()
         assert ModelRegistry.models["OlmoeForCausalLM"].module_name == f"{MODELS}.elsewhere"
     finally:
         ModelRegistry.models["OlmoeForCausalLM"] = before
 
 
 def test_an_architecture_of_the_transformers_backend_gets_our_class_of_it():
-    register()
+    prepare()
     known = ModelRegistry.models["PhiForCausalLM"]
     assert (known.module_name, known.class_name) == (CLASSES, "TransformersForCausalLM")
 

@@ -8,7 +8,7 @@ import torch
 
 ASK = """
 import ctypes
-from connector.plugin import register
+from connector.plugin import prepare
 
 def may_use_tiles():
     mask = ctypes.c_ulong()
@@ -17,7 +17,7 @@ def may_use_tiles():
     return bool(mask.value >> XTILEDATA & 1)
 
 assert not may_use_tiles()
-register()
+prepare()
 assert may_use_tiles()
 """
 

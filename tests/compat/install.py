@@ -1,0 +1,117 @@
+"""Build the wheel, and install it where its users are: alone, beside a trainer, with what serves.
+
+`python -m tests.compat.install`: needs an index. Resolves for each Python that is found (3.11 to 3.13), then
+installs the light package beside speculators for the running one and reads, verifies and exports a dataset
+there. Exit status 1 if anything of that fails.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+DATASET, TARGET = ROOT / "tests/frozen/datasets/plain", ROOT / "tests/frozen/target"
+SPECULATORS, SPECFORGE = "speculators==0.9.0", "specforge==0.2.0"
+INSTALLS = {
+    "light": ("", (), ("3.11", "3.12", "3.13")),
+    f"light, beside {SPECULATORS}": ("", (SPECULATORS,), ("3.11", "3.12", "3.13")),
+    f"light, beside {SPECFORGE}": ("", (SPECFORGE,), ("3.12",)),
+    "service": ("[service]", (), ("3.11", "3.12")),
+    "vllm": ("[vllm]", (), ("3.12",)),
+}
+"""By name: the extra, what else is asked for in the same command, and for which Pythons."""
+READ = """
+from service.reader import Eagle3, QuarryDataset
+rows = QuarryDataset({dataset!r}, view=Eagle3())
+print(len(rows), "rows,", tuple(rows[0]["hidden_states"].shape), "of the first")
+"""
+
+
+def ran(*command: object, cwd: Path | None = None) -> str:
+    """Return what a command printed. Raises CalledProcessError, after its errors were printed."""
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False, cwd=cwd)
+    if done.returncode:
+        print(done.stdout, done.stderr, sep="\n", file=sys.stderr)
+        done.check_returncode()
+    return done.stdout
+
+
+def built(folder: Path) -> Path:
+    """Build the wheel, and look at what is in it."""
+    ran(sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", folder, cwd=ROOT)
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as packed:
+        tops = {name.split("/")[0] for name in packed.namelist() if ".dist-info" not in name}
+    assert tops == {"service", "connector", "schemas"}, tops
+    return wheel
+
+
+def python(version: str) -> str | None:
+    """Return an interpreter of that version, if the machine has one."""
+    if sys.version_info[:2] == tuple(map(int, version.split("."))):
+        return sys.executable
+    found = shutil.which(f"python{version}")
+    runs = found and subprocess.run([found, "--version"], capture_output=True, check=False).returncode == 0
+    return found if runs else None
+
+
+def resolved(interpreter: str, requirements: Sequence[str], folder: Path) -> int:
+    """Return how many packages an install would bring. Raises CalledProcessError."""
+    venv, report = folder / f"venv-{Path(interpreter).name}", folder / "report.json"
+    if not venv.exists():
+        ran(interpreter, "-m", "venv", venv)
+    pip = (venv / "bin/python", "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed")
+    ran(*pip, "--report", report, *requirements)
+    return len(json.loads(report.read_text())["install"])
+
+
+def used(wheel: Path, folder: Path) -> None:
+    """Install the light package beside speculators, then read, verify and export a dataset there."""
+    venv = folder / "used"
+    ran(sys.executable, "-m", "venv", venv)
+    constraint = ROOT / "requirements/torch.txt"
+    pip = (venv / "bin/python", "-m", "pip")
+    ran(*pip, "install", "--quiet", "--constraint", constraint, wheel)
+    size = sum(path.stat().st_size for path in venv.rglob("*") if path.is_file())
+    torch = sum(path.stat().st_size for path in venv.rglob("site-packages/torch/**/*") if path.is_file())
+    num = len(json.loads(ran(*pip, "list", "--format", "json")))
+    print(f"  {num} packages, {(size - torch) / 1e6:.0f} MB and torch")
+    ran(*pip, "install", "--quiet", "--constraint", constraint, SPECULATORS, "twine")
+    ran(venv / "bin/twine", "check", "--strict", wheel)
+    quarry = venv / "bin/quarry"
+    print(" ", ran(venv / "bin/python", "-c", READ.format(dataset=str(DATASET)), cwd=folder).strip())
+    ran(quarry, "verify", DATASET, cwd=folder)
+    ran(quarry, "export", DATASET, "--to", "speculators", "--out", "out", "--target", TARGET, cwd=folder)
+    print("  read, verified, exported")
+
+
+def main() -> int:
+    """Print a line an install; return the exit status."""
+    status = 0
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        wheel = built(folder)
+        for what, (extra, beside, versions) in INSTALLS.items():
+            for version in versions:
+                interpreter = python(version)
+                if interpreter is None:
+                    print(f"{what}, Python {version}: no interpreter is here")
+                    continue
+                try:
+                    num = resolved(interpreter, [f"{wheel}{extra}", *beside], folder)
+                    print(f"{what}, Python {version}: {num} packages")
+                except subprocess.CalledProcessError:
+                    print(f"{what}, Python {version}: cannot be resolved")
+                    status = 1
+        print(f"installed, Python {sys.version_info[0]}.{sys.version_info[1]}:")
+        used(wheel, folder)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
