@@ -1,7 +1,8 @@
-"""`quarry serve`: the API in this process and one worker beside it, until a signal comes."""
+"""`quarry serve`: the API in this process and workers beside it, until a signal comes."""
 
 import gc
 import signal
+from collections.abc import Sequence
 from typing import Any
 
 import uvicorn
@@ -12,12 +13,10 @@ from service.api.connection import Connection, most_connections
 from service.control.keys import check_bind
 from service.settings import Settings
 from service.store import Store
+from service.work.placement import EVERYWHERE, Placement
 from service.work.runner import migrate
-from service.work.supervisor import Supervisor
-from service.work.worker_process import stop_grace_s, worker_command
+from service.work.supervisor import EXIT_WORKER_LOST, NodeSupervisor
 
-EXIT_WORKER_LOST = 4
-"""The worker crashed fast again and again; serving on would only take jobs that nobody runs."""
 EXIT_NOT_STARTED = 1
 CLOSE_CONNECTIONS_S = 10
 
@@ -32,8 +31,10 @@ def api_server(app: FastAPI, **options: Any) -> uvicorn.Server:  # noqa: ANN401 
     return server
 
 
-def serve(settings: Settings, *, with_worker: bool = True) -> int:
+def serve(settings: Settings, workers: Sequence[Placement] = (EVERYWHERE,)) -> int:
     """Serve until SIGTERM or SIGINT, then drain; return the exit code. Must run in the main thread.
+
+    `workers` run beside the API, each where it is placed.
 
     A database that is away is waited for. Raises OptionRefused, VersionRefused.
     """
@@ -61,19 +62,16 @@ def serve(settings: Settings, *, with_worker: bool = True) -> int:
     def end() -> None:
         server.should_exit = True
 
-    grace_s = stop_grace_s(settings)
-    supervisor = Supervisor(worker_command(), settings.with_secrets(), grace_s, on_giving_up=end)
-    if with_worker:
-        supervisor.start()
+    node = NodeSupervisor(settings, workers, on_giving_up=end)
+    node.start()
     from service.plan.child.fork_server import FORK_SERVER  # imports pyarrow
 
     FORK_SERVER.warm()  # its imports take seconds, and a submission waits for them
     try:
         server.run(sockets=[listener])
     finally:
-        if with_worker:
-            supervisor.stop()
-            supervisor.join()
-    if supervisor.gave_up.is_set():
+        node.stop()
+        node.join()
+    if workers and node.gave_up:
         return EXIT_WORKER_LOST
     return 0 if server.started else EXIT_NOT_STARTED

@@ -1,6 +1,7 @@
 """`quarry serve` and `quarry worker`: the processes that stay."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -10,9 +11,19 @@ import typer
 from service.cli.console import load_settings, log_to_stderr
 from service.installed import check_engine, check_python
 from service.settings import Settings
+from service.work.placement import Placement, placements
 
 DataDir = Annotated[
     Path | None, typer.Option(help="Folder of the database, plans and datasets. [env: QUARRY_DATA_DIR]")
+]
+
+Workers = Annotated[
+    str,
+    typer.Option(
+        metavar="N|auto",
+        help="How many workers, each with its share of the GPUs and cores; auto: one for each group of "
+        "QUARRY_TENSOR_PARALLEL_SIZE GPUs.",
+    ),
 ]
 
 PRIVATE_UMASK = 0o077
@@ -24,8 +35,9 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on. [env: QUARRY_HOST]")] = None,
     port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one. [env: QUARRY_PORT]")] = None,
     with_worker: Annotated[
-        bool, typer.Option("--worker/--no-worker", help="Run a worker beside the API.")
+        bool, typer.Option("--worker/--no-worker", help="Run workers beside the API.")
     ] = True,
+    workers: Workers = "1",
 ) -> None:
     """Serve the HTTP API and run jobs, until SIGTERM or SIGINT."""
     check_python()
@@ -34,9 +46,11 @@ def serve(
     os.umask(PRIVATE_UMASK)
     log_to_stderr()
     settings = load_settings(data_dir=data_dir, host=host, port=port)
+    placed: list[Placement] = []
     if with_worker:
         check_engine(settings)
-    raise typer.Exit(serve_until_signalled(settings, with_worker=with_worker))
+        placed = placements(workers, settings.tensor_parallel_size)
+    raise typer.Exit(serve_until_signalled(settings, placed))
 
 
 def worker(
@@ -45,6 +59,7 @@ def worker(
     until_idle: Annotated[
         bool, typer.Option("--until-idle", help="End when no job is queued, running or publishing.")
     ] = False,
+    workers: Workers = "1",
     parent_pid: Annotated[int | None, typer.Option(hidden=True, help="End when this process does.")] = None,
 ) -> None:
     """Run jobs, until SIGTERM or SIGINT; then finish what the engine holds and release the rest."""
@@ -54,6 +69,8 @@ def worker(
         check_python()
         settings = load_settings(data_dir=data_dir)
         check_engine(settings)
+        if len(placed := placements(workers, settings.tensor_parallel_size)) > 1:
+            raise typer.Exit(_supervise(settings, placed, only_job, until_idle=until_idle))
     else:
         from service.lifeline import die_with_parent
 
@@ -62,3 +79,23 @@ def worker(
     from service.worker import run_worker
 
     raise typer.Exit(run_worker(settings, only_job=only_job, until_idle=until_idle))
+
+
+def _supervise(settings: Settings, placed: list[Placement], only_job: str | None, *, until_idle: bool) -> int:
+    """Run several workers until a signal, or until all have done their work; return the exit code."""
+    from service.work.supervisor import EXIT_WORKER_LOST, WORK_DONE_CODES, NodeSupervisor
+
+    arguments = [*(["--only-job", only_job] if only_job else []), *(["--until-idle"] if until_idle else [])]
+    node = NodeSupervisor(
+        settings, placed, *arguments, last_codes=WORK_DONE_CODES if arguments else frozenset()
+    )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: node.stop())
+    node.start()
+    node.join()
+    # What one could not do, another may have done.
+    return (
+        EXIT_WORKER_LOST
+        if node.gave_up
+        else min((code for code in node.codes if code >= 0), default=EXIT_WORKER_LOST)
+    )

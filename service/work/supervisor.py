@@ -1,4 +1,4 @@
-"""Keeps one worker process running: starts it again when it dies, gives up in the end, stops it in order."""
+"""Keeps worker processes running: starts one again when it dies, gives up in the end, stops it in order."""
 
 import logging
 import threading
@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import IO
 
-from service.work.worker_process import WorkerProcess
+from service.settings import Settings
+from service.work.placement import EVERYWHERE, Placement
+from service.work.worker_process import JOB_ENDED_CODES, WorkerProcess, stop_grace_s, worker_command
 
 LOG = logging.getLogger(__name__)
 
@@ -14,6 +16,10 @@ CHECK_S = 0.2
 FAST_CRASH_S = 60.0
 """A worker that lives shorter than this crashed fast: it will hardly fare better the next time."""
 MAX_FAST_CRASHES = 5
+EXIT_WORKER_LOST = 4
+"""Every worker crashed fast again and again; going on would only take jobs that nobody runs."""
+WORK_DONE_CODES = JOB_ENDED_CODES | {6}
+"""With what a worker ends that has no more to do, or leaves the rest to other machines."""
 FIRST_DELAY_S = 1.0
 """Before the next start after a fast crash; doubled by each further one. After a long life there is none."""
 
@@ -34,18 +40,21 @@ class Supervisor(threading.Thread):
         last_codes: frozenset[int] = frozenset(),
         output: IO[bytes] | None = None,
         on_giving_up: Callable[[], None] = lambda: None,
+        placement: Placement = EVERYWHERE,
     ) -> None:
         """Prepare; each worker reads `settings_json`, and may drain for `stop_grace_s` before it is killed.
 
-        Its output goes to `output`.
+        Its output goes to `output`. `code` is the exit code of the last worker that ended.
         """
         super().__init__(name="worker-supervisor", daemon=True)
         self._command, self._settings_json, self._output = command, settings_json, output
         self._stop_grace_s = stop_grace_s
         self._last_codes = last_codes
         self._on_giving_up = on_giving_up
+        self._placement = placement
         self._stopping = threading.Event()
         self.gave_up = threading.Event()
+        self.code = 0
 
     def stop(self) -> None:
         """Ask for the worker's orderly end. May be called from a signal handler, and again."""
@@ -56,7 +65,8 @@ class Supervisor(threading.Thread):
         fast_crashes, delay_s = 0, 0.0
         while not self._stopping.wait(delay_s):
             born = time.monotonic()
-            code = self._live(WorkerProcess(self._command, self._settings_json, self._output))
+            child = WorkerProcess(self._command, self._settings_json, self._output, self._placement)
+            code = self.code = self._live(child)
             if self._stopping.is_set() or code in self._last_codes:
                 return
             fast_crashes = fast_crashes + 1 if time.monotonic() - born < FAST_CRASH_S else 0
@@ -83,3 +93,59 @@ class Supervisor(threading.Thread):
                 LOG.warning("worker %d did not drain in %.0f s and is killed", worker.pid, self._stop_grace_s)
                 worker.kill()
         return code
+
+
+class NodeSupervisor:
+    """A supervisor for each worker of this node. It has given up when all of them have."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        placements: Sequence[Placement],
+        *arguments: str,
+        last_codes: frozenset[int] = frozenset(),
+        on_giving_up: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Prepare; `arguments` are options of `quarry worker`. `on_giving_up` is called in a thread."""
+
+        def given_up() -> None:
+            if self.gave_up:
+                on_giving_up()
+
+        content, grace_s = settings.with_secrets(), stop_grace_s(settings)
+        self._supervisors = [
+            Supervisor(
+                worker_command(*arguments),
+                content,
+                grace_s,
+                last_codes=last_codes,
+                on_giving_up=given_up,
+                placement=placement,
+            )
+            for placement in placements
+        ]
+
+    @property
+    def gave_up(self) -> bool:
+        """Whether no worker is left that would be started again."""
+        return all(supervisor.gave_up.is_set() for supervisor in self._supervisors)
+
+    @property
+    def codes(self) -> list[int]:
+        """The exit codes of the workers that ended last."""
+        return [supervisor.code for supervisor in self._supervisors]
+
+    def start(self) -> None:
+        """Start the workers."""
+        for supervisor in self._supervisors:
+            supervisor.start()
+
+    def stop(self) -> None:
+        """Ask for their orderly end. May be called from a signal handler, and again."""
+        for supervisor in self._supervisors:
+            supervisor.stop()
+
+    def join(self) -> None:
+        """Wait until all have ended."""
+        for supervisor in self._supervisors:
+            supervisor.join()

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import IO, cast
 
 from service.settings import Settings
+from service.work.placement import EVERYWHERE, Placement
 
 LINGER_S = 2.0
 JOB_ENDED_CODES = frozenset({0, 3})
@@ -39,7 +40,11 @@ class WorkerProcess:
     """
 
     def __init__(
-        self, command: Sequence[str], settings_json: bytes = b"", output: IO[bytes] | None = None
+        self,
+        command: Sequence[str],
+        settings_json: bytes = b"",
+        output: IO[bytes] | None = None,
+        placement: Placement = EVERYWHERE,
     ) -> None:
         """Start it; its output goes to `output`, or where this process's goes. Raises OSError.
 
@@ -51,8 +56,12 @@ class WorkerProcess:
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT if output is not None else None,
+            env=os.environ | placement.environment(),
             start_new_session=True,
         )
+        if placement.cores is not None:
+            with suppress(ProcessLookupError):  # it has ended already
+                os.sched_setaffinity(self.pid, placement.cores)  # its threads inherit it, and its children
         pipe = cast(IO[bytes], self._child.stdin)
         with suppress(BrokenPipeError), pipe:  # it may have ended already
             pipe.write(settings_json)

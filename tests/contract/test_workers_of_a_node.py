@@ -1,0 +1,68 @@
+"""`--workers`: several worker processes of one node share the jobs, and end with the process that started them."""
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from schemas.job import JobState
+from service.cli.client import Client
+from service.store import Store, jobs, units
+from tests.support.children import children_of, wait_for_end
+from tests.support.jobs import FAKE_ENGINE, Shop, conversations, request
+from tests.support.service_process import QUARRY, ROOT, serving
+from tests.support.tiny_model import random_target
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_target(tmp_path_factory.mktemp("target") / "model", layers=4, hidden=64)
+
+
+def test_a_service_runs_its_workers_and_ends_in_order_with_them(tmp_path: Path, target: Path) -> None:
+    """1. Two workers start. 2. A job is done. 3. One is killed and started again. 4. SIGTERM ends all."""
+    with serving(tmp_path / "data", "--workers", "2") as service:
+        job_id = service.post(target)
+        with Client(service.url) as client:
+            *_, last = client.follow(job_id)
+        assert last.state is JobState.COMPLETED, last.problem
+        workers = children_of(service.process.pid)
+        assert len(workers) == 2
+        os.kill(workers[0], signal.SIGKILL)
+        wait_for_end(workers[0])
+        service.process.send_signal(signal.SIGTERM)
+        assert service.process.wait(120) == 0
+        for worker in workers:
+            wait_for_end(worker)
+
+
+@pytest.mark.slow
+def test_workers_until_idle_share_a_job_and_end_when_it_is_done(tmp_path: Path, target: Path) -> None:
+    shop = Shop.open(tmp_path, target, engine=FAKE_ENGINE, unit_max_samples=2)
+    job_id = shop.submit(request(target, conversations(40), loss="all"))
+    shop.store.close()
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "QUARRY_ENGINE": FAKE_ENGINE,
+        "QUARRY_MODEL_ROOTS": '["/"]',
+        "QUARRY_POLL_S": "0.05",
+        "QUARRY_UNIT_MAX_SAMPLES": "2",
+    }
+    command = [*QUARRY, "worker", "--data-dir", str(shop.settings.data_dir), "--workers", "2", "--until-idle"]
+    done = subprocess.run(
+        command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    store = Store(shop.settings.database())
+    assert store.read(jobs.state, job_id) is JobState.COMPLETED
+    assert {row.attempts for row in store.read(units.of_job, job_id)} == {1}
+    store.close()
+
+
+def test_a_number_of_workers_that_cannot_be_is_a_usage_error(tmp_path: Path) -> None:
+    command = [*QUARRY, "serve", "--data-dir", str(tmp_path / "data"), "--port", "0", "--workers", "many"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "QUARRY_ENGINE": FAKE_ENGINE}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, "'many' is no number of workers" in done.stderr) == (2, True), done.stderr

@@ -18,6 +18,7 @@ import kubernetes_validate
 import pytest
 import yaml
 from huggingface_hub import JobHardware
+from sqlalchemy.engine import make_url
 
 from schemas.schedule import NewSchedule
 from service.cli.console import EXIT_BLOCKED, EXIT_NOT_COMPLETE, EXIT_TRY_AGAIN, EXIT_USAGE
@@ -132,6 +133,21 @@ def test_the_compose_specification_takes_both_files_and_they_fit_together() -> N
     )
     assert night.keys() == service.keys() == {"quarry"}
     assert night["quarry"].keys() == {"command", "restart", "healthcheck"}
+
+
+def test_the_overlay_for_postgresql_brings_a_server_and_its_url() -> None:
+    path = ROOT / "deploy" / "compose.postgres.yaml"
+    document = compose_spec.PyCompose.from_yaml(with_variables(path)).to_dict()
+    server, service = document["services"]["postgres"], document["services"]["quarry"]
+    assert service.keys() == {"depends_on", "environment"}
+    url = make_url(service["environment"]["QUARRY_DATABASE_URL"])
+    made = server["environment"]
+    assert (url.host, url.drivername) == ("postgres", "postgresql+psycopg")
+    assert (url.username, url.password, url.database) == (
+        made["POSTGRES_USER"],
+        made["POSTGRES_PASSWORD"],
+        made["POSTGRES_DB"],
+    )
 
 
 # Slurm: see test_slurm.py

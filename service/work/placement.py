@@ -1,0 +1,118 @@
+"""Which GPUs and which cores each worker of a node gets."""
+
+import os
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from service.errors import OptionRefused
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+AUTO = "auto"
+LIST_GPUS = ("nvidia-smi", "--query-gpu=index,uuid,pci.bus_id", "--format=csv,noheader")
+LIST_S = 60.0
+PCI_DEVICES = Path("/sys/bus/pci/devices")
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where one worker runs: `gpus` as CUDA_VISIBLE_DEVICES names them, and `cores`; null for all."""
+
+    gpus: tuple[str, ...] | None = None
+    cores: frozenset[int] | None = None
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables that show the worker its GPUs alone."""
+        if self.gpus is None:
+            return {}
+        # Numbers are counted as nvidia-smi does.
+        return {VISIBLE: ",".join(self.gpus), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+EVERYWHERE = Placement()
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU, and the cores of its NUMA node; null if that is not known."""
+
+    name: str
+    cores: frozenset[int] | None = None
+
+
+def placements(
+    workers: str, tensor_parallel_size: int, list_gpus: Callable[[], Sequence[Gpu]] | None = None
+) -> list[Placement]:
+    """Return a placement for each worker.
+
+    `workers` is a number, or `auto` for one for each group of `tensor_parallel_size` GPUs. GPUs of one NUMA
+    node are put together. One worker alone gets everything. Raises OptionRefused (`workers`).
+    """
+    if workers == "1":
+        return [EVERYWHERE]
+    gpus = (list_gpus or visible_gpus)()
+    most = len(gpus) // tensor_parallel_size
+    if workers == AUTO and not gpus:
+        return [EVERYWHERE]
+    number = most if workers == AUTO else _number(workers)
+    if not gpus:
+        return [Placement(None, cores) for cores in _shares(frozenset(os.sched_getaffinity(0)), number)]
+    if number > most or not number:
+        needed = max(number, 1) * tensor_parallel_size
+        cure = "lower it, or QUARRY_TENSOR_PARALLEL_SIZE"
+        raise OptionRefused(f"{len(gpus)} GPUs are here, {needed} are needed", field="workers", cure=cure)
+    near = sorted(gpus, key=lambda gpu: min(gpu.cores or {0}))
+    groups = [near[n * tensor_parallel_size : (n + 1) * tensor_parallel_size] for n in range(number)]
+    nodes = [group[0].cores for group in groups]
+    shares = {cores: _shares(cores, nodes.count(cores)) for cores in nodes if cores is not None}
+    return [
+        Placement(tuple(gpu.name for gpu in group), shares[cores].pop() if cores in shares else None)
+        for group, cores in zip(groups, nodes, strict=True)
+    ]
+
+
+def _number(workers: str) -> int:
+    if not workers.isdecimal() or int(workers) == 0:
+        cure = f"give 1 or more, or {AUTO!r}"
+        raise OptionRefused(f"{workers!r} is no number of workers", field="workers", cure=cure)
+    return int(workers)
+
+
+def _shares(cores: frozenset[int], number: int) -> list[frozenset[int] | None]:
+    """Split cores into neighbours; null for each where there are not enough."""
+    each = len(cores) // number
+    ordered = sorted(cores)
+    return [frozenset(ordered[n * each : (n + 1) * each]) or None for n in range(number)]
+
+
+def visible_gpus() -> list[Gpu]:
+    """Return the GPUs that this process may use: all of nvidia-smi's, or those of CUDA_VISIBLE_DEVICES.
+
+    Raises OptionRefused (`workers`) where nvidia-smi fails.
+    """
+    shown = os.environ.get(VISIBLE)
+    named = None if shown is None else [name for name in shown.split(",") if name]
+    try:
+        done = subprocess.run(LIST_GPUS, capture_output=True, text=True, check=True, timeout=LIST_S)  # noqa: S603
+    except FileNotFoundError:
+        return [Gpu(name) for name in named or ()]
+    except (OSError, subprocess.SubprocessError) as error:
+        raise OptionRefused(f"nvidia-smi fails: {error}", field="workers", cure="mend the driver") from error
+    listed = [line.split(", ") for line in done.stdout.splitlines()]
+    cores = {name: _near(bus_id) for index, uuid, bus_id in listed for name in (index, uuid)}
+    return [Gpu(name, cores.get(name)) for name in ([row[0] for row in listed] if named is None else named)]
+
+
+def _near(bus_id: str) -> frozenset[int] | None:
+    """Return the cores of a PCI device's NUMA node that this process may use."""
+    try:
+        # nvidia-smi writes the domain with eight digits, the kernel with four.
+        text = (PCI_DEVICES / bus_id[-12:].lower() / "local_cpulist").read_text()
+    except OSError:
+        return None
+    cores: set[int] = set()
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        cores |= set(range(int(first), int(last or first) + 1)) if first else set()
+    return frozenset(cores & os.sched_getaffinity(0)) or None

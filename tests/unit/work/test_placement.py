@@ -1,0 +1,102 @@
+"""Which GPUs and cores each worker of a node gets."""
+
+from pathlib import Path
+
+import pytest
+
+from service.errors import OptionRefused
+from service.work import placement as module
+from service.work.placement import EVERYWHERE, Gpu, Placement, placements
+
+FIRST, SECOND = frozenset(range(8)), frozenset(range(8, 16))
+EIGHT = [Gpu(str(n), FIRST if n in {0, 2, 4, 6} else SECOND) for n in range(8)]
+"""GPUs of two NUMA nodes, listed in turn."""
+
+
+def two_a_node() -> list[Gpu]:
+    return EIGHT
+
+
+def none() -> list[Gpu]:
+    return []
+
+
+def test_auto_makes_a_worker_for_each_group_of_gpus_of_one_node():
+    assert placements("auto", 2, two_a_node) == [
+        Placement(("0", "2"), frozenset(range(4, 8))),
+        Placement(("4", "6"), frozenset(range(4))),
+        Placement(("1", "3"), frozenset(range(12, 16))),
+        Placement(("5", "7"), frozenset(range(8, 12))),
+    ]
+
+
+def test_every_gpu_and_core_is_of_one_worker():
+    placed = placements("8", 1, two_a_node)
+    assert sorted(gpu for one in placed for gpu in one.gpus or ()) == [str(n) for n in range(8)]
+    assert sorted(core for one in placed for core in one.cores or ()) == list(range(16))
+
+
+def test_cores_of_a_node_that_is_not_known_are_not_divided():
+    assert placements("2", 1, lambda: [Gpu("0"), Gpu("1")]) == [Placement(("0",)), Placement(("1",))]
+
+
+@pytest.mark.parametrize("workers", ["1", "auto"])
+def test_without_gpus_one_worker_has_everything(workers: str):
+    assert placements(workers, 1, none) == [EVERYWHERE]
+
+
+def test_one_worker_asks_for_no_gpus():
+    def fails() -> list[Gpu]:
+        raise AssertionError
+
+    assert placements("1", 4, fails) == [EVERYWHERE]
+
+
+@pytest.mark.parametrize("workers", ["0", "-1", "many", "5", "9"])
+def test_a_number_that_cannot_be_is_refused_by_name(workers: str):
+    with pytest.raises(OptionRefused) as refused:
+        placements(workers, 2, two_a_node)
+    assert refused.value.field == "workers"
+
+
+def test_fewer_gpus_than_one_worker_needs_are_refused():
+    with pytest.raises(OptionRefused, match="8 GPUs are here, 16 are needed"):
+        placements("auto", 16, two_a_node)
+
+
+def test_a_worker_sees_its_gpus_alone():
+    assert Placement(("2", "3")).environment()["CUDA_VISIBLE_DEVICES"] == "2,3"
+    assert EVERYWHERE.environment() == {}
+
+
+@pytest.mark.parametrize(
+    ("shown", "names"), [(None, ["0", "1"]), ("1", ["1"]), ("GPU-a,GPU-b", ["GPU-a", "GPU-b"]), ("", [])]
+)
+def test_gpus_are_those_that_the_operator_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown: str | None, names: list[str]
+):
+    """A stand-in for nvidia-smi prints what it prints; the kernel's folder is one of the same form."""
+    listing = tmp_path / "nvidia-smi"
+    listing.write_text("#!/bin/sh\necho '0, GPU-a, 00000000:3B:00.0'\necho '1, GPU-b, 00000000:D8:00.0'\n")
+    listing.chmod(0o755)
+    near = tmp_path / "0000:3b:00.0"
+    near.mkdir()
+    (near / "local_cpulist").write_text("0-1,4096\n")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(module, "PCI_DEVICES", tmp_path)
+    monkeypatch.delenv(module.VISIBLE, raising=False)
+    if shown is not None:
+        monkeypatch.setenv(module.VISIBLE, shown)
+    found = module.visible_gpus()
+    assert [gpu.name for gpu in found] == names
+    assert {gpu.name: gpu.cores for gpu in found}.get("0", frozenset({0, 1})) == {0, 1}
+
+
+def test_without_nvidia_smi_there_are_no_gpus_but_those_that_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv(module.VISIBLE, raising=False)
+    assert module.visible_gpus() == []
+    monkeypatch.setenv(module.VISIBLE, "MIG-1,MIG-2")
+    assert module.visible_gpus() == [Gpu("MIG-1"), Gpu("MIG-2")]
