@@ -1,4 +1,4 @@
-"""`--workers`: several worker processes of one node share the jobs, and end with the one that started them."""
+"""`--workers`: several worker processes of a node share the jobs, and end with the one that started them."""
 
 import os
 import signal
