@@ -24,8 +24,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
-from connector.layout import CacheGroup, LayoutError, find_cache_group, view_BLSH
+from connector.layout import CacheGroup, find_cache_group, view_BLSH
 from connector.scheduler import SchedulerHalf
+from connector.versions import LayoutError
 from connector.wire import DrainConfig, StepWork
 from connector.worker import WorkerHalf
 from schemas.receipts import Refused, line

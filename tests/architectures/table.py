@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from connector.layout import SUPPORTED
+from connector.versions import SUPPORTED
 from tests.architectures.limits import FLOAT32_TOLERANCE, LENGTHS, MEDIAN_FACTOR, SHARED, TAILS
 from tests.architectures.recipe import NUM_LAYERS
 from tests.architectures.recipes import RECIPES

@@ -10,7 +10,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from connector.hidden_states import HiddenStatesConnector, StepMetadata, _telling_refusals
-from connector.layout import LayoutError
+from connector.versions import LayoutError
 from connector.wire import RowRef
 from connector.worker import device_name
 from schemas.receipts import UnitKey

@@ -3,7 +3,8 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from connector.layout import CacheGroup, LayoutError, find_cache_group, parse_version, view_BLSH
+from connector.layout import CacheGroup, find_cache_group, view_BLSH
+from connector.versions import LayoutError, parse_version
 
 GROUP = CacheGroup(1, "draft.cache_only_layers.8", 4)
 
