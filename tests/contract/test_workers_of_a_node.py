@@ -41,7 +41,7 @@ def test_a_service_runs_its_workers_and_ends_in_order_with_them(tmp_path: Path, 
 @pytest.mark.slow
 def test_workers_until_idle_share_a_job_and_end_when_it_is_done(tmp_path: Path, target: Path) -> None:
     shop = Shop.open(tmp_path, target, engine=FAKE_ENGINE, unit_max_samples=2)
-    job_id = shop.submit(request(target, conversations(40), loss="all"))
+    job_id = shop.submit(request(target, conversations(40), loss="all", layers=[1, 2]))
     shop.store.close()
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),
@@ -56,7 +56,8 @@ def test_workers_until_idle_share_a_job_and_end_when_it_is_done(tmp_path: Path, 
     )
     assert done.returncode == 0, done.stderr
     store = Store(shop.settings.database())
-    assert store.read(jobs.state, job_id) is JobState.COMPLETED
+    job = store.read(jobs.job, job_id)
+    assert job.state is JobState.COMPLETED, job.problem
     assert {row.attempts for row in store.read(units.of_job, job_id)} == {1}
     store.close()
 
