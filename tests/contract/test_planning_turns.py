@@ -91,3 +91,28 @@ def test_reading_a_large_source_for_its_fingerprint_ends_and_gives_way_as_a_plan
     state = JobState.CANCELLED if is_cancelled else JobState.RUNNING
     assert shop.store.read(jobs.state, job_id) is state
     shop.store.close()
+
+
+@pytest.mark.parametrize("renamed", [False, True])
+def test_a_source_that_is_overwritten_while_it_is_read_is_no_dataset(
+    shop: Shop, target: Path, monkeypatch: pytest.MonkeyPatch, renamed: bool
+) -> None:
+    """1. Its fingerprint is taken. 2. It is overwritten, as long as before. 3. The job fails by name."""
+    file = shop.settings.source_roots[0] / "rows.jsonl"
+    known_keys = planner._known_keys
+
+    def overwriting(*given: Any) -> Path | None:
+        other = file.read_text().replace("row", "cow")
+        place = file.with_suffix(".new") if renamed else file
+        place.write_text(other)
+        place.rename(file)
+        return known_keys(*given)
+
+    monkeypatch.setattr(planner, "_known_keys", overwriting)
+    job_id = submit(shop, target, "one")
+    assert run_planning(shop.store, shop.settings, "planner", lambda: False)
+    job = shop.store.read(jobs.job, job_id)
+    assert job.state is JobState.FAILED and job.problem is not None
+    assert (job.problem.type, job.problem.field) == ("urn:quarry:source-refused", "source.path")
+    assert "'rows.jsonl' was changed while it was read" in job.problem.detail
+    shop.store.close()

@@ -158,6 +158,7 @@ def _tokenize(task: Task, source: RowSource, tokenizer: SampleTokenizer, parent:
             _send_rows(rows, parent)
             rows, sent_s = [], time.monotonic()
         parent.begin_row(position + 1)
+    source.check_unchanged()
     _send_rows(rows, parent)
 
 

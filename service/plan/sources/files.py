@@ -38,6 +38,14 @@ _Read = tuple[str | None, Sample | RowReject]
 """A row's own id, and what it holds."""
 
 
+_State = tuple[int, int, int, int]
+"""Which file it is, its length, and when it was last written, renamed or linked, which the kernel alone sets."""
+
+
+def _state(stats: os.stat_result) -> _State:
+    return stats.st_dev, stats.st_ino, stats.st_size, stats.st_ctime_ns
+
+
 @dataclass(frozen=True, slots=True)
 class FileRows:
     """The rows of `files`, by the files' paths below the source's folder, in the order of these.
@@ -52,6 +60,8 @@ class FileRows:
     names: Sequence[str] | None = None
     may_be_empty: bool = False
     files: Mapping[str, Path] = field(default_factory=dict)
+    states: dict[str, _State] = field(default_factory=dict, compare=False)
+    """Of the files whose content is in the fingerprint."""
 
     def listed(self) -> "FileRows":
         """Resolve the path, following links, and list what it holds. Raises SourceRefused."""
@@ -89,11 +99,23 @@ class FileRows:
         for name, path in self.files.items():
             try:
                 with _opened(path, self.roots) as file:
+                    self.states[name] = _state(os.fstat(file.fileno()))
                     sha256, _ = sha256_of(_by_descriptor(file), watch)
             except OSError as error:
                 raise _unreadable(name, error) from error
             digest.update(json.dumps([name, sha256]).encode())
         return f"file:{digest.hexdigest()}"
+
+    def check_unchanged(self) -> None:
+        """Look whether each path leads to the file that was hashed, and nobody has written to it since."""
+        for name, state in self.states.items():
+            try:
+                found = _state(self.files[name].stat())
+            except OSError as error:
+                raise _unreadable(name, error) from error
+            if found != state:
+                cure = "submit it again when nobody writes to it, or set 'min_age_s' or 'marker'"
+                raise _refused(f"{name!r} was changed while it was read", cure)
 
     def rows(self) -> Iterator[SourceRow]:
         """Yield the rows of all files."""

@@ -64,6 +64,9 @@ class HubRows:
         """Return itself."""
         return self
 
+    def check_unchanged(self) -> None:
+        """Return: a commit stays as it is."""
+
     def frozen(self) -> object:
         """Return the commit."""
         return self.commit

@@ -32,6 +32,11 @@ class MixedRows:
         """Return the sha256 over the parts' fingerprints and the weights."""
         return f"mix:{canonical_sha256([[part.fingerprint(watch) for part in self.parts], self.weights])}"
 
+    def check_unchanged(self) -> None:
+        """Check each part."""
+        for part in self.parts:
+            part.check_unchanged()
+
     def frozen(self) -> object:
         """Return what fixes each part."""
         return [part.frozen() for part in self.parts]

@@ -88,6 +88,10 @@ class RowSource(Protocol):
         """
         ...
 
+    def check_unchanged(self) -> None:
+        """Return if nobody has written to it since its fingerprint was taken. Raises SourceRefused."""
+        ...
+
     def frozen(self) -> object:
         """Return what `open_source` opens this source by again, as JSON, however it has grown."""
         ...
@@ -113,6 +117,9 @@ class InlineRows:
     def fingerprint(self, watch: Callable[[], None] = lambda: None) -> str:
         """Return the sha256 of the samples' canonical JSON."""
         return f"inline:{canonical_sha256(self.source.model_dump(mode='json'))}"
+
+    def check_unchanged(self) -> None:
+        """Return: nobody writes to it."""
 
     def frozen(self) -> object:
         """Return nothing: the request holds all of it."""
