@@ -1,7 +1,7 @@
 """Builds the FastAPI application: settings, lifespan, routers, middleware. No logic."""
 
 import asyncio
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
@@ -65,18 +65,19 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.large_bodies = asyncio.Semaphore(LARGE_BODIES_AT_ONCE)
     # Submissions may wait for the Hub: neither probes nor the other routes wait behind them for a thread.
     app.state.submit_threads, app.state.probe_threads = CapacityLimiter(8), CapacityLimiter(2)
-    app.state.most_connections = settings.max_connections
+    app.state.most_connections, app.state.connections = settings.max_connections, OrderedDict()
     app.state.open_streams = Counter()
     app.state.request_counts = RequestCounts()
     app.state.registry = CollectorRegistry()
     problems.install(app)
     for module in (extract, jobs, schedules, keys, health):
         app.include_router(module.router)
-    app.add_middleware(Gate, settings=settings)
     Instrumentator(
         should_group_status_codes=False,
         should_exclude_streaming_duration=True,
         excluded_handlers=["/metrics", "/healthz", "/readyz"],
         registry=app.state.registry,
     ).instrument(app)
+    # Outside of what counts requests, which keeps each method that it has seen.
+    app.add_middleware(Gate, settings=settings)
     return app

@@ -1,25 +1,32 @@
-"""A connection with a deadline for its other side, and a bound on how many are open.
+"""A connection with bounds that uvicorn lacks: of time, of number, and of what one read may cost.
 
-Uvicorn has neither: a caller who never ends a request, or never takes the answer, would keep a descriptor
-and memory for as long as it likes.
+A caller who never ends a request, or never takes the answer, would keep a descriptor and memory for as long
+as it likes; one who sends it in the smallest parts would keep the event loop.
 """
 
 import asyncio
 import resource
-from collections.abc import Iterator
+from collections import OrderedDict
 from typing import Any, cast
 
 from fastapi import FastAPI
+from httptools import HttpRequestParser
 from uvicorn.config import Config
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from service.settings import Settings
 
-BODIES_HELD = 32
-"""Requests of the largest size that are in memory before they are answered."""
-COUNTED_BYTES = 2**17
-"""What a connection has received is counted in steps of so much."""
+MAX_HEAD_BYTES = 65_536
+"""Of a request's first line and headers, beside what came in the first read."""
+MAX_HEADERS = 100
+LEAST_PART_BYTES = 16
+"""Bytes that the parts of a body have on average, beside as many as make `FREE_BYTES`."""
+FREE_BYTES = 1000 * LEAST_PART_BYTES
+
+
+class RequestRefused(ValueError):
+    """The form of a request would cost too much; uvicorn answers 400 and closes the connection."""
 
 
 def most_connections(wanted: int) -> int:
@@ -34,11 +41,11 @@ def most_connections(wanted: int) -> int:
     return min(wanted, soft // 2)
 
 
-class Connection(H11Protocol):
+class Connection(HttpToolsProtocol):
     """A connection of `api_server`. It must send each request whole and take the answer within a time.
 
-    Where too many are open, or hold too much together, the one that has been silent for longest is closed. A
-    connection whose request is being worked on is not.
+    Where too many are open, the one that has been silent for longest is closed: never the newest, nor one
+    whose request is being worked on.
     """
 
     def __init__(
@@ -50,31 +57,71 @@ class Connection(H11Protocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         state = cast(FastAPI, config.app).state
-        settings = cast(Settings, state.settings)
-        self._timeout_s, self._most_bytes = settings.request_timeout_s, BODIES_HELD * settings.max_body_bytes
+        self._timeout_s = cast(Settings, state.settings).request_timeout_s
         self._most: int = state.most_connections
-        self.held_bytes = 0
+        self._by_silence = cast("OrderedDict[Connection, None]", state.connections)
+        self._is_head, self._head_bytes, self._part_bytes = False, 0, FREE_BYTES
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         """Begin to wait for a request; make room for it."""
         super().connection_made(transport)
         self._deadline = self.loop.call_later(self._timeout_s, self._end_if_waiting)
-        self._heard_at = self.loop.time()
-        if len(self.connections) > self._most:
-            self._end_most_silent(held_bytes=0)
+        self._by_silence[self] = None
+        if len(self._by_silence) > self._most:
+            self._end_most_silent()
 
     def data_received(self, data: bytes) -> None:
         """Take a part of a request."""
-        self._heard_at = self.loop.time()
-        before, self.held_bytes = self.held_bytes, self.held_bytes + len(data)
-        is_counted = before // COUNTED_BYTES < self.held_bytes // COUNTED_BYTES
-        if is_counted and sum(one.held_bytes for one in self._all()) > self._most_bytes:
-            self._end_most_silent(COUNTED_BYTES)
-        super().data_received(data)
+        if self in self._by_silence:
+            self._by_silence.move_to_end(self)
+        self._head_bytes += len(data)
+        if self._is_head and self._head_bytes > MAX_HEAD_BYTES:
+            self.send_400_response(f"the headers have more than {MAX_HEAD_BYTES} bytes")
+        else:
+            super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        """Begin a request, but none before the one ahead is answered: each would be kept at once."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            raise RequestRefused("a request came before the one ahead of it was answered")
+        self._is_head, self._head_bytes, self._part_bytes = True, 0, FREE_BYTES
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header, or what follows the body in its form."""
+        if len(self.headers) >= MAX_HEADERS:
+            raise RequestRefused(f"the request has more than {MAX_HEADERS} headers")
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Begin the work. Of a request that offers another protocol the parser reads no body."""
+        self._is_head = False
+        names = {name for name, _ in self.headers}
+        if self.parser.should_upgrade() and names & {b"content-length", b"transfer-encoding"}:
+            raise RequestRefused("a request with a body offers another protocol")
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Take a part of the body; many small ones cost as much as a large one."""
+        self._part_bytes = min(FREE_BYTES, self._part_bytes + len(body) - LEAST_PART_BYTES)
+        if self._part_bytes < 0:
+            raise RequestRefused(f"the chunks of the body have fewer than {LEAST_PART_BYTES} bytes")
+        super().on_body(body)
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no request, and close; another's answer is not begun or broken with it."""
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete or (cycle.more_body and not cycle.response_started):
+            super().send_400_response(msg)
+        else:
+            self.transport.abort()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Go on in this protocol where another was offered, as the parser does not."""
+        self.parser = HttpRequestParser(self)
 
     def on_response_complete(self) -> None:
         """Begin to wait for the next request, and for this answer to be taken."""
-        self.held_bytes = 0
         super().on_response_complete()
         self._begin_to_wait()
 
@@ -86,6 +133,7 @@ class Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait no longer."""
         self._deadline.cancel()
+        self._by_silence.pop(self, None)
         super().connection_lost(exc)
 
     def is_waiting(self) -> bool:
@@ -94,22 +142,18 @@ class Connection(H11Protocol):
             return True
         return self.cycle.more_body or self.flow.write_paused
 
-    def _all(self) -> Iterator["Connection"]:
-        """Return all connections of the server."""
-        return (one for one in self.connections if isinstance(one, Connection))
-
-    def _end_most_silent(self, held_bytes: int) -> None:
-        """End a connection that waits for its other side, of those that hold so much."""
-        waiting = (one for one in self._all() if one.held_bytes >= held_bytes and one.is_waiting())
-        silent = min(waiting, key=lambda one: one._heard_at, default=None)
-        if silent is not None:
-            self.connections.discard(silent)
+    def _end_most_silent(self) -> None:
+        """End another connection that waits for its other side; those in work are bounded elsewhere."""
+        waiting = (one for one in self._by_silence if one.is_waiting() and one is not self)
+        if (silent := next(waiting, None)) is not None:
+            del self._by_silence[silent]
             silent.transport.abort()
 
     def _begin_to_wait(self) -> None:
         self._deadline.cancel()
         self._deadline = self.loop.call_later(self._timeout_s, self._end_if_waiting)
-        self._heard_at = self.loop.time()
+        if self in self._by_silence:
+            self._by_silence.move_to_end(self)
 
     def _end_if_waiting(self) -> None:
         if self.is_waiting():

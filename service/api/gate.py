@@ -4,7 +4,7 @@ import re
 
 from starlette.datastructures import Headers
 from starlette.middleware.body_limit import RequestBodyLimitMiddleware
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from schemas.job import Problem
 from service.api.problems import http_problem, problem_response
@@ -12,9 +12,11 @@ from service.errors import CallerRefused
 from service.settings import Settings
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
+PROBES = frozenset({"/healthz", "/readyz"})
 """They are asked by address, and say nothing of any job."""
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
+METHODS = READING | {"POST", "PUT", "PATCH", "DELETE"}
+"""Others are refused before anything counts them by name."""
 SMALL_BODY_BYTES = 65_536
 """FastAPI reads a body that is a parameter on the event loop, before it asks who sends it."""
 LARGE_BODIES = re.compile(r"/extract|/estimate|/schedules|/schedules/[^/]*/samples")
@@ -38,11 +40,18 @@ class Gate:
         """Pass the request on, or answer 403 or 413."""
         is_large = LARGE_BODIES.fullmatch(scope.get("path", "")) is not None
         limited = self._large if is_large else self._small
-        problem = self._refusal(scope, limited.max_body_size) if scope["type"] == "http" else None
-        if problem is None:
+        if scope["type"] != "http":
             await limited(scope, receive, send)
-        else:
+            return
+        receive, send = _closing(scope, receive, send)
+        if scope["method"] not in METHODS:
+            refused = http_problem(405, f"{scope['method']} is no method of this service")
+            allow = {"Allow": ", ".join(sorted(METHODS))}
+            await problem_response(refused, allow)(scope, receive, send)
+        elif (problem := self._refusal(scope, limited.max_body_size)) is not None:
             await problem_response(problem)(scope, receive, send)
+        else:
+            await limited(scope, receive, send)
 
     def _refusal(self, scope: Scope, limit_bytes: int) -> Problem | None:
         headers = Headers(scope=scope)
@@ -74,3 +83,22 @@ class Gate:
                 field="origin",
                 cure="send it from a program, or from a page of this service",
             )
+
+
+def _closing(scope: Scope, receive: Receive, send: Send) -> tuple[Receive, Send]:
+    """Return both so that an answer before the body was read closes the connection: no rest is parsed."""
+    headers = Headers(scope=scope)
+    is_read = "transfer-encoding" not in headers and headers.get("content-length", "0") == "0"
+
+    async def reading() -> Message:
+        nonlocal is_read
+        message = await receive()
+        is_read = is_read or not message.get("more_body", False)
+        return message
+
+    async def answering(message: Message) -> None:
+        if message["type"] == "http.response.start" and not is_read:
+            message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+        await send(message)
+
+    return reading, answering

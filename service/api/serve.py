@@ -25,7 +25,9 @@ def api_server(app: FastAPI, **options: Any) -> uvicorn.Server:  # noqa: ANN401 
     """Return a server of `app`. Open event streams end when it is asked to stop: they would hold it up."""
     settings: Settings = app.state.settings
     most = app.state.most_connections = most_connections(settings.max_connections)
-    config = uvicorn.Config(app, http=Connection, ws="none", backlog=most // 2, **options)
+    config = uvicorn.Config(
+        app, http=Connection, ws="none", proxy_headers=False, backlog=most // 2, **options
+    )
     server = uvicorn.Server(config)
     app.state.stopping = lambda: server.should_exit
     return server
