@@ -1,7 +1,6 @@
 """Builds the FastAPI application: settings, lifespan, routers, middleware. No logic."""
 
-import asyncio
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
@@ -13,16 +12,13 @@ from prometheus_fastapi_instrumentator import Instrumentator
 from starlette.concurrency import run_in_threadpool
 
 from service.api import problems
-from service.api.auth import RequestCounts
 from service.api.gate import Gate
 from service.api.metrics import JobMetrics
 from service.api.routes import extract, health, jobs, keys, schedules
 from service.api.sse import EventFeed
+from service.control.budget import TURNS, Budget, Turn
 from service.settings import Settings
 from service.store import Store, migration
-
-LARGE_BODIES_AT_ONCE = 4
-"""Each may take 250 MB until it is answered."""
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -61,13 +57,10 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.settings = settings
     app.state.stopping = lambda: False
-    app.state.estimates = asyncio.Semaphore(settings.estimates_at_once)
-    app.state.large_bodies = asyncio.Semaphore(LARGE_BODIES_AT_ONCE)
+    app.state.budget, app.state.connections = Budget(settings), OrderedDict()
     # Submissions may wait for the Hub: neither probes nor the other routes wait behind them for a thread.
-    app.state.submit_threads, app.state.probe_threads = CapacityLimiter(8), CapacityLimiter(2)
-    app.state.most_connections, app.state.connections = settings.max_connections, OrderedDict()
-    app.state.open_streams = Counter()
-    app.state.request_counts = RequestCounts()
+    app.state.submit_threads = CapacityLimiter(TURNS[Turn.SUBMISSION])
+    app.state.probe_threads = CapacityLimiter(2)
     app.state.registry = CollectorRegistry()
     problems.install(app)
     for module in (extract, jobs, schedules, keys, health):
@@ -79,5 +72,5 @@ def create_app(settings: Settings) -> FastAPI:
         registry=app.state.registry,
     ).instrument(app)
     # Outside of what counts requests, which keeps each method that it has seen.
-    app.add_middleware(Gate, settings=settings)
+    app.add_middleware(Gate, settings=settings, budget=app.state.budget)
     return app

@@ -58,7 +58,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         state = cast(FastAPI, config.app).state
         self._timeout_s = cast(Settings, state.settings).request_timeout_s
-        self._most: int = state.most_connections
+        self._most: int = state.budget.connections
         self._by_silence = cast("OrderedDict[Connection, None]", state.connections)
         self._is_head, self._head_bytes, self._part_bytes = False, 0, FREE_BYTES
 

@@ -1,6 +1,7 @@
 """Refuses requests by their headers: those of another site's web page, and bodies that are too large."""
 
 import re
+from contextlib import ExitStack
 
 from starlette.datastructures import Headers
 from starlette.middleware.body_limit import RequestBodyLimitMiddleware
@@ -8,7 +9,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from schemas.job import Problem
 from service.api.problems import http_problem, problem_response
-from service.errors import CallerRefused
+from service.control.budget import Budget, Taken
+from service.errors import CallerRefused, QuotaExceeded
 from service.settings import Settings
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -19,6 +21,8 @@ METHODS = READING | {"POST", "PUT", "PATCH", "DELETE"}
 """Others are refused before anything counts them by name."""
 SMALL_BODY_BYTES = 65_536
 """FastAPI reads a body that is a parameter on the event loop, before it asks who sends it."""
+PART_BYTES = 65_536
+"""Of an answer: what the connection keeps of it while nobody takes it."""
 LARGE_BODIES = re.compile(r"/extract|/estimate|/schedules|/schedules/[^/]*/samples")
 """The paths whose bodies may have `max_body_bytes`; they are read in threads."""
 
@@ -31,7 +35,8 @@ class Gate:
     arrives, but answers a declared length in plain text, so that is refused here.
     """
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, budget: Budget) -> None:
+        self._budget = budget
         limits = settings.max_body_bytes, min(SMALL_BODY_BYTES, settings.max_body_bytes)
         self._large, self._small = (RequestBodyLimitMiddleware(app, limit) for limit in limits)
         self._hosts = {name.lower() for name in (*LOOPBACK, settings.host, *settings.allowed_hosts)}
@@ -43,7 +48,7 @@ class Gate:
         if scope["type"] != "http":
             await limited(scope, receive, send)
             return
-        receive, send = _closing(scope, receive, send)
+        receive, send = self._guarded(scope, receive, send)
         if scope["method"] not in METHODS:
             refused = http_problem(405, f"{scope['method']} is no method of this service")
             allow = {"Allow": ", ".join(sorted(METHODS))}
@@ -84,21 +89,45 @@ class Gate:
                 cure="send it from a program, or from a page of this service",
             )
 
+    def _guarded(self, scope: Scope, receive: Receive, send: Send) -> tuple[Receive, Send]:
+        """Return both so that an answer takes no more than it may.
 
-def _closing(scope: Scope, receive: Receive, send: Send) -> tuple[Receive, Send]:
-    """Return both so that an answer before the body was read closes the connection: no rest is parsed."""
-    headers = Headers(scope=scope)
-    is_read = "transfer-encoding" not in headers and headers.get("content-length", "0") == "0"
+        One that comes before the body was read closes the connection: no rest of it is parsed. A large one is
+        sent in parts, each when the one before is taken; meanwhile it counts in its caller's budget.
+        """
+        headers, state = Headers(scope=scope), scope.setdefault("state", {})
+        is_read = "transfer-encoding" not in headers and headers.get("content-length", "0") == "0"
+        start: Message | None = None
 
-    async def reading() -> Message:
-        nonlocal is_read
-        message = await receive()
-        is_read = is_read or not message.get("more_body", False)
-        return message
+        async def reading() -> Message:
+            nonlocal is_read
+            message = await receive()
+            is_read = is_read or not message.get("more_body", False)
+            return message
 
-    async def answering(message: Message) -> None:
-        if message["type"] == "http.response.start" and not is_read:
-            message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
-        await send(message)
+        async def answering(message: Message) -> None:
+            nonlocal start
+            if message["type"] == "http.response.start":
+                closing = [] if is_read else [(b"connection", b"close")]
+                start = {**message, "headers": [*message.get("headers", ()), *closing]}
+                if "content-length" in Headers(raw=start["headers"]):
+                    return  # its body comes at once, or is refused
+            body, more = message.get("body", b""), message.get("more_body", False)
+            with ExitStack() as taken:
+                if start is not None and len(body) > PART_BYTES and "caller" in state:
+                    try:
+                        taken.enter_context(
+                            self._budget.taking(state["caller"].owner, Taken.BYTES, len(body))
+                        )
+                    except QuotaExceeded as refused:
+                        await problem_response(refused.problem())(scope, receive, send)
+                        return
+                if start is not None:
+                    await send(start)
+                    start = None
+                if message["type"] == "http.response.body":
+                    for at in range(0, len(body) or 1, PART_BYTES):
+                        part, is_more = body[at : at + PART_BYTES], more or at + PART_BYTES < len(body)
+                        await send({"type": message["type"], "body": part, "more_body": is_more})
 
-    return reading, answering
+        return reading, answering

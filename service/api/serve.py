@@ -24,7 +24,7 @@ CLOSE_CONNECTIONS_S = 10
 def api_server(app: FastAPI, **options: Any) -> uvicorn.Server:  # noqa: ANN401 - those of uvicorn.Config
     """Return a server of `app`. Open event streams end when it is asked to stop: they would hold it up."""
     settings: Settings = app.state.settings
-    most = app.state.most_connections = most_connections(settings.max_connections)
+    most = app.state.budget.connections = most_connections(settings.max_connections)
     config = uvicorn.Config(
         app, http=Connection, ws="none", proxy_headers=False, backlog=most // 2, **options
     )

@@ -1,6 +1,5 @@
 """POST /extract and POST /estimate: read the body, then make a job of it or say what it would need."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
@@ -16,7 +15,8 @@ from schemas.request import ExtractRequest
 from service.api.auth import caller
 from service.api.gate import SMALL_BODY_BYTES
 from service.api.problems import problem_responses
-from service.api.routes.resources import CallerOf, NarrowedSettings, SettingsOf, StoppingOf, StoreOf
+from service.api.routes.resources import BudgetOf, CallerOf, NarrowedSettings, SettingsOf, StoppingOf, StoreOf
+from service.control.budget import Taken, Turn
 from service.control.request_body import parse_json, parse_request, weight
 from service.control.submit import new_key, submit
 
@@ -52,7 +52,9 @@ IdempotencyKey = Annotated[
 ]
 
 
-async def raw_body(request: Request) -> AsyncIterator[bytes]:
+async def raw_body(
+    request: Request, settings: SettingsOf, asks: CallerOf, budget: BudgetOf
+) -> AsyncIterator[bytes]:
     """Yield the body. Only JSON is taken: a page of another origin cannot send that without asking.
 
     A few large ones at a time: as objects they take thirty times their length of memory.
@@ -60,12 +62,14 @@ async def raw_body(request: Request) -> AsyncIterator[bytes]:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise HTTPException(415, f"the body's content type is {kind or 'not given'}")
-    body = await request.body()
-    if len(body) <= SMALL_BODY_BYTES:
-        yield body
+    num_bytes = int(request.headers.get("content-length", settings.max_body_bytes))
+    if num_bytes <= SMALL_BODY_BYTES:
+        yield await request.body()
         return
-    async with request.app.state.large_bodies:
-        yield body
+    with budget.taking(asks.owner, Taken.BYTES, num_bytes):
+        body = await request.body()
+        async with budget.turn(asks.owner, Turn.LARGE_BODY):
+            yield body
 
 
 def document_of(raw: bytes, limit_bytes: int) -> object:
@@ -99,13 +103,15 @@ async def extract(
     store: StoreOf,
     settings: NarrowedSettings,
     asks: CallerOf,
+    budget: BudgetOf,
     options: Annotated[SubmitOptions, Query()],
     idempotency_key: IdempotencyKey = None,
 ) -> JobSummary:
     """Accept a job. The answer is the job as it stands; `Location` is where to follow it."""
     key = idempotency_key or new_key()
     arguments = body, key, store, settings, options.priority, asks.owner
-    row = await to_thread.run_sync(submit, *arguments, limiter=request.app.state.submit_threads)
+    async with budget.turn(asks.owner, Turn.SUBMISSION):
+        row = await to_thread.run_sync(submit, *arguments, limiter=request.app.state.submit_threads)
     response.headers["Location"] = f"/jobs/{row.id}"
     return row.view()
 
@@ -116,18 +122,15 @@ async def estimate(
     body: Body,
     settings: NarrowedSettings,
     stopping: StoppingOf,
+    asks: CallerOf,
+    budget: BudgetOf,
 ) -> Estimate:
     """Say what a job would need, without running anything."""
     from service.plan.estimate import estimate_request  # imports pyarrow
-
-    slots: asyncio.Semaphore = request.app.state.estimates
-    if slots.locked():
-        detail = f"{settings.estimates_at_once} estimates are being made"
-        raise HTTPException(429, detail)
 
     def watch() -> None:
         if stopping() or from_thread.run(request.is_disconnected):
             raise HTTPException(503, "the estimate was stopped")
 
-    async with slots:
+    with budget.taking(asks.owner, Taken.ESTIMATES):
         return await run_in_threadpool(estimate_request, body, settings, watch)

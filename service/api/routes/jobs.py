@@ -1,13 +1,14 @@
 """The jobs: read, pause, cancel, resume and delete them, follow their events, read what they wrote."""
 
-from collections import Counter
+import time
 from collections.abc import AsyncIterator
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Body, Depends, Header, HTTPException, Query, Request, Response, Security
+from fastapi import APIRouter, Body, Depends, Header, Query, Request, Response, Security
 from fastapi.responses import FileResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import Field
+from starlette.concurrency import run_in_threadpool
 
 from schemas.base import Wire
 from schemas.dataset.manifest import Manifest
@@ -17,14 +18,17 @@ from schemas.names import manifest_path
 from schemas.request import ExtractRequest
 from service.api.auth import caller
 from service.api.problems import problem_responses
-from service.api.routes.resources import CallerOf, JobOf, NoOptions, SettingsOf, StoreOf
+from service.api.routes.resources import BudgetOf, CallerOf, JobOf, NoOptions, SettingsOf, StoreOf
 from service.api.sse import EventFeed
+from service.control.budget import Turn
 from service.control.deletion import delete_job
-from service.errors import CallerRefused, IllegalMove, NotFound
+from service.errors import CallerRefused, IllegalMove, KeyRefused, NotFound, StoreUnavailable
 from service.store import commits, jobs
 
 MAX_ID = 2**63 - 1
 """The largest number a database column holds."""
+ASK_AGAIN_S = 10.0
+"""How old the answer may be that the key of an event stream is valid."""
 
 
 def no_options(
@@ -121,9 +125,13 @@ def delete(
     response_class=Response,
     responses={200: {"model": ExtractRequest}, **problem_responses(404, 422)},
 )
-def read_request(job: JobOf, store: StoreOf, options: Annotated[NoOptions, Query()]) -> Response:
+async def read_request(
+    job: JobOf, store: StoreOf, asks: CallerOf, budget: BudgetOf, options: Annotated[NoOptions, Query()]
+) -> Response:
     """Send the request that the job was made of, with every default written out."""
-    return Response(store.read(jobs.request_json, job.id), media_type="application/json")
+    async with budget.turn(asks.owner, Turn.DOWNLOAD):
+        document = await run_in_threadpool(store.read, jobs.request_json, job.id)
+        return Response(document, media_type="application/json")
 
 
 @changing.post(
@@ -150,34 +158,24 @@ def resume_job(job: JobOf, store: StoreOf) -> JobSummary:
     return store.write(jobs.resume, job.id).view()
 
 
-async def place_of_listener(request: Request, asks: CallerOf, settings: SettingsOf) -> AsyncIterator[None]:
-    """Count an event stream of the caller while it is open; answer 429 beyond the bound.
-
-    All callers' together take half of the connections, so that there is room for short requests.
-    """
-    open_streams: Counter[str | None] = request.app.state.open_streams
-    most_together = request.app.state.most_connections // 2
-    if open_streams[asks.owner] >= settings.event_listeners or open_streams.total() >= most_together:
-        raise HTTPException(429, f"{open_streams.total()} event streams are open")
-    open_streams[asks.owner] += 1
-    try:
-        yield
-    finally:
-        open_streams[asks.owner] -= 1
-
-
 @reading.get("/{job_id}/events", response_class=EventSourceResponse, responses=problem_responses(404, 422))
 async def follow_job(
     job: JobOf,
     request: Request,
-    listening: Annotated[None, Depends(place_of_listener)],
     query: Annotated[EventsQuery, Query()],
     last_event_id: Annotated[int | None, Header(ge=0, le=MAX_ID)] = None,
 ) -> AsyncIterator[ServerSentEvent]:
-    """Send state changes and progress until the job has ended or is blocked."""
+    """Send state changes and progress until the job has ended or is blocked, or the key is revoked."""
     after = query.after if last_event_id is None else last_event_id
     feed: EventFeed = request.app.state.feed
+    asked_s = time.monotonic()
     async for event in feed.follow(job.id, job.state, after):
+        if time.monotonic() - asked_s > ASK_AGAIN_S:
+            try:
+                await run_in_threadpool(request.state.ask_again)
+            except (KeyRefused, StoreUnavailable):
+                return  # the client comes back, and is told
+            asked_s = time.monotonic()
         yield event
 
 

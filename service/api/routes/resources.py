@@ -7,6 +7,7 @@ from fastapi import Depends, Path, Request
 
 from schemas.base import Wire
 from schemas.names import ScheduleName, is_job_id
+from service.control.budget import Budget
 from service.control.keys import Caller
 from service.errors import NotFound
 from service.settings import Settings
@@ -32,6 +33,11 @@ async def stopping_of(request: Request) -> Callable[[], bool]:
     return cast(Callable[[], bool], request.app.state.stopping)
 
 
+async def budget_of(request: Request) -> Budget:
+    """Return what the application's owners take of it."""
+    return cast(Budget, request.app.state.budget)
+
+
 async def caller_of(request: Request) -> Caller:
     """Return who asks, as `service.api.auth.caller` found before."""
     return cast(Caller, request.state.caller)
@@ -40,6 +46,7 @@ async def caller_of(request: Request) -> Caller:
 SettingsOf = Annotated[Settings, Depends(settings_of)]
 StoreOf = Annotated[Store, Depends(store_of)]
 StoppingOf = Annotated[Callable[[], bool], Depends(stopping_of)]
+BudgetOf = Annotated[Budget, Depends(budget_of)]
 CallerOf = Annotated[Caller, Depends(caller_of)]
 
 

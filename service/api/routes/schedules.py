@@ -24,6 +24,7 @@ from service.api.auth import caller
 from service.api.problems import problem_responses
 from service.api.routes.extract import RawBody, document_of
 from service.api.routes.resources import (
+    BudgetOf,
     CallerOf,
     NarrowedSettings,
     NoOptions,
@@ -32,6 +33,7 @@ from service.api.routes.resources import (
     StoreOf,
 )
 from service.control import scheduling
+from service.control.budget import Turn
 from service.control.request_body import parse_body
 from service.store import schedules
 
@@ -99,6 +101,7 @@ async def add_schedule(
     store: StoreOf,
     settings: NarrowedSettings,
     asks: CallerOf,
+    budget: BudgetOf,
     query: Annotated[AddQuery, Query()],
 ) -> ScheduleView:
     """Make a schedule; with `preview=true` only show it and its next slots, with status 200."""
@@ -108,7 +111,8 @@ async def add_schedule(
     else:
         response.headers["Location"] = f"/schedules/{body.name}"
         make = partial(scheduling.add, store, settings, body, asks.owner)
-    return await to_thread.run_sync(make, limiter=request.app.state.submit_threads)
+    async with budget.turn(asks.owner, Turn.SUBMISSION):
+        return await to_thread.run_sync(make, limiter=request.app.state.submit_threads)
 
 
 @router.get("", responses=problem_responses(422))

@@ -18,11 +18,11 @@ import pytest
 from fastapi import FastAPI
 
 from schemas.job import JobState
-from service.api.app import LARGE_BODIES_AT_ONCE
 from service.api.connection import FREE_BYTES, LEAST_PART_BYTES, MAX_HEAD_BYTES, MAX_HEADERS
 from service.api.gate import SMALL_BODY_BYTES
 from service.api.routes import extract
 from service.control import scheduling
+from service.control.budget import TURNS, Turn
 from service.control.request_body import weight
 from service.store import jobs
 from tests.support.api import (
@@ -35,6 +35,7 @@ from tests.support.api import (
     stored,
 )
 
+AT_ONCE = TURNS[Turn.LARGE_BODY]
 JSON = b"Content-Type: application/json"
 BODY = b"POST /extract HTTP/1.1\r\nHost: localhost\r\n" + JSON + b"\r\nContent-Length: 1000\r\n\r\n"
 HALVES = {
@@ -268,15 +269,15 @@ def test_large_bodies_are_read_a_few_at_a_time_and_a_small_one_goes_past_them(
     monkeypatch.setattr(extract, "weight", slow_weight)
     model = small_target(tmp_path / "model")
     large = job_body(model, source={"kind": "inline", "samples": [{"text": "x" * SMALL_BODY_BYTES}]})
-    with serving(api_settings(tmp_path)) as api, ThreadPoolExecutor(2 * LARGE_BODIES_AT_ONCE) as callers:
-        posts = [callers.submit(api.post, "/extract", json=large) for _ in range(2 * LARGE_BODIES_AT_ONCE)]
-        wait_until(lambda: at_once == LARGE_BODIES_AT_ONCE)
+    with serving(api_settings(tmp_path)) as api, ThreadPoolExecutor(2 * AT_ONCE) as callers:
+        posts = [callers.submit(api.post, "/extract", json=large) for _ in range(2 * AT_ONCE)]
+        wait_until(lambda: at_once == AT_ONCE)
         try:
             assert api.post("/extract", json=job_body(model), timeout=10).status_code == 202
         finally:
             small_is_answered.set()
         assert [post.result().status_code for post in posts] == [202] * len(posts)
-    assert max(seen) == LARGE_BODIES_AT_ONCE
+    assert max(seen) == AT_ONCE
 
 
 @pytest.mark.parametrize(

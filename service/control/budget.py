@@ -1,0 +1,96 @@
+"""What an owner takes of the API at once: one place for its bounds. Lives on the event loop.
+
+An owner is the name of keys; all who send none are one owner too, the operator. What is above a share is
+refused or waits behind its owner alone, so that the rest is free for others.
+"""
+
+import time
+from asyncio import Semaphore
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from enum import StrEnum
+
+from service.errors import QuotaExceeded
+from service.settings import Settings
+
+BODIES_HELD = 32
+"""Bodies of the largest size, of requests and answers together, that are in memory at once."""
+
+
+class Taken(StrEnum):
+    """What is refused above its share."""
+
+    REQUESTS = "requests in work"
+    STREAMS = "event streams"
+    ESTIMATES = "estimates in work"
+    BYTES = "bytes of requests and answers"
+
+
+class Turn(StrEnum):
+    """What waits above its share: how many are worked on at once, and of them one owner's."""
+
+    LARGE_BODY = "each takes 250 MB until it is answered"
+    SUBMISSION = "it may wait for the Hub or compile a template"
+    DOWNLOAD = "a large answer is made of two copies"
+
+
+TURNS = {Turn.LARGE_BODY: 4, Turn.SUBMISSION: 8, Turn.DOWNLOAD: 4}
+"""How many take a turn at once; a key's owner has half of them at most."""
+
+
+class Budget:
+    """What is taken now, by owner."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Take nothing yet. `connections` may be lowered before the first request."""
+        self.connections = settings.max_connections
+        self._settings = settings
+        self._taken: defaultdict[Taken, Counter[str | None]] = defaultdict(Counter)
+        self._all_turns = {turn: Semaphore(number) for turn, number in TURNS.items()}
+        self._turns: dict[tuple[Turn, str | None], Semaphore] = {}
+        self._minute, self._in_minute = 0, Counter[str]()
+
+    @contextmanager
+    def taking(self, owner: str | None, what: Taken, amount: int = 1) -> Iterator[None]:
+        """Take an amount for as long as the context lasts. Raises QuotaExceeded."""
+        taken, (share, together) = self._taken[what], self._bounds(what)
+        if owner is None and what is not Taken.STREAMS:
+            share = together
+        for used, bound, whose in ((taken[owner], share, "yours"), (taken.total(), together, "all callers'")):
+            if used + amount > bound:
+                detail = f"{used} {what} are {whose}; at most {bound} may be"
+                cure = "send it again after the seconds that the Retry-After header says"
+                raise QuotaExceeded(detail, field="Authorization", cure=cure)
+        taken[owner] += amount
+        try:
+            yield
+        finally:
+            taken[owner] -= amount
+
+    @asynccontextmanager
+    async def turn(self, owner: str | None, turn: Turn) -> AsyncIterator[None]:
+        """Wait for a turn: behind the owner's own, then behind the few of others."""
+        share = TURNS[turn] if owner is None else TURNS[turn] // 2
+        async with self._turns.setdefault((turn, owner), Semaphore(share)), self._all_turns[turn]:
+            yield
+
+    def count_request(self, owner: str, limit: int) -> None:
+        """Count a request of this minute. Raises QuotaExceeded above `limit`."""
+        minute = int(time.monotonic() // 60)
+        if minute != self._minute:
+            self._minute, self._in_minute = minute, Counter()
+        self._in_minute[owner] += 1
+        if self._in_minute[owner] > limit:
+            cure = "send it again in the next minute"
+            raise QuotaExceeded(f"{limit} requests a minute are allowed", field="Authorization", cure=cure)
+
+    def _bounds(self, what: Taken) -> tuple[int, int]:
+        """Return the most of one owner and of all together; what is in work leaves connections for others."""
+        settings, body = self._settings, self._settings.max_body_bytes
+        return {
+            Taken.REQUESTS: (max(2, self.connections // 16), self.connections // 4),
+            Taken.STREAMS: (settings.event_listeners, self.connections // 2),
+            Taken.ESTIMATES: (max(1, settings.estimates_at_once // 2), settings.estimates_at_once),
+            Taken.BYTES: (BODIES_HELD // 4 * body, BODIES_HELD * body),
+        }[what]

@@ -1,0 +1,209 @@
+"""What one owner takes of the service: above a share it is refused or waits, and others are served."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, cast
+
+import httpx2
+import pytest
+from fastapi import FastAPI
+
+from schemas.job import JobState
+from service.api.routes import extract, jobs as job_routes
+from service.control.budget import BODIES_HELD, TURNS, Budget, Turn
+from service.settings import Settings
+from service.store import jobs
+from tests.support.api import api_settings, job_body, problem_of, server_and_client, small_target, stored
+
+ADMIN = {"Authorization": f"Bearer {'a' * 40}"}
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    (tmp_path / "admin").write_text("a" * 40)
+    return api_settings(tmp_path, admin_key_file=tmp_path / "admin", max_body_bytes=2**20)
+
+
+@pytest.fixture
+def served(settings: Settings) -> Iterator[tuple[FastAPI, httpx2.Client]]:
+    with server_and_client(settings) as (server, api):
+        # What the kernel keeps of an answer is not kept here.
+        server.servers[0].sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        limits = httpx2.Limits(max_connections=None)
+        with httpx2.Client(base_url=api.base_url, timeout=30, trust_env=False, limits=limits) as client:
+            yield cast(FastAPI, server.config.app), client
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return small_target(tmp_path / "model")
+
+
+def key_of(api: httpx2.Client, name: str, model: Path) -> dict[str, str]:
+    """Make a key; return the header that sends it."""
+    new = {"name": name, "scopes": ["jobs:read", "jobs:write"], "model_roots": [str(model.parent)]}
+    return {"Authorization": f"Bearer {api.post('/keys', json=new, headers=ADMIN).json()['key']}"}
+
+
+def large(model: Path) -> dict[str, Any]:
+    return job_body(model, source={"kind": "inline", "samples": [{"text": "x" * 900_000}]})
+
+
+def waiting_caller(api: httpx2.Client, receive_buffer: int | None = None) -> socket.socket:
+    """Connect by a socket that reads nothing by itself."""
+    connection = socket.socket()
+    if receive_buffer is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    connection.connect((api.base_url.host, api.base_url.port))
+    connection.settimeout(30)
+    return connection
+
+
+@pytest.mark.parametrize("body_of", [job_body, large], ids=["small", "large"])
+def test_submissions_that_take_long_hold_up_their_owner_alone(
+    served: tuple[FastAPI, httpx2.Client], model: Path, monkeypatch: pytest.MonkeyPatch, body_of: Any
+):
+    """1. A sends more than are worked on at once, and each takes long. 2. B's is answered meanwhile."""
+    _, api = served
+    (a, b), answered = (key_of(api, name, model) for name in ("team-a", "team-b")), threading.Event()
+    quick, begun, most = extract.submit, threading.Semaphore(0), TURNS[Turn.LARGE_BODY]
+
+    def slow(*given: Any) -> Any:
+        if given[0].chat_template == "slow":
+            begun.release()
+            answered.wait(60)
+        return quick(*given)
+
+    monkeypatch.setattr(extract, "submit", slow)
+    sent = body_of(model) | {"chat_template": "slow"}
+    with ThreadPoolExecutor(2 * most) as callers:
+        posts = [
+            callers.submit(api.post, "/extract", json=sent, headers=a, timeout=60) for _ in range(2 * most)
+        ]
+        try:
+            for _ in range(most // 2):
+                assert begun.acquire(timeout=30)
+            assert api.post("/extract", json=body_of(model), headers=b, timeout=10).status_code == 202
+        finally:
+            answered.set()
+        assert {post.result().status_code for post in posts} == {202}
+
+
+def test_an_owner_makes_one_estimate_and_leaves_another_to_others(
+    served: tuple[FastAPI, httpx2.Client], model: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from service.plan import estimate as module
+
+    _, api = served
+    quick, begun, answered = module.estimate_request, threading.Semaphore(0), threading.Event()
+    a, b = (key_of(api, name, model) for name in ("team-a", "team-b"))
+
+    def slow(body: Any, settings: Settings, watch: Any) -> Any:
+        begun.release()
+        answered.wait(60)
+        return quick(body, settings, watch)
+
+    monkeypatch.setattr(module, "estimate_request", slow)
+    body = job_body(model, source={"kind": "inline", "samples": [{"token_ids": [1, 2]}]})
+    with ThreadPoolExecutor(2) as callers:
+        endless = callers.submit(api.post, "/estimate", json=body, headers=a)
+        assert begun.acquire(timeout=30)
+        try:
+            refused = api.post("/estimate", json=body, headers=a)
+            problem = problem_of(refused, 429)
+            assert (problem.field, bool(problem.cure)) == ("Authorization", True)
+            assert int(refused.headers["Retry-After"]) > 0
+            others = callers.submit(api.post, "/estimate", json=body, headers=b)
+            assert begun.acquire(timeout=30)
+        finally:
+            answered.set()
+        assert endless.result().status_code == others.result().status_code
+
+
+def test_requests_in_work_of_one_owner_leave_room_for_others(
+    served: tuple[FastAPI, httpx2.Client], model: Path
+):
+    """Their bodies do not come; each is in work while it is waited for."""
+    app, api = served
+    budget = cast(Budget, app.state.budget)
+    budget.connections = 64
+    a, b = (key_of(api, name, model) for name in ("team-a", "team-b"))
+    half = f"POST /extract HTTP/1.1\r\nHost: localhost\r\nAuthorization: {a['Authorization']}\r\n"
+    half += "Content-Type: application/json\r\nContent-Length: 100\r\nExpect: 100-continue\r\n\r\n"
+    with ExitStack() as waiting:
+        for _ in range(4):
+            connection = waiting.enter_context(
+                socket.create_connection((api.base_url.host, api.base_url.port), 30)
+            )
+            connection.sendall(half.encode())
+            assert b"100 Continue" in connection.recv(1000)
+        assert problem_of(api.get("/jobs", headers=a), 429).field == "Authorization"
+        assert api.get("/jobs", headers=b).status_code == 200
+    for _ in range(1000):
+        if api.get("/jobs", headers=a).status_code == 200:
+            break
+    else:
+        pytest.fail("what ended still counts")
+
+
+def test_bodies_and_answers_of_one_owner_are_bounded_in_bytes(
+    served: tuple[FastAPI, httpx2.Client], settings: Settings, model: Path
+):
+    """1. A takes no answer to many requests for a large one. 2. A gets no more of them; B does."""
+    _, api = served
+    a, b = (key_of(api, name, model) for name in ("team-a", "team-b"))
+    job_a, job_b = (api.post("/extract", json=large(model), headers=key).json()["id"] for key in (a, b))
+    ask = f"GET /jobs/{job_a}/request HTTP/1.1\r\nHost: localhost\r\n"
+    ask += f"Authorization: {a['Authorization']}\r\n\r\n"
+    statuses = []
+    with ExitStack() as deaf:
+        for _ in range(BODIES_HELD):
+            connection = deaf.enter_context(waiting_caller(api, receive_buffer=4096))
+            connection.sendall(ask.encode())
+            statuses.append(connection.recv(12)[9:])
+        share = settings.max_body_bytes * BODIES_HELD // 4 // 900_000
+        assert statuses == [b"200"] * share + [b"429"] * (BODIES_HELD - share)
+        assert problem_of(api.get(f"/jobs/{job_a}/request", headers=a), 429).field == "Authorization"
+        problem_of(api.post("/extract", json=large(model), headers=a), 429)
+        assert api.get(f"/jobs/{job_a}", headers=a).status_code == 200
+        assert len(api.get(f"/jobs/{job_b}/request", headers=b).content) > 900_000
+        assert api.post("/extract", json=large(model), headers=b).status_code == 202
+
+
+def test_bodies_that_are_half_sent_are_bounded_in_bytes(served: tuple[FastAPI, httpx2.Client], model: Path):
+    _, api = served
+    a, b = (key_of(api, name, model) for name in ("team-a", "team-b"))
+    half = f"POST /extract HTTP/1.1\r\nHost: localhost\r\nAuthorization: {a['Authorization']}\r\n"
+    half += "Content-Type: application/json\r\nContent-Length: 1000000\r\nExpect: 100-continue\r\n\r\n"
+    with ExitStack() as slow:
+        answers = []
+        for _ in range(BODIES_HELD):
+            connection = slow.enter_context(waiting_caller(api))
+            connection.sendall(half.encode())
+            answers.append(connection.recv(12)[9:])
+        assert answers == [b"100"] * (BODIES_HELD // 4) + [b"429"] * (BODIES_HELD // 4 * 3)
+        assert api.post("/extract", json=large(model), headers=b).status_code == 202
+
+
+def test_a_stream_ends_once_its_key_is_revoked(
+    served: tuple[FastAPI, httpx2.Client], settings: Settings, model: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(job_routes, "ASK_AGAIN_S", 0.0)
+    _, api = served
+    key = key_of(api, "team-a", model)
+    made = api.post("/extract", json=job_body(model), headers=key).json()
+    with api.stream("GET", f"/jobs/{made['id']}/events", headers=key) as answer, stored(settings) as store:
+        lines = answer.iter_lines()
+        while not next(lines).startswith("data:"):
+            pass
+        key_id = api.get("/keys", headers=ADMIN).json()["keys"][0]["id"]
+        api.delete(f"/keys/{key_id}", headers=ADMIN).raise_for_status()
+        store.write(jobs.set_priority, made["id"], 7)
+        store.write(jobs.cancel, made["id"])
+        rest = "".join(lines)
+    assert JobState.CANCELLED not in rest
+    assert "data:" not in rest
