@@ -137,7 +137,7 @@ class Settings(BaseSettings):
     plan_memory_bytes: int = Field(default=2 * 2**30, ge=2**24)
     """Memory that the tokenizer, the template and the row that is read may take, beside the libraries."""
     estimates_at_once: int = Field(default=2, ge=1, le=64)
-    """Estimates that the API makes at once; another is answered with 429."""
+    """Estimates that the API makes at once, half of them for one key's owner; another is a 429."""
     receipt_timeout_s: float = Field(default=600.0, gt=0)
     """How long the last rows of a unit may take to be written after the engine has answered them all."""
     drain_s: float = Field(default=120.0, ge=0)

@@ -10,7 +10,6 @@ from collections import OrderedDict
 from typing import Any, cast
 
 from fastapi import FastAPI
-from httptools import HttpRequestParser
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
@@ -94,11 +93,10 @@ class Connection(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Begin the work. Of a request that offers another protocol the parser reads no body."""
+        """Begin the work. Of a request that offers another protocol the parser would read no body."""
         self._is_head = False
-        names = {name for name, _ in self.headers}
-        if self.parser.should_upgrade() and names & {b"content-length", b"transfer-encoding"}:
-            raise RequestRefused("a request with a body offers another protocol")
+        if self.parser.should_upgrade():
+            raise RequestRefused("another protocol is offered")
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -115,10 +113,6 @@ class Connection(HttpToolsProtocol):
             super().send_400_response(msg)
         else:
             self.transport.abort()
-
-    def _unsupported_upgrade_warning(self) -> None:
-        """Go on in this protocol where another was offered, as the parser does not."""
-        self.parser = HttpRequestParser(self)
 
     def on_response_complete(self) -> None:
         """Begin to wait for the next request, and for this answer to be taken."""
