@@ -209,10 +209,12 @@ def test_the_newest_connection_is_not_the_one_that_is_closed(tmp_path: Path, mon
         answered.wait(30)
 
     monkeypatch.setattr(extract, "submit", slow)
+    monkeypatch.setitem(TURNS, Turn.SUBMISSION, 16)
     body = job_body(small_target(tmp_path / "model"))
     with server_and_client(api_settings(tmp_path, max_connections=16)) as (server, api):
         state = cast(FastAPI, server.config.app).state
         state.submit_threads.total_tokens = 16
+        monkeypatch.setattr(state.budget, "_bounds", lambda what: (100, 100))
         with ThreadPoolExecutor(16) as callers:
             posts = [callers.submit(httpx2.post, f"{api.base_url}/extract", json=body) for _ in range(16)]
             for _ in posts:
@@ -225,9 +227,9 @@ def test_the_newest_connection_is_not_the_one_that_is_closed(tmp_path: Path, mon
                 post.exception()
 
 
-@pytest.mark.parametrize("half", ["nothing", "half a header", "half a body"])
+@pytest.mark.parametrize("half", ["nothing", "half a header"])
 def test_callers_who_wait_are_closed_where_others_need_the_room(tmp_path: Path, half: str):
-    """1. A stream is open and a body is half sent. 2. Many slow callers come. 3. Probe and stream go on."""
+    """1. A stream is open. 2. Many slow callers come. 3. Probe and stream go on. Bodies: test_budget."""
     settings = api_settings(tmp_path, max_connections=16)
     with ExitStack() as open_things:
         server, api = open_things.enter_context(server_and_client(settings))
@@ -294,10 +296,10 @@ def test_submissions_that_wait_hold_up_no_other_route(
     if module is scheduling:
         body = {"name": "nightly", "cron": "0 3 * * *", "request": body}
     with server_and_client(api_settings(tmp_path)) as (server, api), ThreadPoolExecutor(most) as callers:
-        threads = cast(FastAPI, server.config.app).state.submit_threads
+        turns = cast(FastAPI, server.config.app).state.budget._all_turns[Turn.SUBMISSION]
         posts = [callers.submit(api.post, path, json=body, timeout=60) for _ in range(most)]
         try:
-            wait_until(lambda: threads.statistics().tasks_waiting > most // 2)
+            wait_until(turns.locked)
             for other in ("/jobs", "/readyz"):
                 assert api.get(other, timeout=10).status_code == 200
         finally:

@@ -1,0 +1,27 @@
+import pytest
+
+from service.control import budget
+from service.control.budget import Budget, Taken
+from service.errors import QuotaExceeded
+from service.settings import Settings
+
+
+def test_requests_are_counted_anew_in_each_minute(monkeypatch: pytest.MonkeyPatch):
+    now = 3600.0
+    monkeypatch.setattr(budget.time, "monotonic", lambda: now)
+    counts = Budget(Settings())
+    for minute in range(3):
+        now = 3600.0 + 60 * minute
+        for _ in range(2):
+            counts.count_request("ci", limit=2)
+        counts.count_request("other", limit=2)
+        with pytest.raises(QuotaExceeded, match="2 requests a minute"):
+            counts.count_request("ci", limit=2)
+
+
+@pytest.mark.parametrize("connections", [16, 1000])
+def test_what_is_in_work_leaves_connections_for_those_that_come(connections: int):
+    all_taken = Budget(Settings(max_connections=connections))
+    bounds = [all_taken._bounds(what) for what in (Taken.REQUESTS, Taken.STREAMS)]
+    assert sum(together for _, together in bounds) < connections
+    assert all(share <= together for share, together in bounds[:1])
