@@ -287,7 +287,7 @@ def test_estimates_leave_the_service_free_and_end_with_their_clients(shop: Shop)
         until(lambda: len(child_pids()) == 2)
         answer = api.post("/estimate", json=frozen)
         assert answer.status_code == 429 and int(answer.headers["Retry-After"]) > 0
-        assert Problem.model_validate(answer.json()).type == "urn:quarry:too-many-requests"
+        assert Problem.model_validate(answer.json()).type == "urn:quarry:quota-exceeded"
         began = time.monotonic()
         assert api.get("/healthz").status_code == 200
         assert time.monotonic() - began < 1
