@@ -96,7 +96,7 @@ class Connection(HttpToolsProtocol):
         """Begin the work. Of a request that offers another protocol the parser would read no body."""
         self._is_head = False
         if self.parser.should_upgrade():
-            raise RequestRefused("another protocol is offered")
+            raise RequestRefused("another protocol is offered: send HTTP/1.1 without 'Upgrade'")
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:

@@ -39,7 +39,7 @@ _Read = tuple[str | None, Sample | RowReject]
 
 
 _State = tuple[int, int, int, int]
-"""Which file it is, its length, and when it was last written, renamed or linked: only the kernel sets that."""
+"""Which file it is, its length, and when it was last written, renamed or linked; only the kernel sets it."""
 
 
 def _state(stats: os.stat_result) -> _State:
