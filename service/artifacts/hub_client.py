@@ -40,14 +40,12 @@ class Passing(Exception):
 
 
 @contextmanager
-def calling_hub(
-    what: str, refused: Callable[[str], QuarryError], field: str, secret: str = ""
-) -> Iterator[None]:
+def calling_hub(what: str, refused: Callable[[str], QuarryError], field: str) -> Iterator[None]:
     """Translate the errors of the Hub's client while it is asked for `what`.
 
     Raises `refused` of a sentence where the Hub knows no such thing, denies it, or holds something that
     cannot be read; DiskFull where there is no room for it; Passing where the Hub did not answer, answered
-    with a server error, or the transfer broke off. No sentence shows `secret`.
+    with a server error, or the transfer broke off. No sentence shows the token.
     """
     import httpx2
     from huggingface_hub import errors as hub
@@ -62,7 +60,7 @@ def calling_hub(
             causes.append(cause)
         for answer in causes:
             if isinstance(answer, hub.HfHubHTTPError):
-                raise _answered(what, answer, refused, secret) from None
+                raise _answered(what, answer, refused) from None
         # The last is said of a file that is not in the cache either.
         if isinstance(error, httpx2.HTTPError | ConnectionError | TimeoutError | hub.LocalEntryNotFoundError):
             # It names the type: the text may quote the request.
@@ -113,13 +111,12 @@ def _limited_client(hooks: "list[Callable[..., Any]]") -> "httpx2.Client":
     return httpx2.Client(event_hooks={"request": [*hooks, limit]}, follow_redirects=True, timeout=timeout)
 
 
-def _answered(
-    what: str, answer: "HfHubHTTPError", refused: Callable[[str], QuarryError], secret: str
-) -> Exception:
-    """Return the error of an answer, with the Hub's own words."""
+def _answered(what: str, answer: "HfHubHTTPError", refused: Callable[[str], QuarryError]) -> Exception:
+    """Return the error of an answer, with the Hub's own words, which may quote the request."""
     status, words = answer.response.status_code, (answer.server_message or "").replace("\n", " ")
-    if secret:
-        words = words.replace(secret, "***")
+    for response in (*answer.response.history, answer.response):
+        if token := response.request.headers.get("Authorization", "").removeprefix("Bearer "):
+            words = words.replace(token, "***")
     detail = f"the Hub answered {status} for {what}" + (f": {words[:500]}" if words else "")
     if status not in PASSING_STATUSES and status < 500:
         return refused(detail)

@@ -96,7 +96,6 @@ class Repository:
         self.target = target
         self.patience = patience or Patience()
         self._api = HfApi(endpoint=settings.hub_endpoint, token=token, library_name="eagle-quarry")
-        self._secret = token
         self._where: dict[str, Any] = {"repo_id": target.repo_id, "repo_type": "dataset"}
 
     def check_right(self) -> None:
@@ -208,7 +207,7 @@ class Repository:
 
     @contextmanager
     def _translated(self, doing: str) -> Iterator[None]:
-        with calling_hub(f"{self.target.repo_id} ({doing})", self._denied, FIELD, self._secret):
+        with calling_hub(f"{self.target.repo_id} ({doing})", self._denied, FIELD):
             try:
                 yield
             except (ValueError, KeyError) as error:

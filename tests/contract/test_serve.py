@@ -15,7 +15,7 @@ from service.api.serve import EXIT_WORKER_LOST
 from service.cli import main
 from service.cli.client import Client
 from service.proof.verify import verify_dataset
-from tests.support.children import children_of, wait_for_end
+from tests.support.children import children_of, wait_for_end, workers_of
 from tests.support.service_process import QUARRY, ROOT, SAMPLES, body_of, serving
 from tests.support.tiny_model import random_target
 
@@ -28,7 +28,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_service_without_a_worker_keeps_its_port_and_ends_in_order(tmp_path: Path):
     """1. A service runs. 2. Another on its port ends by an error, before it has a worker. 3. Ctrl-C."""
     with serving(tmp_path / "data", "--no-worker") as service:
-        assert children_of(service.process.pid) == []
+        assert workers_of(service.process.pid) == []
         port = service.url.rpartition(":")[2]
         command = [*QUARRY, "serve", "--data-dir", str(tmp_path / "b"), "--port", port]
         second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)

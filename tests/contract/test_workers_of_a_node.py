@@ -10,7 +10,7 @@ import pytest
 from schemas.job import JobState
 from service.cli.client import Client
 from service.store import Store, jobs, units
-from tests.support.children import children_of, wait_for_end
+from tests.support.children import wait_for_end, workers_of
 from tests.support.jobs import FAKE_ENGINE, Shop, conversations, request
 from tests.support.service_process import QUARRY, ROOT, serving
 from tests.support.tiny_model import random_target
@@ -28,7 +28,7 @@ def test_a_service_runs_its_workers_and_ends_in_order_with_them(tmp_path: Path, 
         with Client(service.url) as client:
             *_, last = client.follow(job_id)
         assert last.state is JobState.COMPLETED, last.problem
-        workers = children_of(service.process.pid)
+        workers = workers_of(service.process.pid)
         assert len(workers) == 2
         os.kill(workers[0], signal.SIGKILL)
         wait_for_end(workers[0])

@@ -73,6 +73,12 @@ def children_of(pid: int) -> list[int]:
     return children
 
 
+def workers_of(pid: int) -> list[int]:
+    """Return the workers that a service started; beside them it has the process that forks its checks."""
+    children = [(child, Path(f"/proc/{child}/cmdline").read_bytes()) for child in children_of(pid)]
+    return [child for child, command in children if b"\0worker\0" in command]
+
+
 @dataclass(frozen=True)
 class Output:
     """A pipe: children write to `write`, the test reads lines."""
