@@ -81,8 +81,11 @@ class Canary:
             max_bytes = available_bytes() // _EARLY_SHARE
         self._begin(spec, prompts, max_bytes)
 
-    async def ensure(self, session: EngineSession) -> None:
+    async def ensure(self, session: EngineSession, spec: EngineSpec) -> None:
         """Return at once if the canary is skipped or passed before; else run it and record that it passed.
+
+        `spec` is the job's own: the engine may have been started from another folder with the same weights,
+        which has changed since.
 
         Raises StatesWrong naming the layer, EngineRefused where there is no reference, EngineDied,
         WriteFailed.
@@ -92,7 +95,7 @@ class Canary:
         if self._lease.skips_canary or await self._passed(key):
             return
         prompts = canary_prompts(session.head.vocab_size, session.spec.max_model_len - 1)
-        reference = self._reference or self._begin(session.spec, prompts, self._settings.canary_max_bytes)
+        reference = self._reference or self._begin(spec, prompts, self._settings.canary_max_bytes)
         captured = await self._capture(session, prompts)
         try:
             expected = await reference
@@ -100,12 +103,12 @@ class Canary:
             if not self._is_early:
                 raise
             logger.info("the reference runs again beside the engine: %s", refused)
-            expected = await self._begin(session.spec, prompts, None)
+            expected = await self._begin(spec, prompts, None)
         passed = CanaryReport(
             job_id=job_id,
             prompts=len(prompts),
             tokens=sum(map(len, prompts)),
-            layers=await self._judge(session.spec, prompts, captured, expected),
+            layers=await self._judge(spec, prompts, captured, expected),
             reference=expected.library,
             seconds=round(expected.seconds, 3),
             peak_bytes=expected.peak_bytes,

@@ -29,6 +29,7 @@ from service.errors import (
     QuarryError,
     StatesWrong,
     StoreUnavailable,
+    writing,
 )
 from service.settings import Settings
 from service.store import Store, UnitCommit, UnitLease, commits, jobs, tasks, units, workers
@@ -233,16 +234,17 @@ class Capture:
         from service.capture.canary import Canary
 
         async with Canary(lease, self._store, self._settings) as canary:
-            if session is None or not session.serves(lease.identity):
-                if running := self._tasks():
-                    await asyncio.wait(running)
+            serves = session is not None and session.serves(lease.identity)
+            if not serves and (running := self._tasks()):
+                await asyncio.wait(running)
+            spec = await self._engine.inspect(lease)
+            if session is None or not serves:
                 logger.info("starting the engine for %s", lease.model)
-                spec = await self._engine.inspect(lease)
                 head = await self._engine.prepare(spec)
                 await canary.begin_early(spec, head)
                 session = await self._engine.start(lease, spec, head)
             try:
-                await canary.ensure(session)
+                await canary.ensure(session, spec)
             except (StatesWrong, EngineRefused):
                 await self._engine.check_unchanged(lease)  # the reference may have read another model
                 raise
@@ -290,7 +292,8 @@ class Capture:
             await asyncio.sleep(self._settings.poll_s)
         session.has_captured = True
         self._let_go(unit)
-        await asyncio.to_thread(land_unit, self._settings, commit)
+        with writing(f"the files of unit {commit.key.unit}"):
+            await asyncio.to_thread(land_unit, self._settings, commit)
 
     async def _supervised(self, unit: _Unit, work: Coroutine[Any, Any, T]) -> T | None:
         """Return what `work` returns; whatever it raises ends the attempt, and nothing else."""

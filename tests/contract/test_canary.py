@@ -2,9 +2,10 @@
 
 import asyncio
 import errno
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from schemas.job import JobState
 from schemas.names import manifest_path
 from schemas.request import Dtype
 from service.capture import canary, session
-from service.capture.engine import EngineSpec
+from service.capture.engine import Answer, EngineSpec, Prompt
 from service.capture.link import EngineLink
 from service.errors import EngineRefused
 from service.proof.reference import Reference, reference_states
@@ -52,6 +53,19 @@ class BrokenEngine(ModelEngine):
     async def start(self, spec: EngineSpec, settings: Settings, link: EngineLink) -> None:
         await until(lambda: "reference" in EVENTS)
         raise EngineRefused("it never would", field="model")
+
+
+class OverwrittenEngine(ModelEngine):
+    """The folder that it was started from holds other weights from its first request on."""
+
+    async def start(self, spec: EngineSpec, settings: Settings, link: EngineLink) -> None:
+        await super().start(spec, settings, link)
+        EVENTS.append("engine")
+
+    async def run(self, prompt: Prompt) -> Answer:
+        with suppress(FileNotFoundError):
+            (self._spec.weights / "later").rename(self._spec.weights / "model.safetensors")
+        return await super().run(prompt)
 
 
 @dataclass(slots=True)
@@ -188,3 +202,23 @@ def test_an_engine_that_does_not_start_leaves_no_reference_behind(tmp_path, targ
     asyncio.run(asyncio.wait_for(capture.run(), PATIENCE_S))
     assert shop.store.read(jobs.job, job_id).state is JobState.FAILED
     assert EVENTS == ["reference", "ended"]
+
+
+def test_the_reference_reads_the_jobs_own_model_where_the_engine_was_started_from_another_folder(
+    tmp_path, target, reference
+):
+    """1. A job without a canary on `latest`, which is overwritten while it runs. 2. One with a canary on a
+    checkpoint of the same weights as the engine holds."""
+    latest, kept = (Path(copytree(target, tmp_path / "models" / name)) for name in ("latest", "kept"))
+    other = random_target(tmp_path / "other", layers=4, hidden=64, max_position=256, seed=1)
+    (other / "model.safetensors").rename(latest / "later")
+    engine = f"{__name__}:OverwrittenEngine"
+    shop = Shop.open(tmp_path, latest, engine=engine, unit_attempts=1, units_in_flight=1)
+    shop.submit(a_request(latest).model_copy(update={"canary": "skip"}), "first")
+    second = shop.submit(a_request(kept), "second")
+    shop.plan()
+    shop.capture(second)
+    shop.publish()
+    job = shop.store.read(jobs.job, second)
+    assert job.state is JobState.COMPLETED, job.problem
+    assert EVENTS.count("engine") == 1

@@ -63,12 +63,11 @@ class Session:
             Order(plant, str(self.target), row, other).save()
 
         async def attempt() -> None:
-            session = self.engine.session
+            session, spec = self.engine.session, await self.engine.inspect(lease)
             if session is None:
-                spec = await self.engine.inspect(lease)
                 session = await self.engine.start(lease, spec, await self.engine.prepare(spec))
             async with Canary(lease, shop.store, shop.settings) as canary:
-                await canary.ensure(session)
+                await canary.ensure(session, spec)
             budget = InFlight(shop.settings.in_flight_tokens, shop.settings.in_flight_requests)
             await UnitRun(lease, session, budget, shop.settings).run()
 
