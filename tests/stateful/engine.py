@@ -1,10 +1,18 @@
-"""The tests' engine with a model in it, which a rule can let fail."""
+"""The tests' engine with a model in it, which a rule can let fail, and the canary's reference beside it."""
 
+import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from schemas.request import Dtype
 from service.capture.engine import Answer, Prompt
 from service.errors import EngineRefused
-from tests.support.model_engine import ModelEngine
+from service.proof.canary import no_reference
+from service.proof.reference import Reference
+from tests.support.fake_engine import DTYPES
+from tests.support.model_engine import LOADING, ModelEngine
+from tests.support.whole_model import States, streamed_states
 
 ENGINE = "tests.stateful.engine:PlayedEngine"
 
@@ -32,3 +40,19 @@ class PlayedEngine(ModelEngine):
                     raise EngineRefused("the engine cannot go on")
                 self.die()
         return await super().run(prompt)
+
+
+async def reference_states(
+    folder: Path, prompts: Sequence[Sequence[int]], dtype: Dtype, *, max_bytes: int | None, timeout_s: float
+) -> Reference:
+    """Take the reference's own pass in this process: one of its own takes seconds to start."""
+
+    def states() -> list[States]:
+        with LOADING:
+            return streamed_states(folder, prompts, DTYPES[dtype])
+
+    try:
+        states_of_prompts = await asyncio.to_thread(states)
+    except Exception as error:
+        raise no_reference(f"the reference failed: {error}") from error
+    return Reference(tuple(states_of_prompts), "transformers", 0.0, 0, None)

@@ -2,11 +2,12 @@
 
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
@@ -15,8 +16,10 @@ from service.control import scheduling
 from service.control.deletion import delete_job
 from service.errors import STORE_AWAY, DiskFull, StoreUnavailable
 from service.store import Store
-from tests.stateful.oracle import NUM_CHECKPOINTS, OWNERS, Checkpoints
-from tests.stateful.play import MODELS, REFUSALS, Play
+from tests.stateful.files import meanwhile
+from tests.stateful.oracle import NO_SPACE, NUM_CHECKPOINTS, OWNERS, Checkpoints
+from tests.stateful.play import REFUSALS, Play
+from tests.stateful.world import MODELS
 
 HOUR_S = 3600.0
 PICKS = st.integers(0, 3)
@@ -24,9 +27,13 @@ NUMBERS = st.frozensets(st.integers(0, 9), min_size=1, max_size=6)
 OWNER = st.sampled_from([None, *OWNERS])
 MODEL = st.sampled_from([MODELS[0], *MODELS])
 CHECKPOINT = st.integers(0, NUM_CHECKPOINTS - 1)
+CANARY = st.sampled_from(["skip", "run"])
 OVERLAP = st.sampled_from(["queue", "replace", "skip"])
 ROLES = st.sampled_from(["plan", "publish", "sweep", "slots", "retention"])
+ANY_ROLE = ROLES | st.just("capture")
+WORK = st.just("all") | ANY_ROLE
 AT = st.integers(1, 12)
+FILE_AT = st.integers(1, 12) | st.integers(1, 130)
 AWAY, FULL = StoreUnavailable("away"), DiskFull("it cannot grow")
 
 Act = Callable[[Play], None]
@@ -50,6 +57,25 @@ ACTS = st.one_of(
 """What happens while something else goes on."""
 
 
+ON_DISK = st.one_of(
+    st.builds(lambda role: partial(work, role=role), WORK),
+    st.builds(lambda pick, gone: partial(Play.delete, number=pick, with_dataset=gone), PICKS, st.booleans()),
+)
+"""What meets a full disk."""
+
+
+def work(play: Play, role: str) -> None:
+    """Let a role, or the worker, do what there is; or one after the other."""
+    if role == "all":
+        for one in ("slots", "plan", "capture", "publish", "sweep"):
+            work(play, one)
+            play.notice_slots()
+    elif role == "capture":
+        play.service.worker.work(play.store)
+    else:
+        play.service.run(play.service.roles()[role])
+
+
 def pass_time(play: Play, hours: int) -> None:
     play.service.clock.advance(hours * HOUR_S)
 
@@ -68,6 +94,8 @@ class Machine(RuleBasedStateMachine):
     checkpoints: ClassVar[Checkpoints]
     steps: ClassVar[int] = 0
     sequences: ClassVar[int] = 0
+    reached: ClassVar[Counter[str]] = Counter()
+    """How often something happened that a rule may or may not bring about."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,8 +106,9 @@ class Machine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         try:
-            self.play.settle()
+            self.play.end()
         finally:
+            type(self).reached.update(self.play.reached)
             self.play.close()
             self._lent.__exit__(None, None, None)
             shutil.rmtree(self.root, ignore_errors=True)
@@ -95,13 +124,20 @@ class Machine(RuleBasedStateMachine):
         model=MODEL,
         layers=st.sampled_from([(1,), (1,), (0, 1)]),
         numbers=NUMBERS | st.just(frozenset()),
+        canary=CANARY,
     )
     def submit(
-        self, owner: str | None, key: str, model: str, layers: tuple[int, ...], numbers: frozenset[int]
+        self,
+        owner: str | None,
+        key: str,
+        model: str,
+        layers: tuple[int, ...],
+        numbers: frozenset[int],
+        canary: str,
     ) -> None:
         self._step()
         owner, key = self.play.choose_key(key, owner)
-        self.play.submit(owner, key, model, layers, numbers)
+        self.play.submit(owner, key, model, layers, numbers, canary=canary)
 
     @with_a_job
     @rule(pick=PICKS)
@@ -142,14 +178,13 @@ class Machine(RuleBasedStateMachine):
         name=st.sampled_from(["nightly", "daily"]),
         kind=st.sampled_from(["posted", "posted", "file"]),
         model=MODEL,
-        takes_all=st.booleans(),
-        overlap=OVERLAP,
+        rules=st.fixed_dictionaries({"takes_all": st.booleans(), "overlap": OVERLAP, "canary": CANARY}),
     )
     def add_schedule(
-        self, owner: str | None, name: str, kind: str, model: str, takes_all: bool, overlap: str
+        self, owner: str | None, name: str, kind: str, model: str, rules: dict[str, Any]
     ) -> None:
         self._step()
-        self.play.add_schedule(owner, name, kind, model, takes_all=takes_all, overlap=overlap)
+        self.play.add_schedule(owner, name, kind, model, **rules)
 
     @with_a_schedule
     @rule(
@@ -186,7 +221,7 @@ class Machine(RuleBasedStateMachine):
     @rule(role=ROLES)
     def work(self, role: str) -> None:
         self._step()
-        self.play.service.run(self.play.service.roles()[role])
+        work(self.play, role)
         self.play.notice_slots()
         self.play.after_a_deletion()
 
@@ -247,7 +282,7 @@ class Machine(RuleBasedStateMachine):
             raise error
 
         if error is FULL:
-            self.play.excuse_all("the disk was full")
+            self.play.excuse_all(NO_SPACE)
         with suppress(*STORE_AWAY):
             self.play.service.run(self.play.service.roles()[role], at, fail)
         self.play.notice_slots()
@@ -260,11 +295,44 @@ class Machine(RuleBasedStateMachine):
         def fail() -> None:
             raise FULL
 
-        self.play.excuse_all("the disk was full")
+        self.play.excuse_all(NO_SPACE)
         self.play.service.worker.work(self.play.store, at, fail)
 
     @with_something
-    @rule(role=ROLES | st.just("capture"), at=AT, committed=st.booleans())
+    @rule(role=WORK, at=FILE_AT, act=ACTS)
+    def meanwhile_at_a_file(self, role: str, at: int, act: Act) -> None:
+        """Something is done between two file calls of a role, which may read a model or a source."""
+        self._step()
+        with meanwhile(self.root, at, partial(act, self.play)) as calls:
+            work(self.play, role)
+        self.play.reached["acts between file calls"] += calls.acted
+        self.play.notice_slots()
+        self.play.after_a_deletion()
+
+    @with_something
+    @rule(act=ON_DISK, at=FILE_AT, stays=st.booleans())
+    def disk_is_full(self, act: Act, at: int, stays: bool) -> None:
+        """The data folder's disk is full at one write call, or from then on until something else is done."""
+        self._step()
+        self.play.meet_full_disk(act, at, stays=stays)
+
+    @with_a_schedule
+    @rule(pick=PICKS, numbers=NUMBERS, at=st.integers(1, 8), stays=st.booleans())
+    def post_to_a_full_disk(self, pick: int, numbers: frozenset[int], at: int, stays: bool) -> None:
+        """Whoever is refused posts the same again."""
+        self._step()
+        post = partial(Play.post, number=pick, numbers=numbers)
+        self.play.meet_full_disk(post, at, stays=stays)
+        post(self.play)
+
+    @with_a_job
+    @rule()
+    def free_space(self) -> None:
+        self._step()
+        self.play.free_space()
+
+    @with_something
+    @rule(role=ANY_ROLE, at=AT, committed=st.booleans())
     def process_dies(self, role: str, at: int, committed: bool) -> None:
         """A process with that role is killed in the middle of its work."""
         self._step()

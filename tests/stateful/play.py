@@ -1,27 +1,27 @@
 """What users and fate do, each with what is noted of it: the machine's rules say when."""
 
-import json
-import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from schemas.job import JobState
-from schemas.keys import NewKey, Scope
 from schemas.request import ExtractRequest, Sample
 from schemas.schedule import NewSchedule, ScheduleChange
-from service.control import keys as key_control, scheduling
+from service.control import scheduling
 from service.control.deletion import delete_job
 from service.control.submit import submit
-from service.errors import Conflict, NotFound, QuotaExceeded
-from service.settings import Settings
-from service.store import JobRow, Store, jobs, keys, schedules
-from tests.stateful.engine import ENGINE, FAULT
+from service.errors import Conflict, DiskFull, NotFound, QuotaExceeded, WriteFailed, problem_slug
+from service.store import JobRow, Store, jobs, schedules
+from tests.stateful.engine import FAULT
+from tests.stateful.files import full_disk
 from tests.stateful.oracle import (
+    ENGINE_FAILED,
     FIRST,
+    NO_SPACE,
+    NOTHING_POSTED,
     OWNERS,
-    Checkpoints,
+    RECIPE_CHANGED,
+    SCHEDULE_REMOVED,
     Found,
     JobRecord,
     ScheduleRecord,
@@ -32,98 +32,14 @@ from tests.stateful.oracle import (
     sample,
     tokens_of,
 )
-from tests.stateful.service import LoggedErrors, Service
+from tests.stateful.world import World
 
-MODELS = ("base", "right")
 REFUSALS = (Conflict, NotFound, QuotaExceeded)
 """What a user may be told."""
 
 
-class Play:
-    """A service, and what is known of it."""
-
-    def __init__(self, root: Path, url: str, checkpoints: Checkpoints) -> None:
-        self.root, self.checkpoints = root, checkpoints
-        settings = Settings(
-            data_dir=root / "data",
-            database_url=url,
-            model_roots=(root / "models",),
-            source_roots=(root / "incoming",),
-            engine=ENGINE,
-            pool_bytes=2**20,
-            poll_s=0.02,
-            drain_s=5.0,
-            unit_max_samples=2,
-            units_in_flight=1,
-            units_in_proof=1,
-            min_free_bytes=0,
-        )
-        self.service = Service(settings)
-        self.store = self.service.store
-        # No slot comes at the very moment of a start by hand.
-        self.service.clock.advance(1000.5)
-        self.jobs: list[JobRecord] = []
-        self.schedules: list[ScheduleRecord] = []
-        self.removal_was_cut_off = False
-        self.models: dict[str, int] = {}
-        self.files: dict[str, frozenset[tuple[int, ...]]] = {}
-        self.engine_deaths = 0
-        self.logged = LoggedErrors()
-        logging.getLogger("service").addHandler(self.logged)
-        FAULT.rows_left = None
-        (root / "models").mkdir()
-        for number, model in enumerate(MODELS):
-            self.overwrite_model(model, number)
-        for owner in OWNERS:
-            self.overwrite_source(owner, range(3))
-        self._issue_keys(settings)
-
-    def _issue_keys(self, settings: Settings) -> None:
-        reading = {"model_roots": settings.model_roots, "source_roots": settings.source_roots}
-        roots = {name: tuple(map(str, paths)) for name, paths in reading.items()}
-        store = self.service.store
-        key_control.issue(store, settings, NewKey(name="admin", scopes=(Scope.ADMIN,)))
-        for owner, limit in (("ann", None), ("bob", 1)):
-            scopes = (Scope.JOBS_READ, Scope.JOBS_WRITE, Scope.SCHEDULES)
-            key_control.issue(store, settings, NewKey(name=owner, scopes=scopes, max_jobs=limit, **roots))
-
-    def close(self) -> None:
-        logging.getLogger("service").removeHandler(self.logged)
-        self.service.close()
-
-    def settings_of(self, owner: str | None) -> Settings:
-        return self.service.settings.narrowed(self.store.read(keys.granted, owner))
-
-    def model(self, name: str) -> Path:
-        return self.root / "models" / name
-
-    def source(self, owner: str | None) -> Path:
-        return self.root / "incoming" / str(owner) / "rows.jsonl"
-
-    # What is not of the service: models and sources.
-
-    def overwrite_model(self, name: str, checkpoint: int, *, renamed: bool = True) -> None:
-        self.checkpoints.write(checkpoint, self.model(name), renamed=renamed)
-        if self.models.get(name) == checkpoint:
-            return
-        self.models[name] = checkpoint
-        for record in self.jobs:
-            if record.model == name and not record.completed:
-                record.checkpoints.add(checkpoint)
-                record.excuses.add("its model was overwritten")
-        for schedule in self.schedules:
-            if schedule.model == name:
-                schedule.models.add(checkpoint)
-
-    def overwrite_source(self, owner: str | None, numbers: Iterable[int]) -> None:
-        path, chosen = self.source(owner), sorted(set(numbers))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(json.dumps(sample(owner, number)) + "\n" for number in chosen))
-        rows = self.files[str(path)] = rows_of(owner, chosen)
-        for record in self.jobs:
-            if record.body["source"].get("path") == str(path) and not record.completed:
-                record.sources.append(rows)
-                record.excuses.add("its source was overwritten")
+class Play(World):
+    """What is done to it; each act notes what must come of it."""
 
     # Jobs.
 
@@ -141,10 +57,19 @@ class Play:
             return
         samples = record.body["source"].get("samples", ())
         numbers = frozenset(one["token_ids"][1] - FIRST for one in samples)
-        self.submit(record.owner, record.key, record.model, record.layers, numbers)
+        self.submit(
+            record.owner, record.key, record.model, record.layers, numbers, canary=record.body["canary"]
+        )
 
     def submit(
-        self, owner: str | None, key: str, model: str, layers: tuple[int, ...], numbers: frozenset[int]
+        self,
+        owner: str | None,
+        key: str,
+        model: str,
+        layers: tuple[int, ...],
+        numbers: frozenset[int],
+        *,
+        canary: str,
     ) -> None:
         """Submit a job of inline samples, or of the owner's file if no numbers are given."""
         if numbers:
@@ -156,7 +81,7 @@ class Play:
         else:
             path = str(self.source(owner))
             source, rows = {"kind": "file", "path": path}, self.files[path]
-        body = self._body(model, layers, source)
+        body = self._body(model, layers, source, canary)
         known = self._of_key(owner, key)
         same = known is not None and known.body == body
         try:
@@ -177,13 +102,15 @@ class Play:
         record = JobRecord(row.id, key, owner, model, layers, body, {self.models[model]}, [rows])
         self.jobs.append(record)
 
-    def _body(self, model: str, layers: tuple[int, ...], source: dict[str, Any]) -> dict[str, Any]:
+    def _body(
+        self, model: str, layers: tuple[int, ...], source: dict[str, Any], canary: str
+    ) -> dict[str, Any]:
         return {
             "model": str(self.model(model)),
             "layers": layers,
             "source": source,
             "loss": "all",
-            "canary": "skip",
+            "canary": canary,
         }
 
     def _of_key(self, owner: str | None, key: str) -> JobRecord | None:
@@ -235,7 +162,15 @@ class Play:
     # Schedules.
 
     def add_schedule(
-        self, owner: str | None, name: str, kind: str, model: str, *, takes_all: bool, overlap: str
+        self,
+        owner: str | None,
+        name: str,
+        kind: str,
+        model: str,
+        *,
+        takes_all: bool,
+        overlap: str,
+        canary: str,
     ) -> None:
         path = str(self.source(owner))
         source = {"kind": "posted"} if kind == "posted" else {"kind": "file", "path": path}
@@ -245,7 +180,7 @@ class Play:
                 "cron": "0 * * * *",
                 "overlap": overlap,
                 "samples": "all" if takes_all else "new",
-                "request": self._body(model, (1,), source),
+                "request": self._body(model, (1,), source, canary),
             }
         )
         there = self._of_name(name)
@@ -255,7 +190,8 @@ class Play:
             assert there is not None
             return
         assert there is None
-        record = ScheduleRecord(name, owner, kind, takes_all, model, (1,), None if kind == "posted" else path)
+        source_path = None if kind == "posted" else path
+        record = ScheduleRecord(name, owner, kind, takes_all, model, (1,), source_path, canary)
         record.models.add(self.models[model])
         self.schedules.append(record)
 
@@ -290,8 +226,8 @@ class Play:
         schedule.removed = True
         for record in self.jobs:
             if record.schedule is schedule and not record.completed:
-                record.must = frozenset()
-                record.excuses.add("its schedule was removed")
+                record.must, record.outlived = frozenset(), True
+                record.excuses.add(SCHEDULE_REMOVED)
 
     def post(self, number: int, numbers: Iterable[int]) -> None:
         """Post samples; where a schedule takes all, each of them once."""
@@ -333,16 +269,16 @@ class Play:
                     schedule.owner,
                     schedule.model,
                     schedule.layers,
-                    {"source": source},
+                    {"source": source, "canary": schedule.canary},
                     {self.models[schedule.model]},
                     [rows] if schedule.source else [],
                     schedule,
                     rows,
                 )
                 if len(schedule.models) > 1:
-                    record.excuses.add("its recipe changed")
+                    record.excuses.add(RECIPE_CHANGED)
                 if schedule.takes_all and not rows - {tokens for _, tokens in schedule.written}:
-                    record.excuses.add("nothing was posted")
+                    record.excuses.add(NOTHING_POSTED)
                 self.jobs.append(record)
 
     # Fate.
@@ -352,11 +288,36 @@ class Play:
             if not record.completed:
                 record.excuses.add(why)
 
+    def meet_full_disk(self, act: Callable[["Play"], None], at: int, *, stays: bool) -> None:
+        """Do something while the data folder's disk is full at write call `at`, or from then on."""
+        refusals = suppress(DiskFull, WriteFailed)
+        with full_disk(self.service.settings.data_dir, at, stays=stays) as calls, refusals:
+            act(self)
+        if calls.acted:
+            self.reached["full disks"] += 1
+            self.excuse_all(NO_SPACE)
+        self.notice_slots()
+        self.after_a_deletion()
+
+    def free_space(self) -> list[JobRecord]:
+        """Resume what a full disk blocked; return what was resumed."""
+        blocked = [record for record in self.jobs if not record.deleted and self._has_no_space(record)]
+        resumed = []
+        for record in blocked:
+            with suppress(*REFUSALS):
+                self.store.write(jobs.resume, record.id)
+                resumed.append(record)
+        return resumed
+
+    def _has_no_space(self, record: JobRecord) -> bool:
+        problem = self.store.read(jobs.job, record.id).problem
+        return problem is not None and problem.type.endswith(problem_slug(DiskFull))
+
     def plan_fault(self, rows: int, *, dies: bool) -> None:
         FAULT.rows_left, FAULT.dies = rows, dies
         self.engine_deaths += dies
         if not dies or self.engine_deaths > 1:
-            self.excuse_all("its engine failed")
+            self.excuse_all(ENGINE_FAILED)
 
     def notice_fault(self) -> None:
         """A fault that no row has met yet meets none later: a job made since has no excuse."""
@@ -370,6 +331,8 @@ class Play:
             job = self.store.read(jobs.job, record.id)
             if job.state is not JobState.COMPLETED:
                 return job, None
+            if not record.completed:
+                self.reached[f"completed jobs, canary: {record.body['canary']}"] += 1
             found = check_job(self.checkpoints, job, record, self.service.settings.dataset_dir(record.id))
             if record.schedule is not None:
                 others = [one for one in self.jobs if one.schedule is record.schedule and not one.deleted]
@@ -388,6 +351,8 @@ class Play:
             looked = self.look(record)
             assert looked is not None
             check_state(looked[0], record)
+            if looked[0].problem is not None:
+                self.reached[f"{looked[0].state.value}: {looked[0].problem.type.rpartition(':')[2]}"] += 1
         for owner in OWNERS[1:]:
             seen, _ = self.store.read(jobs.page, owner=owner, limit=200)
             assert {job.id for job in seen} == {id for id, one in alive.items() if one.owner == owner}
@@ -398,3 +363,11 @@ class Play:
     def settle(self) -> None:
         self.service.settle(self.notice_slots)
         self.check()
+
+    def end(self) -> None:
+        """Settle; then, with space on the disk again, nothing stays blocked for want of it."""
+        self.settle()
+        if resumed := self.free_space():
+            self.settle()
+            blocked = [record.id for record in resumed if not record.deleted and self._has_no_space(record)]
+            assert not blocked, f"there is space again, and {blocked} were resumed: they are blocked"

@@ -33,6 +33,8 @@ WORK_S = 60.0
 """After which a worker that neither works nor rests is stuck."""
 REFUSALS = 3
 """Refused transactions in a row say that a worker has nothing in hand but what waits for the database."""
+LOOKS = 12
+"""Transactions without a lease before and after say that it finds nothing to lease."""
 ROUNDS = 40
 LONGEST_STEP_S = 6 * 3600.0
 
@@ -156,7 +158,7 @@ class Worker:
             with self._lock:
                 if not self._open:
                     return False
-                if self._count >= count + REFUSALS:
+                if self._count >= count + LOOKS:
                     return not leased(store, self.name)
             time.sleep(0.005)
         return False

@@ -9,6 +9,7 @@ import os
 import random
 import time
 import traceback
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from tests.stateful.engine import reference_states
 from tests.stateful.machine import Machine
 from tests.stateful.oracle import Checkpoints
 from tests.support.pg import Postgres
@@ -48,6 +50,7 @@ def test_whatever_users_and_fate_do_datasets_are_right(
     kind: str, checkpoints: Checkpoints, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("service.work.runner.RECORD_S", 0.02)
+    monkeypatch.setattr("service.capture.canary.reference_states", reference_states)
     logging.disable(logging.WARNING)
 
     def lend(root: Path) -> AbstractContextManager[str]:
@@ -57,7 +60,8 @@ def test_whatever_users_and_fate_do_datasets_are_right(
         return server.database()
 
     end, number, begun = time.monotonic() + SECONDS, SEED, time.monotonic()
-    played = type("Played", (Machine,), {"lend": staticmethod(lend), "checkpoints": checkpoints})
+    own = {"lend": staticmethod(lend), "checkpoints": checkpoints, "reached": Counter()}
+    played = type("Played", (Machine,), own)
     while number == SEED or time.monotonic() < end:
         try:
             run_state_machine_as_test(
@@ -81,4 +85,5 @@ def test_whatever_users_and_fate_do_datasets_are_right(
             raise
         number += 1
     print(f"{kind}, seeds {SEED}-{number - 1}: {played.sequences} sequences, {played.steps} steps")
+    print(dict(played.reached))
     logging.disable(logging.NOTSET)

@@ -5,6 +5,7 @@ Like any engine it computes with the weights that it loaded at its start, whatev
 """
 
 import hashlib
+import threading
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from service.capture.engine import WITNESS_TOKENS
 from service.proof.head_weights import FINAL_NORM_MODULE
 from tests.support.fake_engine import DTYPES, FakeEngine
 
+LOADING = threading.Lock()
+"""Held while transformers loads a model, since it sets torch's default dtype for all threads meanwhile."""
 _MODELS: dict[tuple[str, str], Any] = {}
 """By the digest of what was loaded, and dtype."""
 
@@ -33,7 +36,8 @@ def _loaded(weights: Path, dtype: str) -> tuple[str, str]:
     key = (_digest(weights), dtype)
     if key not in _MODELS:
         settle_vector_math()
-        model = AutoModelForCausalLM.from_pretrained(weights, dtype=DTYPES[dtype]).eval()
+        with LOADING:
+            model = AutoModelForCausalLM.from_pretrained(weights, dtype=DTYPES[dtype]).eval()
         for weight in model.parameters():
             weight.data = weight.data.clone()  # else they are the file's, mapped, and change with it
         if _digest(weights) != key[0]:  # overwritten meanwhile: this model is like no files
