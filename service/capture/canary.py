@@ -9,7 +9,7 @@ Imports torch: import it lazily.
 import asyncio
 import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
@@ -81,11 +81,11 @@ class Canary:
             max_bytes = available_bytes() // _EARLY_SHARE
         self._begin(spec, prompts, max_bytes)
 
-    async def ensure(self, session: EngineSession, spec: EngineSpec) -> None:
+    async def ensure(self, session: EngineSession, inspect: Callable[[], Awaitable[EngineSpec]]) -> None:
         """Return at once if the canary is skipped or passed before; else run it and record that it passed.
 
-        `spec` is the job's own: the engine may have been started from another folder with the same weights,
-        which has changed since.
+        `inspect` reads the job's own model: the engine may have been started from another folder with the
+        same weights, which has changed since.
 
         Raises StatesWrong naming the layer, EngineRefused where there is no reference, EngineDied,
         WriteFailed.
@@ -94,6 +94,7 @@ class Canary:
         key = canary_key(session.provenance(job_id, identity))
         if self._lease.skips_canary or await self._passed(key):
             return
+        spec = await inspect()
         prompts = canary_prompts(session.head.vocab_size, session.spec.max_model_len - 1)
         reference = self._reference or self._begin(spec, prompts, self._settings.canary_max_bytes)
         captured = await self._capture(session, prompts)

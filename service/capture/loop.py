@@ -234,17 +234,17 @@ class Capture:
         from service.capture.canary import Canary
 
         async with Canary(lease, self._store, self._settings) as canary:
-            serves = session is not None and session.serves(lease.identity)
-            if not serves and (running := self._tasks()):
-                await asyncio.wait(running)
-            spec = await self._engine.inspect(lease)
-            if session is None or not serves:
+            inspect = partial(self._engine.inspect, lease)
+            if session is None or not session.serves(lease.identity):
+                if running := self._tasks():
+                    await asyncio.wait(running)
+                spec = await inspect()
                 logger.info("starting the engine for %s", lease.model)
                 head = await self._engine.prepare(spec)
                 await canary.begin_early(spec, head)
                 session = await self._engine.start(lease, spec, head)
             try:
-                await canary.ensure(session, spec)
+                await canary.ensure(session, inspect)
             except (StatesWrong, EngineRefused):
                 await self._engine.check_unchanged(lease)  # the reference may have read another model
                 raise

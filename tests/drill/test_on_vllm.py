@@ -63,11 +63,12 @@ class Session:
             Order(plant, str(self.target), row, other).save()
 
         async def attempt() -> None:
-            session, spec = self.engine.session, await self.engine.inspect(lease)
+            session = self.engine.session
             if session is None:
+                spec = await self.engine.inspect(lease)
                 session = await self.engine.start(lease, spec, await self.engine.prepare(spec))
             async with Canary(lease, shop.store, shop.settings) as canary:
-                await canary.ensure(session, spec)
+                await canary.ensure(session, lambda: self.engine.inspect(lease))
             budget = InFlight(shop.settings.in_flight_tokens, shop.settings.in_flight_requests)
             await UnitRun(lease, session, budget, shop.settings).run()
 
