@@ -245,7 +245,7 @@ RECIPE_CHANGED, NOTHING_POSTED = "its recipe changed", "nothing was posted"
 SCHEDULE_REMOVED, NO_SPACE = "its schedule was removed", "the disk was full"
 ENGINE_FAILED = "its engine failed"
 EXCUSED = {
-    MODEL_CHANGED: {"identity-changed"},
+    MODEL_CHANGED: {"identity-changed", "recipe-changed"},
     SOURCE_CHANGED: {"identity-changed", "source-refused"},
     RECIPE_CHANGED: {"recipe-changed", "identity-changed"},
     NOTHING_POSTED: {"source-refused"},
