@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import AfterValidator, AwareDatetime, Field, StringConstraints
 
 from schemas.base import Wire
+from schemas.job import Priority
 from schemas.names import SCHEDULE_NAME_PATTERN
 
 EVERY_NAMESPACE = "*"
@@ -53,6 +54,7 @@ class Grants(Wire):
     )
     max_jobs: int | None = Field(default=None, ge=1, description="jobs that have not ended")
     max_bytes: int | None = Field(default=None, ge=1, description="bytes of shards that its jobs have here")
+    max_priority: Priority | None = Field(default=None, description="that its jobs may be given")
     requests_per_minute: int | None = Field(default=None, ge=1, description="of each process of the API")
 
     @property

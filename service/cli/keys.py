@@ -28,6 +28,9 @@ def add(
     source_root: Annotated[list[str], typer.Option(help="A folder of file sources.")] = [],  # noqa: B006
     model_root: Annotated[list[str], typer.Option(help="A folder of local models.")] = [],  # noqa: B006
     max_jobs: Annotated[int | None, typer.Option(min=1, help="Jobs that have not ended.")] = None,
+    max_priority: Annotated[
+        int | None, typer.Option(min=-100, max=100, help="The highest priority of its jobs.")
+    ] = None,
     max_bytes: Annotated[int | None, typer.Option(min=1, help="Bytes of the shards of its jobs.")] = None,
     requests_per_minute: Annotated[int | None, typer.Option(min=1, help="Requests a minute.")] = None,
     days: Annotated[float | None, typer.Option(min=0, help="Days until it expires.")] = None,
@@ -41,6 +44,7 @@ def add(
         "source_roots": source_root,
         "model_roots": model_root,
         "max_jobs": max_jobs,
+        "max_priority": max_priority,
         "max_bytes": max_bytes,
         "requests_per_minute": requests_per_minute,
         "expires_at": None if days is None else datetime.now(UTC) + timedelta(days=days),

@@ -11,7 +11,7 @@ import secrets
 from dataclasses import dataclass
 
 from schemas.keys import Grants, IssuedKey, NewKey, Scope
-from service.errors import Conflict, KeyRefused, OptionRefused
+from service.errors import CallerRefused, Conflict, KeyRefused, OptionRefused
 from service.settings import Settings
 from service.store import Store, keys
 
@@ -35,6 +35,14 @@ class Caller:
         """Say whether an owner's jobs and schedules are also the caller's."""
         return self.grants.is_admin or owner == self.owner
 
+    def check_priority(self, priority: int) -> None:
+        """Return if the key's jobs may have a priority. Raises CallerRefused."""
+        most = self.grants.max_priority
+        if most is not None and priority > most and not self.grants.is_admin:
+            cure = f"ask for {most} or less"
+            detail = f"the key allows a priority of {most} at most, got {priority}"
+            raise CallerRefused(detail, field="priority", cure=cure)
+
     @property
     def sees_only(self) -> str | None:
         """The one owner whose jobs and schedules the caller sees; None: everybody's."""
@@ -43,8 +51,9 @@ class Caller:
 
 def issue(store: Store, settings: Settings, new: NewKey) -> IssuedKey:
     """Make a key. Raises Conflict where it would be the first, and nobody could make or revoke another."""
-    if not (new.is_admin or settings.admin_key_file or store.read(keys.exists)):
-        cure = "make one with the scope 'admin' first, or set QUARRY_ADMIN_KEY_FILE"
+    lasts = new.is_admin and new.expires_at is None
+    if not (lasts or settings.admin_key_file or store.read(keys.exists)):
+        cure = "make one with the scope 'admin' first that does not expire, or set QUARRY_ADMIN_KEY_FILE"
         raise Conflict("with this key alone nobody could manage keys", field="scopes", cure=cure)
     key_id = secrets.token_hex(4)
     key = f"qk_{key_id}_{secrets.token_urlsafe(32)}"

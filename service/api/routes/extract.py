@@ -108,6 +108,7 @@ async def extract(
     idempotency_key: IdempotencyKey = None,
 ) -> JobSummary:
     """Accept a job. The answer is the job as it stands; `Location` is where to follow it."""
+    asks.check_priority(options.priority)
     key = idempotency_key or new_key()
     arguments = body, key, store, settings, options.priority, asks.owner
     async with budget.turn(asks.owner, Turn.SUBMISSION):

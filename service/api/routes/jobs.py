@@ -96,9 +96,14 @@ def read_job(job: JobOf, options: Annotated[NoOptions, Query()]) -> JobSummary:
 
 @changing.patch("/{job_id}", responses=problem_responses(404, 422))
 def change_job(
-    job: JobOf, store: StoreOf, change: PriorityChange, options: Annotated[NoOptions, Query()]
+    job: JobOf,
+    store: StoreOf,
+    asks: CallerOf,
+    change: PriorityChange,
+    options: Annotated[NoOptions, Query()],
 ) -> JobSummary:
     """Change a job's priority; what is leased by then is not given back for it."""
+    asks.check_priority(change.priority)
     return store.write(jobs.set_priority, job.id, change.priority).view()
 
 

@@ -283,6 +283,18 @@ def test_quotas_are_kept(api: httpx2.Client, store: Store, model: Path) -> None:
     assert api.post("/extract", json=job_body(model), headers=limited).status_code == 202
 
 
+def test_a_key_bounds_the_priority_of_its_jobs(api: httpx2.Client, model: Path) -> None:
+    _, headers = add(api, model_roots=[str(model.parent)], max_priority=0)
+    high = api.post("/extract", json=job_body(model), params={"priority": 1}, headers=headers)
+    assert problem_of(high, 403).field == "priority"
+    low = api.post("/extract", json=job_body(model), params={"priority": -5}, headers=headers)
+    assert low.status_code == 202
+    path = f"/jobs/{low.json()['id']}"
+    assert problem_of(api.patch(path, json={"priority": 7}, headers=headers), 403).field == "priority"
+    assert api.patch(path, json={"priority": 0}, headers=headers).status_code == 200
+    assert api.patch(path, json={"priority": 7}, headers=bearer(ADMIN)).status_code == 200
+
+
 def test_a_slot_counts_as_a_job_of_its_owner(api: httpx2.Client, store: Store, model: Path) -> None:
     roots = {"model_roots": [str(model.parent)], "source_roots": [str(model.parent)]}
     _, headers = add(api, **roots, max_jobs=1)
@@ -334,7 +346,9 @@ def test_on_the_loopback_no_key_is_needed_until_there_is_one(tmp_path: Path) -> 
     with serving(api_settings(tmp_path)) as api:
         assert api.get("/jobs").status_code == 200
         problem_of(api.post("/keys", json={"name": "team-a", "scopes": ["jobs:read"]}), 409)
-        key = api.post("/keys", json={"name": "admin", "scopes": ["admin"]}).json()["key"]
+        admin = {"name": "admin", "scopes": ["admin"]}
+        problem_of(api.post("/keys", json=admin | {"expires_at": "2030-01-01T00:00:00Z"}), 409)
+        key = api.post("/keys", json=admin).json()["key"]
         problem_of(api.get("/jobs"), 401)
         assert api.get("/jobs", headers=bearer(key)).status_code == 200
         key_id = api.get("/keys", headers=bearer(key)).json()["keys"][0]["id"]
