@@ -20,16 +20,18 @@ PYTHONS = ((3, 11), (3, 12))
 
 
 def extra_of(module: str, requirements: Iterable[str] | None = None) -> str | None:
-    """Return the extra that brings a module; null if none does.
+    """Return the extra that brings a module, the smallest if several do; null if none does.
 
     `requirements` are lines as a wheel's metadata has them; left out, those of the installed package.
     """
     name = module.partition(".")[0].replace("_", "-").lower()
+    extras = set()
     for line in requires(DISTRIBUTION) or () if requirements is None else requirements:
         distribution, extra = re.match(r"[\w.-]*", line), re.search(r"extra == ['\"]([\w-]+)", line)
         if distribution and extra and distribution[0].replace("_", "-").lower() == name:
-            return extra[1]
-    return None
+            extras.add(extra[1])
+    # The others hold it too.
+    return "service" if "service" in extras else min(extras, default=None)
 
 
 def check_python(running: tuple[int, int] = sys.version_info[:2]) -> None:

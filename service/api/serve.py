@@ -64,11 +64,11 @@ def serve(settings: Settings, workers: Sequence[Placement] = (EVERYWHERE,)) -> i
     def end() -> None:
         server.should_exit = True
 
-    node = NodeSupervisor(settings, workers, on_giving_up=end)
-    node.start()
     from service.plan.child.fork_server import FORK_SERVER  # imports pyarrow
 
     FORK_SERVER.warm()  # its imports take seconds, and a submission waits for them
+    node = NodeSupervisor(settings, workers, on_giving_up=end)
+    node.start()
     try:
         server.run(sockets=[listener])
     finally:

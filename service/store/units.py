@@ -1,7 +1,11 @@
 """Units: leased for capture with what an attempt needs, and listed."""
 
+from contextlib import suppress
+from functools import partial
+
 from sqlalchemy import exists, select
 
+from service.errors import LeaseLost
 from service.store import tasks, workers
 from service.store.database import Store, Transaction
 from service.store.ledger import LockedJob
@@ -17,11 +21,17 @@ def lease(store: Store, owner: str, ttl_s: float, *, prefer_job: str | None = No
     None of a model that the worker waits for. Where its engine has died, one on which an engine died alone
     comes last: another one says more of whose fault it is.
     """
-    is_sick = store.read(workers.is_sick, owner)
-    lease = tasks.lease(store, TaskKind.CAPTURE, _grant, owner, ttl_s, prefer_job, spares_lone=is_sick)
-    if lease is None and is_sick:
-        return tasks.lease(store, TaskKind.CAPTURE, _grant, owner, ttl_s, prefer_job)
-    return lease
+    take = partial(tasks.lease, store, TaskKind.CAPTURE, _grant, owner, ttl_s, prefer_job)
+    if not store.read(workers.is_sick, owner):
+        return take()
+    if (other := take(spares_lone=True)) is not None or (lone := take()) is None:
+        return other
+    # Between the two the worker's wait may have ended: look once more, now that it has.
+    if (other := take(spares_lone=True)) is not None:
+        with suppress(LeaseLost):
+            store.write(tasks.release, lone)
+        return other
+    return lone
 
 
 def _grant(tx: Transaction, job: LockedJob, lease: Lease) -> UnitLease:

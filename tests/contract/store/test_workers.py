@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from schemas.identity import Identity
 from schemas.job import JobState
 from service.errors import EngineDied
-from service.store import Store, UnitLease, jobs, units, workers
+from service.store import Store, UnitLease, jobs, tasks, units, workers
 from service.store.workers import PAUSES, Sickness, is_at_fault
 from tests.support.store_cases import IDENTITY, TTL_S, Clock, commit, job_id, lease_unit, start_units
 
@@ -171,3 +172,27 @@ def test_a_unit_is_at_fault_if_two_workers_or_the_only_one_died_on_it_alone_afte
     workers_of_deaths: str, only: bool, at_fault: bool
 ) -> None:
     assert is_at_fault(tuple(workers_of_deaths), is_only_worker=only) is at_fault
+
+
+def test_a_wait_that_ends_while_a_unit_is_looked_for_still_begins_with_another_unit(
+    store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. An engine dies on a lone unit. 2. Its worker waits, finds none, and its wait ends at that moment."""
+    start_units(store, 3)
+    die(store, lease_unit(store, "one"))
+    clock.advance(SHORT_S)
+    die(store, lease_unit(store, "one"), alone=True)
+    lease, looked = tasks.lease, 0
+
+    def waiting(*given: Any, **more: Any) -> Any:
+        nonlocal looked
+        found = lease(*given, **more)
+        if not looked:
+            clock.advance(LONGER_S)
+        looked += 1
+        return found
+
+    monkeypatch.setattr(tasks, "lease", waiting)
+    taken = lease_unit(store, "one")
+    assert (taken.item, looked) == (1, 3)
+    assert [row.state for row in store.read(units.of_job, job_id(1))] == ["pending", "leased", "pending"]

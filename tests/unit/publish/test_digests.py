@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from schemas.dataset.manifest import SealedShard, ShardEntry
+from schemas.dataset.manifest import SealedShard
 from schemas.dataset.seal import sha256_of
 from service.errors import DatasetBroken
 from service.publish.digests import shard_entries
@@ -66,13 +66,3 @@ def test_it_can_be_stopped_between_files(tmp_path: Path) -> None:
 
     with pytest.raises(StoppedError):
         shard_entries(tmp_path, [a_shard(tmp_path, 0, b"x")], {}, stop)
-
-
-def test_an_entry_from_before_the_seals_hash_was_kept_is_read_and_its_file_hashed_again(
-    tmp_path: Path,
-) -> None:
-    shard = a_shard(tmp_path, 0, b"states")
-    (entry,) = shard_entries(tmp_path, [shard], {})
-    old = ShardEntry.model_validate_json(entry.model_dump_json(exclude={"xxh3"}))
-    assert (old.xxh3, old.sha256) == (None, entry.sha256)
-    assert shard_entries(tmp_path, [shard], {shard.path: old}) == (entry,)
