@@ -53,7 +53,11 @@ class Grants(Wire):
         default=(), description="folders that local models may be loaded from, inside the service's own"
     )
     max_jobs: int | None = Field(default=None, ge=1, description="jobs that have not ended")
-    max_bytes: int | None = Field(default=None, ge=1, description="bytes of shards that its jobs have here")
+    max_bytes: int | None = Field(
+        default=None,
+        ge=1,
+        description="bytes that its jobs' shards and requests and posted samples take here",
+    )
     max_priority: Priority | None = Field(default=None, description="that its jobs may be given")
     requests_per_minute: int | None = Field(default=None, ge=1, description="of each process of the API")
 

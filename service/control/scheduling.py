@@ -10,7 +10,7 @@ from service.control.submit import check, check_room
 from service.errors import STORE_AWAY, Conflict, internal_error
 from service.plan import posted
 from service.settings import Settings
-from service.store import Store, schedules, spools
+from service.store import Store, keys, schedules, spools
 from service.work.keeper import Keeper
 
 logger = logging.getLogger(__name__)
@@ -48,13 +48,16 @@ def change(store: Store, which: schedules.Which, changed: ScheduleChange) -> Sch
 def post_samples(store: Store, settings: Settings, schedule: int, samples: Sequence[Sample]) -> None:
     """Keep samples durably for the next job of a schedule, by its number; the same again are the same file.
 
-    Raises NotFound, Conflict if its jobs read another source, DiskFull, WriteFailed.
+    Raises NotFound, Conflict if its jobs read another source, QuotaExceeded, DiskFull, WriteFailed.
     """
-    name, source = store.read(spools.source_of, schedule)
+    name, owner, source = store.read(spools.source_of, schedule)
     if not isinstance(source, PostedSource):
         cure = "make a schedule whose source is {'kind': 'posted'}"
         raise Conflict(f"the jobs of schedule {name} read a {source.kind} source", field="name", cure=cure)
     check_room(settings)
+    if owner is not None:
+        folders = [settings.spool(number) for number in store.read(spools.of_owner, owner)]
+        store.read(keys.check_bytes, owner, sum(map(posted.waiting_bytes, folders)))
     posted.keep(settings, schedule, samples)
 
 

@@ -39,6 +39,15 @@ def keep(settings: Settings, spool: int, samples: Sequence[Sample]) -> None:
         temporary.write_bytes(lines)
 
 
+def waiting_bytes(spool: Path) -> int:
+    """Return the bytes of the samples that wait in a spool."""
+    waiting = 0
+    for file in spool.glob(f"*{SUFFIX}"):
+        with suppress(FileNotFoundError):  # a plan has just taken it
+            waiting += file.stat().st_size
+    return waiting
+
+
 def take(
     settings: Settings, spool: int, job_id: str, earlier: Mapping[str, bool], check: Callable[[], None]
 ) -> None:

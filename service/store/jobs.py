@@ -78,6 +78,7 @@ def submit(tx: Transaction, made: NewJob) -> tuple[JobRow, bool]:
     new = insert(JOB).values(
         id=made.id,
         request_sha256=made.request_sha256,
+        request_bytes=len(made.request_json.encode()),
         publish_subject=made.publish_subject,
         model=made.model,
         source_kind=made.source_kind,

@@ -80,16 +80,28 @@ def check_quota(tx: Transaction, owner: str | None) -> None:
         cure = f"make a key of the name {owner}, or delete the schedules of that owner"
         raise KeyRefused(f"every key of {owner} is revoked or expired", field="Authorization", cure=cure)
     unended = func.count().filter(JOB.c.state.not_in(ENDED_JOB_STATES))
-    stored = func.coalesce(func.sum(JOB.c.bytes_written), 0)
-    num_jobs, num_bytes = tx.connection.execute(select(unended, stored).where(JOB.c.owner == owner)).one()
-    for name, used, cure in (
-        ("max_jobs", num_jobs, "wait until one has ended, or cancel one"),
-        ("max_bytes", num_bytes, "delete jobs with their datasets"),
-    ):
-        limits = [limit for grants in all_grants if (limit := getattr(grants, name)) is not None]
-        if limits and used >= min(limits):
-            detail = f"the jobs of {owner} take {used} of the {min(limits)} that {name} allows"
-            raise QuotaExceeded(detail, field="Authorization", cure=cure)
+    num_jobs = tx.connection.scalar(select(unended).where(JOB.c.owner == owner)) or 0
+    _check(owner, all_grants, "max_jobs", num_jobs, "wait until one has ended, or cancel one")
+    check_bytes(tx, owner)
+
+
+def check_bytes(tx: Transaction, owner: str | None, waiting_bytes: int = 0) -> None:
+    """Return if an owner may have more bytes here: of requests, shards, and what waits for a job.
+
+    Raises QuotaExceeded.
+    """
+    if owner is None:
+        return
+    kept = func.coalesce(func.sum(JOB.c.bytes_written + JOB.c.request_bytes), 0)
+    num_bytes = waiting_bytes + (tx.connection.scalar(select(kept).where(JOB.c.owner == owner)) or 0)
+    _check(owner, _of_owner(tx, owner), "max_bytes", num_bytes, "delete jobs with their datasets")
+
+
+def _check(owner: str, all_grants: Sequence[Grants], name: str, used: int, cure: str) -> None:
+    limits = [limit for grants in all_grants if (limit := getattr(grants, name)) is not None]
+    if limits and used >= min(limits):
+        detail = f"the jobs of {owner} take {used} of the {min(limits)} that {name} allows"
+        raise QuotaExceeded(detail, field="Authorization", cure=cure)
 
 
 def _of_owner(tx: Transaction, owner: str, *, lock: bool = False) -> Sequence[Grants]:

@@ -19,13 +19,19 @@ def numbers(tx: Transaction) -> set[int]:
     return set(tx.connection.scalars(select(SCHEDULE.c.number)))
 
 
-def source_of(tx: Transaction, number: int) -> tuple[str, Source]:
-    """Return a schedule's name, and what its jobs read. Raises NotFound if it was deleted."""
-    query = select(SCHEDULE.c.name, SCHEDULE_REQUEST.c.body).join(SCHEDULE).where(SCHEDULE.c.number == number)
+def of_owner(tx: Transaction, owner: str) -> list[int]:
+    """Return the numbers of an owner's schedules."""
+    return list(tx.connection.scalars(select(SCHEDULE.c.number).where(SCHEDULE.c.owner == owner)))
+
+
+def source_of(tx: Transaction, number: int) -> tuple[str, str | None, Source]:
+    """Return a schedule's name, its owner, and what its jobs read. Raises NotFound if it was deleted."""
+    columns = SCHEDULE.c.name, SCHEDULE.c.owner, SCHEDULE_REQUEST.c.body
+    query = select(*columns).join(SCHEDULE).where(SCHEDULE.c.number == number)
     row = tx.connection.execute(query).one_or_none()
     if row is None:
         raise NotFound("the schedule was deleted", field="name", cure="GET /schedules lists the schedules")
-    return row.name, ExtractRequest.model_validate_json(row.body).source
+    return row.name, row.owner, ExtractRequest.model_validate_json(row.body).source
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,8 @@ JOB = Table(
     Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True),
     Column("id", String(32), nullable=False, unique=True),
     Column("request_sha256", String(64), nullable=False),
+    # Of its owner's `max_bytes`, until it is deleted.
+    Column("request_bytes", BigInteger, nullable=False),
     Column("publish_subject", Text, nullable=False),
     # Of the request, for what is said of many jobs at once.
     Column("model", Text, nullable=False),

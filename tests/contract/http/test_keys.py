@@ -278,9 +278,29 @@ def test_quotas_are_kept(api: httpx2.Client, store: Store, model: Path) -> None:
     api.post(f"/jobs/{api.get('/jobs', headers=limited).json()['jobs'][0]['id']}/cancel", headers=limited)
     assert "max_bytes" in problem_of(api.post("/extract", json=job_body(model), headers=limited), 429).detail
     problem_of(api.delete(f"/jobs/{first.json()['id']}", headers=limited), 403)
-    gone = api.delete(f"/jobs/{first.json()['id']}", params={"dataset": "delete"}, headers=limited)
-    assert gone.status_code == 204
+    for job in api.get("/jobs", headers=limited).json()["jobs"]:
+        assert (
+            "max_bytes" in problem_of(api.post("/extract", json=job_body(model), headers=limited), 429).detail
+        )
+        gone = api.delete(f"/jobs/{job['id']}", params={"dataset": "delete"}, headers=limited)
+        assert gone.status_code == 204
     assert api.post("/extract", json=job_body(model), headers=limited).status_code == 202
+
+
+def test_posted_samples_and_requests_of_jobs_that_have_ended_count_as_bytes(
+    api: httpx2.Client, store: Store, model: Path
+) -> None:
+    roots = {"model_roots": [str(model.parent)], "source_roots": [str(model.parent)]}
+    _, headers = add(api, **roots, max_bytes=1000)
+    nightly = {"name": "nightly", "cron": "0 3 * * *", "request": job_body(model, source={"kind": "posted"})}
+    assert api.post("/schedules", json=nightly, headers=headers).status_code == 201
+    posts = [
+        api.post(
+            "/schedules/nightly/samples", json={"samples": [{"text": f"{n}" * 400}]}, headers=headers
+        ).status_code
+        for n in range(5)
+    ]
+    assert posts == [202, 202, 202, 429, 429], "each takes half of it"
 
 
 def test_a_key_bounds_the_priority_of_its_jobs(api: httpx2.Client, model: Path) -> None:
