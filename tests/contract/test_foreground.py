@@ -16,7 +16,7 @@ from schemas.dataset.manifest import Manifest
 from service.cli import main
 from service.proof.verify import verify_dataset
 from service.store import Store, jobs
-from tests.support.children import children_of, wait_for_end
+from tests.support.children import wait_for_end, workers_of
 from tests.support.fake_hub import FakeHub
 from tests.support.hub_state import Fault, Token
 from tests.support.tiny_model import random_target
@@ -210,7 +210,7 @@ def test_a_killed_run_takes_its_worker_with_it_and_is_taken_up_again(folder: Pat
     """1. The run is killed with no chance to clean up. 2. Its worker ends too. 3. Run again, it ends well."""
     out = tmp_path / "out"
     with running(folder / "job.json", out, QUARRY_FAKE_STEP_S=LONG_S, QUARRY_DRAIN_S="0") as child:
-        (worker,) = children_of(child.pid)
+        (worker,) = workers_of(child.pid)
         child.kill()
         child.wait()
         wait_for_end(worker)

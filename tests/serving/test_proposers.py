@@ -66,7 +66,7 @@ class LayerBelow:
 
     def __call__(self, row: Row) -> dict[str, torch.Tensor]:
         """Return the view of the layer below."""
-        return self._view(replace(row, read=lambda layer_id: row.read(layer_id - 1)))
+        return self._view(replace(row, read=lambda ids: row.read(tuple(layer_id - 1 for layer_id in ids))))
 
 
 def assert_parity(served: Served, stored: Stored, view: View, *, wrong: Mapping[str, View]) -> dict[int, Fed]:
