@@ -19,13 +19,12 @@ from service.sweeper import run_sweep
 from service.work.beside import Beside, owner_name
 from service.work.keeper import Keeper, process_keeper
 from service.work.runner import migrate
+from service.work.worker_process import EXIT_RESTS
 
 logger = logging.getLogger(__name__)
 
 EXIT_OK = 0
 EXIT_JOB_NOT_COMPLETE = 3
-EXIT_RESTS = 6
-"""This worker's engine dies again and again; another machine may do better."""
 
 PLANNING = "service.plan.planner:run_planning"
 PUBLISHING = "service.publish.publisher:run_publishing"

@@ -22,7 +22,7 @@ from service.settings import Settings
 MOST_ENDED = 10
 """Files that may end the process: each time, all that can be read is read again."""
 SPAWN = get_context("spawn")
-"""A fork of a process that has computed with torch may wait for ever."""
+"""A fork of a process that has computed with torch may wait forever."""
 
 
 @dataclass(frozen=True, slots=True)

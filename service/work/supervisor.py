@@ -8,7 +8,13 @@ from typing import IO
 
 from service.settings import Settings
 from service.work.placement import EVERYWHERE, Placement
-from service.work.worker_process import JOB_ENDED_CODES, WorkerProcess, stop_grace_s, worker_command
+from service.work.worker_process import (
+    EXIT_RESTS,
+    JOB_ENDED_CODES,
+    WorkerProcess,
+    stop_grace_s,
+    worker_command,
+)
 
 LOG = logging.getLogger(__name__)
 
@@ -18,7 +24,7 @@ FAST_CRASH_S = 60.0
 MAX_FAST_CRASHES = 5
 EXIT_WORKER_LOST = 4
 """Every worker crashed fast again and again; going on would only take jobs that nobody runs."""
-WORK_DONE_CODES = JOB_ENDED_CODES | {6}
+WORK_DONE_CODES = JOB_ENDED_CODES | {EXIT_RESTS}
 """With what a worker ends that has no more to do, or leaves the rest to other machines."""
 FIRST_DELAY_S = 1.0
 """Before the next start after a fast crash; doubled by each further one. After a long life there is none."""

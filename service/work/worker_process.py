@@ -15,6 +15,8 @@ from service.work.placement import EVERYWHERE, Placement
 LINGER_S = 2.0
 JOB_ENDED_CODES = frozenset({0, 3})
 """What a worker of one job exits with when it has no more to do: 0 if the job is complete, 3 if it is not."""
+EXIT_RESTS = 6
+"""What a worker exits with whose engine dies again and again; another machine may do better."""
 STOP_MARGIN_S = 30.0
 """Beyond `drain_s`: what a worker needs to give units back and to stop its engine."""
 
