@@ -54,7 +54,7 @@ def write_unit(
     unit_order = order(model, len(ids), unit=unit)
     writer = UnitWriter(unit_order, rank_config(folder), RepeatCheck(len(model.layer_ids), cache_tokens))
     for row, (row_ids, (states_LTH, sums)) in enumerate(zip(ids, rows, strict=True)):
-        ref = RowRef(unit_order.key, row, len(row_ids))
+        ref = RowRef(unit_order.attempt_id, row, len(row_ids))
         writer.write(DrainJob(str(row), ref, len(row_ids), (), hash_ids(row_ids), ()), states_LTH, sums)
     return writer.seal()
 
@@ -101,7 +101,7 @@ def write_dataset(folder: Path, scratch: Path, shape: Shape) -> None:
         folder / index_path(JOB, 0), index_path(JOB, 0), [(folder / shard.path, shard.path)], plan, {}
     )
     commit = UnitCommit(
-        key=sealed.key,
+        attempt_id=sealed.attempt_id,
         provenance=provenance(model),
         shards=(shard,),
         index=index,

@@ -18,8 +18,8 @@ from schemas.job import JobState
 from schemas.names import job_id_from_key
 from schemas.schedule import NewSchedule
 from service.api.metrics import JobMetrics
-from service.store import NewJob, Store, jobs, migration, schedules, tasks, written
-from service.store.tables import RUN, WRITTEN_KEYS
+from service.store import NewJob, Store, captured_samples, jobs, migration, schedules, tasks
+from service.store.tables import CAPTURED_SAMPLES, RUN
 from service.store.values import TaskKind
 from tests.support.pg import running_postgres
 from tests.support.store_cases import IDENTITY, a_request
@@ -71,9 +71,9 @@ def fill(store: Store, num_jobs: int, num_tasks: int) -> str:
             runs.append(run | {"job_state": JobState.COMPLETED, "job_ended_at": slot, "identity": IDENTITY})
             key = {"schedule": 1, "job_id": job_id, "recipe": IDENTITY.recipe_sha256()}
             if number < RUNS // 2:  # later runs found nothing new
-                keys += [key | {"unit": unit, "content_keys": b"k" * 4096} for unit in range(UNITS_A_RUN)]
+                keys += [key | {"unit": unit, "content_hashes": b"k" * 4096} for unit in range(UNITS_A_RUN)]
         tx.connection.execute(insert(RUN), runs)
-        tx.connection.execute(insert(WRITTEN_KEYS), keys)
+        tx.connection.execute(insert(CAPTURED_SAMPLES), keys)
         tx.connection.execute(text("UPDATE job SET schedule = 1 WHERE id = :first"), {"first": first})
     with store.writing() as tx:
         tx.connection.execute(text("ANALYZE"))
@@ -102,8 +102,8 @@ def measure(url: str, num_jobs: int, num_tasks: int) -> dict[str, float | str]:
         "next plan, none": lambda: store.read(tasks._next_job, TaskKind.PLAN, None),
         "next publish": lambda: store.read(tasks._next_job, TaskKind.PUBLISH, None),
         "lock a repository": lambda: store.write(tasks._lock_subject, first),
-        "earlier runs": lambda: store.read(written.earlier, 1, "j-none", IDENTITY.recipe_sha256()),
-        "first recipe": lambda: store.read(written.first_recipe, first),
+        "earlier runs": lambda: store.read(captured_samples.earlier, 1, "j-none", IDENTITY.recipe_sha256()),
+        "first recipe": lambda: store.read(captured_samples.first_recipe, first),
         "scrape": lambda: list(JobMetrics(store).collect()),
     }
     times = {name: median_ms(act) for name, act in asked.items()}

@@ -34,7 +34,7 @@ class UnitWriter:
 
     def __init__(self, order: OpenUnit, config: DrainConfig, repeats: RepeatCheck) -> None:
         """Read the unit's plan; the file is created with its first row. `repeats` is the engine's one."""
-        self.key = order.key
+        self.attempt_id = order.attempt_id
         self._order = order
         identity = order.provenance.identity
         self.layer_ids = identity.layer_ids
@@ -43,14 +43,18 @@ class UnitWriter:
         self._checker = RowChecker(dtype)
         self._columns = StateColumns(order.compression, self.layer_ids, self._hidden_size, dtype)
         self._rank, self._repeats = config.rank, repeats
-        self._plan = read_plan_table(config.work_root / plan_path(order.key.job_id, order.key.unit))
+        self._plan = read_plan_table(
+            config.work_root / plan_path(order.attempt_id.job_id, order.attempt_id.unit)
+        )
         if self._plan.num_rows != order.num_rows:
             raise StatesWrongError(
                 f"the plan holds {self._plan.num_rows} rows, the order says {order.num_rows}"
             )
         self._open_rows = {row for row in range(order.num_rows) if row % config.num_ranks == config.rank}
-        folder = config.work_root / attempt_dir(order.key.job_id, order.key.unit, order.key.epoch)
-        self._final = folder / shard_file(order.key.unit, config.rank, config.num_ranks)
+        folder = config.work_root / attempt_dir(
+            order.attempt_id.job_id, order.attempt_id.unit, order.attempt_id.epoch
+        )
+        self._final = folder / shard_file(order.attempt_id.unit, config.rank, config.num_ranks)
         self._schema = shard_schema(
             self.layer_ids, self._hidden_size, identity.dtype, order.compression
         ).with_metadata({METADATA_KEY: order.provenance.model_dump_json().encode()})
@@ -106,7 +110,7 @@ class UnitWriter:
             xxh3, footer_xxh3, num_bytes = self._file.end()
             seal(self._final)
         return UnitSealed(
-            key=self.key,
+            attempt_id=self.attempt_id,
             rank=self._rank,
             file=self._final.name if self._file is not None else None,
             xxh3=xxh3,

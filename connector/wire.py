@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from schemas.receipts import UnitKey
+from schemas.receipts import AttemptId
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +44,21 @@ class RowRef:
     generated.
     """
 
-    key: UnitKey
+    attempt_id: AttemptId
     row: int
     planned_tokens: int
 
     def params(self) -> dict[str, Any]:
         """Return the `kv_transfer_params` of the request: plain types, for msgpack."""
-        return {PARAMS_KEY: [self.key.job_id, self.key.unit, self.key.epoch, self.row, self.planned_tokens]}
+        return {
+            PARAMS_KEY: [
+                self.attempt_id.job_id,
+                self.attempt_id.unit,
+                self.attempt_id.epoch,
+                self.row,
+                self.planned_tokens,
+            ]
+        }
 
     @classmethod
     def of(cls, params: dict[str, Any] | None) -> "RowRef | None":
@@ -58,7 +66,7 @@ class RowRef:
         if not params or PARAMS_KEY not in params:
             return None
         job_id, unit, epoch, row, planned_tokens = params[PARAMS_KEY]
-        return cls(UnitKey(job_id=job_id, unit=unit, epoch=epoch), row, planned_tokens)
+        return cls(AttemptId(job_id=job_id, unit=unit, epoch=epoch), row, planned_tokens)
 
 
 @dataclass(frozen=True, slots=True)

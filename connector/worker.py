@@ -91,7 +91,7 @@ class WorkerHalf:
             if not self._owns(item.ref):
                 continue
             if isinstance(item, VoidRow):
-                self._writers.put(item.ref.key, item)
+                self._writers.put(item.ref.attempt_id, item)
             else:
                 self._waiting.append(item)
         return self._start_copies() | self._finish_copies()
@@ -111,7 +111,7 @@ class WorkerHalf:
         num_layers, hidden_size = self._shape_LH
         while self._waiting:
             job = self._waiting[0]
-            if not self._writers.is_open(job.ref.key):
+            if not self._writers.is_open(job.ref.attempt_id):
                 dropped.add(job.req_id)
             else:
                 slab = self._pool.acquire(job.num_tokens * self._row_bytes_per_token)
@@ -130,9 +130,9 @@ class WorkerHalf:
         # One stream copies in order, so the first unfinished copy ends the search.
         while self._copying and self._copying[0][0].done():
             copy, job, slab, states_LTH = self._copying.popleft()
-            self._writers.put(job.ref.key, CapturedRow(job, slab, states_LTH, copy.sums()))
+            self._writers.put(job.ref.attempt_id, CapturedRow(job, slab, states_LTH, copy.sums()))
             copied.add(job.req_id)
         return copied
 
     def _on_message(self, message: ToConnector) -> None:
-        self._writers.put(message.key, message)
+        self._writers.put(message.attempt_id, message)

@@ -25,12 +25,12 @@ from connector.wire import DrainConfig, DrainJob, VoidRow
 from schemas.dataset.errors import NO_SPACE
 from schemas.receipts import (
     AbandonUnit,
+    AttemptId,
     FailReason,
     FromConnector,
     OpenUnit,
     SkipRow,
     UnitFailed,
-    UnitKey,
     UnitOpened,
 )
 
@@ -53,7 +53,7 @@ class CapturedRow:
 Item = OpenUnit | CapturedRow | VoidRow | SkipRow | AbandonUnit
 """What an attempt is sent."""
 
-Queue = queue.Queue[tuple[UnitKey, Item] | None]
+Queue = queue.Queue[tuple[AttemptId, Item] | None]
 
 
 class WriterPool:
@@ -75,7 +75,7 @@ class WriterPool:
         self._queues = [Queue(QUEUE_ITEMS) for _ in range(config.writer_threads)]
         self._turn = itertools.cycle(self._queues)
         self._lock = threading.Lock()
-        self._home: dict[UnitKey, Queue] = {}
+        self._home: dict[AttemptId, Queue] = {}
         """The queue of an open attempt. An attempt that is not here is over."""
         self._threads = [
             threading.Thread(target=self._run, args=(own,), name=f"quarry-writer-{index}", daemon=True)
@@ -84,7 +84,7 @@ class WriterPool:
         for thread in self._threads:
             thread.start()
 
-    def put(self, key: UnitKey, item: Item) -> None:
+    def put(self, attempt_id: AttemptId, item: Item) -> None:
         """Hand an item to its attempt's thread, the next in turn for a new attempt.
 
         The slab of a row is released by the writer. What comes for an attempt that is over is dropped. Waits
@@ -92,19 +92,19 @@ class WriterPool:
         """
         with self._lock:
             if isinstance(item, OpenUnit):
-                self._home[key] = next(self._turn)
-            home = self._home.get(key)
+                self._home[attempt_id] = next(self._turn)
+            home = self._home.get(attempt_id)
             if isinstance(item, AbandonUnit):
-                self._home.pop(key, None)
+                self._home.pop(attempt_id, None)
         if home is not None:
-            home.put((key, item))
+            home.put((attempt_id, item))
         elif isinstance(item, CapturedRow):
             self._pool.release(item.slab)
 
-    def is_open(self, key: UnitKey) -> bool:
+    def is_open(self, attempt_id: AttemptId) -> bool:
         """Say whether rows of this attempt are still wanted."""
         with self._lock:
-            return key in self._home
+            return attempt_id in self._home
 
     def stop(self) -> None:
         """Let the threads end after what is queued."""
@@ -116,46 +116,51 @@ class WriterPool:
     def _run(self, own: Queue) -> None:
         """Serve one thread's queue until None comes."""
         _unbind()
-        units: dict[UnitKey, UnitWriter] = {}
+        units: dict[AttemptId, UnitWriter] = {}
         while (entry := own.get()) is not None:
-            key, item = entry
+            attempt_id, item = entry
             try:
-                self._serve(units, key, item)
+                self._serve(units, attempt_id, item)
             except (StatesWrongError, OSError, pa.ArrowException) as error:
-                self._fail(units, key, error, opening=isinstance(item, OpenUnit))
+                self._fail(units, attempt_id, error, opening=isinstance(item, OpenUnit))
             except Exception as error:
                 # Supervisor: a thread that died silently would leave its units unanswered forever.
-                logger.exception("writer thread failed on %s", key)
-                self._fail(units, key, error)
+                logger.exception("writer thread failed on %s", attempt_id)
+                self._fail(units, attempt_id, error)
             finally:
                 if isinstance(item, CapturedRow):
                     self._pool.release(item.slab)
         for unit in units.values():
             unit.discard()
 
-    def _serve(self, units: dict[UnitKey, UnitWriter], key: UnitKey, item: Item) -> None:
+    def _serve(self, units: dict[AttemptId, UnitWriter], attempt_id: AttemptId, item: Item) -> None:
         if isinstance(item, OpenUnit):
-            units[key] = UnitWriter(item, self._config, self._repeats)
-            self._send(UnitOpened(key=key, rank=self._rank))
-        elif key not in units:
+            units[attempt_id] = UnitWriter(item, self._config, self._repeats)
+            self._send(UnitOpened(attempt_id=attempt_id, rank=self._rank))
+        elif attempt_id not in units:
             return
         elif isinstance(item, AbandonUnit):
-            units.pop(key).discard()
+            units.pop(attempt_id).discard()
             return
         elif isinstance(item, CapturedRow):
-            units[key].write(item.job, item.states_LTH, item.sums_LT)
+            units[attempt_id].write(item.job, item.states_LTH, item.sums_LT)
         elif isinstance(item, VoidRow):
-            units[key].void(item.ref.row)
+            units[attempt_id].void(item.ref.row)
         else:
-            units[key].skip(item.row)
-        if units[key].complete:
-            receipt = units[key].seal()
-            del units[key]
-            self._close(key)
+            units[attempt_id].skip(item.row)
+        if units[attempt_id].complete:
+            receipt = units[attempt_id].seal()
+            del units[attempt_id]
+            self._close(attempt_id)
             self._send(receipt)
 
     def _fail(
-        self, units: dict[UnitKey, UnitWriter], key: UnitKey, error: Exception, *, opening: bool = False
+        self,
+        units: dict[AttemptId, UnitWriter],
+        attempt_id: AttemptId,
+        error: Exception,
+        *,
+        opening: bool = False,
     ) -> None:
         """Receipt a failed attempt.
 
@@ -163,19 +168,21 @@ class WriterPool:
         """
         reason = _fail_reason(error, opening=opening)
         detail = repr(error) if reason == "internal" else str(error)
-        unit = units.pop(key, None)
-        self._close(key)
+        unit = units.pop(attempt_id, None)
+        self._close(attempt_id)
         if unit is not None:
             try:
                 unit.discard()
             except OSError as refused:
                 detail = f"{detail}; and {refused}"
         number = error.errno if isinstance(error, OSError) else None
-        self._send(UnitFailed(key=key, rank=self._rank, reason=reason, detail=detail, errno=number))
+        self._send(
+            UnitFailed(attempt_id=attempt_id, rank=self._rank, reason=reason, detail=detail, errno=number)
+        )
 
-    def _close(self, key: UnitKey) -> None:
+    def _close(self, attempt_id: AttemptId) -> None:
         with self._lock:
-            self._home.pop(key, None)
+            self._home.pop(attempt_id, None)
 
 
 def _unbind() -> None:

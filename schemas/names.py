@@ -152,7 +152,7 @@ def passed_on_path(job_id: str) -> str:
     return f"{_checked_job(job_id)}/passed-on"
 
 
-def known_keys_path(job_id: str) -> str:
+def known_hashes_path(job_id: str) -> str:
     """Return the path below the work root of the keys of what a schedule's job leaves out."""
     return f"{_checked_job(job_id)}/known-keys"
 

@@ -29,7 +29,7 @@ from schemas.names import JobId
 from schemas.request import Compression
 
 
-class UnitKey(Wire):
+class AttemptId(Wire):
     """One attempt at one unit."""
 
     job_id: JobId
@@ -57,10 +57,10 @@ class Refused(Wire):
 
 
 class OpenUnit(Wire):
-    """Begin attempt `key` with `num_rows` rows of the unit's plan file. Its folder follows from the key."""
+    """Begin the attempt with `num_rows` rows of the unit's plan file. Its folder follows from the id."""
 
     kind: Literal["open"] = "open"
-    key: UnitKey
+    attempt_id: AttemptId
     num_rows: int = Field(ge=1)
     compression: Compression
     provenance: Provenance
@@ -70,22 +70,22 @@ class SkipRow(Wire):
     """Row `row` will never reach the engine."""
 
     kind: Literal["skip"] = "skip"
-    key: UnitKey
+    attempt_id: AttemptId
     row: int = Field(ge=0)
 
 
 class AbandonUnit(Wire):
-    """Forget attempt `key`."""
+    """Forget the attempt."""
 
     kind: Literal["abandon"] = "abandon"
-    key: UnitKey
+    attempt_id: AttemptId
 
 
 class UnitOpened(Wire):
-    """Rank `rank` is ready for the rows of attempt `key`."""
+    """Rank `rank` is ready for the rows of the attempt."""
 
     kind: Literal["opened"] = "opened"
-    key: UnitKey
+    attempt_id: AttemptId
     rank: int
 
 
@@ -98,7 +98,7 @@ class RejectedRow(Wire):
 
 
 class UnitSealed(Wire):
-    """Attempt `key` is durable on rank `rank`. `file` is null when no row was written.
+    """The attempt is durable on rank `rank`. `file` is null when no row was written.
 
     `xxh3` (xxh3_128, hex) covers the bytes that were handed to the kernel. `footer_xxh3` covers the Parquet
     footer with its length and magic, and is compared before anything parses the footer. `rows[i]` is the plan
@@ -106,7 +106,7 @@ class UnitSealed(Wire):
     """
 
     kind: Literal["sealed"] = "sealed"
-    key: UnitKey
+    attempt_id: AttemptId
     rank: int
     file: str | None
     xxh3: str
@@ -123,10 +123,10 @@ FailReason = Literal["write-failed", "states-wrong", "plan-unreadable", "interna
 
 
 class UnitFailed(Wire):
-    """Attempt `key` cannot become durable. `errno` is the operating system's, if any (28: disk full)."""
+    """The attempt cannot become durable. `errno` is the operating system's, if any (28: disk full)."""
 
     kind: Literal["failed"] = "failed"
-    key: UnitKey
+    attempt_id: AttemptId
     rank: int
     reason: FailReason
     detail: str

@@ -16,9 +16,9 @@ from service.errors import STORE_AWAY
 from service.settings import Settings
 from service.store import Store, jobs
 from service.sweeper import run_sweep
-from service.work.beside import Beside, owner_name
 from service.work.keeper import Keeper, process_keeper
 from service.work.runner import migrate
+from service.work.task_loop import TaskLoop, owner_name
 from service.work.worker_process import EXIT_RESTS
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ def run_worker(settings: Settings, *, only_job: str | None = None, until_idle: b
     return EXIT_OK if only_job is None or state is JobState.COMPLETED else EXIT_JOB_NOT_COMPLETE
 
 
-def _crew(store: Store, settings: Settings, keeper: Keeper) -> list[Beside]:
+def _crew(store: Store, settings: Settings, keeper: Keeper) -> list[TaskLoop]:
     """Return what works beside the captures; none delays or ends another."""
     threads = {
         "slots": ("service.control.scheduling:run_slots", SLOTS_S),
@@ -66,9 +66,9 @@ def _crew(store: Store, settings: Settings, keeper: Keeper) -> list[Beside]:
         "local-publisher": (LOCAL_PUBLISHING, None),
         **{f"publisher-{number}": (PUBLISHING, None) for number in range(settings.publishers)},
     }
-    planner = Beside("planner", PLANNING, settings, threads=settings.planners)
+    planner = TaskLoop("planner", PLANNING, settings, threads=settings.planners)
     return [planner] + [
-        Beside(role, run_next, settings, (store, keeper), pause_s=pause_s)
+        TaskLoop(role, run_next, settings, (store, keeper), pause_s=pause_s)
         for role, (run_next, pause_s) in threads.items()
     ]
 
@@ -91,7 +91,7 @@ async def _main(
     store: Store,
     settings: Settings,
     keeper: Keeper,
-    crew: Sequence[Beside],
+    crew: Sequence[TaskLoop],
     only_job: str | None,
     until_idle: bool,
 ) -> tuple[JobState | None, bool]:
@@ -126,7 +126,7 @@ async def _main(
     return state, capture.rested
 
 
-async def _mind(crew: Sequence[Beside], is_idle: Callable[[], bool] | None = None) -> None:
+async def _mind(crew: Sequence[TaskLoop], is_idle: Callable[[], bool] | None = None) -> None:
     """Start again what died; return once `is_idle`."""
     while True:
         await asyncio.sleep(RESTART_S)

@@ -12,11 +12,11 @@ from connector.wire import RowRef
 from schemas.dataset.index import Witness, write_index
 from schemas.dataset.tables import read_plan_table
 from schemas.names import attempt_dir, index_path, job_id_from_content, plan_path, shard_file, shard_path
-from schemas.receipts import OpenUnit, UnitKey, UnitSealed
+from schemas.receipts import AttemptId, OpenUnit, UnitSealed
 from schemas.request import Compression
+from service.capture.attempt_files import INDEX_FILE
 from service.capture.budget import InFlight
 from service.capture.engine import Prompt
-from service.capture.landing import INDEX_FILE
 from service.capture.link import EngineLink
 from service.capture.vllm_engine import VllmEngine
 from service.proof.checks import check_unit
@@ -95,7 +95,7 @@ class QuarryRow:
             (self._order(turn * len(units) + place, len(rows)), rows) for place, rows in enumerate(units)
         ]
         for unit_order, rows in self._units:
-            write_plan(self._host.settings.work_root, rows, unit=unit_order.key.unit, job_id=self._job)
+            write_plan(self._host.settings.work_root, rows, unit=unit_order.attempt_id.unit, job_id=self._job)
 
     async def measure(self) -> None:
         """Run every unit."""
@@ -116,7 +116,7 @@ class QuarryRow:
         unit_order = order(self._identity, num_rows, unit=unit)
         return unit_order.model_copy(
             update={
-                "key": UnitKey(job_id=self._job, unit=unit, epoch=1),
+                "attempt_id": AttemptId(job_id=self._job, unit=unit, epoch=1),
                 "provenance": unit_order.provenance.model_copy(update={"job_id": self._job}),
             }
         )
@@ -124,12 +124,12 @@ class QuarryRow:
     async def _run_unit(
         self, unit_order: OpenUnit, rows: list[tuple[int, ...]], budget: InFlight, gate: asyncio.Semaphore
     ) -> None:
-        key, host = unit_order.key, self._host
+        attempt_id, host = unit_order.attempt_id, self._host
         prompts = [
             Prompt(
-                f"{self._job}-{key.unit}-{row}",
+                f"{self._job}-{attempt_id.unit}-{row}",
                 ids,
-                RowRef(key, row, len(ids)),
+                RowRef(attempt_id, row, len(ids)),
                 witness=True,
                 generate=host.site.generate(),
             )
@@ -145,21 +145,21 @@ class QuarryRow:
         async with gate:
             await host.link.open(unit_order)
             await run_bounded(run, prompts, budget)
-        (receipt,) = await host.link.receipts(key)
+        (receipt,) = await host.link.receipts(attempt_id)
         if not isinstance(receipt, UnitSealed) or len(receipt.rows) != unit_order.num_rows:
-            raise RowFailed(f"unit {key.unit} was not written whole: {receipt}")
+            raise RowFailed(f"unit {attempt_id.unit} was not written whole: {receipt}")
         extra = max(host.site.work.kind.answer_tokens - 1, 0)
         if dict(zip(receipt.rows, receipt.num_tokens, strict=True)) != {
             row: len(ids) + extra for row, ids in enumerate(rows)
         }:
-            raise RowFailed(f"unit {key.unit} holds other lengths than were asked for")
+            raise RowFailed(f"unit {attempt_id.unit} holds other lengths than were asked for")
         await asyncio.to_thread(self._prove, receipt, witnesses)
 
     def _prove(self, receipt: UnitSealed, witnesses: Mapping[int, Witness]) -> None:
         """Hold the sealed unit against its plan and the model, and index it, as the service does."""
-        key, settings = receipt.key, self._host.settings
-        attempt = settings.work_root / attempt_dir(key.job_id, key.unit, key.epoch)
-        plan = read_plan_table(settings.work_root / plan_path(key.job_id, key.unit))
+        attempt_id, settings = receipt.attempt_id, self._host.settings
+        attempt = settings.work_root / attempt_dir(attempt_id.job_id, attempt_id.unit, attempt_id.epoch)
+        plan = read_plan_table(settings.work_root / plan_path(attempt_id.job_id, attempt_id.unit))
         check_unit(
             attempt=attempt,
             plan=plan,
@@ -168,5 +168,7 @@ class QuarryRow:
             head=self._host.head,
             identity=self._identity,
         )
-        shards = [(attempt / shard_file(key.unit), shard_path(key.job_id, key.unit))]
-        write_index(attempt / INDEX_FILE, index_path(key.job_id, key.unit), shards, plan, witnesses)
+        shards = [(attempt / shard_file(attempt_id.unit), shard_path(attempt_id.job_id, attempt_id.unit))]
+        write_index(
+            attempt / INDEX_FILE, index_path(attempt_id.job_id, attempt_id.unit), shards, plan, witnesses
+        )

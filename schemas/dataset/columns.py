@@ -118,8 +118,8 @@ PLAN_SCHEMA = pa.schema([_required("position", pa.int64()), *_NAMES, _PROMPT_TOK
 A row's number in this file is its `row` on the way through the engine.
 `position` counts the source's rows from 0 and is what a reject is recorded under."""
 
-KEY_BYTES = 16
-KEYED_PLAN_SCHEMA = PLAN_SCHEMA.append(_required("content_key", pa.binary(KEY_BYTES)))
+CONTENT_HASH_BYTES = 16
+HASHED_PLAN_SCHEMA = PLAN_SCHEMA.append(_required("content_hash", pa.binary(CONTENT_HASH_BYTES)))
 """That of a schedule's job: with the key that a sample's content is known by to later runs."""
 
 

@@ -23,7 +23,7 @@ from schemas.dataset.manifest import CanaryReport, LayerAgreement
 from schemas.dataset.shard import open_shard
 from schemas.dataset.states import read_states
 from schemas.names import attempt_dir, canary_unit, plan_path
-from schemas.receipts import UnitKey, UnitSealed
+from schemas.receipts import AttemptId, UnitSealed
 from schemas.request import Dtype
 from service.capture.engine import EngineSpec, Prompt
 from service.capture.receipt_errors import in_time, raise_failure, silent
@@ -32,7 +32,7 @@ from service.errors import EngineDied, EngineRefused, StatesWrong, WriteFailed
 from service.memory import available_bytes
 from service.plan.unit_file import write_plan
 from service.plan.units import PlannedSample
-from service.proof.canary import States, canary_key, canary_prompts, judge, judge_by_noise, states_key
+from service.proof.canary import States, canary_digest, canary_prompts, judge, judge_by_noise, states_digest
 from service.proof.head import Head
 from service.proof.reference import Reference, reference_states
 from service.settings import Settings
@@ -72,7 +72,7 @@ class Canary:
         Where these states passed on an engine before, this one's canary has most likely passed too, and the
         reference would be in vain.
         """
-        if self._lease.skips_canary or await self._passed(states_key(self._lease.identity)):
+        if self._lease.skips_canary or await self._passed(states_digest(self._lease.identity)):
             return
         max_bytes = self._settings.canary_max_bytes
         self._is_early = max_bytes is None
@@ -90,9 +90,9 @@ class Canary:
         Raises StatesWrong naming the layer, EngineRefused where there is no reference, EngineDied,
         WriteFailed.
         """
-        identity, job_id = self._lease.identity, self._lease.key.job_id
-        key = canary_key(session.provenance(job_id, identity))
-        if self._lease.skips_canary or await self._passed(key):
+        identity, job_id = self._lease.identity, self._lease.attempt_id.job_id
+        digest = canary_digest(session.provenance(job_id, identity))
+        if self._lease.skips_canary or await self._passed(digest):
             return
         spec = await inspect()
         prompts = canary_prompts(session.head.vocab_size, session.spec.max_model_len - 1)
@@ -114,11 +114,11 @@ class Canary:
             seconds=round(expected.seconds, 3),
             peak_bytes=expected.peak_bytes,
         )
-        for name in (key, states_key(identity)):
+        for name in (digest, states_digest(identity)):
             await asyncio.to_thread(self._store.write, canaries.record, name, passed.model_dump_json())
 
-    async def _passed(self, key: str) -> bool:
-        return await asyncio.to_thread(self._store.read, canaries.report, key) is not None
+    async def _passed(self, digest: str) -> bool:
+        return await asyncio.to_thread(self._store.read, canaries.report, digest) is not None
 
     def _begin(
         self,
@@ -161,27 +161,31 @@ class Canary:
     async def _capture(self, session: EngineSession, prompts: Sequence[Sequence[int]]) -> States:
         """Capture `prompts` as a unit of their own and return their states."""
         lease, settings, link = self._lease, self._settings, session.link
-        key = UnitKey(job_id=lease.key.job_id, unit=canary_unit(lease.key.unit), epoch=lease.key.epoch)
-        plan = settings.work_root / plan_path(key.job_id, key.unit)
-        folder = settings.work_root / attempt_dir(key.job_id, key.unit, key.epoch)
+        attempt_id = AttemptId(
+            job_id=lease.attempt_id.job_id,
+            unit=canary_unit(lease.attempt_id.unit),
+            epoch=lease.attempt_id.epoch,
+        )
+        plan = settings.work_root / plan_path(attempt_id.job_id, attempt_id.unit)
+        folder = settings.work_root / attempt_dir(attempt_id.job_id, attempt_id.unit, attempt_id.epoch)
         await asyncio.to_thread(write_plan, plan, [_sample(row, ids) for row, ids in enumerate(prompts)])
         # Uncompressed, whatever the job stores: the canary judges the capture.
         identity = lease.identity.model_copy(update={"compression": "none"})
         try:
-            await link.open(session.opening(key, len(prompts), identity))
+            await link.open(session.opening(attempt_id, len(prompts), identity))
             for row, ids in enumerate(prompts):
                 # One after the other, so that the last prompt's prefix is in the cache when it comes.
-                ref = RowRef(key, row, len(ids))
-                prompt = Prompt(f"canary-{key.job_id}-{key.epoch}-{row}", tuple(ids), ref)
+                ref = RowRef(attempt_id, row, len(ids))
+                prompt = Prompt(f"canary-{attempt_id.job_id}-{attempt_id.epoch}-{row}", tuple(ids), ref)
                 try:
                     async with asyncio.timeout(settings.engine_silence_s):
                         await session.engine.run(prompt)
                 except TimeoutError as error:
                     raise silent(settings.engine_silence_s) from error
-            sealed = raise_failure(await in_time(link.receipts(key), settings.receipt_timeout_s))
+            sealed = raise_failure(await in_time(link.receipts(attempt_id), settings.receipt_timeout_s))
             return await asyncio.to_thread(_read, folder, sealed, len(prompts))
         finally:
-            await link.abandon(key)
+            await link.abandon(attempt_id)
             await asyncio.to_thread(_remove, plan, folder)
 
 

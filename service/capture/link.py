@@ -18,13 +18,13 @@ from schemas.names import shard_file
 from schemas.receipts import (
     FROM_CONNECTOR,
     AbandonUnit,
+    AttemptId,
     Hello,
     OpenUnit,
     Refused,
     SkipRow,
     ToConnector,
     UnitFailed,
-    UnitKey,
     UnitOpened,
     UnitSealed,
     line,
@@ -72,7 +72,7 @@ class EngineLink:
         self.path = self._folder / "engine.sock"
         self._server: asyncio.Server | None = None
         self._streams: dict[int, asyncio.StreamWriter] = {}
-        self._attempts: dict[UnitKey, _Attempt] = {}
+        self._attempts: dict[AttemptId, _Attempt] = {}
         self._hellos: dict[int, Hello] = {}
         self._complete = asyncio.Event()
         """Set once every rank has connected."""
@@ -108,37 +108,37 @@ class EngineLink:
         """
         if self._lost is not None:
             raise self._lost
-        attempt = self._attempts[order.key] = _Attempt(len(self._streams))
+        attempt = self._attempts[order.attempt_id] = _Attempt(len(self._streams))
         await self._send(order)
         try:
             # Not `wait_for`: before Python 3.12 it swallows a cancellation that comes with the answer.
             async with asyncio.timeout(timeout_s):
                 await asyncio.shield(attempt.ready)
         except TimeoutError as error:
-            raise EngineStuck(f"a writer did not open {order.key} within {timeout_s:.0f} s") from error
+            raise EngineStuck(f"a writer did not open {order.attempt_id} within {timeout_s:.0f} s") from error
 
-    async def skip(self, key: UnitKey, row: int) -> None:
+    async def skip(self, attempt_id: AttemptId, row: int) -> None:
         """Say that `row` will not reach the engine."""
-        await self._send(SkipRow(key=key, row=row))
+        await self._send(SkipRow(attempt_id=attempt_id, row=row))
 
-    async def abandon(self, key: UnitKey) -> None:
+    async def abandon(self, attempt_id: AttemptId) -> None:
         """Forget an attempt; harmless if every rank has ended it already."""
-        attempt = self._attempts.pop(key, None)
+        attempt = self._attempts.pop(attempt_id, None)
         if attempt is not None:
             attempt.fail(EngineDied("the attempt was abandoned"))
-            await self._send(AbandonUnit(key=key))
+            await self._send(AbandonUnit(attempt_id=attempt_id))
 
-    async def receipts(self, key: UnitKey) -> tuple[Receipt, ...]:
+    async def receipts(self, attempt_id: AttemptId) -> tuple[Receipt, ...]:
         """Wait for the receipts of every rank, in rank order, or for one that failed. Raises EngineDied.
 
         An attempt that a rank has still open stays until it is abandoned, also where the wait was cancelled.
         """
-        attempt = self._attempts[key]
+        attempt = self._attempts[attempt_id]
         try:
             return await asyncio.shield(attempt.ended)
         finally:
             if len(attempt.receipts) == attempt.num_ranks:
-                self._attempts.pop(key, None)
+                self._attempts.pop(attempt_id, None)
 
     async def close(self) -> None:
         """Stop listening and let go of the connections."""
@@ -194,12 +194,12 @@ class EngineLink:
     def _take(self, message: UnitOpened | Receipt, speaker: int | None) -> None:
         if message.rank != speaker:
             raise ValueError(f"rank {speaker} speaks for rank {message.rank}")
-        key = message.key
-        attempt = self._attempts.get(key)
+        attempt_id = message.attempt_id
+        attempt = self._attempts.get(attempt_id)
         if attempt is None:
             return
         if isinstance(message, UnitSealed) and message.file is not None:
-            name = shard_file(key.unit, message.rank, attempt.num_ranks)
+            name = shard_file(attempt_id.unit, message.rank, attempt.num_ranks)
             if message.file != name:
                 raise ValueError(f"the receipt of {name} names the file {message.file!r}")
         if isinstance(message, UnitOpened):

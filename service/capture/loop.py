@@ -15,9 +15,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 from schemas.job import RESTING_JOB_STATES, JobState
-from schemas.receipts import UnitKey
+from schemas.receipts import AttemptId
+from service.capture.attempt_files import move_into_dataset
 from service.capture.budget import InFlight
-from service.capture.landing import land_unit
 from service.capture.session import EngineSession, EngineSlot
 from service.errors import (
     STORE_AWAY,
@@ -90,7 +90,7 @@ class Capture:
         self._keeper = keeper
         self._engine = EngineSlot(settings)
         self._budget = InFlight(settings.in_flight_tokens, settings.in_flight_requests)
-        self._units: dict[UnitKey, _Unit] = {}
+        self._units: dict[AttemptId, _Unit] = {}
         self._last_job: str | None = None
         """Of the unit leased last: the next one of the same job needs no other engine."""
         self.rested = False
@@ -186,7 +186,7 @@ class Capture:
 
     def _keep(self, lease: UnitLease) -> _Unit:
         """Keep a lease from now on; a unit that is lost is cancelled."""
-        unit = self._units[lease.key] = _Unit(lease)
+        unit = self._units[lease.attempt_id] = _Unit(lease)
         unit.alone = lease.is_probe or lease.lone_deaths is not None
         loop = asyncio.get_running_loop()
 
@@ -207,7 +207,7 @@ class Capture:
         unit.keeping.close()
 
     def _ended(self, unit: _Unit) -> None:
-        self._units.pop(unit.lease.key, None)
+        self._units.pop(unit.lease.attempt_id, None)
         unit.keeping.close()
         self._room.set()
 
@@ -288,16 +288,16 @@ class Capture:
             except StoreUnavailable as error:
                 if self.stop.is_set():
                     raise
-                logger.warning("unit %s cannot be committed yet: %s", commit.key, error)
+                logger.warning("unit %s cannot be committed yet: %s", commit.attempt_id, error)
             await asyncio.sleep(self._settings.poll_s)
         session.has_captured = True
         self._let_go(unit)
-        with writing(f"the files of unit {commit.key.unit}"):
-            await asyncio.to_thread(land_unit, self._settings, commit)
+        with writing(f"the files of unit {commit.attempt_id.unit}"):
+            await asyncio.to_thread(move_into_dataset, self._settings, commit)
 
     async def _supervised(self, unit: _Unit, work: Coroutine[Any, Any, T]) -> T | None:
         """Return what `work` returns; whatever it raises ends the attempt, and nothing else."""
-        with attempt(f"unit {unit.lease.key}") as end:
+        with attempt(f"unit {unit.lease.attempt_id}") as end:
             return await work
         if end.error is not None:
             await self._fail(unit, end.error)

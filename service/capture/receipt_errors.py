@@ -47,7 +47,7 @@ def raise_failure(receipts: Sequence[UnitSealed | UnitFailed]) -> tuple[UnitSeal
         if isinstance(receipt, UnitSealed):
             sealed.append(receipt)
             continue
-        detail = f"unit {receipt.key.unit}, rank {receipt.rank}: {receipt.detail}"
+        detail = f"unit {receipt.attempt_id.unit}, rank {receipt.rank}: {receipt.detail}"
         if receipt.errno in NO_SPACE:
             raise DiskFull(detail, cure="free space in the data folder, then resume the job")
         raise ERRORS[receipt.reason](detail)

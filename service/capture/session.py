@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from schemas.identity import Identity, Provenance, layer_info
 from schemas.names import is_local_model
-from schemas.receipts import OpenUnit, UnitKey
+from schemas.receipts import AttemptId, OpenUnit
 from service.capture.engine import Engine, EngineSpec
 from service.capture.link import EngineLink
 from service.errors import IdentityChanged
@@ -83,21 +83,20 @@ class EngineSession:
             service_version=version("eagle-quarry"),
         )
 
-    def opening(self, key: UnitKey, num_rows: int, identity: Identity) -> OpenUnit:
-        """Return the message that opens attempt `key` in the connector.
+    def opening(self, attempt_id: AttemptId, num_rows: int, identity: Identity) -> OpenUnit:
+        """Return the message that opens an attempt in the connector.
 
         Raises IdentityChanged if the engine holds another model than `identity` names.
         """
         if not self.spec.serves(identity):
-            detail = (
-                f"the engine holds another model, or captures other layers, than job {key.job_id} asks for"
-            )
+            job_id = attempt_id.job_id
+            detail = f"the engine holds another model, or captures other layers, than job {job_id} asks for"
             raise IdentityChanged(detail, cure="resume the job")
         return OpenUnit(
-            key=key,
+            attempt_id=attempt_id,
             num_rows=num_rows,
             compression=identity.compression,
-            provenance=self.provenance(key.job_id, identity),
+            provenance=self.provenance(attempt_id.job_id, identity),
         )
 
 

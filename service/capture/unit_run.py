@@ -18,11 +18,11 @@ from schemas.dataset.manifest import SealedShard
 from schemas.dataset.tables import read_plan_table
 from schemas.job import RejectView
 from schemas.names import index_path, plan_path, shard_path
-from schemas.receipts import OpenUnit, UnitKey, UnitSealed
+from schemas.receipts import AttemptId, OpenUnit, UnitSealed
 from schemas.request import Generate
+from service.capture.attempt_files import INDEX_FILE, attempt_folder, remove_earlier
 from service.capture.budget import InFlight
 from service.capture.engine import Answer, Prompt, PromptRefused
-from service.capture.landing import INDEX_FILE, attempt_folder, remove_earlier
 from service.capture.receipt_errors import in_time, raise_failure, silent
 from service.capture.session import EngineSession
 from service.errors import QuarryError, WriteFailed, writing
@@ -60,7 +60,7 @@ class UnitRun:
         """Do nothing before `run`; `on_answered` is called when the engine has answered every row."""
         self._on_answered = on_answered
         self._lease, self._session, self._budget, self._settings = lease, session, budget, settings
-        self._key = lease.key
+        self._attempt_id = lease.attempt_id
         self._witnesses: dict[int, Witness] = {}
         self._skipped: set[int] = set()
         self._rejects: list[RejectView] = []
@@ -71,22 +71,22 @@ class UnitRun:
 
         On cancellation the connector forgets the attempt.
         """
-        await asyncio.to_thread(remove_earlier, self._settings, self._key)
-        path = self._settings.work_root / plan_path(self._key.job_id, self._key.unit)
+        await asyncio.to_thread(remove_earlier, self._settings, self._attempt_id)
+        path = self._settings.work_root / plan_path(self._attempt_id.job_id, self._attempt_id.unit)
         self._plan = await asyncio.to_thread(read_plan, path, self._lease.plan_sha256)
         link = self._session.link
-        order = self._session.opening(self._key, self._plan.num_rows, self._lease.identity)
+        order = self._session.opening(self._attempt_id, self._plan.num_rows, self._lease.identity)
         try:
             await link.open(order)
             sealed = await self._capture()
         except BaseException:
-            await link.abandon(self._key)
+            await link.abandon(self._attempt_id)
             raise
         return await asyncio.to_thread(self._verify, order, sealed)
 
     async def _capture(self) -> tuple[UnitSealed, ...]:
         """Run every row and wait for the receipts; a failed receipt or a silent engine ends the rows."""
-        receipts = asyncio.create_task(self._session.link.receipts(self._key))
+        receipts = asyncio.create_task(self._session.link.receipts(self._attempt_id))
         rows = asyncio.create_task(self._run_rows())
         silence = asyncio.create_task(self._budget.silence(self._settings.engine_silence_s))
         try:
@@ -124,7 +124,7 @@ class UnitRun:
                 answer = await self._ask(row, generate)
             except PromptRefused as error:
                 self._skipped.add(row)
-                await self._session.link.skip(self._key, row)
+                await self._session.link.skip(self._attempt_id, row)
                 self._reject(row, "engine-refused", str(error))
                 return
         if answer.likely:
@@ -132,9 +132,9 @@ class UnitRun:
 
     async def _ask(self, row: int, generate: Generate | None) -> Answer:
         """Run the row's request, or two of them where the answer is captured by a second prefill."""
-        name = f"{self._key.job_id}-{self._key.unit}-{self._key.epoch}-{row}"
+        name = f"{self._attempt_id.job_id}-{self._attempt_id.unit}-{self._attempt_id.epoch}-{row}"
         token_ids = tuple(self._plan["input_ids"][row].values.to_numpy().tolist())
-        ref = RowRef(self._key, row, len(token_ids))
+        ref = RowRef(self._attempt_id, row, len(token_ids))
         engine = self._session.engine
         if generate is not None and self._lease.identity.capture == "second_prefill":
             answer = await engine.run(Prompt(f"{name}-answer", token_ids, None, generate=generate))
@@ -148,7 +148,7 @@ class UnitRun:
 
     def _verify(self, order: OpenUnit, sealed: Sequence[UnitSealed]) -> UnitCommit:
         """Check the sealed files against plan and model, write their index, and return what to commit."""
-        folder = attempt_folder(self._settings, self._key)
+        folder = attempt_folder(self._settings, self._attempt_id)
         checks = check_unit(
             attempt=folder,
             plan=self._plan,
@@ -161,18 +161,18 @@ class UnitRun:
         for receipt in sealed:
             for reject in receipt.rejected:
                 self._reject(reject.row, reject.reason, reject.detail)
-        shards = sealed_shards(self._key, sealed)
+        shards = sealed_shards(self._attempt_id, sealed)
         # A sample that the engine or the checks of its states rejected is not tried again by the next run.
-        keyed = "content_key" in self._plan.column_names
-        keys = b"".join(self._plan["content_key"].to_pylist()) if keyed else b""
+        hashed = "content_hash" in self._plan.column_names
+        hashes = b"".join(self._plan["content_hash"].to_pylist()) if hashed else b""
         files = [(folder / Path(entry.path).name, entry.path) for entry in shards]
         index, supervised = None, 0
         if files:
-            path = index_path(self._key.job_id, self._key.unit)
+            path = index_path(self._attempt_id.job_id, self._attempt_id.unit)
             with writing(f"the index {path}"):
                 index, supervised = write_index(folder / INDEX_FILE, path, files, self._plan, self._witnesses)
         return UnitCommit(
-            key=self._key,
+            attempt_id=self._attempt_id,
             provenance=order.provenance,
             shards=shards,
             index=index,
@@ -181,21 +181,21 @@ class UnitRun:
             supervised_tokens=supervised,
             checks=checks,
             final_norm=self._session.head.final_norm_file,
-            keys=keys,
+            content_hashes=hashes,
         )
 
 
-def sealed_shards(key: UnitKey, sealed: Sequence[UnitSealed]) -> tuple[SealedShard, ...]:
+def sealed_shards(attempt_id: AttemptId, sealed: Sequence[UnitSealed]) -> tuple[SealedShard, ...]:
     """Return what is committed of the files that were written, in rank order."""
     return tuple(
         SealedShard(
-            path=shard_path(key.job_id, key.unit, receipt.rank, len(sealed)),
+            path=shard_path(attempt_id.job_id, attempt_id.unit, receipt.rank, len(sealed)),
             xxh3=receipt.xxh3,
             bytes=receipt.bytes,
             rows=len(receipt.rows),
             tokens=sum(receipt.num_tokens),
-            unit=key.unit,
-            epoch=key.epoch,
+            unit=attempt_id.unit,
+            epoch=attempt_id.epoch,
             layers=receipt.layers,
         )
         for receipt in sealed

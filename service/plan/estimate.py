@@ -10,7 +10,7 @@ from schemas.names import MAX_COMMIT_FILES
 from schemas.request import ExtractRequest
 from service.plan.child.process import tokenizing
 from service.plan.child.task import Purpose, Task
-from service.plan.known import SeenKeys
+from service.plan.content_hashes import SeenHashes
 from service.plan.model_folder import ModelFolder
 from service.plan.planner import unit_bounds
 from service.plan.sources import open_source
@@ -38,7 +38,7 @@ def estimate_request(
     with tokenizing(task, settings, watch) as child:
         target = target_of(request, located or ModelFolder(Path(request.model)), child.opening().config)
         bounds = unit_bounds(request, target, settings)
-        for draft in plan_units(child.rows(), bounds, SeenKeys(settings.work_root).add):
+        for draft in plan_units(child.rows(), bounds, SeenHashes(settings.work_root).add):
             rejected += len(draft.rejects)
             samples += len(draft.samples)
             tokens += draft.num_tokens + len(draft.samples) * bounds.answer_tokens

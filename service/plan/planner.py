@@ -14,7 +14,7 @@ from schemas.names import (
     MAX_UNITS,
     frozen_source_path,
     is_local_model,
-    known_keys_path,
+    known_hashes_path,
     plan_path,
     posted_path,
 )
@@ -32,7 +32,7 @@ from service.errors import (
 from service.plan.child.fork_server import FORK_SERVER
 from service.plan.child.process import Opening, tokenizing
 from service.plan.child.task import Purpose, Task
-from service.plan.known import SeenKeys, write_keys
+from service.plan.content_hashes import SeenHashes, write_hashes
 from service.plan.model_folder import TOKENIZER_FILES, ModelContent, content_of, files_digest, locate_model
 from service.plan.posted import take
 from service.plan.sources import RowSource, open_source
@@ -40,7 +40,7 @@ from service.plan.target import Target, check_planned, target_of
 from service.plan.unit_file import write_plan
 from service.plan.units import UnitBounds, UnitDraft, plan_units
 from service.settings import Settings
-from service.store import PlanLease, PlannedUnit, Store, jobs, plans, spools, written
+from service.store import PlanLease, PlannedUnit, Store, captured_samples, jobs, plans, spools
 from service.work.keeper import Keeper, Kept
 from service.work.runner import Stopped, run_next
 
@@ -120,8 +120,8 @@ def plan_job(lease: PlanLease, store: Store, settings: Settings, watch: Callable
         watch()
         store.write(plans.set_identity, lease, identity)
         rest = UnitDraft((), ())
-        rows = child.rows(_known_keys(lease, store, settings, identity))
-        bounds, seen = unit_bounds(request, target, settings), SeenKeys(settings.work_root)
+        rows = child.rows(_known_hashes(lease, store, settings, identity))
+        bounds, seen = unit_bounds(request, target, settings), SeenHashes(settings.work_root)
         for unit, draft in enumerate(plan_units(rows, bounds, seen.add)):
             watch()
             if draft.samples:
@@ -131,21 +131,21 @@ def plan_job(lease: PlanLease, store: Store, settings: Settings, watch: Callable
         store.write(plans.finish, lease, rest.rejects, rest.known)
 
 
-def _known_keys(lease: PlanLease, store: Store, settings: Settings, identity: Identity) -> Path | None:
+def _known_hashes(lease: PlanLease, store: Store, settings: Settings, identity: Identity) -> Path | None:
     """Return a file of what earlier runs of the job's schedule wrote; none where the job takes all samples.
 
     It is made once, so that a plan made again leaves out the same. Raises RecipeChanged, DiskFull,
     WriteFailed.
     """
-    path = settings.work_root.resolve() / known_keys_path(lease.job_id)
+    path = settings.work_root.resolve() / known_hashes_path(lease.job_id)
     if path.exists():
         return path
     if lease.schedule is None:
         if lease.spool is not None:  # all that was posted is taken, and that may be nothing
-            write_keys(path, (), str(lease.epoch))
+            write_hashes(path, (), str(lease.epoch))
         return None if lease.spool is None else path
     recipe = identity.recipe_sha256()
-    runs = store.read(written.earlier, lease.schedule, lease.job_id, recipe)
+    runs = store.read(captured_samples.earlier, lease.schedule, lease.job_id, recipe)
     if runs is None:
         return None
     if runs.identity is not None and runs.identity.recipe_sha256() != recipe:
@@ -154,9 +154,9 @@ def _known_keys(lease: PlanLease, store: Store, settings: Settings, identity: Id
         if runs.rules.changed_recipe is ChangedRecipe.REFUSE:
             cure = "restore it before the next run, or change changed_recipe to begin_anew and resume"
             raise RecipeChanged(detail, field="changed_recipe", cure=cure)
-        store.write(written.note, lease.job_id, f"begun anew: {detail}")
-    parts = (store.read(written.keys, lease.schedule, recipe, job_id) for job_id in runs.jobs)
-    write_keys(path, parts, str(lease.epoch))
+        store.write(captured_samples.note, lease.job_id, f"begun anew: {detail}")
+    parts = (store.read(captured_samples.hashes, lease.schedule, recipe, job_id) for job_id in runs.jobs)
+    write_hashes(path, parts, str(lease.epoch))
     return path
 
 

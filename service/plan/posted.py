@@ -27,10 +27,10 @@ def keep(settings: Settings, spool: int, samples: Sequence[Sample]) -> None:
 
     Raises DiskFull, WriteFailed.
     """
-    from service.plan.known import content_key  # imports pyarrow
+    from service.plan.content_hashes import content_hash  # imports pyarrow
 
     named = (
-        sample if sample.id is not None else sample.model_copy(update={"id": content_key(sample).hex()})
+        sample if sample.id is not None else sample.model_copy(update={"id": content_hash(sample).hex()})
         for sample in samples
     )
     lines = "".join(f"{sample.model_dump_json(exclude_none=True)}\n" for sample in named).encode()

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from schemas.dataset.columns import KEY_BYTES, KEYED_PLAN_SCHEMA, PLAN_SCHEMA, with_labels
+from schemas.dataset.columns import CONTENT_HASH_BYTES, HASHED_PLAN_SCHEMA, PLAN_SCHEMA, with_labels
 from schemas.dataset.seal import sealing, sha256_of
 from service.errors import writing
 from service.plan.units import PlannedSample
@@ -17,7 +17,7 @@ from service.plan.units import PlannedSample
 def write_plan(path: Path, samples: Sequence[PlannedSample]) -> str:
     """Seal `samples` at `path`; return the file's sha256. Raises DiskFull, WriteFailed.
 
-    The file is of `PLAN_SCHEMA`, or of `KEYED_PLAN_SCHEMA` where samples have keys, with their labels behind.
+    The file is of `PLAN_SCHEMA`, or of `HASHED_PLAN_SCHEMA` where samples are hashed, with their labels.
     """
     with writing(f"the plan file {path.name}"):
         with sealing(path) as temporary:
@@ -36,9 +36,9 @@ def _table(samples: Sequence[PlannedSample]) -> pa.Table:
         _lists([sample.mask for sample in samples], PLAN_SCHEMA.field("loss_mask").type),
     ]
     schema = PLAN_SCHEMA
-    if samples[0].key:
-        columns.append(pa.array([sample.key for sample in samples], pa.binary(KEY_BYTES)))
-        schema = KEYED_PLAN_SCHEMA
+    if samples[0].content_hash:
+        columns.append(pa.array([sample.content_hash for sample in samples], pa.binary(CONTENT_HASH_BYTES)))
+        schema = HASHED_PLAN_SCHEMA
     labels = list(samples[0].labels)
     columns += [pa.array([sample.labels[name] for sample in samples], pa.string()) for name in labels]
     return pa.Table.from_arrays(columns, schema=with_labels(schema, labels))

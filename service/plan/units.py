@@ -29,13 +29,13 @@ class Tokenized:
 class RowOutcome:
     """What became of row `position` of the source; null where an earlier run has written it.
 
-    `key` is that of its content, in a schedule's job.
+    `content_hash` is set in a schedule's job.
     """
 
     position: int
     source_id: str
     result: Tokenized | RowReject | None
-    key: bytes = b""
+    content_hash: bytes = b""
     labels: Labels = field(default_factory=dict)
 
 
@@ -48,7 +48,7 @@ class PlannedSample:
     source_id: str
     ids: Ids
     mask: Mask
-    key: bytes = b""
+    content_hash: bytes = b""
     labels: Labels = field(default_factory=dict)
 
     @property
@@ -97,7 +97,7 @@ def plan_units(
     """Cut the rows into units in their order: equal rows give equal units.
 
     Each position ends in exactly one place, a unit or its rejects, or is counted as known; a sample whose
-    key of 16 bytes was asked about before, which `is_new` then says, is a reject.
+    hash of 16 bytes was asked about before, which `is_new` then says, is a reject.
     """
     samples: list[PlannedSample] = []
     rejects: list[RejectView] = []
@@ -128,7 +128,7 @@ def plan_units(
             source_id=row.source_id,
             ids=row.result.ids,
             mask=row.result.mask,
-            key=row.key,
+            content_hash=row.content_hash,
             labels=row.labels,
         )
         samples.append(sample)

@@ -73,13 +73,13 @@ class _Distance:
     error_JT: torch.Tensor
 
 
-def canary_key(made: Provenance) -> str:
+def canary_digest(made: Provenance) -> str:
     """Return what a passed canary is remembered under: all that can change which states are captured."""
     parts = _states_parts(made.identity) | {"engine": made.engine.model_dump(mode="json")}
     return canonical_sha256(parts | {"quarry": made.service_version})
 
 
-def states_key(identity: Identity) -> str:
+def states_digest(identity: Identity) -> str:
     """Return what the last passed canary of these states is remembered under, on any engine."""
     return canonical_sha256(_states_parts(identity))
 

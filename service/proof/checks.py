@@ -52,7 +52,7 @@ def check_unit(
         WriteFailed: a sealed file is not what its receipt says; the unit is tried again.
         StatesWrong: rows disagree with the plan or with the model, named with both values.
     """
-    unit = f"unit {receipts[0].key.unit}"
+    unit = f"unit {receipts[0].attempt_id.unit}"
     _account(unit, plan.num_rows, receipts, skipped)
     cases: list[LogitCase] = []
     for receipt in receipts:
@@ -126,7 +126,7 @@ def _check_bytes(file: DirectReader, receipt: UnitSealed) -> None:
 def _check_shard(unit: str, shard: Shard, receipt: UnitSealed, plan: pa.Table, identity: Identity) -> None:
     """The shard is of this job and holds the planned rows, in the receipt's order."""
     provenance = shard.provenance
-    if provenance.identity != identity or provenance.job_id != receipt.key.job_id:
+    if provenance.identity != identity or provenance.job_id != receipt.attempt_id.job_id:
         raise StatesWrong(f"{unit}: {receipt.file} carries another identity, of job {provenance.job_id}")
     if len(shard.light) != len(receipt.rows):
         counts = f"{len(shard.light)} rows, its receipt {len(receipt.rows)}"

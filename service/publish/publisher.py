@@ -9,13 +9,13 @@ from schemas.dataset.manifest import CanaryReport
 from schemas.names import MANIFEST_FOLDER, is_job_id
 from schemas.request import ExtractRequest, HubTarget
 from service.artifacts.repository import Patience, Repository
-from service.capture.landing import land
+from service.capture.attempt_files import land
 from service.errors import STORE_AWAY, DatasetBroken, writing
 from service.publish.assemble import account_of, assemble
 from service.publish.card import states_config
 from service.publish.push import JobPush
 from service.settings import Settings
-from service.store import PublishLease, Store, canaries, commits, jobs, publishing, written
+from service.store import PublishLease, Store, canaries, captured_samples, commits, jobs, publishing
 from service.work.keeper import Keeper, Kept
 from service.work.runner import Stopped, run_next
 
@@ -109,7 +109,7 @@ def _publish(
 def _target(store: Store, lease: PublishLease, hub: HubTarget) -> HubTarget:
     """Return where a job is pushed to; a recipe that a schedule changed to has a configuration of its own."""
     recipe = lease.identity.recipe_sha256()
-    if store.read(written.first_recipe, lease.job_id) in {None, recipe}:
+    if store.read(captured_samples.first_recipe, lease.job_id) in {None, recipe}:
         return hub
     name = f"{states_config(hub.config_name)[:CONFIG_CHARS]}-{recipe[:8]}"
     return hub.model_copy(update={"config_name": name})
@@ -117,12 +117,12 @@ def _target(store: Store, lease: PublishLease, hub: HubTarget) -> HubTarget:
 
 def _canary(store: Store, lease: PublishLease, request: ExtractRequest) -> tuple[str, CanaryReport | None]:
     """Return what the manifest says of the canary, and the numbers of the one that passed."""
-    from service.proof.canary import canary_key
+    from service.proof.canary import canary_digest
 
     if request.canary == "skip":
         return "skipped by request", None
     made = lease.provenance
-    stored = None if made is None else store.read(canaries.report, canary_key(made))
+    stored = None if made is None else store.read(canaries.report, canary_digest(made))
     if stored is None:
         raise DatasetBroken("no canary is recorded for this model and engine", cure="resume the job")
     report = CanaryReport.model_validate_json(stored)

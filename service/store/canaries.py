@@ -6,13 +6,13 @@ from service.store.database import Transaction
 from service.store.tables import CANARY
 
 
-def report(tx: Transaction, key: str) -> str | None:
-    """Return the report stored under `key`."""
-    report: str | None = tx.connection.scalar(select(CANARY.c.report).where(CANARY.c.key == key))
+def report(tx: Transaction, digest: str) -> str | None:
+    """Return the report stored under `digest`."""
+    report: str | None = tx.connection.scalar(select(CANARY.c.report).where(CANARY.c.digest == digest))
     return report
 
 
-def record(tx: Transaction, key: str, report_json: str) -> None:
+def record(tx: Transaction, digest: str, report_json: str) -> None:
     """Store a report, in place of an older one."""
-    new = tx.insert(CANARY).values(key=key, report=report_json)
-    tx.connection.execute(new.on_conflict_do_update(index_elements=["key"], set_={"report": report_json}))
+    new = tx.insert(CANARY).values(key=digest, report=report_json)
+    tx.connection.execute(new.on_conflict_do_update(index_elements=["digest"], set_={"report": report_json}))

@@ -8,18 +8,18 @@ from sqlalchemy import ColumnElement, func, insert, select
 from schemas.dataset.manifest import FileEntry, SealedShard
 from schemas.identity import Provenance
 from schemas.job import RejectView
-from schemas.receipts import UnitKey
+from schemas.receipts import AttemptId
 from service.errors import IdentityChanged, StatesWrong
-from service.store import publishing, tasks, workers, written
+from service.store import captured_samples, publishing, tasks, workers
 from service.store.database import Transaction
-from service.store.ledger import LockedJob
 from service.store.plans import add_rejects
 from service.store.tables import FINAL_NORM, REJECT, SHARD, UNIT_COMMIT
+from service.store.transitions import LockedJob
 from service.store.values import UnitCommit, UnitLease
 
 
 def commit(tx: Transaction, made: UnitCommit, lease: UnitLease) -> None:
-    """Make a unit done, with its shards, index, rejects and keys, or change nothing.
+    """Make a unit done, with its shards, index, rejects and samples' hashes, or change nothing.
 
     Raises:
         LeaseLost: another attempt owns the unit, it is done already, or its job was stopped.
@@ -49,7 +49,7 @@ def commit(tx: Transaction, made: UnitCommit, lease: UnitLease) -> None:
         rows = [place | {"path": e.path, "number": n, "entry": e} for n, e in enumerate(made.shards, first)]
         tx.connection.execute(insert(SHARD), rows)
     add_rejects(tx, job.id, task.item, made.rejects)
-    written.add(tx, job, task.item, made.keys)
+    captured_samples.add(tx, job, task.item, made.content_hashes)
     if lease.is_probe:
         workers.proven(tx, lease)
     job = tasks.done(
@@ -71,7 +71,7 @@ def unit_commits(tx: Transaction, job_id: str) -> list[UnitCommit]:
     query = select(UNIT_COMMIT).where(UNIT_COMMIT.c.job_id == job_id).order_by(UNIT_COMMIT.c.unit)
     return [
         UnitCommit(
-            key=UnitKey(job_id=job_id, unit=row["unit"], epoch=row["epoch"]),
+            attempt_id=AttemptId(job_id=job_id, unit=row["unit"], epoch=row["epoch"]),
             provenance=row["provenance"],
             shards=tuple(shards_of[row["unit"]]),
             index=row["index_file"],

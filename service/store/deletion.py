@@ -8,8 +8,8 @@ from schemas.job import ENDED_JOB_STATES, JobState
 from service.errors import NotFound
 from service.store import tasks
 from service.store.database import Store, Transaction
-from service.store.ledger import LockedJob, lock_job, move_job
 from service.store.tables import (
+    CAPTURED_SAMPLES,
     EVENT,
     FINAL_NORM,
     JOB,
@@ -21,8 +21,8 @@ from service.store.tables import (
     TASK,
     UNIT,
     UNIT_COMMIT,
-    WRITTEN_KEYS,
 )
+from service.store.transitions import LockedJob, lock_job, move_job
 from service.store.values import DeletionLease, Lease, TaskKind
 
 TOMBSTONE = timedelta(days=30)
@@ -45,8 +45,8 @@ def begin(tx: Transaction, job_id: str, *, with_dataset: bool) -> None:
         tx.connection.execute(run.values(kept))
         if locked.state is not JobState.COMPLETED:
             # What it wrote is in no dataset: those samples come again.
-            of_job = (WRITTEN_KEYS.c.schedule == locked.schedule) & (WRITTEN_KEYS.c.job_id == job_id)
-            tx.connection.execute(delete(WRITTEN_KEYS).where(of_job))
+            of_job = (CAPTURED_SAMPLES.c.schedule == locked.schedule) & (CAPTURED_SAMPLES.c.job_id == job_id)
+            tx.connection.execute(delete(CAPTURED_SAMPLES).where(of_job))
         tasks.add(tx, move_job(tx, locked, JobState.DELETING), TaskKind.DELETE)
         submission = update(SUBMISSION).where(SUBMISSION.c.job_id == job_id)
         tx.connection.execute(submission.values(deleted_at=tx.now))

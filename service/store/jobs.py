@@ -16,10 +16,10 @@ from service.errors import IdempotencyConflict, IllegalMove, NotFound, RequestEr
 from service.store import keys, tasks, workers
 from service.store.database import Transaction
 from service.store.deletion import TOMBSTONE
-from service.store.ledger import LockedJob, lock_job, move_job, move_task, progress_of, record, tasks_in
 from service.store.policies import POLICIES
 from service.store.stopping import stop
 from service.store.tables import EVENT, JOB, REQUEST, SCHEDULE, SUBMISSION, TASK
+from service.store.transitions import LockedJob, lock_job, move_job, move_task, progress_of, record, tasks_in
 from service.store.values import JobRow, LoneDeaths, NewJob, TaskKind, TaskState
 
 CURSOR = re.compile("[0-9]{1,18}")

@@ -8,10 +8,10 @@ from sqlalchemy import insert, select, update
 from schemas.identity import Identity
 from schemas.job import RejectView
 from service.errors import IdentityChanged, SourceRefused
-from service.store import keys, publishing, tasks, written
+from service.store import captured_samples, keys, publishing, tasks
 from service.store.database import Store, Transaction
-from service.store.ledger import LockedJob, count, record
 from service.store.tables import JOB, REJECT, UNIT
+from service.store.transitions import LockedJob, count, record
 from service.store.values import Lease, PlanLease, PlannedUnit, TaskKind
 
 
@@ -112,7 +112,7 @@ def finish(tx: Transaction, lease: PlanLease, rejects: Sequence[RejectView], kno
             "the source holds no samples", field="source", cure="name a source with at least one row"
         )
     if not progress.units_planned and progress.wrote_nothing_new:
-        written.note(tx, job.id, "no new samples")
+        captured_samples.note(tx, job.id, "no new samples")
     add_rejects(tx, job.id, None, rejects)
     progress = progress.model_copy(update={"plan_done": True})
     captured_at = job.captured_at if progress.units_planned else tx.now

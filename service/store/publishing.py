@@ -5,7 +5,7 @@ from dataclasses import replace
 from schemas.job import JobState
 from service.store import tasks
 from service.store.database import Store, Transaction
-from service.store.ledger import LockedJob, move_job, record
+from service.store.transitions import LockedJob, move_job, record
 from service.store.values import Lease, PublishLease, TaskKind
 
 

@@ -7,7 +7,7 @@ from sqlalchemy import and_, delete, exists, func, or_, select, update
 from schemas.job import JobState
 from schemas.schedule import RunOutcome, RunView
 from service.store.database import Transaction
-from service.store.tables import JOB, RUN, SCHEDULE, SLOT_COUNTS, WRITTEN_KEYS
+from service.store.tables import CAPTURED_SAMPLES, JOB, RUN, SCHEDULE, SLOT_COUNTS
 
 LATE = timedelta(minutes=5)
 """A slot that nobody has looked at for so long was missed."""
@@ -93,7 +93,7 @@ def _forget_old(tx: Transaction, schedule: int) -> None:
     mine = RUN.c.schedule == schedule
     newest = select(RUN.c.slot).where(mine).order_by(RUN.c.slot.desc()).offset(RUNS_KEPT).limit(1)
     good = select(func.max(RUN.c.slot)).where(mine, RUN.c.job_state == JobState.COMPLETED)
-    wrote = exists().where(WRITTEN_KEYS.c.schedule == schedule, WRITTEN_KEYS.c.job_id == RUN.c.job_id)
+    wrote = exists().where(CAPTURED_SAMPLES.c.schedule == schedule, CAPTURED_SAMPLES.c.job_id == RUN.c.job_id)
     job_is_gone = or_(RUN.c.job_id.is_(None), RUN.c.job_state.is_not(None))
     idle = and_(job_is_gone, ~wrote, RUN.c.slot.is_distinct_from(good.scalar_subquery()))
     tx.connection.execute(delete(RUN).where(mine, RUN.c.slot <= newest.scalar_subquery(), idle))

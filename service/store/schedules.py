@@ -27,12 +27,12 @@ from schemas.schedule import (
     ScheduleView,
 )
 from service.errors import STORE_AWAY, Conflict, NotFound, QuarryError
-from service.store import jobs, runs, written
+from service.store import captured_samples, jobs, runs
 from service.store.database import Transaction
-from service.store.ledger import lock_job
 from service.store.migration import check_write
 from service.store.stopping import stop
-from service.store.tables import JOB, RUN, SCHEDULE, SCHEDULE_REQUEST, WRITTEN_KEYS
+from service.store.tables import CAPTURED_SAMPLES, JOB, RUN, SCHEDULE, SCHEDULE_REQUEST
+from service.store.transitions import lock_job
 from service.store.values import NewJob
 
 SLOTS_SHOWN = 5
@@ -122,7 +122,7 @@ def remove(tx: Transaction, which: Which) -> None:
     number = _lock(tx, which).number
     its_jobs = update(JOB).where(or_(JOB.c.schedule == number, JOB.c.spool == number))
     tx.connection.execute(its_jobs.values(schedule=None, spool=None))
-    for table in (RUN, SCHEDULE_REQUEST, WRITTEN_KEYS):
+    for table in (RUN, SCHEDULE_REQUEST, CAPTURED_SAMPLES):
         tx.connection.execute(delete(table).where(table.c.schedule == number))
     tx.connection.execute(delete(SCHEDULE).where(SCHEDULE.c.number == number))
 
@@ -298,14 +298,14 @@ def _replace_job(tx: Transaction, schedule: _Schedule, slot: datetime) -> str:
     request = ExtractRequest.model_validate_json(request_json(tx, schedule.name))
     if _has_running_job(tx, schedule):
         stop(tx, lock_job(tx, str(schedule.last_job)), JobState.CANCELLED)
-    stopped = written.lock_stopped(tx, schedule.number)
+    stopped = captured_samples.lock_stopped(tx, schedule.number)
     # A tab is in no key that a caller can give.
     key = f"schedule\t{schedule.number}\t{slot.isoformat()}"
     new_only = schedule.number if schedule.rules.samples is Samples.NEW else None
     spool = schedule.number if isinstance(request.source, PostedSource) else None
     made = NewJob.of(jobs.new_id(), key, request, schedule=new_only, spool=spool, owner=schedule.owner)
     job, _ = jobs.submit(tx, made)
-    written.publish(tx, schedule.number, stopped)
+    captured_samples.publish(tx, schedule.number, stopped)
     same = SCHEDULE.c.number == schedule.number
     tx.connection.execute(update(SCHEDULE).where(same).values(last_job=job.id))
     return job.id

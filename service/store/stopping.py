@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from schemas.job import JobState, Problem
 from service.store.database import Transaction
-from service.store.ledger import LockedJob, LockedTask, move_job, move_task, tasks_in
+from service.store.transitions import LockedJob, LockedTask, move_job, move_task, tasks_in
 from service.store.values import TaskState
 
 

@@ -324,16 +324,16 @@ RUN = Table(
     Index("run_by_job", "job_id"),
 )
 
-# The keys of a unit's samples, 16 bytes each. They outlive the job: what it wrote is not written again.
-WRITTEN_KEYS = Table(
-    "written_keys",
+# The hashes of a unit's samples, 16 bytes each. They outlive the job: what it wrote is not written again.
+CAPTURED_SAMPLES = Table(
+    "captured_samples",
     METADATA,
     Column("schedule", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=False),
     Column("recipe", String(64), primary_key=True),
     Column("job_id", String(32), primary_key=True),
     Column("unit", Integer, primary_key=True, autoincrement=False),
-    Column("content_keys", LargeBinary, nullable=False),
-    Index("written_by_job", "schedule", "job_id", "recipe"),
+    Column("content_hashes", LargeBinary, nullable=False),
+    Index("captured_sample_by_job", "schedule", "job_id", "recipe"),
 )
 
 API_KEY = Table(
@@ -351,6 +351,6 @@ API_KEY = Table(
 CANARY = Table(
     "canary",
     METADATA,
-    Column("key", Text, primary_key=True),
+    Column("digest", Text, primary_key=True),
     Column("report", Text, nullable=False),
 )

@@ -29,11 +29,19 @@ from sqlalchemy.orm import aliased
 from schemas.job import JobState, Problem
 from service.errors import STORE_AWAY, LeaseLost, NotFound, Outcome, QuarryError, internal_error
 from service.store.database import Store, Transaction
-from service.store.ledger import TASK_COLUMNS, LockedJob, LockedTask, lock_job, move_job, move_task, record
 from service.store.migration import check_write
 from service.store.policies import POLICIES, task_name
 from service.store.stopping import stop, void
 from service.store.tables import AT_WORK, AT_WORK_STATES, JOB, SICKNESS, TASK
+from service.store.transitions import (
+    TASK_COLUMNS,
+    LockedJob,
+    LockedTask,
+    lock_job,
+    move_job,
+    move_task,
+    record,
+)
 from service.store.values import Lease, TaskKind, TaskState
 
 logger = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ from sqlalchemy import exists, select
 from service.errors import LeaseLost
 from service.store import tasks, workers
 from service.store.database import Store, Transaction
-from service.store.ledger import LockedJob
 from service.store.tables import JOB, SICKNESS, TASK, UNIT
+from service.store.transitions import LockedJob
 from service.store.values import Lease, TaskKind, TaskState, UnitLease, UnitRow
 
 OF_UNIT = (TASK.c.job_id == UNIT.c.job_id) & (TASK.c.item == UNIT.c.unit)

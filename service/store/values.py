@@ -10,7 +10,7 @@ from schemas.dataset.manifest import FileEntry, SealedShard, UnitChecks
 from schemas.identity import Identity, Provenance
 from schemas.job import JobState, JobSummary, Problem, Progress, RejectView
 from schemas.keys import Grants
-from schemas.receipts import UnitKey
+from schemas.receipts import AttemptId
 from schemas.request import ExtractRequest, SourceKind
 
 
@@ -209,9 +209,9 @@ class UnitLease(Lease):
     is_probe: bool
 
     @property
-    def key(self) -> UnitKey:
+    def attempt_id(self) -> AttemptId:
         """The attempt, as the connector and the files name it."""
-        return UnitKey(job_id=self.job_id, unit=self.item, epoch=self.epoch)
+        return AttemptId(job_id=self.job_id, unit=self.item, epoch=self.epoch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,11 +236,11 @@ class UnitCommit:
     """What one attempt made of its unit: every sample of it stands in `shards` or in `rejects`.
 
     `num_tokens` and `supervised_tokens` count the tokens written. Paths are inside the dataset repository.
-    `final_norm` is the content of the dataset's file of that name. `keys` are those of the samples' contents
-    one after another, in a job of a schedule. Neither is read back.
+    `final_norm` is the content of the dataset's file of that name. `content_hashes` are those of
+    the samples, one after another, in a job of a schedule. Neither is read back.
     """
 
-    key: UnitKey
+    attempt_id: AttemptId
     provenance: Provenance
     shards: tuple[SealedShard, ...]
     index: FileEntry | None
@@ -249,7 +249,7 @@ class UnitCommit:
     supervised_tokens: int
     checks: UnitChecks
     final_norm: bytes = b""
-    keys: bytes = b""
+    content_hashes: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

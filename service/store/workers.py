@@ -12,11 +12,11 @@ from schemas.job import JobState, Problem
 from service.errors import EngineDied, Outcome
 from service.store import tasks
 from service.store.database import Transaction
-from service.store.ledger import lock_job
 from service.store.migration import check_write
 from service.store.policies import POLICIES
 from service.store.stopping import stop
 from service.store.tables import JOB, SICKNESS, TASK, WORKER
+from service.store.transitions import lock_job
 from service.store.values import LoneDeaths, TaskKind, UnitLease
 
 PAUSES = (1 / 3600, 1 / 360, 1.0)

@@ -9,7 +9,7 @@ from schemas.dataset import seal
 from schemas.dataset.seal import temporary
 from schemas.job import JobState
 from schemas.names import attempt_dir, job_id_from_content, manifest_path, plan_path, shard_file
-from service.capture.landing import INDEX_FILE
+from service.capture.attempt_files import INDEX_FILE
 from service.proof.verify import verify_dataset
 from service.settings import Settings
 from service.store import jobs

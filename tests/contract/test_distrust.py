@@ -41,11 +41,11 @@ def test_units_beside_one_with_wrong_states_are_captured_again_on_a_new_engine(
     attempts: list[int] = []
 
     def checked(**given: Any) -> Any:
-        key = given["receipts"][0].key
-        if key.job_id == first:
+        attempt_id = given["receipts"][0].attempt_id
+        if attempt_id.job_id == first:
             both.wait()
             raise StatesWrong("planted")
-        attempts.append(key.epoch)
+        attempts.append(attempt_id.epoch)
         if len(attempts) == 1:
             both.wait()
             while shop.store.read(jobs.job, first).state not in ENDED_JOB_STATES:
@@ -153,7 +153,7 @@ def test_an_engine_that_keeps_a_row_to_itself_is_given_up_after_one_attempt(
 
         def without_a_row() -> StepWork:
             work = take_work()
-            epochs.update(item.ref.key.epoch for item in work.items)
+            epochs.update(item.ref.attempt_id.epoch for item in work.items)
             work.items = [item for item in work.items if item.ref.row != 2]
             return work
 

@@ -14,7 +14,7 @@ import pytest
 
 from connector.wire import RowRef
 from schemas.names import attempt_dir
-from schemas.receipts import AbandonUnit, UnitFailed, UnitKey, UnitSealed
+from schemas.receipts import AbandonUnit, AttemptId, UnitFailed, UnitSealed
 from schemas.request import Generate
 from service.capture.engine import WITNESS_TOKENS, EngineSpec, Prompt, PromptRefused
 from service.proof.head import Head
@@ -130,7 +130,7 @@ def test_a_skipped_row_does_not_hold_the_unit(bench):
 
     async def skipping() -> UnitSealed | UnitFailed:
         attempt = await bench.open(prompts)
-        await bench.link.skip(attempt.key, 0)
+        await bench.link.skip(attempt.attempt_id, 0)
         await asyncio.gather(attempt.run(1), attempt.run(2))
         return await attempt.receipt()
 
@@ -157,17 +157,17 @@ def test_a_request_without_a_row_is_answered_and_not_captured(bench):
 def test_an_abandoned_attempt_leaves_no_file_and_the_next_one_is_right(bench):
     prompts = random_ids([30] * 4, vocab_size=bench.vocab_size, seed=8)
 
-    async def half() -> UnitKey:
+    async def half() -> AttemptId:
         attempt = await bench.open(prompts)
         await attempt.run(0)
-        await bench.link.abandon(attempt.key)
+        await bench.link.abandon(attempt.attempt_id)
         if isinstance(bench.engine, FakeEngine):
             writers = bench.engine._worker._writers
-            await until(lambda: not writers.is_open(attempt.key))
+            await until(lambda: not writers.is_open(attempt.attempt_id))
         # A row of an attempt that is over: its blocks must come back all the same.
         ids = tuple(prompts[1])
-        await bench.engine.run(Prompt("late", ids, RowRef(attempt.key, 1, len(ids))))
-        return attempt.key
+        await bench.engine.run(Prompt("late", ids, RowRef(attempt.attempt_id, 1, len(ids))))
+        return attempt.attempt_id
 
     key = bench.loop.call(half())
     no_block_is_lost(bench)
@@ -181,18 +181,20 @@ def test_an_attempt_whose_receipts_were_waited_for_in_vain_is_forgotten_as_well(
     """1. Some rows run, others never will. 2. The wait for the receipts is cancelled, as with its unit."""
     prompts = random_ids([30] * 4, vocab_size=bench.vocab_size, seed=10)
 
-    async def cancelled() -> UnitKey:
+    async def cancelled() -> AttemptId:
         attempt = await bench.open(prompts)
         waiting = asyncio.create_task(attempt.receipt())
         await attempt.run(0)
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
-        await bench.link.abandon(attempt.key)
-        folder = bench.settings.work_root / attempt_dir(JOB, attempt.key.unit, attempt.key.epoch)
+        await bench.link.abandon(attempt.attempt_id)
+        folder = bench.settings.work_root / attempt_dir(
+            JOB, attempt.attempt_id.unit, attempt.attempt_id.epoch
+        )
         async with asyncio.timeout(30):
             while folder.exists() and any(folder.iterdir()):
                 await asyncio.sleep(0.05)
-        return attempt.key
+        return attempt.attempt_id
 
     bench.loop.call(cancelled())
     _, rows, _ = bench.capture(prompts)
@@ -221,6 +223,6 @@ def test_a_prompt_the_engine_cannot_run_is_refused_and_the_engine_lives_on(bench
 def test_a_message_of_the_protocol_is_one_line():
     from schemas.receipts import TO_CONNECTOR, line
 
-    said = line(AbandonUnit(key=UnitKey(job_id=JOB, unit=0, epoch=1)))
+    said = line(AbandonUnit(attempt_id=AttemptId(job_id=JOB, unit=0, epoch=1)))
     assert said.count(b"\n") == 1
     assert isinstance(TO_CONNECTOR.validate_json(said), AbandonUnit)

@@ -30,7 +30,7 @@ from service.plan.child.process import CHECKERS
 from service.plan.estimate import estimate_request
 from service.settings import Settings
 from service.store import NewJob, Store, jobs, migration, plans
-from service.work.beside import Beside
+from service.work.task_loop import TaskLoop
 from tests.support import templates
 from tests.support.api import serving
 from tests.support.children import children_of
@@ -226,7 +226,7 @@ def test_a_planner_process_that_is_told_to_end_gives_a_frozen_plan_back(shop: Sh
     settings = shop.settings.model_copy(update={"plan_row_cpu_s": 60.0, "poll_s": 0.05})
     store = Store(settings.database())
     store.write(jobs.submit, NewJob.of(job_id(1), "key", shop.request(chat_template=FROZEN)))
-    with Beside("planner", PLANNING, settings):
+    with TaskLoop("planner", PLANNING, settings):
         until(lambda: any(busy_s(pid) > 0.5 for pid in children_of(os.getpid())))
         began = time.monotonic()
     assert time.monotonic() - began < 3

@@ -11,9 +11,9 @@ from schemas.dataset.manifest import Manifest, VocabularyStats
 from schemas.dataset.token_counts import read_counts
 from schemas.job import JobState
 from schemas.names import attempt_dir, canary_unit, manifest_path, token_freq_path
-from schemas.receipts import UnitKey
+from schemas.receipts import AttemptId
 from schemas.request import Generate
-from service.capture.landing import land, remove_earlier
+from service.capture.attempt_files import land, remove_earlier
 from service.errors import QuarryError
 from service.proof.verify import verify_dataset
 from service.store import TaskState, commits, jobs, tasks, units
@@ -92,8 +92,8 @@ def test_a_unit_whose_lease_was_lost_is_void_and_its_successor_commits(shop, tar
     shop.finish(job_id)
     assert shop.store.read(jobs.job, job_id).state is JobState.COMPLETED
     assert_whole(shop, job_id, written=40, rejected=0)
-    (taken,) = [row for row in shop.store.read(units.of_job, job_id) if row.unit == stalled.key.unit]
-    assert taken.epoch == stalled.key.epoch + 1
+    (taken,) = [row for row in shop.store.read(units.of_job, job_id) if row.unit == stalled.attempt_id.unit]
+    assert taken.epoch == stalled.attempt_id.epoch + 1
 
 
 def test_a_dead_engine_costs_no_sample_and_its_units_no_attempt(shop, target, monkeypatch):
@@ -215,7 +215,9 @@ def test_files_of_a_commit_that_was_not_landed_are_landed_later(shop, target):
     dataset = shop.settings.dataset_dir(job_id)
     # Undo the landing, as a crash between commit and move would have left it.
     for commit in shop.store.read(commits.unit_commits, job_id):
-        folder = shop.settings.work_root / attempt_dir(job_id, commit.key.unit, commit.key.epoch)
+        folder = shop.settings.work_root / attempt_dir(
+            job_id, commit.attempt_id.unit, commit.attempt_id.epoch
+        )
         folder.mkdir(parents=True)
         (dataset / commit.shards[0].path).rename(folder / Path(commit.shards[0].path).name)
     assert sweep(shop.store, shop.settings) == []
@@ -228,7 +230,7 @@ def test_the_sweeper_takes_the_lost_attempts_of_a_job_that_rests(shop, target):
     """1. A worker was lost over a unit and its canary. 2. The job goes on. 3. It is paused, and resumed."""
     job_id = shop.submit(request(target, conversations(20)))
     shop.plan()
-    key = units.lease(shop.store, "a lost worker", 600.0).key
+    key = units.lease(shop.store, "a lost worker", 600.0).attempt_id
     lost = begin_attempts(shop, key, key.epoch)
     assert sweep(shop.store, shop.settings) == []
     shop.store.write(jobs.pause, job_id)
@@ -243,14 +245,14 @@ def test_an_attempt_that_begins_while_its_job_is_swept_is_left_alone(shop, targe
     job_id = shop.submit(request(target, conversations(20)))
     shop.plan()
     shop.store.write(jobs.pause, job_id)
-    lost = begin_attempts(shop, UnitKey(job_id=job_id, unit=0, epoch=7), 7)
+    lost = begin_attempts(shop, AttemptId(job_id=job_id, unit=0, epoch=7), 7)
     live = []
     stated = jobs.state
 
     def state(tx, job_id):
         seen = stated(tx, job_id)
         shop.store.write(jobs.resume, job_id)
-        key = units.lease(shop.store, "a living worker", 600.0).key
+        key = units.lease(shop.store, "a living worker", 600.0).attempt_id
         live.extend(begin_attempts(shop, key, key.epoch))
         return seen
 
@@ -263,9 +265,9 @@ def test_the_next_attempt_removes_what_a_lost_one_left(shop, target):
     """What a later one has written is not touched."""
     job_id = shop.submit(request(target, conversations(20)))
     shop.plan()
-    key = units.lease(shop.store, "a worker", 600.0).key
+    key = units.lease(shop.store, "a worker", 600.0).attempt_id
     earlier, later = begin_attempts(shop, key, key.epoch), begin_attempts(shop, key, key.epoch + 2)
-    remove_earlier(shop.settings, UnitKey(job_id=job_id, unit=key.unit, epoch=key.epoch + 1))
+    remove_earlier(shop.settings, AttemptId(job_id=job_id, unit=key.unit, epoch=key.epoch + 1))
     assert not earlier[0].exists()
     assert later[0].exists()
 

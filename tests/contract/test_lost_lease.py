@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from schemas.job import JobState
+from service.capture.attempt_files import attempt_folder
 from service.capture.engine import Answer, EngineSpec, Prompt
-from service.capture.landing import attempt_folder
 from service.capture.link import EngineLink
 from service.settings import Settings
 from service.store import jobs
@@ -89,7 +89,7 @@ def test_an_engines_start_ends_with_the_lease_that_it_is_for(
 
     async def run(self: FakeEngine, prompt: Prompt) -> Answer:
         assert prompt.ref is not None
-        asked_for.add(prompt.ref.key.job_id)
+        asked_for.add(prompt.ref.attempt_id.job_id)
         return await healthy(self, prompt)
 
     monkeypatch.setattr(FakeEngine, "run", run)

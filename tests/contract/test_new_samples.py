@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import select
 
 from schemas.job import JobState
-from schemas.names import known_keys_path, manifest_path
+from schemas.names import known_hashes_path, manifest_path
 from schemas.schedule import RunOutcome
 from service.control.deletion import delete_job
 from service.errors import IllegalMove
@@ -18,7 +18,7 @@ from service.publish.assemble import read_manifest
 from service.publish.card import assigned_configs
 from service.reader import QuarryDataset
 from service.store import commits, jobs, schedules
-from service.store.tables import WRITTEN_KEYS
+from service.store.tables import CAPTURED_SAMPLES
 from tests.support.desk import REPO, TOKEN, writable_hub
 from tests.support.nights import NAME, Faults, Nights, hang, names, open_nights, plan_some
 
@@ -181,7 +181,7 @@ def test_a_planner_that_dies_leaves_out_the_same_samples_when_it_plans_again(
         nights.shop.capture(nights.job().id)
     assert nights.job().progress.units_done == 2
     if is_lost:
-        (nights.shop.settings.work_root / known_keys_path(nights.job().id)).unlink()
+        (nights.shop.settings.work_root / known_hashes_path(nights.job().id)).unlink()
     nights.shop.patience_s = 120.0
     nights.work()
     assert nights.job().state is JobState.COMPLETED, nights.job().problem
@@ -257,7 +257,7 @@ def test_a_schedule_takes_what_it_wrote_with_it(nights: Nights) -> None:
     nights.shop.finish(nights.job().id)
     assert nights.job().progress.samples_written == 7, "its plan stays what it was"
     with nights.store.reading() as tx:
-        assert tx.connection.execute(select(WRITTEN_KEYS)).all() == []
+        assert tx.connection.execute(select(CAPTURED_SAMPLES)).all() == []
 
 
 def test_all_samples_are_taken_where_that_is_asked_for(nights: Nights) -> None:

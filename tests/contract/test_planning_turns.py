@@ -99,16 +99,16 @@ def test_a_source_that_is_overwritten_while_it_is_read_is_no_dataset(
 ) -> None:
     """1. Its fingerprint is taken. 2. It is overwritten, as long as before. 3. The job fails by name."""
     file = shop.settings.source_roots[0] / "rows.jsonl"
-    known_keys = planner._known_keys
+    known_hashes = planner._known_hashes
 
     def overwriting(*given: Any) -> Path | None:
         other = file.read_text().replace("row", "cow")
         place = file.with_suffix(".new") if renamed else file
         place.write_text(other)
         place.rename(file)
-        return known_keys(*given)
+        return known_hashes(*given)
 
-    monkeypatch.setattr(planner, "_known_keys", overwriting)
+    monkeypatch.setattr(planner, "_known_hashes", overwriting)
     job_id = submit(shop, target, "one")
     assert run_planning(shop.store, shop.settings, "planner", lambda: False)
     job = shop.store.read(jobs.job, job_id)

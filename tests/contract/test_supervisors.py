@@ -40,7 +40,7 @@ def test_a_unit_that_meets_a_bug_in_a_writer_thread_runs_again_and_costs_no_samp
 
     def write(self: UnitWriter, *given: Any) -> Any:
         if bug := next(bugs, None):
-            hit.append(self.key.unit)
+            hit.append(self.attempt_id.unit)
             raise KeyError(bug)
         return healthy(self, *given)
 

@@ -22,8 +22,8 @@ from service.store import NewJob, Store, jobs, migration, plans, publishing, sch
 from service.store.tables import SCHEDULE, TASK
 from service.store.values import TaskKind
 from service.work import beside
-from service.work.beside import Beside
 from service.work.keeper import Keeper
+from service.work.task_loop import TaskLoop
 from service.worker import _mind, run_worker
 from tests.contract.test_distrust import target
 from tests.support import templates
@@ -60,7 +60,7 @@ def test_a_worker_whose_restarter_broke_ends_with_its_error(settings, monkeypatc
         if next(looks, "over") == "over":
             raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(Beside, "restart_if_dead", failing)
+    monkeypatch.setattr(TaskLoop, "restart_if_dead", failing)
     monkeypatch.setattr(service.worker, "RESTART_S", 0.05)
     with pytest.raises(ZeroDivisionError):
         run_worker(settings)
@@ -68,7 +68,7 @@ def test_a_worker_whose_restarter_broke_ends_with_its_error(settings, monkeypatc
 
 def test_a_planner_that_was_killed_is_started_again_and_plans(settings, store):
     """1. The planner is alive and left alone. 2. It is killed. 3. The next one reads what is submitted."""
-    with Beside("planner", PLANNING, settings) as planner:
+    with TaskLoop("planner", PLANNING, settings) as planner:
         killed = planner.running
         planner.restart_if_dead()
         assert planner.running is killed
@@ -127,7 +127,7 @@ def test_a_publisher_that_ended_by_an_error_is_started_again(settings, keeper, m
         return False
 
     monkeypatch.setattr("service.publish.publisher.run_publishing", publish)
-    with Beside("publisher", PUBLISHING, settings, (store, keeper)) as publisher:
+    with TaskLoop("publisher", PUBLISHING, settings, (store, keeper)) as publisher:
         publisher.running.join(60)
         assert not works.is_set()
         publisher.restart_if_dead()
@@ -148,7 +148,7 @@ def test_a_plan_is_given_back_when_the_service_stops(tmp_path, settings, store, 
     job = store.write(
         jobs.submit, NewJob.of(job_id(1), "key", a_job_request(model, samples, loss="all", layers=[2]))
     )[0].id
-    with Beside("planner", PLANNING, settings) as planner:
+    with TaskLoop("planner", PLANNING, settings) as planner:
         asyncio.run(until(lambda: bool(store.read(units.of_job, job))))
         if stuck:
             os.kill(planner.running.pid, signal.SIGSTOP)
@@ -167,7 +167,7 @@ def test_a_repository_is_given_back_when_the_service_stops(settings, store, keep
             check()
 
     monkeypatch.setattr("service.publish.publisher._publish", publish)
-    with Beside("publisher", PUBLISHING, settings, (store, keeper)):
+    with TaskLoop("publisher", PUBLISHING, settings, (store, keeper)):
         assert begun.wait(60)
     assert publishing.lease(store, "another", 60.0) is not None
 
@@ -183,7 +183,7 @@ def test_a_push_that_outlives_the_publishers_end_keeps_its_repository(settings, 
 
     monkeypatch.setattr("service.publish.publisher._publish", publish)
     monkeypatch.setattr(beside, "STOP_S", 0.1)
-    with Beside("publisher", PUBLISHING, settings, (store, keeper)) as publisher:
+    with TaskLoop("publisher", PUBLISHING, settings, (store, keeper)) as publisher:
         assert begun.wait(60)
     assert publishing.lease(store, "another", 60.0) is None
     answered.set()

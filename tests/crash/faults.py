@@ -28,7 +28,7 @@ from schemas.job import JobState
 from service.artifacts.repository import Patience
 from service.settings import Settings
 from service.store import Store, jobs
-from service.work.beside import owner_name
+from service.work.task_loop import owner_name
 from tests.support.jobs import ENDED
 from tests.support.roles import Capture, run_planning, run_publishing, sweep
 

@@ -131,15 +131,15 @@ def test_an_attempt_abandoned_while_its_copies_wait_gives_its_blocks_back_and_it
         for row in (0, 1):
             await first.run(row)
         assert not await bench.engine._llm.reset_prefix_cache()
-        await bench.link.abandon(first.key)
+        await bench.link.abandon(first.attempt_id)
         await free_blocks(bench)
         await ask(bench, "release_writers")
-        second = await bench.open(prompts, unit=first.key.unit, epoch=2)
+        second = await bench.open(prompts, unit=first.attempt_id.unit, epoch=2)
         await asyncio.gather(*(second.run(row) for row in range(len(prompts))))
-        return await second.receipt(), bench.settings.work_root / attempt_dir(JOB, first.key.unit, 1)
+        return await second.receipt(), bench.settings.work_root / attempt_dir(JOB, first.attempt_id.unit, 1)
 
     receipt, old = bench.loop.call(succeeded())
-    assert sealed(receipt).key.epoch == 2
+    assert sealed(receipt).attempt_id.epoch == 2
     bench.assert_right(bench.rows(sealed(receipt)), by_row(prompts))
     assert not old.exists() or list(old.iterdir()) == []
 
@@ -157,7 +157,7 @@ def test_late_rows_of_an_older_epoch_end_in_their_own_attempt_under_the_same_req
         zombie.name = "same"
         late = [zombie.start(row, answers_of) for row in range(len(prompts))]
         await until(lambda: meter("num_requests_running") == len(prompts))
-        heir = await bench.open(prompts, unit=zombie.key.unit, epoch=2)
+        heir = await bench.open(prompts, unit=zombie.attempt_id.unit, epoch=2)
         heir.name = "same"
         await asyncio.gather(*(heir.run(row) for row in range(len(prompts))))
         answers = await asyncio.gather(*late)

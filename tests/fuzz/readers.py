@@ -83,7 +83,11 @@ def seeds_of(name: str) -> Iterator[bytes]:
             yield table_of([JobEntry.of(read_manifest(content, path.name)[0], content)]).encode()
     else:
         told = order(identity(), 2)
-        for message in (told, SkipRow(key=told.key, row=1), UnitOpened(key=told.key, rank=0)):
+        for message in (
+            told,
+            SkipRow(attempt_id=told.attempt_id, row=1),
+            UnitOpened(attempt_id=told.attempt_id, rank=0),
+        ):
             yield line(message)
 
 

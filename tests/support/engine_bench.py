@@ -14,7 +14,7 @@ import torch
 
 from connector.wire import RowRef
 from schemas.names import attempt_dir
-from schemas.receipts import UnitFailed, UnitKey, UnitSealed
+from schemas.receipts import AttemptId, UnitFailed, UnitSealed
 from schemas.request import Generate
 from service.capture.engine import Answer, Engine, EngineSpec, Prompt
 from service.capture.link import EngineLink
@@ -35,14 +35,14 @@ class Attempt:
 
     engine: Engine
     link: EngineLink
-    key: UnitKey
+    attempt_id: AttemptId
     prompts: Sequence[Sequence[int]]
     name: str
 
     async def run(self, row: int, generate: Generate | None = None) -> Answer:
         """Run one row to its end."""
         ids = tuple(self.prompts[row])
-        ref = RowRef(self.key, row, len(ids))
+        ref = RowRef(self.attempt_id, row, len(ids))
         return await self.engine.run(Prompt(f"{self.name}-{row}", ids, ref, witness=True, generate=generate))
 
     def start(self, row: int, generate: Generate | None = None) -> "asyncio.Task[Answer]":
@@ -51,7 +51,7 @@ class Attempt:
 
     async def receipt(self) -> UnitSealed | UnitFailed:
         """Wait for the one rank's receipt."""
-        (receipt,) = await self.link.receipts(self.key)
+        (receipt,) = await self.link.receipts(self.attempt_id)
         return receipt
 
 
@@ -83,7 +83,7 @@ class Bench:
         )
         told = order(about, len(prompts), unit=unit, epoch=epoch)
         await self.link.open(told)
-        return Attempt(self.engine, self.link, told.key, prompts, f"{unit}-{epoch}")
+        return Attempt(self.engine, self.link, told.attempt_id, prompts, f"{unit}-{epoch}")
 
     def capture(
         self, prompts: Sequence[Sequence[int]], *, generate: Generate | None = None
@@ -103,7 +103,7 @@ class Bench:
         """Return the stored rows of a sealed attempt by plan row."""
         if receipt.file is None:
             return {}
-        folder = attempt_dir(receipt.key.job_id, receipt.key.unit, receipt.key.epoch)
+        folder = attempt_dir(receipt.attempt_id.job_id, receipt.attempt_id.unit, receipt.attempt_id.epoch)
         table = pq.read_table(self.settings.work_root / folder / receipt.file)
         return dict(zip(receipt.rows, table.to_pylist(), strict=True))
 

@@ -20,9 +20,9 @@ from schemas.dataset.manifest import (
 from schemas.identity import DTYPE_BYTES, Identity, Provenance
 from schemas.job import Progress, RejectView
 from schemas.names import index_path, job_id_from_content, shard_path
-from schemas.receipts import UnitKey
+from schemas.receipts import AttemptId
 from schemas.request import ExtractRequest, HubTarget, InlineSource, Sample, Storage
-from service.proof.canary import canary_key
+from service.proof.canary import canary_digest
 from service.publish.assemble import Account, assemble
 from service.store import NewJob, PlannedUnit, Store, UnitCommit, canaries, commits, jobs, plans, units
 from tests.support.parquet import xxh3_of
@@ -124,19 +124,19 @@ def a_reject(position: int) -> RejectView:
     return RejectView(position=position, source_id=None, sample_id=None, reason="empty", detail="no tokens")
 
 
-def a_commit(dataset: Path, key: UnitKey, about: Identity, rows: int) -> UnitCommit:
+def a_commit(dataset: Path, attempt_id: AttemptId, about: Identity, rows: int) -> UnitCommit:
     """Write a unit's files and return its commit."""
-    shard, index = land_files(dataset, key.job_id, about, key.unit, key.epoch, rows)
+    shard, index = land_files(dataset, attempt_id.job_id, about, attempt_id.unit, attempt_id.epoch, rows)
     return UnitCommit(
-        key=key,
-        provenance=a_provenance(key.job_id, about),
+        attempt_id=attempt_id,
+        provenance=a_provenance(attempt_id.job_id, about),
         shards=(shard,),
         index=index,
         rejects=(),
         num_tokens=shard.tokens,
         supervised_tokens=shard.tokens - rows,
         checks=UnitChecks(
-            rows_checked=rows, logit_rows=1, logit_argmax_agree=1, logit_max_error=0.25 + key.unit
+            rows_checked=rows, logit_rows=1, logit_argmax_agree=1, logit_max_error=0.25 + attempt_id.unit
         ),
         final_norm=FINAL_NORM,
     )
@@ -155,7 +155,7 @@ def an_account(
 ) -> Account:
     """Write a job's files into `dataset` and return what the store would say of it."""
     about = about or an_identity()
-    keys = [UnitKey(job_id=job_id, unit=unit, epoch=1) for unit in range(num_units)]
+    keys = [AttemptId(job_id=job_id, unit=unit, epoch=1) for unit in range(num_units)]
     return Account(
         job_id=job_id,
         request=a_request(hub, about.compression),
@@ -195,7 +195,7 @@ def run_to_publishing(
 ) -> None:
     """Take a job through the store until only its publishing is left; its last sample is rejected."""
     if canary:
-        key = canary_key(a_provenance(job_id, an_identity()))
+        key = canary_digest(a_provenance(job_id, an_identity()))
         store.write(canaries.record, key, a_canary(job_id).model_dump_json())
     store.write(jobs.submit, NewJob.of(job_id, job_id, request))
     plan = plans.lease(store, OWNER, TTL_S)
@@ -208,4 +208,4 @@ def run_to_publishing(
     for _ in range(num_units):
         lease = units.lease(store, OWNER, TTL_S)
         assert lease is not None
-        store.write(commits.commit, a_commit(dataset, lease.key, lease.identity, rows), lease)
+        store.write(commits.commit, a_commit(dataset, lease.attempt_id, lease.identity, rows), lease)

@@ -12,7 +12,7 @@ from schemas.dataset.columns import PLAN_SCHEMA
 from schemas.dataset.seal import sealing
 from schemas.identity import EngineInfo, FinalNorm, Identity, Provenance, layer_info
 from schemas.names import job_id_from_content, plan_path
-from schemas.receipts import OpenUnit, UnitKey
+from schemas.receipts import AttemptId, OpenUnit
 from service.plan.units import Tokenized, sample_digest
 
 JOB = job_id_from_content("a test")
@@ -104,7 +104,7 @@ def write_plan(
 def order(about: Identity, num_rows: int, *, unit: int = 0, epoch: int = 1) -> OpenUnit:
     """Return the order that opens an attempt."""
     return OpenUnit(
-        key=UnitKey(job_id=JOB, unit=unit, epoch=epoch),
+        attempt_id=AttemptId(job_id=JOB, unit=unit, epoch=epoch),
         num_rows=num_rows,
         compression=about.compression,
         provenance=provenance(about),

@@ -18,7 +18,7 @@ from connector import hidden_states
 from connector.wire import DrainJob, StepWork, VoidRow
 from connector.worker import WorkerHalf
 from connector.writers import CapturedRow, Item
-from schemas.receipts import UnitKey
+from schemas.receipts import AttemptId
 from tests.support.plants import EXCHANGED, JOBS, SLABS, STATES, Scene
 
 ORDER = "QUARRY_TEST_PLANT"
@@ -43,7 +43,7 @@ class Order:
         Path(os.environ[ORDER]).write_text(json.dumps(values))
 
     def hits(self, job: DrainJob) -> bool:
-        return self.row in (None, job.ref.row) and self.job in (None, job.ref.key.job_id)
+        return self.row in (None, job.ref.row) and self.job in (None, job.ref.attempt_id.job_id)
 
 
 def ordered() -> Order | None:
@@ -96,7 +96,10 @@ class PlantedHalf(WorkerHalf):
 
     def _exchange(self, item: DrainJob, order: Order) -> list[DrainJob]:
         """Hold the first of two rows until the second is there, too."""
-        if item.ref.row not in (order.row, order.other) or order.job not in (None, item.ref.key.job_id):
+        if item.ref.row not in (order.row, order.other) or order.job not in (
+            None,
+            item.ref.attempt_id.job_id,
+        ):
             return [item]
         if self._held is None:
             self._held = item
@@ -107,11 +110,11 @@ class PlantedHalf(WorkerHalf):
         self._write(item, states[0])
         return [first, item]
 
-    def _put_planted(self, key: UnitKey, item: Item) -> None:
+    def _put_planted(self, attempt_id: AttemptId, item: Item) -> None:
         order = ordered() if isinstance(item, CapturedRow) else None
         if order is not None and order.plant in SLABS and order.hits(item.job):
             SLABS[order.plant](item.states_LTH, self._earlier[0] if self._earlier else None)
-        self._put(key, item)
+        self._put(attempt_id, item)
 
     def _read(self, job: DrainJob) -> torch.Tensor:
         """Return a copy of a request's states [L, T, H]."""

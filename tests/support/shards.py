@@ -28,7 +28,7 @@ from schemas.names import (
     shard_path,
     token_freq_path,
 )
-from schemas.receipts import UnitKey, UnitSealed
+from schemas.receipts import AttemptId, UnitSealed
 from schemas.request import ExtractRequest
 from service.proof.head import Head
 from tests.support.parquet import footer_xxh3, writer_options, xxh3_of
@@ -171,7 +171,7 @@ def seal_attempt(
     path = folder / shard_file(unit, rank, num_ranks)
     write_shard(path, list(rows.values()), told)
     return UnitSealed(
-        key=UnitKey(job_id=told.job_id, unit=unit, epoch=1),
+        attempt_id=AttemptId(job_id=told.job_id, unit=unit, epoch=1),
         rank=rank,
         file=path.name,
         xxh3=xxh3_of(path),

@@ -28,8 +28,8 @@ from service.store import (
     publishing,
     units,
 )
-from service.store.ledger import lock_job
 from service.store.stopping import stop
+from service.store.transitions import lock_job
 from tests.support import plans as plan_support
 
 TTL_S = 60.0
@@ -161,7 +161,7 @@ def reject(position: int, reason: str = "empty-mask") -> RejectView:
 
 def shard(lease: UnitLease, rows: int) -> SealedShard:
     """Return the entry of a shard that `lease` may have made."""
-    job, unit, epoch = lease.key.job_id, lease.key.unit, lease.key.epoch
+    job, unit, epoch = lease.attempt_id.job_id, lease.attempt_id.unit, lease.attempt_id.epoch
     layers = (LayerStats(layer_id=4, mean_rms=1.0, max_abs=3.0),)
     path = shard_path(job, unit)
     return SealedShard(
@@ -180,10 +180,12 @@ def made(lease: UnitLease, rejects: Sequence[RejectView] = ()) -> UnitCommit:
     """Return a whole commit for `lease`: what is not rejected is written."""
     rows = lease.num_samples - len(rejects)
     return UnitCommit(
-        key=lease.key,
-        provenance=plan_support.provenance(lease.identity, lease.key.job_id, ENGINE),
+        attempt_id=lease.attempt_id,
+        provenance=plan_support.provenance(lease.identity, lease.attempt_id.job_id, ENGINE),
         shards=(shard(lease, rows),) if rows else (),
-        index=FileEntry(path=index_path(lease.key.job_id, lease.key.unit), sha256="3" * 64, bytes=100)
+        index=FileEntry(
+            path=index_path(lease.attempt_id.job_id, lease.attempt_id.unit), sha256="3" * 64, bytes=100
+        )
         if rows
         else None,
         rejects=tuple(rejects),

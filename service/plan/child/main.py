@@ -19,7 +19,7 @@ from pathlib import Path
 
 from service.errors import QuarryError, problem_slug
 from service.plan.child.task import PROGRESS, Limits, Purpose, Step, Task
-from service.plan.known import KnownKeys, content_key
+from service.plan.content_hashes import KnownHashes, content_hash
 from service.plan.model_config import ModelConfig
 from service.plan.model_folder import local_model
 from service.plan.rendering import ChatTemplate
@@ -68,7 +68,7 @@ def _answer(task: Task, parent: "_Parent") -> None:
 def _limit_memory(limits: Limits) -> None:
     """Limit what the task may take beyond what the libraries take already.
 
-    The hard limit stays, so that room for a file of keys can be added.
+    The hard limit stays, so that room for a file of hashes can be added.
     """
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     address_space = pages * resource.getpagesize() + limits.memory_bytes + LIBRARY_BYTES
@@ -77,11 +77,11 @@ def _limit_memory(limits: Limits) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _mapped(path: Path) -> KnownKeys:
-    """Map a file of keys; it takes nothing of the memory that the task may take."""
+def _mapped(path: Path) -> KnownHashes:
+    """Map a file of hashes; it takes nothing of the memory that the task may take."""
     limit, most = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (limit + path.stat().st_size, most))
-    return KnownKeys(path)
+    return KnownHashes(path)
 
 
 class _Parent:
@@ -98,8 +98,8 @@ class _Parent:
         """Send one message; blocks until the parent took enough."""
         self._connection.send_bytes(json.dumps([kind, *values]).encode() + b"\n" + body)
 
-    def known_keys(self) -> Path | None:
-        """Wait for the file of keys of the samples that are left out; none where all are taken."""
+    def known_hashes(self) -> Path | None:
+        """Wait for the file of hashes of the samples that are left out; none where all are taken."""
         try:
             path: Path | None = self._connection.recv()
         except EOFError:
@@ -147,8 +147,8 @@ def _work(task: Task, parent: _Parent) -> None:
 
 def _tokenize(task: Task, source: RowSource, tokenizer: SampleTokenizer, parent: _Parent) -> None:
     """Tokenize the rows one by one, in order. Raises what the source and the template raise."""
-    keys = parent.known_keys()
-    known = _mapped(keys) if keys is not None else None
+    hashes = parent.known_hashes()
+    known = _mapped(hashes) if hashes is not None else None
     rows: list[RowOutcome] = []
     sent_s = time.monotonic()
     parent.begin_row(0)
@@ -166,22 +166,22 @@ def _outcome(
     position: int,
     row: SourceRow,
     tokenizer: SampleTokenizer,
-    known: KnownKeys | None,
+    known: KnownHashes | None,
     parent: _Parent,
     names: tuple[str, ...],
 ) -> RowOutcome:
     """Tokenize a row that is a sample and is not known."""
     if isinstance(row.content, RowReject):
         return RowOutcome(position, row.source_id, row.content)
-    key = b""
+    content = b""
     if known is not None:
-        key = content_key(row.content)
-        if key in known:
+        content = content_hash(row.content)
+        if content in known:
             return RowOutcome(position, row.source_id, None)
     parent.note(Step.TEMPLATE)
     labels = row.content.labels or {}
     kept = {name: labels.get(name) for name in names}
-    return RowOutcome(position, row.source_id, tokenizer.encode(row.content), key, kept)
+    return RowOutcome(position, row.source_id, tokenizer.encode(row.content), content, kept)
 
 
 def _send_rows(rows: list[RowOutcome], parent: _Parent) -> None:
@@ -195,6 +195,6 @@ def _send_rows(rows: list[RowOutcome], parent: _Parent) -> None:
         elif isinstance(result, RowReject):
             entries.append([row.source_id, result.reason, result.detail])
         else:
-            entries.append([row.source_id, len(result.ids), row.key.hex(), *row.labels.values()])
+            entries.append([row.source_id, len(result.ids), row.content_hash.hex(), *row.labels.values()])
             parts += (result.ids.astype("<i4").tobytes(), result.mask.tobytes())
     parent.send("rows", entries, body=b"".join(parts))

@@ -20,7 +20,7 @@ from typing import NoReturn, TypeGuard
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from schemas.dataset.columns import KEY_BYTES
+from schemas.dataset.columns import CONTENT_HASH_BYTES
 from schemas.request import ExtractRequest
 from service.errors import (
     DiskFull,
@@ -67,7 +67,7 @@ ERRORS: tuple[type[QuarryError], ...] = (
 RELAYED = {problem_slug(kind): kind for kind in ERRORS}
 """The errors that a child may end with."""
 REASONS = frozenset(RejectReason)
-KEY_FORM, NO_KEY = re.compile(rf"[0-9a-f]{{{2 * KEY_BYTES}}}"), re.compile("")
+HASH_FORM, NO_HASH = re.compile(rf"[0-9a-f]{{{2 * CONTENT_HASH_BYTES}}}"), re.compile("")
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +298,7 @@ def _unpacked(
 ) -> Iterator[RowOutcome]:
     """Yield what the child packed, each row checked. Raises PlanningDied."""
     offset = 0
-    key_form = KEY_FORM if keyed else NO_KEY
+    key_form = HASH_FORM if keyed else NO_HASH
     for entry, position in zip(entries, positions, strict=False):
         room = (len(body) - offset) // 5
         match entry:

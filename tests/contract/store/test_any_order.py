@@ -68,13 +68,13 @@ class Walk:
 
     def lease_unit(self, pick: int) -> None:
         if lease := units.lease(self.store, OWNER, TTL_S):
-            assert lease.key not in [other.key for other in self.units]
+            assert lease.attempt_id not in [other.attempt_id for other in self.units]
             self.units.append(lease)
 
     def commit_unit(self, pick: int) -> None:
         if self.units:
             lease = self.units[-1 - pick % len(self.units)]
-            commit(self.store, lease, (reject(lease.key.unit),))
+            commit(self.store, lease, (reject(lease.attempt_id.unit),))
 
     def release_unit(self, pick: int) -> None:
         if self.units:

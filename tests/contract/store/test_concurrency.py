@@ -53,7 +53,7 @@ def lease_all(store: Store, owner: str) -> list[tuple[str, int, int]]:
     """Lease until nothing is left; return job, unit and epoch of each."""
     leases = []
     while lease := units.lease(store, owner, TTL_S):
-        leases.append((lease.key.job_id, lease.key.unit, lease.key.epoch))
+        leases.append((lease.attempt_id.job_id, lease.attempt_id.unit, lease.attempt_id.epoch))
     return leases
 
 
@@ -126,7 +126,7 @@ def test_counters_are_exact_when_threads_plan_capture_and_give_back_at_once(stor
                 gave_back = True
                 store.write(tasks.release, lease)
             else:
-                commit(store, lease, (reject(lease.key.unit),))
+                commit(store, lease, (reject(lease.attempt_id.unit),))
                 done += 1
 
     assert sum(together(act)) == num_units

@@ -13,8 +13,8 @@ from service.control.deletion import delete_job
 from service.errors import IllegalMove, NotFound, WriteFailed
 from service.settings import Settings
 from service.store import Store, Transaction, deletion, jobs, publishing
-from service.store.ledger import lock_job
 from service.store.tables import METADATA, TASK
+from service.store.transitions import lock_job
 from tests.support.roles import delete_old
 from tests.support.store_cases import Clock, capture, job_id, lease_publish, reach
 

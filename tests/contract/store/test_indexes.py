@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
-from service.store import Store, deletion, migration, plans, publishing, runs, units, written
+from service.store import Store, captured_samples, deletion, migration, plans, publishing, runs, units
 from tests.support.store_cases import job_id
 
 JOB = job_id(1)
@@ -19,14 +19,17 @@ QUESTIONS: dict[str, tuple[Callable[[Store], object], str]] = {
     "the next deletion": (lambda store: deletion.lease(store, "anybody", 60.0), OF_JOB),
     "the next dataset": (lambda store: publishing.lease(store, "anybody", 60.0), OF_JOB),
     "a repository's publisher": (lambda store: publishing.lease(store, "anybody", 60.0), "task_by_subject ("),
-    "a job's run": (lambda store: store.write(written.note, JOB, "a remark"), "run_by_job (job_id=?)"),
+    "a job's run": (
+        lambda store: store.write(captured_samples.note, JOB, "a remark"),
+        "run_by_job (job_id=?)",
+    ),
     "a schedule's first recipe": (
-        lambda store: store.read(written.first_recipe, JOB),
-        "written_by_job (schedule=? AND job_id=?)",
+        lambda store: store.read(captured_samples.first_recipe, JOB),
+        "captured_sample_by_job (schedule=? AND job_id=?)",
     ),
     "a run's keys": (
-        lambda store: store.read(written.keys, 1, "recipe", JOB),
-        "written_by_job (schedule=? AND job_id=? AND recipe=?)",
+        lambda store: store.read(captured_samples.hashes, 1, "recipe", JOB),
+        "captured_sample_by_job (schedule=? AND job_id=? AND recipe=?)",
     ),
     "a schedule's last good run": (
         lambda store: store.read(runs.last_good_at, 1),

@@ -32,7 +32,7 @@ from service.store import (
     tasks,
     units,
 )
-from service.store.ledger import lock_job, move_task, tasks_in
+from service.store.transitions import lock_job, move_task, tasks_in
 from tests.support.store_cases import (
     IDENTITY,
     OWNER,
@@ -282,7 +282,7 @@ def test_a_resumed_job_goes_on_with_what_it_has(store: Store) -> None:
     assert resumed.provenance == provenance()
     assert plans.lease(store, OWNER, TTL_S) is None, "its plan is done"
     lease = lease_unit(store)
-    assert (lease.key.unit, lease.key.epoch, lease.attempts) == (1, 2, 1)
+    assert (lease.attempt_id.unit, lease.attempt_id.epoch, lease.attempts) == (1, 2, 1)
 
 
 def test_a_lease_that_moved_cannot_fail_or_block_its_job(store: Store, clock: Clock) -> None:

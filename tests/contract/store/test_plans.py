@@ -85,7 +85,7 @@ def test_units_can_be_leased_while_planning_goes_on(store: Store) -> None:
     store.write(plans.add_unit, lease, planned(0), ())
     unit = units.lease(store, OWNER, TTL_S)
     assert unit is not None
-    assert unit.key.unit == 0
+    assert unit.attempt_id.unit == 0
     store.write(plans.add_unit, lease, planned(1), ())
     assert [row.state for row in store.read(units.of_job, job_id(1))] == [TaskState.LEASED, TaskState.PENDING]
 

@@ -37,7 +37,7 @@ def test_a_lease_that_ran_out_is_a_silent_death_and_no_attempt(store: Store, clo
     start_units(store, units=1)
     vanish(store, clock, 2)
     lease = lease_unit(store)
-    assert (lease.key.epoch, lease.attempts) == (3, 1)
+    assert (lease.attempt_id.epoch, lease.attempts) == (3, 1)
     assert counted(store) == [(TaskState.LEASED, 1, 2)]
 
 
@@ -85,7 +85,7 @@ def test_the_next_job_is_served_when_one_is_blocked(store: Store, clock: Clock) 
     start_units(store, units=1, number=1)
     start_units(store, units=1, number=2)
     vanish(store, clock, MAX_DEATHS, job=job_id(1))
-    assert lease_unit(store, job=job_id(1)).key.job_id == job_id(2)
+    assert lease_unit(store, job=job_id(1)).attempt_id.job_id == job_id(2)
     assert store.read(jobs.state, job_id(1)) is JobState.BLOCKED
 
 

@@ -16,7 +16,7 @@ from itertools import pairwise
 
 import pytest
 
-from schemas.dataset.columns import KEY_BYTES
+from schemas.dataset.columns import CONTENT_HASH_BYTES
 from schemas.job import JOB_MOVES, JobState
 from schemas.keys import NewKey, Scope
 from schemas.request import ExtractRequest, PostedSource
@@ -122,8 +122,10 @@ def captures(crowd: Crowd, chance: random.Random, name: str) -> None:
                 time.sleep(1.2 * TTL_S / FASTER)
             elif fate < 0.4:
                 crowd.store.write(tasks.extend, [lease], TTL_S)
-            commit = made(lease, (reject(lease.key.unit),))
-            crowd.store.write(commits.commit, replace(commit, keys=bytes(2 * KEY_BYTES)), lease)
+            commit = made(lease, (reject(lease.attempt_id.unit),))
+            crowd.store.write(
+                commits.commit, replace(commit, content_hashes=bytes(2 * CONTENT_HASH_BYTES)), lease
+            )
 
 
 def publishes(crowd: Crowd, chance: random.Random, name: str) -> None:
@@ -216,8 +218,8 @@ def check_job(store: Store, name: str) -> None:
     assert progress.tokens_written == sum(commit.num_tokens for commit in committed)
     epochs = {unit.unit: unit.epoch for unit in all_units}
     for commit in committed:
-        assert commit.key.epoch <= epochs[commit.key.unit]
-        assert all(shard.epoch == commit.key.epoch for shard in commit.shards)
+        assert commit.attempt_id.epoch <= epochs[commit.attempt_id.unit]
+        assert all(shard.epoch == commit.attempt_id.epoch for shard in commit.shards)
     if row.state is not JobState.RUNNING:
         assert TaskState.LEASED not in states
     if row.state is JobState.COMPLETED:

@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import delete
 
 from schemas.job import JobState
-from schemas.receipts import UnitKey
+from schemas.receipts import AttemptId
 from service.errors import LeaseLost, Outcome
 from service.store import Store, TaskState, UnitRow, jobs, plans, tasks, units
 from service.store.tables import UNIT
@@ -37,7 +37,7 @@ def test_there_is_nothing_to_lease_without_units(store: Store) -> None:
 def test_a_lease_says_all_that_an_attempt_needs(store: Store) -> None:
     start_units(store, units=1)
     lease = lease_unit(store)
-    assert lease.key == UnitKey(job_id=job_id(1), unit=0, epoch=1)
+    assert lease.attempt_id == AttemptId(job_id=job_id(1), unit=0, epoch=1)
     assert (lease.owner, lease.identity) == (OWNER, IDENTITY)
     assert (lease.num_samples, lease.num_tokens, lease.attempts) == (2, 10, 1)
     assert only(store) == UnitRow(0, TaskState.LEASED, 1, 1, 2, 10, None)
@@ -60,7 +60,9 @@ def test_a_job_of_which_no_unit_can_be_leased_is_blocked_and_the_next_one_is_ser
 def test_the_lowest_unit_of_the_oldest_job_comes_first(store: Store) -> None:
     start_units(store, units=2, number=2)
     start_units(store, units=2, number=1)
-    order = [(lease.key.job_id, lease.key.unit) for lease in (lease_unit(store) for _ in range(4))]
+    order = [
+        (lease.attempt_id.job_id, lease.attempt_id.unit) for lease in (lease_unit(store) for _ in range(4))
+    ]
     assert order == [(job_id(2), 0), (job_id(2), 1), (job_id(1), 0), (job_id(1), 1)]
     assert units.lease(store, OWNER, TTL_S) is None
 
@@ -68,9 +70,9 @@ def test_the_lowest_unit_of_the_oldest_job_comes_first(store: Store) -> None:
 def test_the_preferred_job_comes_before_older_ones_while_it_has_work(store: Store) -> None:
     start_units(store, units=2, number=1)
     start_units(store, units=1, number=2)
-    assert lease_unit(store, job=job_id(2)).key.job_id == job_id(2)
-    assert lease_unit(store, job=job_id(2)).key.job_id == job_id(1)
-    assert lease_unit(store, job=job_id(9)).key.job_id == job_id(1)
+    assert lease_unit(store, job=job_id(2)).attempt_id.job_id == job_id(2)
+    assert lease_unit(store, job=job_id(2)).attempt_id.job_id == job_id(1)
+    assert lease_unit(store, job=job_id(9)).attempt_id.job_id == job_id(1)
 
 
 def test_a_lease_that_ran_out_goes_to_the_next_with_the_next_epoch(store: Store, clock: Clock) -> None:
@@ -80,7 +82,7 @@ def test_a_lease_that_ran_out_goes_to_the_next_with_the_next_epoch(store: Store,
     assert units.lease(store, "another", TTL_S) is None
     clock.advance(1)
     second = lease_unit(store, "another")
-    assert second.key == first.key.model_copy(update={"epoch": 2})
+    assert second.attempt_id == first.attempt_id.model_copy(update={"epoch": 2})
     assert second.attempts == 1
 
 
@@ -108,7 +110,9 @@ def test_extending_returns_the_leases_that_are_lost(store: Store, clock: Clock) 
     forged = replace(foreign, owner=OWNER)
     unknown = replace(kept, job_id=job_id(9))
     lost = store.write(tasks.extend, [forged, kept, cancelled, taken, unknown], TTL_S)
-    assert {lease.key for lease in lost} == {one.key for one in (forged, cancelled, taken, unknown)}
+    assert {lease.attempt_id for lease in lost} == {
+        one.attempt_id for one in (forged, cancelled, taken, unknown)
+    }
     assert store.write(tasks.extend, [], TTL_S) == []
 
 
@@ -117,7 +121,7 @@ def test_a_released_unit_waits_as_if_the_attempt_had_not_been(store: Store) -> N
     lease = lease_unit(store)
     store.write(tasks.release, lease)
     assert only(store) == UnitRow(0, TaskState.PENDING, 1, 0, 2, 10, None)
-    assert lease_unit(store, "another").key.epoch == 2
+    assert lease_unit(store, "another").attempt_id.epoch == 2
 
 
 CHANGES = {"epoch": {"epoch": 2}, "owner": {"owner": "another"}, "unit": {"item": 7}}

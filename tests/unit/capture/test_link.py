@@ -24,7 +24,7 @@ from service.errors import EngineDied, EngineStuck
 from tests.support.plans import identity, order
 
 ORDER = order(identity(), 2)
-KEY = ORDER.key
+ATTEMPT = ORDER.attempt_id
 MOST_ROWS = 65_536
 """The upper bound of `unit_max_samples`."""
 
@@ -85,7 +85,7 @@ async def opened(link: EngineLink, ranks: list[Rank]) -> None:
     opening = asyncio.create_task(link.open(ORDER))
     for rank in ranks:
         assert await rank.heard() == ORDER
-        rank.say(UnitOpened(key=KEY, rank=rank.rank))
+        rank.say(UnitOpened(attempt_id=ATTEMPT, rank=rank.rank))
     await opening
 
 
@@ -94,12 +94,12 @@ async def test_an_attempt_whose_wait_was_cancelled_is_abandoned_on_every_rank(
     link: EngineLink, ranks: list[Rank]
 ) -> None:
     await opened(link, ranks)
-    waiting = asyncio.create_task(link.receipts(KEY))
+    waiting = asyncio.create_task(link.receipts(ATTEMPT))
     await asyncio.sleep(0)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
-    await link.abandon(KEY)
-    assert [await rank.heard() for rank in ranks] == [AbandonUnit(key=KEY)] * 2
+    await link.abandon(ATTEMPT)
+    assert [await rank.heard() for rank in ranks] == [AbandonUnit(attempt_id=ATTEMPT)] * 2
 
 
 @with_ranks(2)
@@ -107,11 +107,11 @@ async def test_where_one_rank_failed_the_others_are_told_to_forget_the_attempt(
     link: EngineLink, ranks: list[Rank]
 ) -> None:
     await opened(link, ranks)
-    ranks[0].say(UnitFailed(key=KEY, rank=0, reason="states-wrong", detail="planted"))
-    (receipt,) = await link.receipts(KEY)
+    ranks[0].say(UnitFailed(attempt_id=ATTEMPT, rank=0, reason="states-wrong", detail="planted"))
+    (receipt,) = await link.receipts(ATTEMPT)
     assert isinstance(receipt, UnitFailed)
-    await link.abandon(KEY)
-    assert await ranks[1].heard() == AbandonUnit(key=KEY)
+    await link.abandon(ATTEMPT)
+    assert await ranks[1].heard() == AbandonUnit(attempt_id=ATTEMPT)
 
 
 @with_ranks(1)
@@ -119,12 +119,12 @@ async def test_an_attempt_that_every_rank_has_ended_is_not_abandoned(
     link: EngineLink, ranks: list[Rank]
 ) -> None:
     await opened(link, ranks)
-    ranks[0].say(UnitFailed(key=KEY, rank=0, reason="states-wrong", detail="planted"))
-    await link.receipts(KEY)
-    await link.abandon(KEY)
+    ranks[0].say(UnitFailed(attempt_id=ATTEMPT, rank=0, reason="states-wrong", detail="planted"))
+    await link.receipts(ATTEMPT)
+    await link.abandon(ATTEMPT)
     # What is sent next is what is heard next: nothing came before it.
-    await link.skip(KEY, 1)
-    assert await ranks[0].heard() == SkipRow(key=KEY, row=1)
+    await link.skip(ATTEMPT, 1)
+    assert await ranks[0].heard() == SkipRow(attempt_id=ATTEMPT, row=1)
 
 
 @with_ranks(1)
@@ -136,7 +136,7 @@ async def test_a_writer_that_opens_no_unit_is_not_waited_for_forever(
 
 
 SEALED = UnitSealed(
-    key=KEY,
+    attempt_id=ATTEMPT,
     rank=0,
     file="train-00000.parquet",
     xxh3="0" * 32,
@@ -153,7 +153,7 @@ async def test_the_receipt_of_the_largest_unit_is_one_line_like_any_other(
 ) -> None:
     await opened(link, ranks)
     ranks[0].say(SEALED)
-    assert await link.receipts(KEY) == (SEALED,)
+    assert await link.receipts(ATTEMPT) == (SEALED,)
     assert link.alive
 
 
@@ -203,7 +203,7 @@ def test_ranks_that_contradict_each_other_are_no_engine(rank: int, num_ranks: in
 @with_ranks(2)
 async def test_a_rank_does_not_speak_for_another(link: EngineLink, ranks: list[Rank]) -> None:
     opening = asyncio.create_task(link.open(ORDER))
-    ranks[0].say(UnitOpened(key=KEY, rank=1))
+    ranks[0].say(UnitOpened(attempt_id=ATTEMPT, rank=1))
     with pytest.raises(EngineDied, match="rank 0 speaks for rank 1"):
         await opening
 
@@ -213,7 +213,7 @@ async def test_a_receipt_names_no_file_but_its_units(link: EngineLink, ranks: li
     await opened(link, ranks)
     ranks[0].say(SEALED.model_copy(update={"file": "../../00001-1/train-00001.parquet"}))
     with pytest.raises(EngineDied, match="00001-1"):
-        await link.receipts(KEY)
+        await link.receipts(ATTEMPT)
 
 
 def test_an_attempt_that_is_cancelled_as_its_unit_opens_is_cancelled() -> None:
@@ -222,10 +222,10 @@ def test_an_attempt_that_is_cancelled_as_its_unit_opens_is_cancelled() -> None:
     async def opening() -> None:
         link = EngineLink()
         opened = asyncio.create_task(link.open(ORDER))
-        while KEY not in link._attempts:
+        while ATTEMPT not in link._attempts:
             await asyncio.sleep(0)
         await asyncio.sleep(0)
-        link._attempts[KEY].ready.set_result(None)
+        link._attempts[ATTEMPT].ready.set_result(None)
         await asyncio.sleep(0)
         opened.cancel()
         with pytest.raises(asyncio.CancelledError):

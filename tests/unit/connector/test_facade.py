@@ -13,7 +13,7 @@ from connector.hidden_states import HiddenStatesConnector, StepMetadata, _tellin
 from connector.versions import LayoutError
 from connector.wire import RowRef
 from connector.worker import device_name
-from schemas.receipts import UnitKey
+from schemas.receipts import AttemptId
 from service.capture.link import EngineLink
 from tests.support.fake_engine import FakeRequest, Status
 from tests.support.plans import JOB
@@ -72,7 +72,7 @@ def test_a_machine_without_the_memory_is_refused_and_the_service_hears_why():
 
 def test_a_finished_request_is_held_and_its_work_travels_with_the_next_step():
     connector = facade(Transfer(), groups())
-    ref = RowRef(UnitKey(job_id=JOB, unit=0, epoch=1), 2, 5)
+    ref = RowRef(AttemptId(job_id=JOB, unit=0, epoch=1), 2, 5)
     request = FakeRequest("r", Status.FINISHED_LENGTH_CAPPED, ref.params(), 5, [1, 2, 3, 4, 5, 6])
     assert connector.request_finished_all_groups(request, ([0, 1],)) == (True, None)
     step = SchedulerOutput.make_empty()

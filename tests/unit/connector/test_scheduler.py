@@ -7,11 +7,11 @@ from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, Schedul
 
 from connector.scheduler import SchedulerHalf
 from connector.wire import DrainJob, RowRef, VoidRow, hash_ids
-from schemas.receipts import UnitKey
+from schemas.receipts import AttemptId
 from tests.support.fake_engine import FakeRequest, Status
 from tests.support.plans import JOB
 
-REF = RowRef(UnitKey(job_id=JOB, unit=3, epoch=2), 7, 5)
+REF = RowRef(AttemptId(job_id=JOB, unit=3, epoch=2), 7, 5)
 
 
 def finish(

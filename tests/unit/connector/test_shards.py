@@ -23,7 +23,7 @@ from tests.support.sums import token_sums
 
 
 def job(about, ids, row, *, generated=(), **change):
-    ref = RowRef(order(about, 1).key, row, len(ids))
+    ref = RowRef(order(about, 1).attempt_id, row, len(ids))
     made = DrainJob(f"r{row}", ref, len(ids) + len(generated), (), hash_ids(ids), tuple(generated))
     return replace(made, **change)
 

@@ -20,8 +20,8 @@ def open_units(work_root, send, num_units=2):
     told = WriterPool(rank_config(work_root), pool, send, RepeatCheck(1, 16))
     for unit in range(num_units):
         opening = order(identity(), 1, unit=unit)
-        told.put(opening.key, opening)
-        told.put(opening.key, SkipRow(key=opening.key, row=0))
+        told.put(opening.attempt_id, opening)
+        told.put(opening.attempt_id, SkipRow(key=opening.attempt_id, row=0))
     told.stop()
 
 

@@ -102,7 +102,7 @@ def test_known_rows_have_a_place_and_new_ones_a_key(said: Connection) -> None:
     say(said, "rows", [None, ["b", 1, "0f" * 16], None], body=b"\5\0\0\0\1")
     say(said, "done")
     outcomes = list(start().rows(Path("keys")))
-    assert [(row.position, row.result is None, row.key) for row in outcomes] == [
+    assert [(row.position, row.result is None, row.content_hash) for row in outcomes] == [
         (0, True, b""),
         (1, False, b"\x0f" * 16),
         (2, True, b""),

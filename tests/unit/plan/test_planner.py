@@ -31,7 +31,7 @@ def test_a_plan_is_units_with_sealed_files_and_rejects(house: House) -> None:
     rejects = [(r.position, r.source_id, r.reason) for r in house.store.read(commits.rejects, JOB)]
     assert rejects == [(i, f"bad-{i}", "no-sample") for i in (3, 7, 11)]
     lease = units.lease(house.store, "worker", 60)
-    assert lease is not None and (lease.key.unit, lease.num_samples) == (0, 4)
+    assert lease is not None and (lease.attempt_id.unit, lease.num_samples) == (0, 4)
     table = pq.read_table(house.plan_file(0))
     assert table.schema.equals(PLAN_SCHEMA) and table.column("position").to_pylist() == [0, 1, 2, 4]
     assert table.column("source_id").to_pylist() == [f"rows.jsonl:{i}" for i in (0, 1, 2, 4)]

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-import service.plan.known
+import service.plan.content_hashes
 import service.plan.units
-from service.plan.known import SeenKeys
+from service.plan.content_hashes import SeenHashes
 from service.plan.sources import RejectReason, RowReject
 from service.plan.units import RowOutcome, Tokenized, UnitBounds, UnitDraft, plan_units, sample_digest
 
@@ -42,7 +42,7 @@ BOUNDS = st.builds(
 
 def planned(rows: Iterable[RowOutcome], bounds: UnitBounds) -> Iterator[UnitDraft]:
     """Plan so few rows that no key is written."""
-    return plan_units(rows, bounds, SeenKeys(Path("not used")).add)
+    return plan_units(rows, bounds, SeenHashes(Path("not used")).add)
 
 
 def weight(unit: UnitDraft, bounds: UnitBounds) -> int:
@@ -145,13 +145,13 @@ def test_the_sample_id_changes_with_each_of_its_parts(source_id: str, other: Tok
 def test_a_plan_of_many_samples_holds_few_of_their_keys_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service.plan.known, "NEWEST_KEYS", 500)
+    monkeypatch.setattr(service.plan.content_hashes, "NEWEST_KEYS", 500)
     rows = (RowOutcome(number, str(number % 19_999), tokens(7)) for number in range(20_000))
     bounds = UnitBounds(bytes_per_token=1, unit_bytes=8, max_samples=8)
     duplicates = 0
     tracemalloc.start()
     try:
-        for unit in plan_units(rows, bounds, SeenKeys(tmp_path).add):
+        for unit in plan_units(rows, bounds, SeenHashes(tmp_path).add):
             duplicates += len(unit.rejects)
         _, most_bytes = tracemalloc.get_traced_memory()
     finally:

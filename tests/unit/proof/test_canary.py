@@ -9,7 +9,7 @@ import torch
 
 from schemas.dataset.manifest import LayerAgreement
 from service.errors import StatesWrong
-from service.proof.canary import POST_NORM, canary_key, canary_prompts, judge, judge_by_noise
+from service.proof.canary import POST_NORM, canary_digest, canary_prompts, judge, judge_by_noise
 from tests.support.finished_job import a_canary
 from tests.support.plans import identity, provenance
 from tests.support.reference_models import HIDDEN_SIZE, NUM_LAYERS, VOCAB_SIZE, TinyModel
@@ -311,4 +311,4 @@ def test_the_key_changes_with_all_that_can_change_the_states(part, change, is_sa
     made = provenance(identity())
     if part is not None:
         change = {part: getattr(made, part).model_copy(update=change)}
-    assert (canary_key(made.model_copy(update=change)) == canary_key(made)) is is_same
+    assert (canary_digest(made.model_copy(update=change)) == canary_digest(made)) is is_same

@@ -11,7 +11,7 @@ from pathlib import Path
 from schemas.dataset.manifest import FileEntry, SealedShard
 from schemas.dataset.seal import move_durably
 from schemas.names import attempt_dir
-from schemas.receipts import UnitKey
+from schemas.receipts import AttemptId
 from service.errors import WriteFailed
 from service.settings import Settings
 from service.store import Store, UnitCommit, commits
@@ -20,22 +20,22 @@ INDEX_FILE = "index.parquet"
 """Name of a unit's index file inside its attempt's folder."""
 
 
-def attempt_folder(settings: Settings, key: UnitKey) -> Path:
-    """Return the folder that attempt `key` alone writes into."""
-    return settings.work_root / attempt_dir(key.job_id, key.unit, key.epoch)
+def attempt_folder(settings: Settings, attempt_id: AttemptId) -> Path:
+    """Return the folder that an attempt alone writes into."""
+    return settings.work_root / attempt_dir(attempt_id.job_id, attempt_id.unit, attempt_id.epoch)
 
 
-def remove_earlier(settings: Settings, key: UnitKey) -> None:
+def remove_earlier(settings: Settings, attempt_id: AttemptId) -> None:
     """Remove what lost attempts at the unit left, as far as the disk lets it."""
-    for folder in attempt_folder(settings, key).parent.glob(f"{key.unit:05d}-*"):
-        if int(folder.name.partition("-")[2]) < key.epoch:
+    for folder in attempt_folder(settings, attempt_id).parent.glob(f"{attempt_id.unit:05d}-*"):
+        if int(folder.name.partition("-")[2]) < attempt_id.epoch:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def land_unit(settings: Settings, commit: UnitCommit) -> None:
+def move_into_dataset(settings: Settings, commit: UnitCommit) -> None:
     """Move one committed unit's files. Raises WriteFailed naming the file that is in neither place."""
-    folder = attempt_folder(settings, commit.key)
-    dataset = settings.dataset_dir(commit.key.job_id)
+    folder = attempt_folder(settings, commit.attempt_id)
+    dataset = settings.dataset_dir(commit.attempt_id.job_id)
     for entry in commit.shards:
         _move(folder / Path(entry.path).name, dataset, entry)
     if commit.index is not None:
@@ -58,4 +58,4 @@ def _move(source: Path, dataset: Path, entry: FileEntry | SealedShard) -> None:
 def land(store: Store, settings: Settings, job_id: str) -> None:
     """Land every committed unit of a job."""
     for commit in store.read(commits.unit_commits, job_id):
-        land_unit(settings, commit)
+        move_into_dataset(settings, commit)

@@ -39,7 +39,7 @@ def owner_name(role: str) -> str:
     return f"{role}@{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
 
 
-class Beside:
+class TaskLoop:
     """Takes task after task while its context is open, in which it may be started again.
 
     Used by one thread, which lives as long as the worker.

@@ -9,12 +9,12 @@ from datetime import UTC, datetime
 import pytest
 from sqlalchemy import select
 
-from schemas.dataset.columns import KEY_BYTES
+from schemas.dataset.columns import CONTENT_HASH_BYTES
 from schemas.job import JobState
 from schemas.schedule import RunOutcome, Samples
 from service.errors import Conflict, LeaseLost, NotFound
 from service.store import Store, UnitLease, commits, jobs, plans, publishing, runs, schedules, units
-from service.store.tables import WRITTEN_KEYS
+from service.store.tables import CAPTURED_SAMPLES
 from tests.contract.store.test_schedules import HOUR_S, look, schedule
 from tests.support.store_cases import (
     IDENTITY,
@@ -44,21 +44,21 @@ def begin(store: Store, clock: Clock, num_units: int) -> str:
     return run.job_id
 
 
-def keys_of(lease: UnitLease) -> bytes:
+def hashes_of(lease: UnitLease) -> bytes:
     name = f"{lease.job_id[2:10]}{lease.item:08}".encode()
     return name * lease.num_samples
 
 
 def commit(store: Store, lease: UnitLease) -> None:
-    store.write(commits.commit, replace(made(lease), keys=keys_of(lease)), lease)
+    store.write(commits.commit, replace(made(lease), content_hashes=hashes_of(lease)), lease)
 
 
 def recorded(store: Store) -> set[tuple[str, int]]:
     """Return the units whose keys are recorded."""
-    columns = (WRITTEN_KEYS.c.job_id, WRITTEN_KEYS.c.unit, WRITTEN_KEYS.c.content_keys)
+    columns = (CAPTURED_SAMPLES.c.job_id, CAPTURED_SAMPLES.c.unit, CAPTURED_SAMPLES.c.content_hashes)
     with store.reading() as tx:
         rows = tx.connection.execute(select(*columns)).all()
-    assert all(len(keys) == 2 * KEY_BYTES for *_, keys in rows)
+    assert all(len(keys) == 2 * CONTENT_HASH_BYTES for *_, keys in rows)
     return {(job, unit) for job, unit, _ in rows}
 
 

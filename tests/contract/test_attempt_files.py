@@ -8,7 +8,7 @@ from schemas.dataset import seal
 from schemas.dataset.seal import move_durably
 from schemas.job import JobState
 from service.capture import loop
-from service.capture.landing import land
+from service.capture.attempt_files import land
 from service.store import jobs
 from tests.support.jobs import Shop, conversations, request
 
@@ -18,7 +18,7 @@ def test_a_unit_is_landed_by_two_at_once(shop: Shop, target: Path, monkeypatch: 
     job_id = shop.submit(request(target, conversations(10)))
     shop.plan()
     with monkeypatch.context() as unlanded:
-        unlanded.setattr(loop, "land_unit", lambda settings, commit: None)
+        unlanded.setattr(loop, "move_into_dataset", lambda settings, commit: None)
         shop.capture(job_id)
     dataset, replace = shop.settings.dataset_dir(job_id), Path.replace
     overtaken: list[Path] = []

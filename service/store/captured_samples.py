@@ -1,4 +1,4 @@
-"""What the runs of a schedule have written: the keys of its samples, and what a job that stopped leaves over.
+"""What the runs of a schedule have captured, by the hashes of samples, and what a stopped job leaves over.
 
 A commit holds its job's lock and must not wait for the schedule's, which is held while a job is locked: so no
 statement here locks a schedule, and no foreign key does.
@@ -14,8 +14,8 @@ from schemas.job import STOPPED_JOB_STATES
 from schemas.schedule import ScheduleRules
 from service.store import jobs, publishing, runs
 from service.store.database import Transaction
-from service.store.ledger import LockedJob, count, lock_job, record
-from service.store.tables import JOB, RUN, SCHEDULE, SHARD, TASK, UNIT, WRITTEN_KEYS
+from service.store.tables import CAPTURED_SAMPLES, JOB, RUN, SCHEDULE, SHARD, TASK, UNIT
+from service.store.transitions import LockedJob, count, lock_job, record
 from service.store.values import TaskKind, TaskState
 
 
@@ -38,44 +38,46 @@ def earlier(tx: Transaction, schedule: int, job_id: str, recipe: str) -> Earlier
     if rules is None:
         return None
     identity = func.coalesce(RUN.c.identity, JOB.c.identity, type_=RUN.c.identity.type).label("identity")
-    wrote = exists().where(WRITTEN_KEYS.c.schedule == schedule, WRITTEN_KEYS.c.job_id == RUN.c.job_id)
+    wrote = exists().where(CAPTURED_SAMPLES.c.schedule == schedule, CAPTURED_SAMPLES.c.job_id == RUN.c.job_id)
     others = select(RUN.c.job_id, identity).outerjoin(JOB, JOB.c.id == RUN.c.job_id)
     others = others.where(RUN.c.schedule == schedule, RUN.c.job_id != job_id, wrote)
     newest = tx.connection.execute(others.order_by(RUN.c.slot.desc()).limit(1)).one_or_none()
     last, wrote_as = newest or (None, None)
-    of_recipe = and_(WRITTEN_KEYS.c.schedule == schedule, WRITTEN_KEYS.c.recipe == recipe)
-    same = select(WRITTEN_KEYS.c.job_id).where(of_recipe, WRITTEN_KEYS.c.job_id != job_id).distinct()
-    job_ids = tuple(tx.connection.scalars(same.order_by(WRITTEN_KEYS.c.job_id)))
+    of_recipe = and_(CAPTURED_SAMPLES.c.schedule == schedule, CAPTURED_SAMPLES.c.recipe == recipe)
+    same = select(CAPTURED_SAMPLES.c.job_id).where(of_recipe, CAPTURED_SAMPLES.c.job_id != job_id).distinct()
+    job_ids = tuple(tx.connection.scalars(same.order_by(CAPTURED_SAMPLES.c.job_id)))
     return Earlier(rules, last, wrote_as, job_ids)
 
 
 def first_recipe(tx: Transaction, job_id: str) -> str | None:
     """Return the recipe that a job's schedule first wrote under; none without a schedule."""
     of_job = select(JOB.c.schedule).where(JOB.c.id == job_id).scalar_subquery()
-    same = and_(WRITTEN_KEYS.c.schedule == RUN.c.schedule, WRITTEN_KEYS.c.job_id == RUN.c.job_id)
-    recipes = select(WRITTEN_KEYS.c.recipe).select_from(RUN).join(WRITTEN_KEYS, same)
+    same = and_(CAPTURED_SAMPLES.c.schedule == RUN.c.schedule, CAPTURED_SAMPLES.c.job_id == RUN.c.job_id)
+    recipes = select(CAPTURED_SAMPLES.c.recipe).select_from(RUN).join(CAPTURED_SAMPLES, same)
     first = recipes.where(RUN.c.schedule == of_job).order_by(RUN.c.slot).limit(1)
     recipe: str | None = tx.connection.scalar(first)
     return recipe
 
 
-def keys(tx: Transaction, schedule: int, recipe: str, job_id: str) -> bytes:
-    """Return the keys that a job has written."""
+def hashes(tx: Transaction, schedule: int, recipe: str, job_id: str) -> bytes:
+    """Return the hashes of the samples that a job has written."""
     mine = and_(
-        WRITTEN_KEYS.c.schedule == schedule, WRITTEN_KEYS.c.recipe == recipe, WRITTEN_KEYS.c.job_id == job_id
+        CAPTURED_SAMPLES.c.schedule == schedule,
+        CAPTURED_SAMPLES.c.recipe == recipe,
+        CAPTURED_SAMPLES.c.job_id == job_id,
     )
-    return b"".join(tx.connection.scalars(select(WRITTEN_KEYS.c.content_keys).where(mine)))
+    return b"".join(tx.connection.scalars(select(CAPTURED_SAMPLES.c.content_hashes).where(mine)))
 
 
 def add(tx: Transaction, job: LockedJob, unit: int, made: bytes) -> None:
-    """Record the keys of a unit that is committed in this transaction."""
+    """Record the samples of a unit that is committed in this transaction."""
     if made and job.schedule is not None:
-        new = insert(WRITTEN_KEYS).values(
+        new = insert(CAPTURED_SAMPLES).values(
             schedule=job.schedule,
             recipe=job.known_identity.recipe_sha256(),
             job_id=job.id,
             unit=unit,
-            content_keys=made,
+            content_hashes=made,
         )
         tx.connection.execute(new)
 
@@ -96,7 +98,7 @@ def lock_stopped(tx: Transaction, schedule: int) -> list[LockedJob]:
 def publish(tx: Transaction, schedule: int, stopped: Sequence[LockedJob]) -> None:
     """Let jobs of `lock_stopped` end with what they have written.
 
-    Their keys are recorded, so those samples will not come again; the others come in the next run.
+    Their samples are recorded, so those samples will not come again; the others come in the next run.
     """
     for job in stopped:
         jobs.queue_again(tx, job if job.progress.is_captured else _without_rest(tx, schedule, job))

@@ -8,7 +8,7 @@ import pytest
 
 from service.settings import Settings
 from service.store import Store, migration
-from service.work.beside import Beside, terminated, wait_for_termination
+from service.work.task_loop import TaskLoop, terminated, wait_for_termination
 from tests.support.roles import PLANNING
 
 
@@ -36,7 +36,7 @@ def test_an_idle_planner_ends_in_order_when_it_is_stopped(tmp_path: Path):
     store = Store(settings.database())
     store.write(migration.migrate)
     store.close()
-    with Beside("planner", PLANNING, settings) as planner:
+    with TaskLoop("planner", PLANNING, settings) as planner:
         process = planner.running
         # Nothing to plan: it sleeps in the kernel, for a minute if nobody comes. Not every kernel says so.
         deadline = time.monotonic() + 30

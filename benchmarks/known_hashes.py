@@ -1,4 +1,4 @@
-"""What samples cost that a plan or a schedule knows: `python -m benchmarks.known_keys [MILLIONS] [seen]`.
+"""What samples cost that a plan or a schedule knows: `python -m benchmarks.known_hashes [MILLIONS] [seen]`.
 
 With `seen` only the samples that a plan has so far are measured, which takes no database.
 """
@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 from sqlalchemy import insert, text
 
-from schemas.dataset.columns import KEY_BYTES
+from schemas.dataset.columns import CONTENT_HASH_BYTES
 from schemas.request import Sample
-from service.plan.known import KnownKeys, SeenKeys, content_key, write_keys
-from service.store import Store, written
-from service.store.tables import WRITTEN_KEYS
+from service.plan.content_hashes import KnownHashes, SeenHashes, content_hash, write_hashes
+from service.store import Store, captured_samples
+from service.store.tables import CAPTURED_SAMPLES
 from tests.support.nights import Nights, row
 from tests.support.pg import running_postgres
 from tests.support.tiny_model import random_target
@@ -37,21 +37,21 @@ def measure(url: str, folder: Path, num_keys: int) -> dict[str, float | str]:
     job, store = nights.job(), nights.store
     assert job.identity is not None
     recipe = job.identity.recipe_sha256()
-    keys = [content_key(Sample.model_validate(row(number))) for number in range(ROWS)]
-    packed = np.random.default_rng(1).bytes((num_keys - ROWS) * KEY_BYTES) + b"".join(keys)
-    step = UNIT_SAMPLES * KEY_BYTES
+    keys = [content_hash(Sample.model_validate(row(number))) for number in range(ROWS)]
+    packed = np.random.default_rng(1).bytes((num_keys - ROWS) * CONTENT_HASH_BYTES) + b"".join(keys)
+    step = UNIT_SAMPLES * CONTENT_HASH_BYTES
     values = {"schedule": 1, "recipe": recipe, "job_id": job.id}
     began = time.monotonic()
     for unit, start in enumerate(range(0, len(packed), step), 1):
         with store.writing() as tx:
-            part = {"unit": unit, "content_keys": packed[start : start + step]}
-            tx.connection.execute(insert(WRITTEN_KEYS).values(values | part))
+            part = {"unit": unit, "content_hashes": packed[start : start + step]}
+            tx.connection.execute(insert(CAPTURED_SAMPLES).values(values | part))
     stored = time.monotonic()
     path = folder / "keys"
-    write_keys(path, [store.read(written.keys, 1, recipe, job.id)], "")
+    write_hashes(path, [store.read(captured_samples.hashes, 1, recipe, job.id)], "")
     loaded = time.monotonic()
     anonymous = _memory("RssAnon")
-    known = KnownKeys(path)
+    known = KnownHashes(path)
     assert all(key in known for key in keys)
     searched = time.monotonic()
     nights.drop(range(ROWS))
@@ -74,11 +74,11 @@ def measure(url: str, folder: Path, num_keys: int) -> dict[str, float | str]:
 
 def measure_seen(folder: Path, num_keys: int) -> dict[str, float | str]:
     """Add so many keys as a plan does, none of which was there, and then the last of them again."""
-    seen, draw = SeenKeys(folder), np.random.default_rng(1)
+    seen, draw = SeenHashes(folder), np.random.default_rng(1)
     before, own_kib, packed = _memory("RssAnon"), 0, b""
     began, cpu = time.monotonic(), time.process_time()
     for _ in range(0, num_keys, ROWS):
-        packed = draw.bytes(ROWS * KEY_BYTES)
+        packed = draw.bytes(ROWS * CONTENT_HASH_BYTES)
         assert all(map(seen.add, _split(packed)))
         own_kib = max(own_kib, _memory("RssAnon") - before)
     added, cpu_added = time.monotonic(), time.process_time()
@@ -89,17 +89,17 @@ def measure_seen(folder: Path, num_keys: int) -> dict[str, float | str]:
         "add_cpu_us": (cpu_added - cpu) / num_keys * 1e6,
         "add_again_cpu_us": (time.process_time() - cpu_added) / ROWS * 1e6,
         "own_memory_mib": own_kib / 2**10,
-        "mapped_mib": num_keys * KEY_BYTES / 2**20,
+        "mapped_mib": num_keys * CONTENT_HASH_BYTES / 2**20,
     }
 
 
 def _split(packed: bytes) -> Iterator[bytes]:
-    return (packed[start : start + KEY_BYTES] for start in range(0, len(packed), KEY_BYTES))
+    return (packed[start : start + CONTENT_HASH_BYTES] for start in range(0, len(packed), CONTENT_HASH_BYTES))
 
 
 SIZES = {
     "sqlite": "SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()",
-    "postgresql+psycopg": "SELECT pg_total_relation_size('written_keys')",
+    "postgresql+psycopg": "SELECT pg_total_relation_size('captured_samples')",
 }
 
 
