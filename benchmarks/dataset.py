@@ -16,8 +16,10 @@ from connector.repeats import RepeatCheck
 from connector.shards import UnitWriter
 from connector.sums import Sums
 from connector.wire import DrainJob, RowRef, hash_ids
+from schemas.dataset.entries import ShardEntry
 from schemas.dataset.index import write_index
-from schemas.dataset.manifest import SealedShard, UnitChecks
+from schemas.dataset.manifest import UnitChecks
+from schemas.dataset.seal import sha256_of
 from schemas.dataset.tables import read_plan_table
 from schemas.identity import Identity
 from schemas.job import Progress
@@ -85,8 +87,9 @@ def write_dataset(folder: Path, scratch: Path, shape: Shape) -> None:
     model, ids = model_identity(shape.hidden_size), random_ids(shape.lengths)
     plan = read_plan_table(write_plan(scratch, ids))
     sealed = write_unit(scratch, model, ids, _random_rows(shape), cache_tokens=sum(shape.lengths))
-    shard = SealedShard(
+    shard = ShardEntry(
         path=shard_path(JOB, 0),
+        sha256=sha256_of(scratch / attempt_dir(JOB, 0, 1) / str(sealed.file))[0],
         xxh3=sealed.xxh3,
         bytes=sealed.bytes,
         rows=len(ids),

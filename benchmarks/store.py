@@ -15,7 +15,6 @@ from datetime import timedelta
 from sqlalchemy import insert, text
 
 from schemas.job import JobState
-from schemas.names import job_id_from_key
 from schemas.schedule import NewSchedule
 from service.api.metrics import JobMetrics
 from service.store import NewJob, Store, captured_samples, jobs, migration, schedules, tasks
@@ -40,13 +39,13 @@ INSERT INTO job ({columns}) SELECT {values} FROM job, n WHERE job.id = '{first}'
 
 def fill(store: Store, num_jobs: int, num_tasks: int) -> str:
     """Make running jobs of so many captures each, half of them done, and one schedule of many runs."""
-    first = job_id_from_key("first")
+    first = jobs.new_id()
     store.write(jobs.submit, NewJob.of(first, "first", a_request()))
     with store.writing() as tx:
         tx.connection.execute(text("DELETE FROM task"))
         tx.connection.execute(text("UPDATE job SET state = 'running', plan_done = true"))
         names = list(tx.connection.execute(text("SELECT * FROM job")).keys())
-        new = {"number": "number + 1 + i", "id": "'j-' || i", "idempotency_key": "'key ' || i"}
+        new = {"number": "number + 1 + i", "id": "'j-' || i"}
         copies = COPIES.format(
             columns=", ".join(names), values=", ".join(new.get(name, name) for name in names), first=first
         )
@@ -57,7 +56,7 @@ def fill(store: Store, num_jobs: int, num_tasks: int) -> str:
         publish = (
             "INSERT INTO task SELECT id, 'publish', 0, id, 'pending', 0, 0, 0 {} FROM job WHERE id = '{}'"
         )
-        tx.connection.execute(text(publish.format(", NULL" * 4, first)))
+        tx.connection.execute(text(publish.format(", NULL" * 5, first)))
     source = {"kind": "file", "path": "rows.jsonl"}
     for number in range(SCHEDULES):
         body = {"name": f"s-{number}", "cron": "0 3 * * *", "time_zone": "Europe/Berlin"}
@@ -96,12 +95,15 @@ def measure(url: str, num_jobs: int, num_tasks: int) -> dict[str, float | str]:
     store = Store(url)
     store.write(migration.migrate)
     first = fill(store, num_jobs, num_tasks)
+    preferred = tasks.Choice(prefer_job="j-3000")
     asked = {
-        "next capture": lambda: store.read(tasks._next_job, TaskKind.CAPTURE, None),
-        "next capture, another preferred": lambda: store.read(tasks._next_job, TaskKind.CAPTURE, "j-3000"),
-        "next plan, none": lambda: store.read(tasks._next_job, TaskKind.PLAN, None),
-        "next publish": lambda: store.read(tasks._next_job, TaskKind.PUBLISH, None),
-        "lock a repository": lambda: store.write(tasks._lock_subject, first),
+        "next capture": lambda: store.read(tasks._next_job, TaskKind.CAPTURE, "nobody"),
+        "next capture, another preferred": lambda: store.read(
+            tasks._next_job, TaskKind.CAPTURE, "nobody", preferred
+        ),
+        "next plan, none": lambda: store.read(tasks._next_job, TaskKind.PLAN, "nobody"),
+        "next publish": lambda: store.read(tasks._next_job, TaskKind.PUBLISH, "nobody"),
+        "lock a repository": lambda: store.write(tasks._lock_subject, TaskKind.PUBLISH, first),
         "earlier runs": lambda: store.read(captured_samples.earlier, 1, "j-none", IDENTITY.recipe_sha256()),
         "first recipe": lambda: store.read(captured_samples.first_recipe, first),
         "scrape": lambda: list(JobMetrics(store).collect()),

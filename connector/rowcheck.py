@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from connector.sentinels import SENTINELS
 from connector.sums import Sums, add_up, words_of
-from schemas.dataset.manifest import LayerStats
+from schemas.dataset.entries import LayerStats
 
 RMS_TOKENS = 16
 """Tokens of a row, evenly spread, that `LayerStats.mean_rms` is taken over: a statistic, not a check."""

@@ -18,8 +18,8 @@ from connector.state_columns import StateColumns
 from connector.sums import Sums
 from connector.wire import DrainConfig, DrainJob, hash_ids
 from schemas.dataset.columns import METADATA_KEY, shard_schema
+from schemas.dataset.entries import LayerStats
 from schemas.dataset.framing import Cell, ShardFile
-from schemas.dataset.manifest import LayerStats
 from schemas.dataset.seal import make_folder, seal, temporary
 from schemas.dataset.tables import read_plan_table
 from schemas.names import attempt_dir, plan_path, shard_file

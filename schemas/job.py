@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from schemas.base import Wire
+from schemas.dataset.entries import ShardEntry
 from schemas.names import JobId
 from schemas.request import SourceKind
 
@@ -130,25 +131,10 @@ class JobPage(Wire):
     next_cursor: str | None = None
 
 
-class ShardView(Wire):
-    """A committed shard: its path inside the dataset, and what the connector's receipt said.
-
-    `xxh3` is its xxh3_128; the manifest of the finished job has its sha256 as well.
-    """
-
-    path: str
-    xxh3: str
-    bytes: int
-    rows: int
-    tokens: int
-    unit: int
-    epoch: int
-
-
 class ShardPage(Wire):
     """Committed shards in the order of their commits; `next_after` is null on the last page."""
 
-    shards: tuple[ShardView, ...]
+    shards: tuple[ShardEntry, ...]
     next_after: int | None = None
 
 

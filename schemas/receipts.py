@@ -23,7 +23,7 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from schemas.base import Wire
-from schemas.dataset.manifest import LayerStats
+from schemas.dataset.entries import LayerStats
 from schemas.identity import Provenance
 from schemas.names import JobId
 from schemas.request import Compression

@@ -3,6 +3,7 @@
 Only the ranges that are asked for are read, so that one layer of a dataset costs one layer's bytes.
 """
 
+import hashlib
 import os
 from pathlib import Path
 from typing import Any, Protocol
@@ -105,7 +106,7 @@ class DirectReader(LocalFile):
         """Open the file. Raises OSError."""
         super().__init__(path, direct=True)
         self.position = 0
-        self._xxh3 = xxhash.xxh3_128()
+        self._xxh3, self._sha256 = xxhash.xxh3_128(), hashlib.sha256()
         self._buffer = page_aligned(2 * PIECE_BYTES)
 
     def read(self, offset: int, num_bytes: int) -> Bytes:
@@ -119,6 +120,7 @@ class DirectReader(LocalFile):
         """Return the bytes from `position` to `end`; then `position` is there."""
         data = super().read(self.position, end - self.position)
         self._xxh3.update(data.data)
+        self._sha256.update(data.data)
         self.position = end
         return data
 
@@ -129,17 +131,16 @@ class DirectReader(LocalFile):
 
     def tail_xxh3(self, num_bytes: int) -> str:
         """Return the hex xxh3_128 of the file's last bytes, or of all of them; they are read in pieces."""
-        return self._hashed(xxhash.xxh3_128(), max(0, self.num_bytes - num_bytes))
-
-    def rest(self) -> str:
-        """Read to the end and return the hex xxh3_128 of the whole file."""
-        begin, self.position = self.position, self.num_bytes
-        return self._hashed(self._xxh3, begin)
-
-    def _hashed(self, xxh3: xxhash.xxh3_128, begin: int) -> str:
-        for offset in range(begin, self.num_bytes, PIECE_BYTES):
+        xxh3 = xxhash.xxh3_128()
+        for offset in range(max(0, self.num_bytes - num_bytes), self.num_bytes, PIECE_BYTES):
             xxh3.update(super().read(offset, min(PIECE_BYTES, self.num_bytes - offset)).data)
         return xxh3.hexdigest()
+
+    def rest(self) -> tuple[str, str]:
+        """Read to the end and return the hex xxh3_128 and sha256 of the whole file."""
+        while self.position < self.num_bytes:
+            self.upto(min(self.position + PIECE_BYTES, self.num_bytes))
+        return self._xxh3.hexdigest(), self._sha256.hexdigest()
 
     def _page_memory(self, num_bytes: int) -> Bytes:
         if num_bytes > self._buffer.size:

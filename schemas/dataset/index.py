@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from schemas.dataset.columns import INDEX_SCHEMA, LABEL_PREFIX, labels_of, with_labels
+from schemas.dataset.entries import FileEntry
 from schemas.dataset.errors import DatasetError
-from schemas.dataset.manifest import FileEntry
 from schemas.dataset.seal import sealing, sha256_of
 from schemas.dataset.shard import open_shard
 from schemas.dataset.tables import read_table

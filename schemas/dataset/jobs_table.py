@@ -11,7 +11,8 @@ from typing import Self
 from pydantic import AwareDatetime
 
 from schemas.base import Wire
-from schemas.dataset.manifest import CheckReport, FileEntry, Manifest, Totals, VocabularyStats
+from schemas.dataset.entries import FileEntry
+from schemas.dataset.manifest import CheckReport, Manifest, Totals, VocabularyStats
 from schemas.identity import Provenance
 from schemas.names import manifest_path
 

@@ -8,41 +8,13 @@ from pydantic import AwareDatetime, Field, ValidationError
 from pydantic_core import to_jsonable_python
 
 from schemas.base import Wire, first_fault
+from schemas.dataset.entries import FileEntry, ShardEntry
 from schemas.dataset.errors import DatasetError
 from schemas.digest import canonical_sha256
 from schemas.identity import Provenance, Versioned
-from schemas.job import RejectView, ShardView
+from schemas.job import RejectView
 from schemas.names import JobId
 from schemas.request import PublishedRequest
-
-
-class FileEntry(Wire):
-    """A file of the dataset: its path inside the repository and what its bytes must be."""
-
-    path: str
-    sha256: str
-    bytes: int
-
-
-class LayerStats(Wire):
-    """What is kept of one layer over a shard.
-
-    The largest magnitude, and the mean over sampled tokens of the root mean square over H.
-    """
-
-    layer_id: int
-    mean_rms: float
-    max_abs: float
-
-
-class SealedShard(ShardView):
-    """A committed shard, with what is kept of its layers."""
-
-    layers: tuple[LayerStats, ...]
-
-
-class ShardEntry(SealedShard, FileEntry):
-    """A published shard: its sha256 is taken when the dataset is made whole."""
 
 
 class UnitChecks(Wire):

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from schemas.dataset.entries import FileEntry
 from schemas.dataset.errors import DatasetError
 from schemas.dataset.files import LocalFile
-from schemas.dataset.manifest import FileEntry
 from schemas.dataset.memory import Bytes
 from schemas.names import is_inside
 from service.artifacts.hub_client import reading_hub

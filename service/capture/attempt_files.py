@@ -8,7 +8,7 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from schemas.dataset.manifest import FileEntry, SealedShard
+from schemas.dataset.entries import FileEntry
 from schemas.dataset.seal import move_durably
 from schemas.names import attempt_dir
 from schemas.receipts import AttemptId
@@ -45,7 +45,7 @@ def move_into_dataset(settings: Settings, commit: UnitCommit) -> None:
         folder.rmdir()
 
 
-def _move(source: Path, dataset: Path, entry: FileEntry | SealedShard) -> None:
+def _move(source: Path, dataset: Path, entry: FileEntry) -> None:
     try:
         move_durably(source, dataset / entry.path)
     except FileNotFoundError as error:

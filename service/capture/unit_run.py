@@ -6,15 +6,15 @@ Runs on the worker's event loop; disk and checks go to threads. Whatever goes wr
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 
 from connector.wire import RowRef
 from schemas.dataset.columns import PLAN_SCHEMA
+from schemas.dataset.entries import ShardEntry
 from schemas.dataset.index import Witness, write_index
-from schemas.dataset.manifest import SealedShard
 from schemas.dataset.tables import read_plan_table
 from schemas.job import RejectView
 from schemas.names import index_path, plan_path, shard_path
@@ -149,7 +149,7 @@ class UnitRun:
     def _verify(self, order: OpenUnit, sealed: Sequence[UnitSealed]) -> UnitCommit:
         """Check the sealed files against plan and model, write their index, and return what to commit."""
         folder = attempt_folder(self._settings, self._attempt_id)
-        checks = check_unit(
+        proof = check_unit(
             attempt=folder,
             plan=self._plan,
             receipts=sealed,
@@ -161,7 +161,7 @@ class UnitRun:
         for receipt in sealed:
             for reject in receipt.rejected:
                 self._reject(reject.row, reject.reason, reject.detail)
-        shards = sealed_shards(self._attempt_id, sealed)
+        shards = shard_entries(self._attempt_id, sealed, proof.sha256s)
         # A sample that the engine or the checks of its states rejected is not tried again by the next run.
         hashed = "content_hash" in self._plan.column_names
         hashes = b"".join(self._plan["content_hash"].to_pylist()) if hashed else b""
@@ -179,17 +179,20 @@ class UnitRun:
             rejects=tuple(sorted(self._rejects, key=lambda reject: reject.position)),
             num_tokens=sum(entry.tokens for entry in shards),
             supervised_tokens=supervised,
-            checks=checks,
+            checks=proof.checks,
             final_norm=self._session.head.final_norm_file,
             content_hashes=hashes,
         )
 
 
-def sealed_shards(attempt_id: AttemptId, sealed: Sequence[UnitSealed]) -> tuple[SealedShard, ...]:
+def shard_entries(
+    attempt_id: AttemptId, sealed: Sequence[UnitSealed], sha256s: Mapping[int, str]
+) -> tuple[ShardEntry, ...]:
     """Return what is committed of the files that were written, in rank order."""
     return tuple(
-        SealedShard(
+        ShardEntry(
             path=shard_path(attempt_id.job_id, attempt_id.unit, receipt.rank, len(sealed)),
+            sha256=sha256s[receipt.rank],
             xxh3=receipt.xxh3,
             bytes=receipt.bytes,
             rows=len(receipt.rows),

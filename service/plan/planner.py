@@ -132,10 +132,10 @@ def plan_job(lease: PlanLease, store: Store, settings: Settings, watch: Callable
 
 
 def _known_hashes(lease: PlanLease, store: Store, settings: Settings, identity: Identity) -> Path | None:
-    """Return a file of what earlier runs of the job's schedule wrote; none where the job takes all samples.
+    """Return a file of what earlier runs of the job's schedule captured; none where it takes all samples.
 
-    It is made once, so that a plan made again leaves out the same. Raises RecipeChanged, DiskFull,
-    WriteFailed.
+    It is made once, so that a plan made again leaves out the same. Raises SourceRefused if the schedule is
+    gone, RecipeChanged, DiskFull, WriteFailed.
     """
     path = settings.work_root.resolve() / known_hashes_path(lease.job_id)
     if path.exists():
@@ -147,7 +147,8 @@ def _known_hashes(lease: PlanLease, store: Store, settings: Settings, identity: 
     recipe = identity.recipe_sha256()
     runs = store.read(captured_samples.earlier, lease.schedule, lease.job_id, recipe)
     if runs is None:
-        return None
+        detail = "the schedule was deleted before the job was planned, and with it which samples are new"
+        raise SourceRefused(detail, field="source", cure="submit the request, which then takes all samples")
     if runs.identity is not None and runs.identity.recipe_sha256() != recipe:
         changed = [name for name in runs.identity.differences(identity) if name != "source_fingerprint"]
         detail = f"{', '.join(changed)} changed since job {runs.last}"

@@ -8,6 +8,7 @@ Legend: T tokens, H hidden size.
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set as AbstractSet
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,14 @@ from service.proof.logit_check import LogitCase, LogitVerdict, check_logits
 from service.proof.row_proof import prove_row
 
 
+@dataclass(frozen=True, slots=True)
+class UnitProof:
+    """What was proven of a unit. `sha256s`: by rank, of the bytes that its rows were proven on."""
+
+    checks: UnitChecks
+    sha256s: Mapping[int, str]
+
+
 def check_unit(
     *,
     attempt: Path,
@@ -35,7 +44,7 @@ def check_unit(
     head: Head | None,
     identity: Identity,
     skipped: AbstractSet[int] = frozenset(),
-) -> UnitChecks:
+) -> UnitProof:
     """Hold one attempt's sealed files against the unit's plan, their receipts and the engine's witnesses.
 
     Args:
@@ -55,6 +64,7 @@ def check_unit(
     unit = f"unit {receipts[0].attempt_id.unit}"
     _account(unit, plan.num_rows, receipts, skipped)
     cases: list[LogitCase] = []
+    sha256s: dict[int, str] = {}
     for receipt in receipts:
         if receipt.file is None:
             continue
@@ -69,7 +79,7 @@ def check_unit(
                 finally:
                     # Whatever the rows say: a file that is not what was written is what is wrong, and is
                     # written again.
-                    _check_bytes(file, receipt)
+                    sha256s[receipt.rank] = _check_bytes(file, receipt)
         except (DatasetError, OSError, EOFError) as error:
             raise WriteFailed(f"{unit}: a sealed file cannot be read back: {error}") from error
     if cases and head is None:
@@ -77,12 +87,13 @@ def check_unit(
     verdict = LogitVerdict(0, 0, 0.0, ()) if head is None else check_logits(head, cases)
     if verdict.faults:
         raise StatesWrong("; ".join(verdict.faults))
-    return UnitChecks(
+    checks = UnitChecks(
         rows_checked=sum(len(receipt.rows) for receipt in receipts),
         logit_rows=verdict.rows,
         logit_argmax_agree=verdict.argmax_agree,
         logit_max_error=verdict.max_error,
     )
+    return UnitProof(checks, sha256s)
 
 
 def _account(unit: str, num_rows: int, receipts: Sequence[UnitSealed], skipped: AbstractSet[int]) -> None:
@@ -116,11 +127,12 @@ def _check_footer(file: DirectReader, receipt: UnitSealed) -> None:
         raise DatasetError(f"{what}, its receipt says {receipt.footer_xxh3}")
 
 
-def _check_bytes(file: DirectReader, receipt: UnitSealed) -> None:
-    """Hold every byte against the receipt, those that were read on the way here included."""
-    xxh3 = file.rest()
+def _check_bytes(file: DirectReader, receipt: UnitSealed) -> str:
+    """Hold every byte against the receipt, those read on the way here included; return the sha256."""
+    xxh3, sha256 = file.rest()
     if xxh3 != receipt.xxh3:
         raise DatasetError(f"{receipt.file} has xxh3 {xxh3}, its receipt says {receipt.xxh3}")
+    return sha256
 
 
 def _check_shard(unit: str, shard: Shard, receipt: UnitSealed, plan: pa.Table, identity: Identity) -> None:

@@ -11,8 +11,9 @@ from pathlib import Path, PurePosixPath
 from pydantic import Field, computed_field
 
 from schemas.base import Wire
+from schemas.dataset.entries import FileEntry
 from schemas.dataset.errors import DatasetError
-from schemas.dataset.manifest import CheckReport, FileEntry, Manifest, read_manifest
+from schemas.dataset.manifest import CheckReport, Manifest, read_manifest
 from schemas.dataset.seal import sha256_of
 from schemas.dataset.token_counts import differences, read_counts, vocabulary_stats
 from schemas.names import index_path, is_inside, manifest_path, token_freq_path

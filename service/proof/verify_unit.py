@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from schemas.dataset.entries import ShardEntry
 from schemas.dataset.errors import DatasetError
 from schemas.dataset.index import Witness, read_index
-from schemas.dataset.manifest import Manifest, ShardEntry
+from schemas.dataset.manifest import Manifest
 from schemas.dataset.shard import Shard, open_shard
 from schemas.names import index_path
 from service.proof.head import Head

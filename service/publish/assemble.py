@@ -4,7 +4,7 @@ The manifest comes last but for the card and the table of jobs, and only when ev
 accounted for, so a folder that has one is whole. The same job gives the same bytes.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -12,18 +12,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from schemas.dataset.entries import FileEntry, ShardEntry
 from schemas.dataset.errors import DatasetError
 from schemas.dataset.jobs_table import JobEntry, table_of
-from schemas.dataset.manifest import (
-    CanaryReport,
-    CheckReport,
-    FileEntry,
-    Manifest,
-    SealedShard,
-    ShardEntry,
-    Totals,
-    read_manifest as manifest_in,
-)
+from schemas.dataset.manifest import CanaryReport, CheckReport, Manifest, Totals, read_manifest as manifest_in
 from schemas.dataset.seal import sealing
 from schemas.dataset.token_counts import vocabulary_stats
 from schemas.identity import Provenance
@@ -40,7 +32,6 @@ from schemas.names import (
 from schemas.request import ExtractRequest
 from service.errors import DatasetBroken, SourceRefused
 from service.publish.card import render_card
-from service.publish.digests import shard_entries
 from service.publish.extras import write_final_norm, write_token_freq
 from service.store import PublishLease, Store, UnitCommit, commits, jobs
 
@@ -62,7 +53,7 @@ class Account:
     """In the names of temporary files: whoever lost the lease may still be writing."""
 
     @property
-    def shards(self) -> tuple[SealedShard, ...]:
+    def shards(self) -> tuple[ShardEntry, ...]:
         """The shards, in unit order."""
         return tuple(shard for commit in self.commits for shard in commit.shards)
 
@@ -99,7 +90,6 @@ def assemble(
     final_norm: bytes,
     canary: str,
     report: CanaryReport | None,
-    check: Callable[[], None] = lambda: None,
 ) -> Manifest:
     """Write the extras, the manifest and the card of `account` into `dataset`, where its files have landed.
 
@@ -109,7 +99,6 @@ def assemble(
         final_norm: the content of `final_norm.safetensors`.
         canary: what the manifest says of the canary, and
         report: the numbers of the one that passed, if it was not skipped.
-        check: called between shards; it may raise.
 
     Raises:
         DatasetBroken: a sample, a token or a file is missing; then there is no manifest.
@@ -117,9 +106,8 @@ def assemble(
         OSError: as the file system says.
     """
     _remove_leftovers(dataset, account.job_id)
-    for entry in account.indexes:
+    for entry in (*account.shards, *account.indexes):
         _check_file(dataset, entry)
-    shards = shard_entries(dataset, account.shards, _known(dataset, account.job_id), check)
     totals = _totals(account)
     _check_rows(dataset, account, totals)
     indexes = [entry.path for entry in account.indexes]
@@ -133,7 +121,7 @@ def assemble(
         identity_sha256=account.provenance.identity.sha256(),
         request=account.request.published(),
         request_sha256=account.request.sha256(),
-        shards=shards,
+        shards=account.shards,
         indexes=account.indexes,
         extras=(write_final_norm(dataset, final_norm, account.attempt), token_freq),
         rejects=account.rejects,
@@ -172,12 +160,6 @@ def _remove_unnamed(dataset: Path, manifest: Manifest) -> None:
         for path in (dataset / folder).glob("*.parquet"):
             if path.relative_to(dataset).as_posix() not in named:
                 path.unlink(missing_ok=True)
-
-
-def _known(dataset: Path, job_id: str) -> dict[str, ShardEntry]:
-    """Return the shards of the manifest that an earlier publisher of the job may have left, by path."""
-    path = dataset / manifest_path(job_id)
-    return {entry.path: entry for entry in read_manifest(path).shards} if path.exists() else {}
 
 
 def _write_card(dataset: Path, attempt: str) -> None:

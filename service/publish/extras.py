@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from schemas.dataset.manifest import FileEntry
+from schemas.dataset.entries import FileEntry
 from schemas.dataset.seal import sealing, sha256_of
 from schemas.dataset.token_counts import TokenTally, write_counts
 from schemas.names import FINAL_NORM_PATH, token_freq_path

@@ -98,7 +98,7 @@ def _publish(
     check()
     norm = store.read(commits.final_norm, lease.job_id)
     canary, report = _canary(store, lease, request)
-    assemble(dataset, account, norm, canary, report, check)
+    assemble(dataset, account, norm, canary, report)
     check()
     if request.hub is None:
         return None

@@ -21,8 +21,9 @@ from huggingface_hub.hf_api import RepoFile
 from pydantic import ValidationError
 
 from schemas.base import first_fault
+from schemas.dataset.entries import FileEntry
 from schemas.dataset.jobs_table import JobEntry, JobsTable, git_oid, table_of
-from schemas.dataset.manifest import FileEntry, Manifest
+from schemas.dataset.manifest import Manifest
 from schemas.names import (
     CARD_PATH,
     FINAL_NORM_PATH,

@@ -7,7 +7,7 @@ import pyarrow as pa
 import torch
 
 from schemas.dataset.columns import LABEL_PREFIX
-from schemas.dataset.manifest import FileEntry
+from schemas.dataset.entries import FileEntry
 from schemas.dataset.tables import read_table
 from schemas.dataset.token_counts import TokenTally
 from service.artifacts.dataset_files import Files, open_named

@@ -14,5 +14,5 @@ def report(tx: Transaction, digest: str) -> str | None:
 
 def record(tx: Transaction, digest: str, report_json: str) -> None:
     """Store a report, in place of an older one."""
-    new = tx.insert(CANARY).values(key=digest, report=report_json)
+    new = tx.insert(CANARY).values(digest=digest, report=report_json)
     tx.connection.execute(new.on_conflict_do_update(index_elements=["digest"], set_={"report": report_json}))

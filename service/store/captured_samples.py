@@ -70,8 +70,9 @@ def hashes(tx: Transaction, schedule: int, recipe: str, job_id: str) -> bytes:
 
 
 def add(tx: Transaction, job: LockedJob, unit: int, made: bytes) -> None:
-    """Record the samples of a unit that is committed in this transaction."""
-    if made and job.schedule is not None:
+    """Record the samples of a unit that is committed in this transaction, if its schedule is still there."""
+    is_there = select(exists().where(SCHEDULE.c.number == job.schedule))
+    if made and tx.connection.scalar(is_there):
         new = insert(CAPTURED_SAMPLES).values(
             schedule=job.schedule,
             recipe=job.known_identity.recipe_sha256(),

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from sqlalchemy import ColumnElement, func, insert, select
 
-from schemas.dataset.manifest import FileEntry, SealedShard
+from schemas.dataset.entries import FileEntry, ShardEntry
 from schemas.identity import Provenance
 from schemas.job import RejectView
 from schemas.receipts import AttemptId
@@ -84,13 +84,13 @@ def unit_commits(tx: Transaction, job_id: str) -> list[UnitCommit]:
     ]
 
 
-def shards(tx: Transaction, job_id: str) -> list[SealedShard]:
+def shards(tx: Transaction, job_id: str) -> list[ShardEntry]:
     """Return the committed shards of a job, in unit order."""
     query = select(SHARD.c.entry).where(SHARD.c.job_id == job_id).order_by(SHARD.c.unit, SHARD.c.path)
     return list(tx.connection.scalars(query))
 
 
-def new_shards(tx: Transaction, job_id: str, *, after: int = -1, limit: int = 1000) -> list[SealedShard]:
+def new_shards(tx: Transaction, job_id: str, *, after: int = -1, limit: int = 1000) -> list[ShardEntry]:
     """Return shards in the order of their commits, which counts them from 0: those after number `after`."""
     query = select(SHARD.c.entry).where(SHARD.c.job_id == job_id, SHARD.c.number > after)
     return list(tx.connection.scalars(query.order_by(SHARD.c.number).limit(limit)))
@@ -118,11 +118,9 @@ def rejects(tx: Transaction, job_id: str, *, after: int = -1, limit: int = 1000)
     return list(tx.connection.scalars(query.order_by(REJECT.c.position).limit(limit)))
 
 
-def _by_unit(
-    tx: Transaction, job_id: str
-) -> tuple[dict[int, list[SealedShard]], dict[int, list[RejectView]]]:
+def _by_unit(tx: Transaction, job_id: str) -> tuple[dict[int, list[ShardEntry]], dict[int, list[RejectView]]]:
     """Return the shards and the rejects of every unit that has some."""
-    shards_of: dict[int, list[SealedShard]] = defaultdict(list)
+    shards_of: dict[int, list[ShardEntry]] = defaultdict(list)
     for entry in shards(tx, job_id):
         shards_of[entry.unit].append(entry)
     of_units: ColumnElement[bool] = (REJECT.c.job_id == job_id) & REJECT.c.unit.is_not(None)

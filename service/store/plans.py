@@ -20,7 +20,7 @@ def lease(store: Store, owner: str, ttl_s: float, *, outranking: str | None = No
 
     With `outranking`, a job, it must be a higher one than that job's.
     """
-    return tasks.lease(store, TaskKind.PLAN, _grant, owner, ttl_s, outranking=outranking)
+    return tasks.lease(store, TaskKind.PLAN, _grant, owner, ttl_s, tasks.Choice(outranking=outranking))
 
 
 def _grant(tx: Transaction, job: LockedJob, lease: Lease) -> PlanLease:

@@ -20,7 +20,7 @@ def lease(store: Store, owner: str, ttl_s: float, *, unpushed: bool = False) -> 
 
     Of one without a repository, if it must be `unpushed`.
     """
-    return tasks.lease(store, TaskKind.PUBLISH, _grant, owner, ttl_s, unpushed=unpushed)
+    return tasks.lease(store, TaskKind.PUBLISH, _grant, owner, ttl_s, tasks.Choice(unpushed=unpushed))
 
 
 def _grant(tx: Transaction, job: LockedJob, lease: Lease) -> PublishLease:

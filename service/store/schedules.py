@@ -118,10 +118,14 @@ def set_aside(tx: Transaction, name: str, detail: str) -> None:
 
 
 def remove(tx: Transaction, which: Which) -> None:
-    """Delete a schedule and what is known of its slots and samples; its jobs stay. Raises NotFound."""
+    """Delete a schedule and what is known of its slots and samples. Raises NotFound.
+
+    Its jobs stay, and go on if their samples were chosen before.
+    """
     number = _lock(tx, which).number
+    # Also locks them: a commit of one of them comes before what it adds is deleted, or sees no schedule.
     its_jobs = update(JOB).where(or_(JOB.c.schedule == number, JOB.c.spool == number))
-    tx.connection.execute(its_jobs.values(schedule=None, spool=None))
+    tx.connection.execute(its_jobs.values(spool=None))
     for table in (RUN, SCHEDULE_REQUEST, CAPTURED_SAMPLES):
         tx.connection.execute(delete(table).where(table.c.schedule == number))
     tx.connection.execute(delete(SCHEDULE).where(SCHEDULE.c.number == number))

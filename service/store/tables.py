@@ -29,7 +29,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeDecorator
 
-from schemas.dataset.manifest import FileEntry, SealedShard, UnitChecks
+from schemas.dataset.entries import FileEntry, ShardEntry
+from schemas.dataset.manifest import UnitChecks
 from schemas.events import Event
 from schemas.identity import Identity, Provenance
 from schemas.job import JobState, Problem, Progress, RejectView
@@ -256,7 +257,7 @@ SHARD = Table(
     Column("path", String(255), primary_key=True),
     # Counts the job's shards from 0 in the order of their commits.
     Column("number", BigInteger, nullable=False),
-    Column("entry", Document(SealedShard), nullable=False),
+    Column("entry", Document(ShardEntry), nullable=False),
     ForeignKeyConstraint(["job_id", "unit"], ["unit.job_id", "unit.unit"]),
     Index("shard_by_number", "job_id", "number", unique=True),
 )

@@ -4,8 +4,8 @@ A lease that ran out is good until another owner takes the task: the epoch fence
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from functools import cache
 from typing import Any, TypeVar
@@ -47,6 +47,23 @@ from service.store.values import Lease, TaskKind, TaskState
 logger = logging.getLogger(__name__)
 
 AnyLease = TypeVar("AnyLease", bound=Lease)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which tasks an owner takes.
+
+    Of `prefer_job`, where no job has a higher priority; only of jobs that outrank `outranking`, a job; none
+    on which an engine died alone, if it `spares_lone` ones; none of a job that is pushed, if `unpushed`.
+    """
+
+    prefer_job: str | None = None
+    outranking: str | None = None
+    spares_lone: bool = False
+    unpushed: bool = False
+
+
+ANY = Choice()
 
 
 _MINE = and_(
@@ -94,23 +111,16 @@ def lease(
     grant: Callable[[Transaction, LockedJob, Lease], AnyLease],
     owner: str,
     ttl_s: float,
-    prefer_job: str | None = None,
-    outranking: str | None = None,
-    *,
-    spares_lone: bool = False,
-    unpushed: bool = False,
+    choice: Choice = ANY,
 ) -> AnyLease | None:
     """Try job after job, each in a transaction of its own, until one has a free task; `grant` completes it.
 
-    With `outranking`, a job, only those of a higher priority than that one's. A job is blocked on the way
-    where too many owners died without a word over the task to be leased. Tasks on which an engine died alone
-    are left, if it `spares_lone` ones; and pushed jobs for those that are `unpushed`.
+    A job is blocked on the way where too many owners died without a word over the task to be leased.
     """
-    bound = {"prefer_job": prefer_job, "outranking": outranking, "by_owner": owner, "unpushed": unpushed}
-    while (job_id := store.read(_next_job, kind, bound, spares_lone)) is not None:
+    while (job_id := store.read(_next_job, kind, owner, choice)) is not None:
         try:
             with store.writing() as tx:
-                taken = _take(tx, kind, job_id, owner, ttl_s, spares_lone)
+                taken = _take(tx, kind, job_id, owner, ttl_s, choice)
                 if taken is not None:
                     return grant(tx, *taken)
         except STORE_AWAY:
@@ -126,15 +136,15 @@ def _block(tx: Transaction, job_id: str, problem: Problem) -> None:
     stop(tx, lock_job(tx, job_id), JobState.BLOCKED, problem)
 
 
-def _next_job(tx: Transaction, kind: TaskKind, bound: Mapping[str, object], spares_lone: bool) -> str | None:
+def _next_job(tx: Transaction, kind: TaskKind, owner: str, choice: Choice = ANY) -> str | None:
     """Return the next job: one of the highest priority, there the preferred one, or else the oldest."""
-    query = _jobs_with_work(tx.clock, kind, spares_lone, bound["outranking"] is not None)
-    job_id: str | None = tx.connection.scalar(query, bound)
+    query = _jobs_with_work(tx.clock, kind, choice.spares_lone, choice.outranking is not None)
+    job_id: str | None = tx.connection.scalar(query, asdict(choice) | {"by_owner": owner})
     return job_id
 
 
 def _take(
-    tx: Transaction, kind: TaskKind, job_id: str, owner: str, ttl_s: float, spares_lone: bool = False
+    tx: Transaction, kind: TaskKind, job_id: str, owner: str, ttl_s: float, choice: Choice = ANY
 ) -> tuple[LockedJob, Lease] | None:
     """Lease the lowest free task of a kind; none if others were faster or the job was stopped.
 
@@ -150,7 +160,7 @@ def _take(
         return None
     if policy.one_a_subject:
         _lock_subject(tx, kind, job.publish_subject)
-    query = _lowest_free(tx.clock, kind, spares_lone)
+    query = _lowest_free(tx.clock, kind, choice.spares_lone)
     row = tx.connection.execute(query, {"job_id": job_id}).mappings().one_or_none()
     if row is None:
         return None

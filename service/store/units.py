@@ -21,13 +21,14 @@ def lease(store: Store, owner: str, ttl_s: float, *, prefer_job: str | None = No
     None of a model that the worker waits for. Where its engine has died, one on which an engine died alone
     comes last: another one says more of whose fault it is.
     """
-    take = partial(tasks.lease, store, TaskKind.CAPTURE, _grant, owner, ttl_s, prefer_job)
+    take = partial(tasks.lease, store, TaskKind.CAPTURE, _grant, owner, ttl_s)
+    any_unit, no_lone = tasks.Choice(prefer_job), tasks.Choice(prefer_job, spares_lone=True)
     if not store.read(workers.is_sick, owner):
-        return take()
-    if (other := take(spares_lone=True)) is not None or (lone := take()) is None:
+        return take(any_unit)
+    if (other := take(no_lone)) is not None or (lone := take(any_unit)) is None:
         return other
     # Between the two the worker's wait may have ended: look once more, now that it has.
-    if (other := take(spares_lone=True)) is not None:
+    if (other := take(no_lone)) is not None:
         with suppress(LeaseLost):
             store.write(tasks.release, lone)
         return other

@@ -6,7 +6,8 @@ from enum import StrEnum
 from typing import Any, Self
 
 from schemas.base import Wire
-from schemas.dataset.manifest import FileEntry, SealedShard, UnitChecks
+from schemas.dataset.entries import FileEntry, ShardEntry
+from schemas.dataset.manifest import UnitChecks
 from schemas.identity import Identity, Provenance
 from schemas.job import JobState, JobSummary, Problem, Progress, RejectView
 from schemas.keys import Grants
@@ -242,7 +243,7 @@ class UnitCommit:
 
     attempt_id: AttemptId
     provenance: Provenance
-    shards: tuple[SealedShard, ...]
+    shards: tuple[ShardEntry, ...]
     index: FileEntry | None
     rejects: tuple[RejectView, ...]
     num_tokens: int

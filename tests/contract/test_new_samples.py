@@ -12,6 +12,7 @@ from sqlalchemy import select
 from schemas.job import JobState
 from schemas.names import known_hashes_path, manifest_path
 from schemas.schedule import RunOutcome
+from service.control import scheduling
 from service.control.deletion import delete_job
 from service.errors import IllegalMove
 from service.publish.assemble import read_manifest
@@ -300,3 +301,32 @@ def test_samples_of_another_recipe_are_pushed_apart(
         configs = assigned_configs(card.decode())
         assert configs == {first.id: "states", **dict.fromkeys((job.id for job in others), apart)}
         nights.store.close()
+
+
+def test_a_job_whose_schedule_was_deleted_before_it_was_planned_does_not_take_all_samples_again(
+    nights: Nights,
+) -> None:
+    """1. A night. 2. The next slot's job waits. 3. The schedule is deleted."""
+    nights.drop(range(4))
+    nights.night()
+    nights.drop(range(4, 6))
+    nights.submit()
+    job_id = nights.job().id
+    scheduling.remove(nights.store, nights.shop.settings, NAME)
+    nights.work()
+    job = nights.store.read(jobs.job, job_id)
+    assert job.state is JobState.FAILED and job.progress.samples_planned == 0
+    assert job.problem is not None and "the schedule was deleted" in job.problem.detail
+
+
+def test_a_planned_job_goes_on_when_its_schedule_is_deleted(nights: Nights) -> None:
+    nights.drop(range(4))
+    nights.night()
+    nights.drop(range(4, 6))
+    nights.submit()
+    job_id = nights.job().id
+    nights.shop.plan()
+    scheduling.remove(nights.store, nights.shop.settings, NAME)
+    nights.work()
+    job = nights.store.read(jobs.job, job_id)
+    assert job.state is JobState.COMPLETED and job.progress.samples_written == 2

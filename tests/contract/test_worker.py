@@ -21,7 +21,7 @@ from service.settings import Settings
 from service.store import NewJob, Store, jobs, migration, plans, publishing, schedules, units
 from service.store.tables import SCHEDULE, TASK
 from service.store.values import TaskKind
-from service.work import beside
+from service.work import task_loop
 from service.work.keeper import Keeper
 from service.work.task_loop import TaskLoop
 from service.worker import _mind, run_worker
@@ -141,7 +141,7 @@ def test_a_publisher_that_ended_by_an_error_is_started_again(settings, keeper, m
 @pytest.mark.parametrize("stuck", [False, True], ids=["in order", "killed in the end"])
 def test_a_plan_is_given_back_when_the_service_stops(tmp_path, settings, store, monkeypatch, stuck):
     """1. A plan of many units goes on. 2. The planner is stopped. 3. Another one need not wait."""
-    monkeypatch.setattr(beside, "STOP_S", 0.1 if stuck else 600.0)
+    monkeypatch.setattr(task_loop, "STOP_S", 0.1 if stuck else 600.0)
     settings = settings.model_copy(update={"model_roots": (tmp_path,), "unit_max_samples": 1})
     samples = [{"id": str(number), "text": "a row"} for number in range(2_000)]
     model = templates.write_target(tmp_path / "model")
@@ -182,7 +182,7 @@ def test_a_push_that_outlives_the_publishers_end_keeps_its_repository(settings, 
         answered.wait(60)
 
     monkeypatch.setattr("service.publish.publisher._publish", publish)
-    monkeypatch.setattr(beside, "STOP_S", 0.1)
+    monkeypatch.setattr(task_loop, "STOP_S", 0.1)
     with TaskLoop("publisher", PUBLISHING, settings, (store, keeper)) as publisher:
         assert begun.wait(60)
     assert publishing.lease(store, "another", 60.0) is None
@@ -256,7 +256,7 @@ def test_a_push_that_outlives_its_worker_is_no_death(settings, store, monkeypatc
         answered.wait(60)
 
     monkeypatch.setattr("service.publish.publisher._publish", publish)
-    monkeypatch.setattr(beside, "STOP_S", 0.1)
+    monkeypatch.setattr(task_loop, "STOP_S", 0.1)
     assert run_worker(settings) == 0
     assert begun.is_set()
     with store.reading() as tx:
@@ -299,7 +299,7 @@ def test_a_sweep_and_a_deletion_that_hang_delay_no_slot_and_no_planner(tmp_path,
 
     monkeypatch.setattr("service.sweeper.run_sweep", hang)
     monkeypatch.setattr("service.control.deletion.run_deletion", hang)
-    monkeypatch.setattr(beside, "STOP_S", 0.1)
+    monkeypatch.setattr(task_loop, "STOP_S", 0.1)
     request = {"model": str(model), "source": {"kind": "file", "path": "rows.jsonl"}, "layers": [2]}
     body = {"name": "nightly", "cron": "0 3 * * *", "request": request | {"loss": "all", "canary": "skip"}}
 
@@ -341,7 +341,7 @@ def test_a_job_that_is_pushed_nowhere_waits_for_no_upload(settings, store, monke
         os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr("service.publish.publisher._publish", publish)
-    monkeypatch.setattr(beside, "STOP_S", 0.1)
+    monkeypatch.setattr(task_loop, "STOP_S", 0.1)
     with ThreadPoolExecutor(1) as threads:
         acting = threads.submit(user)
         assert run_worker(settings) == 0

@@ -74,17 +74,14 @@ ABOUT: dict[Check, tuple[str, str]] = {
         "every unit, capture",
         "an engine that has answered every row has to hand over every row",
     ),
-    Check.WHOLE: (
-        "every shard, when its sha256 is taken for the manifest",
-        "the file still has the xxh3 of its seal",
-    ),
     Check.PUSH: (
         "every file, at the push and after it",
         "what was sent and what the Hub holds have the manifest's sha256",
     ),
     Check.VERIFY: (
         "whenever it is run, on a folder or a repository",
-        "all files against the manifest's sha256, all rows against their own xxh3 and names, index, totals",
+        "all files against the manifest's sha256, which is that of the bytes that were proven; all rows "
+        "against their own xxh3 and names, index, totals",
     ),
 }
 

@@ -39,7 +39,6 @@ class Check(StrEnum):
     NAME = "sample ids"
     LAST = "last token"
     SILENCE = "missing receipts"
-    WHOLE = "seal"
     PUSH = "push"
     VERIFY = "`quarry verify`"
 
@@ -211,8 +210,8 @@ PLANTS: tuple[Plant, ...] = (
         ("row-repeated", "a row twice", "is written 2 times"),
     ),
     *_plants(
-        *(Stage.LANDED, Check.WHOLE, "dataset-broken"),
-        ("bit-of-a-committed-shard", "one bit of a state, after its unit was committed", "was sealed"),
+        *(Stage.LANDED, Check.VERIFY, FOUND),
+        ("bit-of-a-committed-shard", "one bit of a state, after its unit was committed", "has sha256"),
     ),
     *_plants(
         *(Stage.HUB, Check.PUSH, "dataset-broken"),

@@ -145,8 +145,6 @@ class JobRecord:
     """What a schedule's job must write, unless an earlier one has: all there was at its slot."""
     excuses: set[str] = field(default_factory=set)
     """Why it may fail or be blocked."""
-    outlived: bool = False
-    """Its schedule was removed before it completed, and with it what is known of other jobs' samples."""
     completed: bool = False
     deleted: bool = False
 
@@ -227,7 +225,7 @@ def check_schedule(job: JobRow, record: JobRecord, found: Found | None, *, stopp
     assert schedule is not None
     if job.id not in schedule.counted:
         schedule.counted.add(job.id)
-        if found is not None and not record.outlived:
+        if found is not None:
             schedule.written.update((found.checkpoint, tokens) for tokens in found.rows)
     if schedule.kind == "posted" or not schedule.takes_all:
         twice = [one for one, count in schedule.written.items() if count > 1]

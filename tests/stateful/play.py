@@ -226,7 +226,7 @@ class Play(World):
         schedule.removed = True
         for record in self.jobs:
             if record.schedule is schedule and not record.completed:
-                record.must, record.outlived = frozenset(), True
+                record.must = frozenset()
                 record.excuses.add(SCHEDULE_REMOVED)
 
     def post(self, number: int, numbers: Iterable[int]) -> None:

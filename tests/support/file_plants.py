@@ -7,7 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from schemas.dataset.manifest import FileEntry, Manifest
+from schemas.dataset.entries import FileEntry
+from schemas.dataset.manifest import Manifest
 from schemas.dataset.seal import sha256_of
 from tests.support.parquet import writer_options
 

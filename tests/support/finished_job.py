@@ -7,16 +7,9 @@ import numpy as np
 import torch
 from safetensors.numpy import save
 
+from schemas.dataset.entries import FileEntry, LayerStats, ShardEntry
 from schemas.dataset.index import write_index
-from schemas.dataset.manifest import (
-    CanaryReport,
-    FileEntry,
-    LayerAgreement,
-    LayerStats,
-    Manifest,
-    SealedShard,
-    UnitChecks,
-)
+from schemas.dataset.manifest import CanaryReport, LayerAgreement, Manifest, UnitChecks
 from schemas.identity import DTYPE_BYTES, Identity, Provenance
 from schemas.job import Progress, RejectView
 from schemas.names import index_path, job_id_from_content, shard_path
@@ -27,7 +20,7 @@ from service.publish.assemble import Account, assemble
 from service.store import NewJob, PlannedUnit, Store, UnitCommit, canaries, commits, jobs, plans, units
 from tests.support.parquet import xxh3_of
 from tests.support.plans import identity, provenance
-from tests.support.shards import ShardRow, plan_of, write_shard
+from tests.support.shards import ShardRow, entry_of, plan_of, write_shard
 
 JOB = job_id_from_content("first")
 OTHER_JOB = job_id_from_content("second")
@@ -78,7 +71,7 @@ def a_request(hub: HubTarget | None = None, compression: str = "none") -> Extrac
 
 def land_files(
     dataset: Path, job_id: str, about: Identity, unit: int, epoch: int, rows: int
-) -> tuple[SealedShard, FileEntry]:
+) -> tuple[ShardEntry, FileEntry]:
     """Write a unit's shard and index where landing puts them."""
     tokens = [row_tokens(unit, row) for row in range(rows)]
     dtype = getattr(torch, about.dtype)
@@ -101,9 +94,8 @@ def land_files(
     shard, index = shard_path(job_id, unit), index_path(job_id, unit)
     write_shard(dataset / shard, shard_rows, a_provenance(job_id, about))
     index_entry, _ = write_index(dataset / index, index, [(dataset / shard, shard)], plan_of(shard_rows), {})
-    entry = SealedShard(
-        path=shard,
-        bytes=(dataset / shard).stat().st_size,
+    entry = ShardEntry(
+        **entry_of(dataset, shard).model_dump(),
         xxh3=xxh3_of(dataset / shard),
         rows=rows,
         tokens=sum(len(ids) for ids in tokens),

@@ -15,8 +15,9 @@ import torch
 import xxhash
 
 from schemas.dataset.columns import METADATA_KEY, PLAN_SCHEMA, shard_schema
+from schemas.dataset.entries import FileEntry, LayerStats, ShardEntry
 from schemas.dataset.index import Witness, write_index
-from schemas.dataset.manifest import CheckReport, FileEntry, LayerStats, Manifest, ShardEntry, Totals
+from schemas.dataset.manifest import CheckReport, Manifest, Totals
 from schemas.dataset.seal import sha256_of
 from schemas.dataset.token_counts import vocabulary_stats, write_counts
 from schemas.identity import DTYPE_BYTES, Identity, Provenance

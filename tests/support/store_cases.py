@@ -7,7 +7,8 @@ from pathlib import Path
 
 from sqlalchemy import NullPool, create_engine
 
-from schemas.dataset.manifest import FileEntry, LayerStats, SealedShard, UnitChecks
+from schemas.dataset.entries import FileEntry, LayerStats, ShardEntry
+from schemas.dataset.manifest import UnitChecks
 from schemas.identity import Identity, Provenance
 from schemas.job import JobState, Problem, RejectView
 from schemas.names import index_path, shard_path
@@ -159,13 +160,14 @@ def reject(position: int, reason: str = "empty-mask") -> RejectView:
     )
 
 
-def shard(lease: UnitLease, rows: int) -> SealedShard:
+def shard(lease: UnitLease, rows: int) -> ShardEntry:
     """Return the entry of a shard that `lease` may have made."""
     job, unit, epoch = lease.attempt_id.job_id, lease.attempt_id.unit, lease.attempt_id.epoch
     layers = (LayerStats(layer_id=4, mean_rms=1.0, max_abs=3.0),)
     path = shard_path(job, unit)
-    return SealedShard(
+    return ShardEntry(
         path=path,
+        sha256=f"{epoch:064x}",
         xxh3=f"{epoch:032x}",
         bytes=1000 * rows,
         rows=rows,

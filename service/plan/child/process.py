@@ -180,7 +180,7 @@ class Child:
         self._has_ended = True
 
     def rows(self, known: Path | None = None) -> Iterator[RowOutcome]:
-        """Yield what became of each row, in order; `known` is the file of keys of those to leave out."""
+        """Yield what became of each row, in order; `known` is the file of the hashes to leave out."""
         positions = itertools.count()
         with suppress(OSError):  # that it ended is seen below
             self._talk.send(known)

@@ -142,12 +142,14 @@ def test_a_shard_is_told_with_its_receipt(api: httpx2.Client, store: Store, job:
     (shard,) = api.get(f"/jobs/{job.id}/shards").json()["shards"]
     assert shard == {
         "path": f"data/{job.id}/train-00000.parquet",
+        "sha256": f"{1:064x}",
         "xxh3": f"{1:032x}",
         "bytes": 1000,
         "rows": 1,
         "tokens": 5,
         "unit": 0,
         "epoch": 1,
+        "layers": [{"layer_id": 4, "mean_rms": 1.0, "max_abs": 3.0}],
     }
 
 

@@ -21,7 +21,7 @@ def open_units(work_root, send, num_units=2):
     for unit in range(num_units):
         opening = order(identity(), 1, unit=unit)
         told.put(opening.attempt_id, opening)
-        told.put(opening.attempt_id, SkipRow(key=opening.attempt_id, row=0))
+        told.put(opening.attempt_id, SkipRow(attempt_id=opening.attempt_id, row=0))
     told.stop()
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from schemas.dataset.manifest import FileEntry
+from schemas.dataset.entries import FileEntry
 from schemas.request import ExtractRequest
 from service.errors import SourceRefused
 from service.plan.estimate import estimate_request

@@ -145,7 +145,7 @@ def test_the_sample_id_changes_with_each_of_its_parts(source_id: str, other: Tok
 def test_a_plan_of_many_samples_holds_few_of_their_keys_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service.plan.content_hashes, "NEWEST_KEYS", 500)
+    monkeypatch.setattr(service.plan.content_hashes, "NEWEST_HASHES", 500)
     rows = (RowOutcome(number, str(number % 19_999), tokens(7)) for number in range(20_000))
     bounds = UnitBounds(bytes_per_token=1, unit_bytes=8, max_samples=8)
     duplicates = 0

@@ -49,7 +49,7 @@ class Unit:
             "head": self.head,
             "identity": self.captured.about,
         }
-        return check_unit(**(values | changes))
+        return check_unit(**(values | changes)).checks
 
 
 def make_unit(tmp_path: Path, model_type: str, dtype: str, **changes: object) -> Unit:

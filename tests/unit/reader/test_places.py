@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from schemas.dataset.columns import INDEX_SCHEMA
-from schemas.dataset.manifest import FileEntry
+from schemas.dataset.entries import FileEntry
 from service.artifacts.dataset_files import LocalFiles
 from service.reader import places
 from service.reader.errors import ReaderError

@@ -1,0 +1,33 @@
+"""What is known of a dataset's files from their commit on: in the database, over HTTP, in the manifest."""
+
+from schemas.base import Wire
+
+
+class FileEntry(Wire):
+    """A file of the dataset: its path inside the repository and what its bytes must be."""
+
+    path: str
+    sha256: str
+    bytes: int
+
+
+class LayerStats(Wire):
+    """What is kept of one layer over a shard.
+
+    The largest magnitude, and the mean over sampled tokens of the root mean square over H.
+    """
+
+    layer_id: int
+    mean_rms: float
+    max_abs: float
+
+
+class ShardEntry(FileEntry):
+    """A committed shard. Its hashes are of the bytes that its rows were proven on; `xxh3` is xxh3_128."""
+
+    xxh3: str
+    rows: int
+    tokens: int
+    unit: int
+    epoch: int
+    layers: tuple[LayerStats, ...]
