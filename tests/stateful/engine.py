@@ -1,7 +1,7 @@
 """The tests' engine with a model in it, which a rule can let fail, and the canary's reference beside it."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,8 @@ class Fault:
 
     rows_left: int | None = None
     dies: bool = False
+    before_load: Callable[[], None] | None = None
+    """Done once, between the look at a model before a start and its load."""
 
 
 FAULT = Fault()
@@ -30,6 +32,12 @@ FAULT = Fault()
 
 class PlayedEngine(ModelEngine):
     """Meets the fault that is planned, if there is one."""
+
+    def _load(self) -> None:
+        act, FAULT.before_load = FAULT.before_load, None
+        if act is not None:
+            act()
+        super()._load()
 
     async def run(self, prompt: Prompt) -> Answer:
         if FAULT.rows_left is not None:

@@ -16,6 +16,7 @@ from service.control import scheduling
 from service.control.deletion import delete_job
 from service.errors import STORE_AWAY, DiskFull, StoreUnavailable
 from service.store import Store
+from tests.stateful.engine import FAULT
 from tests.stateful.files import meanwhile
 from tests.stateful.oracle import NO_SPACE, NUM_CHECKPOINTS, OWNERS, Checkpoints
 from tests.stateful.play import REFUSALS, Play
@@ -271,6 +272,16 @@ class Machine(RuleBasedStateMachine):
     def meanwhile_in_capture(self, at: int, act: Act) -> None:
         self._step()
         self.play.service.worker.work(self.play.store, at, partial(act, self.play))
+
+    @with_a_job
+    @rule(name=MODEL, checkpoint=CHECKPOINT)
+    def overwrite_model_at_a_start(self, name: str, checkpoint: int) -> None:
+        """A checkpoint is overwritten after it was looked at, before the next engine loads it."""
+        self._step()
+        FAULT.before_load = partial(self.play.overwrite_model, name, checkpoint)
+        work(self.play, "plan")
+        work(self.play, "capture")
+        self.play.notice_fault()
 
     @with_something
     @rule(role=ROLES, at=AT, error=st.sampled_from([AWAY, FULL]))

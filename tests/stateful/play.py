@@ -321,7 +321,7 @@ class Play(World):
 
     def notice_fault(self) -> None:
         """A fault that no row has met yet meets none later: a job made since has no excuse."""
-        FAULT.rows_left = None
+        FAULT.rows_left = FAULT.before_load = None
 
     # What must hold.
 
