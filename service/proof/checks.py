@@ -164,21 +164,21 @@ def _plan_fault(
         "prompt_tokens": (light.prompt_tokens, planned["prompt_tokens"][place].as_py()),
         "num_tokens": (light.num_tokens, num_tokens),
     }
-    for name, (stored, due) in pairs.items():
-        if stored != due:
-            return f"{name} is {stored!r}, expected {due!r}"
+    for name, (stored, expected) in pairs.items():
+        if stored != expected:
+            return f"{name} is {stored!r}, expected {expected!r}"
     length = len(plan_ids)
     if light.num_tokens < length or (light.num_tokens > length and not generates):
         return f"expected {length} tokens, got {light.num_tokens}"
-    for name, stored_ids, due_ids in (
+    for name, stored_ids, expected_ids in (
         ("input_ids", light.input_ids[:length], plan_ids),
         ("loss_mask", light.loss_mask[:length], plan_mask),
         ("loss_mask of the answer", light.loss_mask[length:], np.ones(light.num_tokens - length, np.uint8)),
     ):
-        differs = np.flatnonzero(stored_ids != due_ids)
+        differs = np.flatnonzero(stored_ids != expected_ids)
         if differs.size:
             at = int(differs[0])
-            return f"{name} differs at {at}: expected {due_ids[at]}, got {stored_ids[at]}"
+            return f"{name} differs at {at}: expected {expected_ids[at]}, got {stored_ids[at]}"
     return None
 
 

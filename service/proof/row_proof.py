@@ -120,7 +120,7 @@ def name_fault(light: LightRow) -> str | None:
     What the target generated came after the id was given, so only the prompt's tokens are held against it.
     """
     planned = Tokenized(light.input_ids[: light.prompt_tokens], light.loss_mask[: light.prompt_tokens])
-    due = sample_digest(light.source_id or "", planned).hex()
-    if light.sample_id == due:
+    expected = sample_digest(light.source_id or "", planned).hex()
+    if light.sample_id == expected:
         return None
-    return f"its source id, tokens and mask are those of sample {due}"
+    return f"its source id, tokens and mask are those of sample {expected}"

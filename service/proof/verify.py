@@ -194,22 +194,22 @@ def _manifest_faults(path: str, job: Manifest) -> Iterator[str]:
         "checks.rows_checked": (job.checks.rows_checked, rows),
         "indexes": (sorted(e.path for e in job.indexes), sorted(index_path(job_id, unit) for unit in units)),
     }
-    for name, (stated, due) in pairs.items():
-        if stated != due:
-            yield f"{name} is {stated!r}, expected {due!r}"
+    for name, (stated, expected) in pairs.items():
+        if stated != expected:
+            yield f"{name} is {stated!r}, expected {expected!r}"
     for entry, count in Counter(entry.path for entry in _entries(job)).items():
         if count > 1:
             yield f"names {entry} {count} times"
 
 
 def _check_model(model_folder: Path, head: Head, job: Manifest) -> None:
-    due, norm, hidden_size = job.provenance, head.final_norm, len(head.norm_weight)
-    if (norm, hidden_size) != (due.final_norm, due.identity.hidden_size):
+    made, norm, hidden_size = job.provenance, head.final_norm, len(head.norm_weight)
+    if (norm, hidden_size) != (made.final_norm, made.identity.hidden_size):
         raise EngineRefused(
             f"{model_folder} ends in {norm.kind} (eps {norm.eps}) over {hidden_size} elements, "
-            f"the model of job {due.job_id} in {due.final_norm.kind} (eps {due.final_norm.eps}) over "
-            f"{due.identity.hidden_size}",
-            cure=f"give the folder of {due.identity.model} at revision {due.identity.revision}",
+            f"the model of job {made.job_id} in {made.final_norm.kind} (eps {made.final_norm.eps}) over "
+            f"{made.identity.hidden_size}",
+            cure=f"give the folder of {made.identity.model} at revision {made.identity.revision}",
         )
 
 

@@ -118,8 +118,12 @@ def _compare_index(
         values = indexed[row]
         pairs = {name: (values[name], getattr(light, name)) for name in _SCALARS}
         pairs["supervised_tokens"] = (values["supervised_tokens"], int(light.loss_mask.sum()))
-        wrong = [f"{name} {stated!r} for {due!r}" for name, (stated, due) in pairs.items() if stated != due]
+        wrong = [
+            f"{name} is {stated!r}, expected {expected!r}"
+            for name, (stated, expected) in pairs.items()
+            if stated != expected
+        ]
         wrong += [name for name in _LISTS if not np.array_equal(values[name], getattr(light, name))]
         if wrong:
             where = f"row {row} of {path} ({light.sample_id})"
-            tally.fault(index, f"{where} differs in {', '.join(wrong)}")
+            tally.fault(index, f"{where} has other values: {', '.join(wrong)}")

@@ -46,9 +46,9 @@ def rewrite_index(dataset: Dataset, change: Callable[[list[dict]], None]) -> Non
             lambda rows: rows[2].update(shard="data/x.parquet"),
             "names row 2 of data/x.parquet, no shard of unit 1",
         ),
-        (lambda rows: rows[2].update(num_tokens=3), "differs in num_tokens 3 for 16"),
-        (lambda rows: rows[2].update(loss_mask=[0]), "differs in loss_mask"),
-        (lambda rows: rows[2].update(supervised_tokens=1), "differs in supervised_tokens 1 for 8"),
+        (lambda rows: rows[2].update(num_tokens=3), "num_tokens is 3, expected 16"),
+        (lambda rows: rows[2].update(loss_mask=[0]), "has other values: loss_mask"),
+        (lambda rows: rows[2].update(supervised_tokens=1), "supervised_tokens is 1, expected 8"),
     ],
 )
 def test_an_index_that_departs_from_its_shard_is_named(dataset, change, what):
