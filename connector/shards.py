@@ -1,12 +1,13 @@
 """One attempt's shard on one rank: rows in, one sealed Parquet file and its receipt out.
 
-Single-threaded: a `UnitWriter` lives on one writer thread. A layer that is stored as it is is an Arrow view
-of the slab's own memory, and the disk takes it from there: after the gather nothing copies a state.
+A `UnitWriter` lives on one writer thread; only `encode` may run on others. A layer that is stored as it is
+goes to the disk from the slab's own memory: after the gather nothing copies a state.
 
 Legend: T tokens, L captured layers, H hidden size.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,16 +15,28 @@ from numpy.typing import NDArray
 
 from connector.repeats import RepeatCheck
 from connector.rowcheck import Look, NotFiniteError, RowChecker, StatesWrongError
-from connector.state_columns import StateColumns
+from connector.state_columns import state_columns
 from connector.sums import Sums
 from connector.wire import DrainConfig, DrainJob, hash_ids
 from schemas.dataset.columns import METADATA_KEY, shard_schema
 from schemas.dataset.entries import LayerStats
-from schemas.dataset.framing import Cell, ShardFile
+from schemas.dataset.framing import Cell, Page, ShardFile, pages
 from schemas.dataset.seal import make_folder, seal, temporary
 from schemas.dataset.tables import read_plan_table
 from schemas.names import attempt_dir, plan_path, shard_file
 from schemas.receipts import OpenUnit, RejectedRow, UnitSealed
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedRow:
+    """A row that was checked, and its pages, which are views of its slab; or why it is rejected."""
+
+    job: DrainJob
+    ids: NDArray[np.int32]
+    sums_LT: Sums
+    readings: tuple[LayerStats, ...] = ()
+    pages: tuple[Page, ...] = ()
+    rejected: RejectedRow | None = None
 
 
 class UnitWriter:
@@ -39,9 +52,7 @@ class UnitWriter:
         identity = order.provenance.identity
         self.layer_ids = identity.layer_ids
         self._hidden_size = identity.hidden_size
-        dtype = getattr(torch, identity.dtype)
-        self._checker = RowChecker(dtype)
-        self._columns = StateColumns(order.compression, self.layer_ids, self._hidden_size, dtype)
+        self._dtype = getattr(torch, identity.dtype)
         self._rank, self._repeats = config.rank, repeats
         self._plan = read_plan_table(
             config.work_root / plan_path(order.attempt_id.job_id, order.attempt_id.unit)
@@ -72,27 +83,40 @@ class UnitWriter:
         return not self._open_rows
 
     def write(self, job: DrainJob, states_LTH: torch.Tensor, copied_LT: Sums) -> None:
-        """Append the row of `job` as one row group, and compare its states with those of other rows.
+        """Encode a row and append it."""
+        self.append(self.encode(job, states_LTH, copied_LT))
+
+    def encode(self, job: DrainJob, states_LTH: torch.Tensor, copied_LT: Sums) -> EncodedRow:
+        """Check the row of `job`, and make its pages of `states_LTH`, which they replace. On any thread.
 
         `copied_LT` are the sums of the states where the copy was read. A row that is not finite, or has no
         supervised token, is rejected by name instead.
         """
-        row = job.ref.row
-        self._end_row(row)
-        look = self._checker.look(states_LTH)
+        row, checker = job.ref.row, RowChecker(self._dtype)
+        look = checker.look(states_LTH)
         _refuse_changed(row, look.sums_LT, copied_LT, self.layer_ids)
         ids, mask = self._ids_and_mask(job)
         try:
-            readings = self._checker.check(states_LTH, self.layer_ids, look)
+            readings = checker.check(states_LTH, self.layer_ids, look)
         except NotFiniteError as error:
-            self._rejected.append(RejectedRow(row=row, reason="not-finite", detail=str(error)))
-            return
-        if mask.any():
-            self._append(job, self._cells(job, ids, mask, states_LTH, look), readings)
-        else:
+            rejected = RejectedRow(row=row, reason="not-finite", detail=str(error))
+            return EncodedRow(job, ids, look.sums_LT, rejected=rejected)
+        if not mask.any():
             detail = "the target's answer holds no token with a state"
-            self._rejected.append(RejectedRow(row=row, reason="nothing-supervised", detail=detail))
-        self._repeats.check(look.sums_LT, ids, self.layer_ids)
+            rejected = RejectedRow(row=row, reason="nothing-supervised", detail=detail)
+            return EncodedRow(job, ids, look.sums_LT, rejected=rejected)
+        cells = self._cells(job, ids, mask, states_LTH, look)
+        return EncodedRow(job, ids, look.sums_LT, readings, tuple(pages(self._schema, cells)))
+
+    def append(self, encoded: EncodedRow) -> None:
+        """Write an encoded row as one row group, and compare its states with those of other rows."""
+        self._end_row(encoded.job.ref.row)
+        if encoded.rejected is not None:
+            self._rejected.append(encoded.rejected)
+        else:
+            self._append(encoded)
+        if encoded.rejected is None or encoded.rejected.reason != "not-finite":
+            self._repeats.check(encoded.sums_LT, encoded.ids, self.layer_ids)
 
     def void(self, row: int) -> None:
         """Note that the engine ended `row` without its states."""
@@ -141,14 +165,15 @@ class UnitWriter:
             self._file.close()
         temporary(self._final).unlink(missing_ok=True)
 
-    def _append(self, job: DrainJob, cells: Iterator[Cell], readings: tuple[LayerStats, ...]) -> None:
+    def _append(self, encoded: EncodedRow) -> None:
+        job = encoded.job
         if self._file is None:
             make_folder(self._final.parent)
             self._file = ShardFile(temporary(self._final), self._schema)
-        self._file.write_row(cells)
+        self._file.write_row(encoded.pages)
         self._rows.append(job.ref.row)
         self._num_tokens.append(job.num_tokens)
-        for index, reading in enumerate(readings):
+        for index, reading in enumerate(encoded.readings):
             self._sum_rms[index] += reading.mean_rms * job.num_tokens
             self._max_abs[index] = max(self._max_abs[index], reading.max_abs)
 
@@ -169,7 +194,7 @@ class UnitWriter:
         yield self._hidden_size
         yield ids
         yield mask
-        yield from self._columns.of(states_LTH, look)
+        yield from state_columns(self._order.compression, self.layer_ids, states_LTH, look)
 
     def _end_row(self, row: int) -> None:
         if row not in self._open_rows:

@@ -1,8 +1,9 @@
 """The writer threads: each owns some of the open attempts, writes their rows and receipts them.
 
-A unit stays on one thread for its life, so a file has one writer; threads take units in turn. Everything
-heavy (Parquet, hashing, fsync) releases the GIL. An attempt that fails is receipted as failed and forgotten;
-its later rows are dropped.
+A unit stays on one thread for its life, so a file has one writer; threads take units in turn. As many other
+threads check and encode rows before, also several of one unit; they are written in the order in which they
+came. Everything heavy (checks, encoding, hashing, writes, fsync) releases the GIL. An attempt that fails is
+receipted as failed and forgotten; its later rows are dropped.
 """
 
 import itertools
@@ -11,6 +12,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -19,7 +21,7 @@ import torch
 from connector.pool import HostPool, Slab
 from connector.repeats import RepeatCheck
 from connector.rowcheck import StatesWrongError
-from connector.shards import UnitWriter
+from connector.shards import EncodedRow, UnitWriter
 from connector.sums import Sums
 from connector.wire import DrainConfig, DrainJob, VoidRow
 from schemas.dataset.errors import NO_SPACE
@@ -53,7 +55,10 @@ class CapturedRow:
 Item = OpenUnit | CapturedRow | VoidRow | SkipRow | AbandonUnit
 """What an attempt is sent."""
 
-Queue = queue.Queue[tuple[AttemptId, Item] | None]
+Encoding = Future[EncodedRow]
+
+Queue = queue.Queue[tuple[AttemptId, Item, Encoding | None] | None]
+"""What each attempt is sent, a row with its encoding; None ends the thread."""
 
 
 class WriterPool:
@@ -77,6 +82,9 @@ class WriterPool:
         self._lock = threading.Lock()
         self._home: dict[AttemptId, Queue] = {}
         """The queue of an open attempt. An attempt that is not here is over."""
+        self._units: dict[AttemptId, UnitWriter] = {}
+        """Those of all threads. Only an attempt's own thread adds and removes it."""
+        self._encoders = ThreadPoolExecutor(config.writer_threads, "quarry-encoder", initializer=_unbind)
         self._threads = [
             threading.Thread(target=self._run, args=(own,), name=f"quarry-writer-{index}", daemon=True)
             for index, own in enumerate(self._queues)
@@ -97,7 +105,10 @@ class WriterPool:
             if isinstance(item, AbandonUnit):
                 self._home.pop(attempt_id, None)
         if home is not None:
-            home.put((attempt_id, item))
+            unit, encoding = self._units.get(attempt_id), None
+            if isinstance(item, CapturedRow) and unit is not None:
+                encoding = self._encoders.submit(unit.encode, item.job, item.states_LTH, item.sums_LT)
+            home.put((attempt_id, item, encoding))
         elif isinstance(item, CapturedRow):
             self._pool.release(item.slab)
 
@@ -112,28 +123,35 @@ class WriterPool:
             own.put(None)
         for thread in self._threads:
             thread.join(timeout=30.0)
+        self._encoders.shutdown(wait=False)
 
     def _run(self, own: Queue) -> None:
         """Serve one thread's queue until None comes."""
         _unbind()
-        units: dict[AttemptId, UnitWriter] = {}
+        own_units: set[AttemptId] = set()
         while (entry := own.get()) is not None:
-            attempt_id, item = entry
+            attempt_id, item, encoding = entry
+            if isinstance(item, OpenUnit):
+                own_units.add(attempt_id)
             try:
-                self._serve(units, attempt_id, item)
+                self._serve(attempt_id, item, encoding)
             except (StatesWrongError, OSError, pa.ArrowException) as error:
-                self._fail(units, attempt_id, error, opening=isinstance(item, OpenUnit))
+                self._fail(attempt_id, error, opening=isinstance(item, OpenUnit))
             except Exception as error:
                 # Supervisor: a thread that died silently would leave its units unanswered forever.
                 logger.exception("writer thread failed on %s", attempt_id)
-                self._fail(units, attempt_id, error)
+                self._fail(attempt_id, error)
             finally:
+                if encoding is not None and not encoding.cancel():
+                    wait([encoding])  # it writes to the slab
                 if isinstance(item, CapturedRow):
                     self._pool.release(item.slab)
-        for unit in units.values():
-            unit.discard()
+        for attempt_id in own_units:
+            if (unit := self._units.pop(attempt_id, None)) is not None:
+                unit.discard()
 
-    def _serve(self, units: dict[AttemptId, UnitWriter], attempt_id: AttemptId, item: Item) -> None:
+    def _serve(self, attempt_id: AttemptId, item: Item, encoding: Encoding | None) -> None:
+        units = self._units
         if isinstance(item, OpenUnit):
             units[attempt_id] = UnitWriter(item, self._config, self._repeats)
             self._send(UnitOpened(attempt_id=attempt_id, rank=self._rank))
@@ -143,7 +161,10 @@ class WriterPool:
             units.pop(attempt_id).discard()
             return
         elif isinstance(item, CapturedRow):
-            units[attempt_id].write(item.job, item.states_LTH, item.sums_LT)
+            if encoding is None:  # it came before its unit was open
+                units[attempt_id].write(item.job, item.states_LTH, item.sums_LT)
+            else:
+                units[attempt_id].append(encoding.result())
         elif isinstance(item, VoidRow):
             units[attempt_id].void(item.ref.row)
         else:
@@ -154,21 +175,14 @@ class WriterPool:
             self._close(attempt_id)
             self._send(receipt)
 
-    def _fail(
-        self,
-        units: dict[AttemptId, UnitWriter],
-        attempt_id: AttemptId,
-        error: Exception,
-        *,
-        opening: bool = False,
-    ) -> None:
+    def _fail(self, attempt_id: AttemptId, error: Exception, *, opening: bool = False) -> None:
         """Receipt a failed attempt.
 
         The disk may refuse the deletion too, and the sweeper takes what is left.
         """
         reason = _fail_reason(error, opening=opening)
         detail = repr(error) if reason == "internal" else str(error)
-        unit = units.pop(attempt_id, None)
+        unit = self._units.pop(attempt_id, None)
         self._close(attempt_id)
         if unit is not None:
             try:

@@ -10,7 +10,7 @@ Sources, in the repository of the Parquet format: `parquet.thrift` for all struc
 """
 
 import base64
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -23,6 +23,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from schemas.dataset.columns import MAX_VALUE_BYTES, WITH_STATISTICS, ZSTD_LEVEL, is_packed
 from schemas.dataset.direct import DirectWriter
+from schemas.dataset.memory import scratch
 from schemas.dataset.thrift import (
     STRUCT,
     Value,
@@ -92,6 +93,17 @@ class _Column:
     metadata: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A cell as it is stored: `head` and `payload`; `num_bytes` is their length before compression."""
+
+    num_values: int
+    num_bytes: int
+    raw: memoryview
+    head: bytes
+    payload: memoryview
+
+
 class ShardFile:
     """A shard that is being written: `write_row` for each row, then `end`.
 
@@ -104,12 +116,12 @@ class ShardFile:
         Raises OSError; KeyError for a type that no shard has.
         """
         self._schema = schema
-        self._columns = [_column(field) for field in schema]
+        self._columns = _columns(schema)
         self._groups: list[bytes] = []
         self._file = DirectWriter(path)
         self._file.write(MAGIC)
 
-    def write_row(self, cells: Iterable[Cell]) -> None:
+    def write_row(self, cells: Iterable[Cell | Page]) -> None:
         """Append a row group, of a cell for each column; each is written before the next is asked for.
 
         Raises OSError; ValueError if the cells are not as many as the columns, or if one has more than
@@ -118,25 +130,16 @@ class ShardFile:
         chunks: list[bytes] = []
         row_bytes = 0
         for column, cell in zip(self._columns, cells, strict=True):
-            num_values, front, raw = _plain(column, cell)
-            if raw.nbytes > MAX_VALUE_BYTES:
-                raise ValueError(f"{column.name}: {raw.nbytes} bytes; a value has at most {MAX_VALUE_BYTES}")
-            page_bytes = len(front) + raw.nbytes
-            payload = raw
-            if column.codec is None:
-                header = _page_header(page_bytes, page_bytes, num_values)
-                head = header + front
-            else:
-                payload = memoryview(column.codec.compress(b"".join((front, raw))))
-                head = header = _page_header(page_bytes, payload.nbytes, num_values)
+            page = cell if isinstance(cell, Page) else _page(column, cell)
+            raw = page.raw
             if column.in_place and raw.nbytes >= ALIGNED_BYTES:
-                self._file.pad(len(head))
+                self._file.pad(len(page.head))
             offset = self._file.position
-            self._file.write(head)
-            self._file.write(payload)
+            self._file.write(page.head)
+            self._file.write(page.payload)
             chunk = {
-                5: i64(num_values),
-                6: i64(len(header) + page_bytes),
+                5: i64(page.num_values),
+                6: i64(page.num_bytes),
                 7: i64(self._file.position - offset),
                 9: i64(offset),
             }
@@ -144,7 +147,7 @@ class ShardFile:
                 chunk[12] = struct({3: _NO_NULLS, 5: binary(bytes(raw)), 6: binary(bytes(raw))})
             metadata = column.metadata + fields(chunk, after=4) + b"\0"
             chunks.append(record({2: i64(0), 3: (STRUCT, metadata)}))
-            row_bytes += len(header) + page_bytes
+            row_bytes += page.num_bytes
         self._groups.append(record({1: items(STRUCT, chunks), 2: i64(row_bytes), 3: i64(1)}))
 
     def end(self) -> tuple[str, str, int]:
@@ -176,6 +179,35 @@ class ShardFile:
             }
         )
         return b"".join((footer, len(footer).to_bytes(4, "little"), MAGIC))
+
+
+def pages(schema: pa.Schema, cells: Iterable[Cell]) -> Iterator[Page]:
+    """Yield what `ShardFile.write_row` makes of each cell, so that another thread can make it before.
+
+    A page without compression is a view of its cell. Raises ValueError as `write_row` does.
+    """
+    for column, cell in zip(_columns(schema), cells, strict=True):
+        yield _page(column, cell)
+
+
+@lru_cache(maxsize=16)
+def _columns(schema: pa.Schema) -> tuple[_Column, ...]:
+    return tuple(_column(field) for field in schema)
+
+
+def _page(column: _Column, cell: Cell) -> Page:
+    num_values, front, raw = _plain(column, cell)
+    if raw.nbytes > MAX_VALUE_BYTES:
+        raise ValueError(f"{column.name}: {raw.nbytes} bytes; a value has at most {MAX_VALUE_BYTES}")
+    page_bytes = len(front) + raw.nbytes
+    if column.codec is None:
+        header = _page_header(page_bytes, page_bytes, num_values)
+        return Page(num_values, len(header) + page_bytes, raw, header + front, raw)
+    whole = scratch("page", page_bytes)
+    whole[: len(front)], whole[len(front) :] = np.frombuffer(front, np.uint8), np.frombuffer(raw, np.uint8)
+    payload = memoryview(column.codec.compress(whole))
+    header = _page_header(page_bytes, payload.nbytes, num_values)
+    return Page(num_values, len(header) + page_bytes, raw, header, payload)
 
 
 def _column(field: pa.Field) -> _Column:

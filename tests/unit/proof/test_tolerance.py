@@ -43,8 +43,8 @@ def captured(shape: str, head: Head) -> torch.Tensor:
 def cases(head: Head, states_NH: torch.Tensor) -> list[LogitCase]:
     """Return rows whose witnesses are what the captured states say, and whose states are the stored ones."""
     best = head.logprobs(states_NH).topk(WITNESS_TOKENS)
-    codes_NH, scales_N = torch.empty(states_NH.shape, dtype=torch.uint8), torch.empty(NUM_ROWS)
-    Quantizer(HIDDEN_SIZE).quantize(states_NH, states_NH.abs().amax(1).float(), codes_NH, scales_N)
+    codes_NH = torch.empty(states_NH.shape, dtype=torch.uint8)
+    scales_N = Quantizer(HIDDEN_SIZE).quantize(states_NH, states_NH.abs().amax(1).float(), codes_NH)
     stored_NH = dequantize(codes_NH, scales_N, states_NH.dtype)
     return [
         LogitCase(

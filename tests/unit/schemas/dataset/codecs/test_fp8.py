@@ -25,9 +25,8 @@ def largest_of(states_TH: torch.Tensor) -> torch.Tensor:
 
 
 def quantized(states_TH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    codes_TH, scales_T = torch.empty(states_TH.shape, dtype=torch.uint8), torch.empty(len(states_TH))
-    Quantizer(states_TH.shape[1]).quantize(states_TH, largest_of(states_TH), codes_TH, scales_T)
-    return codes_TH, scales_T
+    codes_TH = torch.empty(states_TH.shape, dtype=torch.uint8)
+    return codes_TH, Quantizer(states_TH.shape[1]).quantize(states_TH, largest_of(states_TH), codes_TH)
 
 
 def patterns(dtype: torch.dtype) -> torch.Tensor:
@@ -121,20 +120,38 @@ def test_no_captured_value_lies_farther_than_its_half_step():
         assert bool((off[token] <= half_H.double() * (1 + 2.0**-16)).all())
 
 
+@pytest.mark.parametrize("shape", [(1, 1), (70, 1000), (19, 4096), (3, 20_000)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_codes_that_replace_their_states_are_those_of_torchs_own_conversion(shape, dtype):
+    states_TH = torch.randn(shape, generator=torch.Generator().manual_seed(6)).to(getattr(torch, dtype))
+    scales_T = scales_of(largest_of(states_TH))
+    expected_TH = (states_TH.float() * scales_T.reciprocal()[:, None]).to(torch.float8_e4m3fn)
+    codes_TH = states_TH.view(torch.uint8).view(-1)[: states_TH.numel()].view(shape)
+    got_T = Quantizer(shape[1]).quantize(states_TH, largest_of(states_TH), codes_TH)
+    assert torch.equal(codes_TH, expected_TH.view(torch.uint8))
+    assert torch.equal(got_T, scales_T)
+
+
 class Wrong(Quantizer):
-    """Stores one code that is a step away from the right one."""
+    """Stores one wrong code."""
 
-    def _prove(self, wide_TH, codes_TH, scales_T1, begin):
-        codes_TH[-1, -1] ^= 2
-        super()._prove(wide_TH, codes_TH, scales_T1, begin)
+    change = 0
+
+    def _prove(self, halves_TH, codes_TH, begin):
+        codes_TH[-1, -1] ^= self.change
+        super()._prove(halves_TH, codes_TH, begin)
 
 
+@pytest.mark.parametrize("change", [1, 2, 0x80])
 @pytest.mark.parametrize("hidden_size", [8, 20_000])
-def test_a_wrong_code_is_found_when_it_is_made(hidden_size):
+def test_a_wrong_code_is_found_when_it_is_made(hidden_size, change):
+    """The next code, the one after it, and that of the other sign."""
     states_TH = torch.randn((3, hidden_size), generator=torch.Generator().manual_seed(4)) + 3
-    codes_TH, scales_T = torch.empty(states_TH.shape, dtype=torch.uint8), torch.empty(3)
+    codes_TH = torch.empty(states_TH.shape, dtype=torch.uint8)
+    wrong = Wrong(hidden_size)
+    wrong.change = change
     with pytest.raises(NotQuantizedError, match="token"):
-        Wrong(hidden_size).quantize(states_TH, largest_of(states_TH), codes_TH, scales_T)
+        wrong.quantize(states_TH, largest_of(states_TH), codes_TH)
 
 
 def test_values_that_are_not_finite_never_pass():
