@@ -71,7 +71,7 @@ def read_norm_file(file: RangeFile, name: str, norm: FinalNorm, hidden_size: int
         raise DatasetError(f"{name} has {file.num_bytes} bytes; a final norm has at most {MAX_BYTES}")
     try:
         tensors: dict[str, torch.Tensor] = load(file.read(0, file.num_bytes).tobytes())
-    except (SafetensorError, EOFError) as error:
+    except (SafetensorError, EOFError, KeyError) as error:  # the last: torch has no such dtype
         raise DatasetError(f"{name} is not a safetensors file: {error}") from error
     shapes = {key: list(tensor.shape) for key, tensor in tensors.items()}
     if "weight" not in shapes or any(shape != [hidden_size] for shape in shapes.values()):

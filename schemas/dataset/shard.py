@@ -34,6 +34,8 @@ from schemas.identity import DTYPE_BYTES, Provenance
 
 _MAX_PAGE_HEADER_BYTES = 512
 _LENGTH_BYTES = 4
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+"""A frame of zstd begins with it, behind the page's header."""
 _MAX_GAP_BYTES = 8192
 """Between two values: a page's header, and zeros up to the next block of the disk."""
 
@@ -183,19 +185,17 @@ class Shard:
         return int(chunk.data_page_offset + chunk.total_compressed_size - num_bytes - _LENGTH_BYTES)
 
     def _packed(self, row: int, column: str, num_bytes: int) -> Bytes:
-        """Read a compressed value through pyarrow."""
-        self._chunk(row, column, num_bytes)
-        values = (
-            self._parquet.read_row_group(row, columns=[column], use_threads=False)
-            .column(column)
-            .combine_chunks()
-        )
-        if len(values) != 1 or values.null_count:
-            raise self._error(f"row {row}: {column} holds {len(values)} values instead of one")
-        payload = np.frombuffer(values[0].as_buffer(), np.uint8)
-        if payload.size != num_bytes:
-            raise self._error(f"row {row}: {column} has {payload.size} bytes, expected {num_bytes}")
-        return payload
+        """Read a compressed value into just its own memory: pyarrow takes what a page's header says."""
+        chunk = self._chunk(row, column, num_bytes)
+        raw = self._file.read(chunk.data_page_offset, chunk.total_compressed_size)
+        begin = raw[:_MAX_PAGE_HEADER_BYTES].tobytes().find(_ZSTD_MAGIC)
+        if begin < 0:
+            raise self._error(f"row {row}: {column} is not compressed by zstd")
+        page = pa.Codec("zstd").decompress(raw[begin:], num_bytes + _LENGTH_BYTES)
+        stored = int.from_bytes(page[:_LENGTH_BYTES], "little")
+        if stored != num_bytes:
+            raise self._error(f"row {row}: {column} has {stored} bytes, expected {num_bytes}")
+        return np.frombuffer(page, np.uint8)[_LENGTH_BYTES:]
 
     def _chunk(self, row: int, column: str, num_bytes: int) -> Any:  # noqa: ANN401 - untyped pyarrow
         """Return a column chunk's metadata after checking that it has room for just `num_bytes`."""

@@ -23,6 +23,8 @@ from service.artifacts.hub_client import reading_hub
 from service.errors import OptionRefused
 
 HUB_PREFIX = "hf://datasets/"
+SMALL_BYTES = 2**27
+"""Of a manifest, a table of jobs or a card: a manifest takes 1 KB a shard."""
 
 
 class LocalFiles:
@@ -44,6 +46,8 @@ class LocalFiles:
 
     def open(self, path: str, *, direct: bool = False) -> LocalFile:
         """Open a file, to be read as `LocalFile` says. Raises DatasetError."""
+        if (self._folder / path).is_fifo():
+            raise DatasetError(f"{path} cannot be opened: it is a pipe, which may never answer")
         try:
             return LocalFile(self._folder / path, direct=direct)
         except OSError as error:
@@ -169,8 +173,10 @@ def files_of(where: str | os.PathLike[str], revision: str | None = None) -> File
 
 
 def read_file(files: Files, path: str) -> bytes:
-    """Return a small file of a dataset whole. Raises as `open` and `read` do."""
+    """Return a small file of a dataset whole. Raises as `open` and `read` do, DatasetError for a large one."""
     file = files.open(path)
+    if file.num_bytes > SMALL_BYTES:
+        raise DatasetError(f"{path} has {file.num_bytes} bytes; a file of its kind has at most {SMALL_BYTES}")
     return file.read(0, file.num_bytes).tobytes()
 
 

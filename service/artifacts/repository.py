@@ -26,6 +26,7 @@ from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import disable_progress_bars
 
 from schemas.request import HubTarget
+from service.artifacts.dataset_files import SMALL_BYTES
 from service.artifacts.hub_client import Passing, calling_hub
 from service.errors import HubDenied, HubUnavailable, OptionRefused
 from service.settings import Settings
@@ -139,7 +140,12 @@ class Repository:
         return list(_files(self._ask("list the tree", listing)).values())
 
     def read(self, path: str, revision: str = BRANCH) -> bytes | None:
-        """Return a small file's bytes at `revision`, or None when there is none."""
+        """Return a small file's bytes at `revision`, or None when there is none. Raises OptionRefused."""
+        found = self.find([path], revision).get(path)
+        if found is not None and found.size > SMALL_BYTES:
+            cure = f"make it smaller than {SMALL_BYTES} bytes, or name another repository"
+            detail = f"{path} in {self.target.repo_id} has {found.size} bytes"
+            raise OptionRefused(detail, field=FIELD, cure=cure)
 
         def download() -> bytes | None:
             with tempfile.TemporaryDirectory(prefix="quarry-") as folder:

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 
-from schemas.dataset.columns import LABEL_PREFIX
+from schemas.dataset.columns import INDEX_SCHEMA, LABEL_PREFIX
 from schemas.dataset.entries import FileEntry
 from schemas.dataset.tables import read_table
 from schemas.dataset.token_counts import TokenTally
@@ -20,13 +21,9 @@ class Places:
     def __init__(self, files: Files, indexes: Sequence[FileEntry]) -> None:
         """Read these indexes, at least one. Raises ReaderError."""
         self._files, self._indexes = files, indexes
-        try:
-            tables = [read_table(open_named(files, entry).arrow(), columns=_COLUMNS) for entry in indexes]
-            # Left in the chunks that were read: a chunk of lists counts its values in 32 bits, and a dataset
-            # may hold more tokens than that. A row is found among chunks by bisection.
-            table = pa.concat_tables(tables)
-        except (OSError, MemoryError, pa.ArrowException) as error:
-            raise ReaderError(f"the index cannot be read: {error}") from error
+        # Left in the chunks that were read: a chunk of lists counts its values in 32 bits, and a dataset
+        # may hold more tokens than that. A row is found among chunks by bisection.
+        table = pa.concat_tables([_read_index(files, entry) for entry in indexes])
         self._columns: dict[str, Any] = {name: table[name] for name in _COLUMNS}
         self.num_tokens: list[int] = self._columns["num_tokens"].to_pylist()
         """T of every row, for samplers that fill batches by tokens."""
@@ -57,12 +54,10 @@ class Places:
         return values
 
     def supervised_counts(self) -> dict[int, int]:
-        """Return how often each token id is supervised. Raises ReaderError for a mask of another length."""
+        """Return how often each token id is supervised."""
         tally = TokenTally()
         for lists in zip(*(self._columns[name].chunks for name in _LISTS), strict=True):
             ids, mask = (chunk.flatten().to_numpy() for chunk in lists)
-            if len(ids) != len(mask):
-                raise ReaderError(f"the index holds {len(ids)} token ids and {len(mask)} mask flags")
             tally.add(ids[mask == 1])
         return tally.counts()
 
@@ -74,6 +69,20 @@ class Places:
     def light(self, number: int) -> dict[str, Any]:
         """Return a row's `sample_id`, `source_id` and `prompt_tokens`."""
         return {name: self._columns[name][number].as_py() for name in _LIGHT}
+
+
+def _read_index(files: Files, entry: FileEntry) -> pa.Table:
+    """Read what places need of an index. Raises ReaderError if it contradicts itself."""
+    try:
+        table = read_table(open_named(files, entry).arrow(), columns=_COLUMNS).select(_COLUMNS)
+    except (OSError, MemoryError, pa.ArrowException) as error:
+        raise ReaderError(f"{entry.path} cannot be read: {error}") from error
+    if not table.schema.equals(_SCHEMA):
+        raise ReaderError(f"{entry.path}: its columns are not those of an index")
+    for name in _LISTS:
+        if not pc.list_value_length(table[name]).equals(table["num_tokens"]):
+            raise ReaderError(f"{entry.path}: {name} and num_tokens differ in length")
+    return table
 
 
 def _values(column: Any, number: int, dtype: torch.dtype) -> torch.Tensor:  # noqa: ANN401 - pyarrow's
@@ -89,3 +98,4 @@ def _values(column: Any, number: int, dtype: torch.dtype) -> torch.Tensor:  # no
 _LIGHT = ["sample_id", "source_id", "prompt_tokens"]
 _LISTS = {"input_ids": torch.int32, "loss_mask": torch.uint8}
 _COLUMNS = [*_LIGHT, *_LISTS, "num_tokens", "shard", "row"]
+_SCHEMA = pa.schema([INDEX_SCHEMA.field(name) for name in _COLUMNS])
