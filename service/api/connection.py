@@ -6,9 +6,11 @@ as it likes; one who sends it in the smallest parts would keep the event loop.
 
 import asyncio
 import resource
+import sys
 from collections import OrderedDict
 from typing import Any, cast
 
+import httptools
 from fastapi import FastAPI
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -73,6 +75,7 @@ class Connection(HttpToolsProtocol):
         """Take a part of a request."""
         if self in self._by_silence:
             self._by_silence.move_to_end(self)
+        self._data = data
         self._head_bytes += len(data)
         if self._is_head and self._head_bytes > MAX_HEAD_BYTES:
             self.send_400_response(f"the headers have more than {MAX_HEAD_BYTES} bytes")
@@ -90,14 +93,27 @@ class Connection(HttpToolsProtocol):
         """Take a header, or what follows the body in its form."""
         if len(self.headers) >= MAX_HEADERS:
             raise RequestRefused(f"the request has more than {MAX_HEADERS} headers")
-        super().on_header(name, value)
+        if name.lower() != b"upgrade":
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Begin the work. Of a request that offers another protocol the parser would read no body."""
+        """Begin the work; one that offers another protocol is parsed again without the offer."""
         self._is_head = False
-        if self.parser.should_upgrade():
-            raise RequestRefused("another protocol is offered: send HTTP/1.1 without 'Upgrade'")
-        super().on_headers_complete()
+        if not self.parser.should_upgrade():
+            super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """End the request, unless it is parsed again."""
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Ignore the offer, as HTTP allows. The parser, which ends there, would read no body."""
+        ended = cast(httptools.HttpParserUpgrade, sys.exc_info()[1])
+        head = b"".join(b"%s: %s\r\n" % header for header in self.headers)
+        line = b"%s %s HTTP/1.1\r\n" % (self.parser.get_method(), self.url)
+        self.parser = httptools.HttpRequestParser(self)
+        self.data_received(line + head + b"\r\n" + self._data[ended.args[0] :])
 
     def on_body(self, body: bytes) -> None:
         """Take a part of the body; many small ones cost as much as a large one."""

@@ -173,7 +173,7 @@ def files_of(where: str | os.PathLike[str], revision: str | None = None) -> File
 
 
 def read_file(files: Files, path: str) -> bytes:
-    """Return a small file of a dataset whole. Raises as `open` and `read` do, DatasetError for a large one."""
+    """Return a small file of a dataset whole. Raises DatasetError, and as `open` and `read` do."""
     file = files.open(path)
     if file.num_bytes > SMALL_BYTES:
         raise DatasetError(f"{path} has {file.num_bytes} bytes; a file of its kind has at most {SMALL_BYTES}")

@@ -136,7 +136,6 @@ COSTLY = {
     "requests ahead of answers": b"GET /jobs HTTP/1.1\r\nHost: localhost\r\n\r\n" * 5000,
     "many headers": b"GET /jobs HTTP/1.1\r\n" + b"a: b\r\n" * 2 * MAX_HEADERS,
     "a long header": b"GET /jobs HTTP/1.1\r\nX: " + b"x" * 16 * MAX_HEAD_BYTES,
-    "another protocol": BODY.replace(b"1000", b"2\r\nConnection: Upgrade\r\nUpgrade: h2c") + b"{}",
     "a length beside chunks": CHUNKED.replace(
         b"\r\n\r\n", b"\r\nContent-Length: 2\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
     ),
@@ -153,6 +152,33 @@ def test_a_request_that_costs_more_than_it_says_closes_its_connection(tmp_path: 
             connection.sendall(COSTLY[form])
         assert read_to_end(connection).count(b"HTTP/1.1 ") <= 2
         assert api.get("/healthz").status_code == 200
+
+
+@pytest.mark.parametrize("offer", ["h2c", "websocket", "h2c, websocket"])
+def test_an_offer_of_another_protocol_is_ignored_however_the_request_is_split(tmp_path: Path, offer: str):
+    """Java's client sends one with its first request."""
+    more = (
+        f"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: {offer}\r\nHTTP2-Settings: AAEAAEAAAA\r\n".encode()
+    )
+    post = b"POST /extract HTTP/1.1\r\nHost: localhost\r\n" + JSON + b"\r\n" + more
+    forms = (
+        b"GET /jobs HTTP/1.1\r\nHost: localhost\r\n" + more + b"\r\n",
+        post + b"Content-Length: 2\r\n\r\n{}",
+        post + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+    )
+    with serving(api_settings(tmp_path)) as api, socket.socket() as connection:
+        connection.connect((api.base_url.host, api.base_url.port))
+        connection.settimeout(10)
+        for parts in (1, 7, 1000):
+            for form, status in zip(forms, (b"200", b"422", b"422"), strict=True):
+                for at in range(0, len(form), len(form) // parts + 1):
+                    connection.sendall(form[at : at + len(form) // parts + 1])
+                answer = b""
+                while not answer.endswith((b"}", b"]")):
+                    answer += (part := connection.recv(65536))
+                    assert part, answer
+                assert answer.startswith(b"HTTP/1.1 " + status), answer
+                assert answer.count(b"HTTP/1.1 ") == 1
 
 
 def test_small_parts_of_a_body_among_large_ones_are_taken(tmp_path: Path):

@@ -96,3 +96,21 @@ def test_a_process_that_ends_before_it_reads_is_no_verdict(
     monkeypatch.setattr(verify_process, "_serve", end_at_once)
     ran = run("verify", dataset.folder)
     assert ran.code == 3 and "ended with exit code 9" in ran.err
+
+
+def test_a_text_that_every_row_repeats_is_broken_beyond_the_bound(
+    run: Run, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """8 MB of text, once in a file of some kB and 100,000 times in its rows: 800 GB."""
+    index, num_rows = dataset.folder / index_path(JOB, 0), 100_000
+    first = pq.read_table(index).slice(0, 1)
+    table = pa.concat_tables([first] * num_rows).combine_chunks()
+    text = pa.DictionaryArray.from_arrays(pa.array(np.zeros(num_rows, np.int32)), ["a" * 8_000_000])
+    place = table.schema.get_field_index("shard")
+    table = table.set_column(place, pa.field("shard", text.type, nullable=False), text)
+    pq.write_table(table, index, compression="zstd", store_schema=False, dictionary_pagesize_limit=2**30)
+    sign(dataset, index_path(JOB, 0))
+    monkeypatch.setenv("QUARRY_READ_MEMORY_BYTES", str(2**28))
+    monkeypatch.setenv("ARROW_DEFAULT_MEMORY_POOL", "system")
+    found = findings(run, dataset)
+    assert found.keys() == {index_path(JOB, 0)} and "read" in found[index_path(JOB, 0)]

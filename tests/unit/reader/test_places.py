@@ -97,7 +97,8 @@ def lists(lengths: list[int], values: np.ndarray) -> pa.Array:
 
 def index_of(lengths: list[int], ids: np.ndarray, mask: np.ndarray) -> pa.Table:
     every = list(range(len(lengths)))
-    columns = {name: pa.array(every, pa.int32()) for name in ("prompt_tokens", "num_tokens", "row")}
+    columns = {name: pa.array(every, pa.int32()) for name in ("prompt_tokens", "row")}
+    columns["num_tokens"] = pa.array(lengths, pa.int32())
     texts = {name: pa.array(map(str, every)) for name in ("sample_id", "source_id", "shard")}
     every_column = columns | texts | {"input_ids": lists(lengths, ids), "loss_mask": lists(lengths, mask)}
     return pa.table(every_column, schema=pa.schema([INDEX_SCHEMA.field(name) for name in every_column]))

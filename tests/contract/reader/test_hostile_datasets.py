@@ -1,0 +1,191 @@
+"""A stranger's dataset is refused by the name of the file that lies, in little memory, and nothing waits.
+
+`quarry verify` reads what takes more within a bound: `tests/unit/cli/test_verify_process.py`.
+"""
+
+import json
+import os
+import shutil
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from schemas.dataset.framing import ShardFile
+from schemas.dataset.manifest import body_sha256
+from service.errors import SourceRefused
+from service.export.options import Algorithm, ExportOptions, FormatName
+from service.export.run import export
+from service.reader import QuarryDataset, ReaderError
+from tests.support.shards import entry_of
+
+FROZEN = Path(__file__).parents[2] / "frozen" / "datasets"
+NORM = "final_norm.safetensors"
+Change = Callable[[Path], None]
+
+
+def sign(folder: Path) -> None:
+    """Let the manifest say of every file what it is now."""
+    (path,) = folder.glob("manifests/*.json")
+    body = json.loads(path.read_text())
+    for entry in [*body["shards"], *body["indexes"], *body["extras"]]:
+        entry.update(entry_of(folder, entry["path"]).model_dump())
+    body["totals"]["bytes"] = sum(entry["bytes"] for entry in body["shards"])
+    path.write_text(json.dumps(body | {"sha256": body_sha256(body)}))
+
+
+def column(name: str, values: Callable[[int], pa.Array]) -> Change:
+    """Replace a column of every index, and sign them."""
+
+    def change(folder: Path) -> None:
+        for path in folder.glob("index/*/*.parquet"):
+            table = pq.read_table(path)
+            array = values(len(table))
+            place = table.schema.get_field_index(name)
+            nullable = table.schema.field(name).nullable
+            pq.write_table(table.set_column(place, pa.field(name, array.type, nullable), array), path)
+        sign(folder)
+
+    return change
+
+
+def integers(value: int) -> Callable[[int], pa.Array]:
+    return lambda rows: pa.array([value] * rows, pa.int32())
+
+
+def one_word(rows: int) -> pa.Array:
+    """Every row is the same 8 MB of text, once in the file."""
+    return pa.DictionaryArray.from_arrays([0] * rows, ["a" * 8_000_000])
+
+
+def nested(depth: int) -> Callable[[int], pa.Array]:
+    kind = pa.int32()
+    for _ in range(depth):
+        kind = pa.list_(pa.field("element", kind, nullable=False))
+    return lambda rows: pa.array([[]] * rows, kind)
+
+
+def norm(header: object, length: int | None = None) -> Change:
+    def change(folder: Path) -> None:
+        text = json.dumps(header).encode()
+        (folder / NORM).write_bytes(struct.pack("<Q", length or len(text)) + text + bytes(128))
+        sign(folder)
+
+    return change
+
+
+def weight(**lies: object) -> dict[str, object]:
+    return {"weight": {"dtype": "BF16", "shape": [64], "data_offsets": [0, 128]} | lies}
+
+
+def sparse(pattern: str) -> Change:
+    def change(folder: Path) -> None:
+        os.truncate(next(folder.glob(pattern)), 2**40)
+
+    return change
+
+
+def pipe(pattern: str) -> Change:
+    """Put a pipe in a file's place: who opens it waits for somebody to write."""
+
+    def change(folder: Path) -> None:
+        path = next(folder.glob(pattern))
+        path.unlink()
+        os.mkfifo(path)
+
+    return change
+
+
+ATTACKS = {
+    "index: dictionary": (column("shard", one_word), r"^index/.*columns are not those of an index"),
+    "index: nested lists": (column("input_ids", nested(3)), r"^index/.*columns are not those of an index"),
+    "index: deep lists": (column("input_ids", nested(60)), r"^index/.*cannot be read: .*nested"),
+    "index: num_tokens too high": (column("num_tokens", integers(2**31 - 1)), r"^index/.*differ in length"),
+    "index: num_tokens below zero": (column("num_tokens", integers(-5)), r"^index/.*differ in length"),
+    "index: row too high": (column("row", integers(2**31 - 1)), r"^data/.*out of bounds"),
+    "index: row below zero": (column("row", integers(-3)), r"^data/.*out of bounds"),
+    "norm: header longer than the file": (norm(weight(), 2**24), rf"^{NORM} is not"),
+    "norm: header of all memory": (norm(weight(), 2**63), rf"^{NORM} is not"),
+    "norm: offsets beyond the file": (norm(weight(data_offsets=[2**40, 2**40 + 128])), rf"^{NORM} is not"),
+    "norm: a giant shape": (norm(weight(shape=[2**40])), rf"^{NORM} is not"),
+    "norm: a shape that overflows": (norm(weight(shape=[2**32, 2**32])), rf"^{NORM} is not"),
+    "norm: a giant shape of nothing": (norm(weight(shape=[2**60, 0])), rf"^{NORM} "),
+    "norm: a dtype that torch lacks": (norm(weight(dtype="F8_E8M0", shape=[128])), rf"^{NORM} is not"),
+    "norm: sparse": (sparse(NORM), rf"^{NORM} has 1099511627776 bytes"),
+    "manifest: sparse": (sparse("manifests/*.json"), r"^manifests/.* has 1099511627776 bytes"),
+    "manifest: pipe": (pipe("manifests/*.json"), r"^manifests/.*a pipe"),
+    "index: pipe": (pipe("index/*/*.parquet"), r"^index/.*a pipe"),
+    "shard: pipe": (pipe("data/*/*.parquet"), r"^data/.*a pipe"),
+    "norm: pipe": (pipe(NORM), rf"^{NORM}.*a pipe"),
+}
+
+
+def status_bytes(name: str) -> int:
+    return int(Path("/proc/self/status").read_text().partition(f"{name}:")[2].split()[0]) * 1024
+
+
+def read_all(folder: Path) -> None:
+    rows = QuarryDataset(folder)
+    for number in range(len(rows)):
+        rows[number].auxiliary()
+        rows[number].last_normed()
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_what_lies_is_named_and_takes_little_memory(tmp_path: Path, attack: str) -> None:
+    """1. the reader refuses it  2. so does an export, which leaves no file of rows."""
+    change, message = ATTACKS[attack]
+    folder = tmp_path / "dataset"
+    shutil.copytree(FROZEN / "plain", folder)
+    change(folder)
+    Path("/proc/self/clear_refs").write_text("5")
+    before = status_bytes("VmRSS")
+    with pytest.raises(ReaderError, match=message):
+        read_all(folder)
+    with pytest.raises(SourceRefused, match=message):
+        export(
+            str(folder), tmp_path / "out", ExportOptions(to=FormatName.DEEPSPEC, algorithm=Algorithm.DFLASH)
+        )
+    assert status_bytes("VmHWM") - before < 2**28
+    assert not [path for path in tmp_path.glob("out/**/*") if path.suffix in (".ckpt", ".safetensors", ".pt")]
+
+
+class Bomb:
+    """A codec of frames that decode to a gigabyte."""
+
+    def compress(self, raw: bytes) -> pa.Buffer:
+        return pa.Codec("zstd").compress(raw + bytes(2**30 - len(raw)))
+
+
+def test_a_page_that_decodes_to_more_than_its_value_is_refused_at_the_values_end(tmp_path: Path) -> None:
+    """The footer says what is right; only the page's frame is larger, as no footer shows."""
+    folder = tmp_path / "dataset"
+    shutil.copytree(FROZEN / "planes", folder)
+    path = folder / QuarryDataset(folder).shard_of(0)
+    table = pq.read_table(path)
+    file = ShardFile(path, table.schema)
+    high = table.schema.get_field_index("layer_1_hi")
+    file._columns[high] = replace(file._columns[high], codec=Bomb())
+    for row in table.to_pylist():
+        file.write_row(
+            np.array(value)
+            if isinstance(value, list)
+            else np.frombuffer(value, np.uint8)
+            if isinstance(value, bytes)
+            else value
+            for value in row.values()
+        )
+    file.end()
+    sign(folder)
+    assert path.stat().st_size < 2**22
+    rows = QuarryDataset(folder)
+    Path("/proc/self/clear_refs").write_text("5")
+    before = status_bytes("VmRSS")
+    with pytest.raises(ReaderError, match=rf"{path.name}: row 0: layer 1 cannot be read"):
+        rows[0].layer(1)
+    assert status_bytes("VmHWM") - before < 2**28
