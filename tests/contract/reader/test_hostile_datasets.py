@@ -8,7 +8,6 @@ import os
 import shutil
 import struct
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from schemas.dataset.framing import ShardFile
+from schemas.dataset import framing
 from schemas.dataset.manifest import body_sha256
 from service.errors import SourceRefused
 from service.export.options import Algorithm, ExportOptions, FormatName
@@ -155,31 +154,28 @@ def test_what_lies_is_named_and_takes_little_memory(tmp_path: Path, attack: str)
     assert not [path for path in tmp_path.glob("out/**/*") if path.suffix in (".ckpt", ".safetensors", ".pt")]
 
 
-class Bomb:
-    """A codec of frames that decode to a gigabyte."""
-
-    def compress(self, raw: bytes) -> pa.Buffer:
-        return pa.Codec("zstd").compress(raw + bytes(2**30 - len(raw)))
+def cell(name: str, value: object) -> object:
+    """Return what a shard's writer takes; the high plane's page decodes to a gigabyte."""
+    if not isinstance(value, bytes):
+        return np.array(value) if isinstance(value, list) else value
+    raw = memoryview(value)
+    if name != "layer_1_hi":
+        return np.frombuffer(raw, np.uint8)
+    plain = len(raw).to_bytes(4, "little") + value
+    payload = memoryview(pa.Codec("zstd").compress(plain + bytes(2**30 - len(plain))))
+    head = framing._page_header(len(plain), payload.nbytes, 1)
+    return framing.Page(1, len(head) + len(plain), raw, head, payload)
 
 
 def test_a_page_that_decodes_to_more_than_its_value_is_refused_at_the_values_end(tmp_path: Path) -> None:
-    """The footer says what is right; only the page's frame is larger, as no footer shows."""
+    """Footer and header say what is right; only the page's frame is larger."""
     folder = tmp_path / "dataset"
     shutil.copytree(FROZEN / "planes", folder)
     path = folder / QuarryDataset(folder).shard_of(0)
     table = pq.read_table(path)
-    file = ShardFile(path, table.schema)
-    high = table.schema.get_field_index("layer_1_hi")
-    file._columns[high] = replace(file._columns[high], codec=Bomb())
+    file = framing.ShardFile(path, table.schema)
     for row in table.to_pylist():
-        file.write_row(
-            np.array(value)
-            if isinstance(value, list)
-            else np.frombuffer(value, np.uint8)
-            if isinstance(value, bytes)
-            else value
-            for value in row.values()
-        )
+        file.write_row(cell(name, value) for name, value in row.items())
     file.end()
     sign(folder)
     assert path.stat().st_size < 2**22
