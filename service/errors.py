@@ -15,7 +15,7 @@
     |   |-- IdentityChanged            a resumed job would produce another dataset
     |   |-- RecipeChanged              a schedule's job would write other states than those before it
     |   `-- IllegalMove                the job's state does not allow it
-    |-- QuotaExceeded             429  the key's owner has as much as is allowed
+    |-- QuotaExceeded             429  the key's owner has as much as is allowed; the job is blocked
     |-- StoreUnavailable          503  the database or the data folder cannot be used: retried, not counted
     |   `-- VersionRefused             the database has another version's tables: restart the newest service
     |-- LeaseLost                 503  another attempt owns the unit now; this one does not count
@@ -178,6 +178,7 @@ class QuotaExceeded(QuarryError):
     """A limit of the caller's key is reached."""
 
     status = 429
+    outcome = Outcome.BLOCK
     title = "The key's limit is reached"
 
 

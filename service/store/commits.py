@@ -10,7 +10,7 @@ from schemas.identity import Provenance
 from schemas.job import RejectView
 from schemas.receipts import AttemptId
 from service.errors import IdentityChanged, StatesWrong
-from service.store import captured_samples, publishing, tasks, workers
+from service.store import captured_samples, keys, publishing, tasks, workers
 from service.store.database import Transaction
 from service.store.plans import add_rejects
 from service.store.tables import FINAL_NORM, REJECT, SHARD, UNIT_COMMIT
@@ -26,10 +26,12 @@ def commit(tx: Transaction, made: UnitCommit, lease: UnitLease) -> None:
         IdentityChanged: captured for another identity, or by another engine or with another final norm than
             the job's first unit.
         StatesWrong: a sample is missing or doubled, or a shard is another attempt's.
+        QuotaExceeded: the job's owner had as many bytes as its keys allow before this unit.
     """
     job, task = tasks.held(tx, lease)
     _check_identity(job, made.provenance)
     _check_account(lease, made)
+    keys.check_bytes(tx, job.owner)
     _keep_final_norm(tx, job, made.final_norm)
     new = insert(UNIT_COMMIT).values(
         job_id=job.id,
