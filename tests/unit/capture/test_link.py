@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -176,6 +178,48 @@ async def test_another_users_process_is_turned_away(link: EngineLink, ranks: lis
         assert await reader.read() == b""
     writer.close()
     assert link.alive
+
+
+FORGE = """
+import os, socket, sys
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+try:
+    forger = socket.socket(socket.AF_UNIX)
+    forger.connect(sys.argv[1])
+    forger.sendall(sys.stdin.buffer.read())
+    print(forger.recv(1))
+except OSError as error:
+    print(type(error).__name__)
+"""
+
+
+@pytest.mark.outside
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
+def test_a_second_user_of_the_host_forges_no_receipt_whatever_the_folder_lets_in() -> None:
+    """1. the folder keeps the user out  2. opened by mistake, the kernel's word of the user does."""
+
+    @with_ranks(1)
+    async def forge(link: EngineLink, ranks: list[Rank]) -> None:
+        await opened(link, ranks)
+        seen = []
+        for _ in range(2):
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-c",
+                FORGE,
+                link.path,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+            )
+            seen.append((await process.communicate(line(SEALED)))[0].decode().strip())
+            Path(link.path).parent.chmod(0o777)
+            Path(link.path).chmod(0o777)
+        assert seen[0] == "PermissionError" and seen[1] in ("b''", "ConnectionResetError", "BrokenPipeError")
+        assert link.alive
+        ranks[0].say(SEALED)
+        assert await link.receipts(ATTEMPT) == (SEALED,)
+
+    forge()
 
 
 @pytest.mark.parametrize(("rank", "num_ranks"), [(1, 3), (2, 2), (-1, 2)])
