@@ -156,25 +156,14 @@ VARIABLES = (
 )
 """How variables begin that change which stream is captured, or how it is rounded. None of them is secret."""
 
-DECODE_RULES = {
-    "async_scheduling": Rule(
-        _one_of(None, False),
-        "one of the engine's model runners takes wrong tokens after a repeated one when it decodes so",
-        "leave it out: it is on where the job lets it",
-    ),
-}
-"""The same for an engine that captures what it generates."""
 
-
-def check_engine_options(options: Mapping[str, Any], known: Collection[str], *, decode: bool) -> None:
+def check_engine_options(options: Mapping[str, Any], known: Collection[str]) -> None:
     """Raise EngineRefused for the first option that cannot be honoured, with its name and what to do.
 
     Args:
         options: the operator's, by the engine's own names.
         known: every name that the installed engine takes.
-        decode: whether the engine is to capture what it generates.
     """
-    rules = RULES | (DECODE_RULES if decode else {})
     for name, value in options.items():
         if name in OURS:
             raise _refused(name, f"{name!r} is set by Quarry itself", OURS[name])
@@ -182,8 +171,8 @@ def check_engine_options(options: Mapping[str, Any], known: Collection[str], *, 
             near = difflib.get_close_matches(name, known, n=3)
             cure = f"did you mean {', '.join(near)}?" if near else "see vLLM's EngineArgs for the names"
             raise _refused(name, f"the engine has no option {name!r}", cure)
-        if name in rules and not rules[name].harmless(value):
-            rule = rules[name]
+        if name in RULES and not RULES[name].harmless(value):
+            rule = RULES[name]
             raise _refused(name, f"{name!r} cannot be {value!r}: {rule.why}", rule.cure)
 
 
@@ -202,11 +191,11 @@ def check_started(engine: EngineInfo, *, decode: bool, max_model_len: int) -> No
             f"{max_model_len} tokens: a longer prompt would wait forever",
             f"say {max_model_len} or more, or lower the job's 'max_tokens'",
         )
-    if decode and engine.options["async_scheduling"]:
-        raise EngineRefused(
-            f"the engine turned async_scheduling on by itself: {DECODE_RULES['async_scheduling'].why}",
-            field="generate",
-            cure="generate the answers before, and send them as conversations",
+    if decode and engine.options["async_scheduling"] and engine.options["model_runner"] == "V1":
+        raise _refused(
+            "async_scheduling",
+            "'async_scheduling' is on: so model runner V1 takes wrong tokens after a repeated one",
+            "leave it out: it is off for answers then",
         )
 
 

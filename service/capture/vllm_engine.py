@@ -73,7 +73,7 @@ class VllmEngine:
     async def start(self, spec: EngineSpec, settings: Settings, link: EngineLink) -> None:
         """Start vLLM; seconds for a tiny model on a CPU, minutes for a large one."""
         known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
-        check_engine_options(settings.engine_options, known, decode=spec.decode)
+        check_engine_options(settings.engine_options, known)
         # Read by the CPU build alone, in the core's process; an operator's own value is kept.
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(settings.cpu_kv_cache_gib))
         arguments = engine_arguments(spec, settings, link, self.connector_module)
@@ -218,8 +218,9 @@ def engine_arguments(
     if settings.gpu_memory_utilization is not None:
         arguments["gpu_memory_utilization"] = settings.gpu_memory_utilization
     if spec.decode:
-        # V1's runner takes wrong tokens after a repeated one when this method decodes under async scheduling.
-        arguments["async_scheduling"] = False
+        # V1's runner takes wrong tokens after a repeated one when this method decodes so. V2's does not by
+        # its code, but has not run: who wants it there asks for it, and `check_started` looks.
+        arguments.setdefault("async_scheduling", False)
     return arguments
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from connector.plugin.carried import BACKEND, BACKEND_CLASSES, CARRIED, MODELS
-from service.capture.engine_options import DECODE_RULES, OURS, RULES
+from service.capture.engine_options import OURS, RULES
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("vllm", "transformers")
@@ -49,7 +49,7 @@ OBJECTS = {
     "_get_connector_metadata()",
     "vllm.model_executor.models.interfaces:EagleModelMixin": "aux_hidden_state_layers "
     "_maybe_add_hidden_state(a,k,h,r) _set_aux_hidden_state_layers(l)",
-    "vllm.engine.arg_utils:AsyncEngineArgs": " ".join({*OURS, *RULES, *DECODE_RULES}),
+    "vllm.engine.arg_utils:AsyncEngineArgs": " ".join({*OURS, *RULES}),
     "transformers.modeling_utils:PreTrainedModel": "_get_dtype_plan(d) _from_config(c) initialize_weights() "
     "all_tied_weights_keys base_model_prefix get_input_embeddings() get_parameter_or_buffer(n)",
     "transformers.configuration_utils:PreTrainedConfig": "get_text_config(decoder=d)",

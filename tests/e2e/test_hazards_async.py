@@ -1,7 +1,7 @@
 """Asynchronous scheduling, which vLLM's CPU build never turns on by itself, forced on; and the second runner.
 
 Prefill is right under it. Decoding is not, with the installed runner: after a repeated token it loses count.
-So the service turns it off for answers, and refuses an engine that turns it on again.
+So the service turns it off for answers, and refuses an engine of that runner that turns it on again.
 """
 
 import asyncio
@@ -106,13 +106,18 @@ def test_decoding_under_asynchronous_scheduling_is_wrong_and_so_it_is_refused(fo
         check_started(forced.engine.info, decode=True, max_model_len=1)
 
 
-@pytest.mark.parametrize(("decode", "told"), [(True, False), (False, None)])
-def test_the_service_turns_it_off_for_answers_alone(target, tmp_path, decode, told):
+@pytest.mark.parametrize(
+    ("decode", "options", "told"),
+    [(True, {}, False), (False, {}, None), (True, {"async_scheduling": True}, True)],
+)
+def test_the_service_turns_it_off_for_answers_alone_unless_it_is_asked_for(
+    target, tmp_path, decode, options, told
+):
     from service.capture.vllm_engine import engine_arguments
 
     spec = EngineSpec(target, "r", "float32", LAYERS, 128, MAX_LEN, decode=decode)
     link = EngineLink()
-    arguments = engine_arguments(spec, Settings(data_dir=tmp_path), link)
+    arguments = engine_arguments(spec, Settings(data_dir=tmp_path, engine_options=options), link)
     asyncio.run(link.close())
     assert arguments.get("async_scheduling") is told
 

@@ -67,7 +67,7 @@ PARSERS: dict[str, Callable[[Any], object]] = {
     "schedule change": lambda document: parse_body(ScheduleChange, document),
     "samples": lambda document: parse_body(PostedSamples, document),
     "key": lambda document: parse_body(NewKey, document),
-    "engine options": lambda document: check_engine_options(document, OPTION_KEYS[:-1], decode=True),
+    "engine options": lambda document: check_engine_options(document, OPTION_KEYS[:-1]),
 }
 
 

@@ -7,7 +7,6 @@ import pytest
 from schemas.identity import EngineInfo
 from schemas.request import Generate
 from service.capture.engine_options import (
-    DECODE_RULES,
     OURS,
     RULES,
     check_engine_options,
@@ -17,12 +16,12 @@ from service.capture.engine_options import (
 )
 from service.errors import EngineRefused
 
-KNOWN = {*OURS, *RULES, *DECODE_RULES, "block_size", "enforce_eager", "max_num_seqs"}
+KNOWN = {*OURS, *RULES, "async_scheduling", "block_size", "enforce_eager", "max_num_seqs"}
 
 
-def refusal(options, *, decode=False):
+def refusal(options):
     with pytest.raises(EngineRefused) as caught:
-        check_engine_options(options, KNOWN, decode=decode)
+        check_engine_options(options, KNOWN)
     (name,) = options
     assert caught.value.field == f"QUARRY_ENGINE_OPTIONS.{name}"
     assert repr(name) in caught.value.detail
@@ -73,15 +72,10 @@ def test_harmless_values_of_the_same_options_pass():
         "max_logprobs": 20,
         "async_scheduling": True,
     }
-    check_engine_options(harmless, KNOWN, decode=False)
-    check_engine_options({"block_size": 32, "max_num_seqs": 8, "enforce_eager": True}, KNOWN, decode=True)
+    check_engine_options(harmless, KNOWN)
+    check_engine_options({"block_size": 32, "max_num_seqs": 8, "enforce_eager": True}, KNOWN)
     nested = {"compilation_config": {"custom_ops": ["none"], "pass_config": {"fuse_norm_quant": False}}}
-    check_engine_options(nested, KNOWN | nested.keys(), decode=True)
-
-
-def test_asynchronous_scheduling_is_refused_where_answers_are_captured_and_only_there():
-    assert "wrong tokens" in refusal({"async_scheduling": True}, decode=True).detail
-    check_engine_options({"async_scheduling": False}, KNOWN, decode=True)
+    check_engine_options(nested, KNOWN | nested.keys())
 
 
 @pytest.mark.parametrize(
@@ -98,7 +92,7 @@ def test_the_installed_engine_knows_every_name_that_is_refused():
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
-    assert {*OURS, *RULES, *DECODE_RULES} - known == set()
+    assert {*OURS, *RULES} - known == set()
 
 
 def test_the_engines_own_values_are_harmless_where_it_names_them():
@@ -108,7 +102,7 @@ def test_the_engines_own_values_are_harmless_where_it_names_them():
         field.name: getattr(AsyncEngineArgs, field.name, None)
         for field in dataclasses.fields(AsyncEngineArgs)
     }
-    check_engine_options({name: own[name] for name in {*RULES, *DECODE_RULES}}, KNOWN, decode=True)
+    check_engine_options({name: own[name] for name in {*RULES}}, KNOWN)
 
 
 def engine(device="cpu", **options):
@@ -116,11 +110,18 @@ def engine(device="cpu", **options):
     return EngineInfo(name="vllm", version="0", device=device, options=started)
 
 
-def test_an_engine_that_turned_asynchronous_scheduling_on_by_itself_may_not_capture_answers():
-    with pytest.raises(EngineRefused, match="async_scheduling"):
-        check_started(engine(async_scheduling=True), decode=True, max_model_len=128)
-    check_started(engine(async_scheduling=True), decode=False, max_model_len=128)
-    check_started(engine(), decode=True, max_model_len=128)
+@pytest.mark.parametrize(
+    ("runner", "decode", "right"), [("V1", True, False), ("V1", False, True), ("V2", True, True)]
+)
+def test_answers_are_captured_under_asynchronous_scheduling_where_the_runner_counts_them_right(
+    runner, decode, right
+):
+    started = engine(async_scheduling=True, model_runner=runner)
+    if right:
+        check_started(started, decode=decode, max_model_len=128)
+    else:
+        with pytest.raises(EngineRefused, match="async_scheduling"):
+            check_started(started, decode=decode, max_model_len=128)
 
 
 def test_an_engine_that_could_never_take_the_longest_prompt_is_refused():
