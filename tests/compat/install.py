@@ -2,21 +2,26 @@
 
 `python -m tests.compat.install`: needs an index. Resolves for each Python that is found (3.11 to 3.13), then
 installs the light package beside speculators for the running one and reads, verifies and exports a dataset
-there. Exit status 1 if anything of that fails.
+there; at last installs what serves in an environment of its own and runs deploy/README.md's smoke job on the
+CPU, with a model made here. Exit status 1 if anything of that fails.
 """
 
 import json
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from tests.support.tiny_model import random_target
 
 ROOT = Path(__file__).resolve().parents[2]
 DATASET, TARGET = ROOT / "tests/frozen/datasets/plain", ROOT / "tests/frozen/target"
 SPECULATORS, SPECFORGE = "speculators==0.9.0", "specforge==0.2.0"
+SMOKE_MODEL = "Qwen/Qwen3-0.6B"
 INSTALLS = {
     "light": ("", (), ("3.11", "3.12", "3.13")),
     f"light, beside {SPECULATORS}": ("", (SPECULATORS,), ("3.11", "3.12", "3.13")),
@@ -32,9 +37,9 @@ print(len(rows), "rows,", tuple(rows[0]["hidden_states"].shape), "of the first")
 """
 
 
-def ran(*command: object, cwd: Path | None = None) -> str:
+def ran(*command: object, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> str:
     """Return what a command printed. Raises CalledProcessError, after its errors were printed."""
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False, cwd=cwd)
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False, cwd=cwd, env=env)
     if done.returncode:
         print(done.stdout, done.stderr, sep="\n", file=sys.stderr)
         done.check_returncode()
@@ -90,6 +95,27 @@ def used(wheel: Path, folder: Path) -> None:
     print("  read, verified, exported")
 
 
+def smoked(wheel: Path, folder: Path) -> None:
+    """Install what serves, with the CPU's engine, and run the commands of the smoke job."""
+    venv, target = folder / "smoked", folder / "target"
+    ran(sys.executable, "-m", "venv", venv)
+    pip = (venv / "bin/python", "-m", "pip", "install", "--quiet", "--no-deps")
+    ran(*pip, "--requirement", ROOT / "requirements/torch.txt")
+    ran(*pip, "--require-hashes", "--requirement", ROOT / "requirements/cpu.txt")
+    ran(*pip, wheel)
+    random_target(target)
+    section = (ROOT / "deploy/README.md").read_text().split("## A smoke job\n")[1]
+    commands = section.split("```bash\n")[1].split("```")[0]
+    assert SMOKE_MODEL in commands
+    own = {"PATH": f"{venv / 'bin'}:{os.environ['PATH']}", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    ran(
+        *("bash", "-e", "-c", commands.replace(SMOKE_MODEL, str(target))),
+        cwd=folder,
+        env=os.environ | own,
+    )
+    print("  the smoke job ran")
+
+
 def main() -> int:
     """Print a line an install; return the exit status."""
     status = 0
@@ -110,6 +136,7 @@ def main() -> int:
                     status = 1
         print(f"installed, Python {sys.version_info[0]}.{sys.version_info[1]}:")
         used(wheel, folder)
+        smoked(wheel, folder)
     return status
 
 
