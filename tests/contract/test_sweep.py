@@ -13,6 +13,7 @@ from service.control.deletion import delete_job
 from service.errors import DiskFull, StoreUnavailable
 from service.settings import Settings
 from service.store import Store, Transaction, deletion, jobs, migration, schedules
+from service.work.runner import one_of_many
 from service.worker import run_worker
 from tests.support.jobs import Shop, conversations, request
 from tests.support.roles import sweep
@@ -114,3 +115,15 @@ def test_a_worker_outlives_whatever_happens_to_its_slots_its_retention_and_its_s
     for constant in ("RESTART_S", "SWEEP_S", "SLOTS_S"):
         monkeypatch.setattr(service.worker, constant, 0.05)
     assert run_worker(settings) == 0
+
+
+@pytest.mark.parametrize(
+    "error", [StoreUnavailable("away"), DiskFull("it cannot grow")], ids=["away", "full"]
+)
+def test_what_ends_the_work_for_all_jobs_is_no_event_of_one(
+    shop: Shop, target: Path, error: Exception
+) -> None:
+    job_id = shop.submit(request(target, conversations(2)))
+    with pytest.raises(type(error)), one_of_many("sweeping", shop.store, job_id):
+        raise error
+    assert all(event.problem is None for event in shop.store.read(jobs.events, job_id))

@@ -26,7 +26,7 @@ from service.proof.verify import verify_dataset
 from service.settings import Settings
 from service.store import Store, jobs, migration
 from tests.crash.conftest import MODE, SEED
-from tests.crash.oracle import JOB, KEY, assert_right, make_target, service
+from tests.crash.oracle import KEY, assert_right, make_target, service
 from tests.support.children import children_of, settings_environment
 from tests.support.jobs import conversations, request
 from tests.support.pg import running_postgres
@@ -60,16 +60,16 @@ class Service:
             with self._log.open("ab") as output:
                 self._process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
 
-    def post(self, body: dict[str, Any]) -> bool:
-        """Send the job, under one key however often; return whether it was accepted."""
+    def post(self, body: dict[str, Any]) -> str | None:
+        """Send the job, under one key however often; return its id if it was accepted."""
         url = f"http://127.0.0.1:{self._settings.port}/extract"
         try:
             headers = {"Idempotency-Key": KEY}
             answer = httpx2.post(url, json=body, headers=headers, trust_env=False, timeout=30)
         except httpx2.TransportError:
-            return False
+            return None
         assert answer.status_code in (200, 202, 503), answer.text
-        return answer.status_code != 503
+        return None if answer.status_code == 503 else str(answer.json()["id"])
 
     def processes(self) -> dict[str, int]:
         """Return what lives of the service, by what it is."""
@@ -120,30 +120,33 @@ def disturb(
     kills: int,
     first: str | None,
     tally: Counter[str],
-) -> JobState:
-    """Kill one process after another, each after a step of the job, and return how the job ended.
+) -> str:
+    """Kill one process after another, each after a step of the job, until it ends; return its id.
 
     The `first` kill is of that process, which may live for some seconds of the job only.
     """
     draw = random.Random(f"{SEED}:processes {len(made)}")
-    accepted, events = False, 0
+    job_id: str | None = None
+    events = 0
     stepped = time.monotonic()
     deadline = stepped + PATIENCE_S
     while time.monotonic() < deadline:
         for one in made:
             one.start_if_dead()
-        accepted = accepted or draw.choice(made).post(body)
+        job_id = job_id or draw.choice(made).post(body)
+        if job_id is None:
+            continue
         try:
-            now = len(store.read(jobs.events, JOB, limit=10_000)) if accepted else 0
-            state = store.read(jobs.state, JOB) if accepted else JobState.QUEUED
+            now = len(store.read(jobs.events, job_id, limit=10_000))
+            state = store.read(jobs.state, job_id)
         except StoreUnavailable:
             continue
         if state in {JobState.COMPLETED, JobState.FAILED, JobState.BLOCKED}:
-            return state
+            return job_id
         stands = time.monotonic() - stepped > QUIET_S
         processes = draw.choice(made).processes()
         awaited = first is not None and not tally[f"{first} kills"] and first not in processes
-        if kills and accepted and (now > events or stands) and not awaited:
+        if kills and (now > events or stands) and not awaited:
             events, stepped = now, time.monotonic()
             living = sorted({**processes, **disturbances})
             # What lives for a moment only is killed when it is there.
@@ -205,11 +208,12 @@ def test_kills_of_every_process_lose_and_double_nothing(
         stack.callback(store.close)
         made = stack.enter_context(services(settings, chosen["services"]))
         kills = 30 if MODE == "all" else 6
-        state = disturb(
+        job_id = disturb(
             made, store, body.model_dump(mode="json"), disturbances, kills, chosen.get("first"), tally
         )
-        assert state is JobState.COMPLETED, store.read(jobs.job, JOB).problem
-    dataset = settings.dataset_dir(JOB)
+        job = store.read(jobs.job, job_id)
+        assert job.state is JobState.COMPLETED, job.problem
+    dataset = settings.dataset_dir(job_id)
     if chosen["canary"] == "skip":
         assert_right(dataset, target, num_samples)
     else:

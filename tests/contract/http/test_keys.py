@@ -113,6 +113,11 @@ def test_a_scope_opens_its_routes_alone(api: httpx2.Client, scope: str) -> None:
         assert refused == (other != scope)
 
 
+def test_a_key_that_is_not_there_cannot_be_revoked(api: httpx2.Client) -> None:
+    problem = problem_of(api.delete("/keys/00000000", headers=bearer(ADMIN)), 404)
+    assert problem.field == "key_id"
+
+
 def test_a_key_that_is_revoked_or_expired_is_refused(api: httpx2.Client, store: Store) -> None:
     key_id, headers = add(api)
     assert api.get("/jobs", headers=headers).status_code == 200
