@@ -5,12 +5,14 @@ Each is planned in this process with small limits. The child that meets it is ki
 
 import gzip
 import json
+import lzma
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -34,6 +36,7 @@ from service.work.task_loop import TaskLoop
 from tests.support import templates
 from tests.support.api import serving
 from tests.support.children import children_of
+from tests.support.fake_hub import FakeHub
 from tests.support.roles import PLANNING, run_planning
 from tests.support.store_cases import Clock, job_id
 
@@ -296,3 +299,25 @@ def test_estimates_leave_the_service_free_and_end_with_their_clients(shop: Shop)
         until(lambda: not child_pids())
         body = shop.request().model_dump(mode="json")
         until(lambda: api.post("/estimate", json=body).status_code == 200)
+
+
+def packed_row(suffix: str) -> bytes:
+    """Return one row of a gigabyte, compressed piece by piece."""
+    packer: Any = lzma.LZMACompressor(preset=0) if suffix == "xz" else zlib.compressobj(9, wbits=31)
+    pieces = [packer.compress(b'{"text": "')]
+    pieces += [packer.compress(b"a" * 2**20) for _ in range(1024)]
+    return b"".join((*pieces, packer.compress(b'"}\n'), packer.flush()))
+
+
+@pytest.mark.parametrize("suffix", ["gz", "xz"])
+def test_a_compressed_file_of_the_hub_that_holds_a_row_of_a_gigabyte_ends_its_plan_within_the_bound(
+    shop: Shop, suffix: str
+) -> None:
+    packed = packed_row(suffix)
+    assert len(packed) < 2**21
+    with FakeHub() as hub:
+        hub.add_repo("org/rows", {f"train.jsonl.{suffix}": packed})
+        shop.settings = shop.settings.model_copy(update={"hub_endpoint": hub.url})
+        problem = shop.problem(source={"kind": "hub", "repo_id": "org/rows"})
+    assert problem.type != "urn:quarry:internal-error", problem
+    assert "memory" in problem.detail or "CPU" in problem.detail, problem

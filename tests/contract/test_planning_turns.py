@@ -2,6 +2,10 @@
 
 import json
 import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -13,7 +17,7 @@ from schemas.names import job_id_from_content
 from service.plan import planner
 from service.plan.child.process import Child
 from service.store import NewJob, PlanLease, jobs
-from tests.support.jobs import Shop, request
+from tests.support.jobs import Shop, conversations, request
 from tests.support.roles import run_planning
 
 
@@ -116,3 +120,31 @@ def test_a_source_that_is_overwritten_while_it_is_read_is_no_dataset(
     assert (job.problem.type, job.problem.field) == ("urn:quarry:source-refused", "source.path")
     assert "'rows.jsonl' was changed while it was read" in job.problem.detail
     shop.store.close()
+
+
+def test_a_plan_of_rows_that_each_cost_almost_too_much_does_not_hold_up_a_job_of_a_higher_priority(
+    shop: Shop, target: Path
+) -> None:
+    """1. 2,000 such rows are planned  2. another job comes  3. it is planned while they are not."""
+    loop = "{% for a in range(1500) %}{% for b in range(1000) %}{% endfor %}{% endfor %}"
+    template = loop + "{% for message in messages %}{{ message.content }}{% endfor %}"
+    slow = request(target, conversations(2000, longest=1), chat_template=template, loss="all")
+    first = shop.submit(slow, "slow")
+    stopped = threading.Event()
+    with ThreadPoolExecutor() as threads:
+        planning = threads.submit(run_planning, shop.store, shop.settings, "planner", stopped.is_set)
+        try:
+            until(lambda: shop.store.read(jobs.job, first).progress.samples_planned > 0)
+            second = submit(shop, target, "another's", 50)
+            until(lambda: shop.store.read(jobs.job, second).progress.plan_done)
+            assert not shop.store.read(jobs.job, first).progress.plan_done
+        finally:
+            stopped.set()
+        assert planning.result(30)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
