@@ -128,11 +128,8 @@ class WriterPool:
     def _run(self, own: Queue) -> None:
         """Serve one thread's queue until None comes."""
         _unbind()
-        own_units: set[AttemptId] = set()
         while (entry := own.get()) is not None:
             attempt_id, item, encoding = entry
-            if isinstance(item, OpenUnit):
-                own_units.add(attempt_id)
             try:
                 self._serve(attempt_id, item, encoding)
             except (StatesWrongError, OSError, pa.ArrowException) as error:
@@ -146,7 +143,7 @@ class WriterPool:
                     wait([encoding])  # it writes to the slab
                 if isinstance(item, CapturedRow):
                     self._pool.release(item.slab)
-        for attempt_id in own_units:
+        for attempt_id in [one for one, home in list(self._home.items()) if home is own]:
             if (unit := self._units.pop(attempt_id, None)) is not None:
                 unit.discard()
 

@@ -99,7 +99,10 @@ class Settings(BaseSettings):
     pool_bytes: int = Field(default=1 * 2**30, ge=2**16)
     """Host memory that a connector worker drains through; at least one sample of the longest length."""
     writer_threads: int | None = Field(default=None, ge=1, le=64)
-    """Threads of each rank that write rows; unset: half of its share of the cores, 2 to 8."""
+    """Threads of each rank that write rows, and as many that encode them.
+
+    Unset: half of its share of the cores, 2 to 8.
+    """
 
     lease_s: float = Field(default=60.0, ge=1.0)
     """How long a unit, a plan or a repository stays with a silent owner."""
