@@ -28,23 +28,24 @@ def test_a_bug_in_the_proof_of_a_unit_fails_the_job_with_a_word_and_the_capture_
     assert job.problem.detail == "internal error: RuntimeError('nobody foresaw this')"
 
 
+@pytest.mark.parametrize("step", ["encode", "append"])
 def test_a_unit_that_meets_a_bug_in_a_writer_thread_runs_again_and_costs_no_sample(
-    shop: Shop, target: Path, monkeypatch: pytest.MonkeyPatch
+    shop: Shop, target: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """1. One row's write raises what is no error of the file system. 2. Its unit is tried again, no other.
+    """1. A step of one row raises what is no error of the file system. 2. Its unit is tried again, no other.
 
     3. The job completes.
     """
-    healthy, bugs = UnitWriter.write, iter(["nobody foresaw this"])
+    healthy, bugs = getattr(UnitWriter, step), iter(["nobody foresaw this"])
     hit: list[int] = []
 
-    def write(self: UnitWriter, *given: Any) -> Any:
+    def failing(self: UnitWriter, *given: Any) -> Any:
         if bug := next(bugs, None):
             hit.append(self.attempt_id.unit)
             raise KeyError(bug)
         return healthy(self, *given)
 
-    monkeypatch.setattr(UnitWriter, "write", write)
+    monkeypatch.setattr(UnitWriter, step, failing)
     job = shop.run(request(target, SAMPLES))
     assert job.state is JobState.COMPLETED, job.problem
     rows = shop.store.read(units.of_job, job.id)
