@@ -11,8 +11,7 @@ from tests.support.engine_bench import Bench
 if TYPE_CHECKING:
     import torch
 
-    from connector.shards import UnitWriter
-    from connector.wire import DrainJob
+    from connector.shards import EncodedRow, UnitWriter
 
 PROBED = {"worker_extension_cls": "tests.support.engine_probe.EngineProbe"}
 """The engine option that lets `ask` reach its workers."""
@@ -41,8 +40,8 @@ class EngineProbe:
         from connector.shards import UnitWriter
 
         _Stall.go.clear()
-        if UnitWriter.write is not _Stall.write:
-            _Stall.real, UnitWriter.write = UnitWriter.write, _Stall.write
+        if UnitWriter.append is not _Stall.append:
+            _Stall.real, UnitWriter.append = UnitWriter.append, _Stall.append
 
     def release_writers(self) -> None:
         """Let rows be written again."""
@@ -71,11 +70,11 @@ def _expand(
 
 
 class _Stall:
-    """The writer's `write` behind a gate."""
+    """The writer's `append` behind a gate."""
 
     go = threading.Event()
     real: Any = None
 
-    def write(self: "UnitWriter", job: "DrainJob", *states: Any) -> Any:  # type: ignore[misc]
+    def append(self: "UnitWriter", encoded: "EncodedRow") -> None:  # type: ignore[misc]
         _Stall.go.wait()
-        return _Stall.real(self, job, *states)
+        _Stall.real(self, encoded)
