@@ -120,7 +120,7 @@ A row's number in this file is its `row` on the way through the engine.
 
 CONTENT_HASH_BYTES = 16
 HASHED_PLAN_SCHEMA = PLAN_SCHEMA.append(_required("content_hash", pa.binary(CONTENT_HASH_BYTES)))
-"""That of a schedule's job: with the key that a sample's content is known by to later runs."""
+"""That of a schedule's job: with the hash that later runs know a sample by."""
 
 
 MAX_VALUE_BYTES = 2**31 - 2**16

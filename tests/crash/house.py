@@ -15,7 +15,7 @@ STAGES = {
     "seal": ("capture", "/attempts(/[^/]+(/[.]?train[^/]+)?)?$"),
     "index": ("capture", "/[.]?index[.]parquet"),
     "commit": ("capture", "/quarry[.]db"),
-    "landing": ("capture", "/jobs"),
+    "move": ("capture", "/jobs"),
     "complete": ("publish", "/jobs/"),
     "complete-database": ("publish", "/quarry[.]db"),
     "push": ("publish", "^socket:|/jobs/"),

@@ -1,4 +1,4 @@
-"""A fault at the n-th file or database call of plan, seal, commit, landing and completion.
+"""A fault at the n-th file or database call of plan, seal, commit, move and completion.
 
 A life of the service meets the fault: SIGKILL, EIO, ENOSPC, or SIGSTOP for longer than its leases. Then it is
 started again until the job is complete, and nothing else is done. A job that a full disk blocked is resumed,
@@ -59,7 +59,7 @@ def test_a_fault_at_the_nth_call_loses_and_doubles_nothing(
 @pytest.mark.crash
 @pytest.mark.long
 @pytest.mark.timeout(36_000)
-@pytest.mark.parametrize("stage", ["plan", "seal", "index", "landing", "complete"])
+@pytest.mark.parametrize("stage", ["plan", "seal", "index", "move", "complete"])
 def test_a_life_that_stood_still_past_its_lease_changes_nothing(
     house: House, tally: Counter[str], stage: str
 ) -> None:
