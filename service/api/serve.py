@@ -57,12 +57,13 @@ def serve(settings: Settings, workers: Sequence[Placement] = (EVERYWHERE,)) -> i
     )
     # Exits with a message if the port is taken, before there is a worker.
     listener = server.config.bind_socket()
-    # Uvicorn raises the signal that ended it once more when it is done; by then it has been obeyed.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
 
     def end() -> None:
         server.should_exit = True
+
+    # One that comes before uvicorn listens must end it too. Uvicorn raises its own once more when it is done.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: end())
 
     from service.plan.child.fork_server import FORK_SERVER  # imports pyarrow
 

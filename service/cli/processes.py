@@ -93,9 +93,5 @@ def _supervise(settings: Settings, placed: list[Placement], only_job: str | None
         signal.signal(number, lambda *_: node.stop())
     node.start()
     node.join()
-    # What one could not do, another may have done.
-    return (
-        EXIT_WORKER_LOST
-        if node.gave_up
-        else min((code for code in node.codes if code >= 0), default=EXIT_WORKER_LOST)
-    )
+    # What one could not do, another may have done. A signal ends those that still start: they had nothing.
+    return EXIT_WORKER_LOST if node.gave_up else min((code for code in node.codes if code >= 0), default=0)

@@ -4,6 +4,7 @@ import os
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from service.errors import OptionRefused
@@ -92,15 +93,17 @@ def visible_gpus() -> list[Gpu]:
     Raises OptionRefused (`workers`) where nvidia-smi fails.
     """
     shown = os.environ.get(VISIBLE)
-    named = None if shown is None else [name for name in shown.split(",") if name]
+    # CUDA reads as far as the first that is no GPU; Slurm writes NoDevFiles where there is none.
+    names = takewhile(lambda name: name not in ("-1", "NoDevFiles"), (shown or "").split(","))
+    named = None if shown is None else [name for name in names if name]
     try:
         done = subprocess.run(LIST_GPUS, capture_output=True, text=True, check=True, timeout=LIST_S)  # noqa: S603
+        listed = [line.split(", ") for line in done.stdout.splitlines()]
+        cores = {name: _near(bus_id) for index, uuid, bus_id in listed for name in (index, uuid)}
     except FileNotFoundError:
         return [Gpu(name) for name in named or ()]
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, ValueError, subprocess.SubprocessError) as error:  # a lost GPU is a line of words
         raise OptionRefused(f"nvidia-smi fails: {error}", field="workers", cure="mend the driver") from error
-    listed = [line.split(", ") for line in done.stdout.splitlines()]
-    cores = {name: _near(bus_id) for index, uuid, bus_id in listed for name in (index, uuid)}
     return [Gpu(name, cores.get(name)) for name in ([row[0] for row in listed] if named is None else named)]
 
 

@@ -71,8 +71,13 @@ class Supervisor(threading.Thread):
         fast_crashes, delay_s = 0, 0.0
         while not self._stopping.wait(delay_s):
             born = time.monotonic()
-            child = WorkerProcess(self._command, self._settings_json, self._output, self._placement)
-            code = self.code = self._live(child)
+            try:
+                child = WorkerProcess(self._command, self._settings_json, self._output, self._placement)
+            except OSError as error:  # no process or memory is left: nobody would see that there is no worker
+                LOG.warning("the worker does not start: %s", error)
+                code = self.code = EXIT_WORKER_LOST
+            else:
+                code = self.code = self._live(child)
             if self._stopping.is_set() or code in self._last_codes:
                 return
             fast_crashes = fast_crashes + 1 if time.monotonic() - born < FAST_CRASH_S else 0

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,3 +68,32 @@ def test_a_number_of_workers_that_cannot_be_is_a_usage_error(tmp_path: Path) -> 
     environment = os.environ | {"PYTHONPATH": str(ROOT), "QUARRY_ENGINE": FAKE_ENGINE}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, "'many' is no number of workers" in done.stderr) == (2, True), done.stderr
+
+
+def test_a_signal_while_the_workers_start_is_an_end_in_order(tmp_path: Path) -> None:
+    command = [*QUARRY, "worker", "--data-dir", str(tmp_path / "data"), "--workers", "2"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "QUARRY_ENGINE": FAKE_ENGINE}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as node:
+        assert node.stderr is not None
+        lines = iter(node.stderr.readline, "")
+        assert sum(next(lines).rstrip().endswith("started") for _ in range(2)) == 2
+        node.send_signal(signal.SIGTERM)
+        node.stderr.read()
+        assert node.wait(120) == 0
+
+
+BEFORE_UVICORN = """
+import os, signal, sys
+from pathlib import Path
+from service.api import serve
+from service.plan.child.fork_server import FORK_SERVER
+from service.settings import Settings
+FORK_SERVER.warm = lambda: os.kill(os.getpid(), signal.SIGTERM)
+sys.exit(serve.serve(Settings(data_dir=Path(sys.argv[1]), port=0), []))
+"""
+
+
+def test_a_signal_between_the_port_and_uvicorn_ends_the_service(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", BEFORE_UVICORN, str(tmp_path / "data")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr

@@ -70,7 +70,15 @@ def test_a_worker_sees_its_gpus_alone():
 
 
 @pytest.mark.parametrize(
-    ("shown", "names"), [(None, ["0", "1"]), ("1", ["1"]), ("GPU-a,GPU-b", ["GPU-a", "GPU-b"]), ("", [])]
+    ("shown", "names"),
+    [
+        (None, ["0", "1"]),
+        ("1", ["1"]),
+        ("GPU-a,GPU-b", ["GPU-a", "GPU-b"]),
+        ("", []),
+        ("NoDevFiles", []),
+        ("1,-1,0", ["1"]),
+    ],
 )
 def test_gpus_are_those_that_the_operator_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown: str | None, names: list[str]
@@ -100,3 +108,16 @@ def test_without_nvidia_smi_there_are_no_gpus_but_those_that_are_named(
     assert module.visible_gpus() == []
     monkeypatch.setenv(module.VISIBLE, "MIG-1,MIG-2")
     assert module.visible_gpus() == [Gpu("MIG-1"), Gpu("MIG-2")]
+
+
+@pytest.mark.parametrize("line", ["No devices were found", "Unable to determine the device handle for GPU0"])
+def test_what_nvidia_smi_says_in_words_is_a_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
+):
+    listing = tmp_path / "nvidia-smi"
+    listing.write_text(f"#!/bin/sh\necho '{line}'\n")
+    listing.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(OptionRefused, match="nvidia-smi fails") as refused:
+        module.visible_gpus()
+    assert refused.value.field == "workers"

@@ -107,3 +107,12 @@ def test_fast_crashes_are_waited_for_longer_and_longer_and_a_long_life_forgives_
     supervisor.run()
     assert delays_s == [0, 1, 2, 4, 8, 0, 0, 1, 2, 4, 8]
     assert supervisor.gave_up.is_set()
+
+
+def test_it_gives_up_where_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "FIRST_DELAY_S", 0.01)
+    calls: list[str] = []
+    supervisor = Supervisor(["/no/such/program"], b"", GRACE_S, on_giving_up=lambda: calls.append("given up"))
+    supervisor.start()
+    supervisor.join()
+    assert calls == ["given up"] and supervisor.code == module.EXIT_WORKER_LOST
