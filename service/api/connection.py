@@ -99,6 +99,8 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Begin the work; one that offers another protocol is parsed again without the offer."""
         self._is_head = False
+        if self.parser.get_method() == b"CONNECT":  # never HTTP behind it, so it cannot be parsed again
+            raise RequestRefused("CONNECT is no method of this service")
         if not self.parser.should_upgrade():
             super().on_headers_complete()
 

@@ -181,6 +181,15 @@ def test_an_offer_of_another_protocol_is_ignored_however_the_request_is_split(tm
                 assert answer.count(b"HTTP/1.1 ") == 1
 
 
+@pytest.mark.parametrize("offer", [b"", b"Connection: Upgrade\r\nUpgrade: h2c\r\n"], ids=["alone", "h2c"])
+def test_a_connect_is_a_400(tmp_path: Path, offer: bytes):
+    with serving(api_settings(tmp_path)) as api, socket.socket() as connection:
+        connection.connect((api.base_url.host, api.base_url.port))
+        connection.settimeout(10)
+        connection.sendall(b"CONNECT other:80 HTTP/1.1\r\nHost: localhost\r\n" + offer + b"\r\n")
+        assert read_to_end(connection).startswith(b"HTTP/1.1 400 ")
+
+
 def test_small_parts_of_a_body_among_large_ones_are_taken(tmp_path: Path):
     body = json.dumps(job_body(small_target(tmp_path / "model"))).encode()
     parts = [body[at : at + 1] for at in range(len(body))]
