@@ -1,17 +1,20 @@
-"""What an owner takes of the API at once: one place for its bounds. Lives on the event loop.
+"""What an owner takes of the API at once: one place for its bounds.
+
+Lives on the event loop, but for `checking`.
 
 An owner is the name of keys; all who send none are one owner too, the operator. What is above a share is
 refused or waits behind its owner alone, so that the rest is free for others.
 """
 
+import threading
 import time
 from asyncio import Semaphore
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from enum import StrEnum
 
-from service.errors import QuotaExceeded
+from service.errors import QuotaExceeded, ServiceBusy
 from service.settings import Settings
 
 BODIES_HELD = 32
@@ -37,6 +40,8 @@ class Turn(StrEnum):
 
 TURNS = {Turn.LARGE_BODY: 4, Turn.SUBMISSION: 8, Turn.DOWNLOAD: 4}
 """How many take a turn at once; a key's owner has half of them at most."""
+CHECKS, CHECK_WAIT_S = 2, 15.0
+"""Requests that children check at once, of a key's owner one, and how long another waits for its turn."""
 
 
 class Budget:
@@ -49,6 +54,8 @@ class Budget:
         self._taken: defaultdict[Taken, Counter[str | None]] = defaultdict(Counter)
         self._all_turns = {turn: Semaphore(number) for turn, number in TURNS.items()}
         self._turns: dict[tuple[Turn, str | None], Semaphore] = {}
+        self._all_checks = threading.Semaphore(CHECKS)
+        self._checks: dict[str | None, threading.Semaphore] = {}
         self._minute, self._in_minute = 0, Counter[str]()
 
     @contextmanager
@@ -73,6 +80,21 @@ class Budget:
         """Wait for a turn: behind the owner's own, then behind the few of others."""
         share = TURNS[turn] if owner is None else TURNS[turn] // 2
         async with self._turns.setdefault((turn, owner), Semaphore(share)), self._all_turns[turn]:
+            yield
+
+    @contextmanager
+    def checking(self, owner: str | None) -> Iterator[None]:
+        """Wait in a thread as `turn` does, for a child that checks a request. Raises ServiceBusy."""
+        share = CHECKS if owner is None else CHECKS // 2
+        own, until_s = (
+            self._checks.setdefault(owner, threading.Semaphore(share)),
+            time.monotonic() + CHECK_WAIT_S,
+        )
+        with ExitStack() as held:
+            for semaphore in (own, self._all_checks):
+                if not semaphore.acquire(timeout=max(0.0, until_s - time.monotonic())):
+                    raise ServiceBusy("other requests are still being checked", cure="send it again later")
+                held.callback(semaphore.release)
             yield
 
     def count_request(self, owner: str, limit: int) -> None:

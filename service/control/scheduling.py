@@ -2,11 +2,12 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 from schemas.request import PostedSource, Sample
 from schemas.schedule import NewSchedule, RunView, ScheduleChange, ScheduleRules, ScheduleView
 from service.control.request_body import parse_body
-from service.control.submit import check, check_room
+from service.control.submit import ALONE, check, check_room
 from service.errors import STORE_AWAY, Conflict, internal_error
 from service.plan import posted
 from service.settings import Settings
@@ -16,19 +17,27 @@ from service.work.keeper import Keeper
 logger = logging.getLogger(__name__)
 
 
-def add(store: Store, settings: Settings, schedule: NewSchedule, owner: str | None = None) -> ScheduleView:
-    """Keep a schedule whose request could be submitted now.
+def add(
+    store: Store,
+    settings: Settings,
+    schedule: NewSchedule,
+    owner: str | None = None,
+    turn: AbstractContextManager[None] = ALONE,
+) -> ScheduleView:
+    """Keep a schedule whose request could be submitted now, and is checked in its `turn`.
 
     Raises Conflict if its name is taken, and what `submit` raises.
     """
     check_room(settings)
-    check(schedule.request, settings, of_schedule=True)
+    check(schedule.request, settings, turn, of_schedule=True)
     return store.write(schedules.add, schedule, owner)
 
 
-def preview(store: Store, settings: Settings, schedule: NewSchedule) -> ScheduleView:
+def preview(
+    store: Store, settings: Settings, schedule: NewSchedule, turn: AbstractContextManager[None] = ALONE
+) -> ScheduleView:
     """Return the schedule as it would be, and keep nothing. Raises as `add` does."""
-    check(schedule.request, settings, of_schedule=True)
+    check(schedule.request, settings, turn, of_schedule=True)
     with store.writing() as tx:
         view = schedules.add(tx, schedule)
         tx.connection.rollback()

@@ -2,11 +2,15 @@
 
 import secrets
 import shutil
+from contextlib import AbstractContextManager, nullcontext
 
 from schemas.request import ExtractRequest, InlineSource, PostedSource
 from service.errors import DiskFull
 from service.settings import Settings
 from service.store import JobRow, NewJob, Store, jobs, keys
+
+ALONE = nullcontext()
+"""The turn of a process that nobody else sends requests to."""
 
 
 def new_key() -> str:
@@ -21,6 +25,7 @@ def submit(
     settings: Settings,
     priority: int = 0,
     owner: str | None = None,
+    turn: AbstractContextManager[None] = ALONE,
 ) -> JobRow:
     """Return the job of an owner's `key`, made now if it is new.
 
@@ -33,6 +38,7 @@ def submit(
         IdempotencyConflict: `key` was used with another request, or its job was deleted.
         QuotaExceeded: the owner has as many jobs or bytes as are allowed.
         DiskFull: too little space is free.
+        ServiceBusy: `turn`, in which the request is checked, does not come.
     """
     made = NewJob.of(jobs.new_id(), key, request, priority, owner=owner)
     named = store.read(jobs.submitted, made)
@@ -41,7 +47,7 @@ def submit(
     if owner is not None:
         store.write(keys.check_quota, owner)
     check_room(settings)
-    check(request, settings)
+    check(request, settings, turn)
     return store.write(jobs.submit, made)[0]
 
 
@@ -53,7 +59,13 @@ def check_room(settings: Settings) -> None:
         raise DiskFull(f"{free_bytes} bytes are free; {settings.min_free_bytes} must be", cure=cure)
 
 
-def check(request: ExtractRequest, settings: Settings, *, of_schedule: bool = False) -> None:
+def check(
+    request: ExtractRequest,
+    settings: Settings,
+    turn: AbstractContextManager[None] = ALONE,
+    *,
+    of_schedule: bool = False,
+) -> None:
     """Find what is wrong with `request` without reading samples or weights; may ask the Hub.
 
     What strangers wrote is read in a child, at most for `CHECK_S`. That `of_schedule` alone may read posted
@@ -71,7 +83,8 @@ def check(request: ExtractRequest, settings: Settings, *, of_schedule: bool = Fa
         request = request.model_copy(update={"source": one})  # all of them are checked already
     elif not (of_schedule and isinstance(request.source, PostedSource)):
         source = without_token(open_source(request.source, settings, may_be_empty=of_schedule))
-    check_named(request, located, source, settings)
+    with turn:
+        check_named(request, located, source, settings)
     if request.hub is not None:
         from service.publish.push import check_target
 

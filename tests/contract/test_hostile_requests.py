@@ -2,8 +2,7 @@
 
 import json
 import os
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,7 @@ import pytest
 
 from schemas.request import ExtractRequest
 from service.control.submit import check
-from service.errors import QuarryError, ServiceBusy
-from service.plan.child import process
+from service.errors import QuarryError
 from service.plan.estimate import estimate_request
 from service.settings import Settings
 from tests.support import templates
@@ -94,20 +92,3 @@ def test_a_tokenizer_file_that_is_larger_than_any_is_an_unknown_model(
     with pytest.raises(QuarryError, match="bytes in sum") as refused:
         look(a_request(model), settings)
     assert refused.value.status == 422 and refused.value.field == "model" and refused.value.cure
-
-
-@pytest.fixture
-def no_turns(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let as many be checked as are allowed, and others wait for no time."""
-    turns = threading.BoundedSemaphore(1)
-    monkeypatch.setattr(process, "CHECKS", turns)
-    monkeypatch.setattr(process, "CHECK_WAIT_S", 0.0)
-    with turns:
-        yield
-
-
-@pytest.mark.usefixtures("no_turns")
-def test_a_request_whose_turn_does_not_come_is_to_be_sent_again(settings: Settings, model: Path) -> None:
-    with pytest.raises(ServiceBusy) as busy:
-        check(a_request(model), settings)
-    assert busy.value.status == 503 and busy.value.cure

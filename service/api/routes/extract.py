@@ -110,7 +110,7 @@ async def extract(
     """Accept a job. The answer is the job as it stands; `Location` is where to follow it."""
     asks.check_priority(options.priority)
     key = idempotency_key or new_key()
-    arguments = body, key, store, settings, options.priority, asks.owner
+    arguments = body, key, store, settings, options.priority, asks.owner, budget.checking(asks.owner)
     async with budget.turn(asks.owner, Turn.SUBMISSION):
         row = await to_thread.run_sync(submit, *arguments, limiter=request.app.state.submit_threads)
     response.headers["Location"] = f"/jobs/{row.id}"

@@ -105,12 +105,13 @@ async def add_schedule(
     query: Annotated[AddQuery, Query()],
 ) -> ScheduleView:
     """Make a schedule; with `preview=true` only show it and its next slots, with status 200."""
+    turn = budget.checking(asks.owner)
     if query.preview:
         response.status_code = 200
-        make = partial(scheduling.preview, store, settings, body)
+        make = partial(scheduling.preview, store, settings, body, turn)
     else:
         response.headers["Location"] = f"/schedules/{body.name}"
-        make = partial(scheduling.add, store, settings, body, asks.owner)
+        make = partial(scheduling.add, store, settings, body, asks.owner, turn)
     async with budget.turn(asks.owner, Turn.SUBMISSION):
         return await to_thread.run_sync(make, limiter=request.app.state.submit_threads)
 

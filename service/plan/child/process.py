@@ -8,7 +8,6 @@ import itertools
 import json
 import re
 import signal
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +27,6 @@ from service.errors import (
     OptionRefused,
     PlanningDied,
     QuarryError,
-    ServiceBusy,
     SourceRefused,
     TemplateRefused,
     UnknownLayer,
@@ -52,8 +50,6 @@ MAX_MESSAGE_BYTES = 2**29
 CHECK_CPU_S, CHECK_S = 5.0, 15.0
 """For the check of a request when it is submitted, which takes milliseconds; some seconds where a source is a
 folder of a hundred thousand files."""
-CHECKS, CHECK_WAIT_S = threading.BoundedSemaphore(2), 15.0
-"""Requests that are checked at once, and how long another waits for its turn."""
 CHECKERS: "deque[Child]" = deque()
 """Children that wait for another request to check: a fork takes twenty times as long as a check."""
 CHECKS_EACH = 100
@@ -88,8 +84,7 @@ def check_named(
 ) -> None:
     """Look in a child at what a request names, as `Purpose.CHECK` says; arguments are those of `Task`.
 
-    Raises UnknownModel, UnknownLayer, OptionRefused, SourceRefused, TemplateRefused, PlanningDied;
-    ServiceBusy where the children that others wait for take too long.
+    Raises UnknownModel, UnknownLayer, OptionRefused, SourceRefused, TemplateRefused, PlanningDied.
     """
     task = Task(Purpose.CHECK, request, located, settings.model_roots, source)
     limits = Limits(
@@ -97,19 +92,14 @@ def check_named(
         min(CHECK_CPU_S, settings.plan_row_cpu_s),
         min(CHECK_S, settings.plan_silence_s),
     )
-    if not CHECKS.acquire(timeout=CHECK_WAIT_S):
-        raise ServiceBusy("other requests are still being checked", cure="send it again later")
+    child = _checker(task, limits)
     try:
-        child = _checker(task, limits)
-        try:
-            child.checked()
-        finally:
-            if child.is_waiting:
-                CHECKERS.append(child)
-            else:
-                child.close()
+        child.checked()
     finally:
-        CHECKS.release()
+        if child.is_waiting:
+            CHECKERS.append(child)
+        else:
+            child.close()
 
 
 def _checker(task: Task, limits: Limits) -> "Child":

@@ -15,6 +15,7 @@ from fastapi import FastAPI
 from schemas.job import JobState
 from service.api.routes import extract, jobs as job_routes
 from service.control.budget import BODIES_HELD, TURNS, Budget, Turn
+from service.plan.child.process import Child
 from service.settings import Settings
 from service.store import jobs
 from tests.support.api import api_settings, job_body, problem_of, server_and_client, small_target, stored
@@ -88,6 +89,36 @@ def test_submissions_that_take_long_hold_up_their_owner_alone(
             for _ in range(most // 2):
                 assert begun.acquire(timeout=30)
             assert api.post("/extract", json=body_of(model), headers=b, timeout=10).status_code == 202
+        finally:
+            answered.set()
+        assert {post.result().status_code for post in posts} == {202}
+
+
+def test_models_that_take_long_to_check_hold_up_their_owner_alone(
+    served: tuple[FastAPI, httpx2.Client], model: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """1. A submits what takes a child for as long as it may. 2. B's is checked meanwhile."""
+    _, api = served
+    (a, b), answered = (key_of(api, name, model) for name in ("team-a", "team-b")), threading.Event()
+    checked, begun = Child.checked, threading.Semaphore(0)
+
+    def slow(child: Child) -> None:
+        if child._task.request.chat_template == "slow":
+            begun.release()
+            answered.wait(60)
+        checked(child)
+
+    monkeypatch.setattr(Child, "checked", slow)
+    body = job_body(model)
+    with ThreadPoolExecutor(4) as callers:
+        posts = [
+            callers.submit(api.post, "/extract", json=body | {"chat_template": "slow"}, headers=a, timeout=60)
+            for _ in range(4)
+        ]
+        try:
+            assert begun.acquire(timeout=30)
+            assert api.post("/extract", json=body, headers=b, timeout=60).status_code == 202
+            assert not any(post.done() for post in posts)
         finally:
             answered.set()
         assert {post.result().status_code for post in posts} == {202}

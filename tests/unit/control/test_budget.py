@@ -2,7 +2,7 @@ import pytest
 
 from service.control import budget
 from service.control.budget import Budget, Taken
-from service.errors import QuotaExceeded
+from service.errors import QuotaExceeded, ServiceBusy
 from service.settings import Settings
 
 
@@ -17,6 +17,20 @@ def test_requests_are_counted_anew_in_each_minute(monkeypatch: pytest.MonkeyPatc
         counts.count_request("other", limit=2)
         with pytest.raises(QuotaExceeded, match="2 requests a minute"):
             counts.count_request("ci", limit=2)
+
+
+def test_a_request_whose_turn_to_be_checked_does_not_come_is_to_be_sent_again(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(budget, "CHECK_WAIT_S", 0.0)
+    turns = Budget(Settings())
+    with turns.checking("team-a"):
+        for _ in range(2):
+            with pytest.raises(ServiceBusy) as busy, turns.checking("team-a"):
+                pass
+            assert busy.value.status == 503 and busy.value.cure
+            with turns.checking("team-b"), pytest.raises(ServiceBusy), turns.checking("team-c"):
+                pass
 
 
 @pytest.mark.parametrize("connections", [16, 1000])
