@@ -1,17 +1,26 @@
-"""The writers run on all cores, wherever the engine has bound their starter, and say why a unit fails."""
+"""The writers run on all cores, wherever the engine has bound their starter, and say why a unit fails.
+
+Rows of one unit are encoded by several threads, and written in the order in which they came.
+"""
 
 import errno
 import os
+import queue
 import threading
 
 import pytest
+import torch
 
 from connector import writers
 from connector.pool import HostPool
 from connector.repeats import RepeatCheck
-from connector.writers import WriterPool
-from schemas.receipts import SkipRow, UnitFailed
-from tests.support.plans import identity, order, rank_config
+from connector.shards import UnitWriter
+from connector.writers import CapturedRow, WriterPool
+from schemas.names import attempt_dir
+from schemas.receipts import SkipRow, UnitFailed, UnitOpened, UnitSealed
+from tests.support.plans import JOB, identity, order, random_ids, rank_config, write_plan
+from tests.support.sums import token_sums
+from tests.unit.connector.test_shards import job, states
 
 
 def open_units(work_root, send, num_units=2):
@@ -76,3 +85,80 @@ def test_an_attempt_that_fails_is_answered_with_the_reason(tmp_path, monkeypatch
     assert isinstance(failed, UnitFailed)
     assert (failed.reason, failed.errno) == (reason, getattr(error, "errno", None))
     assert ("read-only" in failed.detail) is not opening
+
+
+ORDER = (5, 0, 7, 1, 2, 6, 3, 4)
+"""In which the rows of a unit come."""
+IDS = random_ids([40, 1, 17, 33, 64, 5, 128, 9])
+
+
+def captured(pool, about, row, ids):
+    """Return a row of the plan as the gather leaves it: in a slab, its sums taken."""
+    made = job(about, ids, row)
+    copied = states(about, ids)
+    slab = pool.acquire(copied.nbytes)
+    states_LTH = pool.tensor(slab, copied.dtype, copied.shape)
+    states_LTH.copy_(copied)
+    return CapturedRow(made, slab, states_LTH, token_sums(states_LTH))
+
+
+def drained(work_root, about, break_row=None):
+    """Send the rows of one unit to two writers and two encoders, and return the last answer and the pool."""
+    answers, pool = queue.Queue(), HostPool(2**20, pinned=False)
+    running = WriterPool(rank_config(work_root), pool, answers.put, RepeatCheck(3, 4096))
+    write_plan(work_root, IDS)
+    opening = order(about, len(IDS))
+    running.put(opening.attempt_id, opening)
+    assert isinstance(answers.get(), UnitOpened)
+    for row in ORDER:
+        item = captured(pool, about, row, IDS[row])
+        if row == break_row:
+            item.states_LTH.view(torch.int16)[1, 0, 3] ^= 1
+        running.put(opening.attempt_id, item)
+    answer = answers.get()
+    running.stop()
+    assert not running.is_open(opening.attempt_id) and answers.empty()
+    return answer, pool
+
+
+@pytest.mark.parametrize("compression", ["none", "planes", "fp8"])
+def test_rows_that_several_threads_encode_are_the_bytes_and_the_order_of_one(
+    tmp_path, monkeypatch, compression
+):
+    """1. The first row's encoder waits for the second row's. 2. The file is what one thread writes."""
+    about = identity(compression=compression)
+    healthy, second, threads = UnitWriter.encode, threading.Event(), set()
+
+    def encode(self, made, *given):
+        threads.add(threading.current_thread().name)
+        if made.ref.row == ORDER[0]:
+            assert second.wait(60)
+        encoded = healthy(self, made, *given)
+        if made.ref.row == ORDER[1]:
+            second.set()
+        return encoded
+
+    monkeypatch.setattr(UnitWriter, "encode", encode)
+    answer, pool = drained(tmp_path / "several", about)
+    assert threads == {"quarry-encoder_0", "quarry-encoder_1"}
+    monkeypatch.undo()
+
+    write_plan(tmp_path / "one", IDS)
+    alone = UnitWriter(order(about, len(IDS)), rank_config(tmp_path / "one"), RepeatCheck(3, 4096))
+    for row in ORDER:
+        item = captured(pool, about, row, IDS[row])
+        alone.write(item.job, item.states_LTH, item.sums_LT)
+        pool.release(item.slab)
+    assert isinstance(answer, UnitSealed) and answer.rows == ORDER
+    assert answer == alone.seal()
+    several, one = (tmp_path / name / attempt_dir(JOB, 0, 1) / answer.file for name in ("several", "one"))
+    assert several.read_bytes() == one.read_bytes()
+    assert pool.acquire(pool.num_bytes) is not None
+
+
+def test_what_an_encoder_refuses_fails_its_unit_by_name_and_frees_every_slab(tmp_path):
+    answer, pool = drained(tmp_path, identity(compression="planes"), break_row=ORDER[3])
+    assert isinstance(answer, UnitFailed) and answer.reason == "states-wrong"
+    assert answer.detail.startswith(f"row {ORDER[3]}: states are no longer what was copied")
+    assert not list(tmp_path.rglob("train-*"))
+    assert pool.acquire(pool.num_bytes) is not None
