@@ -14,6 +14,7 @@ class Policy:
 
     `of_units`: a task is a unit of its job, counted there and reported by an event at every move.
     `alone`: nothing else is done for a job meanwhile, so the job itself says why the task is tried again.
+    `by_turns`: of jobs of one priority, those whose owner has none leased come first.
     `one_a_subject`: tasks of different jobs may have the same subject, which one lease at a time may work on.
     `exhausted` is the job's state after the last attempt that may fail, VOID if none ever ends it;
     `max_deaths` is how many owners may vanish over the task, killed or crashed, before the job is blocked.
@@ -24,6 +25,7 @@ class Policy:
     job_states: frozenset[JobState]
     of_units: bool = False
     alone: bool = False
+    by_turns: bool = False
     one_a_subject: bool = False
     exhausted: Outcome
     max_deaths: int
@@ -35,6 +37,7 @@ class Policy:
 POLICIES = {
     TaskKind.PLAN: Policy(
         job_states=frozenset({JobState.QUEUED, JobState.RUNNING}),
+        by_turns=True,
         exhausted=Outcome.BLOCK,
         max_deaths=3,
         delay=1 / 12,

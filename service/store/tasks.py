@@ -18,7 +18,10 @@ from sqlalchemy import (
     and_,
     bindparam,
     exists,
+    false,
+    func,
     insert,
+    literal,
     or_,
     select,
     union_all,
@@ -318,13 +321,15 @@ def _jobs_with_work(
 
     If it `outranks`, its priority is higher than that of the job that is bound as `outranking`.
 
-    The first of all and the preferred one are selected apart, so that the jobs are walked by an index until
-    the first that has one.
+    The first of all, that of an owner whose turn it is, and the preferred one are selected apart, so that the
+    jobs are walked by an index until the first that has one.
     """
     ways = _free(clock, kind, spares_lone)
     waiting = or_(*(exists().where(TASK.c.job_id == JOB.c.id, free) for free in ways))
     states = POLICIES[kind].job_states
-    query = select(JOB.c.id, JOB.c.priority, JOB.c.number).where(JOB.c.state.in_(states), waiting)
+    late = func.coalesce(JOB.c.owner, "").in_(_owners(clock, kind)) if POLICIES[kind].by_turns else false()
+    columns = JOB.c.id, JOB.c.priority, JOB.c.number, late.label("late")
+    query = select(*columns).where(JOB.c.state.in_(states), waiting)
     if states <= AT_WORK_STATES:
         query = query.where(AT_WORK)
     if POLICIES[kind].one_a_subject:
@@ -337,11 +342,22 @@ def _jobs_with_work(
         other = aliased(JOB)
         of_other = select(other.c.priority).where(other.c.id == bindparam("outranking", type_=String))
         query = query.where(JOB.c.priority > of_other.scalar_subquery())
-    first = query.order_by(JOB.c.priority.desc(), JOB.c.number).limit(1).subquery()
-    preferred = query.where(JOB.c.id == bindparam("prefer_job", type_=String)).subquery()
-    either = union_all(select(first), select(preferred)).subquery()
+    first = query.order_by(JOB.c.priority.desc(), JOB.c.number).limit(1)
+    preferred = query.where(JOB.c.id == bindparam("prefer_job", type_=String))
+    ways_in = [first, preferred, *([first.where(~late)] if POLICIES[kind].by_turns else [])]
+    either = union_all(*(select(way.subquery()) for way in ways_in)).subquery()
     is_other = either.c.id != bindparam("prefer_job", type_=String)
-    return select(either.c.id).order_by(either.c.priority.desc(), is_other, either.c.number).limit(1)
+    order = either.c.priority.desc(), either.c.late, is_other, either.c.number
+    return select(either.c.id).order_by(*order).limit(1)
+
+
+def _owners(clock: ColumnElement[datetime], kind: TaskKind) -> Select[tuple[str]]:
+    """Select the owners of jobs that have a task of the kind leased; the operator's name is empty."""
+    job, task = aliased(JOB), aliased(TASK)
+    # Word for word as in the condition of the index.
+    leased = task.c.state == literal(TaskState.LEASED, TASK.c.state.type, literal_execute=True)
+    query = select(func.coalesce(job.c.owner, "")).join(task, task.c.job_id == job.c.id)
+    return query.where(task.c.kind == kind, leased, task.c.lease_until > clock)
 
 
 @cache

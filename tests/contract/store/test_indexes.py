@@ -15,6 +15,7 @@ JOB = job_id(1)
 OF_JOB = "task_by_state (job_id=? AND kind=? AND state=?)"
 QUESTIONS: dict[str, tuple[Callable[[Store], object], str]] = {
     "the next plan": (lambda store: plans.lease(store, "anybody", 60.0), OF_JOB),
+    "the owners of plans": (lambda store: plans.lease(store, "anybody", 60.0), "task_by_subject (kind=?)"),
     "the next unit": (lambda store: units.lease(store, "anybody", 60.0), OF_JOB),
     "the next deletion": (lambda store: deletion.lease(store, "anybody", 60.0), OF_JOB),
     "the next dataset": (lambda store: publishing.lease(store, "anybody", 60.0), OF_JOB),

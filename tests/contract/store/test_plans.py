@@ -3,8 +3,9 @@
 import pytest
 
 from schemas.job import JobState
+from schemas.keys import NewKey, Scope
 from service.errors import IdentityChanged, LeaseLost, Outcome, SourceRefused
-from service.store import PlannedUnit, Store, TaskState, commits, jobs, plans, tasks, units
+from service.store import NewJob, PlannedUnit, Store, TaskState, commits, jobs, keys, plans, tasks, units
 from service.store.policies import POLICIES
 from service.store.values import TaskKind
 from tests.support.store_cases import (
@@ -13,6 +14,7 @@ from tests.support.store_cases import (
     PROBLEM,
     TTL_S,
     Clock,
+    a_request,
     job_id,
     lease_plan,
     lease_unit,
@@ -42,6 +44,19 @@ def test_the_oldest_job_is_planned_first(store: Store) -> None:
         submit(store, number)
     assert [lease_plan(store).job_id for _ in range(3)] == [job_id(2), job_id(1), job_id(3)]
     assert plans.lease(store, OWNER, TTL_S) is None
+
+
+def test_owners_are_planned_in_turns_within_a_priority(store: Store, clock: Clock) -> None:
+    for name in ("a", "b"):
+        store.write(keys.add, f"{name:0>8}", "0" * 64, NewKey(name=name, scopes=(Scope.JOBS_WRITE,)))
+    for number, owner in enumerate(["a", "a", "a", None, None, "b", "b"], 1):
+        store.write(jobs.submit, NewJob.of(job_id(number), f"key-{number}", a_request(), owner=owner))
+    store.write(jobs.set_priority, job_id(3), 1)
+    turns = [lease_plan(store).job_id for _ in range(5)]
+    assert turns == [job_id(number) for number in (3, 4, 6, 1, 2)]
+    clock.advance(TTL_S + 1)  # none of them is planned any more
+    store.write(jobs.cancel, job_id(3))
+    assert [lease_plan(store).job_id for _ in range(3)] == [job_id(number) for number in (1, 4, 6)]
 
 
 def test_a_plan_has_one_planner_until_its_lease_runs_out(store: Store, clock: Clock) -> None:
