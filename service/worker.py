@@ -13,6 +13,7 @@ from service.capture.loop import Capture, import_engine
 from service.control.deletion import run_deletion, run_retention
 from service.control.scheduling import submit_due
 from service.errors import STORE_AWAY
+from service.lifeline import ORPHANED
 from service.settings import Settings
 from service.store import Store, jobs
 from service.sweeper import run_sweep
@@ -101,6 +102,7 @@ async def _main(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, capture.stop.set)
+    loop.add_signal_handler(ORPHANED, capture.stop_at_once)
     await asyncio.to_thread(migrate, store, capture.stop.is_set)
     state = None
     with ExitStack() as running:

@@ -96,8 +96,14 @@ class Capture:
         self.rested = False
         """Whether this worker ended while it took no unit of a model, over which its engine dies."""
         self.stop = asyncio.Event()
+        self._at_once = asyncio.Event()
         self._room = asyncio.Event()
         """Set when a unit ends, or no longer needs the engine."""
+
+    def stop_at_once(self) -> None:
+        """Stop, and give back what is in the engine too; end a drain that has begun."""
+        self.stop.set()
+        self._at_once.set()
 
     async def run(self) -> None:
         """Serve units until stopped.
@@ -113,7 +119,8 @@ class Capture:
                 if not await self._serve_one():
                     await self._pause()
             if running := self._tasks():
-                await asyncio.wait(running, timeout=self._settings.drain_s)
+                drained = asyncio.wait(running, timeout=self._settings.drain_s)
+                await self._unless(drained, self._at_once)
         finally:
             ended.set()
             try:

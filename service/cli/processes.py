@@ -72,9 +72,9 @@ def worker(
         if len(placed := placements(workers, settings.tensor_parallel_size)) > 1:
             raise typer.Exit(_supervise(settings, placed, only_job, until_idle=until_idle))
     else:
-        from service.lifeline import die_with_parent
+        from service.lifeline import ORPHANED, die_with_parent
 
-        die_with_parent(parent_pid)
+        die_with_parent(parent_pid, ORPHANED)
         settings = Settings.model_validate_json(sys.stdin.buffer.read())
     from service.worker import run_worker
 

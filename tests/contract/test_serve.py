@@ -1,5 +1,6 @@
 """`quarry serve` as an operator runs it: a process that takes jobs, runs them, and ends in order."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -12,10 +13,14 @@ from uvicorn.main import STARTUP_FAILURE
 
 from schemas.job import JobState
 from service.api.serve import EXIT_WORKER_LOST
+from service.capture.engine import Answer, Prompt
 from service.cli import main
 from service.cli.client import Client
 from service.proof.verify import verify_dataset
+from service.settings import Settings
+from service.store import Store, TaskState, units
 from tests.support.children import children_of, wait_for_end, workers_of
+from tests.support.fake_engine import FakeEngine
 from tests.support.service_process import QUARRY, ROOT, SAMPLES, body_of, serving
 from tests.support.tiny_model import random_target
 
@@ -95,12 +100,28 @@ def test_a_killed_worker_is_replaced_and_the_job_completes(tmp_path: Path, targe
         assert service.worker not in children_of(service.process.pid)
 
 
-@pytest.mark.slow
-def test_a_killed_service_takes_its_worker_with_it(tmp_path: Path):
-    with serving(tmp_path / "data") as service:
+class Held(FakeEngine):
+    """Says that it has a row, and never answers."""
+
+    async def run(self, prompt: Prompt) -> Answer:
+        Path(os.environ["HELD"]).write_text("")  # waits for who reads
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+def test_a_killed_service_takes_its_worker_with_it_which_gives_its_units_back(tmp_path: Path, target: Path):
+    os.mkfifo(held := tmp_path / "held")
+    environment = {"QUARRY_ENGINE": f"{__name__}:Held", "HELD": str(held), "QUARRY_DRAIN_S": "1e6"}
+    with serving(tmp_path / "data", **environment) as service:
+        job_id = service.post(target)
+        held.read_text()
         service.process.kill()
         service.process.wait()
         wait_for_end(service.worker)
+    store = Store(Settings(data_dir=tmp_path / "data").database())
+    (unit,) = store.read(units.of_job, job_id)
+    store.close()
+    assert (unit.state, unit.epoch, unit.attempts, unit.deaths) == (TaskState.PENDING, 1, 0, 0)
 
 
 def test_a_service_whose_worker_cannot_live_ends_with_a_code_of_its_own(tmp_path: Path):
