@@ -156,9 +156,17 @@ class RejectPage(Wire):
 
 
 class Health(Wire):
-    """The answer of `GET /healthz` and `GET /readyz` when the service is well."""
+    """The answer of `GET /healthz` when the process answers."""
 
     status: Literal["ok"] = "ok"
+
+
+class Readiness(Health):
+    """The answer of `GET /readyz` when jobs can be taken."""
+
+    workers_lost: int = Field(
+        description="workers of this service that end again and again; they are tried every ten minutes"
+    )
 
 
 class Estimate(Wire):

@@ -25,7 +25,7 @@ def create_app(settings: Settings) -> FastAPI:
     """Return the application. Its store is opened and migrated when the server starts, closed when it stops.
 
     Whoever runs the server may set `app.state.stopping`, which says whether it is ending: then event streams
-    end as well.
+    end as well; and `app.state.workers_lost`, which says how many of its workers do not run.
     """
 
     @asynccontextmanager
@@ -56,7 +56,7 @@ def create_app(settings: Settings) -> FastAPI:
         separate_input_output_schemas=False,
     )
     app.state.settings = settings
-    app.state.stopping = lambda: False
+    app.state.stopping, app.state.workers_lost = lambda: False, lambda: 0
     app.state.budget, app.state.connections = Budget(settings), OrderedDict()
     # Submissions may wait for the Hub: neither probes nor the other routes wait behind them for a thread.
     app.state.submit_threads = CapacityLimiter(TURNS[Turn.SUBMISSION])

@@ -48,8 +48,9 @@ def serve(settings: Settings, workers: Sequence[Placement] = (EVERYWHERE,)) -> i
     migrate(store)
     check_bind(store, settings)
     store.close()
+    app = create_app(settings)
     server = api_server(
-        create_app(settings),
+        app,
         host=settings.host,
         port=settings.port,
         timeout_graceful_shutdown=CLOSE_CONNECTIONS_S,
@@ -69,6 +70,7 @@ def serve(settings: Settings, workers: Sequence[Placement] = (EVERYWHERE,)) -> i
 
     FORK_SERVER.warm()  # its imports take seconds, and a submission waits for them
     node = NodeSupervisor(settings, workers, on_giving_up=end)
+    app.state.workers_lost = lambda: node.lost
     node.start()
     try:
         server.run(sockets=[listener])

@@ -28,13 +28,16 @@ WORK_DONE_CODES = JOB_ENDED_CODES | {EXIT_RESTS}
 """With what a worker ends that has no more to do, or leaves the rest to other machines."""
 FIRST_DELAY_S = 1.0
 """Before the next start after a fast crash; doubled by each further one. After a long life there is none."""
+RETRY_S = 600.0
+"""Before the next start of a worker that was given up, while others of its node live."""
 
 
 class Supervisor(threading.Thread):
     """Runs workers one after another, in a thread that owns them. `start` it once; `join` it after `stop`.
 
     It ends when it is stopped, when a worker ends with one of `last_codes` (its work is done), or after
-    `MAX_FAST_CRASHES` in a row; then `gave_up` is set and `on_giving_up` called, in this thread.
+    `MAX_FAST_CRASHES` in a row; then `gave_up` is set and `on_giving_up` called, in this thread. If that
+    returns true, the worker is tried again after `RETRY_S` instead.
     """
 
     def __init__(
@@ -45,7 +48,7 @@ class Supervisor(threading.Thread):
         *,
         last_codes: frozenset[int] = frozenset(),
         output: IO[bytes] | None = None,
-        on_giving_up: Callable[[], None] = lambda: None,
+        on_giving_up: Callable[[], bool | None] = lambda: None,
         placement: Placement = EVERYWHERE,
     ) -> None:
         """Prepare; each worker reads `settings_json`, and may drain for `stop_grace_s` before it is killed.
@@ -70,6 +73,7 @@ class Supervisor(threading.Thread):
         """Run workers until one of the three ends."""
         fast_crashes, delay_s = 0, 0.0
         while not self._stopping.wait(delay_s):
+            self.gave_up.clear()
             born = time.monotonic()
             try:
                 child = WorkerProcess(self._command, self._settings_json, self._output, self._placement)
@@ -81,12 +85,13 @@ class Supervisor(threading.Thread):
             if self._stopping.is_set() or code in self._last_codes:
                 return
             fast_crashes = fast_crashes + 1 if time.monotonic() - born < FAST_CRASH_S else 0
+            delay_s = FIRST_DELAY_S * 2 ** (fast_crashes - 1) if fast_crashes else 0.0
             if fast_crashes == MAX_FAST_CRASHES:
                 LOG.error("the worker ended with code %d, %d times in a row", code, fast_crashes)
                 self.gave_up.set()
-                self._on_giving_up()
-                return
-            delay_s = FIRST_DELAY_S * 2 ** (fast_crashes - 1) if fast_crashes else 0.0
+                if not self._on_giving_up():
+                    return
+                fast_crashes, delay_s = fast_crashes - 1, RETRY_S
             LOG.warning("the worker ended with code %d; starting it again in %.0f s", code, delay_s)
 
     def _live(self, worker: WorkerProcess) -> int:
@@ -119,9 +124,11 @@ class NodeSupervisor:
     ) -> None:
         """Prepare; `arguments` are options of `quarry worker`. `on_giving_up` is called in a thread."""
 
-        def given_up() -> None:
+        def given_up() -> bool:
             if self.gave_up:
+                self.stop()
                 on_giving_up()
+            return not self.gave_up and not last_codes  # else the others end when they have done its work
 
         content, grace_s = settings.with_secrets(), stop_grace_s(settings)
         self._supervisors = [
@@ -139,7 +146,12 @@ class NodeSupervisor:
     @property
     def gave_up(self) -> bool:
         """Whether no worker is left that would be started again."""
-        return all(supervisor.gave_up.is_set() for supervisor in self._supervisors)
+        return self.lost == len(self._supervisors)
+
+    @property
+    def lost(self) -> int:
+        """How many workers ended fast again and again, and do not run now."""
+        return sum(supervisor.gave_up.is_set() for supervisor in self._supervisors)
 
     @property
     def codes(self) -> list[int]:

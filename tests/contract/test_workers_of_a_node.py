@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,25 @@ def test_a_service_runs_its_workers_and_ends_in_order_with_them(tmp_path: Path, 
         assert service.process.wait(120) == 0
         for worker in workers:
             wait_for_end(worker)
+
+
+def test_a_service_says_of_a_worker_that_it_cannot_live_and_the_other_runs_the_jobs(
+    tmp_path: Path, target: Path
+) -> None:
+    """1. The worker of one GPU dies at every start. 2. `GET /readyz` counts it. 3. The other does a job."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys\n"
+        "if 'worker' in sys.orig_argv and os.environ['CUDA_VISIBLE_DEVICES'] == '0':\n    os._exit(9)\n"
+        "from service.work import supervisor\nsupervisor.FIRST_DELAY_S = 0.01\n"
+    )
+    options = {"python_path": f"{tmp_path}:{ROOT}", "CUDA_VISIBLE_DEVICES": "0,1"}
+    with serving(tmp_path / "data", "--workers", "2", **options) as service, Client(service.url) as client:
+        while client.call("GET", "/readyz") != {"status": "ok", "workers_lost": 1}:
+            time.sleep(0.05)
+        *_, last = client.follow(service.post(target))
+        assert last.state is JobState.COMPLETED, last.problem
+        service.process.send_signal(signal.SIGTERM)
+        assert service.process.wait(120) == 0
 
 
 @pytest.mark.slow

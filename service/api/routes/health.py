@@ -7,7 +7,7 @@ from anyio import to_thread
 from fastapi import APIRouter, Query, Request, Response, Security
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
-from schemas.job import Health
+from schemas.job import Health, Readiness
 from schemas.keys import Scope
 from service.api.auth import caller
 from service.api.problems import problem_responses
@@ -28,11 +28,11 @@ async def healthz(options: Annotated[NoOptions, Query()]) -> Health:
 @router.get("/readyz", responses=problem_responses(422, 503))
 async def readyz(
     request: Request, store: StoreOf, settings: SettingsOf, options: Annotated[NoOptions, Query()]
-) -> Health:
+) -> Readiness:
     """Say that jobs can be taken: the store has the right tables, and the data folder can be written."""
     # In threads of its own: a probe does not wait behind submissions.
     await to_thread.run_sync(_check_ready, store, settings, limiter=request.app.state.probe_threads)
-    return Health()
+    return Readiness(workers_lost=request.app.state.workers_lost())
 
 
 def _check_ready(store: Store, settings: Settings) -> None:

@@ -89,6 +89,20 @@ def test_it_gives_up_on_a_worker_that_cannot_live_and_says_so_once(
     assert output.read.read().split() == [b"born"] * MAX_FAST_CRASHES
 
 
+def test_a_worker_that_was_given_up_is_tried_again_where_others_go_on(
+    output: Output, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(module, "FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(module, "RETRY_S", 0.01)
+    answers = iter([True, True, False])
+    code = "print('born', flush=True); raise SystemExit(9)"
+    supervisor = started(code, output, on_giving_up=lambda: next(answers))
+    supervisor.join()
+    assert supervisor.gave_up.is_set()
+    output.write.close()
+    assert output.read.read().split() == [b"born"] * (MAX_FAST_CRASHES + 2)
+
+
 def test_fast_crashes_are_waited_for_longer_and_longer_and_a_long_life_forgives_them(
     monkeypatch: pytest.MonkeyPatch,
 ):
