@@ -10,8 +10,9 @@ from pathlib import Path
 from service.errors import OptionRefused
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+ORDER, BY_BUS = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
 AUTO = "auto"
-LIST_GPUS = ("nvidia-smi", "--query-gpu=index,uuid,pci.bus_id", "--format=csv,noheader")
+LIST_GPUS = ("nvidia-smi", "--query-gpu=index,uuid,pci.bus_id,name", "--format=csv,noheader")
 LIST_S = 60.0
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 
@@ -28,7 +29,7 @@ class Placement:
         if self.gpus is None:
             return {}
         # Numbers are counted as nvidia-smi does.
-        return {VISIBLE: ",".join(self.gpus), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+        return {VISIBLE: ",".join(self.gpus), ORDER: BY_BUS}
 
 
 EVERYWHERE = Placement()
@@ -90,21 +91,37 @@ def _shares(cores: frozenset[int], number: int) -> list[frozenset[int] | None]:
 def visible_gpus() -> list[Gpu]:
     """Return the GPUs that this process may use: all of nvidia-smi's, or those of CUDA_VISIBLE_DEVICES.
 
-    Raises OptionRefused (`workers`) where nvidia-smi fails.
+    Raises OptionRefused: `workers` where nvidia-smi fails; CUDA_VISIBLE_DEVICES where it names one twice, or
+    by numbers that CUDA counts in another order.
     """
     shown = os.environ.get(VISIBLE)
     # CUDA reads as far as the first that is no GPU; Slurm writes NoDevFiles where there is none.
     names = takewhile(lambda name: name not in ("-1", "NoDevFiles"), (shown or "").split(","))
     named = None if shown is None else [name for name in names if name]
+    listed = _listed()
+    known = {name: Gpu(index, _near(bus_id)) for index, uuid, bus_id, _ in listed for name in (index, uuid)}
+    gpus = [known.get(name) or Gpu(name) for name in ([row[0] for row in listed] if named is None else named)]
+    if len(set(gpus)) < len(gpus):
+        raise OptionRefused(f"{shown} names a GPU twice", field=VISIBLE, cure="name each one once")
+    is_counted = any(name.isdecimal() for name in named or ())
+    if is_counted and len({model for *_, model in listed}) > 1 and os.environ.get(ORDER) != BY_BUS:
+        detail = (
+            f"GPUs of several models are here: CUDA counts {shown} from the fastest, nvidia-smi by the bus"
+        )
+        raise OptionRefused(detail, field=VISIBLE, cure=f"set {ORDER}={BY_BUS}, or name the GPUs by UUID")
+    return gpus
+
+
+def _listed() -> list[tuple[str, str, str, str]]:
+    """Return number, UUID, bus and model of the machine's GPUs; nothing where nvidia-smi is not installed."""
     try:
         done = subprocess.run(LIST_GPUS, capture_output=True, text=True, check=True, timeout=LIST_S)  # noqa: S603
-        listed = [line.split(", ") for line in done.stdout.splitlines()]
-        cores = {name: _near(bus_id) for index, uuid, bus_id in listed for name in (index, uuid)}
+        rows = [line.split(", ", 3) for line in done.stdout.splitlines()]
+        return [(index, uuid, bus_id, model) for index, uuid, bus_id, model in rows]
     except FileNotFoundError:
-        return [Gpu(name) for name in named or ()]
+        return []
     except (OSError, ValueError, subprocess.SubprocessError) as error:  # a lost GPU is a line of words
         raise OptionRefused(f"nvidia-smi fails: {error}", field="workers", cure="mend the driver") from error
-    return [Gpu(name, cores.get(name)) for name in ([row[0] for row in listed] if named is None else named)]
 
 
 def _near(bus_id: str) -> frozenset[int] | None:

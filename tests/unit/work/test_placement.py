@@ -69,12 +69,26 @@ def test_a_worker_sees_its_gpus_alone():
     assert EVERYWHERE.environment() == {}
 
 
+TWO = ("0, GPU-a, 00000000:3B:00.0, NVIDIA H100", "1, GPU-b, 00000000:D8:00.0, NVIDIA H100")
+
+
+def list_gpus(folder: Path, monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
+    """Put a stand-in for nvidia-smi in the path, which prints what that prints."""
+    listing = folder / "nvidia-smi"
+    listing.write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in lines))
+    listing.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    for name in (module.VISIBLE, module.ORDER):
+        monkeypatch.delenv(name, raising=False)
+
+
 @pytest.mark.parametrize(
     ("shown", "names"),
     [
         (None, ["0", "1"]),
         ("1", ["1"]),
-        ("GPU-a,GPU-b", ["GPU-a", "GPU-b"]),
+        ("GPU-b,GPU-a", ["1", "0"]),
+        ("MIG-c", ["MIG-c"]),
         ("", []),
         ("NoDevFiles", []),
         ("1,-1,0", ["1"]),
@@ -83,16 +97,12 @@ def test_a_worker_sees_its_gpus_alone():
 def test_gpus_are_those_that_the_operator_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown: str | None, names: list[str]
 ):
-    """A stand-in for nvidia-smi prints what it prints; the kernel's folder is one of the same form."""
-    listing = tmp_path / "nvidia-smi"
-    listing.write_text("#!/bin/sh\necho '0, GPU-a, 00000000:3B:00.0'\necho '1, GPU-b, 00000000:D8:00.0'\n")
-    listing.chmod(0o755)
+    """The kernel's folder is one of the same form."""
+    list_gpus(tmp_path, monkeypatch, *TWO)
     near = tmp_path / "0000:3b:00.0"
     near.mkdir()
     (near / "local_cpulist").write_text("0-1,4096\n")
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr(module, "PCI_DEVICES", tmp_path)
-    monkeypatch.delenv(module.VISIBLE, raising=False)
     if shown is not None:
         monkeypatch.setenv(module.VISIBLE, shown)
     found = module.visible_gpus()
@@ -114,10 +124,35 @@ def test_without_nvidia_smi_there_are_no_gpus_but_those_that_are_named(
 def test_what_nvidia_smi_says_in_words_is_a_refusal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
 ):
-    listing = tmp_path / "nvidia-smi"
-    listing.write_text(f"#!/bin/sh\necho '{line}'\n")
-    listing.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    list_gpus(tmp_path, monkeypatch, line)
     with pytest.raises(OptionRefused, match="nvidia-smi fails") as refused:
         module.visible_gpus()
     assert refused.value.field == "workers"
+
+
+@pytest.mark.parametrize("shown", ["0,0", "GPU-a,0", "MIG-c,MIG-c"])
+def test_a_gpu_that_is_shown_twice_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown: str
+):
+    list_gpus(tmp_path, monkeypatch, *TWO)
+    monkeypatch.setenv(module.VISIBLE, shown)
+    with pytest.raises(OptionRefused, match="names a GPU twice") as refused:
+        module.visible_gpus()
+    assert refused.value.field == "CUDA_VISIBLE_DEVICES"
+
+
+def test_numbers_of_gpus_of_several_models_are_refused_unless_they_are_counted_by_the_bus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    list_gpus(tmp_path, monkeypatch, TWO[0], TWO[1].replace("H100", "L4"))
+    monkeypatch.setenv(module.VISIBLE, "1")
+    with pytest.raises(OptionRefused, match="GPUs of several models") as refused:
+        module.visible_gpus()
+    assert refused.value.field == "CUDA_VISIBLE_DEVICES"
+    monkeypatch.setenv(module.ORDER, "PCI_BUS_ID")
+    assert [gpu.name for gpu in module.visible_gpus()] == ["1"]
+    monkeypatch.delenv(module.ORDER)
+    monkeypatch.setenv(module.VISIBLE, "GPU-b")
+    assert [gpu.name for gpu in module.visible_gpus()] == ["1"]
+    monkeypatch.delenv(module.VISIBLE)
+    assert [gpu.name for gpu in module.visible_gpus()] == ["0", "1"]
