@@ -5,14 +5,14 @@ import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 
 from schemas.job import RESTING_JOB_STATES, JobState
 from service.capture.loop import Capture, import_engine
 from service.control.deletion import run_deletion, run_retention
 from service.control.scheduling import submit_due
-from service.errors import STORE_AWAY
+from service.errors import STORE_AWAY, EngineDied
 from service.lifeline import ORPHANED
 from service.settings import Settings
 from service.store import Store, jobs
@@ -80,7 +80,12 @@ def _imported_beside(settings: Settings) -> Iterator[None]:
 
     The block's end waits for it: torch and vLLM cannot be imported while the interpreter shuts down.
     """
-    thread = threading.Thread(target=import_engine, args=(settings,), name="quarry-imports")
+
+    def import_now() -> None:
+        with suppress(EngineDied):  # a unit's engine will say so
+            import_engine(settings)
+
+    thread = threading.Thread(target=import_now, name="quarry-imports")
     thread.start()
     try:
         yield

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from functools import partial
+from pkgutil import resolve_name
 from typing import Any, TypeVar
 
 from schemas.job import RESTING_JOB_STATES, JobState
@@ -40,17 +41,30 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+BROKEN_INSTALL = (
+    *(
+        ImportError,
+        OSError,
+        RuntimeError,
+    ),  # a library of its own that is missing, cut short, or of another build
+    *(SyntaxError, NameError, AttributeError, TypeError, ValueError),
+)
+"""What an import raises of a package that is half there."""
+
 
 def import_engine(settings: Settings) -> None:
     """Import what an engine and its first unit need; takes seconds once, so call it from a thread.
 
-    What cannot be imported is left for the engine's start, which fails with an error that a job reports.
+    Raises EngineDied where they cannot be imported: that is no job's fault.
     """
     # One order for every caller: two threads then never wait for each other.
-    with contextlib.suppress(ImportError, AttributeError, ValueError):
-        importlib.import_module(settings.engine.partition(":")[0])
+    try:
+        resolve_name(settings.engine)
         importlib.import_module("service.capture.canary")
         importlib.import_module("service.capture.unit_run")
+    except BROKEN_INSTALL as error:
+        cure = "mend the installation, then restart the worker"
+        raise EngineDied(f"the engine cannot be imported: {error!r}", cure=cure) from error
 
 
 @dataclass(slots=True)

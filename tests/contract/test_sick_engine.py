@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -101,6 +102,29 @@ def test_the_only_worker_blocks_the_job_with_the_cause_and_a_resume_finishes_it(
     sick.store.write(jobs.resume, job.id)
     assert sick.finish(job.id).state is JobState.COMPLETED
     assert_whole(sick, job.id, written=10, rejected=0)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "raise ImportError('libcudart.so.13: cannot open shared object file')",
+        "raise OSError('undefined symbol: _ZN3c10')",
+        "class Engine(",
+        "",
+    ],
+)
+def test_an_engine_that_cannot_be_imported_is_its_workers_fault_and_no_jobs(
+    sick: Shop, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    (tmp_path / "damaged_engine.py").write_text(broken)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "damaged_engine", raising=False)
+    sick.settings = sick.settings.model_copy(update={"engine": "damaged_engine:Engine"})
+    job = sick.run(request(target, conversations(10)))
+    assert job.state is JobState.BLOCKED and job.problem is not None
+    assert "no other worker takes the model: the engine cannot be imported: " in job.problem.detail
+    assert job.problem.cure == "mend the installation, then restart the worker; then resume"
+    assert job.progress.units_failed == 0
 
 
 def test_two_workers_whose_engines_both_die_block_the_job(
