@@ -136,7 +136,8 @@ class Settings(BaseSettings):
     plan_row_cpu_s: float = Field(default=60.0, gt=0)
     """CPU time of planning one row, or of loading the tokenizer, after which the job fails."""
     plan_silence_s: float = Field(default=600.0, gt=0)
-    """How long one row may take while no CPU time passes, as on a disk that does not answer."""
+    """How long one row may take while no CPU time passes, as on a disk that does not answer; where a dataset
+    is verified, how long one row, or the hash of a file, may take at all."""
     plan_memory_bytes: int = Field(default=2 * 2**30, ge=2**24)
     """Memory that the tokenizer, the template and the row that is read may take, beside the libraries."""
     estimates_at_once: int = Field(default=2, ge=1, le=64)

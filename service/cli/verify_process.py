@@ -1,6 +1,6 @@
 """The process that `quarry verify` reads a dataset in: over some crafted files, pyarrow ends its process.
 
-Such a file is broken, and another process reads the rest.
+Such a file is broken, as one that takes forever, and another process reads the rest.
 """
 
 import os
@@ -40,10 +40,11 @@ def verify_apart(order: VerifyOrder, tell: Callable[[str], None]) -> bool:
     """Verify a dataset; `tell` the report before the page is written; return whether all is right.
 
     Raises:
-        DatasetBroken: more than `MOST_ENDED` files ended the process that read them.
+        DatasetBroken: more than `MOST_ENDED` files ended or held up the process that read them.
         NotFound, EngineRefused, OptionRefused, HubUnavailable, DiskFull, OSError: as `verify_dataset`.
     """
     broken: dict[str, str] = {}
+    silence_s = order.settings.plan_silence_s
     while len(broken) <= MOST_ENDED:
         ours, theirs = SPAWN.Pipe(duplex=False)
         child = SPAWN.Process(target=_serve, args=(os.getpid(), theirs, order, broken), daemon=True)
@@ -52,15 +53,19 @@ def verify_apart(order: VerifyOrder, tell: Callable[[str], None]) -> bool:
         path: str | None = None
         is_right: bool | None = None
         try:
-            while True:
+            while path is None or ours.poll(silence_s):
                 said = ours.recv()
                 if isinstance(said, Exception):
                     raise said
-                if isinstance(said, str):
-                    path = said
-                else:
+                if isinstance(said, tuple):
                     text, is_right = said
                     tell(text)
+                    said = None
+                path = said
+            child.kill()
+            child.join()
+            broken[path] = f"was read for {silence_s:g} s without an end of it or its next row"
+            continue
         except EOFError:
             child.join()
         code = child.exitcode or 0
@@ -73,7 +78,7 @@ def verify_apart(order: VerifyOrder, tell: Callable[[str], None]) -> bool:
 
 
 def _serve(parent_pid: int, parent: Connection, order: VerifyOrder, broken: Mapping[str, str]) -> None:
-    """Verify in the child. Send each path before it is decoded, then the report, and what is raised."""
+    """Verify in the child. Send what a `Reading` notes, then the report, and what is raised."""
     die_with_parent(parent_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C ends the parent
     from service.artifacts.dataset_files import HubFiles

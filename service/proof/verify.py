@@ -35,10 +35,11 @@ _SHOWN = 50
 class Reading:
     """What a process that verifies tells, and is told, of files that end their process.
 
-    `note` takes each path before the file is decoded; those in `broken` are not, for what is said there.
+    `note` takes each path before the file is read and with each of its rows, and null before files are
+    fetched; those in `broken` are not read, for what is said there.
     """
 
-    note: Callable[[str], None] = lambda path: None
+    note: Callable[[str | None], None] = lambda path: None
     broken: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -240,6 +241,7 @@ def _verify_job(files: Files, job: Manifest, head: Head | None, reading: Reading
     for unit in sorted(units):
         paths = {entry.path for entry in job.shards if entry.unit == unit}
         paths.add(index_path(job.provenance.job_id, unit))
+        reading.note(None)
         with files.held(paths) as folder:
             of_unit = [rest.pop(path) for path in sorted(paths & rest.keys())]
             if not _faults(of_unit, folder, tally, reading):
@@ -253,6 +255,7 @@ def _verify_job(files: Files, job: Manifest, head: Head | None, reading: Reading
     # They are as many as the rows, and a report of many jobs keeps every tally.
     tally.sample_ids.clear()
     extras = [path for path in rest if is_inside(path)]
+    reading.note(None)
     with files.held(extras) as folder:
         _faults(rest.values(), folder, tally, reading)
         if not tally.findings and tally.supervised_tokens != job.totals.supervised_tokens:
@@ -265,8 +268,7 @@ def _verify_job(files: Files, job: Manifest, head: Head | None, reading: Reading
 
 def _faults(entries: Collection[FileEntry], folder: Path, tally: JobTally, reading: Reading) -> bool:
     """Hold files against what the manifest says of them; say whether any is wrong."""
-    faults = [(entry.path, what) for entry in entries for what in _file_faults(folder, entry)]
-    faults += [(entry.path, reading.broken[entry.path]) for entry in entries if entry.path in reading.broken]
+    faults = [(entry.path, what) for entry in entries for what in _file_faults(folder, entry, reading)]
     for path, what in faults:
         tally.fault(path, what)
     return bool(faults)
@@ -290,18 +292,21 @@ def _compare_token_counts(folder: Path, job: Manifest, tally: JobTally) -> None:
         tally.fault(manifest_path(job.provenance.job_id), what)
 
 
-def _file_faults(folder: Path, entry: FileEntry) -> Iterator[str]:
+def _file_faults(folder: Path, entry: FileEntry, reading: Reading) -> Iterator[str]:
     if not is_inside(entry.path):
         yield "a path that leaves the dataset"
         return
+    if entry.path in reading.broken:
+        yield reading.broken[entry.path]
+        return
+    reading.note(entry.path)
     file = folder / entry.path
     if not file.is_file():
         yield "is missing"
         return
-    digest, num_bytes = sha256_of(file)
-    if num_bytes != entry.bytes:
+    if (num_bytes := file.stat().st_size) != entry.bytes:
         yield f"has {num_bytes} bytes, the manifest says {entry.bytes}"
-    elif digest != entry.sha256:
+    elif (digest := sha256_of(file)[0]) != entry.sha256:
         yield f"has sha256 {digest}, the manifest says {entry.sha256}"
 
 

@@ -29,7 +29,8 @@ def verify_unit(
 ) -> None:
     """Read all of unit `unit` of `job` below `folder` again; its files are there. Fills `tally`.
 
-    `note` is called with each file before it is decoded: over some bytes pyarrow ends the process.
+    `note` is called with each file before it is decoded, and with each row: over some bytes pyarrow ends the
+    process, or does not end.
     """
     index = index_path(job.provenance.job_id, unit)
     indexed = None
@@ -47,7 +48,7 @@ def verify_unit(
                 _check_entry(shard, entry, job, tally)
                 if indexed is not None:
                     _compare_index(shard, entry.path, index, of_shard, tally)
-                cases = list(_rows(shard, entry.path, of_shard, head, tally))
+                cases = list(_rows(shard, entry.path, of_shard, head, tally, note))
         except (DatasetError, OSError) as error:
             tally.fault(entry.path, str(error))
             continue
@@ -71,12 +72,18 @@ def _check_entry(shard: Shard, entry: ShardEntry, job: Manifest, tally: JobTally
 
 
 def _rows(
-    shard: Shard, path: str, indexed: Mapping[int, dict[str, Any]], head: Head | None, tally: JobTally
+    shard: Shard,
+    path: str,
+    indexed: Mapping[int, dict[str, Any]],
+    head: Head | None,
+    tally: JobTally,
+    note: Callable[[str], None],
 ) -> Iterator[LogitCase]:
     """Prove every row; yield those whose logits can be checked."""
     vocab_size = head.vocab_size if head is not None else None
     for row, light in enumerate(shard.light):
         where = f"row {row} ({light.sample_id})"
+        note(path)
         tally.row(path, row, light)
         try:
             proof = prove_row(shard, row, vocab_size=vocab_size, watch=tally.layer)

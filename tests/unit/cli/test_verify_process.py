@@ -86,6 +86,22 @@ def test_what_decodes_to_more_than_the_bound_is_broken(
     assert found == {index_path(JOB, 0): "cannot be read in the memory that may be taken for it"}
 
 
+def test_a_file_that_takes_forever_is_broken_and_the_rest_is_read(
+    run: Run, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """4 TB to hash, none of which is on the disk."""
+    os.truncate(dataset.folder / SHARD, 2**42)
+
+    def change(body: dict[str, Any]) -> None:
+        (entry,) = (entry for entry in body["shards"] if entry["path"] == SHARD)
+        body["totals"]["bytes"] += 2**42 - entry["bytes"]
+        entry["bytes"] = 2**42
+
+    dataset.edit_manifest(change)
+    monkeypatch.setenv("QUARRY_PLAN_SILENCE_S", "3")
+    assert findings(run, dataset) == {SHARD: "was read for 3 s without an end of it or its next row"}
+
+
 def end_at_once(*_: object) -> None:
     os._exit(9)
 
