@@ -84,6 +84,12 @@ def test_a_glob_over_more_files_than_can_be_listed_in_time_is_refused(
     assert refused.value.status == 422 and refused.value.field == "source.path" and refused.value.cure
 
 
+def test_an_error_that_quotes_a_whole_template_is_cut(settings: Settings, model: Path) -> None:
+    with pytest.raises(QuarryError, match="does not compile") as refused:
+        check(a_request(model, chat_template="{% " + "\N{GRINNING FACE}" * 200_000 + " %}"), settings)
+    assert refused.value.field == "chat_template" and len(refused.value.detail) < 10_000
+
+
 @EVERY_WAY
 def test_a_tokenizer_file_that_is_larger_than_any_is_an_unknown_model(
     settings: Settings, model: Path, look: Look

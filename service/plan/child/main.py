@@ -29,7 +29,8 @@ from service.plan.target import inspect_target
 from service.plan.units import RowOutcome
 
 BATCH_S = 0.1
-MAX_ERROR_CHARS = 500
+MAX_ERROR_CHARS, MAX_DETAIL_CHARS = 500, 4000
+"""Of what is said of a bug, and of an error that may quote what a stranger wrote."""
 LIBRARY_BYTES = 2**28
 """Address space for libraries that a task still imports, and for stacks."""
 
@@ -53,7 +54,8 @@ def _answer(task: Task, parent: "_Parent") -> None:
         _work(task, parent)
         parent.send("done")
     except QuarryError as error:
-        parent.send("error", problem_slug(type(error)), error.detail, error.field, error.cure)
+        detail = error.detail[:MAX_DETAIL_CHARS]
+        parent.send("error", problem_slug(type(error)), detail, error.field, error.cure)
     except MemoryError:
         parent.send("memory")
     except BaseException as error:

@@ -46,7 +46,9 @@ WATCH_S = 0.05
 STATUS_S = 5.0
 START_S = 60.0
 """The first child waits for the imports of its server."""
-MAX_MESSAGE_BYTES = 2**29
+MAX_ANSWER_BYTES, MAX_ROWS_BYTES = 2**18, 2**26
+"""Of the answer to a check, at most an error; and of what a child reads and tokenizes in `BATCH_S`, a row of
+2 million tokens included."""
 CHECK_CPU_S, CHECK_S = 5.0, 15.0
 """For the check of a request when it is submitted, which takes milliseconds; some seconds where a source is a
 folder of a hundred thousand files."""
@@ -229,7 +231,8 @@ class Child:
             if not ready and time.monotonic() - self._row_s > bound_s:
                 self._blame(f"did not go on for {bound_s:g} s", "QUARRY_PLAN_SILENCE_S")
         try:
-            return self._talk.recv_bytes(MAX_MESSAGE_BYTES)
+            is_check = self._task.purpose is Purpose.CHECK
+            return self._talk.recv_bytes(MAX_ANSWER_BYTES if is_check else MAX_ROWS_BYTES)
         except (EOFError, ConnectionResetError):
             self._ended()
         except OSError as error:

@@ -6,6 +6,7 @@ import mmap
 import os
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -173,10 +174,11 @@ def test_a_child_that_gets_on_is_waited_for(
     assert (opening.source, opening.fingerprint, next(beats)) == (["a.jsonl"], "file:0", 11)
 
 
-def test_a_message_is_bounded(said: Connection) -> None:
-    os.write(said.fileno(), (2**31 - 1).to_bytes(4, "big"))
+@pytest.mark.parametrize(("purpose", "num_bytes"), [(Purpose.CHECK, 2**18), (Purpose.PLAN, 2**26)])
+def test_a_message_is_bounded(said: Connection, purpose: Purpose, num_bytes: int) -> None:
+    os.write(said.fileno(), (num_bytes + 1).to_bytes(4, "big"))
     with pytest.raises(PlanningDied, match="no whole message"):
-        list(start().rows())
+        Child(replace(TASK, purpose=purpose), LIMITS).checked()
 
 
 def test_a_message_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
