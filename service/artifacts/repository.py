@@ -142,7 +142,9 @@ class Repository:
     def read(self, path: str, revision: str = BRANCH) -> bytes | None:
         """Return a small file's bytes at `revision`, or None when there is none. Raises OptionRefused."""
         found = self.find([path], revision).get(path)
-        if found is not None and found.size > SMALL_BYTES:
+        if found is None:
+            return None
+        if found.size > SMALL_BYTES:
             cure = f"make it smaller than {SMALL_BYTES} bytes, or name another repository"
             detail = f"{path} in {self.target.repo_id} has {found.size} bytes"
             raise OptionRefused(detail, field=FIELD, cure=cure)
