@@ -63,8 +63,9 @@ class Patience:
             try:
                 return call()
             except Passing as error:
-                jitter_s = random.uniform(0, self.first_wait_s)  # noqa: S311 - a wait, not a secret
-                growing_s = min(self.first_wait_s * 2**failures + jitter_s, self.longest_wait_s)
+                # It grows too: of many that push at once one commits, and the others come back apart.
+                spread = random.uniform(1, 2)  # noqa: S311 - a wait, not a secret
+                growing_s = min(self.first_wait_s * 2**failures * spread, self.longest_wait_s)
                 wait_s = growing_s if error.retry_after_s is None else error.retry_after_s
                 spent_s = waited_s if long else time.monotonic() - began_s
                 failures += 1

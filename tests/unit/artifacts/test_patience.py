@@ -39,6 +39,16 @@ def test_a_short_call_that_outlasted_the_deadline_is_not_made_again() -> None:
         patience(NO_TIME_S).retry(failing(1))
 
 
+def test_those_that_fail_together_come_back_apart() -> None:
+    last: list[float] = []
+    for _ in range(30):
+        waits: list[float] = []
+        assert Patience(sleep=waits.append).retry(failing(5)) == "done"
+        last.append(waits[-1])
+    assert min(last) >= 16.0
+    assert max(last) - min(last) > 4.0
+
+
 def test_the_waits_of_a_long_call_end_before_the_deadline() -> None:
     waits: list[float] = []
 
