@@ -7,7 +7,16 @@ from pydantic import Field, JsonValue, model_validator
 from schemas.base import Wire
 from schemas.digest import canonical_json, canonical_sha256
 from schemas.names import JobId
-from schemas.request import CapturePasses, Compression, Dtype, Duplicates, Generate, LossRule, TooLong
+from schemas.request import (
+    CapturePasses,
+    Compression,
+    Dtype,
+    Duplicates,
+    Generate,
+    LossRule,
+    OptionalPart,
+    TooLong,
+)
 
 SCHEMA_VERSION = 2
 """Of the format of datasets. Version 1 was written before Quarry 0.2.0."""
@@ -99,6 +108,8 @@ class Identity(Versioned):
     min_supervised_tokens: int = 1
     labels: tuple[str, ...] = ()
     duplicates: Duplicates = "same_id_and_tokens"
+    part: OptionalPart = None
+    """Of the rows that `source_fingerprint` is of."""
     weights_sha256: str | None = None
     """Of a local model's weights, all of them; null for a model of the Hub, which its commit identifies."""
 
@@ -121,6 +132,8 @@ class Identity(Versioned):
             parts.append(f"at least {self.min_supervised_tokens} supervised")
         if self.duplicates == "same_tokens":
             parts.append("no equal tokens")
+        if self.part is not None:
+            parts.append(f"part {self.part} of the rows")
         if self.labels:
             parts.append(f"labels {' '.join(self.labels)}")
         return ", ".join(parts)
@@ -131,7 +144,7 @@ class Identity(Versioned):
 
     def recipe_sha256(self) -> str:
         """Return the digest of all that decides the states of a sample, whichever source it comes from."""
-        return canonical_sha256(self.model_dump(mode="json", exclude={"source_fingerprint"}))
+        return canonical_sha256(self.model_dump(mode="json", exclude={"source_fingerprint", "part"}))
 
     @property
     def state_bytes_per_token(self) -> int:

@@ -6,6 +6,8 @@ otherwise make a million error objects, at 500 bytes and 7 microseconds apiece.
 
 import hashlib
 import json
+from collections.abc import Iterator
+from itertools import count
 from pathlib import PurePath
 from typing import Annotated, Any, Literal, Self
 
@@ -35,6 +37,7 @@ MAX_KWARGS_CHARS = 16_384
 RENDER_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt", "strftime_now"})
 """What every rendering of a chat template sets by itself."""
 MAX_TOKEN_ID = 2**31 - 1
+MAX_PARTS = 10_000
 
 Text = Annotated[str, StringConstraints(max_length=MAX_TEXT_CHARS)]
 NO_NUL = r"^[^\x00]+$"
@@ -204,6 +207,27 @@ Source = Annotated[
 SourceKind = Literal["inline", "file", "hub", "mix", "posted"]
 
 
+class Part(Wire):
+    """One of `of` shares of a source: of its rows every `of`-th, from the `index`-th on; the first is 1."""
+
+    index: int = Field(ge=1, le=MAX_PARTS, strict=True)
+    of: int = Field(ge=1, le=MAX_PARTS, strict=True)
+
+    @model_validator(mode="after")
+    def _is_one_of_them(self) -> Self:
+        if self.index > self.of:
+            raise ValueError(f"there is no part {self}: the last is {self.of}/{self.of}")
+        return self
+
+    def __str__(self) -> str:
+        """Return `3/16` for the third of sixteen."""
+        return f"{self.index}/{self.of}"
+
+
+# Left out of the JSON where it is null, so that other jobs have the ids and digests that they had without it.
+OptionalPart = Annotated[Part | None, Field(exclude_if=lambda part: part is None)]
+
+
 class Generate(Wire):
     """The target answers each prompt; prompt and answer are captured.
 
@@ -260,6 +284,7 @@ class ExtractRequest(Wire):
     layers: LayerPreset | tuple[LayerId, ...] = Field(default="eagle3", description="a preset, or layer ids")
     final_layer: bool = Field(default=True, description="add layer N, the state before the final norm")
     source: Source
+    part: OptionalPart = Field(default=None, description="capture this share of the source's rows alone")
     loss: LossRule = Field(default="assistant", description="which turns' tokens are supervised")
     chat_template: Template | None = Field(default=None, description="in place of the tokenizer's own")
     chat_template_kwargs: TemplateKwargs = Field(
@@ -309,6 +334,10 @@ class ExtractRequest(Wire):
         if self.generate is not None and self.min_supervised_tokens > 1:
             raise ValueError("'min_supervised_tokens' cannot be asked of answers before they are generated")
         return self
+
+    def positions(self) -> Iterator[int]:
+        """Yield the places in the source of the rows that the job takes; the first row is at 0."""
+        return count() if self.part is None else count(self.part.index - 1, self.part.of)
 
     def published(self) -> "PublishedRequest":
         """Return what a dataset shows of the request."""

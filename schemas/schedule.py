@@ -90,6 +90,8 @@ class NewSchedule(ScheduleRules):
     def _source_that_grows(cls, request: ExtractRequest) -> ExtractRequest:
         if request.source.kind == "inline":
             raise ValueError("a schedule's source is one that can grow: inline samples never change")
+        if request.part is not None:
+            raise ValueError("a schedule has no 'part': in a source that grows, rows move between parts")
         return request
 
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from schemas.job import JobState, Problem
+from schemas.request import Part
 from service.cli.console import (
     EXIT_BLOCKED,
     EXIT_NOT_COMPLETE,
@@ -27,12 +28,27 @@ JobFile = Annotated[
 ]
 
 
+def _part(value: str) -> Part:
+    index, _, of = value.partition("/")
+    try:
+        return Part(index=int(index), of=int(of))
+    except ValueError as error:
+        raise typer.BadParameter("a part is given as 3/16, the third of 16: from 1/16 to 16/16") from error
+
+
+PartOption = Annotated[
+    Part | None,
+    typer.Option(parser=_part, metavar="I/N", help="Take the I-th of N parts of the source, from 1 on."),
+]
+
+
 def estimate(
     file: JobFile,
+    part: PartOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Print what a job would need, without running anything."""
-    request = read_job_file(file)
+    request = read_job_file(file, part)
     settings = own_roots(load_settings(), request, file)
     from service.plan.estimate import estimate_request
 
@@ -49,6 +65,7 @@ def extract(
     out: Annotated[
         Path, typer.Option("--out", metavar="DIR", file_okay=False, help="Folder of the dataset.")
     ],
+    part: PartOption = None,
     strict: Annotated[bool, typer.Option("--strict", help="Count rejected samples as a failure.")] = False,
 ) -> None:
     """Run one job here, without a server; run it again to go on where it stopped."""
@@ -57,7 +74,7 @@ def extract(
     from service.cli.progress_bar import amounts, progress_display
 
     log_to_stderr(logging.WARNING)
-    request = read_job_file(file)
+    request = read_job_file(file, part)
     settings = own_roots(load_settings(), request, file)
     check_engine(settings)
     ending = extract_to(out, request, settings, progress_display(sys.stderr))

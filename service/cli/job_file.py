@@ -4,21 +4,26 @@ from pathlib import Path
 
 import yaml  # type: ignore[import-untyped]
 
-from schemas.request import ExtractRequest, FileSource, MixSource
+from schemas.request import ExtractRequest, FileSource, MixSource, Part
 from service.control.request_body import parse_json, parse_request
-from service.errors import RequestError
+from service.errors import OptionRefused, RequestError
 from service.settings import Settings
 
 MAX_FILE_BYTES = 1 << 30
 
 
-def read_job_file(path: Path) -> ExtractRequest:
-    """Return the request in `path`. A model `./...` is beside the file.
+def read_job_file(path: Path, part: Part | None = None) -> ExtractRequest:
+    """Return the request in `path`, for `part` if one is given. A model `./...` is beside the file.
 
     Raises:
-        RequestError: it cannot be read or parsed, or a field is wrong.
+        RequestError: it cannot be read or parsed, a field is wrong, or it has another part.
     """
     request = parse_request(read_document(path))
+    if part is not None:
+        if request.part not in (None, part):
+            detail = f"{path} has part {request.part}, the command line {part}"
+            raise OptionRefused(detail, field="--part", cure="leave out one of them")
+        request = request.model_copy(update={"part": part})
     if request.model.startswith("."):
         beside = (path.resolve().parent / request.model).resolve()
         return request.model_copy(update={"model": str(beside)})

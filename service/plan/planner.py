@@ -235,6 +235,7 @@ def identity_of(
         tokenizer_sha256=model.tokenizer_sha256,
         template_sha256=opening.template_sha256,
         source_fingerprint=str(opening.fingerprint),
+        part=request.part,
         loss=request.loss,
         max_tokens=request.max_tokens,
         on_too_long=request.on_too_long,

@@ -100,14 +100,14 @@ def add_unit(
 def finish(tx: Transaction, lease: PlanLease, rejects: Sequence[RejectView], known: int = 0) -> None:
     """Close the plan with the rejects and the known samples after its last unit, and end the lease.
 
-    Raises SourceRefused if the plan is empty, unless new or posted samples were asked for; LeaseLost.
+    Raises SourceRefused if the plan is empty, unless it is of new or posted samples or of a part; LeaseLost.
     """
     job, task = tasks.held(tx, lease)
-    job.known_identity  # noqa: B018 - raises
+    may_be_empty = job.known_identity.part or job.schedule or job.spool
     progress = count(
         job.progress, samples_planned=len(rejects), samples_rejected=len(rejects), samples_known=known
     )
-    if not (progress.samples_planned or progress.samples_known or job.schedule or job.spool):
+    if not (progress.samples_planned or progress.samples_known or may_be_empty):
         raise SourceRefused(
             "the source holds no samples", field="source", cure="name a source with at least one row"
         )

@@ -182,12 +182,14 @@ class Jobs(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-def test_the_recipe_schedules_the_job_with_the_real_client() -> None:
+@pytest.mark.parametrize("parts", [1, 2])
+def test_the_recipe_schedules_the_job_with_the_real_client(parts: int) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Jobs) as server:
         server.sent = []
         Thread(target=server.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{server.server_port}"
         options = ["--namespace", "my-org", "--image", "registry/quarry:1", "--input", "my-org/nightly"]
+        options += ["--parts", str(parts)] if parts > 1 else []
         done = subprocess.run(
             [sys.executable, BATCH / "hugging_face.py", *options],
             env=os.environ | {"HF_ENDPOINT": address, "HF_TOKEN": "hf_secret"},
@@ -196,8 +198,12 @@ def test_the_recipe_schedules_the_job_with_the_real_client() -> None:
             check=False,
         )
         server.shutdown()
-    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
-    ((path, authorization, body),) = server.sent
+    assert (done.returncode, done.stdout) == (0, "1\n" * parts), done.stderr
+    commands = [body["jobSpec"]["command"] for _, _, body in server.sent]
+    assert [command[5:] for command in commands] == (
+        [[]] if parts == 1 else [["--part", "1/2"], ["--part", "2/2"]]
+    )
+    (path, authorization, body), *_ = server.sent
     assert (path, authorization) == ("/api/scheduled-jobs/my-org", "Bearer hf_secret")
     assert body["schedule"] == "0 3 * * *"
     job = body["jobSpec"]

@@ -148,14 +148,18 @@ def _work(task: Task, parent: _Parent) -> None:
 
 
 def _tokenize(task: Task, source: RowSource, tokenizer: SampleTokenizer, parent: _Parent) -> None:
-    """Tokenize the rows one by one, in order. Raises what the source and the template raise."""
+    """Tokenize the job's rows one by one, in order. Raises what the source and the template raise."""
     hashes = parent.known_hashes()
     known = _mapped(hashes) if hashes is not None else None
     rows: list[RowOutcome] = []
     sent_s = time.monotonic()
     parent.begin_row(0)
+    positions = task.request.positions()
+    own = next(positions)
     for position, row in enumerate(source.rows()):
-        rows.append(_outcome(position, row, tokenizer, known, parent, task.request.labels))
+        if position == own:
+            rows.append(_outcome(position, row, tokenizer, known, parent, task.request.labels))
+            own = next(positions)
         if time.monotonic() - sent_s > BATCH_S:
             _send_rows(rows, parent)
             rows, sent_s = [], time.monotonic()

@@ -4,7 +4,6 @@ A clock never rejects a row, since a plan made again must have the same bytes. P
 and its plan fails with an error that names the row.
 """
 
-import itertools
 import json
 import re
 import signal
@@ -172,8 +171,8 @@ class Child:
         self._has_ended = True
 
     def rows(self, known: Path | None = None) -> Iterator[RowOutcome]:
-        """Yield what became of each row, in order; `known` is the file of the hashes to leave out."""
-        positions = itertools.count()
+        """Yield what became of each row of the job, in order; `known` is the file of hashes to leave out."""
+        positions = self._task.request.positions()
         with suppress(OSError):  # that it ended is seen below
             self._talk.send(known)
         self._row_s = time.monotonic()  # it has waited for this
@@ -190,9 +189,9 @@ class Child:
                 case _:
                     raise _unexpected(answer)
 
-    def _refuse_empty(self, num_rows: int) -> None:
-        """Refuse a source without rows, unless new ones alone were asked for."""
-        if not num_rows:
+    def _refuse_empty(self, next_position: int) -> None:
+        """Refuse a source without rows, unless new ones alone were asked for; not a later part without."""
+        if not next_position:
             field = SOURCE_FIELDS.get(self._task.request.source.kind, "source")
             raise SourceRefused(
                 "the source holds no row", field=field, cure="give a source with at least one row"

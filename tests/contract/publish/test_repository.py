@@ -2,13 +2,16 @@
 
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from schemas.dataset.jobs_table import JobsTable
 from schemas.dataset.manifest import Manifest
-from schemas.names import JOBS_PATH, manifest_path
+from schemas.names import JOBS_PATH, job_id_from_content, manifest_path
 from service.publish.card import assigned_configs
 from tests.support.desk import REPO, TOKEN, Desk, committed, etags
 from tests.support.finished_job import (
@@ -53,6 +56,29 @@ def test_a_job_pushed_by_another_in_between_is_merged_into_the_card(desk: Desk) 
     assert set(assigned_configs(card_of(desk.repo))) == {JOB, OTHER_JOB}
     table = JobsTable.model_validate_json(desk.repo.head.tree[JOBS_PATH].content or b"")
     assert {job.job_id for job in table.jobs} == {JOB, OTHER_JOB}
+
+
+def test_jobs_pushed_at_once_take_turns_and_the_card_lists_each(desk: Desk, tmp_path: Path) -> None:
+    """As the parts of a source, each from a machine of its own."""
+    jobs = [job_id_from_content(f"machine {number}") for number in range(4)]
+    for job_id in jobs:
+        a_dataset(tmp_path / job_id, job_id)
+    hub = {"repo_id": REPO}
+    with ExitStack() as running, ThreadPoolExecutor() as machines:
+        clients = [
+            running.enter_context(HubClient(desk.mode, tmp_path / f"home {job_id}")) for job_id in jobs
+        ]
+
+        def push(client: HubClient, job_id: str) -> dict[str, Any]:
+            folder = str(tmp_path / job_id)
+            return client.ask("push", folder=folder, endpoint=desk.hub.url, token=TOKEN, hub=hub)
+
+        answers = list(machines.map(push, clients, jobs))
+    assert all("commit" in answer for answer in answers), answers
+    assert sorted(desk.titles()) == sorted(f"Add {job_id}" for job_id in jobs)
+    assert assigned_configs(card_of(desk.repo)).keys() == set(jobs)
+    table = JobsTable.model_validate_json(desk.repo.head.tree[JOBS_PATH].content or b"")
+    assert {job.job_id for job in table.jobs} == set(jobs)
 
 
 def card_of(repo: Repo) -> str:
