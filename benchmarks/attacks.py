@@ -165,12 +165,15 @@ def measure(name: str, seconds: float, folder: Path) -> tuple[float, float, int,
 def main() -> None:
     """Play every attack, and print a row of Markdown for each."""
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 10.0
-    print("| attack | p50 | p99 | asked | not answered |\n| --- | --- | --- | --- | --- |")
+    print("| attack | p50 | p99 | asked | not answered | load |\n| --- | --- | --- | --- | --- | --- |")
     for name in ATTACKS:
         with TemporaryDirectory() as scratch:
             small_target(Path(scratch) / "model")
             p50_ms, p99_ms, asked, failed = measure(name, seconds, Path(scratch))
-        print(f"| {name} | {p50_ms:.0f} ms | {p99_ms:.0f} ms | {asked} | {failed} |", flush=True)
+        print(
+            f"| {name} | {p50_ms:.0f} ms | {p99_ms:.0f} ms | {asked} | {failed} | {os.getloadavg()[0]:.0f} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

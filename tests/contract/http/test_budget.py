@@ -238,3 +238,9 @@ def test_a_stream_ends_once_its_key_is_revoked(
         rest = "".join(lines)
     assert JobState.CANCELLED not in rest
     assert "data:" not in rest
+
+
+def test_the_document_that_anybody_may_ask_for_is_made_at_the_start(
+    served: tuple[FastAPI, httpx2.Client],
+):
+    assert served[0].openapi_schema is not None
