@@ -23,7 +23,7 @@ from schemas.dataset.entries import LayerStats
 from schemas.dataset.framing import Cell, Page, ShardFile, pages
 from schemas.dataset.seal import make_folder, seal, temporary
 from schemas.dataset.tables import read_plan_table
-from schemas.names import attempt_dir, plan_path, shard_file
+from schemas.names import PLAN_FILE, attempt_dir, shard_file
 from schemas.receipts import OpenUnit, RejectedRow, UnitSealed
 
 
@@ -54,17 +54,15 @@ class UnitWriter:
         self._hidden_size = identity.hidden_size
         self._dtype = getattr(torch, identity.dtype)
         self._rank, self._repeats = config.rank, repeats
-        self._plan = read_plan_table(
-            config.work_root / plan_path(order.attempt_id.job_id, order.attempt_id.unit)
+        folder = config.work_root / attempt_dir(
+            order.attempt_id.job_id, order.attempt_id.unit, order.attempt_id.epoch
         )
+        self._plan = read_plan_table(folder / PLAN_FILE)
         if self._plan.num_rows != order.num_rows:
             raise StatesWrongError(
                 f"the plan holds {self._plan.num_rows} rows, the order says {order.num_rows}"
             )
         self._open_rows = {row for row in range(order.num_rows) if row % config.num_ranks == config.rank}
-        folder = config.work_root / attempt_dir(
-            order.attempt_id.job_id, order.attempt_id.unit, order.attempt_id.epoch
-        )
         self._final = folder / shard_file(order.attempt_id.unit, config.rank, config.num_ranks)
         self._schema = shard_schema(
             self.layer_ids, self._hidden_size, identity.dtype, order.compression

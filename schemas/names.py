@@ -19,6 +19,9 @@ CONFIG_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
 MAX_UNITS = 100_000
 """Units of one job: five digits in a shard's name, and under the Hub's 100k files of a repository."""
 
+PLAN_FILE = "plan.parquet"
+"""In an attempt's folder: the unit's frozen samples, while the connector opens the attempt."""
+
 MANIFEST_FOLDER = "manifests"
 CARD_PATH = "README.md"
 JOBS_PATH = "jobs.json"
@@ -130,11 +133,6 @@ def manifest_path(job_id: str) -> str:
 def token_freq_path(job_id: str) -> str:
     """Return the path of a job's counts of supervised tokens inside the dataset repository."""
     return f"token_freq/{_checked_job(job_id)}.parquet"
-
-
-def plan_path(job_id: str, unit: int) -> str:
-    """Return the path of a unit's frozen samples below the work root."""
-    return f"{_checked_job(job_id)}/plan/unit-{_checked_unit(unit):05d}.parquet"
 
 
 def frozen_source_path(job_id: str) -> str:

@@ -57,7 +57,7 @@ class Refused(Wire):
 
 
 class OpenUnit(Wire):
-    """Begin the attempt with `num_rows` rows of the unit's plan file. Its folder follows from the id."""
+    """Begin the attempt with `num_rows` rows of the plan in its folder, which follows from the id."""
 
     kind: Literal["open"] = "open"
     attempt_id: AttemptId

@@ -11,7 +11,7 @@ from benchmarks.rows.contract import RowFailed, Site, Written, removed, run_boun
 from connector.wire import RowRef
 from schemas.dataset.index import Witness, write_index
 from schemas.dataset.tables import read_plan_table
-from schemas.names import attempt_dir, index_path, job_id_from_content, plan_path, shard_file, shard_path
+from schemas.names import PLAN_FILE, attempt_dir, index_path, job_id_from_content, shard_file, shard_path
 from schemas.receipts import AttemptId, OpenUnit, UnitSealed
 from schemas.request import Compression
 from service.capture.attempt_files import INDEX_FILE
@@ -159,7 +159,7 @@ class QuarryRow:
         """Hold the sealed unit against its plan and the model, and index it, as the service does."""
         attempt_id, settings = receipt.attempt_id, self._host.settings
         attempt = settings.work_root / attempt_dir(attempt_id.job_id, attempt_id.unit, attempt_id.epoch)
-        plan = read_plan_table(settings.work_root / plan_path(attempt_id.job_id, attempt_id.unit))
+        plan = read_plan_table(attempt / PLAN_FILE)
         check_unit(
             attempt=attempt,
             plan=plan,

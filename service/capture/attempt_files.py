@@ -4,15 +4,17 @@ The commit comes first and names the attempt; the move only follows it, so doing
 after a crash, is harmless. An attempt that was never committed cannot land, whatever it wrote.
 """
 
+import asyncio
 import shutil
 from contextlib import suppress
 from pathlib import Path
 
 from schemas.dataset.entries import FileEntry
-from schemas.dataset.seal import move_durably
-from schemas.names import attempt_dir
-from schemas.receipts import AttemptId
-from service.errors import WriteFailed
+from schemas.dataset.seal import make_folder, move_durably
+from schemas.names import PLAN_FILE, attempt_dir
+from schemas.receipts import AttemptId, OpenUnit
+from service.capture.link import EngineLink
+from service.errors import WriteFailed, writing
 from service.settings import Settings
 from service.store import Store, UnitCommit, commits
 
@@ -30,6 +32,26 @@ def remove_earlier(settings: Settings, attempt_id: AttemptId) -> None:
     for folder in attempt_folder(settings, attempt_id).parent.glob(f"{attempt_id.unit:05d}-*"):
         if int(folder.name.partition("-")[2]) < attempt_id.epoch:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+async def open_attempt(link: EngineLink, settings: Settings, order: OpenUnit, plan: bytes) -> None:
+    """Open an attempt on every rank, with its plan in its folder meanwhile.
+
+    Raises what `EngineLink.open` raises, DiskFull, WriteFailed.
+    """
+    file = attempt_folder(settings, order.attempt_id) / PLAN_FILE
+
+    def write() -> None:
+        with writing(f"the plan of {order.attempt_id}"):
+            make_folder(file.parent)
+            file.write_bytes(plan)
+
+    try:
+        await asyncio.to_thread(write)
+        await link.open(order)
+    finally:
+        with suppress(OSError):  # what is left is swept
+            file.unlink()
 
 
 def move_into_dataset(settings: Settings, commit: UnitCommit) -> None:

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import shutil
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -22,15 +21,16 @@ from schemas.dataset.errors import DatasetError
 from schemas.dataset.manifest import CanaryReport, LayerAgreement
 from schemas.dataset.shard import open_shard
 from schemas.dataset.states import read_states
-from schemas.names import attempt_dir, canary_unit, plan_path
+from schemas.names import canary_unit
 from schemas.receipts import AttemptId, UnitSealed
 from schemas.request import Dtype
+from service.capture.attempt_files import attempt_folder, open_attempt
 from service.capture.engine import EngineSpec, Prompt
 from service.capture.receipt_errors import in_time, raise_failure, silent
 from service.capture.session import EngineSession
 from service.errors import EngineDied, EngineRefused, StatesWrong, WriteFailed
 from service.memory import available_bytes
-from service.plan.unit_file import write_plan
+from service.plan.unit_plan import packed
 from service.plan.units import PlannedSample
 from service.proof.canary import States, canary_digest, canary_prompts, judge, judge_by_noise, states_digest
 from service.proof.head import Head
@@ -166,13 +166,12 @@ class Canary:
             unit=canary_unit(lease.attempt_id.unit),
             epoch=lease.attempt_id.epoch,
         )
-        plan = settings.work_root / plan_path(attempt_id.job_id, attempt_id.unit)
-        folder = settings.work_root / attempt_dir(attempt_id.job_id, attempt_id.unit, attempt_id.epoch)
-        await asyncio.to_thread(write_plan, plan, [_sample(row, ids) for row, ids in enumerate(prompts)])
+        folder = attempt_folder(settings, attempt_id)
+        plan = packed([_sample(row, ids) for row, ids in enumerate(prompts)])
         # Uncompressed, whatever the job stores: the canary judges the capture.
         identity = lease.identity.model_copy(update={"compression": "none"})
         try:
-            await link.open(session.opening(attempt_id, len(prompts), identity))
+            await open_attempt(link, settings, session.opening(attempt_id, len(prompts), identity), plan)
             for row, ids in enumerate(prompts):
                 # One after the other, so that the last prompt's prefix is in the cache when it comes.
                 ref = RowRef(attempt_id, row, len(ids))
@@ -186,7 +185,7 @@ class Canary:
             return await asyncio.to_thread(_read, folder, sealed, len(prompts))
         finally:
             await link.abandon(attempt_id)
-            await asyncio.to_thread(_remove, plan, folder)
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)  # or the sweeper
 
 
 def _sample(row: int, ids: Sequence[int]) -> PlannedSample:
@@ -216,10 +215,3 @@ def _read(folder: Path, receipts: Sequence[UnitSealed], num_prompts: int) -> Sta
         missing = [row for row, layers in enumerate(states) if not layers]
         raise EngineDied(f"the canary's prompts {missing} came back without states")
     return states
-
-
-def _remove(plan: Path, folder: Path) -> None:
-    """Remove the canary's files. What cannot be removed now is left to the sweeper."""
-    with suppress(OSError):
-        plan.unlink(missing_ok=True)
-    shutil.rmtree(folder, ignore_errors=True)

@@ -5,45 +5,27 @@ Runs on the worker's event loop; disk and checks go to threads. Whatever goes wr
 """
 
 import asyncio
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-
-import pyarrow as pa
 
 from connector.wire import RowRef
 from schemas.dataset.columns import PLAN_SCHEMA
 from schemas.dataset.entries import ShardEntry
 from schemas.dataset.index import Witness, write_index
-from schemas.dataset.tables import read_plan_table
 from schemas.job import RejectView
-from schemas.names import index_path, plan_path, shard_path
+from schemas.names import index_path, shard_path
 from schemas.receipts import AttemptId, OpenUnit, UnitSealed
 from schemas.request import Generate
-from service.capture.attempt_files import INDEX_FILE, attempt_folder, remove_earlier
+from service.capture.attempt_files import INDEX_FILE, attempt_folder, open_attempt, remove_earlier
 from service.capture.budget import InFlight
 from service.capture.engine import Answer, Prompt, PromptRefused
 from service.capture.receipt_errors import in_time, raise_failure, silent
 from service.capture.session import EngineSession
-from service.errors import QuarryError, WriteFailed, writing
+from service.errors import QuarryError, writing
+from service.plan.unit_plan import unpacked
 from service.proof.checks import check_unit
 from service.settings import Settings
 from service.store import UnitCommit, UnitLease
-
-
-def read_plan(path: Path, sha256: str) -> pa.Table:
-    """Read a unit's frozen samples. Raises WriteFailed if the file is not there or not what was sealed."""
-    try:
-        content = path.read_bytes()
-        digest = hashlib.sha256(content).hexdigest()
-        if digest != sha256:
-            raise WriteFailed(
-                f"the plan {path.name} has sha256 {digest}, it was sealed as {sha256}",
-                cure="restore the data folder, or cancel the job and send it under another Idempotency-Key",
-            )
-        return read_plan_table(pa.BufferReader(content))
-    except (OSError, ValueError) as error:
-        raise WriteFailed(f"the plan {path.name} cannot be read: {error}") from error
 
 
 class UnitRun:
@@ -72,12 +54,11 @@ class UnitRun:
         On cancellation the connector forgets the attempt.
         """
         await asyncio.to_thread(remove_earlier, self._settings, self._attempt_id)
-        path = self._settings.work_root / plan_path(self._attempt_id.job_id, self._attempt_id.unit)
-        self._plan = await asyncio.to_thread(read_plan, path, self._lease.plan_sha256)
+        self._plan = await asyncio.to_thread(unpacked, self._lease.plan, self._lease.plan_sha256)
         link = self._session.link
         order = self._session.opening(self._attempt_id, self._plan.num_rows, self._lease.identity)
         try:
-            await link.open(order)
+            await open_attempt(link, self._settings, order, self._lease.plan)
             sealed = await self._capture()
         except BaseException:
             await link.abandon(self._attempt_id)

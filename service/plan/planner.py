@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from schemas.dataset.columns import state_bytes, stored_token_bytes
-from schemas.dataset.seal import make_folder, move_durably, sealing
+from schemas.dataset.seal import make_folder, sealing
 from schemas.digest import canonical_sha256
 from schemas.identity import Identity
 from schemas.names import (
@@ -15,7 +15,6 @@ from schemas.names import (
     frozen_source_path,
     is_local_model,
     known_hashes_path,
-    plan_path,
     posted_path,
 )
 from schemas.request import CapturePasses, ExtractRequest, Generate, PostedSource
@@ -37,7 +36,7 @@ from service.plan.model_folder import TOKENIZER_FILES, ModelContent, content_of,
 from service.plan.posted import take
 from service.plan.sources import RowSource, open_source
 from service.plan.target import Target, check_planned, target_of
-from service.plan.unit_file import write_plan
+from service.plan.unit_plan import packed
 from service.plan.units import UnitBounds, UnitDraft, plan_units
 from service.settings import Settings
 from service.store import PlanLease, PlannedUnit, Store, captured_samples, jobs, plans, spools
@@ -125,7 +124,7 @@ def plan_job(lease: PlanLease, store: Store, settings: Settings, watch: Callable
         for unit, draft in enumerate(plan_units(rows, bounds, seen.add)):
             watch()
             if draft.samples:
-                _add_unit(lease, store, settings, unit, draft)
+                _add_unit(lease, store, unit, draft)
             else:
                 rest = draft
         store.write(plans.finish, lease, rest.rejects, rest.known)
@@ -278,30 +277,10 @@ def unit_bounds(request: ExtractRequest, target: Target, settings: Settings) -> 
     )
 
 
-def _add_unit(lease: PlanLease, store: Store, settings: Settings, unit: int, draft: UnitDraft) -> None:
+def _add_unit(lease: PlanLease, store: Store, unit: int, draft: UnitDraft) -> None:
     if unit >= MAX_UNITS:
         detail = f"the job would have more than {MAX_UNITS} shards"
         cure = "make the shards larger, or split the source"
         raise OptionRefused(detail, field="storage.shard_bytes", cure=cure)
-    path = settings.work_root / plan_path(lease.job_id, unit)
-    if unit < len(lease.plan_sha256s):
-        sha256 = _write_again(path, draft, lease.plan_sha256s[unit])
-    else:
-        sha256 = write_plan(path, draft.samples)
-    planned = PlannedUnit(unit, len(draft.samples), draft.num_tokens, sha256)
+    planned = PlannedUnit(unit, len(draft.samples), draft.num_tokens, packed(draft.samples))
     store.write(plans.add_unit, lease, planned, draft.rejects, draft.known)
-
-
-def _write_again(path: Path, draft: UnitDraft, planned_sha256: str) -> str:
-    """Return the digest of the plan of a unit that is there; its file is replaced by equal bytes alone.
-
-    An attempt may be reading the file, and another plan is refused by the store.
-    """
-    beside = path.with_name(f"again-{path.name}")
-    sha256 = write_plan(beside, draft.samples)
-    with writing(f"the plan file {path.name}"):
-        if sha256 == planned_sha256:
-            move_durably(beside, path)
-        else:
-            beside.unlink()
-    return sha256

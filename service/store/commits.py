@@ -3,7 +3,7 @@
 from collections import defaultdict
 from dataclasses import replace
 
-from sqlalchemy import ColumnElement, func, insert, select
+from sqlalchemy import ColumnElement, delete, func, insert, select
 
 from schemas.dataset.entries import FileEntry, ShardEntry
 from schemas.identity import Provenance
@@ -13,13 +13,15 @@ from service.errors import IdentityChanged, StatesWrong
 from service.store import captured_samples, keys, publishing, tasks, workers
 from service.store.database import Transaction
 from service.store.plans import add_rejects
-from service.store.tables import FINAL_NORM, REJECT, SHARD, UNIT_COMMIT
+from service.store.tables import FINAL_NORM, REJECT, SHARD, UNIT_COMMIT, UNIT_PLAN
 from service.store.transitions import LockedJob
 from service.store.values import UnitCommit, UnitLease
 
 
 def commit(tx: Transaction, made: UnitCommit, lease: UnitLease) -> None:
     """Make a unit done, with its shards, index, rejects and samples' hashes, or change nothing.
+
+    Its plan is no longer needed, and goes.
 
     Raises:
         LeaseLost: another attempt owns the unit, it is done already, or its job was stopped.
@@ -44,6 +46,8 @@ def commit(tx: Transaction, made: UnitCommit, lease: UnitLease) -> None:
         checks=made.checks,
     )
     tx.connection.execute(new)
+    of_unit = (UNIT_PLAN.c.job_id == job.id) & (UNIT_PLAN.c.unit == task.item)
+    tx.connection.execute(delete(UNIT_PLAN).where(of_unit))
     if made.shards:
         last = tx.connection.scalar(select(func.max(SHARD.c.number)).where(SHARD.c.job_id == job.id))
         first = 0 if last is None else last + 1

@@ -21,6 +21,7 @@ from service.store.tables import (
     TASK,
     UNIT,
     UNIT_COMMIT,
+    UNIT_PLAN,
 )
 from service.store.transitions import LockedJob, lock_job, move_job
 from service.store.values import DeletionLease, Lease, TaskKind
@@ -30,6 +31,8 @@ TOMBSTONE = timedelta(days=30)
 
 MAX_ROWS = 2000
 """Rows that one transaction deletes: others write within some tens of milliseconds."""
+MAX_PLANS = 50
+"""Of them, units' plans, which take some 200 kB each."""
 
 
 def begin(tx: Transaction, job_id: str, *, with_dataset: bool) -> None:
@@ -72,14 +75,16 @@ def forget(tx: Transaction, job_id: str) -> bool:
     except NotFound:
         return False  # another was faster
     room = MAX_ROWS
-    for table in (EVENT, REJECT, SHARD, UNIT_COMMIT, UNIT, TASK):
+    for table in (EVENT, REJECT, SHARD, UNIT_COMMIT, UNIT_PLAN, UNIT, TASK):
         mine = select(*table.primary_key).where(table.c.job_id == job_id)
         if table is TASK:
             mine = mine.where(TASK.c.kind != TaskKind.DELETE)  # its lease goes on
-        some = tuple_(*table.primary_key).in_(mine.limit(room))
-        room -= tx.connection.execute(delete(table).where(some)).rowcount
-        if room == 0:
+        most = min(room, MAX_PLANS) if table is UNIT_PLAN else room
+        some = tuple_(*table.primary_key).in_(mine.limit(most))
+        deleted = tx.connection.execute(delete(table).where(some)).rowcount
+        if deleted == most:
             return True
+        room -= deleted
     for table in (TASK, FINAL_NORM, REQUEST):
         tx.connection.execute(delete(table).where(table.c.job_id == job_id))
     tx.connection.execute(delete(JOB).where(JOB.c.id == job_id))

@@ -10,7 +10,7 @@ from schemas.job import RejectView
 from service.errors import IdentityChanged, SourceRefused
 from service.store import captured_samples, keys, publishing, tasks
 from service.store.database import Store, Transaction
-from service.store.tables import JOB, REJECT, UNIT
+from service.store.tables import JOB, REJECT, UNIT, UNIT_PLAN
 from service.store.transitions import LockedJob, count, record
 from service.store.values import Lease, PlanLease, PlannedUnit, TaskKind
 
@@ -24,11 +24,9 @@ def lease(store: Store, owner: str, ttl_s: float, *, outranking: str | None = No
 
 
 def _grant(tx: Transaction, job: LockedJob, lease: Lease) -> PlanLease:
-    planned = select(UNIT.c.plan_sha256).where(UNIT.c.job_id == job.id).order_by(UNIT.c.unit)
     return PlanLease(
         **lease.fields(),
         identity=job.identity,
-        plan_sha256s=tuple(tx.connection.scalars(planned)),
         schedule=job.schedule,
         spool=job.spool,
         grants=keys.granted(tx, job.owner),
@@ -64,25 +62,21 @@ def add_unit(
     """
     job, task = tasks.held(tx, lease)
     job.known_identity  # noqa: B018 - raises
-    stored = select(UNIT.c.plan_sha256).where(UNIT.c.job_id == job.id, UNIT.c.unit == unit.unit)
-    plan_sha256 = tx.connection.scalar(stored)
-    if plan_sha256 == unit.plan_sha256:
+    place, plan_sha256 = {"job_id": job.id, "unit": unit.unit}, unit.plan_sha256
+    query = select(UNIT.c.plan_sha256).where(UNIT.c.job_id == job.id, UNIT.c.unit == unit.unit)
+    stored = tx.connection.scalar(query)
+    if stored == plan_sha256:
         return
-    if plan_sha256 is not None:
+    if stored is not None:
         raise IdentityChanged(
             f"unit {unit.unit} of job {job.id} was planned with other samples",
             field="source",
             cure="restore the source, QUARRY_UNIT_MAX_SAMPLES and the installed versions and resume,"
             " or submit a new job",
         )
-    new = insert(UNIT).values(
-        job_id=job.id,
-        unit=unit.unit,
-        num_samples=unit.num_samples,
-        num_tokens=unit.num_tokens,
-        plan_sha256=unit.plan_sha256,
-    )
-    tx.connection.execute(new)
+    counts = {"num_samples": unit.num_samples, "num_tokens": unit.num_tokens}
+    tx.connection.execute(insert(UNIT).values(**place, **counts, plan_sha256=plan_sha256))
+    tx.connection.execute(insert(UNIT_PLAN).values(**place, content=unit.plan))
     tasks.add(tx, job, TaskKind.CAPTURE, unit.unit)
     tasks.forgive(tx, task)
     progress = count(

@@ -165,6 +165,16 @@ UNIT = Table(
     Column("plan_sha256", String(64), nullable=False),
 )
 
+# The frozen samples of a unit, until it is captured. SQLite writes a whole row anew at every change of it.
+UNIT_PLAN = Table(
+    "unit_plan",
+    METADATA,
+    Column("job_id", String(32), primary_key=True),
+    Column("unit", Integer, primary_key=True, autoincrement=False),
+    Column("content", LargeBinary, nullable=False),
+    ForeignKeyConstraint(["job_id", "unit"], ["unit.job_id", "unit.unit"], ondelete="CASCADE"),
+)
+
 TASK = Table(
     "task",
     METADATA,

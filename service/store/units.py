@@ -8,7 +8,7 @@ from sqlalchemy import exists, select
 from service.errors import LeaseLost
 from service.store import tasks, workers
 from service.store.database import Store, Transaction
-from service.store.tables import JOB, SICKNESS, TASK, UNIT
+from service.store.tables import JOB, SICKNESS, TASK, UNIT, UNIT_PLAN
 from service.store.transitions import LockedJob
 from service.store.values import Lease, TaskKind, TaskState, UnitLease, UnitRow
 
@@ -36,10 +36,11 @@ def lease(store: Store, owner: str, ttl_s: float, *, prefer_job: str | None = No
 
 
 def _grant(tx: Transaction, job: LockedJob, lease: Lease) -> UnitLease:
-    of_unit = (UNIT.c.num_samples, UNIT.c.num_tokens, UNIT.c.plan_sha256)
+    of_unit = (UNIT.c.num_samples, UNIT.c.num_tokens, UNIT_PLAN.c.content.label("plan"), UNIT.c.plan_sha256)
     of_model = SICKNESS.c.owner == lease.owner, SICKNESS.c.model_sha256 == JOB.c.model_sha256
     is_probe = exists().where(*of_model).label("is_probe")
     query = select(*of_unit, TASK.c.lone_deaths, is_probe).join(TASK, OF_UNIT).join(JOB, JOB.c.id == job.id)
+    query = query.join(UNIT_PLAN, (UNIT_PLAN.c.job_id == UNIT.c.job_id) & (UNIT_PLAN.c.unit == UNIT.c.unit))
     of_lease = (UNIT.c.job_id == job.id) & (UNIT.c.unit == lease.item) & (TASK.c.kind == lease.kind)
     unit = tx.connection.execute(query.where(of_lease)).mappings().one()
     return UnitLease(**lease.fields(), identity=job.known_identity, skips_canary=job.skips_canary, **unit)

@@ -1,6 +1,7 @@
 """What the store takes and gives: frozen values, so that no row, session or connection leaks out."""
 
-from dataclasses import dataclass
+import hashlib
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Self
@@ -169,15 +170,12 @@ class Lease:
 class PlanLease(Lease):
     """The right to plan a job.
 
-    `identity` is what earlier epochs have fixed, null before that. `plan_sha256s` are the digests of the plan
-    files of the units that they have added, in order from unit 0: only the lease's holder adds more.
-    `schedule` is the number of that whose earlier runs' samples are left out, `spool` of that whose posted
-    samples are taken. `grants` is what the job's
-    owner may read, null where nothing is limited.
+    `identity` is what earlier epochs have fixed, null before that. `schedule` is the number of that whose
+    earlier runs' samples are left out, `spool` of that whose posted samples are taken. `grants` is what the
+    job's owner may read, null where nothing is limited.
     """
 
     identity: Identity | None
-    plan_sha256s: tuple[str, ...]
     schedule: int | None
     spool: int | None
     grants: Grants | None
@@ -185,17 +183,22 @@ class PlanLease(Lease):
 
 @dataclass(frozen=True, slots=True)
 class PlannedUnit:
-    """A unit whose frozen samples are sealed in its plan file; `plan_sha256` is that file's."""
+    """A unit with its frozen samples; `plan` is what `plan.unit_plan` packs."""
 
     unit: int
     num_samples: int
     num_tokens: int
-    plan_sha256: str
+    plan: bytes = field(repr=False)
+
+    @property
+    def plan_sha256(self) -> str:
+        """The hex sha256 of `plan`."""
+        return hashlib.sha256(self.plan).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitLease(Lease):
-    """The right to one attempt at capturing a unit; `plan_sha256` is its plan file's.
+    """The right to one attempt at capturing a unit, with its frozen samples, as `PlannedUnit` has them.
 
     It must run alone if it `is_probe`, since the worker's engine has died and captured none since, and where
     `lone_deaths` are there: an engine died on it that had no other unit.
@@ -205,6 +208,7 @@ class UnitLease(Lease):
     skips_canary: bool
     num_samples: int
     num_tokens: int
+    plan: bytes = field(repr=False)
     plan_sha256: str
     lone_deaths: LoneDeaths | None
     is_probe: bool

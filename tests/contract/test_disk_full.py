@@ -1,6 +1,5 @@
 """A disk that is full at any file that the service writes blocks the job, which resumes whole."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,29 +7,29 @@ import pytest
 from schemas.dataset import seal
 from schemas.dataset.seal import temporary
 from schemas.job import JobState
-from schemas.names import attempt_dir, job_id_from_content, manifest_path, plan_path, shard_file
+from schemas.names import PLAN_FILE, attempt_dir, job_id_from_content, manifest_path, shard_file
 from service.capture.attempt_files import INDEX_FILE
 from service.proof.verify import verify_dataset
-from service.settings import Settings
 from service.store import jobs
 from tests.support.jobs import Shop, conversations, request
 
 JOB = job_id_from_content("a job")
 SAMPLES = conversations(20)
-FINAL_NAMES: dict[str, Callable[[Settings], Path]] = {
-    "plan": lambda settings: settings.work_root / plan_path(JOB, 0),
-    "shard": lambda settings: settings.work_root / attempt_dir(JOB, 0, 1) / shard_file(0),
-    "index": lambda settings: settings.work_root / attempt_dir(JOB, 0, 1) / INDEX_FILE,
+ATTEMPT = attempt_dir(JOB, 0, 1)
+FILES: dict[str, Path] = {
+    "plan": Path(ATTEMPT, PLAN_FILE),
+    "shard": temporary(Path(ATTEMPT, shard_file(0))),
+    "index": temporary(Path(ATTEMPT, INDEX_FILE)),
 }
 
 
-@pytest.mark.parametrize("file", FINAL_NAMES)
+@pytest.mark.parametrize("file", FILES)
 def test_a_full_disk_blocks_the_job_and_it_resumes_whole(shop: Shop, target: Path, file: str) -> None:
     """1. The file is written to a device that is always full. 2. The job is blocked, and the file is removed.
 
     3. With room it resumes and completes.
     """
-    device = temporary(FINAL_NAMES[file](shop.settings))
+    device = shop.settings.work_root / FILES[file]
     device.parent.mkdir(parents=True)
     device.symlink_to("/dev/full")
     assert_blocked_and_resumed(shop, target, device)

@@ -4,17 +4,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from schemas.dataset.columns import PLAN_SCHEMA
-from schemas.dataset.seal import sha256_of
+from schemas.dataset.tables import read_plan_table
 from schemas.receipts import UnitSealed
 from service.capture import unit_run
 from service.proof.checks import check_unit
 from tests.support import file_plants as plants
 from tests.support.file_plants import STATES, Change, Row
+from tests.support.jobs import Shop
 from tests.support.parquet import footer_xxh3, xxh3_of
+from tests.support.stored_plans import plan_content, replace_plan
 
 SEALED: dict[str, Callable[[Path], None]] = {
     "bit-of-a-state": plants.flip_state,
@@ -93,38 +96,40 @@ def _resealed(attempt: Path, receipt: UnitSealed, change: Change) -> UnitSealed:
     return receipt.model_copy(update=told)
 
 
+def bit_of_the_plan(monkeypatch: pytest.MonkeyPatch, shop: Shop, job_id: str) -> None:
+    content = bytearray(plan_content(shop.store, job_id))
+    content[len(content) // 2] ^= 4
+    replace_plan(shop.store, job_id, bytes(content), hashed=False)
+
+
 def after_the_plan_was_read(monkeypatch: pytest.MonkeyPatch, column: str) -> None:
     """Change one value of the plan between its first reader, the service, and the writer."""
-    read = unit_run.read_plan
+    opened = unit_run.open_attempt
 
-    def reading(path: Path, sha256: str) -> Any:
-        plan = read(path, sha256)
-        _change(path, column)
-        return plan
+    async def opening(link: Any, settings: Any, order: Any, plan: bytes) -> None:
+        await opened(link, settings, order, _changed(plan, column))
 
-    monkeypatch.setattr(unit_run, "read_plan", reading)
+    monkeypatch.setattr(unit_run, "open_attempt", opening)
 
 
-def before_the_plan_was_hashed(monkeypatch: pytest.MonkeyPatch, path: Path, column: str) -> None:
+def before_the_plan_was_hashed(monkeypatch: pytest.MonkeyPatch, shop: Shop, job_id: str) -> None:
     """Change one value of the plan as a planner would that hashes what it did not mean to write."""
-    _change(path, column)
-    read = unit_run.read_plan
-    monkeypatch.setattr(unit_run, "read_plan", lambda path, _: read(path, sha256_of(path)[0]))
+    replace_plan(shop.store, job_id, _changed(plan_content(shop.store, job_id), "loss_mask"))
 
 
-def _change(path: Path, column: str) -> None:
-    values = pq.read_table(path).to_pylist()
+def _changed(plan: bytes, column: str) -> bytes:
+    values = read_plan_table(pa.BufferReader(plan)).to_pylist()
     values[5][column][0] ^= 1
-    plants.write_rows(path, values, PLAN_SCHEMA)
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_pylist(values, schema=PLAN_SCHEMA), sink)
+    return sink.getvalue().to_pybytes()
 
 
-PLANNED: dict[str, Callable[[pytest.MonkeyPatch, Path], None]] = {
-    "bit-of-the-plan": lambda monkeypatch, plan: plants.flip_middle(plan),
-    "ids-changed-after-reading": lambda monkeypatch, plan: after_the_plan_was_read(monkeypatch, "input_ids"),
-    "mask-changed-after-reading": lambda monkeypatch, plan: after_the_plan_was_read(monkeypatch, "loss_mask"),
-    "mask-changed-before-hashing": lambda monkeypatch, plan: before_the_plan_was_hashed(
-        monkeypatch, plan, "loss_mask"
-    ),
+PLANNED: dict[str, Callable[[pytest.MonkeyPatch, Shop, str], None]] = {
+    "bit-of-the-plan": bit_of_the_plan,
+    "ids-changed-after-reading": lambda monkeypatch, *_: after_the_plan_was_read(monkeypatch, "input_ids"),
+    "mask-changed-after-reading": lambda monkeypatch, *_: after_the_plan_was_read(monkeypatch, "loss_mask"),
+    "mask-changed-before-hashing": before_the_plan_was_hashed,
 }
 
 

@@ -7,11 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 
 from schemas.job import JobState
-from schemas.names import plan_path
 from schemas.request import Dtype
 from service.capture import canary
 from service.proof.reference import reference_states
@@ -23,6 +21,7 @@ from tests.support.jobs import Shop, request
 from tests.support.model_engine import ModelEngine
 from tests.support.plans import random_ids
 from tests.support.planted_connector import Order, PlantedHalf
+from tests.support.stored_plans import plan_table
 
 LAYERS = (2, 4, 8)
 SLOTS = 16
@@ -77,12 +76,12 @@ class Drill:
         *,
         everywhere: bool = False,
         engine: str = "PlantedEngine",
-        before: Callable[[Path], None] = lambda plan: None,
+        before: Callable[[Shop, str], None] = lambda shop, job_id: None,
         **settings: Any,
     ) -> Caught | None:
         """Run a job with `plant` in one row, or in all; none: nobody noticed.
 
-        `before` is given the plan's path before the capture.
+        `before` is given the job between its plan and its capture.
         """
         self.runs += 1
         folder = self.folder / str(self.runs)
@@ -95,7 +94,7 @@ class Drill:
             shop.store.close()
 
     def _run(
-        self, shop: Shop, plant: str | None, *, everywhere: bool, before: Callable[[Path], None]
+        self, shop: Shop, plant: str | None, *, everywhere: bool, before: Callable[[Shop, str], None]
     ) -> Caught | None:
         lengths = (LENGTHS * NUM_SAMPLES)[:NUM_SAMPLES]
         samples = [
@@ -110,21 +109,20 @@ class Drill:
         body = request(self.target, samples, layers=LAYERS[:-1], canary=self.canary, storage=storage)
         job_id = shop.submit(body)
         shop.plan()
-        plan = shop.settings.work_root / plan_path(job_id, 0)
         path = shop.settings.data_dir / "plant.json"
         self.monkeypatch.setenv(planted_connector.ORDER, str(path))
         if plant is not None:
-            row, other = (None, None) if everywhere else victims(plan)
+            row, other = (None, None) if everywhere else victims(shop, job_id)
             Order(plant, str(self.target), row, other).save()
-        before(plan)
+        before(shop, job_id)
         shop.capture(job_id)
         shop.publish()
         return outcome(shop, job_id)
 
 
-def victims(plan: Path) -> tuple[int, int]:
-    """Return two rows of one length, late in the unit."""
-    lengths = [len(ids) for ids in pq.read_table(plan)["input_ids"].to_pylist()]
+def victims(shop: Shop, job_id: str) -> tuple[int, int]:
+    """Return two rows of one length, late in a job's first unit."""
+    lengths = [len(ids) for ids in plan_table(shop.store, job_id)["input_ids"].to_pylist()]
     full = [row for row, length in enumerate(lengths) if length == lengths[0]]
     first, second = [row for row in full if row > len(lengths) // 3][:2]
     return first, second

@@ -69,7 +69,7 @@ def _alike(stage: Stage, check: Check, kind: str, says: str, *lines: tuple[str, 
 PLANTS: tuple[Plant, ...] = (
     *_plants(
         *(Stage.PLAN, Check.PLAN, RETRIED),
-        ("bit-of-the-plan", "one bit of the plan file", "it was sealed as"),
+        ("bit-of-the-plan", "one bit of the stored plan", "it was stored as"),
     ),
     *_plants(
         *(Stage.PLAN, Check.ACCOUNT, WRONG),

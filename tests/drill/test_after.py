@@ -1,7 +1,6 @@
 """What becomes of an engine that gave wrong states."""
 
 from schemas.job import JobState
-from schemas.names import plan_path
 from service.store import jobs
 from tests.drill.harness import LAYERS, NUM_SAMPLES, victims
 from tests.support import planted_connector
@@ -34,7 +33,7 @@ def test_an_engine_that_gave_wrong_states_is_not_used_again(tmp_path, monkeypatc
     body = request(target, samples, layers=LAYERS[:-1], storage={"shard_bytes": 4_194_304})
     first, second = shop.submit(body, "first"), shop.submit(body, "second")
     shop.plan()
-    row, other = victims(shop.settings.work_root / plan_path(first, 0))
+    row, other = victims(shop, first)
     Order(EXCHANGED, str(target), row, other, first).save()
     shop.capture(second)
     shop.publish()

@@ -1,6 +1,8 @@
 """The drill can fail: with a check switched off, what it alone should find is found late or not at all."""
 
 from collections.abc import Callable
+from functools import partial
+from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -10,7 +12,6 @@ from connector.repeats import RepeatCheck
 from connector.rowcheck import RowChecker
 from connector.shards import UnitWriter
 from schemas.dataset.entries import LayerStats
-from schemas.dataset.seal import sha256_of
 from service.capture import unit_run
 from service.capture.canary import Canary
 from service.proof import checks, row_proof, verify
@@ -41,8 +42,8 @@ def _planned(self: UnitWriter, job: Any) -> tuple[Any, Any]:
 
 
 def _any_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    read = unit_run.read_plan
-    monkeypatch.setattr(unit_run, "read_plan", lambda path, _: read(path, sha256_of(path)[0]))
+    read = unit_run.unpacked
+    monkeypatch.setattr(unit_run, "unpacked", lambda plan, _: read(plan, sha256(plan).hexdigest()))
 
 
 def _any_file(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +81,7 @@ def run(plant: Plant, drill: Drill, monkeypatch: pytest.MonkeyPatch, dataset: An
     elif plant.stage is Stage.WRITER:
         in_the_writer(monkeypatch, WRITER[plant.name])
     elif plant.stage is Stage.PLAN:
-        return drill.capture(None, before=lambda plan: PLANNED[plant.name](monkeypatch, plan))
+        return drill.capture(None, before=partial(PLANNED[plant.name], monkeypatch))
     elif plant.stage is Stage.EVERYWHERE:
         return drill.capture(None, engine="LayerBeforeEngine")
     else:

@@ -1,5 +1,7 @@
 """Every planted failure is caught by the check that `tests.drill.table` names, at default settings."""
 
+from functools import partial
+
 import pytest
 
 from tests.drill.damage import (
@@ -54,7 +56,7 @@ def test_a_writer_that_was_wrong_is_caught(drill, plant, monkeypatch):
 @of(Stage.PLAN)
 def test_a_plan_that_changed_is_caught(drill, plant, monkeypatch):
     damage = PLANNED[plant.name]
-    assert_caught(plant, drill.capture(None, before=lambda plan: damage(monkeypatch, plan)))
+    assert_caught(plant, drill.capture(None, before=partial(damage, monkeypatch)))
 
 
 @of(Stage.DATASET)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from schemas.names import plan_path
 from service.capture.budget import InFlight
 from service.capture.canary import Canary
 from service.capture.session import EngineSlot
@@ -58,8 +57,7 @@ class Session:
         order = Path(self.folder / "plant.json")
         order.unlink(missing_ok=True)
         if plant is not None:
-            plan = shop.settings.work_root / plan_path(job_id, 0)
-            row, other = (None, None) if everywhere else victims(plan)
+            row, other = (None, None) if everywhere else victims(shop, job_id)
             Order(plant, str(self.target), row, other).save()
 
         async def attempt() -> None:

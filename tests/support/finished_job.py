@@ -195,7 +195,7 @@ def run_to_publishing(
     store.write(plans.set_identity, plan, an_identity())
     tokens = [sum(len(row_tokens(unit, row)) for row in range(rows)) for unit in range(num_units)]
     for unit in range(num_units):
-        store.write(plans.add_unit, plan, PlannedUnit(unit, rows, tokens[unit], f"{unit:064x}"), ())
+        store.write(plans.add_unit, plan, PlannedUnit(unit, rows, tokens[unit], b"a plan"), ())
     store.write(plans.finish, plan, [a_reject(num_units * rows)])
     for _ in range(num_units):
         lease = units.lease(store, OWNER, TTL_S)

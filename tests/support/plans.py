@@ -11,7 +11,7 @@ from connector.wire import DrainConfig
 from schemas.dataset.columns import PLAN_SCHEMA
 from schemas.dataset.seal import sealing
 from schemas.identity import EngineInfo, FinalNorm, Identity, Provenance, layer_info
-from schemas.names import job_id_from_content, plan_path
+from schemas.names import PLAN_FILE, attempt_dir, job_id_from_content
 from schemas.receipts import AttemptId, OpenUnit
 from service.plan.units import Tokenized, sample_digest
 
@@ -80,10 +80,10 @@ def sample_id(source_id: str | None, ids: Sequence[int], mask: Sequence[int]) ->
 
 
 def write_plan(
-    work_root: Path, token_ids: Sequence[Sequence[int]], *, unit: int = 0, job_id: str = JOB
+    work_root: Path, token_ids: Sequence[Sequence[int]], *, unit: int = 0, epoch: int = 1, job_id: str = JOB
 ) -> Path:
-    """Seal a unit's plan; every token is supervised."""
-    path = work_root / plan_path(job_id, unit)
+    """Write the plan of an attempt where the connector reads it; every token is supervised."""
+    path = work_root / attempt_dir(job_id, unit, epoch) / PLAN_FILE
     names = [sample_id(f"row {row}", ids, [1] * len(ids)) for row, ids in enumerate(token_ids)]
     table = pa.table(
         {

@@ -150,7 +150,7 @@ def provenance(number: int = 1, engine_version: str = ENGINE[1], identity: Ident
 
 def planned(unit: int, num_samples: int = 2) -> PlannedUnit:
     """Return a planned unit of five tokens a sample."""
-    return PlannedUnit(unit, num_samples, 5 * num_samples, f"{unit:064x}")
+    return PlannedUnit(unit, num_samples, 5 * num_samples, f"plan {unit}".encode())
 
 
 def reject(position: int, reason: str = "empty-mask") -> RejectView:

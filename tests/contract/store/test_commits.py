@@ -3,10 +3,12 @@
 from dataclasses import replace
 
 import pytest
+from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 
 from service.errors import IdentityChanged, LeaseLost, StatesWrong
 from service.store import NewJob, Store, TaskState, UnitCommit, commits, jobs, plans, units
+from service.store.tables import UNIT_PLAN
 from tests.support.store_cases import (
     CHECKS,
     IDENTITY,
@@ -52,6 +54,14 @@ def test_a_commit_makes_the_unit_done_with_all_it_is_made_of(store: Store) -> No
     assert store.read(commits.rejects, job_id(1)) == list(whole.rejects)
     assert store.read(units.of_job, job_id(1))[0].state is TaskState.DONE
     assert store.read(jobs.job, job_id(1)).provenance == whole.provenance
+
+
+def test_the_plan_of_a_unit_goes_with_its_commit_and_no_other_does(store: Store) -> None:
+    start_units(store, units=2)
+    lease = lease_unit(store)
+    store.write(commits.commit, made(lease), lease)
+    with store.reading() as tx:
+        assert list(tx.connection.scalars(select(UNIT_PLAN.c.unit))) == [1]
 
 
 def test_progress_counts_what_was_written_and_rejected(store: Store) -> None:

@@ -140,7 +140,7 @@ def test_a_unit_planned_again_with_other_samples_is_refused(store: Store) -> Non
     lease = start_plan(store)
     store.write(plans.add_unit, lease, planned(0), ())
     with pytest.raises(IdentityChanged) as refused:
-        store.write(plans.add_unit, lease, PlannedUnit(0, 2, 10, "f" * 64), (reject(3),))
+        store.write(plans.add_unit, lease, PlannedUnit(0, 2, 10, b"another plan"), (reject(3),))
     assert refused.value.field == "source"
     assert store.read(commits.rejects, job_id(1)) == []
 

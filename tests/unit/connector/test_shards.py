@@ -1,4 +1,5 @@
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -14,7 +15,7 @@ from schemas.dataset.codecs.planes import merge_planes
 from schemas.dataset.columns import METADATA_KEY, shard_schema
 from schemas.dataset.seal import temporary
 from schemas.identity import Provenance
-from schemas.names import attempt_dir
+from schemas.names import PLAN_FILE, attempt_dir
 from tests.support.fake_engine import states_TH
 from tests.support.parquet import footer_xxh3, xxh3_of
 from tests.support.plans import JOB, identity, order, random_ids, rank_config, write_plan
@@ -120,13 +121,17 @@ def test_rows_are_spread_over_ranks_and_each_rank_answers_for_its_own(tmp_path):
     assert [receipt.file for receipt in receipts] == ["train-00000-r0.parquet", "train-00000-r1.parquet"]
 
 
+def left(work_root: Path) -> list[str]:
+    return [file.name for file in (work_root / attempt_dir(JOB, 0, 1)).iterdir()]
+
+
 def test_a_unit_without_any_row_written_has_no_file(tmp_path):
     unit = writer(tmp_path, identity(), random_ids([2, 2]))
     unit.void(0)
     unit.skip(1)
     receipt = unit.seal()
     assert (receipt.file, receipt.void) == (None, (0,))
-    assert not (tmp_path / attempt_dir(JOB, 0, 1)).exists()
+    assert left(tmp_path) == [PLAN_FILE]
 
 
 @pytest.mark.parametrize(
@@ -189,11 +194,11 @@ def test_discarding_leaves_no_file(tmp_path):
     final = tmp_path / attempt_dir(JOB, 0, 1) / "train-00000.parquet"
     assert temporary(final).exists()
     unit.discard()
-    assert list(final.parent.iterdir()) == []
+    assert left(tmp_path) == [PLAN_FILE]
 
 
 def test_a_plan_that_is_not_there_or_not_the_orders_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="unit-00000"):
+    with pytest.raises(FileNotFoundError, match=PLAN_FILE):
         opened(tmp_path, identity(), 1)
     write_plan(tmp_path, random_ids([4, 4]))
     with pytest.raises(StatesWrongError, match="the plan holds 2 rows, the order says 3"):

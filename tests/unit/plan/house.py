@@ -5,14 +5,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from schemas.job import JobSummary
-from schemas.names import plan_path
 from schemas.request import ExtractRequest
 from service.settings import Settings
 from service.store import NewJob, Store, UnitRow, jobs, migration, units
 from tests.support import templates
 from tests.support.roles import run_planning
 from tests.support.store_cases import Clock, job_id
+from tests.support.stored_plans import plan_content, plan_table
 
 JOB = job_id(1)
 BYTES_PER_TOKEN = 2 * 64 * 2
@@ -63,5 +65,8 @@ class House:
         assert self.plan(owner=owner)
         return self.job()
 
-    def plan_file(self, unit: int) -> Path:
-        return self.settings.work_root / plan_path(JOB, unit)
+    def plan_content(self, unit: int) -> bytes:
+        return plan_content(self.store, JOB, unit)
+
+    def plan_table(self, unit: int) -> pa.Table:
+        return plan_table(self.store, JOB, unit)

@@ -4,7 +4,6 @@ import os
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
 from schemas.dataset.columns import CONTENT_HASH_BYTES, HASHED_PLAN_SCHEMA
@@ -88,5 +87,5 @@ def test_a_file_larger_than_the_memory_of_the_planning_process_is_mapped(house: 
     house.plan()
     progress = house.job().progress
     assert (progress.plan_done, progress.samples_planned, progress.samples_known) == (True, 12, 0)
-    schema = pq.read_schema(house.plan_file(0))
+    schema = house.plan_table(0).schema
     assert schema.equals(HASHED_PLAN_SCHEMA)

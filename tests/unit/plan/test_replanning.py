@@ -3,10 +3,8 @@
 import json
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 
-from schemas.dataset.seal import sha256_of
 from schemas.job import JobState
 from schemas.names import frozen_source_path
 from service.store import jobs, plans
@@ -38,7 +36,7 @@ def begin(house: House, **options: Any) -> None:
 
 
 def source_ids(house: House, unit: int) -> list[str]:
-    ids: list[str] = pq.read_table(house.plan_file(unit)).column("source_id").to_pylist()
+    ids: list[str] = house.plan_table(unit).column("source_id").to_pylist()
     return ids
 
 
@@ -125,46 +123,32 @@ def test_a_job_whose_note_of_its_source_is_lost_or_broken_says_so(house: House, 
     assert "source.json" in problem.detail and problem.cure
 
 
-def test_a_lease_says_what_is_fixed_and_planned_already(house: House) -> None:
+def test_a_lease_says_what_is_fixed_already(house: House) -> None:
     house.submit()
     first = plans.lease(house.store, "first", 60)
-    assert first is not None and (first.identity, first.plan_sha256s) == (None, ())
+    assert first is not None and first.identity is None
     house.clock.advance(61)
     house.plan(stop=lambda: len(house.units()) >= 2)
     house.clock.advance(house.settings.lease_s + 1)
     lease = plans.lease(house.store, "second", 60)
     assert lease is not None and lease.identity == house.job().identity is not None
-    assert lease.plan_sha256s == tuple(sha256_of(house.plan_file(unit))[0] for unit in range(2))
 
 
-def test_the_plan_file_of_a_unit_is_never_replaced_by_another_plan(house: House) -> None:
-    """1. a unit is planned  2. a setting changes  3. the plan is refused, the unit's file is as it was.
+def test_the_plan_of_a_unit_is_never_replaced_by_another(house: House) -> None:
+    """1. a unit is planned  2. a setting changes  3. the plan is refused, the unit's is as it was.
 
     4. put back, the setting lets the plan go on.
     """
     begin(house)
-    settings, before = house.settings, sha256_of(house.plan_file(0))
+    settings, before = house.settings, house.plan_content(0)
     house.settings = settings.model_copy(update={"unit_max_samples": 3})
     house.plan(owner="second")
     job = house.job()
     assert job.state is JobState.FAILED and job.problem is not None
     assert job.problem.type == "urn:quarry:identity-changed"
     assert "QUARRY_UNIT_MAX_SAMPLES" in str(job.problem.cure)
-    assert sha256_of(house.plan_file(0)) == before
-    assert list(house.plan_file(0).parent.iterdir()) == [house.plan_file(0)]
+    assert house.plan_content(0) == before
     house.settings = settings
     house.store.write(jobs.resume, JOB)
     house.plan(owner="third")
-    assert house.job().progress.plan_done and sha256_of(house.plan_file(0)) == before
-
-
-@pytest.mark.parametrize("damage", ["gone", "cut"])
-def test_a_plan_file_that_was_lost_is_written_again(house: House, damage: str) -> None:
-    begin(house)
-    before = sha256_of(house.plan_file(0))
-    if damage == "gone":
-        house.plan_file(0).unlink()
-    else:
-        house.plan_file(0).write_bytes(b"cut")
-    house.plan(owner="second")
-    assert house.job().progress.plan_done and sha256_of(house.plan_file(0)) == before
+    assert house.job().progress.plan_done and house.plan_content(0) == before
