@@ -30,7 +30,7 @@ class Settings(BaseSettings):
     )
 
     data_dir: Path = Path("quarry-data")
-    """Folder of the database, plans and attempts, and of the finished datasets, `jobs/<job>/`.
+    """Folder of the database and attempts, and of the finished datasets, `jobs/<job>/`.
 
     One file system: files are renamed between the folders in it.
     """
