@@ -100,7 +100,7 @@ def write_dataset(folder: Path, scratch: Path, shape: Shape) -> None:
     )
     (folder / shard.path).parent.mkdir(parents=True)
     (scratch / attempt_dir(JOB, 0, 1) / str(sealed.file)).rename(folder / shard.path)
-    index, supervised = write_index(
+    index, counts = write_index(
         folder / index_path(JOB, 0), index_path(JOB, 0), [(folder / shard.path, shard.path)], plan, {}
     )
     commit = UnitCommit(
@@ -110,13 +110,13 @@ def write_dataset(folder: Path, scratch: Path, shape: Shape) -> None:
         index=index,
         rejects=(),
         num_tokens=shard.tokens,
-        supervised_tokens=supervised,
+        supervised_tokens=counts.total(),
         checks=UnitChecks(rows_checked=len(ids), logit_rows=0, logit_argmax_agree=0, logit_max_error=0.0),
     )
     request = {"model": model.model, "source": {"kind": "inline", "samples": [{"text": "a"}]}}
     job = ExtractRequest.model_validate(request)
     planned = Progress(samples_planned=shard.rows)
-    account = Account(JOB, job, commit.provenance, planned, (commit,), (), datetime.now(UTC))
+    account = Account(JOB, job, commit.provenance, planned, (commit,), (), counts, datetime.now(UTC))
     assemble(folder, account, save({"weight": torch.ones(shape.hidden_size)}), "skipped by request", None)
 
 

@@ -1,5 +1,6 @@
 """A unit's light index: everything of its rows but the states, read back from the sealed shards."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from schemas.dataset.errors import DatasetError
 from schemas.dataset.seal import sealing, sha256_of
 from schemas.dataset.shard import open_shard
 from schemas.dataset.tables import read_table
+from schemas.dataset.token_counts import TokenTally
 
 _LIGHT_COLUMNS = ("sample_id", "source_id", "num_tokens", "prompt_tokens", "input_ids", "loss_mask")
 _GROUP_ROWS = 512
@@ -35,7 +37,7 @@ def write_index(
     shards: Sequence[tuple[Path, str]],
     plan: pa.Table,
     witnesses: Mapping[int, Witness],
-) -> tuple[FileEntry, int]:
+) -> tuple[FileEntry, Counter[int]]:
     """Seal the index of one unit at `final`, in plan order; the same inputs give the same bytes.
 
     Args:
@@ -46,7 +48,7 @@ def write_index(
         witnesses: what the engine said after the last token of each row, by plan row.
 
     Returns:
-        The file's entry, and the number of supervised tokens in it.
+        The file's entry, and how often each token is supervised in it.
 
     Raises:
         DatasetError: a shard cannot be read back.
@@ -60,13 +62,16 @@ def write_index(
                 rows.append((place[light.sample_id], shard_path, row, light))
     rows.sort(key=lambda item: item[0])
     columns = {name: [getattr(light, name) for *_, light in rows] for name in _LIGHT_COLUMNS}
-    supervised = [int(light.loss_mask.sum()) for *_, light in rows]
+    supervised = [light.input_ids[light.loss_mask == 1] for *_, light in rows]
+    tally = TokenTally()
+    for ids in supervised:
+        tally.add(ids)
     of_rows = [witnesses.get(plan_row) for plan_row, *_ in rows]
     labels = {name: plan[f"{LABEL_PREFIX}{name}"].to_pylist() for name in labels_of(plan.schema)}
     table = pa.table(
         {
             **columns,
-            "supervised_tokens": supervised,
+            "supervised_tokens": [len(ids) for ids in supervised],
             "shard": [shard_path for _, shard_path, _, _ in rows],
             "row": [row for _, _, row, _ in rows],
             "top_tokens": [witness and [token for token, _ in witness] for witness in of_rows],
@@ -78,7 +83,7 @@ def write_index(
     with sealing(final) as temp:
         pq.write_table(table, temp, compression="zstd", row_group_size=_GROUP_ROWS, write_page_index=True)
     digest, num_bytes = sha256_of(final)
-    return FileEntry(path=path, sha256=digest, bytes=num_bytes), sum(supervised)
+    return FileEntry(path=path, sha256=digest, bytes=num_bytes), tally.counts()
 
 
 def read_index(file: Path) -> IndexRows:

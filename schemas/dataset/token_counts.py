@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -56,11 +55,20 @@ def vocabulary_stats(counts: Counter[int], sizes: Iterable[int] = COVERAGE_SIZES
     return VocabularyStats(token_ids=len(falling), coverage=tuple(coverage))
 
 
-def write_counts(file: Path, counts: Counter[int]) -> None:
-    """Write counts as a `token_freq` file; the same counts give the same bytes. Raises OSError."""
-    ids = sorted(counts)
+def packed_counts(counts: Counter[int]) -> bytes:
+    """Return counts as the content of a `token_freq` file; the same counts give the same bytes."""
+    ids, sink = sorted(counts), pa.BufferOutputStream()
     columns = {"token_id": ids, "count": [counts[token] for token in ids]}
-    pq.write_table(pa.table(columns, schema=TOKEN_FREQ_SCHEMA), file, compression="zstd")
+    # Ids that ascend take a byte each by their differences, a fifth of what they take otherwise.
+    pq.write_table(
+        pa.table(columns, schema=TOKEN_FREQ_SCHEMA),
+        sink,
+        compression="zstd",
+        use_dictionary=["count"],
+        column_encoding={"token_id": "DELTA_BINARY_PACKED"},
+    )
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
 
 
 def read_counts(content: bytes, name: str) -> Counter[int]:

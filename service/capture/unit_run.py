@@ -5,6 +5,7 @@ Runs on the worker's event loop; disk and checks go to threads. Whatever goes wr
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from connector.wire import RowRef
 from schemas.dataset.columns import PLAN_SCHEMA
 from schemas.dataset.entries import ShardEntry
 from schemas.dataset.index import Witness, write_index
+from schemas.dataset.token_counts import packed_counts
 from schemas.job import RejectView
 from schemas.names import index_path, shard_path
 from schemas.receipts import AttemptId, OpenUnit, UnitSealed
@@ -147,11 +149,11 @@ class UnitRun:
         hashed = "content_hash" in self._plan.column_names
         hashes = b"".join(self._plan["content_hash"].to_pylist()) if hashed else b""
         files = [(folder / Path(entry.path).name, entry.path) for entry in shards]
-        index, supervised = None, 0
+        index, counts = None, Counter[int]()
         if files:
             path = index_path(self._attempt_id.job_id, self._attempt_id.unit)
             with writing(f"the index {path}"):
-                index, supervised = write_index(folder / INDEX_FILE, path, files, self._plan, self._witnesses)
+                index, counts = write_index(folder / INDEX_FILE, path, files, self._plan, self._witnesses)
         return UnitCommit(
             attempt_id=self._attempt_id,
             provenance=order.provenance,
@@ -159,10 +161,11 @@ class UnitRun:
             index=index,
             rejects=tuple(sorted(self._rejects, key=lambda reject: reject.position)),
             num_tokens=sum(entry.tokens for entry in shards),
-            supervised_tokens=supervised,
+            supervised_tokens=counts.total(),
             checks=proof.checks,
             final_norm=self._session.head.final_norm_file,
             content_hashes=hashes,
+            token_counts=packed_counts(counts),
         )
 
 

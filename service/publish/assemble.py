@@ -4,20 +4,18 @@ The manifest comes last but for the card and the table of jobs, and only when ev
 accounted for, so a folder that has one is whole. The same job gives the same bytes.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from schemas.dataset.entries import FileEntry, ShardEntry
 from schemas.dataset.errors import DatasetError
 from schemas.dataset.jobs_table import JobEntry, table_of
 from schemas.dataset.manifest import CanaryReport, CheckReport, Manifest, Totals, read_manifest as manifest_in
 from schemas.dataset.seal import sealing
-from schemas.dataset.token_counts import vocabulary_stats
+from schemas.dataset.token_counts import read_counts, vocabulary_stats
 from schemas.identity import Provenance
 from schemas.job import Progress, RejectView
 from schemas.names import (
@@ -40,7 +38,10 @@ PAGE_REJECTS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What the store knows of a job whose units are all done. `rejects` are the plan's and the units'."""
+    """What the store knows of a job whose units are all done.
+
+    `rejects` are the plan's and the units', `token_counts` how often each token is supervised.
+    """
 
     job_id: str
     request: ExtractRequest
@@ -48,6 +49,7 @@ class Account:
     progress: Progress
     commits: tuple[UnitCommit, ...]
     rejects: tuple[RejectView, ...]
+    token_counts: Counter[int]
     captured_at: datetime
     attempt: str = ""
     """In the names of temporary files: whoever lost the lease may still be writing."""
@@ -79,6 +81,7 @@ def account_of(store: Store, lease: PublishLease, request: ExtractRequest) -> Ac
         progress=store.read(jobs.job, lease.job_id).progress,
         commits=made,
         rejects=tuple(_all_rejects(store, lease.job_id)),
+        token_counts=_all_counts(store, lease.job_id),
         captured_at=lease.captured_at,
         attempt=str(lease.epoch),
     )
@@ -106,16 +109,17 @@ def assemble(
         OSError: as the file system says.
     """
     _remove_leftovers(dataset, account.job_id)
+    for commit in account.commits:
+        if commit.shards and commit.index is None:
+            raise DatasetBroken(f"unit {commit.attempt_id.unit} has shards and no index")
     for entry in (*account.shards, *account.indexes):
         _check_file(dataset, entry)
     totals = _totals(account)
-    _check_rows(dataset, account, totals)
-    indexes = [entry.path for entry in account.indexes]
-    token_freq, counts = write_token_freq(dataset, account.job_id, indexes, account.attempt)
+    counts = account.token_counts
     if counts.total() != totals.supervised_tokens:
-        raise DatasetBroken(
-            f"the index holds {counts.total()} supervised tokens, the units {totals.supervised_tokens}"
-        )
+        detail = f"the counts of tokens name {counts.total()}, the units {totals.supervised_tokens}"
+        raise DatasetBroken(f"{detail} that are supervised")
+    token_freq = write_token_freq(dataset, account.job_id, counts, account.attempt)
     manifest = Manifest(
         provenance=account.provenance,
         identity_sha256=account.provenance.identity.sha256(),
@@ -183,6 +187,18 @@ def _all_rejects(store: Store, job_id: str) -> Iterator[RejectView]:
         after = page[-1].position
 
 
+def _all_counts(store: Store, job_id: str) -> Counter[int]:
+    total, after = Counter[int](), -1
+    while page := store.read(commits.token_counts, job_id, after=after):
+        for unit, content in page.items():
+            try:
+                total.update(read_counts(content, f"what unit {unit} counts"))
+            except DatasetError as error:
+                raise DatasetBroken(str(error), cure="restore a backup of the database") from error
+        after = max(page)
+    return total
+
+
 def _check_file(dataset: Path, entry: FileEntry) -> None:
     file = dataset / entry.path
     if not file.is_file():
@@ -211,17 +227,6 @@ def _totals(account: Account) -> Totals:
         supervised_tokens=sum(commit.supervised_tokens for commit in account.commits),
         bytes=sum(shard.bytes for shard in account.shards),
     )
-
-
-def _check_rows(dataset: Path, account: Account, totals: Totals) -> None:
-    rows = 0
-    for entry in account.indexes:
-        try:
-            rows += pq.read_metadata(dataset / entry.path).num_rows
-        except pa.ArrowInvalid as error:
-            raise DatasetBroken(f"{entry.path} cannot be read: {error}") from error
-    if rows != totals.samples_written:
-        raise DatasetBroken(f"the index holds {rows} rows, the shards {totals.samples_written}")
 
 
 def _checks(commits: Sequence[UnitCommit], canary: str, report: CanaryReport | None) -> CheckReport:

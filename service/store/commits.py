@@ -13,7 +13,7 @@ from service.errors import IdentityChanged, StatesWrong
 from service.store import captured_samples, keys, publishing, tasks, workers
 from service.store.database import Transaction
 from service.store.plans import add_rejects
-from service.store.tables import FINAL_NORM, REJECT, SHARD, UNIT_COMMIT, UNIT_PLAN
+from service.store.tables import FINAL_NORM, REJECT, SHARD, TOKEN_COUNTS, UNIT_COMMIT, UNIT_PLAN
 from service.store.transitions import LockedJob
 from service.store.values import UnitCommit, UnitLease
 
@@ -48,6 +48,8 @@ def commit(tx: Transaction, made: UnitCommit, lease: UnitLease) -> None:
     tx.connection.execute(new)
     of_unit = (UNIT_PLAN.c.job_id == job.id) & (UNIT_PLAN.c.unit == task.item)
     tx.connection.execute(delete(UNIT_PLAN).where(of_unit))
+    counts = insert(TOKEN_COUNTS).values(job_id=job.id, unit=task.item, content=made.token_counts)
+    tx.connection.execute(counts)
     if made.shards:
         last = tx.connection.scalar(select(func.max(SHARD.c.number)).where(SHARD.c.job_id == job.id))
         first = 0 if last is None else last + 1
@@ -108,6 +110,13 @@ def indexes(tx: Transaction, job_id: str) -> list[FileEntry]:
         select(UNIT_COMMIT.c.index_file).where(UNIT_COMMIT.c.job_id == job_id).order_by(UNIT_COMMIT.c.unit)
     )
     return [entry for entry in tx.connection.scalars(query) if entry is not None]
+
+
+def token_counts(tx: Transaction, job_id: str, *, after: int = -1, limit: int = 100) -> dict[int, bytes]:
+    """Return what was committed of how often tokens are supervised: of units above `after`, in that order."""
+    query = select(TOKEN_COUNTS.c.unit, TOKEN_COUNTS.c.content).order_by(TOKEN_COUNTS.c.unit).limit(limit)
+    of_units = (TOKEN_COUNTS.c.job_id == job_id) & (TOKEN_COUNTS.c.unit > after)
+    return {row.unit: row.content for row in tx.connection.execute(query.where(of_units))}
 
 
 def final_norm(tx: Transaction, job_id: str) -> bytes:

@@ -19,6 +19,7 @@ from service.store.tables import (
     SHARD,
     SUBMISSION,
     TASK,
+    TOKEN_COUNTS,
     UNIT,
     UNIT_COMMIT,
     UNIT_PLAN,
@@ -31,8 +32,8 @@ TOMBSTONE = timedelta(days=30)
 
 MAX_ROWS = 2000
 """Rows that one transaction deletes: others write within some tens of milliseconds."""
-MAX_PLANS = 50
-"""Of them, units' plans, which take some 200 kB each."""
+MAX_BLOBS, BLOBS = 50, (UNIT_PLAN, TOKEN_COUNTS)
+"""Of them, those of some 20 to 200 kB each."""
 
 
 def begin(tx: Transaction, job_id: str, *, with_dataset: bool) -> None:
@@ -75,11 +76,11 @@ def forget(tx: Transaction, job_id: str) -> bool:
     except NotFound:
         return False  # another was faster
     room = MAX_ROWS
-    for table in (EVENT, REJECT, SHARD, UNIT_COMMIT, UNIT_PLAN, UNIT, TASK):
+    for table in (EVENT, REJECT, SHARD, UNIT_COMMIT, UNIT_PLAN, TOKEN_COUNTS, UNIT, TASK):
         mine = select(*table.primary_key).where(table.c.job_id == job_id)
         if table is TASK:
             mine = mine.where(TASK.c.kind != TaskKind.DELETE)  # its lease goes on
-        most = min(room, MAX_PLANS) if table is UNIT_PLAN else room
+        most = min(room, MAX_BLOBS) if table in BLOBS else room
         some = tuple_(*table.primary_key).in_(mine.limit(most))
         deleted = tx.connection.execute(delete(table).where(some)).rowcount
         if deleted == most:

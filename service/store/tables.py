@@ -251,6 +251,16 @@ UNIT_COMMIT = Table(
     ForeignKeyConstraint(["job_id", "unit"], ["unit.job_id", "unit.unit"]),
 )
 
+# How often each token is supervised in a unit, as a `token_freq` file says it; until the job is published.
+TOKEN_COUNTS = Table(
+    "token_counts",
+    METADATA,
+    Column("job_id", String(32), primary_key=True),
+    Column("unit", Integer, primary_key=True, autoincrement=False),
+    Column("content", LargeBinary, nullable=False),
+    ForeignKeyConstraint(["job_id", "unit"], ["unit.job_id", "unit.unit"]),
+)
+
 # The target's final norm as the engine of the job's first commit had it: a safetensors file of some kB.
 FINAL_NORM = Table(
     "final_norm",

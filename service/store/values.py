@@ -242,7 +242,8 @@ class UnitCommit:
 
     `num_tokens` and `supervised_tokens` count the tokens written. Paths are inside the dataset repository.
     `final_norm` is the content of the dataset's file of that name. `content_hashes` are those of
-    the samples, one after another, in a job of a schedule. Neither is read back.
+    the samples, one after another, in a job of a schedule. `token_counts` say how often each token is
+    supervised (`schemas.dataset.token_counts`). None of these is read back.
     """
 
     attempt_id: AttemptId
@@ -255,6 +256,7 @@ class UnitCommit:
     checks: UnitChecks
     final_norm: bytes = b""
     content_hashes: bytes = b""
+    token_counts: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

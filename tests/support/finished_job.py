@@ -1,5 +1,6 @@
 """A job whose units are done and whose files have landed: shards of random states, indexes, its account."""
 
+from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from safetensors.numpy import save
 from schemas.dataset.entries import FileEntry, LayerStats, ShardEntry
 from schemas.dataset.index import write_index
 from schemas.dataset.manifest import CanaryReport, LayerAgreement, Manifest, UnitChecks
+from schemas.dataset.token_counts import packed_counts, read_counts
 from schemas.identity import DTYPE_BYTES, Identity, Provenance
 from schemas.job import Progress, RejectView
 from schemas.names import index_path, job_id_from_content, shard_path
@@ -71,8 +73,8 @@ def a_request(hub: HubTarget | None = None, compression: str = "none") -> Extrac
 
 def land_files(
     dataset: Path, job_id: str, about: Identity, unit: int, epoch: int, rows: int
-) -> tuple[ShardEntry, FileEntry]:
-    """Write a unit's shard and index where landing puts them."""
+) -> tuple[ShardEntry, FileEntry, Counter[int]]:
+    """Write a unit's shard and index where landing puts them; return their entries, and its token counts."""
     tokens = [row_tokens(unit, row) for row in range(rows)]
     dtype = getattr(torch, about.dtype)
     shard_rows = [
@@ -93,7 +95,9 @@ def land_files(
     ]
     shard, index = shard_path(job_id, unit), index_path(job_id, unit)
     write_shard(dataset / shard, shard_rows, a_provenance(job_id, about))
-    index_entry, _ = write_index(dataset / index, index, [(dataset / shard, shard)], plan_of(shard_rows), {})
+    index_entry, counts = write_index(
+        dataset / index, index, [(dataset / shard, shard)], plan_of(shard_rows), {}
+    )
     entry = ShardEntry(
         **entry_of(dataset, shard).model_dump(),
         xxh3=xxh3_of(dataset / shard),
@@ -103,7 +107,7 @@ def land_files(
         epoch=epoch,
         layers=tuple(LayerStats(layer_id=k, mean_rms=1.0, max_abs=2.0) for k in about.layer_ids),
     )
-    return entry, index_entry
+    return entry, index_entry, counts
 
 
 def a_provenance(job_id: str, about: Identity) -> Provenance:
@@ -118,7 +122,9 @@ def a_reject(position: int) -> RejectView:
 
 def a_commit(dataset: Path, attempt_id: AttemptId, about: Identity, rows: int) -> UnitCommit:
     """Write a unit's files and return its commit."""
-    shard, index = land_files(dataset, attempt_id.job_id, about, attempt_id.unit, attempt_id.epoch, rows)
+    shard, index, counts = land_files(
+        dataset, attempt_id.job_id, about, attempt_id.unit, attempt_id.epoch, rows
+    )
     return UnitCommit(
         attempt_id=attempt_id,
         provenance=a_provenance(attempt_id.job_id, about),
@@ -126,11 +132,12 @@ def a_commit(dataset: Path, attempt_id: AttemptId, about: Identity, rows: int) -
         index=index,
         rejects=(),
         num_tokens=shard.tokens,
-        supervised_tokens=shard.tokens - rows,
+        supervised_tokens=counts.total(),
         checks=UnitChecks(
             rows_checked=rows, logit_rows=1, logit_argmax_agree=1, logit_max_error=0.25 + attempt_id.unit
         ),
         final_norm=FINAL_NORM,
+        token_counts=packed_counts(counts),
     )
 
 
@@ -148,13 +155,18 @@ def an_account(
     """Write a job's files into `dataset` and return what the store would say of it."""
     about = about or an_identity()
     keys = [AttemptId(job_id=job_id, unit=unit, epoch=1) for unit in range(num_units)]
+    commits = tuple(a_commit(dataset, key, about, rows) for key in keys)
+    counts = Counter[int]()
+    for made in commits:
+        counts.update(read_counts(made.token_counts, "counts"))
     return Account(
         job_id=job_id,
         request=a_request(hub, about.compression),
         provenance=a_provenance(job_id, about),
         progress=Progress(samples_planned=num_units * rows + rejects),
-        commits=tuple(a_commit(dataset, key, about, rows) for key in keys),
+        commits=commits,
         rejects=tuple(a_reject(num_units * rows + number) for number in range(rejects)),
+        token_counts=counts,
         captured_at=captured_at,
     )
 

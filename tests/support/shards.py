@@ -19,7 +19,7 @@ from schemas.dataset.entries import FileEntry, LayerStats, ShardEntry
 from schemas.dataset.index import Witness, write_index
 from schemas.dataset.manifest import CheckReport, Manifest, Totals
 from schemas.dataset.seal import sha256_of
-from schemas.dataset.token_counts import vocabulary_stats, write_counts
+from schemas.dataset.token_counts import packed_counts, vocabulary_stats
 from schemas.identity import DTYPE_BYTES, Identity, Provenance
 from schemas.names import (
     FINAL_NORM_PATH,
@@ -217,7 +217,7 @@ def write_manifest(folder: Path, told: Provenance, units: Mapping[int, Sequence[
     counts = Counter([token for rows in units.values() for row in rows for token in supervised_ids(row)])
     freq = token_freq_path(told.job_id)
     (folder / freq).parent.mkdir(exist_ok=True)
-    write_counts(folder / freq, counts)
+    (folder / freq).write_bytes(packed_counts(counts))
     num_rows = sum(len(rows) for rows in units.values())
     request = {"model": told.identity.model, "source": {"kind": "inline", "samples": [{"text": "a"}]}}
     manifest = Manifest(

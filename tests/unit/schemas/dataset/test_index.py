@@ -1,3 +1,4 @@
+from collections import Counter
 from dataclasses import replace
 
 import pyarrow.parquet as pq
@@ -30,7 +31,7 @@ def unit(tmp_path):
 def test_every_written_row_stands_in_plan_order_with_its_place(tmp_path, unit):
     rows, plan, shards = unit
     witnesses = {3: ((17, -0.25), (4, -2.5)), 2: ((1, -1.0),)}
-    entry, supervised = write_index(tmp_path / "index.parquet", PATH, shards, plan, witnesses)
+    entry, counts = write_index(tmp_path / "index.parquet", PATH, shards, plan, witnesses)
     table = pq.read_table(tmp_path / "index.parquet")
     assert table.schema.equals(INDEX_SCHEMA)
     assert table["sample_id"].to_pylist() == ["s0", "s1", "s3", "s4"]
@@ -46,7 +47,7 @@ def test_every_written_row_stands_in_plan_order_with_its_place(tmp_path, unit):
     assert table["supervised_tokens"].to_pylist() == [0, 2, 1, 3]
     assert table["top_tokens"].to_pylist() == [None, None, [17, 4], None]
     assert table["top_logprobs"].to_pylist() == [None, None, [-0.25, -2.5], None]
-    assert supervised == 6
+    assert counts == Counter(token for n in (0, 1, 3, 4) for token in rows[n].input_ids[1::2])
     assert (entry.path, (entry.sha256, entry.bytes)) == (PATH, sha256_of(tmp_path / "index.parquet"))
 
 

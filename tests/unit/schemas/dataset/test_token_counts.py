@@ -16,9 +16,9 @@ from schemas.dataset.token_counts import (
     TOKEN_FREQ_SCHEMA,
     TokenTally,
     differences,
+    packed_counts,
     read_counts,
     vocabulary_stats,
-    write_counts,
 )
 
 ROWS = st.lists(st.lists(st.integers(0, 40), max_size=30), max_size=12)
@@ -43,12 +43,10 @@ def test_the_coverage_is_of_the_most_frequent_tokens():
     assert vocabulary_stats(counts).token_ids == 4
 
 
-def test_counts_are_read_as_they_were_written(tmp_path: Path):
-    write_counts(tmp_path / "counts", Counter([7, 2, 7]))
-    content = (tmp_path / "counts").read_bytes()
+def test_counts_are_read_as_they_were_written():
+    content = packed_counts(Counter([7, 2, 7]))
     assert read_counts(content, "counts") == {2: 1, 7: 2}
-    write_counts(tmp_path / "again", Counter([2, 7, 7]))
-    assert (tmp_path / "again").read_bytes() == content
+    assert packed_counts(Counter([2, 7, 7])) == content
 
 
 @pytest.mark.parametrize(
