@@ -77,7 +77,7 @@ class Progress(Wire):
     """Counters of a job. A sample is planned once and ends either written or rejected.
 
     `samples_known`: skipped, an earlier run of the schedule wrote them. `samples_given_up`: planned, and left
-    to the schedule's next run.
+    to the schedule's next run. `units_stored`: of a job that is pushed, those in its repository.
     """
 
     plan_done: bool = False
@@ -92,6 +92,7 @@ class Progress(Wire):
     units_failed: int = 0
     samples_known: int = 0
     samples_given_up: int = 0
+    units_stored: int = 0
 
     @property
     def is_captured(self) -> bool:

@@ -29,9 +29,11 @@ EXIT_JOB_NOT_COMPLETE = 3
 
 PLANNING = "service.plan.planner:run_planning"
 PUBLISHING = "service.publish.publisher:run_publishing"
+STORING = "service.publish.storing:run_storing"
 LOCAL_PUBLISHING = "service.publish.publisher:run_local_publishing"
 SWEEP_S = 300.0
 SLOTS_S = 2.0
+STORE_S = 5.0
 RESTART_S = 2.0
 
 
@@ -65,6 +67,7 @@ def _crew(store: Store, settings: Settings, keeper: Keeper) -> list[TaskLoop]:
         "retention": ("service.control.deletion:run_retention", SWEEP_S),
         "deletion": ("service.control.deletion:run_deletion", None),
         "local-publisher": (LOCAL_PUBLISHING, None),
+        "storer": (STORING, STORE_S),
         **{f"publisher-{number}": (PUBLISHING, None) for number in range(settings.publishers)},
     }
     planner = TaskLoop("planner", PLANNING, settings, threads=settings.planners)

@@ -16,7 +16,7 @@ from schemas.receipts import AttemptId, OpenUnit
 from service.capture.link import EngineLink
 from service.errors import WriteFailed, writing
 from service.settings import Settings
-from service.store import Store, UnitCommit, commits
+from service.store import Store, UnitFiles, commits
 
 INDEX_FILE = "index.parquet"
 """Name of a unit's index file inside its attempt's folder."""
@@ -54,14 +54,14 @@ async def open_attempt(link: EngineLink, settings: Settings, order: OpenUnit, pl
             file.unlink()
 
 
-def move_into_dataset(settings: Settings, commit: UnitCommit) -> None:
+def move_into_dataset(settings: Settings, unit: UnitFiles) -> None:
     """Move one committed unit's files. Raises WriteFailed naming the file that is in neither place."""
-    folder = attempt_folder(settings, commit.attempt_id)
-    dataset = settings.dataset_dir(commit.attempt_id.job_id)
-    for entry in commit.shards:
+    folder = attempt_folder(settings, unit.attempt_id)
+    dataset = settings.dataset_dir(unit.attempt_id.job_id)
+    for entry in unit.shards:
         _move(folder / Path(entry.path).name, dataset, entry)
-    if commit.index is not None:
-        _move(folder / INDEX_FILE, dataset, commit.index)
+    if unit.index is not None:
+        _move(folder / INDEX_FILE, dataset, unit.index)
     # What else is there is swept later; and another process may land the same unit now.
     with suppress(OSError):
         folder.rmdir()

@@ -9,14 +9,14 @@ Ours are the text between two markers and a few YAML keys; what a person wrote a
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import yaml  # type: ignore[import-untyped]
 from huggingface_hub import DatasetCardData
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
 from schemas.dataset.jobs_table import JobEntry
-from schemas.identity import Identity
+from schemas.identity import Identity, Provenance
 from service.errors import OptionRefused
 from service.publish.card_text import INDEX_CONFIG, card_text
 
@@ -27,6 +27,25 @@ END = "<!-- quarry:end -->"
 
 MAX_HEADER_CHARS = 2**20
 """Of the YAML of a card that is there; a job takes about a hundred."""
+
+
+class Job(Protocol):
+    """What a job of a repository is told by: one that is there, or one that is to stand beside it."""
+
+    @property
+    def job_id(self) -> str:
+        """The job's id."""
+
+    @property
+    def provenance(self) -> Provenance:
+        """What it was captured of."""
+
+    @property
+    def config_name(self) -> str:
+        """The configuration that its request names."""
+
+
+AnyJob = TypeVar("AnyJob", bound=Job)
 
 JOB_IN_PATH = re.compile(r"data/(j-[0-9a-f]{16})/\*\.parquet")
 
@@ -66,19 +85,27 @@ def render_card(
     Raises:
         OptionRefused: two jobs of one configuration differ in model, layers or layout (`hub.config_name`).
     """
+    groups = grouped(jobs, configs, existing)
+    theirs, text = _parsed(existing)
+    before, _, rest = text.partition(BEGIN)
+    parts = (before, f"{BEGIN}\n{card_text(groups)}\n{END}", rest.partition(END)[2])
+    header = DatasetCardData(**_metadata(theirs, groups)).to_yaml()
+    return f"---\n{header}\n---\n\n" + "\n\n".join(part.strip() for part in parts if part.strip()) + "\n"
+
+
+def grouped(
+    jobs: Sequence[AnyJob], configs: Mapping[str, str] | None = None, existing: str | None = None
+) -> dict[str, list[AnyJob]]:
+    """Return the jobs of every states configuration. Arguments and errors are those of `render_card`."""
     chosen = assigned_configs(existing) | dict(configs or {})
-    groups: dict[str, list[JobEntry]] = {}
+    groups: dict[str, list[AnyJob]] = {}
     for job in sorted(jobs, key=lambda job: job.job_id):
         name = chosen.get(job.job_id) or states_config(job.config_name)
         groups.setdefault(name, []).append(job)
     for name, group in groups.items():
         _refuse_mixed(name, group)
     _refuse_other_labels(jobs)
-    theirs, text = _parsed(existing)
-    before, _, rest = text.partition(BEGIN)
-    parts = (before, f"{BEGIN}\n{card_text(groups)}\n{END}", rest.partition(END)[2])
-    header = DatasetCardData(**_metadata(theirs, groups)).to_yaml()
-    return f"---\n{header}\n---\n\n" + "\n\n".join(part.strip() for part in parts if part.strip()) + "\n"
+    return groups
 
 
 def _parsed(card: str | None) -> tuple[dict[str, Any], str]:
@@ -136,7 +163,7 @@ def _shape(one: Identity) -> tuple[object, ...]:
     return model, one.layer_ids, one.hidden_size, one.dtype, one.compression
 
 
-def _refuse_other_labels(jobs: Iterable[JobEntry]) -> None:
+def _refuse_other_labels(jobs: Iterable[Job]) -> None:
     """Refuse indexes of other columns: they are one configuration."""
     labels = {tuple(sorted(job.provenance.identity.labels)): job.job_id for job in jobs}
     if len(labels) > 1:
@@ -148,7 +175,7 @@ def _refuse_other_labels(jobs: Iterable[JobEntry]) -> None:
         )
 
 
-def _refuse_mixed(name: str, group: Sequence[JobEntry]) -> None:
+def _refuse_mixed(name: str, group: Sequence[Job]) -> None:
     first, *others = (job.provenance for job in group)
     for other in others:
         if _shape(other.identity) != _shape(first.identity):

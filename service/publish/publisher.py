@@ -12,15 +12,12 @@ from service.artifacts.repository import Patience, Repository
 from service.capture.attempt_files import land
 from service.errors import STORE_AWAY, DatasetBroken, writing
 from service.publish.assemble import account_of, assemble
-from service.publish.card import states_config
 from service.publish.push import JobPush
+from service.publish.target import target_of
 from service.settings import Settings
-from service.store import PublishLease, Store, canaries, captured_samples, commits, jobs, publishing
+from service.store import PublishLease, Store, canaries, commits, jobs, publishing
 from service.work.keeper import Keeper, Kept
 from service.work.runner import Stopped, run_next
-
-CONFIG_CHARS = 55
-"""Of a configuration's name, so that there is room for a recipe's."""
 
 
 def run_publishing(
@@ -102,17 +99,8 @@ def _publish(
     check()
     if request.hub is None:
         return None
-    hub = Repository(_target(store, lease, request.hub), settings, patience)
+    hub = Repository(target_of(store, lease.job_id, lease.identity, request.hub), settings, patience)
     return JobPush(hub, dataset, lease.job_id, check, advance).run()
-
-
-def _target(store: Store, lease: PublishLease, hub: HubTarget) -> HubTarget:
-    """Return where a job is pushed to; a recipe that a schedule changed to has a configuration of its own."""
-    recipe = lease.identity.recipe_sha256()
-    if store.read(captured_samples.first_recipe, lease.job_id) in {None, recipe}:
-        return hub
-    name = f"{states_config(hub.config_name)[:CONFIG_CHARS]}-{recipe[:8]}"
-    return hub.model_copy(update={"config_name": name})
 
 
 def _canary(store: Store, lease: PublishLease, request: ExtractRequest) -> tuple[str, CanaryReport | None]:

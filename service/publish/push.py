@@ -12,43 +12,32 @@ it for the job's.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete
-from huggingface_hub.hf_api import RepoFile
-from pydantic import ValidationError
 
-from schemas.base import first_fault
 from schemas.dataset.entries import FileEntry
-from schemas.dataset.jobs_table import JobEntry, JobsTable, git_oid, table_of
+from schemas.dataset.jobs_table import JobEntry
 from schemas.dataset.manifest import Manifest
 from schemas.names import (
-    CARD_PATH,
     FINAL_NORM_PATH,
-    JOBS_PATH,
-    MANIFEST_FOLDER,
     MAX_COMMIT_FILES,
-    is_job_id,
     job_folders,
     manifest_path,
     token_freq_path,
 )
 from schemas.request import HubTarget
 from service.artifacts.repository import BRANCH, Patience, Repository
-from service.errors import DatasetBroken, HubUnavailable, OptionRefused
+from service.errors import DatasetBroken, HubUnavailable
 from service.publish.assemble import read_manifest
-from service.publish.card import render_card, states_config
+from service.publish.card import states_config
+from service.publish.others import OtherJobs
+from service.publish.upload import Uploads
 from service.settings import Settings
-
-UPLOAD_GROUP_FILES = 8
-"""Files between two looks at the lease, and what an error of an upload puts at stake."""
 
 OWN_FILES = 3
 """In the last commit: the manifest, the card and the table of jobs."""
-
-ONE_MODEL_CURE = "name another repository: one repository holds the states of one model"
 
 
 def check_target(hub: HubTarget, settings: Settings, patience: Patience | None = None) -> None:
@@ -86,17 +75,15 @@ class JobPush:
         advance: Callable[[], None] = lambda: None,
     ) -> None:
         """Read the manifest. Raises DatasetBroken if it is not that of a job alone."""
-        self._hub, self._dataset, self._job_id = hub, dataset, job_id
-        self._check, self._advance = check, advance
+        self._hub, self._job_id, self._advance = hub, job_id, advance
         self._manifest = read_manifest(dataset / manifest_path(job_id))
         self._files = (*self._manifest.shards, *self._manifest.indexes, *self._manifest.extras)
         _refuse_strangers(self._manifest, job_id, self._files)
-        self._additions: dict[str, CommitOperationAdd] = {}
         self._entry = JobEntry.of(self._manifest, (dataset / manifest_path(job_id)).read_bytes())
         self._own = self._entry.manifest
-        self._entries: dict[str, JobEntry] = {}
-        """What is known of the repository's jobs, by the sha256 and by the git name of their manifests."""
-        self._tables_read: set[str] = set()
+        self._norm = next(entry for entry in self._files if entry.path == FINAL_NORM_PATH)
+        self._uploads = Uploads(hub, dataset, check)
+        self._others = OtherJobs(hub, self._uploads, job_id)
 
     def run(self) -> str:
         """Return a commit that holds the job whole.
@@ -114,7 +101,7 @@ class JobPush:
         head = hub.head()
         # What cannot be merged is refused before a byte is sent.
         self._refuse_another_run(head)
-        self._card_and_table(head)
+        self._others.described(self._entry, self._norm, head)
         for batch in early_batches(self._files):
             hub.patience.retry(partial(self._commit_files, batch), long=True)
         oid = hub.patience.retry(self._commit_last, long=True)
@@ -123,19 +110,17 @@ class JobPush:
 
     def _commit_files(self, batch: Sequence[FileEntry]) -> None:
         self._refuse_another_run(BRANCH)  # another service may have published it meanwhile
-        missing = self._missing(batch)
-        if missing:
-            self._hub.commit(self._upload(missing), f"Add files of {self._job_id}")
-            self._additions.clear()  # the client commits each once
+        if missing := self._uploads.missing(batch):
+            self._uploads.commit(missing, f"Add files of {self._job_id}")
             self._advance()
 
     def _commit_last(self) -> str:
         head = self._hub.head()
         self._refuse_another_run(head)
-        described = self._card_and_table(head)
+        described = self._others.described(self._entry, self._norm, head)
         operations: list[CommitOperationAdd | CommitOperationDelete] = []
         # Of all files: another run that has not landed either may have overwritten earlier ones.
-        operations += self._upload(self._missing([*self._files, self._own], head))
+        operations += self._uploads.send(self._uploads.missing([*self._files, self._own], head))
         operations += [CommitOperationDelete(path) for path in self._stale(head)]
         for path, content in described.items():
             if self._hub.read(path, head) != content:
@@ -145,21 +130,7 @@ class JobPush:
         return self._hub.commit(operations, f"Add {self._job_id}", parent=head)
 
     def _refuse_another_run(self, revision: str) -> None:
-        """Raise OptionRefused if the job is published with other files than these."""
-        remote = self._hub.find([self._own.path], revision).get(self._own.path)
-        if remote is None or self._is_same(remote, self._own):
-            return
-        content = self._hub.read(self._own.path, revision) or b""
-        with suppress(ValidationError):
-            if Manifest.model_validate_json(content).shards == self._manifest.shards:
-                return  # this run, whose manifest says more now
-        repo_id, job_id = self._hub.target.repo_id, self._job_id
-        raise OptionRefused(
-            f"{repo_id} holds another run of {job_id}",
-            field="hub.repo_id",
-            cure="`quarry publish DIR` pushes this dataset, which is kept, to another repository; or delete "
-            f"manifests/{job_id}.json, data/{job_id} and index/{job_id} there, and push or resume again",
-        )
+        self._others.refuse_another_run(self._manifest.shards, revision, self._own)
 
     def _stale(self, revision: str) -> list[str]:
         """Return the Parquet files at `revision` that the card's globs take for the job's, but are not."""
@@ -169,110 +140,9 @@ class JobPush:
         ]
         return [path for path in paths if path.endswith(".parquet") and path not in named]
 
-    def _card_and_table(self, revision: str) -> dict[str, bytes]:
-        """Return what says which jobs are at `revision` and this one, by path.
-
-        Raises OptionRefused if they do not mix.
-        """
-        norm = next(entry for entry in self._manifest.extras if entry.path == FINAL_NORM_PATH)
-        remote = self._hub.find([FINAL_NORM_PATH], revision).get(FINAL_NORM_PATH)
-        if remote is not None and not self._is_same(remote, norm):
-            detail = f"{self._hub.target.repo_id} holds the states of another model"
-            raise OptionRefused(detail, field="hub.repo_id", cure=ONE_MODEL_CURE)
-        existing = self._hub.read(CARD_PATH, revision)
-        jobs = [*self._others(revision), self._entry]
-        card = render_card(
-            jobs,
-            {self._job_id: states_config(self._hub.target.config_name)},
-            existing.decode() if existing is not None else None,
-        )
-        return {CARD_PATH: card.encode(), JOBS_PATH: table_of(jobs).encode()}
-
-    def _others(self, revision: str) -> list[JobEntry]:
-        """Return the other jobs at `revision`: those whose manifest is there."""
-        manifests = [
-            remote
-            for remote in self._hub.files(MANIFEST_FOLDER, revision)
-            if is_job_id(Path(remote.path).stem) and remote.path != self._own.path
-        ]
-        return [self._entry_of(remote, revision) for remote in manifests]
-
-    def _entry_of(self, remote: RepoFile, revision: str) -> JobEntry:
-        """Return what the table of jobs says of a manifest in the repository.
-
-        Raises OptionRefused if it says nothing of it, or is of another version.
-        """
-        self._read_table(revision)
-        known = self._entries.get(remote.lfs.sha256 if remote.lfs else remote.blob_id)
-        if known is None or known.manifest.path != remote.path:
-            raise self._table_refused(f"does not list {remote.path} as it is there")
-        return known
-
-    def _read_table(self, revision: str) -> None:
-        """Learn what the table of jobs says, if the repository has one."""
-        if revision in self._tables_read:
-            return
-        self._tables_read.add(revision)
-        content = self._hub.read(JOBS_PATH, revision)
-        try:
-            rows = JobsTable.model_validate_json(content).jobs if content is not None else ()
-        except ValidationError as error:
-            raise self._table_refused(f"is not a table of this version: {first_fault(error)}") from error
-        for job in rows:
-            self._entries[job.manifest.sha256] = self._entries[job.manifest_git_oid] = job
-
-    def _table_refused(self, detail: str) -> OptionRefused:
-        return OptionRefused(
-            f"{JOBS_PATH} in {self._hub.target.repo_id} {detail}",
-            field="hub.repo_id",
-            cure=f"name another repository, or bring {JOBS_PATH} back as the last push of a job left it",
-        )
-
-    def _missing(self, entries: Sequence[FileEntry], revision: str = BRANCH) -> list[FileEntry]:
-        remote = self._hub.find([entry.path for entry in entries], revision)
-        return [e for e in entries if e.path not in remote or not self._is_same(remote[e.path], e)]
-
-    def _is_same(self, remote: RepoFile, entry: FileEntry) -> bool:
-        if remote.lfs is not None:
-            return bool((remote.lfs.sha256, remote.size) == (entry.sha256, entry.bytes))
-        same_size: bool = remote.size == entry.bytes
-        return same_size and remote.blob_id == git_oid(self._local(entry).read_bytes())
-
-    def _upload(self, entries: Sequence[FileEntry]) -> list[CommitOperationAdd]:
-        """Return the operations of `entries`, uploaded and proven to be the manifest's bytes."""
-        additions: list[CommitOperationAdd] = []
-        for start in range(0, len(entries), UPLOAD_GROUP_FILES):
-            some = entries[start : start + UPLOAD_GROUP_FILES]
-            # Each group has tries of its own: one commit's files may take hours, with an error in each.
-            additions += self._hub.patience.retry(partial(self._upload_group, some), long=True)
-        self._check()
-        return additions
-
-    def _upload_group(self, entries: Sequence[FileEntry]) -> list[CommitOperationAdd]:
-        self._check()
-        group = [self._addition(entry) for entry in entries]
-        self._hub.upload(group)
-        for entry, addition in zip(entries, group, strict=True):
-            # The client hashed the very bytes that it sent.
-            if addition.upload_info.sha256.hex() != entry.sha256:
-                raise DatasetBroken(f"{entry.path} no longer has the bytes that were sealed")
-        return group
-
-    def _addition(self, entry: FileEntry) -> CommitOperationAdd:
-        """Return the operation of a file: one a push, so that what is uploaded is not uploaded again."""
-        if entry.path not in self._additions:
-            self._additions[entry.path] = CommitOperationAdd(entry.path, self._local(entry))
-        return self._additions[entry.path]
-
-    def _local(self, entry: FileEntry) -> Path:
-        path = self._dataset / entry.path
-        if not path.is_file() or path.stat().st_size != entry.bytes:
-            raise DatasetBroken(f"{entry.path} is missing, or no longer {entry.bytes} bytes long")
-        return path
-
     def _read_back(self, oid: str) -> None:
         """Compare all files at `oid` with the manifest: small ones by git's hash, large ones by sha256."""
-        for entry in self._missing([*self._files, self._own], oid):
+        for entry in self._uploads.missing([*self._files, self._own], oid):
             where = f"{self._hub.target.repo_id} at {oid}"
             raise HubUnavailable(f"{entry.path} was pushed, but {where} does not hold it as it was sealed")
 

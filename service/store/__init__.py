@@ -9,8 +9,10 @@ from service.store.values import (
     PlanLease,
     PlannedUnit,
     PublishLease,
+    StoreLease,
     TaskState,
     UnitCommit,
+    UnitFiles,
     UnitLease,
     UnitRow,
 )
@@ -24,9 +26,11 @@ __all__ = [
     "PlannedUnit",
     "PublishLease",
     "Store",
+    "StoreLease",
     "TaskState",
     "Transaction",
     "UnitCommit",
+    "UnitFiles",
     "UnitLease",
     "UnitRow",
 ]

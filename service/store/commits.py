@@ -10,12 +10,12 @@ from schemas.identity import Provenance
 from schemas.job import RejectView
 from schemas.receipts import AttemptId
 from service.errors import IdentityChanged, StatesWrong
-from service.store import captured_samples, keys, publishing, tasks, workers
+from service.store import captured_samples, keys, publishing, storing, tasks, workers
 from service.store.database import Transaction
 from service.store.plans import add_rejects
 from service.store.tables import FINAL_NORM, REJECT, SHARD, TOKEN_COUNTS, UNIT_COMMIT, UNIT_PLAN
 from service.store.transitions import LockedJob
-from service.store.values import UnitCommit, UnitLease
+from service.store.values import UnitCommit, UnitFiles, UnitLease
 
 
 def commit(tx: Transaction, made: UnitCommit, lease: UnitLease) -> None:
@@ -70,6 +70,8 @@ def commit(tx: Transaction, made: UnitCommit, lease: UnitLease) -> None:
         tokens_written=made.num_tokens,
         bytes_written=sum(entry.bytes for entry in made.shards),
     )
+    if not job.progress.is_captured:
+        storing.add(tx, job)
     publishing.add_when_captured(tx, job)
 
 
@@ -89,6 +91,27 @@ def unit_commits(tx: Transaction, job_id: str) -> list[UnitCommit]:
             checks=row["checks"],
         )
         for row in tx.connection.execute(query).mappings()
+    ]
+
+
+def waiting(tx: Transaction, job_id: str, limit: int) -> list[UnitFiles]:
+    """Return the lowest units that are committed and not stored yet, in unit order."""
+    mine = (UNIT_COMMIT.c.job_id == job_id) & ~UNIT_COMMIT.c.is_stored
+    columns = UNIT_COMMIT.c.unit, UNIT_COMMIT.c.epoch, UNIT_COMMIT.c.index_file
+    lowest = select(*columns).where(mine).order_by(UNIT_COMMIT.c.unit).limit(limit)
+    made = tx.connection.execute(lowest).all()
+    of_units = (SHARD.c.job_id == job_id) & SHARD.c.unit.in_([row.unit for row in made])
+    query = select(SHARD.c.entry).where(of_units)
+    shards_of: dict[int, list[ShardEntry]] = defaultdict(list)
+    for entry in tx.connection.scalars(query.order_by(SHARD.c.path)):
+        shards_of[entry.unit].append(entry)
+    return [
+        UnitFiles(
+            AttemptId(job_id=job_id, unit=row.unit, epoch=row.epoch),
+            tuple(shards_of[row.unit]),
+            row.index_file,
+        )
+        for row in made
     ]
 
 

@@ -15,6 +15,7 @@ class Policy:
     `of_units`: a task is a unit of its job, counted there and reported by an event at every move.
     `alone`: nothing else is done for a job meanwhile, so the job itself says why the task is tried again.
     `by_turns`: of jobs of one priority, those whose owner has none leased come first.
+    `ahead`: it is done ahead of time, so that no error but one that fails the job ends it.
     `one_a_subject`: tasks of different jobs may have the same subject, which one lease at a time may work on.
     `exhausted` is the job's state after the last attempt that may fail, VOID if none ever ends it;
     `max_deaths` is how many owners may vanish over the task, killed or crashed, before the job is blocked.
@@ -26,6 +27,7 @@ class Policy:
     of_units: bool = False
     alone: bool = False
     by_turns: bool = False
+    ahead: bool = False
     one_a_subject: bool = False
     exhausted: Outcome
     max_deaths: int
@@ -55,6 +57,16 @@ POLICIES = {
         " so another of them may be at fault",
         cure="look in the kernel's log for workers that were killed for want of memory; give them more of "
         "it, or submit a new job with a smaller storage.shard_bytes; `resume` tries again",
+    ),
+    # Nothing waits for it: what is not stored by the time all is captured goes with the publication.
+    TaskKind.STORE: Policy(
+        job_states=frozenset({JobState.QUEUED, JobState.RUNNING}),
+        ahead=True,
+        exhausted=Outcome.BLOCK,
+        max_deaths=sys.maxsize,
+        delay=1.0,
+        blame="",
+        cure="",
     ),
     TaskKind.PUBLISH: Policy(
         job_states=frozenset({JobState.QUEUED, JobState.RUNNING, JobState.PUBLISHING}),

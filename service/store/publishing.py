@@ -3,15 +3,16 @@
 from dataclasses import replace
 
 from schemas.job import JobState
-from service.store import tasks
+from service.store import storing, tasks
 from service.store.database import Store, Transaction
 from service.store.transitions import LockedJob, move_job, record
 from service.store.values import Lease, PublishLease, TaskKind
 
 
 def add_when_captured(tx: Transaction, job: LockedJob) -> None:
-    """Add the publishing of a locked job whose plan and units are all done."""
+    """Add the publishing of a locked job whose plan and units are all done; it stores what is left."""
     if job.progress.is_captured:
+        storing.end(tx, job)
         tasks.add(tx, job, TaskKind.PUBLISH, subject=job.publish_subject)
 
 
@@ -46,4 +47,7 @@ def advance(tx: Transaction, lease: PublishLease) -> None:
 def complete(tx: Transaction, lease: PublishLease, hub_commit: str | None) -> None:
     """Complete a job whose whole dataset is in `hub_commit`, null without a repository. Raises LeaseLost."""
     job, task = tasks.held(tx, lease)
+    if hub_commit is not None:
+        stored = {"units_stored": job.progress.units_done}
+        job = replace(job, progress=job.progress.model_copy(update=stored))
     move_job(tx, replace(tasks.done(tx, job, task), hub_commit=hub_commit), JobState.COMPLETED)

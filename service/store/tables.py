@@ -248,6 +248,8 @@ UNIT_COMMIT = Table(
     Column("num_tokens", BigInteger, nullable=False),
     Column("supervised_tokens", BigInteger, nullable=False),
     Column("checks", Document(UnitChecks), nullable=False),
+    # Whether the job's repository holds its files.
+    Column("is_stored", Boolean, nullable=False, server_default=false()),
     ForeignKeyConstraint(["job_id", "unit"], ["unit.job_id", "unit.unit"]),
 )
 

@@ -93,7 +93,15 @@ def _attempt(lease: Lease) -> dict[str, object]:
     }
 
 
-def add(tx: Transaction, job: LockedJob, kind: TaskKind, item: int = 0, subject: str | None = None) -> None:
+def add(
+    tx: Transaction,
+    job: LockedJob,
+    kind: TaskKind,
+    item: int = 0,
+    *,
+    subject: str | None = None,
+    not_before: datetime | None = None,
+) -> None:
     """Add a task that waits; it must not be there."""
     new = insert(TASK).values(
         job_id=job.id,
@@ -104,6 +112,7 @@ def add(tx: Transaction, job: LockedJob, kind: TaskKind, item: int = 0, subject:
         epoch=0,
         attempts=0,
         deaths=0,
+        not_before=not_before,
     )
     tx.connection.execute(new)
 
@@ -249,6 +258,13 @@ def release(tx: Transaction, lease: Lease) -> None:
     move_task(tx, job, task, void(task))
 
 
+def give_way(tx: Transaction, lease: Lease, wait: timedelta) -> None:
+    """Let a task wait, and then begin its first attempt. Raises LeaseLost."""
+    job, task = held(tx, lease)
+    fresh = replace(void(task), attempts=0, deaths=0, problem=None)
+    move_task(tx, job, task, replace(fresh, not_before=tx.now + wait))
+
+
 def release_owner(tx: Transaction, owner: str) -> None:
     """Give back all tasks of an owner that has ended, so that nobody waits: neither failures nor deaths."""
     check_write(tx)
@@ -263,11 +279,12 @@ def fail(tx: Transaction, lease: Lease, problem: Problem, outcome: Outcome, max_
 
     RETRY lets the task wait again until it has had `max_attempts`; then the job ends as the kind's policy
     says. FAIL fails the job at once. BLOCK blocks it. Neither BLOCK nor VOID counts the attempt, and every
-    outcome is VOID where that is the policy. A job that waits for this task alone says why; the same problem
-    again is no news.
+    outcome is VOID where that is the policy, or all but FAIL where it is done ahead. A job that waits for
+    this task alone says why; the same problem again is no news.
     """
     policy = POLICIES[lease.kind]
-    outcome = Outcome.VOID if policy.exhausted is Outcome.VOID else outcome
+    if policy.exhausted is Outcome.VOID or (policy.ahead and outcome is not Outcome.FAIL):
+        outcome = Outcome.VOID
     job, task = held(tx, lease)
     waiting = replace(void(task), problem=problem)
     if outcome is Outcome.RETRY:

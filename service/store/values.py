@@ -19,11 +19,13 @@ from schemas.request import ExtractRequest, SourceKind
 class TaskKind(StrEnum):
     """What there is to do for a job.
 
-    Plan its units, capture each of them, publish its dataset, and delete it in the end.
+    Plan its units, capture each of them, store those that are captured in its repository meanwhile, publish
+    its dataset, and delete it in the end.
     """
 
     PLAN = "plan"
     CAPTURE = "capture"
+    STORE = "store"
     PUBLISH = "publish"
     DELETE = "delete"
 
@@ -237,19 +239,30 @@ class UnitRow:
 
 
 @dataclass(frozen=True, slots=True)
-class UnitCommit:
+class UnitFiles:
+    """The files of a unit that is committed. Paths are inside the dataset repository."""
+
+    attempt_id: AttemptId
+    shards: tuple[ShardEntry, ...]
+    index: FileEntry | None
+
+    @property
+    def files(self) -> tuple[FileEntry, ...]:
+        """The shards, and the index if there is one."""
+        return self.shards if self.index is None else (*self.shards, self.index)
+
+
+@dataclass(frozen=True, slots=True)
+class UnitCommit(UnitFiles):
     """What one attempt made of its unit: every sample of it stands in `shards` or in `rejects`.
 
-    `num_tokens` and `supervised_tokens` count the tokens written. Paths are inside the dataset repository.
+    `num_tokens` and `supervised_tokens` count the tokens written.
     `final_norm` is the content of the dataset's file of that name. `content_hashes` are those of
     the samples, one after another, in a job of a schedule. `token_counts` say how often each token is
     supervised (`schemas.dataset.token_counts`). None of these is read back.
     """
 
-    attempt_id: AttemptId
     provenance: Provenance
-    shards: tuple[ShardEntry, ...]
-    index: FileEntry | None
     rejects: tuple[RejectView, ...]
     num_tokens: int
     supervised_tokens: int
@@ -257,6 +270,14 @@ class UnitCommit:
     final_norm: bytes = b""
     content_hashes: bytes = b""
     token_counts: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreLease(Lease):
+    """The right to store a job's captured units in its repository while others are captured."""
+
+    identity: Identity
+    provenance: Provenance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -196,8 +196,12 @@ def run_to_publishing(
     num_units: int = 2,
     rows: int = 3,
     canary: bool = True,
+    captured: int | None = None,
 ) -> None:
-    """Take a job through the store until only its publishing is left; its last sample is rejected."""
+    """Take a job through the store until only its publishing is left; its last sample is rejected.
+
+    Of its units only the first few, if it says how many are `captured`.
+    """
     if canary:
         key = canary_digest(a_provenance(job_id, an_identity()))
         store.write(canaries.record, key, a_canary(job_id).model_dump_json())
@@ -209,7 +213,12 @@ def run_to_publishing(
     for unit in range(num_units):
         store.write(plans.add_unit, plan, PlannedUnit(unit, rows, tokens[unit], b"a plan"), ())
     store.write(plans.finish, plan, [a_reject(num_units * rows)])
-    for _ in range(num_units):
-        lease = units.lease(store, OWNER, TTL_S)
-        assert lease is not None
-        store.write(commits.commit, a_commit(dataset, lease.attempt_id, lease.identity, rows), lease)
+    for _ in range(num_units if captured is None else captured):
+        capture_unit(store, dataset, rows)
+
+
+def capture_unit(store: Store, dataset: Path, rows: int = 3) -> None:
+    """Commit the lowest unit, with its files in place."""
+    lease = units.lease(store, OWNER, TTL_S)
+    assert lease is not None
+    store.write(commits.commit, a_commit(dataset, lease.attempt_id, lease.identity, rows), lease)

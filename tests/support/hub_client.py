@@ -96,14 +96,14 @@ def publish(data_dir: str, endpoint: str, token: str, lease: int) -> dict[str, A
 
     from service.artifacts import hub_client
     from service.artifacts.repository import Patience
-    from service.publish import push
+    from service.publish import push, upload
     from service.settings import Settings
     from service.store import Store
     from tests.support.finished_job import JOB, OTHER_JOB, OWNER
     from tests.support.roles import run_publishing
     from tests.support.store_cases import Clock
 
-    push.MAX_COMMIT_FILES, push.UPLOAD_GROUP_FILES = 4, 2
+    push.MAX_COMMIT_FILES, upload.GROUP_FILES = 4, 2
     hub_client.SILENCE_S = float(os.environ["QUARRY_TEST_SILENCE_S"])
     file_download._ETAG_RETRY_TIMEOUT = 1  # a minute, six times, that no setting shortens
     settings = Settings(data_dir=Path(data_dir), hub_endpoint=endpoint, hub_token=token)

@@ -7,7 +7,7 @@ from typing import Any
 from service.capture import loop
 from service.control.deletion import run_deletion, run_retention
 from service.plan import planner
-from service.publish import publisher
+from service.publish import publisher, storing
 from service.settings import Settings
 from service.store import Store
 from service.sweeper import run_sweep
@@ -41,6 +41,14 @@ def run_publishing(
     """Publish one job; return whether there was one."""
     with Keeper(store, settings.lease_s) as keeper:
         return publisher.run_publishing(store, settings, owner, stopped, keeper, **more)
+
+
+def run_storing(
+    store: Store, settings: Settings, owner: str, stopped: Callable[[], bool], **more: Any
+) -> bool:
+    """Store the captured units of one job; return whether there were enough of them."""
+    with Keeper(store, settings.lease_s) as keeper:
+        return storing.run_storing(store, settings, owner, stopped, keeper, **more)
 
 
 def delete_old(store: Store, settings: Settings) -> None:

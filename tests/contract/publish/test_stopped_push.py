@@ -9,7 +9,7 @@ import pytest
 
 from schemas.job import JobState
 from schemas.names import manifest_path, shard_path
-from service.publish.push import UPLOAD_GROUP_FILES
+from service.publish.upload import GROUP_FILES
 from tests.contract.publish.press import Press
 from tests.support.desk import REPO, etags, writable_hub
 from tests.support.fake_hub import FakeHub
@@ -46,7 +46,7 @@ def test_a_service_that_ends_during_an_upload_sends_no_more_and_commits_nothing(
     pushed = {path for path in hub.repo(REPO).head.tree if path != ".gitattributes"}
     assert pushed == etags(press.settings.dataset_dir(JOB)).keys()
     # The card is not uploaded: the commit itself holds it.
-    assert math.ceil(len(pushed - {"README.md"}) / UPLOAD_GROUP_FILES) == groups
+    assert math.ceil(len(pushed - {"README.md"}) / GROUP_FILES) == groups
     press.store.close()
 
 

@@ -1,0 +1,83 @@
+"""Stores captured units in their job's repository, so that little is left to send when the last is captured.
+
+Nothing is said of them there before the publication, which proves every file at its end. Local files stay.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from service.artifacts.repository import BRANCH, Patience, Repository
+from service.capture.attempt_files import move_into_dataset
+from service.errors import writing
+from service.publish.extras import write_final_norm
+from service.publish.others import OtherJobs
+from service.publish.target import target_of
+from service.publish.upload import Uploads
+from service.settings import Settings
+from service.store import Store, StoreLease, UnitFiles, commits, jobs, storing
+from service.work.keeper import Keeper, Kept
+from service.work.runner import Stopped, run_next
+
+
+def run_storing(
+    store: Store,
+    settings: Settings,
+    owner: str,
+    stopped: Callable[[], bool],
+    keeper: Keeper,
+    *,
+    patience: Patience | None = None,
+) -> bool:
+    """Store a job's captured units if there are enough of them; return whether there were.
+
+    An error is told by an event of the job and tried again: capture goes on. One that would fail the
+    publication fails the job now.
+    """
+
+    def work(lease: StoreLease, kept: Kept) -> None:
+        def check() -> None:
+            kept.confirm(stopped)
+            if stopped():
+                raise Stopped
+
+        with writing("the captured units"):
+            _store(store, settings, lease, check, patience)
+
+    return run_next(
+        store,
+        keeper,
+        take=lambda: storing.lease(store, owner, settings.lease_s),
+        work=work,
+        stopped=stopped,
+        max_attempts=settings.publish_attempts,
+    )
+
+
+def _store(
+    store: Store, settings: Settings, lease: StoreLease, check: Callable[[], None], patience: Patience | None
+) -> None:
+    """Raises what `push.JobPush.run` raises."""
+    request = store.read(jobs.request, lease.job_id)
+    assert request.hub is not None, "only a job that is pushed has such a task"  # noqa: S101
+    hub = Repository(target_of(store, lease.job_id, lease.identity, request.hub), settings, patience)
+    dataset = settings.dataset_dir(lease.job_id)
+    uploads = Uploads(hub, dataset, check)
+    others = OtherJobs(hub, uploads, lease.job_id)
+    hub.ensure()
+    norm = store.read(commits.final_norm, lease.job_id)
+    # What cannot be merged is refused before a byte is sent.
+    others.refuse_mixed(lease.provenance, write_final_norm(dataset, norm, f"store-{lease.epoch}"), BRANCH)
+    goes_on = True
+    while goes_on:
+        check()
+        made = store.read(commits.waiting, lease.job_id, storing.FULL_UNITS)
+        for unit in made:
+            move_into_dataset(settings, unit)
+        hub.patience.retry(partial(_commit, uploads, others, made), long=True)
+        goes_on = store.write(storing.stored, lease, [unit.attempt_id.unit for unit in made])
+
+
+def _commit(uploads: Uploads, others: OtherJobs, made: list[UnitFiles]) -> None:
+    others.refuse_another_run([entry for unit in made for entry in unit.shards], BRANCH)
+    if missing := uploads.missing([entry for unit in made for entry in unit.files]):
+        uploads.commit(missing, f"Add units of {made[0].attempt_id.job_id}")

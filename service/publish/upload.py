@@ -1,0 +1,77 @@
+"""Sends files of a dataset folder to a repository: what is there is not sent again."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from huggingface_hub import CommitOperationAdd
+from huggingface_hub.hf_api import RepoFile
+
+from schemas.dataset.entries import FileEntry
+from schemas.dataset.jobs_table import git_oid
+from service.artifacts.repository import BRANCH, Repository
+from service.errors import DatasetBroken
+
+GROUP_FILES = 8
+"""Files between two looks at the lease, and what an error of an upload puts at stake."""
+
+
+class Uploads:
+    """The files of `dataset` on their way to `hub`. `check` is called between them, and may raise."""
+
+    def __init__(self, hub: Repository, dataset: Path, check: Callable[[], None]) -> None:
+        """Send nothing yet."""
+        self._hub, self._dataset, self._check = hub, dataset, check
+        self._additions: dict[str, CommitOperationAdd] = {}
+
+    def missing(self, entries: Sequence[FileEntry], revision: str = BRANCH) -> list[FileEntry]:
+        """Return the files that `revision` does not hold with these bytes."""
+        remote = self._hub.find([entry.path for entry in entries], revision)
+        return [e for e in entries if e.path not in remote or not self.is_same(remote[e.path], e)]
+
+    def is_same(self, remote: RepoFile, entry: FileEntry) -> bool:
+        """Say whether a file of the repository has an entry's bytes."""
+        if remote.lfs is not None:
+            return bool((remote.lfs.sha256, remote.size) == (entry.sha256, entry.bytes))
+        same_size: bool = remote.size == entry.bytes
+        return same_size and remote.blob_id == git_oid(self._local(entry).read_bytes())
+
+    def send(self, entries: Sequence[FileEntry]) -> list[CommitOperationAdd]:
+        """Return the operations of `entries`, uploaded and proven to be the sealed bytes.
+
+        Raises DatasetBroken, HubDenied, HubUnavailable.
+        """
+        additions: list[CommitOperationAdd] = []
+        for start in range(0, len(entries), GROUP_FILES):
+            some = entries[start : start + GROUP_FILES]
+            # Each group has tries of its own: one commit's files may take hours, with an error in each.
+            additions += self._hub.patience.retry(partial(self._send_group, some), long=True)
+        self._check()
+        return additions
+
+    def commit(self, entries: Sequence[FileEntry], message: str) -> None:
+        """Send the files and commit them; raises as `send` and `Repository.commit` do."""
+        self._hub.commit(self.send(entries), message)
+        self._additions.clear()  # the client commits each once
+
+    def _send_group(self, entries: Sequence[FileEntry]) -> list[CommitOperationAdd]:
+        self._check()
+        group = [self._addition(entry) for entry in entries]
+        self._hub.upload(group)
+        for entry, addition in zip(entries, group, strict=True):
+            # The client hashed the very bytes that it sent.
+            if addition.upload_info.sha256.hex() != entry.sha256:
+                raise DatasetBroken(f"{entry.path} no longer has the bytes that were sealed")
+        return group
+
+    def _addition(self, entry: FileEntry) -> CommitOperationAdd:
+        """Return the operation of a file: one a push, so that what is uploaded is not uploaded again."""
+        if entry.path not in self._additions:
+            self._additions[entry.path] = CommitOperationAdd(entry.path, self._local(entry))
+        return self._additions[entry.path]
+
+    def _local(self, entry: FileEntry) -> Path:
+        path = self._dataset / entry.path
+        if not path.is_file() or path.stat().st_size != entry.bytes:
+            raise DatasetBroken(f"{entry.path} is missing, or no longer {entry.bytes} bytes long")
+        return path

@@ -1,0 +1,66 @@
+"""Storing: units that are captured go to the job's repository while others are captured."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+
+from sqlalchemy import select, update
+
+from schemas.names import MAX_COMMIT_FILES
+from service.store import tasks
+from service.store.database import Store, Transaction
+from service.store.tables import TASK, UNIT_COMMIT
+from service.store.transitions import LockedJob, count, record
+from service.store.values import Lease, StoreLease, TaskKind, TaskState
+
+FULL_UNITS = MAX_COMMIT_FILES // 2
+"""Units that fill a commit: a shard and an index each."""
+LATEST = timedelta(minutes=10)
+"""How long a unit waits for others to fill a commit with: the Hub takes 128 commits an hour."""
+
+
+def add(tx: Transaction, job: LockedJob) -> None:
+    """Have a locked job's captured units stored: now if they fill a commit, or else in a while."""
+    if job.publish_subject == job.id:
+        return
+    of_job = (TASK.c.job_id == job.id) & (TASK.c.kind == TaskKind.STORE)
+    is_full = job.progress.units_done - job.progress.units_stored >= FULL_UNITS
+    if tx.connection.scalar(select(TASK.c.item).where(of_job)) is None:
+        tasks.add(tx, job, TaskKind.STORE, not_before=tx.now + LATEST)
+    elif is_full:
+        tx.connection.execute(update(TASK).where(of_job).values(not_before=None))
+
+
+def end(tx: Transaction, job: LockedJob) -> None:
+    """Leave what is not stored yet of a locked job to its publication."""
+    of_job = (TASK.c.job_id == job.id) & (TASK.c.kind == TaskKind.STORE)
+    over = {"state": TaskState.DONE, "owner": None, "lease_until": None, "problem": None}
+    tx.connection.execute(update(TASK).where(of_job).values(over))
+
+
+def lease(store: Store, owner: str, ttl_s: float) -> StoreLease | None:
+    """Lease the storing of a job that has captured units for a commit."""
+    return tasks.lease(store, TaskKind.STORE, _grant, owner, ttl_s)
+
+
+def _grant(tx: Transaction, job: LockedJob, lease: Lease) -> StoreLease:
+    assert job.provenance is not None, "set by the first commit"  # noqa: S101
+    return StoreLease(**lease.fields(), identity=job.known_identity, provenance=job.provenance)
+
+
+def stored(tx: Transaction, lease: StoreLease, units: Sequence[int]) -> bool:
+    """Note that the repository holds these units; return whether others fill a commit, and the lease goes on.
+
+    Raises LeaseLost.
+    """
+    job, task = tasks.held(tx, lease)
+    waiting = (UNIT_COMMIT.c.job_id == job.id) & ~UNIT_COMMIT.c.is_stored
+    now_stored = update(UNIT_COMMIT).where(waiting, UNIT_COMMIT.c.unit.in_(units)).values(is_stored=True)
+    progress = count(job.progress, units_stored=tx.connection.execute(now_stored).rowcount)
+    message = f"{progress.units_stored} of {progress.units_done} captured units are stored"
+    job = record(tx, replace(job, progress=progress), "progress", message)
+    tasks.forgive(tx, task)
+    if progress.units_done - progress.units_stored >= FULL_UNITS:
+        return True
+    tasks.give_way(tx, lease, LATEST)
+    return False

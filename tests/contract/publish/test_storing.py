@@ -1,0 +1,174 @@
+"""Captured units are in the repository before the last one is captured, and nobody is told of them yet."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from schemas.job import JobState, JobSummary
+from schemas.names import CARD_PATH, FINAL_NORM_PATH, index_path, manifest_path, shard_path
+from schemas.request import HubTarget
+from service.artifacts.repository import Patience
+from service.proof.verify import verify_dataset
+from service.settings import Settings
+from service.store import Store, jobs, migration, storing
+from tests.support.desk import REPO, TOKEN, writable_hub
+from tests.support.fake_hub import FakeHub
+from tests.support.finished_job import (
+    JOB,
+    OTHER_NORM,
+    OWNER,
+    a_dataset,
+    a_request,
+    capture_unit,
+    run_to_publishing,
+)
+from tests.support.hub_state import Fault, Token
+from tests.support.roles import run_publishing, run_storing
+from tests.support.store_cases import Clock
+
+UNITS, FULL = 5, 2
+TEN_MINUTES_S = 600.0
+
+
+class Run:
+    """A job that is being captured: three of its five units are."""
+
+    def __init__(self, root: Path, hub: FakeHub, target: HubTarget | None) -> None:
+        self.hub, self.clock = hub, Clock(1_000_000_000.0)
+        self.settings = Settings(data_dir=root / "data", hub_endpoint=hub.url, hub_token=TOKEN)
+        self.store = Store(self.settings.database(), self.clock.of(self.settings.database()))
+        self.store.write(migration.migrate)
+        self.dataset = self.settings.dataset_dir(JOB)
+        run_to_publishing(self.store, self.dataset, JOB, a_request(target), num_units=UNITS, captured=3)
+
+    def keep(self) -> bool:
+        """Store once, under a lease of its own; say whether there was something to store."""
+        patience = Patience(attempts=2, sleep=lambda _: None)
+        return run_storing(self.store, self.settings, "storer", lambda: False, patience=patience)
+
+    def publish(self) -> JobSummary:
+        assert run_publishing(self.store, self.settings, OWNER, lambda: False)
+        return self.job()
+
+    def job(self) -> JobSummary:
+        return self.store.read(jobs.job, JOB).view()
+
+    def units_there(self) -> list[int]:
+        there = self.hub.repo(REPO).head.tree
+        units = [unit for unit in range(UNITS) if shard_path(JOB, unit) in there]
+        assert units == [unit for unit in range(UNITS) if index_path(JOB, unit) in there]
+        return units
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    monkeypatch.setattr(storing, "FULL_UNITS", FULL)
+    with writable_hub(tmp_path, monkeypatch) as hub:
+        yield hub
+
+
+@pytest.fixture
+def run(tmp_path: Path, hub: FakeHub) -> Iterator[Run]:
+    run = Run(tmp_path, hub, HubTarget(repo_id=REPO))
+    yield run
+    run.store.close()
+
+
+def test_units_that_fill_a_commit_are_stored_while_others_are_captured(run: Run) -> None:
+    """1. Three units are captured, two fill a commit. 2. The others are captured. 3. All is published."""
+    assert run.keep()
+    assert run.units_there() == [0, 1]
+    assert not {manifest_path(JOB), CARD_PATH} & run.hub.repo(REPO).head.tree.keys()
+    job = run.job()
+    assert (job.state, job.progress.units_stored, job.progress.units_done) == (JobState.RUNNING, 2, 3)
+    capture_unit(run.store, run.dataset)
+    assert run.keep() and run.units_there() == [0, 1, 2, 3]
+    capture_unit(run.store, run.dataset)
+    assert not run.keep(), "what is left goes with the publication"
+    stored_files = run.hub.repo(REPO).head.tree
+    job = run.publish()
+    assert (job.state, job.progress.units_stored) == (JobState.COMPLETED, UNITS)
+    there = run.hub.repo(REPO).head.tree
+    assert {path: there[path] for path in stored_files} == stored_files
+    assert verify_dataset(run.dataset).ok
+
+
+def test_fewer_units_wait_for_others_but_not_forever(run: Run) -> None:
+    run.keep()
+    assert not run.keep()
+    run.clock.advance(TEN_MINUTES_S - 1)
+    assert not run.keep()
+    run.clock.advance(2)
+    assert run.keep() and run.units_there() == [0, 1, 2]
+    assert run.job().progress.units_stored == 3
+
+
+def test_all_that_is_captured_is_stored_under_one_lease(run: Run) -> None:
+    capture_unit(run.store, run.dataset)
+    assert run.keep() and run.units_there() == [0, 1, 2, 3]
+    titles = [commit.title for commit in run.hub.repo(REPO).commits]
+    assert titles.count(f"Add units of {JOB}") == 2
+
+
+@pytest.mark.parametrize("harm", ["away", "denied"])
+def test_a_repository_that_takes_nothing_delays_no_capture(run: Run, harm: str) -> None:
+    """1. The Hub answers 503, or the token lost its right. 2. The job says so and runs. 3. It is stored."""
+    if harm == "away":
+        run.hub.fail("commit", Fault(status=503, times=10_000))
+    else:
+        run.hub.add_token(TOKEN, Token("me", role="read", orgs={"org": "write"}))
+    assert run.keep()
+    assert run.job().state is JobState.RUNNING
+    told = [event.problem for event in run.store.read(jobs.events, JOB) if event.problem is not None]
+    assert [problem.type for problem in told] == [
+        "urn:quarry:hub-unavailable" if harm == "away" else "urn:quarry:hub-denied"
+    ]
+    capture_unit(run.store, run.dataset)
+    run.hub.heal()
+    run.hub.add_token(TOKEN, Token("me", orgs={"org": "write"}))
+    run.clock.advance(run.settings.lease_s + 1)
+    assert run.keep() and run.units_there() == [0, 1, 2, 3]
+
+
+def test_a_repository_of_another_model_fails_the_job_before_a_byte_is_sent(run: Run, tmp_path: Path) -> None:
+    run.hub.add_repo(REPO, {FINAL_NORM_PATH: OTHER_NORM}, private=True)
+    assert run.keep()
+    job = run.job()
+    assert job.state is JobState.FAILED and job.problem is not None
+    assert job.problem.detail == f"{REPO} holds the states of another model"
+    assert run.units_there() == []
+
+
+def test_another_run_of_the_job_is_not_added_to(run: Run, tmp_path: Path) -> None:
+    a_dataset(tmp_path / "other", num_units=UNITS, rows=2)
+    content = (tmp_path / "other" / manifest_path(JOB)).read_bytes()
+    run.hub.add_repo(REPO, {manifest_path(JOB): content}, private=True)
+    assert run.keep()
+    job = run.job()
+    assert job.state is JobState.FAILED and job.problem is not None
+    assert job.problem.detail == f"{REPO} holds another run of {JOB}"
+    assert run.units_there() == []
+
+
+def test_the_publication_takes_over_from_a_storer_in_the_middle(run: Run) -> None:
+    """1. While two units are uploaded the last ones are captured. 2. The storer ends. 3. All is published."""
+
+    def capture_the_rest() -> None:
+        capture_unit(run.store, run.dataset)
+        capture_unit(run.store, run.dataset)
+
+    run.hub.meanwhile("preupload", capture_the_rest)
+    assert run.keep()
+    job = run.job()
+    assert (job.state, job.progress.units_stored, job.problem) == (JobState.RUNNING, 0, None)
+    assert not run.keep()
+    assert run.publish().state is JobState.COMPLETED
+    assert run.units_there() == list(range(UNITS))
+
+
+def test_a_job_that_is_pushed_nowhere_has_nothing_to_store(tmp_path: Path, hub: FakeHub) -> None:
+    run = Run(tmp_path, hub, None)
+    run.clock.advance(TEN_MINUTES_S)
+    assert not run.keep()
+    run.store.close()
