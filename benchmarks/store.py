@@ -19,6 +19,7 @@ from schemas.schedule import NewSchedule
 from service.api.metrics import JobMetrics
 from service.store import NewJob, Store, captured_samples, jobs, migration, schedules, tasks
 from service.store.tables import CAPTURED_SAMPLES, RUN
+from service.store.task_choice import Choice
 from service.store.values import TaskKind
 from tests.support.pg import running_postgres
 from tests.support.store_cases import IDENTITY, a_request
@@ -95,7 +96,7 @@ def measure(url: str, num_jobs: int, num_tasks: int) -> dict[str, float | str]:
     store = Store(url)
     store.write(migration.migrate)
     first = fill(store, num_jobs, num_tasks)
-    preferred = tasks.Choice(prefer_job="j-3000")
+    preferred = Choice(prefer_job="j-3000")
     asked = {
         "next capture": lambda: store.read(tasks._next_job, TaskKind.CAPTURE, "nobody"),
         "next capture, another preferred": lambda: store.read(

@@ -67,14 +67,12 @@ def _store(
     norm = store.read(commits.final_norm, lease.job_id)
     # What cannot be merged is refused before a byte is sent.
     others.refuse_mixed(lease.provenance, write_final_norm(dataset, norm, f"store-{lease.epoch}"), BRANCH)
-    goes_on = True
-    while goes_on:
-        check()
-        made = store.read(commits.waiting, lease.job_id, storing.FULL_UNITS)
-        for unit in made:
-            move_into_dataset(settings, unit)
-        hub.patience.retry(partial(_commit, uploads, others, made), long=True)
-        goes_on = store.write(storing.stored, lease, [unit.attempt_id.unit for unit in made])
+    check()
+    made = store.read(commits.waiting, lease.job_id, storing.FULL_UNITS)
+    for unit in made:
+        move_into_dataset(settings, unit)
+    hub.patience.retry(partial(_commit, uploads, others, made), long=True)
+    store.write(storing.stored, lease, [unit.attempt_id.unit for unit in made])
 
 
 def _commit(uploads: Uploads, others: OtherJobs, made: list[UnitFiles]) -> None:

@@ -11,6 +11,7 @@ from service.errors import IdentityChanged, SourceRefused
 from service.store import captured_samples, keys, publishing, tasks
 from service.store.database import Store, Transaction
 from service.store.tables import JOB, REJECT, UNIT, UNIT_PLAN
+from service.store.task_choice import Choice
 from service.store.transitions import LockedJob, count, record
 from service.store.values import Lease, PlanLease, PlannedUnit, TaskKind
 
@@ -20,7 +21,7 @@ def lease(store: Store, owner: str, ttl_s: float, *, outranking: str | None = No
 
     With `outranking`, a job, it must be a higher one than that job's.
     """
-    return tasks.lease(store, TaskKind.PLAN, _grant, owner, ttl_s, tasks.Choice(outranking=outranking))
+    return tasks.lease(store, TaskKind.PLAN, _grant, owner, ttl_s, Choice(outranking=outranking))
 
 
 def _grant(tx: Transaction, job: LockedJob, lease: Lease) -> PlanLease:

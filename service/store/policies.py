@@ -13,7 +13,7 @@ class Policy:
     """How a kind's tasks are leased and named, and what becomes of a job whose task cannot be ended.
 
     `of_units`: a task is a unit of its job, counted there and reported by an event at every move.
-    `alone`: nothing else is done for a job meanwhile, so the job itself says why the task is tried again.
+    `told_by_job`: the job itself says why the task is tried again, and not an event of each attempt.
     `by_turns`: of jobs of one priority, those whose owner has none leased come first.
     `ahead`: it is done ahead of time, so that no error but one that fails the job ends it.
     `one_a_subject`: tasks of different jobs may have the same subject, which one lease at a time may work on.
@@ -25,7 +25,7 @@ class Policy:
 
     job_states: frozenset[JobState]
     of_units: bool = False
-    alone: bool = False
+    told_by_job: bool = False
     by_turns: bool = False
     ahead: bool = False
     one_a_subject: bool = False
@@ -62,6 +62,7 @@ POLICIES = {
     TaskKind.STORE: Policy(
         job_states=frozenset({JobState.QUEUED, JobState.RUNNING}),
         ahead=True,
+        told_by_job=True,
         exhausted=Outcome.BLOCK,
         max_deaths=sys.maxsize,
         delay=1.0,
@@ -70,7 +71,7 @@ POLICIES = {
     ),
     TaskKind.PUBLISH: Policy(
         job_states=frozenset({JobState.QUEUED, JobState.RUNNING, JobState.PUBLISHING}),
-        alone=True,
+        told_by_job=True,
         one_a_subject=True,
         exhausted=Outcome.BLOCK,
         max_deaths=20,
@@ -81,7 +82,7 @@ POLICIES = {
     # It is tried again for as long as the job is there.
     TaskKind.DELETE: Policy(
         job_states=frozenset({JobState.DELETING}),
-        alone=True,
+        told_by_job=True,
         exhausted=Outcome.VOID,
         max_deaths=sys.maxsize,
         delay=1.0,

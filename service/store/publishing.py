@@ -5,6 +5,7 @@ from dataclasses import replace
 from schemas.job import JobState
 from service.store import storing, tasks
 from service.store.database import Store, Transaction
+from service.store.task_choice import Choice
 from service.store.transitions import LockedJob, move_job, record
 from service.store.values import Lease, PublishLease, TaskKind
 
@@ -21,7 +22,7 @@ def lease(store: Store, owner: str, ttl_s: float, *, unpushed: bool = False) -> 
 
     Of one without a repository, if it must be `unpushed`.
     """
-    return tasks.lease(store, TaskKind.PUBLISH, _grant, owner, ttl_s, tasks.Choice(unpushed=unpushed))
+    return tasks.lease(store, TaskKind.PUBLISH, _grant, owner, ttl_s, Choice(unpushed=unpushed))
 
 
 def _grant(tx: Transaction, job: LockedJob, lease: Lease) -> PublishLease:

@@ -15,12 +15,12 @@ from service.store.values import Lease, StoreLease, TaskKind, TaskState
 
 FULL_UNITS = MAX_COMMIT_FILES // 2
 """Units that fill a commit: a shard and an index each."""
-LATEST = timedelta(minutes=10)
-"""How long a unit waits for others to fill a commit with: the Hub takes 128 commits an hour."""
+APART, LATEST = timedelta(seconds=30), timedelta(minutes=10)
+"""Between two commits, and how long a unit waits for others to fill one: the Hub takes 128 an hour."""
 
 
 def add(tx: Transaction, job: LockedJob) -> None:
-    """Have a locked job's captured units stored: now if they fill a commit, or else in a while."""
+    """Have a locked job's captured units stored: soon if they fill a commit, or else in a while."""
     if job.publish_subject == job.id:
         return
     of_job = (TASK.c.job_id == job.id) & (TASK.c.kind == TaskKind.STORE)
@@ -28,7 +28,8 @@ def add(tx: Transaction, job: LockedJob) -> None:
     if tx.connection.scalar(select(TASK.c.item).where(of_job)) is None:
         tasks.add(tx, job, TaskKind.STORE, not_before=tx.now + LATEST)
     elif is_full:
-        tx.connection.execute(update(TASK).where(of_job).values(not_before=None))
+        soon = TASK.c.not_before > tx.now + APART
+        tx.connection.execute(update(TASK).where(of_job, soon).values(not_before=tx.now + APART))
 
 
 def end(tx: Transaction, job: LockedJob) -> None:
@@ -48,8 +49,8 @@ def _grant(tx: Transaction, job: LockedJob, lease: Lease) -> StoreLease:
     return StoreLease(**lease.fields(), identity=job.known_identity, provenance=job.provenance)
 
 
-def stored(tx: Transaction, lease: StoreLease, units: Sequence[int]) -> bool:
-    """Note that the repository holds these units; return whether others fill a commit, and the lease goes on.
+def stored(tx: Transaction, lease: StoreLease, units: Sequence[int]) -> None:
+    """Note that the repository holds these units, and end the lease: others wait for their commit.
 
     Raises LeaseLost.
     """
@@ -58,9 +59,6 @@ def stored(tx: Transaction, lease: StoreLease, units: Sequence[int]) -> bool:
     now_stored = update(UNIT_COMMIT).where(waiting, UNIT_COMMIT.c.unit.in_(units)).values(is_stored=True)
     progress = count(job.progress, units_stored=tx.connection.execute(now_stored).rowcount)
     message = f"{progress.units_stored} of {progress.units_done} captured units are stored"
-    job = record(tx, replace(job, progress=progress), "progress", message)
-    tasks.forgive(tx, task)
-    if progress.units_done - progress.units_stored >= FULL_UNITS:
-        return True
-    tasks.give_way(tx, lease, LATEST)
-    return False
+    job = record(tx, replace(job, progress=progress, problem=None), "progress", message)
+    is_full = progress.units_done - progress.units_stored >= FULL_UNITS
+    tasks.put_off(tx, job, task, APART if is_full else LATEST)

@@ -5,29 +5,17 @@ A lease that ran out is good until another owner takes the task: the epoch fence
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import datetime, timedelta
-from functools import cache
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from sqlalchemy import (
-    Boolean,
-    ColumnElement,
-    Select,
-    String,
     and_,
     bindparam,
-    exists,
-    false,
-    func,
     insert,
-    literal,
-    or_,
     select,
-    union_all,
     update,
 )
-from sqlalchemy.orm import aliased
 
 from schemas.job import JobState, Problem
 from service.errors import STORE_AWAY, LeaseLost, NotFound, Outcome, QuarryError, internal_error
@@ -35,7 +23,8 @@ from service.store.database import Store, Transaction
 from service.store.migration import check_write
 from service.store.policies import POLICIES, task_name
 from service.store.stopping import stop, void
-from service.store.tables import AT_WORK, AT_WORK_STATES, JOB, SICKNESS, TASK
+from service.store.tables import TASK
+from service.store.task_choice import ANY, Choice, jobs_with_work, lowest_free
 from service.store.transitions import (
     TASK_COLUMNS,
     LockedJob,
@@ -50,23 +39,6 @@ from service.store.values import Lease, TaskKind, TaskState
 logger = logging.getLogger(__name__)
 
 AnyLease = TypeVar("AnyLease", bound=Lease)
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """Which tasks an owner takes.
-
-    Of `prefer_job`, where no job has a higher priority; only of jobs that outrank `outranking`, a job; none
-    on which an engine died alone, if it `spares_lone` ones; none of a job that is pushed, if `unpushed`.
-    """
-
-    prefer_job: str | None = None
-    outranking: str | None = None
-    spares_lone: bool = False
-    unpushed: bool = False
-
-
-ANY = Choice()
 
 
 _MINE = and_(
@@ -150,7 +122,7 @@ def _block(tx: Transaction, job_id: str, problem: Problem) -> None:
 
 def _next_job(tx: Transaction, kind: TaskKind, owner: str, choice: Choice = ANY) -> str | None:
     """Return the next job: one of the highest priority, there the preferred one, or else the oldest."""
-    query = _jobs_with_work(tx.clock, kind, choice.spares_lone, choice.outranking is not None)
+    query = jobs_with_work(tx.clock, kind, choice.spares_lone, choice.outranking is not None)
     job_id: str | None = tx.connection.scalar(query, asdict(choice) | {"by_owner": owner})
     return job_id
 
@@ -172,7 +144,7 @@ def _take(
         return None
     if policy.one_a_subject:
         _lock_subject(tx, kind, job.publish_subject)
-    query = _lowest_free(tx.clock, kind, choice.spares_lone)
+    query = lowest_free(tx.clock, kind, choice.spares_lone)
     row = tx.connection.execute(query, {"job_id": job_id}).mappings().one_or_none()
     if row is None:
         return None
@@ -258,9 +230,8 @@ def release(tx: Transaction, lease: Lease) -> None:
     move_task(tx, job, task, void(task))
 
 
-def give_way(tx: Transaction, lease: Lease, wait: timedelta) -> None:
-    """Let a task wait, and then begin its first attempt. Raises LeaseLost."""
-    job, task = held(tx, lease)
+def put_off(tx: Transaction, job: LockedJob, task: LockedTask, wait: timedelta) -> None:
+    """Let a task that was held wait, as if it had not been tried yet."""
     fresh = replace(void(task), attempts=0, deaths=0, problem=None)
     move_task(tx, job, task, replace(fresh, not_before=tx.now + wait))
 
@@ -279,8 +250,8 @@ def fail(tx: Transaction, lease: Lease, problem: Problem, outcome: Outcome, max_
 
     RETRY lets the task wait again until it has had `max_attempts`; then the job ends as the kind's policy
     says. FAIL fails the job at once. BLOCK blocks it. Neither BLOCK nor VOID counts the attempt, and every
-    outcome is VOID where that is the policy, or all but FAIL where it is done ahead. A job that waits for
-    this task alone says why; the same problem again is no news.
+    outcome is VOID where that is the policy, or all but FAIL where it is done ahead. Where the
+    job tells of it, the same problem again is no news.
     """
     policy = POLICIES[lease.kind]
     if policy.exhausted is Outcome.VOID or (policy.ahead and outcome is not Outcome.FAIL):
@@ -299,11 +270,11 @@ def fail(tx: Transaction, lease: Lease, problem: Problem, outcome: Outcome, max_
         stop(tx, move_task(tx, job, task, waiting, problem), JobState.BLOCKED, problem)
     else:
         delay_s = min(policy.delay * 2 ** max(waiting.attempts - 1, 0), 1.0) * lease.ttl_s
-        if policy.alone and problem != job.problem:
+        if policy.told_by_job and problem != job.problem:
             message = f"{lease.kind} is tried again"
             job = record(tx, replace(job, problem=problem), "progress", message, problem)
         after = replace(waiting, not_before=tx.now + timedelta(seconds=delay_s))
-        move_task(tx, job, task, after, None if policy.alone else problem)
+        move_task(tx, job, task, after, None if policy.told_by_job else problem)
 
 
 def _after_death(task: LockedTask) -> LockedTask:
@@ -328,84 +299,3 @@ def _end_others(tx: Transaction, task: LockedTask) -> None:
         "deaths": TASK.c.deaths + 1,
     }
     tx.connection.execute(update(TASK).where(other, TASK.c.state == TaskState.LEASED).values(waiting))
-
-
-@cache  # SQLAlchemy takes longer to build these than a database to run them; a store has one clock
-def _jobs_with_work(
-    clock: ColumnElement[datetime], kind: TaskKind, spares_lone: bool, outranks: bool
-) -> Select[Any]:
-    """Select the id of the next job with a free task; `prefer_job` is bound, and for units `by_owner`.
-
-    If it `outranks`, its priority is higher than that of the job that is bound as `outranking`.
-
-    The first of all, that of an owner whose turn it is, and the preferred one are selected apart, so that the
-    jobs are walked by an index until the first that has one.
-    """
-    ways = _free(clock, kind, spares_lone)
-    waiting = or_(*(exists().where(TASK.c.job_id == JOB.c.id, free) for free in ways))
-    states = POLICIES[kind].job_states
-    late = func.coalesce(JOB.c.owner, "").in_(_owners(clock, kind)) if POLICIES[kind].by_turns else false()
-    columns = JOB.c.id, JOB.c.priority, JOB.c.number, late.label("late")
-    query = select(*columns).where(JOB.c.state.in_(states), waiting)
-    if states <= AT_WORK_STATES:
-        query = query.where(AT_WORK)
-    if POLICIES[kind].one_a_subject:
-        is_pushed = JOB.c.publish_subject != JOB.c.id
-        query = query.where(~and_(bindparam("unpushed", type_=Boolean), is_pushed))
-    if POLICIES[kind].of_units:
-        mine = SICKNESS.c.owner == bindparam("by_owner", type_=String), SICKNESS.c.until > clock
-        query = query.where(~exists().where(*mine, SICKNESS.c.model_sha256 == JOB.c.model_sha256))
-    if outranks:
-        other = aliased(JOB)
-        of_other = select(other.c.priority).where(other.c.id == bindparam("outranking", type_=String))
-        query = query.where(JOB.c.priority > of_other.scalar_subquery())
-    first = query.order_by(JOB.c.priority.desc(), JOB.c.number).limit(1)
-    preferred = query.where(JOB.c.id == bindparam("prefer_job", type_=String))
-    ways_in = [first, preferred, *([first.where(~late)] if POLICIES[kind].by_turns else [])]
-    either = union_all(*(select(way.subquery()) for way in ways_in)).subquery()
-    is_other = either.c.id != bindparam("prefer_job", type_=String)
-    order = either.c.priority.desc(), either.c.late, is_other, either.c.number
-    return select(either.c.id).order_by(*order).limit(1)
-
-
-def _owners(clock: ColumnElement[datetime], kind: TaskKind) -> Select[tuple[str]]:
-    """Select the owners of jobs that have a task of the kind leased; the operator's name is empty."""
-    job, task = aliased(JOB), aliased(TASK)
-    # Word for word as in the condition of the index.
-    leased = task.c.state == literal(TaskState.LEASED, TASK.c.state.type, literal_execute=True)
-    query = select(func.coalesce(job.c.owner, "")).join(task, task.c.job_id == job.c.id)
-    return query.where(task.c.kind == kind, leased, task.c.lease_until > clock)
-
-
-@cache
-def _lowest_free(clock: ColumnElement[datetime], kind: TaskKind, spares_lone: bool) -> Select[Any]:
-    """Select the lowest free task of the job that is bound as `job_id`.
-
-    A select for each way to be free: both walk the index, and neither reads the tasks that are done.
-    """
-    of_job = select(*TASK_COLUMNS).where(TASK.c.job_id == bindparam("job_id", type_=String))
-    lowest = of_job.order_by(TASK.c.item).limit(1)
-    ways = _free(clock, kind, spares_lone)
-    either = union_all(*(select(lowest.where(free).subquery()) for free in ways)).subquery()
-    return select(either).order_by(either.c.item).limit(1)
-
-
-def _free(
-    clock: ColumnElement[datetime], kind: TaskKind, spares_lone: bool
-) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
-    """Return the two ways in which a task of a kind is free: it waits, or its lease ran out."""
-    due = or_(TASK.c.not_before.is_(None), TASK.c.not_before <= clock)
-    waits = and_(TASK.c.kind == kind, TASK.c.state == TaskState.PENDING, due)
-    expired = and_(TASK.c.kind == kind, TASK.c.state == TaskState.LEASED, TASK.c.lease_until <= clock)
-    if spares_lone:
-        waits, expired = (and_(free, TASK.c.lone_deaths.is_(None)) for free in (waits, expired))
-    if not POLICIES[kind].one_a_subject:
-        return waits, expired
-    other = aliased(TASK)
-    held = exists().where(
-        other.c.kind == kind,
-        other.c.subject == TASK.c.subject,
-        other.c.state == TaskState.LEASED,
-        other.c.lease_until > clock,
-    )
-    return and_(waits, ~held), and_(expired, ~held)

@@ -9,6 +9,7 @@ from service.errors import LeaseLost
 from service.store import tasks, workers
 from service.store.database import Store, Transaction
 from service.store.tables import JOB, SICKNESS, TASK, UNIT, UNIT_PLAN
+from service.store.task_choice import Choice
 from service.store.transitions import LockedJob
 from service.store.values import Lease, TaskKind, TaskState, UnitLease, UnitRow
 
@@ -22,7 +23,7 @@ def lease(store: Store, owner: str, ttl_s: float, *, prefer_job: str | None = No
     comes last: another one says more of whose fault it is.
     """
     take = partial(tasks.lease, store, TaskKind.CAPTURE, _grant, owner, ttl_s)
-    any_unit, no_lone = tasks.Choice(prefer_job), tasks.Choice(prefer_job, spares_lone=True)
+    any_unit, no_lone = Choice(prefer_job), Choice(prefer_job, spares_lone=True)
     if not store.read(workers.is_sick, owner):
         return take(any_unit)
     if (other := take(no_lone)) is not None or (lone := take(any_unit)) is None:

@@ -1,0 +1,126 @@
+"""Which task an owner leases next: the queries of `tasks`, built once."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cache
+from typing import Any
+
+from sqlalchemy import (
+    Boolean,
+    ColumnElement,
+    Select,
+    String,
+    and_,
+    bindparam,
+    exists,
+    false,
+    func,
+    literal,
+    or_,
+    select,
+    union_all,
+)
+from sqlalchemy.orm import aliased
+
+from service.store.policies import POLICIES
+from service.store.tables import AT_WORK, AT_WORK_STATES, JOB, SICKNESS, TASK
+from service.store.transitions import TASK_COLUMNS
+from service.store.values import TaskKind, TaskState
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which tasks an owner takes.
+
+    Of `prefer_job`, where no job has a higher priority; only of jobs that outrank `outranking`, a job; none
+    on which an engine died alone, if it `spares_lone` ones; none of a job that is pushed, if `unpushed`.
+    """
+
+    prefer_job: str | None = None
+    outranking: str | None = None
+    spares_lone: bool = False
+    unpushed: bool = False
+
+
+ANY = Choice()
+
+
+@cache  # SQLAlchemy takes longer to build these than a database to run them; a store has one clock
+def jobs_with_work(
+    clock: ColumnElement[datetime], kind: TaskKind, spares_lone: bool, outranks: bool
+) -> Select[Any]:
+    """Select the id of the next job with a free task; `prefer_job` is bound, and for units `by_owner`.
+
+    If it `outranks`, its priority is higher than that of the job that is bound as `outranking`.
+
+    The first of all, that of an owner whose turn it is, and the preferred one are selected apart, so that the
+    jobs are walked by an index until the first that has one.
+    """
+    ways = _free(clock, kind, spares_lone)
+    waiting = or_(*(exists().where(TASK.c.job_id == JOB.c.id, free) for free in ways))
+    states = POLICIES[kind].job_states
+    late = func.coalesce(JOB.c.owner, "").in_(_owners(clock, kind)) if POLICIES[kind].by_turns else false()
+    columns = JOB.c.id, JOB.c.priority, JOB.c.number, late.label("late")
+    query = select(*columns).where(JOB.c.state.in_(states), waiting)
+    if states <= AT_WORK_STATES:
+        query = query.where(AT_WORK)
+    if POLICIES[kind].one_a_subject:
+        is_pushed = JOB.c.publish_subject != JOB.c.id
+        query = query.where(~and_(bindparam("unpushed", type_=Boolean), is_pushed))
+    if POLICIES[kind].of_units:
+        mine = SICKNESS.c.owner == bindparam("by_owner", type_=String), SICKNESS.c.until > clock
+        query = query.where(~exists().where(*mine, SICKNESS.c.model_sha256 == JOB.c.model_sha256))
+    if outranks:
+        other = aliased(JOB)
+        of_other = select(other.c.priority).where(other.c.id == bindparam("outranking", type_=String))
+        query = query.where(JOB.c.priority > of_other.scalar_subquery())
+    first = query.order_by(JOB.c.priority.desc(), JOB.c.number).limit(1)
+    preferred = query.where(JOB.c.id == bindparam("prefer_job", type_=String))
+    ways_in = [first, preferred, *([first.where(~late)] if POLICIES[kind].by_turns else [])]
+    either = union_all(*(select(way.subquery()) for way in ways_in)).subquery()
+    is_other = either.c.id != bindparam("prefer_job", type_=String)
+    order = either.c.priority.desc(), either.c.late, is_other, either.c.number
+    return select(either.c.id).order_by(*order).limit(1)
+
+
+def _owners(clock: ColumnElement[datetime], kind: TaskKind) -> Select[tuple[str]]:
+    """Select the owners of jobs that have a task of the kind leased; the operator's name is empty."""
+    job, task = aliased(JOB), aliased(TASK)
+    # Word for word as in the condition of the index.
+    leased = task.c.state == literal(TaskState.LEASED, TASK.c.state.type, literal_execute=True)
+    query = select(func.coalesce(job.c.owner, "")).join(task, task.c.job_id == job.c.id)
+    return query.where(task.c.kind == kind, leased, task.c.lease_until > clock)
+
+
+@cache
+def lowest_free(clock: ColumnElement[datetime], kind: TaskKind, spares_lone: bool) -> Select[Any]:
+    """Select the lowest free task of the job that is bound as `job_id`.
+
+    A select for each way to be free: both walk the index, and neither reads the tasks that are done.
+    """
+    of_job = select(*TASK_COLUMNS).where(TASK.c.job_id == bindparam("job_id", type_=String))
+    lowest = of_job.order_by(TASK.c.item).limit(1)
+    ways = _free(clock, kind, spares_lone)
+    either = union_all(*(select(lowest.where(free).subquery()) for free in ways)).subquery()
+    return select(either).order_by(either.c.item).limit(1)
+
+
+def _free(
+    clock: ColumnElement[datetime], kind: TaskKind, spares_lone: bool
+) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+    """Return the two ways in which a task of a kind is free: it waits, or its lease ran out."""
+    due = or_(TASK.c.not_before.is_(None), TASK.c.not_before <= clock)
+    waits = and_(TASK.c.kind == kind, TASK.c.state == TaskState.PENDING, due)
+    expired = and_(TASK.c.kind == kind, TASK.c.state == TaskState.LEASED, TASK.c.lease_until <= clock)
+    if spares_lone:
+        waits, expired = (and_(free, TASK.c.lone_deaths.is_(None)) for free in (waits, expired))
+    if not POLICIES[kind].one_a_subject:
+        return waits, expired
+    other = aliased(TASK)
+    held = exists().where(
+        other.c.kind == kind,
+        other.c.subject == TASK.c.subject,
+        other.c.state == TaskState.LEASED,
+        other.c.lease_until > clock,
+    )
+    return and_(waits, ~held), and_(expired, ~held)
