@@ -28,6 +28,7 @@ from service.store import Store, jobs, migration
 from tests.crash.conftest import MODE, SEED
 from tests.crash.oracle import KEY, assert_right, make_target, service
 from tests.support.children import children_of, settings_environment
+from tests.support.desk import REPO, TOKEN, etags, writable_hub
 from tests.support.jobs import conversations, request
 from tests.support.pg import running_postgres
 
@@ -166,6 +167,12 @@ def disturb(
 FORMS: dict[str, dict[str, Any]] = {
     "one-on-sqlite": {"services": 1, "engine": "tests.support.fake_engine:FakeEngine", "canary": "skip"},
     "two-on-postgresql": {"services": 2, "engine": "tests.support.fake_engine:FakeEngine", "canary": "skip"},
+    "one-that-pushes": {
+        "services": 1,
+        "engine": "tests.support.eager_engine:EagerEngine",
+        "canary": "skip",
+        "hub": {"repo_id": REPO},
+    },
     "one-with-a-model": {
         "services": 1,
         "engine": "tests.support.model_engine:ModelEngine",
@@ -184,9 +191,9 @@ FORMS: dict[str, dict[str, Any]] = {
 @pytest.mark.crash
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("form", FORMS if MODE == "all" else list(FORMS)[:3])
+@pytest.mark.parametrize("form", FORMS if MODE == "all" else list(FORMS)[:4])
 def test_kills_of_every_process_lose_and_double_nothing(
-    tmp_path: Path, tally: Counter[str], form: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tally: Counter[str], form: str
 ) -> None:
     chosen, target = FORMS[form], make_target(tmp_path)
     num_samples = 100
@@ -197,11 +204,13 @@ def test_kills_of_every_process_lose_and_double_nothing(
             postgres = stack.enter_context(running_postgres())
             changes["database_url"] = stack.enter_context(postgres.database())
             disturbances["PostgreSQL"] = postgres.crash
+        if "hub" in chosen:
+            hub = stack.enter_context(writable_hub(tmp_path, monkeypatch))
+            changes |= {"hub_endpoint": hub.url, "hub_token": TOKEN}
         settings = service(tmp_path / "data", target, **changes)
         samples = conversations(num_samples, longest=20)
-        body = request(
-            target, samples, layers=(1, 2), storage={"shard_bytes": 98_304}, canary=chosen["canary"]
-        )
+        more = {name: chosen[name] for name in ("canary", "hub") if name in chosen}
+        body = request(target, samples, layers=(1, 2), storage={"shard_bytes": 98_304}, **more)
         settings.data_dir.mkdir()
         store = Store(settings.database())
         store.write(migration.migrate)
@@ -213,7 +222,14 @@ def test_kills_of_every_process_lose_and_double_nothing(
         )
         job = store.read(jobs.job, job_id)
         assert job.state is JobState.COMPLETED, job.problem
-    dataset = settings.dataset_dir(job_id)
+        dataset = settings.dataset_dir(job_id)
+        if "hub" in chosen:
+            repository = hub.repo(REPO)
+            pushed = {path: blob.etag for path, blob in repository.head.tree.items()}
+            assert pushed | {".gitattributes": ""} == etags(dataset) | {".gitattributes": ""}
+            titles = Counter(commit.title for commit in repository.commits)
+            tally["commits while others were captured"] += titles[f"Add units of {job_id}"]
+            assert titles[f"Add units of {job_id}"] > 0
     if chosen["canary"] == "skip":
         assert_right(dataset, target, num_samples)
     else:
