@@ -55,9 +55,18 @@ def write_job(tmp_path: Path) -> WriteJob:
     return write
 
 
-def begin(cluster: Cluster, job: Path, **variables: str) -> int:
+def begin(cluster: Cluster, job: Path, *options: str, log: str = "log", **variables: str) -> int:
     folder = job.parent
-    return cluster.submit(SCRIPT, folder / "log", JOB=job, NIGHTS=folder / "nights", **variables)
+    return cluster.submit(SCRIPT, folder / log, *options, JOB=job, NIGHTS=folder / "nights", **variables)
+
+
+def stop_in_the_middle(cluster: Cluster, number: int | str, log: Path) -> None:
+    """Send SIGTERM once the engine has work, as before the time is over."""
+    deadline = time.monotonic() + WAIT_S
+    while not (log.exists() and "running: " in log.read_text()):
+        assert time.monotonic() < deadline, cluster.job(number)
+        time.sleep(0.2)
+    cluster.call("scancel", "--signal=TERM", "--batch", str(number))
 
 
 def test_a_night_whose_hub_is_away_is_queued_again_and_pushed(
@@ -87,15 +96,29 @@ def test_a_night_that_is_stopped_goes_on_in_its_next_turn(
 ) -> None:
     """1. SIGTERM comes in the middle, as before the time is over. 2. The next turn ends the same dataset."""
     number = begin(cluster, write_job(), QUARRY_FAKE_STEP_S="5", QUARRY_DRAIN_S="0")
-    deadline = time.monotonic() + WAIT_S
-    log = tmp_path / "log"
-    while not (log.exists() and "running: " in log.read_text()):
-        assert time.monotonic() < deadline, cluster.job(number)
-        time.sleep(0.2)
-    cluster.call("scancel", "--signal=TERM", "--batch", str(number))
+    stop_in_the_middle(cluster, number, tmp_path / "log")
     cluster.wait(number, Restarts="1")
     cluster.wait(number, JobState="COMPLETED")
-    assert "stopped; run the same command again to go on" in log.read_text()
+    assert "stopped; run the same command again to go on" in (tmp_path / "log").read_text()
     (night,) = (tmp_path / "nights").iterdir()
     report = verify_dataset(night)
     assert report.ok, report.findings
+
+
+def test_the_jobs_of_an_array_take_a_part_each_and_one_that_is_stopped_goes_on_alone(
+    cluster: Cluster, write_job: WriteJob, tmp_path: Path
+) -> None:
+    """1. The first part ends. 2. The second, whose number is the array's, is stopped. 3. It alone goes on."""
+    slow = {"QUARRY_FAKE_STEP_S": "5", "QUARRY_DRAIN_S": "0"}
+    number = begin(cluster, write_job(), "--array=1-2", log="log-%a", PARTS="2", **slow)
+    cluster.wait(f"{number}_1", JobState="COMPLETED")
+    stop_in_the_middle(cluster, f"{number}_2", tmp_path / "log-2")
+    cluster.wait(f"{number}_2", Restarts="1")
+    cluster.wait(f"{number}_2", JobState="COMPLETED")
+    assert cluster.job(f"{number}_1")["Restarts"] == "0"
+    written = []
+    for part in (1, 2):
+        report = verify_dataset(tmp_path / "nights" / f"{number}_{part}")
+        assert report.ok, report.findings
+        written.append(report.rows)
+    assert written == [2, 1]

@@ -64,17 +64,18 @@ class Cluster:
             command, env=self.environment, check=True, text=True, stdout=subprocess.PIPE
         ).stdout
 
-    def submit(self, script: Path, output: Path, **variables: str | Path) -> int:
-        """Queue a batch script with these variables; return its number."""
+    def submit(self, script: Path, output: Path, *options: str, **variables: str | Path) -> int:
+        """Queue a batch script with these options and variables; return its number."""
         exported = ",".join(["ALL", *(f"{name}={value}" for name, value in variables.items())])
-        return int(self.call("sbatch", "--parsable", f"--export={exported}", f"--output={output}", script))
+        given = [f"--export={exported}", f"--output={output}", *options]
+        return int(self.call("sbatch", "--parsable", *given, script))
 
-    def job(self, number: int) -> dict[str, str]:
+    def job(self, number: int | str) -> dict[str, str]:
         """Return what Slurm says of a job."""
         told = self.call("scontrol", "show", "job", str(number), "--oneliner")
         return dict(re.findall(r"(\w+)=(\S*)", told))
 
-    def wait(self, number: int, **fields: str) -> dict[str, str]:
+    def wait(self, number: int | str, **fields: str) -> dict[str, str]:
         """Return what Slurm says of a job once these fields have these values."""
         deadline = time.monotonic() + WAIT_S
         while fields.items() - (job := self.job(number)).items():
