@@ -3,8 +3,8 @@
 Large files go ahead of the commits; then commits of up to 100 files, of which only the last holds the
 manifest, the card and the table of jobs. Before every commit, and so also after every error of one, the
 repository is read: what is there already drops out, and a commit whose answer was lost is not made twice.
-Only the commit with the card and those that delete are guarded by a parent, because the card lists all jobs;
-the files of different jobs have different paths. At the end everything is read back.
+Every commit is guarded by its parent, at which no other run of the job is published: the card lists all jobs,
+and two runs of one have the same paths. At the end everything is read back.
 
 What is published is never replaced: a repository that holds another run of the job is refused. What a run
 left there that never landed, and so is in no manifest, goes with the last commit: the card's globs would take
@@ -111,7 +111,7 @@ class JobPush:
     def _commit_files(self, batch: Sequence[FileEntry]) -> None:
         self._refuse_another_run(BRANCH)  # another service may have published it meanwhile
         if missing := self._uploads.missing(batch):
-            self._uploads.commit(missing, f"Add files of {self._job_id}")
+            self._uploads.commit(missing, f"Add files of {self._job_id}", self._refuse_another_run)
             self._advance()
 
     def _commit_last(self) -> str:

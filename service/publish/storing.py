@@ -76,6 +76,7 @@ def _store(
 
 
 def _commit(uploads: Uploads, others: OtherJobs, made: list[UnitFiles]) -> None:
-    others.refuse_another_run([entry for unit in made for entry in unit.shards], BRANCH)
+    look = partial(others.refuse_another_run, [entry for unit in made for entry in unit.shards])
+    look(BRANCH)
     if missing := uploads.missing([entry for unit in made for entry in unit.files]):
-        uploads.commit(missing, f"Add units of {made[0].attempt_id.job_id}")
+        uploads.commit(missing, f"Add units of {made[0].attempt_id.job_id}", look)

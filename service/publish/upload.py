@@ -49,9 +49,15 @@ class Uploads:
         self._check()
         return additions
 
-    def commit(self, entries: Sequence[FileEntry], message: str) -> None:
-        """Send the files and commit them; raises as `send` and `Repository.commit` do."""
-        self._hub.commit(self.send(entries), message)
+    def commit(self, entries: Sequence[FileEntry], message: str, look: Callable[[str], None]) -> None:
+        """Send the files and commit them on a head that `look` does not refuse.
+
+        Raises as `send`, `look` and `Repository.commit` do.
+        """
+        additions = self.send(entries)
+        head = self._hub.head()  # another run may have been published while the bytes were sent
+        look(head)
+        self._hub.commit(additions, message, parent=head)
         self._additions.clear()  # the client commits each once
 
     def _send_group(self, entries: Sequence[FileEntry]) -> list[CommitOperationAdd]:

@@ -39,7 +39,7 @@ ANSWER_S = 200.0
 """A publisher that has not come back by then hangs."""
 PUBLISHERS = 6
 
-COMMON = {"create": 1, "auth_check": 2, "info": 8, "paths_info": 26, "tree": 8, "resolve": 12}
+COMMON = {"create": 1, "auth_check": 2, "info": 10, "paths_info": 28, "tree": 8, "resolve": 12}
 COMMON |= {"preupload": 7, "validate": 2, "commit": 4}
 LFS = {"lfs_batch": 5, "lfs_put": 2, "lfs_part": 10, "lfs_complete": 4, "lfs_verify": 6}
 XET = {"xet_write_token": 5, "cas_chunk": 6, "cas_grant": 4, "cas_put": 4, "cas_xorb_commit": 4}

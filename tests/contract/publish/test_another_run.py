@@ -118,6 +118,18 @@ def test_another_run_published_in_the_middle_of_a_push_ends_it(
     assert desk.pushed() == etags(tmp_path / "week2")
 
 
+def test_another_run_published_just_before_a_commit_of_files_is_left_as_it_is(
+    desk: Desk, many: Path, tmp_path: Path
+) -> None:
+    """1. A push has looked, and sent its first files. 2. Another run lands. 3. Nothing is committed."""
+    a_dataset(tmp_path / "week2", num_units=110, rows=1, about=CHANGED)
+    desk.hub.meanwhile("commit", lambda: desk.repo.add("another's", committed(tmp_path / "week2")))
+    answer = desk.push(many)
+    assert desk.pushed() == etags(tmp_path / "week2")
+    assert (answer["error"], answer["field"]) == ("OptionRefused", "hub.repo_id")
+    assert desk.titles() == ["another's"]
+
+
 def test_files_that_another_run_overwrote_before_it_landed_are_as_the_manifest_says(
     desk: Desk, many: Path, tmp_path: Path
 ) -> None:
