@@ -113,18 +113,14 @@ class Sample(Wire):
     """
 
     id: Name | None = None
-    messages: tuple[Message, ...] | None = Field(
-        default=None, min_length=1, max_length=MAX_MESSAGES, fail_fast=True
-    )
+    messages: tuple[Message, ...] | None = Field(default=None, min_length=1, max_length=MAX_MESSAGES)
     tools: tuple[JsonObject, ...] | None = Field(default=None, max_length=256)
     labels: dict[LabelName, Label | None] | None = Field(
         default=None, max_length=MAX_LABELS, description="of which the index gets those that the job names"
     )
     text: Text | None = None
-    token_ids: tuple[TokenId, ...] | None = Field(default=None, max_length=MAX_SAMPLE_TOKENS, fail_fast=True)
-    loss_mask: tuple[Literal[0, 1], ...] | None = Field(
-        default=None, max_length=MAX_SAMPLE_TOKENS, fail_fast=True
-    )
+    token_ids: tuple[TokenId, ...] | None = Field(default=None, max_length=MAX_SAMPLE_TOKENS)
+    loss_mask: tuple[Literal[0, 1], ...] | None = Field(default=None, max_length=MAX_SAMPLE_TOKENS)
 
     @model_validator(mode="after")
     def _one_form(self) -> Self:
@@ -147,7 +143,7 @@ class InlineSource(Wire):
     """Samples in the request itself."""
 
     kind: Literal["inline"]
-    samples: tuple[Sample, ...] = Field(min_length=1, max_length=MAX_INLINE_SAMPLES, fail_fast=True)
+    samples: tuple[Sample, ...] = Field(min_length=1, max_length=MAX_INLINE_SAMPLES)
 
 
 class FileSource(Wire):

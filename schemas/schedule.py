@@ -98,7 +98,7 @@ class NewSchedule(ScheduleRules):
 class PostedSamples(Wire):
     """The body of `POST /schedules/{name}/samples`."""
 
-    samples: tuple[Sample, ...] = Field(min_length=1, max_length=MAX_INLINE_SAMPLES, fail_fast=True)
+    samples: tuple[Sample, ...] = Field(min_length=1, max_length=MAX_INLINE_SAMPLES)
 
 
 class ScheduleChange(Wire):
