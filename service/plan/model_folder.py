@@ -260,6 +260,8 @@ def weights_digest(folder: Path, watch: Callable[[], None] = lambda: None) -> st
 
 
 def _safetensors_header(path: Path) -> bytes:
+    if path.is_fifo():
+        raise _unknown(f"{path.name} is a pipe, which may never answer", "copy the model again")
     with path.open("rb") as file:
         length = file.read(8)
         num_bytes = int.from_bytes(length, "little")

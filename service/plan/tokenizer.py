@@ -1,5 +1,6 @@
 """Text -> token ids and the characters each token stands for, by the target's own tokenizer."""
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,6 +101,10 @@ def _load(folder: Path, model: str) -> Any:  # noqa: ANN401 - transformers is no
     try:
         from transformers import AutoTokenizer
 
+        config = folder / "tokenizer_config.json"
+        if config.is_file() and "fast_tokenizer_files" in json.loads(config.read_bytes()):
+            # They may lie anywhere, and are not in the identity.
+            raise ValueError("'fast_tokenizer_files' in its tokenizer_config.json is not read")
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except (
         *(OSError, ValueError, LookupError, TypeError, AttributeError, ImportError),

@@ -120,7 +120,10 @@ def _parsed(card: str | None) -> tuple[dict[str, Any], str]:
             raise yaml.YAMLError(f"it has more than {MAX_HEADER_CHARS} characters")  # noqa: TRY301
         data = yaml.load(header.group(2), _NoAliases) or {}  # noqa: S506 - a safe loader
         named = {key: value for key, value in data.items() if isinstance(key, str) and value is not None}
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError, yaml.YAMLError) as error:
+    except (
+        *(ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError),
+        yaml.YAMLError,
+    ) as error:
         cure = "mend or remove README.md of the repository"
         detail = f"the YAML of README.md is broken: {error!s:.200}"
         raise OptionRefused(detail, field="hub.repo_id", cure=cure) from error

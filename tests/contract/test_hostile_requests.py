@@ -98,3 +98,16 @@ def test_a_tokenizer_file_that_is_larger_than_any_is_an_unknown_model(
     with pytest.raises(QuarryError, match="bytes in sum") as refused:
         look(a_request(model), settings)
     assert refused.value.status == 422 and refused.value.field == "model" and refused.value.cure
+
+
+def test_a_tokenizer_that_lies_anywhere_is_not_loaded(
+    tmp_path: Path, settings: Settings, model: Path
+) -> None:
+    """It is not in the identity, and may be another owner's."""
+    (tmp_path / "tokenizer.4.0.0.json").write_bytes((model / "tokenizer.json").read_bytes())
+    config = json.loads((model / "tokenizer_config.json").read_text())
+    config["fast_tokenizer_files"] = ["../tokenizer.4.0.0.json"]
+    (model / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(QuarryError, match=r"'fast_tokenizer_files' .* is not read") as refused:
+        estimate_it(a_request(model), settings)
+    assert (refused.value.status, refused.value.field) == (422, "model")

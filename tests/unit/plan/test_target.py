@@ -312,6 +312,13 @@ def test_a_weight_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     assert "model.safetensors cannot be read: No such file" in refusal(tmp_path, folder).detail
 
 
+def test_a_pipe_among_the_weights_is_refused_and_nobody_waits_for_it(tmp_path: Path) -> None:
+    """The planner looks at the model itself, without a child that could be killed."""
+    folder = with_config(tmp_path / "m", PLAIN)
+    os.mkfifo(folder / "model.safetensors")
+    assert "model.safetensors is a pipe" in refusal(tmp_path, folder).detail
+
+
 @pytest.fixture
 def hub(hub: FakeHub, tmp_path: Path) -> FakeHub:
     files = {path.name: path.read_bytes() for path in templates.write_target(tmp_path / "hub").iterdir()}

@@ -9,6 +9,7 @@ import pytest
 from schemas.dataset.columns import INDEX_SCHEMA
 from schemas.dataset.token_counts import TOKEN_FREQ_SCHEMA
 from service.errors import EngineRefused
+from service.proof.verify import Reading, verify_dataset
 from tests.support.reference_models import TinyModel
 from tests.support.shards import (
     LENGTHS,
@@ -147,3 +148,11 @@ def test_token_counts_are_not_held_against_rows_that_are_wrong_themselves(datase
     flip_in_layer_2(dataset.folder / SHARD)
     recount(dataset, lambda counts: counts.update(dict.fromkeys(counts, 1)))
     assert {finding.path for finding in dataset.verify().findings} == {SHARD}
+
+
+def test_a_shard_that_is_named_many_times_is_broken_and_not_read_as_often(dataset):
+    dataset.edit_manifest(lambda body: body["shards"].extend(100 * [body["shards"][0]]))
+    read: list[str | None] = []
+    report = verify_dataset(dataset.folder, reading=Reading(read.append))
+    assert "101 times" in said(report)
+    assert (report.rows, read) == (0, [])

@@ -227,6 +227,7 @@ BROKEN = {
     "no header": "[1, 2]",
     "a number without digits": "a: !!int ''",
     "a date that is none": "a: !!timestamp x",
+    "a number beyond all": f"a: 1{200 * ':59'}.5",
     "a key that is a list": "? [a]\n: b",
 }
 
