@@ -2,7 +2,7 @@
 
 import os
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -96,11 +96,12 @@ def visible_gpus() -> list[Gpu]:
     """
     shown = os.environ.get(VISIBLE)
     # CUDA reads as far as the first that is no GPU; Slurm writes NoDevFiles where there is none.
-    names = takewhile(lambda name: name not in ("-1", "NoDevFiles"), (shown or "").split(","))
+    given = map(str.strip, (shown or "").split(","))
+    names = takewhile(lambda name: name not in ("-1", "NoDevFiles"), given)
     named = None if shown is None else [name for name in names if name]
     listed = _listed()
-    known = {name: Gpu(index, _near(bus_id)) for index, uuid, bus_id, _ in listed for name in (index, uuid)}
-    gpus = [known.get(name) or Gpu(name) for name in ([row[0] for row in listed] if named is None else named)]
+    known = {Gpu(index, _near(bus_id)): uuid for index, uuid, bus_id, _ in listed}
+    gpus = list(known) if named is None else [_named(name, known) for name in named]
     if len(set(gpus)) < len(gpus):
         raise OptionRefused(f"{shown} names a GPU twice", field=VISIBLE, cure="name each one once")
     is_counted = any(name.isdecimal() for name in named or ())
@@ -110,6 +111,11 @@ def visible_gpus() -> list[Gpu]:
         )
         raise OptionRefused(detail, field=VISIBLE, cure=f"set {ORDER}={BY_BUS}, or name the GPUs by UUID")
     return gpus
+
+
+def _named(name: str, known: Mapping[Gpu, str]) -> Gpu:
+    """Return the GPU of a number, or of a UUID's beginning, which CUDA takes for the whole."""
+    return next((gpu for gpu, uuid in known.items() if gpu.name == name or uuid.startswith(name)), Gpu(name))
 
 
 def _listed() -> list[tuple[str, str, str, str]]:

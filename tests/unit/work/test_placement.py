@@ -130,11 +130,11 @@ def test_what_nvidia_smi_says_in_words_is_a_refusal(
     assert refused.value.field == "workers"
 
 
-@pytest.mark.parametrize("shown", ["0,0", "GPU-a,0", "MIG-c,MIG-c"])
+@pytest.mark.parametrize("shown", ["0,0", "0, 0", "GPU-a,0", "GPU-cde,GPU-c", "MIG-c,MIG-c"])
 def test_a_gpu_that_is_shown_twice_is_refused_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown: str
 ):
-    list_gpus(tmp_path, monkeypatch, *TWO)
+    list_gpus(tmp_path, monkeypatch, *TWO, "2, GPU-cde, 00000000:D9:00.0, NVIDIA H100")
     monkeypatch.setenv(module.VISIBLE, shown)
     with pytest.raises(OptionRefused, match="names a GPU twice") as refused:
         module.visible_gpus()
