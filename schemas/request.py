@@ -33,6 +33,7 @@ MAX_MESSAGES = 10_000
 MAX_TEXT_CHARS = 16_777_216
 MAX_TEMPLATE_CHARS = 262_144
 MAX_LABELS = 32
+MAX_JSON_VALUES = 100_000
 MAX_KWARGS_CHARS = 16_384
 RENDER_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt", "strftime_now"})
 """What every rendering of a chat template sets by itself."""
@@ -52,8 +53,18 @@ LayerId = Annotated[int, Field(ge=0, le=MAX_LAYER_ID, strict=True)]
 def _json(value: dict[str, Any]) -> dict[str, Any]:
     """Refuse infinities, NaN and dates: JSON has none, and no database column or client would read them back.
 
-    Pydantic's `JsonValue` copies the value at each use, and takes ten times as long for it.
+    Pydantic's `JsonValue` copies the value at each use, and takes ten times as long for it. The encoder lets
+    no other thread run meanwhile, so that what it gets is bounded.
     """
+    waiting: list[Any] = [value]
+    count = 0
+    while waiting:
+        held = waiting.pop()
+        values = held.values() if isinstance(held, dict) else held if isinstance(held, list) else ()
+        count += len(values)
+        if count > MAX_JSON_VALUES:
+            raise ValueError(f"more than {MAX_JSON_VALUES} values")
+        waiting += values
     try:
         json.dumps(value, allow_nan=False, sort_keys=True)
     except TypeError as error:
