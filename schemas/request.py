@@ -265,10 +265,14 @@ class Generate(Wire):
 
 
 class Storage(Wire):
-    """How the shards look on disk."""
+    """How the shards look on disk, and how long they stay there."""
 
     compression: Compression = "none"
     shard_bytes: int = Field(default=2**31, ge=2**16, le=2**34, description="size a shard is planned for")
+    keep_local: bool = Field(
+        default=True,
+        description="false: each shard of a job with `hub` leaves the data folder once the repository has it",
+    )
 
 
 class HubTarget(Wire):
@@ -335,6 +339,12 @@ class ExtractRequest(Wire):
             if len(set(layers)) != len(layers):
                 raise ValueError(f"'layers' names an id twice: {sorted(layers)}")
         return layers
+
+    @model_validator(mode="after")
+    def _shards_leave_for_a_repository(self) -> Self:
+        if self.hub is None and not self.storage.keep_local:
+            raise ValueError("'storage.keep_local': false goes with 'hub', where the shards are then")
+        return self
 
     @model_validator(mode="after")
     def _answers_are_supervised_whole(self) -> Self:

@@ -67,6 +67,11 @@ class Settings(BaseSettings):
     """Open connections; beyond it the one that has been silent for longest is closed."""
     event_listeners: int = Field(default=256, ge=1)
     """Event streams of one API key, or of all who send none; together half of the connections."""
+    scratch_bytes: int | None = Field(default=None, ge=2**20)
+    """Bytes of shards that may wait for their upload, of jobs with `storage.keep_local: false`.
+
+    Unset: no bound. Units of such jobs are captured up to it, and go on when some have left.
+    """
     min_free_bytes: int = Field(default=2**30, ge=0)
     """Free space in the data folder below which no job, schedule or sample is taken."""
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from schemas.job import RESTING_JOB_STATES, JobState
 from schemas.names import MAX_UNITS, is_job_id
+from service.capture.attempt_files import remove_stored
 from service.errors import NotFound, removing
 from service.plan.posted import give_back, remove_gone
 from service.settings import Settings
@@ -50,6 +51,7 @@ def _sweep(store: Store, settings: Settings, folder: Path) -> None:
     state = store.read(jobs.state, folder.name)
     if state is JobState.COMPLETED:
         give_back(store, settings, folder.name)
+        remove_stored(store, settings, folder.name)
         _remove(folder)
     elif state in RESTING_JOB_STATES:
         for left in attempts:

@@ -33,7 +33,7 @@ STORING = "service.publish.storing:run_storing"
 LOCAL_PUBLISHING = "service.publish.publisher:run_local_publishing"
 SWEEP_S = 300.0
 SLOTS_S = 2.0
-STORE_S = 5.0
+STORE_S = 1.0
 RESTART_S = 2.0
 
 

@@ -16,7 +16,7 @@ from schemas.receipts import AttemptId, OpenUnit
 from service.capture.link import EngineLink
 from service.errors import WriteFailed, writing
 from service.settings import Settings
-from service.store import Store, UnitFiles, commits
+from service.store import Store, UnitFiles, commits, jobs
 
 INDEX_FILE = "index.parquet"
 """Name of a unit's index file inside its attempt's folder."""
@@ -78,6 +78,20 @@ def _move(source: Path, dataset: Path, entry: FileEntry) -> None:
 
 
 def land(store: Store, settings: Settings, job_id: str) -> None:
-    """Land every committed unit of a job."""
+    """Land every committed unit of a job but those that are stored elsewhere."""
     for commit in store.read(commits.unit_commits, job_id):
-        move_into_dataset(settings, commit)
+        if not commit.is_stored:
+            move_into_dataset(settings, commit)
+
+
+def remove_stored(store: Store, settings: Settings, job_id: str) -> None:
+    """Remove the shards of a completed job that keeps none here. Raises OSError."""
+    if not store.read(jobs.request, job_id).storage.keep_local:
+        for commit in store.read(commits.unit_commits, job_id):
+            remove_shards(settings, commit)
+
+
+def remove_shards(settings: Settings, unit: UnitFiles) -> None:
+    """Remove the shards of a unit whose repository holds them. Raises OSError."""
+    for entry in unit.shards:
+        (settings.dataset_dir(unit.attempt_id.job_id) / entry.path).unlink(missing_ok=True)

@@ -9,7 +9,8 @@ import asyncio
 import contextlib
 import importlib
 import logging
-from collections.abc import Coroutine
+import socket
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pkgutil import resolve_name
@@ -33,7 +34,7 @@ from service.errors import (
     writing,
 )
 from service.settings import Settings
-from service.store import Store, UnitCommit, UnitLease, commits, jobs, tasks, units, workers
+from service.store import Store, UnitCommit, UnitLease, commits, jobs, storing, tasks, units, workers
 from service.work.keeper import BEATS, Keeper
 from service.work.runner import attempt, record
 
@@ -105,6 +106,8 @@ class Capture:
         self._engine = EngineSlot(settings)
         self._budget = InFlight(settings.in_flight_tokens, settings.in_flight_requests)
         self._units: dict[AttemptId, _Unit] = {}
+        self._waits: str | None = None
+        """Why no unit is taken of jobs whose shards go when they are stored."""
         self._last_job: str | None = None
         """Of the unit leased last: the next one of the same job needs no other engine."""
         self.rested = False
@@ -149,7 +152,10 @@ class Capture:
         """Say until the end that this worker is there."""
         while not ended.is_set():
             try:
-                await asyncio.to_thread(self._store.write, workers.beat, self._owner, self._settings.lease_s)
+                beat = partial(
+                    self._store.write, workers.beat, self._owner, self._settings.lease_s, self._waits
+                )
+                await asyncio.to_thread(beat)
             except STORE_AWAY as error:
                 logger.warning("the worker's row cannot be written: %s", error)
             with contextlib.suppress(TimeoutError):
@@ -180,12 +186,15 @@ class Capture:
         if any(unit.alone for unit in self._units.values()):
             return False
         try:
+            leases = [unit.lease for unit in self._units.values()]
+            is_full = await asyncio.to_thread(self._is_full, leases)
             lease = await asyncio.to_thread(
                 units.lease,
                 self._store,
                 self._owner,
                 self._settings.lease_s,
                 prefer_job=self._last_job,
+                is_full=is_full,
             )
         except STORE_AWAY as error:
             logger.warning("no unit can be leased: %s", error)
@@ -204,6 +213,22 @@ class Capture:
         unit.task = asyncio.create_task(self._run_unit(unit, session))
         unit.task.add_done_callback(lambda _: self._ended(unit))
         return True
+
+    def _is_full(self, in_flight: Sequence[UnitLease]) -> bool:
+        """Say whether shards that go when they are stored take all that they may; from a half on, hasten.
+
+        Units in flight count as much as they may take.
+        """
+        budget = self._settings.scratch_bytes
+        if budget is None:
+            return False
+        num_bytes, num_units = self._store.read(storing.unstored)
+        num_bytes += sum(lease.state_bytes for lease in in_flight if not lease.keeps_local)
+        if num_units and num_bytes >= budget / 2:
+            self._store.write(storing.hasten)
+        is_full = num_bytes >= budget
+        self._waits = f"disk of {socket.gethostname()}, {num_units} units to upload" if is_full else None
+        return is_full
 
     def _keep(self, lease: UnitLease) -> _Unit:
         """Keep a lease from now on; a unit that is lost is cancelled."""

@@ -5,7 +5,7 @@ import shutil
 from contextlib import AbstractContextManager, nullcontext
 
 from schemas.request import ExtractRequest, InlineSource, PostedSource
-from service.errors import DiskFull
+from service.errors import DiskFull, OptionRefused
 from service.settings import Settings
 from service.store import JobRow, NewJob, Store, jobs, keys
 
@@ -59,6 +59,18 @@ def check_room(settings: Settings) -> None:
         raise DiskFull(f"{free_bytes} bytes are free; {settings.min_free_bytes} must be", cure=cure)
 
 
+def check_scratch(request: ExtractRequest, settings: Settings) -> None:
+    """Refuse shards of which those in flight alone fill what may wait for an upload. Raises OptionRefused."""
+    if request.storage.keep_local or settings.scratch_bytes is None:
+        return
+    num_units = settings.units_in_flight + settings.units_in_proof
+    if request.storage.shard_bytes * num_units > settings.scratch_bytes:
+        detail = f"{num_units} shards of this size, which are captured at once, take more than "
+        detail += f"QUARRY_SCRATCH_BYTES ({settings.scratch_bytes})"
+        cure = f"make it at most {settings.scratch_bytes // num_units}, or raise QUARRY_SCRATCH_BYTES"
+        raise OptionRefused(detail, field="storage.shard_bytes", cure=cure)
+
+
 def check(
     request: ExtractRequest,
     settings: Settings,
@@ -77,6 +89,7 @@ def check(
     from service.plan.sources import open_source, without_token
     from service.plan.target import fetch_target
 
+    check_scratch(request, settings)
     located, source = fetch_target(request, settings), None
     if isinstance(request.source, InlineSource):
         one = request.source.model_copy(update={"samples": request.source.samples[:1]})

@@ -112,8 +112,9 @@ def assemble(
     for commit in account.commits:
         if commit.shards and commit.index is None:
             raise DatasetBroken(f"unit {commit.attempt_id.unit} has shards and no index")
-    for entry in (*account.shards, *account.indexes):
-        _check_file(dataset, entry)
+        if account.request.storage.keep_local or not commit.is_stored:
+            for entry in commit.files:
+                _check_file(dataset, entry)
     totals = _totals(account)
     counts = account.token_counts
     if counts.total() != totals.supervised_tokens:

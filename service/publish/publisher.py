@@ -9,7 +9,7 @@ from schemas.dataset.manifest import CanaryReport
 from schemas.names import MANIFEST_FOLDER, is_job_id
 from schemas.request import ExtractRequest, HubTarget
 from service.artifacts.repository import Patience, Repository
-from service.capture.attempt_files import land
+from service.capture.attempt_files import land, remove_stored
 from service.errors import STORE_AWAY, DatasetBroken, writing
 from service.publish.assemble import account_of, assemble
 from service.publish.push import JobPush
@@ -50,6 +50,7 @@ def run_publishing(
         with writing("the finished dataset"):
             commit = _publish(store, settings, lease, check, advance, patience)
             store.write(publishing.complete, lease, commit)
+            remove_stored(store, settings, lease.job_id)
 
     return run_next(
         store,

@@ -29,7 +29,7 @@ from schemas.names import (
 )
 from schemas.request import HubTarget
 from service.artifacts.repository import BRANCH, Patience, Repository
-from service.errors import DatasetBroken, HubUnavailable
+from service.errors import DatasetBroken
 from service.publish.assemble import read_manifest
 from service.publish.card import states_config
 from service.publish.others import OtherJobs
@@ -105,7 +105,7 @@ class JobPush:
         for batch in early_batches(self._files):
             hub.patience.retry(partial(self._commit_files, batch), long=True)
         oid = hub.patience.retry(self._commit_last, long=True)
-        self._read_back(oid)
+        self._uploads.read_back([*self._files, self._own], oid)
         return oid
 
     def _commit_files(self, batch: Sequence[FileEntry]) -> None:
@@ -139,12 +139,6 @@ class JobPush:
             file.path for folder in job_folders(self._job_id) for file in self._hub.files(folder, revision)
         ]
         return [path for path in paths if path.endswith(".parquet") and path not in named]
-
-    def _read_back(self, oid: str) -> None:
-        """Compare all files at `oid` with the manifest: small ones by git's hash, large ones by sha256."""
-        for entry in self._uploads.missing([*self._files, self._own], oid):
-            where = f"{self._hub.target.repo_id} at {oid}"
-            raise HubUnavailable(f"{entry.path} was pushed, but {where} does not hold it as it was sealed")
 
 
 def _refuse_strangers(manifest: Manifest, job_id: str, files: Sequence[FileEntry]) -> None:

@@ -1,13 +1,14 @@
 """Stores captured units in their job's repository, so that little is left to send when the last is captured.
 
-Nothing is said of them there before the publication, which proves every file at its end. Local files stay.
+Nothing is said of them there before the publication, which proves every file at its end. Shards that are not
+kept here go when the repository has them.
 """
 
 from collections.abc import Callable
 from functools import partial
 
 from service.artifacts.repository import BRANCH, Patience, Repository
-from service.capture.attempt_files import move_into_dataset
+from service.capture.attempt_files import move_into_dataset, remove_shards
 from service.errors import writing
 from service.publish.extras import write_final_norm
 from service.publish.others import OtherJobs
@@ -72,7 +73,14 @@ def _store(
     for unit in made:
         move_into_dataset(settings, unit)
     hub.patience.retry(partial(_commit, uploads, others, made), long=True)
+    large = uploads.read_back([entry for unit in made for entry in unit.files])
     store.write(storing.stored, lease, [unit.attempt_id.unit for unit in made])
+    if request.storage.keep_local:
+        return
+    for unit in made:
+        # A file that the repository does not tell by its sha256 is compared with this one at the publication.
+        if large.issuperset(entry.path for entry in unit.shards):
+            remove_shards(settings, unit)
 
 
 def _commit(uploads: Uploads, others: OtherJobs, made: list[UnitFiles]) -> None:

@@ -10,7 +10,7 @@ from huggingface_hub.hf_api import RepoFile
 from schemas.dataset.entries import FileEntry
 from schemas.dataset.jobs_table import git_oid
 from service.artifacts.repository import BRANCH, Repository
-from service.errors import DatasetBroken
+from service.errors import DatasetBroken, HubUnavailable
 
 GROUP_FILES = 8
 """Files between two looks at the lease, and what an error of an upload puts at stake."""
@@ -59,6 +59,20 @@ class Uploads:
         look(head)
         self._hub.commit(additions, message, parent=head)
         self._additions.clear()  # the client commits each once
+
+    def read_back(self, entries: Sequence[FileEntry], revision: str = BRANCH) -> set[str]:
+        """Compare files at `revision` with what was sealed: small ones by git's hash, large ones by sha256.
+
+        Return the paths of the large ones. Raises HubUnavailable.
+        """
+        remote = self._hub.find([entry.path for entry in entries], revision)
+        for entry in entries:
+            if entry.path not in remote or not self.is_same(remote[entry.path], entry):
+                where = f"{self._hub.target.repo_id} at {revision}"
+                raise HubUnavailable(
+                    f"{entry.path} was pushed, but {where} does not hold it as it was sealed"
+                )
+        return {path for path, file in remote.items() if file.lfs is not None}
 
     def _send_group(self, entries: Sequence[FileEntry]) -> list[CommitOperationAdd]:
         self._check()

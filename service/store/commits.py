@@ -44,6 +44,7 @@ def commit(tx: Transaction, made: UnitCommit, lease: UnitLease) -> None:
         num_tokens=made.num_tokens,
         supervised_tokens=made.supervised_tokens,
         checks=made.checks,
+        num_bytes=sum(entry.bytes for entry in made.shards),
     )
     tx.connection.execute(new)
     of_unit = (UNIT_PLAN.c.job_id == job.id) & (UNIT_PLAN.c.unit == task.item)
@@ -89,6 +90,7 @@ def unit_commits(tx: Transaction, job_id: str) -> list[UnitCommit]:
             num_tokens=row["num_tokens"],
             supervised_tokens=row["supervised_tokens"],
             checks=row["checks"],
+            is_stored=row["is_stored"],
         )
         for row in tx.connection.execute(query).mappings()
     ]

@@ -27,7 +27,7 @@ CURSOR = re.compile("[0-9]{1,18}")
 MADE = ("progress", "waits")
 """What of a job is no column of its row."""
 RECENT_EVENTS = 20
-_READ = (*JobRow.__slots__, *Progress.model_fields, "model_sha256")
+_READ = (*JobRow.__slots__, *Progress.model_fields, "model_sha256", "keeps_local")
 JOB_COLUMNS = [JOB.c[name] for name in _READ if name not in MADE]
 TO_CAPTURE = POLICIES[TaskKind.CAPTURE].job_states
 
@@ -83,6 +83,7 @@ def submit(tx: Transaction, made: NewJob) -> tuple[JobRow, bool]:
         model=made.model,
         source_kind=made.source_kind,
         skips_canary=made.skips_canary,
+        keeps_local=made.keeps_local,
         priority=made.priority,
         schedule=made.schedule,
         spool=made.spool,
@@ -280,11 +281,19 @@ def new_events(tx: Transaction, last: Mapping[str, int], limit: int) -> dict[str
 
 def _jobs(tx: Transaction, rows: Sequence[RowMapping]) -> list[JobRow]:
     names = [name for name in JobRow.__slots__ if name not in MADE]
-    waits = workers.waits(tx) if any(row["state"] in TO_CAPTURE for row in rows) else {}
+    capturing = [row for row in rows if row["state"] in TO_CAPTURE]
+    waits = workers.waits(tx) if capturing else {}
+    full = workers.full(tx) if not all(row["keeps_local"] for row in capturing) else None
+
+    def cause(row: RowMapping) -> str | None:
+        if row["state"] not in TO_CAPTURE:
+            return None
+        return waits.get(row["model_sha256"]) or (None if row["keeps_local"] else full)
+
     return [
         JobRow(
             progress=progress_of(row),
-            waits=waits.get(row["model_sha256"]) if row["state"] in TO_CAPTURE else None,
+            waits=cause(row),
             **{name: row[name] for name in names},
         )
         for row in rows

@@ -2,9 +2,12 @@
 
 from dataclasses import replace
 
+from sqlalchemy import update
+
 from schemas.job import JobState
 from service.store import storing, tasks
 from service.store.database import Store, Transaction
+from service.store.tables import UNIT_COMMIT
 from service.store.task_choice import Choice
 from service.store.transitions import LockedJob, move_job, record
 from service.store.values import Lease, PublishLease, TaskKind
@@ -49,6 +52,8 @@ def complete(tx: Transaction, lease: PublishLease, hub_commit: str | None) -> No
     """Complete a job whose whole dataset is in `hub_commit`, null without a repository. Raises LeaseLost."""
     job, task = tasks.held(tx, lease)
     if hub_commit is not None:
+        of_job = update(UNIT_COMMIT).where(UNIT_COMMIT.c.job_id == job.id, ~UNIT_COMMIT.c.is_stored)
+        tx.connection.execute(of_job.values(is_stored=True))
         stored = {"units_stored": job.progress.units_done}
         job = replace(job, progress=job.progress.model_copy(update=stored))
     move_job(tx, replace(tasks.done(tx, job, task), hub_commit=hub_commit), JobState.COMPLETED)

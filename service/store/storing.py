@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 
-from sqlalchemy import select, update
+from sqlalchemy import func, select, update
 
 from schemas.names import MAX_COMMIT_FILES
 from service.store import tasks
 from service.store.database import Store, Transaction
-from service.store.tables import TASK, UNIT_COMMIT
+from service.store.migration import check_write
+from service.store.tables import JOB, TASK, UNIT_COMMIT
 from service.store.transitions import LockedJob, count, record
 from service.store.values import Lease, StoreLease, TaskKind, TaskState
 
@@ -30,6 +31,24 @@ def add(tx: Transaction, job: LockedJob) -> None:
     elif is_full:
         soon = TASK.c.not_before > tx.now + APART
         tx.connection.execute(update(TASK).where(of_job, soon).values(not_before=tx.now + APART))
+
+
+def unstored(tx: Transaction) -> tuple[int, int]:
+    """Return the bytes, and the number, of captured units whose shards go when they are stored."""
+    leaving = select(JOB.c.id).where(~JOB.c.keeps_local)
+    waiting = ~UNIT_COMMIT.c.is_stored, UNIT_COMMIT.c.job_id.in_(leaving)
+    query = select(func.coalesce(func.sum(UNIT_COMMIT.c.num_bytes), 0), func.count()).where(*waiting)
+    num_bytes, num_units = tx.connection.execute(query).one()
+    return int(num_bytes), num_units
+
+
+def hasten(tx: Transaction) -> None:
+    """Have such units stored soon, though they fill no commit yet."""
+    check_write(tx)
+    leaving = select(JOB.c.id).where(~JOB.c.keeps_local)
+    soon = tx.now + APART
+    late = (TASK.c.kind == TaskKind.STORE) & (TASK.c.not_before > soon) & TASK.c.job_id.in_(leaving)
+    tx.connection.execute(update(TASK).where(late).values(not_before=soon))
 
 
 def end(tx: Transaction, job: LockedJob) -> None:

@@ -100,6 +100,7 @@ JOB = Table(
     Column("model", Text, nullable=False),
     Column("source_kind", String(16), nullable=False),
     Column("skips_canary", Boolean, nullable=False),
+    Column("keeps_local", Boolean, nullable=False),
     Column("priority", Integer, nullable=False),
     # The schedule whose earlier runs' samples the job leaves out. No foreign key: it may be deleted.
     Column("schedule", BigInteger().with_variant(Integer, "sqlite")),
@@ -220,6 +221,8 @@ WORKER = Table(
     Column("host", Text, nullable=False),
     Column("pid", BigInteger, nullable=False),
     Column("alive_until", UtcTime, nullable=False),
+    # Why it takes no unit of jobs whose shards go when they are stored.
+    Column("waits", Text),
 )
 
 # What a worker's engine dies over, in `deaths` one after another: the worker has captured none of it since.
@@ -250,7 +253,15 @@ UNIT_COMMIT = Table(
     Column("checks", Document(UnitChecks), nullable=False),
     # Whether the job's repository holds its files.
     Column("is_stored", Boolean, nullable=False, server_default=false()),
+    # Of its shards.
+    Column("num_bytes", BigInteger, nullable=False),
     ForeignKeyConstraint(["job_id", "unit"], ["unit.job_id", "unit.unit"]),
+)
+Index(
+    "unit_to_store",
+    UNIT_COMMIT.c.job_id,
+    sqlite_where=~UNIT_COMMIT.c.is_stored,
+    postgresql_where=~UNIT_COMMIT.c.is_stored,
 )
 
 # How often each token is supervised in a unit, as a `token_freq` file says it; until the job is published.

@@ -33,13 +33,15 @@ class Choice:
     """Which tasks an owner takes.
 
     Of `prefer_job`, where no job has a higher priority; only of jobs that outrank `outranking`, a job; none
-    on which an engine died alone, if it `spares_lone` ones; none of a job that is pushed, if `unpushed`.
+    on which an engine died alone, if it `spares_lone` ones; none of a job that is pushed, if `unpushed`; no
+    unit of a job whose shards go when they are stored, if the disk `is_full`.
     """
 
     prefer_job: str | None = None
     outranking: str | None = None
     spares_lone: bool = False
     unpushed: bool = False
+    is_full: bool = False
 
 
 ANY = Choice()
@@ -68,6 +70,7 @@ def jobs_with_work(
         is_pushed = JOB.c.publish_subject != JOB.c.id
         query = query.where(~and_(bindparam("unpushed", type_=Boolean), is_pushed))
     if POLICIES[kind].of_units:
+        query = query.where(or_(JOB.c.keeps_local, ~bindparam("is_full", type_=Boolean)))
         mine = SICKNESS.c.owner == bindparam("by_owner", type_=String), SICKNESS.c.until > clock
         query = query.where(~exists().where(*mine, SICKNESS.c.model_sha256 == JOB.c.model_sha256))
     if outranks:

@@ -43,6 +43,7 @@ class LockedJob:
     spool: int | None
     owner: str | None
     skips_canary: bool
+    keeps_local: bool
 
     @property
     def known_identity(self) -> Identity:

@@ -16,14 +16,17 @@ from service.store.values import Lease, TaskKind, TaskState, UnitLease, UnitRow
 OF_UNIT = (TASK.c.job_id == UNIT.c.job_id) & (TASK.c.item == UNIT.c.unit)
 
 
-def lease(store: Store, owner: str, ttl_s: float, *, prefer_job: str | None = None) -> UnitLease | None:
+def lease(
+    store: Store, owner: str, ttl_s: float, *, prefer_job: str | None = None, is_full: bool = False
+) -> UnitLease | None:
     """Lease the lowest free unit of the preferred job, or else of the oldest that has one.
 
-    None of a model that the worker waits for. Where its engine has died, one on which an engine died alone
-    comes last: another one says more of whose fault it is.
+    None of a model that the worker waits for, and where the disk `is_full` none of a job whose shards go when
+    they are stored. Where its engine has died, one on which an engine died alone comes last: another one says
+    more of whose fault it is.
     """
     take = partial(tasks.lease, store, TaskKind.CAPTURE, _grant, owner, ttl_s)
-    any_unit, no_lone = Choice(prefer_job), Choice(prefer_job, spares_lone=True)
+    any_unit, no_lone = (Choice(prefer_job, spares_lone=spares, is_full=is_full) for spares in (False, True))
     if not store.read(workers.is_sick, owner):
         return take(any_unit)
     if (other := take(no_lone)) is not None or (lone := take(any_unit)) is None:
@@ -44,7 +47,13 @@ def _grant(tx: Transaction, job: LockedJob, lease: Lease) -> UnitLease:
     query = query.join(UNIT_PLAN, (UNIT_PLAN.c.job_id == UNIT.c.job_id) & (UNIT_PLAN.c.unit == UNIT.c.unit))
     of_lease = (UNIT.c.job_id == job.id) & (UNIT.c.unit == lease.item) & (TASK.c.kind == lease.kind)
     unit = tx.connection.execute(query.where(of_lease)).mappings().one()
-    return UnitLease(**lease.fields(), identity=job.known_identity, skips_canary=job.skips_canary, **unit)
+    return UnitLease(
+        **lease.fields(),
+        identity=job.known_identity,
+        skips_canary=job.skips_canary,
+        keeps_local=job.keeps_local,
+        **unit,
+    )
 
 
 def needs_attempt(tx: Transaction, job_id: str, unit: int, epoch: int) -> bool:

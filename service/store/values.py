@@ -58,6 +58,7 @@ class NewJob:
     model: str
     source_kind: str
     skips_canary: bool
+    keeps_local: bool
     publish_subject: str
     request_json: str
     request_sha256: str
@@ -88,6 +89,7 @@ class NewJob:
             model=request.model,
             source_kind=request.source.kind,
             skips_canary=request.canary == "skip",
+            keeps_local=request.storage.keep_local,
             publish_subject=request.hub.repo_id if request.hub else job_id,
             request_json=request.model_dump_json(),
             request_sha256=request.sha256(),
@@ -208,12 +210,19 @@ class UnitLease(Lease):
 
     identity: Identity
     skips_canary: bool
+    keeps_local: bool
     num_samples: int
     num_tokens: int
     plan: bytes = field(repr=False)
     plan_sha256: str
     lone_deaths: LoneDeaths | None
     is_probe: bool
+
+    @property
+    def state_bytes(self) -> int:
+        """What its states take at most, as captured."""
+        answers = self.identity.generate.max_tokens * self.num_samples if self.identity.generate else 0
+        return (self.num_tokens + answers) * self.identity.state_bytes_per_token
 
     @property
     def attempt_id(self) -> AttemptId:
@@ -259,7 +268,8 @@ class UnitCommit(UnitFiles):
     `num_tokens` and `supervised_tokens` count the tokens written.
     `final_norm` is the content of the dataset's file of that name. `content_hashes` are those of
     the samples, one after another, in a job of a schedule. `token_counts` say how often each token is
-    supervised (`schemas.dataset.token_counts`). None of these is read back.
+    supervised (`schemas.dataset.token_counts`). None of these is read back. `is_stored` once the job's
+    repository holds its files.
     """
 
     provenance: Provenance
@@ -270,6 +280,7 @@ class UnitCommit(UnitFiles):
     final_norm: bytes = b""
     content_hashes: bytes = b""
     token_counts: bytes = b""
+    is_stored: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

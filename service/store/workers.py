@@ -44,11 +44,14 @@ class Sickness(NamedTuple):
     now: datetime
 
 
-def beat(tx: Transaction, owner: str, ttl_s: float) -> None:
-    """Say that this process is there, and for `ttl_s` from now; remove workers that are long gone."""
+def beat(tx: Transaction, owner: str, ttl_s: float, waits: str | None = None) -> None:
+    """Say that this process is there, and for `ttl_s` from now; remove workers that are long gone.
+
+    `waits` says why it takes no unit of jobs whose shards go when they are stored.
+    """
     check_write(tx)
     until = tx.now + timedelta(seconds=ttl_s)
-    values = {"host": socket.gethostname(), "pid": os.getpid(), "alive_until": until}
+    values = {"host": socket.gethostname(), "pid": os.getpid(), "alive_until": until, "waits": waits}
     new = tx.insert(WORKER).values(owner=owner, **values)
     tx.connection.execute(new.on_conflict_do_update(index_elements=["owner"], set_=values))
     gone = WORKER.c.alive_until <= tx.now - timedelta(seconds=GONE * ttl_s)
@@ -100,6 +103,12 @@ def waits(tx: Transaction) -> dict[str, str]:
         of_model = said.setdefault(one.model_sha256, {})
         of_model[f"worker {one.host}'s engine dies: {one.problem.detail}"] = None
     return {model_sha256: "; ".join(causes) for model_sha256, causes in said.items()}
+
+
+def full(tx: Transaction) -> str | None:
+    """Say why workers take no unit of jobs whose shards go when they are stored."""
+    there = select(WORKER.c.waits).where(WORKER.c.waits.is_not(None), WORKER.c.alive_until > tx.clock)
+    return "; ".join(tx.connection.scalars(there.distinct().order_by(WORKER.c.waits))) or None
 
 
 def engine_died(

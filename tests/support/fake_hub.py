@@ -114,6 +114,12 @@ class FakeHub:
         """Do something just before the endpoint's next call is answered."""
         self._meanwhile[endpoint] = do
 
+    def save(self, repo_id: str, folder: Path) -> None:
+        """Write a dataset repository's files into a folder."""
+        for path, blob in self.repo(repo_id).head.tree.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(self._content(blob))
+
     def heal(self) -> None:
         self._faults.clear()
 

@@ -1,5 +1,6 @@
 """Captured units are in the repository before the last one is captured, and nobody is told of them yet."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from tests.support.finished_job import (
     run_to_publishing,
 )
 from tests.support.hub_state import Fault, Token
-from tests.support.roles import run_publishing, run_storing
+from tests.support.roles import run_publishing, run_storing, sweep
 from tests.support.store_cases import Clock
 
 UNITS, FULL = 5, 2
@@ -33,13 +34,18 @@ TEN_MINUTES_S = 600.0
 class Run:
     """A job that is being captured: three of its five units are."""
 
-    def __init__(self, root: Path, hub: FakeHub, target: HubTarget | None) -> None:
+    def __init__(
+        self, root: Path, hub: FakeHub, target: HubTarget | None, *, keep_local: bool = True
+    ) -> None:
         self.hub, self.clock = hub, Clock(1_000_000_000.0)
         self.settings = Settings(data_dir=root / "data", hub_endpoint=hub.url, hub_token=TOKEN)
         self.store = Store(self.settings.database(), self.clock.of(self.settings.database()))
         self.store.write(migration.migrate)
         self.dataset = self.settings.dataset_dir(JOB)
-        run_to_publishing(self.store, self.dataset, JOB, a_request(target), num_units=UNITS, captured=3)
+        request = a_request(target)
+        storage = request.storage.model_copy(update={"keep_local": keep_local})
+        request = request.model_copy(update={"storage": storage})
+        run_to_publishing(self.store, self.dataset, JOB, request, num_units=UNITS, captured=3)
 
     def keep(self) -> bool:
         """Store once, under a lease of its own; say whether there was something to store."""
@@ -53,6 +59,9 @@ class Run:
 
     def job(self) -> JobSummary:
         return self.store.read(jobs.job, JOB).view()
+
+    def shards_here(self) -> list[int]:
+        return [unit for unit in range(UNITS) if (self.dataset / shard_path(JOB, unit)).exists()]
 
     def units_there(self) -> list[int]:
         there = self.hub.repo(REPO).head.tree
@@ -166,3 +175,79 @@ def test_a_job_that_is_pushed_nowhere_has_nothing_to_store(tmp_path: Path, hub: 
     run.clock.advance(TEN_MINUTES_S)
     assert not run.keep()
     run.store.close()
+
+
+@pytest.fixture
+def passing(tmp_path: Path, hub: FakeHub) -> Iterator[Run]:
+    run = Run(tmp_path, hub, HubTarget(repo_id=REPO), keep_local=False)
+    yield run
+    run.store.close()
+
+
+def test_shards_that_are_not_kept_leave_when_the_repository_has_them(passing: Run) -> None:
+    """1. Two of three units are stored. 2. The rest is captured and published. 3. No shard is left here."""
+    hashes = etags(passing.dataset)
+    assert passing.keep() and passing.shards_here() == [2]
+    capture_unit(passing.store, passing.dataset)
+    capture_unit(passing.store, passing.dataset)
+    hashes |= etags(passing.dataset)
+    job = passing.publish()
+    assert (job.state, job.progress.units_stored) == (JobState.COMPLETED, UNITS), job.problem
+    assert passing.units_there() == list(range(UNITS)) and passing.shards_here() == []
+    there = passing.hub.repo(REPO).head.tree
+    assert {path: there[path].etag for path in hashes if path.startswith(("data", "index"))} == {
+        path: etag for path, etag in hashes.items() if path.startswith(("data", "index"))
+    }
+    assert (passing.dataset / manifest_path(JOB)).exists()
+
+
+def test_a_shard_that_the_repository_lost_meanwhile_is_missed(passing: Run) -> None:
+    """A publication names it: it is neither here nor there, and no manifest says that it is."""
+    passing.keep()
+    del passing.hub.repo(REPO).head.tree[shard_path(JOB, 1)]
+    capture_unit(passing.store, passing.dataset)
+    capture_unit(passing.store, passing.dataset)
+    job = passing.publish()
+    assert job.state is not JobState.COMPLETED and job.problem is not None
+    assert f"{shard_path(JOB, 1)} is missing" in job.problem.detail
+    assert manifest_path(JOB) not in passing.hub.repo(REPO).head.tree
+
+
+def test_a_shard_stays_while_the_repository_does_not_show_it(passing: Run) -> None:
+    """1. The commit is answered, and the file is not there. 2. Nothing is unlinked, nothing counts."""
+
+    def lose() -> None:
+        passing.hub.repo(REPO).head.tree.pop(shard_path(JOB, 0), None)
+
+    tree = passing.hub.repo(REPO) if ("dataset", REPO) in passing.hub.repos else None
+    assert tree is None
+    committed = threading.Event()
+
+    def on_paths_info() -> None:
+        if ("dataset", REPO) in passing.hub.repos and shard_path(JOB, 0) in passing.hub.repo(REPO).head.tree:
+            committed.set()
+            lose()
+        passing.hub.meanwhile("paths_info", on_paths_info)
+
+    passing.hub.meanwhile("paths_info", on_paths_info)
+    assert passing.keep() and committed.is_set()
+    job = passing.job()
+    assert (job.state, job.progress.units_stored) == (JobState.RUNNING, 0)
+    assert job.problem is not None and "does not hold it as it was sealed" in job.problem.detail
+    assert passing.shards_here() == [0, 1, 2]
+
+
+def test_what_a_crash_left_of_a_stored_unit_goes_when_the_job_is_complete(
+    passing: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.publish.storing.remove_shards", lambda *_: None)
+    passing.keep()
+    assert passing.shards_here() == [0, 1, 2] and passing.job().progress.units_stored == 2
+    capture_unit(passing.store, passing.dataset)
+    capture_unit(passing.store, passing.dataset)
+    monkeypatch.setattr("service.publish.publisher.remove_stored", lambda *_: None)
+    assert passing.publish().state is JobState.COMPLETED
+    assert passing.shards_here() == list(range(UNITS))
+    (passing.settings.work_root / JOB).mkdir(parents=True, exist_ok=True)
+    sweep(passing.store, passing.settings)
+    assert passing.shards_here() == []

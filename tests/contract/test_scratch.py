@@ -1,0 +1,103 @@
+"""A disk that is smaller than the dataset: capture waits for uploads, and goes on as shards leave."""
+
+import asyncio
+import threading
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from schemas.job import JobState
+from service.control.submit import check_scratch
+from service.errors import OptionRefused
+from service.settings import Settings
+from service.store import jobs, storing
+from tests.support.desk import REPO, TOKEN, etags, writable_hub
+from tests.support.jobs import Shop, conversations, request
+from tests.support.roles import Capture, run_storing
+
+BUDGET, SHARD_BYTES, IN_FLIGHT = 2**20, 65_536, 2
+NUM_SAMPLES = 60
+
+
+def shard_bytes_in(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("train-*.parquet") if "index" not in path.parts)
+
+
+def test_capture_stays_inside_its_disk_and_goes_on_when_shards_have_left(
+    tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. Nobody uploads: capture waits, and the job says for what. 2. Somebody does: it goes on."""
+    monkeypatch.setattr(storing, "APART", timedelta(0))
+    with writable_hub(tmp_path, monkeypatch) as hub:
+        settings = {
+            "scratch_bytes": BUDGET,
+            "units_in_flight": IN_FLIGHT,
+            "units_in_proof": 1,
+            "lease_s": 3.0,
+        }
+        shop = Shop.open(tmp_path, target, hub_endpoint=hub.url, hub_token=TOKEN, **settings)
+        samples = conversations(NUM_SAMPLES, longest=40)
+        storage = {"shard_bytes": SHARD_BYTES, "keep_local": False}
+        job_id = shop.submit(request(target, samples, layers=(1, 2), storage=storage, hub={"repo_id": REPO}))
+        shop.plan()
+        planned = shop.store.read(jobs.job, job_id)
+        assert planned.identity is not None
+        num_bytes = planned.progress.tokens_planned * planned.identity.state_bytes_per_token
+        assert num_bytes > 1.5 * BUDGET, num_bytes
+        ended = threading.Event()
+        peak = asyncio.run(capture_in_a_full_disk(shop, job_id, ended))
+        assert peak <= BUDGET + (IN_FLIGHT + 1) * 2 * SHARD_BYTES
+        shop.publish()
+        job = shop.store.read(jobs.job, job_id)
+        assert job.state is JobState.COMPLETED, job.problem
+        assert job.progress.samples_written == NUM_SAMPLES
+        assert shard_bytes_in(shop.settings.data_dir) == 0
+        there = {path: blob.etag for path, blob in hub.repo(REPO).head.tree.items()}
+        assert etags(shop.settings.dataset_dir(job_id)).items() <= there.items()
+        assert sum(path.startswith("data/") for path in there) == job.progress.units_done
+        shop.store.close()
+
+
+async def capture_in_a_full_disk(shop: Shop, job_id: str, ended: threading.Event) -> int:
+    """Capture to the end, uploading from when the job says that it waits; return the most bytes on disk."""
+    peak = 0
+    capture = Capture(shop.store, shop.settings, "worker", only_job=job_id)
+    running = asyncio.create_task(capture.run())
+    waits: str | None = None
+    uploading = None
+    while not running.done():
+        await asyncio.sleep(0.02)
+        peak = max(peak, shard_bytes_in(shop.settings.data_dir))
+        row = shop.store.read(jobs.job, job_id)
+        if waits is None and row.waits is not None:
+            waits = row.waits
+            assert row.progress.units_stored == 0 < row.progress.units_done < row.progress.units_planned
+            uploading = asyncio.create_task(asyncio.to_thread(upload, shop, ended))
+    ended.set()
+    await running
+    assert waits is not None and "units to upload" in waits
+    assert uploading is not None
+    await uploading
+    return peak
+
+
+def upload(shop: Shop, ended: threading.Event) -> None:
+    while not ended.wait(0.05):
+        run_storing(shop.store, shop.settings, "storer", ended.is_set)
+
+
+def test_shards_of_which_those_in_flight_fill_the_disk_are_refused(tmp_path: Path, target: Path) -> None:
+    settings = Settings(data_dir=tmp_path, scratch_bytes=2**22, units_in_flight=2, units_in_proof=2)
+    storage = {"shard_bytes": 2**20, "keep_local": False}
+    body = request(target, [{"text": "a"}], storage=storage, hub={"repo_id": REPO})
+    check_scratch(body, settings)
+    too_large = body.storage.model_copy(update={"shard_bytes": 2**20 + 1})
+    with pytest.raises(OptionRefused) as refused:
+        check_scratch(body.model_copy(update={"storage": too_large}), settings)
+    assert refused.value.field == "storage.shard_bytes" and str(2**20) in str(refused.value.cure)
+
+
+def test_shards_leave_for_a_repository_only(target: Path) -> None:
+    with pytest.raises(ValueError, match="goes with 'hub'"):
+        request(target, [{"text": "a"}], storage={"keep_local": False})
