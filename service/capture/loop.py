@@ -9,8 +9,7 @@ import asyncio
 import contextlib
 import importlib
 import logging
-import socket
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from functools import partial
 from pkgutil import resolve_name
@@ -18,6 +17,7 @@ from typing import Any, TypeVar
 
 from schemas.job import RESTING_JOB_STATES, JobState
 from schemas.receipts import AttemptId
+from service.capture import scratch
 from service.capture.attempt_files import move_into_dataset
 from service.capture.budget import InFlight
 from service.capture.session import EngineSession, EngineSlot
@@ -34,7 +34,7 @@ from service.errors import (
     writing,
 )
 from service.settings import Settings
-from service.store import Store, UnitCommit, UnitLease, commits, jobs, storing, tasks, units, workers
+from service.store import Store, UnitCommit, UnitLease, commits, jobs, tasks, units, workers
 from service.work.keeper import BEATS, Keeper
 from service.work.runner import attempt, record
 
@@ -187,14 +187,14 @@ class Capture:
             return False
         try:
             leases = [unit.lease for unit in self._units.values()]
-            is_full = await asyncio.to_thread(self._is_full, leases)
+            self._waits = await asyncio.to_thread(scratch.full, self._store, self._settings, leases)
             lease = await asyncio.to_thread(
                 units.lease,
                 self._store,
                 self._owner,
                 self._settings.lease_s,
                 prefer_job=self._last_job,
-                is_full=is_full,
+                is_full=self._waits is not None,
             )
         except STORE_AWAY as error:
             logger.warning("no unit can be leased: %s", error)
@@ -213,22 +213,6 @@ class Capture:
         unit.task = asyncio.create_task(self._run_unit(unit, session))
         unit.task.add_done_callback(lambda _: self._ended(unit))
         return True
-
-    def _is_full(self, in_flight: Sequence[UnitLease]) -> bool:
-        """Say whether shards that go when they are stored take all that they may; from a half on, hasten.
-
-        Units in flight count as much as they may take.
-        """
-        budget = self._settings.scratch_bytes
-        if budget is None:
-            return False
-        num_bytes, num_units = self._store.read(storing.unstored)
-        num_bytes += sum(lease.state_bytes for lease in in_flight if not lease.keeps_local)
-        if num_units and num_bytes >= budget / 2:
-            self._store.write(storing.hasten)
-        is_full = num_bytes >= budget
-        self._waits = f"disk of {socket.gethostname()}, {num_units} units to upload" if is_full else None
-        return is_full
 
     def _keep(self, lease: UnitLease) -> _Unit:
         """Keep a lease from now on; a unit that is lost is cancelled."""

@@ -247,7 +247,9 @@ def test_kills_of_every_process_lose_and_double_nothing(
             del there[".gitattributes"]
             if "storage" in chosen:
                 eventually(lambda: not list(dataset.glob("data/*/*")))
-                hub.save(REPO, dataset)
+                for path, blob in hub.repo(REPO).head.tree.items():
+                    if path.startswith("data/"):
+                        (dataset / path).write_bytes(hub.content(blob))
             assert etags(dataset).items() >= there.items()
     if chosen["canary"] == "skip":
         assert_right(dataset, target, num_samples)

@@ -77,12 +77,13 @@ class Bench:
         """Open an attempt at a new unit, or at one that was opened before."""
         if unit is None:
             unit = self._units = self._units + 1
-        write_plan(self.settings.work_root, prompts, unit=unit, epoch=epoch)
+        plan = write_plan(self.settings.work_root, prompts, unit=unit, epoch=epoch)
         about = identity(
             layer_ids=self.spec.layer_ids, hidden_size=self.spec.hidden_size, dtype=self.spec.dtype
         )
         told = order(about, len(prompts), unit=unit, epoch=epoch)
         await self.link.open(told)
+        plan.unlink()
         return Attempt(self.engine, self.link, told.attempt_id, prompts, f"{unit}-{epoch}")
 
     def capture(

@@ -114,12 +114,6 @@ class FakeHub:
         """Do something just before the endpoint's next call is answered."""
         self._meanwhile[endpoint] = do
 
-    def save(self, repo_id: str, folder: Path) -> None:
-        """Write a dataset repository's files into a folder."""
-        for path, blob in self.repo(repo_id).head.tree.items():
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path).write_bytes(self._content(blob))
-
     def heal(self) -> None:
         self._faults.clear()
 
@@ -229,7 +223,7 @@ class FakeHub:
             return self.cas.holds(sha256)
         return self.cas is not None or self._lfs.holds(sha256, num_bytes)
 
-    def _content(self, blob: Blob) -> bytes:
+    def content(self, blob: Blob) -> bytes:
         if blob.content is not None:
             return blob.content
         if not isinstance(self.cas, Path) or blob.sha256 not in self._xet_hashes:
@@ -395,7 +389,7 @@ class FakeHub:
             )
         if request.method == "HEAD":
             return Response(headers=headers | {"Content-Length": str(blob.size)})
-        content = self._content(blob)
+        content = self.content(blob)
         first, last = 0, blob.size - 1
         if asked := request.headers.get("range"):
             begin, _, end = asked.removeprefix("bytes=").partition("-")

@@ -57,9 +57,9 @@ def test_a_file_that_cannot_be_opened_is_named(run: Run, dataset, tmp_path):
 
 def test_a_disk_that_cannot_be_read_is_no_broken_dataset(run: Run, dataset):
     """Reading its own memory from address 0 fails with the error of a bad disk."""
-    shard = next(dataset.glob("data/*/*.parquet"))
-    shard.unlink()
-    shard.symlink_to("/proc/self/mem")
+    manifest = next(dataset.glob("manifests/*.json"))
+    manifest.unlink()
+    manifest.symlink_to("/proc/self/mem")
     ran = run("verify", dataset)
     assert (ran.code, ran.out) == (3, "")
     assert lines_of(ran.err)[0] == f"error: Reading or writing failed: {dataset}: Input/output error"

@@ -1,0 +1,23 @@
+"""The disk under shards that go when the job's repository has them: how much of it may be taken."""
+
+import socket
+from collections.abc import Sequence
+
+from service.settings import Settings
+from service.store import Store, UnitLease, storing
+
+
+def full(store: Store, settings: Settings, in_flight: Sequence[UnitLease]) -> str | None:
+    """Say for what such jobs wait where `QUARRY_SCRATCH_BYTES` are taken; from a half on, hasten uploads.
+
+    Units in flight count as much as they may take. Raises StoreUnavailable.
+    """
+    if settings.scratch_bytes is None:
+        return None
+    num_bytes, num_units = store.read(storing.unstored)
+    num_bytes += sum(lease.state_bytes for lease in in_flight if not lease.keeps_local)
+    if num_units and num_bytes >= settings.scratch_bytes / 2:
+        store.write(storing.hasten)
+    if num_bytes < settings.scratch_bytes:
+        return None
+    return f"disk of {socket.gethostname()}, {num_units} units to upload"
