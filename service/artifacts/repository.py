@@ -140,13 +140,13 @@ class Repository:
 
         return list(_files(self._ask("list the tree", listing)).values())
 
-    def read(self, path: str, revision: str = BRANCH) -> bytes | None:
+    def read(self, path: str, revision: str = BRANCH, max_bytes: int = SMALL_BYTES) -> bytes | None:
         """Return a small file's bytes at `revision`, or None when there is none. Raises OptionRefused."""
         found = self.find([path], revision).get(path)
         if found is None:
             return None
-        if found.size > SMALL_BYTES:
-            cure = f"make it smaller than {SMALL_BYTES} bytes, or name another repository"
+        if found.size > max_bytes:
+            cure = f"make it smaller than {max_bytes} bytes, or name another repository"
             detail = f"{path} in {self.target.repo_id} has {found.size} bytes"
             raise OptionRefused(detail, field=FIELD, cure=cure)
 

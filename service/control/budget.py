@@ -38,7 +38,7 @@ class Turn(StrEnum):
     DOWNLOAD = "a large answer is made of two copies"
 
 
-TURNS = {Turn.LARGE_BODY: 4, Turn.SUBMISSION: 8, Turn.DOWNLOAD: 4}
+TURNS = {Turn.LARGE_BODY: 2, Turn.SUBMISSION: 8, Turn.DOWNLOAD: 4}
 """How many take a turn at once; a key's owner has half of them at most."""
 CHECKS, CHECK_WAIT_S = 2, 15.0
 """Requests that children check at once, of a key's owner one, and how long another waits for its turn."""

@@ -239,10 +239,10 @@ def _verify_job(files: Files, job: Manifest, head: Head | None, reading: Reading
     if len(rest) < len(entries):
         return tally  # its manifest is broken, and a shard that is named a million times is not read as often
     outside = not all(map(is_inside, rest))
-    units = set() if outside else {entry.unit for entry in job.shards}
-    for unit in sorted(units):
-        paths = {entry.path for entry in job.shards if entry.unit == unit}
-        paths.add(index_path(job.provenance.job_id, unit))
+    units: dict[int, set[str]] = {}
+    for entry in () if outside else job.shards:
+        units.setdefault(entry.unit, {index_path(job.provenance.job_id, entry.unit)}).add(entry.path)
+    for unit, paths in sorted(units.items()):
         reading.note(None)
         with files.held(paths) as folder:
             of_unit = [rest.pop(path) for path in sorted(paths & rest.keys())]

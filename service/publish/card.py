@@ -131,12 +131,22 @@ def _parsed(card: str | None) -> tuple[dict[str, Any], str]:
 
 
 class _NoAliases(yaml.SafeLoader):  # type: ignore[misc]  # it is not typed
-    """Refuses aliases: a few of them write out to gigabytes."""
+    """Refuses aliases: a few of them write out to gigabytes. `1:30` is text, as in YAML 1.2."""
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> object:
+        return node.value if ":" in node.value else super().construct_yaml_int(node)
+
+    def construct_yaml_float(self, node: yaml.ScalarNode) -> object:
+        return node.value if ":" in node.value else super().construct_yaml_float(node)
 
     def compose_node(self, parent: object, index: object) -> object:
         if self.check_event(yaml.AliasEvent):
             raise yaml.YAMLError("it has an alias ('*name'): write out what it stands for")
         return super().compose_node(parent, index)
+
+
+for _kind in ("int", "float"):  # a number of base 60 takes a minute where it has as many digits as fit
+    _NoAliases.add_constructor(f"tag:yaml.org,2002:{_kind}", getattr(_NoAliases, f"construct_yaml_{_kind}"))
 
 
 def _metadata(theirs: Mapping[str, Any], groups: Mapping[str, Sequence[JobEntry]]) -> dict[str, Any]:

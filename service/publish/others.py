@@ -26,6 +26,8 @@ from service.errors import OptionRefused
 from service.publish.card import Job, grouped, render_card, states_config
 from service.publish.upload import Uploads
 
+MAX_TABLE_BYTES = 2**24
+"""Of the table of jobs: some thousands of them. What a stranger wrote there may take sixty times as much."""
 ONE_MODEL_CURE = "name another repository: one repository holds the states of one model"
 
 
@@ -133,7 +135,7 @@ class OtherJobs:
         if revision in self._tables_read:
             return
         self._tables_read.add(revision)
-        content = self._hub.read(JOBS_PATH, revision)
+        content = self._hub.read(JOBS_PATH, revision, MAX_TABLE_BYTES)
         try:
             rows = JobsTable.model_validate_json(content).jobs if content is not None else ()
         except ValidationError as error:

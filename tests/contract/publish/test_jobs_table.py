@@ -86,8 +86,9 @@ def of_another_version(told: bytes) -> bytes:
         (of_another_version, "identity: format version 1, expected 2: capture the dataset anew"),
         (lambda told: b"{", "is not a table of this version: Invalid JSON"),
         (lambda told: b"[]", "is not a table of this version"),
+        (lambda told: told.rstrip() + b" " * 2**24, "has 16"),
     ],
-    ids=["none", "lacks one", "other manifests", "of before", "cut off", "no table"],
+    ids=["none", "lacks one", "other manifests", "of before", "cut off", "no table", "too large"],
 )
 def test_a_table_that_does_not_say_what_is_there_is_refused_and_no_manifest_is_read(
     two: Desk, third: Path, damage: Callable[[bytes], bytes] | None, what: str
