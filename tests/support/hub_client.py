@@ -69,8 +69,10 @@ class HubClient:
         return json.loads(self._process.stdout.readline())
 
 
-def push(folder: str, endpoint: str, token: str, hub: dict[str, Any]) -> dict[str, Any]:
-    """Push a dataset folder; return the commit, or the problem."""
+def push(
+    folder: str, endpoint: str, token: str, hub: dict[str, Any], first_wait_s: float | None = None
+) -> dict[str, Any]:
+    """Push a dataset folder; return the commit, or the problem. Unless told how long first, it does not wait."""
     from schemas.request import HubTarget
     from service.artifacts.repository import Patience
     from service.errors import QuarryError
@@ -79,6 +81,8 @@ def push(folder: str, endpoint: str, token: str, hub: dict[str, Any]) -> dict[st
 
     waits: list[float] = []
     patience = Patience(sleep=waits.append)
+    if first_wait_s is not None:
+        patience = Patience(first_wait_s=first_wait_s)
     settings = Settings(hub_endpoint=endpoint, hub_token=token)
     try:
         commit = publish_folder(Path(folder), HubTarget(**hub), settings, patience)
