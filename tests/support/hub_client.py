@@ -72,7 +72,7 @@ class HubClient:
 def push(
     folder: str, endpoint: str, token: str, hub: dict[str, Any], first_wait_s: float | None = None
 ) -> dict[str, Any]:
-    """Push a dataset folder; return the commit, or the problem. Unless told how long first, it does not wait."""
+    """Push a dataset folder; return the commit, or the problem. Its tries wait only if told how long."""
     from schemas.request import HubTarget
     from service.artifacts.repository import Patience
     from service.errors import QuarryError

@@ -7,7 +7,7 @@ import pytest
 from huggingface_hub import close_session
 
 from schemas.request import HubTarget
-from service.artifacts import hub_client, repository
+from service.artifacts import hub_client
 from service.artifacts.hub_client import Passing
 from service.artifacts.repository import Patience, Repository
 from service.errors import HubDenied, HubUnavailable, OptionRefused
@@ -251,16 +251,13 @@ def test_a_connection_that_is_silent_is_given_up_whatever_limit_the_client_names
     close_session()
 
 
-def test_a_file_of_gigabytes_is_refused_before_it_is_fetched(
-    server: FakeHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_gigabytes_is_refused_before_it_is_fetched(server: FakeHub) -> None:
     """A card that a stranger's push left in the repository."""
-    monkeypatch.setattr(repository, "SMALL_BYTES", 1000)
     server.add_repo(REPO, {"README.md": b"x" * 1001, "jobs.json": b"x" * 1000})
     hub = Repository(HubTarget(repo_id=REPO), settings(server), patience())
-    assert hub.read("jobs.json") == b"x" * 1000 and hub.read("none") is None
+    assert hub.read("jobs.json", max_bytes=1000) == b"x" * 1000 and hub.read("none") is None
     server.calls.clear()
     with pytest.raises(OptionRefused, match=r"README\.md in org/states has 1001 bytes") as refused:
-        hub.read("README.md")
+        hub.read("README.md", max_bytes=1000)
     assert refused.value.field == "hub.repo_id" and refused.value.cure
     assert list(server.calls.values()) == [1], "the file was only looked for"
