@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import subprocess
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -104,17 +105,18 @@ class Held(FakeEngine):
     """Says that it has a row, and never answers."""
 
     async def run(self, prompt: Prompt) -> Answer:
-        Path(os.environ["HELD"]).write_text("")  # waits for who reads
+        Path(os.environ["HELD"]).touch()
         await asyncio.Event().wait()
         raise AssertionError
 
 
 def test_a_killed_service_takes_its_worker_with_it_which_gives_its_units_back(tmp_path: Path, target: Path):
-    os.mkfifo(held := tmp_path / "held")
+    held = tmp_path / "held"
     environment = {"QUARRY_ENGINE": f"{__name__}:Held", "HELD": str(held), "QUARRY_DRAIN_S": "1e6"}
     with serving(tmp_path / "data", **environment) as service:
         job_id = service.post(target)
-        held.read_text()
+        while not held.exists():
+            time.sleep(0.05)
         service.process.kill()
         service.process.wait()
         wait_for_end(service.worker)
