@@ -43,14 +43,16 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 BROKEN_INSTALL = (
-    *(
-        ImportError,
-        OSError,
-        RuntimeError,
-    ),  # a library of its own that is missing, cut short, or of another build
-    *(SyntaxError, NameError, AttributeError, TypeError, ValueError),
+    ImportError,
+    OSError,
+    RuntimeError,
+    SyntaxError,
+    NameError,
+    AttributeError,
+    TypeError,
+    ValueError,
 )
-"""What an import raises of a package that is half there."""
+"""What an import raises of a package that is half there, or of a library that is cut or of another build."""
 
 
 def import_engine(settings: Settings) -> None:
