@@ -1,6 +1,6 @@
 """Samples that were posted to a schedule: they wait in its spool until a job takes them by renaming.
 
-The spool goes by the schedule's number, which is never given again. A file is in one place: a spool, or the
+The spool goes by the schedule's number, which no database gives again. A file is in one place: a spool, or the
 work folder of the job that took it. All of them are below the data folder, on one filesystem.
 """
 
@@ -101,13 +101,12 @@ def give_back(store: Store, settings: Settings, job_id: str) -> None:
 
 
 def remove_gone(store: Store, settings: Settings) -> None:
-    """Remove the spools of schedules that were deleted. Raises WriteFailed."""
-    folders = list(settings.spool_root.glob("*"))  # before the numbers: a schedule is made before its spool
-    kept = {str(number) for number in store.read(spools.numbers)}
-    for folder in folders:
-        if folder.name not in kept:
+    """Remove the spools of schedules that were deleted, and no other database's. Raises WriteFailed."""
+    spooled = {folder.name for folder in settings.spool_root.glob("*")}
+    for number in store.read(spools.deleted):
+        if str(number) in spooled:
             with writing("the posted samples"), suppress(FileNotFoundError):
-                shutil.rmtree(folder)
+                shutil.rmtree(settings.spool(number))
 
 
 def _pass_on(file: Path, taken: Path, kept: Path) -> None:

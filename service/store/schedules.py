@@ -4,6 +4,7 @@ Any number of processes may call `advance` at any time. The schedule's row is lo
 moved on in the transaction that makes the job, and the database's clock alone says what time it is.
 """
 
+import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ from service.store import captured_samples, jobs, runs
 from service.store.database import Transaction
 from service.store.migration import check_write
 from service.store.stopping import stop
-from service.store.tables import CAPTURED_SAMPLES, JOB, RUN, SCHEDULE, SCHEDULE_REQUEST
+from service.store.tables import CAPTURED_SAMPLES, DELETED_SCHEDULE, JOB, RUN, SCHEDULE, SCHEDULE_REQUEST
 from service.store.transitions import lock_job
 from service.store.values import NewJob
 
@@ -59,6 +60,7 @@ def add(tx: Transaction, schedule: NewSchedule, owner: str | None = None) -> Sch
     """Add a schedule, whose first slot is the first after now. Raises Conflict if its name is taken."""
     rules = schedule.rules()
     new = tx.insert(SCHEDULE).values(
+        number=secrets.randbits(63),
         name=schedule.name,
         owner=owner,
         rules=rules,
@@ -129,6 +131,7 @@ def remove(tx: Transaction, which: Which) -> None:
     for table in (RUN, SCHEDULE_REQUEST, CAPTURED_SAMPLES):
         tx.connection.execute(delete(table).where(table.c.schedule == number))
     tx.connection.execute(delete(SCHEDULE).where(SCHEDULE.c.number == number))
+    tx.connection.execute(insert(DELETED_SCHEDULE).values(number=number))
 
 
 def due(tx: Transaction) -> list[str]:

@@ -10,13 +10,13 @@ from schemas.schedule import RunOutcome
 from service.errors import NotFound
 from service.store import tasks
 from service.store.database import Transaction
-from service.store.tables import JOB, RUN, SCHEDULE, SCHEDULE_REQUEST, SHARD
+from service.store.tables import DELETED_SCHEDULE, JOB, RUN, SCHEDULE, SCHEDULE_REQUEST, SHARD
 from service.store.values import PlanLease
 
 
-def numbers(tx: Transaction) -> set[int]:
-    """Return the numbers of all schedules."""
-    return set(tx.connection.scalars(select(SCHEDULE.c.number)))
+def deleted(tx: Transaction) -> set[int]:
+    """Return the numbers of the schedules that were deleted."""
+    return set(tx.connection.scalars(select(DELETED_SCHEDULE.c.number)))
 
 
 def of_owner(tx: Transaction, owner: str) -> list[int]:

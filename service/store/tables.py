@@ -319,7 +319,8 @@ SLOT_COUNTS = {name: f"slots_{name}" for name in (*(outcome.value for outcome in
 SCHEDULE = Table(
     "schedule",
     METADATA,
-    Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True),
+    # Random: another database on the same data folder, or this one later, never gives it again.
+    Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=False),
     Column("name", String(63), nullable=False, unique=True),
     # As of a job.
     Column("owner", String(63)),
@@ -332,7 +333,13 @@ SCHEDULE = Table(
     Column("last_job", String(32)),
     *(Column(name, BigInteger, nullable=False, default=0) for name in SLOT_COUNTS.values()),
     Column("created_at", UtcTime, nullable=False),
-    sqlite_autoincrement=True,
+)
+
+# The numbers of deleted schedules: what may still be posted to one is removed, and no other's.
+DELETED_SCHEDULE = Table(
+    "deleted_schedule",
+    METADATA,
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
 )
 
 SCHEDULE_REQUEST = Table(

@@ -55,6 +55,23 @@ def test_a_schedule_added_again_keeps_its_posts_from_a_job_of_the_one_before(nig
     assert [rows(nights, job.id) for job in nights.jobs()] == [["s0", "s1"], ["s0", "s1"]]
 
 
+def test_another_database_on_the_data_folder_neither_takes_nor_removes_what_was_posted(
+    nights: Nights, tmp_path: Path, target: Path
+) -> None:
+    nights.post(0, 1)
+    url = f"sqlite:///{tmp_path / 'later.db'}"
+    later = Nights.open(tmp_path, target, url, request={"source": {"kind": "posted"}})
+    scheduling.remove(later.store, later.shop.settings, NAME)
+    later.add()
+    later.post(2)
+    later.night()
+    swept(later)
+    assert later.once() == ["s2"]
+    later.store.close()
+    nights.night()
+    assert nights.once() == names(range(2))
+
+
 def test_all_samples_are_those_that_were_posted_since_and_not_what_is_not_swept_yet(nights: Nights) -> None:
     nights.change(samples="all")
     nights.post(0, 1)
