@@ -1,7 +1,7 @@
 """Samples that were posted to a schedule: they wait in its spool until a job takes them by renaming.
 
-The spool goes by the schedule's number, which no database gives again. A file is in one place: a spool, or the
-work folder of the job that took it. All of them are below the data folder, on one filesystem.
+The spool goes by the schedule's number, which no database gives again. A file is in one place: a spool, or
+the work folder of the job that took it. All of them are below the data folder, on one filesystem.
 """
 
 import hashlib
