@@ -69,7 +69,7 @@ def _store(
     # What cannot be merged is refused before a byte is sent.
     others.refuse_mixed(lease.provenance, write_final_norm(dataset, norm, f"store-{lease.epoch}"), BRANCH)
     check()
-    made = store.read(commits.waiting, lease.job_id, storing.FULL_UNITS)
+    made = store.read(commits.waiting, lease.job_id, storing.FULL_FILES)
     for unit in made:
         move_into_dataset(settings, unit)
     hub.patience.retry(partial(_commit, uploads, others, made), long=True)

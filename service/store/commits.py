@@ -96,25 +96,27 @@ def unit_commits(tx: Transaction, job_id: str) -> list[UnitCommit]:
     ]
 
 
-def waiting(tx: Transaction, job_id: str, limit: int) -> list[UnitFiles]:
-    """Return the lowest units that are committed and not stored yet, in unit order."""
+def waiting(tx: Transaction, job_id: str, max_files: int) -> list[UnitFiles]:
+    """Return the lowest units that are committed and not stored yet: at least one, then up to `max_files`."""
     mine = (UNIT_COMMIT.c.job_id == job_id) & ~UNIT_COMMIT.c.is_stored
     columns = UNIT_COMMIT.c.unit, UNIT_COMMIT.c.epoch, UNIT_COMMIT.c.index_file
-    lowest = select(*columns).where(mine).order_by(UNIT_COMMIT.c.unit).limit(limit)
+    lowest = select(*columns).where(mine).order_by(UNIT_COMMIT.c.unit).limit(max_files)
     made = tx.connection.execute(lowest).all()
     of_units = (SHARD.c.job_id == job_id) & SHARD.c.unit.in_([row.unit for row in made])
     query = select(SHARD.c.entry).where(of_units)
     shards_of: dict[int, list[ShardEntry]] = defaultdict(list)
     for entry in tx.connection.scalars(query.order_by(SHARD.c.path)):
         shards_of[entry.unit].append(entry)
-    return [
-        UnitFiles(
-            AttemptId(job_id=job_id, unit=row.unit, epoch=row.epoch),
-            tuple(shards_of[row.unit]),
-            row.index_file,
-        )
-        for row in made
-    ]
+    units: list[UnitFiles] = []
+    num_files = 0
+    for row in made:
+        attempt_id = AttemptId(job_id=job_id, unit=row.unit, epoch=row.epoch)
+        unit = UnitFiles(attempt_id, tuple(shards_of[row.unit]), row.index_file)
+        num_files += len(unit.files)
+        if units and num_files > max_files:
+            break
+        units.append(unit)
+    return units
 
 
 def shards(tx: Transaction, job_id: str) -> list[ShardEntry]:

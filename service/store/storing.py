@@ -10,12 +10,12 @@ from schemas.names import MAX_COMMIT_FILES
 from service.store import tasks
 from service.store.database import Store, Transaction
 from service.store.migration import check_write
-from service.store.tables import JOB, TASK, UNIT_COMMIT
+from service.store.tables import JOB, SHARD, TASK, UNIT_COMMIT
 from service.store.transitions import LockedJob, count, record
 from service.store.values import Lease, StoreLease, TaskKind, TaskState
 
-FULL_UNITS = MAX_COMMIT_FILES // 2
-"""Units that fill a commit: a shard and an index each."""
+FULL_FILES = MAX_COMMIT_FILES
+"""Files that fill a commit: a unit has an index and a shard a rank."""
 APART, LATEST = timedelta(seconds=30), timedelta(minutes=10)
 """Between two commits, and how long a unit waits for others to fill one: the Hub takes 128 an hour."""
 
@@ -25,10 +25,9 @@ def add(tx: Transaction, job: LockedJob) -> None:
     if job.publish_subject == job.id:
         return
     of_job = (TASK.c.job_id == job.id) & (TASK.c.kind == TaskKind.STORE)
-    is_full = job.progress.units_done - job.progress.units_stored >= FULL_UNITS
     if tx.connection.scalar(select(TASK.c.item).where(of_job)) is None:
         tasks.add(tx, job, TaskKind.STORE, not_before=tx.now + LATEST)
-    elif is_full:
+    elif _is_full(tx, job.id):
         soon = TASK.c.not_before > tx.now + APART
         tx.connection.execute(update(TASK).where(of_job, soon).values(not_before=tx.now + APART))
 
@@ -79,5 +78,13 @@ def stored(tx: Transaction, lease: StoreLease, units: Sequence[int]) -> None:
     progress = count(job.progress, units_stored=tx.connection.execute(now_stored).rowcount)
     message = f"{progress.units_stored} of {progress.units_done} captured units are stored"
     job = record(tx, replace(job, progress=progress, problem=None), "progress", message)
-    is_full = progress.units_done - progress.units_stored >= FULL_UNITS
-    tasks.put_off(tx, job, task, APART if is_full else LATEST)
+    tasks.put_off(tx, job, task, APART if _is_full(tx, job.id) else LATEST)
+
+
+def _is_full(tx: Transaction, job_id: str) -> bool:
+    """Say whether a job's captured units fill a commit; no more rows are read than that takes."""
+    waiting = select(UNIT_COMMIT.c.unit).where(UNIT_COMMIT.c.job_id == job_id, ~UNIT_COMMIT.c.is_stored)
+    some = waiting.limit(FULL_FILES).subquery()
+    shards = select(SHARD.c.unit).join(some, SHARD.c.unit == some.c.unit).where(SHARD.c.job_id == job_id)
+    counts = (select(func.count()).select_from(rows) for rows in (some, shards.limit(FULL_FILES).subquery()))
+    return sum(tx.connection.execute(query).scalar_one() for query in counts) >= FULL_FILES

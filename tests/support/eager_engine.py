@@ -5,7 +5,7 @@ from datetime import timedelta
 from service.store import storing
 from tests.support.fake_engine import FakeEngine
 
-storing.FULL_UNITS, storing.APART, storing.LATEST = 1, timedelta(0), timedelta(0)
+storing.FULL_FILES, storing.APART, storing.LATEST = 1, timedelta(0), timedelta(0)
 
 
 class EagerEngine(FakeEngine):

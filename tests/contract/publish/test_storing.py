@@ -27,7 +27,7 @@ from tests.support.hub_state import Fault, Token
 from tests.support.roles import run_publishing, run_storing, sweep
 from tests.support.store_cases import Clock
 
-UNITS, FULL = 5, 2
+UNITS, FULL_FILES = 5, 4
 TEN_MINUTES_S = 600.0
 
 
@@ -72,7 +72,7 @@ class Run:
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    monkeypatch.setattr(storing, "FULL_UNITS", FULL)
+    monkeypatch.setattr(storing, "FULL_FILES", FULL_FILES)
     with writable_hub(tmp_path, monkeypatch) as hub:
         yield hub
 
