@@ -1,11 +1,14 @@
 """Removes what is left in this worker's folders of jobs that rest: of a complete job all, else lost attempts.
 
+The token counts of a complete job go with its folder: its publication has added them up.
+
 Never touches an attempt that is committed, and none of a job that goes on: the next attempt at a unit removes
 what a lost one left.
 """
 
 import re
 import shutil
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -13,10 +16,11 @@ from pathlib import Path
 from schemas.job import RESTING_JOB_STATES, JobState
 from schemas.names import MAX_UNITS, is_job_id
 from service.capture.attempt_files import remove_stored
+from service.control.deletion import PAUSE_S
 from service.errors import NotFound, removing
 from service.plan.posted import give_back, remove_gone
 from service.settings import Settings
-from service.store import Store, jobs, units
+from service.store import Store, deletion, jobs, units
 from service.work.keeper import Keeper
 from service.work.runner import attempt, one_of_many
 
@@ -36,14 +40,14 @@ def run_sweep(
             break
         if is_job_id(folder.name):
             with one_of_many("sweeping", store, folder.name), suppress(NotFound), removing():
-                _sweep(store, settings, folder)
+                _sweep(store, settings, folder, stopped)
     # Whoever deleted such a schedule was told what could not be removed.
     with attempt("sweeping the posted samples of deleted schedules"):
         remove_gone(store, settings)
     return False
 
 
-def _sweep(store: Store, settings: Settings, folder: Path) -> None:
+def _sweep(store: Store, settings: Settings, folder: Path, stopped: Callable[[], bool]) -> None:
     """Raises NotFound where the job is another database's, or was deleted; OSError."""
     # Listed before the store is asked: an attempt that begins in between, in a job that is resumed, is not
     # taken for a lost one.
@@ -52,6 +56,10 @@ def _sweep(store: Store, settings: Settings, folder: Path) -> None:
     if state is JobState.COMPLETED:
         give_back(store, settings, folder.name)
         remove_stored(store, settings, folder.name)
+        while store.write(deletion.forget_counts, folder.name):
+            if stopped():
+                return  # the folder stays, so that the next sweep goes on
+            time.sleep(PAUSE_S)
         _remove(folder)
     elif state in RESTING_JOB_STATES:
         for left in attempts:

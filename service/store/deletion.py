@@ -1,8 +1,9 @@
 """Deletion: a task removes what is left of a job that has ended, in steps that hold up no other writer."""
 
 from datetime import timedelta
+from typing import Any
 
-from sqlalchemy import delete, select, tuple_, update
+from sqlalchemy import Select, Table, delete, select, tuple_, update
 
 from schemas.job import ENDED_JOB_STATES, JobState
 from service.errors import NotFound
@@ -33,7 +34,7 @@ TOMBSTONE = timedelta(days=30)
 MAX_ROWS = 2000
 """Rows that one transaction deletes: others write within some tens of milliseconds."""
 MAX_BLOBS, BLOBS = 50, (UNIT_PLAN, TOKEN_COUNTS)
-"""Of them, those of some 20 to 200 kB each."""
+"""Of them, those of some 10 to 200 kB each."""
 
 
 def begin(tx: Transaction, job_id: str, *, with_dataset: bool) -> None:
@@ -81,8 +82,7 @@ def forget(tx: Transaction, job_id: str) -> bool:
         if table is TASK:
             mine = mine.where(TASK.c.kind != TaskKind.DELETE)  # its lease goes on
         most = min(room, MAX_BLOBS) if table in BLOBS else room
-        some = tuple_(*table.primary_key).in_(mine.limit(most))
-        deleted = tx.connection.execute(delete(table).where(some)).rowcount
+        deleted = _delete(tx, table, mine.limit(most))
         if deleted == most:
             return True
         room -= deleted
@@ -93,6 +93,13 @@ def forget(tx: Transaction, job_id: str) -> bool:
     return False
 
 
+def forget_counts(tx: Transaction, job_id: str) -> bool:
+    """Delete some token counts of a complete job; return whether others are left. Raises NotFound."""
+    lock_job(tx, job_id)
+    mine = select(*TOKEN_COUNTS.primary_key).where(TOKEN_COUNTS.c.job_id == job_id)
+    return _delete(tx, TOKEN_COUNTS, mine.limit(MAX_BLOBS)) == MAX_BLOBS
+
+
 def old(tx: Transaction, age_s: float) -> list[str]:
     """Return the jobs that ended `age_s` ago."""
     ended = ENDED_JOB_STATES - {JobState.DELETING}
@@ -100,3 +107,8 @@ def old(tx: Transaction, age_s: float) -> list[str]:
         JOB.c.state.in_(ended), JOB.c.updated_at <= tx.now - timedelta(seconds=age_s)
     )
     return list(tx.connection.scalars(query.order_by(JOB.c.number)))
+
+
+def _delete(tx: Transaction, table: Table, keys: Select[Any]) -> int:
+    """Delete the rows with these primary keys; return how many there were."""
+    return tx.connection.execute(delete(table).where(tuple_(*table.primary_key).in_(keys))).rowcount

@@ -264,7 +264,7 @@ Index(
     postgresql_where=~UNIT_COMMIT.c.is_stored,
 )
 
-# How often each token is supervised in a unit, as a `token_freq` file says it; it goes with the job.
+# How often each token is supervised in a unit, as a `token_freq` file says it, until the job is published.
 TOKEN_COUNTS = Table(
     "token_counts",
     METADATA,

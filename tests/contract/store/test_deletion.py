@@ -9,13 +9,15 @@ from sqlalchemy import func, select, update
 
 import service.control.deletion
 from schemas.job import ENDED_JOB_STATES, JobState
+from service import sweeper
 from service.control.deletion import delete_job
 from service.errors import IllegalMove, NotFound, WriteFailed
 from service.settings import Settings
-from service.store import Store, Transaction, deletion, jobs, publishing
+from service.store import Store, Transaction, commits, deletion, jobs, publishing
 from service.store.tables import METADATA, TASK
 from service.store.transitions import lock_job
-from tests.support.roles import delete_old
+from service.work.keeper import Keeper
+from tests.support.roles import delete_old, sweep
 from tests.support.store_cases import Clock, capture, job_id, lease_publish, reach
 
 DAY_S = 86_400.0
@@ -148,6 +150,25 @@ def test_a_large_job_is_deleted_in_steps_and_by_its_task_where_the_caller_does_n
     assert store.read(jobs.state, job_id(1)) is JobState.DELETING
     delete_old(store, settings)
     assert rows_left(store) == {}
+
+
+def test_the_token_counts_of_a_complete_job_go_in_steps_and_those_of_others_stay(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. A worker that is stopped sweeps, and ends after one step. 2. The next one goes on."""
+    monkeypatch.setattr(deletion, "MAX_BLOBS", 2)
+    monkeypatch.setattr(sweeper, "PAUSE_S", 0.0)
+    capture(store, units=5)
+    store.write(publishing.complete, lease_publish(store), None)
+    capture(store, units=3, number=2)
+    settings = settings_in(tmp_path)
+    work = [folders(settings, job_id(number))[0] for number in (1, 2)]
+    stops = iter([False, True, True])
+    sweeper.run_sweep(store, settings, "first", lambda: next(stops), Keeper(store, settings.lease_s))
+    assert rows_left(store)["token_counts"] == 3 + 3 and [folder.exists() for folder in work] == [True, True]
+    sweep(store, settings)
+    assert rows_left(store)["token_counts"] == 3 and [folder.exists() for folder in work] == [False, True]
+    assert len(store.read(commits.unit_commits, job_id(1))) == 5
 
 
 @pytest.mark.parametrize("with_datasets", [False, True])
