@@ -29,6 +29,7 @@
     |-- DiskFull                  507  the job is blocked until there is space; everything is kept
     |-- HubDenied                 403  `hub.repo_id`: no right to write; the job is blocked
     |-- HubUnavailable            503  the Hub failed or did not answer: retried
+    |   `-- HubLimited                 it was asked too often: asked again later, and not counted
     `-- DatasetBroken             422  `quarry verify`: a finished dataset is not what its manifest says
 
 Only an error's class decides whether work fails, is retried, or waits for a person. Its message never does.
@@ -60,6 +61,8 @@ class QuarryError(Exception):
     status: ClassVar[int] = 500
     outcome: ClassVar[Outcome] = Outcome.FAIL
     title: ClassVar[str] = "Internal error"
+    wait_s: float = 0.0
+    """Before the work is tried again, at least."""
 
     def __init__(self, detail: str, *, field: str | None = None, cure: str | None = None) -> None:
         """Keep the three parts apart, so that a problem document can name the field."""
@@ -276,6 +279,13 @@ class HubUnavailable(QuarryError):
     status = 503
     outcome = Outcome.RETRY
     title = "The Hub is not available"
+
+
+class HubLimited(HubUnavailable):
+    """The Hub was asked more often than it allows, and asks to be left alone for `wait_s`."""
+
+    outcome = Outcome.VOID
+    title = "The Hub's rate limit is reached"
 
 
 class DatasetBroken(QuarryError):

@@ -26,17 +26,23 @@ FULL_BELOW_BYTES = 2**24
 CONNECT_S = 30.0
 SILENCE_S = 180.0
 """A commit may take the Hub a minute; a connection that is silent for longer is dead."""
+LONGEST_WAIT_S = 3600.0
+"""That an answer may ask for: the Hub counts commits by the hour."""
 _FIRST_USE = threading.Lock()
 
 
 class Passing(Exception):
-    """The Hub gave no good answer, but may the next time. `retry_after_s` is what its answer asked for."""
+    """The Hub gave no good answer, but may the next time.
 
-    def __init__(self, detail: str, retry_after_s: float | None = None) -> None:
+    `retry_after_s` is what its answer asked for; `is_limit`: it was asked more often than it allows.
+    """
+
+    def __init__(self, detail: str, retry_after_s: float | None = None, *, is_limit: bool = False) -> None:
         """Keep the detail apart from the wait."""
         super().__init__(detail)
         self.detail = detail
         self.retry_after_s = retry_after_s
+        self.is_limit = is_limit
 
 
 @contextmanager
@@ -120,9 +126,21 @@ def _answered(what: str, answer: "HfHubHTTPError", refused: Callable[[str], Quar
     detail = f"the Hub answered {status} for {what}" + (f": {words[:500]}" if words else "")
     if status not in PASSING_STATUSES and status < 500:
         return refused(detail)
-    asked = answer.response.headers.get("Retry-After", "").strip()
-    retry_after_s = float(asked) if asked.isdigit() else None
-    return Passing(detail, retry_after_s)
+    return Passing(detail, _asked_wait_s(answer.response.headers), is_limit=status == 429)
+
+
+def _asked_wait_s(headers: "httpx2.Headers") -> float | None:
+    """Return the wait that an answer asks for: as the Hub's own limit says it, or any server in between."""
+    from huggingface_hub.utils import parse_ratelimit_headers
+
+    limit, asked = parse_ratelimit_headers(headers), headers.get("Retry-After", "").strip()
+    if limit is not None and limit.remaining == 0:
+        wait_s = float(limit.reset_in_seconds + 1)  # they are rounded
+    elif asked.isdigit():
+        wait_s = float(asked)
+    else:
+        return None
+    return min(wait_s, LONGEST_WAIT_S)
 
 
 def _cache_is_full() -> bool:

@@ -28,7 +28,7 @@ from huggingface_hub.utils import disable_progress_bars
 from schemas.request import HubTarget
 from service.artifacts.dataset_files import SMALL_BYTES
 from service.artifacts.hub_client import Passing, calling_hub
-from service.errors import HubDenied, HubUnavailable, OptionRefused
+from service.errors import HubDenied, HubLimited, HubUnavailable, OptionRefused
 from service.settings import Settings
 
 Result = TypeVar("Result")
@@ -75,7 +75,11 @@ class Patience:
                         "alone; all is kept, and nothing is pushed twice"
                     )
                     detail = f"{error.detail} (asked again for as long as allowed)"
-                    raise HubUnavailable(detail, cure=cure) from None
+                    if not error.is_limit:
+                        raise HubUnavailable(detail, cure=cure) from None
+                    limited = HubLimited(detail, cure=cure)
+                    limited.wait_s = wait_s
+                    raise limited from None
             waited_s += wait_s
             self.sleep(wait_s)
 

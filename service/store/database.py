@@ -39,7 +39,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from schemas.dataset.seal import make_folder
 from service.errors import DiskFull, OptionRefused, StoreUnavailable
-from service.store.tables import UtcTime
+from service.store.column_types import UtcTime
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -14,6 +14,7 @@ from service.store.tables import (
     EVENT,
     FINAL_NORM,
     JOB,
+    PAUSE,
     REJECT,
     REQUEST,
     RUN,
@@ -89,6 +90,7 @@ def forget(tx: Transaction, job_id: str) -> bool:
     for table in (TASK, FINAL_NORM, REQUEST):
         tx.connection.execute(delete(table).where(table.c.job_id == job_id))
     tx.connection.execute(delete(JOB).where(JOB.c.id == job_id))
+    tx.connection.execute(delete(PAUSE).where(PAUSE.c.until <= tx.now))
     tx.connection.execute(delete(SUBMISSION).where(SUBMISSION.c.deleted_at <= tx.now - TOMBSTONE))
     return False
 

@@ -15,7 +15,8 @@ class Policy:
     `of_units`: a task is a unit of its job, counted there and reported by an event at every move.
     `told_by_job`: the job itself says why the task is tried again, and not an event of each attempt.
     `by_turns`: of jobs of one priority, those whose owner has none leased come first.
-    `ahead`: it is done ahead of time, so that no error but one that fails the job ends it.
+    `ahead`: it is done ahead of time, so that no error but one that fails the job ends it, and it waits while
+    its subject pauses.
     `one_a_subject`: tasks of different jobs may have the same subject, which one lease at a time may work on.
     `exhausted` is the job's state after the last attempt that may fail, VOID if none ever ends it;
     `max_deaths` is how many owners may vanish over the task, killed or crashed, before the job is blocked.
@@ -63,6 +64,7 @@ POLICIES = {
         job_states=frozenset({JobState.QUEUED, JobState.RUNNING}),
         ahead=True,
         told_by_job=True,
+        one_a_subject=True,
         exhausted=Outcome.BLOCK,
         max_deaths=sys.maxsize,
         delay=1.0,

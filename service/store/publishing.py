@@ -44,6 +44,7 @@ def advance(tx: Transaction, lease: PublishLease) -> None:
     """Forget earlier attempts, deaths and problems, since a new commit is made. Raises LeaseLost."""
     job, task = tasks.held(tx, lease)
     tasks.forgive(tx, task)
+    tasks.pause(tx, job.publish_subject, storing.APART)
     if job.problem is not None:
         record(tx, replace(job, problem=None), "progress", "publishing goes on")
 
@@ -56,4 +57,5 @@ def complete(tx: Transaction, lease: PublishLease, hub_commit: str | None) -> No
         tx.connection.execute(of_job.values(is_stored=True))
         stored = {"units_stored": job.progress.units_done}
         job = replace(job, progress=job.progress.model_copy(update=stored))
+        tasks.pause(tx, job.publish_subject, storing.APART)
     move_job(tx, replace(tasks.done(tx, job, task), hub_commit=hub_commit), JobState.COMPLETED)

@@ -17,7 +17,7 @@ from service.store.values import Lease, StoreLease, TaskKind, TaskState
 FULL_FILES = MAX_COMMIT_FILES
 """Files that fill a commit: a unit has an index and a shard a rank."""
 APART, LATEST = timedelta(seconds=30), timedelta(minutes=10)
-"""Between two commits, and how long a unit waits for others to fill one: the Hub takes 128 an hour."""
+"""Between two commits of a repository, and how long a unit waits for others: the Hub takes 128 an hour."""
 
 
 def add(tx: Transaction, job: LockedJob) -> None:
@@ -26,7 +26,7 @@ def add(tx: Transaction, job: LockedJob) -> None:
         return
     of_job = (TASK.c.job_id == job.id) & (TASK.c.kind == TaskKind.STORE)
     if tx.connection.scalar(select(TASK.c.item).where(of_job)) is None:
-        tasks.add(tx, job, TaskKind.STORE, not_before=tx.now + LATEST)
+        tasks.add(tx, job, TaskKind.STORE, subject=job.publish_subject, not_before=tx.now + LATEST)
     elif _is_full(tx, job.id):
         soon = TASK.c.not_before > tx.now + APART
         tx.connection.execute(update(TASK).where(of_job, soon).values(not_before=tx.now + APART))
@@ -79,6 +79,7 @@ def stored(tx: Transaction, lease: StoreLease, units: Sequence[int]) -> None:
     message = f"{progress.units_stored} of {progress.units_done} captured units are stored"
     job = record(tx, replace(job, progress=progress, problem=None), "progress", message)
     tasks.put_off(tx, job, task, APART if _is_full(tx, job.id) else LATEST)
+    tasks.pause(tx, job.publish_subject, APART)
 
 
 def _is_full(tx: Transaction, job_id: str) -> bool:

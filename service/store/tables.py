@@ -4,16 +4,12 @@ A job's request stands in its own table: it may hold 8 MiB of inline samples, an
 anew at every change of a counter beside it.
 """
 
-from datetime import UTC, datetime
 from enum import StrEnum
 
-from pydantic import BaseModel
 from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
-    DateTime,
-    Dialect,
     Enum,
     ForeignKey,
     ForeignKeyConstraint,
@@ -27,7 +23,6 @@ from sqlalchemy import (
     false,
     text,
 )
-from sqlalchemy.types import TypeDecorator
 
 from schemas.dataset.entries import FileEntry, ShardEntry
 from schemas.dataset.manifest import UnitChecks
@@ -36,44 +31,8 @@ from schemas.identity import Identity, Provenance
 from schemas.job import JobState, Problem, Progress, RejectView
 from schemas.keys import Grants
 from schemas.schedule import RunOutcome, ScheduleRules
+from service.store.column_types import Document, UtcTime
 from service.store.values import LoneDeaths, TaskKind, TaskState
-
-
-class Document(TypeDecorator[BaseModel]):
-    """A pydantic value as its JSON. Text, since JSONB refuses the NUL characters that samples may hold."""
-
-    impl = Text
-    cache_ok = True
-
-    def __init__(self, model: type[BaseModel]) -> None:
-        """Store values of `model`."""
-        super().__init__()
-        self.model = model
-
-    def process_bind_param(self, value: BaseModel | None, dialect: Dialect) -> str | None:
-        """Return the JSON text; NUL and other control characters are escaped in it."""
-        return None if value is None else value.model_dump_json()
-
-    def process_result_value(self, value: str | None, dialect: Dialect) -> BaseModel | None:
-        """Return the value, checked against its contract again."""
-        return None if value is None else self.model.model_validate_json(value)
-
-
-class UtcTime(TypeDecorator[datetime]):
-    """An aware time in UTC. SQLite stores it without its zone, PostgreSQL answers in the session's."""
-
-    impl = DateTime(timezone=True)
-    cache_ok = True
-
-    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Return the time in UTC."""
-        return None if value is None else value.astimezone(UTC)
-
-    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Return the time in UTC, aware."""
-        if value is None:
-            return None
-        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
 def _states(kind: type[StrEnum]) -> Enum:
@@ -183,7 +142,7 @@ TASK = Table(
     Column("kind", _states(TaskKind), primary_key=True),
     # The unit of a capture; 0 for every other kind.
     Column("item", Integer, primary_key=True, autoincrement=False),
-    # What only one lease of a kind may work on: the repository of a publish.
+    # What only one lease of a kind may work on: the repository that is stored or published to.
     Column("subject", Text, nullable=False),
     Column("state", _states(TaskState), nullable=False),
     # Counts the leases. Every write of a lease carries it, so that a later lease fences an earlier one.
@@ -198,12 +157,13 @@ TASK = Table(
     Index("task_by_state", "job_id", "kind", "state", "item"),
     Index("task_by_owner", "owner"),
 )
-Index(
-    "publish_by_subject",
-    TASK.c.subject,
-    sqlite_where=TASK.c.kind == TaskKind.PUBLISH,
-    postgresql_where=TASK.c.kind == TaskKind.PUBLISH,
-)
+for _kind in (TaskKind.STORE, TaskKind.PUBLISH):
+    Index(
+        f"{_kind}_by_subject",
+        TASK.c.subject,
+        sqlite_where=TASK.c.kind == _kind,
+        postgresql_where=TASK.c.kind == _kind,
+    )
 Index(
     "task_by_subject",
     TASK.c.kind,
@@ -211,6 +171,15 @@ Index(
     unique=True,
     sqlite_where=TASK.c.state == TaskState.LEASED,
     postgresql_where=TASK.c.state == TaskState.LEASED,
+)
+
+# Until when nothing is stored in a repository: its commits stand apart, or the Hub was asked too often.
+PAUSE = Table(
+    "pause",
+    METADATA,
+    # As of a task.
+    Column("subject", Text, primary_key=True),
+    Column("until", UtcTime, nullable=False),
 )
 
 # The workers that capture. Each says from time to time that it is there; an old row is removed by any other.

@@ -23,7 +23,7 @@ from service.store.database import Store, Transaction
 from service.store.migration import check_write
 from service.store.policies import POLICIES, task_name
 from service.store.stopping import stop, void
-from service.store.tables import TASK
+from service.store.tables import PAUSE, TASK
 from service.store.task_choice import ANY, Choice, jobs_with_work, lowest_free
 from service.store.transitions import (
     TASK_COLUMNS,
@@ -236,6 +236,16 @@ def put_off(tx: Transaction, job: LockedJob, task: LockedTask, wait: timedelta) 
     move_task(tx, job, task, replace(fresh, not_before=tx.now + wait))
 
 
+def pause(tx: Transaction, subject: str, wait: timedelta) -> None:
+    """Lease nothing that is done ahead for a subject meanwhile; a pause that lasts longer stays."""
+    until = tx.now + wait
+    new = tx.insert(PAUSE).values(subject=subject, until=until)
+    longer = PAUSE.c.until < until
+    tx.connection.execute(
+        new.on_conflict_do_update(index_elements=["subject"], set_={"until": until}, where=longer)
+    )
+
+
 def release_owner(tx: Transaction, owner: str) -> None:
     """Give back all tasks of an owner that has ended, so that nobody waits: neither failures nor deaths."""
     check_write(tx)
@@ -245,13 +255,21 @@ def release_owner(tx: Transaction, owner: str) -> None:
     )
 
 
-def fail(tx: Transaction, lease: Lease, problem: Problem, outcome: Outcome, max_attempts: int) -> None:
+def fail(
+    tx: Transaction,
+    lease: Lease,
+    problem: Problem,
+    outcome: Outcome,
+    max_attempts: int,
+    wait_s: float = 0.0,
+) -> None:
     """End an attempt with a problem. Raises LeaseLost.
 
     RETRY lets the task wait again until it has had `max_attempts`; then the job ends as the kind's policy
     says. FAIL fails the job at once. BLOCK blocks it. Neither BLOCK nor VOID counts the attempt, and every
     outcome is VOID where that is the policy, or all but FAIL where it is done ahead. Where the
-    job tells of it, the same problem again is no news.
+    job tells of it, the same problem again is no news. A task that waits does so for `wait_s` at least, and
+    so does its subject.
     """
     policy = POLICIES[lease.kind]
     if policy.exhausted is Outcome.VOID or (policy.ahead and outcome is not Outcome.FAIL):
@@ -270,11 +288,14 @@ def fail(tx: Transaction, lease: Lease, problem: Problem, outcome: Outcome, max_
         stop(tx, move_task(tx, job, task, waiting, problem), JobState.BLOCKED, problem)
     else:
         delay_s = min(policy.delay * 2 ** max(waiting.attempts - 1, 0), 1.0) * lease.ttl_s
+        delay_s = max(delay_s, wait_s)
         if policy.told_by_job and problem != job.problem:
             message = f"{lease.kind} is tried again"
             job = record(tx, replace(job, problem=problem), "progress", message, problem)
         after = replace(waiting, not_before=tx.now + timedelta(seconds=delay_s))
         move_task(tx, job, task, after, None if policy.told_by_job else problem)
+        if policy.one_a_subject and wait_s:
+            pause(tx, job.publish_subject, timedelta(seconds=wait_s))
 
 
 def _after_death(task: LockedTask) -> LockedTask:

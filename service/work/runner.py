@@ -57,8 +57,8 @@ def run_next(
         if end.stopped:
             record(lambda: store.write(tasks.release, lease), stopped)
         elif (failure := end.error) is not None:
-            problem, outcome = failure.problem(), failure.outcome
-            record(lambda: store.write(tasks.fail, lease, problem, outcome, max_attempts), stopped)
+            problem, outcome, wait_s = failure.problem(), failure.outcome, failure.wait_s
+            record(lambda: store.write(tasks.fail, lease, problem, outcome, max_attempts, wait_s), stopped)
     return True
 
 

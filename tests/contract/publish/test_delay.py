@@ -107,6 +107,18 @@ def test_a_job_waits_for_a_person_after_as_many_attempts_as_are_allowed_without_
     press.store.close()
 
 
+def test_a_rate_limit_is_a_wait_until_its_end_and_never_an_attempt(press: Press, hub: FakeHub) -> None:
+    """1. The Hub says more often than there are attempts to come back in an hour. 2. It takes the job."""
+    hub.fail("commit", Fault(status=429, headers={"RateLimit": '"commits";r=0;t=3599'}, times=2 * ATTEMPTS))
+    for _ in range(2 * ATTEMPTS):
+        job = press.publish()
+        assert (job.state, problem_type(job)) == (JobState.PUBLISHING, "urn:quarry:hub-limited")
+        press.clock.advance(HOUR_S - 1)
+        assert publishing.lease(press.store, OWNER, 60.0) is None, "the Hub is not asked before"
+    assert hub.calls["commit"] == 2 * ATTEMPTS
+    assert press.publish().state is JobState.COMPLETED
+
+
 def test_an_attempt_may_take_as_long_as_its_upload_does(press: Press, hub: FakeHub) -> None:
     hub.meanwhile("preupload", lambda: press.clock.advance(100 * HOUR_S))
     hub.fail("commit", UNAVAILABLE)

@@ -2,8 +2,11 @@
 
 from dataclasses import replace
 
-from service.store import Store, StoreLease, UnitLease, commits, storing
-from tests.support.store_cases import Clock, job_id, lease_unit, made, start_units
+import pytest
+
+from service.errors import LeaseLost, Outcome
+from service.store import Store, StoreLease, UnitLease, commits, publishing, storing, tasks
+from tests.support.store_cases import PROBLEM, Clock, job_id, lease_publish, lease_unit, made, start_units
 
 REPO = "org/data"
 OWNER = "storer"
@@ -31,6 +34,59 @@ def capture(store: Store, units: int, number: int = 1) -> None:
 def leased(store: Store, after_s: float, clock: Clock) -> StoreLease | None:
     clock.advance(after_s)
     return storing.lease(store, OWNER, TTL_S)
+
+
+def test_jobs_of_one_repository_take_turns_and_their_commits_stand_apart(store: Store, clock: Clock) -> None:
+    """1. Two jobs are full. 2. One is stored. 3. The other follows, and a third waits for none of them."""
+    for number, repo_id in ((1, REPO), (2, REPO), (3, "org/other")):
+        start_units(store, units=30, number=number, repo_id=repo_id)
+        capture(store, 12, number)
+    first = leased(store, APART_S + 1, clock)
+    other = leased(store, 0, clock)
+    assert first is not None and first.job_id == job_id(1)
+    assert other is not None and other.job_id == job_id(3)
+    assert leased(store, APART_S, clock) is None, "another works on that repository"
+    store.write(storing.stored, first, range(11))
+    assert leased(store, APART_S - 1, clock) is None
+    second = leased(store, 1, clock)
+    assert second is not None and second.job_id == job_id(2)
+
+
+def test_a_storer_that_died_leaves_its_repository_to_another_job(store: Store, clock: Clock) -> None:
+    for number in (1, 2):
+        start_units(store, units=30, number=number, repo_id=REPO)
+        capture(store, 12, number)
+    stale = leased(store, APART_S + 1, clock)
+    assert stale is not None
+    heir = leased(store, TTL_S, clock)
+    assert heir is not None
+    with pytest.raises(LeaseLost):
+        store.write(storing.stored, replace(stale, epoch=0), range(11))
+    store.write(storing.stored, heir, range(11))
+
+
+def test_a_repository_that_was_asked_too_often_is_left_alone_by_all_jobs(store: Store, clock: Clock) -> None:
+    """1. The Hub asks one job to wait for an hour. 2. A full commit of another does not hasten it."""
+    for number in (1, 2):
+        start_units(store, units=30, number=number, repo_id=REPO)
+    capture(store, 12)
+    lease = leased(store, APART_S + 1, clock)
+    assert lease is not None
+    store.write(tasks.fail, lease, PROBLEM, Outcome.VOID, 1, 3600.0)
+    capture(store, 12, number=2)
+    assert leased(store, 3599, clock) is None
+    assert leased(store, 1, clock) is not None
+
+
+def test_a_commit_of_a_publication_counts_as_well(store: Store, clock: Clock) -> None:
+    start_units(store, units=30, number=1, repo_id=REPO)
+    capture(store, 12)
+    start_units(store, units=1, number=2, repo_id=REPO)
+    capture(store, 1, number=2)
+    clock.advance(APART_S)
+    store.write(publishing.complete, lease_publish(store), "c0ffee")
+    assert leased(store, APART_S - 1, clock) is None
+    assert leased(store, 1, clock) is not None
 
 
 def waiting(store: Store) -> list[int]:
