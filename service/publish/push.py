@@ -75,7 +75,7 @@ class JobPush:
         advance: Callable[[], None] = lambda: None,
     ) -> None:
         """Read the manifest. Raises DatasetBroken if it is not that of a job alone."""
-        self._hub, self._job_id, self._advance = hub, job_id, advance
+        self._hub, self._job_id, self._check, self._advance = hub, job_id, check, advance
         self._manifest = read_manifest(dataset / manifest_path(job_id))
         self._files = (*self._manifest.shards, *self._manifest.indexes, *self._manifest.extras)
         _refuse_strangers(self._manifest, job_id, self._files)
@@ -127,6 +127,7 @@ class JobPush:
                 operations.append(CommitOperationAdd(path, content))
         if not operations:
             return head
+        self._check()  # after the head was read, as in `Uploads.commit`
         return self._hub.commit(operations, f"Add {self._job_id}", parent=head)
 
     def _refuse_another_run(self, revision: str) -> None:

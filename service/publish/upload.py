@@ -46,7 +46,6 @@ class Uploads:
             some = entries[start : start + GROUP_FILES]
             # Each group has tries of its own: one commit's files may take hours, with an error in each.
             additions += self._hub.patience.retry(partial(self._send_group, some), long=True)
-        self._check()
         return additions
 
     def commit(self, entries: Sequence[FileEntry], message: str, look: Callable[[str], None]) -> None:
@@ -57,6 +56,9 @@ class Uploads:
         additions = self.send(entries)
         head = self._hub.head()  # another run may have been published while the bytes were sent
         look(head)
+        # After the head was read: whoever gets the lease later commits on this head or a later one, and a
+        # commit of ours that arrives after theirs finds the branch elsewhere.
+        self._check()
         self._hub.commit(additions, message, parent=head)
         self._additions.clear()  # the client commits each once
 

@@ -25,7 +25,7 @@ class Kept:
     def __init__(self, lease: Lease, keeper: "Keeper", on_lost: Callable[[], None]) -> None:
         """Hold a lease that was granted just now.
 
-        `on_lost` is called in the keeper's thread, which keeps nothing meanwhile: it must return at once.
+        `on_lost` is called while nothing is kept, in any thread: it must return at once.
         """
         self.lease = lease
         self.lost = False
@@ -41,14 +41,16 @@ class Kept:
         self._keeper.check()
 
     def confirm(self, stopped: Callable[[], bool]) -> None:
-        """Wait until the lease was extended within its own time, or until `stopped`; raises LeaseLost.
+        """Wait until the database has extended the lease since this call, or `stopped`; raises LeaseLost.
 
         A step that the store cannot fence, such as a commit to the Hub, must not begin on a lease that ran
-        out while the database was away.
+        out while the database was away. This host's clock does not count: it may have been suspended.
         """
+        begun_s = time.monotonic()
         self.check()
-        while time.monotonic() - self.extended_s > self._keeper.ttl_s and not stopped():
-            time.sleep(self._keeper.ttl_s / BEATS)
+        while self.extended_s < begun_s and not stopped():
+            if not self._keeper.beat():
+                time.sleep(self._keeper.ttl_s / BEATS)
             self.check()
 
     def lose(self) -> None:
@@ -105,29 +107,31 @@ class Keeper:
     def _run(self) -> None:
         try:
             while not self._done.wait(min(self.ttl_s / BEATS, LONGEST_BEAT_S)):
-                self._beat()
+                self.beat()
         except Exception as error:
             # Supervisor: the owners of all leases must learn that they are no longer kept.
             logger.exception("leases are no longer kept")
             self._error = error
 
-    def _beat(self) -> None:
+    def beat(self) -> bool:
+        """Extend all leases now; return whether the database has answered."""
         with self._lock:
             kept = [one for one in self._kept if not one.lost]
         if not kept:
-            return
+            return True
         begun_s = time.monotonic()
         try:
             lost = self._store.write(tasks.extend, [one.lease for one in kept], self.ttl_s)
         except STORE_AWAY as error:
             logger.warning("leases could not be extended: %s", error)
-            return
+            return False
         with self._lock:  # nobody is called whose block has ended, and whose event loop may be closed
             for one in self._kept.intersection(kept):
                 if any(lease is one.lease for lease in lost):
                     one.lose()
                 else:
-                    one.extended_s = begun_s
+                    one.extended_s = max(one.extended_s, begun_s)
+        return True
 
 
 @contextmanager

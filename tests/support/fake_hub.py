@@ -8,6 +8,7 @@ test that downloads says with `know_xet` which xet hashes its files have, as the
 Every endpoint counts its calls and can be told to fail: `hub.fail("commit", Fault(status=503))`.
 """
 
+import asyncio
 import base64
 import hashlib
 import json
@@ -111,7 +112,7 @@ class FakeHub:
         self._faults.setdefault(endpoint, []).append((self.calls[endpoint], fault))
 
     def meanwhile(self, endpoint: str, do: Callable[[], object]) -> None:
-        """Do something just before the endpoint's next call is answered."""
+        """Do something just before the endpoint's next call is answered; others are answered meanwhile."""
         self._meanwhile[endpoint] = do
 
     def heal(self) -> None:
@@ -166,7 +167,7 @@ class FakeHub:
             if "authorization" in request.headers:
                 self.seen_authorizations.add(request.headers["authorization"])
             if meanwhile := self._meanwhile.pop(endpoint, None):
-                meanwhile()
+                await asyncio.to_thread(meanwhile)
             fault = self._due_fault(endpoint)
             if fault and fault.status:
                 return JSONResponse({"error": fault.message}, fault.status, dict(fault.headers))

@@ -102,7 +102,7 @@ def test_a_lease_that_is_kept_no_more_is_not_extended(store: Store, clock: Clock
     with keeper.keep(lease_publish(store)):
         pass
     clock.advance(TTL_S)
-    keeper._beat()
+    keeper.beat()
     assert publishing.lease(store, "another", TTL_S) is not None
 
 
@@ -120,7 +120,7 @@ def test_a_loss_that_comes_after_the_end_of_the_block_is_nobodys(
 
     keeping.__enter__()
     monkeypatch.setattr(tasks, "extend", ended_meanwhile)
-    keeper._beat()
+    keeper.beat()
     assert losses == []
 
 
