@@ -144,7 +144,8 @@ class Settings(BaseSettings):
     """How long one row may take while no CPU time passes, as on a disk that does not answer; where a dataset
     is verified, how long one row, or the hash of a file, may take at all."""
     plan_memory_bytes: int = Field(default=2 * 2**30, ge=2**24)
-    """Memory that the tokenizer, the template and the row that is read may take, beside the libraries."""
+    """Memory that the tokenizer, the template and the row that is read may take, beside the libraries; so may
+    the card and the jobs of a repository that is pushed to."""
     estimates_at_once: int = Field(default=2, ge=1, le=64)
     """Estimates that the API makes at once, half of them for one key's owner; another is a 429."""
     receipt_timeout_s: float = Field(default=600.0, gt=0)

@@ -99,7 +99,7 @@ class Repository:
             detail = f"pushing to {target.repo_id} needs a Hub token, and none is set"
             raise HubDenied(detail, field=FIELD, cure=cure)
         disable_progress_bars()
-        self.target = target
+        self.target, self.settings = target, settings
         self.patience = patience or Patience()
         self._api = HfApi(endpoint=settings.hub_endpoint, token=token, library_name="eagle-quarry")
         self._where: dict[str, Any] = {"repo_id": target.repo_id, "repo_type": "dataset"}

@@ -3,26 +3,21 @@
 Such a file is broken, as one that takes forever, and another process reads the rest.
 """
 
-import os
-import resource
 import signal
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from service.apart import limit_memory, start
 from service.cli.console import naming
 from service.errors import DatasetBroken, QuarryError
-from service.lifeline import FAULTS, die_with_parent
+from service.lifeline import FAULTS
 from service.settings import Settings
 
 MOST_ENDED = 10
 """Files that may end the process: each time, all that can be read is read again."""
-SPAWN = get_context("spawn")
-"""A fork of a process that has computed with torch may wait forever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +41,7 @@ def verify_apart(order: VerifyOrder, tell: Callable[[str], None]) -> bool:
     broken: dict[str, str] = {}
     silence_s = order.settings.plan_silence_s
     while len(broken) <= MOST_ENDED:
-        ours, theirs = SPAWN.Pipe(duplex=False)
-        child = SPAWN.Process(target=_serve, args=(os.getpid(), theirs, order, broken), daemon=True)
-        child.start()
-        theirs.close()
+        child, ours = start(_serve, order, broken)
         path: str | None = None
         is_right: bool | None = None
         try:
@@ -77,15 +69,13 @@ def verify_apart(order: VerifyOrder, tell: Callable[[str], None]) -> bool:
     raise DatasetBroken(f"{len(broken)} files ended the process that read them: {', '.join(broken)}")
 
 
-def _serve(parent_pid: int, parent: Connection, order: VerifyOrder, broken: Mapping[str, str]) -> None:
+def _serve(parent: Connection, order: VerifyOrder, broken: Mapping[str, str]) -> None:
     """Verify in the child. Send what a `Reading` notes, then the report, and what is raised."""
-    die_with_parent(parent_pid)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C ends the parent
     from service.artifacts.dataset_files import HubFiles
     from service.proof.tally import DatasetTally
     from service.proof.verify import Reading, verify_dataset
 
-    _limit_memory(order.settings.read_memory_bytes)
+    limit_memory(order.settings.read_memory_bytes)
     tally, folder = DatasetTally(), Path(order.dataset)
     model, reading = order.model_folder, Reading(parent.send, broken)
     try:
@@ -101,14 +91,3 @@ def _serve(parent_pid: int, parent: Connection, order: VerifyOrder, broken: Mapp
             write_page(order.page, report, tally, model, datetime.now(UTC))
     except (QuarryError, OSError) as error:
         parent.send(error)
-
-
-def _limit_memory(num_bytes: int) -> None:
-    """Let this process take at most so much more memory of its own, then it is a MemoryError.
-
-    A few bytes of Parquet can say that they decode to terabytes, and only the allocation can be asked.
-    """
-    data_kib = Path("/proc/self/status").read_text().partition("VmData:")[2].split()[0]
-    _, most = resource.getrlimit(resource.RLIMIT_DATA)
-    with suppress(ValueError):  # a lower hard limit holds already
-        resource.setrlimit(resource.RLIMIT_DATA, (int(data_kib) * 1024 + num_bytes, most))

@@ -1,11 +1,12 @@
 """What a repository holds already, held against a job that is to stand beside it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
-from huggingface_hub.hf_api import RepoFile
 from pydantic import ValidationError
 
 from schemas.base import first_fault
@@ -21,10 +22,13 @@ from schemas.names import (
     is_job_id,
     manifest_path,
 )
+from service import apart
 from service.artifacts.repository import Repository
 from service.errors import OptionRefused
 from service.publish.card import Job, grouped, render_card, states_config
 from service.publish.upload import Uploads
+
+R = TypeVar("R")
 
 MAX_TABLE_BYTES = 2**24
 """Of the table of jobs: some thousands of them. What a stranger wrote there may take sixty times as much."""
@@ -46,31 +50,29 @@ class OtherJobs:
     def __init__(self, hub: Repository, uploads: Uploads, job_id: str) -> None:
         """Read nothing yet."""
         self._hub, self._uploads, self._job_id = hub, uploads, job_id
-        self._entries: dict[str, JobEntry] = {}
-        """What is known of the repository's jobs, by the sha256 and by the git name of their manifests."""
-        self._tables_read: set[str] = set()
+        self._merged: dict[str, dict[str, bytes]] = {}
+        """By the revision, which is read once."""
 
-    def refuse_mixed(self, provenance: Provenance, norm: FileEntry, revision: str) -> None:
-        """Raise OptionRefused if a job that is being captured cannot stand beside those at `revision`.
+    def merged(self, job: Job, norm: FileEntry, revision: str) -> dict[str, bytes]:
+        """Return what says which jobs are at `revision` and this one, by path; nothing while it is captured.
 
-        `norm` is the target's final norm.
+        `norm` is the target's final norm. Raises OptionRefused if the jobs do not mix.
         """
+        if revision in self._merged:
+            return self._merged[revision]
         self._refuse_another_model(norm, revision)
-        existing = self._card(revision)
-        begun = BegunJob(provenance.job_id, provenance, self._hub.target.config_name)
-        beside: list[Job] = [*self._others(revision), begun]
-        grouped(beside, self._config, existing)
-
-    def described(self, entry: JobEntry, norm: FileEntry, revision: str) -> dict[str, bytes]:
-        """Return what says which jobs are at `revision` and this one, by path.
-
-        Raises OptionRefused if they do not mix.
-        """
-        self._refuse_another_model(norm, revision)
-        existing = self._card(revision)
-        jobs = [*self._others(revision), entry]
-        card = render_card(jobs, self._config, existing)
-        return {CARD_PATH: card.encode(), JOBS_PATH: table_of(jobs).encode()}
+        manifests = {
+            remote.path: remote.lfs.sha256 if remote.lfs else remote.blob_id
+            for remote in self._hub.files(MANIFEST_FOLDER, revision)
+            if is_job_id(Path(remote.path).stem) and remote.path != manifest_path(self._job_id)
+        }
+        card = self._hub.read(CARD_PATH, revision)
+        table = self._hub.read(JOBS_PATH, revision, MAX_TABLE_BYTES)
+        config = {self._job_id: states_config(self._hub.target.config_name)}
+        # A process takes half a second, and a new repository holds nothing that anybody wrote.
+        read = partial(self._read, _merge) if card or table else _merge
+        merged = read(self._hub.target.repo_id, job, config, card, table, manifests)
+        return self._merged.setdefault(revision, merged)
 
     def refuse_another_run(
         self, shards: Sequence[ShardEntry], revision: str, manifest: FileEntry | None = None
@@ -84,10 +86,8 @@ class OtherJobs:
         if remote is None or (manifest is not None and self._uploads.is_same(remote, manifest)):
             return
         content = self._hub.read(path, revision) or b""
-        with suppress(ValidationError):
-            theirs = Manifest.model_validate_json(content).shards
-            if theirs == shards or (manifest is None and all(shard in theirs for shard in shards)):
-                return  # this run, whose manifest may say more now
+        if self._read(_is_of_run, content, shards, manifest is not None):
+            return
         repo_id, job_id = self._hub.target.repo_id, self._job_id
         raise OptionRefused(
             f"{repo_id} holds another run of {job_id}",
@@ -96,56 +96,65 @@ class OtherJobs:
             f"manifests/{job_id}.json, data/{job_id} and index/{job_id} there, and push or resume again",
         )
 
-    @property
-    def _config(self) -> dict[str, str]:
-        return {self._job_id: states_config(self._hub.target.config_name)}
-
-    def _card(self, revision: str) -> str | None:
-        existing = self._hub.read(CARD_PATH, revision)
-        return None if existing is None else existing.decode()
-
     def _refuse_another_model(self, norm: FileEntry, revision: str) -> None:
         remote = self._hub.find([FINAL_NORM_PATH], revision).get(FINAL_NORM_PATH)
         if remote is not None and not self._uploads.is_same(remote, norm):
             detail = f"{self._hub.target.repo_id} holds the states of another model"
             raise OptionRefused(detail, field="hub.repo_id", cure=ONE_MODEL_CURE)
 
-    def _others(self, revision: str) -> list[JobEntry]:
-        """Return the other jobs at `revision`: those whose manifest is there."""
-        manifests = [
-            remote
-            for remote in self._hub.files(MANIFEST_FOLDER, revision)
-            if is_job_id(Path(remote.path).stem) and remote.path != manifest_path(self._job_id)
-        ]
-        return [self._entry_of(remote, revision) for remote in manifests]
-
-    def _entry_of(self, remote: RepoFile, revision: str) -> JobEntry:
-        """Return what the table of jobs says of a manifest in the repository.
-
-        Raises OptionRefused if it says nothing of it, or is of another version.
-        """
-        self._read_table(revision)
-        known = self._entries.get(remote.lfs.sha256 if remote.lfs else remote.blob_id)
-        if known is None or known.manifest.path != remote.path:
-            raise self._table_refused(f"does not list {remote.path} as it is there")
-        return known
-
-    def _read_table(self, revision: str) -> None:
-        """Learn what the table of jobs says, if the repository has one."""
-        if revision in self._tables_read:
-            return
-        self._tables_read.add(revision)
-        content = self._hub.read(JOBS_PATH, revision, MAX_TABLE_BYTES)
+    def _read(self, function: Callable[..., R], *args: object) -> R:
+        """Return what a function makes of what anybody may have written to the repository."""
+        settings = self._hub.settings
+        memory_bytes, deadline_s = settings.plan_memory_bytes, settings.plan_silence_s
         try:
-            rows = JobsTable.model_validate_json(content).jobs if content is not None else ()
-        except ValidationError as error:
-            raise self._table_refused(f"is not a table of this version: {first_fault(error)}") from error
-        for job in rows:
-            self._entries[job.manifest.sha256] = self._entries[job.manifest_git_oid] = job
+            return apart.call(function, *args, memory_bytes=memory_bytes, deadline_s=deadline_s)
+        except apart.Ended as error:
+            detail = f"the process that read what {self._hub.target.repo_id} holds {error}"
+            mend = f"mend {CARD_PATH}, {JOBS_PATH} and {MANIFEST_FOLDER} there"
+            cure = f"name another repository, {mend}, or raise QUARRY_PLAN_MEMORY_BYTES"
+            raise OptionRefused(detail, field="hub.repo_id", cure=cure) from error
 
-    def _table_refused(self, detail: str) -> OptionRefused:
-        return OptionRefused(
-            f"{JOBS_PATH} in {self._hub.target.repo_id} {detail}",
-            field="hub.repo_id",
-            cure=f"name another repository, or bring {JOBS_PATH} back as the last push of a job left it",
-        )
+
+def _is_of_run(content: bytes, shards: Sequence[ShardEntry], is_whole: bool) -> bool:
+    """Say whether a manifest is that of a run with these shards, or with them so far; it may say more now."""
+    with suppress(ValidationError):
+        theirs = Manifest.model_validate_json(content).shards
+        return theirs == shards or (not is_whole and all(shard in theirs for shard in shards))
+    return False
+
+
+def _merge(
+    repo_id: str,
+    job: Job,
+    config: Mapping[str, str],
+    card: bytes | None,
+    table: bytes | None,
+    manifests: Mapping[str, str],
+) -> dict[str, bytes]:
+    """Return card and table with `job`; `manifests` has the sha256 or the git name of each other job's."""
+
+    def refused(path: str, detail: str) -> OptionRefused:
+        cure = f"name another repository, or bring {path} back as the last push of a job left it"
+        return OptionRefused(f"{path} in {repo_id} {detail}", field="hub.repo_id", cure=cure)
+
+    try:
+        existing = None if card is None else card.decode()
+    except UnicodeDecodeError as error:
+        raise refused(CARD_PATH, "is not UTF-8") from error
+    try:
+        rows = JobsTable.model_validate_json(table).jobs if table is not None else ()
+    except ValidationError as error:
+        raise refused(JOBS_PATH, f"is not a table of this version: {first_fault(error)}") from error
+    listed = {
+        (row.manifest.path, name): row for row in rows for name in (row.manifest.sha256, row.manifest_git_oid)
+    }
+    for manifest in manifests.items():
+        if manifest not in listed:
+            raise refused(JOBS_PATH, f"does not list {manifest[0]} as it is there")
+    others = [listed[manifest] for manifest in manifests.items()]
+    if isinstance(job, JobEntry):
+        jobs = [*others, job]
+        return {CARD_PATH: render_card(jobs, config, existing).encode(), JOBS_PATH: table_of(jobs).encode()}
+    beside: list[Job] = [*others, job]
+    grouped(beside, config, existing)
+    return {}

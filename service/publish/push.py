@@ -101,7 +101,7 @@ class JobPush:
         head = hub.head()
         # What cannot be merged is refused before a byte is sent.
         self._refuse_another_run(head)
-        self._others.described(self._entry, self._norm, head)
+        self._others.merged(self._entry, self._norm, head)
         for batch in early_batches(self._files):
             hub.patience.retry(partial(self._commit_files, batch), long=True)
         oid = hub.patience.retry(self._commit_last, long=True)
@@ -117,12 +117,12 @@ class JobPush:
     def _commit_last(self) -> str:
         head = self._hub.head()
         self._refuse_another_run(head)
-        described = self._others.described(self._entry, self._norm, head)
+        merged = self._others.merged(self._entry, self._norm, head)
         operations: list[CommitOperationAdd | CommitOperationDelete] = []
         # Of all files: another run that has not landed either may have overwritten earlier ones.
         operations += self._uploads.send(self._uploads.missing([*self._files, self._own], head))
         operations += [CommitOperationDelete(path) for path in self._stale(head)]
-        for path, content in described.items():
+        for path, content in merged.items():
             if self._hub.read(path, head) != content:
                 operations.append(CommitOperationAdd(path, content))
         if not operations:

@@ -11,7 +11,7 @@ from service.artifacts.repository import BRANCH, Patience, Repository
 from service.capture.attempt_files import move_into_dataset, remove_shards
 from service.errors import writing
 from service.publish.extras import write_final_norm
-from service.publish.others import OtherJobs
+from service.publish.others import BegunJob, OtherJobs
 from service.publish.target import target_of
 from service.publish.upload import Uploads
 from service.settings import Settings
@@ -67,7 +67,8 @@ def _store(
     hub.ensure()
     norm = store.read(commits.final_norm, lease.job_id)
     # What cannot be merged is refused before a byte is sent.
-    others.refuse_mixed(lease.provenance, write_final_norm(dataset, norm, f"store-{lease.epoch}"), BRANCH)
+    begun = BegunJob(lease.job_id, lease.provenance, hub.target.config_name)
+    others.merged(begun, write_final_norm(dataset, norm, f"store-{lease.epoch}"), BRANCH)
     check()
     made = store.read(commits.waiting, lease.job_id, storing.FULL_FILES)
     for unit in made:

@@ -8,8 +8,12 @@ import pytest
 
 from schemas.dataset.jobs_table import JobsTable
 from schemas.names import JOBS_PATH, manifest_path
+from schemas.request import HubTarget
+from service.errors import OptionRefused
 from service.publish.card import assigned_configs
-from tests.support.desk import Desk
+from service.publish.publisher import publish_folder
+from service.settings import Settings
+from tests.support.desk import REPO, TOKEN, Desk
 from tests.support.finished_job import JOB, OTHER_JOB, a_dataset
 from tests.support.hub_state import regular_blob
 
@@ -100,6 +104,23 @@ def test_a_table_that_does_not_say_what_is_there_is_refused_and_no_manifest_is_r
     assert (answer["error"], answer["field"]) == ("OptionRefused", "hub.repo_id")
     assert what in answer["detail"] and f"{JOBS_PATH} in org/states" in answer["detail"]
     assert (two.titles(), others_read(two)) == (before, set())
+
+
+def test_what_takes_too_much_memory_or_time_in_a_repository_ends_its_own_process(two: Desk) -> None:
+    """1. The table holds five million empty jobs. 2. The manifest holds as many shards."""
+    many = b"{}" + b",{}" * 5_000_000
+    two.repo.add("table", {JOBS_PATH: regular_blob(b'{"jobs":[' + many + b"]}")})
+    settings = Settings(hub_endpoint=two.hub.url, hub_token=TOKEN, plan_memory_bytes=2**26)
+
+    def refused(settings: Settings) -> str:
+        with pytest.raises(OptionRefused, match="that read what org/states holds") as refusal:
+            publish_folder(two.dataset, HubTarget(repo_id=REPO), settings)
+        return refusal.value.detail
+
+    assert "ended with exit code" in refused(settings)
+    assert "took more than" in refused(settings.model_copy(update={"plan_silence_s": 0.01}))
+    two.repo.add("manifest", {manifest_path(JOB): regular_blob(b'{"shards":[' + many + b"]}")})
+    assert "ended with exit code" in refused(settings)
 
 
 def test_a_job_whose_manifest_a_person_deleted_leaves_the_table_and_the_card(two: Desk, third: Path) -> None:

@@ -1,0 +1,85 @@
+"""Functions that run in a process of their own, which what they read may end or hold up."""
+
+import os
+import resource
+import signal
+from collections.abc import Callable
+from contextlib import closing, suppress
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import TypeVar
+
+from service.errors import QuarryError
+from service.lifeline import die_with_parent
+
+R = TypeVar("R")
+
+SPAWN = get_context("spawn")
+"""A fork of a process that has computed with torch may wait forever."""
+
+
+def start(function: Callable[..., None], *args: object) -> tuple[SpawnProcess, Connection]:
+    """Run `function(connection, *args)` in a process; return it, and where what it sends arrives.
+
+    It ends with the thread that called this.
+    """
+    ours, theirs = SPAWN.Pipe(duplex=False)
+    child = SPAWN.Process(target=_run, args=(os.getpid(), function, theirs, *args), daemon=True)
+    child.start()
+    theirs.close()
+    return child, ours
+
+
+class Ended(Exception):
+    """A process ended over what it read, or was ended; says how."""
+
+
+def call(function: Callable[..., R], *args: object, memory_bytes: int, deadline_s: float) -> R:
+    """Return what a function returns that may take so much memory and time.
+
+    Raises its QuarryError; Ended, also for lack of memory.
+    """
+    child, answers = start(_answer, memory_bytes, function, *args)
+    with closing(answers):
+        try:
+            if not answers.poll(deadline_s):
+                raise Ended(f"took more than {deadline_s:g} s")
+            is_right, answer = answers.recv()
+        except EOFError:
+            child.join()
+            raise Ended(f"ended with exit code {child.exitcode}") from None
+        finally:
+            child.kill()
+            child.join()
+    if is_right:
+        return answer  # type: ignore[no-any-return]  # what `function` returned
+    raise answer
+
+
+def limit_memory(num_bytes: int) -> None:
+    """Let this process take at most so much more memory of its own, then it is a MemoryError.
+
+    A few bytes can say that they decode to terabytes, and only the allocation can be asked.
+    """
+    os.environ.pop("RUST_BACKTRACE", None)  # a panic for lack of memory would wait forever for its own trace
+    data_kib = Path("/proc/self/status").read_text().partition("VmData:")[2].split()[0]
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    with suppress(ValueError):  # a lower hard limit holds already
+        resource.setrlimit(resource.RLIMIT_DATA, (int(data_kib) * 1024 + num_bytes, most))
+
+
+def _run(parent_pid: int, function: Callable[..., None], *args: object) -> None:
+    die_with_parent(parent_pid)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C ends the parent
+    function(*args)
+
+
+def _answer(parent: Connection, memory_bytes: int, function: Callable[..., object], *args: object) -> None:
+    limit_memory(memory_bytes)
+    try:
+        answer: tuple[bool, object] = True, function(*args)
+    except QuarryError as error:
+        answer = False, error
+    parent.send(answer)
