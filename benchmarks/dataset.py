@@ -20,6 +20,7 @@ from schemas.dataset.entries import ShardEntry
 from schemas.dataset.index import write_index
 from schemas.dataset.manifest import UnitChecks
 from schemas.dataset.seal import sha256_of
+from schemas.dataset.shard import open_shard
 from schemas.dataset.tables import read_plan_table
 from schemas.identity import Identity
 from schemas.job import Progress
@@ -100,9 +101,9 @@ def write_dataset(folder: Path, scratch: Path, shape: Shape) -> None:
     )
     (folder / shard.path).parent.mkdir(parents=True)
     (scratch / attempt_dir(JOB, 0, 1) / str(sealed.file)).rename(folder / shard.path)
-    index, counts = write_index(
-        folder / index_path(JOB, 0), index_path(JOB, 0), [(folder / shard.path, shard.path)], plan, {}
-    )
+    with open_shard(folder / shard.path) as opened:
+        rows = {shard.path: opened.light}
+    index, counts = write_index(folder / index_path(JOB, 0), index_path(JOB, 0), rows, plan, {})
     commit = UnitCommit(
         attempt_id=sealed.attempt_id,
         provenance=provenance(model),

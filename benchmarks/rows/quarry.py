@@ -11,7 +11,7 @@ from benchmarks.rows.contract import RowFailed, Site, Written, removed, run_boun
 from connector.wire import RowRef
 from schemas.dataset.index import Witness, write_index
 from schemas.dataset.tables import read_plan_table
-from schemas.names import PLAN_FILE, attempt_dir, index_path, job_id_from_content, shard_file, shard_path
+from schemas.names import PLAN_FILE, attempt_dir, index_path, job_id_from_content, shard_path
 from schemas.receipts import AttemptId, OpenUnit, UnitSealed
 from schemas.request import Compression
 from service.capture.attempt_files import INDEX_FILE
@@ -160,7 +160,7 @@ class QuarryRow:
         attempt_id, settings = receipt.attempt_id, self._host.settings
         attempt = settings.work_root / attempt_dir(attempt_id.job_id, attempt_id.unit, attempt_id.epoch)
         plan = read_plan_table(attempt / PLAN_FILE)
-        check_unit(
+        proof = check_unit(
             attempt=attempt,
             plan=plan,
             receipts=[receipt],
@@ -168,7 +168,7 @@ class QuarryRow:
             head=self._host.head,
             identity=self._identity,
         )
-        shards = [(attempt / shard_file(attempt_id.unit), shard_path(attempt_id.job_id, attempt_id.unit))]
+        shards = {shard_path(attempt_id.job_id, attempt_id.unit): proof.rows[receipt.rank]}
         write_index(
             attempt / INDEX_FILE, index_path(attempt_id.job_id, attempt_id.unit), shards, plan, witnesses
         )

@@ -1,4 +1,4 @@
-"""A unit's light index: everything of its rows but the states, read back from the sealed shards."""
+"""A unit's light index: everything of its rows but the states."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from schemas.dataset.columns import INDEX_SCHEMA, LABEL_PREFIX, labels_of, with_
 from schemas.dataset.entries import FileEntry
 from schemas.dataset.errors import DatasetError
 from schemas.dataset.seal import sealing, sha256_of
-from schemas.dataset.shard import open_shard
+from schemas.dataset.shard import LightRow
 from schemas.dataset.tables import read_table
 from schemas.dataset.token_counts import TokenTally
 
@@ -34,7 +34,7 @@ They are of the raw logits, whatever token was sampled.
 def write_index(
     final: Path,
     path: str,
-    shards: Sequence[tuple[Path, str]],
+    shards: Mapping[str, Sequence[LightRow]],
     plan: pa.Table,
     witnesses: Mapping[int, Witness],
 ) -> tuple[FileEntry, Counter[int]]:
@@ -43,7 +43,7 @@ def write_index(
     Args:
         final: where the file gets its name, durably.
         path: its path inside the dataset repository.
-        shards: the unit's sealed shards, each with its path inside the repository.
+        shards: the rows of the unit's sealed shards, in file order, by the shard's path in the repository.
         plan: the unit's frozen samples.
         witnesses: what the engine said after the last token of each row, by plan row.
 
@@ -51,15 +51,14 @@ def write_index(
         The file's entry, and how often each token is supervised in it.
 
     Raises:
-        DatasetError: a shard cannot be read back.
-        OSError: a file cannot be read, or the index cannot be written.
+        OSError: the index cannot be written.
     """
     place = {sample_id: row for row, sample_id in enumerate(plan["sample_id"].to_pylist())}
-    rows = []
-    for file, shard_path in shards:
-        with open_shard(file) as shard:
-            for row, light in enumerate(shard.light):
-                rows.append((place[light.sample_id], shard_path, row, light))
+    rows = [
+        (place[light.sample_id], shard_path, row, light)
+        for shard_path, lights in shards.items()
+        for row, light in enumerate(lights)
+    ]
     rows.sort(key=lambda item: item[0])
     columns = {name: [getattr(light, name) for *_, light in rows] for name in _LIGHT_COLUMNS}
     supervised = [light.input_ids[light.loss_mask == 1] for *_, light in rows]

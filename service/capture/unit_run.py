@@ -7,7 +7,6 @@ Runs on the worker's event loop; disk and checks go to threads. Whatever goes wr
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from connector.wire import RowRef
 from schemas.dataset.columns import PLAN_SCHEMA
@@ -148,12 +147,13 @@ class UnitRun:
         # A sample that the engine or the checks of its states rejected is not tried again by the next run.
         hashed = "content_hash" in self._plan.column_names
         hashes = b"".join(self._plan["content_hash"].to_pylist()) if hashed else b""
-        files = [(folder / Path(entry.path).name, entry.path) for entry in shards]
+        # The rows are those that were proven: the files are not read again.
+        rows = {entry.path: proof.rows[rank] for entry, rank in zip(shards, proof.rows, strict=True)}
         index, counts = None, Counter[int]()
-        if files:
+        if rows:
             path = index_path(self._attempt_id.job_id, self._attempt_id.unit)
             with writing(f"the index {path}"):
-                index, counts = write_index(folder / INDEX_FILE, path, files, self._plan, self._witnesses)
+                index, counts = write_index(folder / INDEX_FILE, path, rows, self._plan, self._witnesses)
         return UnitCommit(
             attempt_id=self._attempt_id,
             provenance=order.provenance,

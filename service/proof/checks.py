@@ -29,10 +29,11 @@ from service.proof.row_proof import prove_row
 
 @dataclass(frozen=True, slots=True)
 class UnitProof:
-    """What was proven of a unit. `sha256s`: by rank, of the bytes that its rows were proven on."""
+    """What was proven of a unit; by rank, the sha256 of a file and its rows without their states."""
 
     checks: UnitChecks
     sha256s: Mapping[int, str]
+    rows: Mapping[int, tuple[LightRow, ...]]
 
 
 def check_unit(
@@ -65,6 +66,7 @@ def check_unit(
     _account(unit, plan.num_rows, receipts, skipped)
     cases: list[LogitCase] = []
     sha256s: dict[int, str] = {}
+    rows: dict[int, tuple[LightRow, ...]] = {}
     for receipt in receipts:
         if receipt.file is None:
             continue
@@ -76,6 +78,7 @@ def check_unit(
                     with closing(Shard(file, receipt.file)) as shard:
                         _check_shard(unit, shard, receipt, plan, identity)
                         cases += _prove(unit, shard, receipt, witnesses, head.vocab_size if head else None)
+                        rows[receipt.rank] = shard.light
                 finally:
                     # Whatever the rows say: a file that is not what was written is what is wrong, and is
                     # written again.
@@ -93,7 +96,7 @@ def check_unit(
         logit_argmax_agree=verdict.argmax_agree,
         logit_max_error=verdict.max_error,
     )
-    return UnitProof(checks, sha256s)
+    return UnitProof(checks, sha256s, rows)
 
 
 def _account(unit: str, num_rows: int, receipts: Sequence[UnitSealed], skipped: AbstractSet[int]) -> None:

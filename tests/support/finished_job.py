@@ -22,7 +22,7 @@ from service.publish.assemble import Account, assemble
 from service.store import NewJob, PlannedUnit, Store, UnitCommit, canaries, commits, jobs, plans, units
 from tests.support.parquet import xxh3_of
 from tests.support.plans import identity, provenance
-from tests.support.shards import ShardRow, entry_of, plan_of, write_shard
+from tests.support.shards import ShardRow, entry_of, light_rows, plan_of, write_shard
 
 JOB = job_id_from_content("first")
 OTHER_JOB = job_id_from_content("second")
@@ -96,7 +96,7 @@ def land_files(
     shard, index = shard_path(job_id, unit), index_path(job_id, unit)
     write_shard(dataset / shard, shard_rows, a_provenance(job_id, about))
     index_entry, counts = write_index(
-        dataset / index, index, [(dataset / shard, shard)], plan_of(shard_rows), {}
+        dataset / index, index, {shard: light_rows(dataset / shard)}, plan_of(shard_rows), {}
     )
     entry = ShardEntry(
         **entry_of(dataset, shard).model_dump(),

@@ -19,6 +19,7 @@ from schemas.dataset.entries import FileEntry, LayerStats, ShardEntry
 from schemas.dataset.index import Witness, write_index
 from schemas.dataset.manifest import CheckReport, Manifest, Totals
 from schemas.dataset.seal import sha256_of
+from schemas.dataset.shard import LightRow, open_shard
 from schemas.dataset.token_counts import packed_counts, vocabulary_stats
 from schemas.identity import DTYPE_BYTES, Identity, Provenance
 from schemas.names import (
@@ -249,13 +250,19 @@ def write_manifest(folder: Path, told: Provenance, units: Mapping[int, Sequence[
     return manifest
 
 
+def light_rows(file: Path) -> tuple[LightRow, ...]:
+    """Return a shard's rows without their states."""
+    with open_shard(file) as shard:
+        return shard.light
+
+
 def write_unit(folder: Path, captured: Capture, rows: Sequence[ShardRow], unit: int) -> None:
     """Write one unit's shard of `rows` with its index, whose witnesses are the captured ones."""
     told = captured.provenance
     file, path = folder / shard_path(JOB, unit), shard_path(JOB, unit)
     write_shard(file, rows, told)
     plan, index = plan_of(captured.rows), index_path(JOB, unit)
-    write_index(folder / index, index, [(file, path)], plan, captured.witnesses)
+    write_index(folder / index, index, {path: light_rows(file)}, plan, captured.witnesses)
 
 
 def write_dataset(folder: Path, units: Mapping[int, Capture]) -> Manifest:
