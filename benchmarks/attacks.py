@@ -31,6 +31,8 @@ HOST = b"Host: localhost\r\n"
 JSON = b"Content-Type: application/json\r\n"
 SLOW_TEMPLATE = "{% for a in range(9999) %}" * 4 + "{% endfor %}" * 4
 COSTLY_TEMPLATE = "{{ '' ~ " + " ~ ".join(f"({number} + {number})" for number in range(20_000)) + " }}"
+MANY_SAMPLES = [{"text": "x" * 35}] * 100_000
+"""As many as a request may have, in a body of nearly 8 MiB, its objects counted."""
 NUMBERS = count()
 
 Attack = Callable[[str, Path], None]
@@ -103,6 +105,9 @@ ATTACKS: dict[str, Attack] = {
     ),
     "large bodies (9)": lambda url, folder: post(
         url, "/extract", job(folder, source={"kind": "inline", "samples": [{"text": "x" * 7_000_000}]})
+    ),
+    "large bodies of many samples": lambda url, folder: post(
+        url, "/extract", job(folder, source={"kind": "inline", "samples": MANY_SAMPLES})
     ),
     "invented methods (10)": invented_method,
     "endless estimates (15)": lambda url, folder: post(
