@@ -4,8 +4,8 @@ Ray places the actors and starts them again when a node dies. The leases in the 
 does, and that no two do the same. No rows and no results go through Ray.
 
 A pool belongs to a data folder, which every node must see: `POOL_FILE` in it holds the pool's secret, and the
-secret's first characters are its Ray namespace. A worker's name ends with a digest of its settings, so that
-`scale` replaces workers of other settings.
+secret's first characters are its Ray namespace. The settings, which hold passwords, lie beside it and not in
+Ray's control store. A worker's name ends with a digest of them, so that `scale` replaces workers of others.
 """
 
 import fcntl
@@ -18,6 +18,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 import ray
@@ -27,6 +28,7 @@ from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError
 from ray.util import get_placement_group, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from schemas.dataset.seal import sealing
 from service.errors import OptionRefused
 from service.settings import Settings
 from service.work.supervisor import Supervisor
@@ -34,7 +36,7 @@ from service.work.worker_process import stop_grace_s, worker_command
 
 logger = logging.getLogger(__name__)
 
-POOL_FILE = "ray-pool"
+POOL_FILE, SETTINGS_FILE = "ray-pool", "ray-pool-settings.json"
 CALL_S = 10.0
 """How long an actor may take to answer."""
 NO_ANSWER = (GetTimeoutError, ActorUnavailableError)
@@ -45,20 +47,21 @@ POLL_S = 0.5
 class WorkerActor:
     """Runs in a process of Ray's on one node. Its worker ends with it."""
 
-    def __init__(self, settings_json: bytes, pool_secret: str) -> None:
+    def __init__(self, data_dir: Path, namespace: str) -> None:
         """Start the worker, unless this node does not see the pool's data folder."""
         # Ray sets it to the CPUs that it counts for the actor, and the engine would use no others.
         os.environ.pop("OMP_NUM_THREADS", None)
-        settings = Settings.model_validate_json(settings_json)
         self._problem = ""
         self._supervisor: Supervisor | None = None
-        pool_file = settings.data_dir / POOL_FILE
-        if not pool_file.is_file() or pool_file.read_text() != pool_secret:
+        pool_file = data_dir / POOL_FILE
+        if not pool_file.is_file() or _namespace(pool_file.read_text()) != namespace:
             self._problem = (
-                f"{settings.data_dir} is not the pool's data folder on this node: "
+                f"{data_dir} is not the pool's data folder on this node: "
                 "share it, then run `quarry ray down` and `up`"
             )
             return
+        settings_json = (data_dir / SETTINGS_FILE).read_bytes()
+        settings = Settings.model_validate_json(settings_json)
         # Ray starts an actor again whose process has ended.
         self._supervisor = Supervisor(
             worker_command(), settings_json, stop_grace_s(settings), on_giving_up=lambda: os._exit(1)
@@ -109,6 +112,14 @@ class RayPool:
         wanted = [f"{self._prefix}{number}-{digest}" for number in range(workers)]
         states = self._group_states()
         self._remove([name for name in states if name not in wanted])
+        # After the workers of other settings: Ray may start one again at any time.
+        settings_file = self._settings.data_dir / SETTINGS_FILE
+        if wanted:
+            with sealing(settings_file, secrets.token_hex(4)) as temporary:
+                temporary.touch(0o600)
+                temporary.write_bytes(settings_json)
+        else:
+            settings_file.unlink(missing_ok=True)
         resources = {"GPU": gpus_per_worker} if gpus_per_worker else {"CPU": 1}
         for name in wanted:
             if name in states:
@@ -123,7 +134,7 @@ class RayPool:
                 num_cpus=resources.get("CPU", 0),
                 num_gpus=gpus_per_worker,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group),
-            ).remote(settings_json, self._secret)
+            ).remote(self._settings.data_dir, _namespace(self._secret))
 
     def status(self) -> list[WorkerStatus]:
         """Return every worker of the pool, by name."""

@@ -17,7 +17,7 @@ from ray.cluster_utils import Cluster
 
 from schemas.job import JobState
 from service.proof.verify import verify_dataset
-from service.ray_pool import POOL_FILE, WorkerActor
+from service.ray_pool import POOL_FILE, SETTINGS_FILE, WorkerActor
 from service.store import jobs, units
 from tests.support.children import settings_environment, wait_for_end
 from tests.support.engine_bench import until
@@ -26,6 +26,7 @@ from tests.support.pg import Postgres
 from tests.support.real_engine import vllm_shop
 from tests.support.tiny_model import random_target
 
+TOKEN = "hf_of_a_pool_0123456789"
 ROOT = Path(__file__).parents[2]
 
 
@@ -84,6 +85,18 @@ def pool_of(shop: Shop, nodes: int) -> Iterator[Pool]:
         yield Pool(shop, cluster)
     finally:
         cluster.shutdown()
+
+
+def store_holds(cluster: Cluster, words: bytes) -> bool:
+    """Say whether the memory of the cluster's control store has these bytes."""
+    pid = cluster.head_node.all_processes["gcs_server"][0].process.pid
+    maps = [line.split() for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+    with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
+        for begin, end in (fields[0].split("-") for fields in maps if fields[1].startswith("rw")):
+            memory.seek(int(begin, 16))
+            if words in memory.read(int(end, 16) - int(begin, 16)):
+                return True
+    return False
 
 
 @pytest.fixture
@@ -145,18 +158,23 @@ def test_a_pool_loses_a_node_gains_another_and_the_job_has_every_sample_once(
 
 @pytest.mark.slow
 def test_workers_of_other_settings_are_replaced(tmp_path: Path, models: Path, url: str) -> None:
-    """1. A pool of two runs. 2. `up` with another setting: two other processes run."""
+    """1. A pool of two runs. 2. `up` with another setting: two other processes run.
+
+    Ray's control store never has the settings' secrets."""
     target = random_target(models / "target", hidden=64)
-    shop = Shop.open(tmp_path, target, database_url=url)
+    shop = Shop.open(tmp_path, target, database_url=url, hub_token=TOKEN)
     with pool_of(shop, nodes=2) as pool:
         pool.up(2)
         asyncio.run(until(lambda: len(pool.workers()) == 2, patience_s=120.0))
         before = pool.workers()
+        assert not store_holds(pool.cluster, TOKEN.encode())
+        assert store_holds(pool.cluster, tmp_path.name.encode()), "what a worker is given"
         pool.shop = Shop.open(tmp_path, target, database_url=url, lease_s=30.0)
         pool.up(2)
         asyncio.run(until(lambda: len(pool.workers()) == 2, patience_s=120.0))
         assert not before & pool.workers()
         pool.quarry_ray("down")
+        assert not (shop.settings.data_dir / SETTINGS_FILE).exists()
         pool.shop.store.close()
     shop.store.close()
 
@@ -186,7 +204,7 @@ def test_a_node_without_the_pools_data_folder_runs_no_worker_and_says_why(tmp_pa
     for content in (None, "another pool"):
         if content is not None:
             (tmp_path / POOL_FILE).write_text(content)
-        actor = WorkerActor(Shop.open(tmp_path, tmp_path / "model").settings.with_secrets(), "this pool")
+        actor = WorkerActor(tmp_path, "quarry-this")
         _, problem = actor.describe()
         assert str(tmp_path) in problem and "share it" in problem
         assert actor.drain()
