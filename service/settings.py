@@ -142,7 +142,7 @@ class Settings(BaseSettings):
     """CPU time of planning one row, or of loading the tokenizer, after which the job fails."""
     plan_silence_s: float = Field(default=600.0, gt=0)
     """How long one row may take while no CPU time passes, as on a disk that does not answer; where a dataset
-    is verified, how long one row, or the hash of a file, may take at all."""
+    is verified, how long one row, or 1 MiB of a file, may take at all."""
     plan_memory_bytes: int = Field(default=2 * 2**30, ge=2**24)
     """Memory that the tokenizer, the template and the row that is read may take, beside the libraries; so may
     the card and the jobs of a repository that is pushed to."""

@@ -45,8 +45,10 @@ class EventFeed:
         self._followed: dict[str, _Followed] = {}
         self._reader: asyncio.Task[None] | None = None
 
-    async def follow(self, job_id: str, state: JobState, after: int) -> AsyncIterator[ServerSentEvent]:
-        """Yield the events of `job_id` with an id above `after`, in order, each once.
+    async def follow(
+        self, job_id: str, state: JobState, after: int, quiet_s: float | None = None
+    ) -> AsyncIterator[ServerSentEvent | None]:
+        """Yield the events of `job_id` with an id above `after`, in order, each once; null after `quiet_s`.
 
         Ends when no worker goes on with the job and all is sent, or when the server ends: the client comes
         back with `Last-Event-ID`. `state` is the job's at some moment before this call.
@@ -68,7 +70,11 @@ class EventFeed:
                 elif state in RESTING_JOB_STATES:
                     return
                 else:
-                    await job.changed.wait()
+                    try:
+                        async with asyncio.timeout(quiet_s):
+                            await job.changed.wait()
+                    except TimeoutError:
+                        yield None
                     if self._reader is not None and self._reader.done():
                         self._reader.result()
 

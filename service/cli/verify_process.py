@@ -56,7 +56,7 @@ def verify_apart(order: VerifyOrder, tell: Callable[[str], None]) -> bool:
                 path = said
             child.kill()
             child.join()
-            broken[path] = f"was read for {silence_s:g} s without an end of it or its next row"
+            broken[path] = f"was read for {silence_s:g} s without its next block or row"
             continue
         except EOFError:
             child.join()

@@ -27,8 +27,8 @@ from service.store import commits, jobs
 
 MAX_ID = 2**63 - 1
 """The largest number a database column holds."""
-ASK_AGAIN_S = 10.0
-"""How old the answer may be that the key of an event stream is valid."""
+ASK_AGAIN_S, QUIET_S = 10.0, 60.0
+"""How old the answer may be that the key of an event stream is valid; and of one that is silent."""
 
 
 def no_options(
@@ -174,14 +174,15 @@ async def follow_job(
     after = query.after if last_event_id is None else last_event_id
     feed: EventFeed = request.app.state.feed
     asked_s = time.monotonic()
-    async for event in feed.follow(job.id, job.state, after):
-        if time.monotonic() - asked_s > ASK_AGAIN_S:
+    async for event in feed.follow(job.id, job.state, after, QUIET_S):
+        if event is None or time.monotonic() - asked_s > ASK_AGAIN_S:
             try:
                 await run_in_threadpool(request.state.ask_again)
             except (KeyRefused, StoreUnavailable):
                 return  # the client comes back, and is told
             asked_s = time.monotonic()
-        yield event
+        if event is not None:
+            yield event
 
 
 @reading.get("/{job_id}/shards", responses=problem_responses(404, 422))

@@ -240,6 +240,22 @@ def test_a_stream_ends_once_its_key_is_revoked(
     assert "data:" not in rest
 
 
+def test_a_stream_of_a_silent_job_ends_once_its_key_is_revoked(
+    served: tuple[FastAPI, httpx2.Client], model: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(job_routes, "QUIET_S", 0.1)
+    _, api = served
+    key = key_of(api, "team-a", model)
+    made = api.post("/extract", json=job_body(model), headers=key).json()
+    with api.stream("GET", f"/jobs/{made['id']}/events", headers=key) as answer:
+        lines = answer.iter_lines()
+        while not next(lines).startswith("data:"):
+            pass
+        key_id = api.get("/keys", headers=ADMIN).json()["keys"][0]["id"]
+        api.delete(f"/keys/{key_id}", headers=ADMIN).raise_for_status()
+        assert "data:" not in "".join(lines)
+
+
 def test_the_document_that_anybody_may_ask_for_is_made_at_the_start(
     served: tuple[FastAPI, httpx2.Client],
 ):

@@ -99,7 +99,7 @@ def test_a_file_that_takes_forever_is_broken_and_the_rest_is_read(
 
     dataset.edit_manifest(change)
     monkeypatch.setenv("QUARRY_PLAN_SILENCE_S", "3")
-    assert findings(run, dataset) == {SHARD: "was read for 3 s without an end of it or its next row"}
+    assert findings(run, dataset) == {SHARD: "was read for 3 s without its next block or row"}
 
 
 def end_at_once(*_: object) -> None:

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from schemas.dataset import seal
 from schemas.dataset.manifest import CanaryReport, Manifest
 from schemas.names import FINAL_NORM_PATH, shard_path
 from service.artifacts.dataset_files import LocalFiles
 from service.errors import NotFound
+from service.proof import verify
 from service.proof.tally import DatasetTally
-from service.proof.verify import Finding, read_manifests, verify_dataset
+from service.proof.verify import Finding, Reading, read_manifests, verify_dataset
 from tests.support.finished_job import a_canary
 from tests.support.plans import JOB
 from tests.support.reference_models import NUM_LAYERS, VOCAB_SIZE, TinyModel
@@ -99,6 +101,15 @@ def test_a_damaged_file_is_named_with_what_is_wrong(dataset, path, damage, what)
     report = dataset.verify()
     assert f"{path}: {what}" in said(report)
     assert str(report).splitlines()[-1].startswith("the dataset is BROKEN")
+
+
+def test_a_long_file_is_noted_as_it_is_hashed(dataset, monkeypatch):
+    monkeypatch.setattr(seal, "BLOCK_BYTES", 512)
+    monkeypatch.setattr(verify, "BLOCK_BYTES", 512)
+    notes = []
+    verify_dataset(dataset.folder, reading=Reading(notes.append))
+    path = shard_path(JOB, 0)
+    assert notes.count(path) > (dataset.folder / path).stat().st_size // 512
 
 
 def test_a_damaged_file_is_not_decoded(dataset):
