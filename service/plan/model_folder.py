@@ -49,6 +49,8 @@ BLOCK_BYTES = 2**24
 
 MAX_SMALL_FILES, MAX_SMALL_BYTES = 1000, 2**28
 """Of a model's configurations, tokenizers and templates together; the largest tokenizers have 35 MB."""
+MAX_WEIGHT_FILES = 10_000
+"""Of a local model, whose headers are read at each submission; the largest have some hundreds."""
 READ_CURE = "check the id and the revision, and that the Hub token may read it"
 
 MAX_HEADER_BYTES = 100_000_000
@@ -116,6 +118,9 @@ def local_model(model: str, revision: str | None, roots: tuple[Path, ...]) -> Mo
     root = folder.parents[1] if cached else folder
     small = _matching(folder, (*CONFIG_FILES, *TOKENIZER_FILES))
     _check_small([path.stat().st_size for path in small], f"model {model!r}", "model")
+    if (num_files := len(_matching(folder, WEIGHT_FORMATS))) > MAX_WEIGHT_FILES:
+        cure = f"give a model of at most {MAX_WEIGHT_FILES}"
+        raise _unknown(f"{model!r} has {num_files} files of weights", cure)
     for path in (*folder.glob("*"), *folder.glob("additional_chat_templates/*")):
         weights = any(path.match(pattern) for pattern in WEIGHT_FORMATS)
         if path.is_file() and not weights and not path.resolve().is_relative_to(root):
@@ -222,12 +227,12 @@ def content_of(located: ModelFolder, watch: Callable[[], None] = lambda: None) -
     tokenizer_sha256 = files_digest(located.folder, TOKENIZER_FILES)
     if located.commit is not None:
         return ModelContent(located.commit, None, tokenizer_sha256)
-    revision = local_revision(located.folder)
+    revision = local_revision(located.folder, watch)
     return ModelContent(revision, weights_digest(located.folder, watch), tokenizer_sha256)
 
 
-def local_revision(folder: Path) -> str:
-    """Return the revision of a local model: a sha256.
+def local_revision(folder: Path, watch: Callable[[], None] = lambda: None) -> str:
+    """Return the revision of a local model: a sha256. Calls `watch` between files of weights.
 
     It does not move with copying, touching or renaming the folder. It covers the whole content of config,
     weight index, tokenizer and template files; of each weight file its name, its length and, for
@@ -237,6 +242,7 @@ def local_revision(folder: Path) -> str:
     digest = hashlib.sha256()
     _add(digest, "small", files_digest(folder, (*CONFIG_FILES, *TOKENIZER_FILES)))
     for path in _matching(folder, WEIGHT_FORMATS):
+        watch()
         _add(digest, path.name, str(path.stat().st_size))
         if path.suffix == ".safetensors":
             _add(digest, "header", hashlib.sha256(_safetensors_header(path)).hexdigest())

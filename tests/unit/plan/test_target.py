@@ -22,7 +22,7 @@ from service.errors import (
     UnknownModel,
 )
 from service.plan import model_folder
-from service.plan.model_folder import ModelFolder, content_of, local_revision
+from service.plan.model_folder import ModelFolder, content_of, local_model, local_revision
 from service.plan.target import Target, planned_target
 from service.settings import Settings
 from tests.support import templates
@@ -281,6 +281,17 @@ def test_the_revision_of_a_folder_changes_with_what_it_is_made_of(
     before = local_revision(folder)
     change(folder)
     assert local_revision(folder) != before
+
+
+def test_a_model_of_too_many_files_of_weights_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = templates.write_target(tmp_path / "m")
+    monkeypatch.setattr(model_folder, "MAX_WEIGHT_FILES", 2)
+    for number in range(3):
+        save_file({"w": np.ones(1)}, folder / f"model-{number}.safetensors")
+    with pytest.raises(UnknownModel, match=r"has [34] files of weights"):
+        local_model(str(folder), None, (tmp_path,))
 
 
 @pytest.mark.parametrize("number", [0, 250_001, 499_999])
