@@ -42,14 +42,17 @@ class LocalFiles:
     def find(self, folder: str, suffix: str) -> list[str]:
         """Return the paths directly in `folder` that end in `suffix`, sorted."""
         paths = (self._folder / folder).glob(f"*{suffix}")
-        return sorted(path.relative_to(self._folder).as_posix() for path in paths)
+        return sorted(path.relative_to(self._folder).as_posix() for path in paths if not path.is_dir())
 
     def open(self, path: str, *, direct: bool = False) -> LocalFile:
         """Open a file, to be read as `LocalFile` says. Raises DatasetError."""
-        if (self._folder / path).is_fifo():
+        file = self._folder / path
+        if file.is_fifo():
             raise DatasetError(f"{path} cannot be opened: it is a pipe, which may never answer")
+        if file.is_dir():
+            raise DatasetError(f"{path} cannot be opened: it is a folder")
         try:
-            return LocalFile(self._folder / path, direct=direct)
+            return LocalFile(file, direct=direct)
         except OSError as error:
             raise DatasetError(f"{path} cannot be opened: {error.strerror}") from error
 

@@ -1,0 +1,114 @@
+"""A dataset's files are the same to who reads them, in a folder or in a repository."""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from schemas.dataset.entries import FileEntry
+from schemas.dataset.errors import DatasetError
+from service.artifacts.dataset_files import Files, HubFiles, LocalFiles, open_named, read_file
+from tests.support.fake_hub import FakeHub
+
+TABLE = pa.table({"a": list(range(1000))})
+CONTENT = {
+    "README.md": b"a card",
+    "data/j-1/train-00000.parquet": b"",
+    "data/j-1/train-00001.parquet": bytes(range(256)) * 40,
+    "data/j-1/notes.parquet/inner.txt": b"below a folder that is named as a shard is",
+    "data/train-00002.parquet": b"not of the job",
+    "manifests/empty.json": b"",
+    ".cache/tool.json": b"a tool's",
+}
+SHARD = "data/j-1/train-00001.parquet"
+
+
+@pytest.fixture(params=["folder", "lfs", "xet"])
+def files(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Files]:
+    """The same files in each place that a dataset is read from."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    pq.write_table(TABLE, table := tmp_path / "table.parquet")
+    content = CONTENT | {"data/j-1/train-00000.parquet": table.read_bytes()}
+    if request.param == "folder":
+        for path, data in content.items():
+            file = tmp_path / "dataset" / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(data)
+        yield LocalFiles(tmp_path / "dataset")
+        return
+    with FakeHub(cas=tmp_path / "cas" if request.param == "xet" else None) as hub:
+        hub.add_repo("org/set", content)
+        (tmp_path / "scratch").mkdir()
+        yield HubFiles("org/set", endpoint=hub.url, scratch=tmp_path / "scratch")
+
+
+def test_all_files_are_listed_but_those_of_tools(files: Files) -> None:
+    assert files.paths() == sorted(path for path in CONTENT if not path.startswith("."))
+
+
+@pytest.mark.parametrize(
+    ("folder", "suffix", "names"),
+    [
+        ("data/j-1", ".parquet", ["data/j-1/train-00000.parquet", SHARD]),
+        ("data", ".parquet", ["data/train-00002.parquet"]),
+        ("", ".md", ["README.md"]),
+        ("data/j-2", ".parquet", []),
+    ],
+)
+def test_the_files_directly_in_a_folder_are_found(
+    files: Files, folder: str, suffix: str, names: list[str]
+) -> None:
+    assert files.find(folder, suffix) == names
+
+
+@pytest.mark.parametrize(("offset", "num_bytes"), [(0, 1), (250, 12), (10_000, 240), (0, 10_240), (7, 0)])
+def test_a_range_is_read_into_memory_of_the_callers_own(files: Files, offset: int, num_bytes: int) -> None:
+    file = files.open(SHARD)
+    data = file.read(offset, num_bytes)
+    assert data.tobytes() == CONTENT[SHARD][offset : offset + num_bytes]
+    data[:] = 0
+    assert file.read(offset, num_bytes).tobytes() == CONTENT[SHARD][offset : offset + num_bytes]
+
+
+@pytest.mark.parametrize(("offset", "num_bytes"), [(10_239, 2), (10_240, 1), (20_000, 5)])
+def test_a_range_beyond_the_end_is_refused(files: Files, offset: int, num_bytes: int) -> None:
+    with pytest.raises(EOFError):
+        files.open(SHARD).read(offset, num_bytes)
+
+
+def test_arrow_reads_a_shard(files: Files) -> None:
+    with pq.ParquetFile(files.open("data/j-1/train-00000.parquet").arrow()) as opened:
+        assert opened.read().equals(TABLE)
+
+
+def test_a_file_has_its_length_and_its_bytes(files: Files) -> None:
+    for path, content in CONTENT.items():
+        if path in files.paths() and path != "data/j-1/train-00000.parquet":
+            assert files.open(path).num_bytes == len(content)
+            assert read_file(files, path) == content
+
+
+@pytest.mark.parametrize("path", ["none.json", "data/j-1", "data/none/x.parquet"])
+def test_what_is_no_file_is_named(files: Files, path: str) -> None:
+    with pytest.raises(DatasetError, match=f"{path} cannot be opened"):
+        files.open(path)
+
+
+def test_those_that_exist_are_held_whole_by_their_paths(files: Files) -> None:
+    with files.held([SHARD, "README.md", "none.json"]) as folder:
+        for path in (SHARD, "README.md"):
+            held = hashlib.sha256((folder / path).read_bytes()).digest()
+            assert held == hashlib.sha256(CONTENT[path]).digest()
+        assert not (folder / "none.json").exists()
+
+
+@pytest.mark.parametrize("change", [{"path": "../secret"}, {"path": "/etc/passwd"}, {"bytes": 10_241}])
+def test_an_entry_that_is_not_what_is_there_is_refused(files: Files, change: dict[str, Any]) -> None:
+    entry = FileEntry(path=SHARD, sha256="0" * 64, bytes=10_240)
+    assert open_named(files, entry).num_bytes == 10_240
+    with pytest.raises(DatasetError):
+        open_named(files, entry.model_copy(update=change))
