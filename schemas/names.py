@@ -28,6 +28,8 @@ JOBS_PATH = "jobs.json"
 FINAL_NORM_PATH = "final_norm.safetensors"
 """One a repository: it holds the states of one model."""
 
+MAX_RANKS = 64
+"""Of one engine: each writes a shard of a unit."""
 MAX_COMMIT_FILES = 100
 """Files of one commit to the Hub, which answers within its minute up to about this many."""
 

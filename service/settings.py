@@ -6,11 +6,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, JsonValue, SecretStr
+from pydantic import Field, JsonValue, SecretStr, field_validator
 from pydantic_core import to_json
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from schemas.keys import EVERY_NAMESPACE, Grants
+from schemas.names import MAX_RANKS
+from schemas.worker import AT_HOME, Role
 from service.errors import HubDenied
 
 
@@ -67,8 +69,16 @@ class Settings(BaseSettings):
     """Open connections; beyond it the one that has been silent for longest is closed."""
     event_listeners: int = Field(default=256, ge=1)
     """Event streams of one API key, or of all who send none; together half of the connections."""
+    roles: tuple[Role, ...] = tuple(Role)
+    """What workers do, as JSON; `quarry worker --roles`. `["capture", "store"]` needs no data folder.
+
+    `QUARRY_DATA_DIR` is then scratch of this machine: captured units lie there until they are stored.
+    """
+    host_lost_s: float = Field(default=1800.0, ge=60.0)
+    """Silence after which the units of a machine without the data folder that are not stored run again."""
     scratch_bytes: int | None = Field(default=None, ge=2**20)
-    """Bytes of shards that may wait for their upload, of jobs with `storage.keep_local: false`.
+    """Bytes of shards that may wait for their upload: of jobs with `storage.keep_local: false`, and of all
+    where the data folder is not.
 
     Unset: no bound. Units of such jobs are captured up to it, and go on when some have left.
     """
@@ -91,7 +101,7 @@ class Settings(BaseSettings):
     """Import path of the engine class."""
     engine_options: dict[str, JsonValue] = {}
     """More keyword arguments of vLLM's engine, as JSON. Options that would spoil rows are refused."""
-    tensor_parallel_size: int = Field(default=1, ge=1, le=64)
+    tensor_parallel_size: int = Field(default=1, ge=1, le=MAX_RANKS)
     """GPUs that the model is split over."""
     gpu_memory_utilization: float | None = Field(default=None, gt=0.0, le=1.0)
     """Share of the GPU's memory that the engine takes; unset: vLLM's default."""
@@ -158,6 +168,18 @@ class Settings(BaseSettings):
     """Attempts at a push without a new commit before its job is blocked; each lasts up to 15 minutes."""
     canary_max_bytes: int | None = Field(default=None, ge=1)
     """Memory that the canary's reference may take for its largest layer; unset: half of what is available."""
+
+    @field_validator("roles")
+    @classmethod
+    def _what_is_captured_leaves(cls, roles: tuple[Role, ...]) -> tuple[Role, ...]:
+        if not roles or (Role.CAPTURE in roles and Role.STORE not in roles):
+            raise ValueError("a worker that captures must also store: give capture,store")
+        return roles
+
+    @property
+    def is_at_home(self) -> bool:
+        """Whether `data_dir` is the data folder, where jobs are planned and finished."""
+        return not AT_HOME.isdisjoint(self.roles)
 
     def database(self) -> str:
         """Return the store's URL."""

@@ -1,9 +1,9 @@
 """Removes what is left in this worker's folders of jobs that rest: of a complete job all, else lost attempts.
 
-The token counts of a complete job go with its folder: its publication has added them up.
+What a complete job leaves in the database is deleted, too: its publication has used it up.
 
-Never touches an attempt that is committed, and none of a job that goes on: the next attempt at a unit removes
-what a lost one left.
+Never touches an attempt that is committed and not stored; nor, in the data folder, one of a job that goes on:
+the next attempt at a unit removes what a lost one left. Elsewhere the next attempt may be another host's.
 """
 
 import re
@@ -18,9 +18,10 @@ from schemas.names import MAX_UNITS, is_job_id
 from service.capture.attempt_files import remove_stored
 from service.control.deletion import PAUSE_S
 from service.errors import NotFound, removing
+from service.host import host_of
 from service.plan.posted import give_back, remove_gone
 from service.settings import Settings
-from service.store import Store, deletion, jobs, units
+from service.store import HOME, Store, deletion, jobs, units
 from service.work.keeper import Keeper
 from service.work.runner import attempt, one_of_many
 
@@ -35,33 +36,40 @@ def run_sweep(
 
     What cannot be removed is tried again with the next sweep. Raises StoreUnavailable, DiskFull.
     """
+    host = host_of(store, settings)
     for folder in sorted(settings.work_root.glob("*")):
         if stopped():
             break
         if is_job_id(folder.name):
             with one_of_many("sweeping", store, folder.name), suppress(NotFound), removing():
-                _sweep(store, settings, folder, stopped)
+                _sweep(store, settings, folder, host)
+    if host != HOME:
+        return False
+    for job_id in store.read(deletion.spent):
+        with one_of_many("sweeping", store, job_id), suppress(NotFound):
+            while not stopped() and store.write(deletion.forget_spent, job_id):
+                time.sleep(PAUSE_S)
     # Whoever deleted such a schedule was told what could not be removed.
     with attempt("sweeping the posted samples of deleted schedules"):
         remove_gone(store, settings)
     return False
 
 
-def _sweep(store: Store, settings: Settings, folder: Path, stopped: Callable[[], bool]) -> None:
-    """Raises NotFound where the job is another database's, or was deleted; OSError."""
+def _sweep(store: Store, settings: Settings, folder: Path, host: int) -> None:
+    """Raises NotFound where the job is another database's; OSError."""
     # Listed before the store is asked: an attempt that begins in between, in a job that is resumed, is not
     # taken for a lost one.
     attempts = sorted((folder / "attempts").glob("*"))
+    if store.read(deletion.was_deleted, folder.name):
+        _remove(folder)
+        return
     state = store.read(jobs.state, folder.name)
     if state is JobState.COMPLETED:
-        give_back(store, settings, folder.name)
-        remove_stored(store, settings, folder.name)
-        while store.write(deletion.forget_counts, folder.name):
-            if stopped():
-                return  # the folder stays, so that the next sweep goes on
-            time.sleep(PAUSE_S)
+        if host == HOME:
+            give_back(store, settings, folder.name)
+            remove_stored(store, settings, folder.name)
         _remove(folder)
-    elif state in RESTING_JOB_STATES:
+    elif state in RESTING_JOB_STATES or host != HOME:
         for left in attempts:
             match = ATTEMPT_NAME.match(left.name)
             if match and not store.read(

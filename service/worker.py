@@ -9,10 +9,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 
 from schemas.job import RESTING_JOB_STATES, JobState
-from service.capture.loop import Capture, import_engine
+from schemas.worker import Role
+from service.capture.imports import import_engine
+from service.capture.loop import Capture
 from service.control.deletion import run_deletion, run_retention
 from service.control.scheduling import submit_due
 from service.errors import STORE_AWAY, EngineDied
+from service.host import host_of
 from service.lifeline import ORPHANED
 from service.settings import Settings
 from service.store import Store, jobs
@@ -34,6 +37,7 @@ LOCAL_PUBLISHING = "service.publish.publisher:run_local_publishing"
 SWEEP_S = 300.0
 SLOTS_S = 2.0
 STORE_S = 1.0
+LOST_S = 15.0
 RESTART_S = 2.0
 
 
@@ -60,18 +64,21 @@ def run_worker(settings: Settings, *, only_job: str | None = None, until_idle: b
 
 
 def _crew(store: Store, settings: Settings, keeper: Keeper) -> list[TaskLoop]:
-    """Return what works beside the captures; none delays or ends another."""
-    threads = {
-        "slots": ("service.control.scheduling:run_slots", SLOTS_S),
-        "sweeper": ("service.sweeper:run_sweep", SWEEP_S),
-        "retention": ("service.control.deletion:run_retention", SWEEP_S),
-        "deletion": ("service.control.deletion:run_deletion", None),
-        "local-publisher": (LOCAL_PUBLISHING, None),
-        "storer": (STORING, STORE_S),
-        **{f"publisher-{number}": (PUBLISHING, None) for number in range(settings.publishers)},
-    }
+    """Return what works beside the captures, by the worker's roles; none delays or ends another."""
+    threads: dict[str, tuple[str, float | None]] = {"sweeper": ("service.sweeper:run_sweep", SWEEP_S)}
+    if Role.STORE in settings.roles:
+        threads["storer"] = (STORING, STORE_S)
+    if Role.FINISH in settings.roles:
+        threads |= {
+            "slots": ("service.control.scheduling:run_slots", SLOTS_S),
+            "lost-hosts": ("service.host:run_lost", LOST_S),
+            "retention": ("service.control.deletion:run_retention", SWEEP_S),
+            "deletion": ("service.control.deletion:run_deletion", None),
+            "local-publisher": (LOCAL_PUBLISHING, None),
+            **{f"publisher-{number}": (PUBLISHING, None) for number in range(settings.publishers)},
+        }
     planner = TaskLoop("planner", PLANNING, settings, threads=settings.planners)
-    return [planner] + [
+    return [planner] * (Role.PLAN in settings.roles) + [
         TaskLoop(role, run_next, settings, (store, keeper), pause_s=pause_s)
         for role, (run_next, pause_s) in threads.items()
     ]
@@ -89,11 +96,13 @@ def _imported_beside(settings: Settings) -> Iterator[None]:
             import_engine(settings)
 
     thread = threading.Thread(target=import_now, name="quarry-imports")
-    thread.start()
+    if Role.CAPTURE in settings.roles:
+        thread.start()
     try:
         yield
     finally:
-        thread.join()
+        if thread.ident is not None:
+            thread.join()
 
 
 async def _main(
@@ -112,6 +121,9 @@ async def _main(
         loop.add_signal_handler(number, capture.stop.set)
     loop.add_signal_handler(ORPHANED, capture.stop_at_once)
     await asyncio.to_thread(migrate, store, capture.stop.is_set)
+    if not capture.stop.is_set():
+        with suppress(*STORE_AWAY):  # asked again
+            await asyncio.to_thread(host_of, store, settings)
     state = None
     with ExitStack() as running:
         for beside in crew:
@@ -167,7 +179,8 @@ def _all_rest(store: Store, owner: str) -> bool:
 def _last_turn(store: Store, settings: Settings, keeper: Keeper) -> None:
     """Sweep and delete what is left of the jobs that ended last: no other worker may come."""
     owner = owner_name("last-turn")
-    for run in (run_sweep, run_retention, run_deletion):
+    finishing = (run_retention, run_deletion) if Role.FINISH in settings.roles else ()
+    for run in (run_sweep, *finishing):
         try:
             while run(store, settings, owner, lambda: False, keeper):
                 pass  # the next job

@@ -12,6 +12,8 @@ from fastapi import FastAPI
 from service.api.app import create_app
 from service.api.connection import Connection, most_connections
 from service.control.keys import check_bind
+from service.errors import OptionRefused
+from service.host import host_of
 from service.settings import Settings
 from service.store import Store
 from service.work.placement import EVERYWHERE, Placement
@@ -50,6 +52,10 @@ def serve(settings: Settings, workers: Sequence[Placement] = (EVERYWHERE,)) -> i
     store = Store(settings.database())
     # Before the worker looks at it, and before uvicorn would turn an error into a traceback.
     migrate(store)
+    if not settings.is_at_home:
+        cure = "leave QUARRY_ROLES out, or run `quarry worker --roles capture,store`"
+        raise OptionRefused("a service plans and finishes jobs", field="roles", cure=cure)
+    host_of(store, settings)
     check_bind(store, settings)
     store.close()
     app = create_app(settings)

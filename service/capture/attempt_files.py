@@ -16,7 +16,7 @@ from schemas.receipts import AttemptId, OpenUnit
 from service.capture.link import EngineLink
 from service.errors import WriteFailed, writing
 from service.settings import Settings
-from service.store import Store, UnitFiles, commits, jobs
+from service.store import HOME, Store, UnitFiles, commits, jobs
 
 INDEX_FILE = "index.parquet"
 """Name of a unit's index file inside its attempt's folder."""
@@ -58,10 +58,9 @@ def move_into_dataset(settings: Settings, unit: UnitFiles) -> None:
     """Move one committed unit's files. Raises WriteFailed naming the file that is in neither place."""
     folder = attempt_folder(settings, unit.attempt_id)
     dataset = settings.dataset_dir(unit.attempt_id.job_id)
-    for entry in unit.shards:
-        _move(folder / Path(entry.path).name, dataset, entry)
-    if unit.index is not None:
-        _move(folder / INDEX_FILE, dataset, unit.index)
+    sealed = sealed_files(settings, unit)
+    for entry in unit.files:
+        _move(sealed[entry.path], dataset, entry)
     # What else is there is swept later; and another process may land the same unit now.
     with suppress(OSError):
         folder.rmdir()
@@ -77,10 +76,22 @@ def _move(source: Path, dataset: Path, entry: FileEntry) -> None:
         ) from error
 
 
+def sealed_files(settings: Settings, unit: UnitFiles) -> dict[str, Path]:
+    """Return where a committed unit's files are while it has not landed, by their paths in the dataset."""
+    folder = attempt_folder(settings, unit.attempt_id)
+    files = {entry.path: folder / Path(entry.path).name for entry in unit.shards}
+    return files if unit.index is None else files | {unit.index.path: folder / INDEX_FILE}
+
+
+def remove_attempt(settings: Settings, attempt_id: AttemptId) -> None:
+    """Remove what an attempt wrote, as far as the disk lets it; what is left is swept."""
+    shutil.rmtree(attempt_folder(settings, attempt_id), ignore_errors=True)
+
+
 def land(store: Store, settings: Settings, job_id: str) -> None:
-    """Land every committed unit of a job but those that are stored elsewhere."""
+    """Land every unit of a job that is committed here and not stored."""
     for commit in store.read(commits.unit_commits, job_id):
-        if not commit.is_stored:
+        if not commit.is_stored and commit.host == HOME:
             move_into_dataset(settings, commit)
 
 

@@ -7,20 +7,21 @@ A unit whose lease was lost is abandoned; its successor elsewhere has another ep
 
 import asyncio
 import contextlib
-import importlib
 import logging
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from functools import partial
-from pkgutil import resolve_name
 from typing import Any, TypeVar
 
 from schemas.job import RESTING_JOB_STATES, JobState
 from schemas.receipts import AttemptId
+from schemas.worker import Role
 from service.capture import scratch
 from service.capture.attempt_files import move_into_dataset
 from service.capture.budget import InFlight
+from service.capture.imports import import_engine
 from service.capture.session import EngineSession, EngineSlot
+from service.capture.status import status
 from service.errors import (
     STORE_AWAY,
     EngineDied,
@@ -33,41 +34,15 @@ from service.errors import (
     StoreUnavailable,
     writing,
 )
+from service.host import host_of
 from service.settings import Settings
-from service.store import Store, UnitCommit, UnitLease, commits, jobs, tasks, units, workers
+from service.store import HOME, Store, UnitCommit, UnitLease, commits, jobs, tasks, units, workers
 from service.work.keeper import BEATS, Keeper
 from service.work.runner import attempt, record
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-BROKEN_INSTALL = (
-    ImportError,
-    OSError,
-    RuntimeError,
-    SyntaxError,
-    NameError,
-    AttributeError,
-    TypeError,
-    ValueError,
-)
-"""What an import raises of a package that is half there, or of a library that is cut or of another build."""
-
-
-def import_engine(settings: Settings) -> None:
-    """Import what an engine and its first unit need; takes seconds once, so call it from a thread.
-
-    Raises EngineDied where they cannot be imported: that is no job's fault.
-    """
-    # One order for every caller: two threads then never wait for each other.
-    try:
-        resolve_name(settings.engine)
-        importlib.import_module("service.capture.canary")
-        importlib.import_module("service.capture.unit_run")
-    except BROKEN_INSTALL as error:
-        cure = "mend the installation, then restart the worker"
-        raise EngineDied(f"the engine cannot be imported: {error!r}", cure=cure) from error
 
 
 @dataclass(slots=True)
@@ -108,6 +83,8 @@ class Capture:
         self._engine = EngineSlot(settings)
         self._budget = InFlight(settings.in_flight_tokens, settings.in_flight_requests)
         self._units: dict[AttemptId, _Unit] = {}
+        self._host: int | None = None
+        """The number of this worker's host, once the store was asked."""
         self._waits: str | None = None
         """Why no unit is taken of jobs whose shards go when they are stored."""
         self._last_job: str | None = None
@@ -125,10 +102,13 @@ class Capture:
         self._at_once.set()
 
     async def run(self) -> None:
-        """Serve units until stopped.
+        """Serve units until stopped; without that role only wait.
 
         Then let those in the engine end, give the others back, and stop the engine.
         """
+        if Role.CAPTURE not in self._settings.roles:
+            await self.stop.wait()
+            return
         ended = asyncio.Event()
         beating = asyncio.create_task(self._beat(ended))
         try:
@@ -154,8 +134,15 @@ class Capture:
         """Say until the end that this worker is there."""
         while not ended.is_set():
             try:
+                leases = [unit.lease for unit in self._units.values()]
                 beat = partial(
-                    self._store.write, workers.beat, self._owner, self._settings.lease_s, self._waits
+                    self._store.write,
+                    workers.beat,
+                    self._owner,
+                    self._settings.lease_s,
+                    host=await self._known_host(),
+                    status=status(self._settings, self._engine.session, leases),
+                    waits=self._waits,
                 )
                 await asyncio.to_thread(beat)
             except STORE_AWAY as error:
@@ -163,6 +150,12 @@ class Capture:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.lease_s / BEATS):
                     await ended.wait()
+
+    async def _known_host(self) -> int:
+        """Raises what `host_of` raises."""
+        if self._host is None:
+            self._host = await asyncio.to_thread(host_of, self._store, self._settings)
+        return self._host
 
     def _tasks(self) -> list[asyncio.Task[None]]:
         return [unit.task for unit in self._units.values() if unit.task is not None]
@@ -189,7 +182,8 @@ class Capture:
             return False
         try:
             leases = [unit.lease for unit in self._units.values()]
-            self._waits = await asyncio.to_thread(scratch.full, self._store, self._settings, leases)
+            host = await self._known_host()
+            self._waits = await asyncio.to_thread(scratch.full, self._store, self._settings, leases, host)
             lease = await asyncio.to_thread(
                 units.lease,
                 self._store,
@@ -197,6 +191,7 @@ class Capture:
                 self._settings.lease_s,
                 prefer_job=self._last_job,
                 is_full=self._waits is not None,
+                host=host,
             )
         except STORE_AWAY as error:
             logger.warning("no unit can be leased: %s", error)
@@ -306,10 +301,10 @@ class Capture:
             await self._supervised(unit, self._commit(unit, session, commit))
 
     async def _commit(self, unit: _Unit, session: EngineSession, commit: UnitCommit) -> None:
-        """Commit a proven unit and move its files; wait for a store that is away, unless this worker stops.
+        """Commit a proven unit, and move its files into the data folder if that is here.
 
-        After a commit whose answer was lost, the next try raises LeaseLost; its files are then moved before
-        publishing.
+        Waits for a store that is away, unless this worker stops. After a commit whose answer was lost, the
+        next try raises LeaseLost; its files are then moved before publishing.
         """
         while True:
             if not session.trusted:
@@ -324,6 +319,8 @@ class Capture:
             await asyncio.sleep(self._settings.poll_s)
         session.has_captured = True
         self._let_go(unit)
+        if unit.lease.host != HOME:
+            return  # they go from there to the repository
         with writing(f"the files of unit {commit.attempt_id.unit}"):
             await asyncio.to_thread(move_into_dataset, self._settings, commit)
 

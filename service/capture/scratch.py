@@ -7,17 +7,17 @@ from service.settings import Settings
 from service.store import Store, UnitLease, storing
 
 
-def full(store: Store, settings: Settings, in_flight: Sequence[UnitLease]) -> str | None:
+def full(store: Store, settings: Settings, in_flight: Sequence[UnitLease], host: int) -> str | None:
     """Say for what such jobs wait where `QUARRY_SCRATCH_BYTES` are taken; from a half on, hasten uploads.
 
     Units in flight count as much as they may take. Raises StoreUnavailable.
     """
     if settings.scratch_bytes is None:
         return None
-    num_bytes, num_units = store.read(storing.unstored)
+    num_bytes, num_units = store.read(storing.unstored, host)
     num_bytes += sum(lease.state_bytes for lease in in_flight if not lease.keeps_local)
     if num_units and num_bytes >= settings.scratch_bytes / 2:
-        store.write(storing.hasten)
+        store.write(storing.hasten, host)
     if num_bytes < settings.scratch_bytes:
         return None
     return f"disk of {socket.gethostname()}, {num_units} units to upload"

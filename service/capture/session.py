@@ -15,11 +15,11 @@ from schemas.names import is_local_model
 from schemas.receipts import AttemptId, OpenUnit
 from service.capture.engine import Engine, EngineSpec
 from service.capture.link import EngineLink
-from service.errors import IdentityChanged
+from service.errors import EngineDied, IdentityChanged, RequestError
 from service.plan.target import Target, planned_target
 from service.plan.weights import fetch_weights
 from service.settings import Settings
-from service.store import UnitLease
+from service.store import HOME, UnitLease
 
 if TYPE_CHECKING:
     from service.proof.head import Head
@@ -115,9 +115,17 @@ class EngineSlot:
 
         Reads all of a local model, and downloads the weights of another.
 
-        Raises IdentityChanged, UnknownModel, HubUnavailable.
+        Raises IdentityChanged, UnknownModel, HubUnavailable; EngineDied where this host, which is not the
+        planner's, has no such model: that is no job's fault.
         """
-        return await asyncio.to_thread(self._spec_of, lease)
+        try:
+            return await asyncio.to_thread(self._spec_of, lease)
+        except (IdentityChanged, RequestError) as error:
+            if lease.host == HOME:
+                raise
+            detail = f"the model is not here as it was planned: {error.detail}"
+            cure = f"copy {lease.model} to this machine, and name its folder in QUARRY_MODEL_ROOTS"
+            raise EngineDied(detail, cure=cure) from error
 
     async def check_unchanged(self, lease: UnitLease) -> None:
         """Look at a local model again; a commit of the Hub does not change. Raises as `inspect` does."""

@@ -23,7 +23,7 @@ from service.capture.engine import Answer, Prompt, PromptRefused
 from service.capture.receipt_errors import in_time, raise_failure, silent
 from service.capture.session import EngineSession
 from service.errors import QuarryError, writing
-from service.plan.unit_plan import unpacked
+from service.plan.unit_plan import as_written, unpacked
 from service.proof.checks import check_unit
 from service.settings import Settings
 from service.store import UnitCommit, UnitLease
@@ -99,7 +99,7 @@ class UnitRun:
         self._on_answered()
 
     async def _run_row(self, row: int) -> None:
-        generate = self._lease.identity.generate
+        generate = None if self._lease.is_answered else self._lease.identity.generate
         room = len(self._plan["input_ids"][row]) + (generate.max_tokens if generate else 0)
         async with self._budget.hold(room):
             try:
@@ -149,11 +149,13 @@ class UnitRun:
         hashes = b"".join(self._plan["content_hash"].to_pylist()) if hashed else b""
         # The rows are those that were proven: the files are not read again.
         rows = {entry.path: proof.rows[rank] for entry, rank in zip(shards, proof.rows, strict=True)}
-        index, counts = None, Counter[int]()
+        index, counts, plan = None, Counter[int](), b""
         if rows:
             path = index_path(self._attempt_id.job_id, self._attempt_id.unit)
             with writing(f"the index {path}"):
                 index, counts = write_index(folder / INDEX_FILE, path, rows, self._plan, self._witnesses)
+            if self._rejects or self._lease.identity.generate is not None:
+                plan = as_written(self._plan, folder / INDEX_FILE)
         return UnitCommit(
             attempt_id=self._attempt_id,
             provenance=order.provenance,
@@ -166,6 +168,7 @@ class UnitRun:
             final_norm=self._session.head.final_norm_file,
             content_hashes=hashes,
             token_counts=packed_counts(counts),
+            plan=plan,
         )
 
 

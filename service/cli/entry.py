@@ -12,7 +12,7 @@ import typer
 
 from schemas.dataset.errors import NO_SPACE
 from schemas.job import Problem
-from service.cli import datasets, export, files, jobs, keys, processes, ray_pool, schedules
+from service.cli import datasets, export, files, jobs, keys, processes, ray_pool, schedules, workers
 from service.cli.client import ProblemReceived
 from service.cli.console import EXIT_NOT_COMPLETE, EXIT_USAGE, complain, exit_code
 from service.errors import DiskFull, OptionRefused, QuarryError
@@ -45,6 +45,7 @@ app.command()(export.export)
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(schedules.app, name="schedules")
 app.add_typer(keys.app, name="keys")
+app.add_typer(workers.app, name="workers")
 app.add_typer(ray_pool.app, name="ray")
 
 

@@ -60,6 +60,14 @@ def worker(
         bool, typer.Option("--until-idle", help="End when no job is queued, running or publishing.")
     ] = False,
     workers: Workers = "1",
+    roles: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ROLE,...",
+            help="What it does: plan, capture, store, finish. 'capture,store' needs no data folder: "
+            "QUARRY_DATA_DIR is then scratch. [env: QUARRY_ROLES]",
+        ),
+    ] = None,
     parent_pid: Annotated[int | None, typer.Option(hidden=True, help="End when this process does.")] = None,
 ) -> None:
     """Run jobs, until SIGTERM or SIGINT; then finish what the engine holds and release the rest."""
@@ -67,7 +75,7 @@ def worker(
     if parent_pid is None:
         os.umask(PRIVATE_UMASK)
         check_python()
-        settings = load_settings(data_dir=data_dir)
+        settings = load_settings(data_dir=data_dir, roles=roles and tuple(roles.split(",")))
         check_engine(settings)
         if len(placed := placements(workers, settings.tensor_parallel_size)) > 1:
             raise typer.Exit(_supervise(settings, placed, only_job, until_idle=until_idle))

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +20,27 @@ def packed(samples: Sequence[PlannedSample]) -> bytes:
 
     It is of `PLAN_SCHEMA`, or of `HASHED_PLAN_SCHEMA` where samples are hashed, with their labels.
     """
+    return _content(_table(samples))
+
+
+def as_written(plan: pa.Table, index: Path) -> bytes:
+    """Return the content of a plan whose rows are those that an attempt wrote, answers included.
+
+    `index` is the attempt's. What it rejected is left out. Raises OSError, ArrowException.
+    """
+    rows = pq.read_table(index, columns=["sample_id", "input_ids", "loss_mask"])
+    places = {sample_id: place for place, sample_id in enumerate(plan["sample_id"].to_pylist())}
+    written = plan.take([places[sample_id] for sample_id in rows["sample_id"].to_pylist()])
+    for name in ("input_ids", "loss_mask"):
+        field = plan.schema.field(name)
+        written = written.set_column(plan.schema.get_field_index(name), field, rows[name].cast(field.type))
+    return _content(written)
+
+
+def _content(table: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
     # One row group and no statistics: a unit is read whole.
-    pq.write_table(_table(samples), sink, compression="zstd", write_statistics=False)
+    pq.write_table(table, sink, compression="zstd", write_statistics=False)
     content: bytes = sink.getvalue().to_pybytes()
     return content
 

@@ -31,7 +31,7 @@ from schemas.request import ExtractRequest
 from service.errors import DatasetBroken, SourceRefused
 from service.publish.card import render_card
 from service.publish.extras import write_final_norm, write_token_freq
-from service.store import PublishLease, Store, UnitCommit, commits, jobs
+from service.store import HOME, PublishLease, Store, UnitCommit, commits, jobs
 
 PAGE_REJECTS = 1000
 
@@ -112,7 +112,8 @@ def assemble(
     for commit in account.commits:
         if commit.shards and commit.index is None:
             raise DatasetBroken(f"unit {commit.attempt_id.unit} has shards and no index")
-        if account.request.storage.keep_local or not commit.is_stored:
+        is_kept = account.request.storage.keep_local and commit.host == HOME
+        if is_kept or not commit.is_stored:
             for entry in commit.files:
                 _check_file(dataset, entry)
     totals = _totals(account)

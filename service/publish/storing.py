@@ -8,14 +8,15 @@ from collections.abc import Callable
 from functools import partial
 
 from service.artifacts.repository import BRANCH, Patience, Repository
-from service.capture.attempt_files import move_into_dataset, remove_shards
-from service.errors import writing
+from service.capture.attempt_files import move_into_dataset, remove_attempt, remove_shards, sealed_files
+from service.errors import OptionRefused, writing
+from service.host import host_of
 from service.publish.extras import write_final_norm
 from service.publish.others import BegunJob, OtherJobs
 from service.publish.target import target_of
 from service.publish.upload import Uploads
 from service.settings import Settings
-from service.store import Store, StoreLease, UnitFiles, commits, jobs, storing
+from service.store import HOME, Store, StoreLease, UnitFiles, commits, jobs, publishing, storing
 from service.work.keeper import Keeper, Kept
 from service.work.runner import Stopped, run_next
 
@@ -29,7 +30,7 @@ def run_storing(
     *,
     patience: Patience | None = None,
 ) -> bool:
-    """Store a job's captured units if there are enough of them; return whether there were.
+    """Store a job's units that were captured on this host if there are enough; return whether there were.
 
     An error is told by an event of the job and tried again: capture goes on. One that would fail the
     publication fails the job now.
@@ -47,7 +48,7 @@ def run_storing(
     return run_next(
         store,
         keeper,
-        take=lambda: storing.lease(store, owner, settings.lease_s),
+        take=lambda: storing.lease(store, owner, settings.lease_s, host_of(store, settings)),
         work=work,
         stopped=stopped,
         max_attempts=settings.publish_attempts,
@@ -61,8 +62,13 @@ def _store(
     request = store.read(jobs.request, lease.job_id)
     assert request.hub is not None, "only a job that is pushed has such a task"  # noqa: S101
     hub = Repository(target_of(store, lease.job_id, lease.identity, request.hub), settings, patience)
-    dataset = settings.dataset_dir(lease.job_id)
-    uploads = Uploads(hub, dataset, check)
+    is_home = lease.item == HOME
+    made = store.read(commits.waiting, lease.job_id, lease.item, storing.FULL_FILES)
+    dataset, elsewhere = settings.dataset_dir(lease.job_id), {}
+    if not is_home:  # scratch, which no other process reads
+        dataset = settings.work_root / lease.job_id
+        elsewhere = {path: file for unit in made for path, file in sealed_files(settings, unit).items()}
+    uploads = Uploads(hub, dataset, check, elsewhere)
     others = OtherJobs(hub, uploads, lease.job_id)
     hub.ensure()
     norm = store.read(commits.final_norm, lease.job_id)
@@ -70,15 +76,22 @@ def _store(
     begun = BegunJob(lease.job_id, lease.provenance, hub.target.config_name)
     others.merged(begun, write_final_norm(dataset, norm, f"store-{lease.epoch}"), BRANCH)
     check()
-    made = store.read(commits.waiting, lease.job_id, storing.FULL_FILES)
-    for unit in made:
-        move_into_dataset(settings, unit)
+    if is_home:
+        for unit in made:
+            move_into_dataset(settings, unit)
     hub.patience.retry(partial(_commit, uploads, others, made), long=True)
-    large = uploads.read_back([entry for unit in made for entry in unit.files])
-    store.write(storing.stored, lease, [unit.attempt_id.unit for unit in made])
-    if request.storage.keep_local:
-        return
+    files = [entry for unit in made for entry in unit.files]
+    large = uploads.read_back(files)
+    if not is_home and (small := [entry.path for entry in files if entry.path not in large]):
+        detail = f"{hub.target.repo_id} keeps {small[0]} without its sha256, so it cannot leave this machine"
+        cure = "let its .gitattributes have `*.parquet filter=lfs diff=lfs merge=lfs -text`"
+        raise OptionRefused(detail, field="hub.repo_id", cure=cure)
+    store.write(publishing.stored, lease, [unit.attempt_id.unit for unit in made])
     for unit in made:
+        if not is_home:
+            remove_attempt(settings, unit.attempt_id)
+        if request.storage.keep_local:
+            continue
         # A file that the repository does not tell by its sha256 is compared with this one at the publication.
         if large.issuperset(entry.path for entry in unit.shards):
             remove_shards(settings, unit)

@@ -1,8 +1,9 @@
 """Sends files of a dataset folder to a repository: what is there is not sent again."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 from huggingface_hub import CommitOperationAdd
 from huggingface_hub.hf_api import RepoFile
@@ -17,11 +18,20 @@ GROUP_FILES = 8
 
 
 class Uploads:
-    """The files of `dataset` on their way to `hub`. `check` is called between them, and may raise."""
+    """The files of `dataset` on their way to `hub`. `check` is called between them, and may raise.
 
-    def __init__(self, hub: Repository, dataset: Path, check: Callable[[], None]) -> None:
+    Files of `elsewhere`, by their paths, are not in it yet.
+    """
+
+    def __init__(
+        self,
+        hub: Repository,
+        dataset: Path,
+        check: Callable[[], None],
+        elsewhere: Mapping[str, Path] = MappingProxyType({}),
+    ) -> None:
         """Send nothing yet."""
-        self._hub, self._dataset, self._check = hub, dataset, check
+        self._hub, self._dataset, self._check, self._elsewhere = hub, dataset, check, elsewhere
         self._additions: dict[str, CommitOperationAdd] = {}
 
     def missing(self, entries: Sequence[FileEntry], revision: str = BRANCH) -> list[FileEntry]:
@@ -93,7 +103,7 @@ class Uploads:
         return self._additions[entry.path]
 
     def _local(self, entry: FileEntry) -> Path:
-        path = self._dataset / entry.path
+        path = self._elsewhere.get(entry.path, self._dataset / entry.path)
         if not path.is_file() or path.stat().st_size != entry.bytes:
             raise DatasetBroken(f"{entry.path} is missing, or no longer {entry.bytes} bytes long")
         return path

@@ -2,6 +2,7 @@
 
 from service.store.database import Store, Transaction
 from service.store.values import (
+    HOME,
     DeletionLease,
     JobRow,
     Lease,
@@ -18,6 +19,7 @@ from service.store.values import (
 )
 
 __all__ = [
+    "HOME",
     "DeletionLease",
     "JobRow",
     "Lease",

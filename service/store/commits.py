@@ -1,13 +1,15 @@
 """Unit commits: a unit is done and its shards exist in one transaction; and what was committed, read back."""
 
+import hashlib
 from collections import defaultdict
 from dataclasses import replace
 
-from sqlalchemy import ColumnElement, delete, func, insert, select
+from sqlalchemy import ColumnElement, and_, delete, insert, select, update
 
 from schemas.dataset.entries import FileEntry, ShardEntry
 from schemas.identity import Provenance
 from schemas.job import RejectView
+from schemas.names import MAX_RANKS
 from schemas.receipts import AttemptId
 from service.errors import IdentityChanged, StatesWrong
 from service.store import captured_samples, keys, publishing, storing, tasks, workers
@@ -21,7 +23,7 @@ from service.store.values import UnitCommit, UnitFiles, UnitLease
 def commit(tx: Transaction, made: UnitCommit, lease: UnitLease) -> None:
     """Make a unit done, with its shards, index, rejects and samples' hashes, or change nothing.
 
-    Its plan is no longer needed, and goes.
+    Of a job that is pushed its plan stays until it is stored, with the rows as they were written.
 
     Raises:
         LeaseLost: another attempt owns the unit, it is done already, or its job was stopped.
@@ -39,6 +41,8 @@ def commit(tx: Transaction, made: UnitCommit, lease: UnitLease) -> None:
         job_id=job.id,
         unit=task.item,
         epoch=task.epoch,
+        host=lease.host,
+        is_stored=job.is_pushed and not made.shards,
         provenance=made.provenance,
         index_file=made.index,
         num_tokens=made.num_tokens,
@@ -48,12 +52,16 @@ def commit(tx: Transaction, made: UnitCommit, lease: UnitLease) -> None:
     )
     tx.connection.execute(new)
     of_unit = (UNIT_PLAN.c.job_id == job.id) & (UNIT_PLAN.c.unit == task.item)
-    tx.connection.execute(delete(UNIT_PLAN).where(of_unit))
+    if not (job.is_pushed and made.shards):
+        tx.connection.execute(delete(UNIT_PLAN).where(of_unit))
+    elif made.plan:
+        written = {"content": made.plan, "sha256": hashlib.sha256(made.plan).hexdigest(), "is_answered": True}
+        tx.connection.execute(update(UNIT_PLAN).where(of_unit).values(written))
     counts = insert(TOKEN_COUNTS).values(job_id=job.id, unit=task.item, content=made.token_counts)
     tx.connection.execute(counts)
     if made.shards:
-        last = tx.connection.scalar(select(func.max(SHARD.c.number)).where(SHARD.c.job_id == job.id))
-        first = 0 if last is None else last + 1
+        # Given once, also where a unit is captured again: every commit is an event.
+        first = job.last_event * MAX_RANKS
         place = {"job_id": job.id, "unit": task.item}
         rows = [place | {"path": e.path, "number": n, "entry": e} for n, e in enumerate(made.shards, first)]
         tx.connection.execute(insert(SHARD), rows)
@@ -70,9 +78,10 @@ def commit(tx: Transaction, made: UnitCommit, lease: UnitLease) -> None:
         samples_rejected=len(made.rejects),
         tokens_written=made.num_tokens,
         bytes_written=sum(entry.bytes for entry in made.shards),
+        units_stored=int(job.is_pushed and not made.shards),
     )
-    if not job.progress.is_captured:
-        storing.add(tx, job)
+    if job.is_pushed and made.shards and not job.progress.is_captured:
+        storing.add(tx, job, lease.host)
     publishing.add_when_captured(tx, job)
 
 
@@ -91,14 +100,15 @@ def unit_commits(tx: Transaction, job_id: str) -> list[UnitCommit]:
             supervised_tokens=row["supervised_tokens"],
             checks=row["checks"],
             is_stored=row["is_stored"],
+            host=row["host"],
         )
         for row in tx.connection.execute(query).mappings()
     ]
 
 
-def waiting(tx: Transaction, job_id: str, max_files: int) -> list[UnitFiles]:
-    """Return the lowest units that are committed and not stored yet: at least one, then up to `max_files`."""
-    mine = (UNIT_COMMIT.c.job_id == job_id) & ~UNIT_COMMIT.c.is_stored
+def waiting(tx: Transaction, job_id: str, host: int, max_files: int) -> list[UnitFiles]:
+    """Return the lowest units of a host that are committed and not stored: one, then up to `max_files`."""
+    mine = and_(UNIT_COMMIT.c.job_id == job_id, UNIT_COMMIT.c.host == host, ~UNIT_COMMIT.c.is_stored)
     columns = UNIT_COMMIT.c.unit, UNIT_COMMIT.c.epoch, UNIT_COMMIT.c.index_file
     lowest = select(*columns).where(mine).order_by(UNIT_COMMIT.c.unit).limit(max_files)
     made = tx.connection.execute(lowest).all()
@@ -125,10 +135,11 @@ def shards(tx: Transaction, job_id: str) -> list[ShardEntry]:
     return list(tx.connection.scalars(query))
 
 
-def new_shards(tx: Transaction, job_id: str, *, after: int = -1, limit: int = 1000) -> list[ShardEntry]:
-    """Return shards in the order of their commits, which counts them from 0: those after number `after`."""
-    query = select(SHARD.c.entry).where(SHARD.c.job_id == job_id, SHARD.c.number > after)
-    return list(tx.connection.scalars(query.order_by(SHARD.c.number).limit(limit)))
+def new_shards(tx: Transaction, job_id: str, *, after: int = -1, limit: int = 1000) -> dict[int, ShardEntry]:
+    """Return shards in the order of their commits, by their numbers: those after number `after`."""
+    query = select(SHARD.c.number, SHARD.c.entry).where(SHARD.c.job_id == job_id, SHARD.c.number > after)
+    rows = tx.connection.execute(query.order_by(SHARD.c.number).limit(limit))
+    return {row.number: row.entry for row in rows}
 
 
 def indexes(tx: Transaction, job_id: str) -> list[FileEntry]:

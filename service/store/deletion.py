@@ -3,7 +3,7 @@
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Select, Table, delete, select, tuple_, update
+from sqlalchemy import Select, Table, and_, delete, exists, or_, select, tuple_, update
 
 from schemas.job import ENDED_JOB_STATES, JobState
 from service.errors import NotFound
@@ -95,11 +95,28 @@ def forget(tx: Transaction, job_id: str) -> bool:
     return False
 
 
-def forget_counts(tx: Transaction, job_id: str) -> bool:
-    """Delete some token counts of a complete job; return whether others are left. Raises NotFound."""
+def was_deleted(tx: Transaction, job_id: str) -> bool:
+    """Say whether a job of this database was deleted, while its tombstone stands."""
+    gone = SUBMISSION.c.job_id == job_id, SUBMISSION.c.deleted_at.is_not(None)
+    is_there = exists().where(JOB.c.id == job_id)
+    return bool(tx.connection.scalar(select(and_(exists().where(*gone), ~is_there))))
+
+
+def spent(tx: Transaction) -> list[str]:
+    """Return complete jobs that have token counts or plans left, which nobody reads again."""
+    left = or_(*(exists().where(table.c.job_id == JOB.c.id) for table in BLOBS))
+    query = select(JOB.c.id).where(JOB.c.state == JobState.COMPLETED, left)
+    return list(tx.connection.scalars(query.order_by(JOB.c.number)))
+
+
+def forget_spent(tx: Transaction, job_id: str) -> bool:
+    """Delete some of these of a complete job; return whether others are left. Raises NotFound."""
     lock_job(tx, job_id)
-    mine = select(*TOKEN_COUNTS.primary_key).where(TOKEN_COUNTS.c.job_id == job_id)
-    return _delete(tx, TOKEN_COUNTS, mine.limit(MAX_BLOBS)) == MAX_BLOBS
+    for table in BLOBS:
+        mine = select(*table.primary_key).where(table.c.job_id == job_id)
+        if _delete(tx, table, mine.limit(MAX_BLOBS)) == MAX_BLOBS:
+            return True
+    return False
 
 
 def old(tx: Transaction, age_s: float) -> list[str]:

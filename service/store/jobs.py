@@ -27,7 +27,7 @@ CURSOR = re.compile("[0-9]{1,18}")
 MADE = ("progress", "waits")
 """What of a job is no column of its row."""
 RECENT_EVENTS = 20
-_READ = (*JobRow.__slots__, *Progress.model_fields, "model_sha256", "keeps_local")
+_READ = (*JobRow.__slots__, *Progress.model_fields, "model_sha256", "keeps_local", "publish_subject")
 JOB_COLUMNS = [JOB.c[name] for name in _READ if name not in MADE]
 TO_CAPTURE = POLICIES[TaskKind.CAPTURE].job_states
 
@@ -283,12 +283,15 @@ def _jobs(tx: Transaction, rows: Sequence[RowMapping]) -> list[JobRow]:
     names = [name for name in JobRow.__slots__ if name not in MADE]
     capturing = [row for row in rows if row["state"] in TO_CAPTURE]
     waits = workers.waits(tx) if capturing else {}
-    full = workers.full(tx) if not all(row["keeps_local"] for row in capturing) else None
+    places = workers.places(tx) if capturing else None
 
     def cause(row: RowMapping) -> str | None:
-        if row["state"] not in TO_CAPTURE:
+        if places is None or row["state"] not in TO_CAPTURE:
             return None
-        return waits.get(row["model_sha256"]) or (None if row["keeps_local"] else full)
+        if row["publish_subject"] == row["id"]:
+            return waits.get(row["model_sha256"]) or places.away
+        full = places.disk if places.everywhere or not row["keeps_local"] else None
+        return waits.get(row["model_sha256"]) or full
 
     return [
         JobRow(

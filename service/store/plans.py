@@ -77,7 +77,7 @@ def add_unit(
         )
     counts = {"num_samples": unit.num_samples, "num_tokens": unit.num_tokens}
     tx.connection.execute(insert(UNIT).values(**place, **counts, plan_sha256=plan_sha256))
-    tx.connection.execute(insert(UNIT_PLAN).values(**place, content=unit.plan))
+    tx.connection.execute(insert(UNIT_PLAN).values(**place, content=unit.plan, sha256=plan_sha256))
     tasks.add(tx, job, TaskKind.CAPTURE, unit.unit)
     tasks.forgive(tx, task)
     progress = count(

@@ -15,8 +15,8 @@ class Policy:
     `of_units`: a task is a unit of its job, counted there and reported by an event at every move.
     `told_by_job`: the job itself says why the task is tried again, and not an event of each attempt.
     `by_turns`: of jobs of one priority, those whose owner has none leased come first.
-    `ahead`: it is done ahead of time, so that no error but one that fails the job ends it, and it waits while
-    its subject pauses.
+    `of_hosts`: its item is the host that alone may work on it.
+    `ahead`: it is done ahead of time, so that no error but one that fails the job ends it.
     `one_a_subject`: tasks of different jobs may have the same subject, which one lease at a time may work on.
     `exhausted` is the job's state after the last attempt that may fail, VOID if none ever ends it;
     `max_deaths` is how many owners may vanish over the task, killed or crashed, before the job is blocked.
@@ -28,6 +28,7 @@ class Policy:
     of_units: bool = False
     told_by_job: bool = False
     by_turns: bool = False
+    of_hosts: bool = False
     ahead: bool = False
     one_a_subject: bool = False
     exhausted: Outcome
@@ -62,9 +63,9 @@ POLICIES = {
     # Nothing waits for it: what is not stored by the time all is captured goes with the publication.
     TaskKind.STORE: Policy(
         job_states=frozenset({JobState.QUEUED, JobState.RUNNING}),
+        of_hosts=True,
         ahead=True,
         told_by_job=True,
-        one_a_subject=True,
         exhausted=Outcome.BLOCK,
         max_deaths=sys.maxsize,
         delay=1.0,

@@ -1,5 +1,6 @@
 """Publishing: one committer a repository takes a job whose units are all done, and completes it."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from sqlalchemy import update
@@ -10,14 +11,20 @@ from service.store.database import Store, Transaction
 from service.store.tables import UNIT_COMMIT
 from service.store.task_choice import Choice
 from service.store.transitions import LockedJob, move_job, record
-from service.store.values import Lease, PublishLease, TaskKind
+from service.store.values import Lease, PublishLease, StoreLease, TaskKind
 
 
 def add_when_captured(tx: Transaction, job: LockedJob) -> None:
-    """Add the publishing of a locked job whose plan and units are all done; it stores what is left."""
-    if job.progress.is_captured:
-        storing.end(tx, job)
+    """Add the publishing of a locked job whose units are all done; it stores what the data folder has."""
+    if job.progress.is_captured and storing.end(tx, job):
         tasks.add(tx, job, TaskKind.PUBLISH, subject=job.publish_subject)
+
+
+def stored(tx: Transaction, lease: StoreLease, units: Sequence[int]) -> None:
+    """Note that the repository holds these units of a host, and end the lease. Raises LeaseLost."""
+    job, was_last = storing.stored(tx, lease, units)
+    if was_last:
+        add_when_captured(tx, job)
 
 
 def lease(store: Store, owner: str, ttl_s: float, *, unpushed: bool = False) -> PublishLease | None:

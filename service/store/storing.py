@@ -4,15 +4,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 
-from sqlalchemy import func, select, update
+from sqlalchemy import ColumnElement, Select, and_, delete, func, literal, or_, select, update
 
 from schemas.names import MAX_COMMIT_FILES
 from service.store import tasks
 from service.store.database import Store, Transaction
 from service.store.migration import check_write
-from service.store.tables import JOB, SHARD, TASK, UNIT_COMMIT
+from service.store.tables import JOB, SHARD, TASK, UNIT_COMMIT, UNIT_PLAN
+from service.store.task_choice import Choice
 from service.store.transitions import LockedJob, count, record
-from service.store.values import Lease, StoreLease, TaskKind, TaskState
+from service.store.values import HOME, Lease, StoreLease, TaskKind, TaskState
 
 FULL_FILES = MAX_COMMIT_FILES
 """Files that fill a commit: a unit has an index and a shard a rank."""
@@ -20,46 +21,67 @@ APART, LATEST = timedelta(seconds=30), timedelta(minutes=10)
 """Between two commits of a repository, and how long a unit waits for others: the Hub takes 128 an hour."""
 
 
-def add(tx: Transaction, job: LockedJob) -> None:
-    """Have a locked job's captured units stored: soon if they fill a commit, or else in a while."""
-    if job.publish_subject == job.id:
+def add(tx: Transaction, job: LockedJob, host: int) -> None:
+    """Have what a host captured of a locked job stored: soon if it fills a commit, or else in a while."""
+    mine = _task(job, host)
+    soon, late = tx.now + APART, tx.now + LATEST
+    state = tx.connection.scalar(select(TASK.c.state).where(mine))
+    if state is None:
+        tasks.add(tx, job, TaskKind.STORE, host, not_before=late)
         return
-    of_job = (TASK.c.job_id == job.id) & (TASK.c.kind == TaskKind.STORE)
-    if tx.connection.scalar(select(TASK.c.item).where(of_job)) is None:
-        tasks.add(tx, job, TaskKind.STORE, subject=job.publish_subject, not_before=tx.now + LATEST)
-    elif _is_full(tx, job.id):
-        soon = TASK.c.not_before > tx.now + APART
-        tx.connection.execute(update(TASK).where(of_job, soon).values(not_before=tx.now + APART))
+    if state is TaskState.DONE:
+        again = {"state": TaskState.PENDING, "attempts": 0, "deaths": 0, "not_before": late}
+        tx.connection.execute(update(TASK).where(mine).values(again))
+    if _is_full(tx, job.id, host):
+        tx.connection.execute(update(TASK).where(mine, TASK.c.not_before > soon).values(not_before=soon))
 
 
-def unstored(tx: Transaction) -> tuple[int, int]:
-    """Return the bytes, and the number, of captured units whose shards go when they are stored."""
-    leaving = select(JOB.c.id).where(~JOB.c.keeps_local)
-    waiting = ~UNIT_COMMIT.c.is_stored, UNIT_COMMIT.c.job_id.in_(leaving)
+def unstored(tx: Transaction, host: int) -> tuple[int, int]:
+    """Return the bytes, and the number, of a host's captured units whose shards go when they are stored."""
+    waiting = ~UNIT_COMMIT.c.is_stored, UNIT_COMMIT.c.host == host, UNIT_COMMIT.c.job_id.in_(_leaving(host))
     query = select(func.coalesce(func.sum(UNIT_COMMIT.c.num_bytes), 0), func.count()).where(*waiting)
     num_bytes, num_units = tx.connection.execute(query).one()
     return int(num_bytes), num_units
 
 
-def hasten(tx: Transaction) -> None:
+def hasten(tx: Transaction, host: int) -> None:
     """Have such units stored soon, though they fill no commit yet."""
     check_write(tx)
-    leaving = select(JOB.c.id).where(~JOB.c.keeps_local)
     soon = tx.now + APART
-    late = (TASK.c.kind == TaskKind.STORE) & (TASK.c.not_before > soon) & TASK.c.job_id.in_(leaving)
-    tx.connection.execute(update(TASK).where(late).values(not_before=soon))
+    mine = TASK.c.kind == TaskKind.STORE, TASK.c.item == host, TASK.c.job_id.in_(_leaving(host))
+    tx.connection.execute(update(TASK).where(*mine, TASK.c.not_before > soon).values(not_before=soon))
 
 
-def end(tx: Transaction, job: LockedJob) -> None:
-    """Leave what is not stored yet of a locked job to its publication."""
+def _leaving(host: int) -> Select[tuple[str]]:
+    """Select the jobs whose shards go from a host when they are stored."""
+    return select(JOB.c.id).where(or_(literal(host != HOME), ~JOB.c.keeps_local))
+
+
+def end(tx: Transaction, job: LockedJob) -> bool:
+    """Leave what the data folder still has to store of a locked, captured job to its publication.
+
+    What other hosts have must be stored first, and is due now; say whether nothing of it is left.
+    """
     of_job = (TASK.c.job_id == job.id) & (TASK.c.kind == TaskKind.STORE)
     over = {"state": TaskState.DONE, "owner": None, "lease_until": None, "problem": None}
-    tx.connection.execute(update(TASK).where(of_job).values(over))
+    tx.connection.execute(update(TASK).where(of_job, TASK.c.item == HOME).values(over))
+    held = UNIT_COMMIT.c.job_id == job.id, UNIT_COMMIT.c.host != HOME, ~UNIT_COMMIT.c.is_stored
+    others = tx.connection.scalars(select(UNIT_COMMIT.c.host).where(*held).distinct()).all()
+    for host in others:
+        if tx.connection.scalar(select(TASK.c.item).where(_task(job, host))) is None:
+            tasks.add(tx, job, TaskKind.STORE, host)
+    waits = of_job, TASK.c.item.in_(others), TASK.c.state != TaskState.LEASED
+    tx.connection.execute(update(TASK).where(*waits).values(state=TaskState.PENDING, not_before=None))
+    return not others
 
 
-def lease(store: Store, owner: str, ttl_s: float) -> StoreLease | None:
-    """Lease the storing of a job that has captured units for a commit."""
-    return tasks.lease(store, TaskKind.STORE, _grant, owner, ttl_s)
+def _task(job: LockedJob, host: int) -> ColumnElement[bool]:
+    return and_(TASK.c.job_id == job.id, TASK.c.kind == TaskKind.STORE, TASK.c.item == host)
+
+
+def lease(store: Store, owner: str, ttl_s: float, host: int = HOME) -> StoreLease | None:
+    """Lease the storing of a job of which a host has captured units for a commit."""
+    return tasks.lease(store, TaskKind.STORE, _grant, owner, ttl_s, Choice(host=host))
 
 
 def _grant(tx: Transaction, job: LockedJob, lease: Lease) -> StoreLease:
@@ -67,25 +89,35 @@ def _grant(tx: Transaction, job: LockedJob, lease: Lease) -> StoreLease:
     return StoreLease(**lease.fields(), identity=job.known_identity, provenance=job.provenance)
 
 
-def stored(tx: Transaction, lease: StoreLease, units: Sequence[int]) -> None:
-    """Note that the repository holds these units, and end the lease: others wait for their commit.
+def stored(tx: Transaction, lease: StoreLease, units: Sequence[int]) -> tuple[LockedJob, bool]:
+    """Note that the repository holds these units, and end the lease; others wait for their commit.
 
-    Raises LeaseLost.
+    Return the job, and whether the host has no more of it. Raises LeaseLost.
     """
     job, task = tasks.held(tx, lease)
-    waiting = (UNIT_COMMIT.c.job_id == job.id) & ~UNIT_COMMIT.c.is_stored
-    now_stored = update(UNIT_COMMIT).where(waiting, UNIT_COMMIT.c.unit.in_(units)).values(is_stored=True)
+    host = lease.item
+    mine = and_(UNIT_COMMIT.c.job_id == job.id, UNIT_COMMIT.c.host == host, UNIT_COMMIT.c.unit.in_(units))
+    now_stored = update(UNIT_COMMIT).where(mine, ~UNIT_COMMIT.c.is_stored).values(is_stored=True)
     progress = count(job.progress, units_stored=tx.connection.execute(now_stored).rowcount)
+    plans = UNIT_PLAN.c.job_id == job.id, UNIT_PLAN.c.unit.in_(units)
+    tx.connection.execute(delete(UNIT_PLAN).where(*plans))
     message = f"{progress.units_stored} of {progress.units_done} captured units are stored"
     job = record(tx, replace(job, progress=progress, problem=None), "progress", message)
-    tasks.put_off(tx, job, task, APART if _is_full(tx, job.id) else LATEST)
-    tasks.pause(tx, job.publish_subject, APART)
+    if tx.connection.scalar(_waiting(job.id, host).limit(1)) is None:
+        return tasks.done(tx, job, task), True
+    tasks.put_off(tx, job, task, APART if _is_full(tx, job.id, host) or progress.is_captured else LATEST)
+    return job, False
 
 
-def _is_full(tx: Transaction, job_id: str) -> bool:
-    """Say whether a job's captured units fill a commit; no more rows are read than that takes."""
-    waiting = select(UNIT_COMMIT.c.unit).where(UNIT_COMMIT.c.job_id == job_id, ~UNIT_COMMIT.c.is_stored)
-    some = waiting.limit(FULL_FILES).subquery()
+def _waiting(job_id: str, host: int) -> Select[tuple[int]]:
+    """Select a host's units of a job that are captured and not stored."""
+    mine = UNIT_COMMIT.c.job_id == job_id, UNIT_COMMIT.c.host == host, ~UNIT_COMMIT.c.is_stored
+    return select(UNIT_COMMIT.c.unit).where(*mine)
+
+
+def _is_full(tx: Transaction, job_id: str, host: int) -> bool:
+    """Say whether a host's units of a job fill a commit; no more rows are read than that takes."""
+    some = _waiting(job_id, host).limit(FULL_FILES).subquery()
     shards = select(SHARD.c.unit).join(some, SHARD.c.unit == some.c.unit).where(SHARD.c.job_id == job_id)
     counts = (select(func.count()).select_from(rows) for rows in (some, shards.limit(FULL_FILES).subquery()))
     return sum(tx.connection.execute(query).scalar_one() for query in counts) >= FULL_FILES

@@ -31,6 +31,7 @@ from schemas.identity import Identity, Provenance
 from schemas.job import JobState, Problem, Progress, RejectView
 from schemas.keys import Grants
 from schemas.schedule import RunOutcome, ScheduleRules
+from schemas.worker import WorkerStatus
 from service.store.column_types import Document, UtcTime
 from service.store.values import LoneDeaths, TaskKind, TaskState
 
@@ -125,13 +126,17 @@ UNIT = Table(
     Column("plan_sha256", String(64), nullable=False),
 )
 
-# The frozen samples of a unit, until it is captured. SQLite writes a whole row anew at every change of it.
+# What an attempt at a unit captures, until the unit is stored: the samples as planned, after a commit as they
+# were written, so that a unit that is lost with its host answers nothing anew. SQLite writes a whole row anew
+# at every change of it.
 UNIT_PLAN = Table(
     "unit_plan",
     METADATA,
     Column("job_id", String(32), primary_key=True),
     Column("unit", Integer, primary_key=True, autoincrement=False),
     Column("content", LargeBinary, nullable=False),
+    Column("sha256", String(64), nullable=False),
+    Column("is_answered", Boolean, nullable=False, server_default=false()),
     ForeignKeyConstraint(["job_id", "unit"], ["unit.job_id", "unit.unit"], ondelete="CASCADE"),
 )
 
@@ -140,7 +145,7 @@ TASK = Table(
     METADATA,
     Column("job_id", ForeignKey("job.id"), primary_key=True),
     Column("kind", _states(TaskKind), primary_key=True),
-    # The unit of a capture; 0 for every other kind.
+    # The unit of a capture, the host of a storing; 0 for every other kind.
     Column("item", Integer, primary_key=True, autoincrement=False),
     # What only one lease of a kind may work on: the repository that is stored or published to.
     Column("subject", Text, nullable=False),
@@ -187,9 +192,10 @@ WORKER = Table(
     "worker",
     METADATA,
     Column("owner", String(255), primary_key=True),
-    Column("host", Text, nullable=False),
+    Column("host", BigInteger, nullable=False),
     Column("pid", BigInteger, nullable=False),
     Column("alive_until", UtcTime, nullable=False),
+    Column("status", Document(WorkerStatus), nullable=False),
     # Why it takes no unit of jobs whose shards go when they are stored.
     Column("waits", Text),
 )
@@ -215,6 +221,8 @@ UNIT_COMMIT = Table(
     Column("job_id", String(32), primary_key=True),
     Column("unit", Integer, primary_key=True, autoincrement=False),
     Column("epoch", Integer, nullable=False),
+    # Where its files are until they are stored.
+    Column("host", BigInteger, nullable=False),
     Column("provenance", Document(Provenance), nullable=False),
     Column("index_file", Document(FileEntry)),
     Column("num_tokens", BigInteger, nullable=False),
@@ -257,7 +265,7 @@ SHARD = Table(
     Column("job_id", String(32), primary_key=True),
     Column("unit", Integer, primary_key=True, autoincrement=False),
     Column("path", String(255), primary_key=True),
-    # Counts the job's shards from 0 in the order of their commits.
+    # Rises in the order of their commits.
     Column("number", BigInteger, nullable=False),
     Column("entry", Document(ShardEntry), nullable=False),
     ForeignKeyConstraint(["job_id", "unit"], ["unit.job_id", "unit.unit"]),

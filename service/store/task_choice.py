@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import (
     Boolean,
     ColumnElement,
+    Integer,
     Select,
     String,
     and_,
@@ -25,7 +26,7 @@ from sqlalchemy.orm import aliased
 from service.store.policies import POLICIES
 from service.store.tables import AT_WORK, AT_WORK_STATES, JOB, PAUSE, SICKNESS, TASK
 from service.store.transitions import TASK_COLUMNS
-from service.store.values import TaskKind, TaskState
+from service.store.values import HOME, TaskKind, TaskState
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class Choice:
 
     Of `prefer_job`, where no job has a higher priority; only of jobs that outrank `outranking`, a job; none
     on which an engine died alone, if it `spares_lone` ones; none of a job that is pushed, if `unpushed`; no
-    unit of a job whose shards go when they are stored, if the disk `is_full`.
+    unit of a job whose shards go when they are stored, if the disk `is_full`. `host` is the owner's.
     """
 
     prefer_job: str | None = None
@@ -42,6 +43,7 @@ class Choice:
     spares_lone: bool = False
     unpushed: bool = False
     is_full: bool = False
+    host: int = HOME
 
 
 ANY = Choice()
@@ -70,7 +72,9 @@ def jobs_with_work(
         is_pushed = JOB.c.publish_subject != JOB.c.id
         query = query.where(~and_(bindparam("unpushed", type_=Boolean), is_pushed))
     if POLICIES[kind].of_units:
-        query = query.where(or_(JOB.c.keeps_local, ~bindparam("is_full", type_=Boolean)))
+        at_home, is_full = bindparam("host", type_=Integer) == HOME, bindparam("is_full", type_=Boolean)
+        query = query.where(or_(at_home, JOB.c.publish_subject != JOB.c.id))
+        query = query.where(or_(and_(JOB.c.keeps_local, at_home), ~is_full))
         mine = SICKNESS.c.owner == bindparam("by_owner", type_=String), SICKNESS.c.until > clock
         query = query.where(~exists().where(*mine, SICKNESS.c.model_sha256 == JOB.c.model_sha256))
     if outranks:
@@ -97,7 +101,7 @@ def _owners(clock: ColumnElement[datetime], kind: TaskKind) -> Select[tuple[str]
 
 @cache
 def lowest_free(clock: ColumnElement[datetime], kind: TaskKind, spares_lone: bool) -> Select[Any]:
-    """Select the lowest free task of the job that is bound as `job_id`.
+    """Select the lowest free task of the job that is bound as `job_id`, for an owner on `host` if it matters.
 
     A select for each way to be free: both walk the index, and neither reads the tasks that are done.
     """
@@ -115,6 +119,9 @@ def _free(
     due = or_(TASK.c.not_before.is_(None), TASK.c.not_before <= clock)
     waits = and_(TASK.c.kind == kind, TASK.c.state == TaskState.PENDING, due)
     expired = and_(TASK.c.kind == kind, TASK.c.state == TaskState.LEASED, TASK.c.lease_until <= clock)
+    if POLICIES[kind].of_hosts:
+        mine = TASK.c.item == bindparam("host", type_=Integer)
+        waits, expired = and_(waits, mine), and_(expired, mine)
     if spares_lone:
         waits, expired = (and_(free, TASK.c.lone_deaths.is_(None)) for free in (waits, expired))
     if not POLICIES[kind].one_a_subject:

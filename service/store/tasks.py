@@ -145,7 +145,7 @@ def _take(
     if policy.one_a_subject:
         _lock_subject(tx, kind, job.publish_subject)
     query = lowest_free(tx.clock, kind, choice.spares_lone)
-    row = tx.connection.execute(query, {"job_id": job_id}).mappings().one_or_none()
+    row = tx.connection.execute(query, {"job_id": job_id, "host": choice.host}).mappings().one_or_none()
     if row is None:
         return None
     before = LockedTask(**row)

@@ -46,6 +46,11 @@ class LockedJob:
     keeps_local: bool
 
     @property
+    def is_pushed(self) -> bool:
+        """Whether the dataset goes to a repository."""
+        return self.publish_subject != self.id
+
+    @property
     def known_identity(self) -> Identity:
         """The identity. Raises IdentityChanged before planning has set it."""
         if self.identity is None:

@@ -1,32 +1,41 @@
 """Units: leased for capture with what an attempt needs, and listed."""
 
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
-from sqlalchemy import exists, select
+from sqlalchemy import and_, exists, or_, select
 
 from service.errors import LeaseLost
 from service.store import tasks, workers
 from service.store.database import Store, Transaction
-from service.store.tables import JOB, SICKNESS, TASK, UNIT, UNIT_PLAN
+from service.store.tables import JOB, SICKNESS, TASK, UNIT, UNIT_COMMIT, UNIT_PLAN
 from service.store.task_choice import Choice
 from service.store.transitions import LockedJob
-from service.store.values import Lease, TaskKind, TaskState, UnitLease, UnitRow
+from service.store.values import HOME, Lease, TaskKind, TaskState, UnitLease, UnitRow
 
 OF_UNIT = (TASK.c.job_id == UNIT.c.job_id) & (TASK.c.item == UNIT.c.unit)
 
 
 def lease(
-    store: Store, owner: str, ttl_s: float, *, prefer_job: str | None = None, is_full: bool = False
+    store: Store,
+    owner: str,
+    ttl_s: float,
+    *,
+    prefer_job: str | None = None,
+    is_full: bool = False,
+    host: int = HOME,
 ) -> UnitLease | None:
     """Lease the lowest free unit of the preferred job, or else of the oldest that has one.
 
     None of a model that the worker waits for, and where the disk `is_full` none of a job whose shards go when
-    they are stored. Where its engine has died, one on which an engine died alone comes last: another one says
-    more of whose fault it is.
+    they are stored. Away from the data folder only of jobs that are pushed, whose shards all go then. Where
+    the worker's engine has died, one on which an engine died alone comes last: another one says more of whose
+    fault it is.
     """
-    take = partial(tasks.lease, store, TaskKind.CAPTURE, _grant, owner, ttl_s)
-    any_unit, no_lone = (Choice(prefer_job, spares_lone=spares, is_full=is_full) for spares in (False, True))
+    take = partial(tasks.lease, store, TaskKind.CAPTURE, partial(_grant, host=host), owner, ttl_s)
+    choice = Choice(prefer_job, is_full=is_full, host=host)
+    any_unit, no_lone = (replace(choice, spares_lone=spares) for spares in (False, True))
     if not store.read(workers.is_sick, owner):
         return take(any_unit)
     if (other := take(no_lone)) is not None or (lone := take(any_unit)) is None:
@@ -39,8 +48,9 @@ def lease(
     return lone
 
 
-def _grant(tx: Transaction, job: LockedJob, lease: Lease) -> UnitLease:
-    of_unit = (UNIT.c.num_samples, UNIT.c.num_tokens, UNIT_PLAN.c.content.label("plan"), UNIT.c.plan_sha256)
+def _grant(tx: Transaction, job: LockedJob, lease: Lease, *, host: int) -> UnitLease:
+    plan = UNIT_PLAN.c.content.label("plan"), UNIT_PLAN.c.sha256.label("plan_sha256"), UNIT_PLAN.c.is_answered
+    of_unit = (UNIT.c.num_samples, UNIT.c.num_tokens, *plan)
     of_model = SICKNESS.c.owner == lease.owner, SICKNESS.c.model_sha256 == JOB.c.model_sha256
     is_probe = exists().where(*of_model).label("is_probe")
     query = select(*of_unit, TASK.c.lone_deaths, is_probe).join(TASK, OF_UNIT).join(JOB, JOB.c.id == job.id)
@@ -51,15 +61,18 @@ def _grant(tx: Transaction, job: LockedJob, lease: Lease) -> UnitLease:
         **lease.fields(),
         identity=job.known_identity,
         skips_canary=job.skips_canary,
-        keeps_local=job.keeps_local,
+        keeps_local=job.keeps_local and host == HOME,
+        host=host,
         **unit,
     )
 
 
 def needs_attempt(tx: Transaction, job_id: str, unit: int, epoch: int) -> bool:
-    """Say whether an attempt's files are needed: it is leased, or was committed."""
+    """Say whether an attempt's files are needed: it is leased, or was committed and is not stored."""
     place = (TASK.c.job_id == job_id) & (TASK.c.kind == TaskKind.CAPTURE) & (TASK.c.item == unit)
-    good = (TASK.c.epoch == epoch) & TASK.c.state.in_((TaskState.LEASED, TaskState.DONE))
+    of_unit = UNIT_COMMIT.c.job_id == job_id, UNIT_COMMIT.c.unit == unit, ~UNIT_COMMIT.c.is_stored
+    committed = and_(TASK.c.state == TaskState.DONE, exists().where(*of_unit))
+    good = (TASK.c.epoch == epoch) & or_(TASK.c.state == TaskState.LEASED, committed)
     return tx.connection.scalar(select(TASK.c.item).where(place, good)) is not None
 
 

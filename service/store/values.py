@@ -15,6 +15,9 @@ from schemas.keys import Grants
 from schemas.receipts import AttemptId
 from schemas.request import ExtractRequest, SourceKind
 
+HOME = 0
+"""The number of the host of the data folder, where jobs are planned and finished."""
+
 
 class TaskKind(StrEnum):
     """What there is to do for a job.
@@ -205,12 +208,15 @@ class UnitLease(Lease):
     """The right to one attempt at capturing a unit, with its frozen samples, as `PlannedUnit` has them.
 
     It must run alone if it `is_probe`, since the worker's engine has died and captured none since, and where
-    `lone_deaths` are there: an engine died on it that had no other unit.
+    `lone_deaths` are there: an engine died on it that had no other unit. If it `is_answered`, its samples
+    hold the target's answers already. Its files stay on `host`, a number, until they are stored.
     """
 
     identity: Identity
     skips_canary: bool
     keeps_local: bool
+    host: int
+    is_answered: bool
     num_samples: int
     num_tokens: int
     plan: bytes = field(repr=False)
@@ -268,8 +274,9 @@ class UnitCommit(UnitFiles):
     `num_tokens` and `supervised_tokens` count the tokens written.
     `final_norm` is the content of the dataset's file of that name. `content_hashes` are those of
     the samples, one after another, in a job of a schedule. `token_counts` say how often each token is
-    supervised (`schemas.dataset.token_counts`). None of these is read back. `is_stored` once the job's
-    repository holds its files.
+    supervised (`schemas.dataset.token_counts`). `plan` is what another attempt would capture, if not what
+    this one did: the rows as they were written. None of these is read back. `is_stored` once the job's
+    repository holds its files, which until then lie on `host`.
     """
 
     provenance: Provenance
@@ -280,12 +287,14 @@ class UnitCommit(UnitFiles):
     final_norm: bytes = b""
     content_hashes: bytes = b""
     token_counts: bytes = b""
+    plan: bytes = b""
     is_stored: bool = False
+    host: int = HOME
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreLease(Lease):
-    """The right to store a job's captured units in its repository while others are captured."""
+    """The right to store a job's captured units of a host, its `item`, in the job's repository."""
 
     identity: Identity
     provenance: Provenance

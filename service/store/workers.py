@@ -6,23 +6,25 @@ from collections.abc import Collection
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, and_, delete, exists, select, true, update
+from sqlalchemy import ColumnElement, and_, delete, exists, func, select, true, update
 
 from schemas.job import JobState, Problem
+from schemas.worker import WorkerStatus
 from service.errors import EngineDied, Outcome
 from service.store import tasks
 from service.store.database import Transaction
 from service.store.migration import check_write
 from service.store.policies import POLICIES
 from service.store.stopping import stop
-from service.store.tables import JOB, SICKNESS, TASK, WORKER
+from service.store.tables import HOST, JOB, SICKNESS, TASK, WORKER
 from service.store.transitions import lock_job
-from service.store.values import LoneDeaths, TaskKind, UnitLease
+from service.store.values import HOME, LoneDeaths, TaskKind, UnitLease
 
 PAUSES = (1 / 3600, 1 / 360, 1.0)
 """After the first death in a row, the second, and every further one: that is the rest. Shares of it."""
 GONE = 10
 """Of the times of a beat, after which a silent worker's row is removed. After one it counts no more."""
+NOTHING_SAID = WorkerStatus()
 LOOK = "look in the engine's log"
 
 
@@ -44,16 +46,26 @@ class Sickness(NamedTuple):
     now: datetime
 
 
-def beat(tx: Transaction, owner: str, ttl_s: float, waits: str | None = None) -> None:
+def beat(
+    tx: Transaction,
+    owner: str,
+    ttl_s: float,
+    *,
+    host: int = HOME,
+    status: WorkerStatus = NOTHING_SAID,
+    waits: str | None = None,
+) -> None:
     """Say that this process is there, and for `ttl_s` from now; remove workers that are long gone.
 
     `waits` says why it takes no unit of jobs whose shards go when they are stored.
     """
     check_write(tx)
     until = tx.now + timedelta(seconds=ttl_s)
-    values = {"host": socket.gethostname(), "pid": os.getpid(), "alive_until": until, "waits": waits}
+    values = {"host": host, "pid": os.getpid(), "alive_until": until, "status": status, "waits": waits}
     new = tx.insert(WORKER).values(owner=owner, **values)
     tx.connection.execute(new.on_conflict_do_update(index_elements=["owner"], set_=values))
+    here = update(HOST).where(HOST.c.number == host)
+    tx.connection.execute(here.values(seen_at=tx.now, name=socket.gethostname(), is_lost=False))
     gone = WORKER.c.alive_until <= tx.now - timedelta(seconds=GONE * ttl_s)
     tx.connection.execute(delete(WORKER).where(gone))
 
@@ -66,18 +78,19 @@ def leave(tx: Transaction, owner: str) -> bool:
     return bool(rested)
 
 
-def present(tx: Transaction) -> set[str]:
-    """Return the owners of the workers that are there."""
-    return set(tx.connection.scalars(select(WORKER.c.owner).where(WORKER.c.alive_until > tx.clock)))
+def present(tx: Transaction, *, at_home: bool = False) -> set[str]:
+    """Return the owners of the workers that are there, or of those at the data folder."""
+    query = select(WORKER.c.owner).where(WORKER.c.alive_until > tx.clock)
+    return set(tx.connection.scalars(query.where(WORKER.c.host == HOME) if at_home else query))
 
 
 def sick(tx: Transaction, *, resting: bool = False) -> list[Sickness]:
     """Return what the engines of the workers that are there die over; only what they rest from, if asked."""
-    columns = [WORKER.c[name] if name in WORKER.c else SICKNESS.c[name] for name in Sickness._fields[:-1]]
+    host = func.coalesce(HOST.c.name, "").label("host")
+    columns = [WORKER.c.owner, host, WORKER.c.pid, *(SICKNESS.c[name] for name in Sickness._fields[3:-1])]
     which = _rests(tx) if resting else true()
-    query = (
-        select(*columns, tx.clock).join_from(SICKNESS, WORKER).where(WORKER.c.alive_until > tx.clock, which)
-    )
+    there = SICKNESS.join(WORKER).outerjoin(HOST, HOST.c.number == WORKER.c.host)
+    query = select(*columns, tx.clock).select_from(there).where(WORKER.c.alive_until > tx.clock, which)
     return [Sickness._make(row) for row in tx.connection.execute(query.order_by(WORKER.c.owner))]
 
 
@@ -105,10 +118,26 @@ def waits(tx: Transaction) -> dict[str, str]:
     return {model_sha256: "; ".join(causes) for model_sha256, causes in said.items()}
 
 
-def full(tx: Transaction) -> str | None:
-    """Say why workers take no unit of jobs whose shards go when they are stored."""
-    there = select(WORKER.c.waits).where(WORKER.c.waits.is_not(None), WORKER.c.alive_until > tx.clock)
-    return "; ".join(tx.connection.scalars(there.distinct().order_by(WORKER.c.waits))) or None
+class Waits(NamedTuple):
+    """Why workers take no unit of jobs, whatever their model.
+
+    `disk`: of those whose shards go when they are stored, for room; and it is every worker. `away`: of those
+    that are pushed nowhere, since no worker is at the data folder.
+    """
+
+    disk: str | None
+    everywhere: bool
+    away: str | None
+
+
+def places(tx: Transaction) -> Waits:
+    """Say for what places the workers that are there wait."""
+    query = select(WORKER.c.host, WORKER.c.waits).where(WORKER.c.alive_until > tx.clock)
+    there = tx.connection.execute(query.order_by(WORKER.c.owner)).all()
+    disk = "; ".join(dict.fromkeys(row.waits for row in there if row.waits)) or None
+    away = "a worker at the data folder: the job is pushed nowhere, and those that are there see none"
+    is_away = bool(there) and all(row.host != HOME for row in there)
+    return Waits(disk, all(row.waits for row in there), away if is_away else None)
 
 
 def engine_died(
@@ -119,10 +148,10 @@ def engine_died(
     `alone`: the unit ran alone; it fails by name if it is at fault. `sound`: the engine had captured another
     one. Return what is to be blocked, since no worker is left that takes the model.
     """
-    tasks.held(tx, lease)
+    job, _ = tasks.held(tx, lease)
     # One after another: else two workers that fall sick at once would each leave the model to the other.
     tx.connection.execute(select(WORKER.c.owner).order_by(WORKER.c.owner).with_for_update())
-    beat(tx, lease.owner, lease.ttl_s)
+    beat(tx, lease.owner, lease.ttl_s, host=lease.host)
     key = {"owner": lease.owner, "model_sha256": lease.identity.model_sha256()}
     before = select(SICKNESS.c.deaths).filter_by(**key)
     deaths = 1 + (tx.connection.scalar(before) or 0)
@@ -132,7 +161,7 @@ def engine_died(
     new = tx.insert(SICKNESS).values(**key, **values)
     tx.connection.execute(new.on_conflict_do_update(index_elements=list(key), set_=values))
     resting = [one for one in sick(tx, resting=True) if one.model_sha256 == key["model_sha256"]]
-    takers = present(tx) - {one.owner for one in resting}
+    takers = present(tx, at_home=not job.is_pushed) - {one.owner for one in resting}
     outcome, problem = Outcome.VOID, error.problem()
     if alone:
         earlier = lease.lone_deaths.sound if lease.lone_deaths else ()

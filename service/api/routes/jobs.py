@@ -187,14 +187,15 @@ async def follow_job(
 
 @reading.get("/{job_id}/shards", responses=problem_responses(404, 422))
 def list_shards(job: JobOf, store: StoreOf, query: Annotated[PageQuery, Query()]) -> ShardPage:
-    """List committed shards in the order of their commits, in which `after` counts them from 0.
+    """List committed shards in the order of their commits, from the `next_after` of the page before.
 
     A shard that is committed later comes after all that were there.
     """
     shards = store.read(commits.new_shards, job.id, after=query.after, limit=query.limit + 1)
+    numbers = list(shards)[: query.limit]
     return ShardPage(
-        shards=tuple(shards[: query.limit]),
-        next_after=query.after + query.limit if len(shards) > query.limit else None,
+        shards=tuple(shards[number] for number in numbers),
+        next_after=numbers[-1] if len(shards) > query.limit else None,
     )
 
 

@@ -1,0 +1,66 @@
+"""Workers and their hosts: what a worker does, and what the HTTP routes say of them."""
+
+from datetime import datetime
+from enum import StrEnum
+
+from pydantic import Field
+
+from schemas.base import Wire
+
+
+class Role(StrEnum):
+    """A kind of work. PLAN and FINISH need the data folder; what CAPTURE made leaves a host by STORE."""
+
+    PLAN = "plan"
+    CAPTURE = "capture"
+    STORE = "store"
+    FINISH = "finish"
+
+
+AT_HOME = frozenset({Role.PLAN, Role.FINISH})
+
+
+class WorkerStatus(Wire):
+    """What a worker says of itself."""
+
+    version: str = Field(default="", description="of Quarry")
+    roles: tuple[Role, ...] = ()
+    engine: str | None = Field(default=None, description="name and version of the engine that it holds")
+    model: str | None = Field(default=None, description="of the unit that it took last")
+    job: str | None = Field(default=None, description="of that unit")
+    devices: str | None = Field(default=None, description="the GPUs that it may use; null: all")
+    units: int = Field(default=0, description="units that it captures, proves or commits now")
+
+
+class WorkerView(WorkerStatus):
+    """A worker that is there."""
+
+    name: str
+    pid: int
+    alive_until: datetime = Field(description="it counts as gone from then on, unless it says otherwise")
+    waits: str | None = Field(default=None, description="why it takes no unit now")
+
+
+class HostView(Wire):
+    """A data folder, or the scratch of workers without one, by the id that is kept in it."""
+
+    id: str
+    name: str = Field(description="of the machine that it was seen on last")
+    is_home: bool = Field(description="whether it is the data folder, where jobs are planned and finished")
+    is_lost: bool = Field(description="whether what it had captured and not stored was given up")
+    seen_at: datetime
+    units_to_store: int
+    bytes_to_store: int
+    workers: tuple[WorkerView, ...]
+
+
+class Forgotten(Wire):
+    """The answer of `DELETE /workers/{host_id}`: how many units are captured again."""
+
+    units: int
+
+
+class HostList(Wire):
+    """The answer of `GET /workers`."""
+
+    hosts: tuple[HostView, ...]

@@ -1,0 +1,24 @@
+"""What a worker that captures says of itself in its row."""
+
+import os
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from schemas.worker import WorkerStatus
+from service.capture.session import EngineSession
+from service.settings import Settings
+from service.store import UnitLease
+
+
+def status(settings: Settings, session: EngineSession | None, leases: Sequence[UnitLease]) -> WorkerStatus:
+    """Return the status of a worker with an engine, or none, that holds these units."""
+    engine = None if session is None else f"{session.engine.info.name} {session.engine.info.version}"
+    return WorkerStatus(
+        version=version("eagle-quarry"),
+        roles=settings.roles,
+        engine=engine,
+        devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
+        model=leases[-1].model if leases else None,
+        job=leases[-1].job_id if leases else None,
+        units=len(leases),
+    )

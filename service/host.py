@@ -1,0 +1,56 @@
+"""This process's host: the folder that its captured units lie in, known by an id that is kept there."""
+
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+from schemas.dataset.seal import make_folder
+from service.errors import writing
+from service.settings import Settings
+from service.store import HOME, Store, hosts
+from service.work.keeper import Keeper
+
+logger = logging.getLogger(__name__)
+
+HOST_FILE = "host"
+
+
+def host_of(store: Store, settings: Settings) -> int:
+    """Return the number of this process's host in the database, as `hosts.register` does.
+
+    Raises OptionRefused, StoreUnavailable, DiskFull, WriteFailed.
+    """
+    with writing("the host's id"):
+        host_id = _host_id(settings.data_dir.resolve())
+    known = store.read(hosts.number, host_id)
+    if known is not None and (known == HOME or not settings.is_at_home):
+        return known
+    return store.write(hosts.register, host_id, socket.gethostname(), is_home=settings.is_at_home)
+
+
+def run_lost(
+    store: Store, settings: Settings, owner: str, stopped: Callable[[], bool], keeper: Keeper
+) -> bool:
+    """Give up what hosts hold that were silent for too long; return False: there is no more to do now."""
+    for host_id in store.read(hosts.silent, settings.host_lost_s):
+        units = store.write(hosts.forget, host_id)
+        logger.warning("host %s is lost: %d units that it had captured run again", host_id, units)
+    return False
+
+
+@cache
+def _host_id(folder: Path) -> str:
+    """Return the id that a folder keeps, made now if it has none. Raises OSError."""
+    make_folder(folder)
+    file, draft = folder / HOST_FILE, folder / f".{HOST_FILE}.{secrets.token_hex(4)}"
+    if not file.exists():
+        draft.write_text(secrets.token_hex(16))
+        with suppress(FileExistsError):  # another process was faster
+            os.link(draft, file)
+        draft.unlink()
+    return file.read_text().strip()

@@ -1,0 +1,171 @@
+"""Hosts: folders that hold captured units until they are stored. What a lost one held is captured again."""
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import delete, func, select, update
+
+from schemas.job import JobState
+from schemas.worker import HostView, WorkerView
+from service.errors import NotFound, OptionRefused
+from service.store import jobs
+from service.store.database import Transaction
+from service.store.migration import check_write
+from service.store.stopping import stop
+from service.store.tables import (
+    CAPTURED_SAMPLES,
+    HOST,
+    JOB,
+    REJECT,
+    SHARD,
+    TASK,
+    TOKEN_COUNTS,
+    UNIT,
+    UNIT_COMMIT,
+    WORKER,
+)
+from service.store.transitions import LockedJob, count, lock_job, record
+from service.store.values import HOME, TaskKind, TaskState
+
+OVER = frozenset({JobState.COMPLETED, JobState.DELETING})
+"""States of a job of which nothing is captured again."""
+
+
+def number(tx: Transaction, host_id: str) -> int | None:
+    """Return the number of the host with an id; none if it is new."""
+    found: int | None = tx.connection.scalar(select(HOST.c.number).where(HOST.c.id == host_id))
+    return found
+
+
+def register(tx: Transaction, host_id: str, name: str, *, is_home: bool) -> int:
+    """Return the number of the host with an id, made now if it is new; HOME for the data folder.
+
+    Raises OptionRefused for a second data folder of one database.
+    """
+    check_write(tx)
+    values = {"id": host_id, "name": name, "seen_at": tx.now}
+    if number(tx, host_id) is None:
+        new = tx.insert(HOST).values(values | ({"number": HOME} if is_home else {}))
+        # The place of a data folder that was given up is free.
+        taken: dict[str, Any] = {
+            "index_elements": ["number"],
+            "set_": values | {"is_lost": False},
+            "where": HOST.c.id.is_(None),
+        }
+        tx.connection.execute(new.on_conflict_do_update(**taken) if is_home else new.on_conflict_do_nothing())
+    given = number(tx, host_id)
+    if is_home and given != HOME:
+        home = tx.connection.execute(select(HOST.c.id, HOST.c.name).where(HOST.c.number == HOME)).first()
+        detail = "this folder has been scratch of workers without the data folder"
+        cure = "give a new folder"
+        if home is not None:
+            detail = f"the database's data folder is another one, {home.id} on {home.name}"
+            cure = "give that folder, or start workers with `--roles capture,store` here; if it is lost: "
+            cure += f"`quarry workers forget {home.id}`"
+        raise OptionRefused(detail, field="data_dir", cure=cure)
+    assert given is not None, "it was inserted"  # noqa: S101
+    return given
+
+
+def views(tx: Transaction) -> list[HostView]:
+    """Return every host that has workers or units to store, the data folder first."""
+    of_host: dict[int, list[WorkerView]] = {}
+    there = select(WORKER).where(WORKER.c.alive_until > tx.clock).order_by(WORKER.c.owner)
+    for row in tx.connection.execute(there).mappings():
+        view = {"name": row["owner"], **{name: row[name] for name in ("pid", "alive_until", "waits")}}
+        of_host.setdefault(row["host"], []).append(WorkerView(**view, **row["status"].model_dump()))
+    leaving = JOB.c.publish_subject != JOB.c.id
+    held = select(UNIT_COMMIT.c.host, func.count(), func.sum(UNIT_COMMIT.c.num_bytes))
+    held = held.join(JOB, JOB.c.id == UNIT_COMMIT.c.job_id).where(~UNIT_COMMIT.c.is_stored, leaving)
+    holds = {host: (units, int(size)) for host, units, size in tx.connection.execute(held.group_by("host"))}
+    rows = tx.connection.execute(
+        select(HOST).where(HOST.c.id.is_not(None)).order_by(HOST.c.number)
+    ).mappings()
+    return [
+        HostView(
+            **{name: row[name] for name in ("id", "name", "is_lost", "seen_at")},
+            is_home=row["number"] == HOME,
+            units_to_store=holds.get(row["number"], (0, 0))[0],
+            bytes_to_store=holds.get(row["number"], (0, 0))[1],
+            workers=tuple(of_host.get(row["number"], ())),
+        )
+        for row in rows
+        if row["number"] == HOME or row["number"] in of_host or row["number"] in holds
+    ]
+
+
+def silent(tx: Transaction, silence_s: float) -> list[str]:
+    """Return the hosts, but for the data folder's, that hold units and have not been seen for a while."""
+    holds = select(UNIT_COMMIT.c.host).where(~UNIT_COMMIT.c.is_stored)
+    late = HOST.c.seen_at <= tx.now - timedelta(seconds=silence_s)
+    query = select(HOST.c.id).where(HOST.c.number != HOME, late, HOST.c.number.in_(holds))
+    return list(tx.connection.scalars(query.order_by(HOST.c.number)))
+
+
+def forget(tx: Transaction, host_id: str) -> int:
+    """Give up what a host holds: its units run again elsewhere. Return how many.
+
+    If it comes back it is a host like any other. The data folder's place is then free for another one; jobs
+    that are pushed nowhere had their datasets there alone, and fail. Raises NotFound.
+    """
+    check_write(tx)
+    lost = number(tx, host_id)
+    if lost is None:
+        cure = "`quarry workers list` says which there are"
+        raise NotFound(f"there is no host {host_id}", field="host_id", cure=cure)
+    gone = {"is_lost": True} | ({"id": None} if lost == HOME else {})
+    tx.connection.execute(update(HOST).where(HOST.c.number == lost).values(gone))
+    held = select(UNIT_COMMIT.c.job_id).where(UNIT_COMMIT.c.host == lost, ~UNIT_COMMIT.c.is_stored)
+    in_order = select(JOB.c.id).where(JOB.c.id.in_(held), JOB.c.state.not_in(OVER)).order_by(JOB.c.id)
+    job_ids = tx.connection.scalars(in_order).all()
+    return sum(_run_again(tx, lock_job(tx, job_id), lost) for job_id in job_ids)
+
+
+def _run_again(tx: Transaction, job: LockedJob, host: int) -> int:
+    """Let a job's units that only a lost host held wait for another attempt; return how many."""
+    held = UNIT_COMMIT.c.job_id == job.id, UNIT_COMMIT.c.host == host, ~UNIT_COMMIT.c.is_stored
+    columns = UNIT_COMMIT.c.unit, UNIT_COMMIT.c.num_tokens, UNIT_COMMIT.c.num_bytes
+    lost = tx.connection.execute(select(*columns).where(*held)).all()
+    units = [row.unit for row in lost]
+    if not job.is_pushed:
+        detail = f"{len(units)} of its units were in a data folder that was given up"
+        stop(tx, job, JobState.FAILED, OptionRefused(detail, cure="submit a new job").problem())
+        return 0
+    # What was rejected stays so, as if by the plan; the rows that were written come again.
+    rejected = select(func.count()).where(REJECT.c.job_id == UNIT.c.job_id, REJECT.c.unit == UNIT.c.unit)
+    of_units = UNIT.c.job_id == job.id, UNIT.c.unit.in_(units)
+    fewer = UNIT.c.num_samples - rejected.scalar_subquery()
+    tx.connection.execute(update(UNIT).where(*of_units).values(num_samples=fewer))
+    of_rejects = REJECT.c.job_id == job.id, REJECT.c.unit.in_(units)
+    tx.connection.execute(update(REJECT).where(*of_rejects).values(unit=None))
+    samples = tx.connection.scalar(select(func.sum(UNIT.c.num_samples)).where(*of_units))
+    for table in (SHARD, TOKEN_COUNTS, CAPTURED_SAMPLES, UNIT_COMMIT):
+        tx.connection.execute(delete(table).where(table.c.job_id == job.id, table.c.unit.in_(units)))
+    free = {
+        "owner": None,
+        "lease_until": None,
+        "not_before": None,
+        "problem": None,
+        "attempts": 0,
+        "deaths": 0,
+    }
+    captures = TASK.c.job_id == job.id, TASK.c.kind == TaskKind.CAPTURE, TASK.c.item.in_(units)
+    waits = free | {"state": TaskState.PENDING, "lone_deaths": None}
+    tx.connection.execute(update(TASK).where(*captures).values(waits))
+    storing = TASK.c.job_id == job.id, TASK.c.kind == TaskKind.STORE, TASK.c.item == host
+    tx.connection.execute(update(TASK).where(*storing).values(free | {"state": TaskState.DONE}))
+    publishing = TASK.c.job_id == job.id, TASK.c.kind == TaskKind.PUBLISH
+    tx.connection.execute(delete(TASK).where(*publishing))
+    progress = count(
+        job.progress,
+        units_done=-len(units),
+        samples_written=-int(samples or 0),
+        tokens_written=-sum(row.num_tokens for row in lost),
+        bytes_written=-sum(row.num_bytes for row in lost),
+    )
+    message = f"{len(units)} captured units were lost with their host and run again"
+    job = record(tx, replace(job, progress=progress), "progress", message)
+    if job.state is JobState.PUBLISHING:
+        jobs.queue_again(tx, stop(tx, job, JobState.BLOCKED))
+    return len(units)

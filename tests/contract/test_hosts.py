@@ -1,0 +1,258 @@
+"""Machines without the data folder: they capture and store; what a lost one held is captured again."""
+
+import asyncio
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from sqlalchemy import update
+
+from schemas.job import JobState
+from schemas.worker import Role
+from service import host
+from service.capture.attempt_files import INDEX_FILE
+from service.control.deletion import delete_job
+from service.errors import OptionRefused
+from service.settings import Settings
+from service.store import HOME, Store, commits, hosts, jobs, storing, units, workers
+from service.store.tables import HOST
+from tests.support.desk import REPO, TOKEN, writable_hub
+from tests.support.fake_hub import FakeHub
+from tests.support.jobs import Shop, conversations, request
+from tests.support.roles import Capture, run_publishing, run_storing, sweep
+
+SAMPLES = 24
+AWAY = (Role.CAPTURE, Role.STORE)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    monkeypatch.setattr(storing, "APART", timedelta(0))
+    monkeypatch.setattr(storing, "LATEST", timedelta(0))
+    with writable_hub(tmp_path, monkeypatch) as hub:
+        yield hub
+
+
+@pytest.fixture
+def shop(tmp_path: Path, target: Path, hub: FakeHub) -> Iterator[Shop]:
+    shop = Shop.open(tmp_path, target, hub_endpoint=hub.url, hub_token=TOKEN, lease_s=3.0)
+    host.host_of(shop.store, shop.settings)
+    yield shop
+    shop.store.close()
+
+
+class Machine:
+    """One with a folder, a database's URL and a token, and nothing else."""
+
+    def __init__(self, shop: Shop, folder: Path, **changes: Any) -> None:
+        there = {"data_dir": folder, "roles": AWAY, "database_url": shop.settings.database()}
+        there |= {"units_in_flight": 1, "units_in_proof": 0}
+        self.settings = Settings.model_validate(dict(shop.settings) | there | changes)
+        self.store = Store(self.settings.database())
+        self.number = host.host_of(self.store, self.settings)
+        self.id = (folder / host.HOST_FILE).read_text()
+
+    def capture(self, job_id: str, *, units_done: int | None = None) -> None:
+        """Capture all, or until a number of units are done."""
+
+        async def some() -> None:
+            loop = Capture(self.store, self.settings, f"on-{self.number}", only_job=job_id)
+            running = asyncio.create_task(loop.run())
+            while not running.done():
+                await asyncio.sleep(0.01)
+                if units_done and self.store.read(jobs.job, job_id).progress.units_done >= units_done:
+                    loop.stop_at_once()
+            await running
+
+        asyncio.run(asyncio.wait_for(some(), 120))
+
+    def keep(self) -> bool:
+        return run_storing(self.store, self.settings, f"storer-{self.number}", lambda: False)
+
+    def files(self) -> set[str]:
+        return {path.name for path in (self.settings.data_dir / "work").rglob("*.parquet")}
+
+
+def submitted(shop: Shop, target: Path, hub: bool = True, **changes: Any) -> str:
+    storage = {"shard_bytes": 65_536}
+    place = {"hub": {"repo_id": REPO}} if hub else {}
+    samples = conversations(SAMPLES, longest=20)
+    job_id = shop.submit(request(target, samples, layers=(1, 2), storage=storage, **place, **changes))
+    shop.plan()
+    assert shop.store.read(jobs.job, job_id).progress.units_planned >= 3
+    return job_id
+
+
+def is_whole(shop: Shop, hub: FakeHub, job_id: str) -> None:
+    """Every planned sample is in the repository, once."""
+    job = shop.store.read(jobs.job, job_id)
+    assert job.state is JobState.COMPLETED, job.problem
+    progress = job.progress
+    assert (progress.units_done, progress.units_stored) == (progress.units_planned, progress.units_planned)
+    assert progress.samples_written + progress.samples_rejected == progress.samples_planned == SAMPLES
+    there = hub.repo(REPO).head.tree
+    made = shop.store.read(commits.unit_commits, job_id)
+    named = {entry.path: entry.sha256 for unit in made for entry in unit.files}
+    assert {path: there[path].etag for path in named} == named
+    assert {path for path in there if path.startswith(("data/", "index/"))} == set(named)
+
+
+def test_a_machine_without_the_data_folder_captures_and_stores(
+    shop: Shop, target: Path, hub: FakeHub, tmp_path: Path
+) -> None:
+    """1. It captures all. 2. Nothing is published before it has stored all. 3. Nothing is left there."""
+    job_id, far = submitted(shop, target), Machine(shop, tmp_path / "far")
+    far.capture(job_id)
+    assert not run_publishing(shop.store, shop.settings, "publisher", lambda: False)
+    assert far.files() and not shop.settings.dataset_dir(job_id).exists()
+    while far.keep():
+        pass
+    assert not far.files()
+    shop.publish()
+    is_whole(shop, hub, job_id)
+    assert not list(shop.settings.dataset_dir(job_id).rglob("train-*"))
+    sweep(far.store, far.settings)
+    assert [path.name for path in far.settings.data_dir.rglob("*") if path.is_file()] == [host.HOST_FILE]
+
+
+def test_two_machines_and_the_data_folder_share_a_job(
+    shop: Shop, target: Path, hub: FakeHub, tmp_path: Path
+) -> None:
+    job_id = submitted(shop, target)
+    near, far = Machine(shop, tmp_path / "near"), Machine(shop, tmp_path / "far")
+    near.capture(job_id, units_done=1)
+    far.capture(job_id, units_done=2)
+    shop.capture(job_id)
+    assert near.keep() and far.keep()
+    shop.publish()
+    is_whole(shop, hub, job_id)
+    made = {made.host for made in shop.store.read(commits.unit_commits, job_id)}
+    assert made == {HOME, near.number, far.number}
+
+
+@pytest.mark.parametrize("answers", [False, True])
+def test_what_a_lost_machine_held_is_captured_again(
+    shop: Shop, target: Path, hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    """1. It captures all and is lost. 2. Another captures what it had not stored, with the answers that were
+    given. 3. It comes back and stores nothing; its files are swept."""
+    generate = {"generate": {"max_tokens": 5}} if answers else {}
+    job_id, lost = submitted(shop, target, **generate), Machine(shop, tmp_path / "lost")
+    monkeypatch.setattr(storing, "FULL_FILES", 1)
+    lost.capture(job_id, units_done=2)
+    assert lost.keep()
+    lost.capture(job_id)
+    files = [made.files[-1] for made in shop.store.read(commits.unit_commits, job_id) if not made.is_stored]
+    told = answered(lost)
+    with shop.store.writing() as tx:
+        long_ago = tx.now - timedelta(seconds=shop.settings.host_lost_s + 1)
+        tx.connection.execute(update(HOST).where(HOST.c.number == lost.number).values(seen_at=long_ago))
+    host.run_lost(shop.store, shop.settings, "finisher", lambda: False, None)  # type: ignore[arg-type]
+    progress = shop.store.read(jobs.job, job_id).progress
+    assert progress.units_done == progress.units_stored >= 1
+    assert progress.units_planned - progress.units_done == len(files) >= 1
+    assert not lost.keep()
+    other = Machine(shop, tmp_path / "other")
+    other.capture(job_id)
+    assert told.items() <= answered(other).items()
+    assert not lost.keep()
+    while other.keep():
+        pass
+    shop.publish()
+    is_whole(shop, hub, job_id)
+    sweep(lost.store, lost.settings)
+    assert not lost.files()
+
+
+def answered(machine: Machine) -> dict[str, list[int]]:
+    """The tokens of the samples that lie on a machine."""
+    rows: dict[str, list[int]] = {}
+    for index in (machine.settings.data_dir / "work").rglob(INDEX_FILE):
+        table = pq.read_table(index, columns=["sample_id", "input_ids"])
+        rows |= dict(zip(table["sample_id"].to_pylist(), table["input_ids"].to_pylist(), strict=True))
+    return rows
+
+
+def test_what_a_machine_lost_is_swept_while_the_job_goes_on(shop: Shop, target: Path, tmp_path: Path) -> None:
+    job_id, lost = submitted(shop, target), Machine(shop, tmp_path / "lost")
+    lost.capture(job_id, units_done=1)
+    assert lost.files()
+    assert shop.store.write(hosts.forget, lost.id) >= 1
+    sweep(lost.store, lost.settings)
+    assert not lost.files()
+    assert shop.store.read(jobs.job, job_id).state is JobState.RUNNING
+
+
+def test_a_deleted_job_leaves_nothing_on_a_machine(shop: Shop, target: Path, tmp_path: Path) -> None:
+    job_id, far = submitted(shop, target), Machine(shop, tmp_path / "far")
+    far.capture(job_id, units_done=1)
+    shop.store.write(jobs.cancel, job_id)
+    sweep(far.store, far.settings)
+    assert far.files(), "somebody may resume it"
+    delete_job(shop.store, shop.settings, job_id, with_dataset=True)
+    sweep(far.store, far.settings)
+    assert not list((far.settings.data_dir / "work").iterdir())
+
+
+def test_a_job_that_is_pushed_nowhere_waits_for_the_data_folder(
+    shop: Shop, target: Path, tmp_path: Path
+) -> None:
+    job_id, far = submitted(shop, target, hub=False), Machine(shop, tmp_path / "far")
+    assert units.lease(far.store, "far", 60.0, host=far.number) is None
+    far.store.write(workers.beat, "far", 60.0, host=far.number)
+    assert "data folder" in (shop.store.read(jobs.job, job_id).waits or "")
+    shop.store.write(workers.beat, "near", 60.0)
+    assert shop.store.read(jobs.job, job_id).waits is None
+
+
+def test_a_database_has_one_data_folder(shop: Shop, tmp_path: Path) -> None:
+    other = shop.settings.model_copy(update={"data_dir": tmp_path / "other"})
+    with pytest.raises(OptionRefused, match="another one") as refused:
+        host.host_of(shop.store, other)
+    (home,) = shop.store.read(hosts.views)
+    assert home.id in (refused.value.cure or "")
+    assert shop.store.write(hosts.forget, home.id) == 0
+    assert host.host_of(shop.store, other) == HOME
+    with pytest.raises(OptionRefused, match="another one"):
+        host.host_of(shop.store, shop.settings)
+
+
+def test_a_data_folder_that_was_given_up_costs_what_it_had_not_pushed(
+    shop: Shop, target: Path, hub: FakeHub, tmp_path: Path
+) -> None:
+    """1. All is captured and waits for its publication. 2. The folder is lost. 3. Another takes its place."""
+    job_id = submitted(shop, target)
+    shop.capture(job_id)
+    (home,) = shop.store.read(hosts.views)
+    assert shop.store.write(hosts.forget, home.id) == shop.store.read(jobs.job, job_id).progress.units_planned
+    place = {"data_dir": tmp_path / "new", "database_url": shop.settings.database()}
+    again = Shop(Settings.model_validate(dict(shop.settings) | place), shop.store)
+    host.host_of(again.store, again.settings)
+    again.capture(job_id)
+    again.publish()
+    is_whole(again, hub, job_id)
+
+
+def test_a_machine_that_lacks_the_model_fails_no_job(shop: Shop, target: Path, tmp_path: Path) -> None:
+    job_id = submitted(shop, target)
+    far = Machine(shop, tmp_path / "far", model_roots=(), poll_s=0.01, engine_rest_s=0.5)
+
+    async def some() -> None:
+        loop = Capture(far.store, far.settings, "far")
+        running = asyncio.create_task(loop.run())
+        while far.store.read(jobs.job, job_id).state is JobState.RUNNING:
+            await asyncio.sleep(0.05)
+        loop.stop_at_once()
+        await running
+
+    asyncio.run(asyncio.wait_for(some(), 60))
+    job = shop.store.read(jobs.job, job_id)
+    assert job.state is JobState.BLOCKED and job.problem is not None
+    assert "not here as it was planned" in job.problem.detail
+    shop.store.write(jobs.resume, job_id)
+    shop.capture(job_id)
+    shop.publish()
+    assert shop.store.read(jobs.job, job_id).state is JobState.COMPLETED
