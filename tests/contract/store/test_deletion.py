@@ -163,9 +163,9 @@ def test_the_token_counts_of_a_complete_job_go_in_steps_and_those_of_others_stay
     capture(store, units=3, number=2)
     settings = settings_in(tmp_path)
     work = [folders(settings, job_id(number))[0] for number in (1, 2)]
-    stops = iter([False, True, True])
+    stops = iter([False, False, False, True])
     sweeper.run_sweep(store, settings, "first", lambda: next(stops), Keeper(store, settings.lease_s))
-    assert rows_left(store)["token_counts"] == 3 + 3 and [folder.exists() for folder in work] == [True, True]
+    assert rows_left(store)["token_counts"] == 3 + 3 and [folder.exists() for folder in work] == [False, True]
     sweep(store, settings)
     assert rows_left(store)["token_counts"] == 3 and [folder.exists() for folder in work] == [False, True]
     assert len(store.read(commits.unit_commits, job_id(1))) == 5

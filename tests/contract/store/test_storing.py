@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from service.errors import LeaseLost, Outcome
-from service.store import Store, StoreLease, UnitLease, commits, publishing, storing, tasks
+from service.store import HOME, Store, StoreLease, UnitLease, commits, publishing, storing, tasks
 from tests.support.store_cases import PROBLEM, Clock, job_id, lease_publish, lease_unit, made, start_units
 
 REPO = "org/data"
@@ -46,7 +46,7 @@ def test_jobs_of_one_repository_take_turns_and_their_commits_stand_apart(store: 
     assert first is not None and first.job_id == job_id(1)
     assert other is not None and other.job_id == job_id(3)
     assert leased(store, APART_S, clock) is None, "another works on that repository"
-    store.write(storing.stored, first, range(11))
+    store.write(publishing.stored, first, range(11))
     assert leased(store, APART_S - 1, clock) is None
     second = leased(store, 1, clock)
     assert second is not None and second.job_id == job_id(2)
@@ -61,8 +61,8 @@ def test_a_storer_that_died_leaves_its_repository_to_another_job(store: Store, c
     heir = leased(store, TTL_S, clock)
     assert heir is not None
     with pytest.raises(LeaseLost):
-        store.write(storing.stored, replace(stale, epoch=0), range(11))
-    store.write(storing.stored, heir, range(11))
+        store.write(publishing.stored, replace(stale, epoch=0), range(11))
+    store.write(publishing.stored, heir, range(11))
 
 
 def test_a_repository_that_was_asked_too_often_is_left_alone_by_all_jobs(store: Store, clock: Clock) -> None:
@@ -90,7 +90,7 @@ def test_a_commit_of_a_publication_counts_as_well(store: Store, clock: Clock) ->
 
 
 def waiting(store: Store) -> list[int]:
-    made = store.read(commits.waiting, job_id(1), storing.FULL_FILES)
+    made = store.read(commits.waiting, job_id(1), HOME, storing.FULL_FILES)
     assert sum(len(unit.files) for unit in made) <= storing.FULL_FILES
     return [unit.attempt_id.unit for unit in made]
 
@@ -103,12 +103,12 @@ def test_a_commit_is_full_by_its_files_and_not_by_its_units(store: Store, clock:
     capture(store, 1)
     lease = leased(store, APART_S + 1, clock)
     assert lease is not None and waiting(store) == list(range(11))
-    store.write(storing.stored, lease, range(11))
+    store.write(publishing.stored, lease, range(11))
     assert leased(store, APART_S + 1, clock) is None and waiting(store) == [11]
     capture(store, 11)
     lease = leased(store, APART_S + 1, clock)
     assert lease is not None
-    store.write(storing.stored, lease, range(11, 12))
+    store.write(publishing.stored, lease, range(11, 12))
     assert leased(store, APART_S - 1, clock) is None
     assert leased(store, 1, clock) is None, "eleven units do not fill it"
     assert leased(store, LATEST_S, clock) is not None
@@ -117,4 +117,4 @@ def test_a_commit_is_full_by_its_files_and_not_by_its_units(store: Store, clock:
 def test_a_unit_of_more_files_than_a_commit_should_have_is_stored_alone(store: Store) -> None:
     start_units(store, units=3, repo_id=REPO)
     capture(store, 2)
-    assert [u.attempt_id.unit for u in store.read(commits.waiting, job_id(1), RANKS)] == [0]
+    assert [u.attempt_id.unit for u in store.read(commits.waiting, job_id(1), HOME, RANKS)] == [0]
