@@ -4,12 +4,13 @@ Nothing is said of them there before the publication, which proves every file at
 kept here go when the repository has them.
 """
 
+import time
 from collections.abc import Callable
 from functools import partial
 
 from service.artifacts.repository import BRANCH, Patience, Repository
 from service.capture.attempt_files import move_into_dataset, remove_attempt, remove_shards, sealed_files
-from service.errors import OptionRefused, writing
+from service.errors import HubLimited, OptionRefused, writing
 from service.host import host_of
 from service.publish.extras import write_final_norm
 from service.publish.others import BegunJob, OtherJobs
@@ -19,6 +20,9 @@ from service.settings import Settings
 from service.store import HOME, Store, StoreLease, UnitFiles, commits, jobs, publishing, storing
 from service.work.keeper import Keeper, Kept
 from service.work.runner import Stopped, run_next
+
+TURN_S = 1.0
+"""Between two looks at the lease while another commits to the repository."""
 
 
 def run_storing(
@@ -79,8 +83,11 @@ def _store(
     if is_home:
         for unit in made:
             move_into_dataset(settings, unit)
-    hub.patience.retry(partial(_commit, uploads, others, made), long=True)
     files = [entry for unit in made for entry in unit.files]
+    if missing := uploads.missing(files):
+        uploads.send(missing)  # in nobody's turn: every host has its own line to the Hub
+        _take_turn(store, lease, hub.target.repo_id, check)
+    hub.patience.retry(partial(_commit, uploads, others, made), long=True)
     large = uploads.read_back(files)
     if not is_home and (small := [entry.path for entry in files if entry.path not in large]):
         detail = f"{hub.target.repo_id} keeps {small[0]} without its sha256, so it cannot leave this machine"
@@ -95,6 +102,17 @@ def _store(
         # A file that the repository does not tell by its sha256 is compared with this one at the publication.
         if large.issuperset(entry.path for entry in unit.shards):
             remove_shards(settings, unit)
+
+
+def _take_turn(store: Store, lease: StoreLease, repo_id: str, check: Callable[[], None]) -> None:
+    """Wait until the job may commit to its repository. Raises HubLimited where the Hub asked for longer."""
+    while wait_s := store.write(storing.take_turn, lease):
+        if wait_s > storing.APART.total_seconds():
+            limited = HubLimited(f"{repo_id} takes no commit for {wait_s:.0f} s")
+            limited.wait_s = wait_s
+            raise limited
+        check()
+        time.sleep(min(wait_s, TURN_S))
 
 
 def _commit(uploads: Uploads, others: OtherJobs, made: list[UnitFiles]) -> None:

@@ -10,7 +10,7 @@ from schemas.names import MAX_COMMIT_FILES
 from service.store import tasks
 from service.store.database import Store, Transaction
 from service.store.migration import check_write
-from service.store.tables import JOB, SHARD, TASK, UNIT_COMMIT, UNIT_PLAN
+from service.store.tables import JOB, PAUSE, SHARD, TASK, UNIT_COMMIT, UNIT_PLAN
 from service.store.task_choice import Choice
 from service.store.transitions import LockedJob, count, record
 from service.store.values import HOME, Lease, StoreLease, TaskKind, TaskState
@@ -87,6 +87,19 @@ def lease(store: Store, owner: str, ttl_s: float, host: int = HOME) -> StoreLeas
 def _grant(tx: Transaction, job: LockedJob, lease: Lease) -> StoreLease:
     assert job.provenance is not None, "set by the first commit"  # noqa: S101
     return StoreLease(**lease.fields(), identity=job.known_identity, provenance=job.provenance)
+
+
+def take_turn(tx: Transaction, lease: StoreLease) -> float:
+    """Take the next commit of the job's repository, or return the seconds until then. Raises LeaseLost."""
+    job, _ = tasks.held(tx, lease)
+    next_one = {"until": tx.now + APART}
+    claim = tx.insert(PAUSE).values(subject=job.publish_subject, **next_one)
+    free = PAUSE.c.until <= tx.now
+    claim = claim.on_conflict_do_update(index_elements=["subject"], set_=next_one, where=free)
+    if tx.connection.scalar(claim.returning(PAUSE.c.subject)) is not None:
+        return 0.0
+    until = select(PAUSE.c.until).where(PAUSE.c.subject == job.publish_subject)
+    return float((tx.connection.scalars(until).one() - tx.now).total_seconds())
 
 
 def stored(tx: Transaction, lease: StoreLease, units: Sequence[int]) -> tuple[LockedJob, bool]:

@@ -147,7 +147,7 @@ TASK = Table(
     Column("kind", _states(TaskKind), primary_key=True),
     # The unit of a capture, the host of a storing; 0 for every other kind.
     Column("item", Integer, primary_key=True, autoincrement=False),
-    # What only one lease of a kind may work on: the repository that is stored or published to.
+    # What only one lease of a kind may work on: the repository of a publish.
     Column("subject", Text, nullable=False),
     Column("state", _states(TaskState), nullable=False),
     # Counts the leases. Every write of a lease carries it, so that a later lease fences an earlier one.
@@ -162,13 +162,12 @@ TASK = Table(
     Index("task_by_state", "job_id", "kind", "state", "item"),
     Index("task_by_owner", "owner"),
 )
-for _kind in (TaskKind.STORE, TaskKind.PUBLISH):
-    Index(
-        f"{_kind}_by_subject",
-        TASK.c.subject,
-        sqlite_where=TASK.c.kind == _kind,
-        postgresql_where=TASK.c.kind == _kind,
-    )
+Index(
+    "publish_by_subject",
+    TASK.c.subject,
+    sqlite_where=TASK.c.kind == TaskKind.PUBLISH,
+    postgresql_where=TASK.c.kind == TaskKind.PUBLISH,
+)
 Index(
     "task_by_subject",
     TASK.c.kind,
@@ -178,13 +177,28 @@ Index(
     postgresql_where=TASK.c.state == TaskState.LEASED,
 )
 
-# Until when nothing is stored in a repository: its commits stand apart, or the Hub was asked too often.
+# Until when nothing is committed ahead to a repository: commits stand apart, or the Hub was asked too often.
 PAUSE = Table(
     "pause",
     METADATA,
-    # As of a task.
+    # As of a job.
     Column("subject", Text, primary_key=True),
     Column("until", UtcTime, nullable=False),
+)
+
+# Where files of units lie before they are stored: the data folder or scratch, by an id that is kept in it.
+HOST = Table(
+    "host",
+    METADATA,
+    # `HOME` is the data folder's.
+    Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True),
+    # Null once the data folder was given up: another may take its place.
+    Column("id", String(32), unique=True),
+    # What people call it: the name of a machine.
+    Column("name", Text, nullable=False),
+    Column("seen_at", UtcTime, nullable=False),
+    # Its captured units run again elsewhere.
+    Column("is_lost", Boolean, nullable=False, server_default=false()),
 )
 
 # The workers that capture. Each says from time to time that it is there; an old row is removed by any other.

@@ -24,7 +24,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import aliased
 
 from service.store.policies import POLICIES
-from service.store.tables import AT_WORK, AT_WORK_STATES, JOB, PAUSE, SICKNESS, TASK
+from service.store.tables import AT_WORK, AT_WORK_STATES, JOB, SICKNESS, TASK
 from service.store.transitions import TASK_COLUMNS
 from service.store.values import HOME, TaskKind, TaskState
 
@@ -133,7 +133,4 @@ def _free(
         other.c.state == TaskState.LEASED,
         other.c.lease_until > clock,
     )
-    may = ~held
-    if POLICIES[kind].ahead:
-        may = and_(may, ~exists().where(PAUSE.c.subject == TASK.c.subject, PAUSE.c.until > clock))
-    return and_(waits, may), and_(expired, may)
+    return and_(waits, ~held), and_(expired, ~held)

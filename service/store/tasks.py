@@ -237,7 +237,7 @@ def put_off(tx: Transaction, job: LockedJob, task: LockedTask, wait: timedelta) 
 
 
 def pause(tx: Transaction, subject: str, wait: timedelta) -> None:
-    """Lease nothing that is done ahead for a subject meanwhile; a pause that lasts longer stays."""
+    """Let nobody commit ahead to a repository meanwhile; a pause that lasts longer stays."""
     until = tx.now + wait
     new = tx.insert(PAUSE).values(subject=subject, until=until)
     longer = PAUSE.c.until < until
@@ -294,7 +294,7 @@ def fail(
             job = record(tx, replace(job, problem=problem), "progress", message, problem)
         after = replace(waiting, not_before=tx.now + timedelta(seconds=delay_s))
         move_task(tx, job, task, after, None if policy.told_by_job else problem)
-        if policy.one_a_subject and wait_s:
+        if wait_s:
             pause(tx, job.publish_subject, timedelta(seconds=wait_s))
 
 

@@ -17,6 +17,7 @@ from schemas.receipts import AttemptId
 from schemas.request import HubTarget
 from service.artifacts.repository import Patience
 from service.errors import StoreUnavailable
+from service.host import HOST_FILE
 from service.settings import Settings
 from service.store import Store, Transaction, jobs, migration, storing
 from service.store.tables import SHARD, UNIT_COMMIT
@@ -108,6 +109,7 @@ def test_a_commit_of_a_lost_lease_that_arrives_late_changes_nothing(
         severed.is_cut.set()
         clock.advance(old.lease_s + 1)
         shutil.copytree(dataset, new.dataset_dir(JOB))
+        shutil.copy(old.data_dir / HOST_FILE, new.data_dir)
         capture_anew(store, new.dataset_dir(JOB), monkeypatch)
         assert run_storing(store, new, "new", lambda: False, patience=PATIENCE)
         if is_published:

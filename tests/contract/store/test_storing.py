@@ -36,33 +36,22 @@ def leased(store: Store, after_s: float, clock: Clock) -> StoreLease | None:
     return storing.lease(store, OWNER, TTL_S)
 
 
-def test_jobs_of_one_repository_take_turns_and_their_commits_stand_apart(store: Store, clock: Clock) -> None:
-    """1. Two jobs are full. 2. One is stored. 3. The other follows, and a third waits for none of them."""
+def test_commits_to_one_repository_stand_apart(store: Store, clock: Clock) -> None:
+    """1. Three jobs upload. 2. One commits. 3. Another of its repository waits, and the third does not."""
     for number, repo_id in ((1, REPO), (2, REPO), (3, "org/other")):
         start_units(store, units=30, number=number, repo_id=repo_id)
         capture(store, 12, number)
-    first = leased(store, APART_S + 1, clock)
-    other = leased(store, 0, clock)
-    assert first is not None and first.job_id == job_id(1)
-    assert other is not None and other.job_id == job_id(3)
-    assert leased(store, APART_S, clock) is None, "another works on that repository"
+    leases = [leased(store, after_s, clock) for after_s in (APART_S + 1, 0, 0)]
+    first, second, other = (lease for lease in leases if lease is not None)
+    assert [lease.job_id for lease in (first, second, other)] == [job_id(number) for number in (1, 2, 3)]
+    assert [store.write(storing.take_turn, lease) for lease in (first, second, other)] == [0.0, APART_S, 0.0]
     store.write(publishing.stored, first, range(11))
-    assert leased(store, APART_S - 1, clock) is None
-    second = leased(store, 1, clock)
-    assert second is not None and second.job_id == job_id(2)
-
-
-def test_a_storer_that_died_leaves_its_repository_to_another_job(store: Store, clock: Clock) -> None:
-    for number in (1, 2):
-        start_units(store, units=30, number=number, repo_id=REPO)
-        capture(store, 12, number)
-    stale = leased(store, APART_S + 1, clock)
-    assert stale is not None
-    heir = leased(store, TTL_S, clock)
-    assert heir is not None
+    clock.advance(APART_S - 1)
+    assert store.write(storing.take_turn, second) == 1.0
+    clock.advance(1)
+    assert store.write(storing.take_turn, second) == 0.0
     with pytest.raises(LeaseLost):
-        store.write(publishing.stored, replace(stale, epoch=0), range(11))
-    store.write(publishing.stored, heir, range(11))
+        store.write(storing.take_turn, first)
 
 
 def test_a_repository_that_was_asked_too_often_is_left_alone_by_all_jobs(store: Store, clock: Clock) -> None:
@@ -74,8 +63,8 @@ def test_a_repository_that_was_asked_too_often_is_left_alone_by_all_jobs(store: 
     assert lease is not None
     store.write(tasks.fail, lease, PROBLEM, Outcome.VOID, 1, 3600.0)
     capture(store, 12, number=2)
-    assert leased(store, 3599, clock) is None
-    assert leased(store, 1, clock) is not None
+    other = leased(store, 3599 - 10, clock)
+    assert other is not None and store.write(storing.take_turn, other) == 11.0
 
 
 def test_a_commit_of_a_publication_counts_as_well(store: Store, clock: Clock) -> None:
@@ -85,8 +74,8 @@ def test_a_commit_of_a_publication_counts_as_well(store: Store, clock: Clock) ->
     capture(store, 1, number=2)
     clock.advance(APART_S)
     store.write(publishing.complete, lease_publish(store), "c0ffee")
-    assert leased(store, APART_S - 1, clock) is None
-    assert leased(store, 1, clock) is not None
+    lease = leased(store, APART_S - 1, clock)
+    assert lease is not None and store.write(storing.take_turn, lease) == 1.0
 
 
 def waiting(store: Store) -> list[int]:
