@@ -55,8 +55,9 @@ def contents(url: str) -> dict[str, list[Any]]:
     """Return every row of every table."""
     database = Store(url)
     with database.reading() as tx:
-        tables = {name: text(f"SELECT * FROM {name} ORDER BY 1, 2") for name in METADATA.tables}
-        found = {name: [tuple(row) for row in tx.connection.execute(query)] for name, query in tables.items()}
+        tables = {name: text(f"SELECT * FROM {name}") for name in METADATA.tables}
+        rows = {name: map(tuple, tx.connection.execute(query)) for name, query in tables.items()}
+        found = {name: sorted(rows_of, key=repr) for name, rows_of in rows.items()}
     database.close()
     return found
 

@@ -9,7 +9,7 @@ import httpx2
 
 from schemas.job import JobState, JobSummary
 from service.errors import EngineDied
-from service.store import Store, jobs, workers
+from service.store import Store, hosts, jobs, workers
 from tests.support.api import api_settings, complete, problem_of, serving
 from tests.support.store_cases import OWNER, TTL_S, job_id, lease_unit, start_units
 
@@ -52,6 +52,7 @@ def test_metrics_count_requests_jobs_and_what_was_written(api: httpx2.Client, st
 def test_metrics_and_a_job_say_what_a_workers_engine_dies_over(api: httpx2.Client, store: Store):
     """1. A worker rests from the job's model, and another one does not. 2. The first one ends."""
     start_units(store)
+    store.write(hosts.register, "0" * 32, socket.gethostname(), is_home=True)
     store.write(workers.beat, "another", TTL_S)
     for _ in range(3):
         died = EngineDied("the device is gone")

@@ -131,8 +131,8 @@ def test_a_page_of_shards_is_read_alone(
         tx.connection.execute(spoilt, {"job_id": job.id})
     database.close()
     page = api.get(f"/jobs/{job.id}/shards", params={"limit": 1}).json()
-    assert ([shard["unit"] for shard in page["shards"]], page["next_after"]) == ([0], 0)
-    for after in (2, 2**63 - 1):
+    assert [shard["unit"] for shard in page["shards"]] == [0]
+    for after in (2**40, 2**63 - 1):
         page = api.get(f"/jobs/{job.id}/shards", params={"after": after}).json()
         assert page == {"shards": [], "next_after": None}
 
