@@ -11,21 +11,20 @@ import pytest
 from sqlalchemy import update
 
 from schemas.job import JobState
-from schemas.worker import Role
 from service import host
 from service.capture.attempt_files import INDEX_FILE
 from service.control.deletion import delete_job
 from service.errors import OptionRefused
 from service.settings import Settings
-from service.store import HOME, Store, commits, hosts, jobs, storing, units, workers
+from service.store import HOME, commits, hosts, jobs, storing, units, workers
 from service.store.tables import HOST
 from tests.support.desk import REPO, TOKEN, writable_hub
 from tests.support.fake_hub import FakeHub
 from tests.support.jobs import Shop, conversations, request
-from tests.support.roles import Capture, run_publishing, run_storing, sweep
+from tests.support.machines import Machine
+from tests.support.roles import Capture, run_publishing, sweep
 
 SAMPLES = 24
-AWAY = (Role.CAPTURE, Role.STORE)
 
 
 @pytest.fixture
@@ -42,38 +41,6 @@ def shop(tmp_path: Path, target: Path, hub: FakeHub) -> Iterator[Shop]:
     host.host_of(shop.store, shop.settings)
     yield shop
     shop.store.close()
-
-
-class Machine:
-    """One with a folder, a database's URL and a token, and nothing else."""
-
-    def __init__(self, shop: Shop, folder: Path, **changes: Any) -> None:
-        there = {"data_dir": folder, "roles": AWAY, "database_url": shop.settings.database()}
-        there |= {"units_in_flight": 1, "units_in_proof": 0}
-        self.settings = Settings.model_validate(dict(shop.settings) | there | changes)
-        self.store = Store(self.settings.database())
-        self.number = host.host_of(self.store, self.settings)
-        self.id = (folder / host.HOST_FILE).read_text()
-
-    def capture(self, job_id: str, *, units_done: int | None = None) -> None:
-        """Capture all, or until a number of units are done."""
-
-        async def some() -> None:
-            loop = Capture(self.store, self.settings, f"on-{self.number}", only_job=job_id)
-            running = asyncio.create_task(loop.run())
-            while not running.done():
-                await asyncio.sleep(0.01)
-                if units_done and self.store.read(jobs.job, job_id).progress.units_done >= units_done:
-                    loop.stop_at_once()
-            await running
-
-        asyncio.run(asyncio.wait_for(some(), 120))
-
-    def keep(self) -> bool:
-        return run_storing(self.store, self.settings, f"storer-{self.number}", lambda: False)
-
-    def files(self) -> set[str]:
-        return {path.name for path in (self.settings.data_dir / "work").rglob("*.parquet")}
 
 
 def submitted(shop: Shop, target: Path, hub: bool = True, **changes: Any) -> str:

@@ -1,0 +1,46 @@
+"""Machines that capture and store without the data folder."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from schemas.worker import Role
+from service import host
+from service.settings import Settings
+from service.store import Store, jobs
+from tests.support.jobs import Shop
+from tests.support.roles import Capture, run_storing
+
+AWAY = (Role.CAPTURE, Role.STORE)
+
+
+class Machine:
+    """One with a folder, a database's URL and a token, and nothing else."""
+
+    def __init__(self, shop: Shop, folder: Path, **changes: Any) -> None:
+        there = {"data_dir": folder, "roles": AWAY, "database_url": shop.settings.database()}
+        there |= {"units_in_flight": 1, "units_in_proof": 0}
+        self.settings = Settings.model_validate(dict(shop.settings) | there | changes)
+        self.store = Store(self.settings.database())
+        self.number = host.host_of(self.store, self.settings)
+        self.id = (folder / host.HOST_FILE).read_text()
+
+    def capture(self, job_id: str, *, units_done: int | None = None) -> None:
+        """Capture all, or until a number of units are done."""
+
+        async def some() -> None:
+            loop = Capture(self.store, self.settings, f"on-{self.number}", only_job=job_id)
+            running = asyncio.create_task(loop.run())
+            while not running.done():
+                await asyncio.sleep(0.01)
+                if units_done and self.store.read(jobs.job, job_id).progress.units_done >= units_done:
+                    loop.stop_at_once()
+            await running
+
+        asyncio.run(asyncio.wait_for(some(), 120))
+
+    def keep(self) -> bool:
+        return run_storing(self.store, self.settings, f"storer-{self.number}", lambda: False)
+
+    def files(self) -> set[str]:
+        return {path.name for path in (self.settings.data_dir / "work").rglob("*.parquet")}
