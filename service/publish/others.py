@@ -67,7 +67,7 @@ class OtherJobs:
             if is_job_id(Path(remote.path).stem) and remote.path != manifest_path(self._job_id)
         }
         card = self._hub.read(CARD_PATH, revision)
-        table = self._hub.read(JOBS_PATH, revision, MAX_TABLE_BYTES)
+        table = self._hub.read(JOBS_PATH, revision, MAX_TABLE_BYTES) if manifests else None
         config = {self._job_id: states_config(self._hub.target.config_name)}
         # A process takes half a second, and a new repository holds nothing that anybody wrote.
         read = partial(self._read, _merge) if card or table else _merge
