@@ -73,8 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def datasets(cache: Cache, recipe: LoopRecipe, target: Path, asked: list[str]) -> dict[str, Path]:
     """Return the folders that the trainer reads, by name. Raises LoopFailed."""
     answers = generated(cache, target, asked, recipe.answer_tokens)
-    ours = exported(cache, answers, recipe.draft_vocab)
-    lossy = exported(cache, prefilled_as_fp8(cache, target, answers), recipe.draft_vocab)
+    ours = exported(cache, target, answers, recipe.draft_vocab)
+    lossy = exported(cache, target, prefilled_as_fp8(cache, target, answers), recipe.draft_vocab)
     wrong = {mistake: spoiled(cache, mistake, answers, ours) for mistake in WRONG}
     return {OURS: ours, PEER: dumped(cache, target, ours), FP8: lossy} | wrong
 

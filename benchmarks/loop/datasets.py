@@ -116,13 +116,13 @@ def extracted(cache: Cache, name: str, target: Path, samples: list[dict[str, Any
     return cache.stage(name, job | {"model": target.name}, make) / DATASET
 
 
-def exported(cache: Cache, dataset: Path, draft_vocab: int) -> Path:
+def exported(cache: Cache, target: Path, dataset: Path, draft_vocab: int) -> Path:
     """Return what `quarry export --to speculators` writes of the drafter's layers. Raises LoopFailed."""
     layers = ",".join(map(str, AUX))
     decides = {"dataset": dataset.parent.name, "layers": list(AUX), "draft_vocab": draft_vocab}
 
     def make(folder: Path) -> None:
-        chosen = ["--layers", layers, "--draft-vocab", str(draft_vocab)]
+        chosen = ["--layers", layers, "--draft-vocab", str(draft_vocab), "--target", str(target)]
         out = ["--to", "speculators", "--out", str(folder / EXPORT)]
         run([QUARRY, "export", dataset, *out, *chosen], folder / LOG, QUARRY_ENVIRONMENT)
 
