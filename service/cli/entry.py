@@ -12,7 +12,7 @@ import typer
 
 from schemas.dataset.errors import NO_SPACE
 from schemas.job import Problem
-from service.cli import datasets, export, files, jobs, keys, processes, ray_pool, schedules, workers
+from service.cli import datasets, diagnose, export, files, jobs, keys, processes, ray_pool, schedules, workers
 from service.cli.client import ProblemReceived
 from service.cli.console import EXIT_NOT_COMPLETE, EXIT_USAGE, complain, exit_code
 from service.errors import DiskFull, OptionRefused, QuarryError
@@ -42,6 +42,7 @@ app.command()(files.extract)
 app.command()(datasets.verify)
 app.command()(datasets.publish)
 app.command()(export.export)
+app.command()(diagnose.diagnose)
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(schedules.app, name="schedules")
 app.add_typer(keys.app, name="keys")

@@ -6,10 +6,13 @@ Imports nothing heavy; `load_tokenizer` does.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from schemas.dataset.shard import LightRow
 from service.visible import visible
+
+if TYPE_CHECKING:
+    from service.reader.row import Row
 
 HEAD_TOKENS, TAIL_TOKENS = 320, 80
 """What is shown of a longer row."""
@@ -71,7 +74,7 @@ def token_texts(ids: Sequence[int], decode: Decode, vocab_size: int) -> list[str
     return texts
 
 
-def sample_tokens(row: LightRow, tokenizer: tuple[Decode, int] | None) -> list[Token]:
+def sample_tokens(row: "LightRow | Row", tokenizer: tuple[Decode, int] | None) -> list[Token]:
     """Return the tokens of a row, of a long one the first and the last; ids alone without a `tokenizer`."""
     if row.num_tokens <= HEAD_TOKENS + TAIL_TOKENS:
         parts = [range(row.num_tokens)]

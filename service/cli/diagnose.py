@@ -1,0 +1,54 @@
+"""`quarry diagnose`: why a drafter's acceptance is what it is."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from service.cli.console import naming, say
+from service.cli.datasets import check_writable
+
+
+def diagnose(
+    drafter: Annotated[
+        Path,
+        typer.Argument(
+            exists=True, file_okay=False, help="Folder of the drafter, as vLLM or speculators load it."
+        ),
+    ],
+    dataset: Annotated[
+        str, typer.Option(metavar="DATASET", help="A folder, or hf://datasets/NAMESPACE/NAME, of its target.")
+    ],
+    rows: Annotated[int, typer.Option("--rows", metavar="N", min=2, help="Rows to measure.")] = 200,
+    target: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Folder of the target, if it is not below QUARRY_MODEL_ROOTS."),
+    ] = None,
+    page: Annotated[
+        Path | None,
+        typer.Option("--report", metavar="FILE", dir_okay=False, help="Write an HTML page with charts."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Say what length a drafter's drafts are accepted to, and what it was trained on if it is wrong."""
+    if page is not None:
+        check_writable(page, page.absolute().parent, "report", "name a file in a folder that can be written")
+    from service.diagnose.diagnosis import diagnose as measure
+    from service.diagnose.verdict import findings, lines
+
+    with naming(drafter):
+        diagnosis, ground = measure(drafter, dataset, target, rows)
+    if as_json:
+        found = [dataclasses.asdict(one) for one in findings(diagnosis)]
+        print(json.dumps(dataclasses.asdict(diagnosis) | {"findings": found}, allow_nan=False))
+    else:
+        for line in lines(diagnosis):
+            say(line)
+    if page is not None:
+        from service.report.diagnosis import write_page
+
+        write_page(page, diagnosis, ground)
+        say(f"the page is {page}", file=sys.stderr)
