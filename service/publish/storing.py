@@ -4,13 +4,14 @@ Nothing is said of them there before the publication, which proves every file at
 kept here go when the repository has them.
 """
 
+import socket
 import time
 from collections.abc import Callable
 from functools import partial
 
 from service.artifacts.repository import BRANCH, Patience, Repository
 from service.capture.attempt_files import move_into_dataset, remove_attempt, remove_shards, sealed_files
-from service.errors import HubLimited, OptionRefused, writing
+from service.errors import HubLimited, OptionRefused, WriteFailed, writing
 from service.host import host_of
 from service.publish.extras import write_final_norm
 from service.publish.others import BegunJob, OtherJobs
@@ -72,6 +73,10 @@ def _store(
     if not is_home:  # scratch, which no other process reads
         dataset = settings.work_root / lease.job_id
         elsewhere = {path: file for unit in made for path, file in sealed_files(settings, unit).items()}
+        if lost := [path for path, file in elsewhere.items() if not file.is_file()]:
+            # No fault of the job: the disk was emptied, or a copy of this machine has its id and the file.
+            cure = "restore it, or have it captured again: `quarry workers forget` with the host's id"
+            raise WriteFailed(f"{lost[0]} is no longer on {socket.gethostname()}", cure=cure)
     uploads = Uploads(hub, dataset, check, elsewhere)
     others = OtherJobs(hub, uploads, lease.job_id)
     hub.ensure()

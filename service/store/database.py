@@ -1,8 +1,8 @@
 """Connections and transactions: what each database must be told, so that one statement text is right on both.
 
 A write transaction on SQLite holds the database's one write lock from its start. On PostgreSQL it
-locks one job's row first (`transitions.lock_job`) and rows of `task` last; it never locks two jobs, so that
-no two transactions can wait for each other.
+locks one job's row first (`transitions.lock_job`), or several by their numbers, and rows of `task` and `host`
+last, so that no two transactions wait for each other.
 """
 
 import sqlite3

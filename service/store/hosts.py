@@ -6,9 +6,9 @@ from typing import Any
 
 from sqlalchemy import delete, func, select, update
 
-from schemas.job import JobState
+from schemas.job import JOB_MOVES, JobState
 from schemas.worker import HostView, WorkerView
-from service.errors import NotFound, OptionRefused
+from service.errors import NotFound, OptionRefused, StoreUnavailable
 from service.store import jobs
 from service.store.database import Transaction
 from service.store.migration import check_write
@@ -30,6 +30,8 @@ from service.store.values import HOME, TaskKind, TaskState
 
 OVER = frozenset({JobState.COMPLETED, JobState.DELETING})
 """States of a job of which nothing is captured again."""
+NOWHERE = -1
+"""The host of units that are in their repository alone, since their data folder was given up."""
 
 
 def number(tx: Transaction, host_id: str) -> int | None:
@@ -41,9 +43,14 @@ def number(tx: Transaction, host_id: str) -> int | None:
 def register(tx: Transaction, host_id: str, name: str, *, is_home: bool) -> int:
     """Return the number of the host with an id, made now if it is new; HOME for the data folder.
 
-    Raises OptionRefused for a second data folder of one database.
+    Raises OptionRefused for a second data folder of one database, StoreUnavailable before there is one.
     """
     check_write(tx)
+    known_home = select(HOST.c.id).where(HOST.c.number == HOME, HOST.c.id.is_not(None))
+    if not is_home and tx.connection.scalar(known_home) is None:
+        # Another database, or the data folder itself, which would be taken for scratch ever after.
+        detail = "the database knows no data folder: `quarry serve` has not started on it yet"
+        raise StoreUnavailable(f"{detail}, or QUARRY_DATABASE_URL names another one")
     values = {"id": host_id, "name": name, "seen_at": tx.now}
     if number(tx, host_id) is None:
         new = tx.insert(HOST).values(values | ({"number": HOME} if is_home else {}))
@@ -107,19 +114,25 @@ def forget(tx: Transaction, host_id: str) -> int:
     """Give up what a host holds: its units run again elsewhere. Return how many.
 
     If it comes back it is a host like any other. The data folder's place is then free for another one; jobs
-    that are pushed nowhere had their datasets there alone, and fail. Raises NotFound.
+    that are pushed nowhere had their datasets there alone, and end. Raises NotFound.
     """
     check_write(tx)
     lost = number(tx, host_id)
     if lost is None:
         cure = "`quarry workers list` says which there are"
         raise NotFound(f"there is no host {host_id}", field="host_id", cure=cure)
+    held = select(UNIT_COMMIT.c.job_id).where(UNIT_COMMIT.c.host == lost, ~UNIT_COMMIT.c.is_stored)
+    in_order = select(JOB.c.id).where(JOB.c.id.in_(held), JOB.c.state.not_in(OVER)).order_by(JOB.c.number)
+    job_ids = tx.connection.scalars(in_order).all()
+    units = sum(_run_again(tx, lock_job(tx, job_id), lost) for job_id in job_ids)
+    if lost == HOME:
+        on = select(JOB.c.id).where(JOB.c.state.not_in(OVER))
+        stored = UNIT_COMMIT.c.host == HOME, UNIT_COMMIT.c.is_stored, UNIT_COMMIT.c.job_id.in_(on)
+        tx.connection.execute(update(UNIT_COMMIT).where(*stored).values(host=NOWHERE))
+    # Behind the jobs, as a beat: else the two would wait for each other.
     gone = {"is_lost": True} | ({"id": None} if lost == HOME else {})
     tx.connection.execute(update(HOST).where(HOST.c.number == lost).values(gone))
-    held = select(UNIT_COMMIT.c.job_id).where(UNIT_COMMIT.c.host == lost, ~UNIT_COMMIT.c.is_stored)
-    in_order = select(JOB.c.id).where(JOB.c.id.in_(held), JOB.c.state.not_in(OVER)).order_by(JOB.c.id)
-    job_ids = tx.connection.scalars(in_order).all()
-    return sum(_run_again(tx, lock_job(tx, job_id), lost) for job_id in job_ids)
+    return units
 
 
 def _run_again(tx: Transaction, job: LockedJob, host: int) -> int:
@@ -130,7 +143,9 @@ def _run_again(tx: Transaction, job: LockedJob, host: int) -> int:
     units = [row.unit for row in lost]
     if not job.is_pushed:
         detail = f"{len(units)} of its units were in a data folder that was given up"
-        stop(tx, job, JobState.FAILED, OptionRefused(detail, cure="submit a new job").problem())
+        # One that has ended says so itself if it is resumed.
+        for end in [to for to in (JobState.FAILED, JobState.CANCELLED) if to in JOB_MOVES[job.state]][:1]:
+            stop(tx, job, end, OptionRefused(detail, cure="submit a new job").problem())
         return 0
     # What was rejected stays so, as if by the plan; the rows that were written come again.
     rejected = select(func.count()).where(REJECT.c.job_id == UNIT.c.job_id, REJECT.c.unit == UNIT.c.unit)

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -14,7 +15,7 @@ from schemas.job import JobState
 from service import host
 from service.capture.attempt_files import INDEX_FILE
 from service.control.deletion import delete_job
-from service.errors import OptionRefused
+from service.errors import OptionRefused, StoreUnavailable
 from service.settings import Settings
 from service.store import HOME, commits, hosts, jobs, storing, units, workers
 from service.store.tables import HOST
@@ -201,6 +202,68 @@ def test_a_data_folder_that_was_given_up_costs_what_it_had_not_pushed(
     again.capture(job_id)
     again.publish()
     is_whole(again, hub, job_id)
+
+
+@pytest.mark.parametrize("stop", [jobs.pause, jobs.cancel, None])
+def test_a_data_folder_is_given_up_whatever_its_jobs_do(shop: Shop, target: Path, stop: Any) -> None:
+    """What is pushed nowhere ends, or has ended; it does not keep the place from another folder."""
+    job_id = submitted(shop, target, hub=False)
+    shop.capture(job_id)
+    if stop is not None:
+        shop.store.write(stop, job_id)
+    (home,) = shop.store.read(hosts.views)
+    assert shop.store.write(hosts.forget, home.id) == 0
+    assert shop.store.read(jobs.state, job_id) is (JobState.CANCELLED if stop else JobState.FAILED)
+
+
+def test_what_a_lost_data_folder_had_pushed_is_not_looked_for_in_the_next(
+    shop: Shop, target: Path, hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = submitted(shop, target)
+    monkeypatch.setattr(storing, "FULL_FILES", 1)
+    near = Machine(shop, shop.settings.data_dir)
+    assert near.number == HOME
+    near.capture(job_id, units_done=1)
+    assert near.keep()
+    (home,) = shop.store.read(hosts.views)
+    shop.store.write(hosts.forget, home.id)
+    place = {"data_dir": tmp_path / "new", "database_url": shop.settings.database()}
+    again = Shop(Settings.model_validate(dict(shop.settings) | place), shop.store)
+    host.host_of(again.store, again.settings)
+    again.capture(job_id)
+    again.publish()
+    is_whole(again, hub, job_id)
+
+
+def test_files_that_a_machine_no_longer_has_fail_no_job(
+    shop: Shop, target: Path, hub: FakeHub, tmp_path: Path
+) -> None:
+    job_id, far, other = (
+        submitted(shop, target),
+        *(Machine(shop, tmp_path / name) for name in ("far", "other")),
+    )
+    far.capture(job_id)
+    rmtree(far.settings.work_root)
+    assert far.keep()
+    job = shop.store.read(jobs.job, job_id)
+    assert job.state is JobState.RUNNING and job.problem is not None
+    assert "no longer on" in job.problem.detail and "forget" in (job.problem.cure or "")
+    shop.store.write(hosts.forget, far.id)
+    other.capture(job_id)
+    while other.keep():
+        pass
+    shop.publish()
+    is_whole(shop, hub, job_id)
+
+
+def test_a_folder_is_no_scratch_before_there_is_a_data_folder(tmp_path: Path, target: Path) -> None:
+    """Or else the data folder, if such a worker comes first, would be scratch ever after."""
+    shop = Shop.open(tmp_path, target)
+    with pytest.raises(StoreUnavailable, match="no data folder"):
+        Machine(shop, shop.settings.data_dir)
+    assert host.host_of(shop.store, shop.settings) == HOME
+    assert Machine(shop, shop.settings.data_dir).number == HOME
+    shop.store.close()
 
 
 def test_a_machine_that_lacks_the_model_fails_no_job(shop: Shop, target: Path, tmp_path: Path) -> None:
