@@ -7,14 +7,14 @@ statement here locks a schedule, and no foreign key does.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from sqlalchemy import and_, delete, exists, func, insert, select, update
+from sqlalchemy import and_, delete, exists, func, select, update
 
 from schemas.identity import Identity
 from schemas.job import STOPPED_JOB_STATES
 from schemas.schedule import ScheduleRules
 from service.store import jobs, publishing, runs
 from service.store.database import Transaction
-from service.store.tables import CAPTURED_SAMPLES, JOB, RUN, SCHEDULE, SHARD, TASK, UNIT
+from service.store.tables import CAPTURED_SAMPLES, JOB, RUN, SCHEDULE, SHARD, TASK, UNIT, UNIT_COMMIT
 from service.store.transitions import LockedJob, count, lock_job, record
 from service.store.values import TaskKind, TaskState
 
@@ -73,14 +73,15 @@ def add(tx: Transaction, job: LockedJob, unit: int, made: bytes) -> None:
     """Record the samples of a unit that is committed in this transaction, if its schedule is still there."""
     is_there = select(exists().where(SCHEDULE.c.number == job.schedule))
     if made and tx.connection.scalar(is_there):
-        new = insert(CAPTURED_SAMPLES).values(
+        new = tx.insert(CAPTURED_SAMPLES).values(
             schedule=job.schedule,
             recipe=job.known_identity.recipe_sha256(),
             job_id=job.id,
             unit=unit,
             content_hashes=made,
         )
-        tx.connection.execute(new)
+        # They are there where the unit was lost with its host, with those that it had rejected.
+        tx.connection.execute(new.on_conflict_do_nothing())
 
 
 def note(tx: Transaction, job_id: str, detail: str) -> None:
@@ -99,8 +100,13 @@ def lock_stopped(tx: Transaction, schedule: int) -> list[LockedJob]:
 def publish(tx: Transaction, schedule: int, stopped: Sequence[LockedJob]) -> None:
     """Let jobs of `lock_stopped` end with what they have written.
 
-    Their samples are recorded, so those samples will not come again; the others come in the next run.
+    Their samples are recorded, so those samples will not come again; the others come in the next run. So do
+    those of units that stopped jobs had lost with a host, and captured no more.
     """
+    of_jobs = select(JOB.c.id).where(JOB.c.schedule == schedule, JOB.c.state.in_(STOPPED_JOB_STATES))
+    of_unit = UNIT_COMMIT.c.job_id == CAPTURED_SAMPLES.c.job_id, UNIT_COMMIT.c.unit == CAPTURED_SAMPLES.c.unit
+    lost = CAPTURED_SAMPLES.c.job_id.in_(of_jobs), ~exists().where(*of_unit)
+    tx.connection.execute(delete(CAPTURED_SAMPLES).where(CAPTURED_SAMPLES.c.schedule == schedule, *lost))
     for job in stopped:
         jobs.queue_again(tx, job if job.progress.is_captured else _without_rest(tx, schedule, job))
 

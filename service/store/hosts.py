@@ -14,7 +14,6 @@ from service.store.database import Transaction
 from service.store.migration import check_write
 from service.store.stopping import stop
 from service.store.tables import (
-    CAPTURED_SAMPLES,
     HOST,
     JOB,
     REJECT,
@@ -155,7 +154,8 @@ def _run_again(tx: Transaction, job: LockedJob, host: int) -> int:
     of_rejects = REJECT.c.job_id == job.id, REJECT.c.unit.in_(units)
     tx.connection.execute(update(REJECT).where(*of_rejects).values(unit=None))
     samples = tx.connection.scalar(select(func.sum(UNIT.c.num_samples)).where(*of_units))
-    for table in (SHARD, TOKEN_COUNTS, CAPTURED_SAMPLES, UNIT_COMMIT):
+    # CAPTURED_SAMPLES stay: this job captures them again, and a later run of its schedule must not.
+    for table in (SHARD, TOKEN_COUNTS, UNIT_COMMIT):
         tx.connection.execute(delete(table).where(table.c.job_id == job.id, table.c.unit.in_(units)))
     free = {
         "owner": None,

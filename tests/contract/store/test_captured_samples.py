@@ -13,9 +13,21 @@ from schemas.dataset.columns import CONTENT_HASH_BYTES
 from schemas.job import JobState
 from schemas.schedule import RunOutcome, Samples
 from service.errors import Conflict, LeaseLost, NotFound
-from service.store import Store, UnitLease, commits, jobs, plans, publishing, runs, schedules, units
+from service.store import (
+    HOME,
+    Store,
+    UnitLease,
+    commits,
+    hosts,
+    jobs,
+    plans,
+    publishing,
+    runs,
+    schedules,
+    units,
+)
 from service.store.tables import CAPTURED_SAMPLES
-from tests.contract.store.test_schedules import HOUR_S, look, schedule
+from tests.contract.store.test_schedules import HOUR_S, REQUEST, look, schedule
 from tests.support.store_cases import (
     IDENTITY,
     OWNER,
@@ -198,3 +210,34 @@ def test_a_job_whose_publishing_failed_is_published_again_with_each_slot(store: 
         look(store)
         assert store.read(jobs.job, job).progress.samples_given_up == 0
         store.write(jobs.cancel, store.read(schedules.past, "hourly", limit=1)[0].job_id)
+
+
+@pytest.mark.parametrize("all_lost", [False, True])
+def test_samples_that_are_lost_with_a_host_are_taken_by_one_job(
+    store: Store, clock: Clock, all_lost: bool
+) -> None:
+    """By the job that captures them again; by the next, where that one was ended without them."""
+    store.write(hosts.register, "home", "home", is_home=True)
+    far = store.write(hosts.register, "far", "far", is_home=False)
+    store.write(schedules.add, schedule(request=REQUEST | {"hub": {"repo_id": "org/states"}}))
+    job = begin(store, clock, 2 if all_lost else 3)
+    for host in (far, far if all_lost else HOME):
+        lease = units.lease(store, OWNER, TTL_S, prefer_job=job, host=host)
+        assert lease is not None
+        commit(store, lease)
+    taken = {(job, 0), (job, 1)}
+    if not all_lost:
+        stop_job(store, job, JobState.FAILED)
+        clock.advance(HOUR_S)
+        look(store)
+    assert store.read(jobs.state, job) is not JobState.FAILED
+    assert store.write(hosts.forget, "far") == 1 + all_lost
+    assert recorded(store) == taken, "this job captures them again, and no other may"
+    if not all_lost:
+        commit(store, lease_unit(store, job=job))
+        assert recorded(store) == taken == committed(store, job)
+        return
+    stop_job(store, job, JobState.FAILED)
+    clock.advance(HOUR_S)
+    look(store)
+    assert recorded(store) == committed(store, job) == set()
