@@ -16,7 +16,10 @@ def diagnose(
     drafter: Annotated[
         Path,
         typer.Argument(
-            exists=True, file_okay=False, help="Folder of the drafter, as vLLM or speculators load it."
+            metavar="DRAFTER",
+            exists=True,
+            file_okay=False,
+            help="Folder of the drafter, as vLLM or speculators load it.",
         ),
     ],
     dataset: Annotated[

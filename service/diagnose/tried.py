@@ -30,7 +30,7 @@ _SAME = 1e-5
 
 Effect = Literal["better", "worse", "no difference", "cannot alter it"]
 DECLARED = "the target's distribution"
-AS_IT_IS = Change("as it is fed", "")
+AS_IT_IS = Change("as it is fed", "", probe=True)
 
 Target = Callable[[Asked, Asked, torch.Tensor], torch.Tensor]
 """From a row, another one, and places of tokens to the probabilities [R, V] of what may have been learnt."""
@@ -117,13 +117,14 @@ def search(
             candidates += [] if missing else [change]
         measured = _measured(drafter, rows, targets, result.setting, candidates)
         base = measured[AS_IT_IS]
-        whole = [one for change, one in measured.items() if not change.probe and one.rows == len(rows)]
+        fed = {change: one for change, one in measured.items() if change is AS_IT_IS or not change.probe}
+        whole = [one for one in fed.values() if one.rows == len(rows)]
         best_by = {name: max(mean(one.sampled[name]) for one in whole) for name in targets}
         target = max(best_by, key=best_by.__getitem__)
         if not _matches(base, target, result.target):
             target = result.target
         tried = {change: _tried(number, change, one, base, target) for change, one in measured.items()}
-        result.tried += [one for change, one in tried.items() if change is not AS_IT_IS]
+        result.tried += tried.values()
         least = 1 + mean(base.greedy[target]) - GREEDY_SLACK
         better = [
             change
@@ -198,7 +199,7 @@ def _tried(number: int, change: Change, own: _Measured, base: _Measured, target:
     gain, low, high = difference(own.sampled[target], base.sampled[target][:rows], SURE)
     effect: Effect = "worse" if high < 0 else "no difference"
     if own.altered < _SAME:
-        effect = "cannot alter it"
+        effect = "no difference" if change is AS_IT_IS else "cannot alter it"
     elif _gain(own, base, target, target):
         effect = "better"
     length, sampled = 1 + mean(own.greedy[target]), mean(own.sampled[target])

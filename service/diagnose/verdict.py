@@ -5,11 +5,13 @@ from dataclasses import dataclass
 
 from service.diagnose.acceptance import Length
 from service.diagnose.diagnosis import Diagnosis
-from service.diagnose.tried import Tried
+from service.diagnose.tried import AS_IT_IS, Tried
 from service.report.wording import count, percent
 
 KEEPS = 0.9
 """Of what is accepted: who keeps so much without an input does not use it."""
+LEAST_LENGTH = 0.05
+"""Accepted tokens a place: less says nothing of what is used."""
 LEARNT = 0.9
 """Of what the most frequent token reaches: an undertrained drafter gets no further."""
 
@@ -52,9 +54,15 @@ def findings(diagnosis: Diagnosis) -> list[Finding]:
 
 
 def _uses(diagnosis: Diagnosis, what: str) -> bool:
-    """Say whether the drafter, fed as it was trained, does worse by a tenth or more with another row's."""
-    probe = [one for one in diagnosis.tried if one.name == f"{what} of another row"][-1]
-    return probe.sampled < KEEPS * (probe.sampled - probe.gain)
+    """Say whether the drafter, fed as it was trained, does worse by a tenth or more with another row's.
+
+    Where the target's distributions are flat, only the greedy length shows it.
+    """
+    by_name = {one.name: one for one in diagnosis.tried}  # the last round's
+    probe, base = by_name[f"{what} of another row"], by_name[AS_IT_IS.name]
+    if probe.sampled < KEEPS * (probe.sampled - probe.gain):
+        return True
+    return base.length - 1 > LEAST_LENGTH and probe.length - 1 < KEEPS * (base.length - 1)
 
 
 def _gain(one: Tried) -> str:

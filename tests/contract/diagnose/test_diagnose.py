@@ -109,7 +109,6 @@ def test_an_untrained_drafter_is_called_so(drafters, diagnosed):
     ("config", "cure"),
     [
         ({"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}, '"eagle_aux_hidden_state_layer_ids": [2, 4, 5]'),
-        ({"eagle_aux_hidden_state_layer_ids": [2, 4, 6]}, '"eagle_aux_hidden_state_layer_ids": [2, 4, 5]'),
         ({"norm_before_residual": False}, '"norm_before_residual": true'),
     ],
 )
