@@ -19,6 +19,7 @@ from service.errors import OptionRefused, SourceRefused
 from service.export.options import Algorithm, ExportOptions, FormatName
 from service.export.source import Source, open_source
 from service.export.target import find_target
+from service.plan.model_folder import TOKENIZER_FILES, files_digest
 from service.proof.head_weights import read_head, text_config
 from service.reader import ReaderError
 
@@ -39,6 +40,8 @@ class Data:
     in_vocabulary: float
     frequent: float
     """How often the token that most often follows is right: what a drafter without states reaches."""
+    same_tokenizer: bool
+    """Whether the target's folder has the tokenizer and template files that the dataset was made with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +167,7 @@ def _measured(folder: Path, dataset: str, ground: Ground, drafter: Drafter, num_
         causes=found.causes,
         learnt=found.learnt,
         missing_layers=sorted(found.missing_layers),
-        data=_data(given, drafter),
+        data=_data(given, drafter, ground.source.identity.tokenizer_sha256),
         worst=_worst(ground.source, drafts, readings),
     )
 
@@ -182,7 +185,7 @@ def _by_label(source: Source, drafts: Sequence[Drafts]) -> dict[str, dict[str, L
     return by_label
 
 
-def _data(given: Sequence[Asked], drafter: Drafter) -> Data:
+def _data(given: Sequence[Asked], drafter: Drafter, tokenizer_sha256: str) -> Data:
     tokens = sum(one.row.num_tokens for one in given)
     places = sum(len(one.places_R) for one in given)
     in_draft_V = torch.zeros(len(drafter.target.head_VH), dtype=torch.bool).index_fill_(
@@ -208,6 +211,7 @@ def _data(given: Sequence[Asked], drafter: Drafter) -> Data:
         own=sum(one.own_share * len(one.places_R) for one in given) / places,
         in_vocabulary=covered / places,
         frequent=right / max(1, sum(len(one.places_R) for one in rest)),
+        same_tokenizer=files_digest(drafter.target.folder, TOKENIZER_FILES) == tokenizer_sha256,
     )
 
 

@@ -237,7 +237,7 @@ def _tensors(folder: Path) -> dict[str, torch.Tensor]:
     tensors: dict[str, torch.Tensor] = {}
     try:
         for file in files:
-            tensors |= load_file(file)
+            tensors |= {name: value for name, value in load_file(file).items() if name not in _THE_TARGETS}
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise refused(
             f"{folder}: the weights cannot be read: {error}", "write the checkpoint anew"

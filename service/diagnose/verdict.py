@@ -38,9 +38,10 @@ def findings(diagnosis: Diagnosis) -> list[Finding]:
     if not uses_tokens:
         what = "it does not use the tokens that it is fed: its states were of other rows than its tokens"
         return [Finding(what, "make the training data anew: each row's states of its own tokens")]
+    by_line = {one.cure.partition(":")[0]: one for one in diagnosis.causes}  # steps of one way: its end
     found = [
         Finding(f"it was trained on other inputs than it is fed: {one.name} ({_gain(one)})", one.cure)
-        for one in diagnosis.causes
+        for one in by_line.values()
     ]
     better = [one for one in diagnosis.learnt if one.effect == "better"]
     if better:
@@ -131,6 +132,10 @@ def facts(diagnosis: Diagnosis) -> list[tuple[str, str]]:
         ("supervised tokens", percent(data.supervised)),
         ("tokens in the draft vocabulary", percent(data.in_vocabulary)),
         ("right by the most frequent token", percent(data.frequent)),
+        (
+            "tokenizer and template of the target",
+            "the dataset's" if data.same_tokenizer else "NOT the dataset's",
+        ),
     ]
 
 
