@@ -15,7 +15,7 @@ from service.diagnose.acceptance import Drafts, Length, Reading
 from service.diagnose.drafter import FORMS, Drafter, TargetWeights
 from service.diagnose.rows import Asked, Head, asked, read, said_at
 from service.diagnose.tried import Tried, search, targets
-from service.errors import OptionRefused, SourceRefused
+from service.errors import EngineRefused, OptionRefused, SourceRefused
 from service.export.options import Algorithm, ExportOptions, FormatName
 from service.export.source import Source, open_source
 from service.export.target import find_target
@@ -94,7 +94,7 @@ class Ground:
 def diagnose(folder: Path, dataset: str, target: str | None, num_rows: int) -> tuple[Diagnosis, Ground]:
     """Measure the drafter in `folder` over `num_rows` rows of the dataset, evenly spread.
 
-    Raises OptionRefused (`drafter`, `target`), SourceRefused (`dataset`), EngineRefused, UnknownModel.
+    Raises OptionRefused (`drafter`, `target`), SourceRefused (`dataset`), UnknownModel.
     """
     try:
         ground = _ground(dataset, target)
@@ -109,8 +109,12 @@ def _ground(dataset: str, target: str | None) -> Ground:
     options = ExportOptions(to=FormatName.SPECULATORS, algorithm=Algorithm.MTP, target=target)
     source = open_source(dataset, options)
     found = find_target(source, with_weights=True)
-    embedding_VH, head_VH = found.embedding_and_head()
-    weights = read_head(found.folder, text_config(found.folder))
+    try:
+        embedding_VH, head_VH = found.embedding_and_head()
+        weights = read_head(found.folder, text_config(found.folder))
+    except EngineRefused as error:
+        cure = "give --target a folder with the target's weights: its embeddings and head are read"
+        raise OptionRefused(error.detail, field="target", cure=cure) from error
     if head_VH.shape[-1] != source.rows.about.hidden_size:
         raise OptionRefused(
             f"{found.folder} has states of {head_VH.shape[-1]}, expected {source.rows.about.hidden_size}",

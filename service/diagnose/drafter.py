@@ -62,7 +62,11 @@ class Drafter:
         self.steps = _drafted(config)
         self.exact = form != "mtp"
         """Whether it is trained on what a server shows it; MTP's later steps attend to their own states."""
-        layers = config.get(_LAYERS_KEY) or (2, target.num_layers // 2, target.num_layers - 3)
+        layers = config.get(_LAYERS_KEY) or [2, target.num_layers // 2, target.num_layers - 3]
+        if not (isinstance(layers, list) and all(type(k) is int for k in layers)):
+            raise refused(f"config.json: {_LAYERS_KEY} is {layers!r}, expected layer ids", "mend it")
+        if not isinstance(config.get("transformer_layer_config"), dict):
+            raise refused("config.json has no transformer_layer_config", "mend it")
         self.key = _LAYERS_KEY
         self.declared = Setting(tuple(layers))
         if form == "mtp":

@@ -10,6 +10,8 @@ from service.report.wording import count, percent
 
 KEEPS = 0.9
 """Of what is accepted: who keeps so much without an input does not use it."""
+LITTLE = 0.25
+"""Of what the most frequent token reaches: who accepts less, fed at its best, has learnt next to nothing."""
 LEAST_LENGTH = 0.05
 """Accepted tokens a place: less says nothing of what is used."""
 LEARNT = 0.9
@@ -28,11 +30,13 @@ def findings(diagnosis: Diagnosis) -> list[Finding]:
     """Return what is wrong with the drafter, the first cause first; empty if nothing was found."""
     uses_states, uses_tokens = (_uses(diagnosis, name) for name in ("states", "tokens"))
     first, frequent = diagnosis.first_right, diagnosis.data.frequent
-    if not uses_states and not (uses_tokens and (diagnosis.causes or first > LEARNT * frequent)):
+    knows_little = _last(diagnosis, AS_IT_IS.name).length - 1 < LITTLE * frequent
+    learnt_less = not uses_states and not (uses_tokens and (diagnosis.causes or first > LEARNT * frequent))
+    if knows_little or learnt_less:
         what = (
             "it is undertrained: what it gets right is what is frequent. Its first draft is right "
             f"{percent(first)} of the time, the token that most often follows {percent(frequent)}, "
-            "and it does not use the states that it is fed"
+            "and no change that could be tried helps it"
         )
         return [Finding(what, "train it longer, or on more rows; no input was found to be wrong")]
     if not uses_tokens:
@@ -59,11 +63,15 @@ def _uses(diagnosis: Diagnosis, what: str) -> bool:
 
     Where the target's distributions are flat, only the greedy length shows it.
     """
-    by_name = {one.name: one for one in diagnosis.tried}  # the last round's
-    probe, base = by_name[f"{what} of another row"], by_name[AS_IT_IS.name]
+    probe, base = _last(diagnosis, f"{what} of another row"), _last(diagnosis, AS_IT_IS.name)
     if probe.sampled < KEEPS * (probe.sampled - probe.gain):
         return True
     return base.length - 1 > LEAST_LENGTH and probe.length - 1 < KEEPS * (base.length - 1)
+
+
+def _last(diagnosis: Diagnosis, name: str) -> Tried:
+    """Return what a change came to in the last round."""
+    return next(one for one in reversed(diagnosis.tried) if one.name == name)
 
 
 def _gain(one: Tried) -> str:

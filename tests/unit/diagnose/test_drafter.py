@@ -49,6 +49,9 @@ RIGHT = {"fc.weight": torch.zeros(4, 12)}
         (EAGLE3 | {"speculators_config": {}}, RIGHT, "speculators_config"),
         (EAGLE3 | {"speculators_config": {"proposal_methods": [{"speculative_tokens": 10**9}]}}, RIGHT, "10"),
         (EAGLE3, None, "no safetensors file"),
+        (EAGLE3 | {"eagle_aux_hidden_state_layer_ids": ["2", 4, 5]}, RIGHT, "expected layer ids"),
+        (EAGLE3 | {"eagle_aux_hidden_state_layer_ids": 2}, RIGHT, "expected layer ids"),
+        (EAGLE3 | {"transformer_layer_config": [1]}, RIGHT, "no transformer_layer_config"),
         (EAGLE3, {"fc.weight": torch.full((4, 12), torch.nan)}, "fc.weight holds NaN"),
         (EAGLE3, {"fc.weight": torch.zeros(4, 9)}, "width of fc.weight is 9, expected 12"),
         (

@@ -1,0 +1,105 @@
+"""What is said of what was measured: no right drafter is accused, each wrong one is named for one thing."""
+
+from service.diagnose.acceptance import Length
+from service.diagnose.diagnosis import Data, Diagnosis
+from service.diagnose.tried import AS_IT_IS, Tried
+from service.diagnose.verdict import findings, lines
+
+
+def tried(name, length, sampled, effect="worse", cure="", gain=None):
+    gain = sampled - 1.0 if gain is None else gain
+    return Tried(0, name, cure, length, sampled, gain, gain - 0.01, gain + 0.01, effect, not cure)
+
+
+def diagnosis(*, own=1.8, states=1.2, tokens=1.2, first=0.6, causes=(), learnt=()):
+    """The sampled figures are of a base of 1; the greedy lengths are as given."""
+    probes = [
+        tried(AS_IT_IS.name, own, 1.0, "no difference"),
+        tried("states of another row", states, (states - 1) / max(own - 1, 1e-9)),
+        tried("tokens of another row", tokens, (tokens - 1) / max(own - 1, 1e-9)),
+    ]
+    length = Length(own, own - 0.1, own + 0.1, 100)
+    return Diagnosis(
+        drafter="drafter",
+        dataset="dataset",
+        form="EAGLE-3",
+        layers=(2, 4, 5),
+        drafted=3,
+        played=True,
+        length=length,
+        every_place=own,
+        first_right=first,
+        by_step=[first, 0.2, 0.1],
+        sampled_greedy_drafts=1.2,
+        sampled_drawn_drafts=1.5,
+        by_position={"0": length},
+        by_length={},
+        by_label={},
+        tried=[*probes, *causes],
+        causes=list(causes),
+        learnt=list(learnt),
+        missing_layers=[6],
+        data=Data(10, 1000, 0.5, 1.0, 1.0, 0.5, True),
+        worst=[],
+    )
+
+
+LINE = '"eagle_aux_hidden_state_layer_ids": '
+
+
+def said(**measured):
+    return [one.what for one in findings(diagnosis(**measured))]
+
+
+def test_a_right_drafter_is_not_accused():
+    assert said() == []
+    assert "nothing wrong was found" in "\n".join(lines(diagnosis()))
+
+
+def test_a_weaker_one_that_uses_what_it_is_fed_is_not_accused():
+    assert said(own=1.5, first=0.45, states=1.3, tokens=1.2) == []
+
+
+def test_one_that_knows_next_to_nothing_is_undertrained_whatever_helps_it_a_little():
+    cause = tried("states after the final norm", 1.02, 1.07, "better", "train on what vLLM feeds")
+    (what,) = said(own=1.01, first=0.01, states=1.0, tokens=1.0, causes=[cause])
+    assert "undertrained" in what
+
+
+def test_one_that_knows_what_is_frequent_alone_is_undertrained():
+    (what,) = said(own=1.5, first=0.44, states=1.49, tokens=1.1)
+    assert "undertrained" in what
+
+
+def test_one_that_learnt_well_without_its_states_does_not_use_them():
+    (what,) = said(own=1.6, first=0.55, states=1.59, tokens=1.1)
+    assert "does not use the states" in what
+
+
+def test_one_that_ignores_its_tokens_was_fed_other_rows_states():
+    (what,) = said(own=1.4, first=0.3, states=1.1, tokens=1.4)
+    assert "of other rows than its tokens" in what
+
+
+def test_steps_to_the_right_layers_are_one_finding_with_the_last_line():
+    causes = [
+        tried("layer 3 one lower: [2, 5, 7]", 1.8, 1.1, "better", f"{LINE}[2, 5, 7]"),
+        tried("layer 5 one lower: [2, 4, 5]", 1.8, 1.1, "better", f"{LINE}[2, 4, 5]"),
+    ]
+    assert [one.cure for one in findings(diagnosis(causes=causes))] == [f"{LINE}[2, 4, 5]"]
+
+
+def test_another_target_is_named_beside_another_input():
+    causes = [tried("every layer one lower: [1, 3, 4]", 1.8, 1.1, "better", f"{LINE}[1, 3, 4]")]
+    learnt = [
+        tried("no final norm", 1.1, 0.5, "worse", "give it the norm"),
+        tried("the layer below the last", 1.9, 1.2, "better", "take the last layer by vLLM's id"),
+    ]
+    cures = [one.cure for one in findings(diagnosis(causes=causes, learnt=learnt))]
+    assert cures == [f"{LINE}[1, 3, 4]", "take the last layer by vLLM's id"]
+
+
+def test_layers_that_could_not_be_tried_are_asked_for():
+    text = "\n".join(lines(diagnosis()))
+    assert "layers 6" in text
+    assert '"layers": [2, 4, 5, 6]' in text
