@@ -80,6 +80,7 @@ class Capture:
         """Lease nothing before `run`."""
         self._store, self._settings, self._owner, self._only_job = store, settings, owner, only_job
         self._keeper = keeper
+        self._captures = Role.CAPTURE in settings.roles
         self._engine = EngineSlot(settings)
         self._budget = InFlight(settings.in_flight_tokens, settings.in_flight_requests)
         self._units: dict[AttemptId, _Unit] = {}
@@ -106,12 +107,11 @@ class Capture:
 
         Then let those in the engine end, give the others back, and stop the engine.
         """
-        if Role.CAPTURE not in self._settings.roles:
-            await self.stop.wait()
-            return
         ended = asyncio.Event()
         beating = asyncio.create_task(self._beat(ended))
         try:
+            if not self._captures:
+                await self.stop.wait()
             while not self.stop.is_set() and not await self._finished():
                 # Without a keeper every lease is lost in a while: better to end now, and loudly.
                 self._keeper.check()
@@ -131,20 +131,21 @@ class Capture:
                     await self._engine.stop()
 
     async def _beat(self, ended: asyncio.Event) -> None:
-        """Say until the end that this worker is there."""
+        """Say until the end that this worker is there; that its host is, where it captures nothing."""
         while not ended.is_set():
             try:
                 leases = [unit.lease for unit in self._units.values()]
+                host = await self._known_host()
                 beat = partial(
-                    self._store.write,
                     workers.beat,
-                    self._owner,
-                    self._settings.lease_s,
-                    host=await self._known_host(),
+                    owner=self._owner,
+                    ttl_s=self._settings.lease_s,
+                    host=host,
                     status=status(self._settings, self._engine.session, leases),
                     waits=self._waits,
                 )
-                await asyncio.to_thread(beat)
+                said = beat if self._captures else partial(workers.seen, host=host)
+                await asyncio.to_thread(self._store.write, said)
             except STORE_AWAY as error:
                 logger.warning("the worker's row cannot be written: %s", error)
             with contextlib.suppress(TimeoutError):

@@ -16,6 +16,7 @@ from schemas.digest import canonical_json
 from schemas.job import RESTING_JOB_STATES, JobState, Problem, Progress
 from schemas.names import MANIFEST_FOLDER, job_id_from_content, manifest_path
 from schemas.request import ExtractRequest, HubTarget
+from schemas.worker import Role
 from service.cli.progress_bar import ProgressDisplay
 from service.control.submit import check
 from service.errors import STORE_AWAY, EngineDied, OptionRefused
@@ -80,7 +81,8 @@ def extract_to(out: Path, request: ExtractRequest, settings: Settings, display: 
         if request.hub is not None and _is_published(request, request.hub, content, settings):
             return Ending(JobState.COMPLETED, Progress(), published=request.hub.repo_id)
     private.mkdir(mode=0o700, parents=True, exist_ok=True)
-    settings = settings.model_copy(update={"data_dir": private, "out_dir": out, "database_url": None})
+    own = {"data_dir": private, "out_dir": out, "database_url": None, "roles": tuple(Role)}
+    settings = settings.model_copy(update=own)
     busy = f"another run is using {out}"  # of two, the first to end would delete the other's state
     with locked(private / "lock", busy, "--out"), _opened(settings) as store:
         row = _unfinished(store, request, out)

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, and_, delete, exists, func, select, true, update
+from sqlalchemy import ColumnElement, and_, delete, exists, func, or_, select, true, update
 
 from schemas.job import JobState, Problem
 from schemas.worker import WorkerStatus
@@ -64,10 +64,16 @@ def beat(
     values = {"host": host, "pid": os.getpid(), "alive_until": until, "status": status, "waits": waits}
     new = tx.insert(WORKER).values(owner=owner, **values)
     tx.connection.execute(new.on_conflict_do_update(index_elements=["owner"], set_=values))
-    here = update(HOST).where(HOST.c.number == host)
-    tx.connection.execute(here.values(seen_at=tx.now, name=socket.gethostname(), is_lost=False))
+    seen(tx, host)
     gone = WORKER.c.alive_until <= tx.now - timedelta(seconds=GONE * ttl_s)
     tx.connection.execute(delete(WORKER).where(gone))
+
+
+def seen(tx: Transaction, host: int) -> None:
+    """Say that this process's host is there, also where nothing is captured."""
+    check_write(tx)
+    here = update(HOST).where(HOST.c.number == host)
+    tx.connection.execute(here.values(seen_at=tx.now, name=socket.gethostname(), is_lost=False))
 
 
 def leave(tx: Transaction, owner: str) -> bool:
@@ -104,9 +110,10 @@ def _rests(tx: Transaction) -> ColumnElement[bool]:
 
 
 def left_by(tx: Transaction, owner: str) -> ColumnElement[bool]:
-    """Say in SQL of a job that a worker rests from its model."""
+    """Say in SQL of a job that a worker rests from its model, or is where none of the job is captured."""
     mine = SICKNESS.c.owner == owner, SICKNESS.c.model_sha256 == JOB.c.model_sha256
-    return exists().where(*mine, _rests(tx))
+    away = exists().where(WORKER.c.owner == owner, WORKER.c.host != HOME)
+    return or_(exists().where(*mine, _rests(tx)), and_(JOB.c.publish_subject == JOB.c.id, away))
 
 
 def waits(tx: Transaction) -> dict[str, str]:

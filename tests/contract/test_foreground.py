@@ -50,12 +50,13 @@ def write_job(folder: Path, name: str = "job.json", **changes: Any) -> Path:
 
 
 def environment(**settings: str) -> dict[str, str]:
-    """Return the environment of a run; the data folder and database in it must not be used."""
+    """Return the environment of a run; the data folder, database and roles in it must not be used."""
     return os.environ | {
         "PYTHONPATH": str(ROOT),
         "QUARRY_ENGINE": "tests.support.fake_engine:FakeEngine",
         "QUARRY_DATA_DIR": "/nowhere",
         "QUARRY_DATABASE_URL": "sqlite:////nowhere/at/all.db",
+        "QUARRY_ROLES": '["capture", "store"]',
         **settings,
     }
 

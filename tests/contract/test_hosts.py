@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy import update
 
 from schemas.job import JobState
+from schemas.worker import Role
 from service import host
 from service.capture.attempt_files import INDEX_FILE
 from service.control.deletion import delete_job
@@ -144,6 +145,26 @@ def answered(machine: Machine) -> dict[str, list[int]]:
     return rows
 
 
+def test_a_machine_that_only_stores_is_not_silent(shop: Shop, target: Path, tmp_path: Path) -> None:
+    """1. It captured and has been away. 2. It comes back to store what it has."""
+    job_id, far = submitted(shop, target), Machine(shop, tmp_path / "far")
+    far.capture(job_id, units_done=1)
+    with shop.store.writing() as tx:
+        tx.connection.execute(update(HOST).values(seen_at=tx.now - timedelta(days=1)))
+    assert shop.store.read(hosts.silent, shop.settings.host_lost_s) == [far.id]
+
+    async def some() -> None:
+        loop = Capture(far.store, far.settings.model_copy(update={"roles": (Role.STORE,)}), "far")
+        running = asyncio.create_task(loop.run())
+        while shop.store.read(hosts.silent, shop.settings.host_lost_s):
+            await asyncio.sleep(0.05)
+        loop.stop.set()
+        await running
+
+    asyncio.run(asyncio.wait_for(some(), 60))
+    assert not shop.store.read(workers.present), "none that captures"
+
+
 def test_what_a_machine_lost_is_swept_while_the_job_goes_on(shop: Shop, target: Path, tmp_path: Path) -> None:
     job_id, lost = submitted(shop, target), Machine(shop, tmp_path / "lost")
     lost.capture(job_id, units_done=1)
@@ -172,6 +193,7 @@ def test_a_job_that_is_pushed_nowhere_waits_for_the_data_folder(
     assert units.lease(far.store, "far", 60.0, host=far.number) is None
     far.store.write(workers.beat, "far", 60.0, host=far.number)
     assert "data folder" in (shop.store.read(jobs.job, job_id).waits or "")
+    assert not any(shop.store.read(jobs.counts, "far").values()), "it may end, if it works until it is idle"
     shop.store.write(workers.beat, "near", 60.0)
     assert shop.store.read(jobs.job, job_id).waits is None
 
