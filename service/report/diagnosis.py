@@ -1,31 +1,27 @@
 """Makes the page of `quarry diagnose --report`: verdict, acceptance, what was tried, the worst rows."""
 
-import base64
-import hashlib
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 
-from schemas.dataset.seal import sealing
 from service.diagnose.acceptance import Length
 from service.diagnose.diagnosis import Diagnosis, Ground
 from service.diagnose.verdict import capture_command, facts, findings, groups, verdict
-from service.errors import WriteFailed
 from service.report.chart import TOP, WIDTH, Axis, Chart
-from service.report.page import templates
+from service.report.page import seal_page, templates
 from service.report.sample_text import load_tokenizer, sample_tokens
 from service.report.wording import count, percent
-
-_CSS = Path(__file__).with_name("page.css")
 
 
 def write_page(path: Path, diagnosis: Diagnosis, ground: Ground) -> None:
     """Write the page to `path`, which appears whole or not at all. Raises WriteFailed."""
-    css = _CSS.read_text(encoding="utf-8")
     loaded = load_tokenizer(ground.weights.folder)
     tokenizer = None if isinstance(loaded, str) else loaded
     rows = ground.source.rows
+    tried = [
+        (one.name, f"{one.length:.3f}", f"{one.gain:+.3f}", f"{one.low:+.3f}..{one.high:+.3f}", one.effect)
+        for one in (*diagnosis.tried, *diagnosis.learnt)
+    ]
     text = (
         templates()
         .get_template("diagnosis.html")
@@ -37,29 +33,13 @@ def write_page(path: Path, diagnosis: Diagnosis, ground: Ground) -> None:
             command=capture_command(diagnosis) if diagnosis.missing_layers else "",
             steps=steps(diagnosis),
             charts=[(title, lengths(group)) for title, group in groups(diagnosis) if group],
-            tried=[
-                (
-                    one.name,
-                    f"{one.length:.3f}",
-                    f"{one.gain:+.3f}",
-                    f"{one.low:+.3f}..{one.high:+.3f}",
-                    one.effect,
-                )
-                for one in (*diagnosis.tried, *diagnosis.learnt)
-            ],
-            worst=[(worst, sample_tokens(rows.row(worst.number), tokenizer)) for worst in diagnosis.worst],
+            tried=tried,
+            worst=[(one, sample_tokens(rows.row(one.number), tokenizer)) for one in diagnosis.worst],
             has_text=tokenizer is not None,
             made_at=datetime.now(UTC),
-            version=version("eagle-quarry"),
-            css=css,
-            css_hash=f"sha256-{base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()}",
         )
     )
-    try:
-        with sealing(path) as temporary:
-            temporary.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise WriteFailed(f"the page {path} cannot be written: {error}", field="report") from error
+    seal_page(path, text)
 
 
 def steps(diagnosis: Diagnosis) -> Chart:

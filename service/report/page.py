@@ -45,7 +45,11 @@ def write_page(
         model_folder: the target's, whose tokenizer makes text of the samples; ids are shown without it.
         made_at: the time to put on the page, in UTC.
     """
-    text = render_page(report, tally, model_folder, made_at)
+    seal_page(path, render_page(report, tally, model_folder, made_at))
+
+
+def seal_page(path: Path, text: str) -> None:
+    """Write a page to `path`, which appears whole or not at all. Raises WriteFailed."""
     try:
         with sealing(path) as temporary:
             temporary.write_text(text, encoding="utf-8")
@@ -63,15 +67,12 @@ def render_page(
         "logits": not report.logit_rows,
         "canary": any(job.checks.canary not in _MADE_CANARIES for job, _ in tally.jobs),
     }
-    css = (_HERE / "page.css").read_text(encoding="utf-8")
-    digest = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()
     environment = templates()
     environment.filters["tokens"] = partial(sample_tokens, tokenizer=tokenizer)
     text: str = environment.get_template("page.html").render(
         report=report,
         tally=tally,
         made_at=made_at,
-        version=version("eagle-quarry"),
         findings=_by_file(report.findings[:MAX_FINDINGS]),
         findings_left=max(0, len(report.findings) - MAX_FINDINGS),
         passed="passed" if report.ok else "made",
@@ -85,8 +86,6 @@ def render_page(
         has_model=model_folder is not None,
         has_text=tokenizer is not None,
         text_note=_text_note(loaded, tally, model_folder),
-        css=css,
-        css_hash=f"sha256-{digest}",
         charts=charts,
     )
     return text
@@ -106,6 +105,9 @@ def templates() -> Environment:
         "short": short,
         "size": size,
     }
+    css = (_HERE / "page.css").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()
+    environment.globals |= {"version": version("eagle-quarry"), "css": css, "css_hash": f"sha256-{digest}"}
     environment.filters |= words | {"px": "{:.1f}".format, "by_reason": _by_reason}
     return environment
 
