@@ -14,10 +14,11 @@ def full(store: Store, settings: Settings, in_flight: Sequence[UnitLease], host:
     """
     if settings.scratch_bytes is None:
         return None
-    num_bytes, num_units = store.read(storing.unstored, host)
+    num_bytes, num_units, num_resting = store.read(storing.unstored, host)
     num_bytes += sum(lease.state_bytes for lease in in_flight if not lease.keeps_local)
     if num_units and num_bytes >= settings.scratch_bytes / 2:
         store.write(storing.hasten, host)
     if num_bytes < settings.scratch_bytes:
         return None
-    return f"disk of {socket.gethostname()}, {num_units} units to upload"
+    rest = f", {num_resting} of them of stopped jobs: resume or delete those" if num_resting else ""
+    return f"disk of {socket.gethostname()}, {num_units} units to upload{rest}"

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 
-from sqlalchemy import ColumnElement, Select, and_, delete, func, literal, or_, select, update
+from sqlalchemy import ColumnElement, Select, and_, case, delete, func, literal, or_, select, update
 
+from schemas.job import RESTING_JOB_STATES
 from schemas.names import MAX_COMMIT_FILES
 from service.store import tasks
 from service.store.database import Store, Transaction
@@ -36,12 +37,17 @@ def add(tx: Transaction, job: LockedJob, host: int) -> None:
         tx.connection.execute(update(TASK).where(mine, TASK.c.not_before > soon).values(not_before=soon))
 
 
-def unstored(tx: Transaction, host: int) -> tuple[int, int]:
-    """Return the bytes, and the number, of a host's captured units whose shards go when they are stored."""
+def unstored(tx: Transaction, host: int) -> tuple[int, int, int]:
+    """Return the bytes of a host's captured units whose shards go when they are stored, and their number.
+
+    At last how many of them are of jobs that rest, and so go nowhere now.
+    """
     waiting = ~UNIT_COMMIT.c.is_stored, UNIT_COMMIT.c.host == host, UNIT_COMMIT.c.job_id.in_(_leaving(host))
-    query = select(func.coalesce(func.sum(UNIT_COMMIT.c.num_bytes), 0), func.count()).where(*waiting)
-    num_bytes, num_units = tx.connection.execute(query).one()
-    return int(num_bytes), num_units
+    rests = func.sum(case((JOB.c.state.in_(RESTING_JOB_STATES), 1), else_=0))
+    sums = select(func.sum(UNIT_COMMIT.c.num_bytes), func.count(), rests)
+    query = sums.join(JOB, JOB.c.id == UNIT_COMMIT.c.job_id).where(*waiting)
+    num_bytes, num_units, num_resting = (int(value or 0) for value in tx.connection.execute(query).one())
+    return num_bytes, num_units, num_resting
 
 
 def hasten(tx: Transaction, host: int) -> None:

@@ -1,6 +1,7 @@
 """Machines without the data folder: they capture and store; what a lost one held is captured again."""
 
 import asyncio
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -14,6 +15,7 @@ from sqlalchemy import update
 from schemas.job import JobState
 from schemas.worker import Role
 from service import host
+from service.capture import scratch
 from service.capture.attempt_files import INDEX_FILE
 from service.control.deletion import delete_job
 from service.errors import OptionRefused, StoreUnavailable
@@ -119,6 +121,7 @@ def test_what_a_lost_machine_held_is_captured_again(
     with shop.store.writing() as tx:
         long_ago = tx.now - timedelta(seconds=shop.settings.host_lost_s + 1)
         tx.connection.execute(update(HOST).where(HOST.c.number == lost.number).values(seen_at=long_ago))
+    monkeypatch.setattr(host, "BACK_S", 0.0)
     host.run_lost(shop.store, shop.settings, "finisher", lambda: False, None)  # type: ignore[arg-type]
     progress = shop.store.read(jobs.job, job_id).progress
     assert progress.units_done == progress.units_stored >= 1
@@ -184,6 +187,30 @@ def test_a_deleted_job_leaves_nothing_on_a_machine(shop: Shop, target: Path, tmp
     delete_job(shop.store, shop.settings, job_id, with_dataset=True)
     sweep(far.store, far.settings)
     assert not list((far.settings.data_dir / "work").iterdir())
+
+
+def test_a_disk_that_stopped_jobs_fill_says_so(shop: Shop, target: Path, tmp_path: Path) -> None:
+    """Their units stay for a resume, and nobody uploads them."""
+    job_id, far = submitted(shop, target), Machine(shop, tmp_path / "far")
+    far.capture(job_id, units_done=1)
+    small = far.settings.model_copy(update={"scratch_bytes": 1})
+    assert (scratch.full(far.store, small, (), far.number) or "").endswith("units to upload")
+    shop.store.write(jobs.cancel, job_id)
+    assert "of stopped jobs" in (scratch.full(far.store, small, (), far.number) or "")
+
+
+def test_a_lost_machine_is_not_looked_for_before_it_could_be_back(
+    shop: Shop, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that has just started may have been away with all others."""
+    job_id, far = submitted(shop, target), Machine(shop, tmp_path / "far")
+    far.capture(job_id, units_done=1)
+    with shop.store.writing() as tx:
+        tx.connection.execute(update(HOST).values(seen_at=tx.now - timedelta(days=1)))
+    for up_s, units_done in ((0.0, 1), (host.BACK_S, 0)):
+        monkeypatch.setattr(host, "STARTED_S", time.monotonic() - up_s)
+        host.run_lost(shop.store, shop.settings, "finisher", lambda: False, None)  # type: ignore[arg-type]
+        assert shop.store.read(jobs.job, job_id).progress.units_done == units_done
 
 
 def test_a_job_that_is_pushed_nowhere_waits_for_the_data_folder(
