@@ -1,9 +1,9 @@
-"""Removes what is left in this worker's folders of jobs that rest: of a complete job all, else lost attempts.
+"""Removes what is left in this worker's folders: of a complete job all, else lost attempts.
 
 What a complete job leaves in the database is deleted, too: its publication has used it up.
 
-Never touches an attempt that is committed and not stored; nor, in the data folder, one of a job that goes on:
-the next attempt at a unit removes what a lost one left. Elsewhere the next attempt may be another host's.
+Never touches an attempt that is leased, or that is committed and not stored. The next attempt at a unit
+removes what a lost one left, but may be another host's.
 """
 
 import re
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from schemas.job import RESTING_JOB_STATES, JobState
+from schemas.job import JobState
 from schemas.names import MAX_UNITS, is_job_id
 from service.capture.attempt_files import remove_stored
 from service.control.deletion import PAUSE_S
@@ -69,7 +69,7 @@ def _sweep(store: Store, settings: Settings, folder: Path, host: int) -> None:
             give_back(store, settings, folder.name)
             remove_stored(store, settings, folder.name)
         _remove(folder)
-    elif state in RESTING_JOB_STATES or host != HOME:
+    else:
         for left in attempts:
             match = ATTEMPT_NAME.match(left.name)
             if match and not store.read(

@@ -16,11 +16,11 @@ from schemas.job import JobState
 from schemas.worker import Role
 from service import host
 from service.capture import scratch
-from service.capture.attempt_files import INDEX_FILE
+from service.capture.attempt_files import INDEX_FILE, attempt_folder
 from service.control.deletion import delete_job
 from service.errors import OptionRefused, StoreUnavailable
 from service.settings import Settings
-from service.store import HOME, commits, hosts, jobs, storing, units, workers
+from service.store import HOME, commits, hosts, jobs, storing, tasks, units, workers
 from service.store.tables import HOST
 from tests.support.desk import REPO, TOKEN, writable_hub
 from tests.support.fake_hub import FakeHub
@@ -176,6 +176,21 @@ def test_what_a_machine_lost_is_swept_while_the_job_goes_on(shop: Shop, target: 
     sweep(lost.store, lost.settings)
     assert not lost.files()
     assert shop.store.read(jobs.job, job_id).state is JobState.RUNNING
+
+
+def test_what_the_data_folder_lost_to_a_machine_is_swept_while_the_job_goes_on(
+    shop: Shop, target: Path, tmp_path: Path
+) -> None:
+    submitted(shop, target)
+    lease = units.lease(shop.store, "near", 60.0)
+    assert lease is not None
+    left = attempt_folder(shop.settings, lease.attempt_id)
+    left.mkdir(parents=True)
+    assert not sweep(shop.store, shop.settings), "it may go on"
+    shop.store.write(tasks.release, lease)
+    far = Machine(shop, tmp_path / "far")
+    assert units.lease(far.store, "far", 60.0, host=far.number) is not None
+    assert sweep(shop.store, shop.settings) == [left]
 
 
 def test_a_deleted_job_leaves_nothing_on_a_machine(shop: Shop, target: Path, tmp_path: Path) -> None:
