@@ -3,14 +3,14 @@
 Ray places the actors and starts them again when a node dies. The leases in the database decide what a worker
 does, and that no two do the same. No rows and no results go through Ray.
 
-A pool belongs to a data folder, which every node must see: `POOL_FILE` in it holds the pool's secret, and the
-secret's first characters are its Ray namespace. The settings, which hold passwords, lie beside it and not in
-Ray's control store. A worker's name ends with a digest of them, so that `scale` replaces workers of others.
+A pool belongs to a data folder, which no node needs to see: `POOL_FILE` in it holds the pool's secret, whose
+first characters are its Ray namespace. The workers capture and store, each node's on scratch of its own. The
+settings go through Ray without their secrets: those are in the environment that Ray was started in on each
+node. A worker's name ends with a digest of the settings, so that `scale` replaces workers of others.
 """
 
 import fcntl
 import hashlib
-import hmac
 import logging
 import os
 import secrets
@@ -28,7 +28,8 @@ from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError
 from ray.util import get_placement_group, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from schemas.dataset.seal import sealing
+from schemas.worker import Role
+from service.cli.console import load_settings
 from service.errors import OptionRefused
 from service.settings import Settings
 from service.work.supervisor import Supervisor
@@ -36,35 +37,36 @@ from service.work.worker_process import stop_grace_s, worker_command
 
 logger = logging.getLogger(__name__)
 
-POOL_FILE, SETTINGS_FILE = "ray-pool", "ray-pool-settings.json"
+POOL_FILE = "ray-pool"
 CALL_S = 10.0
 """How long an actor may take to answer."""
 NO_ANSWER = (GetTimeoutError, ActorUnavailableError)
 """What a call to an actor raises that is being started again."""
 POLL_S = 0.5
+SCRATCH = Path("/var/tmp/quarry")  # noqa: S108 - made by `make_folder`, for its owner alone
+"""A node's default scratch: on a disk, and kept when the node starts again."""
 
 
 class WorkerActor:
     """Runs in a process of Ray's on one node. Its worker ends with it."""
 
-    def __init__(self, data_dir: Path, namespace: str) -> None:
-        """Start the worker, unless this node does not see the pool's data folder."""
+    def __init__(self, settings_json: str) -> None:
+        """Start the worker, unless this node lacks what it needs."""
         # Ray sets it to the CPUs that it counts for the actor, and the engine would use no others.
         os.environ.pop("OMP_NUM_THREADS", None)
         self._problem = ""
         self._supervisor: Supervisor | None = None
-        pool_file = data_dir / POOL_FILE
-        if not pool_file.is_file() or _namespace(pool_file.read_text()) != namespace:
-            self._problem = (
-                f"{data_dir} is not the pool's data folder on this node: "
-                "share it, then run `quarry ray down` and `up`"
-            )
+        settings = Settings.model_validate_json(settings_json).with_secrets_of(load_settings())
+        if settings.database_url is None:
+            cure = "set it where `ray start` runs on this node, and start that again"
+            self._problem = f"QUARRY_DATABASE_URL is not known here: {cure}"
             return
-        settings_json = (data_dir / SETTINGS_FILE).read_bytes()
-        settings = Settings.model_validate_json(settings_json)
         # Ray starts an actor again whose process has ended.
         self._supervisor = Supervisor(
-            worker_command(), settings_json, stop_grace_s(settings), on_giving_up=lambda: os._exit(1)
+            worker_command(),
+            settings.with_secrets(),
+            stop_grace_s(settings),
+            on_giving_up=lambda: os._exit(1),
         )
         self._supervisor.start()
 
@@ -97,7 +99,7 @@ class RayPool:
 
     def __init__(self, settings: Settings, secret: str) -> None:
         """Keep what the workers get. This process must be connected to Ray in the namespace of `secret`."""
-        self._settings, self._secret = settings, secret
+        self._settings = settings
         self._prefix = f"{_namespace(secret)}-"
 
     def scale(self, workers: int, gpus_per_worker: int) -> None:
@@ -106,20 +108,11 @@ class RayPool:
         A worker that runs already with the same settings is left alone. All others are drained first. Workers
         that no node has room for wait until one joins.
         """
-        settings_json = self._settings.with_secrets()
-        content = settings_json + f" {gpus_per_worker}".encode()
-        digest = hmac.new(self._secret.encode(), content, hashlib.sha256).hexdigest()[:8]
+        settings_json = self._settings.without_secrets().model_dump_json()
+        digest = hashlib.sha256(f"{settings_json} {gpus_per_worker}".encode()).hexdigest()[:8]
         wanted = [f"{self._prefix}{number}-{digest}" for number in range(workers)]
         states = self._group_states()
         self._remove([name for name in states if name not in wanted])
-        # After the workers of other settings: Ray may start one again at any time.
-        settings_file = self._settings.data_dir / SETTINGS_FILE
-        if wanted:
-            with sealing(settings_file, secrets.token_hex(4)) as temporary:
-                temporary.touch(0o600)
-                temporary.write_bytes(settings_json)
-        else:
-            settings_file.unlink(missing_ok=True)
         resources = {"GPU": gpus_per_worker} if gpus_per_worker else {"CPU": 1}
         for name in wanted:
             if name in states:
@@ -134,7 +127,7 @@ class RayPool:
                 num_cpus=resources.get("CPU", 0),
                 num_gpus=gpus_per_worker,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group),
-            ).remote(self._settings.data_dir, _namespace(self._secret))
+            ).remote(settings_json)
 
     def status(self) -> list[WorkerStatus]:
         """Return every worker of the pool, by name."""
@@ -197,8 +190,10 @@ def _namespace(secret: str) -> str:
 
 
 @contextmanager
-def ray_pool(settings: Settings, address: str) -> Iterator[RayPool]:
+def ray_pool(settings: Settings, address: str, scratch: Path = SCRATCH) -> Iterator[RayPool]:
     """Connect to the cluster at `address`; other users of the pool of `settings.data_dir` wait meanwhile.
+
+    `scratch` is the folder on every node that its workers capture into.
 
     Raises:
         OptionRefused: the database is no PostgreSQL, or no cluster answers.
@@ -229,7 +224,8 @@ def ray_pool(settings: Settings, address: str) -> Iterator[RayPool]:
                 cure="run this on a node of the cluster, or give --address HOST:PORT of its head",
             ) from error
         try:
-            yield RayPool(settings, secret)
+            there = {"data_dir": scratch, "roles": (Role.CAPTURE, Role.STORE)}
+            yield RayPool(settings.model_copy(update=there), secret)
         finally:
             ray.shutdown()
 

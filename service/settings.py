@@ -233,6 +233,15 @@ class Settings(BaseSettings):
         secrets = {name: value.get_secret_value() for name, value in self if isinstance(value, SecretStr)}
         return to_json(dict(self) | secrets)
 
+    def without_secrets(self) -> Self:
+        """Return these settings as others may see them."""
+        return self.model_copy(update=dict.fromkeys(_SECRETS))
+
+    def with_secrets_of(self, other: Self) -> Self:
+        """Return these settings with the secrets of others, where they have some."""
+        own = {name: value for name in _SECRETS if (value := getattr(other, name)) is not None}
+        return self.model_copy(update=own)
+
     def writers(self) -> int:
         """Return how many threads each rank writes with."""
         if self.writer_threads is not None:
@@ -257,6 +266,11 @@ class Settings(BaseSettings):
     def dataset_dir(self, job_id: str) -> Path:
         """Return the folder that holds a job's finished dataset, in the layout of the Hub repository."""
         return self.out_dir if self.out_dir is not None else self.data_dir / "jobs" / job_id
+
+
+_SECRETS = tuple(
+    name for name, field in Settings.model_fields.items() if field.annotation == SecretStr | None
+)
 
 
 def _inside(allowed: Iterable[str], roots: Iterable[Path]) -> tuple[Path, ...]:

@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,24 +18,28 @@ if TYPE_CHECKING:
     from service.ray_pool import RayPool, WorkerStatus
 
 app = typer.Typer(
-    help="Workers on the nodes of a Ray cluster, on one PostgreSQL and one shared data folder.",
+    help="Workers on the nodes of a Ray cluster, on one PostgreSQL: they run jobs that are pushed.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
+Scratch = Annotated[
+    Path | None,
+    typer.Option(help="Folder on each node that its workers capture into.  [default: /var/tmp/quarry]"),
+]
 Address = Annotated[str, typer.Option(help="The cluster's address; 'auto' finds one on this node.")]
 
 
 @contextmanager
-def _pool(settings: Settings, address: str) -> Iterator["RayPool"]:
+def _pool(settings: Settings, address: str, scratch: Path | None = None) -> Iterator["RayPool"]:
     try:
-        from service.ray_pool import ray_pool
+        from service.ray_pool import SCRATCH, ray_pool
     except ModuleNotFoundError as error:
         detail = f"{error.name} is not installed"
         raise OptionRefused(detail, cure="pip install 'eagle-quarry[ray]' here and on every node") from error
     log_to_stderr()
     # Ray prints news of its nodes to stdout, between our own lines.
-    with redirect_stdout(sys.stderr), ray_pool(settings, address) as pool:
+    with redirect_stdout(sys.stderr), ray_pool(settings, address, scratch or SCRATCH) as pool:
         yield pool
 
 
@@ -52,11 +57,12 @@ def up(
     ] = None,
     address: Address = "auto",
     data_dir: DataDir = None,
+    scratch: Scratch = None,
 ) -> None:
     """Start the pool or change it: surplus workers, and those of other settings, are drained."""
     settings = load_settings(data_dir=data_dir, tensor_parallel_size=gpus_per_worker or None)
     gpus = settings.tensor_parallel_size if gpus_per_worker is None else gpus_per_worker
-    with _pool(settings, address) as pool:
+    with _pool(settings, address, scratch) as pool:
         pool.scale(workers, gpus)
         started = pool.status()
     _print(started)

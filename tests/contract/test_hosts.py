@@ -25,7 +25,7 @@ from service.store.tables import HOST
 from tests.support.desk import REPO, TOKEN, writable_hub
 from tests.support.fake_hub import FakeHub
 from tests.support.jobs import Shop, conversations, request
-from tests.support.machines import Machine
+from tests.support.machines import Machine, is_whole
 from tests.support.roles import Capture, run_publishing, sweep
 
 SAMPLES = 24
@@ -55,20 +55,6 @@ def submitted(shop: Shop, target: Path, hub: bool = True, **changes: Any) -> str
     shop.plan()
     assert shop.store.read(jobs.job, job_id).progress.units_planned >= 3
     return job_id
-
-
-def is_whole(shop: Shop, hub: FakeHub, job_id: str) -> None:
-    """Every planned sample is in the repository, once."""
-    job = shop.store.read(jobs.job, job_id)
-    assert job.state is JobState.COMPLETED, job.problem
-    progress = job.progress
-    assert (progress.units_done, progress.units_stored) == (progress.units_planned, progress.units_planned)
-    assert progress.samples_written + progress.samples_rejected == progress.samples_planned == SAMPLES
-    there = hub.repo(REPO).head.tree
-    made = shop.store.read(commits.unit_commits, job_id)
-    named = {entry.path: entry.sha256 for unit in made for entry in unit.files}
-    assert {path: there[path].etag for path in named} == named
-    assert {path for path in there if path.startswith(("data/", "index/"))} == set(named)
 
 
 def test_a_machine_without_the_data_folder_captures_and_stores(

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,20 @@ import pytest
 from ray.cluster_utils import Cluster
 
 from schemas.job import JobState
-from service.proof.verify import verify_dataset
-from service.ray_pool import POOL_FILE, SETTINGS_FILE, WorkerActor
+from service import host
+from service.ray_pool import WorkerActor
+from service.settings import Settings
 from service.store import jobs, units
 from tests.support.children import settings_environment, wait_for_end
+from tests.support.desk import REPO, TOKEN, writable_hub
 from tests.support.engine_bench import until
+from tests.support.fake_hub import FakeHub
 from tests.support.jobs import ENDED, Shop, conversations, request
+from tests.support.machines import is_whole
 from tests.support.pg import Postgres
 from tests.support.real_engine import vllm_shop
 from tests.support.tiny_model import random_target
 
-TOKEN = "hf_of_a_pool_0123456789"
 ROOT = Path(__file__).parents[2]
 
 
@@ -48,7 +52,8 @@ class Pool:
 
     def up(self, workers: int) -> None:
         """Let the pool have so many workers, each on a CPU of a node."""
-        self.quarry_ray("up", "--workers", workers, "--gpus-per-worker", 0)
+        scratch = self.shop.settings.data_dir.parent / "scratch"
+        self.quarry_ray("up", "--workers", workers, "--gpus-per-worker", 0, "--scratch", scratch)
 
     def states(self) -> list[str]:
         """Return the states of the pool's workers, sorted."""
@@ -77,14 +82,18 @@ class Pool:
 
 @contextmanager
 def pool_of(shop: Shop, nodes: int) -> Iterator[Pool]:
-    """Start a cluster whose head takes no workers."""
+    """Start a cluster whose head takes no workers, and whose nodes have the secrets."""
+    host.host_of(shop.store, shop.settings)
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
-    try:
-        for _ in range(nodes):
-            cluster.add_node(num_cpus=1)
-        yield Pool(shop, cluster)
-    finally:
-        cluster.shutdown()
+    with pytest.MonkeyPatch.context() as of_nodes:
+        of_nodes.setenv("QUARRY_DATABASE_URL", shop.settings.database())
+        of_nodes.setenv("QUARRY_HUB_TOKEN", TOKEN)
+        try:
+            for _ in range(nodes):
+                cluster.add_node(num_cpus=1)
+            yield Pool(shop, cluster)
+        finally:
+            cluster.shutdown()
 
 
 def store_holds(cluster: Cluster, words: bytes) -> bool:
@@ -106,19 +115,25 @@ def url(postgres: Postgres) -> Iterator[str]:
 
 
 @pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    with writable_hub(tmp_path, monkeypatch) as hub:
+        yield hub
+
+
+@pytest.fixture
 def models(tmp_path: Path) -> Path:
     return tmp_path / "models"
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(500)
 def test_a_pool_loses_a_node_gains_another_and_the_job_has_every_sample_once(
-    tmp_path: Path, models: Path, url: str
+    tmp_path: Path, models: Path, url: str, hub: FakeHub
 ) -> None:
     """1. Four workers on three nodes: one waits. 2. `up` again changes nothing. 3. A node dies in the middle
     of a job, and another joins. 4. The job is complete. 5. Fewer workers, then none."""
     target = random_target(models / "target", hidden=64)
-    shop = Shop.open(tmp_path, target, database_url=url, lease_s=3.0)
+    shop = Shop.open(tmp_path, target, database_url=url, lease_s=3.0, hub_endpoint=hub.url, hub_token=TOKEN)
     samples = conversations(300)
     with pool_of(shop, nodes=3) as pool:
         pool.up(4)
@@ -128,7 +143,8 @@ def test_a_pool_loses_a_node_gains_another_and_the_job_has_every_sample_once(
         pool.up(4)
         assert pool.workers() == before
 
-        job_id = shop.submit(request(target, samples))
+        job_id = shop.submit(request(target, samples, hub={"repo_id": REPO}))
+        shop.plan()
         asyncio.run(until(lambda: shop.store.read(jobs.job, job_id).progress.units_done > 0))
         lost = pool.cluster.list_all_nodes()[-1]
         orphans = pool.workers(lost)
@@ -139,11 +155,8 @@ def test_a_pool_loses_a_node_gains_another_and_the_job_has_every_sample_once(
         pool.cluster.add_node(num_cpus=1)
         pool.reach("running", "running", "running", "waiting")
 
-        asyncio.run(until(lambda: shop.store.read(jobs.state, job_id) in ENDED, patience_s=120.0))
-        job = shop.store.read(jobs.job, job_id)
-        assert job.state is JobState.COMPLETED, job.problem
-        assert sorted(row["source_id"] for row in shop.rows(job_id)) == sorted(one["id"] for one in samples)
-        assert verify_dataset(shop.settings.dataset_dir(job_id)).ok
+        asyncio.run(until(partial(published, shop, job_id), patience_s=240.0))
+        assert is_whole(shop, hub, job_id).samples_written == len(samples)
         assert max(unit.epoch for unit in shop.store.read(units.of_job, job_id)) <= 2
 
         pool.up(1)
@@ -174,7 +187,6 @@ def test_workers_of_other_settings_are_replaced(tmp_path: Path, models: Path, ur
         asyncio.run(until(lambda: len(pool.workers()) == 2, patience_s=120.0))
         assert not before & pool.workers()
         pool.quarry_ray("down")
-        assert not (shop.settings.data_dir / SETTINGS_FILE).exists()
         pool.shop.store.close()
     shop.store.close()
 
@@ -182,29 +194,35 @@ def test_workers_of_other_settings_are_replaced(tmp_path: Path, models: Path, ur
 @pytest.mark.engine
 @pytest.mark.timeout(400)
 def test_a_job_on_the_real_engine_runs_on_a_node_of_the_cluster(
-    tmp_path: Path, models: Path, url: str
+    tmp_path: Path, models: Path, url: str, hub: FakeHub
 ) -> None:
     target = random_target(models / "target", hidden=64)
-    shop = vllm_shop(tmp_path, target, database_url=url, cpu_kv_cache_gib=1)
+    place = {"hub_endpoint": hub.url, "hub_token": TOKEN}
+    shop = vllm_shop(tmp_path, target, database_url=url, cpu_kv_cache_gib=1, **place)
     with pool_of(shop, nodes=1) as pool:
         pool.up(1)
-        job_id = shop.submit(request(target, conversations(8), canary="run"))
-        ended = until(lambda: shop.store.read(jobs.state, job_id) in ENDED, patience_s=300.0, poll_s=0.5)
-        asyncio.run(ended)
-        job = shop.store.read(jobs.job, job_id)
-        assert job.state is JobState.COMPLETED, job.problem
-        assert verify_dataset(shop.settings.dataset_dir(job_id), model_folder=target).ok
+        job_id = shop.submit(request(target, conversations(8), canary="run", hub={"repo_id": REPO}))
+        shop.plan()
+        asyncio.run(until(partial(published, shop, job_id), patience_s=300.0, poll_s=0.5))
+        assert is_whole(shop, hub, job_id).samples_written == 8
         pool.quarry_ray("down")
         assert pool.workers() == set()
     shop.store.close()
 
 
-def test_a_node_without_the_pools_data_folder_runs_no_worker_and_says_why(tmp_path: Path) -> None:
-    """1. A folder of the same name is empty. 2. Another pool's file is in it."""
-    for content in (None, "another pool"):
-        if content is not None:
-            (tmp_path / POOL_FILE).write_text(content)
-        actor = WorkerActor(tmp_path, "quarry-this")
-        _, problem = actor.describe()
-        assert str(tmp_path) in problem and "share it" in problem
-        assert actor.drain()
+def test_a_node_that_does_not_know_the_database_runs_no_worker_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("QUARRY_DATABASE_URL", raising=False)
+    actor = WorkerActor(Settings(data_dir=tmp_path).model_dump_json())
+    _, problem = actor.describe()
+    assert "QUARRY_DATABASE_URL" in problem and "ray start" in problem
+    assert actor.drain()
+
+
+def published(shop: Shop, job_id: str) -> bool:
+    """Say whether a job is complete, having published it if that was its turn."""
+    shop.publish()
+    job = shop.store.read(jobs.job, job_id)
+    assert job.state not in ENDED - {JobState.COMPLETED}, job.problem
+    return job.state is JobState.COMPLETED

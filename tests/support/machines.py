@@ -4,10 +4,13 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from schemas.job import JobState, Progress
 from schemas.worker import Role
 from service import host
 from service.settings import Settings
-from service.store import Store, jobs
+from service.store import Store, commits, jobs
+from tests.support.desk import REPO
+from tests.support.fake_hub import FakeHub
 from tests.support.jobs import Shop
 from tests.support.roles import Capture, run_storing
 
@@ -44,3 +47,18 @@ class Machine:
 
     def files(self) -> set[str]:
         return {path.name for path in (self.settings.data_dir / "work").rglob("*.parquet")}
+
+
+def is_whole(shop: Shop, hub: FakeHub, job_id: str) -> Progress:
+    """Every planned sample is in the repository, once."""
+    job = shop.store.read(jobs.job, job_id)
+    assert job.state is JobState.COMPLETED, job.problem
+    progress = job.progress
+    assert (progress.units_done, progress.units_stored) == (progress.units_planned, progress.units_planned)
+    assert progress.samples_written + progress.samples_rejected == progress.samples_planned
+    there = hub.repo(REPO).head.tree
+    made = shop.store.read(commits.unit_commits, job_id)
+    named = {entry.path: entry.sha256 for unit in made for entry in unit.files}
+    assert {path: there[path].etag for path in named} == named
+    assert {path for path in there if path.startswith(("data/", "index/"))} == set(named)
+    return progress
