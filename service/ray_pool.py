@@ -29,9 +29,8 @@ from ray.util import get_placement_group, placement_group, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from schemas.worker import Role
-from service.cli.console import load_settings
 from service.errors import OptionRefused
-from service.settings import Settings
+from service.settings import Settings, load_settings
 from service.work.supervisor import Supervisor
 from service.work.worker_process import stop_grace_s, worker_command
 

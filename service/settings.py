@@ -4,16 +4,16 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import Field, JsonValue, SecretStr, field_validator
+from pydantic import Field, JsonValue, SecretStr, ValidationError, field_validator
 from pydantic_core import to_json
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from schemas.keys import EVERY_NAMESPACE, Grants
 from schemas.names import MAX_RANKS
 from schemas.worker import AT_HOME, Role
-from service.errors import HubDenied
+from service.errors import HubDenied, OptionRefused
 
 
 class Settings(BaseSettings):
@@ -271,6 +271,30 @@ class Settings(BaseSettings):
 _SECRETS = tuple(
     name for name, field in Settings.model_fields.items() if field.annotation == SecretStr | None
 )
+
+
+def load_settings(**options: Any) -> Settings:  # noqa: ANN401 - a value of any setting
+    """Return the settings of the environment; an option that was given wins.
+
+    What is secret is taken out of the environment, which every child would inherit.
+
+    Raises:
+        OptionRefused: naming the first setting that cannot be used.
+    """
+    try:
+        settings = Settings(**{name: value for name, value in options.items() if value is not None})
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        name = str(first["loc"][0])
+        raise OptionRefused(
+            first["msg"], field=name, cure=f"fix the option or QUARRY_{name.upper()}"
+        ) from error
+    except SettingsError as error:
+        raise OptionRefused(str(error), cure="lists and objects in QUARRY_ variables are JSON") from error
+    secret = [f"QUARRY_{name.upper()}" for name in _SECRETS]
+    for name in [name for name in os.environ if name.upper() in secret]:
+        del os.environ[name]
+    return settings
 
 
 def _inside(allowed: Iterable[str], roots: Iterable[Path]) -> tuple[Path, ...]:

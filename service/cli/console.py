@@ -6,17 +6,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
-
-from pydantic import ValidationError
-from pydantic_settings import SettingsError
+from typing import TextIO
 
 from schemas.job import Problem
-from service.errors import DatasetBroken, OptionRefused, Outcome, QuarryError, RequestError
-from service.settings import Settings
+from service.errors import DatasetBroken, Outcome, QuarryError, RequestError
 from service.visible import one_line, visible
-
-SECRET_VARIABLES = frozenset({"QUARRY_HUB_TOKEN", "QUARRY_DATABASE_URL"})
 
 EXIT_BROKEN = 1
 EXIT_USAGE = 2
@@ -50,29 +44,6 @@ def complain(problem: Problem) -> None:
 def say(*fields: object, file: TextIO | None = None) -> None:
     """Print one line, its fields apart by tabs; what others named is made visible in it."""
     print(*(one_line(str(field)) for field in fields), sep="\t", file=file)
-
-
-def load_settings(**options: Any) -> Settings:  # noqa: ANN401 - a value of any setting
-    """Return the settings of the environment; an option that was given wins.
-
-    What is secret is taken out of the environment, which every child would inherit.
-
-    Raises:
-        OptionRefused: naming the first setting that cannot be used.
-    """
-    try:
-        settings = Settings(**{name: value for name, value in options.items() if value is not None})
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        name = str(first["loc"][0])
-        raise OptionRefused(
-            first["msg"], field=name, cure=f"fix the option or QUARRY_{name.upper()}"
-        ) from error
-    except SettingsError as error:
-        raise OptionRefused(str(error), cure="lists and objects in QUARRY_ variables are JSON") from error
-    for name in [name for name in os.environ if name.upper() in SECRET_VARIABLES]:
-        del os.environ[name]
-    return settings
 
 
 class _VisibleFormatter(logging.Formatter):

@@ -9,9 +9,10 @@ import typer
 from pydantic import ValidationError
 
 from schemas.request import HubTarget
-from service.cli.console import EXIT_BROKEN, load_settings, naming, say
+from service.cli.console import EXIT_BROKEN, naming, say
 from service.cli.verify_process import VerifyOrder, verify_apart
 from service.errors import OptionRefused
+from service.settings import load_settings
 
 
 def verify(

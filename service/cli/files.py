@@ -15,13 +15,13 @@ from service.cli.console import (
     EXIT_NOT_COMPLETE,
     EXIT_TRY_AGAIN,
     complain,
-    load_settings,
     log_to_stderr,
     say,
 )
 from service.cli.job_file import own_roots, read_job_file
 from service.errors import EngineDied, EngineStuck
 from service.installed import check_engine, check_python
+from service.settings import load_settings
 
 JobFile = Annotated[
     Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="The job, as JSON or YAML.")

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from service.cli.console import load_settings, log_to_stderr
+from service.cli.console import log_to_stderr
 from service.installed import check_engine, check_python
-from service.settings import Settings
+from service.settings import Settings, load_settings
 from service.work.placement import Placement, placements
 
 DataDir = Annotated[

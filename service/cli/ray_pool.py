@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.console import EXIT_NOT_COMPLETE, load_settings, log_to_stderr, say
+from service.cli.console import EXIT_NOT_COMPLETE, log_to_stderr, say
 from service.cli.processes import DataDir
 from service.errors import OptionRefused
-from service.settings import Settings
+from service.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from service.ray_pool import RayPool, WorkerStatus

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from service import worker
-from service.cli.console import load_settings
-from service.settings import Settings
+from service.settings import Settings, load_settings
 from service.work.worker_process import JOB_ENDED_CODES, WorkerProcess
 from tests.support.children import DRAINS, Output, python, wait_for_end
 
