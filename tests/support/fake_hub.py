@@ -53,6 +53,7 @@ class FakeHub:
         cas: Path | XetStorage | None = None,
         page_entries: int = 1000,
         lfs_part_bytes: int | None = None,
+        address: str = "127.0.0.1",
     ) -> None:
         """Speak xet with the chunks in `cas` if given, otherwise LFS; list trees by `page_entries`."""
         self.cas = cas
@@ -67,9 +68,9 @@ class FakeHub:
         self._meanwhile: dict[str, Callable[[], object]] = {}
         self._faults: dict[str, list[tuple[int, Fault]]] = {}
         self._socket = socket.socket()
-        self._socket.bind(("127.0.0.1", 0))
+        self._socket.bind((address, 0))
         self._socket.listen(64)
-        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self.url = f"http://{address}:{self._socket.getsockname()[1]}"
         config = uvicorn.Config(self._application(), log_level="critical", lifespan="off")
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(

@@ -85,8 +85,11 @@ def copy_package(binaries: Path, folder: Path) -> Path:
 
 
 @contextmanager
-def running_postgres() -> Iterator[Postgres]:
-    """Start a server with an empty cluster; stop it and remove its files at the end. Raises RuntimeError."""
+def running_postgres(address: str = "", clients: str = "") -> Iterator[Postgres]:
+    """Start a server with an empty cluster; stop it and remove its files at the end. Raises RuntimeError.
+
+    With an `address` it listens there as well, to a range of `clients`.
+    """
     binaries = server_binaries()
     as_root = os.geteuid() == 0
     folder = Path(tempfile.mkdtemp(prefix="quarry-pg-"))
@@ -100,7 +103,10 @@ def running_postgres() -> Iterator[Postgres]:
         data, log = folder / "data", folder / "log"
         cluster = ["-U", "quarry", "--auth=trust", "--encoding=UTF8", "--no-locale", "--no-sync"]
         _run([binaries / "initdb", "-D", data, *cluster], as_root)
-        options = f"-k {folder} -c listen_addresses='' -c fsync=off -c max_connections={CONNECTIONS}"
+        if clients:
+            with (data / "pg_hba.conf").open("a") as allowed:
+                allowed.write(f"host all all {clients} trust\n")
+        options = f"-k {folder} -c listen_addresses='{address}' -c fsync=off -c max_connections={CONNECTIONS}"
         _run([binaries / "pg_ctl", "start", "-w", "-D", data, "-l", log, "-o", options], as_root)
         try:
             yield Postgres(binaries, folder, as_root)
