@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
 
 from sqlalchemy import delete, func, select, update
 
@@ -52,14 +51,12 @@ def register(tx: Transaction, host_id: str, name: str, *, is_home: bool) -> int:
         raise StoreUnavailable(f"{detail}, or QUARRY_DATABASE_URL names another one")
     values = {"id": host_id, "name": name, "seen_at": tx.now}
     if number(tx, host_id) is None:
+        if is_home:
+            # The place of a data folder that was given up is free.
+            free = update(HOST).where(HOST.c.number == HOME, HOST.c.id.is_(None))
+            tx.connection.execute(free.values(values | {"is_lost": False}))
         new = tx.insert(HOST).values(values | ({"number": HOME} if is_home else {}))
-        # The place of a data folder that was given up is free.
-        taken: dict[str, Any] = {
-            "index_elements": ["number"],
-            "set_": values | {"is_lost": False},
-            "where": HOST.c.id.is_(None),
-        }
-        tx.connection.execute(new.on_conflict_do_update(**taken) if is_home else new.on_conflict_do_nothing())
+        tx.connection.execute(new.on_conflict_do_nothing())  # another process of the folder was faster
     given = number(tx, host_id)
     if is_home and given != HOME:
         home = tx.connection.execute(select(HOST.c.id, HOST.c.name).where(HOST.c.number == HOME)).first()

@@ -31,4 +31,5 @@ def replace_plan(store: Store, job_id: str, content: bytes, *, hashed: bool = Tr
         tx.connection.execute(update(UNIT_PLAN).where(of_plan).values(content=content))
         if hashed:
             digest = hashlib.sha256(content).hexdigest()
+            tx.connection.execute(update(UNIT_PLAN).where(of_plan).values(sha256=digest))
             tx.connection.execute(update(UNIT).where(of_unit).values(plan_sha256=digest))
