@@ -48,6 +48,14 @@ DRIVERS = ("sqlite", "postgresql", "postgresql+psycopg")
 
 WAIT_MS = 30_000
 """How long a statement waits for another's lock; on PostgreSQL also how long a stopped process keeps one."""
+SILENCE = {
+    "connect_timeout": "10",
+    "keepalives_idle": "30",
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "60000",
+}
+"""libpq's parameters by which a network that was cut is noticed within a minute, and not by TCP's 15."""
 
 
 CLOCKS = {
@@ -153,7 +161,9 @@ def _engine(url: URL) -> Engine:
     """
     if url.get_backend_name() == "postgresql":
         engine = create_engine(
-            url.set(drivername="postgresql+psycopg"), pool_pre_ping=True, hide_parameters=True
+            url.set(drivername="postgresql+psycopg", query=SILENCE | url.query),
+            pool_pre_ping=True,
+            hide_parameters=True,
         )
         event.listen(engine, "connect", _prepare_postgresql)
         return engine
