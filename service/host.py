@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from schemas.dataset.seal import make_folder
+from schemas.dataset.seal import fsync, make_folder
 from service.errors import writing
 from service.settings import Settings
 from service.store import HOME, Store, hosts
@@ -55,7 +55,9 @@ def _host_id(folder: Path) -> str:
     file, draft = folder / HOST_FILE, folder / f".{HOST_FILE}.{secrets.token_hex(4)}"
     if not file.exists():
         draft.write_text(secrets.token_hex(16))
+        fsync(draft)  # a file that a power cut left empty would be the same id on every machine
         with suppress(FileExistsError):  # another process was faster
             os.link(draft, file)
         draft.unlink()
+        fsync(folder)
     return file.read_text().strip()

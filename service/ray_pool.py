@@ -42,7 +42,7 @@ CALL_S = 10.0
 NO_ANSWER = (GetTimeoutError, ActorUnavailableError)
 """What a call to an actor raises that is being started again."""
 POLL_S = 0.5
-SCRATCH = Path("/var/tmp/quarry")  # noqa: S108 - made by `make_folder`, for its owner alone
+SCRATCH = Path("/var/tmp/quarry")  # noqa: S108 - a worker makes it for its owner alone
 """A node's default scratch: on a disk, and kept when the node starts again."""
 
 

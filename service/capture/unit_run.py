@@ -7,6 +7,7 @@ Runs on the worker's event loop; disk and checks go to threads. Whatever goes wr
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 
 from connector.wire import RowRef
 from schemas.dataset.columns import PLAN_SCHEMA
@@ -155,7 +156,7 @@ class UnitRun:
             with writing(f"the index {path}"):
                 index, counts = write_index(folder / INDEX_FILE, path, rows, self._plan, self._witnesses)
             if self._rejects or self._lease.identity.generate is not None:
-                plan = as_written(self._plan, folder / INDEX_FILE)
+                plan = as_written(self._plan, chain.from_iterable(rows.values()))
         return UnitCommit(
             attempt_id=self._attempt_id,
             provenance=order.provenance,

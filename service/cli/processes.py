@@ -72,8 +72,8 @@ def worker(
 ) -> None:
     """Run jobs, until SIGTERM or SIGINT; then finish what the engine holds and release the rest."""
     log_to_stderr()
+    os.umask(PRIVATE_UMASK)  # also under a parent of Ray's
     if parent_pid is None:
-        os.umask(PRIVATE_UMASK)
         check_python()
         settings = load_settings(data_dir=data_dir, roles=roles and tuple(roles.split(",")))
         check_engine(settings)

@@ -1,8 +1,7 @@
 """A unit's frozen samples as one Parquet file in memory: the same samples are the same bytes."""
 
 import hashlib
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from schemas.dataset.columns import CONTENT_HASH_BYTES, HASHED_PLAN_SCHEMA, PLAN_SCHEMA, with_labels
+from schemas.dataset.shard import LightRow
 from schemas.dataset.tables import read_plan_table
 from service.errors import WriteFailed
 from service.plan.units import PlannedSample
@@ -23,17 +23,18 @@ def packed(samples: Sequence[PlannedSample]) -> bytes:
     return _content(_table(samples))
 
 
-def as_written(plan: pa.Table, index: Path) -> bytes:
+def as_written(plan: pa.Table, rows: Iterable[LightRow]) -> bytes:
     """Return the content of a plan whose rows are those that an attempt wrote, answers included.
 
-    `index` is the attempt's. What it rejected is left out. Raises OSError, ArrowException.
+    What it rejected is left out.
     """
-    rows = pq.read_table(index, columns=["sample_id", "input_ids", "loss_mask"])
     places = {sample_id: place for place, sample_id in enumerate(plan["sample_id"].to_pylist())}
-    written = plan.take([places[sample_id] for sample_id in rows["sample_id"].to_pylist()])
+    in_order = sorted(rows, key=lambda row: places[row.sample_id])
+    written = plan.take([places[row.sample_id] for row in in_order])
     for name in ("input_ids", "loss_mask"):
         field = plan.schema.field(name)
-        written = written.set_column(plan.schema.get_field_index(name), field, rows[name].cast(field.type))
+        values = _lists([getattr(row, name) for row in in_order], field.type)
+        written = written.set_column(plan.schema.get_field_index(name), field, values)
     return _content(written)
 
 
