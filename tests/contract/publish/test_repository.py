@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from schemas.dataset.manifest import Manifest
 from schemas.names import JOBS_PATH, job_id_from_content, manifest_path
 from service.publish.card import assigned_configs
 from tests.support.desk import REPO, TOKEN, Desk, committed, etags
+from tests.support.fake_hub import FakeHub
 from tests.support.finished_job import (
     FINAL_NORM,
     JOB,
@@ -23,7 +25,8 @@ from tests.support.finished_job import (
     an_identity,
 )
 from tests.support.hub_client import HubClient
-from tests.support.hub_state import Fault, Repo, large_blob
+from tests.support.hub_state import Fault, Repo, Token, large_blob
+from tests.support.hub_storage import XetStorage
 
 
 def test_a_public_repository_is_refused_where_a_private_one_was_asked_for(desk: Desk) -> None:
@@ -59,12 +62,15 @@ def test_a_job_pushed_by_another_in_between_is_merged_into_the_card(desk: Desk) 
 
 
 def test_jobs_pushed_at_once_take_turns_and_the_card_lists_each(desk: Desk, tmp_path: Path) -> None:
-    """As the parts of a source, each from a machine of its own."""
+    """As the parts of a source, each from a machine of its own; a storage in a folder serves one process."""
     jobs = [job_id_from_content(f"machine {number}") for number in range(4)]
     for job_id in jobs:
         a_dataset(tmp_path / job_id, job_id)
     hub = {"repo_id": REPO}
     with ExitStack() as running, ThreadPoolExecutor() as machines:
+        cas = XetStorage() if desk.mode == "xet" else None
+        desk = replace(desk, hub=running.enter_context(FakeHub(cas=cas)))
+        desk.hub.add_token(TOKEN, Token("me", orgs={"org": "write"}))
         clients = [
             running.enter_context(HubClient(desk.mode, tmp_path / f"home {job_id}")) for job_id in jobs
         ]
