@@ -4,9 +4,19 @@ import hashlib
 import json
 from typing import Any
 
+PIECE_LENGTH = 1000
+"""Members of a list that are written at once: while C code writes them, no other thread runs."""
+
 
 def canonical_json(value: Any) -> str:  # noqa: ANN401 - whatever JSON holds
     """Return `value` as ASCII JSON without spaces, keys sorted."""
+    if isinstance(value, dict):
+        members = (f"{json.dumps(key)}:{canonical_json(value[key])}" for key in sorted(value))
+        return "{" + ",".join(members) + "}"
+    if isinstance(value, list) and len(value) > PIECE_LENGTH:
+        starts = range(0, len(value), PIECE_LENGTH)
+        pieces = (canonical_json(value[start : start + PIECE_LENGTH])[1:-1] for start in starts)
+        return "[" + ",".join(pieces) + "]"
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 

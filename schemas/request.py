@@ -372,7 +372,11 @@ class ExtractRequest(Wire):
 
     def canonical_json(self) -> str:
         """Return the request as JSON with sorted keys: equal requests give equal text."""
-        return canonical_json(self.model_dump(mode="json"))
+        value = self.model_dump(mode="json", exclude={"source": {"samples"}})
+        if isinstance(self.source, InlineSource):
+            # One by one: while C code copies all of them, no other thread runs.
+            value["source"]["samples"] = [sample.model_dump(mode="json") for sample in self.source.samples]
+        return canonical_json(value)
 
 
 class PublishedRequest(BaseModel):

@@ -85,6 +85,7 @@ class NewJob:
         `spool` is the number of the schedule whose posted samples it takes. `owner` is the name of the key
         that it came with.
         """
+        document = request.canonical_json()
         return cls(
             id=job_id,
             idempotency_key=idempotency_key,
@@ -94,8 +95,8 @@ class NewJob:
             skips_canary=request.canary == "skip",
             keeps_local=request.storage.keep_local,
             publish_subject=request.hub.repo_id if request.hub else job_id,
-            request_json=request.model_dump_json(),
-            request_sha256=request.sha256(),
+            request_json=document,
+            request_sha256=hashlib.sha256(document.encode()).hexdigest(),
             schedule=schedule,
             spool=spool,
             owner=owner,
