@@ -4,7 +4,6 @@ import logging
 import os
 import secrets
 import socket
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
@@ -19,8 +18,6 @@ from service.work.keeper import Keeper
 logger = logging.getLogger(__name__)
 
 HOST_FILE = "host"
-STARTED_S, BACK_S = time.monotonic(), 300.0
-"""When this process started, and how long others then have to come back, that were away with it."""
 
 
 def host_of(store: Store, settings: Settings) -> int:
@@ -40,8 +37,6 @@ def run_lost(
     store: Store, settings: Settings, owner: str, stopped: Callable[[], bool], keeper: Keeper
 ) -> bool:
     """Give up what hosts hold that were silent for too long; return False: there is no more to do now."""
-    if time.monotonic() - STARTED_S < BACK_S:
-        return False
     for host_id in store.read(hosts.silent, settings.host_lost_s):
         units = store.write(hosts.forget, host_id)
         logger.warning("host %s is lost: %d units that it had captured run again", host_id, units)

@@ -8,7 +8,7 @@ from sqlalchemy import delete, func, select, update
 from schemas.job import JOB_MOVES, JobState
 from schemas.worker import HostView, WorkerView
 from service.errors import NotFound, OptionRefused, StoreUnavailable
-from service.store import jobs
+from service.store import jobs, workers
 from service.store.database import Transaction
 from service.store.migration import check_write
 from service.store.stopping import stop
@@ -30,6 +30,8 @@ OVER = frozenset({JobState.COMPLETED, JobState.DELETING})
 """States of a job of which nothing is captured again."""
 NOWHERE = -1
 """The host of units that are in their repository alone, since their data folder was given up."""
+BACK_S = 300.0
+"""After a time in which the data folder's host or the database was away, others have so long to come back."""
 
 
 def number(tx: Transaction, host_id: str) -> int | None:
@@ -49,7 +51,7 @@ def register(tx: Transaction, host_id: str, name: str, *, is_home: bool) -> int:
         # Another database, or the data folder itself, which would be taken for scratch ever after.
         detail = "the database knows no data folder: `quarry serve` has not started on it yet"
         raise StoreUnavailable(f"{detail}, or QUARRY_DATABASE_URL names another one")
-    values = {"id": host_id, "name": name, "seen_at": tx.now}
+    values = {"id": host_id, "name": name, "seen_at": tx.now, "there_since": tx.now}
     if number(tx, host_id) is None:
         if is_home:
             # The place of a data folder that was given up is free.
@@ -99,7 +101,15 @@ def views(tx: Transaction) -> list[HostView]:
 
 
 def silent(tx: Transaction, silence_s: float) -> list[str]:
-    """Return the hosts, but for the data folder's, that hold units and have not been seen for a while."""
+    """Return the hosts, but for the data folder's, that hold units and have not been seen for a while.
+
+    None while the data folder's host has not been there itself for as long as the others need to come back:
+    they may have been away with it, or with the database.
+    """
+    is_there = HOST.c.seen_at > tx.now - timedelta(seconds=workers.GAP_S)
+    is_back = HOST.c.there_since <= tx.now - timedelta(seconds=BACK_S)
+    if tx.connection.scalar(select(HOST.c.number).where(HOST.c.number == HOME, is_there, is_back)) is None:
+        return []
     holds = select(UNIT_COMMIT.c.host).where(~UNIT_COMMIT.c.is_stored)
     late = HOST.c.seen_at <= tx.now - timedelta(seconds=silence_s)
     query = select(HOST.c.id).where(HOST.c.number != HOME, late, HOST.c.number.in_(holds))

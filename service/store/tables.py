@@ -197,6 +197,8 @@ HOST = Table(
     # What people call it: the name of a machine.
     Column("name", Text, nullable=False),
     Column("seen_at", UtcTime, nullable=False),
+    # Since when it was seen without a gap.
+    Column("there_since", UtcTime, nullable=False),
     # Its captured units run again elsewhere.
     Column("is_lost", Boolean, nullable=False, server_default=false()),
 )

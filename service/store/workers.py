@@ -6,7 +6,7 @@ from collections.abc import Collection
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, and_, delete, exists, func, or_, select, true, update
+from sqlalchemy import ColumnElement, and_, case, delete, exists, func, or_, select, true, update
 
 from schemas.job import JobState, Problem
 from schemas.worker import WorkerStatus
@@ -24,6 +24,8 @@ PAUSES = (1 / 3600, 1 / 360, 1.0)
 """After the first death in a row, the second, and every further one: that is the rest. Shares of it."""
 GONE = 10
 """Of the times of a beat, after which a silent worker's row is removed. After one it counts no more."""
+GAP_S = 120.0
+"""Without a sign of life for so long a host was away."""
 NOTHING_SAID = WorkerStatus()
 LOOK = "look in the engine's log"
 
@@ -72,8 +74,11 @@ def beat(
 def seen(tx: Transaction, host: int) -> None:
     """Say that this process's host is there, also where nothing is captured."""
     check_write(tx)
+    was_away = HOST.c.seen_at < tx.now - timedelta(seconds=GAP_S)
+    since = case((was_away, tx.now), else_=HOST.c.there_since)
     here = update(HOST).where(HOST.c.number == host)
-    tx.connection.execute(here.values(seen_at=tx.now, name=socket.gethostname(), is_lost=False))
+    values = {"seen_at": tx.now, "there_since": since, "name": socket.gethostname(), "is_lost": False}
+    tx.connection.execute(here.values(values))
 
 
 def leave(tx: Transaction, owner: str) -> bool:

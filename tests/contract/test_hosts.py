@@ -1,7 +1,6 @@
 """Machines without the data folder: they capture and store; what a lost one held is captured again."""
 
 import asyncio
-import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -90,6 +89,15 @@ def test_two_machines_and_the_data_folder_share_a_job(
     assert made == {HOME, near.number, far.number}
 
 
+def make_silent(shop: Shop, lost: Machine) -> None:
+    """Let a machine have been silent for a day, in which the data folder's host was there."""
+    with shop.store.writing() as tx:
+        a_day_ago = tx.now - timedelta(days=1)
+        tx.connection.execute(update(HOST).where(HOST.c.number == lost.number).values(seen_at=a_day_ago))
+        at_home = update(HOST).where(HOST.c.number == HOME)
+        tx.connection.execute(at_home.values(there_since=a_day_ago, seen_at=tx.now))
+
+
 @pytest.mark.parametrize("answers", [False, True])
 def test_what_a_lost_machine_held_is_captured_again(
     shop: Shop, target: Path, hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: bool
@@ -104,10 +112,7 @@ def test_what_a_lost_machine_held_is_captured_again(
     lost.capture(job_id)
     files = [made.files[-1] for made in shop.store.read(commits.unit_commits, job_id) if not made.is_stored]
     told = answered(lost)
-    with shop.store.writing() as tx:
-        long_ago = tx.now - timedelta(seconds=shop.settings.host_lost_s + 1)
-        tx.connection.execute(update(HOST).where(HOST.c.number == lost.number).values(seen_at=long_ago))
-    monkeypatch.setattr(host, "BACK_S", 0.0)
+    make_silent(shop, lost)
     host.run_lost(shop.store, shop.settings, "finisher", lambda: False, None)  # type: ignore[arg-type]
     progress = shop.store.read(jobs.job, job_id).progress
     assert progress.units_done == progress.units_stored >= 1
@@ -138,8 +143,7 @@ def test_a_machine_that_only_stores_is_not_silent(shop: Shop, target: Path, tmp_
     """1. It captured and has been away. 2. It comes back to store what it has."""
     job_id, far = submitted(shop, target), Machine(shop, tmp_path / "far")
     far.capture(job_id, units_done=1)
-    with shop.store.writing() as tx:
-        tx.connection.execute(update(HOST).values(seen_at=tx.now - timedelta(days=1)))
+    make_silent(shop, far)
     assert shop.store.read(hosts.silent, shop.settings.host_lost_s) == [far.id]
 
     async def some() -> None:
@@ -201,17 +205,27 @@ def test_a_disk_that_stopped_jobs_fill_says_so(shop: Shop, target: Path, tmp_pat
 
 
 def test_a_lost_machine_is_not_looked_for_before_it_could_be_back(
-    shop: Shop, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shop: Shop, target: Path, tmp_path: Path
 ) -> None:
-    """A worker that has just started may have been away with all others."""
+    """1. All were away with the database, or without power. 2. The data folder's host is back for a while."""
     job_id, far = submitted(shop, target), Machine(shop, tmp_path / "far")
     far.capture(job_id, units_done=1)
     with shop.store.writing() as tx:
-        tx.connection.execute(update(HOST).values(seen_at=tx.now - timedelta(days=1)))
-    for up_s, units_done in ((0.0, 1), (host.BACK_S, 0)):
-        monkeypatch.setattr(host, "STARTED_S", time.monotonic() - up_s)
+        long_ago = tx.now - timedelta(days=1)
+        tx.connection.execute(update(HOST).values(seen_at=long_ago, there_since=long_ago))
+
+    def units_done() -> int:
         host.run_lost(shop.store, shop.settings, "finisher", lambda: False, None)  # type: ignore[arg-type]
-        assert shop.store.read(jobs.job, job_id).progress.units_done == units_done
+        return shop.store.read(jobs.job, job_id).progress.units_done
+
+    assert units_done() == 1
+    shop.store.write(workers.seen, HOME)
+    assert units_done() == 1
+    with shop.store.writing() as tx:
+        since = tx.now - timedelta(seconds=hosts.BACK_S)
+        tx.connection.execute(update(HOST).where(HOST.c.number == HOME).values(there_since=since))
+    shop.store.write(workers.seen, HOME)
+    assert units_done() == 0
 
 
 def test_a_job_that_is_pushed_nowhere_waits_for_the_data_folder(
