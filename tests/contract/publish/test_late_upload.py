@@ -1,6 +1,5 @@
 """An uploader that was given up commits late: no reader of the dataset sees a file of it."""
 
-import shutil
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,22 +8,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sqlalchemy import update
 
 from schemas.job import JobState
 from schemas.names import index_path, manifest_path, shard_path
-from schemas.receipts import AttemptId
 from schemas.request import HubTarget
 from service.artifacts.repository import Patience
 from service.errors import StoreUnavailable
 from service.host import HOST_FILE
 from service.settings import Settings
-from service.store import Store, Transaction, jobs, migration, storing
-from service.store.tables import SHARD, UNIT_COMMIT
+from service.store import Store, Transaction, hosts, jobs, migration, storing
 from tests.support import finished_job
 from tests.support.desk import REPO, TOKEN, etags, writable_hub
 from tests.support.fake_hub import FakeHub
-from tests.support.finished_job import JOB, OWNER, a_commit, a_request, an_identity, capture_unit
+from tests.support.finished_job import JOB, OWNER, a_request, capture_unit
 from tests.support.roles import run_publishing, run_storing
 from tests.support.store_cases import Clock
 
@@ -55,19 +51,16 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
 
 
 def capture_anew(store: Store, dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Capture the first unit again under the next epoch, with other states."""
+    """Capture what was given up again, the first unit with other states."""
+    layer_bytes = finished_job.layer_bytes
 
     def other_bytes(unit: int, row: int, layer_id: int, dtype: str = "bfloat16") -> bytes:
-        return np.full(len(layer_bytes(unit, row, layer_id, dtype)), 1, np.uint8).tobytes()
+        same = layer_bytes(unit, row, layer_id, dtype)
+        return same if unit else np.full(len(same), 1, np.uint8).tobytes()
 
-    layer_bytes = finished_job.layer_bytes
     monkeypatch.setattr(finished_job, "layer_bytes", other_bytes)
-    made = a_commit(dataset, AttemptId(job_id=JOB, unit=0, epoch=2), an_identity(), ROWS)
-    monkeypatch.setattr(finished_job, "layer_bytes", layer_bytes)
-    with store.writing() as tx:
-        first = UNIT_COMMIT.c.unit == 0
-        tx.connection.execute(update(UNIT_COMMIT).where(first).values(epoch=2, index_file=made.index))
-        tx.connection.execute(update(SHARD).where(SHARD.c.unit == 0).values(entry=made.shards[0]))
+    for _ in range(UNITS):
+        capture_unit(store, dataset, ROWS)
 
 
 @pytest.mark.parametrize("held", ["commit", "info"])
@@ -77,9 +70,9 @@ def test_a_commit_of_a_lost_lease_that_arrives_late_changes_nothing(
 ) -> None:
     """An uploader is cut off from the database and not from the Hub; its own clock notices nothing.
 
-    1. Its commit, or its question for the head before that, is under way for long. 2. Its lease runs out, a
-    unit is captured again, another uploader stores it and publishes the job. 3. It arrives, and the uploader
-    tries again with what it has. 4. The uploader reaches the database.
+    1. Its commit, or its question for the head before that, is under way for long. 2. Its host is forgotten,
+    what it held is captured again on another, which stores it and publishes the job. 3. It arrives, and the
+    uploader tries again with what it has. 4. The uploader reaches the database.
     """
     clock = Clock(1_000_000_000.0)
     old, new = (
@@ -107,10 +100,9 @@ def test_a_commit_of_a_lost_lease_that_arrives_late_changes_nothing(
         upload = beside.submit(run_storing, severed, old, "old", lambda: False, patience=PATIENCE)
         assert is_under_way.wait(60)
         severed.is_cut.set()
-        clock.advance(old.lease_s + 1)
-        shutil.copytree(dataset, new.dataset_dir(JOB))
-        shutil.copy(old.data_dir / HOST_FILE, new.data_dir)
+        assert store.write(hosts.forget, (old.data_dir / HOST_FILE).read_text()) == UNITS
         capture_anew(store, new.dataset_dir(JOB), monkeypatch)
+        clock.advance(storing.APART.total_seconds() + 1)
         assert run_storing(store, new, "new", lambda: False, patience=PATIENCE)
         if is_published:
             capture_unit(store, new.dataset_dir(JOB), ROWS)
