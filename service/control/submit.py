@@ -4,6 +4,7 @@ import secrets
 import shutil
 from contextlib import AbstractContextManager, nullcontext
 
+from schemas.job import Estimate
 from schemas.request import ExtractRequest, InlineSource, PostedSource
 from service.errors import DiskFull, OptionRefused
 from service.settings import Settings
@@ -57,6 +58,17 @@ def check_room(settings: Settings) -> None:
     if free_bytes < settings.min_free_bytes:
         cure = "delete jobs or free space in the data folder, or lower QUARRY_MIN_FREE_BYTES"
         raise DiskFull(f"{free_bytes} bytes are free; {settings.min_free_bytes} must be", cure=cure)
+
+
+def check_fits(request: ExtractRequest, needs: Estimate, settings: Settings) -> None:
+    """Refuse shards that stay in the data folder and are larger than its room. Raises DiskFull."""
+    room = max(0, shutil.disk_usage(settings.data_dir).free - settings.min_free_bytes)
+    if request.storage.keep_local and needs.stored_bytes is not None and needs.stored_bytes > room:
+        detail = (
+            f"its {needs.samples} samples take up to {needs.stored_bytes} bytes; {room} are free"
+        )
+        cure = "free space in the data folder, or push to a repository with keep_local false"
+        raise DiskFull(detail, field="storage.keep_local", cure=cure)
 
 
 def check_scratch(request: ExtractRequest, settings: Settings) -> None:

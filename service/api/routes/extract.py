@@ -18,7 +18,7 @@ from service.api.problems import problem_responses
 from service.api.routes.resources import BudgetOf, CallerOf, NarrowedSettings, SettingsOf, StoppingOf, StoreOf
 from service.control.budget import Taken, Turn
 from service.control.request_body import parse_json, parse_request, weight
-from service.control.submit import new_key, submit
+from service.control.submit import check_fits, new_key, submit
 
 router = APIRouter(
     tags=["extract"],
@@ -126,7 +126,7 @@ async def estimate(
     asks: CallerOf,
     budget: BudgetOf,
 ) -> Estimate:
-    """Say what a job would need, without running anything."""
+    """Say what a job would need, without running anything; refuse what the disk here cannot hold."""
     from service.plan.estimate import estimate_request  # imports pyarrow
 
     def watch() -> None:
@@ -134,4 +134,6 @@ async def estimate(
             raise HTTPException(503, "the estimate was stopped")
 
     with budget.taking(asks.owner, Taken.ESTIMATES):
-        return await run_in_threadpool(estimate_request, body, settings, watch)
+        needs = await run_in_threadpool(estimate_request, body, settings, watch)
+    check_fits(body, needs, settings)
+    return needs

@@ -1,6 +1,7 @@
 """POST /extract and /estimate: what becomes a job, what is the same job, what is refused by field."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -231,6 +232,17 @@ def test_a_hub_that_cannot_be_reached_is_told_by_the_kind_of_its_error(tmp_path:
     with serving(settings) as api:
         problem = problem_of(api.post("/estimate", json=job_body(Path("org/model"))), 503)
         assert problem.detail == "the Hub cannot be reached for model 'org/model': ConnectError"
+
+
+def test_an_estimate_refuses_what_the_disk_cannot_hold(tmp_path: Path):
+    body = job_body(random_target(tmp_path / "target", layers=4, hidden=64))
+    settings = api_settings(tmp_path)
+    free = shutil.disk_usage(tmp_path).free
+    with serving(settings.model_copy(update={"min_free_bytes": 2 * free})) as api:
+        problem = problem_of(api.post("/estimate", json=body), 507)
+        assert (problem.field, problem.cure is None) == ("storage.keep_local", False)
+        leaving = body | {"hub": {"repo_id": "org/states"}, "storage": {"keep_local": False}}
+        assert api.post("/estimate", json=leaving).status_code == 200
 
 
 def test_an_estimate_counts_samples_tokens_and_bytes(tmp_path: Path):
