@@ -103,16 +103,16 @@ class Capture:
         self._at_once.set()
 
     async def run(self) -> None:
-        """Serve units until stopped; without that role only wait.
+        """Serve units until stopped; without that role only wait, and not for one job.
 
         Then let those in the engine end, give the others back, and stop the engine.
         """
         ended = asyncio.Event()
         beating = asyncio.create_task(self._beat(ended))
         try:
-            if not self._captures:
+            if not self._captures and self._only_job is None:
                 await self.stop.wait()
-            while not self.stop.is_set() and not await self._finished():
+            while self._captures and not self.stop.is_set() and not await self._finished():
                 # Without a keeper every lease is lost in a while: better to end now, and loudly.
                 self._keeper.check()
                 if not await self._serve_one():

@@ -64,9 +64,7 @@ def check_fits(request: ExtractRequest, needs: Estimate, settings: Settings) -> 
     """Refuse shards that stay in the data folder and are larger than its room. Raises DiskFull."""
     room = max(0, shutil.disk_usage(settings.data_dir).free - settings.min_free_bytes)
     if request.storage.keep_local and needs.stored_bytes is not None and needs.stored_bytes > room:
-        detail = (
-            f"its {needs.samples} samples take up to {needs.stored_bytes} bytes; {room} are free"
-        )
+        detail = f"its {needs.samples} samples take up to {needs.stored_bytes} bytes; {room} are free"
         cure = "free space in the data folder, or push to a repository with keep_local false"
         raise DiskFull(detail, field="storage.keep_local", cure=cure)
 

@@ -158,6 +158,12 @@ def test_a_machine_that_only_stores_is_not_silent(shop: Shop, target: Path, tmp_
     assert not shop.store.read(workers.present), "none that captures"
 
 
+def test_a_machine_that_only_stores_ends_with_its_one_job(shop: Shop, target: Path, tmp_path: Path) -> None:
+    job_id, far = submitted(shop, target), Machine(shop, tmp_path / "far")
+    roles = far.settings.model_copy(update={"roles": (Role.STORE,)})
+    asyncio.run(asyncio.wait_for(Capture(far.store, roles, "far", only_job=job_id).run(), 60))
+
+
 def test_what_a_machine_lost_is_swept_while_the_job_goes_on(shop: Shop, target: Path, tmp_path: Path) -> None:
     job_id, lost = submitted(shop, target), Machine(shop, tmp_path / "lost")
     lost.capture(job_id, units_done=1)
