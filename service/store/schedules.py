@@ -72,7 +72,7 @@ def add(tx: Transaction, schedule: NewSchedule, owner: str | None = None) -> Sch
     if number is None:
         cure = "choose another name, or delete or change that schedule"
         raise Conflict(f"there is a schedule {schedule.name}", field="name", cure=cure)
-    body = schedule.request.model_dump_json()
+    body = schedule.request.canonical_json()
     tx.connection.execute(insert(SCHEDULE_REQUEST).values(schedule=number, body=body))
     return schedule_view(tx, schedule.name)
 
