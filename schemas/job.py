@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from schemas.base import Wire
-from schemas.dataset.entries import ShardEntry
+from schemas.dataset.entries import FileEntry, ShardEntry
 from schemas.names import JobId
 from schemas.request import SourceKind
 
@@ -132,11 +132,29 @@ class JobPage(Wire):
     next_cursor: str | None = None
 
 
-class ShardPage(Wire):
-    """Committed shards in the order of their commits; `next_after` is null on the last page."""
+class UnitView(Wire):
+    """A committed unit: its files by their paths in the dataset, and which of two places holds them."""
 
+    unit: int
+    epoch: int
     shards: tuple[ShardEntry, ...]
-    next_after: int | None = None
+    index: FileEntry | None
+    in_folder: bool
+    in_repository: bool
+
+
+class UnitPage(Wire):
+    """Units in the order of their commits; `next_after` is where to go on, now or when there are more.
+
+    `folder` is the dataset's on the service's host, `repository` the Hub's. Nothing more comes after an empty
+    page of a job whose `state` is completed.
+    """
+
+    units: tuple[UnitView, ...]
+    next_after: int
+    state: JobState
+    folder: str | None = None
+    repository: str | None = None
 
 
 class RejectView(Wire):

@@ -2,22 +2,24 @@
 
 import hashlib
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import takewhile
+from typing import Any
 
 from sqlalchemy import ColumnElement, and_, delete, insert, select, update
 
 from schemas.dataset.entries import FileEntry, ShardEntry
 from schemas.identity import Provenance
-from schemas.job import RejectView
-from schemas.names import MAX_RANKS
+from schemas.job import RejectView, UnitPage, UnitView
 from schemas.receipts import AttemptId
 from service.errors import IdentityChanged, StatesWrong
 from service.store import captured_samples, keys, publishing, storing, tasks, workers
 from service.store.database import Transaction
 from service.store.plans import add_rejects
-from service.store.tables import FINAL_NORM, REJECT, SHARD, TOKEN_COUNTS, UNIT_COMMIT, UNIT_PLAN
+from service.store.tables import FINAL_NORM, JOB, REJECT, SHARD, TOKEN_COUNTS, UNIT, UNIT_COMMIT, UNIT_PLAN
 from service.store.transitions import LockedJob
-from service.store.values import UnitCommit, UnitFiles, UnitLease
+from service.store.values import HOME, UnitCommit, UnitFiles, UnitLease
 
 
 def commit(tx: Transaction, made: UnitCommit, lease: UnitLease) -> None:
@@ -60,11 +62,12 @@ def commit(tx: Transaction, made: UnitCommit, lease: UnitLease) -> None:
     counts = insert(TOKEN_COUNTS).values(job_id=job.id, unit=task.item, content=made.token_counts)
     tx.connection.execute(counts)
     if made.shards:
-        # Given once, also where a unit is captured again: every commit is an event.
-        first = job.last_event * MAX_RANKS
-        place = {"job_id": job.id, "unit": task.item}
-        rows = [place | {"path": e.path, "number": n, "entry": e} for n, e in enumerate(made.shards, first)]
+        whose = {"job_id": job.id, "unit": task.item}
+        rows = [whose | {"path": entry.path, "entry": entry} for entry in made.shards]
         tx.connection.execute(insert(SHARD), rows)
+    new_here = (UNIT.c.job_id == job.id) & (UNIT.c.unit == task.item) & UNIT.c.place.is_(None)
+    # Every commit is an event.
+    tx.connection.execute(update(UNIT).where(new_here).values(place=job.last_event))
     add_rejects(tx, job.id, task.item, made.rejects)
     captured_samples.add(tx, job, task.item, made.content_hashes)
     if lease.is_probe:
@@ -111,17 +114,9 @@ def waiting(tx: Transaction, job_id: str, host: int, max_files: int) -> list[Uni
     mine = and_(UNIT_COMMIT.c.job_id == job_id, UNIT_COMMIT.c.host == host, ~UNIT_COMMIT.c.is_stored)
     columns = UNIT_COMMIT.c.unit, UNIT_COMMIT.c.epoch, UNIT_COMMIT.c.index_file
     lowest = select(*columns).where(mine).order_by(UNIT_COMMIT.c.unit).limit(max_files)
-    made = tx.connection.execute(lowest).all()
-    of_units = (SHARD.c.job_id == job_id) & SHARD.c.unit.in_([row.unit for row in made])
-    query = select(SHARD.c.entry).where(of_units)
-    shards_of: dict[int, list[ShardEntry]] = defaultdict(list)
-    for entry in tx.connection.scalars(query.order_by(SHARD.c.path)):
-        shards_of[entry.unit].append(entry)
     units: list[UnitFiles] = []
     num_files = 0
-    for row in made:
-        attempt_id = AttemptId(job_id=job_id, unit=row.unit, epoch=row.epoch)
-        unit = UnitFiles(attempt_id, tuple(shards_of[row.unit]), row.index_file)
+    for unit in _files_of(tx, job_id, tx.connection.execute(lowest).all()):
         num_files += len(unit.files)
         if units and num_files > max_files:
             break
@@ -135,11 +130,37 @@ def shards(tx: Transaction, job_id: str) -> list[ShardEntry]:
     return list(tx.connection.scalars(query))
 
 
-def new_shards(tx: Transaction, job_id: str, *, after: int = -1, limit: int = 1000) -> dict[int, ShardEntry]:
-    """Return shards in the order of their commits, by their numbers: those after number `after`."""
-    query = select(SHARD.c.number, SHARD.c.entry).where(SHARD.c.job_id == job_id, SHARD.c.number > after)
-    rows = tx.connection.execute(query.order_by(SHARD.c.number).limit(limit))
-    return {row.number: row.entry for row in rows}
+def readable(tx: Transaction, job_id: str, *, after: int, limit: int) -> UnitPage:
+    """Return units that can be read, in the order of their commits, from the place after `after`.
+
+    A unit that its host has not stored yet, or that was lost with it, ends them: who has read up to it sees
+    neither it nor those behind it before it is there, and misses none. One that is captured again keeps its
+    place.
+    """
+    of_job = select(JOB.c.state, JOB.c.keeps_local, JOB.c.publish_subject).where(JOB.c.id == job_id)
+    job = tx.connection.execute(of_job).one()
+    made = [UNIT_COMMIT.c[name] for name in ("epoch", "host", "is_stored", "index_file")]
+    committed = (UNIT_COMMIT.c.job_id == UNIT.c.job_id) & (UNIT_COMMIT.c.unit == UNIT.c.unit)
+    query = select(UNIT.c.place, UNIT.c.unit, *made).outerjoin(UNIT_COMMIT, committed)
+    query = query.where(UNIT.c.job_id == job_id, UNIT.c.place > after).order_by(UNIT.c.place).limit(limit)
+    rows = list(takewhile(lambda row: row.is_stored or row.host == HOME, tx.connection.execute(query)))
+    units = tuple(
+        UnitView(
+            unit=row.unit,
+            epoch=row.epoch,
+            shards=files.shards,
+            index=files.index,
+            in_folder=row.host == HOME and (job.keeps_local or not row.is_stored),
+            in_repository=row.is_stored,
+        )
+        for row, files in zip(rows, _files_of(tx, job_id, rows), strict=True)
+    )
+    return UnitPage(
+        units=units,
+        next_after=rows[-1].place if rows else after,
+        state=job.state,
+        repository=job.publish_subject if job.publish_subject != job_id else None,
+    )
 
 
 def indexes(tx: Transaction, job_id: str) -> list[FileEntry]:
@@ -169,6 +190,22 @@ def rejects(tx: Transaction, job_id: str, *, after: int = -1, limit: int = 1000)
     """Return rejects at positions above `after`, in that order, of the plan and of the units alike."""
     query = select(REJECT.c.entry).where(REJECT.c.job_id == job_id, REJECT.c.position > after)
     return list(tx.connection.scalars(query.order_by(REJECT.c.position).limit(limit)))
+
+
+def _files_of(tx: Transaction, job_id: str, made: Sequence[Any]) -> list[UnitFiles]:
+    """Return the files of committed units, of which rows hold `unit`, `epoch` and `index_file`."""
+    of_units = (SHARD.c.job_id == job_id) & SHARD.c.unit.in_([row.unit for row in made])
+    shards_of: dict[int, list[ShardEntry]] = defaultdict(list)
+    for entry in tx.connection.scalars(select(SHARD.c.entry).where(of_units).order_by(SHARD.c.path)):
+        shards_of[entry.unit].append(entry)
+    return [
+        UnitFiles(
+            AttemptId(job_id=job_id, unit=row.unit, epoch=row.epoch),
+            tuple(shards_of[row.unit]),
+            row.index_file,
+        )
+        for row in made
+    ]
 
 
 def _by_unit(tx: Transaction, job_id: str) -> tuple[dict[int, list[ShardEntry]], dict[int, list[RejectView]]]:

@@ -124,6 +124,9 @@ UNIT = Table(
     Column("num_samples", Integer, nullable=False),
     Column("num_tokens", BigInteger, nullable=False),
     Column("plan_sha256", String(64), nullable=False),
+    # In the order of the job's commits, null before. An attempt that comes again keeps it.
+    Column("place", BigInteger),
+    Index("unit_by_place", "job_id", "place", unique=True),
 )
 
 # What an attempt at a unit captures, until the unit is stored: the samples as planned, after a commit as they
@@ -281,11 +284,8 @@ SHARD = Table(
     Column("job_id", String(32), primary_key=True),
     Column("unit", Integer, primary_key=True, autoincrement=False),
     Column("path", String(255), primary_key=True),
-    # Rises in the order of their commits.
-    Column("number", BigInteger, nullable=False),
     Column("entry", Document(ShardEntry), nullable=False),
     ForeignKeyConstraint(["job_id", "unit"], ["unit.job_id", "unit.unit"]),
-    Index("shard_by_number", "job_id", "number", unique=True),
 )
 
 REJECT = Table(

@@ -110,6 +110,8 @@ def test_what_a_lost_machine_held_is_captured_again(
     lost.capture(job_id, units_done=2)
     assert lost.keep()
     lost.capture(job_id)
+    first = shop.store.read(commits.readable, job_id, after=-1, limit=100)
+    assert len(first.units) == shop.store.read(jobs.job, job_id).progress.units_stored, "and no other"
     files = [made.files[-1] for made in shop.store.read(commits.unit_commits, job_id) if not made.is_stored]
     told = answered(lost)
     make_silent(shop, lost)
@@ -126,6 +128,8 @@ def test_what_a_lost_machine_held_is_captured_again(
         pass
     shop.publish()
     is_whole(shop, hub, job_id)
+    rest = shop.store.read(commits.readable, job_id, after=first.next_after, limit=100)
+    assert sorted(unit.unit for unit in (*first.units, *rest.units)) == list(range(progress.units_planned))
     sweep(lost.store, lost.settings)
     assert not lost.files()
 

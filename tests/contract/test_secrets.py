@@ -140,7 +140,7 @@ def drive(api: Api, hub: FakeHub, target: Path, service: Serving, seen: Seen) ->
     for wrong in ({"model": "org/none"}, {"chat_template": "{{"}, {"hub": {"repo_id": "org/x"}}, {"x": 1}):
         assert api("POST", "/extract", json=body_of(target) | wrong).status_code >= 400
     hub.heal()
-    for path in ("", "/request", "/manifest", "/shards", "/rejects", "/events"):
+    for path in ("", "/request", "/manifest", "/units", "/rejects", "/events"):
         api("GET", f"/jobs/{job}{path}")
         api("GET", f"/jobs/{blocked}{path}")
     seen.processes(service.process.pid)

@@ -1,7 +1,9 @@
 """The jobs: read, pause, cancel, resume and delete them, follow their events, read what they wrote."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Body, Depends, Header, Query, Request, Response, Security
@@ -12,13 +14,13 @@ from starlette.concurrency import run_in_threadpool
 
 from schemas.base import Wire
 from schemas.dataset.manifest import Manifest
-from schemas.job import JobPage, JobState, JobSummary, Priority, RejectPage, ShardPage
+from schemas.job import RESTING_JOB_STATES, JobPage, JobState, JobSummary, Priority, RejectPage, UnitPage
 from schemas.keys import Scope
 from schemas.names import manifest_path
 from schemas.request import ExtractRequest
 from service.api.auth import caller
 from service.api.problems import problem_responses
-from service.api.routes.resources import BudgetOf, CallerOf, JobOf, NoOptions, SettingsOf, StoreOf
+from service.api.routes.resources import BudgetOf, CallerOf, JobOf, NoOptions, SettingsOf, StoppingOf, StoreOf
 from service.api.sse import EventFeed
 from service.control.budget import Turn
 from service.control.deletion import delete_job
@@ -27,6 +29,8 @@ from service.store import commits, jobs
 
 MAX_ID = 2**63 - 1
 """The largest number a database column holds."""
+LISTING_S = 0.5
+"""Between two looks for a unit that is waited for."""
 ASK_AGAIN_S, QUIET_S = 10.0, 60.0
 """How old the answer may be that the key of an event stream is valid; and of one that is silent."""
 
@@ -71,6 +75,13 @@ class PriorityChange(Wire):
     """The body of `PATCH /jobs/{id}`."""
 
     priority: Priority
+
+
+class UnitsQuery(PageQuery):
+    """Which part of a job's units, and how long an empty answer waits for one."""
+
+    limit: int = Field(default=100, ge=1, le=1000)
+    wait: int = Field(default=0, ge=0, le=60, description="seconds")
 
 
 class DeleteQuery(Wire):
@@ -185,18 +196,27 @@ async def follow_job(
             yield event
 
 
-@reading.get("/{job_id}/shards", responses=problem_responses(404, 422))
-def list_shards(job: JobOf, store: StoreOf, query: Annotated[PageQuery, Query()]) -> ShardPage:
-    """List committed shards in the order of their commits, from the `next_after` of the page before.
+@reading.get("/{job_id}/units", responses=problem_responses(404, 422))
+async def list_units(
+    job: JobOf,
+    store: StoreOf,
+    settings: SettingsOf,
+    stopping: StoppingOf,
+    query: Annotated[UnitsQuery, Query()],
+) -> UnitPage:
+    """List committed units that can be read, in the order of their commits; wait for one if asked to.
 
-    A shard that is committed later comes after all that were there.
+    One that is committed later, or can be read only later, comes after all that were listed.
     """
-    shards = store.read(commits.new_shards, job.id, after=query.after, limit=query.limit + 1)
-    numbers = list(shards)[: query.limit]
-    return ShardPage(
-        shards=tuple(shards[number] for number in numbers),
-        next_after=numbers[-1] if len(shards) > query.limit else None,
-    )
+    until_s = time.monotonic() + query.wait
+    listing = partial(commits.readable, job_id=job.id, after=query.after, limit=query.limit)
+    page = await run_in_threadpool(store.read, listing)
+    while not (page.units or page.state in RESTING_JOB_STATES or stopping()):
+        if time.monotonic() > until_s:
+            break
+        await asyncio.sleep(LISTING_S)
+        page = await run_in_threadpool(store.read, listing)
+    return page.model_copy(update={"folder": str(settings.dataset_dir(job.id))})
 
 
 @reading.get(
@@ -214,6 +234,23 @@ def read_manifest(job: JobOf, settings: SettingsOf, options: Annotated[NoOptions
     if not path.is_file():
         raise NotFound(f"the dataset of job {job.id} is no longer on this machine", field="job_id")
     return FileResponse(path, media_type="application/json")
+
+
+@reading.get(
+    "/{job_id}/files/{path:path}",
+    response_class=FileResponse,
+    responses={206: {"description": "the range that was asked for"}, **problem_responses(404, 422)},
+)
+def read_file(
+    job: JobOf, settings: SettingsOf, path: str, options: Annotated[NoOptions, Query()]
+) -> FileResponse:
+    """Send a file of the dataset, or a range of it, from the data folder."""
+    folder = settings.dataset_dir(job.id).resolve()
+    file = (folder / path).resolve() if "\0" not in path else folder
+    if not (file.is_relative_to(folder) and file.is_file()):
+        cure = "GET /jobs/{job_id}/units says which files there are, and whether the folder has them"
+        raise NotFound(f"the data folder holds no such file of job {job.id}", field="path", cure=cure)
+    return FileResponse(file, media_type="application/octet-stream")
 
 
 @reading.get("/{job_id}/rejects", responses=problem_responses(404, 422))

@@ -1,6 +1,7 @@
 """GET /jobs and the routes of one job: read, cancelled, resumed, and what it wrote."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx2
@@ -61,7 +62,7 @@ ROUTES_OF_A_JOB = [
     ("POST", "/pause"),
     ("POST", "/resume"),
     ("GET", "/events"),
-    ("GET", "/shards"),
+    ("GET", "/units"),
     ("GET", "/manifest"),
     ("GET", "/rejects"),
 ]
@@ -104,42 +105,51 @@ def test_a_job_is_cancelled_and_resumed_where_its_state_allows_it(
     problem_of(api.post(f"/jobs/{job.id}/resume"), 409)
 
 
-def test_shards_and_rejects_come_in_pages_without_gap_or_double(
+def test_units_and_rejects_come_in_pages_without_gap_or_double(
     api: httpx2.Client, store: Store, job: JobSummary
 ):
     complete(store, job.id, num_units=5, rejects=5)
-    for name, path_or_position in (("shards", "unit"), ("rejects", "position")):
+    for name, path_or_position in (("units", "unit"), ("rejects", "position")):
         found: list[int] = []
         after: int | None = -1
         while after is not None:
             page = api.get(f"/jobs/{job.id}/{name}", params={"after": after, "limit": 2}).json()
             found += [one[path_or_position] for one in page[name]]
             assert len(page[name]) <= 2
-            after = page["next_after"]
+            after = page["next_after"] if page[name] else None
         assert found == sorted(set(found))
         assert len(found) == 5
 
 
-def test_a_page_of_shards_is_read_alone(
-    api: httpx2.Client, settings: Settings, store: Store, job: JobSummary
-):
-    """What other pages would show cannot be read; beyond the last shard, however far, a page is empty."""
+def test_a_page_of_units_is_read_alone(api: httpx2.Client, settings: Settings, store: Store, job: JobSummary):
+    """What other pages would show cannot be read; beyond the last unit, however far, a page is empty."""
     complete(store, job.id, num_units=3)
     database = Store(settings.database(), time.time)
     with database.writing() as tx:
         spoilt = text("UPDATE shard SET entry = 'unreadable' WHERE job_id = :job_id AND unit = 2")
         tx.connection.execute(spoilt, {"job_id": job.id})
     database.close()
-    page = api.get(f"/jobs/{job.id}/shards", params={"limit": 1}).json()
-    assert [shard["unit"] for shard in page["shards"]] == [0]
+    page = api.get(f"/jobs/{job.id}/units", params={"limit": 1}).json()
+    assert [unit["unit"] for unit in page["units"]] == [0]
     for after in (2**40, 2**63 - 1):
-        page = api.get(f"/jobs/{job.id}/shards", params={"after": after}).json()
-        assert page == {"shards": [], "next_after": None}
+        page = api.get(f"/jobs/{job.id}/units", params={"after": after}).json()
+        assert (page["units"], page["next_after"]) == ([], after)
 
 
-def test_a_shard_is_told_with_its_receipt(api: httpx2.Client, store: Store, job: JobSummary):
-    complete(store, job.id, num_units=1)
-    (shard,) = api.get(f"/jobs/{job.id}/shards").json()["shards"]
+def test_a_unit_that_is_waited_for_comes_when_it_is_committed(
+    api: httpx2.Client, store: Store, job: JobSummary
+):
+    """1. There is none yet. 2. One is asked for. 3. It is committed, and told with its receipts."""
+    waited = {"wait": 60}
+    assert api.get(f"/jobs/{job.id}/units", params={"wait": 0}).json()["units"] == []
+    with ThreadPoolExecutor(1) as beside:
+        coming = beside.submit(api.get, f"/jobs/{job.id}/units", params=waited, timeout=60)
+        complete(store, job.id, num_units=1)
+        page = coming.result().json()
+    assert (page["repository"], Path(page["folder"]).name) == (None, job.id)
+    (unit,) = page["units"]
+    assert (unit["unit"], unit["epoch"], unit["in_folder"], unit["in_repository"]) == (0, 1, True, False)
+    (shard,) = unit["shards"]
     assert shard == {
         "path": f"data/{job.id}/train-00000.parquet",
         "sha256": f"{1:064x}",
@@ -153,7 +163,25 @@ def test_a_shard_is_told_with_its_receipt(api: httpx2.Client, store: Store, job:
     }
 
 
-@pytest.mark.parametrize("name", ["shards", "rejects"])
+def test_a_file_of_the_dataset_is_sent_whole_or_in_part_and_no_other(
+    api: httpx2.Client, settings: Settings, job: JobSummary
+):
+    folder = settings.dataset_dir(job.id)
+    shard = folder / "data" / job.id / "train-00000.parquet"
+    shard.parent.mkdir(parents=True)
+    shard.write_bytes(b"PAR1 and more")
+    secret = folder.parent / "secret"
+    secret.write_text("of another")
+    (folder / "link").symlink_to(secret)
+    url = f"/jobs/{job.id}/files/data/{job.id}/train-00000.parquet"
+    assert api.get(url).content == b"PAR1 and more"
+    part = api.get(url, headers={"Range": "bytes=5-7"})
+    assert (part.status_code, part.content) == (206, b"and")
+    for path in ("link", "%2e%2e/secret", "..%2fsecret", "%2fetc%2fpasswd", "data", "", "a%00b", "none"):
+        assert problem_of(api.get(f"/jobs/{job.id}/files/{path}"), 404).detail
+
+
+@pytest.mark.parametrize("name", ["units", "rejects"])
 @pytest.mark.parametrize("query", ["limit=0", "limit=10001", "after=-2", f"after={2**63}", "after=x"])
 def test_a_page_out_of_bounds_is_refused(api: httpx2.Client, job: JobSummary, name: str, query: str):
     assert problem_of(api.get(f"/jobs/{job.id}/{name}?{query}"), 422).field == query.partition("=")[0]

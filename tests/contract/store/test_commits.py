@@ -281,17 +281,19 @@ def test_units_of_other_jobs_stay_apart(store: Store) -> None:
     assert len(store.read(commits.shards, job_id(2))) == len(store.read(commits.unit_commits, job_id(2))) == 2
 
 
-def test_a_pager_sees_each_shard_once_while_units_are_committed_out_of_order(store: Store) -> None:
+def test_a_follower_sees_each_unit_once_while_units_are_committed_out_of_order(store: Store) -> None:
     start_units(store, units=5)
     leases = [lease_unit(store) for _ in range(5)]
     seen: list[int] = []
     last = -1
     for number in (3, 0, 4, 2, 1):
         commit(store, leases[number])
-        new = store.read(commits.new_shards, job_id(1), after=last)
-        last = max(new)
-        seen += [entry.unit for entry in new.values()]
+        page = store.read(commits.readable, job_id(1), after=last, limit=10)
+        last = page.next_after
+        seen += [unit.unit for unit in page.units]
     assert seen == [3, 0, 4, 2, 1]
-    numbers = list(store.read(commits.new_shards, job_id(1)))
-    two = store.read(commits.new_shards, job_id(1), after=numbers[1], limit=2)
-    assert [entry.unit for entry in two.values()] == [4, 2]
+    first = store.read(commits.readable, job_id(1), after=-1, limit=2)
+    two = store.read(commits.readable, job_id(1), after=first.next_after, limit=2)
+    assert [unit.unit for unit in (*first.units, *two.units)] == [3, 0, 4, 2]
+    none = store.read(commits.readable, job_id(1), after=last, limit=2)
+    assert (none.units, none.next_after) == ((), last)
