@@ -54,6 +54,7 @@ ACTS = st.one_of(
     ),
     st.builds(lambda pick, numbers: partial(Play.post, number=pick, numbers=numbers), PICKS, NUMBERS),
     st.builds(lambda hours: partial(pass_time, hours=hours), st.integers(1, 3)),
+    st.just(Play.forget),
 )
 """What happens while something else goes on."""
 
@@ -335,6 +336,12 @@ class Machine(RuleBasedStateMachine):
         post = partial(Play.post, number=pick, numbers=numbers)
         self.play.meet_full_disk(post, at, stays=stays)
         post(self.play)
+
+    @with_a_job
+    @rule()
+    def forget(self) -> None:
+        self._step()
+        self.play.forget()
 
     @with_a_job
     @rule()

@@ -241,7 +241,7 @@ ACCEPTED = {JobState.COMPLETED, JobState.CANCELLED, JobState.PAUSED, JobState.DE
 MODEL_CHANGED, SOURCE_CHANGED = "its model was overwritten", "its source was overwritten"
 RECIPE_CHANGED, NOTHING_POSTED = "its recipe changed", "nothing was posted"
 SCHEDULE_REMOVED, NO_SPACE = "its schedule was removed", "the disk was full"
-ENGINE_FAILED = "its engine failed"
+ENGINE_FAILED, GIVEN_UP = "its engine failed", "the data folder was given up"
 EXCUSED = {
     MODEL_CHANGED: {"identity-changed", "recipe-changed"},
     SOURCE_CHANGED: {"identity-changed", "source-refused"},
@@ -250,6 +250,7 @@ EXCUSED = {
     SCHEDULE_REMOVED: {"source-refused"},
     NO_SPACE: {"disk-full"},
     ENGINE_FAILED: {"engine-refused", "engine-died"},
+    GIVEN_UP: {"option-refused"},
 }
 """What a job that fails or is blocked may name, by what happened to it."""
 

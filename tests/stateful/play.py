@@ -11,12 +11,14 @@ from service.control import scheduling
 from service.control.deletion import delete_job
 from service.control.submit import submit
 from service.errors import Conflict, DiskFull, NotFound, QuotaExceeded, WriteFailed, problem_slug
-from service.store import JobRow, Store, jobs, schedules
+from service.host import HOST_FILE, host_of
+from service.store import JobRow, Store, hosts, jobs, schedules
 from tests.stateful.engine import FAULT
 from tests.stateful.files import full_disk
 from tests.stateful.oracle import (
     ENGINE_FAILED,
     FIRST,
+    GIVEN_UP,
     NO_SPACE,
     NOTHING_POSTED,
     OWNERS,
@@ -287,6 +289,15 @@ class Play(World):
         for record in self.jobs:
             if not record.completed:
                 record.excuses.add(why)
+
+    def forget(self) -> None:
+        """Give the data folder up, as if it were lost; it comes back, which its place is free for."""
+        settings = self.service.settings
+        host_of(self.store, settings)
+        self.excuse_all(GIVEN_UP)
+        self.store.write(hosts.forget, (settings.data_dir / HOST_FILE).read_text())
+        host_of(self.store, settings)
+        self.reached["data folders given up"] += 1
 
     def meet_full_disk(self, act: Callable[["Play"], None], at: int, *, stays: bool) -> None:
         """Do something while the data folder's disk is full at write call `at`, or from then on."""
