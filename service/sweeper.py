@@ -1,4 +1,4 @@
-"""Removes what is left in this worker's folders: of a complete job all, else lost attempts.
+"""Removes what is left in this worker's folders: of a complete job all, else lost attempts and stored shards.
 
 What a complete job leaves in the database is deleted, too: its publication has used it up.
 
@@ -64,10 +64,11 @@ def _sweep(store: Store, settings: Settings, folder: Path, host: int) -> None:
         _remove(folder)
         return
     state = store.read(jobs.state, folder.name)
+    if host == HOME:
+        remove_stored(store, settings, folder.name)
     if state is JobState.COMPLETED:
         if host == HOME:
             give_back(store, settings, folder.name)
-            remove_stored(store, settings, folder.name)
         _remove(folder)
     else:
         for left in attempts:

@@ -96,10 +96,11 @@ def land(store: Store, settings: Settings, job_id: str) -> None:
 
 
 def remove_stored(store: Store, settings: Settings, job_id: str) -> None:
-    """Remove the shards of a completed job that keeps none here. Raises OSError."""
+    """Remove what is left here of stored units, if their job keeps no shards. Raises OSError."""
     if not store.read(jobs.request, job_id).storage.keep_local:
         for commit in store.read(commits.unit_commits, job_id):
-            remove_shards(settings, commit)
+            if commit.is_stored:
+                remove_shards(settings, commit)
 
 
 def remove_shards(settings: Settings, unit: UnitFiles) -> None:

@@ -94,7 +94,8 @@ def _store(
         _take_turn(store, lease, hub.target.repo_id, check)
     hub.patience.retry(partial(_commit, uploads, others, made), long=True)
     large = uploads.read_back(files)
-    if not is_home and (small := [entry.path for entry in files if entry.path not in large]):
+    going = [entry for unit in made if not request.storage.keep_local for entry in unit.shards]
+    if small := [entry.path for entry in (going if is_home else files) if entry.path not in large]:
         detail = f"{hub.target.repo_id} keeps {small[0]} without its sha256, so it cannot leave this machine"
         cure = "let its .gitattributes have `*.parquet filter=lfs diff=lfs merge=lfs -text`"
         raise OptionRefused(detail, field="hub.repo_id", cure=cure)
@@ -102,10 +103,7 @@ def _store(
     for unit in made:
         if not is_home:
             remove_attempt(settings, unit.attempt_id)
-        if request.storage.keep_local:
-            continue
-        # A file that the repository does not tell by its sha256 is compared with this one at the publication.
-        if large.issuperset(entry.path for entry in unit.shards):
+        if not request.storage.keep_local:
             remove_shards(settings, unit)
 
 

@@ -237,17 +237,18 @@ def test_a_shard_stays_while_the_repository_does_not_show_it(passing: Run) -> No
     assert passing.shards_here() == [0, 1, 2]
 
 
-def test_what_a_crash_left_of_a_stored_unit_goes_when_the_job_is_complete(
-    passing: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_crash_left_of_a_stored_unit_is_swept(passing: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.publish.storing.remove_shards", lambda *_: None)
     passing.keep()
     assert passing.shards_here() == [0, 1, 2] and passing.job().progress.units_stored == 2
+    (passing.settings.work_root / JOB).mkdir(parents=True)
+    sweep(passing.store, passing.settings)
+    assert passing.shards_here() == [2]
     capture_unit(passing.store, passing.dataset)
     capture_unit(passing.store, passing.dataset)
     monkeypatch.setattr("service.publish.publisher.remove_stored", lambda *_: None)
     assert passing.publish().state is JobState.COMPLETED
-    assert passing.shards_here() == list(range(UNITS))
+    assert passing.shards_here() == [2, 3, 4]
     (passing.settings.work_root / JOB).mkdir(parents=True, exist_ok=True)
     sweep(passing.store, passing.settings)
     assert passing.shards_here() == []
