@@ -58,7 +58,7 @@ class FakeHub:
         """Speak xet with the chunks in `cas` if given, otherwise LFS; list trees by `page_entries`."""
         self.cas = cas
         self.page_entries = page_entries
-        self._lfs = LfsStorage(lfs_part_bytes)
+        self.lfs = LfsStorage(lfs_part_bytes)
         self.tokens: dict[str, Token] = {}
         self.repos: dict[tuple[Kind, str], Repo] = {}
         self.calls: Counter[str] = Counter()
@@ -122,7 +122,7 @@ class FakeHub:
     def forget(self) -> None:
         """Lose all repositories, objects and faults."""
         self.repos.clear()
-        self._lfs.forget()
+        self.lfs.forget()
         if isinstance(self.cas, XetStorage):
             self.cas.forget()
         self._faults.clear()
@@ -152,7 +152,7 @@ class FakeHub:
             self._route("paths_info", api + "/paths-info/{rev}", self._paths_info, "POST"),
             self._route("xet_write_token", api + "/xet-write-token/{rev}", self._xet_token),
             self._route("xet_read_token", api + "/xet-read-token/{rev}", self._xet_token),
-            *self._lfs.routes(self._route),
+            *self.lfs.routes(self._route),
         ]
         if isinstance(self.cas, XetStorage):
             routes += self.cas.routes(self._route)
@@ -223,7 +223,7 @@ class FakeHub:
     def _is_uploaded(self, sha256: str, num_bytes: int) -> bool:
         if isinstance(self.cas, XetStorage):
             return self.cas.holds(sha256)
-        return self.cas is not None or self._lfs.holds(sha256, num_bytes)
+        return self.cas is not None or self.lfs.holds(sha256, num_bytes)
 
     def content(self, blob: Blob) -> bytes:
         if blob.content is not None:
@@ -306,7 +306,7 @@ class FakeHub:
         self._repo(request, write=True)
         objects = []
         for asked in (await request.json())["objects"]:
-            actions = self._lfs.actions(self.url, asked["oid"], asked["size"])
+            actions = self.lfs.actions(self.url, asked["oid"], asked["size"])
             objects.append({"oid": asked["oid"], "size": asked["size"], **actions})
         return JSONResponse({"transfer": "basic", "objects": objects})
 
@@ -342,7 +342,7 @@ class FakeHub:
             else:
                 if not self._is_uploaded(value["oid"], value["size"]):
                     raise Refusal(400, f"the bytes of {value['path']} were not uploaded")
-                content = self._lfs.content(value["oid"])
+                content = self.lfs.content(value["oid"])
                 changed[value["path"]] = large_blob(value["oid"], value["size"], content)
         commit = repo.add(header["summary"], changed, deleted)
         url = f"{self.url}/{repo.kind}s/{repo.id}/commit/{commit.oid}"

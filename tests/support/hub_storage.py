@@ -20,11 +20,15 @@ WITH_CHECKSUMS, WITH_SHA256 = 1 << 31, 1 << 30
 
 
 class LfsStorage:
-    """Objects by their sha256. Those larger than `part_bytes` come in parts, as to S3."""
+    """Objects by their sha256. Those larger than `part_bytes` come in parts, as to S3.
+
+    Where it `keeps_bytes` no longer, it only knows of each object that it came whole.
+    """
 
     def __init__(self, part_bytes: int | None = None) -> None:
-        self._part_bytes = part_bytes
+        self._part_bytes, self.keeps_bytes = part_bytes, True
         self._objects: dict[str, bytes] = {}
+        self._sizes: dict[str, int] = {}
         self._parts: dict[str, dict[int, bytes]] = {}
 
     def routes(self, route: MakeRoute) -> list[Route]:
@@ -37,17 +41,18 @@ class LfsStorage:
 
     def forget(self) -> None:
         self._objects.clear()
+        self._sizes.clear()
         self._parts.clear()
 
     def content(self, sha256: str) -> bytes | None:
         return self._objects.get(sha256)
 
     def holds(self, sha256: str, num_bytes: int) -> bool:
-        return len(self._objects.get(sha256, b"")) == num_bytes
+        return self._sizes.get(sha256) == num_bytes
 
     def actions(self, url: str, sha256: str, num_bytes: int) -> dict[str, Any]:
         """Return what the batch endpoint answers for an object: nothing where it is there."""
-        if sha256 in self._objects:
+        if sha256 in self._sizes:
             return {}
         href, header = f"{url}/lfs/{sha256}", {}
         upload: dict[str, Any] = {"href": href, "header": header}
@@ -60,7 +65,9 @@ class LfsStorage:
     def _keep(self, sha256: str, content: bytes) -> Response:
         if hashlib.sha256(content).hexdigest() != sha256:
             raise Refusal(400, "the bytes do not have the promised sha256")
-        self._objects[sha256] = content
+        self._sizes[sha256] = len(content)
+        if self.keeps_bytes:
+            self._objects[sha256] = content
         return Response()
 
     async def _put(self, request: Request) -> Response:
@@ -94,7 +101,7 @@ class XetStorage:
 
     def __init__(self) -> None:
         self._generation = 0
-        self._uploads: dict[str, bytes] = {}
+        self._uploads: set[str] = set()
         self._xorbs: set[str] = set()
         self._files: set[str] = set()
 
@@ -135,11 +142,12 @@ class XetStorage:
         return JSONResponse({"id": "g", "method": "PUT", "url": href, "headers": {}}, 201)
 
     async def _put(self, request: Request) -> Response:
-        self._uploads[request.path_params["hash"]] = await request.body()
+        if await request.body():
+            self._uploads.add(request.path_params["hash"])
         return Response()
 
     async def _commit(self, request: Request) -> Response:
-        if not self._uploads.get(request.path_params["hash"]):
+        if request.path_params["hash"] not in self._uploads:
             return Response(status_code=404)
         return self._insert(request.path_params["hash"])
 
