@@ -1,9 +1,10 @@
 """One life of a service in a process of its own, in which a file, database or socket call meets a fault.
 
-A life plans, captures and publishes one job on the fake engine, the three roles one after another, so that
-the n-th call of a role is nearly the same call in every run. It runs below `shim.c`, which counts the calls
-of the process itself: those of Python, of SQLite, of pyarrow and of the connector's writers alike. Lives are
-forked from a server that has imported everything.
+A life plans, captures, stores and publishes one job on the fake engine, the roles one after another, so that
+the n-th call of a role is nearly the same call in every run. It may capture and store on scratch of its own,
+as a machine without the data folder does. It runs below `shim.c`, which counts the calls of the process
+itself: those of Python, of SQLite, of pyarrow and of the connector's writers alike. Lives are forked from a
+server that has imported everything.
 """
 
 import asyncio
@@ -23,6 +24,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
 from schemas.job import JobState
 from service.artifacts.repository import Patience
@@ -30,13 +32,14 @@ from service.settings import Settings
 from service.store import Store, jobs
 from service.work.task_loop import owner_name
 from tests.support.jobs import ENDED
-from tests.support.roles import Capture, run_planning, run_publishing, sweep
+from tests.support.machines import AWAY
+from tests.support.roles import Capture, run_planning, run_publishing, run_storing, sweep
 
 IMPORTED = [
-    *("pandas", "transformers.models.auto.tokenization_auto", "tests.support.fake_engine"),
+    *("pandas", "transformers.models.auto.tokenization_auto", "tests.support.eager_engine"),
     *("service.capture.canary", "service.capture.unit_run"),
 ]
-"""What a life would else import by itself, in seconds."""
+"""What a life would else import by itself, in seconds; it stores a unit at a time, and waits for no turn."""
 SHIM = Path(__file__).with_name("shim.c")
 OPERATIONS = (
     *("create", "open", "write", "truncate", "fsync", "rename", "unlink", "rmdir", "mkdir", "read", "send"),
@@ -128,14 +131,23 @@ class Life:
 
     @classmethod
     def begin(
-        cls, settings: Settings, job_id: str, fault: Fault | None = None, *, data: bool = False
+        cls,
+        settings: Settings,
+        job_id: str,
+        fault: Fault | None = None,
+        *,
+        data: bool = False,
+        away: bool = False,
     ) -> "Life":
-        """Start a life of the service of `settings`, whose calls go to a trace, their `data` too if asked."""
+        """Start a life of the service of `settings`, whose calls go to a trace, their `data` too if asked.
+
+        One that is `away` captures and stores where `scratch_of` says.
+        """
         trace = settings.data_dir.with_suffix(".trace")
         trace.unlink(missing_ok=True)
         context = multiprocessing.get_context("forkserver")
         log = settings.data_dir.with_suffix(".log")
-        process = context.Process(target=_live, args=(settings, job_id, fault, trace, log, data))
+        process = context.Process(target=_live, args=(settings, job_id, fault, trace, log, data, away))
         process.start()
         return cls(process, trace)
 
@@ -156,7 +168,15 @@ class Life:
         return next((call for call in calls(self.trace) if call.hit), None)
 
 
-def _live(settings: Settings, job_id: str, fault: Fault | None, trace: Path, log: Path, data: bool) -> None:
+def scratch_of(settings: Settings) -> Settings:
+    """Return the settings of a machine that has scratch beside the data folder."""
+    there = {"data_dir": settings.data_dir.with_name("scratch"), "roles": AWAY}
+    return settings.model_copy(update=there | {"database_url": SecretStr(settings.database())})
+
+
+def _live(
+    settings: Settings, job_id: str, fault: Fault | None, trace: Path, log: Path, data: bool, away: bool
+) -> None:
     with log.open("ab") as output:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
@@ -165,12 +185,19 @@ def _live(settings: Settings, job_id: str, fault: Fault | None, trace: Path, log
         _arm(fault, descriptor, data)
     store = Store(settings.database())
     sweep(store, settings)
+    machine = settings
+    if away:
+        machine = scratch_of(settings)
+        sweep(store, machine)
     if store.read(jobs.state, job_id) is JobState.BLOCKED:
         store.write(jobs.resume, job_id)  # a person has made space
 
     roles: dict[str, Callable[[], object]] = {
         "plan": lambda: run_planning(store, settings, owner_name("planner"), lambda: False),
-        "capture": lambda: _capture(store, settings, job_id),
+        "capture": lambda: _capture(store, machine, job_id),
+        "store": lambda: run_storing(
+            store, machine, owner_name("storer"), lambda: False, patience=Patience(attempts=3)
+        ),
         "publish": lambda: run_publishing(
             store, settings, owner_name("publisher"), lambda: False, patience=Patience(attempts=3)
         ),

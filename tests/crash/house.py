@@ -19,25 +19,35 @@ STAGES = {
     "complete": ("publish", "/jobs/"),
     "complete-database": ("publish", "/quarry[.]db"),
     "push": ("publish", "^socket:|/jobs/"),
+    "store": ("store", "^socket:|/scratch/"),
+    "store-database": ("store", "/quarry[.]db"),
 }
+OF_HUB = ("push", "store", "store-database")
+"""Stages of a job that is pushed."""
 LIVES = 6
 """Lives that a job may need after a fault; one is enough but where the fault comes back from the store."""
 
 
 class House:
-    """An undisturbed run, its calls, and the folders of disturbed ones, which begin as it did."""
+    """An undisturbed run, its calls, and the folders of disturbed ones, which begin as it did.
 
-    def __init__(self, folder: Path, job: Mapping[str, Any] = {}, **changes: Any) -> None:
+    Of one that is `away` the shards are in the repository alone.
+    """
+
+    def __init__(
+        self, folder: Path, job: Mapping[str, Any] = {}, *, away: bool = False, **changes: Any
+    ) -> None:
         self.folder, self.target, self._changes = folder, make_target(folder), changes
-        self._made = 0
+        self._made, self._is_away = 0, away
         self.first = service(folder / "first", self.target)
         submit(self.first, self.target, **job)
         self.undisturbed = self.begun()
         root = self.undisturbed.data_dir
-        life = Life.begin(self.undisturbed, JOB, Fault("all", f"^{root}(/|$)"), data=True)
+        life = Life.begin(self.undisturbed, JOB, Fault("all", f"^{root}(/|$)"), data=True, away=away)
         assert life.end() == COMPLETED
         self.trace = [call for call in calls(life.trace) if call.operation in CHANGING]
-        assert_right(self.undisturbed.dataset_dir(JOB), self.target)
+        if not away:
+            assert_right(self.undisturbed.dataset_dir(JOB), self.target)
         self.tree = tree(self.undisturbed.dataset_dir(JOB))
 
     def begun(self) -> Settings:
@@ -52,7 +62,7 @@ class House:
         settings = self.begun()
         role, pattern = STAGES[stage]
         pattern = pattern if pattern.startswith("^") else f"^{settings.data_dir}.*{pattern}"
-        return settings, Life.begin(settings, JOB, Fault(role, pattern, kind, n))
+        return settings, Life.begin(settings, JOB, Fault(role, pattern, kind, n), away=self._is_away)
 
     def count(self, stage: str, kind: str) -> int:
         """Return how many calls of a stage may meet a kind of fault."""
@@ -69,7 +79,7 @@ class House:
         while status != COMPLETED:
             log = settings.data_dir.with_suffix(".log")
             assert status != FAILED and lives < LIVES, log.read_text() if log.exists() else status
-            status = Life.begin(settings, JOB).end()
+            status = Life.begin(settings, JOB, away=self._is_away).end()
             lives += 1
         files = tree(settings.dataset_dir(JOB))
         differing = {path for path in files.keys() | self.tree if files.get(path) != self.tree.get(path)}

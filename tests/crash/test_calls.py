@@ -17,14 +17,17 @@ from typing import Any
 
 import pytest
 
+from service.host import HOST_FILE
 from service.settings import Settings
+from service.store import Store, hosts
 from tests.crash.conftest import chosen
-from tests.crash.faults import COMPLETED, LOOK_S
-from tests.crash.house import STAGES, House
+from tests.crash.faults import COMPLETED, LOOK_S, scratch_of
+from tests.crash.house import OF_HUB, STAGES, House
 from tests.crash.oracle import JOB, TIMED, tree
 from tests.support.desk import REPO, TOKEN
 from tests.support.fake_hub import FakeHub
 from tests.support.hub_state import Token
+from tests.support.roles import sweep
 
 FAULTS = ("kill", "EIO", "ENOSPC")
 
@@ -43,7 +46,7 @@ def locked(settings: Settings) -> bool:
 @pytest.mark.long
 @pytest.mark.timeout(36_000)
 @pytest.mark.parametrize("kind", FAULTS)
-@pytest.mark.parametrize("stage", [stage for stage in STAGES if stage != "push"])
+@pytest.mark.parametrize("stage", [stage for stage in STAGES if stage not in OF_HUB])
 def test_a_fault_at_the_nth_call_loses_and_doubles_nothing(
     house: House, tally: Counter[str], stage: str, kind: str
 ) -> None:
@@ -94,6 +97,12 @@ def pushing(house: House, hub: FakeHub) -> House:
     return House(house.folder / "pushing", {"hub": {"repo_id": REPO}}, hub_endpoint=hub.url, hub_token=TOKEN)
 
 
+@pytest.fixture(scope="module")
+def away(house: House, hub: FakeHub) -> House:
+    place = {"hub_endpoint": hub.url, "hub_token": TOKEN}
+    return House(house.folder / "away", {"hub": {"repo_id": REPO}}, away=True, **place)
+
+
 def untimed(hub: FakeHub) -> dict[str, Any]:
     """Return the repository's files; of those that say when the job was captured only that they are there."""
     files = hub.repo(REPO).commits[-1].tree
@@ -120,3 +129,43 @@ def test_a_fault_at_the_nth_call_of_a_push_leaves_the_same_repository(
         assert untimed(hub) == undisturbed
         tally[f"{kind} of a push"] += hit is not None
         shutil.rmtree(settings.data_dir.parent)
+
+
+@pytest.mark.crash
+@pytest.mark.long
+@pytest.mark.timeout(36_000)
+@pytest.mark.parametrize("kind", ["kill", "EIO", "lost"])
+@pytest.mark.parametrize("stage", ["store", "store-database"])
+def test_a_fault_at_the_nth_call_of_storing_on_a_machine_leaves_the_same_repository(
+    away: House, hub: FakeHub, tally: Counter[str], stage: str, kind: str
+) -> None:
+    """Upload, commit, the transaction that ends the units, and what goes then.
+
+    A machine that is lost is killed there, its scratch is gone, and it is forgotten.
+    """
+    hub.forget()
+    fault = "kill" if kind == "lost" else kind
+    num_calls = away.count(stage, fault)
+    undisturbed = untimed(hub)
+    for n in chosen(f"{stage} {kind}", range(1, num_calls + 1), sample=6):
+        hub.forget()
+        settings, life = away.begin(stage, fault, n)
+        status, hit = life.end(), life.hit()
+        print(f"{stage} {kind} {n} at {hit and (hit.operation, hit.path, hit.other)}: {status}")
+        if kind == "lost":
+            lose(settings)
+        away.assert_finishes(settings, status)
+        assert untimed(hub) == undisturbed
+        with closing(Store(settings.database())) as store:
+            sweep(store, scratch_of(settings))
+        assert not list(scratch_of(settings).work_root.iterdir())
+        tally[f"{kind} of storing"] += hit is not None
+        shutil.rmtree(settings.data_dir.parent)
+
+
+def lose(settings: Settings) -> None:
+    """Lose the machine that captures, and give it up."""
+    scratch = scratch_of(settings).data_dir
+    with closing(Store(settings.database())) as store:
+        store.write(hosts.forget, (scratch / HOST_FILE).read_text())
+    shutil.rmtree(scratch)
