@@ -16,7 +16,7 @@ from schemas.receipts import AttemptId, OpenUnit
 from service.capture.link import EngineLink
 from service.errors import WriteFailed, writing
 from service.settings import Settings
-from service.store import HOME, Store, UnitFiles, commits, jobs
+from service.store import HOME, Store, UnitFiles, commits
 
 INDEX_FILE = "index.parquet"
 """Name of a unit's index file inside its attempt's folder."""
@@ -97,10 +97,8 @@ def land(store: Store, settings: Settings, job_id: str) -> None:
 
 def remove_stored(store: Store, settings: Settings, job_id: str) -> None:
     """Remove what is left here of stored units, if their job keeps no shards. Raises OSError."""
-    if not store.read(jobs.request, job_id).storage.keep_local:
-        for commit in store.read(commits.unit_commits, job_id):
-            if commit.is_stored:
-                remove_shards(settings, commit)
+    for path in store.read(commits.gone_shards, job_id):
+        (settings.dataset_dir(job_id) / path).unlink(missing_ok=True)
 
 
 def remove_shards(settings: Settings, unit: UnitFiles) -> None:

@@ -130,6 +130,14 @@ def shards(tx: Transaction, job_id: str) -> list[ShardEntry]:
     return list(tx.connection.scalars(query))
 
 
+def gone_shards(tx: Transaction, job_id: str) -> list[str]:
+    """Return the paths of shards that only the job's repository holds, since the job keeps none here."""
+    stored = (UNIT_COMMIT.c.job_id == SHARD.c.job_id) & (UNIT_COMMIT.c.unit == SHARD.c.unit)
+    query = select(SHARD.c.path).join(UNIT_COMMIT, stored & UNIT_COMMIT.c.is_stored)
+    goes = query.join(JOB, JOB.c.id == SHARD.c.job_id).where(JOB.c.id == job_id, ~JOB.c.keeps_local)
+    return list(tx.connection.scalars(goes))
+
+
 def readable(tx: Transaction, job_id: str, *, after: int, limit: int) -> UnitPage:
     """Return units that can be read, in the order of their commits, from the place after `after`.
 

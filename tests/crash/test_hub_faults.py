@@ -28,7 +28,7 @@ from tests.support.fake_hub import FakeHub
 from tests.support.finished_job import JOB, OTHER_JOB, a_request, run_to_publishing
 from tests.support.hub_client import HubClient, Mode
 from tests.support.hub_state import Fault, Token
-from tests.support.hub_storage import XetStorage
+from tests.support.hub_storage import LfsStorage, XetStorage
 
 JOBS = (JOB, OTHER_JOB)
 ROWS = 3
@@ -148,7 +148,7 @@ def stand_of(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         def stand_of(mode: Mode) -> Stand:
             if mode not in stands:
                 cas = XetStorage() if mode == "xet" else None
-                hub = stack.enter_context(FakeHub(cas=cas, lfs_part_bytes=PART_BYTES))
+                hub = stack.enter_context(FakeHub(cas=cas, lfs=LfsStorage(PART_BYTES)))
                 hub.add_token(TOKEN, Token("me", orgs={"org": "write"}))
                 home = tmp_path_factory.mktemp(mode)
                 client = stack.enter_context(HubClient(mode, home, silence_s=SILENCE_S))

@@ -52,13 +52,13 @@ class FakeHub:
         self,
         cas: Path | XetStorage | None = None,
         page_entries: int = 1000,
-        lfs_part_bytes: int | None = None,
+        lfs: LfsStorage | None = None,
         address: str = "127.0.0.1",
     ) -> None:
-        """Speak xet with the chunks in `cas` if given, otherwise LFS; list trees by `page_entries`."""
+        """Speak xet with the chunks in `cas` if given, otherwise to `lfs`; list trees by `page_entries`."""
         self.cas = cas
         self.page_entries = page_entries
-        self.lfs = LfsStorage(lfs_part_bytes)
+        self.lfs = LfsStorage() if lfs is None else lfs
         self.tokens: dict[str, Token] = {}
         self.repos: dict[tuple[Kind, str], Repo] = {}
         self.calls: Counter[str] = Counter()
