@@ -14,25 +14,17 @@ from service.cli.datasets import check_writable
 
 def diagnose(
     drafter: Annotated[
-        Path,
-        typer.Argument(
-            metavar="DRAFTER",
-            exists=True,
-            file_okay=False,
-            help="Folder of the drafter, as vLLM or speculators load it.",
-        ),
+        Path, typer.Argument(metavar="DRAFTER", exists=True, file_okay=False, help="The drafter's folder.")
     ],
     dataset: Annotated[
         str, typer.Option(metavar="DATASET", help="A folder, or hf://datasets/NAMESPACE/NAME, of its target.")
     ],
     rows: Annotated[int, typer.Option("--rows", metavar="N", min=2, help="Rows to measure.")] = 200,
     target: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="Folder of the target, if it is not below QUARRY_MODEL_ROOTS."),
+        str | None, typer.Option(metavar="DIR", help="The target, if it is not below QUARRY_MODEL_ROOTS.")
     ] = None,
     page: Annotated[
-        Path | None,
-        typer.Option("--report", metavar="FILE", dir_okay=False, help="Write an HTML page with charts."),
+        Path | None, typer.Option("--report", metavar="FILE", dir_okay=False, help="Write an HTML page.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -43,7 +35,7 @@ def diagnose(
     from service.diagnose.verdict import findings, lines
 
     with naming(drafter):
-        diagnosis, ground = measure(drafter, dataset, target, rows)
+        diagnosis, source, model = measure(drafter, dataset, target, rows)
     if as_json:
         found = [dataclasses.asdict(one) for one in findings(diagnosis)]
         print(json.dumps(dataclasses.asdict(diagnosis) | {"findings": found}, allow_nan=False))
@@ -53,5 +45,5 @@ def diagnose(
     if page is not None:
         from service.report.diagnosis import write_page
 
-        write_page(page, diagnosis, ground)
+        write_page(page, diagnosis, source, model.folder)
         say(f"the page is {page}", file=sys.stderr)

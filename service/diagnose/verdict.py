@@ -1,6 +1,6 @@
 """The diagnosis in plain words: the verdict first, then a table. Pure."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from service.diagnose.acceptance import Length
@@ -16,6 +16,10 @@ LEAST_LENGTH = 0.05
 """Accepted tokens a place: less says nothing of what is used."""
 LEARNT = 0.9
 """Of what the most frequent token reaches: an undertrained drafter gets no further."""
+SURE_OF_ITSELF, UNBELIEVED = 0.1, 1.5
+"""Of a first draft: its probability, and that over the share that is right. Trained ones stay below."""
+TRIED = ("changed", "effect", "length", "gain", "interval")
+LENGTHS = ("", "length", "95 %", "drafts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +32,17 @@ class Finding:
 
 def findings(diagnosis: Diagnosis) -> list[Finding]:
     """Return what is wrong with the drafter, the first cause first; empty if nothing was found."""
+    causes, learnt = diagnosis.search.causes, diagnosis.search.learnt
     uses_states, uses_tokens = (_uses(diagnosis, name) for name in ("states", "tokens"))
     first, frequent = diagnosis.first_right, diagnosis.data.frequent
     knows_little = _last(diagnosis, AS_IT_IS.name).length - 1 < LITTLE * frequent
-    learnt_less = not uses_states and not (uses_tokens and (diagnosis.causes or first > LEARNT * frequent))
+    learnt_less = not uses_states and not (uses_tokens and (causes or first > LEARNT * frequent))
+    if (knows_little or learnt_less) and diagnosis.first_odds > max(SURE_OF_ITSELF, UNBELIEVED * first):
+        what = (
+            f"it is not what was trained: it gives its first drafts {percent(diagnosis.first_odds)}, and "
+            f"{percent(first)} are right. Its head, vocabulary map, norms, embeddings or config are another's"
+        )
+        return [Finding(what, "compare its tensors and its config.json with the trainer's own checkpoint")]
     if knows_little or learnt_less:
         what = (
             "it is undertrained: what it gets right is what is frequent. Its first draft is right "
@@ -42,12 +53,16 @@ def findings(diagnosis: Diagnosis) -> list[Finding]:
     if not uses_tokens:
         what = "it does not use the tokens that it is fed: its states were of other rows than its tokens"
         return [Finding(what, "make the training data anew: each row's states of its own tokens")]
-    by_line = {one.cure.partition(":")[0]: one for one in diagnosis.causes}  # steps of one way: its end
+    by_line = {one.cure.partition(":")[0]: one for one in causes}  # steps of one way: its end
     found = [
-        Finding(f"it was trained on other inputs than it is fed: {one.name} ({_gain(one)})", one.cure)
+        Finding(
+            f"it was trained on other inputs than it is fed: {one.name} "
+            f"({one.gain:+.3f} accepted tokens a place, {one.low:+.3f} to {one.high:+.3f})",
+            one.cure,
+        )
         for one in by_line.values()
     ]
-    better = [one for one in diagnosis.learnt if one.effect == "better"]
+    better = [one for one in learnt if one.effect == "better"]
     if better:
         best = max(better, key=lambda one: one.gain)
         what = f"it learnt another target: {best.name} (covers {best.gain:+.3f} more of it)"
@@ -64,92 +79,94 @@ def _uses(diagnosis: Diagnosis, what: str) -> bool:
     Where the target's distributions are flat, only the greedy length shows it.
     """
     probe, base = _last(diagnosis, f"{what} of another row"), _last(diagnosis, AS_IT_IS.name)
-    if probe.sampled < KEEPS * (probe.sampled - probe.gain):
+    sampled, greedy = probe.sampled - 1, base.length - 1
+    if sampled < KEEPS * (sampled - probe.gain):
         return True
-    return base.length - 1 > LEAST_LENGTH and probe.length - 1 < KEEPS * (base.length - 1)
+    return greedy > LEAST_LENGTH and probe.length - 1 < KEEPS * greedy
 
 
 def _last(diagnosis: Diagnosis, name: str) -> Tried:
     """Return what a change came to in the last round."""
-    return next(one for one in reversed(diagnosis.tried) if one.name == name)
-
-
-def _gain(one: Tried) -> str:
-    return f"{one.gain:+.3f} accepted tokens a place, {one.low:+.3f} to {one.high:+.3f}"
+    return next(one for one in reversed(diagnosis.search.tried) if one.name == name)
 
 
 def verdict(diagnosis: Diagnosis) -> str:
-    """Return the first line: the length, whether it is a server's, and whether anything is wrong."""
-    length = diagnosis.length
-    kind = "expected accepted length" if diagnosis.played else "estimated accepted length"
-    text = (
-        f"{kind} {length.mean:.2f} ({length.low:.2f} to {length.high:.2f}) of at most {1 + diagnosis.drafted}"
+    """Return the first line: the length, and whether it is a server's."""
+    length, at_most = diagnosis.length, 1 + diagnosis.drafted
+    figures = (
+        f"accepted length {length.mean:.2f} ({length.low:.2f} to {length.high:.2f}) of at most {at_most}"
     )
-    if not diagnosis.played:
-        text += f"; the target itself would have said {percent(diagnosis.data.own)} of the tokens"
-    return text
+    if diagnosis.played:
+        return f"expected {figures}"
+    own = percent(diagnosis.data.own)
+    return f"estimated {figures}; the target itself would have said {own} of the tokens"
+
+
+def not_tried(diagnosis: Diagnosis) -> str:
+    """Return what could not be tried and how it can be, empty if all was."""
+    missing = diagnosis.search.missing_layers
+    if not missing:
+        return ""
+    return (
+        f"Not tried: the dataset lacks layers {', '.join(map(str, missing))}. To try them: "
+        f'quarry extract job.json --out more, with "layers": {sorted({*missing, *diagnosis.layers})} '
+        "and a few samples of the dataset"
+    )
 
 
 def lines(diagnosis: Diagnosis) -> Iterator[str]:
     """Yield the report line by line."""
-    found = findings(diagnosis)
+    found, search = findings(diagnosis), diagnosis.search
     yield f"{diagnosis.form} drafter {diagnosis.drafter}: {verdict(diagnosis)}"
     for finding in found:
         yield f"WRONG: {finding.what}"
         yield f"  cure: {finding.cure}"
     if not found:
-        yield "nothing wrong was found: it is fed what it was trained on"
-    if diagnosis.missing_layers:
-        yield f"not tried, for the dataset lacks them: layers {', '.join(map(str, diagnosis.missing_layers))}"
-        yield f"  to try them: {capture_command(diagnosis)}"
-    yield ""
-    for name, value in facts(diagnosis):
-        yield f"{name:34} {value}"
-    yield ""
-    for title, group in groups(diagnosis):
-        yield title
-        yield from (
-            f"  {name:32} {one.mean:.3f}  {one.low:.3f}..{one.high:.3f}  {count(one.drafts)} drafts"
-            for name, one in group.items()
-        )
-    yield ""
-    yield f"{'tried':60} length    gain  interval"
-    for one in (*diagnosis.tried, *diagnosis.learnt):
-        interval = f"{one.gain:+.3f}  {one.low:+.3f}..{one.high:+.3f}"
-        yield f"{one.name[:60]:60} {one.length:6.3f}  {interval}  {one.effect}"
+        yield "nothing wrong was found in what it is fed"
+    if search.missing_layers:
+        yield not_tried(diagnosis)
+    tables = [
+        facts(diagnosis),
+        [TRIED, *tried_rows(search.tried)],
+        [("learnt instead", *TRIED[1:]), *tried_rows(search.learnt)],
+    ]
+    tables += [[(title, *LENGTHS[1:]), *length_rows(group)] for title, group in diagnosis.groups.items()]
+    for table in tables:
+        yield ""
+        yield from (f"{name[:50]:50}  {'  '.join(f'{cell:14}' for cell in cells)}" for name, *cells in table)
 
 
-def capture_command(diagnosis: Diagnosis) -> str:
-    """Return how the layers that are missing are captured."""
-    layers = sorted({*diagnosis.missing_layers, *diagnosis.layers})
-    return f'quarry extract job.json --out more, with "layers": {layers} and a few samples of the dataset'
-
-
-def facts(diagnosis: Diagnosis) -> list[tuple[str, str]]:
+def facts(diagnosis: Diagnosis) -> list[tuple[str, ...]]:
     """Return what was measured, by name."""
-    data = diagnosis.data
-    steps = "  ".join(f"{share:.3f}" for share in diagnosis.by_step)
+    data, as_it_is = diagnosis.data, diagnosis.search.tried[0]
     return [
         ("rows, tokens", f"{count(data.rows)}, {count(data.tokens)}"),
         ("layers fed (vLLM's ids)", ", ".join(map(str, diagnosis.layers))),
-        ("accepted at step 1, 2, ...", steps),
-        ("length, drafts at every place", f"{diagnosis.every_place:.3f}"),
-        ("length at temperature 1, greedy drafts", f"{diagnosis.sampled_greedy_drafts:.3f}"),
-        ("length at temperature 1, drawn drafts", f"{diagnosis.sampled_drawn_drafts:.3f}"),
+        ("accepted at step 1, 2, ...", ", ".join(map(percent, diagnosis.by_step))),
+        ("first draft: right", percent(diagnosis.first_right)),
+        ("first draft: its own odds", percent(diagnosis.first_odds)),
+        ("length, drafts at every place", f"{as_it_is.length:.3f}"),
+        ("length at temperature 1, greedy drafts", f"{as_it_is.chance:.3f}"),
+        ("length at temperature 1, drawn drafts", f"{as_it_is.sampled:.3f}"),
         ("tokens that the target would say", percent(data.own)),
         ("supervised tokens", percent(data.supervised)),
         ("tokens in the draft vocabulary", percent(data.in_vocabulary)),
         ("right by the most frequent token", percent(data.frequent)),
-        (
-            "tokenizer and template of the target",
-            "the dataset's" if data.same_tokenizer else "NOT the dataset's",
-        ),
+        ("tokenizer, template", f"{'' if data.same_tokenizer else 'NOT '}those of the dataset"),
     ]
 
 
-def groups(diagnosis: Diagnosis) -> Iterator[tuple[str, Mapping[str, Length]]]:
-    """Yield the groups that lengths are given by."""
-    yield "by position in the answer, from", diagnosis.by_position
-    yield "by tokens of the row, from", diagnosis.by_length
-    for label, group in diagnosis.by_label.items():
-        yield f"by {label}", group
+def length_rows(group: Mapping[str, Length]) -> list[tuple[str, ...]]:
+    """Return the lengths of a group, under the heads `LENGTHS`."""
+    return [
+        (name, f"{one.mean:.3f}", f"{one.low:.3f}..{one.high:.3f}", count(one.drafts))
+        for name, one in group.items()
+    ]
+
+
+def tried_rows(tried: Iterable[Tried]) -> list[tuple[str, ...]]:
+    """Return what was tried, under the heads `TRIED`."""
+    return [
+        (one.name, one.effect, f"{one.length:.3f}", f"{one.gain:+.3f}", f"{one.low:+.3f}..{one.high:+.3f}")
+        for one in tried
+    ]

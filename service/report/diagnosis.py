@@ -5,39 +5,46 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from service.diagnose.acceptance import Length
-from service.diagnose.diagnosis import Diagnosis, Ground
-from service.diagnose.verdict import capture_command, facts, findings, groups, verdict
+from service.diagnose.diagnosis import Diagnosis
+from service.diagnose.verdict import (
+    LENGTHS,
+    TRIED,
+    facts,
+    findings,
+    length_rows,
+    not_tried,
+    tried_rows,
+    verdict,
+)
+from service.export.source import Source
 from service.report.chart import TOP, WIDTH, Axis, Chart
 from service.report.page import seal_page, templates
 from service.report.sample_text import load_tokenizer, sample_tokens
-from service.report.wording import count, percent
+from service.report.wording import percent
 
 
-def write_page(path: Path, diagnosis: Diagnosis, ground: Ground) -> None:
-    """Write the page to `path`, which appears whole or not at all. Raises WriteFailed."""
-    loaded = load_tokenizer(ground.weights.folder)
+def write_page(path: Path, diagnosis: Diagnosis, source: Source, target: Path) -> None:
+    """Write the page to `path`, which appears whole or not at all. Raises WriteFailed.
+
+    `target` is the folder with its tokenizer; ids are shown without one.
+    """
+    loaded = load_tokenizer(target)
     tokenizer = None if isinstance(loaded, str) else loaded
-    rows = ground.source.rows
-    tried = [
-        (one.name, f"{one.length:.3f}", f"{one.gain:+.3f}", f"{one.low:+.3f}..{one.high:+.3f}", one.effect)
-        for one in (*diagnosis.tried, *diagnosis.learnt)
-    ]
-    text = (
-        templates()
-        .get_template("diagnosis.html")
-        .render(
-            diagnosis=diagnosis,
-            found=findings(diagnosis),
-            verdict=verdict(diagnosis),
-            facts=facts(diagnosis),
-            command=capture_command(diagnosis) if diagnosis.missing_layers else "",
-            steps=steps(diagnosis),
-            charts=[(title, lengths(group)) for title, group in groups(diagnosis) if group],
-            tried=tried,
-            worst=[(one, sample_tokens(rows.row(one.number), tokenizer)) for one in diagnosis.worst],
-            has_text=tokenizer is not None,
-            made_at=datetime.now(UTC),
-        )
+    page = templates().get_template("diagnosis.html")
+    text = page.render(
+        diagnosis=diagnosis,
+        found=findings(diagnosis),
+        verdict=verdict(diagnosis),
+        facts=facts(diagnosis),
+        not_tried=not_tried(diagnosis),
+        steps=steps(diagnosis),
+        charts={title: lengths(group) for title, group in diagnosis.groups.items()},
+        tried=(TRIED, tried_rows(diagnosis.search.tried)),
+        learnt=(TRIED, tried_rows(diagnosis.search.learnt)),
+        lengths_head=LENGTHS,
+        worst=[(one, sample_tokens(source.rows.row(one.number), tokenizer)) for one in diagnosis.worst],
+        has_text=tokenizer is not None,
+        made_at=datetime.now(UTC),
     )
     seal_page(path, text)
 
@@ -53,19 +60,12 @@ def steps(diagnosis: Diagnosis) -> Chart:
 
 def lengths(group: Mapping[str, Length]) -> Chart:
     """Return a length and its interval for each name of a group."""
-    names = tuple(name.strip()[:12] for name in group)
-    high = max(one.high for one in group.values())
-    chart = Chart(
-        240, Axis(-0.5, len(names) - 0.5, 44, WIDTH - 12, names=names), Axis(1, max(high, 1.1), 206, TOP)
-    )
+    names = tuple(name[:12] for name in group)
+    x = Axis(-0.5, len(names) - 0.5, 44, WIDTH - 12, names=names)
+    chart = Chart(240, x, Axis(1, max(1.1, *(one.high for one in group.values())), 206, TOP))
     for place, one in enumerate(group.values()):
-        at = chart.x.at(place)
+        at, mean = chart.x.at(place), chart.y.at(one.mean)
         chart.mark("line", "spread", x1=at, x2=at, y1=chart.y.at(one.low), y2=chart.y.at(one.high))
-        chart.mark(
-            "circle", "dot s0", hint=f"{names[place]}: {one.mean:.3f}", cx=at, cy=chart.y.at(one.mean), r=3
-        )
-    chart.rows = [
-        (name.strip(), f"{one.mean:.3f}", f"{one.low:.3f}..{one.high:.3f}", count(one.drafts))
-        for name, one in group.items()
-    ]
+        chart.mark("circle", "dot s0", hint=f"{names[place]}: {one.mean:.3f}", cx=at, cy=mean, r=3)
+    chart.rows = length_rows(group)
     return chart

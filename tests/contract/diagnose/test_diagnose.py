@@ -62,8 +62,8 @@ def drafters(tmp_path_factory, target, dataset):
 def planted(drafters, tmp_path):
     """Return a copy of the right drafter with a mistake in it."""
 
-    def plant(config=None, tensors=None):
-        folder = tmp_path / "planted"
+    def plant(config=None, tensors=None, name="planted"):
+        folder = tmp_path / name
         shutil.copytree(drafters / "right", folder)
         written = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(written | (config or {})))
@@ -95,7 +95,7 @@ def test_a_right_drafter_is_left_alone_and_its_page_is_whole(drafters, diagnosed
     assert found["length"]["mean"] > 1.3
     assert not found["played"]
     page = (tmp_path / "page.html").read_text()
-    assert "It is fed what it was trained on" in page
+    assert "Nothing wrong was found" in page
     assert page.rstrip().endswith("</html>")
     assert "<script" not in page
 
@@ -116,24 +116,60 @@ def test_a_wrong_line_of_the_config_is_named_with_the_right_one(config, cure, pl
     assert cure in [one["cure"] for one in findings(diagnosed(planted(config), "--json"))]
 
 
-@pytest.mark.parametrize(
-    ("tensors", "said"),
-    [
-        (lambda own: own | {"layers.7.odd": torch.zeros(1)}, "layers.7.odd"),
-        (lambda own: {name: own[name] for name in own if name != "fc.weight"}, "fc.weight"),
-        (lambda own: own | {"norm.weight": torch.zeros(3)}, "norm.weight is [3], expected [64]"),
-        (
-            lambda own: own | {"norm.weight": torch.full((64,), torch.inf)},
-            "norm.weight holds NaN or infinity",
-        ),
-    ],
+def test_a_head_that_is_not_the_drafters_is_named(planted, diagnosed):
+    folder = planted(tensors=lambda own: own | {"lm_head.weight": own["embed_tokens.weight"].clone()})
+    (only,) = findings(diagnosed(folder, "--json"))
+    assert "lm_head.weight" in only["cure"]
+
+
+LAYERS = "eagle_aux_hidden_state_layer_ids"
+BAD = (
+    (
+        {},
+        lambda own: own | {"layers.7.odd": torch.zeros(1)},
+        'Unexpected key(s) in state_dict: "layers.7.odd"',
+    ),
+    (
+        {},
+        lambda own: {name: own[name] for name in own if name != "fc.weight"},
+        'Missing key(s) in state_dict: "fc',
+    ),
+    ({}, lambda own: own | {"norm.weight": torch.zeros(3)}, "size mismatch for norm.weight"),
+    (
+        {},
+        lambda own: own | {"norm.weight": torch.full((64,), torch.inf)},
+        "norm.weight holds NaN or infinity",
+    ),
+    ({"speculators_config": {}}, None, "speculators_config"),
+    ({LAYERS: ["two", 4, 5]}, None, LAYERS),
+    ({LAYERS: 2}, None, LAYERS),
+    ({LAYERS: [2, 4]}, None, "size mismatch for fc.weight"),
+    ({LAYERS: [2, 4, 7]}, None, "names the layers [2, 4, 7], the target has 6"),
+    ({"target_hidden_size": 128}, None, "of another target: its hidden size is 128, expected 64"),
 )
-def test_a_bad_tensor_is_refused_by_name(tensors, said, planted, diagnosed):
-    done = diagnosed(planted(tensors=tensors), code=2)
-    assert said in done.stderr
+
+
+def test_a_bad_checkpoint_is_refused_by_name(planted, target, dataset):
+    folders = [planted(config, tensors, str(at)) for at, (config, tensors, _) in enumerate(BAD)]
+    done = run("tests.contract.diagnose.refusals", target, dataset, *folders)
+    for line, (_, _, said) in zip(done.stdout.splitlines(), BAD, strict=True):
+        assert line.startswith("drafter ")
+        assert said in line
+
+
+def test_a_refusal_ends_the_command_with_its_field(planted, diagnosed):
+    done = diagnosed(planted({LAYERS: [2, 4, 7]}), code=2)
     assert "field: drafter" in done.stderr
 
 
-def test_a_dataset_without_the_declared_layers_is_asked_for_them(planted, diagnosed):
-    folder = planted({"eagle_aux_hidden_state_layer_ids": [2, 4, 7]})
-    assert "names the layers [7]" in diagnosed(folder, code=2).stderr
+def test_a_checkpoint_in_its_authors_form_is_taken(drafters, target, dataset, tmp_path):
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    ours = json.loads((drafters / "right" / "config.json").read_text())
+    kept = {name: ours[name] for name in ("norm_before_residual", "draft_vocab_size", LAYERS)}
+    theirs = ours["transformer_layer_config"] | kept | {"architectures": ["LlamaForCausalLMEagle3"]}
+    (folder / "config.json").write_text(json.dumps(theirs))
+    weights = load_file(drafters / "right" / "model.safetensors")
+    renamed = {name.replace("layers.0.", "midlayer."): value for name, value in weights.items()}
+    save_file(renamed, folder / "model.safetensors")
+    assert run("tests.contract.diagnose.refusals", target, dataset, folder).stdout == "not refused\n"

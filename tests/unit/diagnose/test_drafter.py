@@ -6,8 +6,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from service.diagnose.drafter import Drafter, TargetWeights
+from service.diagnose.drafter import Drafter
+from service.diagnose.target import Target
 from service.errors import OptionRefused
+from service.proof.head_weights import HeadWeights
 
 
 @pytest.fixture
@@ -22,9 +24,9 @@ def refused(folder, config=None, tensors=None):
         (folder / "config.json").write_text(text)
     if tensors is not None:
         save_file(tensors, folder / "model.safetensors")
-    weights = TargetWeights(folder, torch.zeros(16, 4), torch.zeros(16, 4), 8)
+    target = Target(folder, 8, torch.zeros(16, 4), HeadWeights(torch.zeros(16, 4), None, 1.0, None))
     with pytest.raises(OptionRefused) as caught:
-        Drafter(folder, weights)
+        Drafter(folder, target)
     assert caught.value.field == "drafter"
     assert caught.value.cure
     return caught.value.detail
@@ -46,25 +48,12 @@ RIGHT = {"fc.weight": torch.zeros(4, 12)}
         ("[]", None, "holds no object"),
         ({"architectures": ["EagleModel"]}, RIGHT, "['EagleModel']"),
         (EAGLE3 | {"speculators_model_type": "medusa"}, RIGHT, "'medusa'"),
-        (EAGLE3 | {"speculators_config": {}}, RIGHT, "speculators_config"),
-        (EAGLE3 | {"speculators_config": {"proposal_methods": [{"speculative_tokens": 10**9}]}}, RIGHT, "10"),
         (EAGLE3, None, "no safetensors file"),
-        (EAGLE3 | {"eagle_aux_hidden_state_layer_ids": ["2", 4, 5]}, RIGHT, "expected layer ids"),
-        (EAGLE3 | {"eagle_aux_hidden_state_layer_ids": 2}, RIGHT, "expected layer ids"),
         (EAGLE3 | {"transformer_layer_config": [1]}, RIGHT, "no transformer_layer_config"),
         (EAGLE3, {"fc.weight": torch.full((4, 12), torch.nan)}, "fc.weight holds NaN"),
-        (EAGLE3, {"fc.weight": torch.zeros(4, 9)}, "width of fc.weight is 9, expected 12"),
-        (
-            EAGLE3 | {"transformer_layer_config": {"hidden_size": 8, "vocab_size": 16}},
-            RIGHT,
-            "another target: its hidden size is 8, expected 4",
-        ),
-        (
-            EAGLE3 | {"transformer_layer_config": {"hidden_size": 4, "vocab_size": 99}},
-            RIGHT,
-            "another target: its vocabulary is 99, expected 16",
-        ),
-        (EAGLE3 | {"eagle_aux_hidden_state_layer_ids": [2, 4, 9]}, RIGHT, "layers [9]"),
+        (EAGLE3, RIGHT | {"lm_head.weight": torch.zeros(9, 4)}, "no d2t of 9 tokens"),
+        (EAGLE3, RIGHT | {"d2t": torch.tensor([1]), "t2d": torch.arange(16) < 1}, "d2t and t2d map other"),
+        (EAGLE3, RIGHT | {"d2t": torch.arange(16)}, "d2t points outside the target's vocabulary of 16"),
     ],
 )
 def test_a_bad_checkpoint_is_refused_by_name(folder, config, tensors, said):

@@ -16,7 +16,7 @@ CONFIG = {
 
 def tried(layers=(2, 4, 5), config=CONFIG):
     base = Setting(layers)
-    return base, list(changes(base, config, "aux", 8))
+    return base, list(changes(base, config, 8))
 
 
 def test_every_change_is_another_setting():

@@ -2,17 +2,17 @@
 
 from service.diagnose.acceptance import Length
 from service.diagnose.diagnosis import Data, Diagnosis
-from service.diagnose.tried import AS_IT_IS, Tried
+from service.diagnose.tried import AS_IT_IS, Search, Tried
 from service.diagnose.verdict import findings, lines
 
 
 def tried(name, length, sampled, effect="worse", cure="", gain=None):
+    """The sampled figure is of a base of 1 accepted token; the greedy length is as given."""
     gain = sampled - 1.0 if gain is None else gain
-    return Tried(0, name, cure, length, sampled, gain, gain - 0.01, gain + 0.01, effect, not cure)
+    return Tried(name, cure, length, 1.1, 1 + sampled, gain, gain - 0.01, gain + 0.01, effect)
 
 
-def diagnosis(*, own=1.8, states=1.2, tokens=1.2, first=0.6, causes=(), learnt=()):
-    """The sampled figures are of a base of 1; the greedy lengths are as given."""
+def diagnosis(*, own=1.8, states=1.2, tokens=1.2, first=0.6, odds=0.1, causes=(), learnt=()):
     probes = [
         tried(AS_IT_IS.name, own, 1.0, "no difference"),
         tried("states of another row", states, (states - 1) / max(own - 1, 1e-9)),
@@ -27,18 +27,11 @@ def diagnosis(*, own=1.8, states=1.2, tokens=1.2, first=0.6, causes=(), learnt=(
         drafted=3,
         played=True,
         length=length,
-        every_place=own,
         first_right=first,
+        first_odds=odds,
         by_step=[first, 0.2, 0.1],
-        sampled_greedy_drafts=1.2,
-        sampled_drawn_drafts=1.5,
-        by_position={"0": length},
-        by_length={},
-        by_label={},
-        tried=[*probes, *causes],
-        causes=list(causes),
-        learnt=list(learnt),
-        missing_layers=[6],
+        groups={"by position in the answer, from": {"0": length}},
+        search=Search([*probes, *causes], list(learnt), list(causes), [6]),
         data=Data(10, 1000, 0.5, 1.0, 1.0, 0.5, True),
         worst=[],
     )
@@ -64,6 +57,11 @@ def test_one_that_knows_next_to_nothing_is_undertrained_whatever_helps_it_a_litt
     cause = tried("states after the final norm", 1.02, 1.07, "better", "train on what vLLM feeds")
     (what,) = said(own=1.01, first=0.01, states=1.0, tokens=1.0, causes=[cause])
     assert "undertrained" in what
+
+
+def test_one_that_is_sure_of_what_is_wrong_is_not_what_was_trained():
+    (what,) = said(own=1.01, first=0.01, odds=0.7, states=1.0, tokens=1.0)
+    assert "not what was trained" in what
 
 
 def test_one_that_knows_what_is_frequent_alone_is_undertrained():

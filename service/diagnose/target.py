@@ -1,0 +1,123 @@
+"""The target: its weights that a drafter shares, what it says, and what a drafter may have learnt instead.
+
+Legend: T tokens, K drafted tokens, R places, V vocabulary, H hidden size.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from service.errors import OptionRefused
+from service.export.source import Source
+from service.export.target import find_target
+from service.plan.model_folder import ModelFolder, content_of
+from service.proof.head_weights import HeadWeights, read_head, text_config
+from service.reader import Row
+
+_TOKENS = 256
+"""Whose logits are computed at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is read of the target, in float32. `folder` holds its config and tokenizer.
+
+    `same_tokenizer`: its tokenizer and template are those that the dataset was made with.
+    """
+
+    folder: Path
+    num_layers: int
+    embedding_VH: torch.Tensor
+    head: HeadWeights
+    same_tokenizer: bool = True
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        return len(self.head.weight_VH)
+
+    def logits(self, normed_TH: torch.Tensor, weight_VH: torch.Tensor | None = None) -> torch.Tensor:
+        """Return [T, V] of states after the final norm; another head's if `weight_VH` is given."""
+        head = self.head if weight_VH is None else replace(self.head, weight_VH=weight_VH, bias_V=None)
+        logits_TV = normed_TH.float() @ head.weight_VH.T
+        if head.bias_V is not None:
+            logits_TV += head.bias_V.float()
+        if head.soft_cap:
+            logits_TV = head.soft_cap * torch.tanh(logits_TV / head.soft_cap)
+        return logits_TV * head.scale
+
+    def likeliest(self, row: Row) -> torch.Tensor:
+        """Return the token [T] that it says after each of a row."""
+        parts = torch.split(row.last(), _TOKENS)
+        return torch.cat([self.logits(row.normed(part)).argmax(-1) for part in parts])
+
+
+def read_target(source: Source, folder: str | None) -> Target:
+    """Read the target of a dataset. Raises OptionRefused (`target`), EngineRefused, UnknownModel."""
+    about, identity = source.rows.about, source.identity
+    found = find_target(source, with_weights=True)
+    content = content_of(ModelFolder(found.folder))
+    embedding_VH, head_VH = found.embedding_and_head()
+    weights = {None, content.weights_sha256}
+    if identity.weights_sha256 not in weights or head_VH.shape[-1] != about.hidden_size:
+        raise OptionRefused(
+            f"{found.folder} is not the model that the dataset was made with",
+            field="target",
+            cure=f"name the folder of {about.model}, with its weights",
+        )
+    head = replace(read_head(found.folder, text_config(found.folder)), weight_VH=head_VH)
+    same_tokenizer = content.tokenizer_sha256 == identity.tokenizer_sha256
+    return Target(found.folder, about.num_layers, embedding_VH, head, same_tokenizer)
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """What a drafter may have learnt to say, and what puts it right.
+
+    It is of the states of `layer`, normed `norms` times, `by` tokens off, of the row or of another one.
+    """
+
+    name: str
+    cure: str
+    layer: int
+    by: int = 0
+    norms: int = 1
+    head_VH: torch.Tensor | None = None
+    of_another: bool = False
+
+    def probabilities(self, target: Target, row: Row, other: Row, of_KR: torch.Tensor) -> torch.Tensor:
+        """Return [K, R, V] of the tokens at `of_KR`; what lies beyond the row is anything."""
+        row = other if self.of_another else row
+        states_TH = row.layer(self.layer)
+        states_TH = states_TH[(of_KR.flatten() + self.by) % len(states_TH)]
+        for _ in range(self.norms):
+            states_TH = row.normed(states_TH)
+        parts = [target.logits(part, self.head_VH).softmax(-1) for part in torch.split(states_TH, _TOKENS)]
+        return torch.cat(parts).view(*of_KR.shape, -1)
+
+
+def objectives(target: Target, layer_ids: Sequence[int]) -> list[Objective]:
+    """Return what may be learnt of the layers that a dataset holds; the right one is the first."""
+    last = target.num_layers
+    token = "train on the target's token t + 2 where token t + 1 is fed"  # noqa: S105 - words
+    every = (
+        Objective("the target's distribution", "", last),
+        Objective(
+            "the final norm applied twice", "give the trainer the last layer before its norm", last, norms=2
+        ),
+        Objective(
+            "no final norm", "give the trainer the final norm, or the last layer after it", last, norms=0
+        ),
+        Objective("the layer below the last", "take the last layer by vLLM's id N, not N - 1", last - 1),
+        Objective("one token earlier", token, last, by=-1),
+        Objective("one token later", token, last, by=1),
+        Objective(
+            "the embeddings as head", "give the trainer lm_head.weight", last, head_VH=target.embedding_VH
+        ),
+        Objective(
+            "another row's", "make the data anew: each row's states of its own tokens", last, of_another=True
+        ),
+    )
+    return [one for one in every if one.layer in layer_ids]
