@@ -1,4 +1,4 @@
-"""Does capture go on as fast while its shards leave, and how long do the last take? `python -m benchmarks.rolling`.
+"""Is capture as fast while shards leave, and how long do the last take? `python -m benchmarks.rolling`.
 
 One `quarry serve` runs pairs of jobs on vLLM, in turns which goes first: one keeps its shards, one has them
 stored in a repository and removed as it goes. Its rate is that of the tokens between the first unit that was
@@ -70,7 +70,10 @@ def run_hub(pipe: Connection, bytes_per_s: float | None) -> None:
 def run_job(url: str, body: dict[str, Any]) -> dict[str, float]:
     """Run a job to its end; return tokens a second, and seconds after its last unit was captured."""
     http = httpx2.Client(base_url=url, trust_env=False, timeout=60)
-    job_id = http.post("/extract", json=body).raise_for_status().json()["id"]
+    answer = http.post("/extract", json=body)
+    if answer.is_error:
+        raise RuntimeError(answer.text)
+    job_id = answer.json()["id"]
     begun, seen = time.monotonic(), [(0.0, 0)]
     while True:
         job = http.get(f"/jobs/{job_id}").raise_for_status().json()
@@ -102,9 +105,11 @@ def measure(folder: Path, options: Any) -> dict[str, list[dict[str, float]]]:  #
         "QUARRY_ENGINE": engine,
         "QUARRY_HUB_ENDPOINT": pipe.recv(),
         "QUARRY_HUB_TOKEN": TOKEN,
+        "QUARRY_SOURCE_ROOTS": json.dumps([str(model.parent)]),
         "QUARRY_SCRATCH_BYTES": str(BUDGET_UNITS * shard_bytes),
         "HF_HOME": str(folder / "hub-cache"),
         "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_OFFLINE": "0",
     }
     with serving(folder / "data", **settings) as service:
         for turn in range(options.rounds + 1):
