@@ -68,7 +68,8 @@ class Settings(BaseSettings):
     max_connections: int = Field(default=1000, ge=16)
     """Open connections; beyond it the one that has been silent for longest is closed."""
     event_listeners: int = Field(default=256, ge=1)
-    """Event streams of one API key, or of all who send none; together half of the connections."""
+    """Event streams, and requests for units, of one API key or of all who send none; together half of the
+    connections."""
     roles: tuple[Role, ...] = tuple(Role)
     """What workers do, as JSON; `quarry worker --roles`. `["capture", "store"]` needs no data folder.
 

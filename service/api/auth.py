@@ -14,6 +14,13 @@ from service.control.budget import Taken
 from service.control.keys import Caller, authenticate
 from service.errors import CallerRefused
 
+LASTING = {
+    "/jobs/{job_id}/events": Taken.STREAMS,
+    "/jobs/{job_id}/units": Taken.STREAMS,
+    "/jobs/{job_id}/manifest": Taken.DOWNLOADS,
+    "/jobs/{job_id}/files/{path:path}": Taken.DOWNLOADS,
+}
+"""What the requests of a route take that may last for long; others are in work."""
 BEARER = HTTPBearer(auto_error=False, description="an API key, `qk_...`; none is needed on the loopback")
 
 
@@ -38,6 +45,5 @@ async def caller(
             raise CallerRefused(f"the key has no scope {scope!r}", field="Authorization", cure=cure)
     if sender.owner is not None and sender.grants.requests_per_minute is not None:
         budget.count_request(sender.owner, sender.grants.requests_per_minute)
-    is_stream = request.url.path.endswith("/events")
-    with budget.taking(sender.owner, Taken.STREAMS if is_stream else Taken.REQUESTS):
+    with budget.taking(sender.owner, LASTING.get(request.scope["route"].path, Taken.REQUESTS)):
         yield sender

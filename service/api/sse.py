@@ -75,8 +75,23 @@ class EventFeed:
                             await job.changed.wait()
                     except TimeoutError:
                         yield None
-                    if self._reader is not None and self._reader.done():
-                        self._reader.result()
+                    self._check_reader()
+
+    async def newer(self, job_id: str, than: int) -> int:
+        """Wait for an event of `job_id` with a number above `than`; return that of the newest.
+
+        An older one where the job is gone or the server ends.
+        """
+        with self._following(job_id) as job:
+            while job.exists and job.last <= than and not self._stopping():
+                await job.changed.wait()
+                self._check_reader()
+            return job.last
+
+    def _check_reader(self) -> None:
+        """Raise what ended the reader, if something did."""
+        if self._reader is not None and self._reader.done():
+            self._reader.result()
 
     async def _stored(self, job_id: str, after: int) -> list[Event]:
         return await run_in_threadpool(self._store.read, jobs.events, job_id, after=after, limit=PAGE_EVENTS)

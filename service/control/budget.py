@@ -25,7 +25,8 @@ class Taken(StrEnum):
     """What is refused above its share."""
 
     REQUESTS = "requests in work"
-    STREAMS = "event streams"
+    STREAMS = "event streams and waits for units"
+    DOWNLOADS = "downloads"
     ESTIMATES = "estimates in work"
     BYTES = "bytes of requests and answers"
 
@@ -113,6 +114,7 @@ class Budget:
         return {
             Taken.REQUESTS: (max(2, self.connections // 16), self.connections // 4),
             Taken.STREAMS: (settings.event_listeners, self.connections // 2),
+            Taken.DOWNLOADS: (max(2, self.connections // 16), self.connections // 8),
             Taken.ESTIMATES: (max(1, settings.estimates_at_once // 2), settings.estimates_at_once),
             Taken.BYTES: (BODIES_HELD // 4 * body, BODIES_HELD * body),
         }[what]

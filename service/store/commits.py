@@ -13,7 +13,7 @@ from schemas.dataset.entries import FileEntry, ShardEntry
 from schemas.identity import Provenance
 from schemas.job import RejectView, UnitPage, UnitView
 from schemas.receipts import AttemptId
-from service.errors import IdentityChanged, StatesWrong
+from service.errors import IdentityChanged, NotFound, StatesWrong
 from service.store import captured_samples, keys, publishing, storing, tasks, workers
 from service.store.database import Transaction
 from service.store.plans import add_rejects
@@ -143,10 +143,12 @@ def readable(tx: Transaction, job_id: str, *, after: int, limit: int) -> UnitPag
 
     A unit that its host has not stored yet, or that was lost with it, ends them: who has read up to it sees
     neither it nor those behind it before it is there, and misses none. One that is captured again keeps its
-    place.
+    place. Raises NotFound: the job may be deleted while somebody waits for its next unit.
     """
     of_job = select(JOB.c.state, JOB.c.keeps_local, JOB.c.publish_subject).where(JOB.c.id == job_id)
-    job = tx.connection.execute(of_job).one()
+    job = tx.connection.execute(of_job).one_or_none()
+    if job is None:
+        raise NotFound(f"there is no job {job_id}", field="job_id")
     made = [UNIT_COMMIT.c[name] for name in ("epoch", "host", "is_stored", "index_file")]
     committed = (UNIT_COMMIT.c.job_id == UNIT.c.job_id) & (UNIT_COMMIT.c.unit == UNIT.c.unit)
     query = select(UNIT.c.place, UNIT.c.unit, *made).outerjoin(UNIT_COMMIT, committed)

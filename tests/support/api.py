@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import pytest
 import uvicorn
 
 from schemas.events import Event
-from schemas.job import JobState, JobSummary, Problem, Progress, RejectView
+from schemas.job import JobState, JobSummary, Problem, Progress, RejectView, UnitPage
 from service.api.app import create_app
 from service.api.problems import PROBLEM_MEDIA_TYPE
 from service.api.serve import api_server
 from service.settings import Settings
-from service.store import PlanLease, Store, jobs, migration, plans, publishing
+from service.store import PlanLease, Store, commits, jobs, migration, plans, publishing
+from service.store.database import Transaction
 from tests.support.plans import identity
 from tests.support.store_cases import commit, lease_plan, lease_publish, lease_unit, planned
 
@@ -108,6 +110,21 @@ def stored(settings: Settings) -> Iterator[Store]:
         yield store
     finally:
         store.close()
+
+
+class Looks:
+    """Counts how often committed units are looked for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.number, self.begun, quick = 0, threading.Semaphore(0), commits.readable
+
+        def counted(tx: Transaction, job_id: str, *, after: int, limit: int) -> UnitPage:
+            page = quick(tx, job_id, after=after, limit=limit)
+            self.number += 1
+            self.begun.release()
+            return page
+
+        monkeypatch.setattr(commits, "readable", counted)
 
 
 def reject(position: int) -> RejectView:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Body, Depends, Header, Query, Request, Response, Security
+from fastapi import APIRouter, Body, Depends, Header, HTTPException, Query, Request, Response, Security
 from fastapi.responses import FileResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import Field
@@ -30,9 +30,15 @@ from service.store import commits, jobs
 MAX_ID = 2**63 - 1
 """The largest number a database column holds."""
 LISTING_S = 0.5
-"""Between two looks for a unit that is waited for."""
+"""At least between two looks for a unit that is waited for: each is for an event that came meanwhile."""
 ASK_AGAIN_S, QUIET_S = 10.0, 60.0
 """How old the answer may be that the key of an event stream is valid; and of one that is silent."""
+
+
+OneRange = Annotated[
+    str | None,
+    Header(alias="Range", pattern=r"^bytes=([0-9]{1,19}-([0-9]{1,19})?|-[0-9]{1,19})$", description="one"),
+]
 
 
 def no_options(
@@ -202,20 +208,27 @@ async def list_units(
     store: StoreOf,
     settings: SettingsOf,
     stopping: StoppingOf,
+    request: Request,
     query: Annotated[UnitsQuery, Query()],
 ) -> UnitPage:
     """List committed units that can be read, in the order of their commits; wait for one if asked to.
 
     One that is committed later, or can be read only later, comes after all that were listed.
     """
-    until_s = time.monotonic() + query.wait
+    feed: EventFeed = request.app.state.feed
+    until_s, seen = asyncio.get_running_loop().time() + query.wait, 0
     listing = partial(commits.readable, job_id=job.id, after=query.after, limit=query.limit)
     page = await run_in_threadpool(store.read, listing)
-    while not (page.units or page.state in RESTING_JOB_STATES or stopping()):
-        if time.monotonic() > until_s:
+    while query.wait and not (page.units or page.state in RESTING_JOB_STATES or stopping()):
+        try:
+            async with asyncio.timeout_at(until_s):
+                await asyncio.sleep(LISTING_S)
+                seen = await feed.newer(job.id, seen)
+        except TimeoutError:
             break
-        await asyncio.sleep(LISTING_S)
         page = await run_in_threadpool(store.read, listing)
+    if query.wait:
+        await run_in_threadpool(request.state.ask_again)
     return page.model_copy(update={"folder": str(settings.dataset_dir(job.id))})
 
 
@@ -239,18 +252,37 @@ def read_manifest(job: JobOf, settings: SettingsOf, options: Annotated[NoOptions
 @reading.get(
     "/{job_id}/files/{path:path}",
     response_class=FileResponse,
-    responses={206: {"description": "the range that was asked for"}, **problem_responses(404, 422)},
+    responses={206: {"description": "the range that was asked for"}, **problem_responses(404, 416, 422)},
 )
 def read_file(
-    job: JobOf, settings: SettingsOf, path: str, options: Annotated[NoOptions, Query()]
+    job: JobOf,
+    settings: SettingsOf,
+    path: str,
+    options: Annotated[NoOptions, Query()],
+    part: OneRange = None,
 ) -> FileResponse:
     """Send a file of the dataset, or a range of it, from the data folder."""
     folder = settings.dataset_dir(job.id).resolve()
-    file = (folder / path).resolve() if "\0" not in path else folder
-    if not (file.is_relative_to(folder) and file.is_file()):
+    try:
+        file = (folder / path).resolve()
+        is_there = file.is_relative_to(folder) and file.is_file()
+    except (OSError, ValueError):  # no file can have such a name
+        is_there = False
+    if not is_there:
         cure = "GET /jobs/{job_id}/units says which files there are, and whether the folder has them"
         raise NotFound(f"the data folder holds no such file of job {job.id}", field="path", cure=cure)
+    if part is not None:
+        _check_range(part, file.stat().st_size)
     return FileResponse(file, media_type="application/octet-stream")
+
+
+def _check_range(part: str, num_bytes: int) -> None:
+    """Raise HTTPException if a file has none of a range; starlette would say so in plain text."""
+    first, last = (int(number) if number else None for number in part.removeprefix("bytes=").split("-"))
+    is_empty = last == 0 if first is None else first >= num_bytes or (last is not None and last < first)
+    if is_empty or not num_bytes:
+        detail = f"the file has {num_bytes} bytes, and none of {part}"
+        raise HTTPException(416, detail, {"Content-Range": f"bytes */{num_bytes}"})
 
 
 @reading.get("/{job_id}/rejects", responses=problem_responses(404, 422))

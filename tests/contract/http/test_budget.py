@@ -18,7 +18,16 @@ from service.control.budget import BODIES_HELD, TURNS, Budget, Turn
 from service.plan.child.process import Child
 from service.settings import Settings
 from service.store import jobs
-from tests.support.api import api_settings, job_body, problem_of, server_and_client, small_target, stored
+from tests.support.api import (
+    Looks,
+    api_settings,
+    complete,
+    job_body,
+    problem_of,
+    server_and_client,
+    small_target,
+    stored,
+)
 
 ADMIN = {"Authorization": f"Bearer {'a' * 40}"}
 
@@ -218,6 +227,49 @@ def test_bodies_that_are_half_sent_are_bounded_in_bytes(served: tuple[FastAPI, h
             answers.append(connection.recv(12)[9:])
         assert answers == [b"100"] * (BODIES_HELD // 4) + [b"429"] * (BODIES_HELD // 4 * 3)
         assert api.post("/extract", json=large(model), headers=b).status_code == 202
+
+
+@pytest.mark.parametrize(("lasting", "quick"), [("units?wait=60", "units"), ("files/large", "files/none")])
+def test_requests_that_last_for_long_are_not_requests_in_work(
+    served: tuple[FastAPI, httpx2.Client],
+    settings: Settings,
+    model: Path,
+    lasting: str,
+    quick: str,
+):
+    """1. An owner waits for units, or takes no file, as often as it may. 2. Others of its requests go on."""
+    app, api = served
+    budget = cast(Budget, app.state.budget)
+    budget.connections, budget._settings = 64, settings.model_copy(update={"event_listeners": 3})
+    key = key_of(api, "team-a", model)
+    made = f"/jobs/{api.post('/extract', json=job_body(model), headers=key).json()['id']}"
+    folder = settings.dataset_dir(made.removeprefix("/jobs/"))
+    folder.mkdir(parents=True)
+    (folder / "large").write_bytes(bytes(2**20))
+    ask = f"GET {made}/{lasting} HTTP/1.1\r\nHost: localhost\r\nAuthorization: {key['Authorization']}\r\n\r\n"
+    with ExitStack() as waiting:
+        for _ in range(1000):
+            waiting.enter_context(waiting_caller(api, receive_buffer=4096)).sendall(ask.encode())
+            if (refused := api.get(f"{made}/{quick}", headers=key)).status_code == 429:
+                break
+        assert problem_of(refused, 429).field == "Authorization"
+        assert api.get(made, headers=key).status_code == 200
+
+
+def test_who_waits_for_units_hears_nothing_once_the_key_is_revoked(
+    served: tuple[FastAPI, httpx2.Client], settings: Settings, model: Path, monkeypatch: pytest.MonkeyPatch
+):
+    _, api = served
+    key = key_of(api, "team-a", model)
+    made = api.post("/extract", json=job_body(model), headers=key).json()
+    looks = Looks(monkeypatch)
+    with ThreadPoolExecutor(1) as beside, stored(settings) as store:
+        coming = beside.submit(api.get, f"/jobs/{made['id']}/units?wait=60", headers=key, timeout=60)
+        assert looks.begun.acquire(timeout=30)
+        key_id = api.get("/keys", headers=ADMIN).json()["keys"][0]["id"]
+        api.delete(f"/keys/{key_id}", headers=ADMIN).raise_for_status()
+        complete(store, made["id"], num_units=1)
+        assert problem_of(coming.result(), 401).field == "Authorization"
 
 
 def test_a_stream_ends_once_its_key_is_revoked(

@@ -1,5 +1,6 @@
 """GET /jobs and the routes of one job: read, cancelled, resumed, and what it wrote."""
 
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,9 +11,10 @@ from sqlalchemy import text
 
 from schemas.job import JobPage, JobSummary
 from schemas.names import manifest_path
+from service.api.routes import jobs as job_routes
 from service.settings import Settings
 from service.store import Store
-from tests.support.api import JSON, UNKNOWN, begin, complete, job_body, problem_of
+from tests.support.api import JSON, UNKNOWN, Looks, begin, complete, job_body, problem_of
 
 
 def test_jobs_are_listed_newest_first_page_by_page_each_once(api: httpx2.Client, store: Store, model: Path):
@@ -177,8 +179,42 @@ def test_a_file_of_the_dataset_is_sent_whole_or_in_part_and_no_other(
     assert api.get(url).content == b"PAR1 and more"
     part = api.get(url, headers={"Range": "bytes=5-7"})
     assert (part.status_code, part.content) == (206, b"and")
-    for path in ("link", "%2e%2e/secret", "..%2fsecret", "%2fetc%2fpasswd", "data", "", "a%00b", "none"):
+    os.mkfifo(folder / "pipe")
+    none = ["link", "%2e%2e/secret", "..%2fsecret", "%2fetc%2fpasswd", "data", "", "a%00b", "none", "pipe"]
+    for path in (*none, "a" * 300, "a/" * 2500):
         assert problem_of(api.get(f"/jobs/{job.id}/files/{path}"), 404).detail
+    for part in ("0-99", "12-", "-1", "-99"):
+        assert api.get(url, headers={"Range": f"bytes={part}"}).status_code == 206
+    for part in ("13-", "5-4", "-0"):
+        refused = api.get(url, headers={"Range": f"bytes={part}"})
+        assert problem_of(refused, 416).detail
+        assert refused.headers["Content-Range"] == "bytes */13"
+    for part in ("bytes=0-0,2-2", "bytes=" + "0-0," * 5000, "bytes=-", "bytes=--1", "lines=1-2", "nonsense"):
+        assert problem_of(api.get(url, headers={"Range": part}), 422).field == "Range"
+
+
+def test_a_job_that_is_deleted_while_its_units_are_waited_for_is_not_there(
+    api: httpx2.Client, job: JobSummary, store: Store, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(job_routes, "LISTING_S", 2.0)
+    waiting = Looks(monkeypatch)
+    with ThreadPoolExecutor(1) as beside:
+        coming = beside.submit(api.get, f"/jobs/{job.id}/units", params={"wait": 60}, timeout=60)
+        assert waiting.begun.acquire(timeout=30)
+        assert api.post(f"/jobs/{job.id}/cancel").status_code == 200
+        assert api.delete(f"/jobs/{job.id}").status_code == 204
+        assert problem_of(coming.result(), 404).field == "job_id"
+
+
+def test_who_waits_for_units_of_a_silent_job_costs_the_store_nothing(
+    api: httpx2.Client, job: JobSummary, monkeypatch: pytest.MonkeyPatch
+):
+    """Two looks: one at first, and one for the events that there were before."""
+    monkeypatch.setattr(job_routes, "LISTING_S", 0.0)
+    waiting = Looks(monkeypatch)
+    page = api.get(f"/jobs/{job.id}/units", params={"wait": 3}, timeout=60).json()
+    assert (page["units"], page["state"]) == ([], "queued")
+    assert waiting.number <= 2
 
 
 @pytest.mark.parametrize("name", ["units", "rejects"])
