@@ -62,7 +62,7 @@ def changes(base: Setting, config: Mapping[str, Any], num_layers: int) -> Iterat
     yield Change("states all zero", "", {"scale": 0.0}, probe=True)
     yield Change("tokens of another row", "", {"tokens": "other"}, probe=True)
     yield Change("positions one later", "", {"positions_by": 1}, probe=True)
-    yield from _layers(base, num_layers)
+    yield from _layers(base, num_layers, are_named=LAYERS_KEY in config)
     pairs = "the trainer's data must pair state t with token t + 1, as vLLM does"
     yield Change("states one earlier", pairs, {"states_by": base.states_by - 1})
     yield Change("states one later", pairs, {"states_by": base.states_by + 1})
@@ -90,7 +90,7 @@ def changes(base: Setting, config: Mapping[str, Any], num_layers: int) -> Iterat
         yield Change(f"config with {line}", line, {"config": (*base.config, *values.items())})
 
 
-def _layers(base: Setting, num_layers: int) -> Iterator[Change]:
+def _layers(base: Setting, num_layers: int, *, are_named: bool) -> Iterator[Change]:
     seen = {base.layers}
     for name, ids in _layer_lists(base.layers):
         layers = tuple(ids)
@@ -99,7 +99,9 @@ def _layers(base: Setting, num_layers: int) -> Iterator[Change]:
         seen.add(layers)
         ascending = sorted(set(layers)) == list(layers)
         note = "" if ascending else " (vLLM feeds each layer once, ascending: train so)"
-        yield Change(f"{name}: {list(layers)}", f'"{LAYERS_KEY}": {list(layers)}{note}', {"layers": layers})
+        line = f'"{LAYERS_KEY}": {list(layers)}{note}'
+        cure = line if are_named else "train on what vLLM feeds: the states of the last layer"
+        yield Change(f"{name}: {list(layers)}", cure, {"layers": layers})
 
 
 def _layer_lists(declared: tuple[int, ...]) -> Iterator[tuple[str, Sequence[int]]]:

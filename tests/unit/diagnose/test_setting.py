@@ -1,6 +1,6 @@
 """The changes that are tried: each differs from what is declared, and none is tried twice."""
 
-from service.diagnose.setting import Setting, changes
+from service.diagnose.setting import LAYERS_KEY, Setting, changes
 
 CONFIG = {
     "norm_before_residual": True,
@@ -47,3 +47,10 @@ def test_a_flag_of_the_config_is_turned_and_shown_as_its_line():
 def test_a_config_that_says_nothing_has_nothing_changed():
     _, found = tried(config={})
     assert not [change for change in found if change.to.get("config")]
+
+
+def test_layers_are_put_right_by_a_line_of_the_config_only_where_it_names_them():
+    for config, line in (({LAYERS_KEY: None}, True), ({}, False)):
+        _, found = tried(config=config)
+        cures = [change.cure for change in found if "layers" in change.to]
+        assert cures and all((LAYERS_KEY in cure) == line for cure in cures)
