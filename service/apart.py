@@ -47,7 +47,7 @@ def call(function: Callable[..., R], *args: object, memory_bytes: int, deadline_
             if not answers.poll(deadline_s):
                 raise Ended(f"took more than {deadline_s:g} s")
             is_right, answer = answers.recv()
-        except EOFError:
+        except (EOFError, OSError):  # before its answer, and within it
             child.join()
             raise Ended(f"ended with exit code {child.exitcode}") from None
         finally:

@@ -1,0 +1,25 @@
+"""What runs in a process of its own ends alone, however it ends."""
+
+import os
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pytest
+
+from service import apart
+
+
+def dies_in_its_answer() -> bytes:
+    """Return what the process is killed over when it has sent the beginning, as for lack of memory."""
+
+    def begin(connection: Connection, buf: Any, write: object = None) -> None:
+        os.write(connection.fileno(), bytes(buf)[:6])
+        os._exit(9)
+
+    Connection._send = begin  # type: ignore[attr-defined]  # in the child alone
+    return bytes(100)
+
+
+def test_a_process_that_ends_within_its_answer_has_ended() -> None:
+    with pytest.raises(apart.Ended, match="ended with exit code 9"):
+        apart.call(dies_in_its_answer, memory_bytes=2**30, deadline_s=60)
