@@ -69,6 +69,8 @@ class Caller:
         for name, made in self._made.items():
             if known >= 0 and made and name in (case.path_parameters or {}):
                 case.path_parameters[name] = made[int(known * len(made))]
+        if isinstance(case.query, dict) and len(str(case.query.get("wait", "none at all"))) < 9:
+            case.query["wait"] = 0  # no worker runs here: the answer would come after up to a minute
         answer = case.call(base_url=str(self.client.base_url), headers=self._headers)
         self.statuses[answer.status_code] += 1
         if answer.status_code in PASSING:
