@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from schemas.job import JobState
+from service.host import host_of
 from tests.stateful.engine import reference_states
 from tests.stateful.machine import work
 from tests.stateful.oracle import Checkpoints
@@ -27,6 +28,7 @@ def test_a_full_disk_blocks_a_job_by_name_until_there_is_space(
         root = tmp_path / str(met)
         root.mkdir()
         play = Play(root, f"sqlite:///{root / 'quarry.db'}", checkpoints)
+        host_of(play.store, play.service.settings)  # without its file a worker waits, and leases nothing
         play.submit(None, "a key", "base", (1,), frozenset({1, 2, 3}), canary="run")
         play.meet_full_disk(lambda play: work(play, "all"), 1 + met * EVERY, stays=met % 2 == 0)
         play.end()
