@@ -1,22 +1,68 @@
 """Reads a job description: JSON bytes or a parsed document -> `ExtractRequest`, or an error by field."""
 
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, from_json
 
-from schemas.request import ExtractRequest
+from schemas.request import ExtractRequest, InlineSource, Sample
+from schemas.schedule import NewSchedule, PostedSamples
+from service import apart
 from service.errors import RequestError
+from service.settings import Settings
 
 NODE_BYTES = 16
 MAX_ERRORS_LISTED = 20
 MAX_QUOTED_CHARS = 300
 
 Body = TypeVar("Body", bound=BaseModel)
+Read = TypeVar("Read")
 
 Fault = tuple[str | None, ErrorDetails]
 """A dotted path in the document, or None for the whole of it, and what pydantic says of that place."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedRequest:
+    """A request of any length: `document` is the whole of it as canonical JSON.
+
+    `request` has the first alone of its inline samples, all of which were checked.
+    """
+
+    request: ExtractRequest
+    document: str
+
+    @classmethod
+    def of(cls, request: ExtractRequest) -> Self:
+        """Make one of a whole request."""
+        document, source = request.canonical_json(), request.source
+        if isinstance(source, InlineSource):
+            first = source.model_copy(update={"samples": source.samples[:1]})
+            request = request.model_copy(update={"source": first})
+        return cls(request, document)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedSamples:
+    """Posted samples as a spool keeps them: a line of JSON each, with its content's id where it had none."""
+
+    number: int
+    lines: bytes
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample]) -> Self:
+        """Make one of samples."""
+        from service.plan.content_hashes import content_hash  # imports pyarrow
+
+        named = (
+            sample if sample.id is not None else sample.model_copy(update={"id": content_hash(sample).hex()})
+            for sample in samples
+        )
+        lines = (f"{sample.model_dump_json(exclude_none=True)}\n" for sample in named)
+        return cls(len(samples), "".join(lines).encode())
+
 
 _CURES = {
     "extra_forbidden": "remove the field, or mend its spelling",
@@ -52,6 +98,36 @@ def parse_json(raw: bytes) -> object:
         return from_json(raw, allow_inf_nan=False)
     except ValueError as error:
         raise RequestError(f"the body is not JSON: {error}", cure="send one JSON object in UTF-8") from error
+
+
+def read_request(raw: bytes) -> CheckedRequest:
+    """Return the checked request in a body. Raises as `parse_json` and `parse_body`."""
+    return CheckedRequest.of(parse_request(parse_json(raw)))
+
+
+def read_new_schedule(raw: bytes) -> NewSchedule:
+    """Return the checked schedule in a body. Raises as `parse_json` and `parse_body`."""
+    return parse_body(NewSchedule, parse_json(raw))
+
+
+def read_samples(raw: bytes) -> CheckedSamples:
+    """Return the checked samples in a body. Raises as `parse_json` and `parse_body`."""
+    return CheckedSamples.of(parse_body(PostedSamples, parse_json(raw)).samples)
+
+
+def read_apart(read: Callable[[bytes], Read], raw: bytes, settings: Settings) -> Read:
+    """Return what `read` makes of a large body, in a process of its own.
+
+    Its objects are checked, written and dropped in C code and by the garbage collector, which hold up every
+    thread for a tenth of a second. Raises what `read` raises, RequestError.
+    """
+    try:
+        return apart.call(
+            read, raw, memory_bytes=settings.plan_memory_bytes, deadline_s=settings.plan_silence_s
+        )
+    except apart.Ended as error:
+        cure = "send fewer samples at once, or raise QUARRY_PLAN_MEMORY_BYTES"
+        raise RequestError(f"the process that read the body {error}", cure=cure) from error
 
 
 def parse_request(document: object) -> ExtractRequest:

@@ -1,12 +1,12 @@
 """Makes schedules whose requests have been checked, and jobs of the slots that have come."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from schemas.request import PostedSource, Sample
+from schemas.request import PostedSource
 from schemas.schedule import NewSchedule, RunView, ScheduleChange, ScheduleRules, ScheduleView
-from service.control.request_body import parse_body
+from service.control.request_body import CheckedSamples, parse_body
 from service.control.submit import ALONE, check, check_room
 from service.errors import STORE_AWAY, Conflict, internal_error
 from service.plan import posted
@@ -54,7 +54,7 @@ def change(store: Store, which: schedules.Which, changed: ScheduleChange) -> Sch
     return store.write(schedules.change, which, with_given, changed.paused)
 
 
-def post_samples(store: Store, settings: Settings, schedule: int, samples: Sequence[Sample]) -> None:
+def post_samples(store: Store, settings: Settings, schedule: int, samples: CheckedSamples) -> None:
     """Keep samples durably for the next job of a schedule, by its number; the same again are the same file.
 
     Raises NotFound, Conflict if its jobs read another source, QuotaExceeded, DiskFull, WriteFailed.
@@ -67,7 +67,7 @@ def post_samples(store: Store, settings: Settings, schedule: int, samples: Seque
     if owner is not None:
         folders = [settings.spool(number) for number in store.read(spools.of_owner, owner)]
         store.read(keys.check_bytes, owner, sum(map(posted.waiting_bytes, folders)))
-    posted.keep(settings, schedule, samples)
+    posted.keep(settings, schedule, samples.lines)
 
 
 def remove(store: Store, settings: Settings, which: schedules.Which) -> None:

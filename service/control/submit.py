@@ -5,7 +5,8 @@ import shutil
 from contextlib import AbstractContextManager, nullcontext
 
 from schemas.job import Estimate
-from schemas.request import ExtractRequest, InlineSource, PostedSource
+from schemas.request import ExtractRequest, PostedSource
+from service.control.request_body import CheckedRequest
 from service.errors import DiskFull, OptionRefused
 from service.settings import Settings
 from service.store import JobRow, NewJob, Store, jobs, keys
@@ -20,7 +21,7 @@ def new_key() -> str:
 
 
 def submit(
-    request: ExtractRequest,
+    body: CheckedRequest,
     key: str,
     store: Store,
     settings: Settings,
@@ -41,14 +42,14 @@ def submit(
         DiskFull: too little space is free.
         ServiceBusy: `turn`, in which the request is checked, does not come.
     """
-    made = NewJob.of(jobs.new_id(), key, request, priority, owner=owner)
+    made = NewJob.of(jobs.new_id(), key, body.request, priority, owner=owner, document=body.document)
     named = store.read(jobs.submitted, made)
     if named is not None:
         return named
     if owner is not None:
         store.write(keys.check_quota, owner)
     check_room(settings)
-    check(request, settings, turn)
+    check(body.request, settings, turn)
     return store.write(jobs.submit, made)[0]
 
 
@@ -101,10 +102,8 @@ def check(
 
     check_scratch(request, settings)
     located, source = fetch_target(request, settings), None
-    if isinstance(request.source, InlineSource):
-        one = request.source.model_copy(update={"samples": request.source.samples[:1]})
-        request = request.model_copy(update={"source": one})  # all of them are checked already
-    elif not (of_schedule and isinstance(request.source, PostedSource)):
+    # All samples of a request were checked already.
+    if not (request.source.kind == "inline" or (of_schedule and isinstance(request.source, PostedSource))):
         source = without_token(open_source(request.source, settings, may_be_empty=of_schedule))
     with turn:
         check_named(request, located, source, settings)

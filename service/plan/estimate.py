@@ -23,16 +23,18 @@ def estimate_request(
     request: ExtractRequest,
     settings: Settings,
     watch: Callable[[], None] = lambda: None,
+    document: str | None = None,
 ) -> Estimate:
     """Read and tokenize the whole source and add up; time grows with the source, memory with one unit.
 
     `tokens` and `bytes` are upper bounds in a `generate` job: every answer is counted at its longest.
-    `bytes` are the states before compression, `stored_bytes` after it where that is known.
+    `bytes` are the states before compression, `stored_bytes` after it where that is known. `document` is the
+    whole request as JSON, where `request` has the first alone of its inline samples.
 
     Raises what planning the job would raise, and what `watch` raises, which is called now and then.
     """
     located = fetch_target(request, settings)
-    source = open_source(request.source, settings, labels=request.labels)
+    source = open_source(request.source, settings, labels=request.labels, document=document)
     task = Task(Purpose.ESTIMATE, request, located, settings.model_roots, source)
     samples = rejected = tokens = shards = 0
     with tokenizing(task, settings, watch) as child:

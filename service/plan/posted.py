@@ -8,13 +8,12 @@ import hashlib
 import json
 import secrets
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from schemas.dataset.seal import fsync, make_folder, sealing
 from schemas.names import frozen_source_path, passed_on_path, posted_path
-from schemas.request import Sample
 from service.errors import writing
 from service.settings import Settings
 from service.store import Store, spools
@@ -22,18 +21,11 @@ from service.store import Store, spools
 SUFFIX = ".jsonl"
 
 
-def keep(settings: Settings, spool: int, samples: Sequence[Sample]) -> None:
-    """Keep samples durably; the same ones again are the same file. A sample without an id gets its content's.
+def keep(settings: Settings, spool: int, lines: bytes) -> None:
+    """Keep samples durably, a line of JSON each; the same ones again are the same file.
 
     Raises DiskFull, WriteFailed.
     """
-    from service.plan.content_hashes import content_hash  # imports pyarrow
-
-    named = (
-        sample if sample.id is not None else sample.model_copy(update={"id": content_hash(sample).hex()})
-        for sample in samples
-    )
-    lines = "".join(f"{sample.model_dump_json(exclude_none=True)}\n" for sample in named).encode()
     path = settings.spool(spool) / f"{hashlib.sha256(lines).hexdigest()}{SUFFIX}"
     with writing("the posted samples"), sealing(path, secrets.token_hex(4)) as temporary:
         temporary.write_bytes(lines)

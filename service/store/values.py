@@ -79,13 +79,15 @@ class NewJob:
         schedule: int | None = None,
         spool: int | None = None,
         owner: str | None = None,
+        document: str | None = None,
     ) -> Self:
         """Make one of a checked request; it leaves out what earlier runs of `schedule` wrote.
 
         `spool` is the number of the schedule whose posted samples it takes. `owner` is the name of the key
-        that it came with.
+        that it came with. `document` is the whole request as canonical JSON, where `request` has the first
+        alone of its inline samples.
         """
-        document = request.canonical_json()
+        document = document or request.canonical_json()
         return cls(
             id=job_id,
             idempotency_key=idempotency_key,

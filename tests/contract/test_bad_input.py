@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from schemas.job import JobState
+from service.control.request_body import CheckedRequest
 from service.control.submit import submit
 from service.errors import (
     HubDenied,
@@ -57,7 +58,7 @@ def file_source(path: object) -> dict[str, Any]:
 )
 def test_a_mistake_that_can_be_seen_at_once_makes_no_job(shop, target, changes, error, field):
     with pytest.raises(error) as caught:
-        submit(request(target, GOOD, **changes), "key", shop.store, shop.settings)
+        submit(CheckedRequest.of(request(target, GOOD, **changes)), "key", shop.store, shop.settings)
     assert caught.value.field == field
     assert caught.value.cure
     assert shop.store.read(jobs.page)[0] == []
@@ -68,7 +69,8 @@ def test_a_repository_without_permission_makes_no_job(tmp_path, target):
         hub.add_token("hf_reader", Token(user="somebody", role="read"))
         shop = Shop.open(tmp_path, target, hub_endpoint=hub.url, hub_token="hf_reader")
         with pytest.raises(HubDenied) as caught:
-            submit(request(target, GOOD, hub={"repo_id": "team/states"}), "key", shop.store, shop.settings)
+            body = CheckedRequest.of(request(target, GOOD, hub={"repo_id": "team/states"}))
+            submit(body, "key", shop.store, shop.settings)
         assert caught.value.field == "hub.repo_id"
         assert "hf_reader" not in repr(caught.value.problem())
         assert shop.store.read(jobs.page)[0] == []

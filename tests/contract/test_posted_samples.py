@@ -10,6 +10,7 @@ from schemas.job import JobState
 from schemas.request import ExtractRequest, Sample
 from schemas.schedule import NewSchedule
 from service.control import scheduling
+from service.control.request_body import CheckedRequest, CheckedSamples
 from service.control.submit import submit
 from service.errors import Conflict, NotFound, SourceRefused
 from service.store import schedules
@@ -69,7 +70,7 @@ def test_samples_keep_what_they_hold(nights: Nights) -> None:
         {**row(7), "tools": [{"name": "search"}]},
     ]
     samples = [Sample.model_validate(one) for one in told]
-    scheduling.post_samples(nights.store, nights.shop.settings, nights.number(), samples)
+    scheduling.post_samples(nights.store, nights.shop.settings, nights.number(), CheckedSamples.of(samples))
     (file,) = nights.waiting()
     assert [json.loads(line) for line in file.read_text().splitlines()] == told
     nights.night()
@@ -81,15 +82,15 @@ def test_only_a_schedule_of_that_kind_takes_posts_and_no_other_request_reads_the
     settings = nights.shop.settings
     request = ExtractRequest.model_validate({"model": str(nights.target), "source": {"kind": "posted"}})
     with pytest.raises(SourceRefused, match="posted to a schedule"):
-        submit(request, "key", nights.store, settings)
+        submit(CheckedRequest.of(request), "key", nights.store, settings)
     with pytest.raises(NotFound, match="deleted"):
-        scheduling.post_samples(nights.store, settings, nights.number() + 1, [])
+        scheduling.post_samples(nights.store, settings, nights.number() + 1, CheckedSamples.of([]))
     folder = {"kind": "file", "path": str(nights.folder)}
     other = {"name": "other", "cron": "0 3 * * *", "request": {"model": str(nights.target), "source": folder}}
     scheduling.add(nights.store, settings, NewSchedule.model_validate(other))
     number, _ = nights.store.read(schedules.numbered, "other")
     with pytest.raises(Conflict, match="read a file source"):
-        scheduling.post_samples(nights.store, settings, number, [Sample(text="x")])
+        scheduling.post_samples(nights.store, settings, number, CheckedSamples.of([Sample(text="x")]))
 
 
 def test_a_deleted_schedules_posts_go_with_it(nights: Nights) -> None:

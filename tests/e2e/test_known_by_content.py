@@ -15,6 +15,7 @@ import torch
 
 from schemas.job import JobState
 from service.control.deletion import delete_job
+from service.control.request_body import CheckedRequest
 from service.control.submit import submit
 from service.errors import IdempotencyConflict
 from service.settings import Settings
@@ -50,7 +51,7 @@ class Node:
     def run(self, key: str, checkpoint: Path, **changes: Any) -> str:
         """Submit a job and wait until it is complete; return its id."""
         body = request(checkpoint, conversations(4), dtype="float32", **changes)
-        job_id = submit(body, key, self.shop.store, self.shop.settings).id
+        job_id = submit(CheckedRequest.of(body), key, self.shop.store, self.shop.settings).id
 
         def over() -> bool:
             return self.worker.exit_code() is not None or self.shop.store.read(jobs.state, job_id) in ENDED

@@ -9,6 +9,7 @@ from schemas.request import ExtractRequest, Sample
 from schemas.schedule import NewSchedule, ScheduleChange
 from service.control import scheduling
 from service.control.deletion import delete_job
+from service.control.request_body import CheckedRequest, CheckedSamples
 from service.control.submit import submit
 from service.errors import Conflict, DiskFull, NotFound, QuotaExceeded, WriteFailed, problem_slug
 from service.host import HOST_FILE, host_of
@@ -87,9 +88,8 @@ class Play(World):
         known = self._of_key(owner, key)
         same = known is not None and known.body == body
         try:
-            row = submit(
-                ExtractRequest.model_validate(body), key, self.store, self.settings_of(owner), owner=owner
-            )
+            checked = CheckedRequest.of(ExtractRequest.model_validate(body))
+            row = submit(checked, key, self.store, self.settings_of(owner), owner=owner)
         except QuotaExceeded:
             assert owner == "bob" and not same
             return
@@ -244,7 +244,7 @@ class Play(World):
             named = (sample(schedule.owner, one, named=one % 2 == 0) for one in fresh)
             number, _ = self.store.read(schedules.numbered, schedule.name)
             samples = list(map(Sample.model_validate, named))
-            scheduling.post_samples(self.store, self.service.settings, number, samples)
+            scheduling.post_samples(self.store, self.service.settings, number, CheckedSamples.of(samples))
             schedule.posted.update(rows[one] for one in fresh)
 
     def run_now(self, number: int) -> None:

@@ -14,6 +14,7 @@ from schemas.job import RESTING_JOB_STATES, JobState
 from schemas.request import Sample
 from schemas.schedule import NewSchedule, RunView, ScheduleChange
 from service.control import scheduling
+from service.control.request_body import CheckedSamples
 from service.errors import EngineRefused
 from service.proof.verify import verify_dataset
 from service.store import JobRow, Store, jobs, plans, schedules
@@ -94,7 +95,7 @@ class Nights:
         """Post conversations to the schedule, with or without their ids."""
         rows = (row(number) if ids else row(number) | {"id": None} for number in numbers)
         samples = [Sample.model_validate(one) for one in rows]
-        scheduling.post_samples(self.store, self.shop.settings, self.number(), samples)
+        scheduling.post_samples(self.store, self.shop.settings, self.number(), CheckedSamples.of(samples))
 
     def number(self) -> int:
         """Return the schedule's number."""

@@ -1,7 +1,7 @@
 """POST /extract and POST /estimate: read the body, then make a job of it or say what it would need."""
 
-from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from collections.abc import AsyncIterator, Callable
+from typing import Annotated, Any, TypeVar
 
 from anyio import from_thread, to_thread
 from fastapi import APIRouter, Depends, Header, HTTPException, Query, Request, Response, Security
@@ -11,14 +11,16 @@ from starlette.concurrency import run_in_threadpool
 from schemas.base import Wire
 from schemas.job import Estimate, JobSummary, Priority
 from schemas.keys import Scope
-from schemas.request import ExtractRequest
 from service.api.auth import caller
 from service.api.gate import SMALL_BODY_BYTES
 from service.api.problems import problem_responses
 from service.api.routes.resources import BudgetOf, CallerOf, NarrowedSettings, SettingsOf, StoppingOf, StoreOf
 from service.control.budget import Taken, Turn
-from service.control.request_body import parse_json, parse_request, weight
+from service.control.request_body import CheckedRequest, read_apart, read_request, weight
 from service.control.submit import check_fits, new_key, submit
+from service.settings import Settings
+
+Read = TypeVar("Read")
 
 router = APIRouter(
     tags=["extract"],
@@ -57,7 +59,7 @@ async def raw_body(
 ) -> AsyncIterator[bytes]:
     """Yield the body. Only JSON is taken: a page of another origin cannot send that without asking.
 
-    A few large ones at a time: as objects they take thirty times their length of memory.
+    A few large ones at a time: each is read by a process, where it takes thirty times its length of memory.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
@@ -72,22 +74,22 @@ async def raw_body(
             yield body
 
 
-def document_of(raw: bytes, limit_bytes: int) -> object:
-    """Return the JSON document in a body of a bounded weight; to be called in a thread."""
+def read_body(read: Callable[[bytes], Read], raw: bytes, settings: Settings, limit_bytes: int) -> Read:
+    """Return what `read` makes of a body of a bounded weight; to be called in a thread."""
     if (weighed := weight(raw, limit_bytes)) > limit_bytes:
         raise HTTPException(413, f"the body counts as {weighed} bytes; at most {limit_bytes} are taken")
-    return parse_json(raw)
+    return read(raw) if weighed <= SMALL_BODY_BYTES else read_apart(read, raw, settings)
 
 
 RawBody = Annotated[bytes, Depends(raw_body, scope="function")]
 
 
-def extract_request(raw: RawBody, settings: SettingsOf) -> ExtractRequest:
+def extract_request(raw: RawBody, settings: SettingsOf) -> CheckedRequest:
     """Return the checked body; runs in a thread."""
-    return parse_request(document_of(raw, settings.max_body_bytes))
+    return read_body(read_request, raw, settings, settings.max_body_bytes)
 
 
-Body = Annotated[ExtractRequest, Depends(extract_request)]
+Body = Annotated[CheckedRequest, Depends(extract_request)]
 
 
 @router.post(
@@ -134,6 +136,6 @@ async def estimate(
             raise HTTPException(503, "the estimate was stopped")
 
     with budget.taking(asks.owner, Taken.ESTIMATES):
-        needs = await run_in_threadpool(estimate_request, body, settings, watch)
-    check_fits(body, needs, settings)
+        needs = await run_in_threadpool(estimate_request, body.request, settings, watch, body.document)
+    check_fits(body.request, needs, settings)
     return needs

@@ -22,7 +22,7 @@ from schemas.schedule import (
 )
 from service.api.auth import caller
 from service.api.problems import problem_responses
-from service.api.routes.extract import RawBody, document_of
+from service.api.routes.extract import RawBody, read_body
 from service.api.routes.resources import (
     BudgetOf,
     CallerOf,
@@ -34,7 +34,7 @@ from service.api.routes.resources import (
 )
 from service.control import scheduling
 from service.control.budget import Turn
-from service.control.request_body import parse_body
+from service.control.request_body import CheckedSamples, read_new_schedule, read_samples
 from service.store import schedules
 
 router = APIRouter(
@@ -88,7 +88,7 @@ class RunsQuery(Wire):
 
 def new_schedule(raw: RawBody, settings: SettingsOf) -> NewSchedule:
     """Return the checked body; runs in a thread."""
-    return parse_body(NewSchedule, document_of(raw, min(MAX_SCHEDULE_BYTES, settings.max_body_bytes)))
+    return read_body(read_new_schedule, raw, settings, min(MAX_SCHEDULE_BYTES, settings.max_body_bytes))
 
 
 @router.post(
@@ -159,9 +159,9 @@ def delete_schedule(
     scheduling.remove(store, settings, number)
 
 
-def posted_samples(raw: RawBody, settings: SettingsOf) -> PostedSamples:
+def posted_samples(raw: RawBody, settings: SettingsOf) -> CheckedSamples:
     """Return the checked body; runs in a thread."""
-    return parse_body(PostedSamples, document_of(raw, settings.max_body_bytes))
+    return read_body(read_samples, raw, settings, settings.max_body_bytes)
 
 
 @router.post(
@@ -172,14 +172,14 @@ def posted_samples(raw: RawBody, settings: SettingsOf) -> PostedSamples:
 )
 def post_samples(
     number: ScheduleNumberOf,  # looked up before the body comes: another schedule may have the name by then
-    body: Annotated[PostedSamples, Depends(posted_samples)],
+    body: Annotated[CheckedSamples, Depends(posted_samples)],
     store: StoreOf,
     settings: SettingsOf,
     options: Annotated[NoOptions, Query()],
 ) -> PostedCount:
     """Keep samples for the schedule's next job: on disk once it is answered. To repeat it is safe."""
-    scheduling.post_samples(store, settings, number, body.samples)
-    return PostedCount(samples=len(body.samples))
+    scheduling.post_samples(store, settings, number, body)
+    return PostedCount(samples=body.number)
 
 
 @router.post("/{name}/run", status_code=202, responses=problem_responses(404, 409, 422, 507))

@@ -23,16 +23,17 @@ def open_source(
     labels: tuple[str, ...] = (),
     may_be_empty: bool = False,
     posted: Path | None = None,
+    document: str | None = None,
 ) -> RowSource:
     """Name the source; of the Hub, ask whether it may be read. Raises SourceRefused, HubUnavailable.
 
     With `frozen` it is what it was when that was said. `labels` are columns that its samples keep as labels.
     A folder without files is refused, unless `may_be_empty`. `posted` is the folder of the posted samples
-    that a schedule's job took.
+    that a schedule's job took. `document` is the whole request, where `source` has the first sample alone.
     """
     match source:
         case InlineSource():
-            return InlineRows(source)
+            return InlineRows(source, document)
         case FileSource():
             return FileRows(source, settings.source_roots, labels, frozen, may_be_empty)
         case HubSource():

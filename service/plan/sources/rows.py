@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from schemas.digest import canonical_sha256
-from schemas.request import InlineSource, Sample
+from schemas.request import ExtractRequest, InlineSource, Sample
 
 MAX_DETAIL_CHARS = 500
 
@@ -109,10 +109,15 @@ class InlineRows:
     """The samples of a request, which the schema has checked."""
 
     source: InlineSource
+    document: str | None = None
+    """The request as JSON, of whose samples `source` has the first alone: they are read by `listed`."""
 
     def listed(self) -> RowSource:
-        """Return itself."""
-        return self
+        """Return it with all of its samples."""
+        if self.document is None:
+            return self
+        source = ExtractRequest.model_validate_json(self.document).source
+        return InlineRows(source) if isinstance(source, InlineSource) else self
 
     def fingerprint(self, watch: Callable[[], None] = lambda: None) -> str:
         """Return the sha256 of the samples' canonical JSON."""

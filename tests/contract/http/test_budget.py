@@ -83,7 +83,7 @@ def test_submissions_that_take_long_hold_up_their_owner_alone(
     quick, begun, most = extract.submit, threading.Semaphore(0), TURNS[Turn.LARGE_BODY]
 
     def slow(*given: Any) -> Any:
-        if given[0].chat_template == "slow":
+        if given[0].request.chat_template == "slow":
             begun.release()
             answered.wait(60)
         return quick(*given)
@@ -142,10 +142,10 @@ def test_an_owner_makes_one_estimate_and_leaves_another_to_others(
     quick, begun, answered = module.estimate_request, threading.Semaphore(0), threading.Event()
     a, b = (key_of(api, name, model) for name in ("team-a", "team-b"))
 
-    def slow(body: Any, settings: Settings, watch: Any) -> Any:
+    def slow(*given: Any) -> Any:
         begun.release()
         answered.wait(60)
-        return quick(body, settings, watch)
+        return quick(*given)
 
     monkeypatch.setattr(module, "estimate_request", slow)
     body = job_body(model, source={"kind": "inline", "samples": [{"token_ids": [1, 2]}]})

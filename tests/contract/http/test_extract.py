@@ -252,3 +252,29 @@ def test_an_estimate_counts_samples_tokens_and_bytes(tmp_path: Path):
     assert (plain.samples, plain.rejected, plain.layer_ids) == (2, 0, (1, 2, 4))
     assert plain.tokens > 3
     assert plain.bytes == plain.tokens * plain.bytes_per_token
+
+
+def test_a_large_body_is_read_elsewhere_and_whole(tmp_path: Path):
+    samples = [{"id": str(number), "token_ids": [number % 50, number // 50] * 40} for number in range(1000)]
+    source = {"kind": "inline", "samples": samples}
+    body = job_body(random_target(tmp_path / "target", layers=4, hidden=64), source=source)
+    assert len(json.dumps(body)) > SMALL_BODY_BYTES
+    with serving(api_settings(tmp_path)) as api:
+        assert api.post("/estimate", json=body).json()["samples"] == 1000
+        location = api.post("/extract", json=body).headers["location"]
+        request = api.get(f"{location}/request").json()
+        assert request == ExtractRequest.model_validate(body).model_dump(mode="json")
+        body["source"]["samples"][-1]["txt"] = "x"
+        assert problem_of(api.post("/extract", json=body), 422).field == "source.samples.999.txt"
+
+
+def test_a_body_that_takes_too_much_memory_is_refused_and_nothing_else(tmp_path: Path):
+    samples = [{"id": str(number), "token_ids": [1]} for number in range(60_000)]
+    body = job_body(random_target(tmp_path / "target", layers=4, hidden=64))
+    with serving(api_settings(tmp_path, plan_memory_bytes=2**24)) as api:
+        large = body | {"source": {"kind": "inline", "samples": samples}}
+        problem = problem_of(api.post("/extract", json=large), 422)
+        assert "exit code" in problem.detail
+        assert problem.cure is not None
+        assert "QUARRY_PLAN_MEMORY_BYTES" in problem.cure
+        assert api.get("/jobs").json()["jobs"] == []
