@@ -30,6 +30,7 @@ from schemas.schedule import (
 from service.errors import STORE_AWAY, Conflict, NotFound, QuarryError
 from service.store import captured_samples, jobs, runs
 from service.store.database import Transaction
+from service.store.deletion import TOMBSTONE
 from service.store.migration import check_write
 from service.store.stopping import stop
 from service.store.tables import CAPTURED_SAMPLES, DELETED_SCHEDULE, JOB, RUN, SCHEDULE, SCHEDULE_REQUEST
@@ -131,7 +132,9 @@ def remove(tx: Transaction, which: Which) -> None:
     for table in (RUN, SCHEDULE_REQUEST, CAPTURED_SAMPLES):
         tx.connection.execute(delete(table).where(table.c.schedule == number))
     tx.connection.execute(delete(SCHEDULE).where(SCHEDULE.c.number == number))
-    tx.connection.execute(insert(DELETED_SCHEDULE).values(number=number))
+    long_gone = DELETED_SCHEDULE.c.deleted_at <= tx.now - TOMBSTONE
+    tx.connection.execute(delete(DELETED_SCHEDULE).where(long_gone))
+    tx.connection.execute(insert(DELETED_SCHEDULE).values(number=number, deleted_at=tx.now))
 
 
 def due(tx: Transaction) -> list[str]:

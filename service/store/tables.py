@@ -333,6 +333,7 @@ DELETED_SCHEDULE = Table(
     "deleted_schedule",
     METADATA,
     Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("deleted_at", UtcTime, nullable=False),
 )
 
 SCHEDULE_REQUEST = Table(

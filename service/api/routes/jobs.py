@@ -29,8 +29,9 @@ from service.store import commits, jobs
 
 MAX_ID = 2**63 - 1
 """The largest number a database column holds."""
-LISTING_S = 0.5
-"""At least between two looks for a unit that is waited for: each is for an event that came meanwhile."""
+LISTING_S, GONE_S = 0.5, 5.0
+"""At least and at most between two looks for a unit that is waited for: each is for an event that came
+meanwhile, or to see whether the caller is still there."""
 ASK_AGAIN_S, QUIET_S = 10.0, 60.0
 """How old the answer may be that the key of an event stream is valid; and of one that is silent."""
 
@@ -216,16 +217,19 @@ async def list_units(
     One that is committed later, or can be read only later, comes after all that were listed.
     """
     feed: EventFeed = request.app.state.feed
-    until_s, seen = asyncio.get_running_loop().time() + query.wait, 0
+    clock = asyncio.get_running_loop().time
+    until_s, seen = clock() + query.wait, 0
     listing = partial(commits.readable, job_id=job.id, after=query.after, limit=query.limit)
     page = await run_in_threadpool(store.read, listing)
-    while query.wait and not (page.units or page.state in RESTING_JOB_STATES or stopping()):
+    while (now_s := clock()) < until_s and not (page.units or page.state in RESTING_JOB_STATES or stopping()):
         try:
-            async with asyncio.timeout_at(until_s):
+            async with asyncio.timeout_at(min(until_s, now_s + GONE_S)):
                 await asyncio.sleep(LISTING_S)
                 seen = await feed.newer(job.id, seen)
         except TimeoutError:
-            break
+            if await request.is_disconnected():
+                break
+            continue
         page = await run_in_threadpool(store.read, listing)
     if query.wait:
         await run_in_threadpool(request.state.ask_again)

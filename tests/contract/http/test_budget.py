@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -236,8 +237,13 @@ def test_requests_that_last_for_long_are_not_requests_in_work(
     model: Path,
     lasting: str,
     quick: str,
+    monkeypatch: pytest.MonkeyPatch,
 ):
-    """1. An owner waits for units, or takes no file, as often as it may. 2. Others of its requests go on."""
+    """1. An owner waits for units, or takes no file, as often as it may. 2. Others of its requests go on.
+
+    3. It hangs up, and may do so again.
+    """
+    monkeypatch.setattr(job_routes, "GONE_S", 0.1)
     app, api = served
     budget = cast(Budget, app.state.budget)
     budget.connections, budget._settings = 64, settings.model_copy(update={"event_listeners": 3})
@@ -254,6 +260,10 @@ def test_requests_that_last_for_long_are_not_requests_in_work(
                 break
         assert problem_of(refused, 429).field == "Authorization"
         assert api.get(made, headers=key).status_code == 200
+    deadline_s = time.monotonic() + 30
+    while api.get(f"{made}/{quick}", headers=key).status_code == 429:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)
 
 
 def test_who_waits_for_units_hears_nothing_once_the_key_is_revoked(
