@@ -3,13 +3,15 @@
 import os
 import resource
 import signal
+import time
 from collections.abc import Callable
 from contextlib import closing, suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import TypeVar
+from threading import Timer
+from typing import Any, TypeVar
 
 from service.errors import QuarryError
 from service.lifeline import die_with_parent
@@ -42,20 +44,31 @@ def call(function: Callable[..., R], *args: object, memory_bytes: int, deadline_
     Raises its QuarryError; Ended, also for lack of memory.
     """
     child, answers = start(_answer, memory_bytes, function, *args)
+    timer, late_s = Timer(deadline_s, child.kill), time.monotonic() + deadline_s
+    timer.start()
     with closing(answers):
         try:
-            if not answers.poll(deadline_s):
-                raise Ended(f"took more than {deadline_s:g} s")
-            is_right, answer = answers.recv()
-        except (EOFError, OSError):  # before its answer, and within it
+            is_right, answer = received(answers)
+        except EOFError:
             child.join()
+            if time.monotonic() >= late_s:
+                raise Ended(f"took more than {deadline_s:g} s") from None
             raise Ended(f"ended with exit code {child.exitcode}") from None
         finally:
+            timer.cancel()
             child.kill()
             child.join()
     if is_right:
         return answer  # type: ignore[no-any-return]  # what `function` returned
     raise answer
+
+
+def received(connection: Connection) -> Any:  # noqa: ANN401 - whatever the process sends
+    """Wait for what a process sends. Raises EOFError if it ends before, or within it."""
+    try:
+        return connection.recv()
+    except OSError as error:
+        raise EOFError from error
 
 
 def limit_memory(num_bytes: int) -> None:

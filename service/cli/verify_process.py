@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from service.apart import limit_memory, start
+from service.apart import limit_memory, received, start
 from service.cli.console import naming
 from service.errors import DatasetBroken, QuarryError
 from service.lifeline import FAULTS
@@ -46,7 +46,7 @@ def verify_apart(order: VerifyOrder, tell: Callable[[str], None]) -> bool:
         is_right: bool | None = None
         try:
             while path is None or ours.poll(silence_s):
-                said = ours.recv()
+                said = received(ours)
                 if isinstance(said, Exception):
                     raise said
                 if isinstance(said, tuple):

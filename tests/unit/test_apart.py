@@ -1,6 +1,7 @@
 """What runs in a process of its own ends alone, however it ends."""
 
 import os
+import time
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -18,6 +19,22 @@ def dies_in_its_answer() -> bytes:
 
     Connection._send = begin  # type: ignore[attr-defined]  # in the child alone
     return bytes(100)
+
+
+def stops_in_its_answer() -> bytes:
+    """Return what the process stops over when it has sent the beginning."""
+
+    def begin(connection: Connection, buf: Any, write: object = None) -> None:
+        os.write(connection.fileno(), bytes(buf)[:6])
+        time.sleep(600)
+
+    Connection._send = begin  # type: ignore[attr-defined]  # in the child alone
+    return bytes(100)
+
+
+def test_an_answer_that_does_not_come_whole_is_late() -> None:
+    with pytest.raises(apart.Ended, match="took more than 3 s"):
+        apart.call(stops_in_its_answer, memory_bytes=2**30, deadline_s=3)
 
 
 def test_a_process_that_ends_within_its_answer_has_ended() -> None:
