@@ -24,8 +24,8 @@ from rich.markup import escape
 from examples.show_row import show_dataset
 from examples.tiny_target import ROOT, Recipe, cached_target
 from schemas.job import JobState, JobSummary
-from service.cli.client import Client, ProblemReceived
 from service.cli.progress_bar import progress_display
+from service.client import Client, ProblemReceived
 
 OUT = Path("demo-out")  # relative paths keep the output short; `main` enters the repository's root
 TARGET = OUT / "target"

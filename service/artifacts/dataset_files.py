@@ -9,14 +9,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from schemas.dataset.entries import FileEntry
 from schemas.dataset.errors import DatasetError
-from schemas.dataset.files import LocalFile
+from schemas.dataset.files import LocalFile, RangeFile
 from schemas.dataset.memory import Bytes
 from schemas.names import is_inside
 from service.artifacts.hub_client import reading_hub
@@ -25,6 +25,13 @@ from service.errors import OptionRefused
 HUB_PREFIX = "hf://datasets/"
 SMALL_BYTES = 2**27
 """Of a manifest, a table of jobs or a card: a manifest takes 1 KB a shard."""
+
+
+class Opens(Protocol):
+    """What holds the files of a dataset, or some of them."""
+
+    def open(self, path: str, *, direct: bool = False) -> RangeFile:
+        """Open a file; past the page cache if it is local and that is asked for. Raises DatasetError."""
 
 
 class LocalFiles:
@@ -183,7 +190,7 @@ def read_file(files: Files, path: str) -> bytes:
     return file.read(0, file.num_bytes).tobytes()
 
 
-def open_named(files: Files, entry: FileEntry, *, direct: bool = False) -> LocalFile | HubFile:
+def open_named(files: Opens, entry: FileEntry, *, direct: bool = False) -> RangeFile:
     """Open a file that a manifest names. Raises DatasetError for a path outside or for another length."""
     if not is_inside(entry.path):
         raise DatasetError(f"a manifest names {entry.path!r}, a path that leaves the dataset")

@@ -13,8 +13,8 @@ import typer
 from schemas.dataset.errors import NO_SPACE
 from schemas.job import Problem
 from service.cli import datasets, diagnose, export, files, jobs, keys, processes, ray_pool, schedules, workers
-from service.cli.client import ProblemReceived
 from service.cli.console import EXIT_NOT_COMPLETE, EXIT_USAGE, complain, exit_code
+from service.client import ProblemReceived
 from service.errors import DiskFull, OptionRefused, QuarryError
 from service.installed import extra_of
 

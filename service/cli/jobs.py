@@ -8,8 +8,8 @@ import typer
 
 from schemas.job import JobPage, JobState, JobSummary, RejectPage
 from schemas.names import is_job_id
-from service.cli.client import Client
 from service.cli.console import EXIT_NOT_COMPLETE, complain, say
+from service.client import Client
 
 app = typer.Typer(
     help="List, follow, pause, cancel, resume and delete the jobs of a running service.",

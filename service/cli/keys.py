@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 
 from schemas.keys import IssuedKey, KeyList, KeyView, NewKey, Scope
-from service.cli.client import Client
 from service.cli.console import say
 from service.cli.jobs import DEFAULT_SERVER, AsJson, Server
+from service.client import Client
 from service.control.request_body import parse_body
 
 app = typer.Typer(

@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 
 from schemas.schedule import RunPage, RunView, SchedulePage, ScheduleView
-from service.cli.client import Client
 from service.cli.console import EXIT_NOT_COMPLETE, say
 from service.cli.job_file import read_document
 from service.cli.jobs import DEFAULT_SERVER, AsJson, Server
+from service.client import Client
 from service.control.request_body import parse_json
 
 app = typer.Typer(

@@ -5,9 +5,9 @@ from typing import Annotated
 import typer
 
 from schemas.worker import Forgotten, HostList, HostView
-from service.cli.client import Client
 from service.cli.console import say
 from service.cli.jobs import DEFAULT_SERVER, AsJson, Server
+from service.client import Client
 
 app = typer.Typer(
     help="List the workers of a running service by their hosts, and give up a host that is lost.",

@@ -1,12 +1,13 @@
-"""Reads a Quarry dataset for training. Of this project it needs `schemas` alone, and no engine or database.
+"""Reads a Quarry dataset for training; needs no engine and no database.
 
-`QuarryDataset` is map-style, `QuarryStream` iterable and sharded over ranks and workers; a view turns a
-stored row into what a kind of drafter trains on. Data goes folder or repository -> places -> shard -> row ->
-view.
+`QuarryDataset` is map-style, `QuarryStream` iterable and sharded over ranks and workers, and
+`QuarryStream.follow` reads a job while it is captured; a view turns a stored row into what a kind of drafter
+trains on. Data goes folder, service or repository -> places -> shard -> row -> view.
 """
 
 from service.reader.dataset import QuarryDataset
 from service.reader.errors import ReaderError
+from service.reader.follow import QuarryFollower
 from service.reader.row import Row
 from service.reader.stream import QuarryStream
 from service.reader.views import DFlash, Eagle, Eagle3, Mtp, PEagle, Step35Mtp, View
@@ -18,6 +19,7 @@ __all__ = [
     "Mtp",
     "PEagle",
     "QuarryDataset",
+    "QuarryFollower",
     "QuarryStream",
     "ReaderError",
     "Row",

@@ -11,14 +11,14 @@ from schemas.dataset.columns import INDEX_SCHEMA, LABEL_PREFIX
 from schemas.dataset.entries import FileEntry
 from schemas.dataset.tables import read_table
 from schemas.dataset.token_counts import TokenTally
-from service.artifacts.dataset_files import Files, open_named
+from service.artifacts.dataset_files import Opens, open_named
 from service.reader.errors import ReaderError
 
 
 class Places:
     """Every row of a dataset in index order; token ids and masks stay in Arrow memory until asked for."""
 
-    def __init__(self, files: Files, indexes: Sequence[FileEntry]) -> None:
+    def __init__(self, files: Opens, indexes: Sequence[FileEntry]) -> None:
         """Read these indexes, at least one. Raises ReaderError."""
         self._files, self._indexes = files, indexes
         # Left in the chunks that were read: a chunk of lists counts its values in 32 bits, and a dataset
@@ -71,7 +71,7 @@ class Places:
         return {name: self._columns[name][number].as_py() for name in _LIGHT}
 
 
-def _read_index(files: Files, entry: FileEntry) -> pa.Table:
+def _read_index(files: Opens, entry: FileEntry) -> pa.Table:
     """Read what places need of an index. Raises ReaderError if it contradicts itself."""
     try:
         table = read_table(open_named(files, entry).arrow(), columns=_COLUMNS).select(_COLUMNS)

@@ -1,6 +1,5 @@
 """The iterable dataset: every row once an epoch, spread over ranks and workers, shuffled, resumable."""
 
-import os
 import random
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -9,8 +8,10 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from service.reader.dataset import THREADS, QuarryDataset
+from service.reader.dataset import QuarryDataset
 from service.reader.errors import ReaderError
+from service.reader.follow import QuarryFollower, placed
+from service.reader.rows import THREADS
 
 
 class QuarryStream(IterableDataset[Any]):
@@ -28,6 +29,9 @@ class QuarryStream(IterableDataset[Any]):
     Without it, `start` skips that many rows of this rank.
     """
 
+    follow = QuarryFollower
+    """`QuarryStream.follow(server, job_id)`: the rows of a job while it is captured."""
+
     def __init__(
         self,
         dataset: QuarryDataset,
@@ -43,10 +47,7 @@ class QuarryStream(IterableDataset[Any]):
     ) -> None:
         """Take rank and world size from `RANK` and `WORLD_SIZE` if not given. Raises ReaderError."""
         self._dataset = dataset
-        self._rank = int(os.environ.get("RANK", "0")) if rank is None else rank
-        self._world_size = int(os.environ.get("WORLD_SIZE", "1")) if world_size is None else world_size
-        if not 0 <= self._rank < self._world_size:
-            raise ReaderError(f"rank {self._rank} of {self._world_size} does not exist")
+        self._rank, self._world_size = placed(rank, world_size)
         if window < 1 or start < 0 or ahead < 0:
             raise ReaderError(
                 f"window {window} must be at least 1, start {start} and ahead {ahead} at least 0"

@@ -189,10 +189,11 @@ def token_counts(tx: Transaction, job_id: str, *, after: int = -1, limit: int = 
 
 
 def final_norm(tx: Transaction, job_id: str) -> bytes:
-    """Return the content of `final_norm.safetensors` of a job that has a commit."""
-    content: bytes = tx.connection.scalars(
-        select(FINAL_NORM.c.content).where(FINAL_NORM.c.job_id == job_id)
-    ).one()
+    """Return the content of `final_norm.safetensors`. Raises NotFound before the job's first commit."""
+    query = select(FINAL_NORM.c.content).where(FINAL_NORM.c.job_id == job_id)
+    content: bytes | None = tx.connection.scalars(query).one_or_none()
+    if content is None:
+        raise NotFound(f"no unit of job {job_id} is committed yet", field="path")
     return content
 
 

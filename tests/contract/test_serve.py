@@ -16,7 +16,7 @@ from schemas.job import JobState
 from service.api.serve import EXIT_WORKER_LOST
 from service.capture.engine import Answer, Prompt
 from service.cli import main
-from service.cli.client import Client
+from service.client import Client
 from service.proof.verify import verify_dataset
 from service.settings import Settings
 from service.store import Store, TaskState, units

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from schemas.job import JobState
-from service.cli.client import Client
+from service.client import Client
 from service.store import Store, jobs, units
 from tests.support.children import wait_for_end, workers_of
 from tests.support.jobs import FAKE_ENGINE, Shop, conversations, request

@@ -69,19 +69,19 @@ def job_body(model: Path, **changes: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def serving(settings: Settings, bind: str = "127.0.0.1") -> Iterator[httpx2.Client]:
+def serving(settings: Settings, bind: str = "127.0.0.1", port: int = 0) -> Iterator[httpx2.Client]:
     """Serve the real application with uvicorn on a free port; yield a client of it."""
-    with server_and_client(settings, bind) as (_, client):
+    with server_and_client(settings, bind, port) as (_, client):
         yield client
 
 
 @contextmanager
 def server_and_client(
-    settings: Settings, bind: str = "127.0.0.1"
+    settings: Settings, bind: str = "127.0.0.1", port: int = 0
 ) -> Iterator[tuple[uvicorn.Server, httpx2.Client]]:
     """As `serving`, with the server, so that a test can end it."""
     app = create_app(settings)
-    server = api_server(app, host=bind, port=0, log_level="warning", timeout_graceful_shutdown=5)
+    server = api_server(app, host=bind, port=port, log_level="warning", timeout_graceful_shutdown=5)
     listener = server.config.bind_socket()
     port = listener.getsockname()[1]
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

@@ -16,7 +16,7 @@ from schemas.base import Wire
 from schemas.dataset.manifest import Manifest
 from schemas.job import RESTING_JOB_STATES, JobPage, JobState, JobSummary, Priority, RejectPage, UnitPage
 from schemas.keys import Scope
-from schemas.names import manifest_path
+from schemas.names import FINAL_NORM_PATH, manifest_path
 from schemas.request import ExtractRequest
 from service.api.auth import caller
 from service.api.problems import problem_responses
@@ -260,18 +260,24 @@ def read_manifest(job: JobOf, settings: SettingsOf, options: Annotated[NoOptions
 )
 def read_file(
     job: JobOf,
+    store: StoreOf,
     settings: SettingsOf,
     path: str,
     options: Annotated[NoOptions, Query()],
     part: OneRange = None,
-) -> FileResponse:
-    """Send a file of the dataset, or a range of it, from the data folder."""
+) -> Response:
+    """Send a file of the dataset, or a range of it, from the data folder.
+
+    The final norm is there from the first commit on, whole: the folder gets it with the publication.
+    """
     folder = settings.dataset_dir(job.id).resolve()
     try:
         file = (folder / path).resolve()
         is_there = file.is_relative_to(folder) and file.is_file()
     except (OSError, ValueError):  # no file can have such a name
         is_there = False
+    if not is_there and path == FINAL_NORM_PATH:
+        return Response(store.read(commits.final_norm, job.id), media_type="application/octet-stream")
     if not is_there:
         cure = "GET /jobs/{job_id}/units says which files there are, and whether the folder has them"
         raise NotFound(f"the data folder holds no such file of job {job.id}", field="path", cure=cure)

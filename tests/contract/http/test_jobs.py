@@ -13,7 +13,7 @@ from schemas.job import JobPage, JobSummary
 from schemas.names import manifest_path
 from service.api.routes import jobs as job_routes
 from service.settings import Settings
-from service.store import Store
+from service.store import Store, commits
 from tests.support.api import JSON, UNKNOWN, Looks, begin, complete, job_body, problem_of
 
 
@@ -191,6 +191,14 @@ def test_a_file_of_the_dataset_is_sent_whole_or_in_part_and_no_other(
         assert refused.headers["Content-Range"] == "bytes */13"
     for part in ("bytes=0-0,2-2", "bytes=" + "0-0," * 5000, "bytes=-", "bytes=--1", "lines=1-2", "nonsense"):
         assert problem_of(api.get(url, headers={"Range": part}), 422).field == "Range"
+
+
+def test_the_final_norm_is_sent_from_the_first_commit_on(api: httpx2.Client, store: Store, job: JobSummary):
+    """The folder gets it with the publication; who follows the job needs it before."""
+    url = f"/jobs/{job.id}/files/final_norm.safetensors"
+    assert problem_of(api.get(url), 404).field == "path"
+    complete(store, job.id)
+    assert api.get(url).content == store.read(commits.final_norm, job.id)
 
 
 def test_a_job_that_is_deleted_while_its_units_are_waited_for_is_not_there(

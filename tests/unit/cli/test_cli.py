@@ -15,7 +15,7 @@ import pytest
 from schemas.job import JobState
 from schemas.names import job_id_from_content
 from schemas.request import ExtractRequest
-from service.cli import client
+from service import client
 from service.cli.console import exit_code
 from service.cli.files import unfinished_code
 from service.cli.job_file import own_roots, read_job_file

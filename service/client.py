@@ -1,4 +1,4 @@
-"""Talks to a running service over HTTP, for `quarry jobs` and `quarry schedules`."""
+"""Talks to a running service over HTTP, for the command line and for who reads a job while it runs."""
 
 import os
 import time
@@ -29,12 +29,14 @@ class ProblemReceived(Exception):
 class Client(httpx2.Client):
     """One service. Proxies of the environment are not used. The methods below raise ProblemReceived."""
 
-    def __init__(self, server: str) -> None:
+    def __init__(self, server: str, key: str | None = None) -> None:
         """Prepare for the service at base URL `server`; connects at the first call.
 
-        The API key is that of QUARRY_KEY, or in the file that QUARRY_KEY_FILE names. Raises OSError.
+        An API key that is not given is that of QUARRY_KEY, or in the file that QUARRY_KEY_FILE names. Raises
+        OSError.
         """
-        key, file = os.environ.get("QUARRY_KEY", ""), os.environ.get("QUARRY_KEY_FILE")
+        file = os.environ.get("QUARRY_KEY_FILE") if key is None else None
+        key = os.environ.get("QUARRY_KEY", "") if key is None else key
         if file:
             key = Path(file).read_text().strip()
         headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -49,13 +51,18 @@ class Client(httpx2.Client):
     ) -> Any:  # noqa: ANN401 - a parsed JSON document
         """Return the answer. Options of the query that have no value are not sent."""
         given = {name: value for name, value in (query or {}).items() if value is not None}
+        response = self.answer(method, path, params=given, json=body)
+        return response.json() if response.content else None
+
+    def answer(self, method: str, path: str, **options: Any) -> httpx2.Response:  # noqa: ANN401 - httpx2's
+        """Return a good answer, with its whole body."""
         try:
-            response = self.request(method, path, params=given, json=body)
+            response = self.request(method, path, **options)
         except httpx2.TransportError as error:
             raise ProblemReceived(self._unreachable(error)) from error
-        if response.is_success:
-            return response.json() if response.content else None
-        raise ProblemReceived(_problem(response))
+        if not response.is_success:
+            raise ProblemReceived(_problem(response))
+        return response
 
     def job(self, method: str, path: str, body: dict[str, int] | None = None) -> JobSummary:
         """Return the job that is the answer."""

@@ -1,0 +1,238 @@
+"""The rows of a job while it is captured: each once an epoch, as its units are committed."""
+
+import logging
+import os
+import random
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import cached_property, partial
+from itertools import islice
+from multiprocessing import parent_process
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import IterableDataset, get_worker_info
+
+from schemas.dataset.files import LocalFile, RangeFile
+from schemas.job import ENDED_JOB_STATES, RESTING_JOB_STATES, JobState, UnitPage
+from schemas.names import FINAL_NORM_PATH
+from service.artifacts.dataset_files import HubFiles
+from service.reader.errors import ReaderError
+from service.reader.rows import Rows
+from service.reader.served import LOOK_S, NotServed, ServedFile, ServedJob
+from service.reader.views import View
+
+WAIT_S = 25
+"""That one question for the next unit waits for it."""
+
+logger = logging.getLogger(__name__)
+
+
+def placed(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """Return rank and world size, from `RANK` and `WORLD_SIZE` where they are null. Raises ReaderError."""
+    rank = int(os.environ.get("RANK", "0")) if rank is None else rank
+    world_size = int(os.environ.get("WORLD_SIZE", "1")) if world_size is None else world_size
+    if not 0 <= rank < world_size:
+        raise ReaderError(f"rank {rank} of {world_size} does not exist")
+    return rank, world_size
+
+
+class QuarryFollower(IterableDataset[Any]):
+    """Yields this rank's and worker's rows of a job while it is captured; also of one that is completed.
+
+    Units come in the order of their commits, and rows in that order, or shuffled within blocks of `window`
+    rows, each of which waits until it is whole. Row number n of it goes to rank n % R and there to loader
+    worker (n // R) % W. With `even` a row waits until all ranks have one, and the last rows that would give
+    some ranks one more are left out, since a rank that ends early hangs collective operations.
+
+    It waits for the first unit as for any other, also while the job is paused or blocked, which is logged
+    once, and ends when the job is completed. Shards are read where they are: in the data folder if this host
+    has it, else by ranges from the service, or from the job's repository once they are there alone. Nothing
+    is copied to a disk.
+
+    `state_dict` and `load_state_dict` are those of torchdata's StatefulDataLoader, one state a worker. A
+    state is good for as many ranks and workers as it was made with.
+
+    Iterating raises ReaderError when the job has failed, was cancelled or deleted, when the key is refused,
+    and when the service gives no good answer for `patience_s`. Rows of units that were committed before come
+    first; after a `resume` of the job the last state goes on.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        job_id: str,
+        view: View | None = None,
+        *,
+        key: str | None = None,
+        folder: str | os.PathLike[str] | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        window: int = 1,
+        seed: int = 0,
+        even: bool = True,
+        patience_s: float = 600.0,
+        pin_memory: bool = False,
+        direct: bool = False,
+    ) -> None:
+        """Ask nothing yet.
+
+        Args:
+            server: base URL of the service.
+            job_id: the job; it must have been submitted.
+            view: what to make of a row; without one, rows come as they are stored.
+            key: API key that may read jobs; that of QUARRY_KEY or QUARRY_KEY_FILE if null.
+            folder: where this host has the job's dataset, if not where the service says.
+            rank: of this process; `RANK` if null.
+            world_size: how many ranks there are; `WORLD_SIZE` if null.
+            window: rows that are shuffled together; 1 keeps the order.
+            seed: of the shuffling.
+            even: give every rank the same number of rows.
+            patience_s: how long to bear a service that does not answer.
+            pin_memory: as for `QuarryDataset`.
+            direct: as for `QuarryDataset`.
+
+        Raises:
+            ReaderError: no such rank, or no such window.
+        """
+        self._rank, self._world_size = placed(rank, world_size)
+        if window < 1:
+            raise ReaderError(f"window {window} must be at least 1")
+        self._served = partial(ServedJob, server, job_id, key, patience_s)
+        self._rows_of = partial(Rows, view=view, pin_memory=pin_memory, direct=direct)
+        self._folder, self._window, self._seed, self._even = folder, window, seed, even
+        self._epoch = 0
+        self._loaded: dict[str, int] = {}
+        self._state = self._at(-1, 0, 0, 0)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin epoch `epoch`: another order of shuffled rows, nothing skipped."""
+        self._epoch, self._loaded = epoch, {}
+        self._state = self._at(-1, 0, 0, 0)
+
+    def state_dict(self) -> dict[str, int]:
+        """Return where this worker is."""
+        return dict(self._state)
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on from where a worker was, with the next iteration."""
+        self._epoch, self._loaded, self._state = state["epoch"], dict(state), dict(state)
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        worker, num_workers = (info.id, info.num_workers) if info else (0, 1)
+        fresh = self._at(-1, 0, 0, num_workers)
+        start, self._loaded = self._loaded or fresh, {}
+        for name in ("world_size", "num_workers"):
+            if start["next"] and start[name] != fresh[name]:
+                raise ReaderError(f"the state was made with {name} {start[name]}, not {fresh[name]}")
+        self._state, mine = start, None
+        for number, first, unit, index in self._ordered(start):
+            group, rank = divmod(number, self._world_size)
+            if rank == self._rank and group % num_workers == worker and number >= start["next"]:
+                mine = unit, index, self._at(first.after, first.seen, number + 1, num_workers)
+            if mine is not None and (rank == self._world_size - 1 or not self._even):
+                unit, index, after_it = mine
+                row = unit.rows[index]
+                self._state, mine = after_it, None
+                yield row
+
+    def _at(self, after: int, seen: int, following: int, num_workers: int) -> dict[str, int]:
+        """Return a state: rows below `following` are done, `seen` rows are in units up to place `after`."""
+        shares = {"world_size": self._world_size, "num_workers": num_workers}
+        return {"epoch": self._epoch, "after": after, "seen": seen, "next": following, **shares}
+
+    def _ordered(self, start: dict[str, int]) -> "Iterator[tuple[int, _Unit, _Unit, int]]":
+        """Yield all ranks' rows in order, from the block of row `next` on.
+
+        Each with its number, the first unit of its block, its unit, and its place in that.
+        """
+        number = start["next"] // self._window * self._window
+        every = ((unit, index) for unit in self._units(start) for index in range(unit.num_rows))
+        places = islice(every, number - start["seen"], None)
+        while block := list(islice(places, self._window)):
+            first = block[0][0]
+            draw = random.Random(f"{self._seed}/{self._epoch}/{number}")  # noqa: S311 - an order, no secret
+            draw.shuffle(block)
+            for unit, index in block:
+                yield number, first, unit, index
+                number += 1
+
+    def _units(self, start: dict[str, int]) -> "Iterator[_Unit]":
+        """Yield the units from the place `after` on, as they come, until the job is completed."""
+        served, after, seen = self._served(), start["after"], start["seen"]
+        said = None
+        while (parent := parent_process()) is None or parent.is_alive():  # else nobody takes the rows
+            page = served.page(after, WAIT_S)
+            if page.units:
+                unit = _Unit(served, page, after, seen, self._folder, self._rows_of)
+                yield unit
+                after, seen = page.next_after, seen + unit.num_rows
+            elif page.state is JobState.COMPLETED:
+                return
+            elif page.state in ENDED_JOB_STATES:
+                raise ReaderError(f"{served.name} is {page.state}{served.problem()}")
+            elif page.state in RESTING_JOB_STATES:
+                if page.state is not said:
+                    logger.warning("%s is %s%s; waiting", served.name, page.state, served.problem())
+                time.sleep(LOOK_S)
+            said = page.state
+
+
+class _Unit:
+    """A committed unit; opens its files wherever they are when they are wanted."""
+
+    def __init__(
+        self,
+        served: ServedJob,
+        page: UnitPage,
+        after: int,
+        seen: int,
+        folder: str | os.PathLike[str] | None,
+        rows_of: partial[Rows],
+    ) -> None:
+        """Open nothing yet. The unit is the one of `page`, which comes behind the place `after`."""
+        self._served, self._page, self._folder, self._rows_of = served, page, folder, rows_of
+        self.after, self.seen = after, seen
+        self.num_rows = sum(shard.rows for shard in page.units[0].shards)
+
+    @cached_property
+    def rows(self) -> Rows:
+        """The unit's rows."""
+        (unit,) = self._page.units
+        assert unit.index is not None, "a unit with rows has an index"  # noqa: S101
+        return self._rows_of(self, unit.shards, [unit.index])
+
+    def open(self, path: str, *, direct: bool = False) -> RangeFile:
+        """Open a file; wait for one that was committed and has not landed yet.
+
+        Raises ReaderError: the job has ended, and the file is not there.
+        """
+        while True:
+            try:
+                return self._open(path, direct=direct)
+            except NotServed:
+                page = self._served.page(self.after)
+                if page.units == self._page.units and page.state in ENDED_JOB_STATES:
+                    raise
+                if page.units and page.units != self._page.units:
+                    self._page = page
+                else:
+                    time.sleep(LOOK_S)
+
+    def _open(self, path: str, *, direct: bool) -> RangeFile:
+        """Raises NotServed."""
+        folder = self._page.folder if self._folder is None else self._folder
+        if self._page.units[0].in_folder or path == FINAL_NORM_PATH:
+            if folder is not None:
+                with suppress(OSError):  # another host's, or one that others may not read
+                    return LocalFile(Path(folder) / path, direct=direct)
+            return ServedFile(self._served, path, partial(self.open, path, direct=direct))
+        return self._repository.open(path)
+
+    @cached_property
+    def _repository(self) -> HubFiles:
+        if self._page.repository is None:
+            raise ReaderError(f"{self._served.name}: the service does not say where its units are")
+        return HubFiles(self._page.repository)

@@ -1,0 +1,141 @@
+"""Rows of some shards, as the indexes of these name them: row number in, view out."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from schemas.dataset.entries import FileEntry, ShardEntry
+from schemas.dataset.norm import NormWeights, read_norm_file
+from schemas.dataset.shard import Shard
+from schemas.dataset.states import read_states
+from schemas.names import FINAL_NORM_PATH
+from service.artifacts.dataset_files import Opens, open_named
+from service.reader.errors import ReaderError
+from service.reader.places import Places
+from service.reader.row import About, Row
+from service.reader.views import View
+
+OPEN_SHARDS = 64
+"""Shards kept open at once by one process."""
+
+THREADS = 2
+"""That read at once in one process: one waits for the disk while another copies, norms, or waits as well."""
+
+
+class Rows(Dataset[Any]):
+    """Every row in index order. Safe in DataLoader workers and from several threads."""
+
+    def __init__(
+        self,
+        files: Opens,
+        shards: Iterable[ShardEntry],
+        indexes: Sequence[FileEntry],
+        view: View | None,
+        *,
+        pin_memory: bool = False,
+        direct: bool = False,
+    ) -> None:
+        """Read the indexes, at least one, and one footer; no states. Raises ReaderError."""
+        self._files = files
+        self._named = {entry.path: entry for entry in shards}
+        self._places = Places(self._files, indexes)
+        self._check_places()
+        self.view = view
+        self.num_tokens: list[int] = self._places.num_tokens
+        """T of every row, for samplers that fill batches by tokens."""
+        self._direct, self._pinned = direct, pin_memory
+        self._shard = lru_cache(OPEN_SHARDS)(self._open_shard)
+        if not len(self._places):
+            raise ReaderError("the dataset holds no rows")
+        self.about = About.of(self._shard(self._places.shards[0]).provenance)
+        self._norm: NormWeights = read_norm_file(
+            self._files.open(FINAL_NORM_PATH),
+            FINAL_NORM_PATH,
+            self.about.final_norm,
+            self.about.hidden_size,
+        )
+        if view is not None:
+            view.check(self.about)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, number: int) -> Any:  # noqa: ANN401 - a Row, or what the view makes of it
+        row = self.row(number)
+        return row if self.view is None else self.view(row)
+
+    def __getitems__(self, numbers: Sequence[int]) -> list[Any]:
+        """Return a batch, for torch's DataLoader: its rows are read by several threads at once."""
+        if self.view is None:
+            return [self.row(number) for number in numbers]
+        with ThreadPoolExecutor(THREADS) as pool:
+            return list(pool.map(self.__getitem__, numbers))
+
+    def row(self, number: int) -> Row:
+        """Return a row as it is stored; its states are read when asked for. Raises ReaderError."""
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"row {number} of {len(self)}")
+        number %= len(self)
+        ids_T, mask_T = self._places.tokens(number)
+        return Row(
+            **self._places.light(number),
+            input_ids=ids_T,
+            loss_mask=mask_T,
+            layer_ids=self.about.layer_ids,
+            num_layers=self.about.num_layers,
+            read=partial(self._states, self._shard(self._places.shards[number]), number),
+            norm=self._norm,
+        )
+
+    def shard_of(self, number: int) -> str:
+        """Return the path of the shard that holds a row: rows of one shard lie side by side."""
+        return self._places.shards[number]
+
+    def _states(self, shard: Shard, number: int, layer_ids: tuple[int, ...]) -> torch.Tensor:
+        """Return several layers' states side by side: [T, len(layer_ids) * H]."""
+        row, num_tokens = self._places.rows[number], self.num_tokens[number]
+        if len(layer_ids) == 1 and not self._pinned:
+            return read_states(shard, row, layer_ids[0], num_tokens)
+        hidden_size, dtype = self.about.hidden_size, self.about.dtype
+        num_bytes = num_tokens * len(layer_ids) * hidden_size * dtype.itemsize
+        if self._pinned:
+            memory = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+        else:
+            # numpy asks for huge pages, torch does not: half of the CPU time.
+            memory = torch.from_numpy(np.empty(num_bytes, np.uint8))
+        states_TLH = memory.view(dtype).view(num_tokens, len(layer_ids), hidden_size)
+        for index, layer_id in enumerate(layer_ids):
+            states_TLH[:, index] = read_states(shard, row, layer_id, num_tokens)
+        return states_TLH.view(num_tokens, -1)
+
+    def _check_places(self) -> None:
+        """Hold the rows of the indexes against the shards of the manifests. Raises ReaderError."""
+        indexed = Counter(self._places.shards)
+        for path in {**self._named, **indexed}:
+            rows = self._named[path].rows if path in self._named else 0
+            if indexed[path] != rows:
+                raise ReaderError(f"the indexes hold {indexed[path]} rows of {path}, the manifests {rows}")
+
+    def _open_shard(self, path: str) -> Shard:
+        shard = Shard(open_named(self._files, self._named[path], direct=self._direct), path)
+        about = About.of(shard.provenance)
+        if about != getattr(self, "about", about):
+            raise ReaderError(
+                f"{path} holds other states than the first shard ({about} against {self.about}): "
+                "name the jobs that belong together in 'jobs'"
+            )
+        return shard
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave open files behind: a worker process opens its own."""
+        return {name: value for name, value in self.__dict__.items() if name != "_shard"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._shard = lru_cache(OPEN_SHARDS)(self._open_shard)

@@ -1,0 +1,134 @@
+"""A job of a running service: its committed units one by one, and the files of its data folder by ranges."""
+
+import io
+import time
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pydantic import ValidationError
+
+from schemas.base import first_fault
+from schemas.dataset.files import RangeFile
+from schemas.dataset.memory import Bytes
+from schemas.job import JobSummary, UnitPage
+from service.client import Client, ProblemReceived
+from service.reader.errors import ReaderError
+
+LOOK_S = 1.0
+"""Between two questions to a service that does not answer, or for something that is not there yet."""
+BUFFER_BYTES = 2**18
+
+
+class NotServed(ReaderError):
+    """The service has no such file, or no longer."""
+
+
+class ServedJob:
+    """One job of a service. Waits for a service that does not answer, since it may be restarted."""
+
+    def __init__(self, server: str, job_id: str, key: str | None, patience_s: float) -> None:
+        """Connect at the first call; every call bears `patience_s` without a good answer."""
+        self._client, self._path, self._patience_s = Client(server, key), f"/jobs/{job_id}", patience_s
+        self.name = f"job {job_id} of {server}"
+
+    def __del__(self) -> None:
+        self._client.close()  # rows without a view may read as long as they live
+
+    def page(self, after: int, wait_s: int = 0) -> UnitPage:
+        """Return the next unit behind the place `after`; none if there is none within `wait_s`.
+
+        Raises ReaderError as the two below: the job is not there, the key is refused, no answer in time.
+        """
+        query = {"after": after, "limit": 1, "wait": wait_s}
+        content, _ = self._get("/units", params=query, timeout=wait_s + 30.0)
+        try:
+            return UnitPage.model_validate_json(content)
+        except ValidationError as error:
+            raise ReaderError(f"{self.name}: the answer is not Quarry's: {first_fault(error)}") from error
+
+    def problem(self) -> str:
+        """Return why the job does not go on; empty if it does not say."""
+        content, _ = self._get("")
+        problem = JobSummary.model_validate_json(content).problem
+        return f": {problem.detail}" if problem else ""
+
+    def file_range(self, path: str, offset: int, num_bytes: int) -> tuple[bytes, int]:
+        """Return a range of a file, shorter where it ends, and the file's length. Raises NotServed too."""
+        headers = {"Range": f"bytes={offset}-{offset + num_bytes - 1}"}
+        content, part_of = self._get(f"/files/{path}", headers=headers)
+        if part_of:
+            return content, int(part_of.rpartition("/")[2])
+        return content[offset : offset + num_bytes], len(content)  # it was sent whole
+
+    def _get(self, what: str, **options: Any) -> tuple[bytes, str]:  # noqa: ANN401 - httpx2's
+        """Return the body, and of which part of the file it is, if not the whole."""
+        asked_s = time.monotonic()
+        while True:
+            try:
+                answer = self._client.answer("GET", self._path + what, **options)
+            except ProblemReceived as error:
+                problem, waited_s = error.problem, time.monotonic() - asked_s
+                passes = problem.status >= 500 or problem.status == 429
+                if not passes or waited_s > self._patience_s:
+                    kind = NotServed if problem.status == 404 else ReaderError
+                    raise kind(f"{self.name}: {problem.detail}") from None
+            else:
+                return answer.content, answer.headers.get("content-range", "")
+            time.sleep(LOOK_S)
+
+
+class ServedFile:
+    """A file of the data folder, read by ranges; from elsewhere once it is no longer there."""
+
+    def __init__(self, job: ServedJob, path: str, elsewhere: Callable[[], RangeFile]) -> None:
+        """Ask for the length. `elsewhere` opens the file where it then is. Raises ReaderError."""
+        self._job, self._path, self._elsewhere = job, path, elsewhere
+        self.num_bytes = job.file_range(path, 0, 1)[1]
+
+    @cached_property
+    def _moved(self) -> RangeFile:
+        return self._elsewhere()
+
+    def read(self, offset: int, num_bytes: int) -> Bytes:
+        """Fetch a range. Raises EOFError, ReaderError."""
+        if not 0 <= offset <= offset + num_bytes <= self.num_bytes:
+            raise EOFError(f"the file ends at byte {self.num_bytes}, the read at byte {offset + num_bytes}")
+        if "_moved" in self.__dict__:
+            return self._moved.read(offset, num_bytes)
+        try:
+            content = self._job.file_range(self._path, offset, num_bytes)[0] if num_bytes else b""
+        except NotServed:
+            return self._moved.read(offset, num_bytes)
+        if len(content) != num_bytes:
+            raise ReaderError(f"{self._path}: the service sent {len(content)} bytes of {num_bytes}")
+        return np.frombuffer(bytearray(content), np.uint8)
+
+    def arrow(self) -> Any:  # noqa: ANN401 - pyarrow is untyped
+        """Return a file object that reads ranges."""
+        return pa.PythonFile(io.BufferedReader(_Seekable(self), BUFFER_BYTES), mode="r")
+
+
+class _Seekable(io.RawIOBase):
+    """A served file as Python has files."""
+
+    def __init__(self, file: ServedFile) -> None:
+        self._file, self._position = file, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._position = offset + (0, self._position, self._file.num_bytes)[whence]
+        return self._position
+
+    def readinto(self, memory: Any) -> int:  # noqa: ANN401 - a writable buffer
+        count = max(0, min(len(memory), self._file.num_bytes - self._position))
+        memory[:count] = self._file.read(self._position, count).data
+        self._position += count
+        return count

@@ -1,0 +1,258 @@
+"""A job is followed while it is captured: each row once an epoch, whatever is killed or moved meanwhile."""
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from schemas.job import JobState
+from service.reader import Eagle3, QuarryDataset, QuarryFollower, QuarryStream, ReaderError
+from service.settings import Settings
+from service.store import Store, jobs
+from tests.support.api import Looks, api_settings, serving, stored
+from tests.support.finished_job import JOB, a_request, capture_unit, run_to_publishing
+from tests.support.roles import run_publishing
+
+UNITS, ROWS = 5, 3
+ELSEWHERE = "/not/on/this/host"
+
+
+@dataclass
+class Followed:
+    """A job of a service, captured unit by unit as a test asks for it."""
+
+    settings: Settings
+    store: Store
+    api: httpx2.Client
+
+    @property
+    def url(self) -> str:
+        return str(self.api.base_url)
+
+    @property
+    def dataset(self) -> Path:
+        return self.settings.dataset_dir(JOB)
+
+    def capture(self, num_units: int = 1) -> None:
+        for _ in range(num_units):
+            capture_unit(self.store, self.dataset, ROWS)
+
+    def complete(self) -> None:
+        while run_publishing(self.store, self.settings, "publisher", lambda: False):
+            pass
+        assert self.store.read(jobs.state, JOB) is JobState.COMPLETED
+
+    def follow(self, **changes: Any) -> QuarryFollower:
+        return QuarryStream.follow(self.url, JOB, **({"rank": 0, "world_size": 1} | changes))
+
+
+@pytest.fixture
+def followed(tmp_path: Path) -> Iterator[Followed]:
+    """A job of which nothing is captured yet."""
+    settings = api_settings(tmp_path)
+    with stored(settings) as store, serving(settings) as api:
+        made = Followed(settings, store, api)
+        run_to_publishing(store, made.dataset, JOB, a_request(), num_units=UNITS, rows=ROWS, captured=0)
+        yield made
+
+
+EVERY = [f"{JOB}-{unit}-{row}" for unit in range(UNITS) for row in range(ROWS)]
+
+
+def ids(rows: Any) -> list[str]:
+    return [row.sample_id for row in rows]
+
+
+@pytest.mark.parametrize("folder", [None, ELSEWHERE])
+def test_a_completed_job_gives_what_its_dataset_gives(followed: Followed, folder: str | None) -> None:
+    """In place, and over HTTP from a host that does not have the folder."""
+    followed.capture(UNITS)
+    followed.complete()
+    views = list(followed.follow(view=Eagle3(), folder=folder))
+    expected = list(QuarryDataset(followed.dataset, Eagle3()))
+    assert len(views) == len(expected) == UNITS * ROWS
+    for view, other in zip(views, expected, strict=True):
+        assert all(torch.equal(view[name], other[name]) for name in other)
+
+
+@pytest.mark.parametrize("folder", [None, ELSEWHERE])
+def test_rows_come_before_the_job_ends_and_a_view_has_its_norm(
+    followed: Followed, folder: str | None
+) -> None:
+    """1. Followed before the first unit. 2. A unit. 3. Its rows are there. 4. The rest, and the end."""
+    rows = iter(followed.follow(view=Eagle3(), folder=folder))
+    with ThreadPoolExecutor(1) as beside:
+        first = beside.submit(lambda: list(islice(rows, ROWS)))
+        followed.capture()
+        assert len(first.result()) == ROWS
+        rest = beside.submit(lambda: list(rows))
+        followed.capture(UNITS - 1)
+        followed.complete()
+        assert len(rest.result()) == (UNITS - 1) * ROWS
+
+
+def test_two_ranks_with_two_workers_each_share_the_rows(followed: Followed) -> None:
+    """1. Two loaders follow. 2. Units come. 3. Each row came once; the odd one is left out by `even`."""
+    loaders = [
+        DataLoader(followed.follow(view=Eagle3(), rank=rank, world_size=2), batch_size=None, num_workers=2)
+        for rank in range(2)
+    ]
+    with ThreadPoolExecutor(2) as beside:
+        coming = [
+            beside.submit(lambda loader: [v["input_ids"].tolist() for v in loader], one) for one in loaders
+        ]
+        followed.capture(UNITS)
+        followed.complete()
+        shares = [share.result() for share in coming]
+    assert [len(share) for share in shares] == [UNITS * ROWS // 2] * 2
+    expected = [view["input_ids"].tolist() for view in QuarryDataset(followed.dataset, Eagle3())]
+    left_out = expected.pop()
+    assert sorted(shares[0] + shares[1]) == sorted(expected)
+    assert left_out not in shares[0]
+
+
+@pytest.mark.parametrize("window", [1, 4, 100])
+@pytest.mark.parametrize("even", [True, False])
+def test_a_state_goes_on_with_the_next_row(followed: Followed, window: int, even: bool) -> None:
+    """Whatever row a trainer was killed after, and however far the job was then."""
+    followed.capture(UNITS)
+    followed.complete()
+    for rank in range(2):
+        changes = {"rank": rank, "world_size": 2, "window": window, "even": even}
+        whole = ids(followed.follow(**changes))
+        for stop in range(len(whole) + 1):
+            rows = iter(stream := followed.follow(**changes))
+            before = ids(islice(rows, stop))
+            resumed = followed.follow(**changes)
+            resumed.load_state_dict(stream.state_dict())
+            assert before + ids(resumed) == whole
+        assert ids(resumed) == whole  # the next epoch
+
+
+def test_shuffled_blocks_hold_every_row_once_and_differ_by_epoch(followed: Followed) -> None:
+    followed.capture(UNITS)
+    followed.complete()
+    stream = followed.follow(window=4, seed=3)
+    first = ids(stream)
+    assert first == ids(stream) != EVERY
+    assert sorted(first[:4]) == EVERY[:4]
+    stream.set_epoch(1)
+    second = ids(stream)
+    assert sorted(first) == sorted(second) == EVERY
+    assert first != second
+
+
+def test_a_state_of_another_number_of_ranks_is_refused(followed: Followed) -> None:
+    followed.capture()
+    rows = iter(stream := followed.follow())
+    next(rows)
+    other = followed.follow(rank=1, world_size=2)
+    other.load_state_dict(stream.state_dict())
+    with pytest.raises(ReaderError, match="world_size 1, not 2"):
+        next(iter(other))
+
+
+def test_with_even_a_row_waits_until_every_rank_has_one(followed: Followed) -> None:
+    """Of two ranks the second unit completes the last pair of the first, which has three rows."""
+    followed.capture()
+    rows = iter(followed.follow(world_size=2))
+    assert ids(islice(rows, 1)) == EVERY[:1]
+    with ThreadPoolExecutor(1) as beside:
+        held = beside.submit(next, rows)
+        followed.capture()
+        assert held.result().sample_id == EVERY[2]
+
+
+@pytest.mark.parametrize("end", ["cancel", "delete"])
+def test_a_job_that_was_stopped_raises_behind_its_rows(followed: Followed, end: str) -> None:
+    followed.capture()
+    rows = iter(followed.follow())
+    assert ids(islice(rows, ROWS)) == EVERY[:ROWS]
+    assert followed.api.post(f"/jobs/{JOB}/cancel").is_success
+    if end == "delete":
+        assert followed.api.delete(f"/jobs/{JOB}").is_success
+    with pytest.raises(ReaderError, match="is cancelled" if end == "cancel" else "no job"):
+        next(rows)
+
+
+def test_a_paused_job_is_waited_for(followed: Followed, caplog: pytest.LogCaptureFixture) -> None:
+    followed.capture()
+    rows = iter(followed.follow())
+    assert ids(islice(rows, ROWS)) == EVERY[:ROWS]
+    assert followed.api.post(f"/jobs/{JOB}/pause").is_success
+    with ThreadPoolExecutor(1) as beside:
+        coming = beside.submit(next, rows)
+        until(lambda: "is paused; waiting" in caplog.text)
+        assert followed.api.post(f"/jobs/{JOB}/resume").is_success
+        followed.capture()
+        assert coming.result().sample_id == EVERY[ROWS]
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait until it holds, half a minute at most."""
+    end = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_unit_that_has_not_landed_is_waited_for(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. A worker died between commit and move. 2. Its unit is listed, and asked for again. 3. It lands."""
+    followed.capture()
+    aside = followed.dataset.rename(followed.dataset.with_name("aside"))
+    looks = Looks(monkeypatch)
+    with ThreadPoolExecutor(1) as beside:
+        coming = beside.submit(lambda: ids(islice(followed.follow(), ROWS)))
+        for _ in range(2):
+            assert looks.begun.acquire(timeout=30)
+        aside.rename(followed.dataset)
+        assert coming.result() == EVERY[:ROWS]
+
+
+def test_a_file_that_is_gone_when_the_job_has_ended_is_named(followed: Followed) -> None:
+    followed.capture(UNITS)
+    followed.complete()
+    shard = next(iter(sorted(followed.dataset.glob("data/*/*"))))
+    shard.unlink()
+    with pytest.raises(ReaderError, match="no such file"):
+        next(iter(followed.follow()))
+
+
+def test_a_service_that_is_away_is_waited_for_as_long_as_was_said(tmp_path: Path) -> None:
+    settings = api_settings(tmp_path)
+    with stored(settings) as store:
+        made = Followed(settings, store, httpx2.Client())
+        run_to_publishing(store, made.dataset, JOB, a_request(), num_units=UNITS, rows=ROWS, captured=UNITS)
+        made.complete()
+        with serving(settings) as api:
+            url = str(api.base_url)
+            rows = iter(QuarryStream.follow(url, JOB, rank=0, world_size=1, patience_s=60))
+            came = ids(islice(rows, ROWS))
+        with ThreadPoolExecutor(1) as beside:
+            coming = beside.submit(lambda: ids(rows))
+            with serving(settings, port=api.base_url.port):
+                assert came + coming.result() == EVERY
+        with pytest.raises(ReaderError, match=r"127\.0\.0\.1"):
+            next(iter(QuarryStream.follow(url, JOB, rank=0, world_size=1, patience_s=0)))
+
+
+def test_a_key_that_is_refused_raises(followed: Followed) -> None:
+    followed.capture()
+    with pytest.raises(ReaderError, match="key"):
+        next(iter(followed.follow(key="qk_none")))
+
+
+@pytest.mark.parametrize(("changes", "said"), [({"rank": 2}, "rank 2 of 1"), ({"window": 0}, "window 0")])
+def test_impossible_arguments_are_refused(changes: dict[str, int], said: str) -> None:
+    with pytest.raises(ReaderError, match=said):
+        QuarryStream.follow("http://127.0.0.1:9", JOB, **({"rank": 0, "world_size": 1} | changes))
