@@ -56,7 +56,8 @@ class QuarryFollower(IterableDataset[Any]):
 
     Iterating raises ReaderError when the job has failed, was cancelled or deleted, when the key is refused,
     and when the service gives no good answer for `patience_s`. Rows of units that were committed before come
-    first; after a `resume` of the job the last state goes on.
+    first; after a `resume` of the job the last state goes on. A repository that does not answer raises
+    HubUnavailable.
     """
 
     def __init__(

@@ -49,6 +49,7 @@ class Service:
             self._settings = settings.model_copy(update={"port": free.getsockname()[1]})
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
+        self.url = f"http://127.0.0.1:{self._settings.port}"
 
     def start_if_dead(self) -> None:
         if self._process is None or self._process.poll() is not None:
@@ -59,10 +60,11 @@ class Service:
 
     def post(self, body: dict[str, Any]) -> str | None:
         """Send the job, under one key however often; return its id if it was accepted."""
-        url = f"http://127.0.0.1:{self._settings.port}/extract"
         try:
             headers = {"Idempotency-Key": KEY}
-            answer = httpx2.post(url, json=body, headers=headers, trust_env=False, timeout=30)
+            answer = httpx2.post(
+                f"{self.url}/extract", json=body, headers=headers, trust_env=False, timeout=30
+            )
         except httpx2.TransportError:
             return None
         assert answer.status_code in (200, 202, 503), answer.text

@@ -1,0 +1,71 @@
+"""Who follows a job reads on while its units leave for the repository."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from schemas.request import HubTarget
+from service.store import storing
+from tests.contract.publish.test_storing import FULL_FILES, UNITS, Run
+from tests.support.api import serving
+from tests.support.desk import REPO, TOKEN, writable_hub
+from tests.support.finished_job import JOB, an_identity, capture_unit, layer_bytes
+
+
+@pytest.fixture
+def passing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    """A job whose shards are not kept here; two units fill a commit."""
+    monkeypatch.setattr(storing, "FULL_FILES", FULL_FILES)
+    with writable_hub(tmp_path, monkeypatch) as hub:
+        run = Run(tmp_path, hub, HubTarget(repo_id=REPO), keep_local=False)
+        yield run
+        run.store.close()
+
+
+FOLLOWER = """
+import sys
+from service.reader import QuarryStream
+for row in QuarryStream.follow(sys.argv[1], sys.argv[2], folder=sys.argv[3] or None):
+    print(row.sample_id, row.layer(2).float().sum().item(), flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("folder", ["", "/not/on/this/host"])
+def test_who_follows_a_job_finds_units_that_left_for_the_repository(
+    passing: Run, folder: str, tmp_path: Path
+) -> None:
+    """1. A row is read from the first unit. 2. That unit and the next go to the repository. 3. All rows come.
+
+    From the folder of this host, and by ranges from another, where a file that is open ends as well.
+    """
+    environment = os.environ | {
+        "HF_ENDPOINT": passing.hub.url,
+        "HF_TOKEN": TOKEN,
+        "HF_HOME": str(tmp_path / "hf"),
+    }
+    with serving(passing.settings) as api:
+        command = [sys.executable, "-c", FOLLOWER, str(api.base_url), JOB, folder]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        with subprocess.Popen(command, env=environment, **pipes) as follower:
+            first = follower.stdout.readline()
+            passing.hub.know_xet(passing.dataset)
+            assert passing.keep() and passing.shards_here() == [2]
+            capture_unit(passing.store, passing.dataset)
+            capture_unit(passing.store, passing.dataset)
+            passing.hub.know_xet(passing.dataset)
+            passing.publish()
+            rest, _ = follower.communicate("\n" * 100)
+    assert follower.returncode == 0
+    came = [line.split() for line in [first, *rest.splitlines()]]
+    dtype = getattr(torch, an_identity().dtype)
+    for place, (sample_id, total) in enumerate(came):
+        unit, row = divmod(place, 3)
+        states = torch.frombuffer(bytearray(layer_bytes(unit, row, 2)), dtype=dtype).float()
+        assert (sample_id, float(total)) == (f"{JOB}-{unit}-{row}", states.sum().item())
+    assert len(came) == UNITS * 3
