@@ -157,6 +157,21 @@ class UnitPage(Wire):
     repository: str | None = None
 
 
+class ConsumerView(Wire):
+    """Who has all units of a job up to `place`, and is forgotten if it says nothing until `expires_at`."""
+
+    name: str
+    place: int
+    seen_at: datetime
+    expires_at: datetime | None
+
+
+class ConsumerPage(Wire):
+    """All consumers of a job, the one that holds up most first."""
+
+    consumers: tuple[ConsumerView, ...]
+
+
 class RejectView(Wire):
     """A sample that is not in the dataset, and why. `position` counts the source's rows from 0."""
 

@@ -273,6 +273,15 @@ class Storage(Wire):
         default=True,
         description="false: each shard of a job with `hub` leaves the data folder once the repository has it",
     )
+    retention: Literal["keep", "consumed"] = Field(
+        default="keep",
+        description="consumed: a shard of a job without `hub` goes once all of the job's consumers have it",
+    )
+
+    @property
+    def stays(self) -> bool:
+        """Whether the shards stay in the data folder."""
+        return self.keep_local and self.retention == "keep"
 
 
 class HubTarget(Wire):
@@ -344,6 +353,8 @@ class ExtractRequest(Wire):
     def _shards_leave_for_a_repository(self) -> Self:
         if self.hub is None and not self.storage.keep_local:
             raise ValueError("'storage.keep_local': false goes with 'hub', where the shards are then")
+        if self.hub is not None and self.storage.retention == "consumed":
+            raise ValueError("'storage.retention': 'consumed' goes without 'hub', which keeps the shards")
         return self
 
     @model_validator(mode="after")

@@ -1,5 +1,7 @@
 """Removes what is left in this worker's folders: of a complete job all, else lost attempts and stored shards.
 
+Lands what was committed and not moved: its worker was killed in between, or never heard of its commit.
+
 What a complete job leaves in the database is deleted, too: its publication has used it up.
 
 Never touches an attempt that is leased, or that is committed and not stored. The next attempt at a unit
@@ -15,13 +17,14 @@ from pathlib import Path
 
 from schemas.job import JobState
 from schemas.names import MAX_UNITS, is_job_id
-from service.capture.attempt_files import remove_stored
+from schemas.receipts import AttemptId
+from service.capture.attempt_files import move_into_dataset, remove_stored
 from service.control.deletion import PAUSE_S
-from service.errors import NotFound, removing
+from service.errors import NotFound, removing, writing
 from service.host import host_of
 from service.plan.posted import give_back, remove_gone
 from service.settings import Settings
-from service.store import HOME, Store, deletion, jobs, units
+from service.store import HOME, Store, commits, consumers, deletion, jobs, units
 from service.work.keeper import Keeper
 from service.work.runner import attempt, one_of_many
 
@@ -65,6 +68,7 @@ def _sweep(store: Store, settings: Settings, folder: Path, host: int) -> None:
         return
     state = store.read(jobs.state, folder.name)
     if host == HOME:
+        store.write(consumers.expire, folder.name)
         remove_stored(store, settings, folder.name)
     if state is JobState.COMPLETED:
         if host == HOME:
@@ -72,12 +76,21 @@ def _sweep(store: Store, settings: Settings, folder: Path, host: int) -> None:
         _remove(folder)
     else:
         for left in attempts:
-            match = ATTEMPT_NAME.match(left.name)
-            if match and not store.read(
-                units.needs_attempt, folder.name, int(match[1]) % MAX_UNITS, int(match[2])
-            ):
-                with one_of_many("sweeping", store, folder.name), removing():
+            if (match := ATTEMPT_NAME.match(left.name)) is None:
+                continue
+            unit, epoch = int(match[1]) % MAX_UNITS, int(match[2])
+            with one_of_many("sweeping", store, folder.name), removing():
+                if not store.read(units.needs_attempt, folder.name, unit, epoch):
                     _remove(left)
+                elif host == HOME and int(match[1]) == unit:
+                    _land(store, settings, AttemptId(job_id=folder.name, unit=unit, epoch=epoch))
+
+
+def _land(store: Store, settings: Settings, attempt_id: AttemptId) -> None:
+    committed = store.read(commits.of_attempt, attempt_id)
+    if committed is not None:
+        with writing(f"the files of unit {attempt_id.unit}"):
+            move_into_dataset(settings, committed)
 
 
 def _remove(folder: Path) -> None:

@@ -6,6 +6,7 @@ after a crash, is harmless. An attempt that was never committed cannot land, wha
 
 import asyncio
 import shutil
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -97,11 +98,10 @@ def land(store: Store, settings: Settings, job_id: str) -> None:
 
 def remove_stored(store: Store, settings: Settings, job_id: str) -> None:
     """Remove what is left here of stored units, if their job keeps no shards. Raises OSError."""
-    for path in store.read(commits.gone_shards, job_id):
+    remove_paths(settings, job_id, store.read(commits.gone_shards, job_id))
+
+
+def remove_paths(settings: Settings, job_id: str, paths: Iterable[str]) -> None:
+    """Remove files of a dataset that need not be there. Raises OSError."""
+    for path in paths:
         (settings.dataset_dir(job_id) / path).unlink(missing_ok=True)
-
-
-def remove_shards(settings: Settings, unit: UnitFiles) -> None:
-    """Remove the shards of a unit whose repository holds them. Raises OSError."""
-    for entry in unit.shards:
-        (settings.dataset_dir(unit.attempt_id.job_id) / entry.path).unlink(missing_ok=True)

@@ -55,6 +55,8 @@ class _Unit:
     """False once it is committed, failed or lost: the lease is then neither extended nor given back."""
     task: asyncio.Task[None] | None = None
     """None while its engine is being prepared."""
+    commits: bool = False
+    """True while its commit is under way, which says itself whether the lease was lost."""
     lost: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once another owner has the unit, or its job was stopped."""
     needs_engine: bool = True
@@ -226,7 +228,7 @@ class Capture:
 
     def _lost(self, unit: _Unit) -> None:
         unit.lost.set()
-        if unit.leased and unit.task is not None:
+        if unit.leased and unit.task is not None and not unit.commits:
             unit.task.cancel()
         self._let_go(unit)
 
@@ -305,8 +307,10 @@ class Capture:
         """Commit a proven unit, and move its files into the data folder if that is here.
 
         Waits for a store that is away, unless this worker stops. After a commit whose answer was lost, the
-        next try raises LeaseLost; its files are then moved before publishing.
+        next try raises LeaseLost; its files are then moved by a sweep.
         """
+        # Its keeper may find the lease gone because the commit has ended it: the files must still be moved.
+        unit.commits = True
         while True:
             if not session.trusted:
                 raise EngineDied("another unit of this engine got wrong states, or none: this one runs again")

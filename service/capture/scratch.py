@@ -21,4 +21,4 @@ def full(store: Store, settings: Settings, in_flight: Sequence[UnitLease], host:
     if num_bytes < settings.scratch_bytes:
         return None
     rest = f", {num_resting} of them of stopped jobs: resume or delete those" if num_resting else ""
-    return f"disk of {socket.gethostname()}, {num_units} units to upload{rest}"
+    return f"disk of {socket.gethostname()}, {num_units} units to upload or to be consumed{rest}"

@@ -64,7 +64,7 @@ def check_room(settings: Settings) -> None:
 def check_fits(request: ExtractRequest, needs: Estimate, settings: Settings) -> None:
     """Refuse shards that stay in the data folder and are larger than its room. Raises DiskFull."""
     room = max(0, shutil.disk_usage(settings.data_dir).free - settings.min_free_bytes)
-    if request.storage.keep_local and needs.stored_bytes is not None and needs.stored_bytes > room:
+    if request.storage.stays and needs.stored_bytes is not None and needs.stored_bytes > room:
         detail = f"its {needs.samples} samples take up to {needs.stored_bytes} bytes; {room} are free"
         cure = "free space in the data folder, or push to a repository with keep_local false"
         raise DiskFull(detail, field="storage.keep_local", cure=cure)
@@ -72,7 +72,7 @@ def check_fits(request: ExtractRequest, needs: Estimate, settings: Settings) -> 
 
 def check_scratch(request: ExtractRequest, settings: Settings) -> None:
     """Refuse shards of which those in flight alone fill what may wait for an upload. Raises OptionRefused."""
-    if request.storage.keep_local or settings.scratch_bytes is None:
+    if request.storage.stays or settings.scratch_bytes is None:
         return
     num_units = settings.units_in_flight + settings.units_in_proof
     if request.storage.shard_bytes * num_units > settings.scratch_bytes:

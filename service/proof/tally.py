@@ -77,6 +77,7 @@ class JobTally:
     supervised: TokenTally = field(default_factory=TokenTally)
     shares: NDArray[np.int64] = field(default_factory=lambda: np.zeros(SHARE_BINS, np.int64))
     unsupervised_rows: int = 0
+    consumed_shards: int = 0
     samples: Few[Sample] = field(default_factory=lambda: Few(SAMPLES))
     layers: dict[int, LayerTally] = field(default_factory=dict)
     logit_rows: int = 0

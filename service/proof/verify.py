@@ -61,6 +61,7 @@ class VerifyReport(Wire):
     rows: int
     tokens: int
     bytes: int
+    consumed_shards: int = 0
     logit_rows: int
     logit_argmax_agree: int
     logit_max_error: float
@@ -78,6 +79,10 @@ class VerifyReport(Wire):
             f"{self.where}: {_many(self.jobs, 'job')}, {_many(self.shards, 'shard')}, {self.bytes:,} bytes",
             f"{_many(self.rows, 'row')} and {_many(self.tokens, 'token')} read again, every layer",
         ]
+        if self.consumed_shards:
+            lines.append(
+                f"{_many(self.consumed_shards, 'shard')} consumed: gone since every consumer had them"
+            )
         if self.logit_rows:
             agree = f"{self.logit_argmax_agree} of {self.logit_rows} rows agree on the next token"
             lines.append(f"logit check: {agree}, largest log-probability error {self.logit_max_error:.4f}")
@@ -136,7 +141,7 @@ def verify_dataset(
             _check_model(model_folder, head, job)
         counted = _verify_job(files, job, head, reading)
         findings += counted.findings
-        counts.update(rows=counted.rows, tokens=counted.tokens)
+        counts.update(rows=counted.rows, tokens=counted.tokens, consumed=counted.consumed_shards)
         counts.update(logit_rows=counted.logit_rows, logit_argmax_agree=counted.logit_argmax_agree)
         max_error = max(max_error, counted.logit_max_error)
         if tally is not None:
@@ -148,6 +153,7 @@ def verify_dataset(
         shards=sum(len(job.shards) for job in jobs),
         rows=counts["rows"],
         tokens=counts["tokens"],
+        consumed_shards=counts["consumed"],
         bytes=sum(entry.bytes for job in jobs for entry in _entries(job)),
         logit_rows=counts["logit_rows"],
         logit_argmax_agree=counts["logit_argmax_agree"],
@@ -244,8 +250,13 @@ def _verify_job(files: Files, job: Manifest, head: Head | None, reading: Reading
     units: dict[int, set[str]] = {}
     for entry in () if outside else job.shards:
         units.setdefault(entry.unit, {index_path(job.provenance.job_id, entry.unit)}).add(entry.path)
+    there = set(files.paths()) if (is_consumed := _is_consumed(job)) else set()
     for unit, paths in sorted(units.items()):
         reading.note(None)
+        shards = [path for path in paths if path != index_path(job.provenance.job_id, unit)]
+        if is_consumed and there.isdisjoint(shards):
+            tally.consumed_shards += sum(rest.pop(path, None) is not None for path in shards)
+            continue
         with files.held(paths) as folder:
             of_unit = [rest.pop(path) for path in sorted(paths & rest.keys())]
             if not _faults(of_unit, folder, tally, reading):
@@ -262,12 +273,20 @@ def _verify_job(files: Files, job: Manifest, head: Head | None, reading: Reading
     reading.note(None)
     with files.held(extras) as folder:
         _faults(rest.values(), folder, tally, reading)
+        if tally.consumed_shards:
+            return tally  # what their rows add up to is not known any more
         if not tally.findings and tally.supervised_tokens != job.totals.supervised_tokens:
             stated, counted = job.totals.supervised_tokens, tally.supervised_tokens
             tally.fault(manifest, f"totals.supervised_tokens is {stated}, expected {counted}")
         reading.note(token_freq_path(job.provenance.job_id))
         _compare_token_counts(folder, job, tally)
     return tally
+
+
+def _is_consumed(job: Manifest) -> bool:
+    """Say whether the job's shards went once its consumers had them."""
+    storage = (job.request.model_extra or {}).get("storage")
+    return isinstance(storage, dict) and storage.get("retention") == "consumed"
 
 
 def _faults(entries: Collection[FileEntry], folder: Path, tally: JobTally, reading: Reading) -> bool:

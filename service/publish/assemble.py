@@ -112,7 +112,9 @@ def assemble(
     for commit in account.commits:
         if commit.shards and commit.index is None:
             raise DatasetBroken(f"unit {commit.attempt_id.unit} has shards and no index")
-        is_kept = account.request.storage.keep_local and commit.host == HOME
+        is_kept = account.request.storage.stays and commit.host == HOME
+        if account.request.storage.retention == "consumed":
+            continue  # its last consumer may have it any moment
         if is_kept or not commit.is_stored:
             for entry in commit.files:
                 _check_file(dataset, entry)

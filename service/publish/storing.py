@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from service.artifacts.repository import BRANCH, Patience, Repository
-from service.capture.attempt_files import move_into_dataset, remove_attempt, remove_shards, sealed_files
+from service.capture.attempt_files import move_into_dataset, remove_attempt, remove_paths, sealed_files
 from service.errors import HubLimited, OptionRefused, WriteFailed, writing
 from service.host import host_of
 from service.publish.extras import write_final_norm
@@ -104,7 +104,7 @@ def _store(
         if not is_home:
             remove_attempt(settings, unit.attempt_id)
         if not request.storage.keep_local:
-            remove_shards(settings, unit)
+            remove_paths(settings, lease.job_id, [entry.path for entry in unit.shards])
 
 
 def _take_turn(store: Store, lease: StoreLease, repo_id: str, check: Callable[[], None]) -> None:

@@ -109,6 +109,15 @@ def unit_commits(tx: Transaction, job_id: str) -> list[UnitCommit]:
     ]
 
 
+def of_attempt(tx: Transaction, attempt_id: AttemptId) -> UnitFiles | None:
+    """Return what an attempt at the data folder committed, while it is not stored elsewhere."""
+    job_id, of_unit = attempt_id.job_id, UNIT_COMMIT.c.unit == attempt_id.unit
+    mine = and_(UNIT_COMMIT.c.job_id == job_id, of_unit, UNIT_COMMIT.c.epoch == attempt_id.epoch)
+    columns = UNIT_COMMIT.c.unit, UNIT_COMMIT.c.epoch, UNIT_COMMIT.c.index_file
+    here = select(*columns).where(mine, UNIT_COMMIT.c.host == HOME, ~UNIT_COMMIT.c.is_stored)
+    return next(iter(_files_of(tx, job_id, tx.connection.execute(here).all())), None)
+
+
 def waiting(tx: Transaction, job_id: str, host: int, max_files: int) -> list[UnitFiles]:
     """Return the lowest units of a host that are committed and not stored: one, then up to `max_files`."""
     mine = and_(UNIT_COMMIT.c.job_id == job_id, UNIT_COMMIT.c.host == host, ~UNIT_COMMIT.c.is_stored)
@@ -161,7 +170,7 @@ def readable(tx: Transaction, job_id: str, *, after: int, limit: int) -> UnitPag
             shards=files.shards,
             index=files.index,
             in_folder=row.host == HOME and (job.keeps_local or not row.is_stored),
-            in_repository=row.is_stored,
+            in_repository=row.is_stored and job.publish_subject != job_id,
         )
         for row, files in zip(rows, _files_of(tx, job_id, rows), strict=True)
     )

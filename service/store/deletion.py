@@ -11,6 +11,7 @@ from service.store import tasks
 from service.store.database import Store, Transaction
 from service.store.tables import (
     CAPTURED_SAMPLES,
+    CONSUMER,
     EVENT,
     FINAL_NORM,
     JOB,
@@ -87,7 +88,7 @@ def forget(tx: Transaction, job_id: str) -> bool:
         if deleted == most:
             return True
         room -= deleted
-    for table in (TASK, FINAL_NORM, REQUEST):
+    for table in (TASK, FINAL_NORM, REQUEST, CONSUMER):
         tx.connection.execute(delete(table).where(table.c.job_id == job_id))
     tx.connection.execute(delete(JOB).where(JOB.c.id == job_id))
     tx.connection.execute(delete(PAUSE).where(PAUSE.c.until <= tx.now))

@@ -13,7 +13,7 @@ from schemas.job import ENDED_JOB_STATES, STOPPED_JOB_STATES, JobState, Problem,
 from schemas.names import job_id_from_content
 from schemas.request import ExtractRequest
 from service.errors import IdempotencyConflict, IllegalMove, NotFound, RequestError
-from service.store import keys, tasks, workers
+from service.store import consumers, keys, tasks, workers
 from service.store.database import Transaction
 from service.store.deletion import TOMBSTONE
 from service.store.policies import POLICIES
@@ -289,7 +289,8 @@ def _jobs(tx: Transaction, rows: Sequence[RowMapping]) -> list[JobRow]:
         if places is None or row["state"] not in TO_CAPTURE:
             return None
         if row["publish_subject"] == row["id"]:
-            return waits.get(row["model_sha256"]) or places.away
+            consumed = None if row["keeps_local"] else consumers.waits(tx, row["id"], places.disk)
+            return waits.get(row["model_sha256"]) or places.away or consumed
         full = places.disk if places.everywhere or not row["keeps_local"] else None
         return waits.get(row["model_sha256"]) or full
 

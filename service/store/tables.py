@@ -130,8 +130,7 @@ UNIT = Table(
 )
 
 # What an attempt at a unit captures, until the unit is stored: the samples as planned, after a commit as they
-# were written, so that a unit that is lost with its host answers nothing anew. SQLite writes a whole row anew
-# at every change of it.
+# were written, so that a unit that is lost with its host answers nothing anew.
 UNIT_PLAN = Table(
     "unit_plan",
     METADATA,
@@ -247,7 +246,7 @@ UNIT_COMMIT = Table(
     Column("num_tokens", BigInteger, nullable=False),
     Column("supervised_tokens", BigInteger, nullable=False),
     Column("checks", Document(UnitChecks), nullable=False),
-    # Whether the job's repository holds its files.
+    # Whether its files are where they go: in the job's repository, or with all consumers.
     Column("is_stored", Boolean, nullable=False, server_default=false()),
     # Of its shards.
     Column("num_bytes", BigInteger, nullable=False),
@@ -315,7 +314,6 @@ SCHEDULE = Table(
     # Random: another database on the same data folder, or this one later, never gives it again.
     Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=False),
     Column("name", String(63), nullable=False, unique=True),
-    # As of a job.
     Column("owner", String(63)),
     Column("rules", Document(ScheduleRules), nullable=False),
     Column("paused", Boolean, nullable=False),
@@ -326,6 +324,17 @@ SCHEDULE = Table(
     Column("last_job", String(32)),
     *(Column(name, BigInteger, nullable=False, default=0) for name in SLOT_COUNTS.values()),
     Column("created_at", UtcTime, nullable=False),
+)
+
+# Who reads a job whose shards go once all of them have read them: up to a place, and since when it is silent.
+CONSUMER = Table(
+    "consumer",
+    METADATA,
+    Column("job_id", ForeignKey("job.id"), primary_key=True),
+    Column("name", String(63), primary_key=True),
+    Column("place", BigInteger, nullable=False),
+    Column("seen_at", UtcTime, nullable=False),
+    Column("expires_at", UtcTime),
 )
 
 # The numbers of deleted schedules: what may still be posted to one is removed, and no other's.

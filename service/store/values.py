@@ -95,7 +95,7 @@ class NewJob:
             model=request.model,
             source_kind=request.source.kind,
             skips_canary=request.canary == "skip",
-            keeps_local=request.storage.keep_local,
+            keeps_local=request.storage.stays,
             publish_subject=request.hub.repo_id if request.hub else job_id,
             request_json=document,
             request_sha256=hashlib.sha256(document.encode()).hexdigest(),

@@ -3,23 +3,29 @@
 import asyncio
 import os
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from schemas.job import JobState
+from service.capture.attempt_files import remove_paths
 from service.control.submit import check_scratch
 from service.errors import OptionRefused
+from service.proof.verify import verify_dataset
 from service.settings import Settings
-from service.store import jobs, storing
+from service.store import commits, consumers, jobs, storing
 from tests.support.desk import REPO, TOKEN, etags, writable_hub
 from tests.support.jobs import Shop, conversations, request
 from tests.support.roles import Capture, run_storing
 
 BUDGET, SHARD_BYTES, IN_FLIGHT = 2**20, 65_536, 2
 NUM_SAMPLES = 60
+SMALL_DISK = {"scratch_bytes": BUDGET, "units_in_flight": IN_FLIGHT, "units_in_proof": 1, "lease_s": 3.0}
 
 
 def shard_bytes_in(folder: Path) -> int:
@@ -39,13 +45,7 @@ def test_capture_stays_inside_its_disk_and_goes_on_when_shards_have_left(
     """1. Nobody uploads: capture waits, and the job says for what. 2. Somebody does: it goes on."""
     monkeypatch.setattr(storing, "APART", timedelta(0))
     with writable_hub(tmp_path, monkeypatch) as hub:
-        settings = {
-            "scratch_bytes": BUDGET,
-            "units_in_flight": IN_FLIGHT,
-            "units_in_proof": 1,
-            "lease_s": 3.0,
-        }
-        shop = Shop.open(tmp_path, target, hub_endpoint=hub.url, hub_token=TOKEN, **settings)
+        shop = Shop.open(tmp_path, target, hub_endpoint=hub.url, hub_token=TOKEN, **SMALL_DISK)
         samples = conversations(NUM_SAMPLES, longest=40)
         storage = {"shard_bytes": SHARD_BYTES, "keep_local": False}
         job_id = shop.submit(request(target, samples, layers=(1, 2), storage=storage, hub={"repo_id": REPO}))
@@ -56,7 +56,8 @@ def test_capture_stays_inside_its_disk_and_goes_on_when_shards_have_left(
         assert num_bytes > 1.5 * BUDGET, num_bytes
         ended = threading.Event()
         try:
-            peak = asyncio.run(capture_in_a_full_disk(shop, job_id, ended))
+            empty = partial(upload, shop, ended)
+            peak, _ = asyncio.run(capture_in_a_full_disk(shop, job_id, ended, empty))
         finally:
             ended.set()
         assert peak <= BUDGET + (IN_FLIGHT + 1) * 2 * SHARD_BYTES
@@ -71,27 +72,83 @@ def test_capture_stays_inside_its_disk_and_goes_on_when_shards_have_left(
         shop.store.close()
 
 
-async def capture_in_a_full_disk(shop: Shop, job_id: str, ended: threading.Event) -> int:
-    """Capture to the end, uploading from when the job says that it waits; return the most bytes on disk."""
+def test_capture_goes_on_as_all_consumers_have_what_there_is(tmp_path: Path, target: Path) -> None:
+    """1. Nobody consumes: capture waits, and the job says for whom. 2. Two do: it goes on."""
+    shop = Shop.open(tmp_path, target, **SMALL_DISK)
+    samples = conversations(NUM_SAMPLES, longest=40)
+    storage = {"shard_bytes": SHARD_BYTES, "retention": "consumed"}
+    job_id = shop.submit(request(target, samples, layers=(1, 2), storage=storage))
+    shop.plan()
+    rows: dict[str, list[str]] = {"one": [], "two": []}
+    for name in ("gone", *rows):
+        shop.store.write(consumers.acknowledge, job_id, name, -1, None)
+    ended = threading.Event()
+    try:
+        consume = partial(consumed, shop, job_id, rows, ended)
+        peak, waits = asyncio.run(capture_in_a_full_disk(shop, job_id, ended, consume))
+    finally:
+        ended.set()
+    assert "consumer gone was last heard of at" in waits
+    assert peak <= BUDGET + (IN_FLIGHT + 1) * 2 * SHARD_BYTES
+    shop.publish()
+    job = shop.store.read(jobs.job, job_id)
+    assert job.state is JobState.COMPLETED, job.problem
+    everything = sorted(sample["id"] for sample in samples)
+    assert all(sorted(ids) == everything for ids in rows.values())
+    assert shard_bytes_in(shop.settings.data_dir) == 0
+    report = verify_dataset(shop.settings.dataset_dir(job_id))
+    assert report.ok, report
+    assert report.consumed_shards == job.progress.units_done
+    shop.store.close()
+
+
+def consumed(shop: Shop, job_id: str, rows: dict[str, list[str]], ended: threading.Event) -> None:
+    """Remove the consumer that is gone; read every unit for each of the others until there are no more."""
+    folder, after = shop.settings.dataset_dir(job_id), dict.fromkeys(rows, -1)
+    remove_paths(shop.settings, job_id, shop.store.write(consumers.remove, job_id, "gone"))
+    idle = 0
+    while not ended.is_set() or idle < len(rows):
+        for name in rows:
+            page = shop.store.read(commits.readable, job_id, after=after[name], limit=1)
+            idle = 0 if page.units else idle + 1
+            if not page.units or not all((folder / entry.path).is_file() for entry in page.units[0].shards):
+                continue  # it is committed, and on its way into the folder
+            for entry in page.units[0].shards:
+                column = pq.read_table(folder / entry.path, columns=["source_id"])["source_id"]
+                rows[name] += column.to_pylist()
+            after[name] = page.next_after
+            acknowledged = consumers.acknowledge, job_id, name, page.next_after, None
+            remove_paths(shop.settings, job_id, shop.store.write(*acknowledged))
+
+
+async def capture_in_a_full_disk(
+    shop: Shop, job_id: str, ended: threading.Event, empty: Callable[[], None]
+) -> tuple[int, str]:
+    """Capture to the end, and `empty` the disk from when the job says that it waits.
+
+    Return the most bytes on disk, and for what it waited.
+    """
     peak = 0
     capture = Capture(shop.store, shop.settings, "worker", only_job=job_id)
     running = asyncio.create_task(capture.run())
     waits: str | None = None
-    uploading = None
+    emptying = None
     while not running.done():
         await asyncio.sleep(0.02)
+        if emptying is not None and emptying.done():
+            emptying.result()
         peak = max(peak, shard_bytes_in(shop.settings.data_dir))
         row = shop.store.read(jobs.job, job_id)
         if waits is None and row.waits is not None:
             waits = row.waits
             assert row.progress.units_stored == 0 < row.progress.units_done < row.progress.units_planned
-            uploading = asyncio.create_task(asyncio.to_thread(upload, shop, ended))
-    ended.set()
+            emptying = asyncio.create_task(asyncio.to_thread(empty))
     await running
+    ended.set()
     assert waits is not None and "units to upload" in waits
-    assert uploading is not None
-    await uploading
-    return peak
+    assert emptying is not None
+    await emptying
+    return peak, waits
 
 
 def upload(shop: Shop, ended: threading.Event) -> None:

@@ -2,17 +2,20 @@
 
 import shutil
 import signal
+import time
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 import service.worker
 from schemas.job import JobState
+from service.capture import loop
 from service.control.deletion import delete_job
 from service.errors import DiskFull, StoreUnavailable
 from service.settings import Settings
-from service.store import Store, Transaction, deletion, jobs, migration, schedules
+from service.store import Store, Transaction, commits, deletion, jobs, migration, schedules
 from service.work.runner import one_of_many
 from service.worker import run_worker
 from tests.support.jobs import Shop, conversations, request
@@ -127,3 +130,45 @@ def test_what_ends_the_work_for_all_jobs_is_no_event_of_one(
     with pytest.raises(type(error)), one_of_many("sweeping", shop.store, job_id):
         raise error
     assert all(event.problem is None for event in shop.store.read(jobs.events, job_id))
+
+
+def shards_of(shop: Shop, job_id: str) -> list[bool]:
+    """Say of each committed shard whether it is in the dataset's folder."""
+    folder = shop.settings.dataset_dir(job_id)
+    return [(folder / entry.path).is_file() for entry in shop.store.read(commits.shards, job_id)]
+
+
+def test_files_of_a_unit_whose_worker_was_killed_behind_the_commit_are_landed(
+    shop: Shop, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever follows the job waits for them, perhaps before the job can go on."""
+    job_id = shop.submit(request(target, conversations(10)))
+    shop.plan()
+    with monkeypatch.context() as patched:
+        patched.setattr(loop, "move_into_dataset", lambda *_: None)
+        shop.capture(job_id)
+    assert set(shards_of(shop, job_id)) == {False}
+    sweep(shop.store, shop.settings)
+    assert set(shards_of(shop, job_id)) == {True}
+    assert shop.finish(job_id).state is JobState.COMPLETED
+
+
+def test_files_of_a_unit_whose_keeper_hears_first_that_it_is_done_are_landed(
+    tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. A commit is made. 2. Before its thread is heard of, the lease is to be extended: it is gone."""
+    shop = Shop.open(tmp_path, target, lease_s=1.0)
+    job_id = shop.submit(request(target, conversations(10)))
+    shop.plan()
+    write = Store.write
+
+    def slow(store: Store, verb: Any, *args: Any, **kwargs: Any) -> Any:
+        answer = write(store, verb, *args, **kwargs)
+        if verb is commits.commit:
+            time.sleep(1.5)
+        return answer
+
+    monkeypatch.setattr(Store, "write", slow)
+    shop.capture(job_id)
+    assert set(shards_of(shop, job_id)) == {True}
+    shop.store.close()

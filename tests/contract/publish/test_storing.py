@@ -238,7 +238,7 @@ def test_a_shard_stays_while_the_repository_does_not_show_it(passing: Run) -> No
 
 
 def test_what_a_crash_left_of_a_stored_unit_is_swept(passing: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.publish.storing.remove_shards", lambda *_: None)
+    monkeypatch.setattr("service.publish.storing.remove_paths", lambda *_: None)
     passing.keep()
     assert passing.shards_here() == [0, 1, 2] and passing.job().progress.units_stored == 2
     (passing.settings.work_root / JOB).mkdir(parents=True)

@@ -1,0 +1,73 @@
+"""The consumers of a job whose shards go once all of them have read them."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query, Security
+from pydantic import Field
+
+from schemas.base import Wire
+from schemas.job import ConsumerPage
+from schemas.keys import Scope
+from service.api.auth import caller
+from service.api.problems import problem_responses
+from service.api.routes.resources import JobOf, NoOptions, SettingsOf, StoreOf
+from service.capture.attempt_files import remove_paths
+from service.errors import removing
+from service.store import consumers
+
+ConsumerName = Annotated[str, Path(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
+MAX_EXPIRES_S = 30 * 86_400
+
+READS, WRITES = ([Security(caller, scopes=[scope])] for scope in (Scope.JOBS_READ, Scope.JOBS_WRITE))
+
+router = APIRouter(
+    prefix="/jobs/{job_id}/consumers",
+    tags=["jobs"],
+    responses=problem_responses(401, 403, 404, 422, 429),
+)
+
+
+class Acknowledged(Wire):
+    """The body of `PUT /jobs/{id}/consumers/{name}`."""
+
+    after: int = Field(
+        default=-1, ge=-1, lt=2**63, description="`next_after` of the last page whose rows were all taken"
+    )
+    expires_s: int | None = Field(
+        default=None, ge=60, le=MAX_EXPIRES_S, description="silent for so long, it is waited for no longer"
+    )
+
+
+@router.get("", dependencies=READS)
+def list_consumers(job: JobOf, store: StoreOf, options: Annotated[NoOptions, Query()]) -> ConsumerPage:
+    """List a job's consumers, the one that holds up most first."""
+    return store.read(consumers.of_job, job.id)
+
+
+@router.put("/{name}", status_code=204, dependencies=WRITES, responses=problem_responses(409, 500))
+def acknowledge(
+    job: JobOf,
+    name: ConsumerName,
+    body: Acknowledged,
+    store: StoreOf,
+    settings: SettingsOf,
+    options: Annotated[NoOptions, Query()],
+) -> None:
+    """Make a consumer, or say how far it has come; shards that all consumers have are removed."""
+    gone = store.write(consumers.acknowledge, job.id, name, body.after, body.expires_s)
+    with removing():
+        remove_paths(settings, job.id, gone)
+
+
+@router.delete("/{name}", status_code=204, dependencies=WRITES, responses=problem_responses(500))
+def remove(
+    job: JobOf,
+    name: ConsumerName,
+    store: StoreOf,
+    settings: SettingsOf,
+    options: Annotated[NoOptions, Query()],
+) -> None:
+    """Wait for a consumer no longer: shards that all others have are removed."""
+    gone = store.write(consumers.remove, job.id, name)
+    with removing():
+        remove_paths(settings, job.id, gone)

@@ -1,0 +1,96 @@
+"""Consumers of a job whose shards go once all of them have read them: how far each has come."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+from sqlalchemy import ColumnElement, delete, func, select, update
+
+from schemas.job import ConsumerPage, ConsumerView
+from service.errors import Conflict, NotFound, RequestError
+from service.store.database import Transaction
+from service.store.tables import CONSUMER, SHARD, UNIT, UNIT_COMMIT
+from service.store.transitions import LockedJob, count, lock_job, record
+
+
+def acknowledge(tx: Transaction, job_id: str, name: str, after: int, expires_s: int | None) -> list[str]:
+    """Note that a consumer, new or known, has all units up to a place; return the paths of shards that go.
+
+    It is forgotten once it has said nothing for `expires_s`. A place never goes back.
+
+    Raises NotFound, Conflict where the job keeps its shards, RequestError for a place that no unit has yet.
+    """
+    job = lock_job(tx, job_id)
+    if job.keeps_local or job.is_pushed:
+        cure = "make the job with 'storage.retention': 'consumed'"
+        raise Conflict(f"job {job_id} keeps its shards, whoever has read them", field="job_id", cure=cure)
+    last = tx.connection.scalar(select(func.max(UNIT.c.place)).where(UNIT.c.job_id == job_id))
+    if after > (-1 if last is None else last):
+        cure = "give `next_after` of the last page of units whose rows were all taken"
+        raise RequestError(f"no unit has the place {after} yet", field="after", cure=cure)
+    mine = CONSUMER.c.job_id == job_id, CONSUMER.c.name == name
+    before = tx.connection.scalar(select(CONSUMER.c.place).where(*mine))
+    expires_at = None if expires_s is None else tx.now + timedelta(seconds=expires_s)
+    told = {"seen_at": tx.now, "expires_at": expires_at}
+    if before is None:
+        new = {"job_id": job_id, "name": name, "place": after}
+        tx.connection.execute(tx.insert(CONSUMER).values(new | told))
+    else:
+        further = {"place": max(before, after)}
+        tx.connection.execute(update(CONSUMER).where(*mine).values(further | told))
+    return _let_go(tx, job)
+
+
+def remove(tx: Transaction, job_id: str, name: str) -> list[str]:
+    """Wait for a consumer no longer; return the paths of shards that go. Raises NotFound."""
+    job = lock_job(tx, job_id)
+    mine = delete(CONSUMER).where(CONSUMER.c.job_id == job_id, CONSUMER.c.name == name)
+    if not tx.connection.execute(mine).rowcount:
+        raise NotFound(f"job {job_id} has no consumer {name!r}", field="name")
+    return _let_go(tx, job)
+
+
+def of_job(tx: Transaction, job_id: str) -> ConsumerPage:
+    """Return a job's consumers, the one that holds up most first."""
+    query = select(CONSUMER).where(CONSUMER.c.job_id == job_id).order_by(CONSUMER.c.place, CONSUMER.c.name)
+    names = ConsumerView.model_fields
+    rows = tx.connection.execute(query).mappings()
+    return ConsumerPage(consumers=tuple(ConsumerView(**{name: row[name] for name in names}) for row in rows))
+
+
+def waits(tx: Transaction, job_id: str, full: str | None) -> str | None:
+    """Say whom a job waits for whose worker's disk is full."""
+    if full is None:
+        return None
+    by_place = of_job(tx, job_id).consumers
+    if not by_place:
+        return f"{full}; the job has no consumer"
+    return (
+        f"{full}; consumer {by_place[0].name} was last heard of at {by_place[0].seen_at:%Y-%m-%d %H:%M} UTC"
+    )
+
+
+def expire(tx: Transaction, job_id: str) -> None:
+    """Forget a job's consumers that have been silent for longer than they wanted. Raises NotFound."""
+    silent = CONSUMER.c.job_id == job_id, CONSUMER.c.expires_at <= tx.now
+    if tx.connection.scalar(select(func.count()).select_from(CONSUMER).where(*silent)):
+        job = lock_job(tx, job_id)
+        tx.connection.execute(delete(CONSUMER).where(*silent))
+        _let_go(tx, job)
+
+
+def _let_go(tx: Transaction, job: LockedJob) -> list[str]:
+    """Count as stored what all consumers have; nothing where there is none. Return the shards' paths."""
+    least = select(func.min(CONSUMER.c.place)).where(CONSUMER.c.job_id == job.id).scalar_subquery()
+    had = select(UNIT.c.unit).where(UNIT.c.job_id == job.id, UNIT.c.place <= least)
+    mine: ColumnElement[bool] = (UNIT_COMMIT.c.job_id == job.id) & ~UNIT_COMMIT.c.is_stored
+    units = tx.connection.scalars(select(UNIT_COMMIT.c.unit).where(mine, UNIT_COMMIT.c.unit.in_(had))).all()
+    if not units:
+        return []
+    tx.connection.execute(
+        update(UNIT_COMMIT).where(mine, UNIT_COMMIT.c.unit.in_(units)).values(is_stored=True)
+    )
+    progress = count(job.progress, units_stored=len(units))
+    message = f"{progress.units_stored} of {progress.units_done} captured units are consumed"
+    record(tx, replace(job, progress=progress), "progress", message)
+    paths = select(SHARD.c.path).where(SHARD.c.job_id == job.id, SHARD.c.unit.in_(units))
+    return list(tx.connection.scalars(paths))

@@ -1,0 +1,88 @@
+"""The consumers of a job: a shard goes once all of them have it."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from service.settings import Settings
+from service.store import Store, jobs
+from tests.support.api import complete, job_body, problem_of
+from tests.support.roles import sweep
+from tests.support.store_cases import Clock
+
+
+@pytest.fixture
+def consumed(api: httpx2.Client, model: Path, store: Store, settings: Settings) -> str:
+    """A job of three units whose shards lie in the data folder."""
+    body = job_body(model, storage={"retention": "consumed"})
+    job_id = str(api.post("/extract", json=body).json()["id"])
+    complete(store, job_id, num_units=3)
+    for unit in api.get(f"/jobs/{job_id}/units").json()["units"]:
+        for shard in unit["shards"]:
+            path = settings.dataset_dir(job_id) / shard["path"]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b"a shard")
+    return job_id
+
+
+def left(settings: Settings, job_id: str) -> int:
+    return len(list((settings.dataset_dir(job_id) / "data" / job_id).glob("*.parquet")))
+
+
+def test_shards_go_once_every_consumer_has_them(
+    api: httpx2.Client, consumed: str, settings: Settings, store: Store
+):
+    """1. One has two units. 2. The other has one. 3. It is removed. 4. The first says no less than before."""
+    units = f"/jobs/{consumed}/units"
+    places = [api.get(units, params={"limit": limit}).json()["next_after"] for limit in (1, 2)]
+    base = f"/jobs/{consumed}/consumers"
+    for name in ("rank-0", "rank-1"):
+        assert api.put(f"{base}/{name}", json={}).status_code == 204
+    assert api.put(f"{base}/rank-0", json={"after": places[1]}).status_code == 204
+    assert left(settings, consumed) == 3
+    assert api.put(f"{base}/rank-1", json={"after": places[0]}).status_code == 204
+    assert left(settings, consumed) == 2
+    told = api.get(base).json()["consumers"]
+    assert [(one["name"], one["place"]) for one in told] == [("rank-1", places[0]), ("rank-0", places[1])]
+    assert api.delete(f"{base}/rank-1").status_code == 204
+    assert left(settings, consumed) == 1
+    api.put(f"{base}/rank-0", json={"after": places[0]})
+    assert api.get(base).json()["consumers"][0]["place"] == places[1]
+    shown = [(unit["in_folder"], unit["in_repository"]) for unit in api.get(units).json()["units"]]
+    assert shown == [(False, False), (False, False), (True, False)]
+    assert store.read(jobs.job, consumed).progress.units_stored == 2
+    problem_of(api.delete(f"{base}/rank-1"), 404)
+
+
+def test_a_consumer_that_is_silent_for_longer_than_it_wanted_is_waited_for_no_longer(
+    api: httpx2.Client, consumed: str, settings: Settings, tmp_path: Path
+):
+    """1. One has all, another nothing. 2. It is forgotten by a sweep after its time."""
+    base, last = f"/jobs/{consumed}/consumers", api.get(f"/jobs/{consumed}/units").json()["next_after"]
+    api.put(f"{base}/gone", json={"expires_s": 60})
+    api.put(f"{base}/there", json={"after": last})
+    (settings.work_root / consumed).mkdir(parents=True, exist_ok=True)
+    clock = Clock(time.time())
+    later = Store(settings.database(), clock.of(settings.database()))
+    sweep(later, settings)
+    assert left(settings, consumed) == 3
+    clock.advance(61)
+    (settings.work_root / consumed).mkdir(parents=True, exist_ok=True)
+    sweep(later, settings)
+    assert left(settings, consumed) == 0
+    assert [one["name"] for one in api.get(base).json()["consumers"]] == ["there"]
+    later.close()
+
+
+def test_what_cannot_be_acknowledged_is_refused_by_field(api: httpx2.Client, consumed: str, model: Path):
+    base = f"/jobs/{consumed}/consumers"
+    assert problem_of(api.put(f"{base}/a", json={"after": 2**40}), 422).field == "after"
+    assert problem_of(api.put(f"{base}/NO", json={}), 422).field == "name"
+    kept = api.post("/extract", json=job_body(model)).json()["id"]
+    problem = problem_of(api.put(f"/jobs/{kept}/consumers/a", json={}), 409)
+    assert (problem.field, "retention" in str(problem.cure)) == ("job_id", True)
+    both: dict[str, Any] = {"storage": {"retention": "consumed"}, "hub": {"repo_id": "org/states"}}
+    assert problem_of(api.post("/extract", json=job_body(model, **both)), 422).detail
