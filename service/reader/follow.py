@@ -4,7 +4,7 @@ import logging
 import os
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import cached_property, partial
 from itertools import islice
@@ -120,6 +120,23 @@ class QuarryFollower(IterableDataset[Any]):
         """Go on from where a worker was, with the next iteration."""
         self._epoch, self._loaded, self._state = state["epoch"], dict(state), dict(state)
 
+    def acknowledge(
+        self, consumer: str, states: Iterable[dict[str, int]] = (), expires_s: int | None = None
+    ) -> None:
+        """Let the service remove what no state needs any more of a job with `retention: consumed`.
+
+        Args:
+            consumer: a name for all ranks and workers together: lower-case letters, digits, `.`, `_`, `-`.
+            states: those of all ranks and workers, once a checkpoint holds them. Before the first one there
+                is none, and the service learns of the consumer.
+            expires_s: seconds of silence after which the service waits for this consumer no longer.
+
+        Raises:
+            ReaderError: the service refuses it, or does not answer.
+        """
+        after = min((state["after"] for state in states), default=-1)
+        self._served().acknowledge(consumer, after, expires_s)
+
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
         worker, num_workers = (info.id, info.num_workers) if info else (0, 1)
@@ -225,7 +242,10 @@ class _Unit:
     def _open(self, path: str, *, direct: bool) -> RangeFile:
         """Raises NotServed."""
         folder = self._page.folder if self._folder is None else self._folder
-        if self._page.units[0].in_folder or path == FINAL_NORM_PATH:
+        (unit,) = self._page.units
+        if not (unit.in_folder or unit.in_repository):
+            raise ReaderError(f"unit {unit.unit} of {self._served.name} is gone: every consumer had it")
+        if unit.in_folder or path == FINAL_NORM_PATH:
             if folder is not None:
                 with suppress(OSError):  # another host's, or one that others may not read
                     return LocalFile(Path(folder) / path, direct=direct)

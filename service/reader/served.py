@@ -43,7 +43,7 @@ class ServedJob:
         Raises ReaderError as the two below: the job is not there, the key is refused, no answer in time.
         """
         query = {"after": after, "limit": 1, "wait": wait_s}
-        content, _ = self._get("/units", params=query, timeout=wait_s + 30.0)
+        content, _ = self._ask("GET", "/units", params=query, timeout=wait_s + 30.0)
         try:
             return UnitPage.model_validate_json(content)
         except ValidationError as error:
@@ -51,24 +51,28 @@ class ServedJob:
 
     def problem(self) -> str:
         """Return why the job does not go on; empty if it does not say."""
-        content, _ = self._get("")
+        content, _ = self._ask("GET", "")
         problem = JobSummary.model_validate_json(content).problem
         return f": {problem.detail}" if problem else ""
 
     def file_range(self, path: str, offset: int, num_bytes: int) -> tuple[bytes, int]:
         """Return a range of a file, shorter where it ends, and the file's length. Raises NotServed too."""
         headers = {"Range": f"bytes={offset}-{offset + num_bytes - 1}"}
-        content, part_of = self._get(f"/files/{path}", headers=headers)
+        content, part_of = self._ask("GET", f"/files/{path}", headers=headers)
         if part_of:
             return content, int(part_of.rpartition("/")[2])
         return content[offset : offset + num_bytes], len(content)  # it was sent whole
 
-    def _get(self, what: str, **options: Any) -> tuple[bytes, str]:  # noqa: ANN401 - httpx2's
+    def acknowledge(self, consumer: str, after: int, expires_s: int | None) -> None:
+        """Say that a consumer has all units up to the place `after`. Raises ReaderError."""
+        self._ask("PUT", f"/consumers/{consumer}", json={"after": after, "expires_s": expires_s})
+
+    def _ask(self, method: str, what: str, **options: Any) -> tuple[bytes, str]:  # noqa: ANN401 - httpx2's
         """Return the body, and of which part of the file it is, if not the whole."""
         asked_s = time.monotonic()
         while True:
             try:
-                answer = self._client.answer("GET", self._path + what, **options)
+                answer = self._client.answer(method, self._path + what, **options)
             except ProblemReceived as error:
                 problem, waited_s = error.problem, time.monotonic() - asked_s
                 passes = problem.status >= 500 or problem.status == 429

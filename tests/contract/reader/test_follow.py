@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from schemas.job import JobState
+from schemas.request import Storage
 from service.reader import Eagle3, QuarryDataset, QuarryFollower, QuarryStream, ReaderError
 from service.settings import Settings
 from service.store import Store, jobs
@@ -256,3 +257,32 @@ def test_a_key_that_is_refused_raises(followed: Followed) -> None:
 def test_impossible_arguments_are_refused(changes: dict[str, int], said: str) -> None:
     with pytest.raises(ReaderError, match=said):
         QuarryStream.follow("http://127.0.0.1:9", JOB, **({"rank": 0, "world_size": 1} | changes))
+
+
+def test_what_a_checkpoint_needs_no_more_is_removed_and_it_goes_on_behind_that(tmp_path: Path) -> None:
+    """1. A trainer registers and reads into the second unit. 2. Its checkpoint lets the first one go.
+
+    3. Another goes on from the checkpoint. 4. One that begins anew is told that a unit is gone.
+    """
+    settings = api_settings(tmp_path)
+    consumed = a_request().model_copy(update={"storage": Storage(retention="consumed")})
+    with stored(settings) as store, serving(settings) as api:
+        made = Followed(settings, store, api)
+        run_to_publishing(store, made.dataset, JOB, consumed, num_units=UNITS, rows=ROWS, captured=0)
+        trainer = made.follow()
+        trainer.acknowledge("trainer")
+        made.capture(3)
+        rows = iter(trainer)
+        read = ids(islice(rows, ROWS + 1))
+        trainer.acknowledge("trainer", [trainer.state_dict()], expires_s=3600)
+        left = sorted(path.name for path in (made.dataset / "data" / JOB).glob("*.parquet"))
+        assert left == [f"train-{unit:05d}.parquet" for unit in (1, 2)]
+        made.capture(UNITS - 3)
+        made.complete()
+        resumed = made.follow()
+        resumed.load_state_dict(trainer.state_dict())
+        assert read + ids(resumed) == EVERY
+        with pytest.raises(ReaderError, match=r"unit 0 of job .* is gone"):
+            next(iter(made.follow(view=Eagle3())))
+        with pytest.raises(ReaderError, match="name"):
+            trainer.acknowledge("Not a name")
