@@ -24,7 +24,9 @@ def test_a_reader_raises_its_own_errors_alone(tmp_path: Path, name: str) -> None
     end, runs = time.monotonic() + SECONDS, 0
     while runs == 0 or time.monotonic() < end:
         seconds = max(1, int(end - time.monotonic()))
-        command = [sys.executable, "-m", "tests.fuzz.readers", name, str(tmp_path)]
+        # Between us and libFuzzer, which would take the most that this process ever had for its own memory.
+        parent = ["timeout", str(SECONDS + 100)]
+        command = [*parent, sys.executable, "-m", "tests.fuzz.readers", name, str(tmp_path)]
         done = subprocess.run([*command, f"-max_total_time={seconds}"], capture_output=True, text=True)
         assert done.returncode == 0 or ENDED_BY_PYARROW in done.stderr, done.stderr[-3000:]
         runs += 1
