@@ -34,7 +34,7 @@ class Taken(StrEnum):
 class Turn(StrEnum):
     """What waits above its share: how many are worked on at once, and of them one owner's."""
 
-    LARGE_BODY = "each takes 250 MB until it is answered"
+    LARGE_BODY = "a process of its own reads it, which takes 250 MB"
     SUBMISSION = "it may wait for the Hub or compile a template"
     DOWNLOAD = "a large answer is made of two copies"
 
