@@ -162,7 +162,9 @@ async def probe(client: httpx2.AsyncClient, path: str, seen: Seen) -> None:
         began = time.monotonic()
         response = await client.get(path)
         seen.answer(f"GET {path}", response, began)
-        if response.status_code != 200:
+        # All callers here are one owner, whose requests in work have a bound; probes have none.
+        is_refused = path == "/jobs" and response.status_code == 429 and "retry-after" in response.headers
+        if response.status_code != 200 and not is_refused:
             seen.faults.append(f"{path}: {response.status_code}")
         await asyncio.sleep(0.5)
 
