@@ -4,7 +4,7 @@ import socket
 from collections.abc import Sequence
 
 from service.settings import Settings
-from service.store import Store, UnitLease, storing
+from service.store import HOME, Store, UnitLease, storing
 
 
 def full(store: Store, settings: Settings, in_flight: Sequence[UnitLease], host: int) -> str | None:
@@ -21,4 +21,5 @@ def full(store: Store, settings: Settings, in_flight: Sequence[UnitLease], host:
     if num_bytes < settings.scratch_bytes:
         return None
     rest = f", {num_resting} of them of stopped jobs: resume or delete those" if num_resting else ""
-    return f"disk of {socket.gethostname()}, {num_units} units to upload or to be consumed{rest}"
+    what = "to upload or to be consumed" if host == HOME else "to upload"
+    return f"disk of {socket.gethostname()}, {num_units} units {what}{rest}"

@@ -11,7 +11,6 @@ import pytest
 
 import service.worker
 from schemas.job import JobState
-from service.capture import loop
 from service.control.deletion import delete_job
 from service.errors import DiskFull, StoreUnavailable
 from service.settings import Settings
@@ -136,21 +135,6 @@ def shards_of(shop: Shop, job_id: str) -> list[bool]:
     """Say of each committed shard whether it is in the dataset's folder."""
     folder = shop.settings.dataset_dir(job_id)
     return [(folder / entry.path).is_file() for entry in shop.store.read(commits.shards, job_id)]
-
-
-def test_files_of_a_unit_whose_worker_was_killed_behind_the_commit_are_landed(
-    shop: Shop, target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever follows the job waits for them, perhaps before the job can go on."""
-    job_id = shop.submit(request(target, conversations(10)))
-    shop.plan()
-    with monkeypatch.context() as patched:
-        patched.setattr(loop, "move_into_dataset", lambda *_: None)
-        shop.capture(job_id)
-    assert set(shards_of(shop, job_id)) == {False}
-    sweep(shop.store, shop.settings)
-    assert set(shards_of(shop, job_id)) == {True}
-    assert shop.finish(job_id).state is JobState.COMPLETED
 
 
 def test_files_of_a_unit_whose_keeper_hears_first_that_it_is_done_are_landed(
