@@ -11,6 +11,9 @@ from service.store.database import Transaction
 from service.store.tables import CONSUMER, SHARD, UNIT, UNIT_COMMIT
 from service.store.transitions import LockedJob, count, lock_job, record
 
+MAX_CONSUMERS = 64
+"""Of a job."""
+
 
 def acknowledge(tx: Transaction, job_id: str, name: str, after: int, expires_s: int | None) -> list[str]:
     """Note that a consumer, new or known, has all units up to a place; return the paths of shards that go.
@@ -32,6 +35,9 @@ def acknowledge(tx: Transaction, job_id: str, name: str, after: int, expires_s: 
     expires_at = None if expires_s is None else tx.now + timedelta(seconds=expires_s)
     told = {"seen_at": tx.now, "expires_at": expires_at}
     if before is None:
+        if len(of_job(tx, job_id).consumers) >= MAX_CONSUMERS:
+            cure = "delete one, or let all ranks and workers be one consumer"
+            raise Conflict(f"job {job_id} has {MAX_CONSUMERS} consumers", field="name", cure=cure)
         new = {"job_id": job_id, "name": name, "place": after}
         tx.connection.execute(tx.insert(CONSUMER).values(new | told))
     else:

@@ -78,7 +78,8 @@ def read_body(read: Callable[[bytes], Read], raw: bytes, settings: Settings, lim
     """Return what `read` makes of a body of a bounded weight; to be called in a thread."""
     if (weighed := weight(raw, limit_bytes)) > limit_bytes:
         raise HTTPException(413, f"the body counts as {weighed} bytes; at most {limit_bytes} are taken")
-    return read(raw) if weighed <= SMALL_BODY_BYTES else read_apart(read, raw, settings)
+    # By its length, as its turn is: else small bodies of many objects would start processes without one.
+    return read(raw) if len(raw) <= SMALL_BODY_BYTES else read_apart(read, raw, settings)
 
 
 RawBody = Annotated[bytes, Depends(raw_body, scope="function")]

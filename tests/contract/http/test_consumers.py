@@ -9,6 +9,7 @@ import pytest
 
 from service.settings import Settings
 from service.store import Store, jobs
+from service.store.consumers import MAX_CONSUMERS
 from tests.support.api import complete, job_body, problem_of
 from tests.support.roles import sweep
 from tests.support.store_cases import Clock
@@ -81,6 +82,10 @@ def test_what_cannot_be_acknowledged_is_refused_by_field(api: httpx2.Client, con
     base = f"/jobs/{consumed}/consumers"
     assert problem_of(api.put(f"{base}/a", json={"after": 2**40}), 422).field == "after"
     assert problem_of(api.put(f"{base}/NO", json={}), 422).field == "name"
+    for number in range(MAX_CONSUMERS):
+        assert api.put(f"{base}/rank-{number}", json={}).status_code == 204
+    assert problem_of(api.put(f"{base}/one-more", json={}), 409).field == "name"
+    assert api.put(f"{base}/rank-0", json={}).status_code == 204
     kept = api.post("/extract", json=job_body(model)).json()["id"]
     problem = problem_of(api.put(f"/jobs/{kept}/consumers/a", json={}), 409)
     assert (problem.field, "retention" in str(problem.cure)) == ("job_id", True)

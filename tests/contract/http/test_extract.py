@@ -12,6 +12,8 @@ import pytest
 from schemas.job import Estimate, JobState, JobSummary
 from schemas.request import ExtractRequest
 from service.api.gate import SMALL_BODY_BYTES
+from service.api.routes import extract
+from service.control.request_body import weight
 from service.store import Store, jobs
 from tests.support.api import JSON, UNKNOWN, api_settings, job_body, problem_of, serving
 from tests.support.fake_hub import FakeHub
@@ -278,3 +280,14 @@ def test_a_body_that_takes_too_much_memory_is_refused_and_nothing_else(tmp_path:
         assert problem.cure is not None
         assert "QUARRY_PLAN_MEMORY_BYTES" in problem.cure
         assert api.get("/jobs").json()["jobs"] == []
+
+
+def test_a_small_body_of_many_objects_starts_no_process(
+    api: httpx2.Client, model: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Only large ones take turns for that."""
+    monkeypatch.setattr(extract, "read_apart", lambda *_: pytest.fail("a process was started"))
+    body = job_body(model, source={"kind": "inline", "samples": [{}] * 20_000})
+    content = json.dumps(body, separators=(",", ":"))
+    assert len(content) < SMALL_BODY_BYTES < weight(content.encode(), 2**30)
+    assert problem_of(api.post("/extract", content=content, headers=JSON), 422).field is not None
