@@ -287,7 +287,7 @@ def test_a_small_body_of_many_objects_starts_no_process(
 ):
     """Only large ones take turns for that."""
     monkeypatch.setattr(extract, "read_apart", lambda *_: pytest.fail("a process was started"))
-    body = job_body(model, source={"kind": "inline", "samples": [{}] * 20_000})
+    body = job_body(model, source={"kind": "inline", "samples": [{}] * 4000})
     content = json.dumps(body, separators=(",", ":"))
     assert len(content) < SMALL_BODY_BYTES < weight(content.encode(), 2**30)
     assert problem_of(api.post("/extract", content=content, headers=JSON), 422).field is not None
