@@ -78,8 +78,8 @@ class Settings(BaseSettings):
     host_lost_s: float = Field(default=1800.0, ge=60.0)
     """Silence after which the units of a machine without the data folder that are not stored run again."""
     scratch_bytes: int | None = Field(default=None, ge=2**20)
-    """Bytes of shards that may wait for their upload: of jobs with `storage.keep_local: false`, and of all
-    where the data folder is not.
+    """Bytes of shards that may wait to leave: for their upload, of jobs with `storage.keep_local: false`, and
+    of all where the data folder is not; for their consumers, of jobs with `storage.retention: consumed`.
 
     Unset: no bound. Units of such jobs are captured up to it, and go on when some have left.
     """
