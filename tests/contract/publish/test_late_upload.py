@@ -76,7 +76,7 @@ def test_a_commit_of_a_lost_lease_that_arrives_late_changes_nothing(
     """
     clock = Clock(1_000_000_000.0)
     old, new = (
-        Settings(data_dir=tmp_path / name, hub_endpoint=hub.url, hub_token=TOKEN, database_url=url)
+        Settings(data_dir=tmp_path / name, hub_endpoint=hub.url, hub_token=TOKEN, database_url=url, lease_s=4)
         for name in ("old", "new")
         for url in [f"sqlite:///{tmp_path / 'quarry.db'}"]
     )
