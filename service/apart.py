@@ -35,7 +35,14 @@ def start(function: Callable[..., None], *args: object) -> tuple[SpawnProcess, C
 
 
 class Ended(Exception):
-    """A process ended over what it read, or was ended; says how."""
+    """A process ended over what it read, or was ended; says how.
+
+    `is_passing` where that was no fault of what it read: it was told to end, or the system lacks memory.
+    """
+
+    def __init__(self, how: str, *, is_passing: bool = False) -> None:
+        super().__init__(how)
+        self.is_passing = is_passing
 
 
 def call(function: Callable[..., R], *args: object, memory_bytes: int, deadline_s: float) -> R:
@@ -43,17 +50,28 @@ def call(function: Callable[..., R], *args: object, memory_bytes: int, deadline_
 
     Raises its QuarryError; Ended, also for lack of memory.
     """
-    child, answers = start(_answer, memory_bytes, function, *args)
+    ours, theirs = SPAWN.Pipe()
+    child = SPAWN.Process(target=_run, args=(os.getpid(), _answer, theirs, memory_bytes), daemon=True)
+    try:
+        child.start()
+    except OSError as error:
+        ours.close()
+        raise Ended(f"cannot start: {error.strerror}", is_passing=True) from error
+    finally:
+        theirs.close()
     timer, late_s = Timer(deadline_s, child.kill), time.monotonic() + deadline_s
     timer.start()
-    with closing(answers):
+    with closing(ours):
         try:
-            is_right, answer = received(answers)
-        except EOFError:
+            # Not as it is started: what it has not read of that before its end would be waited for.
+            ours.send((function, args))
+            is_right, answer = received(ours)
+        except (EOFError, OSError):
             child.join()
             if time.monotonic() >= late_s:
                 raise Ended(f"took more than {deadline_s:g} s") from None
-            raise Ended(f"ended with exit code {child.exitcode}") from None
+            told = child.exitcode in (-signal.SIGTERM, -signal.SIGKILL)
+            raise Ended(f"ended with exit code {child.exitcode}", is_passing=told) from None
         finally:
             timer.cancel()
             child.kill()
@@ -89,8 +107,9 @@ def _run(parent_pid: int, function: Callable[..., None], *args: object) -> None:
     function(*args)
 
 
-def _answer(parent: Connection, memory_bytes: int, function: Callable[..., object], *args: object) -> None:
+def _answer(parent: Connection, memory_bytes: int) -> None:
     limit_memory(memory_bytes)
+    function, args = parent.recv()
     try:
         answer: tuple[bool, object] = True, function(*args)
     except QuarryError as error:

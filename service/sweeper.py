@@ -48,6 +48,10 @@ def run_sweep(
                 _sweep(store, settings, folder, host)
     if host != HOME:
         return False
+    for job_id in store.read(consumers.consumed):  # also of completed jobs, which have no folder any more
+        with one_of_many("sweeping", store, job_id), suppress(NotFound), removing():
+            store.write(consumers.expire, job_id)
+            remove_stored(store, settings, job_id)
     for job_id in store.read(deletion.spent):
         with one_of_many("sweeping", store, job_id), suppress(NotFound):
             while not stopped() and store.write(deletion.forget_spent, job_id):
@@ -68,7 +72,6 @@ def _sweep(store: Store, settings: Settings, folder: Path, host: int) -> None:
         return
     state = store.read(jobs.state, folder.name)
     if host == HOME:
-        store.write(consumers.expire, folder.name)
         remove_stored(store, settings, folder.name)
     if state is JobState.COMPLETED:
         if host == HOME:

@@ -92,8 +92,13 @@ def remove_attempt(settings: Settings, attempt_id: AttemptId) -> None:
 def land(store: Store, settings: Settings, job_id: str) -> None:
     """Land every unit of a job that is committed here and not stored."""
     for commit in store.read(commits.unit_commits, job_id):
-        if not commit.is_stored and commit.host == HOME:
+        if commit.is_stored or commit.host != HOME:
+            continue
+        try:
             move_into_dataset(settings, commit)
+        except WriteFailed:
+            if store.read(commits.of_attempt, commit.attempt_id) is not None:
+                raise  # else all consumers have had it meanwhile
 
 
 def remove_stored(store: Store, settings: Settings, job_id: str) -> None:

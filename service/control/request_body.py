@@ -10,7 +10,7 @@ from pydantic_core import ErrorDetails, from_json
 from schemas.request import ExtractRequest, InlineSource, Sample
 from schemas.schedule import NewSchedule, PostedSamples
 from service import apart
-from service.errors import RequestError
+from service.errors import RequestError, ServiceBusy
 from service.settings import Settings
 
 NODE_BYTES = 16
@@ -115,17 +115,29 @@ def read_samples(raw: bytes) -> CheckedSamples:
     return CheckedSamples.of(parse_body(PostedSamples, parse_json(raw)).samples)
 
 
-def read_apart(read: Callable[[bytes], Read], raw: bytes, settings: Settings) -> Read:
-    """Return what `read` makes of a large body, in a process of its own.
+def read_weighed(read: Callable[[bytes], Read], raw: bytes, limit_bytes: int) -> tuple[int, Read | None]:
+    """Return a body's weight, and what `read` makes of it if that is within the limit. Raises as `read`."""
+    weighed = weight(raw, limit_bytes)
+    return weighed, read(raw) if weighed <= limit_bytes else None
 
-    Its objects are checked, written and dropped in C code and by the garbage collector, which hold up every
-    thread for a tenth of a second. Raises what `read` raises, RequestError.
+
+def read_apart(
+    read: Callable[[bytes], Read], raw: bytes, limit_bytes: int, settings: Settings
+) -> tuple[int, Read | None]:
+    """Do what `read_weighed` does in a process of its own.
+
+    The objects of a large body are checked, written and dropped in C code and by the garbage collector, which
+    hold up every thread for a tenth of a second. Raises what `read` raises, RequestError, ServiceBusy.
     """
+    memory_bytes, deadline_s = settings.plan_memory_bytes, settings.plan_silence_s
     try:
         return apart.call(
-            read, raw, memory_bytes=settings.plan_memory_bytes, deadline_s=settings.plan_silence_s
+            read_weighed, read, raw, limit_bytes, memory_bytes=memory_bytes, deadline_s=deadline_s
         )
     except apart.Ended as error:
+        if error.is_passing:
+            detail = f"the process that read the body {error}"
+            raise ServiceBusy(detail, cure="send it again later") from error
         cure = "send fewer samples at once, or raise QUARRY_PLAN_MEMORY_BYTES"
         raise RequestError(f"the process that read the body {error}", cure=cure) from error
 

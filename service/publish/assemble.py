@@ -114,7 +114,9 @@ def assemble(
             raise DatasetBroken(f"unit {commit.attempt_id.unit} has shards and no index")
         is_kept = account.request.storage.stays and commit.host == HOME
         if account.request.storage.retention == "consumed":
-            continue  # its last consumer may have it any moment
+            if commit.index is not None:  # a shard may go at any moment
+                _check_file(dataset, commit.index)
+            continue
         if is_kept or not commit.is_stored:
             for entry in commit.files:
                 _check_file(dataset, entry)

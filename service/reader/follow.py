@@ -105,6 +105,8 @@ class QuarryFollower(IterableDataset[Any]):
         self._folder, self._window, self._seed, self._even = folder, window, seed, even
         self._epoch = 0
         self._loaded: dict[str, int] = {}
+        self._end = (-1, 0)
+        """The last place, and the rows up to it, once they are known."""
         self._state = self._at(-1, 0, 0, 0)
 
     def set_epoch(self, epoch: int) -> None:
@@ -142,7 +144,7 @@ class QuarryFollower(IterableDataset[Any]):
         worker, num_workers = (info.id, info.num_workers) if info else (0, 1)
         fresh = self._at(-1, 0, 0, num_workers)
         start, self._loaded = self._loaded or fresh, {}
-        for name in ("world_size", "num_workers"):
+        for name in ("world_size", "num_workers", "window", "seed"):
             if start["next"] and start[name] != fresh[name]:
                 raise ReaderError(f"the state was made with {name} {start[name]}, not {fresh[name]}")
         self._state, mine = start, None
@@ -155,10 +157,12 @@ class QuarryFollower(IterableDataset[Any]):
                 row = unit.rows[index]
                 self._state, mine = after_it, None
                 yield row
+        self._state = self._at(*self._end, self._end[1], num_workers)
 
     def _at(self, after: int, seen: int, following: int, num_workers: int) -> dict[str, int]:
         """Return a state: rows below `following` are done, `seen` rows are in units up to place `after`."""
         shares = {"world_size": self._world_size, "num_workers": num_workers}
+        shares |= {"window": self._window, "seed": self._seed}
         return {"epoch": self._epoch, "after": after, "seen": seen, "next": following, **shares}
 
     def _ordered(self, start: dict[str, int]) -> "Iterator[tuple[int, _Unit, _Unit, int]]":
@@ -188,6 +192,7 @@ class QuarryFollower(IterableDataset[Any]):
                 yield unit
                 after, seen = page.next_after, seen + unit.num_rows
             elif page.state is JobState.COMPLETED:
+                self._end = after, seen
                 return
             elif page.state in ENDED_JOB_STATES:
                 raise ReaderError(f"{served.name} is {page.state}{served.problem()}")

@@ -30,6 +30,7 @@ def acknowledge(tx: Transaction, job_id: str, name: str, after: int, expires_s: 
     if after > (-1 if last is None else last):
         cure = "give `next_after` of the last page of units whose rows were all taken"
         raise RequestError(f"no unit has the place {after} yet", field="after", cure=cure)
+    tx.connection.execute(delete(CONSUMER).where(*_silent(tx, job_id), CONSUMER.c.name != name))
     mine = CONSUMER.c.job_id == job_id, CONSUMER.c.name == name
     before = tx.connection.scalar(select(CONSUMER.c.place).where(*mine))
     expires_at = None if expires_s is None else tx.now + timedelta(seconds=expires_s)
@@ -77,11 +78,20 @@ def waits(tx: Transaction, job_id: str, full: str | None) -> str | None:
 
 def expire(tx: Transaction, job_id: str) -> None:
     """Forget a job's consumers that have been silent for longer than they wanted. Raises NotFound."""
-    silent = CONSUMER.c.job_id == job_id, CONSUMER.c.expires_at <= tx.now
+    silent = _silent(tx, job_id)
     if tx.connection.scalar(select(func.count()).select_from(CONSUMER).where(*silent)):
         job = lock_job(tx, job_id)
         tx.connection.execute(delete(CONSUMER).where(*silent))
         _let_go(tx, job)
+
+
+def consumed(tx: Transaction) -> list[str]:
+    """Return the jobs that have consumers."""
+    return list(tx.connection.scalars(select(CONSUMER.c.job_id).distinct().order_by(CONSUMER.c.job_id)))
+
+
+def _silent(tx: Transaction, job_id: str) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+    return CONSUMER.c.job_id == job_id, CONSUMER.c.expires_at <= tx.now
 
 
 def _let_go(tx: Transaction, job: LockedJob) -> list[str]:

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from sqlalchemy import ColumnElement, Select, and_, case, delete, func, literal, or_, select, update
 
-from schemas.job import RESTING_JOB_STATES
+from schemas.job import RESTING_JOB_STATES, JobState
 from schemas.names import MAX_COMMIT_FILES
 from service.store import tasks
 from service.store.database import Store, Transaction
@@ -45,7 +45,9 @@ def unstored(tx: Transaction, host: int) -> tuple[int, int, int]:
     waiting = ~UNIT_COMMIT.c.is_stored, UNIT_COMMIT.c.host == host, UNIT_COMMIT.c.job_id.in_(_leaving(host))
     rests = func.sum(case((JOB.c.state.in_(RESTING_JOB_STATES), 1), else_=0))
     sums = select(func.sum(UNIT_COMMIT.c.num_bytes), func.count(), rests)
-    query = sums.join(JOB, JOB.c.id == UNIT_COMMIT.c.job_id).where(*waiting)
+    # One that is complete is a dataset like any other, whether its consumers take the rest or not.
+    is_open = JOB.c.state != JobState.COMPLETED
+    query = sums.join(JOB, JOB.c.id == UNIT_COMMIT.c.job_id).where(*waiting, is_open)
     num_bytes, num_units, num_resting = (int(value or 0) for value in tx.connection.execute(query).one())
     return num_bytes, num_units, num_resting
 

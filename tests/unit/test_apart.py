@@ -1,7 +1,9 @@
 """What runs in a process of its own ends alone, however it ends."""
 
 import os
+import signal
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -35,6 +37,30 @@ def stops_in_its_answer() -> bytes:
 def test_an_answer_that_does_not_come_whole_is_late() -> None:
     with pytest.raises(apart.Ended, match="took more than 3 s"):
         apart.call(stops_in_its_answer, memory_bytes=2**30, deadline_s=3)
+
+
+class EndsAtStart:
+    """Ends the process that reads what it is started with."""
+
+    def __reduce__(self) -> tuple[Callable[[int], None], tuple[int]]:
+        return os._exit, (7,)
+
+
+def test_a_process_that_ends_before_it_reads_what_it_is_given_has_ended() -> None:
+    """More than a pipe holds; an import that fails ends it there, and a signal to the group."""
+    with pytest.raises(apart.Ended, match="exit code 7"):
+        apart.call(len, bytes(2**23), memory_bytes=EndsAtStart(), deadline_s=60)  # type: ignore[arg-type]
+
+
+def killed() -> None:
+    """End as the system ends a process for lack of memory."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_what_ends_by_no_fault_of_its_own_says_so() -> None:
+    with pytest.raises(apart.Ended) as ended:
+        apart.call(killed, memory_bytes=2**30, deadline_s=60)
+    assert ended.value.is_passing
 
 
 def test_a_process_that_ends_within_its_answer_has_ended() -> None:

@@ -16,9 +16,8 @@ from service.api.gate import SMALL_BODY_BYTES
 from service.api.problems import problem_responses
 from service.api.routes.resources import BudgetOf, CallerOf, NarrowedSettings, SettingsOf, StoppingOf, StoreOf
 from service.control.budget import Taken, Turn
-from service.control.request_body import CheckedRequest, read_apart, read_request, weight
+from service.control.request_body import CheckedRequest, read_apart, read_request, read_weighed
 from service.control.submit import check_fits, new_key, submit
-from service.settings import Settings
 
 Read = TypeVar("Read")
 
@@ -59,7 +58,7 @@ async def raw_body(
 ) -> AsyncIterator[bytes]:
     """Yield the body. Only JSON is taken: a page of another origin cannot send that without asking.
 
-    A few large ones at a time: each is read by a process, where it takes thirty times its length of memory.
+    A large one counts in its caller's budget until it is answered.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
@@ -69,25 +68,43 @@ async def raw_body(
         yield await request.body()
         return
     with budget.taking(asks.owner, Taken.BYTES, num_bytes):
-        body = await request.body()
-        async with budget.turn(asks.owner, Turn.LARGE_BODY):
-            yield body
+        yield await request.body()
 
 
-def read_body(read: Callable[[bytes], Read], raw: bytes, settings: Settings, limit_bytes: int) -> Read:
-    """Return what `read` makes of a body of a bounded weight; to be called in a thread."""
-    if (weighed := weight(raw, limit_bytes)) > limit_bytes:
-        raise HTTPException(413, f"the body counts as {weighed} bytes; at most {limit_bytes} are taken")
-    # By its length, as its turn is: else small bodies of many objects would start processes without one.
-    return read(raw) if len(raw) <= SMALL_BODY_BYTES else read_apart(read, raw, settings)
+class BodyReader:
+    """Reads a body of a bounded weight: a small one in a thread, a few large ones at a time in processes."""
+
+    def __init__(
+        self,
+        raw: Annotated[bytes, Depends(raw_body, scope="function")],
+        settings: SettingsOf,
+        asks: CallerOf,
+        budget: BudgetOf,
+    ) -> None:
+        """Read nothing yet."""
+        self._raw, self._settings, self._owner, self._budget = raw, settings, asks.owner, budget
+
+    async def read(self, read: Callable[[bytes], Read], limit_bytes: int | None = None) -> Read:
+        """Return what `read` makes of the body. Raises what it raises, HTTPException, ServiceBusy."""
+        limit_bytes = min(limit_bytes or self._settings.max_body_bytes, self._settings.max_body_bytes)
+        if len(self._raw) <= SMALL_BODY_BYTES:
+            weighed, made = await run_in_threadpool(read_weighed, read, self._raw, limit_bytes)
+        else:
+            async with self._budget.turn(self._owner, Turn.LARGE_BODY):
+                weighed, made = await run_in_threadpool(
+                    read_apart, read, self._raw, limit_bytes, self._settings
+                )
+        if made is None:
+            raise HTTPException(413, f"the body counts as {weighed} bytes; at most {limit_bytes} are taken")
+        return made
 
 
-RawBody = Annotated[bytes, Depends(raw_body, scope="function")]
+BodyOf = Annotated[BodyReader, Depends(scope="function")]
 
 
-def extract_request(raw: RawBody, settings: SettingsOf) -> CheckedRequest:
-    """Return the checked body; runs in a thread."""
-    return read_body(read_request, raw, settings, settings.max_body_bytes)
+async def extract_request(body: BodyOf) -> CheckedRequest:
+    """Return the checked body."""
+    return await body.read(read_request)
 
 
 Body = Annotated[CheckedRequest, Depends(extract_request)]

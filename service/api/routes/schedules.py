@@ -22,7 +22,7 @@ from schemas.schedule import (
 )
 from service.api.auth import caller
 from service.api.problems import problem_responses
-from service.api.routes.extract import RawBody, read_body
+from service.api.routes.extract import BodyOf
 from service.api.routes.resources import (
     BudgetOf,
     CallerOf,
@@ -86,9 +86,9 @@ class RunsQuery(Wire):
     limit: int = Field(default=50, ge=1, le=1000)
 
 
-def new_schedule(raw: RawBody, settings: SettingsOf) -> NewSchedule:
-    """Return the checked body; runs in a thread."""
-    return read_body(read_new_schedule, raw, settings, min(MAX_SCHEDULE_BYTES, settings.max_body_bytes))
+async def new_schedule(body: BodyOf) -> NewSchedule:
+    """Return the checked body."""
+    return await body.read(read_new_schedule, MAX_SCHEDULE_BYTES)
 
 
 @router.post(
@@ -159,9 +159,9 @@ def delete_schedule(
     scheduling.remove(store, settings, number)
 
 
-def posted_samples(raw: RawBody, settings: SettingsOf) -> CheckedSamples:
-    """Return the checked body; runs in a thread."""
-    return read_body(read_samples, raw, settings, settings.max_body_bytes)
+async def posted_samples(body: BodyOf) -> CheckedSamples:
+    """Return the checked body."""
+    return await body.read(read_samples)
 
 
 @router.post(

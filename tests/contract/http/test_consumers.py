@@ -65,13 +65,11 @@ def test_a_consumer_that_is_silent_for_longer_than_it_wanted_is_waited_for_no_lo
     base, last = f"/jobs/{consumed}/consumers", api.get(f"/jobs/{consumed}/units").json()["next_after"]
     api.put(f"{base}/gone", json={"expires_s": 60})
     api.put(f"{base}/there", json={"after": last})
-    (settings.work_root / consumed).mkdir(parents=True, exist_ok=True)
     clock = Clock(time.time())
     later = Store(settings.database(), clock.of(settings.database()))
     sweep(later, settings)
     assert left(settings, consumed) == 3
     clock.advance(61)
-    (settings.work_root / consumed).mkdir(parents=True, exist_ok=True)
     sweep(later, settings)
     assert left(settings, consumed) == 0
     assert [one["name"] for one in api.get(base).json()["consumers"]] == ["there"]

@@ -281,7 +281,13 @@ def test_what_a_checkpoint_needs_no_more_is_removed_and_it_goes_on_behind_that(t
         made.complete()
         resumed = made.follow()
         resumed.load_state_dict(trainer.state_dict())
+        with pytest.raises(ReaderError, match="window"):
+            narrow = made.follow(window=4)
+            narrow.load_state_dict(trainer.state_dict())
+            next(iter(narrow))
         assert read + ids(resumed) == EVERY
+        resumed.acknowledge("trainer", [resumed.state_dict()])
+        assert not list((made.dataset / "data" / JOB).glob("*.parquet"))
         with pytest.raises(ReaderError, match=r"unit 0 of job .* is gone"):
             next(iter(made.follow(view=Eagle3())))
         with pytest.raises(ReaderError, match="name"):
