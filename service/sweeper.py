@@ -18,7 +18,7 @@ from pathlib import Path
 from schemas.job import JobState
 from schemas.names import MAX_UNITS, is_job_id
 from schemas.receipts import AttemptId
-from service.capture.attempt_files import move_into_dataset, remove_stored
+from service.capture.attempt_files import land_unit, remove_stored
 from service.control.deletion import PAUSE_S
 from service.errors import NotFound, removing, writing
 from service.host import host_of
@@ -93,7 +93,7 @@ def _land(store: Store, settings: Settings, attempt_id: AttemptId) -> None:
     committed = store.read(commits.of_attempt, attempt_id)
     if committed is not None:
         with writing(f"the files of unit {attempt_id.unit}"):
-            move_into_dataset(settings, committed)
+            land_unit(store, settings, committed)
 
 
 def _remove(folder: Path) -> None:

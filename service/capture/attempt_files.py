@@ -12,7 +12,7 @@ from pathlib import Path
 
 from schemas.dataset.entries import FileEntry
 from schemas.dataset.seal import make_folder, move_durably
-from schemas.names import PLAN_FILE, attempt_dir
+from schemas.names import MAX_UNITS, PLAN_FILE, attempt_dir
 from schemas.receipts import AttemptId, OpenUnit
 from service.capture.link import EngineLink
 from service.errors import WriteFailed, writing
@@ -92,13 +92,24 @@ def remove_attempt(settings: Settings, attempt_id: AttemptId) -> None:
 def land(store: Store, settings: Settings, job_id: str) -> None:
     """Land every unit of a job that is committed here and not stored."""
     for commit in store.read(commits.unit_commits, job_id):
-        if commit.is_stored or commit.host != HOME:
-            continue
-        try:
-            move_into_dataset(settings, commit)
-        except WriteFailed:
-            if store.read(commits.of_attempt, commit.attempt_id) is not None:
-                raise  # else all consumers have had it meanwhile
+        if not commit.is_stored and commit.host == HOME:
+            land_unit(store, settings, commit)
+
+
+def land_unstored(store: Store, settings: Settings, job_id: str) -> None:
+    """Land the committed units that are still in their attempts' folders: what is stored never lands."""
+    for unit in store.read(commits.waiting, job_id, HOME, MAX_UNITS):
+        if attempt_folder(settings, unit.attempt_id).is_dir():
+            land_unit(store, settings, unit)
+
+
+def land_unit(store: Store, settings: Settings, unit: UnitFiles) -> None:
+    """Land one unit, unless all consumers have had it meanwhile. Raises WriteFailed."""
+    try:
+        move_into_dataset(settings, unit)
+    except WriteFailed:
+        if store.read(commits.of_attempt, unit.attempt_id) is not None:
+            raise
 
 
 def remove_stored(store: Store, settings: Settings, job_id: str) -> None:

@@ -13,7 +13,7 @@ from schemas.job import JobState
 from schemas.names import attempt_dir, canary_unit, manifest_path, token_freq_path
 from schemas.receipts import AttemptId
 from schemas.request import Generate
-from service.capture.attempt_files import remove_earlier
+from service.capture.attempt_files import land_unstored, remove_earlier
 from service.errors import QuarryError
 from service.proof.verify import verify_dataset
 from service.store import TaskState, commits, jobs, tasks, units
@@ -208,7 +208,7 @@ def test_a_worker_that_is_told_to_stop_gives_its_units_back_at_once(shop, target
     assert_whole(shop, job_id, written=60, rejected=0)
 
 
-@pytest.mark.parametrize("lander", ["sweep", "publication"])
+@pytest.mark.parametrize("lander", ["sweep", "acknowledgement", "publication"])
 def test_files_of_a_commit_that_was_not_landed_are_landed_later(shop, target, lander):
     job_id = shop.submit(request(target, conversations(20)))
     shop.plan()
@@ -223,6 +223,9 @@ def test_files_of_a_commit_that_was_not_landed_are_landed_later(shop, target, la
         (dataset / commit.shards[0].path).rename(folder / Path(commit.shards[0].path).name)
     if lander == "sweep":  # whoever follows the job waits for them, perhaps before it can go on
         sweep(shop.store, shop.settings)
+    if lander == "acknowledgement":
+        land_unstored(shop.store, shop.settings, job_id)
+    if lander != "publication":
         assert all((dataset / entry.path).is_file() for entry in shop.store.read(commits.shards, job_id))
     shop.publish()
     assert_whole(shop, job_id, written=20, rejected=0)

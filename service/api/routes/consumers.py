@@ -11,8 +11,8 @@ from schemas.keys import Scope
 from service.api.auth import caller
 from service.api.problems import problem_responses
 from service.api.routes.resources import JobOf, NoOptions, SettingsOf, StoreOf
-from service.capture.attempt_files import remove_paths
-from service.errors import removing
+from service.capture.attempt_files import land_unstored, remove_paths
+from service.errors import removing, writing
 from service.store import consumers
 
 ConsumerName = Annotated[str, Path(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
@@ -44,7 +44,7 @@ def list_consumers(job: JobOf, store: StoreOf, options: Annotated[NoOptions, Que
     return store.read(consumers.of_job, job.id)
 
 
-@router.put("/{name}", status_code=204, dependencies=WRITES, responses=problem_responses(409, 500))
+@router.put("/{name}", status_code=204, dependencies=WRITES, responses=problem_responses(409, 500, 507))
 def acknowledge(
     job: JobOf,
     name: ConsumerName,
@@ -54,6 +54,8 @@ def acknowledge(
     options: Annotated[NoOptions, Query()],
 ) -> None:
     """Make a consumer, or say how far it has come; shards that all consumers have are removed."""
+    with writing("the files of a unit that is acknowledged"):
+        land_unstored(store, settings, job.id)  # its index stays, whether or not anybody opened its files
     gone = store.write(consumers.acknowledge, job.id, name, body.after, body.expires_s)
     with removing():
         remove_paths(settings, job.id, gone)
