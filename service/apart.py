@@ -25,12 +25,17 @@ SPAWN = get_context("spawn")
 def start(function: Callable[..., None], *args: object) -> tuple[SpawnProcess, Connection]:
     """Run `function(connection, *args)` in a process; return it, and where what it sends arrives.
 
-    It ends with the thread that called this.
+    It ends with the thread that called this. `args` must be small: until they are read, or forever if it ends
+    before, this waits; more can be sent to it. Raises OSError.
     """
-    ours, theirs = SPAWN.Pipe(duplex=False)
+    ours, theirs = SPAWN.Pipe()
     child = SPAWN.Process(target=_run, args=(os.getpid(), function, theirs, *args), daemon=True)
-    child.start()
-    theirs.close()
+    with closing(theirs):
+        try:
+            child.start()
+        except OSError:
+            ours.close()
+            raise
     return child, ours
 
 
@@ -50,20 +55,14 @@ def call(function: Callable[..., R], *args: object, memory_bytes: int, deadline_
 
     Raises its QuarryError; Ended, also for lack of memory.
     """
-    ours, theirs = SPAWN.Pipe()
-    child = SPAWN.Process(target=_run, args=(os.getpid(), _answer, theirs, memory_bytes), daemon=True)
     try:
-        child.start()
+        child, ours = start(_answer, memory_bytes)
     except OSError as error:
-        ours.close()
         raise Ended(f"cannot start: {error.strerror}", is_passing=True) from error
-    finally:
-        theirs.close()
     timer, late_s = Timer(deadline_s, child.kill), time.monotonic() + deadline_s
     timer.start()
     with closing(ours):
         try:
-            # Not as it is started: what it has not read of that before its end would be waited for.
             ours.send((function, args))
             is_right, answer = received(ours)
         except (EOFError, OSError):

@@ -20,7 +20,8 @@ def acknowledge(tx: Transaction, job_id: str, name: str, after: int, expires_s: 
 
     It is forgotten once it has said nothing for `expires_s`. A place never goes back.
 
-    Raises NotFound, Conflict where the job keeps its shards, RequestError for a place that no unit has yet.
+    Raises NotFound, Conflict where the job keeps its shards or has too many consumers, RequestError for a
+    place that no unit has yet.
     """
     job = lock_job(tx, job_id)
     if job.keeps_local or job.is_pushed:
@@ -71,9 +72,8 @@ def waits(tx: Transaction, job_id: str, full: str | None) -> str | None:
     by_place = of_job(tx, job_id).consumers
     if not by_place:
         return f"{full}; the job has no consumer"
-    return (
-        f"{full}; consumer {by_place[0].name} was last heard of at {by_place[0].seen_at:%Y-%m-%d %H:%M} UTC"
-    )
+    slowest = by_place[0]
+    return f"{full}; consumer {slowest.name} was last heard of at {slowest.seen_at:%Y-%m-%d %H:%M} UTC"
 
 
 def expire(tx: Transaction, job_id: str) -> None:

@@ -2,7 +2,7 @@
 
 import shutil
 import signal
-import time
+import threading
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,6 +11,7 @@ import pytest
 
 import service.worker
 from schemas.job import JobState
+from service.capture import loop
 from service.control.deletion import delete_job
 from service.errors import DiskFull, StoreUnavailable
 from service.settings import Settings
@@ -144,14 +145,19 @@ def test_files_of_a_unit_whose_keeper_hears_first_that_it_is_done_are_landed(
     shop = Shop.open(tmp_path, target, lease_s=1.0)
     job_id = shop.submit(request(target, conversations(10)))
     shop.plan()
-    write = Store.write
+    write, lost, heard = Store.write, loop.Capture._lost, threading.Event()
+
+    def hear(capture: loop.Capture, unit: Any) -> None:
+        lost(capture, unit)
+        heard.set()
 
     def slow(store: Store, verb: Any, *args: Any, **kwargs: Any) -> Any:
         answer = write(store, verb, *args, **kwargs)
         if verb is commits.commit:
-            time.sleep(1.5)
+            assert heard.wait(60)
         return answer
 
+    monkeypatch.setattr(loop.Capture, "_lost", hear)
     monkeypatch.setattr(Store, "write", slow)
     shop.capture(job_id)
     assert set(shards_of(shop, job_id)) == {True}
