@@ -21,6 +21,9 @@ R = TypeVar("R")
 SPAWN = get_context("spawn")
 """A fork of a process that has computed with torch may wait forever."""
 
+NO_MEMORY = 12
+"""The exit code of a process that lacked memory for what it read: ENOMEM."""
+
 
 def start(function: Callable[..., None], *args: object) -> tuple[SpawnProcess, Connection]:
     """Run `function(connection, *args)` in a process; return it, and where what it sends arrives.
@@ -53,7 +56,7 @@ class Ended(Exception):
 def call(function: Callable[..., R], *args: object, memory_bytes: int, deadline_s: float) -> R:
     """Return what a function returns that may take so much memory and time.
 
-    Raises its QuarryError; Ended, also for lack of memory.
+    Raises its QuarryError, or one for a fault of the function; Ended, also for lack of memory.
     """
     try:
         child, ours = start(_answer, memory_bytes)
@@ -69,6 +72,10 @@ def call(function: Callable[..., R], *args: object, memory_bytes: int, deadline_
             child.join()
             if time.monotonic() >= late_s:
                 raise Ended(f"took more than {deadline_s:g} s") from None
+            if child.exitcode == NO_MEMORY:
+                raise Ended(f"took more than {memory_bytes} bytes of memory") from None
+            if child.exitcode == 1:  # its traceback is in the log
+                raise QuarryError(f"{function.__name__} failed in a process of its own") from None
             told = child.exitcode in (-signal.SIGTERM, -signal.SIGKILL)
             raise Ended(f"ended with exit code {child.exitcode}", is_passing=told) from None
         finally:
@@ -107,10 +114,13 @@ def _run(parent_pid: int, function: Callable[..., None], *args: object) -> None:
 
 
 def _answer(parent: Connection, memory_bytes: int) -> None:
-    limit_memory(memory_bytes)
     function, args = parent.recv()
+    limit_memory(memory_bytes)  # after the imports that this took: numpy's waits for memory without end
     try:
-        answer: tuple[bool, object] = True, function(*args)
-    except QuarryError as error:
-        answer = False, error
-    parent.send(answer)
+        try:
+            answer: tuple[bool, object] = True, function(*args)
+        except QuarryError as error:
+            answer = False, error
+        parent.send(answer)
+    except MemoryError:
+        os._exit(NO_MEMORY)

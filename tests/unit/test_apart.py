@@ -7,9 +7,11 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
+import numpy
 import pytest
 
 from service import apart
+from service.errors import QuarryError
 
 
 def dies_in_its_answer() -> bytes:
@@ -66,3 +68,18 @@ def test_what_ends_by_no_fault_of_its_own_says_so() -> None:
 def test_a_process_that_ends_within_its_answer_has_ended() -> None:
     with pytest.raises(apart.Ended, match="ended with exit code 9"):
         apart.call(dies_in_its_answer, memory_bytes=2**30, deadline_s=60)
+
+
+def test_its_imports_count_in_no_memory_bound() -> None:
+    """numpy's wait without end where they lack it."""
+    assert apart.call(numpy.mean, [1, 2], memory_bytes=2**24, deadline_s=60) == 1.5
+
+
+def test_what_takes_more_memory_has_ended_by_that() -> None:
+    with pytest.raises(apart.Ended, match="took more than 16777216 bytes of memory"):
+        apart.call(bytes, 2**26, memory_bytes=2**24, deadline_s=60)
+
+
+def test_a_fault_of_the_function_is_no_fault_of_what_it_read() -> None:
+    with pytest.raises(QuarryError, match="int failed in a process of its own"):
+        apart.call(int, "x", memory_bytes=2**30, deadline_s=60)

@@ -23,7 +23,7 @@ from service.api.gate import SMALL_BODY_BYTES
 from service.api.routes import extract
 from service.control import scheduling
 from service.control.budget import TURNS, Turn
-from service.control.request_body import weight
+from service.control.request_body import read_apart
 from service.store import jobs
 from tests.support.api import (
     api_settings,
@@ -286,16 +286,15 @@ def test_large_bodies_are_read_a_few_at_a_time_and_a_small_one_goes_past_them(
     """1. Many large bodies come while reading one takes long. 2. A small one is answered before them."""
     at_once, seen, small_is_answered = 0, set(), threading.Event()
 
-    def slow_weight(raw: bytes, limit_bytes: int) -> int:
+    def slowly(*arguments: Any) -> object:
         nonlocal at_once
-        if len(raw) > SMALL_BODY_BYTES:
-            at_once += 1
-            seen.add(at_once)
-            small_is_answered.wait(30)
-            at_once -= 1
-        return weight(raw, limit_bytes)
+        at_once += 1
+        seen.add(at_once)
+        small_is_answered.wait(30)
+        at_once -= 1
+        return read_apart(*arguments)
 
-    monkeypatch.setattr(extract, "weight", slow_weight)
+    monkeypatch.setattr(extract, "read_apart", slowly)
     model = small_target(tmp_path / "model")
     large = job_body(model, source={"kind": "inline", "samples": [{"text": "x" * SMALL_BODY_BYTES}]})
     with serving(api_settings(tmp_path)) as api, ThreadPoolExecutor(2 * AT_ONCE) as callers:
