@@ -77,7 +77,9 @@ class Progress(Wire):
     """Counters of a job. A sample is planned once and ends either written or rejected.
 
     `samples_known`: skipped, an earlier run of the schedule wrote them. `samples_given_up`: planned, and left
-    to the schedule's next run. `units_stored`: of a job that is pushed, those in its repository.
+    to the schedule's next run. `units_stored`: of a job that is pushed, those in its repository; with
+    `retention: consumed`, those that every consumer has. `bytes_gone`: of `bytes_written`, those of shards
+    that no host of the service keeps any more.
     """
 
     plan_done: bool = False
@@ -93,6 +95,7 @@ class Progress(Wire):
     samples_known: int = 0
     samples_given_up: int = 0
     units_stored: int = 0
+    bytes_gone: int = 0
 
     @property
     def is_captured(self) -> bool:

@@ -17,7 +17,7 @@ from schemas.job import RESTING_JOB_STATES, JobState
 from schemas.receipts import AttemptId
 from schemas.worker import Role
 from service.capture import scratch
-from service.capture.attempt_files import move_into_dataset
+from service.capture.attempt_files import land_unit
 from service.capture.budget import InFlight
 from service.capture.imports import import_engine
 from service.capture.session import EngineSession, EngineSlot
@@ -327,7 +327,7 @@ class Capture:
         if unit.lease.host != HOME:
             return  # they go from there to the repository
         with writing(f"the files of unit {commit.attempt_id.unit}"):
-            await asyncio.to_thread(move_into_dataset, self._settings, commit)
+            await asyncio.to_thread(land_unit, self._store, self._settings, commit)
 
     async def _supervised(self, unit: _Unit, work: Coroutine[Any, Any, T]) -> T | None:
         """Return what `work` returns; whatever it raises ends the attempt, and nothing else."""

@@ -8,7 +8,7 @@ from sqlalchemy import ColumnElement, delete, func, select, update
 from schemas.job import ConsumerPage, ConsumerView
 from service.errors import Conflict, NotFound, RequestError
 from service.store.database import Transaction
-from service.store.tables import CONSUMER, SHARD, UNIT, UNIT_COMMIT
+from service.store.tables import CONSUMER, JOB, SHARD, UNIT, UNIT_COMMIT
 from service.store.transitions import LockedJob, count, lock_job, record
 
 MAX_CONSUMERS = 64
@@ -86,8 +86,9 @@ def expire(tx: Transaction, job_id: str) -> None:
 
 
 def consumed(tx: Transaction) -> list[str]:
-    """Return the jobs that have consumers."""
-    return list(tx.connection.scalars(select(CONSUMER.c.job_id).distinct().order_by(CONSUMER.c.job_id)))
+    """Return the jobs whose shards go once they are consumed."""
+    leave_nowhere = ~JOB.c.keeps_local, JOB.c.publish_subject == JOB.c.id
+    return list(tx.connection.scalars(select(JOB.c.id).where(*leave_nowhere).order_by(JOB.c.number)))
 
 
 def _silent(tx: Transaction, job_id: str) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
@@ -99,13 +100,15 @@ def _let_go(tx: Transaction, job: LockedJob) -> list[str]:
     least = select(func.min(CONSUMER.c.place)).where(CONSUMER.c.job_id == job.id).scalar_subquery()
     had = select(UNIT.c.unit).where(UNIT.c.job_id == job.id, UNIT.c.place <= least)
     mine: ColumnElement[bool] = (UNIT_COMMIT.c.job_id == job.id) & ~UNIT_COMMIT.c.is_stored
-    units = tx.connection.scalars(select(UNIT_COMMIT.c.unit).where(mine, UNIT_COMMIT.c.unit.in_(had))).all()
-    if not units:
+    gone = select(UNIT_COMMIT.c.unit, UNIT_COMMIT.c.num_bytes).where(mine, UNIT_COMMIT.c.unit.in_(had))
+    sizes = {unit: num_bytes for unit, num_bytes in tx.connection.execute(gone)}
+    if not sizes:
         return []
+    units = list(sizes)
     tx.connection.execute(
         update(UNIT_COMMIT).where(mine, UNIT_COMMIT.c.unit.in_(units)).values(is_stored=True)
     )
-    progress = count(job.progress, units_stored=len(units))
+    progress = count(job.progress, units_stored=len(units), bytes_gone=sum(sizes.values()))
     message = f"{progress.units_stored} of {progress.units_done} captured units are consumed"
     record(tx, replace(job, progress=progress), "progress", message)
     paths = select(SHARD.c.path).where(SHARD.c.job_id == job.id, SHARD.c.unit.in_(units))

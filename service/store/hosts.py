@@ -127,8 +127,11 @@ def forget(tx: Transaction, host_id: str) -> int:
     if lost is None:
         cure = "`quarry workers list` says which there are"
         raise NotFound(f"there is no host {host_id}", field="host_id", cure=cure)
-    held = select(UNIT_COMMIT.c.job_id).where(UNIT_COMMIT.c.host == lost, ~UNIT_COMMIT.c.is_stored)
-    in_order = select(JOB.c.id).where(JOB.c.id.in_(held), JOB.c.state.not_in(OVER)).order_by(JOB.c.number)
+    # What was consumed has its index in the data folder alone.
+    is_there_alone = ~UNIT_COMMIT.c.is_stored | (JOB.c.publish_subject == JOB.c.id)
+    held = select(UNIT_COMMIT.c.job_id).where(UNIT_COMMIT.c.job_id == JOB.c.id, UNIT_COMMIT.c.host == lost)
+    holds = held.where(is_there_alone).exists()
+    in_order = select(JOB.c.id).where(holds, JOB.c.state.not_in(OVER)).order_by(JOB.c.number)
     job_ids = tx.connection.scalars(in_order).all()
     units = sum(_run_again(tx, lock_job(tx, job_id), lost) for job_id in job_ids)
     if lost == HOME:
@@ -145,14 +148,14 @@ def _run_again(tx: Transaction, job: LockedJob, host: int) -> int:
     """Let a job's units that only a lost host held wait for another attempt; return how many."""
     held = UNIT_COMMIT.c.job_id == job.id, UNIT_COMMIT.c.host == host, ~UNIT_COMMIT.c.is_stored
     columns = UNIT_COMMIT.c.unit, UNIT_COMMIT.c.num_tokens, UNIT_COMMIT.c.num_bytes
-    lost = tx.connection.execute(select(*columns).where(*held)).all()
-    units = [row.unit for row in lost]
     if not job.is_pushed:
-        detail = f"{len(units)} of its units were in a data folder that was given up"
+        detail = "its dataset was in a data folder that was given up"
         # One that has ended says so itself if it is resumed.
         for end in [to for to in (JobState.FAILED, JobState.CANCELLED) if to in JOB_MOVES[job.state]][:1]:
             stop(tx, job, end, OptionRefused(detail, cure="submit a new job").problem())
         return 0
+    lost = tx.connection.execute(select(*columns).where(*held)).all()
+    units = [row.unit for row in lost]
     # What was rejected stays so, as if by the plan; the rows that were written come again.
     rejected = select(func.count()).where(REJECT.c.job_id == UNIT.c.job_id, REJECT.c.unit == UNIT.c.unit)
     of_units = UNIT.c.job_id == job.id, UNIT.c.unit.in_(units)

@@ -86,13 +86,13 @@ def check_quota(tx: Transaction, owner: str | None) -> None:
 
 
 def check_bytes(tx: Transaction, owner: str | None, waiting_bytes: int = 0) -> None:
-    """Return if an owner may have more bytes here: of requests, shards, and what waits for a job.
+    """Return if an owner may have more bytes here: of requests, shards that are, and what waits for a job.
 
     Raises QuotaExceeded.
     """
     if owner is None:
         return
-    kept = func.coalesce(func.sum(JOB.c.bytes_written + JOB.c.request_bytes), 0)
+    kept = func.coalesce(func.sum(JOB.c.bytes_written - JOB.c.bytes_gone + JOB.c.request_bytes), 0)
     num_bytes = waiting_bytes + (tx.connection.scalar(select(kept).where(JOB.c.owner == owner)) or 0)
     _check(owner, _of_owner(tx, owner), "max_bytes", num_bytes, "delete jobs with their datasets")
 

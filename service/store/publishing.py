@@ -63,6 +63,8 @@ def complete(tx: Transaction, lease: PublishLease, hub_commit: str | None) -> No
         of_job = update(UNIT_COMMIT).where(UNIT_COMMIT.c.job_id == job.id, ~UNIT_COMMIT.c.is_stored)
         tx.connection.execute(of_job.values(is_stored=True))
         stored = {"units_stored": job.progress.units_done}
+        if not job.keeps_local:
+            stored["bytes_gone"] = job.progress.bytes_written
         job = replace(job, progress=job.progress.model_copy(update=stored))
         tasks.pause(tx, job.publish_subject, storing.APART)
     move_job(tx, replace(tasks.done(tx, job, task), hub_commit=hub_commit), JobState.COMPLETED)

@@ -119,7 +119,9 @@ def stored(tx: Transaction, lease: StoreLease, units: Sequence[int]) -> tuple[Lo
     host = lease.item
     mine = and_(UNIT_COMMIT.c.job_id == job.id, UNIT_COMMIT.c.host == host, UNIT_COMMIT.c.unit.in_(units))
     now_stored = update(UNIT_COMMIT).where(mine, ~UNIT_COMMIT.c.is_stored).values(is_stored=True)
-    progress = count(job.progress, units_stored=tx.connection.execute(now_stored).rowcount)
+    sizes = tx.connection.scalars(now_stored.returning(UNIT_COMMIT.c.num_bytes)).all()
+    gone = 0 if job.keeps_local and host == HOME else sum(sizes)
+    progress = count(job.progress, units_stored=len(sizes), bytes_gone=gone)
     plans = UNIT_PLAN.c.job_id == job.id, UNIT_PLAN.c.unit.in_(units)
     tx.connection.execute(delete(UNIT_PLAN).where(*plans))
     message = f"{progress.units_stored} of {progress.units_done} captured units are stored"

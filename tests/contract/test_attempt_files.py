@@ -8,8 +8,9 @@ from schemas.dataset import seal
 from schemas.dataset.seal import move_durably
 from schemas.job import JobState
 from service.capture import loop
-from service.capture.attempt_files import land
-from service.store import jobs
+from service.capture.attempt_files import land, land_unit, remove_paths
+from service.settings import Settings
+from service.store import Store, UnitCommit, commits, consumers, jobs
 from tests.support.jobs import Shop, conversations, request
 
 
@@ -18,7 +19,7 @@ def test_a_unit_is_landed_by_two_at_once(shop: Shop, target: Path, monkeypatch: 
     job_id = shop.submit(request(target, conversations(10)))
     shop.plan()
     with monkeypatch.context() as unlanded:
-        unlanded.setattr(loop, "move_into_dataset", lambda settings, commit: None)
+        unlanded.setattr(loop, "land_unit", lambda store, settings, commit: None)
         shop.capture(job_id)
     dataset, replace = shop.settings.dataset_dir(job_id), Path.replace
     overtaken: list[Path] = []
@@ -34,6 +35,27 @@ def test_a_unit_is_landed_by_two_at_once(shop: Shop, target: Path, monkeypatch: 
     assert shop.store.read(jobs.job, job_id).state is JobState.COMPLETED
     assert len(overtaken) == 1
     assert len(shop.rows(job_id)) == 10
+
+
+def test_a_unit_that_is_consumed_before_its_worker_moves_it_is_no_loss(
+    shop: Shop, target: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """1. A sweep lands it. 2. Its consumer has it, and its shards go. 3. The worker finds nothing to move."""
+    storage = {"shard_bytes": 65_536, "retention": "consumed"}
+    job_id = shop.submit(request(target, conversations(10), storage=storage))
+    shop.plan()
+
+    def overtaken(store: Store, settings: Settings, commit: UnitCommit) -> None:
+        land(store, settings, job_id)
+        last = store.read(commits.readable, job_id, after=-1, limit=100).next_after
+        remove_paths(settings, job_id, store.write(consumers.acknowledge, job_id, "one", last, None))
+        land_unit(store, settings, commit)
+
+    monkeypatch.setattr(loop, "land_unit", overtaken)
+    shop.capture(job_id)
+    progress = shop.store.read(jobs.job, job_id).progress
+    assert progress.bytes_gone == progress.bytes_written > 0
+    assert "restore the data folder" not in caplog.text
 
 
 def test_what_another_moved_is_made_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

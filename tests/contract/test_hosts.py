@@ -19,7 +19,7 @@ from service.capture.attempt_files import INDEX_FILE, attempt_folder
 from service.control.deletion import delete_job
 from service.errors import OptionRefused, StoreUnavailable
 from service.settings import Settings
-from service.store import HOME, commits, hosts, jobs, storing, tasks, units, workers
+from service.store import HOME, commits, consumers, hosts, jobs, storing, tasks, units, workers
 from service.store.tables import HOST
 from tests.support.desk import REPO, TOKEN, writable_hub
 from tests.support.fake_hub import FakeHub
@@ -46,8 +46,10 @@ def shop(tmp_path: Path, target: Path, hub: FakeHub) -> Iterator[Shop]:
     shop.store.close()
 
 
-def submitted(shop: Shop, target: Path, hub: bool = True, **changes: Any) -> str:
-    storage = {"shard_bytes": 65_536}
+def submitted(
+    shop: Shop, target: Path, hub: bool = True, retention: str | None = None, **changes: Any
+) -> str:
+    storage = {"shard_bytes": 65_536} | ({"retention": retention} if retention else {})
     place = {"hub": {"repo_id": REPO}} if hub else {}
     samples = conversations(SAMPLES, longest=20)
     job_id = shop.submit(request(target, samples, layers=(1, 2), storage=storage, **place, **changes))
@@ -288,6 +290,17 @@ def test_a_data_folder_is_given_up_whatever_its_jobs_do(shop: Shop, target: Path
     (home,) = shop.store.read(hosts.views)
     assert shop.store.write(hosts.forget, home.id) == 0
     assert shop.store.read(jobs.state, job_id) is (JobState.CANCELLED if stop else JobState.FAILED)
+
+
+def test_a_data_folder_is_given_up_with_what_was_consumed_of_a_job(shop: Shop, target: Path) -> None:
+    """Its shards have been read, but what names them was there alone."""
+    job_id = submitted(shop, target, hub=False, retention="consumed")
+    Machine(shop, shop.settings.data_dir).capture(job_id, units_done=1)
+    last = shop.store.read(commits.readable, job_id, after=-1, limit=100).next_after
+    shop.store.write(consumers.acknowledge, job_id, "one", last, None)
+    (home,) = shop.store.read(hosts.views)
+    shop.store.write(hosts.forget, home.id)
+    assert shop.store.read(jobs.state, job_id) is JobState.FAILED
 
 
 def test_what_a_lost_data_folder_had_pushed_is_not_looked_for_in_the_next(

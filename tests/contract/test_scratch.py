@@ -16,7 +16,7 @@ from schemas.job import JobState
 from service.capture.attempt_files import remove_paths
 from service.control.submit import check_scratch
 from service.errors import OptionRefused
-from service.proof.verify import verify_dataset
+from service.proof.verify import Reading, verify_dataset
 from service.settings import Settings
 from service.store import commits, consumers, jobs, storing
 from tests.support.desk import REPO, TOKEN, etags, writable_hub
@@ -100,6 +100,28 @@ def test_capture_goes_on_as_all_consumers_have_what_there_is(tmp_path: Path, tar
     assert report.ok, report
     assert report.consumed_shards == job.progress.units_done
     shop.store.close()
+
+
+def test_a_shard_that_is_consumed_while_the_dataset_is_verified_is_not_missed(
+    shop: Shop, target: Path
+) -> None:
+    """Of a dataset that keeps its shards it is."""
+    body = partial(request, target, conversations(6))
+    kept = shop.submit(body(), "kept")
+    consumed = shop.submit(body(storage={"retention": "consumed"}), "consumed")
+    for job_id in (kept, consumed):
+        shop.plan()
+        shop.capture(job_id)
+        shop.publish()
+        dataset = shop.settings.dataset_dir(job_id)
+
+        def take(path: str | None, dataset: Path = dataset) -> None:
+            if path is not None and path.startswith("data/"):
+                (dataset / path).unlink(missing_ok=True)
+
+        report = verify_dataset(dataset, reading=Reading(take))
+        assert report.ok == (job_id == consumed)
+        assert report.consumed_shards == (1 if job_id == consumed else 0)
 
 
 def consumed(shop: Shop, job_id: str, rows: dict[str, list[str]], ended: threading.Event) -> None:

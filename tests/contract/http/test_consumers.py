@@ -8,7 +8,7 @@ import httpx2
 import pytest
 
 from service.settings import Settings
-from service.store import Store, jobs
+from service.store import Store, consumers, jobs
 from service.store.consumers import MAX_CONSUMERS
 from tests.support.api import complete, job_body, problem_of
 from tests.support.roles import sweep
@@ -54,8 +54,20 @@ def test_shards_go_once_every_consumer_has_them(
     assert api.get(base).json()["consumers"][0]["place"] == places[1]
     shown = [(unit["in_folder"], unit["in_repository"]) for unit in api.get(units).json()["units"]]
     assert shown == [(False, False), (False, False), (True, False)]
-    assert store.read(jobs.job, consumed).progress.units_stored == 2
+    progress = store.read(jobs.job, consumed).progress
+    assert (progress.units_stored, 3 * progress.bytes_gone) == (2, 2 * progress.bytes_written)
     problem_of(api.delete(f"{base}/rank-1"), 404)
+
+
+def test_shards_that_could_not_be_removed_go_with_a_sweep_though_no_consumer_is_left(
+    api: httpx2.Client, consumed: str, settings: Settings, store: Store
+):
+    base, last = f"/jobs/{consumed}/consumers", api.get(f"/jobs/{consumed}/units").json()["next_after"]
+    store.write(consumers.acknowledge, consumed, "one", last, None)
+    assert api.delete(f"{base}/one").status_code == 204
+    assert left(settings, consumed) == 3
+    sweep(store, settings)
+    assert left(settings, consumed) == 0
 
 
 def test_a_consumer_that_is_silent_for_longer_than_it_wanted_is_waited_for_no_longer(
