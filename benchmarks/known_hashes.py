@@ -18,7 +18,7 @@ from schemas.dataset.columns import CONTENT_HASH_BYTES
 from schemas.request import Sample
 from service.plan.content_hashes import KnownHashes, SeenHashes, content_hash, write_hashes
 from service.store import Store, captured_samples
-from service.store.tables import CAPTURED_SAMPLES
+from service.store.schedule_tables import CAPTURED_SAMPLES
 from tests.support.nights import Nights, row
 from tests.support.pg import running_postgres
 from tests.support.tiny_model import random_target

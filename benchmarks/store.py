@@ -18,7 +18,7 @@ from schemas.job import JobState
 from schemas.schedule import NewSchedule
 from service.api.metrics import JobMetrics
 from service.store import NewJob, Store, captured_samples, jobs, migration, schedules, tasks
-from service.store.tables import CAPTURED_SAMPLES, RUN
+from service.store.schedule_tables import CAPTURED_SAMPLES, RUN
 from service.store.task_choice import Choice
 from service.store.values import TaskKind
 from tests.support.pg import running_postgres

@@ -14,7 +14,8 @@ from schemas.job import STOPPED_JOB_STATES
 from schemas.schedule import ScheduleRules
 from service.store import jobs, publishing, runs
 from service.store.database import Transaction
-from service.store.tables import CAPTURED_SAMPLES, JOB, RUN, SCHEDULE, SHARD, TASK, UNIT, UNIT_COMMIT
+from service.store.schedule_tables import CAPTURED_SAMPLES, RUN, SCHEDULE
+from service.store.tables import JOB, SHARD, TASK, UNIT, UNIT_COMMIT
 from service.store.transitions import LockedJob, count, lock_job, record
 from service.store.values import TaskKind, TaskState
 

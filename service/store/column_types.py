@@ -1,9 +1,10 @@
-"""What a column holds beside the database's own types: a value as JSON, and a time in UTC."""
+"""What a column holds beside the database's own types: a value as JSON, a time in UTC, a state by name."""
 
 from datetime import UTC, datetime
+from enum import StrEnum
 
 from pydantic import BaseModel
-from sqlalchemy import DateTime, Dialect, Text
+from sqlalchemy import DateTime, Dialect, Enum, Text
 from sqlalchemy.types import TypeDecorator
 
 
@@ -42,3 +43,8 @@ class UtcTime(TypeDecorator[datetime]):
         if value is None:
             return None
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+def states(kind: type[StrEnum]) -> Enum:
+    """Return the type of a column that holds one of these by its value."""
+    return Enum(kind, native_enum=False, length=16, values_callable=lambda states: [s.value for s in states])

@@ -9,8 +9,8 @@ from schemas.job import ENDED_JOB_STATES, JobState
 from service.errors import NotFound
 from service.store import tasks
 from service.store.database import Store, Transaction
+from service.store.schedule_tables import CAPTURED_SAMPLES, RUN
 from service.store.tables import (
-    CAPTURED_SAMPLES,
     CONSUMER,
     EVENT,
     FINAL_NORM,
@@ -18,7 +18,6 @@ from service.store.tables import (
     PAUSE,
     REJECT,
     REQUEST,
-    RUN,
     SHARD,
     SUBMISSION,
     TASK,

@@ -17,8 +17,9 @@ from service.store import consumers, keys, tasks, workers
 from service.store.database import Transaction
 from service.store.deletion import TOMBSTONE
 from service.store.policies import POLICIES
+from service.store.schedule_tables import SCHEDULE
 from service.store.stopping import stop
-from service.store.tables import EVENT, JOB, REQUEST, SCHEDULE, SUBMISSION, TASK
+from service.store.tables import EVENT, JOB, REQUEST, SUBMISSION, TASK
 from service.store.transitions import LockedJob, lock_job, move_job, move_task, progress_of, record, tasks_in
 from service.store.values import JobRow, LoneDeaths, NewJob, TaskKind, TaskState
 

@@ -7,7 +7,8 @@ from sqlalchemy import and_, delete, exists, func, or_, select, update
 from schemas.job import JobState
 from schemas.schedule import RunOutcome, RunView
 from service.store.database import Transaction
-from service.store.tables import CAPTURED_SAMPLES, JOB, RUN, SCHEDULE, SLOT_COUNTS
+from service.store.schedule_tables import CAPTURED_SAMPLES, RUN, SCHEDULE, SLOT_COUNTS
+from service.store.tables import JOB
 
 LATE = timedelta(minutes=5)
 """A slot that nobody has looked at for so long was missed."""

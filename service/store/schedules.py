@@ -32,8 +32,9 @@ from service.store import captured_samples, jobs, runs
 from service.store.database import Transaction
 from service.store.deletion import TOMBSTONE
 from service.store.migration import check_write
+from service.store.schedule_tables import CAPTURED_SAMPLES, DELETED_SCHEDULE, RUN, SCHEDULE, SCHEDULE_REQUEST
 from service.store.stopping import stop
-from service.store.tables import CAPTURED_SAMPLES, DELETED_SCHEDULE, JOB, RUN, SCHEDULE, SCHEDULE_REQUEST
+from service.store.tables import JOB
 from service.store.transitions import lock_job
 from service.store.values import NewJob
 

@@ -10,7 +10,8 @@ from schemas.schedule import RunOutcome
 from service.errors import NotFound
 from service.store import tasks
 from service.store.database import Transaction
-from service.store.tables import DELETED_SCHEDULE, JOB, RUN, SCHEDULE, SCHEDULE_REQUEST, SHARD
+from service.store.schedule_tables import DELETED_SCHEDULE, RUN, SCHEDULE, SCHEDULE_REQUEST
+from service.store.tables import JOB, SHARD
 from service.store.values import PlanLease
 
 

@@ -4,13 +4,10 @@ A job's request stands in its own table: it may hold 8 MiB of inline samples, an
 anew at every change of a counter beside it.
 """
 
-from enum import StrEnum
-
 from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
-    Enum,
     ForeignKey,
     ForeignKeyConstraint,
     Index,
@@ -30,15 +27,9 @@ from schemas.events import Event
 from schemas.identity import Identity, Provenance
 from schemas.job import JobState, Problem, Progress, RejectView
 from schemas.keys import Grants
-from schemas.schedule import RunOutcome, ScheduleRules
 from schemas.worker import WorkerStatus
-from service.store.column_types import Document, UtcTime
+from service.store.column_types import Document, UtcTime, states
 from service.store.values import LoneDeaths, TaskKind, TaskState
-
-
-def _states(kind: type[StrEnum]) -> Enum:
-    return Enum(kind, native_enum=False, length=16, values_callable=lambda states: [s.value for s in states])
-
 
 METADATA = MetaData()
 
@@ -68,7 +59,7 @@ JOB = Table(
     Column("spool", BigInteger().with_variant(Integer, "sqlite")),
     # The name of the key that made it; null: the operator.
     Column("owner", String(63)),
-    Column("state", _states(JobState), nullable=False),
+    Column("state", states(JobState), nullable=False),
     *(
         Column(name, Boolean if name == "plan_done" else BigInteger, nullable=False)
         for name in Progress.model_fields
@@ -146,12 +137,12 @@ TASK = Table(
     "task",
     METADATA,
     Column("job_id", ForeignKey("job.id"), primary_key=True),
-    Column("kind", _states(TaskKind), primary_key=True),
+    Column("kind", states(TaskKind), primary_key=True),
     # The unit of a capture, the host of a storing; 0 for every other kind.
     Column("item", Integer, primary_key=True, autoincrement=False),
     # What only one lease of a kind may work on: the repository of a publish.
     Column("subject", Text, nullable=False),
-    Column("state", _states(TaskState), nullable=False),
+    Column("state", states(TaskState), nullable=False),
     # Counts the leases. Every write of a lease carries it, so that a later lease fences an earlier one.
     Column("epoch", Integer, nullable=False),
     Column("attempts", Integer, nullable=False),
@@ -305,27 +296,6 @@ EVENT = Table(
     Column("entry", Document(Event), nullable=False),
 )
 
-SLOT_COUNTS = {name: f"slots_{name}" for name in (*(outcome.value for outcome in RunOutcome), "late")}
-"""The columns that count a schedule's slots: by outcome, and those whose job was made late."""
-
-SCHEDULE = Table(
-    "schedule",
-    METADATA,
-    # Random: another database on the same data folder, or this one later, never gives it again.
-    Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=False),
-    Column("name", String(63), nullable=False, unique=True),
-    Column("owner", String(63)),
-    Column("rules", Document(ScheduleRules), nullable=False),
-    Column("paused", Boolean, nullable=False),
-    # The first slot that nothing was decided on; null after the last.
-    Column("next_slot", UtcTime),
-    # A slot that has come and waits for the last job's end.
-    Column("waiting_slot", UtcTime),
-    Column("last_job", String(32)),
-    *(Column(name, BigInteger, nullable=False, default=0) for name in SLOT_COUNTS.values()),
-    Column("created_at", UtcTime, nullable=False),
-)
-
 # Who reads a job whose shards go once all of them have read them: up to a place, and since when it is silent.
 CONSUMER = Table(
     "consumer",
@@ -335,49 +305,6 @@ CONSUMER = Table(
     Column("place", BigInteger, nullable=False),
     Column("seen_at", UtcTime, nullable=False),
     Column("expires_at", UtcTime),
-)
-
-# The numbers of deleted schedules: what may still be posted to one is removed, and no other's.
-DELETED_SCHEDULE = Table(
-    "deleted_schedule",
-    METADATA,
-    Column("number", BigInteger, primary_key=True, autoincrement=False),
-    Column("deleted_at", UtcTime, nullable=False),
-)
-
-SCHEDULE_REQUEST = Table(
-    "schedule_request",
-    METADATA,
-    Column("schedule", ForeignKey("schedule.number"), primary_key=True),
-    Column("body", Text, nullable=False),
-)
-
-RUN = Table(
-    "run",
-    METADATA,
-    Column("schedule", ForeignKey("schedule.number"), primary_key=True),
-    Column("slot", UtcTime, primary_key=True),
-    Column("outcome", _states(RunOutcome), nullable=False),
-    Column("at", UtcTime, nullable=False),
-    Column("detail", Text),
-    # No foreign key: a job may be deleted. How it had ended by then is kept, and what it was.
-    Column("job_id", String(32)),
-    Column("job_state", _states(JobState)),
-    Column("job_ended_at", UtcTime),
-    Column("identity", Document(Identity)),
-    Index("run_by_job", "job_id"),
-)
-
-# The hashes of a unit's samples, 16 bytes each. They outlive the job: what it wrote is not written again.
-CAPTURED_SAMPLES = Table(
-    "captured_samples",
-    METADATA,
-    Column("schedule", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=False),
-    Column("recipe", String(64), primary_key=True),
-    Column("job_id", String(32), primary_key=True),
-    Column("unit", Integer, primary_key=True, autoincrement=False),
-    Column("content_hashes", LargeBinary, nullable=False),
-    Index("captured_sample_by_job", "schedule", "job_id", "recipe"),
 )
 
 API_KEY = Table(

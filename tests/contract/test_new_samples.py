@@ -19,7 +19,7 @@ from service.publish.assemble import read_manifest
 from service.publish.card import assigned_configs
 from service.reader import QuarryDataset
 from service.store import commits, jobs, schedules
-from service.store.tables import CAPTURED_SAMPLES
+from service.store.schedule_tables import CAPTURED_SAMPLES
 from tests.support.desk import REPO, TOKEN, writable_hub
 from tests.support.nights import NAME, Faults, Nights, hang, names, open_nights, plan_some
 

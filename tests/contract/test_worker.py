@@ -19,7 +19,8 @@ from service.control.scheduling import submit_due
 from service.errors import DiskFull, StoreUnavailable
 from service.settings import Settings
 from service.store import NewJob, Store, jobs, migration, plans, publishing, schedules, units
-from service.store.tables import SCHEDULE, TASK
+from service.store.schedule_tables import SCHEDULE
+from service.store.tables import TASK
 from service.store.values import TaskKind
 from service.work import task_loop
 from service.work.keeper import Keeper

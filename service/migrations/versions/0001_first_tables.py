@@ -2,6 +2,7 @@
 
 from alembic import op
 
+from service.store import schedule_tables  # noqa: F401 - which adds its own
 from service.store.tables import METADATA
 
 revision = "0.2.0"

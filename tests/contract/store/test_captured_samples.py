@@ -26,7 +26,7 @@ from service.store import (
     schedules,
     units,
 )
-from service.store.tables import CAPTURED_SAMPLES
+from service.store.schedule_tables import CAPTURED_SAMPLES
 from tests.contract.store.test_schedules import HOUR_S, REQUEST, look, schedule
 from tests.support.store_cases import (
     IDENTITY,

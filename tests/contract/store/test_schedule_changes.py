@@ -11,7 +11,8 @@ from schemas.keys import NewKey, Scope
 from schemas.schedule import RunOutcome, ScheduleChange, ScheduleState, ScheduleView
 from service.control import scheduling
 from service.store import Store, commits, jobs, keys, plans, schedules
-from service.store.tables import JOB, SCHEDULE, SCHEDULE_REQUEST
+from service.store.schedule_tables import SCHEDULE, SCHEDULE_REQUEST
+from service.store.tables import JOB
 from tests.contract.store.test_schedules import HOUR_S, at, end_jobs, look, outcomes, schedule, submitted
 from tests.support.store_cases import IDENTITY, Clock, lease_plan, lease_unit, made, planned, stop_job
 
