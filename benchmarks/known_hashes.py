@@ -15,7 +15,7 @@ import numpy as np
 from sqlalchemy import insert, text
 
 from schemas.dataset.columns import CONTENT_HASH_BYTES
-from schemas.request import Sample
+from schemas.source import Sample
 from service.plan.content_hashes import KnownHashes, SeenHashes, content_hash, write_hashes
 from service.store import Store, captured_samples
 from service.store.schedule_tables import CAPTURED_SAMPLES

@@ -9,7 +9,7 @@ from pydantic import Field
 from schemas.base import Wire
 from schemas.dataset.entries import FileEntry, ShardEntry
 from schemas.names import JobId
-from schemas.request import SourceKind
+from schemas.source import SourceKind
 
 
 class JobState(StrEnum):

@@ -9,7 +9,8 @@ from schemas.base import Wire
 from schemas.calendar import Calendar
 from schemas.job import JobState
 from schemas.names import JobId, ScheduleName
-from schemas.request import MAX_INLINE_SAMPLES, ExtractRequest, Sample
+from schemas.request import ExtractRequest
+from schemas.source import MAX_INLINE_SAMPLES, Sample
 
 
 class Missed(StrEnum):

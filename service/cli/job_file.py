@@ -4,7 +4,8 @@ from pathlib import Path
 
 import yaml  # type: ignore[import-untyped]
 
-from schemas.request import ExtractRequest, FileSource, MixSource, Part
+from schemas.request import ExtractRequest, Part
+from schemas.source import FileSource, MixSource
 from service.control.request_body import parse_json, parse_request
 from service.errors import OptionRefused, RequestError
 from service.settings import Settings

@@ -7,8 +7,9 @@ from typing import Any, Self, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, from_json
 
-from schemas.request import ExtractRequest, InlineSource, Sample
+from schemas.request import ExtractRequest
 from schemas.schedule import NewSchedule, PostedSamples
+from schemas.source import InlineSource, Sample
 from service import apart
 from service.errors import RequestError, ServiceBusy
 from service.settings import Settings

@@ -4,8 +4,8 @@ import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from schemas.request import PostedSource
 from schemas.schedule import NewSchedule, RunView, ScheduleChange, ScheduleRules, ScheduleView
+from schemas.source import PostedSource
 from service.control.request_body import CheckedSamples, parse_body
 from service.control.submit import ALONE, check, check_room
 from service.errors import STORE_AWAY, Conflict, internal_error

@@ -5,7 +5,8 @@ import shutil
 from contextlib import AbstractContextManager, nullcontext
 
 from schemas.job import Estimate
-from schemas.request import ExtractRequest, PostedSource
+from schemas.request import ExtractRequest
+from schemas.source import PostedSource
 from service.control.request_body import CheckedRequest
 from service.errors import DiskFull, OptionRefused
 from service.settings import Settings

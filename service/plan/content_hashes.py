@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from schemas.dataset.columns import CONTENT_HASH_BYTES
 from schemas.dataset.seal import make_folder, sealing
 from schemas.digest import canonical_json
-from schemas.request import Sample
+from schemas.source import Sample
 from service.errors import writing
 
 CONTENT = {"messages", "tools", "text", "token_ids", "loss_mask"}

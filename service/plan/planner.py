@@ -17,8 +17,9 @@ from schemas.names import (
     known_hashes_path,
     posted_path,
 )
-from schemas.request import CapturePasses, ExtractRequest, Generate, PostedSource
+from schemas.request import CapturePasses, ExtractRequest, Generate
 from schemas.schedule import ChangedRecipe
+from schemas.source import PostedSource
 from service.errors import (
     IdentityChanged,
     LeaseLost,

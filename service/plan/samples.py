@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from schemas.dataset.columns import most_tokens
-from schemas.request import ExtractRequest, Message, Sample
+from schemas.request import ExtractRequest
+from schemas.source import Message, Sample
 from service.errors import OptionRefused, TemplateRefused
 from service.plan.boundaries import PROBE, Span, TurnFinder, UnstableBoundaries, probe
 from service.plan.child.task import Step

@@ -15,7 +15,7 @@ from sqlalchemy import ColumnElement, and_, delete, exists, func, insert, or_, s
 from sqlalchemy.engine import RowMapping
 
 from schemas.job import ENDED_JOB_STATES, JobState
-from schemas.request import ExtractRequest, PostedSource
+from schemas.request import ExtractRequest
 from schemas.schedule import (
     Missed,
     NewSchedule,
@@ -27,6 +27,7 @@ from schemas.schedule import (
     ScheduleState,
     ScheduleView,
 )
+from schemas.source import PostedSource
 from service.errors import STORE_AWAY, Conflict, NotFound, QuarryError
 from service.store import captured_samples, jobs, runs
 from service.store.database import Transaction

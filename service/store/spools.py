@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from sqlalchemy import and_, exists, func, or_, select
 
 from schemas.job import STOPPED_JOB_STATES, JobState
-from schemas.request import ExtractRequest, Source
+from schemas.request import ExtractRequest
 from schemas.schedule import RunOutcome
+from schemas.source import Source
 from service.errors import NotFound
 from service.store import tasks
 from service.store.database import Transaction

@@ -13,7 +13,8 @@ from schemas.identity import Identity, Provenance
 from schemas.job import JobState, JobSummary, Problem, Progress, RejectView
 from schemas.keys import Grants
 from schemas.receipts import AttemptId
-from schemas.request import ExtractRequest, SourceKind
+from schemas.request import ExtractRequest
+from schemas.source import SourceKind
 
 HOME = 0
 """The number of the host of the data folder, where jobs are planned and finished."""

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from schemas.job import JobState
-from schemas.request import ExtractRequest, Sample
+from schemas.request import ExtractRequest
 from schemas.schedule import NewSchedule
+from schemas.source import Sample
 from service.control import scheduling
 from service.control.request_body import CheckedRequest, CheckedSamples
 from service.control.submit import submit

@@ -11,7 +11,8 @@ import yaml
 
 from schemas.dataset.columns import shard_schema
 from schemas.identity import layer_info
-from schemas.request import ExtractRequest, FileSource
+from schemas.request import ExtractRequest
+from schemas.source import FileSource
 from service.api.app import create_app
 from service.plan.layers import resolve_layers
 from service.settings import Settings

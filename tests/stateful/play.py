@@ -5,8 +5,9 @@ from contextlib import suppress
 from typing import Any
 
 from schemas.job import JobState
-from schemas.request import ExtractRequest, Sample
+from schemas.request import ExtractRequest
 from schemas.schedule import NewSchedule, ScheduleChange
+from schemas.source import Sample
 from service.control import scheduling
 from service.control.deletion import delete_job
 from service.control.request_body import CheckedRequest, CheckedSamples

@@ -16,7 +16,8 @@ from schemas.identity import DTYPE_BYTES, Identity, Provenance
 from schemas.job import Progress, RejectView
 from schemas.names import index_path, job_id_from_content, shard_path
 from schemas.receipts import AttemptId
-from schemas.request import ExtractRequest, HubTarget, InlineSource, Sample, Storage
+from schemas.request import ExtractRequest, HubTarget, Storage
+from schemas.source import InlineSource, Sample
 from service.proof.canary import canary_digest
 from service.publish.assemble import Account, assemble
 from service.store import NewJob, PlannedUnit, Store, UnitCommit, canaries, commits, jobs, plans, units

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from schemas.job import RESTING_JOB_STATES, JobState
-from schemas.request import Sample
 from schemas.schedule import NewSchedule, RunView, ScheduleChange
+from schemas.source import Sample
 from service.control import scheduling
 from service.control.request_body import CheckedSamples
 from service.errors import EngineRefused

@@ -12,7 +12,8 @@ from schemas.dataset.manifest import UnitChecks
 from schemas.identity import Identity, Provenance
 from schemas.job import JobState, Problem, RejectView
 from schemas.names import index_path, shard_path
-from schemas.request import ExtractRequest, HubTarget, InlineSource, Sample
+from schemas.request import ExtractRequest, HubTarget
+from schemas.source import InlineSource, Sample
 from service.store import (
     JobRow,
     NewJob,

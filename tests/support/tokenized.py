@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from schemas.request import ExtractRequest, Sample
+from schemas.request import ExtractRequest
+from schemas.source import Sample
 from service.plan.model_folder import locate_model
 from service.plan.samples import SampleTokenizer
 from service.plan.target import Target, inspect_target

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from schemas.base import first_fault
-from schemas.request import Message, Name, Sample
+from schemas.source import Message, Name, Sample
 from service.plan.sources.rows import RejectedError, RejectReason, RowReject
 
 COLUMNS = (

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from schemas.dataset.seal import sha256_of
-from schemas.request import FileSource, Sample
+from schemas.source import FileSource, Sample
 from service.errors import SourceRefused
 from service.plan.sources.conversations import COLUMNS, read_row
 from service.plan.sources.rows import RejectReason, RowReject, SourceRow

@@ -6,7 +6,8 @@ from enum import StrEnum
 from typing import Protocol
 
 from schemas.digest import canonical_sha256
-from schemas.request import ExtractRequest, InlineSource, Sample
+from schemas.request import ExtractRequest
+from schemas.source import InlineSource, Sample
 
 MAX_DETAIL_CHARS = 500
 

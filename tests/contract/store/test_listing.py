@@ -7,7 +7,8 @@ import pytest
 from sqlalchemy import text
 
 from schemas.job import JobState
-from schemas.request import ExtractRequest, FileSource, HubSource
+from schemas.request import ExtractRequest
+from schemas.source import FileSource, HubSource
 from service.errors import NotFound
 from service.settings import Settings
 from service.store import NewJob, Store, jobs

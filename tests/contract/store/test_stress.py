@@ -19,8 +19,9 @@ import pytest
 from schemas.dataset.columns import CONTENT_HASH_BYTES
 from schemas.job import JOB_MOVES, JobState
 from schemas.keys import NewKey, Scope
-from schemas.request import ExtractRequest, PostedSource
+from schemas.request import ExtractRequest
 from schemas.schedule import NewSchedule, ScheduleChange
+from schemas.source import PostedSource
 from service.control import scheduling
 from service.errors import Conflict, LeaseLost, NotFound, Outcome, QuotaExceeded
 from service.store import (

@@ -8,7 +8,7 @@ import pytest
 
 from schemas.dataset.columns import CONTENT_HASH_BYTES, HASHED_PLAN_SCHEMA
 from schemas.names import known_hashes_path
-from schemas.request import Sample
+from schemas.source import Sample
 from service.plan import content_hashes
 from service.plan.content_hashes import KnownHashes, SeenHashes, content_hash, write_hashes
 from tests.unit.plan.house import JOB, House, chat

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from schemas.request import Sample
+from schemas.source import Sample
 from service.plan.sources import RejectReason, RowReject
 from service.plan.sources.conversations import read_row
 

@@ -6,7 +6,8 @@ import pytest
 from pydantic import SecretStr
 
 from schemas.keys import Grants, Scope
-from schemas.request import ExtractRequest, HubSource, HubTarget, InlineSource, Sample
+from schemas.request import ExtractRequest, HubTarget
+from schemas.source import HubSource, InlineSource, Sample
 from service.errors import HubDenied, SourceRefused, UnknownModel
 from service.plan.sources import open_source
 from service.publish.push import check_target

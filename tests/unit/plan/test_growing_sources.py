@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from schemas.request import Sample, Source
+from schemas.source import Sample, Source
 from service.errors import SourceRefused
 from service.plan.sources import RowSource, SourceRow, open_source
 from service.plan.sources.mix import interleaved

@@ -18,7 +18,7 @@ import pytest
 from huggingface_hub import hf_hub_url
 from pydantic import SecretStr
 
-from schemas.request import HubSource, MixSource, Sample
+from schemas.source import HubSource, MixSource, Sample
 from service.errors import HubUnavailable, SourceRefused
 from service.plan.sources import RowSource, SourceRow, open_source, without_token
 from service.settings import Settings

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import ByT5Tokenizer
 
-from schemas.request import Sample
+from schemas.source import Sample
 from service.errors import OptionRefused, TemplateRefused, UnknownModel
 from service.plan.samples import SampleTokenizer
 from service.plan.sources import RejectReason, RowReject

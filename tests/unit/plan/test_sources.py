@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import TypeAdapter
 
-from schemas.request import Sample, Source
+from schemas.source import Sample, Source
 from service.errors import SourceRefused
 from service.plan.sources import RejectReason, RowReject, SourceRow, open_source
 from service.settings import Settings

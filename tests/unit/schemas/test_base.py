@@ -9,7 +9,8 @@ from schemas.base import Wire
 from schemas.dataset.jobs_table import JobsTable
 from schemas.dataset.manifest import Manifest
 from schemas.keys import Grants
-from schemas.request import ExtractRequest, Sample
+from schemas.request import ExtractRequest
+from schemas.source import Sample
 
 MANY = 10_000
 INLINE = {"kind": "inline", "samples": [{"text": "x"}]}
