@@ -19,7 +19,15 @@ from pydantic import (
 from schemas.base import Wire
 from schemas.digest import canonical_json
 from schemas.names import ConfigName, LabelName, RepoId, is_local_model, shown_model
-from schemas.source import MAX_LABELS, MAX_SAMPLE_TOKENS, InlineSource, JsonObject, Name, Source
+from schemas.source import (
+    MAX_LABELS,
+    MAX_SAMPLE_TOKENS,
+    InlineSource,
+    JsonObject,
+    Name,
+    Repeatable,
+    Source,
+)
 
 MAX_LAYER_ID = 1024
 MAX_LAYERS = 128
@@ -198,10 +206,23 @@ class ExtractRequest(Wire):
         return self
 
     @model_validator(mode="after")
+    def _what_is_repeated_is_consumed(self) -> Self:
+        if self.repeat != 1 and self.storage.retention != "consumed":
+            raise ValueError(
+                "'source.repeat' goes with 'storage.retention': 'consumed': the rows are the same"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _answers_are_supervised_whole(self) -> Self:
         if self.generate is not None and self.min_supervised_tokens > 1:
             raise ValueError("'min_supervised_tokens' cannot be asked of answers before they are generated")
         return self
+
+    @property
+    def repeat(self) -> int | Literal["forever"]:
+        """How many passes over the source the job takes."""
+        return self.source.repeat if isinstance(self.source, Repeatable) else 1
 
     def positions(self) -> Iterator[int]:
         """Yield the places in the source of the rows that the job takes; the first row is at 0."""

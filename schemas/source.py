@@ -108,14 +108,38 @@ class Sample(Wire):
         return self
 
 
-class InlineSource(Wire):
+class Repeatable(Wire):
+    """A source that may be taken several times, and in another order than its own."""
+
+    # Left out of the JSON where nothing is asked, as `ExtractRequest.part`.
+    repeat: Annotated[int, Field(ge=1, le=10_000)] | Literal["forever"] = Field(
+        default=1,
+        exclude_if=lambda repeat: repeat == 1,
+        description="passes over the rows, each planned when the one before is captured but for some units; "
+        "more than one needs `storage.retention: consumed`",
+    )
+    seed: int | None = Field(
+        default=None,
+        ge=0,
+        le=2**63 - 1,
+        exclude_if=lambda seed: seed is None,
+        description="shuffles the rows of each pass anew, 1,000 at a time; null keeps the source's order",
+    )
+
+    @property
+    def is_as_it_stands(self) -> bool:
+        """Whether the rows are taken once, in their order."""
+        return self.repeat == 1 and self.seed is None
+
+
+class InlineSource(Repeatable):
     """Samples in the request itself."""
 
     kind: Literal["inline"]
     samples: tuple[Sample, ...] = Field(min_length=1, max_length=MAX_INLINE_SAMPLES)
 
 
-class FileSource(Wire):
+class FileSource(Repeatable):
     """A JSONL or Parquet file, or those in a folder or of a glob in name order, under an allowed root."""
 
     kind: Literal["file"]
@@ -129,7 +153,7 @@ class FileSource(Wire):
     )
 
 
-class HubSource(Wire):
+class HubSource(Repeatable):
     """A dataset on the Hub, streamed through `datasets`."""
 
     kind: Literal["hub"]
@@ -152,8 +176,14 @@ class MixedSource(Wire):
     source: Annotated[FileSource | HubSource, Field(discriminator="kind")]
     weight: float | None = Field(default=None, gt=0, le=1e6, description="its share of the rows")
 
+    @model_validator(mode="after")
+    def _as_it_stands(self) -> Self:
+        if not self.source.is_as_it_stands:
+            raise ValueError("give 'repeat' and 'seed' to the mix, not to one of its sources")
+        return self
 
-class MixSource(Wire):
+
+class MixSource(Repeatable):
     """Several sources: one after another, or interleaved by their weights until one of them ends."""
 
     kind: Literal["mix"]

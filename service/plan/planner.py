@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from schemas.dataset.columns import state_bytes, stored_token_bytes
@@ -19,7 +20,7 @@ from schemas.names import (
 )
 from schemas.request import CapturePasses, ExtractRequest, Generate
 from schemas.schedule import ChangedRecipe
-from schemas.source import PostedSource
+from schemas.source import PostedSource, Repeatable
 from service.errors import (
     IdentityChanged,
     LeaseLost,
@@ -36,6 +37,7 @@ from service.plan.content_hashes import SeenHashes, write_hashes
 from service.plan.model_folder import TOKENIZER_FILES, ModelContent, content_of, files_digest, locate_model
 from service.plan.posted import take
 from service.plan.sources import RowSource, open_source
+from service.plan.sources.one_pass import OnePass
 from service.plan.target import Target, check_planned, target_of
 from service.plan.unit_plan import packed
 from service.plan.units import UnitBounds, UnitDraft, plan_units
@@ -92,7 +94,7 @@ def run_planning(
 
 
 def plan_job(lease: PlanLease, store: Store, settings: Settings, watch: Callable[[], None]) -> None:
-    """Plan a job to its end.
+    """Plan a pass over a job's source to its end.
 
     A plan made again writes the same bytes, so units that exist already stay as they are. What the Hub's
     branches name may move while a plan is made: where the identity is fixed, model and dataset are read at
@@ -106,6 +108,8 @@ def plan_job(lease: PlanLease, store: Store, settings: Settings, watch: Callable
     if fixed is not None:
         check_planned(lease.model, model, fixed)
     source, frozen_path = _opened(lease, request, store, settings, watch)
+    if isinstance(request.source, Repeatable) and not request.source.is_as_it_stands:
+        source = OnePass(source, lease.item, request.source.seed)
     task = Task(Purpose.PLAN, request, located, settings.model_roots, source)
     with tokenizing(task, settings, watch) as child:
         opening = child.opening()
@@ -120,15 +124,19 @@ def plan_job(lease: PlanLease, store: Store, settings: Settings, watch: Callable
         watch()
         store.write(plans.set_identity, lease, identity)
         rest = UnitDraft((), ())
-        rows = child.rows(_known_hashes(lease, store, settings, identity))
+        rows = (
+            replace(row, position=lease.first_position + row.position)
+            for row in child.rows(_known_hashes(lease, store, settings, identity))
+        )
         bounds, seen = unit_bounds(request, target, settings), SeenHashes(settings.work_root)
-        for unit, draft in enumerate(plan_units(rows, bounds, seen.add)):
+        for unit, draft in enumerate(plan_units(rows, bounds, seen.add), lease.first_unit):
             watch()
             if draft.samples:
                 _add_unit(lease, store, unit, draft)
             else:
                 rest = draft
-        store.write(plans.finish, lease, rest.rejects, rest.known)
+        is_last = request.repeat != "forever" and lease.item + 1 >= request.repeat
+        store.write(plans.finish, lease, rest.rejects, rest.known, is_last=is_last)
 
 
 def _known_hashes(lease: PlanLease, store: Store, settings: Settings, identity: Identity) -> Path | None:

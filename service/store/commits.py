@@ -16,7 +16,7 @@ from schemas.receipts import AttemptId
 from service.errors import IdentityChanged, NotFound, StatesWrong
 from service.store import captured_samples, keys, publishing, storing, tasks, workers
 from service.store.database import Transaction
-from service.store.plans import add_rejects
+from service.store.plans import add_pass, add_rejects
 from service.store.tables import FINAL_NORM, JOB, REJECT, SHARD, TOKEN_COUNTS, UNIT, UNIT_COMMIT, UNIT_PLAN
 from service.store.transitions import LockedJob
 from service.store.values import HOME, UnitCommit, UnitFiles, UnitLease
@@ -85,6 +85,7 @@ def commit(tx: Transaction, made: UnitCommit, lease: UnitLease) -> None:
     )
     if job.is_pushed and made.shards and not job.progress.is_captured:
         storing.add(tx, job, lease.host)
+    add_pass(tx, job)
     publishing.add_when_captured(tx, job)
 
 

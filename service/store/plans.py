@@ -10,10 +10,13 @@ from schemas.job import RejectView
 from service.errors import IdentityChanged, SourceRefused
 from service.store import captured_samples, keys, publishing, tasks
 from service.store.database import Store, Transaction
-from service.store.tables import JOB, REJECT, UNIT, UNIT_PLAN
+from service.store.tables import JOB, REJECT, TASK, UNIT, UNIT_PLAN
 from service.store.task_choice import Choice
 from service.store.transitions import LockedJob, count, record
-from service.store.values import Lease, PlanLease, PlannedUnit, TaskKind
+from service.store.values import Lease, PlanLease, PlannedUnit, TaskKind, TaskState
+
+AHEAD_UNITS = 64
+"""That wait for capture while the next pass over a source is planned: their plans lie in the database."""
 
 
 def lease(store: Store, owner: str, ttl_s: float, *, outranking: str | None = None) -> PlanLease | None:
@@ -25,12 +28,16 @@ def lease(store: Store, owner: str, ttl_s: float, *, outranking: str | None = No
 
 
 def _grant(tx: Transaction, job: LockedJob, lease: Lease) -> PlanLease:
+    places = select(JOB.c.pass_unit, JOB.c.pass_position).where(JOB.c.id == job.id)
+    first_unit, first_position = tx.connection.execute(places).one()
     return PlanLease(
         **lease.fields(),
         identity=job.identity,
         schedule=job.schedule,
         spool=job.spool,
         grants=keys.granted(tx, job.owner),
+        first_unit=first_unit,
+        first_position=first_position,
     )
 
 
@@ -92,8 +99,17 @@ def add_unit(
     record(tx, replace(job, progress=progress), "progress", f"unit {unit.unit} planned")
 
 
-def finish(tx: Transaction, lease: PlanLease, rejects: Sequence[RejectView], known: int = 0) -> None:
+def finish(
+    tx: Transaction,
+    lease: PlanLease,
+    rejects: Sequence[RejectView],
+    known: int = 0,
+    *,
+    is_last: bool = True,
+) -> None:
     """Close the plan with the rejects and the known samples after its last unit, and end the lease.
+
+    Of a pass that is not the last, and that has added a unit, another one follows.
 
     Raises SourceRefused if the plan is empty, unless it is of new or posted samples or of a part; LeaseLost.
     """
@@ -109,11 +125,31 @@ def finish(tx: Transaction, lease: PlanLease, rejects: Sequence[RejectView], kno
     if not progress.units_planned and progress.wrote_nothing_new:
         captured_samples.note(tx, job.id, "no new samples")
     add_rejects(tx, job.id, None, rejects)
-    progress = progress.model_copy(update={"plan_done": True})
+    is_done = is_last or progress.units_planned == lease.first_unit
+    progress = progress.model_copy(update={"plan_done": is_done})
     captured_at = job.captured_at if progress.units_planned else tx.now
     planned = replace(job, progress=progress, captured_at=captured_at)
-    job = record(tx, tasks.done(tx, planned, task), "progress", "plan done")
+    message = "plan done" if is_done else f"pass {lease.item + 1} planned"
+    job = record(tx, tasks.done(tx, planned, task), "progress", message)
+    add_pass(tx, job)
     publishing.add_when_captured(tx, job)
+
+
+def add_pass(tx: Transaction, job: LockedJob) -> None:
+    """Have the next pass over a locked job's source planned, once few units of the one before wait."""
+    progress = job.progress
+    if progress.plan_done or progress.units_planned - progress.units_done > AHEAD_UNITS:
+        return
+    of_plan = TASK.c.job_id == job.id, TASK.c.kind == TaskKind.PLAN
+    query = select(TASK.c.item, TASK.c.state).where(*of_plan).order_by(TASK.c.item.desc()).limit(1)
+    last = tx.connection.execute(query).one()
+    if last.state is not TaskState.DONE:
+        return
+    part = job.known_identity.part
+    rows = progress.samples_planned + progress.samples_known
+    place = {"pass_unit": progress.units_planned, "pass_position": rows * (part.of if part else 1)}
+    tx.connection.execute(update(JOB).where(JOB.c.id == job.id).values(place))
+    tasks.add(tx, job, TaskKind.PLAN, last.item + 1)
 
 
 def add_rejects(tx: Transaction, job_id: str, unit: int | None, rejects: Sequence[RejectView]) -> None:

@@ -70,6 +70,9 @@ JOB = Table(
     Column("model_sha256", String(64)),
     Column("provenance", Document(Provenance)),
     Column("hub_commit", Text),
+    # Where the last pass over its source begins.
+    Column("pass_unit", BigInteger, nullable=False, server_default="0"),
+    Column("pass_position", BigInteger, nullable=False, server_default="0"),
     # When its last unit so far was committed, or its plan was done without one.
     Column("captured_at", UtcTime),
     # Of a job that is deleted: whether its dataset in the data folder is deleted with it.

@@ -183,13 +183,16 @@ class PlanLease(Lease):
 
     `identity` is what earlier epochs have fixed, null before that. `schedule` is the number of that whose
     earlier runs' samples are left out, `spool` of that whose posted samples are taken. `grants` is what the
-    job's owner may read, null where nothing is limited.
+    job's owner may read, null where nothing is limited. `item` is the number of the pass over the source,
+    from 0; `first_unit` and `first_position` are where it begins.
     """
 
     identity: Identity | None
     schedule: int | None
     spool: int | None
     grants: Grants | None
+    first_unit: int
+    first_position: int
 
 
 @dataclass(frozen=True, slots=True)

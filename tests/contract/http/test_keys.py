@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from sqlalchemy import text, update
+from sqlalchemy import text
 
 from schemas.keys import Grants, Scope
 from schemas.schedule import RunOutcome
@@ -17,7 +17,6 @@ from service.control.keys import check_bind
 from service.errors import OptionRefused
 from service.settings import Settings
 from service.store import Store, jobs
-from service.store.tables import JOB, UNIT_COMMIT
 from tests.support.api import (
     UNKNOWN,
     api_settings,
@@ -262,23 +261,6 @@ def test_a_job_is_planned_with_what_its_owners_keys_allow_then(
     for key in api.get("/keys", headers=bearer(ADMIN)).json()["keys"]:
         api.delete(f"/keys/{key['id']}", headers=bearer(ADMIN))
     assert lease_plan(store).grants == Grants(scopes=(Scope.JOBS_READ,))
-
-
-def test_shards_that_every_consumer_has_count_in_no_max_bytes(
-    api: httpx2.Client, model: Path, store: Store
-) -> None:
-    """1. A job holds more than its key allows. 2. A consumer has it all. 3. Another job is taken."""
-    _, headers = add(api, model_roots=[str(model.parent)], max_bytes=10_000)
-    body = job_body(model, storage={"retention": "consumed"})
-    job_id = api.post("/extract", json=body, headers=headers).json()["id"]
-    complete(store, job_id)
-    with store.writing() as tx:
-        tx.connection.execute(update(JOB).values(bytes_written=20_000))
-        tx.connection.execute(update(UNIT_COMMIT).values(num_bytes=20_000))
-    assert "max_bytes" in problem_of(api.post("/extract", json=body, headers=headers), 429).detail
-    last = {"after": api.get(f"/jobs/{job_id}/units", headers=headers).json()["next_after"]}
-    assert api.put(f"/jobs/{job_id}/consumers/a", json=last, headers=headers).status_code == 204
-    assert api.post("/extract", json=body, headers=headers).status_code == 202
 
 
 def test_quotas_are_kept(api: httpx2.Client, store: Store, model: Path) -> None:

@@ -1,0 +1,57 @@
+"""One of several passes over a source, in an order of its own."""
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from schemas.digest import canonical_sha256
+from service.plan.sources.rows import RowSource, SourceRow
+
+SHUFFLED_ROWS = 1000
+"""That wait at a time, as in `datasets`: each row that comes takes the place of one that is drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class OnePass:
+    """The rows of `source` in pass `number`, the first is 0; shuffled by `seed`, if it is not null.
+
+    From the second pass on the id of a row ends with it: `doc-7#2`.
+    """
+
+    source: RowSource
+    number: int
+    seed: int | None
+
+    def listed(self) -> "OnePass":
+        """Return the pass over the source with its files found. Raises SourceRefused."""
+        return replace(self, source=self.source.listed())
+
+    def fingerprint(self, watch: Callable[[], None] = lambda: None) -> str:
+        """Return that of the source, with the seed: it is the same in every pass."""
+        digest = self.source.fingerprint(watch)
+        return digest if self.seed is None else f"shuffled:{canonical_sha256([digest, self.seed])}"
+
+    def check_unchanged(self) -> None:
+        """Check the source."""
+        self.source.check_unchanged()
+
+    def frozen(self) -> object:
+        """Return what fixes the source."""
+        return self.source.frozen()
+
+    def rows(self) -> Iterator[SourceRow]:
+        """Yield the rows."""
+        rows = self.source.rows()
+        for row in rows if self.seed is None else self._shuffled(rows):
+            yield replace(row, source_id=f"{row.source_id}#{self.number + 1}") if self.number else row
+
+    def _shuffled(self, rows: Iterator[SourceRow]) -> Iterator[SourceRow]:
+        draw = random.Random(f"{self.seed}/{self.number}")  # noqa: S311 - an order, no secret
+        waiting = list(islice(rows, SHUFFLED_ROWS))
+        for row in rows:
+            place = draw.randrange(SHUFFLED_ROWS)
+            yield waiting[place]
+            waiting[place] = row
+        draw.shuffle(waiting)
+        yield from waiting
