@@ -12,14 +12,14 @@ from importlib import import_module
 from pathlib import Path
 
 from schemas.dataset.seal import sealing
-from service.errors import OptionRefused, SourceRefused
+from service.errors import OptionRefused
 from service.export.format import Format, RowFile
 from service.export.notes import notes_of
 from service.export.options import ExportOptions, FormatName
 from service.export.record import LOCK, begin, end, identity_of
-from service.export.source import Source, open_source
+from service.export.source import Source, open_source, refusing_datasets
 from service.folder_lock import locked
-from service.reader import ReaderError, Row
+from service.reader import Row
 
 FILES_AT_ONCE = 4
 """In memory at most, each by a row unless its format needs a whole file."""
@@ -41,15 +41,12 @@ def export(where: str, out: Path, options: ExportOptions) -> Exported:
     Raises SourceRefused (`dataset`, `job`), OptionRefused, IdentityChanged,
     UnknownModel, EngineRefused, HubUnavailable, OSError.
     """
-    try:
+    with refusing_datasets():
         source = open_source(where, options)
         trainer_format = format_of(source)
         out.mkdir(parents=True, exist_ok=True)
         with locked(out / LOCK, f"another export is writing to {out}", "out"):
             return _write(source, trainer_format, out)
-    except ReaderError as error:
-        cure = "run 'quarry verify' on it, or name the root of a dataset that Quarry made"
-        raise SourceRefused(str(error), field="dataset", cure=cure) from error
 
 
 def format_of(source: Source) -> Format:

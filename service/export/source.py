@@ -1,12 +1,14 @@
 """The dataset that is exported: its rows, and what its manifests say of them."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from schemas.dataset.manifest import Manifest
 from schemas.identity import Identity
 from service.errors import OptionRefused, SourceRefused
 from service.export.options import STATES_OF_LAST_ONLY, ExportOptions
-from service.reader import QuarryDataset
+from service.reader import QuarryDataset, ReaderError
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +40,23 @@ def open_source(where: str, options: ExportOptions) -> Source:
 
     Raises SourceRefused (`job`), OptionRefused (`layers`), ReaderError.
     """
-    rows = QuarryDataset(where, jobs=options.jobs or None, revision=options.revision)
+    return source_of(QuarryDataset(where, jobs=options.jobs or None, revision=options.revision), options)
+
+
+def source_of(rows: QuarryDataset, options: ExportOptions) -> Source:
+    """Return what is written of opened rows. Raises SourceRefused (`job`), OptionRefused (`layers`)."""
     _check_alike(rows.manifests)
     return Source(rows, options, _layers(rows, options))
+
+
+@contextmanager
+def refusing_datasets() -> Iterator[None]:
+    """Turn a ReaderError of the block into SourceRefused (`dataset`)."""
+    try:
+        yield
+    except ReaderError as error:
+        cure = "run 'quarry verify' on it, or name the root of a dataset that Quarry made"
+        raise SourceRefused(str(error), field="dataset", cure=cure) from error
 
 
 _DECIDE_TENSORS = (

@@ -4,8 +4,11 @@ import os
 from collections.abc import Iterable
 from datetime import date
 
+import pyarrow as pa
+
 from service.artifacts.dataset_files import Files, files_of
 from service.reader.jobs import read_jobs
+from service.reader.places import read_labels, read_places
 from service.reader.rows import Rows
 from service.reader.views import View
 
@@ -49,14 +52,20 @@ class QuarryDataset(Rows):
         self.manifests = read_jobs(files, wanted, since)
         """Of the jobs that are read, by id: they name every file that is."""
         jobs_read = self.manifests.values()
+        self._indexes = [entry for job in jobs_read for entry in job.indexes]
         super().__init__(
             files,
             [entry for job in jobs_read for entry in job.shards],
-            [entry for job in jobs_read for entry in job.indexes],
+            read_places(files, self._indexes),
             view,
             pin_memory=pin_memory,
             direct=direct,
         )
+
+    @property
+    def index(self) -> pa.Table:
+        """What the index files say of every row: the columns `service.reader.places.COLUMNS`."""
+        return self._places.table
 
     @property
     def sample_ids(self) -> list[str]:
@@ -65,7 +74,7 @@ class QuarryDataset(Rows):
 
     def labels(self, name: str) -> list[str | None]:
         """Return a label of every row, null where it has none. Raises ReaderError if no job asked for it."""
-        return self._places.labels(name)
+        return read_labels(self._files, self._indexes, name)
 
     def supervised_counts(self) -> dict[int, int]:
         """Return how often each token id is supervised in all rows, from the index."""

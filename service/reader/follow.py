@@ -19,6 +19,7 @@ from schemas.job import ENDED_JOB_STATES, RESTING_JOB_STATES, JobState, UnitPage
 from schemas.names import FINAL_NORM_PATH
 from service.artifacts.dataset_files import HubFiles
 from service.reader.errors import ReaderError
+from service.reader.places import read_places
 from service.reader.rows import Rows
 from service.reader.served import LOOK_S, NotServed, ServedFile, ServedJob
 from service.reader.views import View
@@ -225,7 +226,7 @@ class _Unit:
         """The unit's rows."""
         (unit,) = self._page.units
         assert unit.index is not None, "a unit with rows has an index"  # noqa: S101
-        return self._rows_of(self, unit.shards, [unit.index])
+        return self._rows_of(self, unit.shards, read_places(self, [unit.index]))
 
     def open(self, path: str, *, direct: bool = False) -> RangeFile:
         """Open a file; wait for one that was committed and has not landed yet.

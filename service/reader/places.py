@@ -18,13 +18,10 @@ from service.reader.errors import ReaderError
 class Places:
     """Every row of a dataset in index order; token ids and masks stay in Arrow memory until asked for."""
 
-    def __init__(self, files: Opens, indexes: Sequence[FileEntry]) -> None:
-        """Read these indexes, at least one. Raises ReaderError."""
-        self._files, self._indexes = files, indexes
-        # Left in the chunks that were read: a chunk of lists counts its values in 32 bits, and a dataset
-        # may hold more tokens than that. A row is found among chunks by bisection.
-        table = pa.concat_tables([_read_index(files, entry) for entry in indexes])
-        self._columns: dict[str, Any] = {name: table[name] for name in _COLUMNS}
+    def __init__(self, table: pa.Table) -> None:
+        """Take the columns `COLUMNS` of a table, which may be a file that is mapped."""
+        self.table = table.select(COLUMNS)
+        self._columns: dict[str, Any] = {name: self.table[name] for name in COLUMNS}
         self.num_tokens: list[int] = self._columns["num_tokens"].to_pylist()
         """T of every row, for samplers that fill batches by tokens."""
         self.shards: list[str] = self._columns["shard"].to_pylist()
@@ -40,18 +37,6 @@ class Places:
         """The id of every row's sample."""
         ids: list[str] = self._columns["sample_id"].to_pylist()
         return ids
-
-    def labels(self, name: str) -> list[str | None]:
-        """Return a label of every row. Raises ReaderError where an index does not have it."""
-        column = f"{LABEL_PREFIX}{name}"
-        values: list[str | None] = []
-        try:
-            for entry in self._indexes:
-                file = open_named(self._files, entry)
-                values += read_table(file.arrow(), columns=[column])[column].to_pylist()
-        except (OSError, pa.ArrowException) as error:
-            raise ReaderError(f"label {name!r} cannot be read: {error}") from error
-        return values
 
     def supervised_counts(self) -> dict[int, int]:
         """Return how often each token id is supervised."""
@@ -71,10 +56,30 @@ class Places:
         return {name: self._columns[name][number].as_py() for name in _LIGHT}
 
 
+def read_places(files: Opens, indexes: Sequence[FileEntry]) -> Places:
+    """Read these indexes, at least one. Raises ReaderError."""
+    # Left in the chunks that were read: a chunk of lists counts its values in 32 bits, and a dataset
+    # may hold more tokens than that. A row is found among chunks by bisection.
+    return Places(pa.concat_tables([_read_index(files, entry) for entry in indexes]))
+
+
+def read_labels(files: Opens, indexes: Sequence[FileEntry], name: str) -> list[str | None]:
+    """Return a label of every row. Raises ReaderError where an index does not have it."""
+    column = f"{LABEL_PREFIX}{name}"
+    values: list[str | None] = []
+    try:
+        for entry in indexes:
+            file = open_named(files, entry)
+            values += read_table(file.arrow(), columns=[column])[column].to_pylist()
+    except (OSError, pa.ArrowException) as error:
+        raise ReaderError(f"label {name!r} cannot be read: {error}") from error
+    return values
+
+
 def _read_index(files: Opens, entry: FileEntry) -> pa.Table:
     """Read what places need of an index. Raises ReaderError if it contradicts itself."""
     try:
-        table = read_table(open_named(files, entry).arrow(), columns=_COLUMNS).select(_COLUMNS)
+        table = read_table(open_named(files, entry).arrow(), columns=COLUMNS).select(COLUMNS)
     except (OSError, MemoryError, pa.ArrowException) as error:
         raise ReaderError(f"{entry.path} cannot be read: {error}") from error
     if not table.schema.equals(_SCHEMA):
@@ -97,5 +102,5 @@ def _values(column: Any, number: int, dtype: torch.dtype) -> torch.Tensor:  # no
 
 _LIGHT = ["sample_id", "source_id", "prompt_tokens"]
 _LISTS = {"input_ids": torch.int32, "loss_mask": torch.uint8}
-_COLUMNS = [*_LIGHT, *_LISTS, "num_tokens", "shard", "row"]
-_SCHEMA = pa.schema([INDEX_SCHEMA.field(name) for name in _COLUMNS])
+COLUMNS = [*_LIGHT, *_LISTS, "num_tokens", "shard", "row"]
+_SCHEMA = pa.schema([INDEX_SCHEMA.field(name) for name in COLUMNS])

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from schemas.dataset.entries import FileEntry, ShardEntry
+from schemas.dataset.entries import ShardEntry
 from schemas.dataset.norm import NormWeights, read_norm_file
 from schemas.dataset.shard import Shard
 from schemas.dataset.states import read_states
@@ -35,16 +35,16 @@ class Rows(Dataset[Any]):
         self,
         files: Opens,
         shards: Iterable[ShardEntry],
-        indexes: Sequence[FileEntry],
+        places: Places,
         view: View | None,
         *,
         pin_memory: bool = False,
         direct: bool = False,
     ) -> None:
-        """Read the indexes, at least one, and one footer; no states. Raises ReaderError."""
+        """Read one footer; no states. Raises ReaderError."""
         self._files = files
         self._named = {entry.path: entry for entry in shards}
-        self._places = Places(self._files, indexes)
+        self._places = places
         self._check_places()
         self.view = view
         self.num_tokens: list[int] = self._places.num_tokens

@@ -7,9 +7,10 @@ written after the final norm instead: vLLM feeds an MTP drafter that, and this t
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,8 +27,10 @@ from service.reader import Row
 
 PRE_NORM_MTP = frozenset({"MiMoForCausalLM", "Step3p5ForCausalLM"})
 """Classes of vLLM whose MTP drafters get the state before the final norm; see docs/serving-parity.md."""
-_ARROW_FILE = "data-00000-of-00001.arrow"
+ARROW_FILE = "data-00000-of-00001.arrow"
+COUNTS_FILE = "token_freq.pt"
 _ROWS_A_BATCH = 256
+_READ_COLUMNS = ("input_ids", "loss_mask", "seq_len")
 _SCHEMA = pa.schema(
     [
         ("input_ids", pa.list_(pa.int64())),
@@ -51,56 +54,80 @@ class Speculators(FileEachRow):
     def write(self, temporary: Path, rows: Iterable[Row]) -> None:
         """Write one row's states."""
         for row in rows:
-            save_safetensors(temporary, {"hidden_states": self._states(row), "token_ids": row.input_ids})
-
-    def _states(self, row: Row) -> torch.Tensor:
-        """Return [T, A + 1, H]: the auxiliary layers and the last one, which is the highest."""
-        if self.source.options.algorithm is Algorithm.MTP:
-            return row.last_normed()[:, None]
-        layer_ids = (*self.source.layers, row.num_layers)
-        return row.auxiliary(layer_ids).view(row.num_tokens, len(layer_ids), -1)
+            save_safetensors(temporary, row_tensors(row, self.source.options.algorithm, self.source.layers))
 
     def finish(self, out: Path) -> None:
         """Write the Arrow dataset, the token counts and the vocabulary map."""
-        self._write_arrow(out)
+        write_arrow(out, self.source, _SCHEMA, self._batches())
         counts = token_counts(self.source)
-        seal_torch(out / "token_freq.pt", counts)
+        seal_torch(out / COUNTS_FILE, counts)
         for name, tensor in draft_vocabulary(self.source, lambda _: counts).items():
             path = out / f"{name}-{self.source.options.draft_vocab}.npy"
             with sealing(path) as temporary, temporary.open("wb") as file:
                 np.save(file, tensor.numpy())
 
-    def _write_arrow(self, out: Path) -> None:
-        with (
-            sealing(out / _ARROW_FILE) as temporary,
-            pa.OSFile(str(temporary), "wb") as file,
-            pa.ipc.new_stream(file, _SCHEMA) as stream,
-        ):
-            for begin in range(0, len(self.source.rows), _ROWS_A_BATCH):
-                numbers = range(begin, min(begin + _ROWS_A_BATCH, len(self.source.rows)))
-                stream.write_batch(self._batch(numbers))
-        value = {"_type": "Value", "dtype": "int64"}
-        listed = {"_type": "List", "feature": value}
-        features = {"input_ids": listed, "loss_mask": listed, "seq_len": value}
-        seal_json(out / "dataset_info.json", {"features": features})
-        manifests = json.dumps({job: manifest.sha256 for job, manifest in self.source.rows.manifests.items()})
-        state = {
-            "_data_files": [{"filename": _ARROW_FILE}],
-            "_fingerprint": hashlib.sha256(manifests.encode()).hexdigest()[:16],
-            "_format_columns": ["input_ids", "loss_mask", "seq_len"],
-            "_format_kwargs": {},
-            "_format_type": "torch",
-            "_output_all_columns": False,
-            "_split": None,
-        }
-        seal_json(out / "state.json", state)
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        for begin in range(0, len(self.source.rows), _ROWS_A_BATCH):
+            rows = []
+            for number in range(begin, min(begin + _ROWS_A_BATCH, len(self.source.rows))):
+                row = self.source.rows.row(number)
+                ids, mask = row.input_ids.tolist(), row.loss_mask.tolist()
+                rows.append({"input_ids": ids, "loss_mask": mask, "seq_len": row.num_tokens})
+            yield pa.RecordBatch.from_pylist(rows, schema=_SCHEMA)
 
-    def _batch(self, numbers: range) -> pa.RecordBatch:
-        rows = []
-        for row in map(self.source.rows.row, numbers):
-            ids, mask = row.input_ids.tolist(), row.loss_mask.tolist()
-            rows.append({"input_ids": ids, "loss_mask": mask, "seq_len": row.num_tokens})
-        return pa.RecordBatch.from_pylist(rows, schema=_SCHEMA)
+
+def write_index(out: Path, source: Source) -> None:
+    """Write the Arrow dataset with every column of the index, as it has them, and the token counts.
+
+    The trainer reads the same tensors of it: `datasets` makes int64 of any integer.
+    """
+    table = source.rows.index
+    table = table.append_column("seq_len", table["num_tokens"].cast(pa.int64()))
+    write_arrow(out, source, table.schema, table.to_batches(_ROWS_A_BATCH))
+    seal_torch(out / COUNTS_FILE, token_counts(source))
+
+
+def write_arrow(out: Path, source: Source, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
+    """Write what `datasets.load_from_disk` reads; the trainer is given three of the columns."""
+    with (
+        sealing(out / ARROW_FILE) as temporary,
+        pa.OSFile(str(temporary), "wb") as file,
+        pa.ipc.new_stream(file, schema) as stream,
+    ):
+        for batch in batches:
+            stream.write_batch(batch)
+    seal_json(out / "dataset_info.json", {"features": {field.name: _feature(field.type) for field in schema}})
+    manifests = json.dumps({job: manifest.sha256 for job, manifest in source.rows.manifests.items()})
+    state = {
+        "_data_files": [{"filename": ARROW_FILE}],
+        "_fingerprint": hashlib.sha256(manifests.encode()).hexdigest()[:16],
+        "_format_columns": list(_READ_COLUMNS),
+        "_format_kwargs": {},
+        "_format_type": "torch",
+        "_output_all_columns": False,
+        "_split": None,
+    }
+    seal_json(out / "state.json", state)
+
+
+def row_tensors(row: Row, algorithm: Algorithm, layers: tuple[int, ...]) -> dict[str, torch.Tensor]:
+    """Return what a row's file holds: `hidden_states` [T, A + 1, H] and `token_ids`, int64 [T].
+
+    The states are the auxiliary layers', then those of the last one, which is the highest.
+    """
+    if algorithm is Algorithm.MTP:
+        states_TLH = row.last_normed()[:, None]
+    else:
+        layer_ids = (*layers, row.num_layers)
+        states_TLH = row.auxiliary(layer_ids).view(row.num_tokens, len(layer_ids), -1)
+    return {"hidden_states": states_TLH, "token_ids": row.input_ids}
+
+
+def _feature(kind: pa.DataType) -> dict[str, Any]:
+    """Return a column's type as `datasets` writes it."""
+    if pa.types.is_list(kind):
+        return {"_type": "List", "feature": _feature(kind.value_type)}
+    return {"_type": "Value", "dtype": str(kind)}
 
 
 def make(source: Source) -> Speculators:

@@ -16,7 +16,7 @@ from schemas.dataset.entries import FileEntry
 from service.artifacts.dataset_files import LocalFiles
 from service.reader import places
 from service.reader.errors import ReaderError
-from service.reader.places import Places
+from service.reader.places import read_places
 from tests.support.shards import entry_of
 
 LENGTHS = {
@@ -69,7 +69,7 @@ def folder(tmp_path: Path, rows: list[dict[str, Any]]) -> Path:
 
 @pytest.mark.parametrize("again", [lambda found: found, lambda found: pickle.loads(pickle.dumps(found))])
 def test_every_row_is_right_on_both_sides_of_every_border_between_chunks(folder, rows, again):
-    found = again(Places(LocalFiles(folder), named(folder, LENGTHS)))
+    found = again(read_places(LocalFiles(folder), named(folder, LENGTHS)))
     assert len(found) == len(rows)
     assert found.num_tokens == [row["num_tokens"] for row in rows]
     assert found.sample_ids == [row["sample_id"] for row in rows]
@@ -84,7 +84,7 @@ def test_every_row_is_right_on_both_sides_of_every_border_between_chunks(folder,
 def test_supervised_tokens_are_counted_over_all_chunks(folder, rows):
     pairs = [pair for row in rows for pair in zip(row["input_ids"], row["loss_mask"], strict=True)]
     due = Counter(token for token, supervised in pairs if supervised)
-    assert Places(LocalFiles(folder), named(folder, LENGTHS)).supervised_counts() == due
+    assert read_places(LocalFiles(folder), named(folder, LENGTHS)).supervised_counts() == due
 
 
 def lists(lengths: list[int], values: np.ndarray) -> pa.Array:
@@ -115,7 +115,7 @@ def test_a_dataset_may_hold_more_tokens_than_32_bits_count(tmp_path, monkeypatch
         (tmp_path / path).touch()
     tables = {str(tmp_path / path): huge for path in paths[:-1]} | {str(tmp_path / paths[-1]): small}
     monkeypatch.setattr(places, "read_table", lambda path, columns: tables[path].select(columns))
-    found = Places(LocalFiles(tmp_path), named(tmp_path, paths))
+    found = read_places(LocalFiles(tmp_path), named(tmp_path, paths))
     assert len(found) == 11
     assert [[part.tolist() for part in found.tokens(number)] for number in (9, 10)] == [
         [[0, 1], [0, 1]],
@@ -129,11 +129,11 @@ def test_indexes_that_do_not_fit_together_are_refused(folder):
     place = table.schema.get_field_index("row")
     pq.write_table(table.set_column(place, "row", table["row"].cast(pa.string())), path)
     with pytest.raises(ReaderError, match=r"train-00000\.parquet: its columns are not those of an index"):
-        Places(LocalFiles(folder), named(folder, LENGTHS))
+        read_places(LocalFiles(folder), named(folder, LENGTHS))
 
 
 @pytest.mark.parametrize("path", ["../private/a.parquet", "/private/a.parquet", "data/../../a", "a\0b"])
 def test_an_index_that_lies_outside_the_dataset_is_refused_before_it_is_opened(folder: Path, path: str):
     """The reader, and the export with it, open what a manifest names."""
     with pytest.raises(ReaderError, match="leaves the dataset"):
-        Places(LocalFiles(folder), [FileEntry(path=path, sha256="", bytes=0)])
+        read_places(LocalFiles(folder), [FileEntry(path=path, sha256="", bytes=0)])
