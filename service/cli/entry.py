@@ -12,7 +12,19 @@ import typer
 
 from schemas.dataset.errors import NO_SPACE
 from schemas.job import Problem
-from service.cli import datasets, diagnose, export, files, jobs, keys, processes, ray_pool, schedules, workers
+from service.cli import (
+    datasets,
+    diagnose,
+    export,
+    files,
+    jobs,
+    keys,
+    processes,
+    ray_pool,
+    schedules,
+    train,
+    workers,
+)
 from service.cli.console import EXIT_NOT_COMPLETE, EXIT_USAGE, complain, exit_code
 from service.client import ProblemReceived
 from service.errors import DiskFull, OptionRefused, QuarryError
@@ -48,6 +60,7 @@ app.add_typer(schedules.app, name="schedules")
 app.add_typer(keys.app, name="keys")
 app.add_typer(workers.app, name="workers")
 app.add_typer(ray_pool.app, name="ray")
+app.add_typer(train.app, name="train")
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

@@ -139,6 +139,7 @@ def test_a_command_whose_extra_is_missing_says_which(
     [
         *(("fastapi.routing", "service"), ("sqlalchemy", "service"), ("prometheus_client", "service")),
         *(("vllm.outputs", "vllm"), ("ray", "ray"), ("torch", None), ("elsewhere", None)),
+        ("hs_connectors", "speculators"),
     ],
 )
 def test_a_module_belongs_to_the_extra_that_brings_it(module: str, extra: str | None) -> None:

@@ -1,0 +1,48 @@
+"""`quarry train`: a trainer's own command, on a dataset whose states it reads where they are."""
+
+from typing import Annotated
+
+import typer
+
+from service.errors import OptionRefused
+
+app = typer.Typer(
+    help="Train on a finished dataset by a trainer's own command, without a second copy of the states.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+_TRAINER = frozenset({"hs_connectors", "speculators"})
+
+
+@app.command(
+    context_settings={
+        "allow_extra_args": True,
+        "allow_interspersed_args": False,
+        "ignore_unknown_options": True,
+    }
+)
+def speculators(
+    context: typer.Context,
+    dataset: Annotated[
+        str, typer.Argument(metavar="DATASET", help="A folder, or hf://datasets/NAMESPACE/NAME.")
+    ],
+    job: Annotated[
+        list[str] | None, typer.Option("--job", metavar="ID", help="A job of the dataset; all if left out.")
+    ] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="Branch, tag or commit of a dataset repository.")
+    ] = None,
+) -> None:
+    """Run 'speculators train' on DATASET; all that comes after it goes to that command unchanged.
+
+    On several GPUs: torchrun --nproc-per-node N --no-python quarry train speculators DATASET ...
+    """
+    try:
+        from service.trainers.speculators import train
+    except ModuleNotFoundError as error:
+        if error.name not in _TRAINER:
+            raise
+        detail = f"speculators 0.9 is not installed here: there is no {error.name}"
+        cure = "pip install 'eagle-quarry[speculators]'"
+        raise OptionRefused(detail, field="trainer", cure=cure) from error
+    train(dataset, context.args, job or (), revision)

@@ -1,0 +1,206 @@
+"""`quarry train speculators`: its own training command on a dataset, without a second copy of the states.
+
+speculators takes token ids and masks from an Arrow dataset, which is made here of the index, and asks a
+backend of its package `hs_connectors` for the states of each row: ours reads them from the shards. It must
+be registered before speculators' configuration is imported, so this module imports that late.
+"""
+
+import json
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pyarrow as pa
+import torch
+import yaml  # type: ignore[import-untyped]
+from hs_connectors import HiddenStatesBackend, HiddenStatesTransfer
+
+from schemas.dataset.entries import ShardEntry
+from schemas.names import is_local_model
+from service.artifacts.dataset_files import Files, files_of
+from service.errors import IdentityChanged, OptionRefused, UnknownModel
+from service.export.formats.speculators import ARROW_FILE, make, row_tensors, write_index
+from service.export.options import STATES_OF_LAST_ONLY, Algorithm, ExportOptions, FormatName, chosen_algorithm
+from service.export.record import LOCK, RECORD, begin, end
+from service.export.source import Source, refusing_datasets, source_of
+from service.export.target import find_target
+from service.folder_lock import locked
+from service.reader import QuarryDataset
+from service.reader.jobs import read_jobs
+from service.reader.places import Places
+from service.reader.rows import Rows
+
+BACKEND = "quarry"
+_LAYERS_OF_DRAFTER = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")
+_NOTES = "Token ids and masks for `quarry train speculators`, which reads the states in their dataset.\n"
+
+
+class QuarryTransfer(HiddenStatesTransfer):  # type: ignore[misc]  # of a package that mypy does not see
+    """The rows of an Arrow dataset of ids, their states read from the dataset that it was made of.
+
+    A loader worker gets names alone; it maps the ids and opens shards when it wants its first row.
+    """
+
+    def __init__(self, files: Files, shards: Sequence[ShardEntry], ids: Path, options: ExportOptions) -> None:
+        """Open nothing yet. `ids` is the folder of the Arrow dataset, `shards` are all that hold its rows."""
+        self._files, self._shards, self._ids, self._options = files, shards, ids, options
+        self._rows: Rows | None = None
+
+    def get_cached(self, file_idx: int) -> dict[str, torch.Tensor]:
+        """Return `hidden_states` [T, A + 1, H] and `token_ids` [T] of a row. Raises ReaderError, OSError."""
+        if self._rows is None:
+            with pa.memory_map(str(self._ids / ARROW_FILE)) as file, pa.ipc.open_stream(file) as stream:
+                places = Places(stream.read_all())
+            self._rows = Rows(self._files, self._shards, places, None)
+        return row_tensors(self._rows.row(file_idx), self._options.algorithm, self._options.layers or ())
+
+    def get_generated(self, hs_transfer_params: dict[str, Any]) -> None:
+        """Return none: every row of the dataset is there, and nothing is captured for a trainer that runs."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_rows": None}
+
+
+@HiddenStatesBackend.register(BACKEND)
+class QuarryBackend(HiddenStatesBackend):  # type: ignore[misc]
+    """How speculators' command finds the rows: the dataset by two arguments, all else by `--data-path`."""
+
+    @staticmethod
+    def add_train_args(parser: ArgumentParser) -> None:
+        """Add `--quarry-dataset` and `--quarry-revision`."""
+        parser.add_argument("--quarry-dataset", help="Folder, or hf://datasets/NAMESPACE/NAME.")
+        parser.add_argument("--quarry-revision", help="Branch, tag or commit of a dataset repository.")
+
+    @staticmethod
+    def add_launch_args(parser: ArgumentParser) -> None:
+        """Add nothing: Quarry captures by its own service."""
+
+    @staticmethod
+    def from_train_args(args: Namespace, data_path: str) -> QuarryTransfer:
+        """Return the transfer of the rows whose ids are in `data_path`.
+
+        Raises ReaderError, OptionRefused, HubUnavailable, OSError.
+        """
+        ids = Path(data_path)
+        record = json.loads((ids / RECORD).read_text(encoding="utf-8"))
+        files = files_of(args.quarry_dataset, args.quarry_revision or None)
+        manifests = read_jobs(files, frozenset(record["jobs"]))
+        shards = [entry for manifest in manifests.values() for entry in manifest.shards]
+        return QuarryTransfer(files, shards, ids, _options(args))
+
+    @staticmethod
+    def build_kv_transfer_config(args: Namespace) -> dict[str, Any]:
+        """Refuse: this backend captures nothing."""
+        cure = "capture with 'quarry extract' or POST /extract"
+        raise OptionRefused("speculators' server captures nothing for Quarry", field="backend", cure=cure)
+
+
+def train(
+    dataset: str, arguments: Sequence[str], jobs: Sequence[str] = (), revision: str | None = None
+) -> None:
+    """Run speculators' training command with `arguments` on the rows of a finished dataset.
+
+    What is not among them is filled in: the backend, the target, its layers, and a temporary folder for the
+    token ids and masks. In the folder of `--data-path` these stay, and ranks share them.
+
+    Raises SourceRefused (`dataset`, `job`), OptionRefused (`layers`, `algorithm`, `data_path`),
+    IdentityChanged (`data_path`), HubUnavailable, and what training raises; SystemExit if speculators refuses
+    an argument.
+    """
+    from speculators.train.cli import main
+    from speculators.train.config import TrainConfig
+
+    given = _given(arguments)
+    with TemporaryDirectory(prefix="quarry-ids-") as folder:
+        with refusing_datasets():
+            rows = QuarryDataset(dataset, jobs=jobs or None, revision=revision)
+            defaults = _defaults(rows) | {"data_path": [folder]}
+            words = [
+                word
+                for name, values in defaults.items()
+                if values and name not in given
+                for word in (f"--{name.replace('_', '-')}", *values)
+            ]
+            words += [*arguments, "--quarry-dataset", dataset, "--quarry-revision", revision or ""]
+            config = TrainConfig.resolve(words)
+            settled = Namespace(**config.flatten())
+            source = source_of(rows, _options(settled))
+            make(source)  # refuses a drafter that this trainer would feed other states
+            _write_ids(source, Path(settled.data_path))
+        del rows, source  # its index is as large as the ids, which are mapped from now on
+        main(config)
+
+
+def _given(arguments: Sequence[str]) -> set[str]:
+    """Return the names of the arguments that a user gives, also by `--config`. Raises SystemExit."""
+    from speculators.train.config.resolution import build_parser
+
+    parsed = vars(build_parser().parse_args(arguments))
+    names = set(parsed)
+    if parsed["config"] is not None:
+        with suppress(OSError, yaml.YAMLError):  # which speculators reports next
+            names |= set(_keys(yaml.safe_load(Path(parsed["config"]).read_text(encoding="utf-8"))))
+    return names
+
+
+def _keys(document: object) -> Iterator[str]:
+    """Yield the keys of a document at every depth: arguments are grouped, and their names unique."""
+    if isinstance(document, dict):
+        for key, value in document.items():
+            yield str(key)
+            yield from _keys(value)
+
+
+def _defaults(rows: QuarryDataset) -> dict[str, list[str]]:
+    """Return the arguments that follow from a dataset; the target is left out where it is not found."""
+    source = Source(rows, ExportOptions(FormatName.SPECULATORS, Algorithm.EAGLE3), ())
+    model = source.identity.model
+    target = [] if is_local_model(model) else [model]
+    if not target:
+        with suppress(OptionRefused, UnknownModel):
+            target = [str(find_target(source).folder)]
+    layers = [str(layer_id) for layer_id in rows.about.layer_ids if layer_id != rows.about.num_layers]
+    return {
+        "hidden_states_backend": [BACKEND],
+        "on_missing": ["raise"],
+        "verifier_name_or_path": target,
+        "target_layer_ids": layers,
+    }
+
+
+def _options(args: Namespace) -> ExportOptions:
+    """Return what the trainer's arguments, all of them settled, say of a row. Raises OptionRefused."""
+    from transformers import PretrainedConfig
+
+    algorithm = chosen_algorithm(FormatName.SPECULATORS, args.speculator_type)
+    layers = args.target_layer_ids
+    if args.from_pretrained:
+        # The trainer takes the layers of a drafter that it goes on with from that drafter.
+        drafter, _ = PretrainedConfig.get_config_dict(args.from_pretrained)
+        named = (drafter.get(name) for name in _LAYERS_OF_DRAFTER)
+        layers = next(filter(None, named), layers)
+    if algorithm in STATES_OF_LAST_ONLY or not layers:
+        return ExportOptions(FormatName.SPECULATORS, Algorithm(algorithm))
+    return ExportOptions(FormatName.SPECULATORS, Algorithm(algorithm), tuple(sorted(layers)))
+
+
+def _write_ids(source: Source, out: Path) -> None:
+    """Write the Arrow dataset and the token counts to `out`, or find there those of the same jobs.
+
+    Ranks of one machine that share the folder wait for the first of them.
+    Raises OptionRefused, IdentityChanged (`data_path`), OSError.
+    """
+    jobs = {job: manifest.sha256 for job, manifest in source.rows.manifests.items()}
+    out.mkdir(parents=True, exist_ok=True)
+    with locked(out / LOCK, f"{out} is written to", "data_path", wait=True):
+        try:
+            is_written = begin(out, {"format": "speculators, ids alone", "jobs": jobs})
+        except (IdentityChanged, OptionRefused) as error:
+            detail, cure = f"{out} holds something else than the ids of these jobs", "name another folder"
+            raise type(error)(detail, field="data_path", cure=f"{cure} in --data-path") from error
+        if not is_written:
+            write_index(out, source)
+            end(out, {"format": "speculators, ids alone", "jobs": jobs}, len(source.rows), _NOTES)

@@ -1,0 +1,249 @@
+"""speculators' own training command takes the rows of a dataset where they are."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from schemas.job import JobState
+from service.export.options import Algorithm
+from service.export.run import export
+from tests.contract.export.conftest import files_of, wanted
+from tests.contract.reader.conftest import finished
+from tests.support.fake_hub import FakeHub
+from tests.support.jobs import Shop, conversations, request
+from tests.support.trainers import environment, loaded_by
+
+pytestmark = pytest.mark.slow
+
+COMPARED = """
+import json, pickle, sys
+from argparse import Namespace
+import torch
+from torch.utils.data import DataLoader
+from service.trainers.speculators import train
+from hs_connectors import HiddenStatesBackend
+from speculators.train import cli
+from speculators.train.data import ArrowDataset
+
+def bits(row):
+    return {name: (t.dtype, t.shape, t.contiguous().view(torch.uint8)) for name, t in row.items()}
+
+def equal(row, other):
+    row, other = bits(row), bits(other)
+    return row.keys() == other.keys() and all(
+        row[name][:2] == other[name][:2] and torch.equal(row[name][2], other[name][2]) for name in row)
+
+def compare(config):
+    settled = config.flatten()
+    args, ids = Namespace(**settled), settled["data_path"]
+    transfer = HiddenStatesBackend.registry[args.hidden_states_backend].from_train_args(args, ids)
+    mine = ArrowDataset(max_len=512, datapath=ids, transfer=transfer, on_missing=args.on_missing)
+    theirs = ArrowDataset(max_len=512, datapath=exported, on_missing="raise")
+    assert mine.approx_lengths == theirs.approx_lengths
+    numbers = range(len(theirs))
+    cached = sum(equal(transfer.get_cached(n), theirs.transfer.get_cached(n)) for n in numbers)
+    loaded = sum(equal(mine[n], theirs[n]) for n in numbers)
+    again = pickle.loads(pickle.dumps(transfer))
+    pickled = sum(equal(again.get_cached(n), theirs.transfer.get_cached(n)) for n in numbers)
+    found.append({"rows": len(theirs), "cached": cached, "loaded": loaded, "pickled": pickled, "config": {
+        name: settled[name] for name in ("verifier_name_or_path", "target_layer_ids", "on_missing")}})
+    if len(found) == 1:
+        workers = DataLoader(mine, batch_size=None, num_workers=2, multiprocessing_context="spawn")
+        found[0]["worked"] = sum(equal(row, theirs[n]) for n, row in enumerate(workers))
+
+cases, result = json.loads(sys.argv[1]), sys.argv[2]
+cli.main, found = compare, []
+if __name__ == "__main__":
+    for dataset, exported, options in cases:
+        train(dataset, options)
+    torch.save(found, result)
+"""
+
+
+def compared(*cases: tuple[str, Path, list[str]], folder: Path) -> list[dict[str, Any]]:
+    """Compare the rows of datasets, each with speculators' own backend on its export and with options.
+
+    Those of the first dataset are read by spawned loader workers as well.
+    """
+    given = json.dumps([(dataset, str(exported), options) for dataset, exported, options in cases])
+    every = loaded_by(COMPARED, given, result=folder / "result.pt")
+    for found in every:
+        assert found["cached"] == found["loaded"] == found["pickled"] == found["rows"]
+    assert every[0]["worked"] == every[0]["rows"]
+    return every
+
+
+CASES = {"eagle3": None, "dflash": (2, 5), "mtp": None}
+"""Kinds of drafters, and the layers to give; all of them if null."""
+
+
+def test_every_row_is_the_exports_bit_by_bit(dataset, target, tmp_path):
+    cases, config = [], {"verifier_name_or_path": str(target), "on_missing": "raise"}
+    for algorithm, layers in CASES.items():
+        options = wanted("speculators", algorithm=Algorithm(algorithm), layers=layers)
+        export(str(dataset), tmp_path / algorithm, options)
+        words = ["--target-layer-ids", *map(str, reversed(layers))] if layers else []
+        words += ["--data-path", str(tmp_path / "ids")]
+        cases.append((str(dataset), tmp_path / algorithm, ["--speculator-type", algorithm, *words]))
+    for compression in ("planes", "fp8"):
+        packed = finished(tmp_path / f"shop-{compression}", target, storage={"compression": compression})
+        export(str(packed), tmp_path / compression, wanted("speculators"))
+        cases.append((str(packed), tmp_path / compression, []))
+    every = compared(*cases, folder=tmp_path)
+    assert [found["config"] for found in every] == [
+        config | {"target_layer_ids": ids} for ids in ([2, 4, 5], [5, 2], *[[2, 4, 5]] * 3)
+    ]
+
+
+def test_rows_are_read_from_a_repository(dataset, tmp_path, monkeypatch):
+    export(str(dataset), tmp_path / "out", wanted("speculators"))
+    with FakeHub() as hub:
+        hub.add_repo("org/states", files_of(dataset))
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+        monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+        compared(("hf://datasets/org/states", tmp_path / "out", []), folder=tmp_path)
+    kept = [path for path in (tmp_path / "hf").rglob("*") if path.is_file()]
+    assert not any(path.stat().st_size > 100_000 for path in kept)
+
+
+TRAINED = """
+import os, sys, torch
+os.environ["TORCHDYNAMO_DISABLE"] = "1"
+import service.trainers.speculators  # before speculators' own configuration
+from benchmarks.loop.trainer_on_cpu import on_cpu
+from service.cli import main
+from speculators.train import cli, distributed
+
+def on_gloo():
+    # Its own set-up asks for an accelerator.
+    torch.distributed.init_process_group("gloo")
+    rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    vars(distributed).update(_is_distributed=True, _rank=rank, _world_size=ranks)
+    distributed._init_sp_process_groups(rank, ranks, 1)
+
+if __name__ == "__main__":
+    on_cpu()
+    if "LOCAL_RANK" in os.environ:
+        cli.maybe_setup_distributed = on_gloo
+    if sys.argv[1] == "quarry":
+        main(sys.argv[2:])
+    from speculators.cli import app
+    app(sys.argv[2:])
+"""
+
+ON_CPU = [
+    *("--draft-attn-impl", "sdpa", "--loss-implementation", "eager", "--hidden-states-dtype", "float32"),
+    *("--draft-vocab-size", "60", "--total-seq-len", "256", "--lr", "3e-3", "--log-freq", "1"),
+]
+
+
+@pytest.fixture(scope="module")
+def with_rejects(tmp_path_factory, real) -> Path:
+    """Return a dataset of 12 rows, of a job of 14: two are too long."""
+    shop = Shop.open(
+        tmp_path_factory.mktemp("rejects"), real, engine="tests.support.model_engine:ModelEngine"
+    )
+    try:
+        long = [{"id": f"long{number}", "text": f"{number} things. " * 200} for number in range(2)]
+        source = [long[0], *conversations(12, longest=5), long[1]]
+        job = shop.run(request(real, source, loss="all", max_tokens=200, on_too_long="reject"))
+        assert job.state is JobState.COMPLETED, job.problem
+        assert job.progress.samples_rejected == 2
+        return shop.settings.dataset_dir(job.id)
+    finally:
+        shop.store.close()
+
+
+def trained(folder: Path, *words: str, ranks: int) -> Path:
+    """Run a command on a CPU, by torchrun if there are several ranks; return the last drafter's folder."""
+    script = folder / "train_on_cpu.py"
+    script.write_text(TRAINED)
+    out = folder / words[0]
+    launch = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)] if ranks > 1 else []
+    command = [sys.executable, *launch, str(script), *words, *ON_CPU, "--save-path", str(out)]
+    quiet = environment() | {"PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(command, cwd=folder, env=quiet, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out / "1"
+
+
+@pytest.mark.parametrize(("ranks", "workers"), [(1, "1"), (2, "0")])
+def test_its_command_makes_the_drafter_that_it_makes_of_an_export(
+    with_rejects, real, tmp_path, ranks, workers
+):
+    """By its own file backend; on one rank in a spawned loader worker, on two under torchrun.
+
+    1. Of 14 samples 12 were written.
+    2. The ids and the export hold these 12.
+    3. Both drafters have the same weights.
+    """
+    export(str(with_rejects), tmp_path / "exported", wanted("speculators"))
+    ids, options = tmp_path / "ids", ["--num-workers", workers, "--epochs", "2"]
+    ours = trained(
+        *(tmp_path, "quarry", "train", "speculators", str(with_rejects), *options, "--data-path", str(ids)),
+        ranks=ranks,
+    )
+    words = ["--verifier-name-or-path", str(real), "--data-path", str(tmp_path / "exported")]
+    words += ["--target-layer-ids", "2", "4", "5", "--on-missing", "raise"]
+    theirs = trained(tmp_path, "speculators", "train", *words, *options, ranks=ranks)
+    assert json.loads((ids / "export.json").read_text())["rows"] == 12
+    assert not (ids / "hidden_states").exists()
+    weights, expected = (load_file(folder / "model.safetensors") for folder in (ours, theirs))
+    assert weights.keys() == expected.keys()
+    assert [name for name, tensor in weights.items() if not torch.equal(tensor, expected[name])] == []
+
+
+REFUSED = """
+import json, sys
+import torch
+from service.errors import QuarryError
+from service.trainers.speculators import train
+
+refusals = []
+for dataset, *options in json.loads(sys.argv[1]):
+    try:
+        train(dataset, options)
+    except QuarryError as error:
+        refusals.append([type(error).__name__, error.field, error.detail, error.cure])
+torch.save(refusals, sys.argv[2])
+"""
+
+
+def test_what_does_not_fit_is_refused_with_its_field_and_a_cure(dataset, tmp_path):
+    unfinished, other = tmp_path / "unfinished", tmp_path / "other"
+    shutil.copytree(dataset, unfinished, ignore=shutil.ignore_patterns("manifests"))
+    other.mkdir()
+    (other / "file").touch()
+    cases = [
+        (str(unfinished),),
+        (str(dataset), "--target-layer-ids", "2", "7"),
+        (str(dataset), "--speculator-type", "eagle9"),
+        (str(dataset), "--data-path", str(other)),
+    ]
+    refusals = loaded_by(REFUSED, json.dumps(cases), result=tmp_path / "result.pt")
+    assert [(kind, field) for kind, field, _, _ in refusals] == [
+        ("SourceRefused", "dataset"),
+        ("OptionRefused", "layers"),
+        ("OptionRefused", "algorithm"),
+        ("OptionRefused", "data_path"),
+    ]
+    details = [detail for _, _, detail, _ in refusals]
+    assert "no job is complete" in details[0]
+    assert "holds layers [2, 4, 5, 8], not [7]" in details[1]
+    assert all(cure for *_, cure in refusals)
+
+
+def test_a_missing_trainer_is_named_with_the_command_that_installs_it(dataset):
+    command = [sys.executable, "-m", "service.cli", "train", "speculators", str(dataset), "--epochs", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "field: trainer" in done.stderr
+    assert "pip install 'eagle-quarry[speculators]'" in done.stderr
