@@ -2,8 +2,9 @@
 
 `QuarryDataset` against `ArrowDataset` on an export of the same rows, beside a plain read() of the shard: with
 all files in the page cache, and with none. A row that is read is two tensors of its own: the auxiliary layers
-side by side [T, A * H], and the last one [T, H]. The trainer's package is what `make` installs into
-`.cache/trainers`.
+side by side [T, A * H], and the last one [T, H]. Then epochs of speculators' own loader with one worker: from
+its export, and in place as `quarry train speculators` has it. The trainer's package is what `make` installs
+into `.cache/trainers`.
 
 Legend: T tokens, A auxiliary layers, H hidden size.
 """
@@ -20,9 +21,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
-from benchmarks.dataset import Shape, write_dataset
+from benchmarks.dataset import LAYER_IDS, Shape, write_dataset
 from benchmarks.harness import (
     command,
     command_line,
@@ -35,8 +37,11 @@ from benchmarks.harness import (
 from benchmarks.machine import machine_facts
 from benchmarks.report import RateTurn, rate_figures, rate_table
 from benchmarks.trainers import TRAINERS
+from service.artifacts.dataset_files import files_of
+from service.export.formats.speculators import write_index
 from service.export.options import Algorithm, ExportOptions, FormatName
 from service.export.run import export
+from service.export.source import open_source
 from service.reader import QuarryDataset, Row
 from service.reader.row import About
 
@@ -44,6 +49,9 @@ ROWS, ROUNDS = 48, 5
 BASE, DIRECT = "speculators", "quarry, direct"
 BATCH_ROWS = 16
 """Rows of a packed batch of 8,192 tokens, speculators' default, at this bench's mean length."""
+BATCH_TOKENS = 8192
+HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
+"""What `quarry train speculators` gives its loader workers."""
 READ_BYTES = 2**24
 
 
@@ -104,6 +112,57 @@ class ReadBench:
         return {name: tensor.contiguous() for name, tensor in self._theirs[number].items()}
 
 
+class EpochBench:
+    """Epochs of speculators' own loader with one worker process, all files in the page cache."""
+
+    def __init__(self, dataset: Path, exported: Path, ids: Path, shape: Shape) -> None:
+        """Write the ids of `quarry train speculators`; the trainer's packages must be importable."""
+        from service.trainers.speculators import QuarryTransfer
+
+        options = ExportOptions(FormatName.SPECULATORS, Algorithm.EAGLE3, LAYER_IDS[:-1])
+        source = open_source(str(dataset), options)
+        ids.mkdir()
+        write_index(ids, source)
+        shards = [entry for manifest in source.rows.manifests.values() for entry in manifest.shards]
+        in_place = QuarryTransfer(files_of(dataset), shards, ids, options)
+        self._shape = shape
+        self._loaders = {
+            BASE: _epochs(exported, None, shape, {}),
+            "speculators, huge pages": _epochs(exported, None, shape, HUGE_PAGES),
+            "quarry train": _epochs(ids, in_place, shape, HUGE_PAGES),
+        }
+        self.kinds = list(self._loaders)
+
+    def run(self, kind: str, number: int) -> RateTurn:
+        """Take every batch of an epoch; the CPU time is the worker's."""
+        loader, worker = self._loaders[kind]
+        wall, cpu = time.perf_counter(), sum(worker.cpu_times()[:2])
+        for _ in loader:
+            pass
+        cpu = sum(worker.cpu_times()[:2]) - cpu
+        return RateTurn(time.perf_counter() - wall, cpu, self._shape.state_bytes)
+
+
+def _epochs(
+    ids: Path,
+    transfer: Any,  # noqa: ANN401 - of a package that is imported late
+    shape: Shape,
+    variables: dict[str, str],
+) -> tuple[Any, psutil.Process]:
+    """Return speculators' loader and its worker, started with these environment variables."""
+    from speculators.models.eagle3.data import shift_batch
+    from speculators.train.data import ArrowDataset
+    from speculators.train.dataloader import _setup_dataloader
+
+    rows = ArrowDataset(max_len=BATCH_TOKENS, datapath=ids, transfer=transfer, on_missing="raise")
+    loader = _setup_dataloader(rows, BATCH_TOKENS, shape.hidden_size, num_workers=1, preprocess=shift_batch)
+    os.environ.update(variables)
+    iter(loader)
+    for name in variables:
+        del os.environ[name]
+    return loader, psutil.Process(loader._iterator._workers[0].pid)
+
+
 def _batches(read: Callable[[int], dict[str, torch.Tensor]], order: Sequence[int]) -> None:
     """Read rows, and let go of them a batch at a time, as a trainer does."""
     batch = []
@@ -145,7 +204,12 @@ def measure(folder: Path, shape: Shape, num_rounds: int, seed: int) -> dict[str,
         figures = rate_figures(turns, dict.fromkeys(kinds, BASE))
         print("", rate_table(part, figures, {kind: kind for kind in kinds}, BASE), sep="\n")
         parts[part] = kept_rounds(orders, turns, figures)
-    return parts
+    epochs = EpochBench(dataset, exported, folder / "ids", shape)
+    orders = shuffled_rounds(epochs.kinds, num_rounds, seed)
+    turns = run_rounds(epochs.kinds, orders, epochs.run)
+    figures = rate_figures(turns, dict.fromkeys(epochs.kinds, BASE))
+    print("", rate_table("epoch", figures, {kind: kind for kind in epochs.kinds}, BASE), sep="\n")
+    return parts | {"epoch": kept_rounds(orders, turns, figures)}
 
 
 def main() -> None:

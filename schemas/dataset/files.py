@@ -5,6 +5,7 @@ Only the ranges that are asked for are read, so that one layer of a dataset cost
 
 import hashlib
 import os
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -65,6 +66,11 @@ class LocalFile:
     def arrow(self) -> str:
         """Return the path."""
         return str(self.path)
+
+    @cached_property
+    def mapping(self) -> Bytes:
+        """The whole file, mapped: what is written there is this process's own and reaches no disk."""
+        return np.memmap(self.path, np.uint8, mode="c")
 
     def close(self) -> None:
         """Close the file; safe to call twice."""

@@ -10,7 +10,7 @@ file whose hash is wrong in a separate process.
 Legend: T tokens, H hidden size.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -121,6 +121,31 @@ class Shard:
             (lo,) = self._plain(row, (low,), (num_elements * (width - 1),))
             return (merge_planes(self._packed(row, high, num_elements), lo, width),)
 
+    def mapped(self, row: int, layer_ids: Sequence[int], num_tokens: int) -> Bytes | None:
+        """Return the bytes [L, T * H * width] of layers of one row as a view of the mapped file.
+
+        Null where there is none: the file is not local, the states are packed, or the layers do not lie at
+        even distances, as those of less than 1 MiB may not.
+        """
+        identity = self.provenance.identity
+        if identity.compression != "none" or not isinstance(self._file, LocalFile):
+            return None
+        width = DTYPE_BYTES[identity.dtype]
+        num_bytes = num_tokens * identity.hidden_size * width
+        with self._naming(f"row {row}: layers {list(layer_ids)} cannot be mapped"):
+            columns = layer_columns(tuple(layer_ids), identity.compression)
+            begins = [self._plain_start(row, column, num_bytes) + _LENGTH_BYTES for column in columns]
+            distance, *others = {second - first for first, second in pairwise(begins)} or {num_bytes}
+            if others or distance < num_bytes or distance % width or begins[0] % width:
+                return None
+            mapping = self._file.mapping
+            for column, begin in zip(columns, begins, strict=True):
+                self._check_length(row, column, mapping[begin - _LENGTH_BYTES : begin], num_bytes)
+            if begins[-1] + num_bytes > mapping.size:
+                raise self._error(f"row {row}: {columns[-1]} ends behind the file")
+        shape, strides = (len(begins), num_bytes), (distance, 1)
+        return np.lib.stride_tricks.as_strided(mapping[begins[0] :], shape, strides)
+
     def _read_provenance(self) -> Provenance:
         text = (self._parquet.schema_arrow.metadata or {}).get(METADATA_KEY)
         if text is None:
@@ -170,11 +195,13 @@ class Shard:
         values = []
         for column, begin, size in zip(columns, begins, sizes, strict=True):
             start = begin - begins[0]
-            stored = int.from_bytes(whole[start : start + _LENGTH_BYTES].tobytes(), "little")
-            if stored != size:
-                raise self._error(f"row {row}: {column} is not one uncompressed value of {size} bytes")
+            self._check_length(row, column, whole[start : start + _LENGTH_BYTES], size)
             values.append(whole[start + _LENGTH_BYTES : start + _LENGTH_BYTES + size])
         return tuple(values)
+
+    def _check_length(self, row: int, column: str, stored: Bytes, num_bytes: int) -> None:
+        if int.from_bytes(stored.tobytes(), "little") != num_bytes:
+            raise self._error(f"row {row}: {column} is not one uncompressed value of {num_bytes} bytes")
 
     def _plain_start(self, row: int, column: str, num_bytes: int) -> int:
         """Return the offset of an uncompressed value's 4-byte length."""

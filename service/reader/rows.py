@@ -93,6 +93,18 @@ class Rows(Dataset[Any]):
             norm=self._norm,
         )
 
+    def mapped(self, number: int, layer_ids: tuple[int, ...]) -> torch.Tensor | None:
+        """Return states [T, len(layer_ids), H] as a view of a mapped shard; null where there is none.
+
+        Nothing is read before it is used. Do not write there: later calls would see it. Raises ReaderError.
+        """
+        shard, num_tokens = self._shard(self._places.shards[number]), self.num_tokens[number]
+        raw = shard.mapped(self._places.rows[number], layer_ids, num_tokens)
+        if raw is None:
+            return None
+        states = torch.from_numpy(raw).view(self.about.dtype)
+        return states.view(len(layer_ids), num_tokens, self.about.hidden_size).transpose(0, 1)
+
     def shard_of(self, number: int) -> str:
         """Return the path of the shard that holds a row: rows of one shard lie side by side."""
         return self._places.shards[number]

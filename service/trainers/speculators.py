@@ -6,6 +6,7 @@ be registered before speculators' configuration is imported, so this module impo
 """
 
 import json
+import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -55,7 +56,13 @@ class QuarryTransfer(HiddenStatesTransfer):  # type: ignore[misc]  # of a packag
             with pa.memory_map(str(self._ids / ARROW_FILE)) as file, pa.ipc.open_stream(file) as stream:
                 places = Places(stream.read_all())
             self._rows = Rows(self._files, self._shards, places, None)
-        return row_tensors(self._rows.row(file_idx), self._options.algorithm, self._options.layers or ())
+        row = self._rows.row(file_idx)
+        algorithm, layers = self._options.algorithm, self._options.layers or ()
+        if algorithm is not Algorithm.MTP:  # whose states are normed
+            states_TLH = self._rows.mapped(file_idx, (*layers, row.num_layers))
+            if states_TLH is not None:
+                return {"hidden_states": states_TLH, "token_ids": row.input_ids}
+        return row_tensors(row, algorithm, layers)
 
     def get_generated(self, hs_transfer_params: dict[str, Any]) -> None:
         """Return none: every row of the dataset is there, and nothing is captured for a trainer that runs."""
@@ -113,6 +120,8 @@ def train(
     from speculators.train.cli import main
     from speculators.train.config import TrainConfig
 
+    # Loader workers, which inherit it, put batches together in huge pages: in half of the CPU time.
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     given = _given(arguments)
     with TemporaryDirectory(prefix="quarry-ids-") as folder:
         with refusing_datasets():
