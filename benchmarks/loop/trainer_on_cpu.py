@@ -11,9 +11,11 @@ import torch
 
 
 def on_cpu() -> None:
-    """Answer the trainer's two questions after an accelerator."""
+    """Answer the trainer's questions after an accelerator."""
     trainer = import_module("speculators.train.trainer")
     trainer.__dict__["get_local_rank"] = lambda: torch.device("cpu")
+    checkpointer = import_module("speculators.train.checkpointer")
+    checkpointer.__dict__["get_current_device"] = lambda: "cpu"
     torch.accelerator.__dict__["synchronize"] = lambda device=None: None
 
 

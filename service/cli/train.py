@@ -32,6 +32,21 @@ def speculators(
     revision: Annotated[
         str | None, typer.Option(help="Branch, tag or commit of a dataset repository.")
     ] = None,
+    live: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Train on the rows of this job, http://HOST:PORT/jobs/ID, as they are captured; DATASET "
+            "validates, and gives the draft vocabulary.",
+        ),
+    ] = None,
+    consumer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="With --live: what a checkpoint has had may go from a job with 'retention: consumed'.",
+        ),
+    ] = None,
 ) -> None:
     """Run 'speculators train' on DATASET; all that comes after it goes to that command unchanged.
 
@@ -45,4 +60,4 @@ def speculators(
         detail = f"speculators 0.9 is not installed here: there is no {error.name}"
         cure = "pip install 'eagle-quarry[speculators]'"
         raise OptionRefused(detail, field="trainer", cure=cure) from error
-    train(dataset, context.args, job or (), revision)
+    train(dataset, context.args, job or (), revision, live, consumer)

@@ -49,10 +49,14 @@ class ServedJob:
         except ValidationError as error:
             raise ReaderError(f"{self.name}: the answer is not Quarry's: {first_fault(error)}") from error
 
+    def summary(self) -> JobSummary:
+        """Return the job as it stands. Raises ReaderError."""
+        content, _ = self._ask("GET", "")
+        return JobSummary.model_validate_json(content)
+
     def problem(self) -> str:
         """Return why the job does not go on; empty if it does not say."""
-        content, _ = self._ask("GET", "")
-        problem = JobSummary.model_validate_json(content).problem
+        problem = self.summary().problem
         return f": {problem.detail}" if problem else ""
 
     def file_range(self, path: str, offset: int, num_bytes: int) -> tuple[bytes, int]:

@@ -36,6 +36,8 @@ from service.reader.rows import Rows
 
 BACKEND = "quarry"
 _LAYERS_OF_DRAFTER = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")
+ONE_EPOCH = {"epochs": ["1"], "checkpoint_freq": ["0.05"]}
+"""Of live training. What a checkpoint holds may go from the service's disk, which may be small."""
 _NOTES = "Token ids and masks for `quarry train speculators`, which reads the states in their dataset.\n"
 
 
@@ -106,16 +108,24 @@ class QuarryBackend(HiddenStatesBackend):  # type: ignore[misc]
 
 
 def train(
-    dataset: str, arguments: Sequence[str], jobs: Sequence[str] = (), revision: str | None = None
+    dataset: str,
+    arguments: Sequence[str],
+    jobs: Sequence[str] = (),
+    revision: str | None = None,
+    live: str | None = None,
+    consumer: str | None = None,
 ) -> None:
     """Run speculators' training command with `arguments` on the rows of a finished dataset.
+
+    With `live`, a job's URL, it is trained on that job's rows as they are captured, once, and the dataset
+    validates and gives the draft vocabulary. `consumer` is the name that rows are then acknowledged by.
 
     What is not among them is filled in: the backend, the target, its layers, and a temporary folder for the
     token ids and masks. In the folder of `--data-path` these stay, and ranks share them.
 
-    Raises SourceRefused (`dataset`, `job`), OptionRefused (`layers`, `algorithm`, `data_path`),
-    IdentityChanged (`data_path`), HubUnavailable, and what training raises; SystemExit if speculators refuses
-    an argument.
+    Raises SourceRefused (`dataset`, `job`, `live`), OptionRefused (`layers`, `algorithm`, `data_path`,
+    `live`, `epochs`, `max_steps`, `sp_size`), IdentityChanged (`data_path`), HubUnavailable, and what
+    training raises; SystemExit if speculators refuses an argument.
     """
     from speculators.train.cli import main
     from speculators.train.config import TrainConfig
@@ -126,7 +136,7 @@ def train(
     with TemporaryDirectory(prefix="quarry-ids-") as folder:
         with refusing_datasets():
             rows = QuarryDataset(dataset, jobs=jobs or None, revision=revision)
-            defaults = _defaults(rows) | {"data_path": [folder]}
+            defaults = _defaults(rows) | {"data_path": [folder]} | (ONE_EPOCH if live else {})
             words = [
                 word
                 for name, values in defaults.items()
@@ -139,6 +149,14 @@ def train(
             source = source_of(rows, _options(settled))
             make(source)  # refuses a drafter that this trainer would feed other states
             _write_ids(source, Path(settled.data_path))
+            if live is not None:
+                from service.trainers.live import Live
+
+                if settled.epochs != 1:
+                    detail, cure = "a job's rows come once", "leave --epochs out, and repeat the job's source"
+                    raise OptionRefused(detail, field="epochs", cure=cure)
+                job = Live.at(live, consumer, rows.about, source.options)
+                job.train_by(settled.max_steps)
         del rows, source  # its index is as large as the ids, which are mapped from now on
         main(config)
 

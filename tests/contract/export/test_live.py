@@ -1,0 +1,105 @@
+"""speculators' own training command takes the rows of a job while it is captured."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.job import JobState
+from service.store import consumers, jobs
+from tests.contract.export.test_in_place import ON_CPU, TRAINED
+from tests.support.api import serving
+from tests.support.jobs import Shop, conversations, request
+from tests.support.roles import Capture
+from tests.support.trainers import environment
+
+pytestmark = pytest.mark.slow
+
+SAMPLES, BUDGET = 60, 5 * 2**20
+
+
+@pytest.fixture
+def shop(tmp_path: Path, real: Path) -> Iterator[Shop]:
+    settings = {"scratch_bytes": BUDGET, "units_in_flight": 1, "units_in_proof": 1}
+    shop = Shop.open(tmp_path, real, engine="tests.support.model_engine:ModelEngine", **settings)
+    yield shop
+    shop.store.close()
+
+
+@pytest.fixture
+def kept(shop: Shop, real: Path) -> Path:
+    """A finished dataset of a few other samples."""
+    job = shop.run(request(real, conversations(8, longest=10), loss="all"), "kept")
+    assert job.state is JobState.COMPLETED, job.problem
+    return shop.settings.dataset_dir(job.id)
+
+
+@contextmanager
+def captured_beside(shop: Shop, job_id: str) -> Iterator[str]:
+    """Capture and publish a job beside the block, behind a service; yield the job's URL."""
+
+    def run() -> None:
+        asyncio.run(Capture(shop.store, shop.settings, "worker", only_job=job_id).run())
+        shop.publish()
+
+    with serving(shop.settings) as api:
+        worker = threading.Thread(target=run, daemon=True)
+        worker.start()
+        yield f"{api.base_url}/jobs/{job_id}"
+        worker.join()
+
+
+def command(folder: Path, *words: str, ranks: int = 1) -> list[str]:
+    script = folder / "train_on_cpu.py"
+    script.write_text(TRAINED)
+    launch = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)] if ranks > 1 else []
+    return [sys.executable, *launch, str(script), "quarry", "train", "speculators", *words]
+
+
+def train(folder: Path, words: list[str], out: Path, *, ranks: int, killed: bool) -> None:
+    """Train to the end; at first kill the trainer once a checkpoint holds some rows, if that is wanted."""
+    options = {"cwd": folder, "env": environment() | {"PYTHONWARNINGS": "ignore"}}
+    if killed:
+        with subprocess.Popen(command(folder, *words, ranks=ranks), **options) as first:
+            while not (out / "0" / "quarry_rows.json").exists():
+                assert first.poll() is None
+                time.sleep(0.05)
+            first.kill()
+    done = subprocess.run(
+        command(folder, *words, ranks=ranks), **options, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("ranks", "killed"), [(1, False), (2, False), (1, True)])
+def test_a_drafter_is_trained_on_rows_that_go_as_it_has_had_them(
+    shop: Shop, real: Path, kept: Path, tmp_path: Path, ranks: int, killed: bool
+) -> None:
+    """1. The disk holds a part of the job. 2. Capture goes on as checkpoints are kept. 3. Every row came."""
+    source = {"kind": "inline", "samples": list(conversations(SAMPLES, longest=40))}
+    storage = {"shard_bytes": 65_536, "retention": "consumed"}
+    job_id = shop.submit(request(real, [], source=source, storage=storage, loss="all"), "live")
+    shop.plan()
+    planned = shop.store.read(jobs.job, job_id)
+    assert planned.identity is not None
+    assert planned.progress.tokens_planned * planned.identity.state_bytes_per_token > 1.5 * BUDGET
+    out = tmp_path / "drafter"
+    with captured_beside(shop, job_id) as url:
+        words = ["--live", url, "--consumer", "trainer", str(kept), *ON_CPU, "--save-path", str(out)]
+        train(tmp_path, [*words, "--num-workers", "0"], out, ranks=ranks, killed=killed)
+    job = shop.store.read(jobs.job, job_id)
+    assert job.state is JobState.COMPLETED, job.problem
+    assert (job.progress.samples_written, job.progress.bytes_gone) == (SAMPLES, job.progress.bytes_written)
+    states: list[dict[str, Any]] = json.loads((out / "0" / "quarry_rows.json").read_text())
+    assert len(states) == ranks
+    assert {state["next"] for state in states} == {SAMPLES}
+    (consumer,) = shop.store.read(consumers.of_job, job_id).consumers
+    assert consumer.place == states[0]["after"]
