@@ -21,6 +21,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 settle_vector_math()
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """Return how many test processes run: more than cores, since tests wait as long as they compute."""
+    return max(3 * len(os.sched_getaffinity(0)) // 2, 1)
+
+
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
     with running_postgres() as server:

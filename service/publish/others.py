@@ -1,18 +1,12 @@
 """What a repository holds already, held against a job that is to stand beside it."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import ValidationError
-
-from schemas.base import first_fault
 from schemas.dataset.entries import FileEntry, ShardEntry
-from schemas.dataset.jobs_table import JobEntry, JobsTable, table_of
-from schemas.dataset.manifest import Manifest
 from schemas.identity import Provenance
 from schemas.names import (
     CARD_PATH,
@@ -25,7 +19,8 @@ from schemas.names import (
 from service import apart
 from service.artifacts.repository import Repository
 from service.errors import OptionRefused
-from service.publish.card import Job, grouped, render_card, states_config
+from service.publish.card import Job, states_config
+from service.publish.merging import is_of_run, merge
 from service.publish.upload import Uploads
 
 R = TypeVar("R")
@@ -70,7 +65,7 @@ class OtherJobs:
         table = self._hub.read(JOBS_PATH, revision, MAX_TABLE_BYTES) if manifests else None
         config = {self._job_id: states_config(self._hub.target.config_name)}
         # A process takes half a second, and a new repository holds nothing that anybody wrote.
-        read = partial(self._read, _merge) if card or table else _merge
+        read = partial(self._read, merge) if card or table else merge
         merged = read(self._hub.target.repo_id, job, config, card, table, manifests)
         return self._merged.setdefault(revision, merged)
 
@@ -86,7 +81,7 @@ class OtherJobs:
         if remote is None or (manifest is not None and self._uploads.is_same(remote, manifest)):
             return
         content = self._hub.read(path, revision) or b""
-        if self._read(_is_of_run, content, shards, manifest is not None):
+        if self._read(is_of_run, content, shards, manifest is not None):
             return
         repo_id, job_id = self._hub.target.repo_id, self._job_id
         raise OptionRefused(
@@ -113,48 +108,3 @@ class OtherJobs:
             mend = f"mend {CARD_PATH}, {JOBS_PATH} and {MANIFEST_FOLDER} there"
             cure = f"name another repository, {mend}, or raise QUARRY_PLAN_MEMORY_BYTES"
             raise OptionRefused(detail, field="hub.repo_id", cure=cure) from error
-
-
-def _is_of_run(content: bytes, shards: Sequence[ShardEntry], is_whole: bool) -> bool:
-    """Say whether a manifest is that of a run with these shards, or with them so far; it may say more now."""
-    with suppress(ValidationError):
-        theirs = Manifest.model_validate_json(content).shards
-        return theirs == shards or (not is_whole and all(shard in theirs for shard in shards))
-    return False
-
-
-def _merge(
-    repo_id: str,
-    job: Job,
-    config: Mapping[str, str],
-    card: bytes | None,
-    table: bytes | None,
-    manifests: Mapping[str, str],
-) -> dict[str, bytes]:
-    """Return card and table with `job`; `manifests` has the sha256 or the git name of each other job's."""
-
-    def refused(path: str, detail: str) -> OptionRefused:
-        cure = f"name another repository, or bring {path} back as the last push of a job left it"
-        return OptionRefused(f"{path} in {repo_id} {detail}", field="hub.repo_id", cure=cure)
-
-    try:
-        existing = None if card is None else card.decode()
-    except UnicodeDecodeError as error:
-        raise refused(CARD_PATH, "is not UTF-8") from error
-    try:
-        rows = JobsTable.model_validate_json(table).jobs if table is not None else ()
-    except ValidationError as error:
-        raise refused(JOBS_PATH, f"is not a table of this version: {first_fault(error)}") from error
-    listed = {
-        (row.manifest.path, name): row for row in rows for name in (row.manifest.sha256, row.manifest_git_oid)
-    }
-    for manifest in manifests.items():
-        if manifest not in listed:
-            raise refused(JOBS_PATH, f"does not list {manifest[0]} as it is there")
-    others = [listed[manifest] for manifest in manifests.items()]
-    if isinstance(job, JobEntry):
-        jobs = [*others, job]
-        return {CARD_PATH: render_card(jobs, config, existing).encode(), JOBS_PATH: table_of(jobs).encode()}
-    beside: list[Job] = [*others, job]
-    grouped(beside, config, existing)
-    return {}

@@ -17,6 +17,8 @@ from tests.support.jobs import FAKE_ENGINE, Shop, conversations, request
 from tests.support.service_process import QUARRY, ROOT, serving
 from tests.support.tiny_model import random_target
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -44,7 +44,8 @@ class HubClient:
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.hub_client"],
+            # A main module would be imported again by each process that this one spawns.
+            [sys.executable, "-c", "from tests.support.hub_client import main; main()"],
             env=self._environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -150,7 +151,3 @@ def main() -> None:
         command = json.loads(line)
         answers.write(json.dumps(verbs[command.pop("verb")](**command)) + "\n")
         answers.flush()
-
-
-if __name__ == "__main__":
-    main()

@@ -56,8 +56,8 @@ BROAD_EXCEPTS = {
     "service/trainers/live.py": 1,
     "service/work/runner.py": 1,
 }
-"""The supervisors: each turns whatever escapes into the named failure of a unit or a job; and a loader's thread,
-whose trainer raises it."""
+"""The supervisors: each turns whatever escapes into the named failure of a unit or a job; and the thread of a
+loader, whose trainer raises it."""
 
 INDEX_HELP = "download.pytorch.org/whl/cpu"
 PLACES = re.compile(

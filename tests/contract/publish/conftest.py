@@ -1,4 +1,4 @@
-"""The desk, once in LFS and once in xet mode."""
+"""The desk, in xet mode, and among the slow tests in LFS mode."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +12,7 @@ from tests.support.hub_client import HubClient, Mode
 from tests.support.hub_state import Token
 
 
-@pytest.fixture(scope="module", params=["lfs", "xet"])
+@pytest.fixture(scope="module", params=[pytest.param("lfs", marks=pytest.mark.slow), "xet"])
 def mode(request: pytest.FixtureRequest) -> Mode:
     return request.param
 

@@ -78,6 +78,7 @@ def test_a_prompt_in_a_batch_has_the_states_that_it_has_alone(tmp_path, name):
             assert float(error.max()) < 1e-3, (layer_id, float(error.max()))
 
 
+@pytest.mark.slow
 def test_step_3_5_gives_the_bits_of_the_checkpoint_that_step_3_7_reads(tmp_path):
     folder = step3p5_target(tmp_path / "step3p5")
     edit_config(folder, swiglu_limits=[0.0] * 4 + [0.5] * 3)  # none is clamped where the engine runs it

@@ -1,0 +1,62 @@
+"""What a stranger may have written to a repository, read: its card, its table of jobs, a manifest.
+
+Runs in a process of its own, which imports this module and nothing of the Hub's client.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from pydantic import ValidationError
+
+from schemas.base import first_fault
+from schemas.dataset.entries import ShardEntry
+from schemas.dataset.jobs_table import JobEntry, JobsTable, table_of
+from schemas.dataset.manifest import Manifest
+from schemas.names import CARD_PATH, JOBS_PATH
+from service.errors import OptionRefused
+from service.publish.card import Job, grouped, render_card
+
+
+def is_of_run(content: bytes, shards: Sequence[ShardEntry], is_whole: bool) -> bool:
+    """Say whether a manifest is that of a run with these shards, or with them so far; it may say more now."""
+    with suppress(ValidationError):
+        theirs = Manifest.model_validate_json(content).shards
+        return theirs == shards or (not is_whole and all(shard in theirs for shard in shards))
+    return False
+
+
+def merge(
+    repo_id: str,
+    job: Job,
+    config: Mapping[str, str],
+    card: bytes | None,
+    table: bytes | None,
+    manifests: Mapping[str, str],
+) -> dict[str, bytes]:
+    """Return card and table with `job`; `manifests` has the sha256 or the git name of each other job's."""
+
+    def refused(path: str, detail: str) -> OptionRefused:
+        cure = f"name another repository, or bring {path} back as the last push of a job left it"
+        return OptionRefused(f"{path} in {repo_id} {detail}", field="hub.repo_id", cure=cure)
+
+    try:
+        existing = None if card is None else card.decode()
+    except UnicodeDecodeError as error:
+        raise refused(CARD_PATH, "is not UTF-8") from error
+    try:
+        rows = JobsTable.model_validate_json(table).jobs if table is not None else ()
+    except ValidationError as error:
+        raise refused(JOBS_PATH, f"is not a table of this version: {first_fault(error)}") from error
+    listed = {
+        (row.manifest.path, name): row for row in rows for name in (row.manifest.sha256, row.manifest_git_oid)
+    }
+    for manifest in manifests.items():
+        if manifest not in listed:
+            raise refused(JOBS_PATH, f"does not list {manifest[0]} as it is there")
+    others = [listed[manifest] for manifest in manifests.items()]
+    if isinstance(job, JobEntry):
+        jobs = [*others, job]
+        return {CARD_PATH: render_card(jobs, config, existing).encode(), JOBS_PATH: table_of(jobs).encode()}
+    beside: list[Job] = [*others, job]
+    grouped(beside, config, existing)
+    return {}
