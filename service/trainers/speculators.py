@@ -7,6 +7,8 @@ be registered before speculators' configuration is imported, so this module impo
 
 import json
 import os
+import signal
+import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -133,6 +135,8 @@ def train(
     # Loader workers, which inherit it, put batches together in huge pages: in half of the CPU time.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     given = _given(arguments)
+    # As torchrun ends the other ranks when one has failed: the temporary folder is removed on the way out.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with TemporaryDirectory(prefix="quarry-ids-") as folder:
         with refusing_datasets():
             rows = QuarryDataset(dataset, jobs=jobs or None, revision=revision)

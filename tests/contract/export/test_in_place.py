@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -244,6 +245,29 @@ def test_what_does_not_fit_is_refused_with_its_field_and_a_cure(dataset, tmp_pat
     assert "no job is complete" in details[0]
     assert "holds layers [2, 4, 5, 8], not [7]" in details[1]
     assert all(cure for *_, cure in refusals)
+
+
+ENDED = """
+import os, signal, sys
+from service.trainers.speculators import train
+from speculators.train import cli
+
+def end(config):
+    print(config.data.data_path, os.path.isdir(config.data.data_path))
+    os.kill(os.getpid(), signal.SIGTERM)
+
+cli.main = end
+train(sys.argv[1], [])
+"""
+
+
+def test_a_rank_that_is_ended_leaves_no_ids_behind(dataset):
+    command = [sys.executable, "-W", "ignore", "-c", ENDED, str(dataset)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 128 + signal.SIGTERM, done.stderr
+    folder, was_there = done.stdout.split()
+    assert was_there == "True"
+    assert not Path(folder).exists()
 
 
 def test_a_missing_trainer_is_named_with_the_command_that_installs_it(dataset):
