@@ -6,12 +6,14 @@ from datetime import timedelta
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import update
 
 from schemas.job import JobState
+from schemas.names import manifest_path
 from schemas.worker import Role
 from service import host
 from service.capture import scratch
@@ -19,7 +21,7 @@ from service.capture.attempt_files import INDEX_FILE, attempt_folder
 from service.control.deletion import delete_job
 from service.errors import OptionRefused, StoreUnavailable
 from service.settings import Settings
-from service.store import HOME, commits, consumers, hosts, jobs, storing, tasks, units, workers
+from service.store import HOME, commits, consumers, hosts, jobs, publishing, storing, tasks, units, workers
 from service.store.tables import HOST
 from tests.support.desk import REPO, TOKEN, writable_hub
 from tests.support.fake_hub import FakeHub
@@ -320,6 +322,28 @@ def test_what_a_lost_data_folder_had_pushed_is_not_looked_for_in_the_next(
     again.capture(job_id)
     again.publish()
     is_whole(again, hub, job_id)
+
+
+def test_a_data_folder_that_is_lost_before_its_last_commit_is_known_of_waits_for_a_person(
+    shop: Shop, target: Path, hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. All is pushed. 2. The publisher dies, and the folder. 3. Another's shards differ."""
+    job_id = submitted(shop, target)
+    shop.capture(job_id)
+    with monkeypatch.context() as dies:
+        dies.setattr(publishing, "complete", Mock(side_effect=StoreUnavailable("it is away")))
+        assert run_publishing(shop.store, shop.settings, "publisher", lambda: False)
+    assert manifest_path(job_id) in hub.repo(REPO).head.tree
+    (home,) = shop.store.read(hosts.views)
+    shop.store.write(hosts.forget, home.id)
+    place = {"data_dir": tmp_path / "new", "database_url": shop.settings.database()}
+    again = Shop(Settings.model_validate(dict(shop.settings) | place), shop.store)
+    host.host_of(again.store, again.settings)
+    again.capture(job_id)
+    again.publish()
+    job = again.store.read(jobs.job, job_id)
+    assert job.state is JobState.FAILED and job.problem is not None
+    assert "holds another run" in job.problem.detail and "resume" in str(job.problem.cure)
 
 
 def test_files_that_a_machine_no_longer_has_fail_no_job(
