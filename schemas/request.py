@@ -211,6 +211,8 @@ class ExtractRequest(Wire):
             raise ValueError(
                 "'source.repeat' goes with 'storage.retention': 'consumed': the rows are the same"
             )
+        if self.part is not None and isinstance(self.source, Repeatable) and self.source.seed is not None:
+            raise ValueError("'source.seed' goes without 'part', which would be other rows in each pass")
         return self
 
     @model_validator(mode="after")

@@ -69,6 +69,9 @@ def extract_to(out: Path, request: ExtractRequest, settings: Settings, display: 
         OptionRefused: `out` holds another job, is in use, or is not empty.
         RequestError, HubDenied, HubUnavailable: as `service.control.submit.check`; then nothing is written.
     """
+    if request.storage.retention == "consumed":
+        cure = "leave it out, or submit the job to a service, where consumers can say what they have"
+        raise OptionRefused("`quarry extract` has no consumers", field="storage.retention", cure=cure)
     private = out / PRIVATE
     content = None
     if not private.exists():

@@ -20,7 +20,7 @@ from schemas.names import (
 )
 from schemas.request import CapturePasses, ExtractRequest, Generate
 from schemas.schedule import ChangedRecipe
-from schemas.source import PostedSource, Repeatable
+from schemas.source import PostedSource
 from service.errors import (
     IdentityChanged,
     LeaseLost,
@@ -37,7 +37,6 @@ from service.plan.content_hashes import SeenHashes, write_hashes
 from service.plan.model_folder import TOKENIZER_FILES, ModelContent, content_of, files_digest, locate_model
 from service.plan.posted import take
 from service.plan.sources import RowSource, open_source
-from service.plan.sources.one_pass import OnePass
 from service.plan.target import Target, check_planned, target_of
 from service.plan.unit_plan import packed
 from service.plan.units import UnitBounds, UnitDraft, plan_units
@@ -108,8 +107,6 @@ def plan_job(lease: PlanLease, store: Store, settings: Settings, watch: Callable
     if fixed is not None:
         check_planned(lease.model, model, fixed)
     source, frozen_path = _opened(lease, request, store, settings, watch)
-    if isinstance(request.source, Repeatable) and not request.source.is_as_it_stands:
-        source = OnePass(source, lease.item, request.source.seed)
     task = Task(Purpose.PLAN, request, located, settings.model_roots, source)
     with tokenizing(task, settings, watch) as child:
         opening = child.opening()
@@ -190,6 +187,7 @@ def _opened(
         labels=request.labels,
         may_be_empty=is_begun or lease.schedule is not None,
         posted=settings.work_root.resolve() / posted_path(lease.job_id),
+        number=lease.item,
     )
     return opened, None if is_begun else path
 

@@ -32,6 +32,7 @@ __all__ = ["Finding", "VerifyReport", "verify_dataset"]
 _DATA_FOLDERS = frozenset({"data", "index", "manifests"})
 _DATA_SUFFIXES = frozenset({".parquet", ".safetensors"})
 _SHOWN = 50
+MISSING = "is missing"
 GOING_S = 5.0
 """That the shards of a unit take to go, which go one by one."""
 
@@ -307,7 +308,12 @@ def _went(folder: Path, shards: Collection[str]) -> bool:
 
 def _faults(entries: Collection[FileEntry], folder: Path, tally: JobTally, reading: Reading) -> bool:
     """Hold files against what the manifest says of them; say whether any is wrong."""
-    faults = [(entry.path, what) for entry in entries for what in _file_faults(folder, entry, reading)]
+    faults = []
+    for entry in entries:
+        try:
+            faults += [(entry.path, what) for what in _file_faults(folder, entry, reading)]
+        except FileNotFoundError:  # it was consumed just now
+            faults.append((entry.path, MISSING))
     for path, what in faults:
         tally.fault(path, what)
     return bool(faults)
@@ -341,7 +347,7 @@ def _file_faults(folder: Path, entry: FileEntry, reading: Reading) -> Iterator[s
     reading.note(entry.path)
     file = folder / entry.path
     if not file.is_file():
-        yield "is missing"
+        yield MISSING
         return
     stat = file.stat()
     # Holes cost nothing, whatever their length: they are not waited for.

@@ -1,19 +1,18 @@
 """`quarry train speculators --live`: its own command, fed with the rows of a job as they are captured.
 
 Rows come by `QuarryStream.follow`, in one epoch, and are packed as they come. What a checkpoint was trained
-on is kept beside it, and acknowledged, so that a trainer that is killed goes on there.
+on is kept in it, and acknowledged once both are on the disk, so that a trainer that is killed goes on there.
 
 Imports speculators: import it lazily.
 """
 
 import json
+import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from queue import Queue
-from threading import Thread
 from typing import Any
 
 import torch
@@ -24,25 +23,28 @@ from speculators.train.dataloader import _setup_dataloader
 from speculators.train.distributed import (
     get_dp_rank,
     get_dp_size,
-    get_local_rank,
     get_sp_size,
     is_distributed,
 )
 from speculators.train.trainer import MIN_STEP_PCT, Trainer
 
-from schemas.dataset.seal import sealing
-from service.errors import OptionRefused, SourceRefused
+from schemas.job import ENDED_JOB_STATES
+from service.errors import OptionRefused
 from service.export.formats.speculators import row_tensors
 from service.export.options import ExportOptions
 from service.reader import QuarryStream, ReaderError
 from service.reader.row import About, Row
-from service.reader.served import ServedJob
+from service.reader.served import LOOK_S, ServedJob
+from service.trainers.ahead import Ahead, Batch, any_rank, of_first_rank, refusing_jobs
+from service.trainers.checkpoints import STAGED, put_back, put_in_place
 
 STATES_FILE = "quarry_rows.json"
-"""Beside a checkpoint: how far each rank has come."""
+"""In a checkpoint: how far each rank has come."""
 PATIENCE_S = 600.0
+MARGIN = 1.1
+"""On the estimate of steps: with too few of them the learning rate is zero before the end."""
 
-Batch = dict[str, Any]
+logger = logging.getLogger("speculators")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,9 @@ class TrainerRow:
 
     def check(self, about: About) -> None:
         """Raise ReaderError if the job is of another model, or lacks a layer."""
-        if about.weights_sha256 != self.live.about.weights_sha256:
+        # The weights' digest of a model of the Hub is null: its commit says what it is.
+        kept = self.live.about
+        if (about.revision, about.weights_sha256) != (kept.revision, kept.weights_sha256):
             raise ReaderError(f"the job captures another model than {self.live.about.model} of the dataset")
         if missing := sorted(set(self.live.options.layers or ()) - set(about.layer_ids)):
             raise ReaderError(f"the job captures layers {list(about.layer_ids)}, and not {missing}")
@@ -131,8 +135,11 @@ class LiveLoader:
         self._rows = QuarryStream.follow(live.server, live.job_id, view=TrainerRow(live), **where)
         self._state = self._rows.state_dict()
         self.batch_sampler = _Sampler()
+        self.keep: Callable[[], None] = lambda: None
+        """Makes a checkpoint."""
+        self._is_kept = True
         with refusing_jobs():
-            self._length = max_steps or self._estimated()
+            self._length = max_steps or of_first_rank(self._estimated)
             if live.consumer is not None:
                 self._rows.acknowledge(live.consumer)
 
@@ -140,32 +147,50 @@ class LiveLoader:
         return self._length
 
     def __iter__(self) -> Iterator[Batch]:
-        batches = _ahead(self._packed())
-        item = next(batches, None)
-        while _any_rank(item is not None):
-            if item is None:
-                yield self._collate([])
+        batches = Ahead(self._packed())
+        while True:
+            batches.wait()
+            if any_rank(batches.is_late):
+                # Ranks train in step, so that all have trained since the last checkpoint, or none.
+                if not self._is_kept:
+                    self.keep()
+            elif not any_rank(not batches.have_ended):
+                return
             else:
-                batch, self._state = item
+                batch, state = batches.take() or (self._collate([]), self._state)
+                self._state, self._is_kept = state, False
                 yield batch
-                item = next(batches, None)
 
-    def go_on(self, states: Sequence[dict[str, int]]) -> None:
-        """Begin behind what a checkpoint was trained on."""
+    def go_on(self, folder: Path) -> None:
+        """Begin behind what a checkpoint was trained on. Raises OptionRefused (`save_path`)."""
+        try:
+            states = json.loads((folder / STATES_FILE).read_text())
+        except FileNotFoundError as error:
+            detail = f"the checkpoint {folder} was not made by a live training"
+            raise OptionRefused(detail, field="save_path", cure="name another folder") from error
+        if len(states) != get_dp_size():
+            detail = f"the checkpoint {folder} is of {len(states)} ranks, and not of {get_dp_size()}"
+            raise OptionRefused(detail, field="save_path", cure="go on with as many") from None
         self._state = states[get_dp_rank()]
         self._rows.load_state_dict(self._state)
 
-    def checkpointed(self, folder: Path) -> None:
-        """Keep beside a checkpoint how far all ranks are, and let the service remove what they have had."""
-        states = [self._state]
+    def checkpointed(self, staged: Path, final: Path) -> None:
+        """Put a checkpoint in its place with how far all ranks are; then let go what they have had."""
+        self._is_kept, states = True, [self._state]
         if is_distributed():
             states = [self._state] * get_dp_size()
             dist.all_gather_object(states, self._state)
         if get_dp_rank() == 0:
-            with sealing(folder / STATES_FILE) as temporary:
-                temporary.write_text(json.dumps(states))
+            (staged / STATES_FILE).write_text(json.dumps(states))
+            put_in_place(staged, final)
+            self._acknowledge(states)
+
+    def _acknowledge(self, states: Sequence[dict[str, int]]) -> None:
+        try:
             if self._live.consumer is not None:
                 self._rows.acknowledge(self._live.consumer, states)
+        except ReaderError as error:
+            logger.warning("%s; the next checkpoint acknowledges as much and more", error)
 
     def _packed(self) -> Iterator[tuple[Batch, dict[str, int]]]:
         """Yield batches of whole rows, each with the state once it is trained on."""
@@ -184,14 +209,20 @@ class LiveLoader:
     def _estimated(self) -> int:
         """Return about how many batches the job gives each rank. Raises OptionRefused, ReaderError."""
         served = ServedJob(self._live.server, self._live.job_id, None, PATIENCE_S)
-        progress = served.summary().progress
-        if not progress.plan_done:
-            detail = f"{served.name} is still planned, so that nobody knows how many steps it makes"
-            raise OptionRefused(detail, field="max_steps", cure="give --max-steps, or begin later")
-        samples = max(progress.samples_planned - progress.samples_rejected, 1)
+        while True:
+            job = served.summary()
+            progress = job.progress
+            if not progress.plan_done:
+                detail = f"{served.name} is still planned, so that nobody knows how many steps it makes"
+                raise OptionRefused(detail, field="max_steps", cure="give --max-steps, or begin later")
+            if progress.samples_written or job.state in ENDED_JOB_STATES:
+                break
+            time.sleep(LOOK_S)  # how long answers are is known once there are some
+        length = progress.tokens_written / max(progress.samples_written, 1)
+        num_tokens = length * (progress.samples_planned - progress.samples_rejected)
         # A batch ends where the next row does not fit: half a row is left empty.
-        filled = max(self._tokens - progress.tokens_planned / samples / 2, self._tokens / 2)
-        num_batches: int = ceil(progress.tokens_planned / filled / get_dp_size())
+        filled = max(self._tokens - length / 2, self._tokens / 2)
+        num_batches: int = ceil(MARGIN * num_tokens / filled / get_dp_size())
         return max(num_batches, 1)
 
 
@@ -200,10 +231,14 @@ class LiveTrainer(Trainer):  # type: ignore[misc]  # of a package that mypy does
 
     train_loader: LiveLoader
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:  # noqa: ANN401 - theirs
-        super().__init__(*arguments, **options)
+    def __init__(self, model: Any, config: Any, *loaders: Any) -> None:  # noqa: ANN401 - theirs
+        if get_dp_rank() == 0:
+            put_back(Path(config.save_path))
+        if is_distributed():
+            dist.barrier()
+        super().__init__(model, config, *loaders)
         if self.resume_from_checkpoint and self.checkpointer.previous_epoch != -1:
-            self.train_loader.go_on(json.loads((self.checkpointer.prev_path / STATES_FILE).read_text()))
+            self.train_loader.go_on(self.checkpointer.prev_path)
 
     def train_epoch(self, epoch: int, *, step_callback: Callable[[], None] | None = None) -> None:
         """Train, and go on to keep checkpoints where there are more steps than was estimated."""
@@ -218,21 +253,23 @@ class LiveTrainer(Trainer):  # type: ignore[misc]  # of a package that mypy does
             if self.config.checkpoint_freq < 1 and is_late and step % interval == 0:
                 self.maybe_save_checkpoint(epoch, local_step=step)
 
+        self.train_loader.keep = lambda: self.maybe_save_checkpoint(epoch, local_step=step)
         super().train_epoch(epoch, step_callback=stepped)
 
-    def _save_training_state(self, epoch: int, local_step: int) -> None:
-        super()._save_training_state(epoch, local_step)
-        self.train_loader.checkpointed(self.checkpointer.path / str(epoch))
+    def maybe_save_checkpoint(self, epoch: int | str, local_step: int = 0) -> None:
+        """Make a checkpoint whole or not at all.
 
-
-@contextmanager
-def refusing_jobs() -> Iterator[None]:
-    """Turn a ReaderError of the block into SourceRefused (`live`)."""
-    try:
-        yield
-    except ReaderError as error:
-        cure = "look at the job, and begin again with the same --save-path: it goes on behind its checkpoint"
-        raise SourceRefused(str(error), field="live", cure=cure) from error
+        None where training was interrupted: what came since the last one comes again.
+        """
+        if not isinstance(epoch, int):
+            return
+        place = self.checkpointer.path
+        self.checkpointer.path = place / STAGED
+        try:
+            super().maybe_save_checkpoint(epoch, local_step)
+        finally:
+            self.checkpointer.path = place
+        self.train_loader.checkpointed(place / STAGED / str(epoch), place / str(epoch))
 
 
 class _Sampler:
@@ -274,35 +311,3 @@ def validation(
         prefetch_factor=prefetch_factor,
         preprocess=preprocess,
     )
-
-
-def _ahead(batches: Iterator[tuple[Batch, dict[str, int]]]) -> Iterator[tuple[Batch, dict[str, int]]]:
-    """Make one batch while the one before is trained on; raise what making it raises.
-
-    The thread ends with the process: it may wait for a unit that never comes.
-    """
-    ready: Queue[tuple[Batch, dict[str, int]] | Exception | None] = Queue(1)
-
-    def make() -> None:
-        try:
-            for batch in batches:
-                ready.put(batch)
-            ready.put(None)
-        except Exception as error:  # noqa: BLE001 - it is raised where the batch is wanted
-            ready.put(error)
-
-    Thread(target=make, daemon=True).start()
-    while (item := ready.get()) is not None:
-        if isinstance(item, Exception):
-            with refusing_jobs():
-                raise item
-        yield item
-
-
-def _any_rank(has_more: bool) -> bool:
-    """Say whether any rank has another batch."""
-    if not is_distributed():
-        return has_more
-    flag = torch.tensor(int(has_more), device=get_local_rank() if torch.cuda.is_available() else "cpu")
-    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-    return bool(flag)

@@ -126,8 +126,8 @@ def train(
     token ids and masks. In the folder of `--data-path` these stay, and ranks share them.
 
     Raises SourceRefused (`dataset`, `job`, `live`), OptionRefused (`layers`, `algorithm`, `data_path`,
-    `live`, `epochs`, `max_steps`, `sp_size`), IdentityChanged (`data_path`), HubUnavailable, and what
-    training raises; SystemExit if speculators refuses an argument.
+    `live`, `epochs`, `max_steps`, `save_best`, `save_path`, `sp_size`), IdentityChanged (`data_path`),
+    HubUnavailable, and what training raises; SystemExit if speculators refuses an argument.
     """
     from speculators.train.cli import main
     from speculators.train.config import TrainConfig
@@ -156,6 +156,9 @@ def train(
             if live is not None:
                 from service.trainers.live import Live
 
+                if settled.save_best:
+                    detail = "the best checkpoint may lack rows that are gone then"
+                    raise OptionRefused(detail, field="save_best", cure="leave --save-best out")
                 if settled.epochs != 1:
                     detail, cure = "a job's rows come once", "leave --epochs out, and repeat the job's source"
                     raise OptionRefused(detail, field="epochs", cure=cure)

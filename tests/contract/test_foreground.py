@@ -43,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write_job(folder: Path, name: str = "job.json", **changes: Any) -> Path:
-    source = {"kind": "file", "path": "samples.jsonl"}
+    source = {"kind": "file", "path": "samples.jsonl", "seed": 7}
     body = {"model": "./model", "layers": [1, 2], "canary": "skip", "source": source} | changes
     (folder / name).write_text(json.dumps(body))
     return folder / name

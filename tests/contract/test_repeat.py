@@ -57,7 +57,7 @@ def test_each_pass_has_every_row_once(
 ) -> None:
     monkeypatch.setattr(plans, "AHEAD_UNITS", 1)
     rows = SAMPLES if part is None else SAMPLES // 3
-    job_id = shop.submit(repeated(target, 3, part=part))
+    job_id = shop.submit(repeated(target, 3, None if part else 7, part=part))
     for passes in (1, 2, 3):
         shop.plan()
         assert shop.store.read(jobs.job, job_id).progress.samples_planned == passes * rows
@@ -141,11 +141,13 @@ def test_one_that_goes_on_forever_is_planned_a_little_ahead_until_it_is_cancelle
     [
         ({"storage": {"shard_bytes": 65_536}}, "'source.repeat' goes with 'storage.retention': 'consumed'"),
         ({"repeat": 0}, "source.inline.repeat"),
+        ({"part": {"index": 1, "of": 2}}, "'source.seed' goes without 'part'"),
     ],
 )
 def test_what_cannot_be_repeated_is_refused(target: Path, changes: dict[str, Any], what: str) -> None:
-    source = {"kind": "inline", "samples": list(conversations(1)), "repeat": changes.pop("repeat", 2)}
     body = {"storage": STORAGE} | changes
+    repeat = {"repeat": body.pop("repeat", 2), "seed": 7}
+    source = {"kind": "inline", "samples": list(conversations(1)), **repeat}
     with pytest.raises(ValidationError, match=what):
         request(target, [], source=source, **body)
 

@@ -53,7 +53,7 @@ BROAD_EXCEPTS = {
     "service/control/scheduling.py": 1,
     "service/work/keeper.py": 1,
     "service/store/tasks.py": 1,
-    "service/trainers/live.py": 1,
+    "service/trainers/ahead.py": 1,
     "service/work/runner.py": 1,
 }
 """The supervisors: each turns whatever escapes into the named failure of a unit or a job; and the thread of a

@@ -4,11 +4,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from schemas.source import FileSource, HubSource, InlineSource, MixSource, PostedSource, Source
+from schemas.source import (
+    FileSource,
+    HubSource,
+    InlineSource,
+    MixSource,
+    PostedSource,
+    Repeatable,
+    Source,
+)
 from service.errors import SourceRefused
 from service.plan.sources.files import FileRows
 from service.plan.sources.hub import HubRows
 from service.plan.sources.mix import MixedRows, refusing_part
+from service.plan.sources.one_pass import OnePass
 from service.plan.sources.rows import InlineRows, RejectReason, RowReject, RowSource, SourceRow
 from service.settings import Settings
 
@@ -24,13 +33,30 @@ def open_source(
     may_be_empty: bool = False,
     posted: Path | None = None,
     document: str | None = None,
+    number: int = 0,
 ) -> RowSource:
     """Name the source; of the Hub, ask whether it may be read. Raises SourceRefused, HubUnavailable.
 
     With `frozen` it is what it was when that was said. `labels` are columns that its samples keep as labels.
     A folder without files is refused, unless `may_be_empty`. `posted` is the folder of the posted samples
     that a schedule's job took. `document` is the whole request, where `source` has the first sample alone.
+    `number` is that of the pass over a source that is repeated.
     """
+    rows = _open(source, settings, frozen, labels, may_be_empty, posted, document)
+    if isinstance(source, Repeatable) and not source.is_as_it_stands:
+        return OnePass(rows, number, source.seed)
+    return rows
+
+
+def _open(
+    source: Source,
+    settings: Settings,
+    frozen: Any,  # noqa: ANN401 - as `RowSource.frozen` said it
+    labels: tuple[str, ...],
+    may_be_empty: bool,
+    posted: Path | None,
+    document: str | None,
+) -> RowSource:
     match source:
         case InlineSource():
             return InlineRows(source, document)
@@ -53,6 +79,8 @@ def without_token(source: RowSource) -> RowSource:
     """Return the source for a child that lists files and reads nothing of the Hub."""
     if isinstance(source, MixedRows):
         return replace(source, parts=tuple(map(without_token, source.parts)))
+    if isinstance(source, OnePass):
+        return replace(source, source=without_token(source.source))
     return replace(source, token=False) if isinstance(source, HubRows) else source
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import random
 import subprocess
 import sys
 import threading
@@ -19,10 +20,11 @@ from tests.contract.export.test_in_place import ON_CPU, TRAINED
 from tests.support.api import serving
 from tests.support.jobs import Shop, conversations, request
 from tests.support.roles import Capture
-from tests.support.trainers import environment
+from tests.support.trainers import environment, loaded_by
 
 pytestmark = pytest.mark.slow
 
+KILLS = 3
 SAMPLES, BUDGET = 60, 5 * 2**20
 
 
@@ -65,18 +67,24 @@ def command(folder: Path, *words: str, ranks: int = 1) -> list[str]:
 
 
 def train(folder: Path, words: list[str], out: Path, *, ranks: int, killed: bool) -> None:
-    """Train to the end; at first kill the trainer once a checkpoint holds some rows, if that is wanted."""
+    """Train to the end; kill the trainer at some moments behind its first checkpoint, if that is wanted."""
     options = {"cwd": folder, "env": environment() | {"PYTHONWARNINGS": "ignore"}}
-    if killed:
-        with subprocess.Popen(command(folder, *words, ranks=ranks), **options) as first:
-            while not (out / "0" / "quarry_rows.json").exists():
-                assert first.poll() is None
-                time.sleep(0.05)
-            first.kill()
+    for kill in range(KILLS if killed else 0):
+        begun_s = time.time()
+        with subprocess.Popen(command(folder, *words, ranks=ranks), **options) as training:
+            while not is_newer(out / "0" / "quarry_rows.json", begun_s):
+                assert training.poll() is None
+                time.sleep(0.01)
+            time.sleep(random.Random(kill).random())
+            training.kill()
     done = subprocess.run(
         command(folder, *words, ranks=ranks), **options, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def is_newer(path: Path, than_s: float) -> bool:
+    return path.exists() and path.stat().st_mtime > than_s
 
 
 @pytest.mark.parametrize(("ranks", "killed"), [(1, False), (2, False), (1, True)])
@@ -103,3 +111,27 @@ def test_a_drafter_is_trained_on_rows_that_go_as_it_has_had_them(
     assert {state["next"] for state in states} == {SAMPLES}
     (consumer,) = shop.store.read(consumers.of_job, job_id).consumers
     assert consumer.place == states[0]["after"]
+
+
+REFUSED = """
+import json, sys
+import torch
+from service.errors import QuarryError
+from service.trainers.speculators import train
+
+refusals = []
+for live, *options in json.loads(sys.argv[2]):
+    try:
+        train(sys.argv[1], options, live=live)
+    except QuarryError as error:
+        refusals.append([error.field, error.detail, error.cure])
+torch.save(refusals, sys.argv[3])
+"""
+
+
+def test_what_does_not_fit_is_refused_with_its_field_and_a_cure(kept: Path, tmp_path: Path) -> None:
+    job = "http://127.0.0.1:9/jobs/j-0123456789abcdef"
+    cases = [("http://127.0.0.1:9",), (job, "--epochs", "2"), (job, "--save-best")]
+    refusals = loaded_by(REFUSED, kept, json.dumps(cases), result=tmp_path / "result.pt")
+    assert [field for field, _, _ in refusals] == ["live", "epochs", "save_best"]
+    assert all(cure for _, _, cure in refusals)

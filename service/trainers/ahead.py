@@ -1,0 +1,93 @@
+"""Batches of a job that is followed, made ahead on each rank, and what ranks must agree on.
+
+Imports speculators: import it lazily.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from queue import Empty, Queue
+from threading import Thread
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from speculators.train.distributed import get_dp_rank, get_local_rank, is_distributed
+
+from service.errors import SourceRefused
+from service.reader import ReaderError
+
+WAIT_S = 20.0
+"""Without another row, after which a checkpoint is made: capture may wait for what it would acknowledge."""
+
+Batch = dict[str, Any]
+
+
+@contextmanager
+def refusing_jobs() -> Iterator[None]:
+    """Turn a ReaderError of the block into SourceRefused (`live`)."""
+    try:
+        yield
+    except ReaderError as error:
+        cure = "look at the job, and begin again with the same --save-path: it goes on behind its checkpoint"
+        raise SourceRefused(str(error), field="live", cure=cure) from error
+
+
+class Ahead:
+    """Makes one batch while the one before is trained on.
+
+    Its thread ends with the process: it may wait for a unit that never comes.
+    """
+
+    def __init__(self, batches: Iterator[tuple[Batch, dict[str, int]]]) -> None:
+        self._ready: Queue[tuple[Batch, dict[str, int]] | Exception | None] = Queue(1)
+        self._item: tuple[Batch, dict[str, int]] | None = None
+        self.have_ended = False
+        Thread(target=self._make, args=(batches,), daemon=True).start()
+
+    @property
+    def is_late(self) -> bool:
+        """Whether there is no batch yet, and may be one later."""
+        return self._item is None and not self.have_ended
+
+    def wait(self) -> None:
+        """Wait for a batch, but not for long. Raises what making it raised."""
+        if not self.is_late:
+            return
+        try:
+            item = self._ready.get(timeout=WAIT_S)
+        except Empty:
+            return
+        if isinstance(item, Exception):
+            with refusing_jobs():
+                raise item
+        self._item, self.have_ended = item, item is None
+
+    def take(self) -> tuple[Batch, dict[str, int]] | None:
+        """Return the batch; none if they have ended."""
+        item, self._item = self._item, None
+        return item
+
+    def _make(self, batches: Iterator[tuple[Batch, dict[str, int]]]) -> None:
+        try:
+            for batch in batches:
+                self._ready.put(batch)
+            self._ready.put(None)
+        except Exception as error:  # noqa: BLE001 - it is raised where the batch is wanted
+            self._ready.put(error)
+
+
+def any_rank(is_so: bool) -> bool:
+    """Say whether that holds of any rank."""
+    if not is_distributed():
+        return is_so
+    flag = torch.tensor(int(is_so), device=get_local_rank() if torch.cuda.is_available() else "cpu")
+    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+    return bool(flag)
+
+
+def of_first_rank(ask: Callable[[], int]) -> int:
+    """Return what the first rank is told; another would be told another number a moment later."""
+    told = [ask() if get_dp_rank() == 0 else 0]
+    if is_distributed():
+        dist.broadcast_object_list(told)
+    return told[0]
