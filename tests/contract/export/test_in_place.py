@@ -22,7 +22,7 @@ from tests.support.fake_hub import FakeHub
 from tests.support.jobs import Shop, conversations, request
 from tests.support.trainers import environment, loaded_by
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 COMPARED = """
 import json, pickle, sys

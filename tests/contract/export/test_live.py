@@ -22,7 +22,7 @@ from tests.support.jobs import Shop, conversations, request
 from tests.support.roles import Capture
 from tests.support.trainers import environment, loaded_by
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 KILLS = 3
 SAMPLES, BUDGET = 60, 5 * 2**20
