@@ -1,5 +1,6 @@
 """Functions that run in a process of their own, which what they read may end or hold up."""
 
+import errno
 import os
 import resource
 import signal
@@ -21,8 +22,8 @@ R = TypeVar("R")
 SPAWN = get_context("spawn")
 """A fork of a process that has computed with torch may wait forever."""
 
-NO_MEMORY = 12
-"""The exit code of a process that lacked memory for what it read: ENOMEM."""
+NO_MEMORY = errno.ENOMEM
+"""The exit code of a process that lacked memory for what it read."""
 
 
 def start(function: Callable[..., None], *args: object) -> tuple[SpawnProcess, Connection]:
@@ -122,5 +123,7 @@ def _answer(parent: Connection, memory_bytes: int) -> None:
         except QuarryError as error:
             answer = False, error
         parent.send(answer)
-    except MemoryError:
+    except (MemoryError, OSError) as error:
+        if isinstance(error, OSError) and error.errno != errno.ENOMEM:
+            raise
         os._exit(NO_MEMORY)

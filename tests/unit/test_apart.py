@@ -1,5 +1,6 @@
 """What runs in a process of its own ends alone, however it ends."""
 
+import mmap
 import os
 import signal
 import time
@@ -75,9 +76,15 @@ def test_its_imports_count_in_no_memory_bound() -> None:
     assert apart.call(numpy.mean, [1, 2], memory_bytes=2**24, deadline_s=60) == 1.5
 
 
-def test_what_takes_more_memory_has_ended_by_that() -> None:
+def mapped(num_bytes: int) -> bytes:
+    with mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE) as memory:
+        return memory[:1]
+
+
+@pytest.mark.parametrize("function", [bytes, mapped])
+def test_what_takes_more_memory_has_ended_by_that(function: Callable[[int], bytes]) -> None:
     with pytest.raises(apart.Ended, match="took more than 16777216 bytes of memory"):
-        apart.call(bytes, 2**26, memory_bytes=2**24, deadline_s=60)
+        apart.call(function, 2**26, memory_bytes=2**24, deadline_s=60)
 
 
 def test_a_fault_of_the_function_is_no_fault_of_what_it_read() -> None:
