@@ -24,7 +24,7 @@ def read_job_file(path: Path, part: Part | None = None) -> ExtractRequest:
         if request.part not in (None, part):
             detail = f"{path} has part {request.part}, the command line {part}"
             raise OptionRefused(detail, field="--part", cure="leave out one of them")
-        request = request.model_copy(update={"part": part})
+        request = parse_request(request.model_dump(mode="json") | {"part": part.model_dump(mode="json")})
     if request.model.startswith("."):
         beside = (path.resolve().parent / request.model).resolve()
         return request.model_copy(update={"model": str(beside)})

@@ -38,12 +38,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     random_target(folder / "model", layers=4, hidden=64)
     lines = "".join(json.dumps(sample) + "\n" for sample in SAMPLES)
     (folder / "samples.jsonl").write_text(lines)
-    write_job(folder)
+    write_job(folder, source={"kind": "file", "path": "samples.jsonl", "seed": 7})
     return folder
 
 
 def write_job(folder: Path, name: str = "job.json", **changes: Any) -> Path:
-    source = {"kind": "file", "path": "samples.jsonl", "seed": 7}
+    source = {"kind": "file", "path": "samples.jsonl"}
     body = {"model": "./model", "layers": [1, 2], "canary": "skip", "source": source} | changes
     (folder / name).write_text(json.dumps(body))
     return folder / name

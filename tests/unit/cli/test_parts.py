@@ -42,3 +42,9 @@ def test_a_part_beside_another_one_in_the_file_is_refused(
 def test_what_is_no_part_is_wrong_usage(run: Run, tmp_path: Path, part: str) -> None:
     ran = run("estimate", write_job(tmp_path), "--part", part)
     assert (ran.code, "a part is given as 3/16" in ran.err) == (2, True)
+
+
+def test_a_part_of_a_shuffled_source_is_refused_where_it_is_named(run: Run, tmp_path: Path) -> None:
+    source = {"kind": "inline", "samples": [{"text": "one"}, {"text": "two"}], "seed": 7}
+    ran = run("estimate", write_job(tmp_path, source=source), "--part", "1/2")
+    assert (ran.code, "'source.seed' goes without 'part'" in ran.err) == (2, True)
