@@ -15,7 +15,7 @@ from benchmarks.loop.drafters import acceptance
 from benchmarks.loop.recipe import AUX, EAGLE3, PEAGLE, SHORT, LoopRecipe, split
 from benchmarks.loop.stage import Cache, LoopFailed, say
 from benchmarks.loop.states import difference
-from benchmarks.loop.table import FEWER, FP8, OURS, PEER, WRONG, judged, report
+from benchmarks.loop.table import FEWER, FP8, IN_PLACE, LIVE, OURS, PEER, WRONG, judged, report
 from benchmarks.machine import machine_facts
 from benchmarks.trainers import has_speculators
 
@@ -76,7 +76,8 @@ def datasets(cache: Cache, recipe: LoopRecipe, target: Path, asked: list[str]) -
     ours = exported(cache, target, answers, recipe.draft_vocab)
     lossy = exported(cache, target, prefilled_as_fp8(cache, target, answers), recipe.draft_vocab)
     wrong = {mistake: spoiled(cache, mistake, answers, ours) for mistake in WRONG}
-    return {OURS: ours, PEER: dumped(cache, target, ours), FP8: lossy} | wrong
+    right = {OURS: ours, PEER: dumped(cache, target, ours), FP8: lossy}
+    return right | {IN_PLACE: answers, LIVE: answers} | wrong
 
 
 if __name__ == "__main__":

@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from benchmarks.loop.live import CHECKPOINTS, train_live
 from benchmarks.loop.recipe import AUX, LoopRecipe, Method
 from benchmarks.loop.serve import Acceptance, served
 from benchmarks.loop.stage import LOG, TRAINER_ENVIRONMENT, Cache, python, run
-from benchmarks.loop.table import OURS, UNTRAINED, Outcome
+from benchmarks.loop.table import IN_PLACE, LIVE, OURS, UNTRAINED, Outcome
+from schemas.names import MANIFEST_FOLDER
+from service.reader import QuarryDataset
 
 DRAFTER, STATE = "drafter", "training_state.json"
 SIDE_BY_SIDE = 2
@@ -26,8 +29,8 @@ def acceptance(
 ) -> dict[str, Outcome]:
     """Train and serve the drafters of every dataset, and one that was not trained. Raises LoopFailed."""
 
-    def drafter(folder: Path, seed: int) -> tuple[int, Acceptance]:
-        trained = train(cache, recipe, method, target, folder, seed)
+    def drafter(name: str, folder: Path, seed: int) -> tuple[int, Acceptance]:
+        trained = train(cache, recipe, method, target, name, folder, seed)
         steps = json.loads((trained / DRAFTER / STATE).read_text())["global_step"]
         return steps, served(cache, recipe, method, target, trained / DRAFTER, held_out)
 
@@ -35,7 +38,7 @@ def acceptance(
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
         first = pool.submit(served, cache, recipe, method, target, raw / DRAFTER, held_out)
         running = {
-            (seed, name): pool.submit(drafter, folder, seed)
+            (seed, name): pool.submit(drafter, name, folder, seed)
             for seed in recipe.seeds
             for name, folder in data.items()
         }
@@ -52,8 +55,10 @@ def outcome(by_seed: Mapping[int, tuple[int, Acceptance]]) -> Outcome:
     return Outcome(steps, {seed: acceptance for seed, (_, acceptance) in by_seed.items()})
 
 
-def train(cache: Cache, recipe: LoopRecipe, method: Method, target: Path, data: Path, seed: int) -> Path:
-    """Return the folder of a drafter that was trained on `data`. Raises LoopFailed."""
+def train(
+    cache: Cache, recipe: LoopRecipe, method: Method, target: Path, name: str, data: Path, seed: int
+) -> Path:
+    """Return the folder of a drafter that was trained on the data of that name. Raises LoopFailed."""
     decides = _decides(recipe, method, target, data, seed) | {
         "epochs": recipe.epochs,
         "batch_tokens": recipe.batch_tokens,
@@ -62,10 +67,24 @@ def train(cache: Cache, recipe: LoopRecipe, method: Method, target: Path, data: 
     }
 
     def make(folder: Path) -> None:
-        run(command(recipe, method, target, data, folder / "all", seed), folder / LOG, TRAINER_ENVIRONMENT)
+        words = command(recipe, method, target, data, folder / "all", seed)
+        if name == LIVE:
+            words += ["--epochs", "1", "--checkpoint-freq", str(1 / CHECKPOINTS)]
+            words += ["--max-steps", str(max_steps(recipe, data))]
+            train_live(folder, words, target, data, recipe, seed)
+        else:
+            run(words, folder / LOG, TRAINER_ENVIRONMENT)
         keep_last(folder / "all", folder / DRAFTER)
 
-    return cache.stage(f"trained-{method.prefix}{data.parent.name.split('-')[0]}-{seed}", decides, make)
+    what = name if name in (IN_PLACE, LIVE) else data.parent.name.split("-")[0]
+    return cache.stage(f"trained-{method.prefix}{what}-{seed}", decides | {"how": what}, make)
+
+
+def max_steps(recipe: LoopRecipe, dataset: Path) -> int:
+    """Return how many batches all epochs of a dataset are, where each ends at a row that does not fit."""
+    rows = QuarryDataset(dataset)
+    filled = recipe.batch_tokens - sum(rows.num_tokens) / len(rows) / 2
+    return round(recipe.epochs * sum(rows.num_tokens) / filled)
 
 
 def untrained(cache: Cache, recipe: LoopRecipe, method: Method, target: Path, data: Path, seed: int) -> Path:
@@ -96,8 +115,6 @@ def command(
     options: dict[str, object] = {
         "--speculator-type": method.trainers,
         "--verifier-name-or-path": target,
-        "--data-path": data,
-        "--on-missing": "raise",
         "--draft-vocab-size": recipe.draft_vocab,
         method.depth: recipe.drafted,
         "--total-seq-len": recipe.batch_tokens,
@@ -115,7 +132,10 @@ def command(
     }
     words = [str(word) for option in options.items() for word in option]
     layers = ["--target-layer-ids", *map(str, AUX)]
-    return python("benchmarks.loop.trainer_on_cpu", "train", *words, *layers)
+    is_dataset = (data / MANIFEST_FOLDER).is_dir()  # which is read in place
+    begin = ("quarry", "train", "speculators", data) if is_dataset else ("train", "--data-path", data)
+    missing = ["--on-missing", "raise"]
+    return python("benchmarks.loop.trainer_on_cpu", *begin, *words, *layers, *missing)
 
 
 def keep_last(checkpoints: Path, drafter: Path) -> None:

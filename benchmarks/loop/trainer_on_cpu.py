@@ -1,10 +1,12 @@
 """`speculators` on a machine without an accelerator: its own command line, with the CPU as its device.
 
-`python -m benchmarks.loop.trainer_on_cpu train ...` in a process that has the trainer's packages on its path.
+`python -m benchmarks.loop.trainer_on_cpu train ...` in a process that has the trainer's packages on its path,
+or `... quarry train speculators ...`.
 The trainer moves models and batches to `get_local_rank()`, a number that torch reads as a CUDA device, and
 waits for the accelerator around every timed step; nothing else of it is touched.
 """
 
+import sys
 from importlib import import_module
 
 import torch
@@ -20,5 +22,10 @@ def on_cpu() -> None:
 
 
 if __name__ == "__main__":
+    if is_ours := sys.argv[1] == "quarry":
+        import_module("service.trainers.speculators")  # before speculators' own configuration
     on_cpu()
-    import_module("speculators.cli").app()
+    if is_ours:
+        import_module("service.cli").main(sys.argv[2:])
+    else:
+        import_module("speculators.cli").app()

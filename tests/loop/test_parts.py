@@ -14,6 +14,8 @@ from benchmarks.loop.states import relative_errors
 from benchmarks.loop.table import (
     FEWER,
     FP8,
+    IN_PLACE,
+    LIVE,
     OURS,
     PEER,
     ROWS,
@@ -36,7 +38,7 @@ def outcome(length: float, drafts: int = 1000) -> Outcome:
 
 def outcomes(**lengths: float) -> dict[str, Outcome]:
     """Return outcomes as they should be, but for those named."""
-    usual = dict.fromkeys((OURS, PEER, FP8), 2.5) | dict.fromkeys((*WRONG, UNTRAINED), 1.5)
+    usual = dict.fromkeys((OURS, PEER, FP8, IN_PLACE, LIVE), 2.5) | dict.fromkeys((*WRONG, UNTRAINED), 1.5)
     return {name: outcome(length) for name, length in (usual | lengths).items()}
 
 
@@ -57,6 +59,7 @@ def test_acceptance_as_it_should_be_is_not_complained_of():
     [
         (OURS, 2.35, "below the peer's"),
         (FP8, 2.35, "without loss"),
+        *((name, 2.35, "below that of the export") for name in (IN_PLACE, LIVE)),
         *((name, 2.45, "not visibly below") for name in (*WRONG, UNTRAINED)),
     ],
 )
