@@ -15,7 +15,7 @@ from sqlalchemy import text
 from schemas.job import JobState
 from service.errors import Outcome, StoreUnavailable
 from service.store import NewJob, Store, jobs, migration, plans, publishing, tasks, units
-from service.store.tables import METADATA
+from service.store.tables import JOB, METADATA
 from tests.support.children import settings_environment
 from tests.support.engine_bench import until
 from tests.support.jobs import Shop, conversations, request
@@ -44,9 +44,15 @@ def migrated(url: str) -> Iterator[Store]:
 
 
 def stamp(url: str, revision: str) -> None:
-    """Say that the database is at `revision`, as the migration of a newer service does in its transaction."""
+    """Say that the database is at `revision`, as the migration of a newer service does in its transaction.
+
+    It changes tables, and so waits for whoever writes to them.
+    """
     database = Store(url)
     with database.writing() as tx:
+        if url.startswith("postgresql"):
+            for table in (JOB.name, *METADATA.tables):  # in the order in which writers lock
+                tx.connection.execute(text(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE"))
         tx.connection.execute(text("UPDATE alembic_version SET version_num = :new"), {"new": revision})
     database.close()
 
