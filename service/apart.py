@@ -75,8 +75,9 @@ def call(function: Callable[..., R], *args: object, memory_bytes: int, deadline_
                 raise Ended(f"took more than {deadline_s:g} s") from None
             if child.exitcode == NO_MEMORY:
                 raise Ended(f"took more than {memory_bytes} bytes of memory") from None
-            if child.exitcode == 1:  # its traceback is in the log
-                raise QuarryError(f"{function.__name__} failed in a process of its own") from None
+            if child.exitcode == 1:
+                detail = f"{function.__name__} failed in a process of its own"
+                raise QuarryError(detail, cure="look for the traceback in the log") from None
             told = child.exitcode in (-signal.SIGTERM, -signal.SIGKILL)
             raise Ended(f"ended with exit code {child.exitcode}", is_passing=told) from None
         finally:

@@ -35,7 +35,7 @@ def train_live(
         {"id": row.source_id, "token_ids": row.input_ids.tolist(), "loss_mask": row.loss_mask.tolist()}
         for row in map(rows.row, range(len(rows)))
     ]
-    num_bytes = sum(path.stat().st_size for path in dataset.glob("data/**/*.parquet"))
+    num_bytes = sum(manifest.totals.bytes for manifest in rows.manifests.values())
     source = {"kind": "inline", "samples": samples, "repeat": recipe.epochs, "seed": seed}
     job = {
         "model": str(target),

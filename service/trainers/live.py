@@ -41,6 +41,7 @@ from service.trainers.checkpoints import STAGED, put_back, put_in_place
 STATES_FILE = "quarry_rows.json"
 """In a checkpoint: how far each rank has come."""
 PATIENCE_S = 600.0
+"""With a service that does not answer."""
 MARGIN = 1.1
 """On the estimate of steps: with too few of them the learning rate is zero before the end."""
 
@@ -108,6 +109,9 @@ class TrainerRow:
 
 class LiveLoader:
     """Packed batches of one rank, until no rank has another one; a rank that has none gets an empty one.
+
+    In the trainer's own process: a follower's state is that of who iterates it, and one state goes with each
+    batch. A batch is what speculators' collator makes of whole rows, [1, total_seq_len, ...] each tensor.
 
     It has what speculators' trainer asks of a loader: a length, which is an estimate, and a sampler.
     """
@@ -193,7 +197,7 @@ class LiveLoader:
             logger.warning("%s; the next checkpoint acknowledges as much and more", error)
 
     def _packed(self) -> Iterator[tuple[Batch, dict[str, int]]]:
-        """Yield batches of whole rows, each with the state once it is trained on."""
+        """Yield batches of whole rows, each with the state behind it; in the thread of `Ahead`."""
         waiting: list[Batch] = []
         num_tokens, state = 0, self._state
         for row in self._rows:

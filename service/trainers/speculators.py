@@ -152,7 +152,6 @@ def train(
             settled = Namespace(**config.flatten())
             source = source_of(rows, _options(settled))
             make(source)  # refuses a drafter that this trainer would feed other states
-            _write_ids(source, Path(settled.data_path))
             if live is not None:
                 from service.trainers.live import Live
 
@@ -164,6 +163,7 @@ def train(
                     raise OptionRefused(detail, field="epochs", cure=cure)
                 job = Live.at(live, consumer, rows.about, source.options)
                 job.train_by(settled.max_steps)
+            _write_ids(source, Path(settled.data_path))
         del rows, source  # its index is as large as the ids, which are mapped from now on
         main(config)
 

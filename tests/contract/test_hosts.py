@@ -305,6 +305,15 @@ def test_a_data_folder_is_given_up_with_what_was_consumed_of_a_job(shop: Shop, t
     assert shop.store.read(jobs.state, job_id) is JobState.FAILED
 
 
+def given_up(shop: Shop, folder: Path) -> Shop:
+    """Give the data folder up, and go on with another."""
+    shop.store.write(hosts.forget, shop.store.read(hosts.views)[0].id)
+    place = {"data_dir": folder, "database_url": shop.settings.database()}
+    again = Shop(Settings.model_validate(dict(shop.settings) | place), shop.store)
+    host.host_of(again.store, again.settings)
+    return again
+
+
 def test_what_a_lost_data_folder_had_pushed_is_not_looked_for_in_the_next(
     shop: Shop, target: Path, hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,11 +323,7 @@ def test_what_a_lost_data_folder_had_pushed_is_not_looked_for_in_the_next(
     assert near.number == HOME
     near.capture(job_id, units_done=1)
     assert near.keep()
-    (home,) = shop.store.read(hosts.views)
-    shop.store.write(hosts.forget, home.id)
-    place = {"data_dir": tmp_path / "new", "database_url": shop.settings.database()}
-    again = Shop(Settings.model_validate(dict(shop.settings) | place), shop.store)
-    host.host_of(again.store, again.settings)
+    again = given_up(shop, tmp_path / "new")
     again.capture(job_id)
     again.publish()
     is_whole(again, hub, job_id)
@@ -334,11 +339,7 @@ def test_a_data_folder_that_is_lost_before_its_last_commit_is_known_of_waits_for
         dies.setattr(publishing, "complete", Mock(side_effect=StoreUnavailable("it is away")))
         assert run_publishing(shop.store, shop.settings, "publisher", lambda: False)
     assert manifest_path(job_id) in hub.repo(REPO).head.tree
-    (home,) = shop.store.read(hosts.views)
-    shop.store.write(hosts.forget, home.id)
-    place = {"data_dir": tmp_path / "new", "database_url": shop.settings.database()}
-    again = Shop(Settings.model_validate(dict(shop.settings) | place), shop.store)
-    host.host_of(again.store, again.settings)
+    again = given_up(shop, tmp_path / "new")
     again.capture(job_id)
     again.publish()
     job = again.store.read(jobs.job, job_id)

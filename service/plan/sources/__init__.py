@@ -10,7 +10,6 @@ from schemas.source import (
     InlineSource,
     MixSource,
     PostedSource,
-    Repeatable,
     Source,
 )
 from service.errors import SourceRefused
@@ -42,29 +41,15 @@ def open_source(
     that a schedule's job took. `document` is the whole request, where `source` has the first sample alone.
     `number` is that of the pass over a source that is repeated.
     """
-    rows = _open(source, settings, frozen, labels, may_be_empty, posted, document)
-    if isinstance(source, Repeatable) and not source.is_as_it_stands:
-        return OnePass(rows, number, source.seed)
-    return rows
-
-
-def _open(
-    source: Source,
-    settings: Settings,
-    frozen: Any,  # noqa: ANN401 - as `RowSource.frozen` said it
-    labels: tuple[str, ...],
-    may_be_empty: bool,
-    posted: Path | None,
-    document: str | None,
-) -> RowSource:
+    rows: RowSource
     match source:
         case InlineSource():
-            return InlineRows(source, document)
+            rows = InlineRows(source, document)
         case FileSource():
-            return FileRows(source, settings.source_roots, labels, frozen, may_be_empty)
+            rows = FileRows(source, settings.source_roots, labels, frozen, may_be_empty)
         case HubSource():
             pinned = source if frozen is None else source.model_copy(update={"revision": frozen})
-            return HubRows.find(pinned, settings, labels)
+            rows = HubRows.find(pinned, settings, labels)
         case PostedSource():
             if posted is None:
                 cure = "make a schedule of this request, and post the samples to it"
@@ -72,7 +57,8 @@ def _open(
             folder = FileSource(kind="file", path=str(posted))
             return FileRows(folder, (posted,), labels, frozen, may_be_empty=True)
         case MixSource():
-            return _mixed(source, settings, frozen, labels, may_be_empty=may_be_empty)
+            rows = _mixed(source, settings, frozen, labels, may_be_empty=may_be_empty)
+    return rows if source.is_as_it_stands else OnePass(rows, number, source.seed)
 
 
 def without_token(source: RowSource) -> RowSource:
