@@ -58,7 +58,8 @@ class Session:
         order.unlink(missing_ok=True)
         if plant is not None:
             row, other = (None, None) if everywhere else victims(shop, job_id)
-            Order(plant, str(self.target), row, other).save()
+            # Rows of the job before, given up a moment ago, may still come out of the engine.
+            Order(plant, str(self.target), row, other, job_id).save()
 
         async def attempt() -> None:
             session = self.engine.session
