@@ -31,6 +31,7 @@ from tests.support.jobs import ENDED, Shop
 from tests.support.machines import AWAY
 from tests.support.network import Machine, Network, missing
 from tests.support.pg import running_postgres
+from tests.support.real_engine import VLLM
 from tests.support.roles import sweep
 from tests.support.service_process import QUARRY, ROOT, serving
 from tests.support.tiny_model import random_target
@@ -216,3 +217,12 @@ def test_one_machine_is_lost_and_the_other_cut_off_and_every_sample_is_stored_on
     monkeypatch.setenv("QUARRY_FAKE_STEP_S", "0.2")
     place = site(unit_max_samples=3, host_lost_s=60.0 if silent else 1800.0)
     survives(place, 360, silent=silent, body={"layers": [1, 2], "canary": "skip"})
+
+
+@pytest.mark.long
+@pytest.mark.engine
+def test_two_machines_on_vllm_store_2000_samples_once(site: Callable[..., Site]) -> None:
+    """The same on the real engine, with every row proven by its logits and a canary of each machine."""
+    options = {"enforce_eager": True, "max_num_batched_tokens": 256}
+    place = site(engine=VLLM, engine_options=options, unit_max_samples=10)
+    survives(place, 2000, silent=False, body={"layers": [1, 2], "canary": "run"})
