@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException
@@ -145,8 +144,6 @@ def measure(name: str, seconds: float, folder: Path) -> tuple[float, float, int,
     failed = 0
     options = ["--no-worker"]
     with serving(folder / f"data-{len(list(folder.iterdir()))}", *options) as service:
-        # A service whose log nobody takes waits for the log.
-        Thread(target=deque, args=(service.process.stderr, 0), daemon=True).start()
         until_s = time.time() + seconds + 1
         command = [sys.executable, "-m", "benchmarks.attacks", name, service.url, str(folder), str(until_s)]
         attacker = subprocess.Popen(command)

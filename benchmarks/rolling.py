@@ -28,6 +28,7 @@ from benchmarks.harness import command, command_line, keep, markdown, paired, po
 from benchmarks.machine import machine_facts
 from benchmarks.weights import write_target
 from benchmarks.workload import KINDS, TARGETS
+from schemas.identity import DTYPE_BYTES
 from tests.support.desk import REPO, TOKEN
 from tests.support.fake_hub import FakeHub
 from tests.support.hub_state import Token
@@ -40,7 +41,7 @@ ENGINES = {
     "tests": ("tests.support.fake_engine:FakeEngine", TARGETS["drain"]),
 }
 ROWS = ("kept", "leaving")
-UNITS, BUDGET_UNITS = 32, 16
+UNITS, BUDGET_UNITS = 32, 24
 POLL_S, TIMEOUT_S = 0.1, 1800.0
 
 
@@ -94,7 +95,9 @@ def measure(folder: Path, options: Any) -> dict[str, list[dict[str, float]]]:  #
     engine, target = ENGINES[options.engine]
     model = folder / "models" / "target"
     write_target(target, model, KIND.longest)
-    shard_bytes = options.samples * KIND.mean_tokens * target.state_bytes_per_token // UNITS
+    # `state_bytes_per_token` is of the target's own bfloat16.
+    wider = DTYPE_BYTES[options.dtype] // 2
+    shard_bytes = options.samples * KIND.mean_tokens * target.state_bytes_per_token * wider // UNITS
     context = multiprocessing.get_context("spawn")
     pipe, theirs = context.Pipe()
     rate = None if options.mb_per_s is None else options.mb_per_s * 1e6
@@ -118,6 +121,7 @@ def measure(folder: Path, options: Any) -> dict[str, list[dict[str, float]]]:  #
                 write_samples(source, options.samples, target.vocab_size)
                 body = {
                     "model": str(model),
+                    "dtype": options.dtype,
                     "layers": list(target.layer_ids),
                     "source": {"kind": "file", "path": str(source)},
                     "storage": {"shard_bytes": shard_bytes, "keep_local": row == "kept"},
@@ -145,6 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = command_line("benchmarks.rolling", __doc__, save="rolling", rounds=5)
     parser.add_argument("--engine", choices=ENGINES, default="vllm")
     parser.add_argument("--samples", type=positive, default=128, help="of each job")
+    parser.add_argument("--dtype", choices=DTYPE_BYTES, default="bfloat16")
     parser.add_argument("--mb-per-s", type=positive, help="what the way to the repository carries")
     options = parser.parse_args(arguments)
     set_environment()

@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -175,9 +174,6 @@ def test_no_secret_comes_out_on_any_path(tmp_path: Path, hub: FakeHub, postgres:
             "QUARRY_LEASE_S": "1",
         }
         with serving(tmp_path / "data", on_line=log.append, **settings) as service:
-            assert service.process.stderr is not None
-            reader = threading.Thread(target=log.extend, args=(service.process.stderr,))
-            reader.start()
             admin = Api(service.url, ADMIN, Seen())
             grants = {"name": "team", "scopes": ["jobs:read", "jobs:write"], "hub_namespaces": ["org"]}
             key = admin("POST", "/keys", json=grants | {"model_roots": ["/"]}).json()["key"]
@@ -187,7 +183,6 @@ def test_no_secret_comes_out_on_any_path(tmp_path: Path, hub: FakeHub, postgres:
             api.close()
             service.process.send_signal(signal.SIGTERM)
             assert service.process.wait(120) == 0
-            reader.join()
         seen.add("log", "".join(log))
         desk = os.environ | own | {"PYTHONPATH": str(ROOT), "QUARRY_HUB_TOKEN_FILE": str(tmp_path / "token")}
         hub.fail("info", QUOTING)

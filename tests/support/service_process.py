@@ -4,15 +4,19 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import httpx2
 
 ROOT = Path(__file__).parents[2]
+LAST_WORDS_S = 30.0
+"""How long the processes that it has started may hold its log open after it."""
 QUARRY = [sys.executable, "-m", "service.cli"]
 SAMPLES = [{"id": str(number), "token_ids": [1, 2, 3, number]} for number in range(8)]
 
@@ -48,7 +52,7 @@ def serving(
 ) -> Iterator[Serving]:
     """Start it on a free port and wait until it is ready; kill it in the end if it still lives.
 
-    `on_line` gets each line that it logs until then.
+    `on_line` gets each line that it logs.
     """
     environment = os.environ | {
         "PYTHONPATH": python_path,
@@ -61,14 +65,25 @@ def serving(
     log = data_dir.with_suffix(".log")
     with log.open("w") as file:
         child = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=file, text=True)
-    assert child.stderr is not None
+    lines: SimpleQueue[str] = SimpleQueue()
+
+    def read() -> None:
+        # All of it, since a pipe that nobody empties holds up whoever logs into it.
+        assert child.stderr is not None
+        with child.stderr as logged:
+            for line in logged:
+                on_line(line)
+                lines.put(line)
+        lines.put("")
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
     try:
         seen, url, worker = "", None, None
         while url is None or (worker is None and "--no-worker" not in options):
-            line = child.stderr.readline()
+            line = lines.get()
             assert line, seen
             seen += line
-            on_line(line)
             url = url or re.search(r"Uvicorn running on (\S+)", line)
             worker = worker or re.search(r"worker (\d+) started", line)
         transport = httpx2.HTTPTransport(retries=20)
@@ -77,4 +92,5 @@ def serving(
         yield Serving(child, url[1], int(worker[1]) if worker else None)
     finally:
         child.kill()
-        child.communicate()
+        child.wait()
+        reader.join(LAST_WORDS_S)

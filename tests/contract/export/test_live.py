@@ -16,10 +16,12 @@ import pytest
 
 from schemas.job import JobState
 from service.store import consumers, jobs
+from tests.contract.export.conftest import HIDDEN
 from tests.contract.export.test_in_place import ON_CPU, TRAINED
 from tests.support.api import serving
 from tests.support.jobs import Shop, conversations, request
 from tests.support.roles import Capture
+from tests.support.tiny_model import random_target
 from tests.support.trainers import environment, loaded_by
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -59,16 +61,36 @@ def captured_beside(shop: Shop, job_id: str) -> Iterator[str]:
         worker.join()
 
 
+SOON = """
+import service.trainers.ahead
+service.trainers.ahead.WAIT_S = 0.5
+
+if __name__"""
+
+
 def command(folder: Path, *words: str, ranks: int = 1) -> list[str]:
     script = folder / "train_on_cpu.py"
-    script.write_text(TRAINED)
+    script.write_text(TRAINED.replace("\nif __name__", SOON))
     launch = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)] if ranks > 1 else []
     return [sys.executable, *launch, str(script), "quarry", "train", "speculators", *words]
 
 
+def quietly(folder: Path) -> dict[str, Any]:
+    return {"cwd": folder, "env": environment() | {"PYTHONWARNINGS": "ignore"}}
+
+
+def refused(folder: Path, words: list[str], *, ranks: int = 1) -> str:
+    """Train, which must fail; return what it says."""
+    done = subprocess.run(
+        command(folder, *words, ranks=ranks), **quietly(folder), capture_output=True, text=True, check=False
+    )
+    assert done.returncode != 0, done.stdout
+    return done.stdout + done.stderr
+
+
 def train(folder: Path, words: list[str], out: Path, *, ranks: int, killed: bool) -> None:
     """Train to the end; kill the trainer at some moments behind its first checkpoint, if that is wanted."""
-    options = {"cwd": folder, "env": environment() | {"PYTHONWARNINGS": "ignore"}}
+    options = quietly(folder)
     for kill in range(KILLS if killed else 0):
         begun_s = time.time()
         with subprocess.Popen(command(folder, *words, ranks=ranks), **options) as training:
@@ -87,9 +109,13 @@ def is_newer(path: Path, than_s: float) -> bool:
     return path.exists() and path.stat().st_mtime > than_s
 
 
-@pytest.mark.parametrize(("ranks", "killed"), [(1, False), (2, False), (1, True)])
+@pytest.mark.parametrize(
+    ("ranks", "killed", "options"),
+    [(1, False, []), (2, False, []), (1, True, []), (1, False, ["--checkpoint-freq", "1"])],
+    ids=["alone", "two ranks", "killed", "no checkpoint but where rows are waited for"],
+)
 def test_a_drafter_is_trained_on_rows_that_go_as_it_has_had_them(
-    shop: Shop, real: Path, kept: Path, tmp_path: Path, ranks: int, killed: bool
+    shop: Shop, real: Path, kept: Path, tmp_path: Path, ranks: int, killed: bool, options: list[str]
 ) -> None:
     """1. The disk holds a part of the job. 2. Capture goes on as checkpoints are kept. 3. Every row came."""
     source = {"kind": "inline", "samples": list(conversations(SAMPLES, longest=40))}
@@ -102,7 +128,10 @@ def test_a_drafter_is_trained_on_rows_that_go_as_it_has_had_them(
     out = tmp_path / "drafter"
     with captured_beside(shop, job_id) as url:
         words = ["--live", url, "--consumer", "trainer", str(kept), *ON_CPU, "--save-path", str(out)]
-        train(tmp_path, [*words, "--num-workers", "0"], out, ranks=ranks, killed=killed)
+        words += ["--num-workers", "0", *options]
+        train(tmp_path, words, out, ranks=ranks, killed=killed)
+        others = 3 - ranks
+        assert f"is of {ranks} ranks, and not of {others}" in refused(tmp_path, words, ranks=others)
     job = shop.store.read(jobs.job, job_id)
     assert job.state is JobState.COMPLETED, job.problem
     assert (job.progress.samples_written, job.progress.bytes_gone) == (SAMPLES, job.progress.bytes_written)
@@ -111,6 +140,17 @@ def test_a_drafter_is_trained_on_rows_that_go_as_it_has_had_them(
     assert {state["next"] for state in states} == {SAMPLES}
     (consumer,) = shop.store.read(consumers.of_job, job_id).consumers
     assert consumer.place == states[0]["after"]
+
+
+def test_a_job_of_another_model_is_refused(shop: Shop, kept: Path, tmp_path: Path) -> None:
+    other = random_target(
+        tmp_path / "models" / "other", hidden=HIDDEN, dtype="float32", max_position=512, seed=1
+    )
+    job_id = shop.submit(request(other, conversations(3, longest=5), loss="all"), "other")
+    shop.plan()
+    with captured_beside(shop, job_id) as url:
+        said = refused(tmp_path, ["--live", url, str(kept), *ON_CPU, "--save-path", str(tmp_path / "out")])
+    assert "the job captures another model" in said
 
 
 REFUSED = """
