@@ -4,7 +4,7 @@ import logging
 import os
 import random
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import cached_property, partial
 from itertools import islice
@@ -20,6 +20,7 @@ from schemas.names import FINAL_NORM_PATH
 from service.artifacts.dataset_files import HubFiles
 from service.reader.errors import ReaderError
 from service.reader.places import read_places
+from service.reader.published import PublishedJob
 from service.reader.rows import Rows
 from service.reader.served import LOOK_S, NotServed, ServedFile, ServedJob
 from service.reader.views import View
@@ -59,11 +60,14 @@ class QuarryFollower(IterableDataset[Any]):
     and when the service gives no good answer for `patience_s`. Rows of units that were committed before come
     first; after a `resume` of the job the last state goes on. A repository that does not answer raises
     HubUnavailable.
+
+    A job may also be followed by its dataset alone, a folder or a repository, which has no order of commits
+    and does not say that a job has failed: its rows come when it is published, in the plan's order.
     """
 
     def __init__(
         self,
-        server: str,
+        server: str | os.PathLike[str],
         job_id: str,
         view: View | None = None,
         *,
@@ -81,7 +85,8 @@ class QuarryFollower(IterableDataset[Any]):
         """Ask nothing yet.
 
         Args:
-            server: base URL of the service.
+            server: base URL of the service; or the job's dataset, a folder or
+                `hf://datasets/NAMESPACE/NAME`, whose job is waited for until it is published.
             job_id: the job; it must have been submitted.
             view: what to make of a row; without one, rows come as they are stored.
             key: API key that may read jobs; that of QUARRY_KEY or QUARRY_KEY_FILE if null.
@@ -101,7 +106,10 @@ class QuarryFollower(IterableDataset[Any]):
         self._rank, self._world_size = placed(rank, world_size)
         if window < 1:
             raise ReaderError(f"window {window} must be at least 1")
-        self._served = partial(ServedJob, server, job_id, key, patience_s)
+        where = os.fspath(server)
+        self._served: Callable[[], ServedJob | PublishedJob] = partial(PublishedJob, where, job_id)
+        if where.startswith(("http://", "https://")):
+            self._served = partial(ServedJob, where, job_id, key, patience_s)
         self._rows_of = partial(Rows, view=view, pin_memory=pin_memory, direct=direct)
         self._folder, self._window, self._seed, self._even = folder, window, seed, even
         self._epoch = 0
@@ -209,7 +217,7 @@ class _Unit:
 
     def __init__(
         self,
-        served: ServedJob,
+        served: ServedJob | PublishedJob,
         page: UnitPage,
         after: int,
         seen: int,

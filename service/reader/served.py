@@ -4,7 +4,7 @@ import io
 import time
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -88,10 +88,17 @@ class ServedJob:
             time.sleep(LOOK_S)
 
 
+class Ranges(Protocol):
+    """Where ranges of files come from."""
+
+    def file_range(self, path: str, offset: int, num_bytes: int) -> tuple[bytes, int]:
+        """Return a range and the file's length. Raises NotServed."""
+
+
 class ServedFile:
     """A file of the data folder, read by ranges; from elsewhere once it is no longer there."""
 
-    def __init__(self, job: ServedJob, path: str, elsewhere: Callable[[], RangeFile]) -> None:
+    def __init__(self, job: Ranges, path: str, elsewhere: Callable[[], RangeFile]) -> None:
         """Ask for the length. `elsewhere` opens the file where it then is. Raises ReaderError."""
         self._job, self._path, self._elsewhere = job, path, elsewhere
         self.num_bytes = job.file_range(path, 0, 1)[1]

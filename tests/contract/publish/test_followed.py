@@ -44,27 +44,49 @@ def test_who_follows_a_job_finds_units_that_left_for_the_repository(
 
     From the folder of this host, and by ranges from another, where a file that is open ends as well.
     """
-    environment = os.environ | {
-        "HF_ENDPOINT": passing.hub.url,
-        "HF_TOKEN": TOKEN,
-        "HF_HOME": str(tmp_path / "hf"),
-    }
-    with serving(passing.settings) as api:
-        command = [sys.executable, "-c", FOLLOWER, str(api.base_url), JOB, folder]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        with subprocess.Popen(command, env=environment, **pipes) as follower:
-            first = follower.stdout.readline()
-            passing.hub.know_xet(passing.dataset)
-            assert passing.keep() and passing.shards_here() == [2]
-            capture_unit(passing.store, passing.dataset)
-            capture_unit(passing.store, passing.dataset)
-            passing.hub.know_xet(passing.dataset)
-            passing.publish()
-            rest, _ = follower.communicate("\n" * 100)
-    assert follower.returncode == 0
-    came = [line.split() for line in [first, *rest.splitlines()]]
+    with (
+        serving(passing.settings) as api,
+        following(passing, tmp_path, str(api.base_url), JOB, folder) as follower,
+    ):
+        first = follower.stdout.readline()
+        passing.hub.know_xet(passing.dataset)
+        assert passing.keep() and passing.shards_here() == [2]
+        capture_unit(passing.store, passing.dataset)
+        capture_unit(passing.store, passing.dataset)
+        passing.hub.know_xet(passing.dataset)
+        passing.publish()
+        rest, errors = follower.communicate("\n" * 100)
+    assert follower.returncode == 0, errors
+    are_all(came=[first, *rest.splitlines()])
+
+
+def test_a_repository_is_followed_from_its_publication_on(passing: Run, tmp_path: Path) -> None:
+    """1. Two units are in the repository, and nothing says so. 2. The job is published. 3. All rows come."""
+    passing.hub.know_xet(passing.dataset)
+    assert passing.keep()
+    with following(passing, tmp_path, f"hf://datasets/{REPO}", JOB, "") as follower:
+        said = follower.stderr.readline()
+        assert said == f"job {JOB} of hf://datasets/{REPO} is not published yet; waiting\n"
+        capture_unit(passing.store, passing.dataset)
+        capture_unit(passing.store, passing.dataset)
+        passing.hub.know_xet(passing.dataset)
+        passing.publish()
+        came, errors = follower.communicate("\n" * 100)
+    assert follower.returncode == 0, errors
+    are_all(came.splitlines())
+
+
+def following(run: Run, folder: Path, *arguments: str) -> "subprocess.Popen[str]":
+    environment = os.environ | {"HF_ENDPOINT": run.hub.url, "HF_TOKEN": TOKEN, "HF_HOME": str(folder / "hf")}
+    command, pipe = [sys.executable, "-c", FOLLOWER, *arguments], subprocess.PIPE
+    return subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+
+def are_all(came: list[str]) -> None:
+    """Hold the rows that came, in order, against what was captured."""
     dtype = getattr(torch, an_identity().dtype)
-    for place, (sample_id, total) in enumerate(came):
+    for place, line in enumerate(came):
+        sample_id, total = line.split()
         unit, row = divmod(place, 3)
         states = torch.frombuffer(bytearray(layer_bytes(unit, row, 2)), dtype=dtype).float()
         assert (sample_id, float(total)) == (f"{JOB}-{unit}-{row}", states.sum().item())

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from schemas.job import JobState
 from schemas.request import Storage
-from service.reader import Eagle3, QuarryDataset, QuarryFollower, QuarryStream, ReaderError
+from service.reader import Eagle3, QuarryDataset, QuarryFollower, QuarryStream, ReaderError, published
 from service.settings import Settings
 from service.store import Store, jobs
 from tests.support.api import Looks, api_settings, serving, stored
@@ -227,6 +227,30 @@ def test_a_file_that_is_gone_when_the_job_has_ended_is_named(followed: Followed)
     shard.unlink()
     with pytest.raises(ReaderError, match="no such file"):
         next(iter(followed.follow()))
+
+
+def test_a_folder_is_followed_from_its_publication_on(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. Units are committed, and nothing tells the folder. 2. The job is published. 3. A state goes on."""
+    monkeypatch.setattr(published, "LOOK_S", 0.01)
+    where: dict[str, Any] = {"rank": 0, "world_size": 1}
+    followed.capture(2)
+    rows = QuarryStream.follow(followed.dataset, JOB, **where)
+    with ThreadPoolExecutor(1) as beside:
+        coming = beside.submit(lambda: ids(islice(rows, ROWS + 1)))
+        followed.capture(UNITS - 2)
+        assert not coming.done()
+        followed.complete()
+        came = coming.result()
+    other = QuarryStream.follow(str(followed.dataset), JOB, **where)
+    other.load_state_dict(rows.state_dict())
+    assert came + ids(other) == EVERY
+    with pytest.raises(ReaderError, match="consumers"):
+        other.acknowledge("trainer")
+    next(iter(sorted(followed.dataset.glob("data/*/*")))).unlink()
+    with pytest.raises(ReaderError, match="cannot be opened"):
+        next(iter(QuarryStream.follow(followed.dataset, JOB, **where)))
 
 
 def test_a_service_that_is_away_is_waited_for_as_long_as_was_said(tmp_path: Path) -> None:
