@@ -69,13 +69,13 @@ def run_hub(pipe: Connection, bytes_per_s: float | None) -> None:
 
 
 def run_job(url: str, body: dict[str, Any]) -> dict[str, float]:
-    """Run a job to its end; return tokens a second, and seconds after its last unit was captured."""
+    """Run a job to its end; return tokens a second, seconds after its last unit, and those of waiting."""
     http = httpx2.Client(base_url=url, trust_env=False, timeout=60)
     answer = http.post("/extract", json=body)
     if answer.is_error:
         raise RuntimeError(answer.text)
     job_id = answer.json()["id"]
-    begun, seen = time.monotonic(), [(0.0, 0)]
+    begun, seen, waited_s = time.monotonic(), [(0.0, 0)], 0.0
     while True:
         job = http.get(f"/jobs/{job_id}").raise_for_status().json()
         now, written = time.monotonic(), job["progress"]["tokens_written"]
@@ -86,8 +86,9 @@ def run_job(url: str, body: dict[str, Any]) -> dict[str, float]:
         if job["state"] in ("failed", "blocked", "cancelled") or now - begun > TIMEOUT_S:
             raise RuntimeError(f"the job is {job['state']}: {job['problem']}")
         time.sleep(POLL_S)
+        waited_s += (time.monotonic() - now) * bool(job["waits"])
     (first_s, first), (last_s, last) = seen[1], seen[-1]
-    return {"tokens_s": (last - first) / (last_s - first_s), "tail_s": now - last_s}
+    return {"tokens_s": (last - first) / (last_s - first_s), "tail_s": now - last_s, "waited_s": waited_s}
 
 
 def measure(folder: Path, options: Any) -> dict[str, list[dict[str, float]]]:  # noqa: ANN401 - argparse's
