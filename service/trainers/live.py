@@ -28,7 +28,7 @@ from speculators.train.distributed import (
 )
 from speculators.train.trainer import MIN_STEP_PCT, Trainer
 
-from schemas.job import ENDED_JOB_STATES
+from schemas.job import ENDED_JOB_STATES, JobState
 from service.errors import OptionRefused
 from service.export.formats.speculators import row_tensors
 from service.export.options import ExportOptions
@@ -216,6 +216,8 @@ class LiveLoader:
         while True:
             job = served.summary()
             progress = job.progress
+            if job.state in ENDED_JOB_STATES and job.state is not JobState.COMPLETED:
+                raise ReaderError(f"{served.name} is {job.state}{served.problem()}")
             if not progress.plan_done:
                 detail = f"{served.name} is still planned, so that nobody knows how many steps it makes"
                 raise OptionRefused(detail, field="max_steps", cure="give --max-steps, or begin later")

@@ -142,15 +142,20 @@ def test_a_drafter_is_trained_on_rows_that_go_as_it_has_had_them(
     assert consumer.place == states[0]["after"]
 
 
-def test_a_job_of_another_model_is_refused(shop: Shop, kept: Path, tmp_path: Path) -> None:
-    other = random_target(
-        tmp_path / "models" / "other", hidden=HIDDEN, dtype="float32", max_position=512, seed=1
-    )
-    job_id = shop.submit(request(other, conversations(3, longest=5), loss="all"), "other")
-    shop.plan()
-    with captured_beside(shop, job_id) as url:
-        said = refused(tmp_path, ["--live", url, str(kept), *ON_CPU, "--save-path", str(tmp_path / "out")])
-    assert "the job captures another model" in said
+def test_a_job_of_another_model_is_refused_and_one_that_failed_is_named(
+    shop: Shop, real: Path, kept: Path, tmp_path: Path
+) -> None:
+    """The second one's model lies where none may be loaded from, so that its planning fails."""
+    for folder, said in (
+        (real.parent, "the job captures another model"),
+        (tmp_path, "is failed: 'another' is not inside a folder"),
+    ):
+        other = random_target(folder / "another", hidden=HIDDEN, dtype="float32", max_position=512, seed=1)
+        job_id = shop.submit(request(other, conversations(3, longest=5), loss="all"), str(other))
+        shop.plan()
+        with captured_beside(shop, job_id) as url:
+            words = ["--live", url, str(kept), *ON_CPU, "--save-path", str(tmp_path / "out")]
+            assert said in refused(tmp_path, words).replace(str(other), "another")
 
 
 REFUSED = """
