@@ -94,9 +94,11 @@ def watched(data: Path, disk: dict[str, int]) -> Iterator[None]:
     def watch() -> None:
         while not ended.wait(LOOK_S):
             taken = 0
-            for path in data.rglob("train-*.parquet"):
-                with suppress(FileNotFoundError):
-                    taken += path.stat().st_size if "index" not in path.parts else 0
+            for folder, _, names in os.walk(data):  # which bears folders that go meanwhile
+                for name in names:
+                    if name.startswith("train-") and "/index/" not in folder:
+                        with suppress(FileNotFoundError):
+                            taken += Path(folder, name).stat().st_size
             disk["peak_bytes"] = max(disk["peak_bytes"], taken)
 
     thread = Thread(target=watch)

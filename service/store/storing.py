@@ -53,11 +53,14 @@ def unstored(tx: Transaction, host: int) -> tuple[int, int, int]:
 
 
 def hasten(tx: Transaction, host: int) -> None:
-    """Have such units stored soon, though they fill no commit yet."""
+    """Have such units stored now, though they fill no commit yet; not what failed a moment ago."""
     check_write(tx)
-    soon = tx.now + APART
     mine = TASK.c.kind == TaskKind.STORE, TASK.c.item == host, TASK.c.job_id.in_(_leaving(host))
-    tx.connection.execute(update(TASK).where(*mine, TASK.c.not_before > soon).values(not_before=soon))
+    fresh = TASK.c.problem.is_(None)
+    for which, when in ((fresh, tx.now), (~fresh, tx.now + APART)):
+        tx.connection.execute(
+            update(TASK).where(*mine, which, TASK.c.not_before > when).values(not_before=when)
+        )
 
 
 def _leaving(host: int) -> Select[tuple[str]]:

@@ -3,9 +3,11 @@
 from dataclasses import replace
 
 import pytest
+from sqlalchemy import update
 
 from service.errors import LeaseLost, Outcome
 from service.store import HOME, Store, StoreLease, UnitLease, commits, publishing, storing, tasks
+from service.store.tables import JOB
 from tests.support.store_cases import PROBLEM, Clock, job_id, lease_publish, lease_unit, made, start_units
 
 REPO = "org/data"
@@ -65,6 +67,23 @@ def test_a_repository_that_was_asked_too_often_is_left_alone_by_all_jobs(store: 
     capture(store, 12, number=2)
     other = leased(store, 3599 - 10, clock)
     assert other is not None and store.write(storing.take_turn, other) == 11.0
+
+
+def test_a_disk_that_fills_has_units_stored_at_once_and_after_a_failure_no_sooner_than_others(
+    store: Store, clock: Clock
+) -> None:
+    """1. A unit waits for more. 2. The disk fills. 3. The Hub fails. 4. The disk is still as full."""
+    start_units(store, units=30, number=1, repo_id=REPO)
+    store.write(lambda tx: tx.connection.execute(update(JOB).values(keeps_local=False)))
+    capture(store, 1)
+    assert leased(store, APART_S, clock) is None
+    store.write(storing.hasten, HOME)
+    lease = leased(store, 0, clock)
+    assert lease is not None
+    store.write(tasks.fail, lease, PROBLEM, Outcome.VOID, 1, 3600.0)
+    store.write(storing.hasten, HOME)
+    assert leased(store, APART_S - 1, clock) is None
+    assert leased(store, 1, clock) is not None
 
 
 def test_a_commit_of_a_publication_counts_as_well(store: Store, clock: Clock) -> None:
