@@ -42,11 +42,12 @@ IMPORTED = [
 """What a life would else import by itself, in seconds; it stores a unit at a time, and waits for no turn."""
 SHIM = Path(__file__).with_name("shim.c")
 OPERATIONS = (
-    *("create", "open", "write", "truncate", "fsync", "rename", "unlink", "rmdir", "mkdir", "read", "send"),
+    *("create", "open", "write", "truncate", "fsync", "rename", "unlink", "rmdir", "mkdir"),
+    *("link", "read", "send"),
 )
 CHANGING = frozenset(OPERATIONS) - {"open", "read"}
 """Before each of these a kill finds another state than before the one ahead of it."""
-GROWING = frozenset({"create", "write", "truncate", "fsync", "rename", "mkdir"})
+GROWING = frozenset({"create", "write", "truncate", "fsync", "rename", "mkdir", "link"})
 """What a full disk refuses."""
 ON_DISK = frozenset(OPERATIONS) - {"send"}
 

@@ -21,7 +21,7 @@
 #include <unistd.h>
 
 /* In the order of `faults.OPERATIONS`. */
-enum op { CREATE, OPEN, WRITE, TRUNCATE, FSYNC, RENAME, UNLINK, RMDIR, MKDIR, READ, SEND };
+enum op { CREATE, OPEN, WRITE, TRUNCATE, FSYNC, RENAME, UNLINK, RMDIR, MKDIR, LINK, READ, SEND };
 enum action { WATCH, FAIL, KILL, STOP };
 
 struct record {
@@ -181,6 +181,14 @@ int renameat(int from, const char *old, int to, const char *name) {
     CHANGE(RENAME, path, other, 0, 0, NULL, NULL, NULL, syscall(SYS_renameat2, from, old, to, name, 0));
 }
 int rename(const char *old, const char *name) { return renameat(AT_FDCWD, old, AT_FDCWD, name); }
+
+int linkat(int from, const char *old, int to, const char *name, int flags) {
+    char path[PATH_MAX], other[PATH_MAX];
+    if (!armed || (path_of(from, old, path), path_of(to, name, other), !fits(path, other)))
+        return syscall(SYS_linkat, from, old, to, name, flags);
+    CHANGE(LINK, path, other, 0, 0, NULL, NULL, NULL, syscall(SYS_linkat, from, old, to, name, flags));
+}
+int link(const char *old, const char *name) { return linkat(AT_FDCWD, old, AT_FDCWD, name, 0); }
 
 /* Calls that change no file may wait for another thread: they are counted, and made outside of the lock. */
 #define COUNTED(RETURNS, NAME, PARAMETERS, OP, MADE)                                                              \

@@ -79,6 +79,8 @@ class Disk:
         elif call.operation == "rename":
             new = Path(call.other).relative_to(root)
             self._wait(new, path, self.names[path])
+        elif call.operation == "link":
+            self._wait(Path(call.other).relative_to(root), None, self.names[path])
         elif call.operation in ("create", "mkdir"):
             self._wait(path, None, File() if call.operation == "create" else None)
         elif call.operation in ("unlink", "rmdir"):
