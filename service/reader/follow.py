@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from schemas.dataset.files import LocalFile, RangeFile
 from schemas.job import ENDED_JOB_STATES, RESTING_JOB_STATES, JobState, UnitPage
 from schemas.names import FINAL_NORM_PATH
-from service.artifacts.dataset_files import HubFiles
+from service.artifacts.dataset_files import Files, HubFiles
 from service.reader.errors import ReaderError
 from service.reader.places import read_places
 from service.reader.published import PublishedJob
@@ -267,7 +267,9 @@ class _Unit:
         return self._repository.open(path)
 
     @cached_property
-    def _repository(self) -> HubFiles:
+    def _repository(self) -> Files:
+        if isinstance(self._served, PublishedJob) and self._served.files is not None:
+            return self._served.files
         if self._page.repository is None:
             raise ReaderError(f"{self._served.name}: the service does not say where its units are")
         return HubFiles(self._page.repository)

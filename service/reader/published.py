@@ -26,6 +26,8 @@ class PublishedJob:
     def __init__(self, dataset: str, job_id: str) -> None:
         """Look at nothing yet."""
         self._dataset, self._job_id, self._is_said = dataset, job_id, False
+        self.files: Files | None = None
+        """Those of the published dataset; a repository's at the commit that the manifest was found at."""
         self.name = f"job {job_id} of {dataset}"
 
     def page(self, after: int, wait_s: int = 0) -> UnitPage:
@@ -57,8 +59,9 @@ class PublishedJob:
 
     def file_range(self, path: str, offset: int, num_bytes: int) -> tuple[bytes, int]:
         """Return a range of a file of the published dataset, and the file's length. Raises NotServed."""
+        assert self.files is not None, "a page with units was read from them"  # noqa: S101
         try:
-            file = self._files.open(path)
+            file = self.files.open(path)
         except DatasetError as error:
             raise NotServed(f"{self.name}: {error}") from error
         return file.read(offset, min(num_bytes, file.num_bytes - offset)).tobytes(), file.num_bytes
@@ -68,18 +71,16 @@ class PublishedJob:
         raise ReaderError(f"{self.name} is not asked of a service, which alone has consumers")
 
     def _is_published(self) -> bool:
-        if "_manifest" in self.__dict__:
-            return True
-        path = manifest_path(self._job_id)
-        return path in files_of(self._dataset, None).find(MANIFEST_FOLDER, ".json")
-
-    @cached_property
-    def _files(self) -> Files:
-        return files_of(self._dataset, None)
+        if self.files is None:
+            files = files_of(self._dataset, None)
+            if manifest_path(self._job_id) in files.find(MANIFEST_FOLDER, ".json"):
+                self.files = files
+        return self.files is not None
 
     @cached_property
     def _manifest(self) -> Manifest:
-        return read_jobs(self._files, frozenset([self._job_id]))[self._job_id]
+        assert self.files is not None, "it is asked for once the job is published"  # noqa: S101
+        return read_jobs(self.files, frozenset([self._job_id]))[self._job_id]
 
     @cached_property
     def _units(self) -> list[UnitView]:
