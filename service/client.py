@@ -12,6 +12,8 @@ from pydantic import ValidationError
 from schemas.job import PROBLEM_MEDIA_TYPE, RESTING_JOB_STATES, JobSummary, Problem
 
 TIMEOUT_S = 30.0
+KEPT_S = 3.0
+"""That a silent connection is used again; the service closes it after five."""
 POLL_S = 1.0
 MAX_UNANSWERED = 5
 UNREACHABLE = "urn:quarry:server-unreachable"
@@ -40,7 +42,8 @@ class Client(httpx2.Client):
         if file:
             key = Path(file).read_text().strip()
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        super().__init__(base_url=server, headers=headers, timeout=TIMEOUT_S, trust_env=False)
+        limits = httpx2.Limits(keepalive_expiry=KEPT_S)
+        super().__init__(base_url=server, headers=headers, timeout=TIMEOUT_S, limits=limits, trust_env=False)
 
     def call(
         self,

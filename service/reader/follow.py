@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from schemas.dataset.files import LocalFile, RangeFile
 from schemas.job import ENDED_JOB_STATES, RESTING_JOB_STATES, JobState, UnitPage
 from schemas.names import FINAL_NORM_PATH
-from service.artifacts.dataset_files import Files, HubFiles
+from service.artifacts.dataset_files import HUB_PREFIX, Files, HubFiles
 from service.reader.errors import ReaderError
 from service.reader.places import read_places
 from service.reader.published import PublishedJob
@@ -85,8 +85,8 @@ class QuarryFollower(IterableDataset[Any]):
         """Ask nothing yet.
 
         Args:
-            server: base URL of the service; or the job's dataset, a folder or
-                `hf://datasets/NAMESPACE/NAME`, whose job is waited for until it is published.
+            server: base URL of the service; or the job's dataset, `hf://datasets/NAMESPACE/NAME` or a
+                folder that exists or is named from the root, whose job is waited for until it is published.
             job_id: the job; it must have been submitted.
             view: what to make of a row; without one, rows come as they are stored.
             key: API key that may read jobs; that of QUARRY_KEY or QUARRY_KEY_FILE if null.
@@ -101,15 +101,19 @@ class QuarryFollower(IterableDataset[Any]):
             direct: as for `QuarryDataset`.
 
         Raises:
-            ReaderError: no such rank, or no such window.
+            ReaderError: no such rank or window, or `server` is nothing that can be followed.
         """
         self._rank, self._world_size = placed(rank, world_size)
         if window < 1:
             raise ReaderError(f"window {window} must be at least 1")
         where = os.fspath(server)
-        self._served: Callable[[], ServedJob | PublishedJob] = partial(PublishedJob, where, job_id)
+        self._served: Callable[[], ServedJob | PublishedJob]
         if where.startswith(("http://", "https://")):
             self._served = partial(ServedJob, where, job_id, key, patience_s)
+        elif where.startswith(HUB_PREFIX) or Path(where).is_absolute() or Path(where).is_dir():
+            self._served = partial(PublishedJob, where, job_id)
+        else:  # waiting for a folder of such a name would never end
+            raise ReaderError(f"{where!r} is no http:// address, {HUB_PREFIX} repository or folder here")
         self._rows_of = partial(Rows, view=view, pin_memory=pin_memory, direct=direct)
         self._folder, self._window, self._seed, self._even = folder, window, seed, even
         self._epoch = 0

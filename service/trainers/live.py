@@ -7,7 +7,6 @@ Imports speculators: import it lazily.
 """
 
 import json
-import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -44,8 +43,6 @@ PATIENCE_S = 600.0
 """With a service that does not answer."""
 MARGIN = 1.1
 """On the estimate of steps: with too few of them the learning rate is zero before the end."""
-
-logger = logging.getLogger("speculators")
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +176,10 @@ class LiveLoader:
         self._rows.load_state_dict(self._state)
 
     def checkpointed(self, staged: Path, final: Path) -> None:
-        """Put a checkpoint in its place with how far all ranks are; then let go what they have had."""
+        """Put a checkpoint in its place with how far all ranks are; then let go what they have had.
+
+        Raises SourceRefused (`live`) if the service does not: capture would wait for it.
+        """
         self._is_kept, states = True, [self._state]
         if is_distributed():
             states = [self._state] * get_dp_size()
@@ -187,14 +187,9 @@ class LiveLoader:
         if get_dp_rank() == 0:
             (staged / STATES_FILE).write_text(json.dumps(states))
             put_in_place(staged, final)
-            self._acknowledge(states)
-
-    def _acknowledge(self, states: Sequence[dict[str, int]]) -> None:
-        try:
             if self._live.consumer is not None:
-                self._rows.acknowledge(self._live.consumer, states)
-        except ReaderError as error:
-            logger.warning("%s; the next checkpoint acknowledges as much and more", error)
+                with refusing_jobs():
+                    self._rows.acknowledge(self._live.consumer, states)
 
     def _packed(self) -> Iterator[tuple[Batch, dict[str, int]]]:
         """Yield batches of whole rows, each with the state behind it; in the thread of `Ahead`."""

@@ -88,7 +88,8 @@ def server_and_client(
     thread.start()
     try:
         # A bound socket that is not yet listened on refuses connections: retry until the server listens.
-        transport = httpx2.HTTPTransport(retries=20)
+        limits = httpx2.Limits(keepalive_expiry=3.0)  # the service closes a silent connection after five
+        transport = httpx2.HTTPTransport(retries=20, limits=limits)
         with httpx2.Client(
             base_url=f"http://{bind}:{port}", timeout=60, trust_env=False, transport=transport
         ) as client:

@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 from schemas.job import JobState
+from service.errors import Conflict
 from service.store import consumers, jobs
+from service.store.database import Transaction
 from tests.contract.export.conftest import HIDDEN
 from tests.contract.export.test_in_place import ON_CPU, TRAINED
 from tests.support.api import serving
@@ -140,6 +142,35 @@ def test_a_drafter_is_trained_on_rows_that_go_as_it_has_had_them(
     assert {state["next"] for state in states} == {SAMPLES}
     (consumer,) = shop.store.read(consumers.of_job, job_id).consumers
     assert consumer.place == states[0]["after"]
+
+
+def test_an_acknowledgement_that_is_refused_ends_the_training_which_then_goes_on_behind_its_checkpoint(
+    shop: Shop, real: Path, kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. That of a checkpoint is refused, and no row goes. 2. The next run's are taken, and all rows go."""
+    source = {"kind": "inline", "samples": list(conversations(SAMPLES, longest=40))}
+    storage = {"shard_bytes": 65_536, "retention": "consumed"}
+    job_id = shop.submit(request(real, [], source=source, storage=storage, loss="all"), "live")
+    shop.plan()
+    acknowledge = consumers.acknowledge
+
+    def refuse(tx: Transaction, job_id: str, name: str, after: int, expires_s: int | None) -> list[str]:
+        if after >= 0:
+            raise Conflict("no more rows are let go", cure="ask again")
+        return acknowledge(tx, job_id, name, after, expires_s)
+
+    out = tmp_path / "drafter"
+    with captured_beside(shop, job_id) as url:
+        words = ["--live", url, "--consumer", "trainer", str(kept), *ON_CPU, "--save-path", str(out)]
+        words += ["--num-workers", "0"]
+        with monkeypatch.context() as patch:
+            patch.setattr(consumers, "acknowledge", refuse)
+            assert "no more rows are let go" in refused(tmp_path, words)
+        assert (out / "0" / "quarry_rows.json").exists()
+        assert shop.store.read(jobs.job, job_id).progress.bytes_gone == 0
+        train(tmp_path, words, out, ranks=1, killed=False)
+    job = shop.store.read(jobs.job, job_id)
+    assert (job.progress.samples_written, job.progress.bytes_gone) == (SAMPLES, job.progress.bytes_written)
 
 
 def test_a_job_of_another_model_is_refused_and_one_that_failed_is_named(
