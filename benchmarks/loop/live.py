@@ -19,6 +19,8 @@ from service.reader import QuarryDataset
 DISK = "disk.json"
 """Of a stage: bytes of one pass, of the budget, and the most that shards took at a time."""
 SHARD_BYTES = 2**20
+TRAINED_SHARE = 0.9
+"""Of the rows: the trainer validates on the others, and so does it of a finished dataset."""
 BUDGET_SHARE = 10
 CHECKPOINTS = 200
 """Of a training: what is read between two of them must fit in the budget."""
@@ -31,9 +33,10 @@ def train_live(
 ) -> None:
     """Train as `command` says on the rows of `dataset`, captured anew for each epoch. Raises LoopFailed."""
     rows = QuarryDataset(dataset)
+    trained_on = range(int(len(rows) * TRAINED_SHARE))
     samples = [
         {"id": row.source_id, "token_ids": row.input_ids.tolist(), "loss_mask": row.loss_mask.tolist()}
-        for row in map(rows.row, range(len(rows)))
+        for row in map(rows.row, trained_on)
     ]
     num_bytes = sum(manifest.totals.bytes for manifest in rows.manifests.values())
     source = {"kind": "inline", "samples": samples, "repeat": recipe.epochs, "seed": seed}

@@ -126,6 +126,12 @@ class Manifest(Versioned):
     captured_at: AwareDatetime = Field(description="when all of it was captured, before its push")
     sha256: str = Field(default_factory=body_sha256, description="of all the rest as canonical JSON")
 
+    @property
+    def is_consumed(self) -> bool:
+        """Whether the job's shards went once its consumers had them."""
+        storage = (self.request.model_extra or {}).get("storage")
+        return isinstance(storage, dict) and storage.get("retention") == "consumed"
+
 
 def read_manifest(content: bytes, name: str) -> tuple[Manifest, str | None]:
     """Return the manifest in a file called `name`, and how the content contradicts its own digest, or none.

@@ -100,6 +100,10 @@ class HubFiles:
         """Return the paths of all files, sorted."""
         return sorted(path for path in self._paths if not path.startswith("."))
 
+    def has(self, path: str) -> bool:
+        """Say whether the commit has a file."""
+        return path in self._paths
+
     def find(self, folder: str, suffix: str) -> list[str]:
         """Return the paths directly in `folder` that end in `suffix`, sorted."""
         return [path for path in self.paths() if path.endswith(suffix) and Path(path).parent == Path(folder)]

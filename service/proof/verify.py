@@ -254,7 +254,7 @@ def _verify_job(files: Files, job: Manifest, head: Head | None, reading: Reading
     units: dict[int, set[str]] = {}
     for entry in () if outside else job.shards:
         units.setdefault(entry.unit, {index_path(job.provenance.job_id, entry.unit)}).add(entry.path)
-    there = set(files.paths()) if (is_consumed := _is_consumed(job)) else set()
+    there = set(files.paths()) if (is_consumed := job.is_consumed) else set()
     for unit, paths in sorted(units.items()):
         reading.note(None)
         shards = [path for path in paths if path != index_path(job.provenance.job_id, unit)]
@@ -288,12 +288,6 @@ def _verify_job(files: Files, job: Manifest, head: Head | None, reading: Reading
         reading.note(token_freq_path(job.provenance.job_id))
         _compare_token_counts(folder, job, tally)
     return tally
-
-
-def _is_consumed(job: Manifest) -> bool:
-    """Say whether the job's shards went once its consumers had them."""
-    storage = (job.request.model_extra or {}).get("storage")
-    return isinstance(storage, dict) and storage.get("retention") == "consumed"
 
 
 def _went(folder: Path, shards: Collection[str]) -> bool:

@@ -10,17 +10,17 @@ from functools import cached_property, partial
 from itertools import islice
 from multiprocessing import parent_process
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.utils.data import IterableDataset, get_worker_info
 
 from schemas.dataset.files import LocalFile, RangeFile
 from schemas.job import ENDED_JOB_STATES, RESTING_JOB_STATES, JobState, UnitPage
 from schemas.names import FINAL_NORM_PATH
-from service.artifacts.dataset_files import HUB_PREFIX, Files, HubFiles
+from service.artifacts.dataset_files import HUB_PREFIX, HubFiles
 from service.reader.errors import ReaderError
 from service.reader.places import read_places
-from service.reader.published import PublishedJob
+from service.reader.published import PublishedJob, patiently
 from service.reader.rows import Rows
 from service.reader.served import LOOK_S, NotServed, ServedFile, ServedJob
 from service.reader.views import View
@@ -28,7 +28,20 @@ from service.reader.views import View
 WAIT_S = 25
 """That one question for the next unit waits for it."""
 
+State = dict[str, Any]
+"""Of one worker: what it was made with, and where it is. JSON holds it."""
+
 logger = logging.getLogger(__name__)
+
+
+class Place(NamedTuple):
+    """A place in the order of units, and the rows in all units up to it."""
+
+    after: int
+    seen: int
+
+
+START = Place(-1, 0)
 
 
 def placed(rank: int | None, world_size: int | None) -> tuple[int, int]:
@@ -54,7 +67,7 @@ class QuarryFollower(IterableDataset[Any]):
     is copied to a disk.
 
     `state_dict` and `load_state_dict` are those of torchdata's StatefulDataLoader, one state a worker. A
-    state is good for as many ranks and workers as it was made with.
+    state is good for the job and the order of units that it was made with, and for as many ranks and workers.
 
     Iterating raises ReaderError when the job has failed, was cancelled or deleted, when the key is refused,
     and when the service gives no good answer for `patience_s`. Rows of units that were committed before come
@@ -62,7 +75,8 @@ class QuarryFollower(IterableDataset[Any]):
     HubUnavailable.
 
     A job may also be followed by its dataset alone, a folder or a repository, which has no order of commits
-    and does not say that a job has failed: its rows come when it is published, in the plan's order.
+    and does not say that a job has failed: its rows come when it is published, in the plan's order. One that
+    has captured nothing new is never published.
     """
 
     def __init__(
@@ -96,7 +110,7 @@ class QuarryFollower(IterableDataset[Any]):
             window: rows that are shuffled together; 1 keeps the order.
             seed: of the shuffling.
             even: give every rank the same number of rows.
-            patience_s: how long to bear a service that does not answer.
+            patience_s: how long to bear a service or Hub that does not answer, or a file that is missing.
             pin_memory: as for `QuarryDataset`.
             direct: as for `QuarryDataset`.
 
@@ -111,33 +125,38 @@ class QuarryFollower(IterableDataset[Any]):
         if where.startswith(("http://", "https://")):
             self._served = partial(ServedJob, where, job_id, key, patience_s)
         elif where.startswith(HUB_PREFIX) or Path(where).is_absolute() or Path(where).is_dir():
-            self._served = partial(PublishedJob, where, job_id)
+            self._served = partial(PublishedJob, where, job_id, patience_s)
         else:  # waiting for a folder of such a name would never end
             raise ReaderError(f"{where!r} is no http:// address, {HUB_PREFIX} repository or folder here")
+        self._job_id, self._patience_s = job_id, patience_s
+        self._order = "commits" if where.startswith(("http://", "https://")) else "plan"
         self._rows_of = partial(Rows, view=view, pin_memory=pin_memory, direct=direct)
         self._folder, self._window, self._seed, self._even = folder, window, seed, even
         self._epoch = 0
-        self._loaded: dict[str, int] = {}
-        self._end = (-1, 0)
-        """The last place, and the rows up to it, once they are known."""
-        self._state = self._at(-1, 0, 0, 0)
+        self._loaded: State = {}
+        self._end = START
+        """Behind the last unit, once it is known."""
+        self._state = self._at(START, 0, 0)
 
     def set_epoch(self, epoch: int) -> None:
         """Begin epoch `epoch`: another order of shuffled rows, nothing skipped."""
         self._epoch, self._loaded = epoch, {}
-        self._state = self._at(-1, 0, 0, 0)
+        self._state = self._at(START, 0, 0)
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> State:
         """Return where this worker is."""
         return dict(self._state)
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on from where a worker was, with the next iteration."""
+    def load_state_dict(self, state: State) -> None:
+        """Go on from where a worker was, with the next iteration. Raises ReaderError: not of this job."""
+        if state.keys() != self._state.keys():
+            raise ReaderError(f"no state of a follower: it has {', '.join(sorted(state)) or 'nothing'}")
+        for name in ("job", "order"):
+            if state[name] != self._state[name]:
+                raise ReaderError(f"the state was made with {name} {state[name]}, not {self._state[name]}")
         self._epoch, self._loaded, self._state = state["epoch"], dict(state), dict(state)
 
-    def acknowledge(
-        self, consumer: str, states: Iterable[dict[str, int]] = (), expires_s: int | None = None
-    ) -> None:
+    def acknowledge(self, consumer: str, states: Iterable[State] = (), expires_s: int | None = None) -> None:
         """Let the service remove what no state needs any more of a job with `retention: consumed`.
 
         Args:
@@ -155,57 +174,63 @@ class QuarryFollower(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
         worker, num_workers = (info.id, info.num_workers) if info else (0, 1)
-        fresh = self._at(-1, 0, 0, num_workers)
+        fresh = self._at(START, 0, num_workers)
         start, self._loaded = self._loaded or fresh, {}
         for name in ("world_size", "num_workers", "window", "seed"):
             if start["next"] and start[name] != fresh[name]:
                 raise ReaderError(f"the state was made with {name} {start[name]}, not {fresh[name]}")
         self._state, mine = start, None
-        for number, first, unit, index in self._ordered(start):
+        for number, begin, unit, index in self._ordered(start):
             group, rank = divmod(number, self._world_size)
             if rank == self._rank and group % num_workers == worker and number >= start["next"]:
-                mine = unit, index, self._at(first.after, first.seen, number + 1, num_workers)
+                mine = unit, index
             if mine is not None and (rank == self._world_size - 1 or not self._even):
-                unit, index, after_it = mine
+                unit, index = mine
                 row = unit.rows[index]
-                self._state, mine = after_it, None
+                self._state, mine = self._at(begin, number + 1, num_workers), None
                 yield row
-        self._state = self._at(*self._end, self._end[1], num_workers)
+        self._state = self._at(self._end, self._end.seen, num_workers)
 
-    def _at(self, after: int, seen: int, following: int, num_workers: int) -> dict[str, int]:
-        """Return a state: rows below `following` are done, `seen` rows are in units up to place `after`."""
+    def _at(self, begin: Place, following: int, num_workers: int) -> State:
+        """Return a state: rows below `following` are done, and the block of the next one has its first row
+        in a unit behind `begin`.
+        """
+        made_with = {"job": self._job_id, "order": self._order, "window": self._window, "seed": self._seed}
         shares = {"world_size": self._world_size, "num_workers": num_workers}
-        shares |= {"window": self._window, "seed": self._seed}
-        return {"epoch": self._epoch, "after": after, "seen": seen, "next": following, **shares}
+        place = {"epoch": self._epoch, "after": begin.after, "seen": begin.seen, "next": following}
+        return made_with | shares | place
 
-    def _ordered(self, start: dict[str, int]) -> "Iterator[tuple[int, _Unit, _Unit, int]]":
+    def _ordered(self, start: State) -> "Iterator[tuple[int, Place, _Unit, int]]":
         """Yield all ranks' rows in order, from the block of row `next` on.
 
-        Each with its number, the first unit of its block, its unit, and its place in that.
+        Each with its number, where the block of the next row begins, its unit, and its place in that.
         """
-        number = start["next"] // self._window * self._window
+        # Behind the last block, which may be short, no row comes.
+        number = max(start["next"] // self._window * self._window, start["seen"])
         every = ((unit, index) for unit in self._units(start) for index in range(unit.num_rows))
         places = islice(every, number - start["seen"], None)
         while block := list(islice(places, self._window)):
-            first = block[0][0]
+            (first, _), (last, index) = block[0], block[-1]
+            behind = last.behind if index + 1 == last.num_rows else last.begin
             draw = random.Random(f"{self._seed}/{self._epoch}/{number}")  # noqa: S311 - an order, no secret
             draw.shuffle(block)
-            for unit, index in block:
-                yield number, first, unit, index
+            for left, (unit, index) in zip(reversed(range(len(block))), block, strict=True):
+                yield number, first.begin if left else behind, unit, index
                 number += 1
 
-    def _units(self, start: dict[str, int]) -> "Iterator[_Unit]":
+    def _units(self, start: State) -> "Iterator[_Unit]":
         """Yield the units from the place `after` on, as they come, until the job is completed."""
-        served, after, seen = self._served(), start["after"], start["seen"]
+        served, begin = self._served(), Place(start["after"], start["seen"])
+        repository = _Repository(self._patience_s)
         said = None
-        while (parent := parent_process()) is None or parent.is_alive():  # else nobody takes the rows
-            page = served.page(after, WAIT_S)
+        while _is_wanted():
+            page = served.page(begin.after, WAIT_S)
             if page.units:
-                unit = _Unit(served, page, after, seen, self._folder, self._rows_of)
+                unit = _Unit(served, page, begin, self._folder, self._rows_of, repository, self._patience_s)
                 yield unit
-                after, seen = page.next_after, seen + unit.num_rows
+                begin = unit.behind
             elif page.state is JobState.COMPLETED:
-                self._end = after, seen
+                self._end = begin
                 return
             elif page.state in ENDED_JOB_STATES:
                 raise ReaderError(f"{served.name} is {page.state}{served.problem()}")
@@ -216,6 +241,25 @@ class QuarryFollower(IterableDataset[Any]):
             said = page.state
 
 
+def _is_wanted() -> bool:
+    """Say whether somebody takes the rows: the parent of a loader's worker, which may have been killed."""
+    parent = parent_process() if get_worker_info() is not None else None
+    return parent is None or parent.is_alive()
+
+
+class _Repository:
+    """The repository that a job is pushed to; it is asked for its newest commit where a file is not known."""
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._files: HubFiles | None = None
+
+    def open(self, repo_id: str, path: str) -> RangeFile:
+        if self._files is None or not self._files.has(path):
+            self._files = patiently(partial(HubFiles, repo_id), self._patience_s)
+        return self._files.open(path)
+
+
 class _Unit:
     """A committed unit; opens its files wherever they are when they are wanted."""
 
@@ -223,15 +267,17 @@ class _Unit:
         self,
         served: ServedJob | PublishedJob,
         page: UnitPage,
-        after: int,
-        seen: int,
+        begin: Place,
         folder: str | os.PathLike[str] | None,
         rows_of: partial[Rows],
+        repository: _Repository,
+        patience_s: float,
     ) -> None:
-        """Open nothing yet. The unit is the one of `page`, which comes behind the place `after`."""
+        """Open nothing yet. The unit is the one of `page`, which comes behind the place `begin`."""
         self._served, self._page, self._folder, self._rows_of = served, page, folder, rows_of
-        self.after, self.seen = after, seen
+        self._repository, self._patience_s = repository, patience_s
         self.num_rows = sum(shard.rows for shard in page.units[0].shards)
+        self.begin, self.behind = begin, Place(page.next_after, begin.seen + self.num_rows)
 
     @cached_property
     def rows(self) -> Rows:
@@ -243,37 +289,43 @@ class _Unit:
     def open(self, path: str, *, direct: bool = False) -> RangeFile:
         """Open a file; wait for one that was committed and has not landed yet.
 
-        Raises ReaderError: the job has ended, and the file is not there.
+        Raises ReaderError: the job has ended, or `patience_s` are over, and the file is not there.
         """
+        asked_s, is_said = time.monotonic(), False
         while True:
             try:
                 return self._open(path, direct=direct)
-            except NotServed:
-                page = self._served.page(self.after)
-                if page.units == self._page.units and page.state in ENDED_JOB_STATES:
-                    raise
+            except NotServed as error:
+                page = self._served.page(self.begin.after)
                 if page.units and page.units != self._page.units:
                     self._page = page
-                else:
-                    time.sleep(LOOK_S)
+                    continue
+                (unit,) = self._page.units
+                if unit.in_repository and self._page.repository is not None:
+                    return self._repository.open(self._page.repository, path)
+                if page.state in ENDED_JOB_STATES or time.monotonic() - asked_s > self._patience_s:
+                    raise
+                if not is_said:
+                    logger.warning("%s; waiting for it", error)
+                    is_said = True
+                time.sleep(LOOK_S)
 
     def _open(self, path: str, *, direct: bool) -> RangeFile:
         """Raises NotServed."""
         folder = self._page.folder if self._folder is None else self._folder
         (unit,) = self._page.units
+        sizes = {shard.path: shard.bytes for shard in unit.shards}
         if not (unit.in_folder or unit.in_repository):
             raise ReaderError(f"unit {unit.unit} of {self._served.name} is gone: every consumer had it")
         if unit.in_folder or path == FINAL_NORM_PATH:
             if folder is not None:
                 with suppress(OSError):  # another host's, or one that others may not read
-                    return LocalFile(Path(folder) / path, direct=direct)
+                    file = LocalFile(Path(folder) / path, direct=direct)
+                    if file.num_bytes == sizes.get(path, file.num_bytes):
+                        return file  # else it is still copied
             return ServedFile(self._served, path, partial(self.open, path, direct=direct))
-        return self._repository.open(path)
-
-    @cached_property
-    def _repository(self) -> Files:
-        if isinstance(self._served, PublishedJob) and self._served.files is not None:
-            return self._served.files
+        if isinstance(self._served, PublishedJob):
+            return self._served.published.open(path)
         if self._page.repository is None:
             raise ReaderError(f"{self._served.name}: the service does not say where its units are")
-        return HubFiles(self._page.repository)
+        return self._repository.open(self._page.repository, path)

@@ -2,14 +2,16 @@
 
 import logging
 import time
-from functools import cached_property
+from collections.abc import Callable
+from functools import cached_property, partial
 from itertools import groupby
+from typing import TypeVar
 
 from schemas.dataset.errors import DatasetError
-from schemas.dataset.manifest import Manifest
 from schemas.job import JobState, UnitPage, UnitView
-from schemas.names import MANIFEST_FOLDER, index_path, manifest_path
+from schemas.names import index_path
 from service.artifacts.dataset_files import HUB_PREFIX, Files, files_of
+from service.errors import HubUnavailable
 from service.reader.errors import ReaderError
 from service.reader.jobs import read_jobs
 from service.reader.served import NotServed
@@ -20,14 +22,29 @@ LOOK_S = 5.0
 logger = logging.getLogger(__name__)
 
 
+T = TypeVar("T")
+
+
+def patiently(ask: Callable[[], T], patience_s: float) -> T:
+    """Return what the Hub answers; ask again while it does not. Raises HubUnavailable after `patience_s`."""
+    until_s = time.monotonic() + patience_s
+    while True:
+        try:
+            return ask()
+        except HubUnavailable as error:
+            if time.monotonic() + LOOK_S > until_s:
+                raise
+            logger.warning("%s; asking again", error)
+        time.sleep(LOOK_S)
+
+
 class PublishedJob:
     """One job of a dataset, with what is asked of a job of a service. Its units come in the plan's order."""
 
-    def __init__(self, dataset: str, job_id: str) -> None:
+    def __init__(self, dataset: str, job_id: str, patience_s: float) -> None:
         """Look at nothing yet."""
-        self._dataset, self._job_id, self._is_said = dataset, job_id, False
-        self.files: Files | None = None
-        """Those of the published dataset; a repository's at the commit that the manifest was found at."""
+        self._dataset, self._job_id, self._patience_s, self._is_said = dataset, job_id, patience_s, False
+        self._files: Files | None = None
         self.name = f"job {job_id} of {dataset}"
 
     def page(self, after: int, wait_s: int = 0) -> UnitPage:
@@ -36,9 +53,9 @@ class PublishedJob:
         Raises ReaderError, OptionRefused, HubUnavailable.
         """
         until_s = time.monotonic() + wait_s
-        while not self._is_published():
+        while (missing := self._missing()) is not None:
             if not self._is_said:
-                logger.warning("%s is not published yet; waiting", self.name)
+                logger.warning("%s is not published yet; waiting (%s)", self.name, missing)
                 self._is_said = True
             if time.monotonic() >= until_s:
                 return UnitPage(units=(), next_after=after, state=JobState.RUNNING)
@@ -59,9 +76,8 @@ class PublishedJob:
 
     def file_range(self, path: str, offset: int, num_bytes: int) -> tuple[bytes, int]:
         """Return a range of a file of the published dataset, and the file's length. Raises NotServed."""
-        assert self.files is not None, "a page with units was read from them"  # noqa: S101
         try:
-            file = self.files.open(path)
+            file = self.published.open(path)
         except DatasetError as error:
             raise NotServed(f"{self.name}: {error}") from error
         return file.read(offset, min(num_bytes, file.num_bytes - offset)).tobytes(), file.num_bytes
@@ -70,22 +86,29 @@ class PublishedJob:
         """Raise ReaderError: consumers are a service's."""
         raise ReaderError(f"{self.name} is not asked of a service, which alone has consumers")
 
-    def _is_published(self) -> bool:
-        if self.files is None:
-            files = files_of(self._dataset, None)
-            if manifest_path(self._job_id) in files.find(MANIFEST_FOLDER, ".json"):
-                self.files = files
-        return self.files is not None
+    @property
+    def published(self) -> Files:
+        """The files of the dataset; a repository's at the commit that the manifest was found at."""
+        assert self._files is not None, "a page with units was read from them"  # noqa: S101
+        return self._files
 
-    @cached_property
-    def _manifest(self) -> Manifest:
-        assert self.files is not None, "it is asked for once the job is published"  # noqa: S101
-        return read_jobs(self.files, frozenset([self._job_id]))[self._job_id]
+    def _missing(self) -> str | None:
+        """Say what is not there yet: the folder, the manifest, or a part of it that is still copied."""
+        if self._files is not None:
+            return None
+        try:
+            files = patiently(partial(files_of, self._dataset), self._patience_s)
+            self._manifest = read_jobs(files, frozenset([self._job_id]))[self._job_id]
+        except (DatasetError, ReaderError) as error:
+            return str(error)
+        self._files = files
+        return None
 
     @cached_property
     def _units(self) -> list[UnitView]:
         """The units with rows, in the order of their numbers."""
         is_remote, indexes = self._dataset.startswith(HUB_PREFIX), self._manifest.indexes
+        left = set(self.published.paths()) if self._manifest.is_consumed else None
         index_of = {entry.path: entry for entry in indexes}
         by_unit = groupby(sorted(self._manifest.shards, key=lambda entry: entry.unit), lambda e: e.unit)
         return [
@@ -94,7 +117,7 @@ class PublishedJob:
                 epoch=shards[0].epoch,
                 shards=shards,
                 index=index_of[index_path(self._job_id, unit)],
-                in_folder=not is_remote,
+                in_folder=not is_remote and (left is None or all(shard.path in left for shard in shards)),
                 in_repository=is_remote,
             )
             for unit, group in by_unit

@@ -3,8 +3,10 @@
 import io
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, Protocol
+from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
@@ -30,12 +32,20 @@ class ServedJob:
     """One job of a service. Waits for a service that does not answer, since it may be restarted."""
 
     def __init__(self, server: str, job_id: str, key: str | None, patience_s: float) -> None:
-        """Connect at the first call; every call bears `patience_s` without a good answer."""
-        self._client, self._path, self._patience_s = Client(server, key), f"/jobs/{job_id}", patience_s
+        """Connect at the first call; every call bears `patience_s` without a good answer.
+
+        Raises ReaderError if the key cannot be read.
+        """
+        try:
+            self._client = Client(server, key)
+        except OSError as error:
+            raise ReaderError(f"the key of {server} cannot be read: {error}") from error
+        self._path, self._patience_s = f"/jobs/{quote(job_id, safe='')}", patience_s
         self.name = f"job {job_id} of {server}"
 
     def __del__(self) -> None:
-        self._client.close()  # rows without a view may read as long as they live
+        with suppress(AttributeError):  # there is no client where it has no key
+            self._client.close()  # rows without a view may read as long as they live
 
     def page(self, after: int, wait_s: int = 0) -> UnitPage:
         """Return the next unit behind the place `after`; none if there is none within `wait_s`.

@@ -15,6 +15,7 @@ from speculators.train.distributed import get_dp_rank, get_local_rank, is_distri
 
 from service.errors import SourceRefused
 from service.reader import ReaderError
+from service.reader.follow import State
 
 WAIT_S = 20.0
 """Without another row, after which a checkpoint is made: capture may wait for what it would acknowledge."""
@@ -38,9 +39,9 @@ class Ahead:
     Its thread ends with the process: it may wait for a unit that never comes.
     """
 
-    def __init__(self, batches: Iterator[tuple[Batch, dict[str, int]]]) -> None:
-        self._ready: Queue[tuple[Batch, dict[str, int]] | Exception | None] = Queue(1)
-        self._item: tuple[Batch, dict[str, int]] | None = None
+    def __init__(self, batches: Iterator[tuple[Batch, State]]) -> None:
+        self._ready: Queue[tuple[Batch, State] | Exception | None] = Queue(1)
+        self._item: tuple[Batch, State] | None = None
         self.have_ended = False
         Thread(target=self._make, args=(batches,), daemon=True).start()
 
@@ -62,12 +63,12 @@ class Ahead:
                 raise item
         self._item, self.have_ended = item, item is None
 
-    def take(self) -> tuple[Batch, dict[str, int]] | None:
+    def take(self) -> tuple[Batch, State] | None:
         """Return the batch; none if they have ended."""
         item, self._item = self._item, None
         return item
 
-    def _make(self, batches: Iterator[tuple[Batch, dict[str, int]]]) -> None:
+    def _make(self, batches: Iterator[tuple[Batch, State]]) -> None:
         try:
             for batch in batches:
                 self._ready.put(batch)

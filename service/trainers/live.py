@@ -32,6 +32,7 @@ from service.errors import OptionRefused
 from service.export.formats.speculators import row_tensors
 from service.export.options import ExportOptions
 from service.reader import QuarryStream, ReaderError
+from service.reader.follow import State
 from service.reader.row import About, Row
 from service.reader.served import LOOK_S, ServedJob
 from service.trainers.ahead import Ahead, Batch, any_rank, of_first_rank, refusing_jobs
@@ -141,8 +142,7 @@ class LiveLoader:
         self._is_kept = True
         with refusing_jobs():
             self._length = max_steps or of_first_rank(self._estimated)
-            if live.consumer is not None:
-                self._rows.acknowledge(live.consumer)
+            self._acknowledge()
 
     def __len__(self) -> int:
         return self._length
@@ -163,7 +163,10 @@ class LiveLoader:
                 yield batch
 
     def go_on(self, folder: Path) -> None:
-        """Begin behind what a checkpoint was trained on. Raises OptionRefused (`save_path`)."""
+        """Begin behind what a checkpoint was trained on, which may not have been acknowledged.
+
+        Raises OptionRefused (`save_path`), SourceRefused (`live`).
+        """
         try:
             states = json.loads((folder / STATES_FILE).read_text())
         except FileNotFoundError as error:
@@ -173,7 +176,9 @@ class LiveLoader:
             detail = f"the checkpoint {folder} is of {len(states)} ranks, and not of {get_dp_size()}"
             raise OptionRefused(detail, field="save_path", cure="go on with as many") from None
         self._state = states[get_dp_rank()]
-        self._rows.load_state_dict(self._state)
+        with refusing_jobs():
+            self._rows.load_state_dict(self._state)
+            self._acknowledge(states)
 
     def checkpointed(self, staged: Path, final: Path) -> None:
         """Put a checkpoint in its place with how far all ranks are; then let go what they have had.
@@ -187,11 +192,15 @@ class LiveLoader:
         if get_dp_rank() == 0:
             (staged / STATES_FILE).write_text(json.dumps(states))
             put_in_place(staged, final)
-            if self._live.consumer is not None:
-                with refusing_jobs():
-                    self._rows.acknowledge(self._live.consumer, states)
+            with refusing_jobs():
+                self._acknowledge(states)
 
-    def _packed(self) -> Iterator[tuple[Batch, dict[str, int]]]:
+    def _acknowledge(self, states: Sequence[State] = ()) -> None:
+        """Let go what no state needs; without any, say that this consumer is there. Raises ReaderError."""
+        if self._live.consumer is not None and get_dp_rank() == 0:
+            self._rows.acknowledge(self._live.consumer, states)
+
+    def _packed(self) -> Iterator[tuple[Batch, State]]:
         """Yield batches of whole rows, each with the state behind it; in the thread of `Ahead`."""
         waiting: list[Batch] = []
         num_tokens, state = 0, self._state

@@ -46,7 +46,7 @@ from tests.support.hub_storage import Handler, LfsStorage, XetStorage
 
 
 class FakeHub:
-    """The server. Use it as a context manager; `url` is its endpoint."""
+    """The server, which closes no silent connection. Use it as a context manager; `url` is its endpoint."""
 
     def __init__(
         self,
@@ -71,10 +71,7 @@ class FakeHub:
         self._socket.bind((address, 0))
         self._socket.listen(64)
         self.url = f"http://{address}:{self._socket.getsockname()[1]}"
-        # A connection that was silent for a while is not closed just when its client asks again.
-        config = uvicorn.Config(
-            self._application(), log_level="critical", lifespan="off", timeout_keep_alive=3600
-        )
+        config = uvicorn.Config(self._application(), log_level="critical", timeout_keep_alive=3600)
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(
             target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True

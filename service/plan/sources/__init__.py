@@ -58,7 +58,7 @@ def open_source(
             return FileRows(folder, (posted,), labels, frozen, may_be_empty=True)
         case MixSource():
             rows = _mixed(source, settings, frozen, labels, may_be_empty=may_be_empty)
-    return rows if source.is_as_it_stands else OnePass(rows, number, source.seed)
+    return rows if source.is_as_it_stands else OnePass(rows, number, source.seed, source.repeat == 1)
 
 
 def without_token(source: RowSource) -> RowSource:

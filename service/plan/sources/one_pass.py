@@ -16,12 +16,14 @@ SHUFFLED_ROWS = 1000
 class OnePass:
     """The rows of `source` in pass `number`, the first is 0; shuffled by `seed`, if it is not null.
 
-    From the second pass on the id of a row ends with it: `doc-7#2`.
+    Where there are several, the id of each row ends with its pass: `doc-7#1`. So it does in the first one,
+    since the source may have an id `doc-7#2` too.
     """
 
     source: RowSource
     number: int
     seed: int | None
+    is_only: bool
 
     def listed(self) -> "OnePass":
         """Return the pass over the source with its files found. Raises SourceRefused."""
@@ -44,7 +46,7 @@ class OnePass:
         """Yield the rows."""
         rows = self.source.rows()
         for row in rows if self.seed is None else self._shuffled(rows):
-            yield replace(row, source_id=f"{row.source_id}#{self.number + 1}") if self.number else row
+            yield row if self.is_only else replace(row, source_id=f"{row.source_id}#{self.number + 1}")
 
     def _shuffled(self, rows: Iterator[SourceRow]) -> Iterator[SourceRow]:
         draw = random.Random(f"{self.seed}/{self.number}")  # noqa: S311 - an order, no secret

@@ -147,7 +147,7 @@ def test_a_drafter_is_trained_on_rows_that_go_as_it_has_had_them(
 def test_an_acknowledgement_that_is_refused_ends_the_training_which_then_goes_on_behind_its_checkpoint(
     shop: Shop, real: Path, kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """1. That of a checkpoint is refused, and no row goes. 2. The next run's are taken, and all rows go."""
+    """1. The disk is full, and the checkpoint that would make room is refused. 2. The next run makes it."""
     source = {"kind": "inline", "samples": list(conversations(SAMPLES, longest=40))}
     storage = {"shard_bytes": 65_536, "retention": "consumed"}
     job_id = shop.submit(request(real, [], source=source, storage=storage, loss="all"), "live")
@@ -162,7 +162,7 @@ def test_an_acknowledgement_that_is_refused_ends_the_training_which_then_goes_on
     out = tmp_path / "drafter"
     with captured_beside(shop, job_id) as url:
         words = ["--live", url, "--consumer", "trainer", str(kept), *ON_CPU, "--save-path", str(out)]
-        words += ["--num-workers", "0"]
+        words += ["--num-workers", "0", "--checkpoint-freq", "1"]
         with monkeypatch.context() as patch:
             patch.setattr(consumers, "acknowledge", refuse)
             assert "no more rows are let go" in refused(tmp_path, words)

@@ -1,10 +1,14 @@
 """Finished datasets of the fake engine, whose every state is known."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from schemas.job import JobState
+from tests.support.api import api_settings, serving, stored
+from tests.support.finished_job import JOB, a_request, run_to_publishing
+from tests.support.followed import ROWS, UNITS, Followed
 from tests.support.jobs import Shop, conversations, request
 
 NUM_SAMPLES = 40
@@ -43,3 +47,13 @@ def lossy(tmp_path_factory, target) -> Path:
     """A dataset of codes and scales."""
     storage = {"shard_bytes": 262_144, "compression": "fp8"}
     return finished(tmp_path_factory.mktemp("lossy"), target, storage=storage)
+
+
+@pytest.fixture
+def followed(tmp_path: Path) -> Iterator[Followed]:
+    """A job of which nothing is captured yet."""
+    settings = api_settings(tmp_path)
+    with stored(settings) as store, serving(settings) as api:
+        made = Followed(settings, store, api)
+        run_to_publishing(store, made.dataset, JOB, a_request(), num_units=UNITS, rows=ROWS, captured=0)
+        yield made

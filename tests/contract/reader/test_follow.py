@@ -1,9 +1,10 @@
 """A job is followed while it is captured: each row once an epoch, whatever is killed or moved meanwhile."""
 
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,63 +14,28 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from schemas.job import JobState
-from schemas.request import Storage
-from service.reader import Eagle3, QuarryDataset, QuarryFollower, QuarryStream, ReaderError, published
-from service.settings import Settings
-from service.store import Store, jobs
+from service.artifacts.dataset_files import LocalFiles
+from service.errors import HubUnavailable
+from service.reader import Eagle3, QuarryDataset, QuarryStream, ReaderError, published
 from tests.support.api import Looks, api_settings, serving, stored
-from tests.support.finished_job import JOB, a_request, capture_unit, run_to_publishing
-from tests.support.roles import run_publishing
+from tests.support.finished_job import JOB, a_request, run_to_publishing
+from tests.support.followed import ELSEWHERE, EVERY, ROWS, UNITS, Followed, ids
 
-UNITS, ROWS = 5, 3
-ELSEWHERE = "/not/on/this/host"
+LAUNCHER = """
+import multiprocessing, sys
+from service.reader import QuarryStream
 
+def train(url, job, path):
+    with open(path, "w", buffering=1) as came:
+        for row in QuarryStream.follow(url, job, rank=0, world_size=1):
+            print(row.sample_id, file=came)
+        print("end", file=came)
 
-@dataclass
-class Followed:
-    """A job of a service, captured unit by unit as a test asks for it."""
-
-    settings: Settings
-    store: Store
-    api: httpx2.Client
-
-    @property
-    def url(self) -> str:
-        return str(self.api.base_url)
-
-    @property
-    def dataset(self) -> Path:
-        return self.settings.dataset_dir(JOB)
-
-    def capture(self, num_units: int = 1) -> None:
-        for _ in range(num_units):
-            capture_unit(self.store, self.dataset, ROWS)
-
-    def complete(self) -> None:
-        while run_publishing(self.store, self.settings, "publisher", lambda: False):
-            pass
-        assert self.store.read(jobs.state, JOB) is JobState.COMPLETED
-
-    def follow(self, **changes: Any) -> QuarryFollower:
-        return QuarryStream.follow(self.url, JOB, **({"rank": 0, "world_size": 1} | changes))
-
-
-@pytest.fixture
-def followed(tmp_path: Path) -> Iterator[Followed]:
-    """A job of which nothing is captured yet."""
-    settings = api_settings(tmp_path)
-    with stored(settings) as store, serving(settings) as api:
-        made = Followed(settings, store, api)
-        run_to_publishing(store, made.dataset, JOB, a_request(), num_units=UNITS, rows=ROWS, captured=0)
-        yield made
-
-
-EVERY = [f"{JOB}-{unit}-{row}" for unit in range(UNITS) for row in range(ROWS)]
-
-
-def ids(rows: Any) -> list[str]:
-    return [row.sample_id for row in rows]
+if __name__ == "__main__":
+    child = multiprocessing.get_context("fork").Process(target=train, args=sys.argv[1:])
+    child.start()
+    child.join()
+"""
 
 
 @pytest.mark.parametrize("folder", [None, ELSEWHERE])
@@ -120,24 +86,6 @@ def test_two_ranks_with_two_workers_each_share_the_rows(followed: Followed) -> N
     assert left_out not in shares[0]
 
 
-@pytest.mark.parametrize("window", [1, 4, 100])
-@pytest.mark.parametrize("even", [True, False])
-def test_a_state_goes_on_with_the_next_row(followed: Followed, window: int, even: bool) -> None:
-    """Whatever row a trainer was killed after, and however far the job was then."""
-    followed.capture(UNITS)
-    followed.complete()
-    for rank in range(2):
-        changes = {"rank": rank, "world_size": 2, "window": window, "even": even}
-        whole = ids(followed.follow(**changes))
-        for stop in range(len(whole) + 1):
-            rows = iter(stream := followed.follow(**changes))
-            before = ids(islice(rows, stop))
-            resumed = followed.follow(**changes)
-            resumed.load_state_dict(stream.state_dict())
-            assert before + ids(resumed) == whole
-        assert ids(resumed) == whole  # the next epoch
-
-
 def test_shuffled_blocks_hold_every_row_once_and_differ_by_epoch(followed: Followed) -> None:
     followed.capture(UNITS)
     followed.complete()
@@ -151,14 +99,22 @@ def test_shuffled_blocks_hold_every_row_once_and_differ_by_epoch(followed: Follo
     assert first != second
 
 
-def test_a_state_of_another_number_of_ranks_is_refused(followed: Followed) -> None:
-    followed.capture()
-    rows = iter(stream := followed.follow())
-    next(rows)
-    other = followed.follow(rank=1, world_size=2)
-    other.load_state_dict(stream.state_dict())
-    with pytest.raises(ReaderError, match="world_size 1, not 2"):
-        next(iter(other))
+def test_a_trainer_whose_launcher_dies_goes_on(followed: Followed) -> None:
+    """1. A process that a launcher spawned follows. 2. The launcher is killed. 3. Every row comes."""
+    followed.capture(2)
+    followed.dataset.parent.mkdir(exist_ok=True)
+    came = followed.dataset.parent / "came"
+    launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER, followed.url, JOB, str(came)])
+    while not came.exists() or not came.read_text():
+        assert launcher.poll() is None
+        time.sleep(0.05)
+    launcher.kill()
+    launcher.wait()
+    followed.capture(UNITS - 2)
+    followed.complete()
+    while "end" not in came.read_text().split():
+        time.sleep(0.05)
+    assert came.read_text().split() == [*EVERY, "end"]
 
 
 def test_with_even_a_row_waits_until_every_rank_has_one(followed: Followed) -> None:
@@ -229,21 +185,40 @@ def test_a_file_that_is_gone_when_the_job_has_ended_is_named(followed: Followed)
         next(iter(followed.follow()))
 
 
+def test_a_file_that_stays_away_is_named_when_patience_ends(
+    followed: Followed, caplog: pytest.LogCaptureFixture
+) -> None:
+    followed.capture()
+    next(iter(sorted(followed.dataset.glob("data/*/*")))).unlink()
+    with pytest.raises(ReaderError, match="no such file"):
+        next(iter(followed.follow(patience_s=0.5)))
+    assert "waiting for it" in caplog.text
+
+
 def test_a_folder_is_followed_from_its_publication_on(
     followed: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1. Units are committed, and nothing tells the folder. 2. The job is published. 3. A state goes on."""
     monkeypatch.setattr(published, "LOOK_S", 0.01)
     where: dict[str, Any] = {"rank": 0, "world_size": 1}
+    rows = QuarryStream.follow(followed.dataset, JOB, **where)  # of which there is no folder yet
     followed.capture(2)
-    rows = QuarryStream.follow(followed.dataset, JOB, **where)
     with ThreadPoolExecutor(1) as beside:
         coming = beside.submit(lambda: ids(islice(rows, ROWS + 1)))
         followed.capture(UNITS - 2)
         assert not coming.done()
         followed.complete()
         came = coming.result()
+    manifest = followed.dataset / "manifests" / f"{JOB}.json"
+    whole = manifest.read_bytes()
+    manifest.write_bytes(whole[:100])  # a copy that has begun
     other = QuarryStream.follow(str(followed.dataset), JOB, **where)
+    with ThreadPoolExecutor(1) as beside:
+        first = beside.submit(lambda: next(iter(other)).sample_id)
+        time.sleep(0.1)
+        assert not first.done()
+        manifest.write_bytes(whole)
+        assert first.result() == EVERY[0]
     other.load_state_dict(rows.state_dict())
     assert came + ids(other) == EVERY
     with pytest.raises(ReaderError, match="consumers"):
@@ -251,6 +226,26 @@ def test_a_folder_is_followed_from_its_publication_on(
     next(iter(sorted(followed.dataset.glob("data/*/*")))).unlink()
     with pytest.raises(ReaderError, match="cannot be opened"):
         next(iter(QuarryStream.follow(followed.dataset, JOB, **where)))
+
+
+def test_a_hub_that_is_away_is_waited_for_as_long_as_was_said(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    followed.capture(UNITS)
+    followed.complete()
+    monkeypatch.setattr(published, "LOOK_S", 0.01)
+    answers = [True, False, True]  # whether it is away
+
+    def files_of(where: str) -> LocalFiles:
+        if answers.pop():
+            raise HubUnavailable("the Hub answered 503")
+        return LocalFiles(Path(where))
+
+    monkeypatch.setattr(published, "files_of", files_of)
+    where: dict[str, Any] = {"rank": 0, "world_size": 1}
+    assert ids(QuarryStream.follow(followed.dataset, JOB, **where)) == EVERY
+    with pytest.raises(HubUnavailable):
+        next(iter(QuarryStream.follow(followed.dataset, JOB, patience_s=0, **where)))
 
 
 def test_a_service_that_is_away_is_waited_for_as_long_as_was_said(tmp_path: Path) -> None:
@@ -287,38 +282,3 @@ def test_a_key_that_is_refused_raises(followed: Followed) -> None:
 def test_impossible_arguments_are_refused(changes: dict[str, int], said: str) -> None:
     with pytest.raises(ReaderError, match=said):
         QuarryStream.follow("http://127.0.0.1:9", JOB, **({"rank": 0, "world_size": 1} | changes))
-
-
-def test_what_a_checkpoint_needs_no_more_is_removed_and_it_goes_on_behind_that(tmp_path: Path) -> None:
-    """1. A trainer registers and reads into the second unit. 2. Its checkpoint lets the first one go.
-
-    3. Another goes on from the checkpoint. 4. One that begins anew is told that a unit is gone.
-    """
-    settings = api_settings(tmp_path)
-    consumed = a_request().model_copy(update={"storage": Storage(retention="consumed")})
-    with stored(settings) as store, serving(settings) as api:
-        made = Followed(settings, store, api)
-        run_to_publishing(store, made.dataset, JOB, consumed, num_units=UNITS, rows=ROWS, captured=0)
-        trainer = made.follow()
-        trainer.acknowledge("trainer")
-        made.capture(3)
-        rows = iter(trainer)
-        read = ids(islice(rows, ROWS + 1))
-        trainer.acknowledge("trainer", [trainer.state_dict()], expires_s=3600)
-        left = sorted(path.name for path in (made.dataset / "data" / JOB).glob("*.parquet"))
-        assert left == [f"train-{unit:05d}.parquet" for unit in (1, 2)]
-        made.capture(UNITS - 3)
-        made.complete()
-        resumed = made.follow()
-        resumed.load_state_dict(trainer.state_dict())
-        with pytest.raises(ReaderError, match="window"):
-            narrow = made.follow(window=4)
-            narrow.load_state_dict(trainer.state_dict())
-            next(iter(narrow))
-        assert read + ids(resumed) == EVERY
-        resumed.acknowledge("trainer", [resumed.state_dict()])
-        assert not list((made.dataset / "data" / JOB).glob("*.parquet"))
-        with pytest.raises(ReaderError, match=r"unit 0 of job .* is gone"):
-            next(iter(made.follow(view=Eagle3())))
-        with pytest.raises(ReaderError, match="name"):
-            trainer.acknowledge("Not a name")
