@@ -188,7 +188,7 @@ class UnitWriter:
         yield self._plan["sample_id"][row].as_py()
         yield self._plan["source_id"][row].as_py()
         yield job.num_tokens
-        yield self._plan["prompt_tokens"][row].as_py()
+        yield self._plan["prompt_tokens"][row].as_py() + job.ref.runs[0]
         yield self._hidden_size
         yield ids
         yield mask
@@ -202,7 +202,7 @@ class UnitWriter:
     def _ids_and_mask(self, job: DrainJob) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
         """Return T token ids (int32) and T flags (uint8).
 
-        The plan's, then the generated ones, which are supervised.
+        The plan's, then what was asked and answered behind it.
         """
         row = job.ref.row
         ids, mask = (self._plan[name][row].values.to_numpy() for name in ("input_ids", "loss_mask"))
@@ -212,7 +212,7 @@ class UnitWriter:
             raise StatesWrongError(f"row {row}: {job.num_tokens} states for {len(ids)} planned token ids")
         if job.generated_ids:
             ids = np.concatenate([ids, np.asarray(job.generated_ids, dtype=np.int32)])
-            mask = np.concatenate([mask, np.ones(len(job.generated_ids), dtype=np.uint8)])
+            mask = np.concatenate([mask, job.ref.mask_behind(len(job.generated_ids))])
         return ids, mask
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from schemas.receipts import AttemptId
 
@@ -40,13 +41,23 @@ class RowRef:
 
     Rides in `kv_transfer_params`, since the engine renames requests.
 
-    `planned_tokens` is how many leading tokens of the request are the plan's; anything after them was
-    generated.
+    `planned_tokens` is how many leading tokens of the request are the plan's. `runs` are the lengths of what
+    follows them, alternately not supervised and supervised; behind the last one the other begins, so that
+    without any all that follows was generated, and is supervised.
     """
 
     attempt_id: AttemptId
     row: int
     planned_tokens: int
+    runs: tuple[int, ...] = (0,)
+
+    def mask_behind(self, num_tokens: int) -> NDArray[np.uint8]:
+        """Return the loss mask of `num_tokens` tokens behind the planned ones."""
+        flags = np.arange(len(self.runs) + 1) % 2
+        rest = num_tokens - sum(self.runs)
+        if rest < 0:
+            raise ValueError(f"{sum(self.runs)} tokens were to follow the planned ones, and {num_tokens} do")
+        return np.repeat(flags, [*self.runs, rest]).astype(np.uint8)
 
     def params(self) -> dict[str, Any]:
         """Return the `kv_transfer_params` of the request: plain types, for msgpack."""
@@ -57,6 +68,7 @@ class RowRef:
                 self.attempt_id.epoch,
                 self.row,
                 self.planned_tokens,
+                list(self.runs),
             ]
         }
 
@@ -65,8 +77,8 @@ class RowRef:
         """Return the reference in `params`; None for a request that is not ours to capture."""
         if not params or PARAMS_KEY not in params:
             return None
-        job_id, unit, epoch, row, planned_tokens = params[PARAMS_KEY]
-        return cls(AttemptId(job_id=job_id, unit=unit, epoch=epoch), row, planned_tokens)
+        job_id, unit, epoch, row, planned_tokens, runs = params[PARAMS_KEY]
+        return cls(AttemptId(job_id=job_id, unit=unit, epoch=epoch), row, planned_tokens, tuple(runs))
 
 
 @dataclass(frozen=True, slots=True)

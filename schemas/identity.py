@@ -6,13 +6,12 @@ from pydantic import Field, JsonValue, model_validator
 
 from schemas.base import Wire
 from schemas.digest import canonical_json, canonical_sha256
+from schemas.generate import CapturePasses, Generate
 from schemas.names import JobId
 from schemas.request import (
-    CapturePasses,
     Compression,
     Dtype,
     Duplicates,
-    Generate,
     LossRule,
     OptionalPart,
     TooLong,
@@ -145,6 +144,11 @@ class Identity(Versioned):
     def recipe_sha256(self) -> str:
         """Return the digest of all that decides the states of a sample, whichever source it comes from."""
         return canonical_sha256(self.model_dump(mode="json", exclude={"source_fingerprint", "part"}))
+
+    @property
+    def is_rendered_again(self) -> bool:
+        """Whether rows are held against what the template makes of their conversations."""
+        return self.generate is not None and self.generate.is_rendered_again
 
     @property
     def state_bytes_per_token(self) -> int:

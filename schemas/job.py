@@ -176,13 +176,17 @@ class ConsumerPage(Wire):
 
 
 class RejectView(Wire):
-    """A sample that is not in the dataset, and why. `position` counts the source's rows from 0."""
+    """A sample that is not in the dataset, and why. `position` counts the source's rows from 0.
+
+    `turn` is that of a conversation whose turns are rows, counted from 1.
+    """
 
     position: int
     source_id: str | None
     sample_id: str | None
     reason: str
     detail: str
+    turn: int = Field(default=0, exclude_if=lambda turn: not turn)
 
 
 class RejectPage(Wire):
@@ -206,6 +210,16 @@ class Readiness(Health):
     )
 
 
+class RowATurn(Wire):
+    """Conversations whose turns must be rows; `tokens_once` are those of their last turns alone."""
+
+    conversations: int
+    rows: int
+    tokens: int
+    tokens_once: int
+    why: dict[str, int] = Field(description="conversations by what their template does")
+
+
 class Estimate(Wire):
     """What a job would need.
 
@@ -221,3 +235,6 @@ class Estimate(Wire):
     bytes_per_token: int
     layer_ids: tuple[int, ...]
     stored_bytes: int | None = None
+    row_a_turn: RowATurn | None = Field(
+        default=None, exclude_if=lambda rows: rows is None, description="with `generate.turns: all`"
+    )

@@ -4,10 +4,9 @@ import hashlib
 from collections.abc import Iterator
 from itertools import count
 from pathlib import PurePath
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -18,6 +17,7 @@ from pydantic import (
 
 from schemas.base import Wire
 from schemas.digest import canonical_json
+from schemas.generate import MIX_LABEL, Generate, TemplateKwargs
 from schemas.names import ConfigName, LabelName, RepoId, is_local_model, shown_model
 from schemas.source import (
     MAX_LABELS,
@@ -32,26 +32,13 @@ from schemas.source import (
 MAX_LAYER_ID = 1024
 MAX_LAYERS = 128
 MAX_TEMPLATE_CHARS = 262_144
-MAX_KWARGS_CHARS = 16_384
-RENDER_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt", "strftime_now"})
-"""What every rendering of a chat template sets by itself."""
 MAX_PARTS = 10_000
 
 LayerId = Annotated[int, Field(ge=0, le=MAX_LAYER_ID, strict=True)]
 
 
-def _template_kwargs(value: dict[str, Any]) -> dict[str, Any]:
-    """Refuse names that mean something else to a template, and more than an identity should hold."""
-    if taken := sorted(RENDER_VARIABLES & value.keys()):
-        raise ValueError(f"{taken[0]!r} is not an option of a template: it is filled in for each sample")
-    if len(canonical_json(value)) > MAX_KWARGS_CHARS:
-        raise ValueError(f"more than {MAX_KWARGS_CHARS} characters as JSON")
-    return value
-
-
 Template = Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEMPLATE_CHARS)]
 LayerPreset = Literal["eagle3", "eagle", "mtp", "dflash"]
-TemplateKwargs = Annotated[JsonObject, AfterValidator(_template_kwargs)]
 LossRule = Literal["assistant", "last_turn", "all"]
 Duplicates = Literal["same_id_and_tokens", "same_tokens"]
 """Which of two samples with equal tokens and loss mask is a duplicate: one of the same id too, or any."""
@@ -59,7 +46,6 @@ TooLong = Literal["truncate", "reject"]
 Dtype = Literal["bfloat16", "float16", "float32"]
 Compression = Literal["none", "planes", "fp8"]
 """How a layer is stored: as it is, lossless in two planes, or lossy as codes of 8 bits with scales."""
-CapturePasses = Literal["auto", "one_pass", "second_prefill"]
 
 
 class Part(Wire):
@@ -81,35 +67,6 @@ class Part(Wire):
 
 # Left out of the JSON where it is null, so that other jobs have the ids and digests that they had without it.
 OptionalPart = Annotated[Part | None, Field(exclude_if=lambda part: part is None)]
-
-
-class Generate(Wire):
-    """The target answers each prompt; prompt and answer are captured.
-
-    `capture`: `one_pass` takes the states of the decode steps themselves; the last sampled token was never
-    an input, so it has no state and is not stored. `second_prefill` runs prompt and answer again against the
-    prefix cache and so holds every token. A `stop` string is found outside the engine, which drops the
-    request and its states, so it takes the second prefill. `auto` is `one_pass` where that is right.
-    """
-
-    max_tokens: int = Field(ge=1, le=131_072)
-    temperature: float = Field(default=0.0, ge=0.0, le=2.0)
-    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
-    top_k: int = Field(default=0, ge=0, le=1_000_000, description="0 keeps every token")
-    seed: int | None = Field(default=None, ge=0, le=2**63 - 1)
-    stop: tuple[Annotated[str, StringConstraints(min_length=1, max_length=256)], ...] = Field(
-        default=(), max_length=16
-    )
-    capture: CapturePasses = "auto"
-
-    @model_validator(mode="after")
-    def _no_stop_strings_in_one_pass(self) -> Self:
-        if self.capture == "one_pass" and self.stop:
-            raise ValueError(
-                "'stop' strings drop an answer before its states are read in 'one_pass'; "
-                "say 'capture': 'second_prefill' or 'auto'"
-            )
-        return self
 
 
 class Storage(Wire):
@@ -187,6 +144,12 @@ class ExtractRequest(Wire):
             raise ValueError(f"'labels' names a column twice: {sorted(labels)}")
         return labels
 
+    @model_validator(mode="after")
+    def _mix_is_a_label_of_its_own(self) -> Self:
+        if MIX_LABEL in self.labels and self.generate is not None and self.generate.mix:
+            raise ValueError(f"'labels' names {MIX_LABEL!r}, which is the entry of 'generate.mix' here")
+        return self
+
     @field_validator("layers")
     @classmethod
     def _layer_list(cls, layers: LayerPreset | tuple[LayerId, ...]) -> LayerPreset | tuple[LayerId, ...]:
@@ -225,6 +188,11 @@ class ExtractRequest(Wire):
     def repeat(self) -> int | Literal["forever"]:
         """How many passes over the source the job takes."""
         return self.source.repeat if isinstance(self.source, Repeatable) else 1
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """Return the labels of the index: those of the source, and that of `generate.mix`."""
+        return (*self.labels, *((MIX_LABEL,) if self.generate is not None and self.generate.mix else ()))
 
     def positions(self) -> Iterator[int]:
         """Yield the places in the source of the rows that the job takes; the first row is at 0."""

@@ -13,7 +13,8 @@ from benchmarks.gpu.agreement import Agreement, States
 from benchmarks.gpu.cases import CASES, EAGER, OPTIONS, PARITY_TARGET, TINY_TARGET, prompt_units
 from benchmarks.gpu.figures import Save
 from benchmarks.weights import write_target
-from schemas.request import Dtype, Generate
+from schemas.generate import Generate
+from schemas.request import Dtype
 from service.capture.engine import EngineSpec
 from service.capture.vllm_engine import VllmEngine
 from service.settings import Settings

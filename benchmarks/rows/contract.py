@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from benchmarks.workload import MAX_NUM_BATCHED_TOKENS, Workload
-from schemas.request import Generate
+from schemas.generate import Generate
 from service.capture.budget import InFlight
 from service.capture.engine import EngineSpec, Prompt
 from service.settings import Settings

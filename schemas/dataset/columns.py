@@ -119,8 +119,22 @@ A row's number in this file is its `row` on the way through the engine.
 `position` counts the source's rows from 0 and is what a reject is recorded under."""
 
 CONTENT_HASH_BYTES = 16
-HASHED_PLAN_SCHEMA = PLAN_SCHEMA.append(_required("content_hash", pa.binary(CONTENT_HASH_BYTES)))
-"""That of a schedule's job: with the hash that later runs know a sample by."""
+HASH_FIELDS = (_required("content_hash", pa.binary(CONTENT_HASH_BYTES)),)
+"""Of a schedule's job: the hash that later runs know a sample by."""
+DIALOGUE_FIELDS = (
+    _required("document", pa.string()),
+    _required("turn", pa.int32()),
+    _required("most_tokens", pa.int32()),
+    _required("segments", _list_of(_list_of(pa.int32()))),
+)
+"""Of a job whose rows are held against their conversations: how each prompt goes on."""
+
+
+def plan_schema(*, hashed: bool, in_dialogues: bool) -> pa.Schema:
+    """Return the schema of a plan without labels."""
+    return pa.schema(
+        [*PLAN_SCHEMA, *(HASH_FIELDS if hashed else ()), *(DIALOGUE_FIELDS if in_dialogues else ())]
+    )
 
 
 MAX_VALUE_BYTES = 2**31 - 2**16

@@ -24,6 +24,9 @@ class UnitChecks(Wire):
     logit_rows: int = Field(description="rows whose last logits were recomputed from the sealed bytes")
     logit_argmax_agree: int
     logit_max_error: float = Field(description="largest |log-probability difference| over the logit rows")
+    answers: dict[str, int] = Field(
+        default={}, exclude_if=lambda counts: not counts, description="conversations, and how answers ended"
+    )
 
 
 class LayerAgreement(Wire):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from schemas.dataset.columns import HASHED_PLAN_SCHEMA, PLAN_SCHEMA, labels_of, with_labels
+from schemas.dataset.columns import labels_of, plan_schema, with_labels
 
 MOST_SMALL, MOST_PER_BYTE = 2**26, 2000
 """Values of a file, and of each of its bytes: one token repeated thousands of times is a rare sample."""
@@ -47,13 +47,13 @@ def _check_size(file: pq.ParquetFile, source: Path | str | pa.NativeFile) -> Non
 
 
 def read_plan_table(source: Path | str | pa.NativeFile) -> pa.Table:
-    """Read a unit's frozen samples, `PLAN_SCHEMA` or `HASHED_PLAN_SCHEMA`, with labels behind.
+    """Read a unit's frozen samples, of a `plan_schema` with labels behind.
 
     Raises as `read_table` does, also for other columns.
     """
     table = read_table(source)
-    labels = labels_of(table.schema)
-    schemas = (with_labels(schema, labels) for schema in (PLAN_SCHEMA, HASHED_PLAN_SCHEMA))
-    if not any(table.schema.equals(schema) for schema in schemas):
+    names = frozenset(table.schema.names)
+    schema = plan_schema(hashed="content_hash" in names, in_dialogues="document" in names)
+    if not table.schema.equals(with_labels(schema, labels_of(table.schema))):
         raise pa.ArrowInvalid("its columns are not those of a plan")
     return table

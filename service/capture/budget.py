@@ -43,6 +43,10 @@ class InFlight:
             self.requests -= 1
             self._room.set()
 
+    def heard(self) -> None:
+        """Note that something came that gives nothing back yet."""
+        self._changed = time.monotonic()
+
     async def silence(self, seconds: float) -> None:
         """Wait until something has been out for `seconds` in which nothing was given back."""
         while (left := self._changed + seconds - time.monotonic()) > 0 or not self.requests:

@@ -7,11 +7,12 @@ Durability is not part of an answer: it comes over the link, from the connector 
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from connector.wire import RowRef
+from schemas.generate import Generate
 from schemas.identity import EngineInfo, Identity
-from schemas.request import Dtype, Generate
+from schemas.request import Dtype
 from service.capture.link import EngineLink
 from service.settings import Settings
 
@@ -65,15 +66,21 @@ class Prompt:
     generate: Generate | None = None
 
 
+Ended = Literal["end", "stop", "length", "repeats"]
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """The sampled tokens, and for a witness, the most likely tokens after the last token with a state.
 
-    Each of those has its log-probability; the most likely is first.
+    Each of those has its log-probability; the most likely is first. `ended` says by what: a token that ends
+    a turn, which is the last of `token_ids`; a `stop` string; the most tokens that were asked for; or
+    `generate.repeats`.
     """
 
     token_ids: tuple[int, ...]
     likely: tuple[tuple[int, float], ...] = ()
+    ended: Ended = "length"
 
 
 class PromptRefused(ValueError):

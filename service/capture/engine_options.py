@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from schemas.generate import Generate
 from schemas.identity import EngineInfo
-from schemas.request import Generate
 from service.capture.engine import WITNESS_TOKENS
 from service.errors import EngineRefused
 

@@ -20,6 +20,7 @@ from service.capture import scratch
 from service.capture.attempt_files import land_unit
 from service.capture.budget import InFlight
 from service.capture.imports import import_engine
+from service.capture.renderer import Renderers
 from service.capture.session import EngineSession, EngineSlot
 from service.capture.status import status
 from service.errors import (
@@ -85,6 +86,7 @@ class Capture:
         self._captures = Role.CAPTURE in settings.roles
         self._engine = EngineSlot(settings)
         self._budget = InFlight(settings.in_flight_tokens, settings.in_flight_requests)
+        self._renderers = Renderers(store, settings)
         self._units: dict[AttemptId, _Unit] = {}
         self._host: int | None = None
         """The number of this worker's host, once the store was asked."""
@@ -238,6 +240,7 @@ class Capture:
 
     def _ended(self, unit: _Unit) -> None:
         self._units.pop(unit.lease.attempt_id, None)
+        self._renderers.keep({other.lease.job_id for other in self._units.values()})
         unit.keeping.close()
         self._room.set()
 
@@ -297,7 +300,7 @@ class Capture:
         from service.capture.unit_run import UnitRun
 
         run = UnitRun(
-            unit.lease, session, self._budget, self._settings, on_answered=lambda: self._answered(unit)
+            unit.lease, session, self._budget, self._settings, lambda: self._answered(unit), self._renderers
         )
         commit = await self._supervised(unit, run.run())
         if commit is not None:

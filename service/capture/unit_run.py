@@ -17,11 +17,12 @@ from schemas.dataset.token_counts import packed_counts
 from schemas.job import RejectView
 from schemas.names import index_path, shard_path
 from schemas.receipts import AttemptId, OpenUnit, UnitSealed
-from schemas.request import Generate
+from service.capture.answering import Answering, row_name
 from service.capture.attempt_files import INDEX_FILE, attempt_folder, open_attempt, remove_earlier
 from service.capture.budget import InFlight
-from service.capture.engine import Answer, Prompt, PromptRefused
+from service.capture.engine import Prompt, PromptRefused
 from service.capture.receipt_errors import in_time, raise_failure, silent
+from service.capture.renderer import Renderers
 from service.capture.session import EngineSession
 from service.errors import QuarryError, writing
 from service.plan.unit_plan import as_written, unpacked
@@ -40,11 +41,18 @@ class UnitRun:
         budget: InFlight,
         settings: Settings,
         on_answered: Callable[[], None] = lambda: None,
+        renderers: Renderers | None = None,
     ) -> None:
-        """Do nothing before `run`; `on_answered` is called when the engine has answered every row."""
+        """Do nothing before `run`; `on_answered` is called when the engine has answered every row.
+
+        `renderers` are needed where rows are held against their conversations.
+        """
         self._on_answered = on_answered
         self._lease, self._session, self._budget, self._settings = lease, session, budget, settings
         self._attempt_id = lease.attempt_id
+        self._renderers = renderers
+        self._answering: Answering | None = None
+        """Where the target still has to answer."""
         self._witnesses: dict[int, Witness] = {}
         self._skipped: set[int] = set()
         self._rejects: list[RejectView] = []
@@ -57,6 +65,18 @@ class UnitRun:
         """
         await asyncio.to_thread(remove_earlier, self._settings, self._attempt_id)
         self._plan = await asyncio.to_thread(unpacked, self._lease.plan, self._lease.plan_sha256)
+        if self._lease.identity.generate is not None and not self._lease.is_answered:
+            renderer = None
+            if self._renderers is not None and self._lease.identity.is_rendered_again:
+                renderer = await self._renderers.of(self._lease)
+            self._answering = Answering(
+                self._attempt_id,
+                self._plan,
+                self._lease.identity,
+                self._session.engine,
+                renderer,
+                self._budget.heard,
+            )
         link = self._session.link
         order = self._session.opening(self._attempt_id, self._plan.num_rows, self._lease.identity)
         try:
@@ -90,8 +110,8 @@ class UnitRun:
         first: BaseException | None = None
         try:
             async with asyncio.TaskGroup() as group:
-                for row in range(self._plan.num_rows):
-                    group.create_task(self._run_row(row))
+                for rows in self._conversations():
+                    group.create_task(self._run_rows_of(rows))
         except* QuarryError as errors:
             # Raised below: before Python 3.11.4 an error that is raised here comes out in a group again.
             first = errors.exceptions[0]
@@ -99,39 +119,57 @@ class UnitRun:
             raise first
         self._on_answered()
 
-    async def _run_row(self, row: int) -> None:
-        generate = None if self._lease.is_answered else self._lease.identity.generate
-        room = len(self._plan["input_ids"][row]) + (generate.max_tokens if generate else 0)
-        async with self._budget.hold(room):
+    def _conversations(self) -> list[list[int]]:
+        """Return the plan's rows, those of one conversation together."""
+        groups: list[list[int]] = []
+        in_turns = self._answering is not None and "turn" in self._plan.column_names
+        turns = self._plan["turn"].to_pylist() if in_turns else [0] * self._plan.num_rows
+        for row, turn in enumerate(turns):
+            if turn > 1:
+                groups[-1].append(row)
+            else:
+                groups.append([row])
+        return groups
+
+    async def _run_rows_of(self, rows: Sequence[int]) -> None:
+        answering = self._answering
+        if answering is None:
+            await self._prefill(rows[0])
+            return
+        async with self._budget.hold(max(map(answering.most_tokens, rows))):
+            await answering.run(rows)
+            for row in answering.rejects.keys() & set(rows):
+                await self._skip(row, *answering.rejects[row])
+
+    async def _prefill(self, row: int) -> None:
+        """Run a row whose tokens are all known."""
+        token_ids = tuple(self._plan["input_ids"][row].values.to_numpy().tolist())
+        name, ref = row_name(self._attempt_id, row), RowRef(self._attempt_id, row, len(token_ids))
+        async with self._budget.hold(len(token_ids)):
             try:
-                answer = await self._ask(row, generate)
+                answer = await self._session.engine.run(Prompt(name, token_ids, ref, witness=True))
             except PromptRefused as error:
-                self._skipped.add(row)
-                await self._session.link.skip(self._attempt_id, row)
-                self._reject(row, "engine-refused", str(error))
+                await self._skip(row, "engine-refused", str(error))
                 return
         if answer.likely:
             self._witnesses[row] = answer.likely
 
-    async def _ask(self, row: int, generate: Generate | None) -> Answer:
-        """Run the row's request, or two of them where the answer is captured by a second prefill."""
-        name = f"{self._attempt_id.job_id}-{self._attempt_id.unit}-{self._attempt_id.epoch}-{row}"
-        token_ids = tuple(self._plan["input_ids"][row].values.to_numpy().tolist())
-        ref = RowRef(self._attempt_id, row, len(token_ids))
-        engine = self._session.engine
-        if generate is not None and self._lease.identity.capture == "second_prefill":
-            answer = await engine.run(Prompt(f"{name}-answer", token_ids, None, generate=generate))
-            token_ids, generate = token_ids + answer.token_ids, None
-        return await engine.run(Prompt(name, token_ids, ref, witness=True, generate=generate))
+    async def _skip(self, row: int, reason: str, detail: str) -> None:
+        self._skipped.add(row)
+        await self._session.link.skip(self._attempt_id, row)
+        self._reject(row, reason, detail)
 
     def _reject(self, row: int, reason: str, detail: str) -> None:
-        named = self._plan.select(["position", "sample_id", "source_id"])
+        columns = {"position", "sample_id", "source_id", "turn"}.intersection(self._plan.column_names)
+        named = self._plan.select(sorted(columns))
         (planned,) = named.slice(row, 1).to_pylist()
         self._rejects.append(RejectView(reason=reason, detail=detail, **planned))
 
     def _verify(self, order: OpenUnit, sealed: Sequence[UnitSealed]) -> UnitCommit:
         """Check the sealed files against plan and model, write their index, and return what to commit."""
-        folder = attempt_folder(self._settings, self._attempt_id)
+        folder, answering = attempt_folder(self._settings, self._attempt_id), self._answering
+        if answering is not None:
+            self._witnesses = answering.witnesses
         proof = check_unit(
             attempt=folder,
             plan=self._plan,
@@ -140,6 +178,7 @@ class UnitRun:
             witnesses=self._witnesses,
             head=self._session.head,
             identity=self._lease.identity,
+            written={} if answering is None else answering.written,
         )
         for receipt in sealed:
             for reject in receipt.rejected:
@@ -162,10 +201,12 @@ class UnitRun:
             provenance=order.provenance,
             shards=shards,
             index=index,
-            rejects=tuple(sorted(self._rejects, key=lambda reject: reject.position)),
+            rejects=tuple(sorted(self._rejects, key=lambda reject: (reject.position, reject.turn))),
             num_tokens=sum(entry.tokens for entry in shards),
             supervised_tokens=counts.total(),
-            checks=proof.checks,
+            checks=proof.checks.model_copy(
+                update={"answers": {} if answering is None else +answering.counts}
+            ),
             final_norm=self._session.head.final_norm_file,
             content_hashes=hashes,
             token_counts=packed_counts(counts),

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import dataclasses
 import os
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -23,15 +24,16 @@ from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMValidationError
 from vllm.outputs import RequestOutput
-from vllm.sampling_params import RequestOutputKind
+from vllm.sampling_params import RepetitionDetectionParams, RequestOutputKind
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from schemas.dataset.columns import state_bytes
 from schemas.digest import canonical_sha256
+from schemas.generate import Generate
 from schemas.identity import EngineInfo
-from service.capture.engine import WITNESS_TOKENS, Answer, EngineSpec, Prompt, PromptRefused
+from service.capture.engine import WITNESS_TOKENS, Answer, Ended, EngineSpec, Prompt, PromptRefused
 from service.capture.engine_options import (
     STEP_STATE_BYTES,
     check_engine_options,
@@ -50,7 +52,8 @@ USAGE = UsageContext.LLM_CLASS
 STOP_TIMEOUT_S = 30.0
 """How long the engine's processes may take to end; by then every unit was receipted or abandoned."""
 
-FINISHED_WELL = frozenset({"stop", "length"})
+FINISHED_WELL: Mapping[str | None, Ended] = {"stop": "end", "length": "length", "repetition": "repeats"}
+"""vLLM's reasons; a `stop` string has the first one too."""
 
 
 class VllmEngine:
@@ -242,17 +245,27 @@ def sampling_parameters(prompt: Prompt) -> SamplingParams:
         top_k=generate.top_k,
         seed=generate.seed,
         stop=list(generate.stop) or None,
+        repetition_detection=_repetition(generate),
         detokenize=bool(generate.stop),
         **common,
     )
+
+
+def _repetition(generate: Generate) -> RepetitionDetectionParams | None:
+    asked = generate.repeats
+    return asked and RepetitionDetectionParams(max_pattern_size=asked.pattern, min_count=asked.times)
 
 
 def _answer(output: RequestOutput, *, witness: bool) -> Answer:
     """Take the sampled tokens, and the most likely ones at the last position with their log-probabilities."""
     completion = output.outputs[0]
     token_ids = tuple(completion.token_ids)
+    ended = FINISHED_WELL[completion.finish_reason]
+    if ended == "end" and isinstance(completion.stop_reason, str):
+        ended = "stop"
     if not witness or not completion.logprobs:
-        return Answer(token_ids)
+        return Answer(token_ids, ended=ended)
     likely = sorted(completion.logprobs[-1].items(), key=lambda item: -item[1].logprob)
     # The sampled token is among them even where it is less likely.
-    return Answer(token_ids, tuple((int(token), float(at.logprob)) for token, at in likely[:WITNESS_TOKENS]))
+    witnessed = tuple((int(token), float(at.logprob)) for token, at in likely[:WITNESS_TOKENS])
+    return Answer(token_ids, witnessed, ended)

@@ -161,7 +161,7 @@ def probe(template: ChatTemplate, marks: Collection[str]) -> str:
 
 
 def _checked(template: ChatTemplate, messages: Messages, marks: Collection[str]) -> str:
-    chat = Conversation.of(template, messages)
+    chat = Conversation(template, messages)
     trailer = TurnFinder(chat, marks).trailer(1)
     finder = TurnFinder(chat, marks, trailer)
     for turn in (1, 3):

@@ -1,11 +1,12 @@
 """What a job would need: its rows go through the same planner, and nothing is written."""
 
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from schemas.dataset.columns import state_bytes, stored_token_bytes
-from schemas.job import Estimate
+from schemas.job import Estimate, RowATurn
 from schemas.names import MAX_COMMIT_FILES
 from schemas.request import ExtractRequest
 from service.plan.child.process import tokenizing
@@ -15,7 +16,7 @@ from service.plan.model_folder import ModelFolder
 from service.plan.planner import unit_bounds
 from service.plan.sources import open_source
 from service.plan.target import fetch_target, target_of
-from service.plan.units import plan_units
+from service.plan.units import PlannedSample, plan_units
 from service.settings import Settings
 
 
@@ -37,13 +38,15 @@ def estimate_request(
     source = open_source(request.source, settings, labels=request.labels, document=document)
     task = Task(Purpose.ESTIMATE, request, located, settings.model_roots, source)
     samples = rejected = tokens = shards = 0
+    in_turns = _RowATurn()
     with tokenizing(task, settings, watch) as child:
         target = target_of(request, located or ModelFolder(Path(request.model)), child.opening().config)
         bounds = unit_bounds(request, target, settings)
         for draft in plan_units(child.rows(), bounds, SeenHashes(settings.work_root).add):
             rejected += len(draft.rejects)
             samples += len(draft.samples)
-            tokens += draft.num_tokens + len(draft.samples) * bounds.answer_tokens
+            tokens += sum(sample.most_tokens for sample in draft.samples)
+            in_turns.add(draft.samples)
             shards += bool(draft.samples)
     shape = (len(target.layer_ids), target.hidden_size, target.dtype)
     captured, stored = state_bytes(1, *shape), stored_token_bytes(*shape, request.storage.compression)
@@ -57,7 +60,33 @@ def estimate_request(
         bytes_per_token=captured,
         layer_ids=target.layer_ids,
         stored_bytes=None if stored is None else tokens * stored,
+        row_a_turn=in_turns.summed() if request.generate and request.generate.turns == "all" else None,
     )
+
+
+class _RowATurn:
+    """Sums over conversations whose turns are rows; those of one conversation follow each other."""
+
+    def __init__(self) -> None:
+        self._why: Counter[str] = Counter()
+        self._rows = self._tokens = self._once = self._last = 0
+
+    def add(self, samples: Iterable[PlannedSample]) -> None:
+        for sample in samples:
+            dialogue = sample.dialogue
+            if dialogue is None or not dialogue.turn:
+                continue
+            if dialogue.turn == 1:
+                self._why[dialogue.why] += 1
+                self._last = 0
+            self._rows += 1
+            self._tokens += sample.most_tokens
+            self._once += sample.most_tokens - self._last
+            self._last = sample.most_tokens
+
+    def summed(self) -> RowATurn:
+        counts = {"conversations": self._why.total(), "rows": self._rows}
+        return RowATurn(**counts, tokens=self._tokens, tokens_once=self._once, why=dict(self._why))
 
 
 def _commits(shards: int) -> int:

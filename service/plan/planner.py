@@ -10,6 +10,7 @@ from pathlib import Path
 from schemas.dataset.columns import state_bytes, stored_token_bytes
 from schemas.dataset.seal import make_folder, sealing
 from schemas.digest import canonical_sha256
+from schemas.generate import CapturePasses, Generate
 from schemas.identity import Identity
 from schemas.names import (
     MAX_UNITS,
@@ -18,7 +19,7 @@ from schemas.names import (
     known_hashes_path,
     posted_path,
 )
-from schemas.request import CapturePasses, ExtractRequest, Generate
+from schemas.request import ExtractRequest
 from schemas.schedule import ChangedRecipe
 from schemas.source import PostedSource
 from service.errors import (
@@ -248,7 +249,7 @@ def identity_of(
         chat_template_kwargs=request.chat_template_kwargs,
         tools_sha256=canonical_sha256(request.tools) if request.tools else None,
         min_supervised_tokens=request.min_supervised_tokens,
-        labels=request.labels,
+        labels=request.label_names,
         duplicates=request.duplicates,
         generate=request.generate,
         capture=resolve_capture(request.generate),
@@ -260,13 +261,14 @@ def resolve_capture(generate: Generate | None) -> CapturePasses | None:
     """Return how answers are captured; null where nothing is generated.
 
     `auto` is one pass: the engine is run without asynchronous scheduling for such jobs, and then it is right.
-    Only a stop string, which aborts the request from outside the engine, takes a second prefill.
+    A stop string, which aborts the request from outside the engine, takes a second prefill, and so does an
+    answer that may not be stored as it was sampled.
     """
     if generate is None:
         return None
     if generate.capture != "auto":
         return generate.capture
-    return "second_prefill" if generate.stop else "one_pass"
+    return "one_pass" if generate.keeps_answers and not generate.stop else "second_prefill"
 
 
 def unit_bounds(request: ExtractRequest, target: Target, settings: Settings) -> UnitBounds:
@@ -279,7 +281,7 @@ def unit_bounds(request: ExtractRequest, target: Target, settings: Settings) -> 
         bytes_per_token=stored_token_bytes(*shape, request.storage.compression) or state_bytes(1, *shape),
         unit_bytes=request.storage.shard_bytes,
         max_samples=settings.unit_max_samples,
-        answer_tokens=request.generate.max_tokens if request.generate else 0,
+        answer_tokens=request.generate.longest_answer if request.generate else 0,
         duplicates=request.duplicates,
     )
 

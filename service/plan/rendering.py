@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 import jinja2
@@ -119,20 +120,22 @@ class ChatTemplate:
         return Rendering("".join(pieces), tuple(span for span in spans if span[0] < span[1]))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Conversation:
-    """Messages as their template sees them, and their rendering without a generation prompt."""
+    """Messages and their template. What renders them raises RenderFailed, RenderTooLong."""
 
     template: ChatTemplate
     messages: Messages
-    tools: Tools
-    rendering: Rendering
+    tools: Tools = None
 
-    @classmethod
-    def of(cls, template: ChatTemplate, messages: Messages, tools: Tools = None) -> "Conversation":
-        """Render the messages. Raises RenderFailed, RenderTooLong."""
-        rendering = template.render(messages, tools, add_generation_prompt=False)
-        return cls(template, messages, tools, rendering)
+    @cached_property
+    def rendering(self) -> Rendering:
+        """Render them as a conversation that has ended."""
+        return self.template.render(self.messages, self.tools, add_generation_prompt=False)
+
+    def prompt(self) -> str:
+        """Render them as the prompt of the turn that follows."""
+        return self.template.render(self.messages, self.tools, add_generation_prompt=True).text
 
 
 def _marks_generation(tree: nodes.Template) -> bool:

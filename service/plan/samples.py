@@ -3,18 +3,31 @@
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from schemas.dataset.columns import most_tokens
+from schemas.digest import canonical_json
+from schemas.generate import MixEntry
 from schemas.request import ExtractRequest
 from schemas.source import Message, Sample
 from service.errors import OptionRefused, TemplateRefused
 from service.plan.boundaries import PROBE, Span, TurnFinder, UnstableBoundaries, probe
 from service.plan.child.task import Step
-from service.plan.rendering import CURE, FIELD, ChatTemplate, Conversation, RenderFailed, RenderTooLong
+from service.plan.dialogues import plan_dialogue, without_turns
+from service.plan.rendering import (
+    CURE,
+    FIELD,
+    ChatTemplate,
+    Conversation,
+    Messages,
+    RenderFailed,
+    RenderTooLong,
+    Tools,
+)
 from service.plan.sources.rows import RejectedError, RejectReason, RowReject
 from service.plan.target import Target
 from service.plan.tokenizer import Encoding, TextTokenizer
@@ -24,9 +37,9 @@ from service.plan.units import Tokenized
 class SampleTokenizer:
     """Tokenizes the samples of one job, in the planning child; `on_step` is called as it goes on.
 
-    `limit_tokens` is the longest sample: the request's `max_tokens`, what the engine takes as a prompt, and
-    what a row can hold, less the room for an answer in a `generate` job. Raises UnknownModel (no usable
-    tokenizer), TemplateRefused, OptionRefused.
+    `most_tokens` is the longest row: the request's `max_tokens`, what the engine takes as a prompt, and what
+    a row can hold; `limit_tokens` the longest sample, which in a `generate` job leaves room for an answer.
+    Raises UnknownModel (no usable tokenizer), TemplateRefused, OptionRefused.
     """
 
     def __init__(
@@ -35,15 +48,43 @@ class SampleTokenizer:
         self._target = target
         self._request = request
         self._tokenizer = TextTokenizer(target.folder, request.model, on_step)
-        self._templates: dict[str, ChatTemplate] = {}
-        self._trailers: dict[str, str] = {}
-        self.limit_tokens = _limit(target, request)
+        self.decode, self.of_library = self._tokenizer.decode, self._tokenizer.of_library
+        self._templates: dict[tuple[str, str], ChatTemplate] = {}
+        self._trailers: dict[ChatTemplate, str] = {}
+        storable = most_tokens(target.hidden_size, target.dtype)
+        self.most_tokens = min(request.max_tokens, target.max_model_len - 1, storable)
+        self.limit_tokens = self.most_tokens - _answer_room(request, self.most_tokens)
         on_step(Step.TEMPLATE)
         self.template_sha256 = _template_digest(request.chat_template or self._tokenizer.chat_templates)
         if request.chat_template is not None:
-            self._compiled(request.chat_template)
+            self._compiled(request.chat_template, request.chat_template_kwargs)
 
-    def encode(self, sample: Sample) -> Tokenized | RowReject:
+    @property
+    def marks(self) -> Mapping[str, int]:
+        """The texts of the tokenizer's added tokens, with their ids."""
+        return self._tokenizer.marks
+
+    def rows(self, sample: Sample, source_id: str) -> Sequence[Tokenized | RowReject]:
+        """Return what a sample becomes: one row, or one for each turn that is answered in a row of its own.
+
+        Raises TemplateRefused where the template itself is at fault.
+        """
+        generate = self._request.generate
+        if generate is None or not generate.is_rendered_again:
+            return (self.encode(sample, source_id),)
+        if sample.messages is None:
+            row = self.encode(sample, source_id)
+            return (row if isinstance(row, RowReject) else without_turns(row, generate),)
+        try:
+            chat, entry = self._chat(sample, source_id), generate.drawn(source_id)
+            planned = plan_dialogue(chat, self, generate, entry)
+            return (self._checked(planned[0]), *planned[1:])
+        except RejectedError as error:
+            return (error.reject,)
+        except UnicodeEncodeError as error:
+            return (_no_text(error),)
+
+    def encode(self, sample: Sample, source_id: str = "") -> Tokenized | RowReject:
         """Return the tokens of a sample, at least one; in a `generate` job the prompt, unsupervised.
 
         A longer one than `limit_tokens` is cut at the end or rejected as the request says; a prompt is
@@ -51,13 +92,13 @@ class SampleTokenizer:
         itself is at fault.
         """
         try:
-            return self._checked(self._encode(sample))
+            return self._checked(self._encode(sample, source_id))
         except RejectedError as error:
             return error.reject
         except UnicodeEncodeError as error:
-            return RowReject(RejectReason.INVALID_SAMPLE, f"not a Unicode text: {error.reason}")
+            return _no_text(error)
 
-    def _encode(self, sample: Sample) -> Tokenized:
+    def _encode(self, sample: Sample, source_id: str) -> Tokenized:
         if sample.token_ids is not None:
             ids = np.asarray(sample.token_ids, dtype=np.int32)
             if sample.loss_mask is None:
@@ -65,53 +106,95 @@ class SampleTokenizer:
             return Tokenized(ids, np.asarray(sample.loss_mask, dtype=np.uint8))
         if sample.text is not None:
             return _all_supervised(self._tokenizer.encode(sample.text, special=True).ids)
-        messages = [_for_template(message) for message in sample.messages or ()]
-        tools = list(sample.tools or self._request.tools) or None
-        template = self._template(with_tools=tools is not None)
-        if self._request.generate is None:
-            return self._conversation(Conversation.of(template, messages, tools))
-        asked = messages[:-1] if messages[-1]["role"] == "assistant" else messages
-        if not asked:
-            raise RejectedError(RejectReason.NO_PROMPT, "nothing comes before the assistant's turn")
-        prompt = template.render(asked, tools, add_generation_prompt=True)
-        return _all_supervised(self._tokenizer.encode(prompt.text).ids)
-
-    def _conversation(self, chat: Conversation) -> Tokenized:
-        text = chat.rendering.text
+        chat = self._chat(sample, source_id)
+        if self._request.generate is not None:
+            asked = chat.messages[:-1] if chat.messages[-1]["role"] == "assistant" else chat.messages
+            if not asked:
+                raise RejectedError(RejectReason.NO_PROMPT, "nothing comes before the assistant's turn")
+            return _all_supervised(self.ids(replace(chat, messages=asked).prompt()))
         if self._request.loss == "all":
-            return _all_supervised(self._tokenizer.encode(text).ids)
+            return _all_supervised(self.ids(chat.rendering.text))
         turns = [i for i, message in enumerate(chat.messages) if message["role"] == "assistant"]
         if not turns:
             detail = "the conversation has no assistant turn"
             raise RejectedError(RejectReason.NOTHING_SUPERVISED, detail)
-        if self._request.loss == "last_turn":
-            turns = turns[-1:]
+        return self.supervised(chat, turns, last_only=self._request.loss == "last_turn")
+
+    def _chat(self, sample: Sample, source_id: str) -> Conversation:
+        messages = [_for_template(message) for message in sample.messages or ()]
+        generate = self._request.generate
+        entry = generate.drawn(source_id) if generate is not None else None
+        return self.chat(messages, list(sample.tools or self._request.tools) or None, entry)
+
+    def chat(self, messages: Messages, tools: Tools, entry: MixEntry | None) -> Conversation:
+        """Return messages with their template, and its options for a `mix` entry. Raises TemplateRefused."""
+        template = self._template(self.options(entry), with_tools=tools is not None)
+        return Conversation(template, messages, tools)
+
+    def options(self, entry: MixEntry | None) -> Mapping[str, Any]:
+        """Return what the template is given beside messages and tools, for a `mix` entry."""
+        return self._request.chat_template_kwargs | (entry.chat_template_kwargs if entry else {})
+
+    def ids(self, text: str) -> npt.NDArray[np.int64]:
+        """Return the token ids `[T]` of text that a template made. Raises UnicodeEncodeError."""
+        return self._tokenizer.encode(text).ids
+
+    def supervised(
+        self,
+        chat: Conversation,
+        turns: Sequence[int],
+        *,
+        last_only: bool,
+        ends: Sequence[int | None] | None = None,
+    ) -> Tokenized:
+        """Return a conversation as it is rendered, with its assistant's turns or the last one supervised.
+
+        Where the target answered them, `ends` are the tokens by which it ended them, or null: another mark
+        behind an answer is not supervised.
+
+        Raises RejectedError, TemplateRefused, UnicodeEncodeError.
+        """
+        text = chat.rendering.text
         encoding = self._tokenizer.encode(text, offsets=True)
-        if self._request.on_too_long == "reject" and len(encoding.ids) > self.limit_tokens:
+        if self._request.on_too_long == "reject" and len(encoding.ids) > self.most_tokens:
             raise self._too_long(len(encoding.ids))
         if chat.template.marks_generation:
-            spans = self._marked_spans(chat, turns[-1])
+            spans = self._marked_spans(chat, turns[-1], last_only=last_only)
         else:
-            spans = self._found_spans(chat, turns, encoding)
+            spans = self._found_spans(chat, turns[-1:] if last_only else turns, encoding)
         mask = np.zeros(len(encoding.ids), dtype=np.uint8)
-        for start, end in spans:
-            mask[encoding.tokens(start, end)] = 1
+        if ends is not None and len(ends) != len(spans):
+            detail = f"{len(ends)} answers have {len(spans)} places in the rendering"
+            raise RejectedError(RejectReason.TURN_BOUNDARIES, detail)
+        for place, (start, end) in enumerate(spans):
+            inside = encoding.tokens(start, end)
+            mask[inside] = 1
+            last = int(encoding.ids[inside][-1])
+            if ends is not None and last in self.marks.values() and last != ends[place]:
+                mask[inside.stop - 1] = 0
         return Tokenized(encoding.ids.astype(np.int32), mask)
 
-    def _marked_spans(self, chat: Conversation, last_turn: int) -> Sequence[Span]:
+    def check_vocabulary(self, ids: npt.NDArray[Any]) -> None:
+        """Raise RejectedError where the model has no such token."""
+        outside = ids[ids >= self._target.vocab_size]
+        if len(outside):
+            detail = f"token id {outside[0]} is not below the model's vocabulary of {self._target.vocab_size}"
+            raise RejectedError(RejectReason.ID_OUTSIDE_VOCABULARY, detail)
+
+    def _marked_spans(self, chat: Conversation, last_turn: int, *, last_only: bool) -> Sequence[Span]:
         """Return the `{% generation %}` spans; for the last turn those that the turns before do not have."""
         spans = chat.rendering.generated
         before = chat.messages[:last_turn]
-        if self._request.loss == "assistant" or not any(message["role"] == "assistant" for message in before):
+        if not last_only or not any(message["role"] == "assistant" for message in before):
             return spans
-        earlier = Conversation.of(chat.template, before, chat.tools)
+        earlier = replace(chat, messages=before)
         return spans[len(earlier.rendering.generated) :]
 
-    def _found_spans(self, chat: Conversation, turns: list[int], encoding: Encoding) -> list[Span]:
+    def _found_spans(self, chat: Conversation, turns: Sequence[int], encoding: Encoding) -> list[Span]:
         """Return the spans of `turns` by render boundaries, as far as the sample is kept."""
         text = chat.rendering.text
         finder = TurnFinder(chat, self._tokenizer.marks, self._trailer(chat.template))
-        kept_chars = int(encoding.ends[: self.limit_tokens].max(initial=0))
+        kept_chars = int(encoding.ends[: self.most_tokens].max(initial=0))
         spans: list[Span] = []
         for turn in turns:
             start, end = finder.span(turn)
@@ -125,17 +208,15 @@ class SampleTokenizer:
         ids, mask = whole.ids, whole.mask
         if len(ids) == 0:
             raise RejectedError(RejectReason.EMPTY, "the sample has no tokens")
-        outside = ids[ids >= self._target.vocab_size]
-        if len(outside):
-            detail = f"token id {outside[0]} is not below the model's vocabulary of {self._target.vocab_size}"
-            raise RejectedError(RejectReason.ID_OUTSIDE_VOCABULARY, detail)
+        every = np.concatenate([ids, *(whole.dialogue.segments if whole.dialogue is not None else ())])
+        self.check_vocabulary(every)
         generates = self._request.generate is not None
         if len(ids) > self.limit_tokens:
             if generates or self._request.on_too_long == "reject":
                 raise self._too_long(len(ids))
             ids, mask = ids[: self.limit_tokens], mask[: self.limit_tokens]
         if generates:
-            return Tokenized(ids, np.zeros_like(mask))
+            return replace(whole, mask=np.zeros_like(mask))
         supervised, needed = int(mask.sum()), self._request.min_supervised_tokens
         if supervised < needed:
             cut = f" among the first {self.limit_tokens}" if len(ids) < len(whole.ids) else ""
@@ -148,25 +229,25 @@ class SampleTokenizer:
     def _too_long(self, num_tokens: int) -> RejectedError:
         return RejectedError(RejectReason.TOO_LONG, f"{num_tokens} tokens, {self.limit_tokens} are allowed")
 
-    def _template(self, *, with_tools: bool) -> ChatTemplate:
+    def _template(self, options: Mapping[str, Any], *, with_tools: bool) -> ChatTemplate:
         source = self._tokenizer.chat_template(self._request.chat_template, with_tools=with_tools)
         if source is None:
             detail = f"the tokenizer of {self._request.model!r} has no chat template"
             cure = "pass a 'chat_template', or give 'text' or 'token_ids' samples"
             raise TemplateRefused(detail, field=FIELD, cure=cure)
-        return self._compiled(source)
+        return self._compiled(source, options)
 
-    def _compiled(self, source: str) -> ChatTemplate:
-        if source not in self._templates:
-            options = self._request.chat_template_kwargs
+    def _compiled(self, source: str, options: Mapping[str, Any]) -> ChatTemplate:
+        key = source, canonical_json(options)
+        if key not in self._templates:
             template = ChatTemplate(source, self._tokenizer.special_tokens, options)
             try:
                 template.render(PROBE, None, add_generation_prompt=False)
             except (RenderFailed, RenderTooLong) as error:
                 fault = f"does not render a plain conversation: {error}"
                 raise self._refused(template, fault, "pass a 'chat_template' that does") from error
-            self._templates[source] = template
-        return self._templates[source]
+            self._templates[key] = template
+        return self._templates[key]
 
     def _refused(self, template: ChatTemplate, fault: str, cure: str) -> TemplateRefused:
         name = f"{hashlib.sha256(template.source.encode()).hexdigest()[:12]} of {self._request.model!r}"
@@ -174,30 +255,31 @@ class SampleTokenizer:
 
     def _trailer(self, template: ChatTemplate) -> str:
         """Refuse by name, at the first conversation, a template whose turns cannot be found; see `probe`."""
-        if template.source not in self._trailers:
+        if template not in self._trailers:
             try:
-                self._trailers[template.source] = probe(template, self._tokenizer.marks)
+                self._trailers[template] = probe(template, self._tokenizer.marks)
             except (UnstableBoundaries, RenderFailed) as error:
                 fault = f"has no stable turn boundaries: {error}"
                 raise self._refused(template, fault, CURE) from error
-        return self._trailers[template.source]
+        return self._trailers[template]
 
 
 def _all_supervised(ids: npt.NDArray[Any]) -> Tokenized:
     return Tokenized(ids.astype(np.int32), np.ones(len(ids), dtype=np.uint8))
 
 
-def _limit(target: Target, request: ExtractRequest) -> int:
-    storable = most_tokens(target.hidden_size, target.dtype)
-    limit = min(request.max_tokens, target.max_model_len - 1, storable)
-    if request.generate is None:
-        return limit
-    answer = request.generate.max_tokens
+def _no_text(error: UnicodeEncodeError) -> RowReject:
+    return RowReject(RejectReason.INVALID_SAMPLE, f"not a Unicode text: {error.reason}")
+
+
+def _answer_room(request: ExtractRequest, limit: int) -> int:
+    """Return the tokens of a row that are kept for an answer. Raises OptionRefused if they are all."""
+    answer = request.generate.longest_answer if request.generate is not None else 0
     if limit <= answer:
         detail = f"an answer of {answer} tokens leaves no room for a prompt within {limit}"
         cure = f"ask for fewer than {limit} tokens, or raise 'max_tokens'"
         raise OptionRefused(detail, field="generate.max_tokens", cure=cure)
-    return limit - answer
+    return answer
 
 
 def _template_digest(template: str | Mapping[str, str] | None) -> str | None:

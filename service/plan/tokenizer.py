@@ -1,7 +1,7 @@
 """Text -> token ids and the characters each token stands for, by the target's own tokenizer."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,6 +82,16 @@ class TextTokenizer:
         self._on_step(Step.TEMPLATE)
         spans = np.asarray(encoded["offset_mapping"] if offsets else [], dtype=np.int64).reshape(-1, 2)
         return Encoding(np.asarray(encoded["input_ids"], dtype=np.int64), spans[:, 0], spans[:, 1])
+
+    @property
+    def of_library(self) -> Any:  # noqa: ANN401 - transformers is not typed
+        """The tokenizer as transformers has it."""
+        return self._tokenizer
+
+    def decode(self, token_ids: Sequence[int], *, skip_marks: bool = True) -> str:
+        """Return the text of an answer, as a server gives it: without special tokens."""
+        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=skip_marks)
+        return text
 
     def end_of_turn(self, text: str, encoding: Encoding, start: int, end: int) -> int:
         """Return where the last mark in `text[start:end]` ends if only white space follows it, else `end`.

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from schemas.dataset.columns import CONTENT_HASH_BYTES, HASHED_PLAN_SCHEMA, PLAN_SCHEMA, with_labels
+from schemas.dataset.columns import DIALOGUE_FIELDS, HASH_FIELDS, PLAN_SCHEMA, plan_schema, with_labels
 from schemas.dataset.shard import LightRow
 from schemas.dataset.tables import read_plan_table
 from service.errors import WriteFailed
@@ -18,7 +18,7 @@ from service.plan.units import PlannedSample
 def packed(samples: Sequence[PlannedSample]) -> bytes:
     """Return the content of a plan, compressed by zstd: about 2 to 4 bytes a token.
 
-    It is of `PLAN_SCHEMA`, or of `HASHED_PLAN_SCHEMA` where samples are hashed, with their labels.
+    It is of the `plan_schema` of what the samples have, with their labels.
     """
     return _content(_table(samples))
 
@@ -31,10 +31,10 @@ def as_written(plan: pa.Table, rows: Iterable[LightRow]) -> bytes:
     places = {sample_id: place for place, sample_id in enumerate(plan["sample_id"].to_pylist())}
     in_order = sorted(rows, key=lambda row: places[row.sample_id])
     written = plan.take([places[row.sample_id] for row in in_order])
-    for name in ("input_ids", "loss_mask"):
-        field = plan.schema.field(name)
-        values = _lists([getattr(row, name) for row in in_order], field.type)
-        written = written.set_column(plan.schema.get_field_index(name), field, values)
+    for name in ("prompt_tokens", "input_ids", "loss_mask"):
+        field, values = plan.schema.field(name), [getattr(row, name) for row in in_order]
+        column = pa.array(values, field.type) if name == "prompt_tokens" else _lists(values, field.type)
+        written = written.set_column(plan.schema.get_field_index(name), field, column)
     return _content(written)
 
 
@@ -64,10 +64,15 @@ def _table(samples: Sequence[PlannedSample]) -> pa.Table:
         _lists([sample.ids for sample in samples], PLAN_SCHEMA.field("input_ids").type),
         _lists([sample.mask for sample in samples], PLAN_SCHEMA.field("loss_mask").type),
     ]
-    schema = PLAN_SCHEMA
-    if samples[0].content_hash:
-        columns.append(pa.array([sample.content_hash for sample in samples], pa.binary(CONTENT_HASH_BYTES)))
-        schema = HASHED_PLAN_SCHEMA
+    hashed, dialogues = bool(samples[0].content_hash), [s.dialogue for s in samples if s.dialogue is not None]
+    if hashed:
+        columns += [
+            pa.array([sample.content_hash for sample in samples], field.type) for field in HASH_FIELDS
+        ]
+    for field in DIALOGUE_FIELDS if dialogues else ():
+        values = [getattr(dialogue, field.name) for dialogue in dialogues]
+        columns.append(pa.array(values, field.type))
+    schema = plan_schema(hashed=hashed, in_dialogues=bool(dialogues))
     labels = list(samples[0].labels)
     columns += [pa.array([sample.labels[name] for sample in samples], pa.string()) for name in labels]
     return pa.Table.from_arrays(columns, schema=with_labels(schema, labels))

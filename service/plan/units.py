@@ -18,11 +18,29 @@ Labels = Mapping[str, str | None]
 
 
 @dataclass(frozen=True, slots=True)
+class Dialogue:
+    """How a prompt goes on that the target answers in several turns.
+
+    `document` is JSON, of the source's messages and tools (`service.plan.dialogues`). `turn` is 0 where one
+    row holds all turns, with `segments`, int32 `[T]`, between one answer and the next; else the row is of
+    that turn alone, counted from 1, and its planned tokens are those that its prompt begins with for certain.
+    The row has `most_tokens` at most. `why` says what stands against one row.
+    """
+
+    document: str
+    turn: int
+    most_tokens: int
+    segments: tuple[Ids, ...]
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Tokenized:
     """`ids` int32 `[T]`, `mask` uint8 `[T]`, 1 where the token is supervised."""
 
     ids: Ids
     mask: Mask
+    dialogue: Dialogue | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +68,9 @@ class PlannedSample:
     mask: Mask
     content_hash: bytes = b""
     labels: Labels = field(default_factory=dict)
+    dialogue: Dialogue | None = None
+    most_tokens: int = 0
+    """With its answers."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -117,9 +138,12 @@ def plan_units(
             duplicate = RowReject(RejectReason.DUPLICATE, f"{detail} the same tokens came before")
             rejects.append(_rejected(row, duplicate, digest.hex()))
             continue
-        num_bytes = (len(row.result.ids) + bounds.answer_tokens) * bounds.bytes_per_token
+        dialogue = row.result.dialogue
+        most_tokens = dialogue.most_tokens if dialogue else len(row.result.ids) + bounds.answer_tokens
+        num_bytes = most_tokens * bounds.bytes_per_token
         full = filled_bytes + num_bytes > bounds.unit_bytes or len(samples) >= bounds.max_samples
-        if samples and full:
+        goes_on = dialogue is not None and dialogue.turn > 1  # its answers are those of the rows before
+        if samples and full and not goes_on:
             yield UnitDraft(tuple(samples), tuple(rejects), known)
             samples, rejects, filled_bytes, known = [], [], 0, 0
         sample = PlannedSample(
@@ -130,6 +154,8 @@ def plan_units(
             mask=row.result.mask,
             content_hash=row.content_hash,
             labels=row.labels,
+            dialogue=dialogue,
+            most_tokens=most_tokens,
         )
         samples.append(sample)
         filled_bytes += num_bytes
@@ -138,12 +164,18 @@ def plan_units(
 
 
 def sample_digest(source_id: str, tokenized: Tokenized) -> bytes:
-    """Return a sample's id, 16 bytes: blake2b over its source id, int32 little-endian ids and uint8 mask."""
+    """Return a sample's id, 16 bytes: blake2b over its source id, int32 little-endian ids and uint8 mask.
+
+    Where the target answers in several turns, the dialogue's document and segments follow.
+    """
     digest = hashlib.blake2b(digest_size=16)
+    dialogue = tokenized.dialogue
     parts = (
         source_id.encode(),
         tokenized.ids.astype("<i4", copy=False).tobytes(),
         tokenized.mask.tobytes(),
+        *([] if dialogue is None else [dialogue.document.encode()]),
+        *([] if dialogue is None else [ids.astype("<i4", copy=False).tobytes() for ids in dialogue.segments]),
     )
     for part in parts:
         digest.update(len(part).to_bytes(8, "little"))
@@ -151,11 +183,19 @@ def sample_digest(source_id: str, tokenized: Tokenized) -> bytes:
     return digest.digest()
 
 
+def turn_id(source_id: str, result: Tokenized | RowReject) -> str:
+    """Return the source id of a row, which names the turn where each turn is a row."""
+    dialogue = result.dialogue if isinstance(result, Tokenized) else None
+    return f"{source_id}#turn-{dialogue.turn}" if dialogue is not None and dialogue.turn else source_id
+
+
 def _rejected(row: RowOutcome, reject: RowReject, sample_id: str | None) -> RejectView:
+    dialogue = row.result.dialogue if isinstance(row.result, Tokenized) else None
     return RejectView(
         position=row.position,
         source_id=row.source_id,
         sample_id=sample_id,
         reason=reject.reason,
         detail=reject.detail,
+        turn=dialogue.turn if dialogue is not None else 0,
     )

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from schemas.dataset.errors import DatasetError
 from schemas.dataset.files import DirectReader
@@ -25,6 +26,18 @@ from service.errors import EngineDied, EngineRefused, StatesWrong, WriteFailed
 from service.proof.head import Head
 from service.proof.logit_check import LogitCase, LogitVerdict, check_logits
 from service.proof.row_proof import prove_row
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A row that was answered, as it must be stored: `ids` int32 `[T]` and `mask` uint8 `[T]`.
+
+    The last token may be missing: in one pass it has no state.
+    """
+
+    ids: NDArray[np.int32]
+    mask: NDArray[np.uint8]
+    prompt_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +58,7 @@ def check_unit(
     head: Head | None,
     identity: Identity,
     skipped: AbstractSet[int] = frozenset(),
+    written: Mapping[int, Written] = {},
 ) -> UnitProof:
     """Hold one attempt's sealed files against the unit's plan, their receipts and the engine's witnesses.
 
@@ -56,6 +70,7 @@ def check_unit(
         head: of the model; may be absent only where layer N was not captured, which leaves no logit check.
         identity: of the job; every shard must carry it.
         skipped: plan rows that the service never sent to the engine.
+        written: by plan row, what the target answered behind the plan's tokens.
 
     Raises:
         EngineDied: the engine dropped rows; the unit is tried again.
@@ -76,7 +91,7 @@ def check_unit(
                 try:
                     # Through the file that hashes what it reads: every byte is read once.
                     with closing(Shard(file, receipt.file)) as shard:
-                        _check_shard(unit, shard, receipt, plan, identity)
+                        _check_shard(unit, shard, receipt, plan, identity, written)
                         cases += _prove(unit, shard, receipt, witnesses, head.vocab_size if head else None)
                         rows[receipt.rank] = shard.light
                 finally:
@@ -138,7 +153,14 @@ def _check_bytes(file: DirectReader, receipt: UnitSealed) -> str:
     return sha256
 
 
-def _check_shard(unit: str, shard: Shard, receipt: UnitSealed, plan: pa.Table, identity: Identity) -> None:
+def _check_shard(
+    unit: str,
+    shard: Shard,
+    receipt: UnitSealed,
+    plan: pa.Table,
+    identity: Identity,
+    written: Mapping[int, Written],
+) -> None:
     """The shard is of this job and holds the planned rows, in the receipt's order."""
     provenance = shard.provenance
     if provenance.identity != identity or provenance.job_id != receipt.attempt_id.job_id:
@@ -147,36 +169,40 @@ def _check_shard(unit: str, shard: Shard, receipt: UnitSealed, plan: pa.Table, i
         counts = f"{len(shard.light)} rows, its receipt {len(receipt.rows)}"
         raise StatesWrong(f"{unit}: {receipt.file} has {counts}")
     planned = plan.take(pa.array(receipt.rows, pa.int64()))
-    generates = identity.generate is not None
     for place, (row, num_tokens) in enumerate(zip(receipt.rows, receipt.num_tokens, strict=True)):
         light = shard.light[place]
-        fault = _plan_fault(light, planned, place, num_tokens, generates=generates)
+        fault = _plan_fault(light, planned, place, num_tokens, written.get(row))
         if fault is not None:
             raise StatesWrong(f"{unit}, row {row} ({planned['sample_id'][place]}): {fault}")
 
 
 def _plan_fault(
-    light: LightRow, planned: pa.Table, place: int, num_tokens: int, *, generates: bool
+    light: LightRow, planned: pa.Table, place: int, num_tokens: int, written: Written | None
 ) -> str | None:
     """Return how a stored row departs from row `place` of `planned`, with both values, or none."""
-    plan_ids = np.asarray(planned["input_ids"][place].values)
-    plan_mask = np.asarray(planned["loss_mask"][place].values)
+    names = ("input_ids", "loss_mask")
+    plan_ids, plan_mask = (planned[name][place].values.to_numpy() for name in names)
+    prompt_tokens = planned["prompt_tokens"][place].as_py()
+    ids, mask, lacks = plan_ids, plan_mask, 0
+    if written is not None:
+        ids, mask, prompt_tokens, lacks = written.ids, written.mask, written.prompt_tokens, 1
     pairs = {
         "sample_id": (light.sample_id, planned["sample_id"][place].as_py()),
         "source_id": (light.source_id, planned["source_id"][place].as_py()),
-        "prompt_tokens": (light.prompt_tokens, planned["prompt_tokens"][place].as_py()),
+        "prompt_tokens": (light.prompt_tokens, prompt_tokens),
         "num_tokens": (light.num_tokens, num_tokens),
     }
     for name, (stored, expected) in pairs.items():
         if stored != expected:
             return f"{name} is {stored!r}, expected {expected!r}"
-    length = len(plan_ids)
-    if light.num_tokens < length or (light.num_tokens > length and not generates):
-        return f"expected {length} tokens, got {light.num_tokens}"
+    length, stored = len(plan_ids), light.num_tokens
+    if not max(length, len(ids) - lacks) <= stored <= len(ids):
+        return f"expected {len(ids)} tokens, got {stored}"
     for name, stored_ids, expected_ids in (
         ("input_ids", light.input_ids[:length], plan_ids),
         ("loss_mask", light.loss_mask[:length], plan_mask),
-        ("loss_mask of the answer", light.loss_mask[length:], np.ones(light.num_tokens - length, np.uint8)),
+        ("input_ids", light.input_ids, ids[:stored]),
+        ("loss_mask", light.loss_mask, mask[:stored]),
     ):
         differs = np.flatnonzero(stored_ids != expected_ids)
         if differs.size:

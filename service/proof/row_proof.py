@@ -50,6 +50,9 @@ def prove_row(
     """
     identity = shard.provenance.identity
     faults = list(_light_faults(shard.light[row], vocab_size))
+    # The id of a row that goes on in a conversation is of its messages too, which the row does not have.
+    misnamed = None if identity.is_rendered_again else name_fault(shard.light[row])
+    faults += [] if misnamed is None else [misnamed]
     seen: dict[int, int] = {}
     last: StoredState | None = None
     for layer_id, stored in zip(identity.layer_ids, shard.light[row].checksums, strict=True):
@@ -77,9 +80,6 @@ def _light_faults(light: LightRow, vocab_size: int | None) -> Iterator[str]:
         yield f"token ids {low}..{high} are outside the vocabulary of {vocab_size or 'any model'}"
     if int(light.loss_mask.max()) > 1:
         yield f"loss_mask holds {int(light.loss_mask.max())}; 0 and 1 are flags"
-    misnamed = name_fault(light)
-    if misnamed is not None:
-        yield misnamed
 
 
 def _checksum(layer: LayerBytes) -> int:

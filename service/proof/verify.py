@@ -269,7 +269,10 @@ def _verify_job(files: Files, job: Manifest, head: Head | None, reading: Reading
                 del tally.findings[found:]
                 tally.consumed_shards += len(shards)
     manifest = manifest_path(job.provenance.job_id)
-    rejected = Counter(reject.position for reject in job.rejects)
+    # Of a conversation whose turns are rows each turn may be rejected.
+    rejected = Counter(
+        f"{reject.position}{f', turn {reject.turn},' if reject.turn else ''}" for reject in job.rejects
+    )
     for what, counts in (("sample {} is written", tally.sample_ids), ("position {} is rejected", rejected)):
         for name, count in counts.items():
             if count > 1:

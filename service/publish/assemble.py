@@ -242,6 +242,7 @@ def _checks(commits: Sequence[UnitCommit], canary: str, report: CanaryReport | N
         logit_rows=sum(checks.logit_rows for checks in made),
         logit_argmax_agree=sum(checks.logit_argmax_agree for checks in made),
         logit_max_error=max((checks.logit_max_error for checks in made), default=0.0),
+        answers=dict(sum((Counter(checks.answers) for checks in made), Counter())),
         canary=canary,
         canary_report=report,
     )

@@ -208,9 +208,11 @@ def final_norm(tx: Transaction, job_id: str) -> bytes:
 
 
 def rejects(tx: Transaction, job_id: str, *, after: int = -1, limit: int = 1000) -> list[RejectView]:
-    """Return rejects at positions above `after`, in that order, of the plan and of the units alike."""
-    query = select(REJECT.c.entry).where(REJECT.c.job_id == job_id, REJECT.c.position > after)
-    return list(tx.connection.scalars(query.order_by(REJECT.c.position).limit(limit)))
+    """Return all rejects of the next `limit` positions above `after`, of the plan and of the units alike."""
+    behind = REJECT.c.job_id == job_id, REJECT.c.position > after
+    next_ones = select(REJECT.c.position).where(*behind).distinct().order_by(REJECT.c.position).limit(limit)
+    query = select(REJECT.c.entry).where(REJECT.c.job_id == job_id, REJECT.c.position.in_(next_ones))
+    return list(tx.connection.scalars(query.order_by(REJECT.c.position, REJECT.c.turn)))
 
 
 def _files_of(tx: Transaction, job_id: str, made: Sequence[Any]) -> list[UnitFiles]:
@@ -236,7 +238,7 @@ def _by_unit(tx: Transaction, job_id: str) -> tuple[dict[int, list[ShardEntry]],
         shards_of[entry.unit].append(entry)
     of_units: ColumnElement[bool] = (REJECT.c.job_id == job_id) & REJECT.c.unit.is_not(None)
     rejects_of: dict[int, list[RejectView]] = defaultdict(list)
-    query = select(REJECT.c.unit, REJECT.c.entry).where(of_units).order_by(REJECT.c.position)
+    query = select(REJECT.c.unit, REJECT.c.entry).where(of_units).order_by(REJECT.c.position, REJECT.c.turn)
     for unit, view in tx.connection.execute(query):
         rejects_of[unit].append(view)
     return shards_of, rejects_of

@@ -154,6 +154,7 @@ def add_pass(tx: Transaction, job: LockedJob) -> None:
 
 def add_rejects(tx: Transaction, job_id: str, unit: int | None, rejects: Sequence[RejectView]) -> None:
     """Insert rejects of a unit, or of the plan where `unit` is null."""
-    rows = [{"job_id": job_id, "position": entry.position, "unit": unit, "entry": entry} for entry in rejects]
+    whose = {"job_id": job_id, "unit": unit}
+    rows = [whose | {"position": entry.position, "turn": entry.turn, "entry": entry} for entry in rejects]
     if rows:
         tx.connection.execute(insert(REJECT), rows)

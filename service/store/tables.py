@@ -286,6 +286,8 @@ REJECT = Table(
     METADATA,
     Column("job_id", ForeignKey("job.id"), primary_key=True),
     Column("position", BigInteger, primary_key=True, autoincrement=False),
+    # Of a conversation whose turns are rows; else 0.
+    Column("turn", Integer, primary_key=True, autoincrement=False),
     # Null: rejected while planning, so never a sample of a unit.
     Column("unit", Integer),
     Column("entry", Document(RejectView), nullable=False),

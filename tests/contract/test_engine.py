@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from connector.wire import RowRef
+from schemas.generate import Generate
 from schemas.names import attempt_dir
 from schemas.receipts import AbandonUnit, AttemptId, UnitFailed, UnitSealed
-from schemas.request import Generate
 from service.capture.engine import WITNESS_TOKENS, EngineSpec, Prompt, PromptRefused
 from service.proof.head import Head
 from service.settings import Settings

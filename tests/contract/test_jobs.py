@@ -9,10 +9,10 @@ import torch
 
 from schemas.dataset.manifest import Manifest, VocabularyStats
 from schemas.dataset.token_counts import read_counts
+from schemas.generate import Generate
 from schemas.job import JobState
 from schemas.names import attempt_dir, canary_unit, manifest_path, token_freq_path
 from schemas.receipts import AttemptId
-from schemas.request import Generate
 from service.capture.attempt_files import land_unstored, remove_earlier
 from service.errors import QuarryError
 from service.proof.verify import verify_dataset

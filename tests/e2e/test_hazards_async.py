@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from schemas.generate import Generate
 from schemas.receipts import UnitFailed
-from schemas.request import Generate
 from service.capture.engine import EngineSpec
 from service.capture.engine_options import check_started
 from service.capture.link import EngineLink

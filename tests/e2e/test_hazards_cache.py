@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from schemas.generate import Generate
 from schemas.receipts import UnitFailed, UnitSealed
-from schemas.request import Generate
 from tests.support.engine_bench import Bench, by_row, until
 from tests.support.engine_probe import PROBED, ask
 from tests.support.plans import random_ids

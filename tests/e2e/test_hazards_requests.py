@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from schemas.generate import Generate
 from schemas.names import attempt_dir
 from schemas.receipts import UnitFailed, UnitSealed
-from schemas.request import Generate
 from service.capture.engine import Answer, Prompt
 from service.errors import EngineRefused
 from service.proof.head import Head

@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import torch
 
 from connector.wire import RowRef
+from schemas.generate import Generate
 from schemas.names import attempt_dir
 from schemas.receipts import AttemptId, UnitFailed, UnitSealed
-from schemas.request import Generate
 from service.capture.engine import Answer, Engine, EngineSpec, Prompt
 from service.capture.link import EngineLink
 from service.settings import Settings

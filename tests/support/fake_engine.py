@@ -23,7 +23,7 @@ from connector.scheduler import SchedulerHalf
 from connector.wire import DrainConfig, StepWork
 from connector.worker import WorkerHalf
 from schemas.identity import EngineInfo
-from service.capture.engine import WITNESS_TOKENS, Answer, EngineSpec, Prompt, PromptRefused
+from service.capture.engine import WITNESS_TOKENS, Answer, Ended, EngineSpec, Prompt, PromptRefused
 from service.capture.link import EngineLink
 from service.errors import EngineDied
 from service.proof.head import Head
@@ -136,7 +136,8 @@ class FakeEngine:
             self._waiting_sent[request.request_id] = blocks
         else:
             await self._release(blocks)
-        return Answer(tuple(sampled), self._likely(computed) if prompt.witness else ())
+        likely = self._likely(computed) if prompt.witness else ()
+        return Answer(tuple(sampled), likely, self._ended(prompt, sampled))
 
     async def stop(self) -> None:
         if self._stepper is not None:
@@ -159,6 +160,9 @@ class FakeEngine:
     def _sample(self, prompt: Prompt) -> list[int]:
         count = prompt.generate.max_tokens if prompt.generate is not None else 1
         return [(sum(prompt.token_ids) + index) % 50 + 1 for index in range(count)]
+
+    def _ended(self, prompt: Prompt, sampled: list[int]) -> Ended:
+        return "length"
 
     def _states(self, token_ids: list[int]) -> torch.Tensor:
         """Return the states of every captured layer: [L, T, H]."""

@@ -299,9 +299,9 @@ def _check_range(part: str, num_bytes: int) -> None:
 def list_rejects(job: JobOf, store: StoreOf, query: Annotated[PageQuery, Query()]) -> RejectPage:
     """List the samples that are not in the dataset, by their position in the source."""
     rejects = store.read(commits.rejects, job.id, after=query.after, limit=query.limit)
-    return RejectPage(
-        rejects=tuple(rejects), next_after=rejects[-1].position if len(rejects) == query.limit else None
-    )
+    positions = sorted({reject.position for reject in rejects})
+    next_after = positions[-1] if len(positions) == query.limit else None
+    return RejectPage(rejects=tuple(rejects), next_after=next_after)
 
 
 router = APIRouter()

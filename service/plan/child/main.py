@@ -16,7 +16,10 @@ from contextlib import suppress
 from dataclasses import fields
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
+from schemas.generate import MIX_LABEL
+from schemas.request import ExtractRequest
 from service.errors import QuarryError, problem_slug
 from service.plan.child.task import PROGRESS, Limits, Purpose, Step, Task
 from service.plan.content_hashes import KnownHashes, content_hash
@@ -25,8 +28,8 @@ from service.plan.model_folder import local_model
 from service.plan.rendering import ChatTemplate
 from service.plan.samples import SampleTokenizer
 from service.plan.sources import RowReject, RowSource, SourceRow
-from service.plan.target import inspect_target
-from service.plan.units import RowOutcome
+from service.plan.target import Target, inspect_target
+from service.plan.units import RowOutcome, turn_id
 
 BATCH_S = 0.1
 MAX_ERROR_CHARS, MAX_DETAIL_CHARS = 500, 4000
@@ -108,6 +111,14 @@ class _Parent:
             os._exit(0)  # the plan was given up
         return path
 
+    def question(self) -> tuple[Any, ...]:
+        """Wait for a question of the parent."""
+        try:
+            question: tuple[Any, ...] = self._connection.recv()
+        except EOFError:
+            os._exit(0)  # it has no more
+        return question
+
     def begin_row(self, position: int) -> None:
         """Note that a row begins, and its time anew."""
         self._position = position
@@ -137,7 +148,11 @@ def _work(task: Task, parent: _Parent) -> None:
     if task.purpose is Purpose.CHECK:
         parent.note(Step.TEMPLATE)
         if request.chat_template is not None:
-            ChatTemplate(request.chat_template, {}, request.chat_template_kwargs)
+            entries = request.generate.mix if request.generate is not None else ()
+            for own in ({}, *(entry.chat_template_kwargs for entry in entries)):
+                ChatTemplate(request.chat_template, {}, request.chat_template_kwargs | own)
+    elif task.purpose is Purpose.TURNS:
+        _talk(target, request, parent)
     elif source is not None:
         tokenizer = SampleTokenizer(target, request, parent.note)
         parent.note(Step.SOURCE)
@@ -145,6 +160,23 @@ def _work(task: Task, parent: _Parent) -> None:
         config = {field.name: getattr(target, field.name) for field in fields(ModelConfig)}
         parent.send("opened", config, tokenizer.template_sha256, source.frozen(), fingerprint)
         _tokenize(task, source, tokenizer, parent)
+
+
+def _talk(target: Target, request: ExtractRequest, parent: _Parent) -> None:
+    """Answer questions until the parent hangs up. Raises what the template and the parsers raise."""
+    from service.plan.child.turns import Turns
+
+    assert request.generate is not None, "rows of other jobs are not answered"  # noqa: S101
+    tokenizer = SampleTokenizer(target, request, parent.note)
+    turns = Turns(tokenizer, request.generate, target.folder)
+    config = {field.name: getattr(target, field.name) for field in fields(ModelConfig)}
+    parent.send("opened", config, tokenizer.template_sha256, None, None)
+    while True:
+        parent.note(Step.TEMPLATE)
+        question = parent.question()
+        parent.go_on()
+        kind, values, body = turns.answer(question)
+        parent.send(kind, *values, body=body)
 
 
 def _tokenize(task: Task, source: RowSource, tokenizer: SampleTokenizer, parent: _Parent) -> None:
@@ -158,7 +190,7 @@ def _tokenize(task: Task, source: RowSource, tokenizer: SampleTokenizer, parent:
     own = next(positions)
     for position, row in enumerate(source.rows()):
         if position == own:
-            rows.append(_outcome(position, row, tokenizer, known, parent, task.request.labels))
+            rows += _outcomes(position, row, tokenizer, known, parent, task.request)
             own = next(positions)
         if time.monotonic() - sent_s > BATCH_S:
             _send_rows(rows, parent)
@@ -168,31 +200,36 @@ def _tokenize(task: Task, source: RowSource, tokenizer: SampleTokenizer, parent:
     _send_rows(rows, parent)
 
 
-def _outcome(
+def _outcomes(
     position: int,
     row: SourceRow,
     tokenizer: SampleTokenizer,
     known: KnownHashes | None,
     parent: _Parent,
-    names: tuple[str, ...],
-) -> RowOutcome:
-    """Tokenize a row that is a sample and is not known."""
+    request: ExtractRequest,
+) -> list[RowOutcome]:
+    """Tokenize a row that is a sample and is not known; it may become one for each turn."""
     if isinstance(row.content, RowReject):
-        return RowOutcome(position, row.source_id, row.content)
+        return [RowOutcome(position, row.source_id, row.content)]
     content = b""
     if known is not None:
         content = content_hash(row.content)
         if content in known:
-            return RowOutcome(position, row.source_id, None)
+            return [RowOutcome(position, row.source_id, None)]
     parent.note(Step.TEMPLATE)
     labels = row.content.labels or {}
-    kept = {name: labels.get(name) for name in names}
-    return RowOutcome(position, row.source_id, tokenizer.encode(row.content), content, kept)
+    kept = {name: labels.get(name) for name in request.labels}
+    if request.generate is not None and (entry := request.generate.drawn(row.source_id)) is not None:
+        kept[MIX_LABEL] = entry.name
+    return [
+        RowOutcome(position, turn_id(row.source_id, result), result, content, kept)
+        for result in tokenizer.rows(row.content, row.source_id)
+    ]
 
 
 def _send_rows(rows: list[RowOutcome], parent: _Parent) -> None:
-    """Send rows as JSON, null for a known one, and the tokens' ids and masks one after another."""
-    entries: list[list[str | int | None] | None] = []
+    """Send rows as JSON, null for a known one, and the tokens' ids, masks and segments one after another."""
+    entries: list[list[object] | None] = []
     parts: list[bytes] = []
     for row in rows:
         result = row.result
@@ -201,6 +238,16 @@ def _send_rows(rows: list[RowOutcome], parent: _Parent) -> None:
         elif isinstance(result, RowReject):
             entries.append([row.source_id, result.reason, result.detail])
         else:
-            entries.append([row.source_id, len(result.ids), row.content_hash.hex(), *row.labels.values()])
+            entry: list[object] = [
+                row.source_id,
+                len(result.ids),
+                row.content_hash.hex(),
+                *row.labels.values(),
+            ]
             parts += (result.ids.astype("<i4").tobytes(), result.mask.tobytes())
+            if (dialogue := result.dialogue) is not None:
+                lengths = [len(segment) for segment in dialogue.segments]
+                entry.append([dialogue.document, dialogue.turn, dialogue.most_tokens, lengths, dialogue.why])
+                parts += [segment.astype("<i4").tobytes() for segment in dialogue.segments]
+            entries.append(entry)
     parent.send("rows", entries, body=b"".join(parts))

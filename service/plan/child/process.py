@@ -11,15 +11,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from io import BytesIO
 from pathlib import Path
-from typing import NoReturn, TypeGuard
+from typing import Any, NoReturn, TypeGuard
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import TypeAdapter, ValidationError
 
 from schemas.dataset.columns import CONTENT_HASH_BYTES
 from schemas.request import ExtractRequest
+from schemas.source import MAX_SAMPLE_TOKENS
 from service.errors import (
     DiskFull,
     HubUnavailable,
@@ -38,7 +41,7 @@ from service.plan.child.task import PROGRESS, Limits, Purpose, Step, Task
 from service.plan.model_config import ModelConfig
 from service.plan.model_folder import ModelFolder
 from service.plan.sources import RejectReason, RowReject, RowSource
-from service.plan.units import RowOutcome, Tokenized
+from service.plan.units import Dialogue, RowOutcome, Tokenized
 from service.settings import Settings
 
 WATCH_S = 0.05
@@ -170,18 +173,25 @@ class Child:
             raise _unexpected(answer)
         self._has_ended = True
 
+    def ask(self, *question: object) -> tuple[object, bytes]:
+        """Return the answer of a child for `TURNS`, and the bytes behind it (`service.plan.child.turns`)."""
+        self._row_s = time.monotonic()  # it has waited for this
+        with suppress(OSError):  # that it ended is seen below
+            self._talk.send(question)
+        return self._answer()
+
     def rows(self, known: Path | None = None) -> Iterator[RowOutcome]:
         """Yield what became of each row of the job, in order; `known` is the file of hashes to leave out."""
         positions = self._task.request.positions()
         with suppress(OSError):  # that it ended is seen below
             self._talk.send(known)
         self._row_s = time.monotonic()  # it has waited for this
-        names = self._task.request.labels
+        request = self._task.request
         while True:
             answer, body = self._answer()
             match answer:
                 case ["rows", list(entries)]:
-                    yield from _unpacked(entries, body, positions, keyed=known is not None, label_names=names)
+                    yield from _unpacked(entries, body, positions, request, keyed=known is not None)
                 case ["done"]:
                     if known is None:
                         self._refuse_empty(next(positions))
@@ -286,34 +296,55 @@ def _unexpected(answer: object) -> PlanningDied:
 
 
 def _unpacked(
-    entries: list[object], body: bytes, positions: Iterator[int], *, keyed: bool, label_names: Sequence[str]
+    entries: list[object], body: bytes, positions: Iterator[int], request: ExtractRequest, *, keyed: bool
 ) -> Iterator[RowOutcome]:
     """Yield what the child packed, each row checked. Raises PlanningDied."""
-    offset = 0
     key_form = HASH_FORM if keyed else NO_HASH
-    for entry, position in zip(entries, positions, strict=False):
-        room = (len(body) - offset) // 5
+    names, in_dialogues = (
+        request.label_names,
+        request.generate is not None and request.generate.is_rendered_again,
+    )
+    parts, position = BytesIO(body), -1
+    for entry in entries:
         match entry:
             case None if keyed:
-                yield RowOutcome(position, "", None)
+                yield RowOutcome(next(positions), "", None)
             case [str(source_id), str(reason), str(detail)] if reason in REASONS:
-                yield RowOutcome(position, source_id, RowReject(RejectReason(reason), detail))
-            case [str(source_id), int(length), str(key), *labels] if (
-                0 < length <= room and key_form.fullmatch(key) and _are_labels(labels, label_names)
-            ):
-                ids = np.frombuffer(body, "<i4", length, offset)
-                mask = np.frombuffer(body, np.uint8, length, offset + 4 * length)
-                whole = Tokenized(ids, mask)
-                yield RowOutcome(
-                    position,
-                    source_id,
-                    whole,
-                    bytes.fromhex(key),
-                    dict(zip(label_names, labels, strict=True)),
+                yield RowOutcome(next(positions), source_id, RowReject(RejectReason(reason), detail))
+            case [str(source_id), int(length), str(key), *rest] if length > 0 and key_form.fullmatch(key):
+                row = Tokenized(
+                    _array(parts, np.dtype("<i4"), length), _array(parts, np.dtype(np.uint8), length)
                 )
-                offset += 5 * length
+                if in_dialogues:
+                    row = replace(row, dialogue=_dialogue(rest.pop() if rest else None, parts))
+                if not _are_labels(rest, names):
+                    raise _unexpected(entry)
+                if row.dialogue is None or row.dialogue.turn <= 1:
+                    position = next(positions)
+                yield RowOutcome(
+                    position, source_id, row, bytes.fromhex(key), dict(zip(names, rest, strict=True))
+                )
             case _:
                 raise _unexpected(entry)
+
+
+def _array(parts: BytesIO, dtype: np.dtype[Any], length: int) -> npt.NDArray[Any]:
+    content = parts.read(dtype.itemsize * length)
+    if len(content) < dtype.itemsize * length:
+        raise _unexpected(f"{length} values of {len(content)} bytes")
+    return np.frombuffer(content, dtype)
+
+
+def _dialogue(packed: object, parts: BytesIO) -> Dialogue:
+    match packed:
+        case [str(document), int(turn), int(most_tokens), list(lengths), str(why)] if (
+            turn >= 0
+            and 0 < most_tokens <= MAX_SAMPLE_TOKENS
+            and all(isinstance(n, int) and n > 0 for n in lengths)
+        ):
+            segments = tuple(_array(parts, np.dtype("<i4"), length) for length in lengths)
+            return Dialogue(document, turn, most_tokens, segments, why)
+    raise _unexpected(packed)
 
 
 def _are_labels(values: list[object], names: Sequence[str]) -> TypeGuard[list[str | None]]:

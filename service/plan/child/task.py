@@ -25,11 +25,15 @@ class Step(IntEnum):
 
 
 class Purpose(Enum):
-    """How far a task goes: `CHECK` loads no tokenizer and reads no rows, `PLAN` takes a fingerprint too."""
+    """How far a task goes: `CHECK` loads no tokenizer and reads no rows, `PLAN` takes a fingerprint too.
+
+    `TURNS` reads no source, and answers questions about conversations until its parent hangs up.
+    """
 
     CHECK = auto()
     ESTIMATE = auto()
     PLAN = auto()
+    TURNS = auto()
 
 
 @dataclass(frozen=True, slots=True)

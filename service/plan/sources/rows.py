@@ -33,6 +33,10 @@ class RejectReason(StrEnum):
     NOTHING_SUPERVISED = "nothing-supervised"
     TOO_FEW_SUPERVISED = "too-few-supervised"
     DUPLICATE = "duplicate"
+    CONVERSATION_ENDED = "conversation-ended"
+    ANSWER_REJECTED = "answer-rejected"
+    BROKEN_TOOL_CALL = "broken-tool-call"
+    DRIFT = "drift"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
+from schemas.generate import Generate
 from schemas.identity import EngineInfo
-from schemas.request import Generate
 from service.capture.engine_options import (
     OURS,
     RULES,

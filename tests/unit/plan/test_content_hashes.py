@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from schemas.dataset.columns import CONTENT_HASH_BYTES, HASHED_PLAN_SCHEMA
+from schemas.dataset.columns import CONTENT_HASH_BYTES, plan_schema
 from schemas.names import known_hashes_path
 from schemas.source import Sample
 from service.plan import content_hashes
@@ -88,4 +88,4 @@ def test_a_file_larger_than_the_memory_of_the_planning_process_is_mapped(house: 
     progress = house.job().progress
     assert (progress.plan_done, progress.samples_planned, progress.samples_known) == (True, 12, 0)
     schema = house.plan_table(0).schema
-    assert schema.equals(HASHED_PLAN_SCHEMA)
+    assert schema.equals(plan_schema(hashed=True, in_dialogues=False))

@@ -9,9 +9,9 @@ import pytest
 from pydantic import ValidationError
 
 from schemas.dataset.columns import PLAN_SCHEMA
+from schemas.generate import Generate
 from schemas.identity import Identity
 from schemas.job import JobState
-from schemas.request import Generate
 from service.plan.planner import resolve_capture
 from service.store import PlanLease, Transaction, commits, jobs, plans, units
 from tests.support import templates

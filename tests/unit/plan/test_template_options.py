@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from schemas.request import MAX_KWARGS_CHARS
+from schemas.generate import MAX_KWARGS_CHARS
 from service.errors import TemplateRefused
 from tests.support import templates
 from tests.support.tokenized import a_tokenizer, chat, encoded, pieces

@@ -2,6 +2,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,7 +11,7 @@ from schemas.dataset.direct import BLOCK_BYTES
 from schemas.dataset.manifest import UnitChecks
 from schemas.receipts import RejectedRow, UnitSealed
 from service.errors import EngineDied, EngineRefused, StatesWrong, WriteFailed
-from service.proof.checks import check_unit
+from service.proof.checks import Written, check_unit
 from service.proof.head import Head
 from tests.support.plans import sample_id
 from tests.support.reference_models import MODEL_TYPES, NUM_LAYERS, TinyModel
@@ -344,16 +345,24 @@ def generated(row: ShardRow, prompt_tokens: int, mask: list[int] | None = None) 
 GENERATE = {"max_tokens": 64}
 
 
-def test_a_generated_answer_follows_its_prompt_and_is_all_supervised(tmp_path):
+def test_a_row_that_was_answered_is_what_was_asked_and_what_was_said(tmp_path):
+    """Each token and its mask; the last one alone may be missing, which has no state in one pass."""
     unit = make_unit(tmp_path, "llama", "bfloat16", generate=GENERATE, capture="one_pass", lengths=(17,))
     stored, prompt = generated(unit.captured.rows[0], 10)
     plan = plan_of([prompt])
-    assert unit.check(unit.seal([stored]), plan=plan).logit_rows == 1
+    ids, mask = [*stored.input_ids, 3], [*stored.loss_mask, 1]
+    written = {0: Written(np.array(ids, np.int32), np.array(mask, np.uint8), 10)}
+    assert unit.check(unit.seal([stored]), plan=plan, written=written).logit_rows == 1
     holes, _ = generated(unit.captured.rows[0], 10, mask=[1, 1, 0, 1, 1, 1, 1])
-    with pytest.raises(StatesWrong, match="loss_mask of the answer differs at 2: expected 1, got 0"):
-        unit.check(unit.seal([holes]), plan=plan)
-    other = replace(
-        stored, input_ids=[*stored.input_ids[:9], 1 + stored.input_ids[9], *stored.input_ids[10:]]
-    )
-    with pytest.raises(StatesWrong, match="input_ids differs at 9"):
-        unit.check(unit.seal([other]), plan=plan)
+    with pytest.raises(StatesWrong, match="loss_mask differs at 12: expected 1, got 0"):
+        unit.check(unit.seal([holes]), plan=plan, written=written)
+    for place in (9, 14):
+        other = list(stored.input_ids)
+        other[place] += 1
+        with pytest.raises(StatesWrong, match=f"input_ids differs at {place}"):
+            unit.check(unit.seal([replace(stored, input_ids=other)]), plan=plan, written=written)
+    longer = {0: Written(np.array([*ids, 4], np.int32), np.array([*mask, 1], np.uint8), 10)}
+    with pytest.raises(StatesWrong, match="expected 19 tokens, got 17"):
+        unit.check(unit.seal([stored]), plan=plan, written=longer)
+    with pytest.raises(StatesWrong, match="expected 10 tokens, got 17"):
+        unit.check(unit.seal([stored]), plan=plan)

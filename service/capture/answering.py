@@ -1,0 +1,359 @@
+"""Lets the target answer the prompts of one unit, turn by turn, and captures what becomes of them.
+
+A row is captured by its last request: by the answer itself in one pass, else by a prefill of the whole row.
+The requests before it leave their states in the prefix cache.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from connector.wire import RowRef
+from schemas.dataset.columns import LABEL_PREFIX
+from schemas.dataset.index import Witness
+from schemas.generate import MIX_LABEL, Ending
+from schemas.identity import Identity
+from schemas.receipts import AttemptId
+from service.capture.engine import Answer, Engine, Prompt, PromptRefused
+from service.capture.renderer import Message, Reading, Renderer
+from service.plan.sources.rows import RejectedError, RejectReason
+from service.proof.checks import Written
+
+SEVERITY: tuple[Ending, ...] = ("keep", "cut", "reject")
+
+
+class ConversationRejected(RejectedError):
+    """No turn of a conversation is kept."""
+
+
+@dataclass(slots=True)
+class Row:
+    """A row as it grows: token ids and loss mask, of which the first `planned` are the plan's.
+
+    `has_end` says that the last token ends a turn, `is_captured` that the engine keeps the row's states.
+    """
+
+    planned: int
+    ids: list[int] = field(default_factory=list)
+    mask: list[int] = field(default_factory=list)
+    prompt_tokens: int = 0
+    has_end: bool = False
+    is_captured: bool = False
+    ends: tuple[int | None, ...] = ()
+    """Of each answer, the token by which it ended itself."""
+
+    def prompt(self, token_ids: Sequence[int]) -> None:
+        """Append what the target did not say."""
+        if self.has_end:
+            if self.ids[-1] == token_ids[0]:
+                token_ids = token_ids[1:]  # it has said that
+            else:
+                del self.ids[-1], self.mask[-1]  # the template ends a turn otherwise
+        self.ids += token_ids
+        self.mask += [0] * len(token_ids)
+        self.has_end = False
+        self.prompt_tokens = self.prompt_tokens or len(self.ids)
+
+    def answer(self, answer: Answer) -> None:
+        """Append what the target said."""
+        self.ids += answer.token_ids
+        self.mask += [1] * len(answer.token_ids)
+        self.has_end = answer.ended == "end"
+        self.ends = (*self.ends, answer.token_ids[-1] if self.has_end else None)
+
+    def runs(self) -> tuple[int, ...]:
+        """Return the lengths of what follows the planned tokens, as in `RowRef`: an answer comes next."""
+        edges = np.flatnonzero(np.diff([0, *self.mask[self.planned :]]))
+        runs = tuple(np.diff([0, *edges, len(self.mask) - self.planned]).tolist())
+        return runs if len(runs) % 2 else (*runs, 0)
+
+    def written(self) -> Written:
+        """Return the row as it must be stored."""
+        return Written(np.asarray(self.ids, np.int32), np.asarray(self.mask, np.uint8), self.prompt_tokens)
+
+
+@dataclass(slots=True)
+class Talk:
+    """A conversation as far as it was answered: its messages, the job's tools for it, its `mix` entry."""
+
+    tools: Sequence[Message] | None
+    entry: str | None
+    messages: list[Message] = field(default_factory=list)
+
+
+def row_name(attempt_id: AttemptId, number: int) -> str:
+    """Return the name of the request that captures a row."""
+    return f"{attempt_id.job_id}-{attempt_id.unit}-{attempt_id.epoch}-{number}"
+
+
+class Answering:
+    """Answers the rows of one attempt at a unit.
+
+    `written` is what must be stored, `rejects` what is left out and why, by plan row; `counts` are of answers
+    and conversations.
+    """
+
+    def __init__(
+        self,
+        attempt_id: AttemptId,
+        plan: pa.Table,
+        identity: Identity,
+        engine: Engine,
+        renderer: Renderer | None,
+        on_answer: Callable[[], None],
+    ) -> None:
+        """Ask nothing yet; rows are held against their conversations with a `renderer`."""
+        assert identity.generate is not None, "the job lets the target answer"  # noqa: S101
+        self._attempt_id, self._plan, self._engine, self._renderer = attempt_id, plan, engine, renderer
+        self._generate, self._in_one_pass = identity.generate, identity.capture == "one_pass"
+        self._on_answer = on_answer
+        self.counts: Counter[str] = Counter()
+        self.written: dict[int, Written] = {}
+        self.witnesses: dict[int, Witness] = {}
+        self.rejects: dict[int, tuple[str, str]] = {}
+
+    async def run(self, rows: Sequence[int]) -> None:
+        """Answer one conversation; it has several rows where each turn is one.
+
+        Raises what the engine and the renderer raise.
+        """
+        try:
+            if self._value("turn", rows[0], 0):
+                await self._answer_turns(rows)
+            else:
+                await self._answer_whole(rows[0])
+        except ConversationRejected as error:
+            self._leave_out(rows, error)
+        except PromptRefused as error:
+            left = [row for row in rows if row not in self.written]
+            self.rejects |= dict.fromkeys(left, ("engine-refused", str(error)))
+
+    async def _answer_whole(self, number: int) -> None:
+        """Answer all turns in one row; one that ends early has the turns before that."""
+        talk, blocks = self._talk(number)
+        prompt = self._plan["input_ids"][number].as_py()
+        segments = [prompt, *self._value("segments", number, [])]
+        row = Row(len(prompt))
+        kept: tuple[Row, list[Message]] | None = None
+        try:
+            for turn, segment in enumerate(segments):
+                row.prompt(segment)
+                captures = turn == len(segments) - 1
+                talk.messages += blocks[turn][0] if blocks else []
+                reading = await self._answer(number, turn, row, talk, captures=captures)
+                talk.messages += [reading.message] if reading is not None and blocks else []
+                kept = replace(row, ids=list(row.ids), mask=list(row.mask)), list(talk.messages)
+        except ConversationRejected:
+            raise
+        except RejectedError as error:
+            if kept is None:
+                self._leave_out([number], error)
+                return
+        else:
+            self.counts["context full"] += self._left(number)
+        assert kept is not None  # noqa: S101
+        row, talk.messages = kept
+        self.counts["conversations in one row"] += len(segments) > 1
+        await self._store(number, row, talk, last_only=self._generate.turns == "last")
+
+    async def _answer_turns(self, numbers: Sequence[int]) -> None:
+        """Answer each turn in a row of its own; those that do not come are rejects."""
+        talk, _ = self._talk(numbers[0])
+        # Before a row is stored it must be known that no later answer drops all of them.
+        captures = self._generate.keeps_answers
+        rows: dict[int, Row] = {}
+        last: Reading | None = None
+        self.counts["conversations in a row a turn"] += 1
+        for place, number in enumerate(numbers):
+            ((block, calls),) = self._talk(number)[1]
+            try:
+                if last is not None:
+                    self._check_goes_on(last, calls)
+                talk.messages += block
+                row = await self._prompted(number, talk)
+                last = await self._answer(number, 0, row, talk, captures=captures)
+                assert last is not None  # noqa: S101
+                talk.messages.append(last.message)
+                rows[number] = row
+            except ConversationRejected:
+                raise
+            except RejectedError as error:
+                self._leave_out(numbers[place:], error)
+                break
+            if captures:
+                await self._store(number, row, talk, last_only=True)
+        self.counts["context full"] += self._left(numbers[-1]) if len(rows) == len(numbers) else 0
+        if not captures:
+            until = [place for place, message in enumerate(talk.messages) if message["role"] == "assistant"]
+            for (number, row), end in zip(rows.items(), until, strict=False):
+                so_far = replace(talk, messages=talk.messages[: end + 1])
+                await self._store(number, row, so_far, last_only=True)
+
+    async def _prompted(self, number: int, talk: Talk) -> Row:
+        """Return a row that begins with the prompt of the next turn. Raises RejectedError."""
+        assert self._renderer is not None  # noqa: S101
+        planned = self._plan["input_ids"][number].as_py()
+        prompt = (await self._renderer.prompt(talk.messages, talk.tools, talk.entry)).tolist()
+        if prompt[: len(planned)] != planned:
+            detail = "the prompt does not begin as it was planned: an answer changes its beginning"
+            raise RejectedError(RejectReason.TURN_BOUNDARIES, detail)
+        row = Row(len(planned))
+        row.prompt(prompt)
+        return row
+
+    async def _answer(
+        self, number: int, turn: int, row: Row, talk: Talk, *, captures: bool
+    ) -> Reading | None:
+        """Append an answer; return it as it reads, where that is asked for.
+
+        Raises RejectedError where the conversation ends before it, ConversationRejected.
+        """
+        sampling = self._generate.of(talk.entry)
+        room = self.most_tokens(number) - len(row.ids)
+        if room < 1:
+            raise self._ended("context full", "the context is full")
+        sampling = sampling.model_copy(update={"max_tokens": min(room, sampling.max_tokens)})
+        is_cut_short = sampling.max_tokens < self._generate.of(talk.entry).max_tokens
+        row.is_captured = captures and self._in_one_pass and not is_cut_short
+        ref = self._ref(number, row) if row.is_captured else None
+        name = row_name(self._attempt_id, number)
+        name = name if ref is not None else f"{name}-turn-{turn}"
+        prompt = Prompt(name, tuple(row.ids), ref, witness=ref is not None, generate=sampling)
+        answer = await self._engine.run(prompt)
+        self._on_answer()
+        reading = None
+        if self._renderer is not None:
+            said = answer.token_ids[:-1] if answer.ended == "end" else answer.token_ids
+            is_stopped = answer.ended == "stop"
+            reading = await self._renderer.read(said, talk.tools, talk.entry, is_stopped=is_stopped)
+            if reading.fault:
+                self.counts["broken tool call"] += 1
+                raise ConversationRejected(RejectReason.BROKEN_TOOL_CALL, reading.fault)
+        self._judge(answer, reading, is_cut_short=is_cut_short)
+        row.answer(answer)
+        if ref is not None:
+            self._captured(number, row, answer)
+        return reading
+
+    def _judge(self, answer: Answer, reading: Reading | None, *, is_cut_short: bool) -> None:
+        """Count how an answer ended. Raises RejectedError, ConversationRejected where it is not kept."""
+        endings = self._generate.endings
+        if answer.ended == "length" and is_cut_short:
+            raise self._ended("context full", "the context is full before the answer has ended")
+        chosen: dict[str, tuple[Ending, str]] = {
+            "length": (endings.length, "length"),
+            "stop": (endings.stop, "stop string"),
+            "repeats": (endings.repeats, "repeats itself"),
+        }
+        happened = [chosen[answer.ended]] if answer.ended in chosen else []
+        if reading is not None and reading.is_empty:
+            happened.append((endings.empty, "empty"))
+        if not happened:
+            return
+        ending, how = max(happened, key=lambda one: SEVERITY.index(one[0]))
+        if ending == "keep":
+            self.counts[how] += 1
+            return
+        error = self._ended(how, f"an answer is not kept: {how}")
+        if ending == "cut":
+            raise error
+        raise ConversationRejected(RejectReason.ANSWER_REJECTED, str(error))
+
+    def _check_goes_on(self, last: Reading, calls: Sequence[tuple[str, str | None]]) -> None:
+        """Hold an answer's calls against those whose results the source has; give them the source's ids.
+
+        Raises RejectedError, ConversationRejected where they differ, and where no server would go on with its
+        text.
+        """
+        if last.lost:
+            detail = f"the text of the answer before has no {last.lost}: name 'generate.reasoning_parser'"
+            raise RejectedError(RejectReason.DRIFT, detail)
+        names = tuple(name for name, _ in calls)
+        if last.calls != names:
+            called, known = ", ".join(last.calls) or "no tool", ", ".join(names) or "none"
+            error = self._ended("another tool", f"it called {called}, and the source has results of {known}")
+            if self._generate.endings.other_tool == "reject":
+                raise ConversationRejected(RejectReason.ANSWER_REJECTED, str(error))
+            raise error
+        for call, (_, call_id) in zip(last.message.get("tool_calls", ()), calls, strict=True):
+            if call_id is not None:
+                call["id"] = call_id
+
+    async def _store(self, number: int, row: Row, talk: Talk, *, last_only: bool) -> None:
+        """Hold a row against its conversation, and capture it if that was not done while it was answered."""
+        try:
+            if self._renderer is not None and talk.messages:
+                row = await self._held_against(number, row, talk, self._renderer, last_only=last_only)
+        except RejectedError as error:
+            self.counts["drift"] += 1  # the template fails on what the target said
+            if not row.is_captured and self._generate.drift != "keep":
+                self._leave_out([number], error)
+                return
+        if not row.is_captured:
+            name = row_name(self._attempt_id, number)
+            prompt = Prompt(name, tuple(row.ids), self._ref(number, row), witness=True)
+            self._captured(number, row, await self._engine.run(prompt))
+
+    async def _held_against(
+        self, number: int, row: Row, talk: Talk, renderer: Renderer, *, last_only: bool
+    ) -> Row:
+        """Return the row, or what its text becomes where other tokens are wanted. Raises RejectedError."""
+        ids, mask = await renderer.rendered(
+            talk.messages, talk.tools, talk.entry, row.ends, last_only=last_only
+        )
+        said = np.asarray(row.ids[:-1] if row.has_end else row.ids)
+        if np.array_equal(ids[: len(said)], said):
+            return row
+        if row.is_captured or self._generate.drift == "keep":
+            self.counts["drift"] += 1
+            return row
+        shorter = min(len(ids), len(said))
+        at = int(np.append(ids[:shorter] != said[:shorter], True).argmax())
+        planned = self._plan["input_ids"][number].values.to_numpy()
+        fits = len(ids) <= self.most_tokens(number) and np.array_equal(ids[: row.planned], planned)
+        if self._generate.drift == "reject" or not fits or mask[: row.planned].any():
+            raise RejectedError(
+                RejectReason.DRIFT, f"rendered and tokenized again it has other tokens from {at} on"
+            )
+        self.counts["drift"] += 1
+        return Row(row.planned, ids.tolist(), mask.tolist(), int(np.append(mask, 1).argmax()))
+
+    def _talk(self, number: int) -> tuple[Talk, list[Any]]:
+        """Return a planned row's conversation before its first message, and its blocks."""
+        document = json.loads(self._value("document", number, "") or '{"blocks": [], "tools": null}')
+        entry = self._value(f"{LABEL_PREFIX}{MIX_LABEL}", number, None)
+        return Talk(document["tools"], entry), document["blocks"]
+
+    def _left(self, number: int) -> bool:
+        """Say whether turns of the source were not planned, since none of their prompts can fit."""
+        return bool(json.loads(self._value("document", number, "") or "{}").get("left"))
+
+    def _value(self, column: str, number: int, absent: Any) -> Any:  # noqa: ANN401 - what the plan holds
+        """Return a planned row's value, or `absent` where the plan has no such column."""
+        return self._plan[column][number].as_py() if column in self._plan.column_names else absent
+
+    def most_tokens(self, number: int) -> int:
+        """Return the tokens of the longest row that a planned one may become."""
+        sampling = self._generate.of(self._value(f"{LABEL_PREFIX}{MIX_LABEL}", number, None))
+        longest = len(self._plan["input_ids"][number]) + sampling.max_tokens
+        return int(self._value("most_tokens", number, longest))
+
+    def _ref(self, number: int, row: Row) -> RowRef:
+        return RowRef(self._attempt_id, number, row.planned, row.runs())
+
+    def _captured(self, number: int, row: Row, answer: Answer) -> None:
+        self.written[number] = row.written()
+        if answer.likely:
+            self.witnesses[number] = answer.likely
+
+    def _ended(self, how: str, detail: str) -> RejectedError:
+        self.counts[how] += 1
+        return RejectedError(RejectReason.CONVERSATION_ENDED, detail)
+
+    def _leave_out(self, rows: Sequence[int], error: RejectedError) -> None:
+        self.rejects |= dict.fromkeys(rows, (str(error.reject.reason), error.reject.detail))

@@ -1,0 +1,190 @@
+"""Renders and reads conversations while the engine answers them, in a child that may be killed.
+
+One child a job. What it says is checked: it runs what a stranger wrote.
+"""
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from schemas.names import is_local_model
+from schemas.request import ExtractRequest
+from service.errors import IdentityChanged, PlanningDied, QuarryError
+from service.plan.child.process import REASONS, Child
+from service.plan.child.task import Limits, Purpose, Task
+from service.plan.model_folder import locate_model
+from service.plan.sources import RejectReason
+from service.plan.sources.rows import RejectedError
+from service.settings import Settings
+from service.store import Store, UnitLease, jobs
+
+Message = Mapping[str, Any]
+PARSER_BYTES = 2**33
+"""Address space for vLLM, whose parsers the child may import."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """An answer as a message of its conversation; `fault` says what is wrong with its calls, or nothing.
+
+    `lost` are the special tokens that its text does not have.
+    """
+
+    message: dict[str, Any]
+    fault: str
+    lost: str
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it says nothing but white space, and calls nothing."""
+        return not (
+            self.message.get("content", "").strip() or self.calls or "reasoning_content" in self.message
+        )
+
+    @property
+    def calls(self) -> tuple[str, ...]:
+        """The names of the tools that it calls."""
+        return tuple(call["function"]["name"] for call in self.message.get("tool_calls", ()))
+
+
+class Renderer:
+    """The child of one job. Its methods raise RejectedError, TemplateRefused, OptionRefused, PlanningDied."""
+
+    def __init__(self, lease: UnitLease, request: ExtractRequest, settings: Settings) -> None:
+        """Start it and wait until it is ready. Blocks. Raises IdentityChanged too."""
+        self._thread = ThreadPoolExecutor(1, "renders")
+        self._error: QuarryError | None = None
+        """Why the child has ended."""
+        local = is_local_model(lease.model)
+        located = locate_model(lease.model, None if local else lease.identity.revision, settings)
+        task = Task(Purpose.TURNS, request, located, settings.model_roots, None)
+        memory_bytes = settings.plan_memory_bytes + PARSER_BYTES
+        limits = Limits(memory_bytes, settings.plan_row_cpu_s, settings.plan_silence_s)
+        self._child = Child(task, limits)
+        try:
+            opening = self._child.opening()
+        except BaseException:
+            self.close()
+            raise
+        if opening.template_sha256 != lease.identity.template_sha256:
+            self.close()
+            detail = "the chat template is not the one that the job was planned with"
+            raise IdentityChanged(detail, field="model", cure="restore it and resume, or submit a new job")
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether another one must be started."""
+        return self._error is not None
+
+    async def prompt(
+        self, messages: Sequence[Message], tools: Sequence[Message] | None, entry: str | None
+    ) -> npt.NDArray[np.int32]:
+        """Return the token ids, int32 `[T]`, that the next turn answers to."""
+        (length, *_), body = await self._ask("prompt", messages, tools, entry)
+        return _ids(length, body)
+
+    async def rendered(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Message] | None,
+        entry: str | None,
+        ends: Sequence[int | None],
+        *,
+        last_only: bool,
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
+        """Return token ids and loss mask, `[T]`, of a conversation up to its last supervised token.
+
+        All answers are supervised, or the last; a mark behind one only if it `ends` by it.
+        """
+        (length, *_), body = await self._ask("rendered", messages, tools, entry, ends, last_only)
+        ids = _ids(length, body)
+        mask = np.frombuffer(body, np.uint8, len(ids), 4 * len(ids))
+        return ids, mask
+
+    async def read(
+        self,
+        token_ids: Sequence[int],
+        tools: Sequence[Message] | None,
+        entry: str | None,
+        *,
+        is_stopped: bool,
+    ) -> Reading:
+        """Return what an answer says; one that `is_stopped` ends with a `stop` string, which goes."""
+        values, _ = await self._ask("read", list(token_ids), tools, entry, is_stopped)
+        match values:
+            case [dict(message), str(fault), str(lost)]:
+                return Reading(message, fault, lost)
+        raise _unexpected(values)
+
+    def close(self) -> None:
+        """End the child."""
+        self._error = self._error or PlanningDied("the renderer was closed")
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._child.close()
+
+    async def _ask(self, kind: str, *arguments: object) -> tuple[list[Any], bytes]:
+        # In a thread of its own: a slow template holds up nobody else. A caller that is cancelled leaves its
+        # question there, whose answer is taken before the next one is asked.
+        asked = partial(self._asked, kind, *arguments)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, asked)
+
+    def _asked(self, kind: str, *arguments: object) -> tuple[list[Any], bytes]:
+        if self._error is not None:
+            raise self._error
+        try:
+            answer, body = self._child.ask(kind, *arguments)
+        except QuarryError as error:
+            self._error = error
+            self._child.close()
+            raise
+        except OSError as error:  # it was closed meanwhile
+            raise PlanningDied("the renderer was closed") from error
+        match answer:
+            case ["rejected", str(reason), str(detail)] if reason in REASONS:
+                raise RejectedError(RejectReason(reason), detail)
+            case [str(name), *values] if name == kind:
+                return values, body
+        raise _unexpected(answer)
+
+
+class Renderers:
+    """Those of the jobs whose units this worker holds."""
+
+    def __init__(self, store: Store, settings: Settings) -> None:
+        """Begin with none."""
+        self._store, self._settings = store, settings
+        self._of_jobs: dict[str, Renderer] = {}
+
+    async def of(self, lease: UnitLease) -> Renderer:
+        """Return the renderer of a job, which is started first. Raises as it does, StoreUnavailable."""
+        self._of_jobs = {job_id: one for job_id, one in self._of_jobs.items() if not one.has_ended}
+        if lease.job_id not in self._of_jobs:
+            started = await asyncio.to_thread(self._start, lease)
+            self._of_jobs.setdefault(lease.job_id, started)
+            if self._of_jobs[lease.job_id] is not started:
+                started.close()
+        return self._of_jobs[lease.job_id]
+
+    def _start(self, lease: UnitLease) -> Renderer:
+        return Renderer(lease, self._store.read(jobs.request, lease.job_id), self._settings)
+
+    def keep(self, job_ids: Collection[str]) -> None:
+        """End those of other jobs."""
+        for job_id in self._of_jobs.keys() - set(job_ids):
+            self._of_jobs.pop(job_id).close()
+
+
+def _ids(length: object, body: bytes) -> npt.NDArray[np.int32]:
+    if not isinstance(length, int) or not 0 < 4 * length <= len(body):
+        raise _unexpected(length)
+    return np.frombuffer(body, "<i4", length)
+
+
+def _unexpected(answer: object) -> PlanningDied:
+    return PlanningDied(f"the process that renders said {answer!r:.200}", cure="look into the log")

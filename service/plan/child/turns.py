@@ -1,0 +1,185 @@
+"""Renders prompts and reads answers of conversations while they are answered. Runs in a child.
+
+A question is a name and its arguments; the answer a list, or `rejected` with a reason and a detail. Answers
+that call tools, or whose reasoning a template keeps apart, are read by vLLM's own parsers, as `vllm serve`
+reads them.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from schemas.base import first_fault
+from schemas.generate import Generate
+from service.errors import OptionRefused
+from service.plan.rendering import Messages, RenderFailed, Tools
+from service.plan.samples import SampleTokenizer
+from service.plan.sources.rows import RejectedError, RejectReason
+
+CALL = {"name": "look", "arguments": {"at": "it"}}
+MAX_DEPTH = 64
+ASKED = {"role": "user", "content": "question"}
+
+
+Answer = tuple[str, tuple[object, ...], bytes]
+"""Its kind, its values, which JSON holds, and the bytes behind them."""
+
+
+class Turns:
+    """Answers questions about the conversations of one job."""
+
+    def __init__(self, tokenizer: SampleTokenizer, generate: Generate, folder: Path) -> None:
+        """Load the parsers that the job names. Raises OptionRefused."""
+        self._tokenizer, self._generate = tokenizer, generate
+        self._parser: Any = None
+        self._call_marks: set[int] | None = None
+        if generate.tool_parser or generate.reasoning_parser:
+            self._parser = _parser(generate, tokenizer, folder)
+
+    def answer(self, question: Sequence[Any]) -> Answer:
+        """Return the answer to a question. Raises TemplateRefused."""
+        try:
+            match question:
+                case ("prompt", messages, tools, entry):
+                    return self._prompt(messages, tools, entry)
+                case ("rendered", messages, tools, entry, ends, last_only):
+                    return self._rendered(messages, tools, entry, ends, last_only=last_only)
+                case ("read", token_ids, tools, entry, is_stopped):
+                    return self._read(token_ids, tools, entry, is_stopped=is_stopped)
+        except RejectedError as error:
+            return "rejected", (error.reject.reason, error.reject.detail), b""
+        except UnicodeEncodeError as error:
+            return "rejected", (RejectReason.INVALID_SAMPLE, f"not a Unicode text: {error.reason}"), b""
+        raise AssertionError(f"there is no question {question[0]}")
+
+    def _prompt(self, messages: Messages, tools: Tools, entry: str | None) -> Answer:
+        """Return the token ids of a turn's prompt, int32."""
+        ids = self._tokenizer.ids(self._tokenizer.chat(messages, tools, self._entry(entry)).prompt())
+        self._tokenizer.check_vocabulary(ids)
+        return "prompt", (len(ids),), ids.astype("<i4").tobytes()
+
+    def _rendered(
+        self,
+        messages: Messages,
+        tools: Tools,
+        entry: str | None,
+        ends: Sequence[int | None],
+        *,
+        last_only: bool,
+    ) -> Answer:
+        """Return the token ids of a conversation, int32, and its loss mask, uint8, up to the last answer."""
+        chat = self._tokenizer.chat(messages, tools, self._entry(entry))
+        turns = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+        ends = ends[-1:] if last_only else ends
+        row = self._tokenizer.supervised(chat, turns, last_only=last_only, ends=ends)
+        self._tokenizer.check_vocabulary(row.ids)
+        end = int(np.flatnonzero(row.mask)[-1]) + 1 if row.mask.any() else len(row.ids)
+        return "rendered", (end,), row.ids[:end].astype("<i4").tobytes() + row.mask[:end].tobytes()
+
+    def _read(self, token_ids: Sequence[int], tools: Tools, entry: str | None, *, is_stopped: bool) -> Answer:
+        """Return an answer as a message, what is wrong with its calls, and what its text leaves out."""
+        if self._parser is None:
+            marks = set(self._tokenizer.of_library.all_special_ids)
+            lost = self._tokenizer.decode([token for token in token_ids if token in marks], skip_marks=False)
+            said = {"role": "assistant", "content": self._text(token_ids, is_stopped=is_stopped)}
+            return "read", (said, "", lost), b""
+        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+
+        options = self._tokenizer.options(self._entry(entry))
+        try:
+            request = ChatCompletionRequest(messages=[ASKED], model="", tools=list(tools) if tools else None)
+        except ValidationError as error:
+            fault = f"tools: {first_fault(error)}"
+            raise RejectedError(RejectReason.INVALID_SAMPLE, fault) from error
+        parser = self._parser(self._tokenizer.of_library, request.tools, chat_template_kwargs=options)
+        request = parser.adjust_request(request)
+        text = self._text(token_ids, is_stopped=is_stopped, skip_marks=request.skip_special_tokens)
+        calls_tools = bool(self._generate.tool_parser and tools)
+        named = {"enable_auto_tools": calls_tools, "model_output_token_ids": token_ids}
+        reasoning, content, called = parser.parse(text, request, **named)
+        message: dict[str, Any] = {"role": "assistant", "content": content or ""}
+        if reasoning:
+            message["reasoning_content"] = reasoning
+        calls, fault = _calls(called or (), tools)
+        if calls:
+            message["tool_calls"] = calls
+        elif calls_tools and not fault and self._calls_in_vain(token_ids):
+            fault = f"it begins a call that cannot be read: {text[-80:]!r}"
+        return "read", (message, fault, ""), b""
+
+    def _text(self, token_ids: Sequence[int], *, is_stopped: bool, skip_marks: bool = True) -> str:
+        """Return what a server gives of an answer: without the `stop` string that it ended at."""
+        text = self._tokenizer.decode(token_ids, skip_marks=skip_marks)
+        ends = [text.rfind(stop) for stop in self._generate.stop] if is_stopped else []
+        return text[: max(ends)] if max(ends, default=-1) >= 0 else text
+
+    def _calls_in_vain(self, token_ids: Sequence[int]) -> bool:
+        """Say whether an answer holds an added token that the template writes around calls alone."""
+        if self._call_marks is None:
+            chat = self._tokenizer.chat([ASKED], None, None)
+            call = {"type": "function", "function": CALL}
+            said = {"role": "assistant", "content": ""}
+            try:
+                with_call, without = (
+                    replace(chat, messages=[ASKED, answer]).rendering.text
+                    for answer in (said | {"tool_calls": [call]}, said)
+                )
+            except RenderFailed:
+                with_call = without = ""  # it knows no calls
+            marks = self._tokenizer.marks
+            self._call_marks = {
+                token for mark, token in marks.items() if mark in with_call and mark not in without
+            }
+        return not self._call_marks.isdisjoint(token_ids)
+
+    def _entry(self, name: str | None) -> Any:  # noqa: ANN401 - a MixEntry
+        return next((entry for entry in self._generate.mix if entry.name == name), None)
+
+
+def _calls(called: Sequence[Any], tools: Tools) -> tuple[list[dict[str, Any]], str]:
+    """Return calls in the OpenAI form, with arguments as an object; or what is wrong with one of them."""
+    calls: list[dict[str, Any]] = []
+    known = {tool.get("function", tool).get("name") for tool in tools or ()}
+    for call in called:
+        try:
+            arguments = json.loads(call.arguments or "{}")
+        except (ValueError, RecursionError) as error:
+            return [], f"the arguments of {call.name!r} are not JSON: {error}"
+        if not isinstance(arguments, dict) or _depth(call.arguments) > MAX_DEPTH:
+            return [], f"the arguments of {call.name!r} are no object of at most {MAX_DEPTH} levels"
+        if call.name not in known:
+            return [], f"there is no tool {call.name!r}"
+        calls.append({"type": "function", "function": {"name": call.name, "arguments": arguments}})
+    return calls, ""
+
+
+def _depth(text: str) -> int:
+    """Return how deep a JSON text may nest: brackets inside of strings count, too."""
+    levels = accumulate((char in "[{") - (char in "]}") for char in text)
+    return max(levels, default=0)
+
+
+def _parser(generate: Generate, tokenizer: SampleTokenizer, folder: Path) -> Any:  # noqa: ANN401
+    field = "generate.tool_parser" if generate.tool_parser else "generate.reasoning_parser"
+    try:
+        from vllm.parser import ParserManager
+
+        config = json.loads((folder / "config.json").read_bytes())
+        return ParserManager.get_parser(
+            tool_parser_name=generate.tool_parser,
+            reasoning_parser_name=generate.reasoning_parser,
+            enable_auto_tools=bool(generate.tool_parser),
+            is_harmony=config.get("model_type") == "gpt_oss",
+            tokenizer=tokenizer.of_library,
+        )
+    except (ImportError, TypeError, ValueError, LookupError, AttributeError, OSError, RuntimeError) as error:
+        # Whatever a parser meets in a tokenizer that it was not written for, and an engine that is not vLLM.
+        cure = "name a parser of `vllm serve --tool-call-parser` and `--reasoning-parser` that is the model's"
+        detail = f"vLLM's parsers cannot read the answers: {error}"
+        raise OptionRefused(detail, field=field, cure=cure) from error

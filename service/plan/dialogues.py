@@ -1,0 +1,235 @@
+"""Plans conversations whose assistant's turns are the target's. Runs in the planning child.
+
+The source's messages between its assistant's turns stay, in blocks; its answers go. Where the template writes
+every answer as it was given, and what follows it depends on nothing else, the conversation is one row: a
+prompt, and the tokens between two answers (segments). This is proved for each conversation by renderings
+with other answers in their place. Where it is not so, each turn is a row, whose prompt is rendered when the
+answers before it are known.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from schemas.digest import canonical_json, canonical_sha256
+from schemas.generate import Generate, MixEntry
+from service.errors import OptionRefused
+from service.plan.rendering import Conversation, Messages, RenderFailed
+from service.plan.sources.rows import RejectedError, RejectReason
+from service.plan.units import Dialogue, Tokenized
+
+PROBES = (
+    " \n after white space, before it \n ",
+    "\n\t after other white space, before it\t\n",
+    "",
+    "<think>\nwhy\n</think>\n\nthus",
+    'so</think><tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>',
+    "h\u00e9ll\u00f6 \u4e16\u754c \U0001f642",
+)
+"""Answers that templates are known to change."""
+MAX_TURNS = 512
+"""That are answered in rows of their own: each is rendered with all turns before it."""
+
+
+class Renders(Protocol):
+    """What a plan needs of `SampleTokenizer`."""
+
+    most_tokens: int
+
+    @property
+    def marks(self) -> Mapping[str, int]:
+        """The texts of the tokenizer's added tokens, with their ids."""
+
+    def ids(self, text: str) -> npt.NDArray[np.int64]:
+        """Return the token ids `[T]` of rendered text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The messages of a source from one assistant's turn to the next.
+
+    `calls` are what the assistant's turn before it called, if it begins with results of tools: name and id.
+    """
+
+    messages: tuple[Mapping[str, Any], ...]
+    calls: tuple[tuple[str, str | None], ...] = ()
+
+
+class NotInSegments(Exception):
+    """The conversation cannot be one row; the text says why."""
+
+
+def blocks_of(messages: Messages) -> list[Block]:
+    """Cut a source's messages at its assistant's turns. Raises RejectedError."""
+    if messages[0]["role"] == "assistant":
+        raise RejectedError(RejectReason.NO_PROMPT, "nothing comes before the first assistant's turn")
+    blocks: list[Block] = []
+    calls: list[tuple[str, str | None]] = []
+    for is_asked, group in groupby(messages, key=lambda message: message["role"] != "assistant"):
+        block = tuple(group)
+        if is_asked:
+            blocks.append(Block(block, tuple(calls) if block[0]["role"] == "tool" else ()))
+        else:
+            calls = [_called(call) for message in block for call in message.get("tool_calls") or ()]
+    return blocks
+
+
+def _called(call: Mapping[str, Any]) -> tuple[str, str | None]:
+    """Return the name and the id of a call. Raises RejectedError."""
+    function = call.get("function")
+    if not isinstance(function, dict):
+        raise RejectedError(RejectReason.BAD_TOOL_CALL, "a call of the source names no function")
+    call_id = call.get("id")
+    return str(function.get("name")), None if call_id is None else str(call_id)
+
+
+def plan_dialogue(
+    chat: Conversation, renders: Renders, generate: Generate, entry: MixEntry | None
+) -> list[Tokenized]:
+    """Return the rows of a conversation: one with its segments, or one a turn; masks are all zero.
+
+    Turns of which the prompt alone leaves no room within `most_tokens` are not planned, but for the first.
+
+    Raises RejectedError, OptionRefused (`generate.tool_parser`), UnicodeEncodeError.
+    """
+    if generate.turns == "last":
+        # Answers of the source stay: only what the target adds is its own.
+        place = len(chat.messages) - (chat.messages[-1]["role"] == "assistant")
+        blocks = [Block(tuple(chat.messages[:place]))]
+        if not place:
+            raise RejectedError(RejectReason.NO_PROMPT, "nothing comes before the assistant's turn")
+    else:
+        blocks = blocks_of(chat.messages)
+    if generate.tool_parser is None and any(block.calls for block in blocks):
+        detail = "the source has results of tools, and nothing says how the target calls them"
+        cure = "name vLLM's `--tool-call-parser` of the model, or take conversations without tools"
+        raise OptionRefused(detail, field="generate.tool_parser", cure=cure)
+    plan = _Plan(chat, blocks, renders, generate, entry)
+    try:
+        return [plan.in_one_row()]
+    except NotInSegments as error:
+        return list(plan.a_row_a_turn(str(error)))
+
+
+def without_turns(prompt: Tokenized, generate: Generate) -> Tokenized:
+    """Return the row of a prompt that is no conversation."""
+    return replace(prompt, dialogue=Dialogue("", 0, len(prompt.ids) + generate.longest_answer, ()))
+
+
+class _Plan:
+    """Renders one conversation with stand-ins for its answers."""
+
+    def __init__(
+        self,
+        chat: Conversation,
+        blocks: Sequence[Block],
+        renders: Renders,
+        generate: Generate,
+        entry: MixEntry | None,
+    ) -> None:
+        self._chat, self._blocks, self._renders, self._generate = chat, blocks, renders, generate
+        self._answer_tokens = generate.longest_answer
+        self._words = [f"QuarryStandIn{turn}X" for turn in range(len(blocks))]
+        every = [[list(block.messages), list(block.calls)] for block in blocks]
+        self._digest = canonical_sha256([every, chat.tools, entry and entry.name])
+
+    def in_one_row(self) -> Tokenized:
+        """Return the conversation as one row. Raises NotInSegments, RejectedError."""
+        parses_calls = self._generate.tool_parser is not None and self._chat.tools is not None
+        parses_calls = parses_calls or any(block.calls for block in self._blocks)
+        if len(self._blocks) > 1 and (self._generate.reasoning_parser or parses_calls):
+            raise NotInSegments("a parser reads reasoning and calls, which the template writes anew")
+        if len(self._blocks) > 1 and self._generate.stop:
+            raise NotInSegments("stop strings are no part of an answer's text")
+        texts = self._segment_texts()
+        for probe in PROBES if len(texts) > 1 else ():
+            try:
+                is_literal = self._prompt([probe] * (len(texts) - 1)) == probe.join(texts)
+            except RenderFailed as error:
+                raise NotInSegments("the template fails on some answers") from error
+            if not is_literal:
+                raise NotInSegments("the template does not write every answer as it is given")
+        ids = [self._renders.ids(text) for text in texts]
+        self._check_tokens(texts, ids)
+        rest = tuple(segment.astype(np.int32) for segment in ids[1:])
+        longest = sum(map(len, ids)) + len(ids) * self._answer_tokens
+        return self._row(ids[0], 0, self._blocks[: len(ids)], longest, rest)
+
+    def _segment_texts(self) -> list[str]:
+        """Return the prompt and what is between two answers."""
+        texts, whole = [self._prompt([])], self._prompt([])
+        num_tokens = len(self._renders.ids(whole))
+        for turn, word in enumerate(self._words[:-1], 1):
+            upto = whole + word
+            whole = self._prompt(self._words[:turn])
+            if not whole.startswith(upto):
+                raise NotInSegments("a prompt does not begin with the turns before it")
+            num_tokens += len(self._renders.ids(whole[len(upto) :]))
+            if num_tokens >= self._renders.most_tokens:
+                break  # neither this turn nor a later one can have an answer
+            texts.append(whole[len(upto) :])
+        return texts
+
+    def _check_tokens(self, texts: Sequence[str], ids: Sequence[npt.NDArray[np.int64]]) -> None:
+        """Raise NotInSegments unless each segment has the tokens that it has in the whole."""
+        for text in texts[1:]:
+            if not any(text.startswith(mark) for mark in self._renders.marks):
+                raise NotInSegments("no added token follows an answer")
+        said = [text + word for text, word in zip(texts[:-1], self._words, strict=False)]
+        apart = [self._renders.ids(text) for text in said]
+        whole = "".join([*said, texts[-1]])
+        if not np.array_equal(self._renders.ids(whole), np.concatenate([*apart, ids[-1]])):
+            raise NotInSegments("a turn has other tokens by itself than in its conversation")
+
+    def a_row_a_turn(self, why: str) -> Iterator[Tokenized]:
+        """Yield a row for each turn. Raises RejectedError."""
+        first = self._renders.ids(self._prompt([]))
+        marks = list(self._renders.marks.values())
+        for turn, block in enumerate(self._blocks, 1):
+            prompt = self._renders.ids(self._prompt("x" * (turn - 1)))
+            if turn > 1 and len(prompt) >= self._renders.most_tokens:
+                break
+            if turn > MAX_TURNS:
+                detail = f"more than {MAX_TURNS} turns, of which each is a row: {why}"
+                raise RejectedError(RejectReason.TOO_LONG, detail)
+            # Of a later turn only what no answer can change is certain: up to the last mark that both have.
+            shorter = min(len(first), len(prompt))
+            differs = np.flatnonzero(first[:shorter] != prompt[:shorter])
+            same = int(differs[0]) if len(differs) else shorter
+            ends = np.flatnonzero(np.isin(first[:same], marks))
+            certain = first if turn == 1 else first[: ends[-1] + 1 if len(ends) else min(same, 1)]
+            if not len(certain):
+                detail = "the prompts of two turns begin differently"
+                raise RejectedError(RejectReason.TURN_BOUNDARIES, detail)
+            yield self._row(certain, turn, [block], len(prompt) + turn * self._answer_tokens, (), why)
+
+    def _row(
+        self,
+        ids: npt.NDArray[np.int64],
+        turn: int,
+        blocks: Sequence[Block],
+        longest: int,
+        segments: tuple[npt.NDArray[np.int32], ...],
+        why: str = "",
+    ) -> Tokenized:
+        document = {
+            "blocks": [[list(block.messages), list(block.calls)] for block in blocks],
+            "left": len(self._blocks) - max(turn, len(blocks)),
+            "tools": self._chat.tools if turn <= 1 else None,
+            # So that no turn of another conversation is the same sample.
+            "conversation": self._digest,
+        }
+        most = min(longest, self._renders.most_tokens)
+        dialogue = Dialogue(canonical_json(document), turn, most, segments, why)
+        return Tokenized(ids.astype(np.int32), np.zeros(len(ids), np.uint8), dialogue)
+
+    def _prompt(self, answers: Sequence[str]) -> str:
+        """Render the prompt of the turn behind these answers."""
+        messages = list(self._blocks[0].messages)
+        for answer, block in zip(answers, self._blocks[1:], strict=False):
+            messages += [{"role": "assistant", "content": answer}, *block.messages]
+        return replace(self._chat, messages=messages).prompt()

@@ -1,0 +1,317 @@
+"""Conversations whose every assistant's turn is the target's: rows, masks, endings, and what is counted."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from transformers import AutoTokenizer
+
+from schemas.job import JobState
+from service.proof.verify import verify_dataset
+from service.store import JobRow, commits
+from tests.support import templates
+from tests.support.jobs import Shop, request
+from tests.support.talking_engine import Said, TalkingEngine
+from tests.support.tiny_model import random_target
+
+END = "<|im_end|>"
+CONVERSATION = {
+    "id": "talk",
+    "messages": [
+        {"role": "system", "content": "Be short."},
+        {"role": "user", "content": "first"},
+        {"role": "assistant", "content": "what the source says"},
+        {"role": "user", "content": "second"},
+        {"role": "assistant", "content": "what the source says then"},
+        {"role": "user", "content": "third"},
+    ],
+}
+
+
+def turns_of(prompt: str) -> int:
+    return prompt.count("user\n")
+
+
+def by_turn(*answers: Said) -> Callable[[str], Said]:
+    return lambda prompt: answers[turns_of(prompt) - 1]
+
+
+THREE = by_turn((" one ", "end"), ("two</think>", "end"), ("three", "end"))
+
+
+class Talked:
+    """A shop whose target answers by a script."""
+
+    def __init__(self, folder: Path, template: str) -> None:
+        self.target = random_target(folder / "models" / "target", max_position=512, chat_template=template)
+        self.tokenizer = AutoTokenizer.from_pretrained(self.target)
+        engine = "tests.support.talking_engine:TalkingEngine"
+        self.shop = Shop.open(folder, self.target, engine=engine)
+
+    def run(self, script: Callable[[str], Said], *samples: dict[str, Any], **generate: Any) -> JobRow:
+        TalkingEngine.script = staticmethod(script)  # type: ignore[assignment]
+        changes = generate.pop("changes", {})
+        asked = {"turns": "all", "max_tokens": 24} | generate
+        job = self.shop.run(request(self.target, samples or [CONVERSATION], generate=asked, **changes))
+        if job.state is JobState.COMPLETED and job.progress.samples_written:
+            report = verify_dataset(self.shop.settings.dataset_dir(job.id))
+            assert report.ok, str(report)
+        return job
+
+    def rows(self, job: JobRow) -> list[tuple[str, str, list[str]]]:
+        """Return each row's source id, its text, and the texts of its supervised runs."""
+        rows = []
+        for row in self.shop.rows(job.id):
+            runs, last = [], 0
+            for token, flag in zip(row["input_ids"], row["loss_mask"], strict=True):
+                if flag and not last:
+                    runs.append([])
+                if flag:
+                    runs[-1].append(token)
+                last = flag
+            texts = [self.tokenizer.decode(run) for run in runs]
+            assert row["prompt_tokens"] == row["loss_mask"].index(1)
+            rows.append((row["source_id"], self.tokenizer.decode(row["input_ids"]), texts))
+        return rows
+
+    def rejects(self, job: JobRow) -> list[tuple[str | None, int, str]]:
+        found = self.shop.store.read(commits.rejects, job.id)
+        return [(reject.source_id, reject.turn, reject.reason) for reject in found]
+
+    def counts(self, job: JobRow) -> dict[str, int]:
+        made = self.shop.store.read(commits.unit_commits, job.id)
+        return dict(sum((Counter(unit.checks.answers) for unit in made), Counter()))
+
+
+@pytest.fixture
+def talked(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Talked]:
+    made = Talked(tmp_path, getattr(request, "param", templates.CHATML))
+    TalkingEngine.said_ids = []
+    yield made
+    made.shop.store.close()
+
+
+@pytest.mark.parametrize("capture", ["one_pass", "second_prefill"])
+def test_a_conversation_is_one_row_of_the_targets_answers(talked: Talked, capture: str) -> None:
+    job = talked.run(THREE, capture=capture)
+    ((source_id, text, supervised),) = talked.rows(job)
+    last = "three" if capture == "one_pass" else f"three{END}"
+    assert supervised == [f" one {END}", f"two</think>{END}", last]
+    chatml = [("system", "Be short."), ("user", "first"), ("assistant", " one "), ("user", "second")]
+    chatml += [("assistant", "two</think>"), ("user", "third")]
+    asked = "".join(f"<|im_start|>{role}\n{said}{END}\n" for role, said in chatml)
+    assert (source_id, text) == ("talk", f"{asked}<|im_start|>assistant\n{last}")
+    assert talked.counts(job) == {"conversations in one row": 1}
+
+
+@pytest.mark.parametrize("talked", [templates.LLAMA3.replace("<|eot_id|>", END)], indirect=True)
+@pytest.mark.parametrize("capture", ["one_pass", "second_prefill"])
+def test_where_a_template_changes_answers_each_turn_is_a_row_with_the_prompt_as_it_is_served(
+    talked: Talked, capture: str
+) -> None:
+    """The template trims: so does the prompt of the next turn; the row of an answer has it as it came."""
+    script = lambda prompt: (f" answer {prompt.count('user<')} ", "end")  # noqa: E731
+    job = talked.run(script, capture=capture)
+    rows = talked.rows(job)
+    assert [source_id for source_id, _, _ in rows] == ["talk#turn-1", "talk#turn-2", "talk#turn-3"]
+    end = "" if capture == "one_pass" else END
+    assert [supervised for _, _, supervised in rows] == [[f" answer {n} {end}"] for n in (1, 2, 3)]
+    assert "\n\nanswer 1<|im_end|>" in rows[1][1]
+    assert talked.counts(job) == {"conversations in a row a turn": 1, "drift": 3}
+
+
+@pytest.mark.parametrize("talked", [templates.CHATML.replace("<|im_end|>", "<|endoftext|>")], indirect=True)
+def test_a_turn_that_the_template_ends_otherwise_than_the_target_has_the_templates_mark(
+    talked: Talked,
+) -> None:
+    """The target's own mark is no part of the conversation as it is served, but for the last one."""
+    job = talked.run(THREE, capture="second_prefill")
+    ((_, text, supervised),) = talked.rows(job)
+    assert supervised == [" one ", "two</think>", f"three{END}"]
+    assert text.count("<|endoftext|>") == 6
+    assert talked.counts(job) == {"conversations in one row": 1}
+
+
+ENDINGS: dict[str, tuple[Said, dict[str, Any]]] = {
+    "length": (("word " * 30, "end"), {}),
+    "stop string": (("so STOP", "stop"), {"stop": ["STOP"]}),
+    "repeats itself": (("so so so", "repeats"), {"repeats": {"pattern": 4, "times": 3}}),
+    "empty": ((" ", "end"), {}),
+}
+FIELDS = {"stop string": "stop", "repeats itself": "repeats"}
+
+
+@pytest.mark.parametrize("how", ENDINGS)
+@pytest.mark.parametrize("ending", ["keep", "cut", "reject"])
+@pytest.mark.parametrize(
+    "talked", [templates.CHATML, templates.LLAMA3.replace("<|eot_id|>", END)], indirect=True
+)
+def test_what_becomes_of_an_answer_that_ends_otherwise_is_a_choice_and_counted(
+    talked: Talked, how: str, ending: str
+) -> None:
+    """The second of three answers: kept, the end of the conversation before it, or none of it is stored."""
+    said, options = ENDINGS[how]
+    is_whole = talked.tokenizer.chat_template == templates.CHATML and how != "stop string"
+    script = lambda prompt: said if "second" in prompt and "third" not in prompt else ("good", "end")  # noqa: E731
+    endings = {FIELDS.get(how, how): ending}
+    job = talked.run(script, CONVERSATION, {"id": "other", "text": "first"}, endings=endings, **options)
+    answers = [answer for source_id, _, runs in talked.rows(job) if source_id != "other" for answer in runs]
+    kept = {"keep": 3, "cut": 1, "reject": 0}[ending]
+    assert len(answers) == kept
+    assert talked.counts(job)[how] == 1
+    if ending == "keep":
+        assert talked.rejects(job) == []
+    elif ending == "cut":
+        left = [] if is_whole else [(f"talk#turn-{turn}", turn, "conversation-ended") for turn in (2, 3)]
+        assert talked.rejects(job) == left
+    else:
+        every = [("talk", 0)] if is_whole else [(f"talk#turn-{turn}", turn) for turn in (1, 2, 3)]
+        assert talked.rejects(job) == [(*one, "answer-rejected") for one in every]
+
+
+@pytest.mark.parametrize(
+    "talked", [templates.CHATML, templates.LLAMA3.replace("<|eot_id|>", END)], indirect=True
+)
+@pytest.mark.parametrize("room", range(70, 130, 7))
+def test_a_context_that_is_full_ends_a_conversation_at_the_last_whole_turn(talked: Talked, room: int) -> None:
+    """However much room there is, no row is longer, and none ends in half an answer."""
+    job = talked.run(
+        lambda prompt: ("an answer of a few words", "end"),
+        changes={"max_tokens": room},
+        capture="second_prefill",
+    )
+    assert job.progress.samples_written + job.progress.samples_rejected == job.progress.samples_planned
+    for row, (_, text, runs) in zip(talked.shop.rows(job.id), talked.rows(job), strict=True):
+        assert row["num_tokens"] <= room
+        assert set(runs) == {f"an answer of a few words{END}"} and text.endswith(runs[-1])
+    counts = talked.counts(job) if job.progress.units_done else {}
+    answers = sum(len(runs) for _, _, runs in talked.rows(job))
+    assert not job.progress.units_done or (answers == 3) != bool(counts.get("context full"))
+
+
+def test_each_sample_is_answered_by_the_entry_that_its_id_draws(talked: Talked) -> None:
+    """By their weights, the same whenever it runs; the index names it."""
+    mix = [{"name": "short", "weight": 1, "max_tokens": 2}, {"name": "long", "weight": 3, "max_tokens": 9}]
+    samples = [{"id": f"s{n}", "text": f"question {n}"} for n in range(60)]
+    asked = {"turns": "last", "mix": mix, "capture": "second_prefill"}
+    job = talked.run(lambda _: ("word " * 30, "end"), *samples, **asked)
+    lengths = {row["source_id"]: row["num_tokens"] - row["prompt_tokens"] for row in talked.shop.rows(job.id)}
+    assert set(lengths.values()) == {2, 9}
+    assert 5 <= list(lengths.values()).count(2) <= 25
+    paths = (talked.shop.settings.dataset_dir(job.id) / "index" / job.id).glob("*.parquet")
+    index = [row for path in paths for row in pq.read_table(path).to_pylist()]
+    assert {row["label_mix"]: lengths[row["source_id"]] for row in index} == {"short": 2, "long": 9}
+
+
+@pytest.mark.parametrize("drift", ["keep", "rerender", "reject"])
+@pytest.mark.parametrize("turns", ["all", "last"])
+def test_a_row_whose_text_becomes_other_tokens_is_kept_rendered_again_or_rejected(
+    talked: Talked, drift: str, turns: str
+) -> None:
+    """The target says a word in two tokens that the tokenizer has as one."""
+    whole = talked.tokenizer.encode("the", add_special_tokens=False)
+    parts = [talked.tokenizer.encode(part, add_special_tokens=False) for part in ("t", "he")]
+    assert len(whole) < sum(map(len, parts))
+    TalkingEngine.said_ids = [token for part in parts for token in part]
+    job = talked.run(lambda _: ("", "end"), turns=turns, drift=drift, capture="second_prefill")
+    rows = talked.rows(job)
+    if drift == "reject":
+        assert rows == [] and talked.rejects(job) == [("talk", 0, "drift")]
+        return
+    is_looked_for = turns == "all" or drift != "keep"
+    assert talked.counts(job).get("drift", 0) == is_looked_for
+    ((_, text, runs),) = rows
+    assert set(runs) == {f"the{END}"}
+    (row,) = talked.shop.rows(job.id)
+    as_rendered = talked.tokenizer.encode(text, add_special_tokens=False) == row["input_ids"]
+    assert as_rendered is (drift == "rerender")
+
+
+CALLS = (
+    templates.CHATML.replace(
+        "message.content + '<|im_end|>\\n' }}",
+        "(message.content or '') }}{%- for call in message.tool_calls or [] %}"
+        "{{ '<tool_call>\\n' + call.function | tojson + '\\n</tool_call>' }}"
+        "{% endfor %}{{ '<|im_end|>\\n' }}",
+    )
+    + "{# {{ tools }} #}"
+)
+"""Calls as Hermes and Qwen write them."""
+TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+    for name in ("add", "look")
+]
+WITH_TOOLS = {
+    "id": "talk",
+    "tools": TOOLS,
+    "messages": [
+        {"role": "user", "content": "one and one?"},
+        {
+            "role": "assistant",
+            "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}],
+        },
+        {"role": "tool", "content": "2"},
+        {"role": "assistant", "content": "Two."},
+        {"role": "user", "content": "sure?"},
+    ],
+}
+
+
+def call(name: str, arguments: str = '{"a": 1}') -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("talked", [CALLS], indirect=True)
+@pytest.mark.parametrize(
+    ("first", "options", "rows", "rejected", "count"),
+    [
+        (call("add", '{"a": 7}'), {}, 3, [], None),
+        (call("look"), {}, 1, ["conversation-ended"] * 2, "another tool"),
+        (call("look"), {"endings": {"other_tool": "reject"}}, 0, ["answer-rejected"] * 3, "another tool"),
+        ("it is two", {}, 1, ["conversation-ended"] * 2, "another tool"),
+        (call("fly"), {}, 0, ["broken-tool-call"] * 3, "broken tool call"),
+        (call("add", "[1]"), {}, 0, ["broken-tool-call"] * 3, "broken tool call"),
+    ],
+    ids=["the same tool", "another", "another is rejected", "none", "unknown", "broken"],
+)
+def test_a_call_is_followed_by_the_sources_result_if_it_is_of_the_same_tool(
+    talked: Talked, first: str, options: dict[str, Any], rows: int, rejected: list[str], count: str | None
+) -> None:
+    """vLLM's own parser reads it. Whatever the arguments are, the result is the source's."""
+    script = by_results((first, "end"), ("Two, I say.", "end"), ("Sure.", "end"))
+    other = {"id": "other", "text": "keeps the job from having no row"}
+    job = talked.run(script, WITH_TOOLS, other, tool_parser="hermes", max_tokens=80, **options)
+    assert job.state is JobState.COMPLETED, job.problem
+    assert [reason for _, _, reason in talked.rejects(job)] == rejected
+    found = [row for row in talked.rows(job) if row[0] != "other"]
+    assert len(found) == rows
+    if rows == 3:
+        assert [runs for _, _, runs in found] == [[f"{first}{END}"], [f"Two, I say.{END}"], [f"Sure.{END}"]]
+        assert f"{first}{END}\n<|im_start|>tool\n2{END}" in found[1][1]
+    if count is not None:
+        assert talked.counts(job)[count] == 1
+
+
+def by_results(*answers: Said) -> Callable[[str], Said]:
+    return lambda prompt: answers[max(prompt.count("<|im_start|>assistant"), 1) - 1]
+
+
+def test_a_parser_that_vllm_does_not_have_fails_the_job_by_name(talked: Talked) -> None:
+    job = talked.run(THREE, tool_parser="nonsense")
+    assert job.state is JobState.FAILED
+    assert job.problem is not None
+    assert (job.problem.field, "nonsense" in job.problem.detail) == ("generate.tool_parser", True)
+
+
+@pytest.mark.parametrize("talked", [templates.LLAMA3.replace("<|eot_id|>", END)], indirect=True)
+def test_an_answer_whose_text_leaves_special_tokens_out_is_not_put_into_the_next_prompt(
+    talked: Talked,
+) -> None:
+    """A server would read its channels and give them to the template apart: only a parser can do that."""
+    job = talked.run(lambda _: ("<|endoftext|>analysis", "end"), capture="second_prefill")
+    assert [source_id for source_id, _, _ in talked.rows(job)] == ["talk#turn-1"]
+    assert talked.rejects(job) == [("talk#turn-2", 2, "drift"), ("talk#turn-3", 3, "drift")]
