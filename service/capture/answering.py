@@ -214,7 +214,7 @@ class Answering:
         Raises RejectedError where the conversation ends before it, ConversationRejected.
         """
         sampling = self._generate.of(talk.entry)
-        room = self.most_tokens(number) - len(row.ids)
+        room = self._limit(number) - len(row.ids)
         if room < 1:
             raise self._ended("context full", "the context is full")
         sampling = sampling.model_copy(update={"max_tokens": min(room, sampling.max_tokens)})
@@ -315,7 +315,7 @@ class Answering:
         shorter = min(len(ids), len(said))
         at = int(np.append(ids[:shorter] != said[:shorter], True).argmax())
         planned = self._plan["input_ids"][number].values.to_numpy()
-        fits = len(ids) <= self.most_tokens(number) and np.array_equal(ids[: row.planned], planned)
+        fits = len(ids) <= self._limit(number) and np.array_equal(ids[: row.planned], planned)
         if self._generate.drift == "reject" or not fits or mask[: row.planned].any():
             raise RejectedError(
                 RejectReason.DRIFT, f"rendered and tokenized again it has other tokens from {at} on"
@@ -338,10 +338,15 @@ class Answering:
         return self._plan[column][number].as_py() if column in self._plan.column_names else absent
 
     def most_tokens(self, number: int) -> int:
-        """Return the tokens of the longest row that a planned one may become."""
+        """Return about how many tokens a planned row may become."""
         sampling = self._generate.of(self._value(f"{LABEL_PREFIX}{MIX_LABEL}", number, None))
         longest = len(self._plan["input_ids"][number]) + sampling.max_tokens
         return int(self._value("most_tokens", number, longest))
+
+    def _limit(self, number: int) -> int:
+        """Return the tokens of the longest row."""
+        document = json.loads(self._value("document", number, "") or "{}")
+        return int(document.get("limit", self.most_tokens(number)))
 
     def _ref(self, number: int, row: Row) -> RowRef:
         return RowRef(self._attempt_id, number, row.planned, row.runs())

@@ -218,6 +218,7 @@ class _Plan:
     ) -> Tokenized:
         document = {
             "blocks": [[list(block.messages), list(block.calls)] for block in blocks],
+            "limit": self._renders.most_tokens,
             "left": len(self._blocks) - max(turn, len(blocks)),
             "tools": self._chat.tools if turn <= 1 else None,
             # So that no turn of another conversation is the same sample.

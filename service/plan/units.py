@@ -24,7 +24,8 @@ class Dialogue:
     `document` is JSON, of the source's messages and tools (`service.plan.dialogues`). `turn` is 0 where one
     row holds all turns, with `segments`, int32 `[T]`, between one answer and the next; else the row is of
     that turn alone, counted from 1, and its planned tokens are those that its prompt begins with for certain.
-    The row has `most_tokens` at most. `why` says what stands against one row.
+    The row has about `most_tokens` at most: the text of an answer may become more tokens in a later prompt.
+    `why` says what stands against one row.
     """
 
     document: str

@@ -86,9 +86,10 @@ def test_every_turn_is_the_targets_and_every_state_its_own(tmp_path: Path) -> No
         for name, job_id in job_ids.items()
     }
     print(counts)
+    rejected = [reject.reason for reject in shop.store.read(commits.rejects, job_ids["a row a turn"])]
     shop.store.close()
     assert {len(rows) for name, rows in found.items() if name != "a row a turn"} == {len(SAMPLES)}
-    assert len(found["a row a turn"]) == 3 * len(SAMPLES)
+    assert (rejected, len(found["a row a turn"])) == ([], 3 * len(SAMPLES))
     for name, row in found["prefilled"].items():
         assert len(supervised(row)) == 3
         other = found["one pass"][name]
