@@ -18,7 +18,7 @@ from schemas.request import ExtractRequest
 from service.errors import IdentityChanged, PlanningDied, QuarryError
 from service.plan.child.process import REASONS, Child
 from service.plan.child.task import Limits, Purpose, Task
-from service.plan.model_folder import locate_model
+from service.plan.model_folder import TOKENIZER_FILES, files_digest, locate_model
 from service.plan.sources import RejectReason
 from service.plan.sources.rows import RejectedError
 from service.settings import Settings
@@ -72,9 +72,11 @@ class Renderer:
         except BaseException:
             self.close()
             raise
-        if opening.template_sha256 != lease.identity.template_sha256:
+        tokenizer_sha256 = files_digest(located.folder, TOKENIZER_FILES)
+        loaded = opening.template_sha256, tokenizer_sha256
+        if loaded != (lease.identity.template_sha256, lease.identity.tokenizer_sha256):
             self.close()
-            detail = "the chat template is not the one that the job was planned with"
+            detail = "tokenizer or chat template are not those that the job was planned with"
             raise IdentityChanged(detail, field="model", cure="restore it and resume, or submit a new job")
 
     @property
