@@ -27,8 +27,15 @@ ROWS = {
     "quarry": RowKind("quarry", "Quarry: checked, sealed, durable, proven"),
     "quarry-planes": RowKind("quarry", "Quarry with `planes`", 0.5),
     "quarry-fp8": RowKind("quarry", "Quarry with `fp8`", 0.5),
+    "quarry-memory": RowKind("quarry", "Quarry into memory", by_default=False),
     "quarry-slow": RowKind("quarry-slow", "Quarry on a disk of 0.2 GB/s", by_default=False),
     "example": RowKind("example", "vLLM's example connector, batch", peer=True),
+    "example-synced": RowKind(
+        "example", "vLLM's example connector, batch, each file durable", by_default=False, peer=True
+    ),
+    "example-memory": RowKind(
+        "example", "vLLM's example connector, batch, into memory", by_default=False, peer=True
+    ),
     "example-consumed": RowKind("locked", "vLLM's example connector, lock and consume", peer=True),
 }
 

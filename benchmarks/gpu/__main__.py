@@ -1,4 +1,4 @@
-"""Quarry on a CUDA GPU, in nine parts: are the rows right, and how fast are they?
+"""Quarry on a CUDA GPU, in eight parts: are the rows right, and how fast are they?
 
 Every part is a process of its own with a share of the command's time: one that dies or lasts too long takes
 no other's figures with it. Two files come out: `gpu.json` with all figures, saved as they are known, and
@@ -87,6 +87,9 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     add("--out", type=Path, default=Path(".cache/gpu/out"), help="where gpu.json and gpu.log go")
     add("--folder", type=Path, default=Path(".cache/gpu"), help="where engines write: its disk is measured")
     add("--limit-s", type=float, default=LIMIT_S, help=f"for all parts together (default: {LIMIT_S:.0f})")
+    add("--only", nargs="+", metavar="NAME", help="of a part's cases, rows or jobs only these")
+    add("--weights", type=Path, help="where the parts of rates keep their targets (default: the folder)")
+    add("--round-tokens", type=positive, help="tokens of a row's turn in the parts of rates")
     add("--cache-gib", type=positive, default=24, help="size of the part bytes' paged cache (default: 24)")
     add("--eager", action="store_true", help="no compiled graphs where a part leaves the choice")
     add("--tiny", action="store_true", help="tiny targets, to try a part out on vLLM's CPU build")

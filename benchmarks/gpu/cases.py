@@ -47,12 +47,15 @@ class Case:
 
 EAGER = {"enforce_eager": True}
 CASES = {
-    "llama-bfloat16": Case("llama", "bfloat16"),
     "llama-float32": Case("llama", "float32", EAGER),
+    "qwen3-float32": Case("qwen3", "float32", EAGER),
+    "qwen3-moe-float32": Case("qwen3_moe", "float32", EAGER),
+    "answers-float32": Case("llama", "float32", EAGER, answer_tokens=20),
+    "llama-bfloat16": Case("llama", "bfloat16"),
+    "qwen3-bfloat16": Case("qwen3", "bfloat16"),
+    "qwen3-moe-bfloat16": Case("qwen3_moe", "bfloat16"),
     # The pool holds one long prompt: the others wait in the engine's cache.
     "llama-float16-small-pool": Case("llama", "float16", EAGER, pool_bytes=2**16),
-    "qwen3-bfloat16": Case("qwen3", "bfloat16", EAGER),
-    "answers": Case("llama", "float32", EAGER, answer_tokens=20),
 }
 
 

@@ -45,12 +45,14 @@ def measure_jobs(options: Namespace, save: Save) -> None:
     count = NUM_TINY if options.tiny else NUM_ROWS
     kinds: dict[str, tuple[int, dict[str, Any] | None]] = {
         "given": (count, None),
-        "greedy answers": (count // 10, GREEDY),
-        "drawn answers": (count // 10, DRAWN),
+        "greedy": (count // 10, GREEDY),
+        "drawn": (count // 10, DRAWN),
     }
     if options.tiny:
-        del kinds["drawn answers"]  # refused on the CPU build, which draws from memory that was never set
+        del kinds["drawn"]  # refused on the CPU build, which draws from memory that was never set
     for number, (name, (rows, generate)) in enumerate(kinds.items()):
+        if options.only and name not in options.only:
+            continue
         run_job(folder, name, number, rows, generate, options, save)
 
 

@@ -1,4 +1,4 @@
-"""The nine parts in the order that they are run in, and what each calls; vLLM is imported by these alone."""
+"""The parts in the order that they are run in, and what each calls; vLLM is imported by these alone."""
 
 import argparse
 from collections.abc import Sequence
@@ -7,25 +7,24 @@ from benchmarks.gpu.figures import Save
 
 PARTS = {
     "bytes": "the gather's and the sentinels' bytes against the cache, then the rate of the drain; no vLLM",
-    "exact": "a Llama in float32, every stored row against transformers",
+    "exact": "float32 of two dense models, a mixture of experts, and answers, against transformers",
     "job": "`quarry extract` and `quarry verify` of a bfloat16 model, canary and all checks on: alarms",
-    "compiled": "bfloat16 with compiled graphs, another architecture, and answers, against transformers",
-    "speed": "an 8B model's shape: plain prefill and Quarry",
-    "peers": "the same: the capture alone, and vLLM's example connector",
-    "smaller": "the same: Quarry with `planes` and with `fp8`",
+    "compiled": "the same models in bfloat16 with compiled graphs",
+    "speed": "an 8B model's shape: plain prefill, Quarry, and the example connector, on disk and in memory",
+    "small": "a 1B model's shape: the same, and the capture alone",
     "pressure": "a pool that holds one prompt, and a disk of 0.2 GB/s",
     "drafter": "the part `job`'s dataset read by a trainer's step on the GPU",
 }
 CASES = {
-    "exact": ("llama-float32",),
-    "compiled": ("llama-bfloat16", "qwen3-bfloat16", "answers"),
+    "exact": ("llama-float32", "qwen3-float32", "qwen3-moe-float32", "answers-float32"),
+    "compiled": ("llama-bfloat16", "qwen3-bfloat16", "qwen3-moe-bfloat16"),
     "pressure": ("llama-float16-small-pool",),
 }
 """Of `benchmarks.gpu.cases`, run one after the other."""
+_STORED = ("quarry", "quarry-planes", "quarry-fp8", "quarry-memory", "example", "example-synced")
 ROWS = {
-    "speed": ("plain", "quarry"),
-    "peers": ("capture", "example"),
-    "smaller": ("quarry-planes", "quarry-fp8"),
+    "speed": ("plain", *_STORED, "example-memory"),
+    "small": ("plain", "capture", *_STORED, "example-memory"),
 }
 """Of `benchmarks.catalog`."""
 
@@ -38,7 +37,7 @@ def run_part(part: str, options: argparse.Namespace, save: Save) -> None:
 
         check_bytes(options.cache_gib * 2**30, options.seed, save)
         measure_drain(options.cache_gib * 2**30, options.seed, options.rounds, save)
-    for case in CASES.get(part, ()):
+    for case in chosen(CASES.get(part, ()), options):
         from benchmarks.gpu.parity import measure_parity
 
         measure_parity(case, options, save)
@@ -49,8 +48,8 @@ def run_part(part: str, options: argparse.Namespace, save: Save) -> None:
     if part in ROWS:
         from benchmarks.gpu.rates import measure_rates
 
-        measure_rates(ROWS[part], options, save)
-    if part == "pressure":
+        measure_rates(part, chosen(ROWS[part], options), options, save)
+    if part == "pressure" and chosen(["slow-disk"], options):
         from benchmarks.gpu.rates import measure_slow_disk
 
         measure_slow_disk(options, save)
@@ -60,6 +59,11 @@ def run_part(part: str, options: argparse.Namespace, save: Save) -> None:
         measure_drafter(options, save)
 
 
-def in_order(chosen: Sequence[str]) -> list[str]:
+def chosen(names: Sequence[str], options: argparse.Namespace) -> list[str]:
+    """Return the names that `--only` names, or all."""
+    return [name for name in names if not options.only or name in options.only]
+
+
+def in_order(wanted: Sequence[str]) -> list[str]:
     """Return the chosen parts, each once, in the order of `PARTS`."""
-    return [part for part in PARTS if part in chosen]
+    return [part for part in PARTS if part in wanted]

@@ -53,7 +53,7 @@ BARE = (
         "protobuf",
         "psutil",
         "py-cpuinfo",
-        "pyarrow",
+        "pyarrow==25.0.1",
         "python-dateutil",
         "pyyaml",
         "regex",

@@ -1,13 +1,12 @@
 """Unpacks what was carried to a bare GPU machine: `python3 -m benchmarks.gpu.unpack`. Standard library alone.
 
-Archives and wheels below `.carry` are taken apart into one folder, which `benchmarks.gpu` puts first on the
+Archives below `.carry` are taken apart into one folder, which `benchmarks.gpu` puts first on the
 path of its parts. Each is unpacked once.
 """
 
 import argparse
 import sys
 import tarfile
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -37,12 +36,8 @@ def unpack(carry: Path, site: Path) -> list[str]:
     for path in sorted(path for name in ("first", "second") for path in carry.glob(f"{name}/*")):
         if path.name in before:
             continue
-        if path.suffix == ".whl":
-            with zipfile.ZipFile(path) as wheel:
-                wheel.extractall(site)
-        else:
-            with tarfile.open(path) as archive:
-                archive.extractall(site, filter="data")
+        with tarfile.open(path) as archive:
+            archive.extractall(site, filter="data")
         new.append(path.name)
         with done.open("a") as sink:
             sink.write(f"{path.name}\n")

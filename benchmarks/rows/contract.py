@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import tempfile
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -140,8 +141,20 @@ class PromptRow:
         self.prompts = self.site.prompts(self.name, turn)
 
 
+MEMORY = Path("/dev/shm")
+
+
+def put_in_memory(folder: Path) -> None:
+    """Make `folder`, which is not there or empty, a link to one in memory."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.symlink_to(tempfile.mkdtemp(prefix="quarry-bench-", dir=MEMORY))
+
+
 def removed(folder: Path, pattern: str) -> Written:
-    """Delete `folder` and return what was in the files of `pattern`."""
+    """Delete `folder`, also if it is in memory, and return what was in the files of `pattern`."""
     sizes = [path.stat().st_size for path in folder.glob(pattern)]
-    shutil.rmtree(folder)
+    shutil.rmtree(folder.resolve())
+    if folder.is_symlink():
+        folder.unlink()
     return Written(len(sizes), sum(sizes))

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from vllm.outputs import RequestOutput
 
-from benchmarks.rows.contract import PromptRow, RowFailed, Site, Written, removed, run_bounded
+from benchmarks.rows.contract import PromptRow, RowFailed, Site, Written, put_in_memory, removed, run_bounded
 from benchmarks.rows.plain import VllmHost
 from service.capture.engine import Prompt
 
@@ -53,9 +54,9 @@ class ExampleHost(VllmHost):
 class BatchRow(PromptRow):
     """Done when every request's file opens as safetensors of all its tokens. Nobody calls fsync."""
 
-    def __init__(self, host: ExampleHost) -> None:
+    def __init__(self, host: ExampleHost, name: str = "example") -> None:
         """Run on `host`."""
-        super().__init__(host.site, "example")
+        super().__init__(host.site, name)
         self._host = host
         self._lengths: dict[Path, int] = {}
 
@@ -69,14 +70,39 @@ class BatchRow(PromptRow):
                 # Until it is whole it has another name: safetensors renames what it has written.
                 with contextlib.suppress(SafetensorError), safe_open(path, framework="pt") as file:
                     self._lengths[path] = file.get_slice("hidden_states").get_shape()[0]
+                    await self._keep(path)
             if time.monotonic() > deadline:
                 raise RowFailed(f"only {len(self._lengths)} of {len(self.prompts)} files are whole")
             await asyncio.sleep(FILES_POLL_S)
+
+    async def _keep(self, path: Path) -> None:
+        """Do nothing more for a whole file."""
 
     async def clean(self) -> Written:
         """Delete the files."""
         self.site.check_lengths(list(self._lengths.values()))
         return removed(self._host.files, "*.safetensors")
+
+
+class SyncedRow(BatchRow):
+    """Each file is durable, too, as all of Quarry's are; files are made so side by side."""
+
+    async def measure(self) -> None:
+        """Run every prompt, and wait until there is a durable file for each."""
+        async with asyncio.TaskGroup() as self._syncing:
+            await super().measure()
+
+    async def _keep(self, path: Path) -> None:
+        self._syncing.create_task(asyncio.to_thread(durable, path))
+
+
+class MemoryRow(BatchRow):
+    """The files go into memory."""
+
+    async def prepare(self, turn: int) -> None:
+        """Put the files' folder into memory."""
+        await super().prepare(turn)
+        put_in_memory(self._host.files)
 
 
 class ConsumedRow(PromptRow):
@@ -118,6 +144,12 @@ class ConsumedRow(PromptRow):
         self._read.append((states.shape[0], states.nbytes))
 
 
+def durable(path: Path) -> None:
+    """Wait until a file's bytes are on disk."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
 def consumed(path: str) -> dict[str, Any]:
     """Wait for a file's lock, read its tensors and delete both, by vLLM's own functions."""
     from vllm.distributed.kv_transfer.kv_connector.v1 import example_hidden_states_connector as example
@@ -134,7 +166,11 @@ class ExampleEngine(ExampleHost):
     def __init__(self, site: Site) -> None:
         """Serve the batch use."""
         super().__init__(site)
-        self.rows = {"example": BatchRow(self)}
+        self.rows = {
+            "example": BatchRow(self),
+            "example-synced": SyncedRow(self, "example-synced"),
+            "example-memory": MemoryRow(self, "example-memory"),
+        }
 
 
 class LockedEngine(ExampleHost):

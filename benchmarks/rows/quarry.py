@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks.rows.contract import RowFailed, Site, Written, removed, run_bounded
+from benchmarks.rows.contract import RowFailed, Site, Written, put_in_memory, removed, run_bounded
 from connector.wire import RowRef
 from schemas.dataset.index import Witness, write_index
 from schemas.dataset.tables import read_plan_table
@@ -37,6 +37,7 @@ class QuarryEngine:
             "quarry": QuarryRow("quarry", self),
             "quarry-planes": QuarryRow("quarry-planes", self, "planes"),
             "quarry-fp8": QuarryRow("quarry-fp8", self, "fp8"),
+            "quarry-memory": MemoryRow("quarry-memory", self),
         }
 
     async def start(self) -> None:
@@ -85,7 +86,8 @@ class QuarryRow:
         self._units: list[tuple[OpenUnit, list[tuple[int, ...]]]] = []
 
     @property
-    def _folder(self) -> Path:
+    def folder(self) -> Path:
+        """Where the connector writes the job's attempts."""
         return self._host.settings.work_root / self._job
 
     async def prepare(self, turn: int) -> None:
@@ -107,7 +109,7 @@ class QuarryRow:
 
     async def clean(self) -> Written:
         """Delete the round's plans, shards and indexes; only shards count."""
-        written = removed(self._folder, "attempts/*/train-*.parquet")
+        written = removed(self.folder, "attempts/*/train-*.parquet")
         if written.files != len(self._units):
             raise RowFailed(f"{written.files} shards were written for {len(self._units)} units")
         return written
@@ -172,3 +174,12 @@ class QuarryRow:
         write_index(
             attempt / INDEX_FILE, index_path(attempt_id.job_id, attempt_id.unit), shards, plan, witnesses
         )
+
+
+class MemoryRow(QuarryRow):
+    """The same into memory: what is left is what no disk delays."""
+
+    async def prepare(self, turn: int) -> None:
+        """Write the plans into memory."""
+        put_in_memory(self.folder)
+        await super().prepare(turn)

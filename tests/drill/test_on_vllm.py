@@ -19,6 +19,7 @@ from service.store import units
 from tests.drill.harness import LAYERS, Caught, one_reference, victims
 from tests.drill.table import PLANTS, Check, Plant, Stage
 from tests.support import planted_connector
+from tests.support.device import MEMORY
 from tests.support.jobs import Shop, request
 from tests.support.loop_thread import LoopThread
 from tests.support.plans import random_ids
@@ -93,6 +94,7 @@ def open_shop(folder: Path, target: Path, name: str) -> Shop:
             "enable_prefix_caching": False,
             "max_num_batched_tokens": 512,
             "max_num_seqs": 16,
+            **MEMORY,
         },
     )
 

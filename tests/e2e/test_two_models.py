@@ -11,13 +11,14 @@ from schemas.job import JobState
 from schemas.names import manifest_path
 from service.store import jobs
 from service.work.worker_process import WorkerProcess, worker_command
+from tests.support.device import MEMORY, ON_CUDA
 from tests.support.engine_bench import until
 from tests.support.jobs import ENDED, Shop, conversations, request
 from tests.support.tiny_model import random_target
 
-CPU_BATCH_TOKENS = 4096
-"""vLLM's own choice for a CPU; its library's default is 2048, whatever the device."""
-OPTIONS = {"enforce_eager": True, "compilation_config": {"custom_ops": ["none"]}}
+BATCH_TOKENS = 16384 if ON_CUDA else 4096
+"""vLLM's own choice for a Hopper and a CPU; its library's default is 2048, whatever the device."""
+OPTIONS = {"enforce_eager": True, "compilation_config": {"custom_ops": ["none"]}, **MEMORY}
 
 
 def made_with(shop: Shop, job_id: str) -> dict[str, object]:
@@ -63,6 +64,6 @@ def test_an_engine_that_is_stopped_for_another_model_leaves_its_worker_at_work(
     options = made_with(shop, job_ids[1])
     assert options["kv_cache_dtype"] == "auto"
     assert options["operator_options_sha256"] == canonical_sha256(OPTIONS)
-    assert options["max_num_batched_tokens"] == CPU_BATCH_TOKENS
+    assert options["max_num_batched_tokens"] == BATCH_TOKENS
     assert options["VLLM_FLOAT32_MATMUL_PRECISION"] == "highest"
     shop.store.close()

@@ -119,7 +119,7 @@ class PlantedHalf(WorkerHalf):
     def _read(self, job: DrainJob) -> torch.Tensor:
         """Return a copy of a request's states [L, T, H]."""
         blocks = [self._planted[block] for block in job.block_ids]
-        return torch.cat(blocks, dim=1)[:, : job.num_tokens].clone()
+        return torch.cat(blocks, dim=1)[:, : job.num_tokens].to("cpu", copy=True)
 
     def _write(self, job: DrainJob, states_LTH: torch.Tensor) -> None:
         slots = self._planted.shape[2]

@@ -20,6 +20,7 @@ from schemas.request import Dtype
 from service.capture.engine import EngineSpec
 from service.proof.reference import reference_states
 from service.settings import Settings
+from tests.support.device import MEMORY, ON_CUDA
 from tests.support.engine_bench import Bench, Truth, relative_T, started
 from tests.support.jobs import Shop
 
@@ -32,7 +33,7 @@ def vllm_shop(
     folder: Path, target: Path, *, engine_options: Mapping[str, Any] | None = None, **settings: Any
 ) -> Shop:
     """Open a service on vLLM that proves every row by its logits; prompts of 256 tokens are chunked."""
-    options = {"enforce_eager": True, "max_num_batched_tokens": 256} | dict(engine_options or {})
+    options = {"enforce_eager": True, "max_num_batched_tokens": 256} | MEMORY | dict(engine_options or {})
     shop = Shop.open(folder, target, engine=VLLM, engine_options=options, **settings)
     shop.patience_s = 500.0
     return shop
@@ -128,7 +129,7 @@ def vllm_bench(
     from service.capture.vllm_engine import VllmEngine
 
     config = AutoConfig.from_pretrained(target)
-    options = {"enforce_eager": True, "disable_log_stats": False} | engine_options
+    options = {"enforce_eager": True, "disable_log_stats": False} | MEMORY | engine_options
     told = Settings(data_dir=folder, engine_options=options, **settings)
     spec = EngineSpec(target, "r", "float32", tuple(layers), config.hidden_size, max_len, decode=decode)
     with started(
@@ -145,7 +146,13 @@ def vllm_bench(
 
 @contextmanager
 def early_gather() -> Iterator[None]:
-    """Let engines that are started meanwhile copy states as early as a device may, see `early_connector`."""
+    """Let engines that are started meanwhile copy states as early as a device may, see `early_connector`.
+
+    A GPU itself reads when it may.
+    """
+    if ON_CUDA:
+        yield
+        return
     from service.capture.vllm_engine import VllmEngine
 
     with pytest.MonkeyPatch.context() as patch:

@@ -13,7 +13,16 @@ import torch
 from benchmarks.gpu.__main__ import LEAST_S, main, part_environment
 from benchmarks.gpu.agreement import Agreement
 from benchmarks.gpu.cache import NUM_SLOTS, TOKEN_BYTES, Request, random_requests
-from benchmarks.gpu.carry import LIMIT_BYTES, TooLarge, distribution, own_files, pack, report, requirements
+from benchmarks.gpu.carry import (
+    LIMIT_BYTES,
+    TooLarge,
+    distribution,
+    own_files,
+    pack,
+    report,
+    requirements,
+    unzipped,
+)
 from benchmarks.gpu.cases import BORDER_LENGTHS, CASES, OPTIONS, SHARED_PREFIX_TOKENS, prompt_units
 from benchmarks.gpu.check import WrongBytes, check_sentinels, compare
 from benchmarks.gpu.drain import MODEL, PINNED, QUARRY, SHARE, STEP, figures, table
@@ -215,8 +224,8 @@ def test_what_was_carried_comes_first_on_the_path_of_a_part(tmp_path, monkeypatc
 
 def test_a_transfer_that_does_not_fit_names_the_file():
     sizes = {"small": 10**6, "kernels": LIMIT_BYTES - 2 * 10**6}
-    assert report("first", sizes, 10**6).startswith("transfer first: 64.0 MB of 64")
-    with pytest.raises(TooLarge, match=r"transfer first: kernels has 62\.0 MB and does not fit"):
+    assert report("first", sizes, 10**6).startswith("transfer first: 67.1 MB of 67.1")
+    with pytest.raises(TooLarge, match=r"transfer first: kernels has 65\.1 MB and does not fit"):
         report("first", sizes, 10**6 + 1)
 
 
@@ -243,9 +252,10 @@ def test_what_was_carried_is_unpacked_once_also_when_the_second_transfer_comes_l
         (tmp_path / name).mkdir()
     pack(tmp_path / "first" / "kernels.tar.xz", [("vllm/kernels.so", b"code")])
     assert unpack(tmp_path, tmp_path / "site") == ["kernels.tar.xz"]
-    with zipfile.ZipFile(tmp_path / "second" / "one.whl", "w") as wheel:
+    with zipfile.ZipFile(tmp_path / "one.whl", "w") as wheel:
         wheel.writestr("one/__init__.py", "")
-    assert unpack(tmp_path, tmp_path / "site") == ["one.whl"]
+    pack(tmp_path / "second" / "packages.tar.xz", unzipped([tmp_path / "one.whl"]))
+    assert unpack(tmp_path, tmp_path / "site") == ["packages.tar.xz"]
     assert (tmp_path / "site" / "vllm" / "kernels.so").read_bytes() == b"code"
     assert (tmp_path / "site" / "one" / "__init__.py").exists()
 
