@@ -33,6 +33,8 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     # Without it Triton multiplies float32 as TF32, whose error would hide ours.
     "TRITON_F32_DEFAULT": "ieee",
+    # Not carried to a bare machine; vLLM takes it for granted.
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
 }
 LIMIT_S = 540.0
 LEAST_S = 20.0

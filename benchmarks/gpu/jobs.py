@@ -33,7 +33,7 @@ SHORTER = 6
 PREFIX_SHARE, NUM_PREFIXES = 0.3, 4
 """Such a share of rows begins with one of a few prefixes, which the prefix cache then serves."""
 GREEDY = {"max_tokens": 64, "temperature": 0.0, "capture": "one_pass"}
-DRAWN = {"max_tokens": 64, "temperature": 0.8, "capture": "two_pass"}
+DRAWN = {"max_tokens": 64, "temperature": 0.8, "capture": "second_prefill"}
 SHOWN = 10
 """Alarms of one kind that are kept in words."""
 

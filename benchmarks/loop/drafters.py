@@ -2,15 +2,15 @@
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from benchmarks.loop.live import CHECKPOINTS, train_live
 from benchmarks.loop.recipe import AUX, LoopRecipe, Method
-from benchmarks.loop.serve import Acceptance, served
+from benchmarks.loop.serve import Acceptance, Asked, served
 from benchmarks.loop.stage import LOG, TRAINER_ENVIRONMENT, Cache, python, run
-from benchmarks.loop.table import IN_PLACE, LIVE, OURS, UNTRAINED, Outcome
+from benchmarks.loop.table import IN_PLACE, LIVE, UNTRAINED, Outcome
 from schemas.names import MANIFEST_FOLDER
 from service.reader import QuarryDataset
 
@@ -25,7 +25,7 @@ def acceptance(
     method: Method,
     target: Path,
     data: Mapping[str, Path],
-    held_out: list[str],
+    held_out: Sequence[Asked],
 ) -> dict[str, Outcome]:
     """Train and serve the drafters of every dataset, and one that was not trained. Raises LoopFailed."""
 
@@ -34,7 +34,7 @@ def acceptance(
         steps = json.loads((trained / DRAFTER / STATE).read_text())["global_step"]
         return steps, served(cache, recipe, method, target, trained / DRAFTER, held_out)
 
-    raw = untrained(cache, recipe, method, target, data[OURS], recipe.seeds[0])
+    raw = untrained(cache, recipe, method, target, next(iter(data.values())), recipe.seeds[0])
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
         first = pool.submit(served, cache, recipe, method, target, raw / DRAFTER, held_out)
         running = {

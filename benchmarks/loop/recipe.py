@@ -79,6 +79,29 @@ def split(questions: int, held_out: int) -> tuple[list[str], list[str]]:
     return different[held_out : held_out + questions], different[:held_out]
 
 
+def talks(count: int, most_turns: int) -> list[list[list[dict[str, Any]]]]:
+    """Return the demo's conversations of two or more questions, cut to the first ones, in a drawn order.
+
+    Each is a list of turns: the messages up to a question, and the source's answer where there is one.
+
+    Raises ValueError: there are not so many.
+    """
+    found = []
+    for messages in conversations():
+        turns: list[list[dict[str, Any]]] = [[]]
+        for message in messages:
+            if turns[-1] and turns[-1][-1]["role"] == "assistant":
+                turns.append([])
+            turns[-1].append(message)
+        asked = [turn for turn in turns if any(message["role"] == "user" for message in turn)]
+        if len(asked) > 1:
+            found.append(asked[:most_turns])
+    if count > len(found):
+        raise ValueError(f"{count} conversations are asked for; there are {len(found)}")
+    random.Random(QUESTIONS_SEED).shuffle(found)
+    return found[:count]
+
+
 def question(text: str) -> list[dict[str, Any]]:
     """Return a conversation of one question."""
     return [{"role": "user", "content": text}]

@@ -6,6 +6,7 @@
 import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from benchmarks.loop.recipe import LoopRecipe, Method, question
 from benchmarks.loop.stage import LOG, VLLM_ENVIRONMENT, Cache, python, run
 
 COUNTS = "counts.json"
+
+Asked = str | list[list[dict[str, Any]]]
+"""One question, or what is asked in each turn of a conversation: the target answers turn by turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +37,7 @@ class Acceptance:
 
 
 def served(
-    cache: Cache, recipe: LoopRecipe, method: Method, target: Path, drafter: Path, questions: list[str]
+    cache: Cache, recipe: LoopRecipe, method: Method, target: Path, drafter: Path, questions: Sequence[Asked]
 ) -> Acceptance:
     """Serve `target` with `drafter`, ask it `questions` greedily, and return what was accepted.
 
@@ -77,13 +81,19 @@ def main(asked_file: Path) -> None:
             "parallel_drafting": asked.get("parallel_drafting", False),
         },
     )
-    answers = llm.chat(
-        [question(text) for text in asked["questions"]],
-        SamplingParams(temperature=0, max_tokens=asked["answer_tokens"]),
-        use_tqdm=False,
-    )
-    counts = counted(llm.get_metrics())
-    counts["answer_tokens"] = sum(len(answer.outputs[0].token_ids) for answer in answers)
+    turns = [[question(one)] if isinstance(one, str) else one for one in asked["questions"]]
+    talks: list[list[Any]] = [[] for _ in turns]
+    answered = 0
+    for turn in range(max(map(len, turns))):
+        going = [number for number, one in enumerate(turns) if len(one) > turn]
+        for number in going:
+            talks[number] += turns[number][turn]
+        sampling = SamplingParams(temperature=0, max_tokens=asked["answer_tokens"])
+        answers = llm.chat([talks[number] for number in going], sampling, use_tqdm=False)
+        for number, answer in zip(going, answers, strict=True):
+            talks[number].append({"role": "assistant", "content": answer.outputs[0].text})
+            answered += len(answer.outputs[0].token_ids)
+    counts = counted(llm.get_metrics()) | {"answer_tokens": answered}
     asked_file.with_name(COUNTS).write_text(json.dumps(counts))
 
 

@@ -24,6 +24,9 @@ ROWS = {
     "extra_norm": "wrong: last layer already normed",
     "other_row": "wrong: states of another row",
     UNTRAINED: "no training",
+    "source": "conversations with the answers of their source",
+    "last_turn": "the same, the last turn answered by the target",
+    "all_turns": "the same, every turn answered by the target",
 }
 WRONG = ("layer_below", "extra_norm", "other_row")
 FEWER = (OURS, PEER, "layer_below")

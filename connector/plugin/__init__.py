@@ -1,9 +1,10 @@
 """Makes vLLM return hidden states where its own classes do not: entry point `vllm.general_plugins`.
 
 It also prepares each process for what vLLM's CPU build does there: the tiles that it takes without asking
-(`tiles`), and the vector math that it starts with many threads at once (`connector.vector_math`). vLLM calls
-`register` in each of its processes, before there is a model, whoever started it. No file of vLLM is changed:
-our classes are added to its registry.
+(`tiles`), and the vector math that it starts with many threads at once (`connector.vector_math`); and for
+what its kernels do on a GPU: they overwrite the embeddings (`copies`). vLLM calls `register` in each of its
+processes, before there is a model, whoever started it. No file of vLLM is changed: our classes are added to
+its registry, and one method of its models is replaced.
 """
 
 import os
@@ -27,11 +28,13 @@ def prepare() -> None:
     """Name our class for each architecture that we carry; it is made when vLLM first loads it."""
     from vllm import ModelRegistry
 
+    from connector.plugin.copies import copy_unsummed_states
     from connector.plugin.tiles import ask_for_tiles
     from connector.vector_math import settle_vector_math
 
     ask_for_tiles()
     settle_vector_math()
+    copy_unsummed_states()
 
     for architecture, known in list(ModelRegistry.models.items()):
         place = (getattr(known, "module_name", None), getattr(known, "class_name", None))

@@ -67,7 +67,7 @@ def test_quarry_is_compared_with_every_peer_and_nothing_else() -> None:
         "quarry": [engine_turn(1.0), engine_turn(1.0)]
     }
     ratios = against_peers(turns)
-    assert set(ratios) == {"example", "example-consumed"}
+    assert set(ratios) == {"example", "example-synced", "example-memory", "example-consumed"}
     assert ratios["example"] == Spread(3.0, 2.0, 4.0)
     assert against_peers({"plain": [engine_turn(1.0)], "example": [engine_turn(1.0)]}) == {}
     table = engine_table(engine_figures(turns, num_tokens=1000, state_bytes=10**9), ratios)
