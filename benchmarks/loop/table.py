@@ -24,6 +24,8 @@ ROWS = {
     "extra_norm": "wrong: last layer already normed",
     "other_row": "wrong: states of another row",
     UNTRAINED: "no training",
+}
+IN_CONVERSATIONS = {
     "source": "conversations with the answers of their source",
     "last_turn": "the same, the last turn answered by the target",
     "all_turns": "the same, every turn answered by the target",
@@ -80,7 +82,7 @@ def acceptance_table(title: str, outcomes: Mapping[str, Outcome]) -> str:
     headers += [f"accepted at {place + 1}" for place in range(depth)]
     rows = [
         [
-            ROWS[name],
+            (ROWS | IN_CONVERSATIONS)[name],
             "..".join(map(str, sorted({min(outcome.steps), max(outcome.steps)}))),
             f"{outcome.mean_length:.3f}",
             f"{outcome.lengths[0]:.3f}..{outcome.lengths[-1]:.3f}",

@@ -16,7 +16,7 @@ import pyarrow as pa
 from connector.wire import RowRef
 from schemas.dataset.columns import LABEL_PREFIX
 from schemas.dataset.index import Witness
-from schemas.generate import MIX_LABEL, Ending
+from schemas.generate import MIX_LABEL, Ending, Generate
 from schemas.identity import Identity
 from schemas.receipts import AttemptId
 from service.capture.engine import Answer, Engine, Prompt, PromptRefused
@@ -31,14 +31,57 @@ class ConversationRejected(RejectedError):
     """No turn of a conversation is kept."""
 
 
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A row of the plan, which may come to about `most_tokens`, and to `limit` at most.
+
+    `blocks` are the messages before each answer, and the calls whose results they begin with: name and id.
+    `entry` is its `mix` entry; `left` says that turns of the source were not planned.
+    """
+
+    number: int
+    prompt: list[int]
+    segments: list[list[int]]
+    is_turn: bool
+    entry: str | None
+    most_tokens: int
+    limit: int
+    blocks: list[tuple[list[Message], list[tuple[str, str | None]]]]
+    tools: list[Message] | None
+    left: bool
+
+    @classmethod
+    def of(cls, plan: pa.Table, number: int, generate: Generate) -> "Planned":
+        """Read row `number`; a plan that is in no dialogues has fewer columns."""
+
+        def value(column: str, absent: Any) -> Any:  # noqa: ANN401 - what the plan holds
+            return plan[column][number].as_py() if column in plan.column_names else absent
+
+        document = json.loads(value("document", "") or "{}")
+        prompt, entry = value("input_ids", []), value(f"{LABEL_PREFIX}{MIX_LABEL}", None)
+        most_tokens = value("most_tokens", len(prompt) + generate.of(entry).max_tokens)
+        return cls(
+            number=number,
+            prompt=prompt,
+            segments=value("segments", []),
+            is_turn=value("turn", 0) > 0,
+            entry=entry,
+            most_tokens=most_tokens,
+            limit=document.get("limit", most_tokens),
+            blocks=document.get("blocks", []),
+            tools=document.get("tools"),
+            left=bool(document.get("left")),
+        )
+
+
 @dataclass(slots=True)
 class Row:
-    """A row as it grows: token ids and loss mask, of which the first `planned` are the plan's.
+    """A row as it grows: token ids and loss mask, which begin as the plan's prompt does.
 
     `has_end` says that the last token ends a turn, `is_captured` that the engine keeps the row's states.
     """
 
-    planned: int
+    planned: Planned
     ids: list[int] = field(default_factory=list)
     mask: list[int] = field(default_factory=list)
     prompt_tokens: int = 0
@@ -68,8 +111,9 @@ class Row:
 
     def runs(self) -> tuple[int, ...]:
         """Return the lengths of what follows the planned tokens, as in `RowRef`: an answer comes next."""
-        edges = np.flatnonzero(np.diff([0, *self.mask[self.planned :]]))
-        runs = tuple(np.diff([0, *edges, len(self.mask) - self.planned]).tolist())
+        mask = self.mask[len(self.planned.prompt) :]
+        edges = np.flatnonzero(np.diff([0, *mask]))
+        runs = tuple(np.diff([0, *edges, len(mask)]).tolist())
         return runs if len(runs) % 2 else (*runs, 0)
 
     def written(self) -> Written:
@@ -81,7 +125,7 @@ class Row:
 class Talk:
     """A conversation as far as it was answered: its messages, the job's tools for it, its `mix` entry."""
 
-    tools: Sequence[Message] | None
+    tools: list[Message] | None
     entry: str | None
     messages: list[Message] = field(default_factory=list)
 
@@ -117,111 +161,112 @@ class Answering:
         self.witnesses: dict[int, Witness] = {}
         self.rejects: dict[int, tuple[str, str]] = {}
 
-    async def run(self, rows: Sequence[int]) -> None:
+    def planned(self, rows: Sequence[int]) -> list[Planned]:
+        """Return rows of the plan."""
+        return [Planned.of(self._plan, row, self._generate) for row in rows]
+
+    async def run(self, planned: Sequence[Planned]) -> None:
         """Answer one conversation; it has several rows where each turn is one.
 
         Raises what the engine and the renderer raise.
         """
+        rows = [row.number for row in planned]
         try:
-            if self._value("turn", rows[0], 0):
-                await self._answer_turns(rows)
+            if planned[0].is_turn:
+                await self._answer_turns(planned)
             else:
-                await self._answer_whole(rows[0])
+                await self._answer_whole(planned[0])
         except ConversationRejected as error:
             self._leave_out(rows, error)
         except PromptRefused as error:
             left = [row for row in rows if row not in self.written]
             self.rejects |= dict.fromkeys(left, ("engine-refused", str(error)))
 
-    async def _answer_whole(self, number: int) -> None:
+    async def _answer_whole(self, planned: Planned) -> None:
         """Answer all turns in one row; one that ends early has the turns before that."""
-        talk, blocks = self._talk(number)
-        prompt = self._plan["input_ids"][number].as_py()
-        segments = [prompt, *self._value("segments", number, [])]
-        row = Row(len(prompt))
+        talk, blocks = Talk(planned.tools, planned.entry), planned.blocks
+        segments = [planned.prompt, *planned.segments]
+        row = Row(planned)
         kept: tuple[Row, list[Message]] | None = None
         try:
             for turn, segment in enumerate(segments):
                 row.prompt(segment)
                 captures = turn == len(segments) - 1
                 talk.messages += blocks[turn][0] if blocks else []
-                reading = await self._answer(number, turn, row, talk, captures=captures)
+                reading = await self._answer(turn, row, talk, captures=captures)
                 talk.messages += [reading.message] if reading is not None and blocks else []
                 kept = replace(row, ids=list(row.ids), mask=list(row.mask)), list(talk.messages)
         except ConversationRejected:
             raise
         except RejectedError as error:
             if kept is None:
-                self._leave_out([number], error)
+                self._leave_out([planned.number], error)
                 return
         else:
-            self.counts["context full"] += self._left(number)
+            self.counts["context full"] += planned.left
         assert kept is not None  # noqa: S101
         row, talk.messages = kept
         self.counts["conversations in one row"] += len(segments) > 1
-        await self._store(number, row, talk, last_only=self._generate.turns == "last")
+        await self._store(row, talk, last_only=self._generate.turns == "last")
 
-    async def _answer_turns(self, numbers: Sequence[int]) -> None:
+    async def _answer_turns(self, turns: Sequence[Planned]) -> None:
         """Answer each turn in a row of its own; those that do not come are rejects."""
-        talk, _ = self._talk(numbers[0])
+        talk = Talk(turns[0].tools, turns[0].entry)
         # Before a row is stored it must be known that no later answer drops all of them.
         captures = self._generate.keeps_answers
-        rows: dict[int, Row] = {}
+        rows: list[Row] = []
         last: Reading | None = None
         self.counts["conversations in a row a turn"] += 1
-        for place, number in enumerate(numbers):
-            ((block, calls),) = self._talk(number)[1]
+        for place, planned in enumerate(turns):
+            ((block, calls),) = planned.blocks
             try:
                 if last is not None:
                     self._check_goes_on(last, calls)
                 talk.messages += block
-                row = await self._prompted(number, talk)
-                last = await self._answer(number, 0, row, talk, captures=captures)
+                row = await self._prompted(planned, talk)
+                last = await self._answer(0, row, talk, captures=captures)
                 assert last is not None  # noqa: S101
                 talk.messages.append(last.message)
-                rows[number] = row
+                rows.append(row)
             except ConversationRejected:
                 raise
             except RejectedError as error:
-                self._leave_out(numbers[place:], error)
+                self._leave_out([turn.number for turn in turns[place:]], error)
                 break
             if captures:
-                await self._store(number, row, talk, last_only=True)
-        self.counts["context full"] += self._left(numbers[-1]) if len(rows) == len(numbers) else 0
+                await self._store(row, talk, last_only=True)
+        self.counts["context full"] += turns[-1].left and len(rows) == len(turns)
         if not captures:
             until = [place for place, message in enumerate(talk.messages) if message["role"] == "assistant"]
-            for (number, row), end in zip(rows.items(), until, strict=False):
+            for row, end in zip(rows, until, strict=False):
                 so_far = replace(talk, messages=talk.messages[: end + 1])
-                await self._store(number, row, so_far, last_only=True)
+                await self._store(row, so_far, last_only=True)
 
-    async def _prompted(self, number: int, talk: Talk) -> Row:
+    async def _prompted(self, planned: Planned, talk: Talk) -> Row:
         """Return a row that begins with the prompt of the next turn. Raises RejectedError."""
         assert self._renderer is not None  # noqa: S101
-        planned = self._plan["input_ids"][number].as_py()
         prompt = (await self._renderer.prompt(talk.messages, talk.tools, talk.entry)).tolist()
-        if prompt[: len(planned)] != planned:
+        if prompt[: len(planned.prompt)] != planned.prompt:
             detail = "the prompt does not begin as it was planned: an answer changes its beginning"
             raise RejectedError(RejectReason.TURN_BOUNDARIES, detail)
-        row = Row(len(planned))
+        row = Row(planned)
         row.prompt(prompt)
         return row
 
-    async def _answer(
-        self, number: int, turn: int, row: Row, talk: Talk, *, captures: bool
-    ) -> Reading | None:
+    async def _answer(self, turn: int, row: Row, talk: Talk, *, captures: bool) -> Reading | None:
         """Append an answer; return it as it reads, where that is asked for.
 
         Raises RejectedError where the conversation ends before it, ConversationRejected.
         """
         sampling = self._generate.of(talk.entry)
-        room = self._limit(number) - len(row.ids)
+        room = row.planned.limit - len(row.ids)
         if room < 1:
             raise self._ended("context full", "the context is full")
         sampling = sampling.model_copy(update={"max_tokens": min(room, sampling.max_tokens)})
         is_cut_short = sampling.max_tokens < self._generate.of(talk.entry).max_tokens
         row.is_captured = captures and self._in_one_pass and not is_cut_short
-        ref = self._ref(number, row) if row.is_captured else None
-        name = row_name(self._attempt_id, number)
+        ref = self._ref(row) if row.is_captured else None
+        name = row_name(self._attempt_id, row.planned.number)
         name = name if ref is not None else f"{name}-turn-{turn}"
         prompt = Prompt(name, tuple(row.ids), ref, witness=ref is not None, generate=sampling)
         answer = await self._engine.run(prompt)
@@ -237,7 +282,7 @@ class Answering:
         self._judge(answer, reading, is_cut_short=is_cut_short)
         row.answer(answer)
         if ref is not None:
-            self._captured(number, row, answer)
+            self._captured(row, answer)
         return reading
 
     def _judge(self, answer: Answer, reading: Reading | None, *, is_cut_short: bool) -> None:
@@ -284,24 +329,22 @@ class Answering:
             if call_id is not None:
                 call["id"] = call_id
 
-    async def _store(self, number: int, row: Row, talk: Talk, *, last_only: bool) -> None:
+    async def _store(self, row: Row, talk: Talk, *, last_only: bool) -> None:
         """Hold a row against its conversation, and capture it if that was not done while it was answered."""
         try:
             if self._renderer is not None and talk.messages:
-                row = await self._held_against(number, row, talk, self._renderer, last_only=last_only)
+                row = await self._held_against(row, talk, self._renderer, last_only=last_only)
         except RejectedError as error:
             self.counts["drift"] += 1  # the template fails on what the target said
             if not row.is_captured and self._generate.drift != "keep":
-                self._leave_out([number], error)
+                self._leave_out([row.planned.number], error)
                 return
         if not row.is_captured:
-            name = row_name(self._attempt_id, number)
-            prompt = Prompt(name, tuple(row.ids), self._ref(number, row), witness=True)
-            self._captured(number, row, await self._engine.run(prompt))
+            name = row_name(self._attempt_id, row.planned.number)
+            prompt = Prompt(name, tuple(row.ids), self._ref(row), witness=True)
+            self._captured(row, await self._engine.run(prompt))
 
-    async def _held_against(
-        self, number: int, row: Row, talk: Talk, renderer: Renderer, *, last_only: bool
-    ) -> Row:
+    async def _held_against(self, row: Row, talk: Talk, renderer: Renderer, *, last_only: bool) -> Row:
         """Return the row, or what its text becomes where other tokens are wanted. Raises RejectedError."""
         ids, mask = await renderer.rendered(
             talk.messages, talk.tools, talk.entry, row.ends, last_only=last_only
@@ -314,47 +357,22 @@ class Answering:
             return row
         shorter = min(len(ids), len(said))
         at = int(np.append(ids[:shorter] != said[:shorter], True).argmax())
-        planned = self._plan["input_ids"][number].values.to_numpy()
-        fits = len(ids) <= self._limit(number) and np.array_equal(ids[: row.planned], planned)
-        if self._generate.drift == "reject" or not fits or mask[: row.planned].any():
+        prompt = row.planned.prompt
+        fits = len(ids) <= row.planned.limit and np.array_equal(ids[: len(prompt)], prompt)
+        if self._generate.drift == "reject" or not fits or mask[: len(prompt)].any():
             raise RejectedError(
                 RejectReason.DRIFT, f"rendered and tokenized again it has other tokens from {at} on"
             )
         self.counts["drift"] += 1
         return Row(row.planned, ids.tolist(), mask.tolist(), int(np.append(mask, 1).argmax()))
 
-    def _talk(self, number: int) -> tuple[Talk, list[Any]]:
-        """Return a planned row's conversation before its first message, and its blocks."""
-        document = json.loads(self._value("document", number, "") or '{"blocks": [], "tools": null}')
-        entry = self._value(f"{LABEL_PREFIX}{MIX_LABEL}", number, None)
-        return Talk(document["tools"], entry), document["blocks"]
+    def _ref(self, row: Row) -> RowRef:
+        return RowRef(self._attempt_id, row.planned.number, len(row.planned.prompt), row.runs())
 
-    def _left(self, number: int) -> bool:
-        """Say whether turns of the source were not planned, since none of their prompts can fit."""
-        return bool(json.loads(self._value("document", number, "") or "{}").get("left"))
-
-    def _value(self, column: str, number: int, absent: Any) -> Any:  # noqa: ANN401 - what the plan holds
-        """Return a planned row's value, or `absent` where the plan has no such column."""
-        return self._plan[column][number].as_py() if column in self._plan.column_names else absent
-
-    def most_tokens(self, number: int) -> int:
-        """Return about how many tokens a planned row may become."""
-        sampling = self._generate.of(self._value(f"{LABEL_PREFIX}{MIX_LABEL}", number, None))
-        longest = len(self._plan["input_ids"][number]) + sampling.max_tokens
-        return int(self._value("most_tokens", number, longest))
-
-    def _limit(self, number: int) -> int:
-        """Return the tokens of the longest row."""
-        document = json.loads(self._value("document", number, "") or "{}")
-        return int(document.get("limit", self.most_tokens(number)))
-
-    def _ref(self, number: int, row: Row) -> RowRef:
-        return RowRef(self._attempt_id, number, row.planned, row.runs())
-
-    def _captured(self, number: int, row: Row, answer: Answer) -> None:
-        self.written[number] = row.written()
+    def _captured(self, row: Row, answer: Answer) -> None:
+        self.written[row.planned.number] = row.written()
         if answer.likely:
-            self.witnesses[number] = answer.likely
+            self.witnesses[row.planned.number] = answer.likely
 
     def _ended(self, how: str, detail: str) -> RejectedError:
         self.counts[how] += 1

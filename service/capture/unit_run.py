@@ -136,8 +136,9 @@ class UnitRun:
         if answering is None:
             await self._prefill(rows[0])
             return
-        async with self._budget.hold(max(map(answering.most_tokens, rows))):
-            await answering.run(rows)
+        planned = answering.planned(rows)
+        async with self._budget.hold(max(row.most_tokens for row in planned)):
+            await answering.run(planned)
             for row in answering.rejects.keys() & set(rows):
                 await self._skip(row, *answering.rejects[row])
 

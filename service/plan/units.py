@@ -100,7 +100,8 @@ class UnitDraft:
 class UnitBounds:
     """When a unit is full, and which samples are in none.
 
-    A sample that alone passes `unit_bytes` has a unit to itself.
+    A sample that alone passes `unit_bytes` has a unit to itself. The turns of one conversation are in one
+    unit, which may so pass it once; turns that would pass it by themselves are in none.
 
     `bytes_per_token` is what the states of one token take; `answer_tokens` is the most that each sample may
     grow by.
@@ -123,13 +124,22 @@ def plan_units(
     """
     samples: list[PlannedSample] = []
     rejects: list[RejectView] = []
-    filled_bytes = known = 0
+    filled_bytes = talk_bytes = known = 0
     for row in outcomes:
         if row.result is None:
             known += 1
             continue
         if isinstance(row.result, RowReject):
             rejects.append(_rejected(row, row.result, None))
+            continue
+        dialogue = row.result.dialogue
+        most_tokens = dialogue.most_tokens if dialogue else len(row.result.ids) + bounds.answer_tokens
+        num_bytes = most_tokens * bounds.bytes_per_token
+        goes_on = dialogue is not None and dialogue.turn > 1  # its answers are those of the rows before
+        talk_bytes = talk_bytes + num_bytes if goes_on else num_bytes
+        if goes_on and talk_bytes > bounds.unit_bytes:
+            detail = "it and the turns before it, each a row, fill a unit: raise 'storage.shard_bytes'"
+            rejects.append(_rejected(row, RowReject(RejectReason.TOO_LONG, detail), None))
             continue
         digest = sample_digest(row.source_id, row.result)
         by_tokens = bounds.duplicates == "same_tokens"
@@ -139,11 +149,7 @@ def plan_units(
             duplicate = RowReject(RejectReason.DUPLICATE, f"{detail} the same tokens came before")
             rejects.append(_rejected(row, duplicate, digest.hex()))
             continue
-        dialogue = row.result.dialogue
-        most_tokens = dialogue.most_tokens if dialogue else len(row.result.ids) + bounds.answer_tokens
-        num_bytes = most_tokens * bounds.bytes_per_token
         full = filled_bytes + num_bytes > bounds.unit_bytes or len(samples) >= bounds.max_samples
-        goes_on = dialogue is not None and dialogue.turn > 1  # its answers are those of the rows before
         if samples and full and not goes_on:
             yield UnitDraft(tuple(samples), tuple(rejects), known)
             samples, rejects, filled_bytes, known = [], [], 0, 0

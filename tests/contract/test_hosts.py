@@ -53,7 +53,10 @@ def submitted(
 ) -> str:
     storage = {"shard_bytes": 65_536} | ({"retention": retention} if retention else {})
     place = {"hub": {"repo_id": REPO}} if hub else {}
-    samples = conversations(SAMPLES, longest=20)
+    asked_last = {"role": "user", "content": "and then?"}
+    samples = [
+        one | {"messages": [*one["messages"], asked_last]} for one in conversations(SAMPLES, longest=20)
+    ]
     job_id = shop.submit(request(target, samples, layers=(1, 2), storage=storage, **place, **changes))
     shop.plan()
     assert shop.store.read(jobs.job, job_id).progress.units_planned >= 3
@@ -102,13 +105,13 @@ def make_silent(shop: Shop, lost: Machine) -> None:
         tx.connection.execute(at_home.values(there_since=a_day_ago, seen_at=tx.now))
 
 
-@pytest.mark.parametrize("answers", [False, True])
+@pytest.mark.parametrize("turns", [None, "last", "all"])
 def test_what_a_lost_machine_held_is_captured_again(
-    shop: Shop, target: Path, hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: bool
+    shop: Shop, target: Path, hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turns: str | None
 ) -> None:
     """1. It captures all and is lost. 2. Another captures what it had not stored, with the answers that were
     given. 3. It comes back and stores nothing; its files are swept."""
-    generate = {"generate": {"max_tokens": 5}} if answers else {}
+    generate = {"generate": {"max_tokens": 5, "turns": turns}} if turns else {}
     job_id, lost = submitted(shop, target, **generate), Machine(shop, tmp_path / "lost")
     monkeypatch.setattr(storing, "FULL_FILES", 1)
     lost.capture(job_id, units_done=2)

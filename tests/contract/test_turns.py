@@ -10,8 +10,10 @@ import pytest
 from transformers import AutoTokenizer
 
 from schemas.job import JobState
+from service.capture.answering import Planned, Row
+from service.plan.child.process import Child
 from service.proof.verify import verify_dataset
-from service.store import JobRow, commits
+from service.store import JobRow, commits, units
 from tests.support import templates
 from tests.support.jobs import Shop, request
 from tests.support.talking_engine import Said, TalkingEngine
@@ -80,6 +82,9 @@ class Talked:
     def rejects(self, job: JobRow) -> list[tuple[str | None, int, str]]:
         found = self.shop.store.read(commits.rejects, job.id)
         return [(reject.source_id, reject.turn, reject.reason) for reject in found]
+
+    def every_reject(self, job: JobRow) -> list[Any]:
+        return list(self.shop.store.read(commits.rejects, job.id))
 
     def counts(self, job: JobRow) -> dict[str, int]:
         made = self.shop.store.read(commits.unit_commits, job.id)
@@ -300,6 +305,35 @@ def by_results(*answers: Said) -> Callable[[str], Said]:
     return lambda prompt: answers[max(prompt.count("<|im_start|>assistant"), 1) - 1]
 
 
+WITH_IDS = CALLS.replace("call.function | tojson", "call.id ~ call.function | tojson")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("talked", [WITH_IDS], indirect=True)
+def test_a_call_that_the_sources_result_follows_has_the_id_of_the_sources_call(talked: Talked) -> None:
+    """The result names the call that it is of: an id of the engine's own would be another one."""
+    asked, (call_of_source, *rest) = WITH_TOOLS["messages"][0], WITH_TOOLS["messages"][1:]
+    called = {"role": "assistant", "tool_calls": [{"id": "c7", **call_of_source["tool_calls"][0]}]}
+    sample = WITH_TOOLS | {"messages": [asked, called, *rest]}
+    script = by_results((call("add"), "end"), ("Two.", "end"), ("Sure.", "end"))
+    job = talked.run(script, sample, tool_parser="hermes", max_tokens=80)
+    assert job.state is JobState.COMPLETED, job.problem
+    assert '<tool_call>\nc7{"name": "add"' in talked.rows(job)[1][1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("talked", [CALLS], indirect=True)
+def test_tools_in_another_form_than_the_parsers_are_rejected_by_name(talked: Talked) -> None:
+    sample = WITH_TOOLS | {"tools": [tool["function"] for tool in TOOLS]}
+    other = {"id": "other", "text": "keeps the job from having no row"}
+    job = talked.run(lambda _: ("Two.", "end"), sample, other, tool_parser="hermes")
+    assert job.state is JobState.COMPLETED, job.problem
+    assert {(reject.source_id, reject.reason) for reject in talked.every_reject(job)} >= {
+        ("talk#turn-1", "invalid-sample")
+    }
+    assert "tools" in talked.every_reject(job)[0].detail
+
+
 def test_a_parser_that_vllm_does_not_have_fails_the_job_by_name(talked: Talked) -> None:
     job = talked.run(THREE, tool_parser="nonsense")
     assert job.state is JobState.FAILED
@@ -315,3 +349,44 @@ def test_an_answer_whose_text_leaves_special_tokens_out_is_not_put_into_the_next
     job = talked.run(lambda _: ("<|endoftext|>analysis", "end"), capture="second_prefill")
     assert [source_id for source_id, _, _ in talked.rows(job)] == ["talk#turn-1"]
     assert talked.rejects(job) == [("talk#turn-2", 2, "drift"), ("talk#turn-3", 3, "drift")]
+
+
+def test_a_renderer_that_dies_costs_a_unit_an_attempt_and_no_row(
+    talked: Talked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. Its process dies while an answer is read. 2. Another one is started for the next attempt."""
+    ask, asked = Child.ask, 0
+
+    def dying(self: Child, *question: object) -> object:
+        nonlocal asked
+        asked += 1
+        if asked == 2:
+            self.close()
+        return ask(self, *question)
+
+    monkeypatch.setattr(Child, "ask", dying)
+    job = talked.run(THREE)
+    assert job.state is JobState.COMPLETED, job.problem
+    assert len(talked.rows(job)) == 1
+    assert {row.attempts for row in talked.shop.store.read(units.of_job, job.id)} == {2}
+
+
+def test_a_mark_that_was_not_said_is_not_supervised_when_a_row_is_rendered_again(talked: Talked) -> None:
+    """The last answer ends for want of room: the template's mark behind it is nobody's answer."""
+    parts = [talked.tokenizer.encode(part, add_special_tokens=False) for part in ("t", "he")]
+    TalkingEngine.said_ids = [token for part in parts for token in part]
+    script = by_turn(("", "end"), ("", "end"), (" word" * 40, "end"))
+    job = talked.run(script, drift="rerender", capture="second_prefill")
+    ((_, text, runs),) = talked.rows(job)
+    assert runs[:2] == [f"the{END}"] * 2
+    assert runs[2].startswith("the word") and text.endswith(runs[2]) and END not in runs[2]
+    assert talked.counts(job) == {"conversations in one row": 1, "length": 1, "drift": 1}
+
+
+@pytest.mark.parametrize(
+    ("mask", "runs"), [([], (0,)), ([1, 1], (0, 2, 0)), ([1, 0, 0], (0, 1, 2)), ([0, 1], (1, 1, 0))]
+)
+def test_runs_end_with_what_is_not_supervised(mask: list[int], runs: tuple[int, ...]) -> None:
+    planned = Planned(0, [7, 7], [], False, None, 9, 9, [], None, False)
+    row = Row(planned, ids=[7, 7, *(5 for _ in mask)], mask=[0, 0, *mask])
+    assert row.runs() == runs

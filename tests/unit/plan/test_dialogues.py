@@ -74,6 +74,10 @@ def test_segments_are_what_the_whole_rendering_has_between_answers(tmp_path: Pat
             templates.CHATML.replace("message.content", "(message.content or 'nothing')"),
             "does not write every answer",
         ),
+        (
+            templates.CHATML.replace("message.content", "message.content.lstrip('\\n')"),
+            "does not write every answer",
+        ),
     ],
     ids=[
         "trims",
@@ -84,6 +88,7 @@ def test_segments_are_what_the_whole_rendering_has_between_answers(tmp_path: Pat
         "no mark",
         "drops",
         "fills",
+        "takes line breaks off",
     ],
 )
 def test_where_answers_do_not_stay_as_they_are_each_turn_is_a_row(

@@ -6,7 +6,8 @@ import inspect
 import struct
 import tracemalloc
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
+from dataclasses import replace
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,15 @@ import service.plan.content_hashes
 import service.plan.units
 from service.plan.content_hashes import SeenHashes
 from service.plan.sources import RejectReason, RowReject
-from service.plan.units import RowOutcome, Tokenized, UnitBounds, UnitDraft, plan_units, sample_digest
+from service.plan.units import (
+    Dialogue,
+    RowOutcome,
+    Tokenized,
+    UnitBounds,
+    UnitDraft,
+    plan_units,
+    sample_digest,
+)
 
 
 def tokens(*ids: int, mask: int = 1) -> Tokenized:
@@ -78,6 +87,23 @@ def test_units_keep_their_bounds_and_are_no_smaller_than_they_must(
             first = UnitDraft(after.samples[:1], ())
             full = weight(unit, bounds) + weight(first, bounds) > bounds.unit_bytes
             assert full or len(unit.samples) == bounds.max_samples
+
+
+def test_the_turns_of_a_conversation_are_in_one_unit_and_no_more_of_them_than_fill_one() -> None:
+    """Four conversations of turns of 10, 20, 30 and 40 tokens: of each the first three are 60 bytes."""
+    rows = [
+        RowOutcome(
+            place, f"{talk}#{turn}", replace(tokens(talk, turn), dialogue=Dialogue("", turn, 10 * turn, ()))
+        )
+        for place, (talk, turn) in enumerate(product(range(4), (1, 2, 3, 4)))
+    ]
+    units = list(planned(rows, UnitBounds(bytes_per_token=1, unit_bytes=70, max_samples=100)))
+    held = [[sample.source_id for sample in unit.samples] for unit in units]
+    assert held == [[f"{talk}#{turn}" for talk in pair for turn in (1, 2, 3)] for pair in ((0, 1), (2, 3))]
+    rejects = [reject for unit in units for reject in unit.rejects]
+    assert [reject.source_id for reject in rejects] == [f"{talk}#4" for talk in range(4)]
+    assert {reject.reason for reject in rejects} == {RejectReason.TOO_LONG}
+    assert "storage.shard_bytes" in rejects[0].detail
 
 
 def test_equal_tokens_are_duplicates_whatever_their_ids_where_that_is_asked_for() -> None:
