@@ -1,4 +1,4 @@
-"""Quarry on a CUDA GPU, in eight parts: are the rows right, and how fast are they?
+"""Quarry on a CUDA GPU, in nine parts: are the rows right, and how fast are they?
 
 Every part is a process of its own with a share of the command's time: one that dies or lasts too long takes
 no other's figures with it. Two files come out: `gpu.json` with all figures, saved as they are known, and
@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
@@ -61,8 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     environment = part_environment(os.environ)
     figures.put(facts(options.folder), "machine")
     how = {name: value for name, value in vars(options).items() if isinstance(value, bool | int | float)}
-    failed = []
-    for part in in_order(options.parts):
+
+    def run(part: str) -> bool:
         left_s = deadline - time.monotonic()
         began = time.monotonic()
         if left_s < LEAST_S:
@@ -76,9 +77,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name, value in {**ending, "seconds": seconds, "options": how}.items():
             figures.put(value, "parts", part, name)
         say(f"{part}: {ending.get('failed', 'done')}")
-        if "failed" in ending:
-            failed.append(part)
-    return int(bool(failed))
+        return "failed" not in ending
+
+    parts = in_order(options.parts)
+    with ThreadPoolExecutor(len(parts) if options.together else 1) as running:
+        return int(not all(list(running.map(run, parts))))
 
 
 def parsed(arguments: Sequence[str]) -> argparse.Namespace:
@@ -89,6 +92,7 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     add("--out", type=Path, default=Path(".cache/gpu/out"), help="where gpu.json and gpu.log go")
     add("--folder", type=Path, default=Path(".cache/gpu"), help="where engines write: its disk is measured")
     add("--limit-s", type=float, default=LIMIT_S, help=f"for all parts together (default: {LIMIT_S:.0f})")
+    add("--together", action="store_true", help="run the parts side by side: none that takes a rate")
     add("--only", nargs="+", metavar="NAME", help="of a part's cases, rows or jobs only these")
     add("--weights", type=Path, help="where the parts of rates keep their targets (default: the folder)")
     add("--round-tokens", type=positive, help="tokens of a row's turn in the parts of rates")

@@ -3,7 +3,9 @@
 Standard library alone.
 """
 
+import fcntl
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ Save = Callable[[str, object], None]
 class FigureFile:
     """A JSON object of facts, and below `parts` of what each part found.
 
-    Processes write in turns: a part while it runs, and who started it before and after.
+    Processes write in turns: parts while they run, and who started them before and after.
     """
 
     def __init__(self, path: Path) -> None:
@@ -31,14 +33,19 @@ class FigureFile:
 
     def put(self, value: object, *keys: str) -> None:
         """Set the value at `keys`; objects on the way are made."""
-        everything = self.read()
-        place = everything
-        for key in keys[:-1]:
-            place = place.setdefault(key, {})
-        place[keys[-1]] = value
-        partial = self._path.with_suffix(".partial")
-        partial.write_text(json.dumps(everything, indent=1) + "\n")
-        partial.replace(self._path)
+        folder = os.open(self._path.parent, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            everything = self.read()
+            place = everything
+            for key in keys[:-1]:
+                place = place.setdefault(key, {})
+            place[keys[-1]] = value
+            partial = self._path.with_suffix(".partial")
+            partial.write_text(json.dumps(everything, indent=1) + "\n")
+            partial.replace(self._path)
+        finally:
+            os.close(folder)
 
     def save(self, part: str) -> Save:
         """Return what keeps the figures of one part."""

@@ -34,6 +34,8 @@ PREFIX_SHARE, NUM_PREFIXES = 0.3, 4
 """Such a share of rows begins with one of a few prefixes, which the prefix cache then serves."""
 GREEDY = {"max_tokens": 64, "temperature": 0.0, "capture": "one_pass"}
 DRAWN = {"max_tokens": 64, "temperature": 0.8, "capture": "second_prefill"}
+SHARED = {"kv_cache_memory_bytes": 6 * 2**30, "gpu_memory_utilization": 0.1}
+"""Of an engine beside those of other parts, which must not profile the memory."""
 SHOWN = 10
 """Alarms of one kind that are kept in words."""
 
@@ -92,9 +94,10 @@ def run_job(
     given.joinpath("job.json").write_text(json.dumps(body))
     out = given / "dataset"
     command = [sys.executable, "-m", "service.cli", "extract", str(given / "job.json"), "--out", str(out)]
-    environment = {"QUARRY_ENGINE_OPTIONS": json.dumps({"enforce_eager": True}), **os.environ}
+    engine_options = ({"enforce_eager": True} if options.eager else {}) | (SHARED if options.together else {})
+    environment = {"QUARRY_ENGINE_OPTIONS": json.dumps(engine_options), **os.environ}
     begun = time.monotonic()
-    ended = subprocess.run(command, env=environment if options.eager else None)
+    ended = subprocess.run(command, env=environment)
     found: dict[str, Any] = {
         "rows": rows,
         "tokens": sum(map(len, samples)),

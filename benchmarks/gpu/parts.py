@@ -9,6 +9,7 @@ PARTS = {
     "bytes": "the gather's and the sentinels' bytes against the cache, then the rate of the drain; no vLLM",
     "exact": "float32 of two dense models, a mixture of experts, and answers, against transformers",
     "job": "`quarry extract` and `quarry verify` of a bfloat16 model, canary and all checks on: alarms",
+    "suites": "the tests of the engine's hazards, and the drill's plants in its cache, on the GPU",
     "compiled": "the same models in bfloat16 with compiled graphs",
     "speed": "an 8B model's shape: plain prefill, Quarry, and the example connector, on disk and in memory",
     "small": "a 1B model's shape: the same, and the capture alone",
@@ -45,6 +46,10 @@ def run_part(part: str, options: argparse.Namespace, save: Save) -> None:
         from benchmarks.gpu.jobs import measure_jobs
 
         measure_jobs(options, save)
+    if part == "suites":
+        from benchmarks.gpu.suites import run_suites
+
+        run_suites(options, save)
     if part in ROWS:
         from benchmarks.gpu.rates import measure_rates
 

@@ -5,6 +5,7 @@ path of its parts. Each is unpacked once.
 """
 
 import argparse
+import compileall
 import sys
 import tarfile
 from collections.abc import Sequence
@@ -23,6 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--to", type=Path, default=SITE, help="default: .carry/site")
     options = parser.parse_args(arguments)
     new = unpack(options.carry, options.to)
+    if new:  # else every process of every part would compile it
+        compileall.compile_dir(options.to, quiet=2, workers=0)
     print(f"unpacked {len(new)} files into {options.to}")
     return 0
 

@@ -64,6 +64,7 @@ def train(
         "batch_tokens": recipe.batch_tokens,
         "drafted": recipe.drafted,
         "learning_rate": recipe.learning_rate,
+        **({"steps": recipe.steps} if recipe.steps else {}),
     }
 
     def make(folder: Path) -> None:
@@ -73,6 +74,8 @@ def train(
             words += ["--max-steps", str(max_steps(recipe, data))]
             train_live(folder, words, target, data, recipe, seed)
         else:
+            if recipe.steps:  # which end within an epoch
+                words += ["--max-steps", str(recipe.steps), "--checkpoint-freq", "1"]
             run(words, folder / LOG, TRAINER_ENVIRONMENT)
         keep_last(folder / "all", folder / DRAFTER)
 

@@ -33,6 +33,8 @@ class LoopRecipe:
     drafted: int = 3
     learning_rate: float = 3e-3
     seeds: tuple[int, ...] = (0, 1)
+    steps: int | None = None
+    """All drafters take so many, of as many epochs as that needs; unset: all `epochs`."""
 
 
 SHORT = LoopRecipe(

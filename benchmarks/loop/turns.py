@@ -21,8 +21,9 @@ from benchmarks.loop.table import acceptance_table
 from benchmarks.machine import machine_facts
 from benchmarks.trainers import has_speculators
 
-RECIPE = LoopRecipe(questions=110, held_out=30, batch_tokens=1024, epochs=6, seeds=(0, 1, 2))
-"""Its questions are conversations."""
+RECIPE = LoopRecipe(questions=110, held_out=30, batch_tokens=1024, epochs=10, steps=180, seeds=(0, 1, 2))
+"""Its questions are conversations. Rows of the target's own answers are shorter: as many epochs were fewer
+steps for them."""
 MOST_TURNS = 3
 WAYS: dict[str, str | None] = {"source": None, "last_turn": "last", "all_turns": "all"}
 """`generate.turns` of each dataset."""

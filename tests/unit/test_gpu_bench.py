@@ -10,7 +10,7 @@ import pydantic
 import pytest
 import torch
 
-from benchmarks.gpu.__main__ import LEAST_S, main, part_environment
+from benchmarks.gpu.__main__ import LEAST_S, ROOT, main, part_environment
 from benchmarks.gpu.agreement import Agreement
 from benchmarks.gpu.cache import NUM_SLOTS, TOKEN_BYTES, Request, random_requests
 from benchmarks.gpu.carry import (
@@ -28,6 +28,7 @@ from benchmarks.gpu.check import WrongBytes, check_sentinels, compare
 from benchmarks.gpu.drain import MODEL, PINNED, QUARRY, SHARE, STEP, figures, table
 from benchmarks.gpu.figures import FigureFile
 from benchmarks.gpu.parts import CASES as CASES_OF, PARTS, in_order
+from benchmarks.gpu.suites import OUTCOME, TESTS
 from benchmarks.gpu.turns import Drain, Turn
 from benchmarks.gpu.unpack import unpack
 from benchmarks.gpu.ways import Flight
@@ -189,6 +190,10 @@ def test_parts_run_once_each_in_their_own_order():
     assert sorted(case for cases in CASES_OF.values() for case in cases) == sorted(CASES)
 
 
+def test_every_file_of_the_suites_is_there():
+    assert [name for name in TESTS if not (ROOT / name).is_file()] == []
+
+
 def test_a_figure_is_in_the_file_as_soon_as_it_is_saved_beside_those_of_other_parts(tmp_path):
     path = tmp_path / "gpu.json"
     FigureFile(path).put({"gpu": "one"}, "machine")
@@ -208,12 +213,26 @@ def test_a_part_that_dies_or_finds_no_time_left_is_recorded_and_the_next_one_goe
     common = ["--out", str(out), "--folder", str(tmp_path / "work")]
     assert main(["bytes", *common, "--limit-s", str(LEAST_S / 2)]) == 1
     FigureFile(out / "gpu.json").save("bytes")("of an earlier run", 1)
-    assert main(["bytes", *common, "--cache-gib", "1", "--limit-s", "120"]) == 1
+    assert main(["bytes", "--together", *common, "--cache-gib", "1", "--limit-s", "120"]) == 1
     parts = json.loads((out / "gpu.json").read_text())["parts"]
     assert "figures" not in parts["bytes"]
     assert parts["bytes"]["failed"][0] == "exit status 1"
     assert parts["bytes"]["failed"][-1] in (out / "gpu.log").read_text()
     assert sorted(file.name for file in out.iterdir()) == ["gpu.json", "gpu.log"]
+
+
+def test_an_outcome_is_known_by_its_test_however_its_process_prints_it():
+    said = [
+        "[gw1] [ 33%] PASSED tests/a/b.py::c[d-0] ",
+        "tests/a/b.py::e ",
+        "[gw0] [ 9%] FAILED tests/a/b.py::f",
+    ]
+    found = [OUTCOME.search(line) for line in said]
+    assert [match and match.groups() for match in found] == [
+        ("PASSED", "tests/a/b.py::c[d-0]"),
+        None,
+        ("FAILED", "tests/a/b.py::f"),
+    ]
 
 
 def test_what_was_carried_comes_first_on_the_path_of_a_part(tmp_path, monkeypatch):
