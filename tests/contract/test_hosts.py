@@ -53,10 +53,7 @@ def submitted(
 ) -> str:
     storage = {"shard_bytes": 65_536} | ({"retention": retention} if retention else {})
     place = {"hub": {"repo_id": REPO}} if hub else {}
-    asked_last = {"role": "user", "content": "and then?"}
-    samples = [
-        one | {"messages": [*one["messages"], asked_last]} for one in conversations(SAMPLES, longest=20)
-    ]
+    samples = conversations(SAMPLES, longest=20, asked_last="and then?")
     job_id = shop.submit(request(target, samples, layers=(1, 2), storage=storage, **place, **changes))
     shop.plan()
     assert shop.store.read(jobs.job, job_id).progress.units_planned >= 3

@@ -19,8 +19,9 @@ FAKE_ENGINE = "tests.support.fake_engine:FakeEngine"
 ENDED = {JobState.COMPLETED, JobState.FAILED, JobState.BLOCKED, JobState.CANCELLED}
 
 
-def conversations(count: int, *, longest: int = 60) -> list[dict[str, Any]]:
-    """Return inline samples of mixed lengths, each different."""
+def conversations(count: int, *, longest: int = 60, asked_last: str = "") -> list[dict[str, Any]]:
+    """Return inline samples of mixed lengths, each different; they may end with a question to the target."""
+    last = [{"role": "user", "content": asked_last}] if asked_last else []
     return [
         {
             "id": f"c{number}",
@@ -30,6 +31,7 @@ def conversations(count: int, *, longest: int = 60) -> list[dict[str, Any]]:
                     "role": "assistant",
                     "content": f"Answer {number}. " + "It holds things. " * (number * 13 % longest),
                 },
+                *last,
             ],
         }
         for number in range(count)
