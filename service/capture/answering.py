@@ -24,6 +24,8 @@ from service.capture.renderer import Message, Reading, Renderer
 from service.plan.sources.rows import RejectedError, RejectReason
 from service.proof.checks import Written
 
+CONTEXT = 8
+"""Tokens before an answer that decide how its first ones read."""
 SEVERITY: tuple[Ending, ...] = ("keep", "cut", "reject")
 
 
@@ -84,7 +86,6 @@ class Row:
     planned: Planned
     ids: list[int] = field(default_factory=list)
     mask: list[int] = field(default_factory=list)
-    prompt_tokens: int = 0
     has_end: bool = False
     is_captured: bool = False
     ends: tuple[int | None, ...] = ()
@@ -100,7 +101,6 @@ class Row:
         self.ids += token_ids
         self.mask += [0] * len(token_ids)
         self.has_end = False
-        self.prompt_tokens = self.prompt_tokens or len(self.ids)
 
     def answer(self, answer: Answer) -> None:
         """Append what the target said."""
@@ -118,7 +118,8 @@ class Row:
 
     def written(self) -> Written:
         """Return the row as it must be stored."""
-        return Written(np.asarray(self.ids, np.int32), np.asarray(self.mask, np.uint8), self.prompt_tokens)
+        prompt_tokens = int(np.append(self.mask, 1).argmax())
+        return Written(np.asarray(self.ids, np.int32), np.asarray(self.mask, np.uint8), prompt_tokens)
 
 
 @dataclass(slots=True)
@@ -178,9 +179,8 @@ class Answering:
                 await self._answer_whole(planned[0])
         except ConversationRejected as error:
             self._leave_out(rows, error)
-        except PromptRefused as error:
-            left = [row for row in rows if row not in self.written]
-            self.rejects |= dict.fromkeys(left, ("engine-refused", str(error)))
+        except PromptRefused as error:  # while a row is captured
+            self._leave_out([row for row in rows if row not in self.written], error)
 
     async def _answer_whole(self, planned: Planned) -> None:
         """Answer all turns in one row; one that ends early has the turns before that."""
@@ -193,12 +193,13 @@ class Answering:
                 row.prompt(segment)
                 captures = turn == len(segments) - 1
                 talk.messages += blocks[turn][0] if blocks else []
+                await self._check_literal(row, talk, turn)
                 reading = await self._answer(turn, row, talk, captures=captures)
                 talk.messages += [reading.message] if reading is not None and blocks else []
                 kept = replace(row, ids=list(row.ids), mask=list(row.mask)), list(talk.messages)
         except ConversationRejected:
             raise
-        except RejectedError as error:
+        except (RejectedError, PromptRefused) as error:
             if kept is None:
                 self._leave_out([planned.number], error)
                 return
@@ -230,7 +231,7 @@ class Answering:
                 rows.append(row)
             except ConversationRejected:
                 raise
-            except RejectedError as error:
+            except (RejectedError, PromptRefused) as error:
                 self._leave_out([turn.number for turn in turns[place:]], error)
                 break
             if captures:
@@ -275,7 +276,9 @@ class Answering:
         if self._renderer is not None:
             said = answer.token_ids[:-1] if answer.ended == "end" else answer.token_ids
             is_stopped = answer.ended == "stop"
-            reading = await self._renderer.read(said, talk.tools, talk.entry, is_stopped=is_stopped)
+            reading = await self._renderer.read(
+                row.ids[-CONTEXT:], said, talk.tools, talk.entry, is_stopped=is_stopped
+            )
             if reading.fault:
                 self.counts["broken tool call"] += 1
                 raise ConversationRejected(RejectReason.BROKEN_TOOL_CALL, reading.fault)
@@ -298,16 +301,28 @@ class Answering:
         happened = [chosen[answer.ended]] if answer.ended in chosen else []
         if reading is not None and reading.is_empty:
             happened.append((endings.empty, "empty"))
-        if not happened:
-            return
-        ending, how = max(happened, key=lambda one: SEVERITY.index(one[0]))
+        self.counts.update(how for _, how in happened)
+        ending, how = max(happened, key=lambda one: SEVERITY.index(one[0]), default=("keep", ""))
         if ending == "keep":
-            self.counts[how] += 1
             return
-        error = self._ended(how, f"an answer is not kept: {how}")
+        error = RejectedError(RejectReason.CONVERSATION_ENDED, f"an answer is not kept: {how}")
         if ending == "cut":
             raise error
         raise ConversationRejected(RejectReason.ANSWER_REJECTED, str(error))
+
+    async def _check_literal(self, row: Row, talk: Talk, turn: int) -> None:
+        """Hold the prompt of a later turn against what a server makes of the conversation so far.
+
+        Other tokens of the same text are drift. Raises RejectedError where the text is another one.
+        """
+        if self._renderer is None or not turn:
+            return
+        if not await self._renderer.is_prompt(row.ids, talk.messages, talk.tools, talk.entry):
+            detail = (
+                "the template writes an answer otherwise than it was given, or something else for its sake"
+            )
+            self.counts["changed by the template"] += 1
+            raise RejectedError(RejectReason.TURN_BOUNDARIES, detail)
 
     def _check_goes_on(self, last: Reading, calls: Sequence[tuple[str, str | None]]) -> None:
         """Hold an answer's calls against those whose results the source has; give them the source's ids.
@@ -364,7 +379,7 @@ class Answering:
                 RejectReason.DRIFT, f"rendered and tokenized again it has other tokens from {at} on"
             )
         self.counts["drift"] += 1
-        return Row(row.planned, ids.tolist(), mask.tolist(), int(np.append(mask, 1).argmax()))
+        return Row(row.planned, ids.tolist(), mask.tolist())
 
     def _ref(self, row: Row) -> RowRef:
         return RowRef(self._attempt_id, row.planned.number, len(row.planned.prompt), row.runs())
@@ -378,5 +393,8 @@ class Answering:
         self.counts[how] += 1
         return RejectedError(RejectReason.CONVERSATION_ENDED, detail)
 
-    def _leave_out(self, rows: Sequence[int], error: RejectedError) -> None:
-        self.rejects |= dict.fromkeys(rows, (str(error.reject.reason), error.reject.detail))
+    def _leave_out(self, rows: Sequence[int], error: RejectedError | PromptRefused) -> None:
+        why = ("engine-refused", str(error))
+        if isinstance(error, RejectedError):
+            why = (str(error.reject.reason), error.reject.detail)
+        self.rejects |= dict.fromkeys(rows, why)

@@ -109,16 +109,34 @@ class Renderer:
         mask = np.frombuffer(body, np.uint8, len(ids), 4 * len(ids))
         return ids, mask
 
+    async def is_prompt(
+        self,
+        token_ids: Sequence[int],
+        messages: Sequence[Message],
+        tools: Sequence[Message] | None,
+        entry: str | None,
+    ) -> bool:
+        """Say whether tokens read as the prompt of the next turn does."""
+        values, _ = await self._ask("is prompt", list(token_ids), messages, tools, entry)
+        match values:
+            case [bool(same)]:
+                return same
+        raise _unexpected(values)
+
     async def read(
         self,
+        before: Sequence[int],
         token_ids: Sequence[int],
         tools: Sequence[Message] | None,
         entry: str | None,
         *,
         is_stopped: bool,
     ) -> Reading:
-        """Return what an answer says; one that `is_stopped` ends with a `stop` string, which goes."""
-        values, _ = await self._ask("read", list(token_ids), tools, entry, is_stopped)
+        """Return what an answer says, behind the last tokens `before` it.
+
+        One that `is_stopped` ends with a `stop` string, which goes.
+        """
+        values, _ = await self._ask("read", list(before), list(token_ids), tools, entry, is_stopped)
         match values:
             case [dict(message), str(fault), str(lost)]:
                 return Reading(message, fault, lost)

@@ -7,9 +7,9 @@ with other answers in their place. Where it is not so, each turn is a row, whose
 answers before it are known.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, product
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,8 +29,12 @@ PROBES = (
     "<think>\nwhy\n</think>\n\nthus",
     'so</think><tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>',
     "h\u00e9ll\u00f6 \u4e16\u754c \U0001f642",
+    "<|channel|>a</thought>b[/THINK]c</reasoning>d<answer>e</answer><|message|><function=f><|python_tag|>g",
+    "\n\na\r\nb\n\n\nc  d\u00a0e\\f&<>\"'`g`**h**\n```py\n#i\n```\n",
+    '{"a": 1}',
+    "0123456789 " * 1000,
 )
-"""Answers that templates are known to change."""
+"""Answers that templates are known to change. Others are found while they are answered."""
 MAX_TURNS = 512
 """That are answered in rows of their own: each is rendered with all turns before it."""
 
@@ -72,6 +76,10 @@ def blocks_of(messages: Messages) -> list[Block]:
     for is_asked, group in groupby(messages, key=lambda message: message["role"] != "assistant"):
         block = tuple(group)
         if is_asked:
+            results = [place for place, message in enumerate(block) if message["role"] == "tool"]
+            if results != list(range(len(results))) or len(results) > len(calls):
+                detail = "a result of a tool follows no call of the source: give calls as 'tool_calls'"
+                raise RejectedError(RejectReason.BAD_TOOL_CALL, detail)
             blocks.append(Block(block, tuple(calls) if block[0]["role"] == "tool" else ()))
         else:
             calls = [_called(call) for message in block for call in message.get("tool_calls") or ()]
@@ -112,7 +120,7 @@ def plan_dialogue(
     try:
         return [plan.in_one_row()]
     except NotInSegments as error:
-        return list(plan.a_row_a_turn(str(error)))
+        return plan.a_row_a_turn(str(error))
 
 
 def without_turns(prompt: Tokenized, generate: Generate) -> Tokenized:
@@ -132,7 +140,7 @@ class _Plan:
         entry: MixEntry | None,
     ) -> None:
         self._chat, self._blocks, self._renders, self._generate = chat, blocks, renders, generate
-        self._answer_tokens = generate.longest_answer
+        self._answer_tokens = generate.of(entry.name if entry else None).max_tokens
         self._words = [f"QuarryStandIn{turn}X" for turn in range(len(blocks))]
         every = [[list(block.messages), list(block.calls)] for block in blocks]
         self._digest = canonical_sha256([every, chat.tools, entry and entry.name])
@@ -146,9 +154,10 @@ class _Plan:
         if len(self._blocks) > 1 and self._generate.stop:
             raise NotInSegments("stop strings are no part of an answer's text")
         texts = self._segment_texts()
-        for probe in PROBES if len(texts) > 1 else ():
+        ends = {2, len(texts)} if len(texts) > 1 else ()
+        for probe, end in product((*PROBES, "".join(self._renders.marks)), ends):
             try:
-                is_literal = self._prompt([probe] * (len(texts) - 1)) == probe.join(texts)
+                is_literal = self._prompt([probe] * (end - 1)) == probe.join(texts[:end])
             except RenderFailed as error:
                 raise NotInSegments("the template fails on some answers") from error
             if not is_literal:
@@ -157,7 +166,7 @@ class _Plan:
         self._check_tokens(texts, ids)
         rest = tuple(segment.astype(np.int32) for segment in ids[1:])
         longest = sum(map(len, ids)) + len(ids) * self._answer_tokens
-        return self._row(ids[0], 0, self._blocks[: len(ids)], longest, rest)
+        return self._row(ids[0], 0, self._blocks[: len(ids)], longest, len(self._blocks) - len(ids), rest)
 
     def _segment_texts(self) -> list[str]:
         """Return the prompt and what is between two answers."""
@@ -185,11 +194,12 @@ class _Plan:
         if not np.array_equal(self._renders.ids(whole), np.concatenate([*apart, ids[-1]])):
             raise NotInSegments("a turn has other tokens by itself than in its conversation")
 
-    def a_row_a_turn(self, why: str) -> Iterator[Tokenized]:
-        """Yield a row for each turn. Raises RejectedError."""
+    def a_row_a_turn(self, why: str) -> list[Tokenized]:
+        """Return a row for each turn. Raises RejectedError."""
         first = self._renders.ids(self._prompt([]))
         marks = list(self._renders.marks.values())
-        for turn, block in enumerate(self._blocks, 1):
+        fit: list[tuple[npt.NDArray[np.int64], int]] = []
+        for turn in range(1, len(self._blocks) + 1):
             prompt = self._renders.ids(self._prompt("x" * (turn - 1)))
             if turn > 1 and len(prompt) >= self._renders.most_tokens:
                 break
@@ -205,7 +215,12 @@ class _Plan:
             if not len(certain):
                 detail = "the prompts of two turns begin differently"
                 raise RejectedError(RejectReason.TURN_BOUNDARIES, detail)
-            yield self._row(certain, turn, [block], len(prompt) + turn * self._answer_tokens, (), why)
+            fit.append((certain, len(prompt) + turn * self._answer_tokens))
+        left = len(self._blocks) - len(fit)
+        return [
+            self._row(ids, turn, self._blocks[turn - 1 : turn], longest, left, why=why)
+            for turn, (ids, longest) in enumerate(fit, 1)
+        ]
 
     def _row(
         self,
@@ -213,13 +228,14 @@ class _Plan:
         turn: int,
         blocks: Sequence[Block],
         longest: int,
-        segments: tuple[npt.NDArray[np.int32], ...],
+        left: int,
+        segments: tuple[npt.NDArray[np.int32], ...] = (),
         why: str = "",
     ) -> Tokenized:
         document = {
             "blocks": [[list(block.messages), list(block.calls)] for block in blocks],
             "limit": self._renders.most_tokens,
-            "left": len(self._blocks) - max(turn, len(blocks)),
+            "left": left,
             "tools": self._chat.tools if turn <= 1 else None,
             # So that no turn of another conversation is the same sample.
             "conversation": self._digest,

@@ -78,7 +78,7 @@ class SampleTokenizer:
         try:
             chat, entry = self._chat(sample, source_id), generate.drawn(source_id)
             planned = plan_dialogue(chat, self, generate, entry)
-            return (self._checked(planned[0]), *planned[1:])
+            return (self._checked(planned[0], source_id), *planned[1:])
         except RejectedError as error:
             return (error.reject,)
         except UnicodeEncodeError as error:
@@ -92,7 +92,7 @@ class SampleTokenizer:
         itself is at fault.
         """
         try:
-            return self._checked(self._encode(sample, source_id))
+            return self._checked(self._encode(sample, source_id), source_id)
         except RejectedError as error:
             return error.reject
         except UnicodeEncodeError as error:
@@ -157,7 +157,7 @@ class SampleTokenizer:
         text = chat.rendering.text
         encoding = self._tokenizer.encode(text, offsets=True)
         if self._request.on_too_long == "reject" and len(encoding.ids) > self.most_tokens:
-            raise self._too_long(len(encoding.ids))
+            raise _too_long(len(encoding.ids), self.limit_tokens)
         if chat.template.marks_generation:
             spans = self._marked_spans(chat, turns[-1], last_only=last_only)
         else:
@@ -166,11 +166,14 @@ class SampleTokenizer:
         if ends is not None and len(ends) != len(spans):
             detail = f"{len(ends)} answers have {len(spans)} places in the rendering"
             raise RejectedError(RejectReason.TURN_BOUNDARIES, detail)
+        answers = [chat.messages[turn] for turn in (turns[-1:] if last_only else turns)]
         for place, (start, end) in enumerate(spans):
             inside = encoding.tokens(start, end)
+            if ends is not None:
+                inside = _said(text, encoding, (start, end), answers[place], ends[place])
             mask[inside] = 1
-            last = int(encoding.ids[inside][-1])
-            if ends is not None and last in self.marks.values() and last != ends[place]:
+            last = encoding.ids[inside][-1:].tolist()
+            if ends is not None and last and last[0] in self.marks.values() and last[0] != ends[place]:
                 mask[inside.stop - 1] = 0
         return Tokenized(encoding.ids.astype(np.int32), mask)
 
@@ -203,31 +206,30 @@ class SampleTokenizer:
             spans.append((start, self._tokenizer.end_of_turn(text, encoding, start, end)))
         return spans
 
-    def _checked(self, whole: Tokenized) -> Tokenized:
+    def _checked(self, whole: Tokenized, source_id: str) -> Tokenized:
         """Apply what holds of every sample: not empty, ids in range, not too long, something supervised."""
-        ids, mask = whole.ids, whole.mask
+        ids, mask, limit_tokens = whole.ids, whole.mask, self.limit_tokens
         if len(ids) == 0:
             raise RejectedError(RejectReason.EMPTY, "the sample has no tokens")
         every = np.concatenate([ids, *(whole.dialogue.segments if whole.dialogue is not None else ())])
         self.check_vocabulary(every)
-        generates = self._request.generate is not None
-        if len(ids) > self.limit_tokens:
-            if generates or self._request.on_too_long == "reject":
-                raise self._too_long(len(ids))
-            ids, mask = ids[: self.limit_tokens], mask[: self.limit_tokens]
-        if generates:
+        generate = self._request.generate
+        if generate is not None and (entry := generate.drawn(source_id)) is not None:
+            limit_tokens = self.most_tokens - generate.of(entry.name).max_tokens
+        if len(ids) > limit_tokens:
+            if generate is not None or self._request.on_too_long == "reject":
+                raise _too_long(len(ids), limit_tokens)
+            ids, mask = ids[:limit_tokens], mask[:limit_tokens]
+        if generate is not None:
             return replace(whole, mask=np.zeros_like(mask))
         supervised, needed = int(mask.sum()), self._request.min_supervised_tokens
         if supervised < needed:
-            cut = f" among the first {self.limit_tokens}" if len(ids) < len(whole.ids) else ""
+            cut = f" among the first {limit_tokens}" if len(ids) < len(whole.ids) else ""
             if not supervised:
                 raise RejectedError(RejectReason.NOTHING_SUPERVISED, f"no token{cut} is supervised")
             detail = f"{supervised} of the {needed} supervised tokens that are needed{cut}"
             raise RejectedError(RejectReason.TOO_FEW_SUPERVISED, detail)
         return Tokenized(ids, mask)
-
-    def _too_long(self, num_tokens: int) -> RejectedError:
-        return RejectedError(RejectReason.TOO_LONG, f"{num_tokens} tokens, {self.limit_tokens} are allowed")
 
     def _template(self, options: Mapping[str, Any], *, with_tools: bool) -> ChatTemplate:
         source = self._tokenizer.chat_template(self._request.chat_template, with_tools=with_tools)
@@ -264,8 +266,28 @@ class SampleTokenizer:
         return self._trailers[template]
 
 
+def _too_long(num_tokens: int, limit: int) -> RejectedError:
+    return RejectedError(RejectReason.TOO_LONG, f"{num_tokens} tokens, {limit} are allowed")
+
+
 def _all_supervised(ids: npt.NDArray[Any]) -> Tokenized:
     return Tokenized(ids.astype(np.int32), np.ones(len(ids), dtype=np.uint8))
+
+
+def _said(text: str, encoding: Encoding, span: Span, answer: Mapping[str, Any], end: int | None) -> slice:
+    """Return the tokens of a span that the target said: its answer, and the mark by which it ended it.
+
+    What a template adds is neither. Of an answer whose text is not there as it was, it is the whole span.
+    """
+    inside, content = encoding.tokens(*span), answer["content"]
+    content = content if content in text[slice(*span)] else content.strip()
+    at = text.find(content, *span)
+    if at < 0 or "tool_calls" in answer or "reasoning_content" in answer:
+        return inside
+    nothing = slice(inside.stop - 1, inside.stop - 1)
+    said = encoding.tokens(at, at + len(content)) if content else nothing
+    follows = encoding.ids[said.stop : said.stop + 1]
+    return slice(said.start, said.stop + int(len(follows) > 0 and follows[0] == end))
 
 
 def _no_text(error: UnicodeEncodeError) -> RowReject:

@@ -96,12 +96,16 @@ class UnitDraft:
         return sum(sample.prompt_tokens for sample in self.samples)
 
 
+TALK_UNITS = 8
+"""Units that one conversation may fill, if all of its answers are as long as they may be."""
+
+
 @dataclass(frozen=True, slots=True)
 class UnitBounds:
     """When a unit is full, and which samples are in none.
 
-    A sample that alone passes `unit_bytes` has a unit to itself. The turns of one conversation are in one
-    unit, which may so pass it once; turns that would pass it by themselves are in none.
+    A sample that alone passes `unit_bytes` has a unit to itself. The turns of one conversation, each a row,
+    are in one unit, which they may fill `TALK_UNITS` times; turns beyond that are in none.
 
     `bytes_per_token` is what the states of one token take; `answer_tokens` is the most that each sample may
     grow by.
@@ -137,8 +141,8 @@ def plan_units(
         num_bytes = most_tokens * bounds.bytes_per_token
         goes_on = dialogue is not None and dialogue.turn > 1  # its answers are those of the rows before
         talk_bytes = talk_bytes + num_bytes if goes_on else num_bytes
-        if goes_on and talk_bytes > bounds.unit_bytes:
-            detail = "it and the turns before it, each a row, fill a unit: raise 'storage.shard_bytes'"
+        if goes_on and talk_bytes > TALK_UNITS * bounds.unit_bytes:
+            detail = "it and the turns before it, each a row, are too large: raise 'storage.shard_bytes'"
             rejects.append(_rejected(row, RowReject(RejectReason.TOO_LONG, detail), None))
             continue
         digest = sample_digest(row.source_id, row.result)

@@ -8,7 +8,8 @@ reads them.
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, takewhile
+from operator import eq
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from service.plan.samples import SampleTokenizer
 from service.plan.sources.rows import RejectedError, RejectReason
 
 CALL = {"name": "look", "arguments": {"at": "it"}}
+LEAST_OPENING = 4
+"""Characters; a shorter text before a call's name, such as a bracket, is not its own."""
 MAX_DEPTH = 64
 ASKED = {"role": "user", "content": "question"}
 
@@ -39,6 +42,7 @@ class Turns:
         self._tokenizer, self._generate = tokenizer, generate
         self._parser: Any = None
         self._call_marks: set[int] | None = None
+        self._opening = ""
         if generate.tool_parser or generate.reasoning_parser:
             self._parser = _parser(generate, tokenizer, folder)
 
@@ -50,8 +54,13 @@ class Turns:
                     return self._prompt(messages, tools, entry)
                 case ("rendered", messages, tools, entry, ends, last_only):
                     return self._rendered(messages, tools, entry, ends, last_only=last_only)
-                case ("read", token_ids, tools, entry, is_stopped):
-                    return self._read(token_ids, tools, entry, is_stopped=is_stopped)
+                case ("is prompt", token_ids, messages, tools, entry):
+                    return self._is_prompt(token_ids, messages, tools, entry)
+                case ("read", before, token_ids, tools, entry, is_stopped):
+                    said = _Said(
+                        self._tokenizer, before, token_ids, self._generate.stop if is_stopped else ()
+                    )
+                    return self._read(said, tools, entry)
         except RejectedError as error:
             return "rejected", (error.reject.reason, error.reject.detail), b""
         except UnicodeEncodeError as error:
@@ -82,13 +91,20 @@ class Turns:
         end = int(np.flatnonzero(row.mask)[-1]) + 1 if row.mask.any() else len(row.ids)
         return "rendered", (end,), row.ids[:end].astype("<i4").tobytes() + row.mask[:end].tobytes()
 
-    def _read(self, token_ids: Sequence[int], tools: Tools, entry: str | None, *, is_stopped: bool) -> Answer:
+    def _is_prompt(
+        self, token_ids: Sequence[int], messages: Messages, tools: Tools, entry: str | None
+    ) -> Answer:
+        """Say whether tokens read as the prompt of a turn does."""
+        wanted = self._tokenizer.ids(self._tokenizer.chat(messages, tools, self._entry(entry)).prompt())
+        read = [self._tokenizer.decode(ids, skip_marks=False) for ids in (token_ids, wanted.tolist())]
+        return "is prompt", (read[0] == read[1],), b""
+
+    def _read(self, said: "_Said", tools: Tools, entry: str | None) -> Answer:
         """Return an answer as a message, what is wrong with its calls, and what its text leaves out."""
         if self._parser is None:
             marks = set(self._tokenizer.of_library.all_special_ids)
-            lost = self._tokenizer.decode([token for token in token_ids if token in marks], skip_marks=False)
-            said = {"role": "assistant", "content": self._text(token_ids, is_stopped=is_stopped)}
-            return "read", (said, "", lost), b""
+            lost = self._tokenizer.decode([token for token in said.ids if token in marks], skip_marks=False)
+            return "read", ({"role": "assistant", "content": said.text()}, "", lost), b""
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
         options = self._tokenizer.options(self._entry(entry))
@@ -99,28 +115,22 @@ class Turns:
             raise RejectedError(RejectReason.INVALID_SAMPLE, fault) from error
         parser = self._parser(self._tokenizer.of_library, request.tools, chat_template_kwargs=options)
         request = parser.adjust_request(request)
-        text = self._text(token_ids, is_stopped=is_stopped, skip_marks=request.skip_special_tokens)
+        text = said.text(skip_marks=request.skip_special_tokens)
         calls_tools = bool(self._generate.tool_parser and tools)
-        named = {"enable_auto_tools": calls_tools, "model_output_token_ids": token_ids}
+        named = {"enable_auto_tools": calls_tools, "model_output_token_ids": said.ids}
         reasoning, content, called = parser.parse(text, request, **named)
         message: dict[str, Any] = {"role": "assistant", "content": content or ""}
         if reasoning:
-            message["reasoning_content"] = reasoning
+            message["reasoning_content"] = message["thinking"] = reasoning  # as gpt-oss calls it
         calls, fault = _calls(called or (), tools)
         if calls:
             message["tool_calls"] = calls
-        elif calls_tools and not fault and self._calls_in_vain(token_ids):
+        elif calls_tools and not fault and self._calls_in_vain(said.ids, text):
             fault = f"it begins a call that cannot be read: {text[-80:]!r}"
         return "read", (message, fault, ""), b""
 
-    def _text(self, token_ids: Sequence[int], *, is_stopped: bool, skip_marks: bool = True) -> str:
-        """Return what a server gives of an answer: without the `stop` string that it ended at."""
-        text = self._tokenizer.decode(token_ids, skip_marks=skip_marks)
-        ends = [text.rfind(stop) for stop in self._generate.stop] if is_stopped else []
-        return text[: max(ends)] if max(ends, default=-1) >= 0 else text
-
-    def _calls_in_vain(self, token_ids: Sequence[int]) -> bool:
-        """Say whether an answer holds an added token that the template writes around calls alone."""
+    def _calls_in_vain(self, token_ids: Sequence[int], text: str) -> bool:
+        """Say whether an answer begins a call, by a token or text that the template writes for it alone."""
         if self._call_marks is None:
             chat = self._tokenizer.chat([ASKED], None, None)
             call = {"type": "function", "function": CALL}
@@ -136,10 +146,38 @@ class Turns:
             self._call_marks = {
                 token for mark, token in marks.items() if mark in with_call and mark not in without
             }
-        return not self._call_marks.isdisjoint(token_ids)
+            before = with_call.partition(str(CALL["name"]))[0]
+            same = sum(takewhile(bool, map(eq, before, without)))
+            self._opening = before[same:].strip()
+        is_opened = len(self._opening) >= LEAST_OPENING and self._opening in text
+        return is_opened or not self._call_marks.isdisjoint(token_ids)
 
     def _entry(self, name: str | None) -> Any:  # noqa: ANN401 - a MixEntry
         return next((entry for entry in self._generate.mix if entry.name == name), None)
+
+
+class _Said:
+    """An answer's tokens, and the last ones before it, which decide how the first ones read."""
+
+    def __init__(
+        self, tokenizer: SampleTokenizer, before: Sequence[int], ids: Sequence[int], stop: Sequence[str]
+    ) -> None:
+        """An answer that ended at one of the strings `stop` is without it, as a server gives it."""
+        self._tokenizer, self._before, self.ids, self._stop = tokenizer, list(before), list(ids), stop
+
+    def text(self, *, skip_marks: bool = True) -> str:
+        """Return what a server gives of it."""
+        text = self._read(self.ids, skip_marks=skip_marks)
+        # Of several that its last token completes, the first one ended it.
+        known = len(self._read(self.ids[:-1], skip_marks=skip_marks)) if self._stop else 0
+        found = [(text.find(stop, max(0, known - len(stop) + 1)), len(stop)) for stop in self._stop]
+        return text[: min(((at + size, at) for at, size in found if at >= 0), default=(0, len(text)))[1]]
+
+    def _read(self, ids: list[int], *, skip_marks: bool) -> str:
+        whole = self._tokenizer.decode(self._before + ids, skip_marks=skip_marks)
+        before = self._tokenizer.decode(self._before, skip_marks=skip_marks)
+        is_behind = whole.startswith(before)
+        return whole[len(before) :] if is_behind else self._tokenizer.decode(ids, skip_marks=skip_marks)
 
 
 def _calls(called: Sequence[Any], tools: Tools) -> tuple[list[dict[str, Any]], str]:

@@ -97,9 +97,9 @@ def test_the_turns_of_a_conversation_are_in_one_unit_and_no_more_of_them_than_fi
         )
         for place, (talk, turn) in enumerate(product(range(4), (1, 2, 3, 4)))
     ]
-    units = list(planned(rows, UnitBounds(bytes_per_token=1, unit_bytes=70, max_samples=100)))
+    units = list(planned(rows, UnitBounds(bytes_per_token=1, unit_bytes=70 // 8, max_samples=100)))
     held = [[sample.source_id for sample in unit.samples] for unit in units]
-    assert held == [[f"{talk}#{turn}" for talk in pair for turn in (1, 2, 3)] for pair in ((0, 1), (2, 3))]
+    assert held == [[f"{talk}#{turn}" for turn in (1, 2, 3)] for talk in range(4)]
     rejects = [reject for unit in units for reject in unit.rejects]
     assert [reject.source_id for reject in rejects] == [f"{talk}#4" for talk in range(4)]
     assert {reject.reason for reject in rejects} == {RejectReason.TOO_LONG}
