@@ -87,6 +87,7 @@ load: install
 # is accepted.
 loop: install $(TRAINERS)
 	$(BIN)/python -m benchmarks.loop --save
+	$(BIN)/python -m benchmarks.loop.turns --save
 
 # Ways to stored states side by side, and what a job's time goes to, the checks included.
 bench: install

@@ -5,9 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import templates
 from tests.support.fake_engine import FakeEngine
 from tests.support.jobs import Shop
 from tests.support.nights import Faults
+from tests.support.talked import Talked
+from tests.support.talking_engine import TalkingEngine
 from tests.support.tiny_model import random_target
 
 
@@ -34,3 +37,11 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
 
     monkeypatch.setattr(FakeEngine, "run", run)
     return planted
+
+
+@pytest.fixture
+def talked(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Talked]:
+    made = Talked(tmp_path, getattr(request, "param", templates.CHATML))
+    TalkingEngine.said_ids = []
+    yield made
+    made.shop.store.close()

@@ -1,102 +1,15 @@
 """Conversations whose every assistant's turn is the target's: rows, masks, endings, and what is counted."""
 
-from collections import Counter
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from transformers import AutoTokenizer
 
 from schemas.job import JobState
-from service.capture.answering import Planned, Row
-from service.plan.child.process import Child
-from service.proof.verify import verify_dataset
-from service.store import JobRow, commits, units
 from tests.support import templates
-from tests.support.jobs import Shop, request
+from tests.support.talked import CONVERSATION, END, THREE, Talked
 from tests.support.talking_engine import Said, TalkingEngine
-from tests.support.tiny_model import random_target
-
-END = "<|im_end|>"
-CONVERSATION = {
-    "id": "talk",
-    "messages": [
-        {"role": "system", "content": "Be short."},
-        {"role": "user", "content": "first"},
-        {"role": "assistant", "content": "what the source says"},
-        {"role": "user", "content": "second"},
-        {"role": "assistant", "content": "what the source says then"},
-        {"role": "user", "content": "third"},
-    ],
-}
-
-
-def turns_of(prompt: str) -> int:
-    return prompt.count("user\n")
-
-
-def by_turn(*answers: Said) -> Callable[[str], Said]:
-    return lambda prompt: answers[turns_of(prompt) - 1]
-
-
-THREE = by_turn((" one ", "end"), ("two</think>", "end"), ("three", "end"))
-
-
-class Talked:
-    """A shop whose target answers by a script."""
-
-    def __init__(self, folder: Path, template: str) -> None:
-        self.target = random_target(folder / "models" / "target", max_position=512, chat_template=template)
-        self.tokenizer = AutoTokenizer.from_pretrained(self.target)
-        engine = "tests.support.talking_engine:TalkingEngine"
-        self.shop = Shop.open(folder, self.target, engine=engine)
-
-    def run(self, script: Callable[[str], Said], *samples: dict[str, Any], **generate: Any) -> JobRow:
-        TalkingEngine.script = staticmethod(script)  # type: ignore[assignment]
-        changes = generate.pop("changes", {})
-        asked = {"turns": "all", "max_tokens": 24} | generate
-        job = self.shop.run(request(self.target, samples or [CONVERSATION], generate=asked, **changes))
-        if job.state is JobState.COMPLETED and job.progress.samples_written:
-            report = verify_dataset(self.shop.settings.dataset_dir(job.id))
-            assert report.ok, str(report)
-        return job
-
-    def rows(self, job: JobRow) -> list[tuple[str, str, list[str]]]:
-        """Return each row's source id, its text, and the texts of its supervised runs."""
-        rows = []
-        for row in self.shop.rows(job.id):
-            runs, last = [], 0
-            for token, flag in zip(row["input_ids"], row["loss_mask"], strict=True):
-                if flag and not last:
-                    runs.append([])
-                if flag:
-                    runs[-1].append(token)
-                last = flag
-            texts = [self.tokenizer.decode(run) for run in runs]
-            assert row["prompt_tokens"] == row["loss_mask"].index(1)
-            rows.append((row["source_id"], self.tokenizer.decode(row["input_ids"]), texts))
-        return rows
-
-    def rejects(self, job: JobRow) -> list[tuple[str | None, int, str]]:
-        found = self.shop.store.read(commits.rejects, job.id)
-        return [(reject.source_id, reject.turn, reject.reason) for reject in found]
-
-    def every_reject(self, job: JobRow) -> list[Any]:
-        return list(self.shop.store.read(commits.rejects, job.id))
-
-    def counts(self, job: JobRow) -> dict[str, int]:
-        made = self.shop.store.read(commits.unit_commits, job.id)
-        return dict(sum((Counter(unit.checks.answers) for unit in made), Counter()))
-
-
-@pytest.fixture
-def talked(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Talked]:
-    made = Talked(tmp_path, getattr(request, "param", templates.CHATML))
-    TalkingEngine.said_ids = []
-    yield made
-    made.shop.store.close()
 
 
 @pytest.mark.parametrize("capture", ["one_pass", "second_prefill"])
@@ -349,44 +262,3 @@ def test_an_answer_whose_text_leaves_special_tokens_out_is_not_put_into_the_next
     job = talked.run(lambda _: ("<|endoftext|>analysis", "end"), capture="second_prefill")
     assert [source_id for source_id, _, _ in talked.rows(job)] == ["talk#turn-1"]
     assert talked.rejects(job) == [("talk#turn-2", 2, "drift"), ("talk#turn-3", 3, "drift")]
-
-
-def test_a_renderer_that_dies_costs_a_unit_an_attempt_and_no_row(
-    talked: Talked, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """1. Its process dies while an answer is read. 2. Another one is started for the next attempt."""
-    ask, asked = Child.ask, 0
-
-    def dying(self: Child, *question: object) -> object:
-        nonlocal asked
-        asked += 1
-        if asked == 2:
-            self.close()
-        return ask(self, *question)
-
-    monkeypatch.setattr(Child, "ask", dying)
-    job = talked.run(THREE)
-    assert job.state is JobState.COMPLETED, job.problem
-    assert len(talked.rows(job)) == 1
-    assert {row.attempts for row in talked.shop.store.read(units.of_job, job.id)} == {2}
-
-
-def test_a_mark_that_was_not_said_is_not_supervised_when_a_row_is_rendered_again(talked: Talked) -> None:
-    """The last answer ends for want of room: the template's mark behind it is nobody's answer."""
-    parts = [talked.tokenizer.encode(part, add_special_tokens=False) for part in ("t", "he")]
-    TalkingEngine.said_ids = [token for part in parts for token in part]
-    script = by_turn(("", "end"), ("", "end"), (" word" * 40, "end"))
-    job = talked.run(script, drift="rerender", capture="second_prefill")
-    ((_, text, runs),) = talked.rows(job)
-    assert runs[:2] == [f"the{END}"] * 2
-    assert runs[2].startswith("the word") and text.endswith(runs[2]) and END not in runs[2]
-    assert talked.counts(job) == {"conversations in one row": 1, "length": 1, "drift": 1}
-
-
-@pytest.mark.parametrize(
-    ("mask", "runs"), [([], (0,)), ([1, 1], (0, 2, 0)), ([1, 0, 0], (0, 1, 2)), ([0, 1], (1, 1, 0))]
-)
-def test_runs_end_with_what_is_not_supervised(mask: list[int], runs: tuple[int, ...]) -> None:
-    planned = Planned(0, [7, 7], [], False, None, 9, 9, [], None, False)
-    row = Row(planned, ids=[7, 7, *(5 for _ in mask)], mask=[0, 0, *mask])
-    assert row.runs() == runs
