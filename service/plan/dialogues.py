@@ -248,5 +248,10 @@ class _Plan:
         """Render the prompt of the turn behind these answers."""
         messages = list(self._blocks[0].messages)
         for answer, block in zip(answers, self._blocks[1:], strict=False):
-            messages += [{"role": "assistant", "content": answer}, *block.messages]
+            calls = [
+                {"type": "function", "id": call_id, "function": {"name": name, "arguments": {}}}
+                for name, call_id in block.calls
+            ]
+            said = {"role": "assistant", "content": answer} | ({"tool_calls": calls} if calls else {})
+            messages += [said, *block.messages]
         return replace(self._chat, messages=messages).prompt()

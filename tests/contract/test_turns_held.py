@@ -59,6 +59,17 @@ def test_a_template_that_changes_answers_of_short_conversations_alone_has_a_row_
     assert "</think>" not in talked.rows(job)[1][1].split("second")[0]
 
 
+@pytest.mark.parametrize("talked", [templates.HARMONY], indirect=True)
+@pytest.mark.parametrize("drift", ["keep", "reject"])
+def test_a_template_whose_turns_cannot_be_found_again_fails_no_job(talked: Talked, drift: str) -> None:
+    """It ends the last turn with another mark: what was said is kept, and said to be other than its text."""
+    job = talked.run(THREE, CONVERSATION, {"id": "other", "text": "first"}, drift=drift)
+    assert job.state is JobState.COMPLETED, job.problem
+    assert talked.counts(job)["drift"] == 3
+    reasons = [reason for _, _, reason in talked.rejects(job)]
+    assert reasons == ([] if drift == "keep" else ["turn-boundaries"] * 3)
+
+
 CALLED = '<tool_call>\n{"name": "add"}\n</tool_call>'
 
 

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from schemas.base import first_fault
 from schemas.generate import Generate
-from service.errors import OptionRefused
+from service.errors import OptionRefused, TemplateRefused
 from service.plan.rendering import Messages, RenderFailed, Tools
 from service.plan.samples import SampleTokenizer
 from service.plan.sources.rows import RejectedError, RejectReason
@@ -47,7 +47,7 @@ class Turns:
             self._parser = _parser(generate, tokenizer, folder)
 
     def answer(self, question: Sequence[Any]) -> Answer:
-        """Return the answer to a question. Raises TemplateRefused."""
+        """Return the answer to a question. Raises TemplateRefused, OptionRefused (a parser)."""
         try:
             match question:
                 case ("prompt", messages, tools, entry):
@@ -86,7 +86,10 @@ class Turns:
         chat = self._tokenizer.chat(messages, tools, self._entry(entry))
         turns = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
         ends = ends[-1:] if last_only else ends
-        row = self._tokenizer.supervised(chat, turns, last_only=last_only, ends=ends)
+        try:
+            row = self._tokenizer.supervised(chat, turns, last_only=last_only, ends=ends)
+        except TemplateRefused as error:  # it renders, but its turns cannot be found again
+            raise RejectedError(RejectReason.TURN_BOUNDARIES, str(error)) from error
         self._tokenizer.check_vocabulary(row.ids)
         end = int(np.flatnonzero(row.mask)[-1]) + 1 if row.mask.any() else len(row.ids)
         return "rendered", (end,), row.ids[:end].astype("<i4").tobytes() + row.mask[:end].tobytes()
@@ -118,7 +121,13 @@ class Turns:
         text = said.text(skip_marks=request.skip_special_tokens)
         calls_tools = bool(self._generate.tool_parser and tools)
         named = {"enable_auto_tools": calls_tools, "model_output_token_ids": said.ids}
-        reasoning, content, called = parser.parse(text, request, **named)
+        try:
+            reasoning, content, called = parser.parse(text, request, **named)
+        except NotImplementedError as error:
+            raise _refused(self._generate, error) from error
+        except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, AssertionError) as error:
+            detail = f"vLLM's parser fails on it: {type(error).__name__}: {error}"
+            raise RejectedError(RejectReason.BROKEN_TOOL_CALL, detail) from error
         message: dict[str, Any] = {"role": "assistant", "content": content or ""}
         if reasoning:
             message["reasoning_content"] = message["thinking"] = reasoning  # as gpt-oss calls it
@@ -204,7 +213,6 @@ def _depth(text: str) -> int:
 
 
 def _parser(generate: Generate, tokenizer: SampleTokenizer, folder: Path) -> Any:  # noqa: ANN401
-    field = "generate.tool_parser" if generate.tool_parser else "generate.reasoning_parser"
     try:
         from vllm.parser import ParserManager
 
@@ -218,6 +226,10 @@ def _parser(generate: Generate, tokenizer: SampleTokenizer, folder: Path) -> Any
         )
     except (ImportError, TypeError, ValueError, LookupError, AttributeError, OSError, RuntimeError) as error:
         # Whatever a parser meets in a tokenizer that it was not written for, and an engine that is not vLLM.
-        cure = "name a parser of `vllm serve --tool-call-parser` and `--reasoning-parser` that is the model's"
-        detail = f"vLLM's parsers cannot read the answers: {error}"
-        raise OptionRefused(detail, field=field, cure=cure) from error
+        raise _refused(generate, error) from error
+
+
+def _refused(generate: Generate, error: Exception) -> OptionRefused:
+    field = "generate.tool_parser" if generate.tool_parser else "generate.reasoning_parser"
+    cure = "name a parser of `vllm serve --tool-call-parser` and `--reasoning-parser` that is the model's"
+    return OptionRefused(f"vLLM's parsers cannot read the answers: {error}", field=field, cure=cure)

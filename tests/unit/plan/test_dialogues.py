@@ -129,6 +129,19 @@ def test_conversations_with_results_of_tools_need_a_parser_and_have_a_row_a_turn
     assert (block[0][0]["role"], block[1]) == ("tool", [["add", None]])
 
 
+KNOWS_CALLS = "{%- set ns = namespace(called=false) %}" + templates.CHATML.replace(
+    "{{- '<|im_start|>'",
+    "{%- if message.role == 'tool' and not ns.called %}{{ raise_exception('no call before') }}{% endif %}"
+    "{%- set ns.called = 'tool_calls' in message %}{{- '<|im_start|>'",
+)
+
+
+def test_a_template_that_wants_a_call_before_a_result_sees_one_when_it_is_planned(tmp_path: Path) -> None:
+    """As gpt-oss's: answers are not known yet, and those that stand for them call what the source called."""
+    tokenizer = a_tokenizer(tmp_path, KNOWS_CALLS, generate=ALL | {"tool_parser": "hermes"})
+    assert [row.dialogue.turn for row in planned(tokenizer, chat(*CALLED))] == [1, 2]
+
+
 @pytest.mark.parametrize(
     ("turns", "blocks"),
     [
