@@ -61,6 +61,8 @@ class Diagnosis:
     drafted: int
     played: bool
     length: Length
+    untouched: bool
+    """Whether no training changed its norms."""
     first_right: float
     first_odds: float
     """Mean probability that it gives its first draft; what was trained is right at least as often."""
@@ -115,6 +117,7 @@ def _measured(folder: Path, dataset: str, source: Source, drafter: Drafter, num_
         drafted=drafter.steps,
         played=played[0].own and drafter.exact,
         length=acceptance.length(drafts),
+        untouched=drafter.is_untouched,
         first_right=float(rates_K[0]),
         first_odds=float(np.mean([reading.odds for reading in readings])),
         by_step=drafts.accepted_DK.mean(axis=0).tolist(),

@@ -64,6 +64,12 @@ class Drafter:
         self._built = lru_cache(_MODELS)(self._build)
         self._built((), "own")
 
+    @property
+    def is_untouched(self) -> bool:
+        """Whether no step of a training changed it: the weights of all its norms are one, as they begin."""
+        norms = [value for name, value in self._tensors.items() if name.endswith("norm.weight")]
+        return bool(norms) and all(bool((weight_H == 1).all()) for weight_H in norms)
+
     def logits(
         self, ids_T: torch.Tensor, states_TF: torch.Tensor, places_R: torch.Tensor, setting: Setting
     ) -> torch.Tensor:

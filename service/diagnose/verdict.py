@@ -37,6 +37,9 @@ def findings(diagnosis: Diagnosis) -> list[Finding]:
     first, frequent = diagnosis.first_right, diagnosis.data.frequent
     knows_little = _last(diagnosis, AS_IT_IS.name).length - 1 < LITTLE * frequent
     learnt_less = not uses_states and not (uses_tokens and (causes or first > LEARNT * frequent))
+    if knows_little and diagnosis.untouched:
+        what = "it was not trained: its norms are as training begins with them, and it knows next to nothing"
+        return [Finding(what, "train it, or name a checkpoint that a training ended with")]
     if (knows_little or learnt_less) and diagnosis.first_odds > max(SURE_OF_ITSELF, UNBELIEVED * first):
         what = (
             f"it is not what was trained: it gives its first drafts {percent(diagnosis.first_odds)}, and "
