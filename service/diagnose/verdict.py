@@ -38,7 +38,7 @@ def findings(diagnosis: Diagnosis) -> list[Finding]:
     knows_little = _last(diagnosis, AS_IT_IS.name).length - 1 < LITTLE * frequent
     learnt_less = not uses_states and not (uses_tokens and (causes or first > LEARNT * frequent))
     if knows_little and diagnosis.untouched:
-        what = "it was not trained: its norms are as training begins with them, and it knows next to nothing"
+        what = "it is undertrained: no training changed its norms, and it knows next to nothing"
         return [Finding(what, "train it, or name a checkpoint that a training ended with")]
     if (knows_little or learnt_less) and diagnosis.first_odds > max(SURE_OF_ITSELF, UNBELIEVED * first):
         what = (

@@ -57,7 +57,7 @@ def test_a_weaker_one_that_uses_what_it_is_fed_is_not_accused():
 def test_one_that_no_training_changed_is_called_that_however_sure_it_is_of_itself():
     measured = {"own": 1.01, "first": 0.005, "odds": 0.16, "states": 1.0, "tokens": 1.0}
     (what,) = said(**measured, untouched=True)
-    assert "was not trained" in what
+    assert "undertrained: no training changed its norms" in what
     (what,) = said(**measured)
     assert "not what was trained" in what
 
