@@ -5,7 +5,7 @@ from pathlib import Path
 from benchmarks.workload import Target
 
 LARGE = 2**27
-"""Weights of a matrix of all layers: with more, a CPU takes minutes to draw them."""
+"""Weights of a matrix of all layers: more of them are drawn by the GPU, where there is one."""
 MOE = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 768}
 
 

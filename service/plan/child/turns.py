@@ -123,7 +123,7 @@ class Turns:
         named = {"enable_auto_tools": calls_tools, "model_output_token_ids": said.ids}
         try:
             reasoning, content, called = parser.parse(text, request, **named)
-        except NotImplementedError as error:
+        except NotImplementedError as error:  # vLLM lists some parsers that work for one model alone
             raise _refused(self._generate, error) from error
         except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, AssertionError) as error:
             detail = f"vLLM's parser fails on it: {type(error).__name__}: {error}"
