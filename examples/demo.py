@@ -25,7 +25,7 @@ from examples.show_row import show_dataset
 from examples.tiny_target import ROOT, Recipe, cached_target
 from schemas.job import JobState, JobSummary
 from service.cli.progress_bar import progress_display
-from service.client import Client, ProblemReceived
+from service.client import ProblemReceived, Quarry
 
 OUT = Path("demo-out")  # relative paths keep the output short; `main` enters the repository's root
 TARGET = OUT / "target"
@@ -113,25 +113,22 @@ def wait_until_ready(server: str, child: subprocess.Popen[bytes]) -> None:
 
 
 def post_job(server: str, target: str) -> JobSummary:
-    """Post the job under a key that says what it is; a job that stopped is resumed. Raises DemoFailed."""
+    """Submit the job under a key that says what it is; a job that stopped is resumed."""
     body = {**yaml.safe_load(JOB_FILE.read_text()), "model": f"./{TARGET}"}
     key = "demo-" + hashlib.sha256(f"{target} {json.dumps(body, sort_keys=True)}".encode()).hexdigest()[:16]
     CONSOLE.print(f"[bold]3. The job[/]: POST /extract with Idempotency-Key {key}")
-    response = httpx2.post(f"{server}/extract", json=body, headers={"Idempotency-Key": key}, trust_env=False)
-    if not response.is_success:
-        raise DemoFailed(f"POST /extract answered {response.status_code}: {response.text}")
-    job = JobSummary.model_validate_json(response.content)
-    with Client(server) as client:
+    with Quarry(server) as quarry:
+        job = quarry.submit(body, key=key)
         if job.state in STOPPED:
-            job = client.job("POST", f"/jobs/{job.id}/resume")
+            job = quarry.resume(job.id)
     CONSOLE.print(f"   {job.id} is {job.state}")
     return job
 
 
 def follow(server: str, job_id: str) -> None:
     """Show the job's progress until it is complete. Raises DemoFailed."""
-    with Client(server) as client, progress_display(sys.stdout) as display:
-        for job in client.follow(job_id):
+    with Quarry(server) as quarry, progress_display(sys.stdout) as display:
+        for job in quarry.follow(job_id):
             display.show(job)
     if job.state is not JobState.COMPLETED:
         why = job.problem.model_dump_json(indent=2) if job.problem else "it has no problem"

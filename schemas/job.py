@@ -120,6 +120,7 @@ class JobSummary(Wire):
     progress: Progress
     problem: Problem | None = None
     identity_sha256: str | None = None
+    repository: str | None = Field(default=None, description="of the Hub that it is pushed to")
     hub_commit: str | None = Field(default=None, description="of the dataset repository, with the whole job")
     created_at: datetime
     updated_at: datetime

@@ -102,6 +102,12 @@ class PostedSamples(Wire):
     samples: tuple[Sample, ...] = Field(min_length=1, max_length=MAX_INLINE_SAMPLES)
 
 
+class PostedCount(Wire):
+    """The answer of `POST /schedules/{name}/samples`: how many samples were posted."""
+
+    samples: int
+
+
 class ScheduleChange(Wire):
     """The body of `PATCH /schedules/{name}`: what is given is changed. A change of times counts from now."""
 

@@ -13,7 +13,7 @@ from threading import Event, Thread
 from benchmarks.loop.datasets import QUARRY
 from benchmarks.loop.recipe import LAYERS, LoopRecipe
 from benchmarks.loop.stage import LOG, QUARRY_ENVIRONMENT, TRAINER_ENVIRONMENT, failed, run
-from service.client import Client
+from service.client import Quarry
 from service.reader import QuarryDataset
 
 DISK = "disk.json"
@@ -50,9 +50,9 @@ def train_live(
     }
     disk = {"pass_bytes": num_bytes, "budget_bytes": num_bytes // BUDGET_SHARE, "peak_bytes": 0}
     data = folder / "service"
-    with serving(folder, target, disk["budget_bytes"]) as url, Client(url) as client, watched(data, disk):
-        made = client.answer("POST", "/extract", json=job).json()
-        live = ["--live", f"{url}/jobs/{made['id']}", "--consumer", CONSUMER]
+    with serving(folder, target, disk["budget_bytes"]) as url, Quarry(url) as quarry, watched(data, disk):
+        made = quarry.submit(job)
+        live = ["--live", f"{url}/jobs/{made.id}", "--consumer", CONSUMER]
         place = command.index("speculators") + 1
         run([*command[:place], *live, *command[place:]], folder / LOG, TRAINER_ENVIRONMENT)
     (folder / DISK).write_text(json.dumps(disk))

@@ -1,12 +1,14 @@
-"""What people and scripts see: problems on stderr, exit codes, settings made from options."""
+"""What people and scripts see: tables, problems on stderr, exit codes."""
 
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
+
+from pydantic import BaseModel
 
 from schemas.job import Problem
 from service.errors import DatasetBroken, Outcome, QuarryError, RequestError
@@ -44,6 +46,36 @@ def complain(problem: Problem) -> None:
 def say(*fields: object, file: TextIO | None = None) -> None:
     """Print one line, its fields apart by tabs; what others named is made visible in it."""
     print(*(one_line(str(field)) for field in fields), sep="\t", file=file)
+
+
+def show_json(*models: BaseModel) -> None:
+    """Print each as one line of JSON."""
+    for model in models:
+        say(model.model_dump_json(ensure_ascii=True))
+
+
+def show_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print a table that fits the terminal; elsewhere a line for each row, its fields apart by tabs."""
+    if not sys.stdout.isatty():
+        for row in rows:
+            say(*row)
+        return
+    from rich.console import Console
+    from rich.table import Column, Table
+    from rich.text import Text
+
+    table = Table(*(Column(head, overflow="fold") for head in heads), box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*(Text(one_line(str(field))) for field in row))
+    Console().print(table)
+
+
+def show_facts(facts: Iterable[tuple[str, object]]) -> None:
+    """Print names and what they are, one under the other; what is none is left out."""
+    known = [(name, value) for name, value in facts if value is not None]
+    width = max(len(name) for name, _ in known)
+    for name, value in known:
+        say(f"{name:{width}}  {value}")
 
 
 class _VisibleFormatter(logging.Formatter):

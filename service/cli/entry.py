@@ -6,7 +6,8 @@ import resource
 import sys
 from collections.abc import Sequence
 from http import HTTPStatus
-from typing import NoReturn
+from importlib.metadata import version
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -43,10 +44,26 @@ app = typer.Typer(
         "128 + n 'extract' was stopped by signal n."
     ),
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"quarry {version('eagle-quarry')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    pass
+
+
 app.command()(processes.serve)
 app.command()(processes.worker)
 app.command()(files.estimate)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from schemas.job import JobState, Problem
+from schemas.job import Estimate, JobState, Problem
 from schemas.request import Part
 from service.cli.console import (
     EXIT_BLOCKED,
@@ -17,6 +17,8 @@ from service.cli.console import (
     complain,
     log_to_stderr,
     say,
+    show_facts,
+    show_json,
 )
 from service.cli.job_file import own_roots, read_job_file
 from service.errors import EngineDied, EngineStuck
@@ -54,10 +56,32 @@ def estimate(
 
     needs = estimate_request(request, settings)
     if as_json:
-        say(needs.model_dump_json(ensure_ascii=True))
-        return
-    for name, value in needs.model_dump().items():
-        say(f"{name:18} {value}")
+        show_json(needs)
+    else:
+        show_facts(_facts(needs))
+
+
+def _facts(needs: Estimate) -> list[tuple[str, object]]:
+    """Return an estimate as a person reads it."""
+    from rich.filesize import decimal
+
+    layers, rows, stored = ", ".join(map(str, needs.layer_ids)), needs.row_a_turn, needs.stored_bytes
+    why = rows and "; ".join(f"{count} conversations: {what}" for what, count in rows.why.items())
+    return [
+        ("samples", f"{needs.samples:,}, and {needs.rejected:,} that are rejected"),
+        ("tokens", f"{needs.tokens:,}"),
+        ("layers", f"{layers} (vLLM's ids), {needs.bytes_per_token:,} bytes a token"),
+        ("states", f"{decimal(needs.bytes)} as captured"),
+        ("stored", f"{'as they compress' if stored is None else decimal(stored)}, {needs.shards:,} shards"),
+        ("commits", f"{needs.commits:,} on the Hub" if needs.commits else None),
+        (
+            "a row a turn",
+            f"{rows.conversations:,} conversations in {rows.rows:,} rows, {rows.tokens:,} tokens "
+            f"({rows.tokens_once:,} if each token were stored once): {why}"
+            if rows
+            else None,
+        ),
+    ]
 
 
 def extract(

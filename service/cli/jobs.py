@@ -1,18 +1,21 @@
 """`quarry jobs`: the jobs of a running service."""
 
-import json
 import sys
+from itertools import islice
+from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.filesize import decimal
 
-from schemas.job import JobPage, JobState, JobSummary, RejectPage
+from schemas.job import JobState, JobSummary
 from schemas.names import is_job_id
-from service.cli.console import EXIT_NOT_COMPLETE, complain, say
-from service.client import Client
+from service.cli.console import EXIT_NOT_COMPLETE, complain, say, show_facts, show_json, show_table
+from service.cli.server import DEFAULT_SERVER, AsJson, Server
+from service.client import Quarry
 
 app = typer.Typer(
-    help="List, follow, pause, cancel, resume and delete the jobs of a running service.",
+    help="Submit, list, follow, pause, cancel, resume and delete the jobs of a running service.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -24,65 +27,111 @@ def _checked_id(value: str) -> str:
     return value
 
 
-Server = Annotated[str, typer.Option(envvar="QUARRY_SERVER", help="Base URL of the service.")]
 JobIdArgument = Annotated[str, typer.Argument(metavar="ID", callback=_checked_id)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
+HEADS = ("id", "state", "progress", "created", "model", "waits")
 
-DEFAULT_SERVER = "http://127.0.0.1:8642"
+
+@app.command()
+def submit(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="The job, as JSON or YAML.")
+    ],
+    key: Annotated[
+        str | None, typer.Option(help="Names the submission: sent again, it is the same job.")
+    ] = None,
+    priority: Annotated[int, typer.Option(min=-100, max=100, help="Of the job.")] = 0,
+    follow: Annotated[bool, typer.Option("--watch", help="Follow the job as 'watch' does.")] = False,
+    server: Server = DEFAULT_SERVER,
+    as_json: AsJson = False,
+) -> None:
+    """Submit a job. Paths in it are the service's; a model './...' is beside the file."""
+    from service.cli.job_file import read_job_file
+
+    request = read_job_file(file)
+    with Quarry(server) as quarry:
+        job = quarry.submit(request, key=key, priority=priority)
+    _show([job], as_json)
+    if follow:
+        watch(job.id, server, as_json)
 
 
 @app.command("list")
 def list_jobs(
     state: Annotated[JobState | None, typer.Option(help="Only jobs in this state.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=200, help="Show at most this many, the newest.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="Show at most this many, the newest.")] = 50,
     server: Server = DEFAULT_SERVER,
     as_json: AsJson = False,
 ) -> None:
     """List jobs, newest first."""
-    with Client(server) as client:
-        page = JobPage.model_validate(client.call("GET", "/jobs", {"state": state, "limit": limit}))
-    for job in page.jobs:
-        say(job.model_dump_json(ensure_ascii=True) if as_json else line(job))
+    with Quarry(server) as quarry:
+        _show(list(islice(quarry.jobs(state=state), limit)), as_json)
 
 
 @app.command()
 def show(
     job_id: JobIdArgument,
     server: Server = DEFAULT_SERVER,
-    request: Annotated[bool, typer.Option("--request", help="Print the job's request instead.")] = False,
+    request: Annotated[
+        bool, typer.Option("--request", help="Print the job's request, as JSON, instead.")
+    ] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Print a job as JSON."""
-    with Client(server) as client:
-        path = f"/jobs/{job_id}/request" if request else f"/jobs/{job_id}"
-        print(json.dumps(client.call("GET", path), indent=2))
+    """Print how a job stands."""
+    with Quarry(server) as quarry:
+        if request:
+            print(quarry.request(job_id).model_dump_json(indent=2, ensure_ascii=True))
+            return
+        job = quarry.job(job_id)
+    if as_json:
+        show_json(job)
+        return
+    show_facts(_facts(job))
+    if job.problem is not None:
+        complain(job.problem)
 
 
 @app.command()
-def watch(job_id: JobIdArgument, server: Server = DEFAULT_SERVER) -> None:
-    """Follow a job until it has ended or is blocked."""
+def watch(job_id: JobIdArgument, server: Server = DEFAULT_SERVER, as_json: AsJson = False) -> None:
+    """Follow a job until it has ended or is blocked; with --json a line for each change."""
     from service.cli.progress_bar import progress_display
 
-    with Client(server) as client, progress_display(sys.stderr) as display:
-        for job in client.follow(job_id):
-            display.show(job)
-    if job.problem is not None:
+    last = None
+    with Quarry(server) as quarry:
+        if as_json:
+            for job in quarry.follow(job_id):
+                if job != last:
+                    show_json(job)
+                    sys.stdout.flush()
+                last = job
+        else:
+            with progress_display(sys.stderr) as display:
+                for job in quarry.follow(job_id):
+                    display.show(job)
+    if job.problem is not None and not as_json:
         complain(job.problem)
     if job.state is not JobState.COMPLETED:
         raise typer.Exit(EXIT_NOT_COMPLETE)
 
 
 @app.command()
-def cancel(job_id: JobIdArgument, server: Server = DEFAULT_SERVER) -> None:
+def cancel(job_id: JobIdArgument, server: Server = DEFAULT_SERVER, as_json: AsJson = False) -> None:
     """Stop a job; what it has committed is kept."""
-    with Client(server) as client:
-        say(line(client.job("POST", f"/jobs/{job_id}/cancel")))
+    with Quarry(server) as quarry:
+        _show([quarry.cancel(job_id)], as_json)
 
 
 @app.command()
-def pause(job_id: JobIdArgument, server: Server = DEFAULT_SERVER) -> None:
+def pause(job_id: JobIdArgument, server: Server = DEFAULT_SERVER, as_json: AsJson = False) -> None:
     """Pause a job until it is resumed; what it has committed is kept."""
-    with Client(server) as client:
-        say(line(client.job("POST", f"/jobs/{job_id}/pause")))
+    with Quarry(server) as quarry:
+        _show([quarry.pause(job_id)], as_json)
+
+
+@app.command()
+def resume(job_id: JobIdArgument, server: Server = DEFAULT_SERVER, as_json: AsJson = False) -> None:
+    """Queue a paused, blocked, failed or cancelled job again."""
+    with Quarry(server) as quarry:
+        _show([quarry.resume(job_id)], as_json)
 
 
 @app.command()
@@ -90,10 +139,11 @@ def priority(
     job_id: JobIdArgument,
     value: Annotated[int, typer.Argument(min=-100, max=100, metavar="PRIORITY")],
     server: Server = DEFAULT_SERVER,
+    as_json: AsJson = False,
 ) -> None:
     """Set a job's priority: jobs of a higher one are worked on first."""
-    with Client(server) as client:
-        say(line(client.job("PATCH", f"/jobs/{job_id}", {"priority": value})))
+    with Quarry(server) as quarry:
+        _show([quarry.set_priority(job_id, value)], as_json)
 
 
 @app.command()
@@ -105,37 +155,73 @@ def delete(
     server: Server = DEFAULT_SERVER,
 ) -> None:
     """Delete a job that has ended; what it pushed to the Hub stays there."""
-    with Client(server) as client:
-        client.call("DELETE", f"/jobs/{job_id}", {"dataset": "delete" if dataset else "keep"})
+    with Quarry(server) as quarry:
+        quarry.delete(job_id, dataset=dataset)
     say(job_id)
-
-
-@app.command()
-def resume(job_id: JobIdArgument, server: Server = DEFAULT_SERVER) -> None:
-    """Queue a paused, blocked, failed or cancelled job again."""
-    with Client(server) as client:
-        say(line(client.job("POST", f"/jobs/{job_id}/resume")))
 
 
 @app.command()
 def rejects(job_id: JobIdArgument, server: Server = DEFAULT_SERVER, as_json: AsJson = False) -> None:
     """Print the samples that are not in the dataset, and why."""
-    after: int | None = None
-    with Client(server) as client:
-        while True:
-            page = RejectPage.model_validate(client.call("GET", f"/jobs/{job_id}/rejects", {"after": after}))
-            for reject in page.rejects:
-                fields = (reject.position, reject.source_id or "-", reject.reason, reject.detail)
-                say(*((reject.model_dump_json(ensure_ascii=True),) if as_json else fields))
-            if page.next_after is None:
-                return
+    with Quarry(server) as quarry:
+        every = quarry.rejects(job_id)
+        if as_json:
+            show_json(*every)
+        else:
+            rows = ((one.position, one.source_id or "-", one.reason, one.detail) for one in every)
+            show_table(("row", "id", "reason", "detail"), rows)
+
+
+@app.command()
+def files(job_id: JobIdArgument, server: Server = DEFAULT_SERVER, as_json: AsJson = False) -> None:
+    """Print the shards of a job and where each is; with --json their units, with digests."""
+    after, rows = -1, []
+    with Quarry(server) as quarry:
+        while (page := quarry.units(job_id, after=after, limit=1000)).units:
             after = page.next_after
+            if as_json:
+                show_json(*page.units)
+                continue
+            for unit in page.units:
+                places = {"data folder": unit.in_folder, page.repository: unit.in_repository}
+                held = ", ".join(str(place) for place, holds in places.items() if holds) or "gone"
+                rows += [(shard.path, decimal(shard.bytes), held) for shard in unit.shards]
+    if not as_json:
+        show_table(("path", "size", "in"), rows)
 
 
-def line(job: JobSummary) -> str:
-    """Return a job in one line."""
+def _show(jobs: list[JobSummary], as_json: bool) -> None:
+    """Print jobs, a line each."""
+    if as_json:
+        show_json(*jobs)
+    else:
+        show_table(HEADS, map(fields, jobs))
+
+
+def fields(job: JobSummary) -> tuple[str, ...]:
+    """Return a job as a row under `HEADS`."""
     from service.cli.progress_bar import counts
 
     created = f"{job.created_at:%Y-%m-%d %H:%M:%S}"
-    waits = f"  waits: {job.waits}" if job.waits else ""
-    return f"{job.id}  {job.state.value:10}  {counts(job.progress)}  {created}  {job.model}{waits}"
+    return job.id, job.state.value, counts(job.progress), created, job.model, job.waits or ""
+
+
+def _facts(job: JobSummary) -> list[tuple[str, object]]:
+    from service.cli.progress_bar import amounts, counts, to_upload
+
+    progress = job.progress
+    units = f"{progress.units_done} of {progress.units_planned}{to_upload(job)}"
+    return [
+        ("id", job.id),
+        ("state", job.state.value),
+        ("waits", job.waits),
+        ("model", job.model),
+        ("progress", f"{counts(progress)}, {amounts(progress)}"),
+        ("units", units + (f", {progress.units_failed} failed" if progress.units_failed else "")),
+        ("priority", job.priority),
+        ("owner", job.owner),
+        ("repository", job.repository),
+        ("commit", job.hub_commit),
+        ("created", f"{job.created_at:%Y-%m-%d %H:%M:%S} UTC"),
+        ("updated", f"{job.updated_at:%Y-%m-%d %H:%M:%S} UTC"),
+    ]

@@ -1,14 +1,15 @@
 """`quarry keys`: who may use a running service."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 import typer
 
-from schemas.keys import IssuedKey, KeyList, KeyView, NewKey, Scope
-from service.cli.console import say
-from service.cli.jobs import DEFAULT_SERVER, AsJson, Server
-from service.client import Client
+from schemas.keys import KeyView, NewKey, Scope
+from service.cli.console import show_json, show_table
+from service.cli.server import DEFAULT_SERVER, AsJson, Server
+from service.client import Quarry
 from service.control.request_body import parse_body
 
 app = typer.Typer(
@@ -35,6 +36,7 @@ def add(
     requests_per_minute: Annotated[int | None, typer.Option(min=1, help="Requests a minute.")] = None,
     days: Annotated[float | None, typer.Option(min=0, help="Days until it expires.")] = None,
     server: Server = DEFAULT_SERVER,
+    as_json: AsJson = False,
 ) -> None:
     """Make a key and print it. It is not shown again."""
     document = {
@@ -50,36 +52,45 @@ def add(
         "expires_at": None if days is None else datetime.now(UTC) + timedelta(days=days),
     }
     new = parse_body(NewKey, document)
-    with Client(server) as client:
-        issued = IssuedKey.model_validate(client.call("POST", "/keys", body=new.model_dump(mode="json")))
-    print(issued.key)
+    with Quarry(server) as quarry:
+        issued = quarry.add_key(new)
+    if as_json:
+        show_json(issued)
+    else:
+        print(issued.key)
 
 
 @app.command("list")
 def list_keys(server: Server = DEFAULT_SERVER, as_json: AsJson = False) -> None:
     """List keys, oldest first; revoked and expired ones too."""
-    with Client(server) as client:
-        keys = KeyList.model_validate(client.call("GET", "/keys")).keys
-    for key in keys:
-        say(key.model_dump_json(ensure_ascii=True) if as_json else _line(key))
+    with Quarry(server) as quarry:
+        _show(quarry.keys().keys, as_json)
 
 
 @app.command()
 def revoke(
     key_id: Annotated[str, typer.Argument(metavar="ID", help="As 'list' prints it.")],
     server: Server = DEFAULT_SERVER,
+    as_json: AsJson = False,
 ) -> None:
     """Revoke a key; its owner's jobs go on."""
-    with Client(server) as client:
-        say(_line(KeyView.model_validate(client.call("DELETE", f"/keys/{key_id}"))))
+    with Quarry(server) as quarry:
+        _show([quarry.revoke_key(key_id)], as_json)
 
 
-def _line(key: KeyView) -> str:
-    """Return a key in one line."""
+def _show(keys: Sequence[KeyView], as_json: bool) -> None:
+    """Print keys, a line each."""
+    if as_json:
+        show_json(*keys)
+    else:
+        show_table(("id", "name", "state", "scopes"), map(_fields, keys))
+
+
+def _fields(key: KeyView) -> tuple[str, ...]:
     if key.revoked_at is not None:
         state = f"revoked {key.revoked_at:%Y-%m-%d}"
     elif key.expires_at is not None:
         state = f"until {key.expires_at:%Y-%m-%d}"
     else:
         state = "no end"
-    return f"{key.id}  {key.name:20}  {state:18}  {' '.join(key.scopes)}"
+    return key.id, key.name, state, " ".join(key.scopes)

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Self, TextIO
 
@@ -14,13 +15,15 @@ from schemas.job import JobState, JobSummary, Progress
 from service.visible import one_line
 
 LINE_EVERY_S = 5.0
+RATE_OVER_S = 60.0
 
 
 class Bar(rich.progress.Progress):
     """A live bar of samples. Like `Lines` it is shown within its block, and takes one job."""
 
-    def __init__(self, stream: TextIO) -> None:
-        """Draw on `stream`, a terminal."""
+    def __init__(self, stream: TextIO, clock_s: Callable[[], float] = time.monotonic) -> None:
+        """Draw on `stream`, a terminal; `clock_s` gives seconds from any beginning."""
+        self._rate = Rate(clock_s)
         super().__init__(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None),
@@ -39,7 +42,7 @@ class Bar(rich.progress.Progress):
             description=f"{job.state.value}{_delay(job)}",
             total=progress.samples_planned if progress.plan_done else None,
             completed=progress.samples_written + progress.samples_rejected,
-            amounts=amounts(progress),
+            amounts=f"{amounts(progress)}{self._rate.shown(progress.tokens_written)}{to_upload(job)}",
         )
 
 
@@ -49,6 +52,7 @@ class Lines:
     def __init__(self, stream: TextIO, clock_s: Callable[[], float] = time.monotonic) -> None:
         """Write to `stream`; `clock_s` gives seconds from any beginning."""
         self._stream, self._clock_s = stream, clock_s
+        self._rate = Rate(clock_s)
         self._state: tuple[JobState, str] | None = None
         self._written_s, self._line = 0.0, ""
 
@@ -60,12 +64,31 @@ class Lines:
 
     def show(self, job: JobSummary) -> None:
         """Write a line if it says something new, and not too soon."""
-        line = f"{job.state.value}: {counts(job.progress)}, {amounts(job.progress)}{_delay(job)}"
+        rate = self._rate.shown(job.progress.tokens_written)
+        line = f"{job.state.value}: {counts(job.progress)}, {amounts(job.progress)}"
         now_s, state = self._clock_s(), (job.state, _delay(job))
         in_time = state != self._state or now_s - self._written_s >= LINE_EVERY_S
-        if in_time and line != self._line:
+        if in_time and (line, state) != (self._line, self._state):
             self._state, self._written_s, self._line = state, now_s, line
-            print(line, file=self._stream, flush=True)
+            print(f"{line}{rate}{to_upload(job)}{_delay(job)}", file=self._stream, flush=True)
+
+
+class Rate:
+    """Tokens a second over the last minute of what is watched."""
+
+    def __init__(self, clock_s: Callable[[], float]) -> None:
+        """Begin; `clock_s` gives seconds from any beginning."""
+        self._clock_s = clock_s
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def shown(self, tokens: int) -> str:
+        """Take in what is written by now and return `, 1,234 tokens/s`; nothing while nothing is written."""
+        now_s = self._clock_s()
+        self._seen.append((now_s, tokens))
+        while now_s - self._seen[0][0] > RATE_OVER_S:
+            self._seen.popleft()
+        first_s, first = self._seen[0]
+        return f", {(tokens - first) / (now_s - first_s):,.0f} tokens/s" if tokens > first else ""
 
 
 ProgressDisplay = Bar | Lines
@@ -75,6 +98,12 @@ def counts(progress: Progress) -> str:
     """Return `3/9 samples`; `3/9+` while there may be more."""
     done = progress.samples_written + progress.samples_rejected
     return f"{done}/{progress.samples_planned}{'' if progress.plan_done else '+'} samples"
+
+
+def to_upload(job: JobSummary) -> str:
+    """Return `, 2 units to upload`; nothing where no committed unit waits for its repository."""
+    lag = job.progress.units_done - job.progress.units_stored
+    return f", {lag} units to upload" if job.repository and lag else ""
 
 
 def _delay(job: JobSummary) -> str:

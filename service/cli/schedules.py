@@ -1,19 +1,18 @@
 """`quarry schedules`: jobs that a running service makes again and again."""
 
-import json
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import typer
 
-from schemas.schedule import RunPage, RunView, SchedulePage, ScheduleView
-from service.cli.console import EXIT_NOT_COMPLETE, say
+from schemas.schedule import NewSchedule, RunView, ScheduleChange, ScheduleView
+from service.cli.console import EXIT_NOT_COMPLETE, say, show_facts, show_json, show_table
 from service.cli.job_file import read_document
-from service.cli.jobs import DEFAULT_SERVER, AsJson, Server
-from service.client import Client
-from service.control.request_body import parse_json
+from service.cli.server import DEFAULT_SERVER, AsJson, Server
+from service.client import Quarry
+from service.control.request_body import parse_body, parse_json
 
 app = typer.Typer(
     help="Make, list, pause, run and delete the schedules of a running service.",
@@ -36,27 +35,28 @@ def add(
         bool, typer.Option("--preview", help="Check it and print its next slots, but keep nothing.")
     ] = False,
     server: Server = DEFAULT_SERVER,
+    as_json: AsJson = False,
 ) -> None:
     """Make a schedule: its name, cron row, time zone and rules, and the request of its jobs."""
-    with Client(server) as client:
-        answer = client.call("POST", "/schedules", {"preview": str(preview).lower()}, read_document(file))
-    _print(ScheduleView.model_validate(answer))
+    new = parse_body(NewSchedule, read_document(file))
+    with Quarry(server) as quarry:
+        _print(quarry.add_schedule(new, preview=preview), as_json)
 
 
 @app.command("list")
 def list_schedules(server: Server = DEFAULT_SERVER, as_json: AsJson = False) -> None:
     """List schedules by name."""
-    for schedule in _every(server):
-        say(schedule.model_dump_json(ensure_ascii=True) if as_json else _line(schedule))
+    with Quarry(server) as quarry:
+        _show(list(quarry.schedules()), as_json)
 
 
 @app.command()
-def check(server: Server = DEFAULT_SERVER) -> None:
+def check(server: Server = DEFAULT_SERVER, as_json: AsJson = False) -> None:
     """Print the schedules that are failing; the exit code is 3 if there are any."""
-    failing = [schedule for schedule in _every(server) if schedule.failing]
-    for schedule in failing:
-        say(_line(schedule))
+    with Quarry(server) as quarry:
+        failing = [schedule for schedule in quarry.schedules() if schedule.failing]
     if failing:
+        _show(failing, as_json)
         raise typer.Exit(EXIT_NOT_COMPLETE)
 
 
@@ -70,37 +70,38 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Print a schedule, its next five slots, and what became of the last ones."""
-    with Client(server) as client:
+    with Quarry(server) as quarry:
         if request:
-            print(json.dumps(client.call("GET", f"/schedules/{name}/request"), indent=2))
+            print(quarry.schedule_request(name).model_dump_json(indent=2, ensure_ascii=True))
             return
-        schedule = ScheduleView.model_validate(client.call("GET", f"/schedules/{name}"))
-        runs = RunPage.model_validate(client.call("GET", f"/schedules/{name}/runs", {"limit": 10})).runs
-    if as_json:
-        say(schedule.model_dump_json(ensure_ascii=True))
-        return
-    _print(schedule)
-    for run in runs:
-        say(f"run        {_run_line(run)}")
+        schedule = quarry.schedule(name)
+        runs = list(islice(quarry.runs(name), 10))
+    _print(schedule, as_json, runs)
 
 
 @app.command()
-def pause(name: Name, server: Server = DEFAULT_SERVER) -> None:
+def pause(name: Name, server: Server = DEFAULT_SERVER, as_json: AsJson = False) -> None:
     """Make no jobs until the schedule is resumed; slots during the pause are skipped."""
-    _set_paused(name, server, paused=True)
+    with Quarry(server) as quarry:
+        _show([quarry.change_schedule(name, ScheduleChange(paused=True))], as_json)
 
 
 @app.command()
-def resume(name: Name, server: Server = DEFAULT_SERVER) -> None:
+def resume(name: Name, server: Server = DEFAULT_SERVER, as_json: AsJson = False) -> None:
     """Make jobs again, from the next slot on."""
-    _set_paused(name, server, paused=False)
+    with Quarry(server) as quarry:
+        _show([quarry.change_schedule(name, ScheduleChange(paused=False))], as_json)
 
 
 @app.command()
-def run(name: Name, server: Server = DEFAULT_SERVER) -> None:
+def run(name: Name, server: Server = DEFAULT_SERVER, as_json: AsJson = False) -> None:
     """Make a job now, in addition to those of the slots."""
-    with Client(server) as client:
-        say(_run_line(RunView.model_validate(client.call("POST", f"/schedules/{name}/run"))))
+    with Quarry(server) as quarry:
+        made = quarry.run_schedule(name)
+    if as_json:
+        show_json(made)
+    else:
+        say(_run_line(made))
 
 
 @app.command()
@@ -113,47 +114,34 @@ def post(
     server: Server = DEFAULT_SERVER,
 ) -> None:
     """Post samples for the next job of a schedule whose source is of kind `posted`; safe to repeat."""
-    with Client(server) as client, file.open("rb") as lines:
+    with Quarry(server) as quarry, file.open("rb") as lines:
         posted = 0
-        samples = (parse_json(line) for line in lines if line.strip())
+        samples = (cast(Mapping[str, Any], parse_json(line)) for line in lines if line.strip())
         while batch := list(islice(samples, POSTED_AT_ONCE)):
-            posted += client.call("POST", f"/schedules/{name}/samples", body={"samples": batch})["samples"]
+            posted += quarry.post_samples(name, batch).samples
     say(f"{posted} samples wait for the next job of {name}")
 
 
 @app.command()
 def delete(name: Name, server: Server = DEFAULT_SERVER) -> None:
     """Delete a schedule; its jobs stay."""
-    with Client(server) as client:
-        client.call("DELETE", f"/schedules/{name}")
+    with Quarry(server) as quarry:
+        quarry.delete_schedule(name)
     say(name)
 
 
-def _every(server: str) -> Iterator[ScheduleView]:
-    after: str | None = ""
-    with Client(server) as client:
-        while after is not None:
-            page = SchedulePage.model_validate(client.call("GET", "/schedules", {"after": after}))
-            yield from page.schedules
-            after = page.next_after
+def _show(schedules: list[ScheduleView], as_json: bool) -> None:
+    """Print schedules, a line each."""
+    if as_json:
+        show_json(*schedules)
+    else:
+        show_table(("name", "state", "cron", "next", "last"), map(_fields, schedules))
 
 
-def _set_paused(name: str, server: str, *, paused: bool) -> None:
-    with Client(server) as client:
-        say(
-            _line(
-                ScheduleView.model_validate(
-                    client.call("PATCH", f"/schedules/{name}", body={"paused": paused})
-                )
-            )
-        )
-
-
-def _line(schedule: ScheduleView) -> str:
-    """Return a schedule in one line."""
+def _fields(schedule: ScheduleView) -> tuple[str, ...]:
     upcoming = f"{schedule.next_slots[0]:%Y-%m-%d %H:%M} UTC" if schedule.next_slots else "-"
     last = _run_line(schedule.last_run) if schedule.last_run else "no run yet"
-    return f"{schedule.name:20}  {schedule.state.value:6}  {schedule.cron:15}  next {upcoming}  last {last}"
+    return schedule.name, schedule.state.value, schedule.cron, upcoming, last
 
 
 def _run_line(run: RunView) -> str:
@@ -161,16 +149,22 @@ def _run_line(run: RunView) -> str:
     return "  ".join(str(part) for part in parts if part is not None)
 
 
-def _print(schedule: ScheduleView) -> None:
-    say(f"name       {schedule.name}")
-    say(f"state      {schedule.state.value}")
-    say(f"cron       {schedule.cron} ({schedule.time_zone})")
-    say(f"missed     {schedule.missed.value}")
-    say(f"overlap    {schedule.overlap.value}")
-    say(f"samples    {schedule.samples.value}, changed recipe: {schedule.changed_recipe.value}")
-    for slot in schedule.next_slots:
-        say(f"next       {slot:%Y-%m-%d %H:%M} UTC")
-    if schedule.waiting_slot is not None:
-        say(f"waiting    {schedule.waiting_slot:%Y-%m-%d %H:%M} UTC, until the previous job ends")
-    good = f"{schedule.last_good_at:%Y-%m-%d %H:%M} UTC" if schedule.last_good_at else "never"
-    say(f"last good  {good}")
+def _print(schedule: ScheduleView, as_json: bool, runs: Sequence[RunView] = ()) -> None:
+    """Print a schedule, its next slots and its last runs."""
+    if as_json:
+        show_json(schedule)
+        return
+    waiting = schedule.waiting_slot
+    facts: list[tuple[str, object]] = [
+        ("name", schedule.name),
+        ("state", schedule.state.value),
+        ("cron", f"{schedule.cron} ({schedule.time_zone})"),
+        ("missed", schedule.missed.value),
+        ("overlap", schedule.overlap.value),
+        ("samples", f"{schedule.samples.value}, changed recipe: {schedule.changed_recipe.value}"),
+        *(("next", f"{slot:%Y-%m-%d %H:%M} UTC") for slot in schedule.next_slots),
+        ("waiting", f"{waiting:%Y-%m-%d %H:%M} UTC, until the previous job ends" if waiting else None),
+        ("last good", f"{schedule.last_good_at:%Y-%m-%d %H:%M} UTC" if schedule.last_good_at else "never"),
+        *(("run", _run_line(run)) for run in runs),
+    ]
+    show_facts(facts)

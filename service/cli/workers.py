@@ -3,11 +3,12 @@
 from typing import Annotated
 
 import typer
+from rich.filesize import decimal
 
-from schemas.worker import Forgotten, HostList, HostView
-from service.cli.console import say
-from service.cli.jobs import DEFAULT_SERVER, AsJson, Server
-from service.client import Client
+from schemas.worker import HostView, WorkerView
+from service.cli.console import say, show_json, show_table
+from service.cli.server import DEFAULT_SERVER, AsJson, Server
+from service.client import Quarry
 
 app = typer.Typer(
     help="List the workers of a running service by their hosts, and give up a host that is lost.",
@@ -19,19 +20,13 @@ app = typer.Typer(
 @app.command("list")
 def list_workers(server: Server = DEFAULT_SERVER, as_json: AsJson = False) -> None:
     """List hosts and their workers; the data folder's host comes first."""
-    with Client(server) as client:
-        hosts = HostList.model_validate(client.call("GET", "/workers")).hosts
-    for host in hosts:
-        if as_json:
-            say(host.model_dump_json(ensure_ascii=True))
-            continue
-        say(*_about(host))
-        for worker in host.workers:
-            what = f"{worker.units} units of {worker.job}" if worker.units else "no unit"
-            engine = worker.engine or "no engine"
-            say(f"  {worker.name}", what, engine, *([worker.model] if worker.model else []))
-            if worker.waits:
-                say("    waits:", worker.waits)
+    with Quarry(server) as quarry:
+        hosts = quarry.workers().hosts
+    if as_json:
+        show_json(*hosts)
+    else:
+        rows = [_fields(host, worker) for host in hosts for worker in host.workers or (None,)]
+        show_table(("host", "name", "kind", "to store", "worker", "engine", "works on", "waits"), rows)
 
 
 @app.command()
@@ -40,12 +35,18 @@ def forget(
     server: Server = DEFAULT_SERVER,
 ) -> None:
     """Give up what a host had captured and not stored: it is captured again elsewhere."""
-    with Client(server) as client:
-        forgotten = Forgotten.model_validate(client.call("DELETE", f"/workers/{host_id}"))
+    with Quarry(server) as quarry:
+        forgotten = quarry.forget_host(host_id)
     say(f"{forgotten.units} units are captured again")
 
 
-def _about(host: HostView) -> list[str]:
-    size = f"{host.units_to_store} units ({host.bytes_to_store / 1e9:.1f} GB) to store"
+def _fields(host: HostView, worker: WorkerView | None) -> tuple[str, ...]:
+    """Return a worker, or a host without one, as a row."""
     kind = "data folder" if host.is_home else "lost" if host.is_lost else "scratch"
-    return [host.id, host.name, kind, f"seen {host.seen_at:%Y-%m-%d %H:%M:%S}", size]
+    size = f"{host.units_to_store} units, {decimal(host.bytes_to_store)}"
+    about = (host.id, host.name, kind, size)
+    if worker is None:
+        return (*about, f"none, seen {host.seen_at:%Y-%m-%d %H:%M:%S}", "", "", "")
+    what = f"{worker.units} units of {worker.job}" if worker.units else "no unit"
+    model = f", {worker.model}" if worker.model else ""
+    return (*about, worker.name, worker.engine or "no engine", f"{what}{model}", worker.waits or "")

@@ -5,23 +5,23 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
-from typing import Any, Protocol
-from urllib.parse import quote
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
-from pydantic import ValidationError
 
-from schemas.base import first_fault
 from schemas.dataset.files import RangeFile
 from schemas.dataset.memory import Bytes
 from schemas.job import JobSummary, UnitPage
-from service.client import Client, ProblemReceived
+from service.client import ProblemReceived, Quarry, calls
+from service.client.calls import Call
 from service.reader.errors import ReaderError
 
 LOOK_S = 1.0
 """Between two questions to a service that does not answer, or for something that is not there yet."""
 BUFFER_BYTES = 2**18
+
+Answer = TypeVar("Answer")
 
 
 class NotServed(ReaderError):
@@ -37,32 +37,26 @@ class ServedJob:
         Raises ReaderError if the key cannot be read.
         """
         try:
-            self._client = Client(server, key)
+            self._quarry = Quarry(server, key)
         except OSError as error:
             raise ReaderError(f"the key of {server} cannot be read: {error}") from error
-        self._path, self._patience_s = f"/jobs/{quote(job_id, safe='')}", patience_s
+        self._id, self._patience_s = job_id, patience_s
         self.name = f"job {job_id} of {server}"
 
     def __del__(self) -> None:
         with suppress(AttributeError):  # there is no client where it has no key
-            self._client.close()  # rows without a view may read as long as they live
+            self._quarry.close()  # rows without a view may read as long as they live
 
     def page(self, after: int, wait_s: int = 0) -> UnitPage:
         """Return the next unit behind the place `after`; none if there is none within `wait_s`.
 
         Raises ReaderError as the two below: the job is not there, the key is refused, no answer in time.
         """
-        query = {"after": after, "limit": 1, "wait": wait_s}
-        content, _ = self._ask("GET", "/units", params=query, timeout=wait_s + 30.0)
-        try:
-            return UnitPage.model_validate_json(content)
-        except ValidationError as error:
-            raise ReaderError(f"{self.name}: the answer is not Quarry's: {first_fault(error)}") from error
+        return self._ask(calls.units(self._id, after=after, limit=1, wait_s=wait_s))
 
     def summary(self) -> JobSummary:
         """Return the job as it stands. Raises ReaderError."""
-        content, _ = self._ask("GET", "")
-        return JobSummary.model_validate_json(content)
+        return self._ask(calls.job(self._id))
 
     def problem(self) -> str:
         """Return why the job does not go on; empty if it does not say."""
@@ -71,30 +65,25 @@ class ServedJob:
 
     def file_range(self, path: str, offset: int, num_bytes: int) -> tuple[bytes, int]:
         """Return a range of a file, shorter where it ends, and the file's length. Raises NotServed too."""
-        headers = {"Range": f"bytes={offset}-{offset + num_bytes - 1}"}
-        content, part_of = self._ask("GET", f"/files/{path}", headers=headers)
-        if part_of:
-            return content, int(part_of.rpartition("/")[2])
-        return content[offset : offset + num_bytes], len(content)  # it was sent whole
+        part = self._ask(calls.file(self._id, path, offset=offset, num_bytes=num_bytes))
+        return part.content, part.num_bytes
 
     def acknowledge(self, consumer: str, after: int, expires_s: int | None) -> None:
         """Say that a consumer has all units up to the place `after`. Raises ReaderError."""
-        self._ask("PUT", f"/consumers/{consumer}", json={"after": after, "expires_s": expires_s})
+        self._ask(calls.acknowledge(self._id, consumer, after, expires_s=expires_s))
 
-    def _ask(self, method: str, what: str, **options: Any) -> tuple[bytes, str]:  # noqa: ANN401 - httpx2's
-        """Return the body, and of which part of the file it is, if not the whole."""
+    def _ask(self, call: Call[Answer]) -> Answer:
+        """Return the answer. Raises ReaderError."""
         asked_s = time.monotonic()
         while True:
             try:
-                answer = self._client.answer(method, self._path + what, **options)
+                return self._quarry.send(call)
             except ProblemReceived as error:
                 problem, waited_s = error.problem, time.monotonic() - asked_s
                 passes = problem.status >= 500 or problem.status == 429
                 if not passes or waited_s > self._patience_s:
                     kind = NotServed if problem.status == 404 else ReaderError
                     raise kind(f"{self.name}: {problem.detail}") from None
-            else:
-                return answer.content, answer.headers.get("content-range", "")
             time.sleep(LOOK_S)
 
 

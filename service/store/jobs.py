@@ -25,7 +25,7 @@ from service.store.values import JobRow, LoneDeaths, NewJob, TaskKind, TaskState
 
 CURSOR = re.compile("[0-9]{1,18}")
 """The number of the last job on the page before: the job may be deleted meanwhile."""
-MADE = ("progress", "waits")
+MADE = ("progress", "repository", "waits")
 """What of a job is no column of its row."""
 RECENT_EVENTS = 20
 _READ = (*JobRow.__slots__, *Progress.model_fields, "model_sha256", "keeps_local", "publish_subject")
@@ -298,6 +298,7 @@ def _jobs(tx: Transaction, rows: Sequence[RowMapping]) -> list[JobRow]:
     return [
         JobRow(
             progress=progress_of(row),
+            repository=None if row["publish_subject"] == row["id"] else row["publish_subject"],
             waits=cause(row),
             **{name: row[name] for name in names},
         )

@@ -111,7 +111,7 @@ class JobRow:
     """A job as stored, without its request.
 
     `identity` is known from planning on, `provenance` from the first commit on. `waits` says which workers
-    take no unit of it, and why.
+    take no unit of it, and why; `repository` is the Hub's that it is pushed to.
     """
 
     id: str
@@ -128,6 +128,7 @@ class JobRow:
     hub_commit: str | None
     created_at: datetime
     updated_at: datetime
+    repository: str | None
     waits: str | None
 
     def view(self) -> JobSummary:
@@ -142,6 +143,7 @@ class JobRow:
             progress=self.progress,
             problem=self.problem,
             identity_sha256=self.identity.sha256() if self.identity else None,
+            repository=self.repository,
             hub_commit=self.hub_commit,
             created_at=self.created_at,
             updated_at=self.updated_at,

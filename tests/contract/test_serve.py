@@ -16,7 +16,7 @@ from schemas.job import JobState
 from service.api.serve import EXIT_WORKER_LOST
 from service.capture.engine import Answer, Prompt
 from service.cli import main
-from service.client import Client
+from service.client import Quarry
 from service.proof.verify import verify_dataset
 from service.settings import Settings
 from service.store import Store, TaskState, units
@@ -52,11 +52,11 @@ def test_a_service_runs_a_job_and_ends_in_order_with_its_worker(tmp_path: Path, 
     """
     with serving(tmp_path / "data", QUARRY_HUB_TOKEN="hf_secret") as service:
         job_id = service.post(target)
-        with Client(service.url) as client:
-            *_, last = client.follow(job_id)
-            manifest = client.call("GET", f"/jobs/{job_id}/manifest")
+        with Quarry(service.url) as quarry:
+            *_, last = quarry.follow(job_id)
+            manifest = quarry.manifest(job_id)
         assert last.state is JobState.COMPLETED, last.problem
-        assert manifest["totals"]["samples_written"] == len(SAMPLES)
+        assert manifest.totals.samples_written == len(SAMPLES)
         started = [service.worker, *children_of(service.worker)]
         assert len(started) > 1
         assert not any(b"hf_secret" in Path(f"/proc/{pid}/environ").read_bytes() for pid in started)
@@ -91,8 +91,8 @@ def test_estimates_that_come_at_once_to_a_new_service_are_all_answered(tmp_path:
 def test_a_killed_worker_is_replaced_and_the_job_completes(tmp_path: Path, target: Path):
     """1. A job is in the engine. 2. The worker is killed. 3. Another takes over after the lease."""
     with serving(tmp_path / "data", QUARRY_FAKE_STEP_S="2", QUARRY_LEASE_S="1") as service:
-        with Client(service.url) as client:
-            looks = client.follow(service.post(target))
+        with Quarry(service.url) as quarry:
+            looks = quarry.follow(service.post(target))
             assert any(job.progress.units_planned for job in looks)
             os.kill(service.worker, signal.SIGKILL)
             *_, last = looks

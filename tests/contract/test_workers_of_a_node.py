@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from schemas.job import JobState
-from service.client import Client
+from service.client import Quarry
 from service.store import Store, jobs, units
 from tests.support.children import wait_for_end, workers_of
 from tests.support.jobs import FAKE_ENGINE, Shop, conversations, request
@@ -29,8 +29,8 @@ def test_a_service_runs_its_workers_and_ends_in_order_with_them(tmp_path: Path, 
     """1. Two workers start. 2. A job is done. 3. One is killed and started again. 4. SIGTERM ends all."""
     with serving(tmp_path / "data", "--workers", "2") as service:
         job_id = service.post(target)
-        with Client(service.url) as client:
-            *_, last = client.follow(job_id)
+        with Quarry(service.url) as quarry:
+            *_, last = quarry.follow(job_id)
         assert last.state is JobState.COMPLETED, last.problem
         workers = workers_of(service.process.pid)
         assert len(workers) == 2
@@ -52,10 +52,10 @@ def test_a_service_says_of_a_worker_that_it_cannot_live_and_the_other_runs_the_j
         "from service.work import supervisor\nsupervisor.FIRST_DELAY_S = 0.01\n"
     )
     options = {"python_path": f"{tmp_path}:{ROOT}", "CUDA_VISIBLE_DEVICES": "0,1"}
-    with serving(tmp_path / "data", "--workers", "2", **options) as service, Client(service.url) as client:
-        while client.call("GET", "/readyz") != {"status": "ok", "workers_lost": 1}:
+    with serving(tmp_path / "data", "--workers", "2", **options) as service, Quarry(service.url) as quarry:
+        while quarry.readiness().workers_lost != 1:
             time.sleep(0.05)
-        *_, last = client.follow(service.post(target))
+        *_, last = quarry.follow(service.post(target))
         assert last.state is JobState.COMPLETED, last.problem
         service.process.send_signal(signal.SIGTERM)
         assert service.process.wait(120) == 0

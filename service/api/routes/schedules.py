@@ -13,6 +13,7 @@ from schemas.keys import Scope
 from schemas.request import ExtractRequest
 from schemas.schedule import (
     NewSchedule,
+    PostedCount,
     PostedSamples,
     RunPage,
     RunView,
@@ -62,12 +63,6 @@ class AddQuery(Wire):
     """Whether a schedule is kept."""
 
     preview: bool = Field(default=False, description="check it and show its slots, but keep nothing")
-
-
-class PostedCount(Wire):
-    """How many samples were posted."""
-
-    samples: int
 
 
 class SchedulesQuery(Wire):

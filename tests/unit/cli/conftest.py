@@ -21,6 +21,14 @@ class Ran:
 
 
 Run = Callable[..., Ran]
+HOSTILE = "\x1b[2J\x1b[9A\u202e\x9b1A\nthe dataset is right"
+
+
+def assert_shown(printed: str) -> None:
+    """Check that `HOSTILE` is in what was printed, and can do nothing there."""
+    assert "<U+001B>[2J<U+001B>[9A<U+202E><U+009B>1A<U+000A>the dataset is right" in printed
+    assert not set("\x1b\u202e\x9b") & set(printed)
+    assert "the dataset is right" not in printed.splitlines()
 
 
 @pytest.fixture

@@ -4,22 +4,17 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
 
 from schemas.job import JobState
-from schemas.names import job_id_from_content
-from schemas.request import ExtractRequest
-from service import client
 from service.cli.console import exit_code
 from service.cli.files import unfinished_code
 from service.cli.job_file import own_roots, read_job_file
-from service.control.submit import check, new_key
+from service.control.submit import check
 from service.errors import (
     DatasetBroken,
     DiskFull,
@@ -37,21 +32,12 @@ from service.errors import (
     WriteFailed,
 )
 from service.settings import Settings
-from service.store import NewJob, Store, jobs, plans
 from tests.support.api import (
-    UNKNOWN,
-    api_settings,
-    begin,
-    complete,
     job_body,
-    job_summary,
-    reject,
-    serving,
     small_target,
-    stored,
 )
 from tests.support.reference_models import TinyModel
-from tests.unit.cli.conftest import Run
+from tests.unit.cli.conftest import HOSTILE, Run, assert_shown
 
 ROOT = Path(__file__).parents[3]
 
@@ -225,15 +211,7 @@ def test_what_is_no_dataset_or_no_repository_is_wrong_usage(run: Run, tmp_path: 
     assert (published.code, "field: repo_id" in published.err) == (2, True)
 
 
-HOSTILE = "\x1b[2J\x1b[9A\u202e\x9b1A\nthe dataset is right"
 """A name that clears a terminal's screen, goes up, turns the line round, and begins another."""
-
-
-def assert_shown(printed: str) -> None:
-    """Check that `HOSTILE` is in what was printed, and can do nothing there."""
-    assert "<U+001B>[2J<U+001B>[9A<U+202E><U+009B>1A<U+000A>the dataset is right" in printed
-    assert not set("\x1b\u202e\x9b") & set(printed)
-    assert "the dataset is right" not in printed.splitlines()
 
 
 def test_a_files_name_does_not_change_the_verdict_over_its_dataset(run: Run, tmp_path: Path, dataset: Path):
@@ -260,125 +238,3 @@ def test_a_name_in_a_log_line_is_shown():
     code = f"import logging; from service.cli.console import *; log_to_stderr(); logging.error({HOSTILE!r})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "<U+001B>[2J<U+001B>[9A<U+202E><U+009B>1A\n" in done.stderr
-
-
-# The jobs of a running service
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Store, dict[str, Any]]]:
-    """A server's address, its store, and a body that it takes."""
-    folder = tmp_path_factory.mktemp("service")
-    settings = api_settings(folder)
-    with serving(settings) as api, stored(settings) as store:
-        yield str(api.base_url), store, job_body(small_target(folder / "model"))
-
-
-@pytest.fixture
-def jobs_verb(run: Run, service: tuple[str, Store, dict[str, Any]]) -> Run:
-    """Run a verb of `quarry jobs` against the server."""
-    server, _, _ = service
-    return lambda verb, *arguments: run("jobs", verb, *arguments, "--server", server)
-
-
-@pytest.fixture
-def job(service: tuple[str, Store, dict[str, Any]]) -> Iterator[str]:
-    """The id of a queued job, the only one that can run."""
-    _, store, body = service
-    for row in store.read(jobs.page)[0]:
-        if row.state is JobState.QUEUED:
-            store.write(jobs.cancel, row.id)
-    key = new_key()
-    job_id = job_id_from_content(key)
-    store.write(jobs.submit, NewJob.of(job_id, key, ExtractRequest.model_validate(body)))
-    return job_id
-
-
-def test_jobs_are_listed_shown_cancelled_and_resumed(jobs_verb: Run, job: str):
-    assert job in jobs_verb("list").out
-    assert json.loads(jobs_verb("list", "--json").out.splitlines()[0])["id"] == job
-    assert json.loads(jobs_verb("show", job).out)["state"] == "queued"
-    assert "cancelled" in jobs_verb("cancel", job).out
-    assert job in jobs_verb("list", "--state", "cancelled").out
-    assert "queued" in jobs_verb("resume", job).out
-
-
-def test_every_reject_is_printed(jobs_verb: Run, job: str, service: tuple[str, Store, dict[str, Any]]):
-    complete(service[1], job, num_units=1, rejects=1500)
-    lines = jobs_verb("rejects", job).out.splitlines()
-    assert len(lines) == 1500
-    assert lines[0].split("\t") == ["1", "row 1", "empty", "no tokens"]
-    assert json.loads(jobs_verb("rejects", job, "--json").out.splitlines()[-1])["position"] == 1500
-
-
-def test_names_in_jobs_and_rejects_are_shown(
-    jobs_verb: Run, job: str, service: tuple[str, Store, dict[str, Any]]
-):
-    _, store, body = service
-    plan = begin(store, job)
-    store.write(plans.finish, plan, [reject(0).model_copy(update={"source_id": HOSTILE, "detail": HOSTILE})])
-    assert_shown(jobs_verb("rejects", job).out)
-    assert jobs_verb("rejects", job, "--json").out.isascii()
-    key = new_key()
-    named = ExtractRequest.model_validate(body | {"model": f"/{HOSTILE}"})
-    store.write(jobs.submit, NewJob.of(job_id_from_content(key), key, named))
-    assert_shown(jobs_verb("list", "--limit", "1").out)
-    assert jobs_verb("list", "--json").out.isascii()
-    for made in (job, job_id_from_content(key)):
-        store.write(jobs.cancel, made)
-
-
-def test_a_job_is_watched_to_its_end(jobs_verb: Run, job: str, service: tuple[str, Store, dict[str, Any]]):
-    """1. Cancelled: exit code 3. 2. Resumed and complete: 0."""
-    jobs_verb("cancel", job)
-    cancelled = jobs_verb("watch", job)
-    assert (cancelled.code, "cancelled" in cancelled.err) == (3, True)
-    jobs_verb("resume", job)
-    complete(service[1], job)
-    completed = jobs_verb("watch", job)
-    assert (completed.code, "completed: 2/2 samples" in completed.err) == (0, True)
-
-
-@pytest.mark.parametrize("verb", ["show", "cancel", "resume", "rejects", "watch"])
-def test_the_services_own_words_are_printed_for_what_it_refuses(jobs_verb: Run, verb: str):
-    ran = jobs_verb(verb, UNKNOWN)
-    assert (ran.code, ran.out) == (3, "")
-    assert f"there is no job {UNKNOWN}" in ran.err
-
-
-@pytest.mark.parametrize("place", ["nobody", "another"])
-def test_a_server_that_does_not_answer_or_is_not_ours_is_told_with_a_cure(
-    run: Run, service: tuple[str, Store, dict[str, Any]], place: str
-):
-    server = "http://127.0.0.1:9" if place == "nobody" else f"{service[0]}/nowhere"
-    ran = run("jobs", "list", "--server", server)
-    assert ran.code == 3
-    assert ("quarry serve" if place == "nobody" else "error:") in ran.err
-    assert "Traceback" not in ran.err
-
-
-class Restarting(BaseHTTPRequestHandler):
-    """Says that a job runs, closes two connections without an answer, and says that it is completed."""
-
-    states = iter(("running", None, None, "completed"))
-
-    def do_GET(self) -> None:
-        state = next(self.states)
-        if state is not None:
-            body = job_summary(JobState(state)).model_dump_json().encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-
-def test_a_job_is_followed_over_a_restart_of_the_service(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(client, "POLL_S", 0.01)
-    with ThreadingHTTPServer(("127.0.0.1", 0), Restarting) as server:
-        Thread(target=server.serve_forever).start()
-        with client.Client(f"http://127.0.0.1:{server.server_port}") as caller:
-            followed = [job.state for job in caller.follow(UNKNOWN)]
-        server.shutdown()
-    assert followed == [JobState.RUNNING, JobState.COMPLETED]
-    with client.Client("http://127.0.0.1:9") as caller, pytest.raises(client.ProblemReceived):
-        next(caller.follow(UNKNOWN))

@@ -5,7 +5,7 @@ import io
 import pytest
 
 from schemas.job import JobState, JobSummary, Progress
-from service.cli.jobs import line
+from service.cli.jobs import fields
 from service.cli.progress_bar import LINE_EVERY_S, Bar, Lines, amounts, progress_display
 from service.errors import HubUnavailable
 from tests.support.api import job_summary as job
@@ -56,7 +56,7 @@ def test_a_job_that_a_worker_rests_from_says_why():
     assert (
         stream.getvalue() == "running: 0/0+ samples, 0 tokens, 0 bytes; waits: worker a's engine dies: why\n"
     )
-    assert line(waiting).endswith("  waits: worker a's engine dies: why")
+    assert fields(waiting)[-1] == "worker a's engine dies: why"
 
 
 def standing_still() -> JobSummary:
@@ -96,3 +96,19 @@ def test_amounts_tell_of_rejects_only_where_there_are_some():
     assert amounts(Progress(tokens_written=12345, bytes_written=1536)) == "12,345 tokens, 1.5 kB"
     left_out = Progress(samples_rejected=2, samples_known=30, samples_given_up=4)
     assert amounts(left_out).endswith(", 2 rejected, 30 known, 4 given up")
+
+
+def test_what_is_watched_says_how_fast_it_is_and_what_is_left_to_upload():
+    stream, clock = io.StringIO(), Clock()
+    lines = Lines(stream, clock)
+    for seconds in range(0, 120, 10):
+        clock.now_s = 100.0 + seconds
+        lines.show(job(tokens_written=min(seconds, 30) * 1000, units_done=3, units_stored=1))
+    written = stream.getvalue().splitlines()
+    assert [line.partition("tokens, 0 bytes")[2] for line in written[:2]] == ["", ", 1,000 tokens/s"]
+    stream.truncate(0)
+    pushed = job(units_done=3, units_stored=1).model_copy(update={"repository": "org/states"})
+    with Bar(Terminal()) as bar:
+        bar.show(pushed)
+    Lines(stream, clock).show(pushed)
+    assert stream.getvalue().rstrip().endswith(", 2 units to upload")

@@ -1,0 +1,205 @@
+"""`quarry jobs` and `quarry schedules` against a running service."""
+
+import json
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from schemas.job import JobState
+from schemas.names import job_id_from_content
+from schemas.request import ExtractRequest
+from service.client import ProblemReceived, Quarry, clients
+from service.control.submit import new_key
+from service.store import NewJob, Store, jobs, plans
+from tests.support.api import (
+    UNKNOWN,
+    api_settings,
+    begin,
+    complete,
+    job_body,
+    job_summary,
+    reject,
+    serving,
+    small_target,
+    stored,
+)
+from tests.unit.cli.conftest import HOSTILE, Run, assert_shown
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Store, dict[str, Any]]]:
+    """A server's address, its store, and a body that it takes."""
+    folder = tmp_path_factory.mktemp("service")
+    settings = api_settings(folder)
+    with serving(settings) as api, stored(settings) as store:
+        yield str(api.base_url), store, job_body(small_target(folder / "model"))
+
+
+@pytest.fixture
+def jobs_verb(run: Run, service: tuple[str, Store, dict[str, Any]]) -> Run:
+    """Run a verb of `quarry jobs` against the server."""
+    server, _, _ = service
+    return lambda verb, *arguments: run("jobs", verb, *arguments, "--server", server)
+
+
+@pytest.fixture
+def job(service: tuple[str, Store, dict[str, Any]]) -> Iterator[str]:
+    """The id of a queued job, the only one that can run."""
+    _, store, body = service
+    for row in store.read(jobs.page)[0]:
+        if row.state is JobState.QUEUED:
+            store.write(jobs.cancel, row.id)
+    key = new_key()
+    job_id = job_id_from_content(key)
+    store.write(jobs.submit, NewJob.of(job_id, key, ExtractRequest.model_validate(body)))
+    return job_id
+
+
+def test_jobs_are_listed_shown_cancelled_and_resumed(jobs_verb: Run, job: str):
+    assert job in jobs_verb("list").out
+    assert json.loads(jobs_verb("list", "--json").out.splitlines()[0])["id"] == job
+    assert json.loads(jobs_verb("show", job, "--json").out)["state"] == "queued"
+    assert f"id        {job}\nstate     queued\n" in jobs_verb("show", job).out
+    assert json.loads(jobs_verb("show", job, "--request").out)["layers"] == [1, 2]
+    assert "cancelled" in jobs_verb("cancel", job).out
+    assert job in jobs_verb("list", "--state", "cancelled").out
+    assert "queued" in jobs_verb("resume", job).out
+
+
+def test_every_reject_is_printed(jobs_verb: Run, job: str, service: tuple[str, Store, dict[str, Any]]):
+    complete(service[1], job, num_units=1, rejects=1500)
+    lines = jobs_verb("rejects", job).out.splitlines()
+    assert len(lines) == 1500
+    assert lines[0].split("\t") == ["1", "row 1", "empty", "no tokens"]
+    assert json.loads(jobs_verb("rejects", job, "--json").out.splitlines()[-1])["position"] == 1500
+
+
+def test_names_in_jobs_and_rejects_are_shown(
+    jobs_verb: Run, job: str, service: tuple[str, Store, dict[str, Any]]
+):
+    _, store, body = service
+    plan = begin(store, job)
+    store.write(plans.finish, plan, [reject(0).model_copy(update={"source_id": HOSTILE, "detail": HOSTILE})])
+    assert_shown(jobs_verb("rejects", job).out)
+    assert jobs_verb("rejects", job, "--json").out.isascii()
+    key = new_key()
+    named = ExtractRequest.model_validate(body | {"model": f"/{HOSTILE}"})
+    store.write(jobs.submit, NewJob.of(job_id_from_content(key), key, named))
+    assert_shown(jobs_verb("list", "--limit", "1").out)
+    assert jobs_verb("list", "--json").out.isascii()
+    for made in (job, job_id_from_content(key)):
+        store.write(jobs.cancel, made)
+
+
+def test_a_job_is_watched_to_its_end(jobs_verb: Run, job: str, service: tuple[str, Store, dict[str, Any]]):
+    """1. Cancelled: exit code 3. 2. Resumed and complete: 0."""
+    jobs_verb("cancel", job)
+    cancelled = jobs_verb("watch", job)
+    assert (cancelled.code, "cancelled" in cancelled.err) == (3, True)
+    jobs_verb("resume", job)
+    complete(service[1], job)
+    completed = jobs_verb("watch", job)
+    assert (completed.code, "completed: 2/2 samples" in completed.err) == (0, True)
+
+
+@pytest.mark.parametrize("verb", ["show", "cancel", "resume", "rejects", "watch"])
+def test_the_services_own_words_are_printed_for_what_it_refuses(jobs_verb: Run, verb: str):
+    ran = jobs_verb(verb, UNKNOWN)
+    assert (ran.code, ran.out) == (3, "")
+    assert f"there is no job {UNKNOWN}" in ran.err
+
+
+@pytest.mark.parametrize("place", ["nobody", "another"])
+def test_a_server_that_does_not_answer_or_is_not_ours_is_told_with_a_cure(
+    run: Run, service: tuple[str, Store, dict[str, Any]], place: str
+):
+    server = "http://127.0.0.1:9" if place == "nobody" else f"{service[0]}/nowhere"
+    ran = run("jobs", "list", "--server", server)
+    assert ran.code == 3
+    assert ("quarry serve" if place == "nobody" else "error:") in ran.err
+    assert "Traceback" not in ran.err
+
+
+def test_a_job_file_is_submitted_and_its_shards_are_listed(
+    run: Run, service: tuple[str, Store, dict[str, Any]], tmp_path: Path
+):
+    server, store, body = service
+    file = tmp_path / "job.json"
+    file.write_text(json.dumps(body))
+    made = run("jobs", "submit", file, "--key", "by-file", "--json", "--server", server)
+    job_id = json.loads(made.out)["id"]
+    again = run("jobs", "submit", file, "--key", "by-file", "--priority", "1", "--server", server)
+    assert again.out.split("\t")[:2] == [job_id, "queued"]
+    for other in store.read(jobs.page, state=JobState.QUEUED)[0]:
+        if other.id != job_id:
+            store.write(jobs.cancel, other.id)
+    complete(store, job_id)
+    watched = run("jobs", "submit", file, "--key", "by-file", "--watch", "--json", "--server", server)
+    assert [json.loads(line)["state"] for line in watched.out.splitlines()] == ["completed", "completed"]
+    listed = [line.split("\t") for line in run("jobs", "files", job_id, "--server", server).out.splitlines()]
+    assert [(path.rpartition("/")[2], place) for path, _, place in listed] == [
+        ("train-00000.parquet", "data folder"),
+        ("train-00001.parquet", "data folder"),
+    ]
+
+
+def test_a_schedule_by_its_commands(run: Run, service: tuple[str, Store, dict[str, Any]], tmp_path: Path):
+    server, _, body = service
+    file = tmp_path / "nightly.json"
+    request = body | {"source": {"kind": "posted"}}
+    file.write_text(json.dumps({"name": "nightly", "cron": "0 3 * * *", "request": request}))
+    (tmp_path / "samples.jsonl").write_text('{"text": "one"}\n\n{"text": "two"}\n')
+
+    def schedules(verb: str, *arguments: object) -> str:
+        ran = run("schedules", verb, *arguments, "--server", server)
+        assert (ran.code, ran.err) == (0, "")
+        return ran.out
+
+    assert "next" in schedules("add", file, "--preview")
+    assert schedules("list") == ""
+    assert json.loads(schedules("add", file, "--json"))["name"] == "nightly"
+    assert schedules("list").split("\t")[:3] == ["nightly", "active", "0 3 * * *"]
+    assert "2 samples wait" in schedules("post", "nightly", tmp_path / "samples.jsonl")
+    assert "submitted" in schedules("run", "nightly")
+    assert "run        " in schedules("show", "nightly")
+    assert json.loads(schedules("show", "nightly", "--request"))["source"] == {"kind": "posted"}
+    assert "paused" in schedules("pause", "nightly")
+    assert "active" in schedules("resume", "nightly")
+    assert schedules("check") == ""
+    assert schedules("delete", "nightly") == "nightly\n"
+
+
+def test_the_version_is_printed(run: Run):
+    ran = run("--version")
+    assert (ran.code, ran.out.split()[0]) == (0, "quarry")
+
+
+class Restarting(BaseHTTPRequestHandler):
+    """Says that a job runs, closes two connections without an answer, and says that it is completed."""
+
+    states = iter(("running", None, None, "completed"))
+
+    def do_GET(self) -> None:
+        state = next(self.states)
+        if state is not None:
+            body = job_summary(JobState(state)).model_dump_json().encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+
+def test_a_job_is_followed_over_a_restart_of_the_service(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(clients, "POLL_S", 0.01)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Restarting) as server:
+        Thread(target=server.serve_forever).start()
+        with Quarry(f"http://127.0.0.1:{server.server_port}") as caller:
+            followed = [job.state for job in caller.follow(UNKNOWN)]
+        server.shutdown()
+    assert followed == [JobState.RUNNING, JobState.COMPLETED]
+    with Quarry("http://127.0.0.1:9") as caller, pytest.raises(ProblemReceived):
+        next(caller.follow(UNKNOWN))
