@@ -22,6 +22,8 @@ from service.reader import ReaderError
 SEARCH_ROWS, SEARCH_PLACES = 40, 32
 """Rows for the changes, each of which is a forward pass of its own, and places in each."""
 WORST_ROWS = 8
+LITTLE = 0.25
+"""Of what the most frequent token reaches: who accepts less has learnt next to nothing."""
 BEGINS = (0, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 """Of groups by tokens."""
 
@@ -61,8 +63,8 @@ class Diagnosis:
     drafted: int
     played: bool
     length: Length
-    untouched: bool
-    """Whether no training changed its norms."""
+    untrained: bool
+    """Whether no training changed its norms, and it knows next to nothing: then no change was tried."""
     first_right: float
     first_odds: float
     """Mean probability that it gives its first draft; what was trained is right at least as often."""
@@ -108,6 +110,8 @@ def _measured(folder: Path, dataset: str, source: Source, drafter: Drafter, num_
     rates_K = acceptance.step_rates(readings)
     played = [reading for reading in readings if reading.own] or readings
     drafts = acceptance.drafts_of(played, rates_K)
+    data = _data(given, drafter)
+    untrained = drafter.is_untouched and float(rates_K[0]) < LITTLE * data.frequent
     some = [one.thinned(SEARCH_PLACES) for one in given[:: max(1, len(given) // SEARCH_ROWS)][:SEARCH_ROWS]]
     return Diagnosis(
         drafter=str(folder),
@@ -117,13 +121,13 @@ def _measured(folder: Path, dataset: str, source: Source, drafter: Drafter, num_
         drafted=drafter.steps,
         played=played[0].own and drafter.exact,
         length=acceptance.length(drafts),
-        untouched=drafter.is_untouched,
+        untrained=untrained,
         first_right=float(rates_K[0]),
         first_odds=float(np.mean([reading.odds for reading in readings])),
         by_step=drafts.accepted_DK.mean(axis=0).tolist(),
         groups=_groups(source, drafts),
-        search=search(drafter, some, objectives(drafter.target, layer_ids), layer_ids),
-        data=_data(given, drafter),
+        search=search(drafter, some, objectives(drafter.target, layer_ids), layer_ids, changed=not untrained),
+        data=data,
         worst=_worst(source, drafts, readings),
     )
 

@@ -25,8 +25,9 @@ GREEDY_SLACK = 0.01
 """Tokens that a cause may cost a greedy target: its mean varies more than that of one that samples."""
 ROUNDS = 3
 """Changes on top of each other."""
-QUICK_ROWS, HOPELESS = 8, 0.05
-"""A change that loses this share over the first rows is tried on no more."""
+QUICK_ROWS, HOPELESS, MOST_KEPT = 8, 0.05, 20
+"""A change that loses this share over the first rows is tried on no more; of the others the probes and the
+best ones are."""
 _SAME = 1e-6
 """Relative difference of what is accepted that is rounding."""
 _GREEDY, _CHANCE, _SAMPLED = range(3)
@@ -65,9 +66,16 @@ class Search:
 
 
 def search(
-    drafter: Drafter, rows: Sequence[Asked], objectives: Sequence[Objective], layer_ids: Sequence[int]
+    drafter: Drafter,
+    rows: Sequence[Asked],
+    objectives: Sequence[Objective],
+    layer_ids: Sequence[int],
+    *,
+    changed: bool = True,
 ) -> Search:
     """Try the changes over `rows`, and again on top of the best one as long as one is significantly better.
+
+    With `changed` false it is only measured as it is fed.
 
     A drafter that was trained for another objective takes other inputs better only by that objective.
     """
@@ -75,7 +83,7 @@ def search(
     counts_N = np.array([len(one.places_R) for one in rows])
     for _ in range(ROUNDS):
         candidates = [AS_IT_IS]
-        for change in changes(setting, drafter.config, drafter.target.num_layers):
+        for change in changes(setting, drafter.config, drafter.target.num_layers) if changed else ():
             lacking = set(change.of(setting).layers) - set(layer_ids)
             missing |= lacking
             candidates += [] if lacking else [change]
@@ -154,7 +162,8 @@ def _measured(
         if at + 1 == QUICK_ROWS:
             most = {change: np.sum(sums[change], axis=0)[:, _SAMPLED].max() for change in running}
             least = (1 - HOPELESS) * most[AS_IT_IS]
-            running = [change for change in running if most[change] >= least]
+            hopeful = [change for change in running if most[change] >= least]
+            running = sorted(hopeful, key=lambda change: (not change.probe, -most[change]))[:MOST_KEPT]
     return {change: np.array(parts) for change, parts in sums.items() if parts}
 
 

@@ -4,14 +4,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from service.diagnose.acceptance import Length
-from service.diagnose.diagnosis import Diagnosis
+from service.diagnose.diagnosis import LITTLE, Diagnosis
 from service.diagnose.tried import AS_IT_IS, Tried
 from service.report.wording import count, percent
 
 KEEPS = 0.9
 """Of what is accepted: who keeps so much without an input does not use it."""
-LITTLE = 0.25
-"""Of what the most frequent token reaches: who accepts less, fed at its best, has learnt next to nothing."""
 LEAST_LENGTH = 0.05
 """Accepted tokens a place: less says nothing of what is used."""
 LEARNT = 0.9
@@ -32,14 +30,14 @@ class Finding:
 
 def findings(diagnosis: Diagnosis) -> list[Finding]:
     """Return what is wrong with the drafter, the first cause first; empty if nothing was found."""
+    if diagnosis.untrained:
+        what = "it is undertrained: no training changed its norms, and it knows next to nothing"
+        return [Finding(what, "train it, or name a checkpoint that a training ended with")]
     causes, learnt = diagnosis.search.causes, diagnosis.search.learnt
     uses_states, uses_tokens = (_uses(diagnosis, name) for name in ("states", "tokens"))
     first, frequent = diagnosis.first_right, diagnosis.data.frequent
     knows_little = _last(diagnosis, AS_IT_IS.name).length - 1 < LITTLE * frequent
     learnt_less = not uses_states and not (uses_tokens and (causes or first > LEARNT * frequent))
-    if knows_little and diagnosis.untouched:
-        what = "it is undertrained: no training changed its norms, and it knows next to nothing"
-        return [Finding(what, "train it, or name a checkpoint that a training ended with")]
     if (knows_little or learnt_less) and diagnosis.first_odds > max(SURE_OF_ITSELF, UNBELIEVED * first):
         what = (
             f"it is not what was trained: it gives its first drafts {percent(diagnosis.first_odds)}, and "

@@ -12,7 +12,7 @@ def tried(name, length, sampled, effect="worse", cure="", gain=None):
     return Tried(name, cure, length, 1.1, 1 + sampled, gain, gain - 0.01, gain + 0.01, effect)
 
 
-def diagnosis(*, own=1.8, states=1.2, tokens=1.2, first=0.6, odds=0.1, causes=(), learnt=(), untouched=False):
+def diagnosis(*, own=1.8, states=1.2, tokens=1.2, first=0.6, odds=0.1, causes=(), learnt=(), untrained=False):
     probes = [
         tried(AS_IT_IS.name, own, 1.0, "no difference"),
         tried("states of another row", states, (states - 1) / max(own - 1, 1e-9)),
@@ -27,7 +27,7 @@ def diagnosis(*, own=1.8, states=1.2, tokens=1.2, first=0.6, odds=0.1, causes=()
         drafted=3,
         played=True,
         length=length,
-        untouched=untouched,
+        untrained=untrained,
         first_right=first,
         first_odds=odds,
         by_step=[first, 0.2, 0.1],
@@ -56,7 +56,7 @@ def test_a_weaker_one_that_uses_what_it_is_fed_is_not_accused():
 
 def test_one_that_no_training_changed_is_called_that_however_sure_it_is_of_itself():
     measured = {"own": 1.01, "first": 0.005, "odds": 0.16, "states": 1.0, "tokens": 1.0}
-    (what,) = said(**measured, untouched=True)
+    (what,) = said(**measured, untrained=True)
     assert "undertrained: no training changed its norms" in what
     (what,) = said(**measured)
     assert "not what was trained" in what
