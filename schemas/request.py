@@ -28,6 +28,7 @@ from schemas.source import (
     Repeatable,
     Source,
 )
+from schemas.webhook import Webhook
 
 MAX_LAYER_ID = 1024
 MAX_LAYERS = 128
@@ -136,6 +137,7 @@ class ExtractRequest(Wire):
     storage: Storage = Storage()
     canary: Literal["run", "skip"] = Field(default="run", description="compare with a reference run")
     hub: HubTarget | None = Field(default=None, description="null leaves the dataset in the data folder")
+    webhook: Webhook | None = Field(default=None, description="hears of the job's end")
 
     @field_validator("labels")
     @classmethod

@@ -30,6 +30,7 @@
     |-- HubDenied                 403  `hub.repo_id`: no right to write; the job is blocked
     |-- HubUnavailable            503  the Hub failed or did not answer: retried
     |   `-- HubLimited                 it was asked too often: asked again later, and not counted
+    |-- WebhookFailed             502  `webhook.url` took no report: tried again for three days
     `-- DatasetBroken             422  `quarry verify`: a finished dataset is not what its manifest says
 
 Only an error's class decides whether work fails, is retried, or waits for a person. Its message never does.
@@ -61,6 +62,8 @@ class QuarryError(Exception):
     status: ClassVar[int] = 500
     outcome: ClassVar[Outcome] = Outcome.FAIL
     title: ClassVar[str] = "Internal error"
+    usual_cure: ClassVar[str] = "look for the traceback in the log of the process that says so, and report it"
+    """What is said where an error has no cure of its own; docs/errors.md lists them."""
     wait_s: float = 0.0
     """Before the work is tried again, at least."""
 
@@ -79,7 +82,7 @@ class QuarryError(Exception):
             status=self.status,
             detail=self.detail,
             field=self.field,
-            cure=self.cure,
+            cure=self.cure or self.usual_cure,
         )
 
 
@@ -93,36 +96,44 @@ class RequestError(QuarryError):
 
     status = 422
     title = "The request cannot be carried out"
+    usual_cure = "change the field that is named, and send the request again"
 
 
 class UnknownModel(RequestError):
     """The model or its revision cannot be read."""
 
     title = "Unknown model"
+    usual_cure = "check the name and the revision; a private one needs a token and a key for its namespace"
 
 
 class UnknownLayer(RequestError):
     """A layer id or preset that the model does not have."""
 
     title = "Unknown layer"
+    usual_cure = (
+        "name ids from 0 to the number of decoder layers, or a preset that the model is deep enough for"
+    )
 
 
 class SourceRefused(RequestError):
     """The source is missing, unreadable, empty or not allowed."""
 
     title = "The source cannot be read"
+    usual_cure = "check the path or repository, and that its folder is among QUARRY_SOURCE_ROOTS"
 
 
 class TemplateRefused(RequestError):
     """The chat template fails, or its turn boundaries are not stable."""
 
     title = "The chat template cannot be used"
+    usual_cure = "give a `chat_template` that renders the samples, or samples with token ids"
 
 
 class OptionRefused(RequestError):
     """An option that this model or this service cannot honour."""
 
     title = "The option cannot be honoured"
+    usual_cure = "leave the option out, or change the setting that is named"
 
 
 class KeyRefused(QuarryError):
@@ -130,6 +141,7 @@ class KeyRefused(QuarryError):
 
     status = 401
     title = "A key is needed"
+    usual_cure = "send 'Authorization: Bearer qk_...' with a key that is valid"
 
 
 class CallerRefused(QuarryError):
@@ -137,6 +149,7 @@ class CallerRefused(QuarryError):
 
     status = 403
     title = "The caller is refused"
+    usual_cure = "use a key with the right that is named, or a host name of QUARRY_ALLOWED_HOSTS"
 
 
 class NotFound(QuarryError):
@@ -144,6 +157,7 @@ class NotFound(QuarryError):
 
     status = 404
     title = "Not found"
+    usual_cure = "check the id or the name; another owner's counts as missing"
 
 
 class Conflict(QuarryError):
@@ -151,30 +165,35 @@ class Conflict(QuarryError):
 
     status = 409
     title = "Conflict"
+    usual_cure = "look at what is there, and ask for what fits it"
 
 
 class IdempotencyConflict(Conflict):
     """The idempotency key was used with another body."""
 
     title = "Idempotency key used with another body"
+    usual_cure = "send the request under another Idempotency-Key"
 
 
 class IdentityChanged(Conflict):
     """The job would produce another dataset."""
 
     title = "The dataset's identity changed"
+    usual_cure = "submit a new job: model, source or engine are no longer those that this one began with"
 
 
 class RecipeChanged(Conflict):
     """Model, tokenizer or template are no longer those of the schedule's earlier runs."""
 
     title = "The schedule's recipe changed"
+    usual_cure = "pin the model's revision, or let the schedule's `changed_recipe` be `begin_anew`"
 
 
 class IllegalMove(Conflict):
     """The job's state does not allow this."""
 
     title = "Not possible in this state"
+    usual_cure = "wait for a state that allows it"
 
 
 class QuotaExceeded(QuarryError):
@@ -183,6 +202,7 @@ class QuotaExceeded(QuarryError):
     status = 429
     outcome = Outcome.BLOCK
     title = "The key's limit is reached"
+    usual_cure = "wait, delete jobs, or ask an admin for a larger key; then resume the job"
 
 
 class StoreUnavailable(QuarryError):
@@ -191,12 +211,14 @@ class StoreUnavailable(QuarryError):
     status = 503
     outcome = Outcome.VOID
     title = "The store is not available"
+    usual_cure = "look at the database and at the disk of QUARRY_DATA_DIR; what was being done is tried again"
 
 
 class VersionRefused(StoreUnavailable):
     """The database has another version's tables."""
 
     title = "The database has another version"
+    usual_cure = "run one version of Quarry on the database: restart the older processes"
 
 
 class LeaseLost(QuarryError):
@@ -205,12 +227,14 @@ class LeaseLost(QuarryError):
     status = 503
     outcome = Outcome.RETRY
     title = "Lease lost"
+    usual_cure = "nothing: another attempt goes on"
 
 
 class EngineRefused(QuarryError):
     """The engine cannot extract what the job needs."""
 
     title = "The engine cannot extract this"
+    usual_cure = "look in the job's problem for what vLLM refuses; change the model, or the engine's options"
 
 
 class EngineDied(QuarryError):
@@ -219,18 +243,21 @@ class EngineDied(QuarryError):
     status = 503
     outcome = Outcome.VOID
     title = "The engine stopped"
+    usual_cure = "look in the worker's log for the engine's last lines, often of memory; the unit runs again"
 
 
 class EngineStuck(EngineDied):
     """The engine runs, but does not answer. Another one is started."""
 
     title = "The engine does not answer"
+    usual_cure = "look at the GPU; raise QUARRY_ENGINE_SILENCE_S if an answer may take so long"
 
 
 class StatesWrong(QuarryError):
     """Captured states disagree with the model."""
 
     title = "Captured states are wrong"
+    usual_cure = "report it: the rows were refused; `quarry doctor` and the canary's report say where to look"
 
 
 class ServiceBusy(QuarryError):
@@ -239,6 +266,7 @@ class ServiceBusy(QuarryError):
     status = 503
     outcome = Outcome.RETRY
     title = "The service is busy"
+    usual_cure = "send it again after the seconds of Retry-After"
 
 
 class PlanningDied(QuarryError):
@@ -247,6 +275,7 @@ class PlanningDied(QuarryError):
     status = 503
     outcome = Outcome.RETRY
     title = "Planning stopped"
+    usual_cure = "look in the planner's log, and in the kernel's for memory; planning goes on by itself"
 
 
 class WriteFailed(QuarryError):
@@ -255,6 +284,7 @@ class WriteFailed(QuarryError):
     status = 503
     outcome = Outcome.RETRY
     title = "A shard could not be written"
+    usual_cure = "mend the rights or the disk that is named; the unit is written again"
 
 
 class DiskFull(QuarryError):
@@ -263,6 +293,7 @@ class DiskFull(QuarryError):
     status = 507
     outcome = Outcome.BLOCK
     title = "The disk is full"
+    usual_cure = "free space, or delete jobs; then resume the job: everything is kept"
 
 
 class HubDenied(QuarryError):
@@ -271,6 +302,7 @@ class HubDenied(QuarryError):
     status = 403
     outcome = Outcome.BLOCK
     title = "The Hub refuses"
+    usual_cure = "give a token that may write there with QUARRY_HUB_TOKEN_FILE; then resume the job"
 
 
 class HubUnavailable(QuarryError):
@@ -279,6 +311,7 @@ class HubUnavailable(QuarryError):
     status = 503
     outcome = Outcome.RETRY
     title = "The Hub is not available"
+    usual_cure = "nothing: it is tried again; look at the Hub's status if it lasts"
 
 
 class HubLimited(HubUnavailable):
@@ -286,6 +319,16 @@ class HubLimited(HubUnavailable):
 
     outcome = Outcome.VOID
     title = "The Hub's rate limit is reached"
+    usual_cure = "nothing: it goes on after the Hub's own time"
+
+
+class WebhookFailed(QuarryError):
+    """The address that a job's end is reported to did not take it."""
+
+    status = 502
+    outcome = Outcome.RETRY
+    title = "The webhook was not taken"
+    usual_cure = "look at the receiver's log; 'quarry jobs redeliver ID' sends it again"
 
 
 class DatasetBroken(QuarryError):
@@ -293,6 +336,7 @@ class DatasetBroken(QuarryError):
 
     status = 422
     title = "The dataset is broken"
+    usual_cure = "capture the units that are named again, or take the dataset from where it is whole"
 
 
 def internal_error(error: Exception) -> QuarryError:

@@ -86,6 +86,14 @@ class Settings(BaseSettings):
     min_free_bytes: int = Field(default=2**30, ge=0)
     """Free space in the data folder below which no job, schedule or sample is taken."""
 
+    webhook_secret_file: Path | None = None
+    """File of 32 random characters or more, from which the secrets that webhooks are signed with are made.
+
+    Without it jobs with a webhook are refused.
+    """
+    webhook_hosts: tuple[str, ...] = ()
+    """Hosts of webhooks whose addresses may be private, as JSON. Of others only public ones are called."""
+
     hub_endpoint: str | None = None
     """Base URL of the Hub; unset: the public one."""
     hub_token: SecretStr | None = None

@@ -74,6 +74,7 @@ def _crew(store: Store, settings: Settings, keeper: Keeper) -> list[TaskLoop]:
             "lost-hosts": ("service.host:run_lost", LOST_S),
             "retention": ("service.control.deletion:run_retention", SWEEP_S),
             "deletion": ("service.control.deletion:run_deletion", None),
+            "webhooks": ("service.control.webhooks:run_webhooks", SLOTS_S),
             "local-publisher": (LOCAL_PUBLISHING, None),
             **{f"publisher-{number}": (PUBLISHING, None) for number in range(settings.publishers)},
         }

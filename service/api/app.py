@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from service.api import problems
 from service.api.gate import Gate
 from service.api.metrics import JobMetrics
-from service.api.routes import consumers, extract, health, jobs, keys, schedules, workers
+from service.api.routes import consumers, extract, health, jobs, keys, schedules, webhooks, workers
 from service.api.sse import EventFeed
 from service.control.budget import TURNS, Budget, Turn
 from service.settings import Settings
@@ -63,7 +63,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.probe_threads = CapacityLimiter(2)
     app.state.registry = CollectorRegistry()
     problems.install(app)
-    for module in (extract, jobs, consumers, schedules, keys, workers, health):
+    for module in (extract, jobs, consumers, webhooks, schedules, keys, workers, health):
         app.include_router(module.router)
     Instrumentator(
         should_group_status_codes=False,

@@ -72,6 +72,8 @@ def extract_to(out: Path, request: ExtractRequest, settings: Settings, display: 
     if request.storage.retention == "consumed":
         cure = "leave it out, or submit the job to a service, where consumers can say what they have"
         raise OptionRefused("`quarry extract` has no consumers", field="storage.retention", cure=cure)
+    if request.webhook is not None:
+        raise OptionRefused("`quarry extract` reports by its exit code", field="webhook", cure="leave it out")
     private = out / PRIVATE
     content = None
     if not private.exists():

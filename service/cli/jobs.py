@@ -190,6 +190,20 @@ def files(job_id: JobIdArgument, server: Server = DEFAULT_SERVER, as_json: AsJso
         show_table(("path", "size", "in"), rows)
 
 
+@app.command()
+def redeliver(job_id: JobIdArgument, server: Server = DEFAULT_SERVER, as_json: AsJson = False) -> None:
+    """Report a job's last end to its webhook once more."""
+    with Quarry(server) as quarry:
+        _show([quarry.redeliver(job_id)], as_json)
+
+
+@app.command("webhook-secret")
+def webhook_secret(server: Server = DEFAULT_SERVER) -> None:
+    """Print what the webhooks of this key's jobs are signed with."""
+    with Quarry(server) as quarry:
+        print(quarry.webhook_secret().secret)
+
+
 def _show(jobs: list[JobSummary], as_json: bool) -> None:
     """Print jobs, a line each."""
     if as_json:

@@ -34,6 +34,7 @@ from schemas.schedule import (
     ScheduleView,
 )
 from schemas.source import Sample
+from schemas.webhook import WebhookSecret
 from schemas.worker import Forgotten, HostList
 
 TIMEOUT_S = 30.0
@@ -171,6 +172,16 @@ def acknowledge(job_id: str, consumer: str, after: int = -1, *, expires_s: int |
 def remove_consumer(job_id: str, consumer: str) -> Call[None]:
     """Wait for a consumer no longer."""
     return Call("DELETE", _path("jobs", job_id, "consumers", consumer), _nothing)
+
+
+def redeliver(job_id: str) -> Call[JobSummary]:
+    """Report a job's last end to its webhook once more."""
+    return Call("POST", _path("jobs", job_id, "webhook"), _of(JobSummary))
+
+
+def webhook_secret() -> Call[WebhookSecret]:
+    """Say what the webhooks of the caller's jobs are signed with."""
+    return Call("GET", "/webhooks/secret", _of(WebhookSecret))
 
 
 def schedules() -> Pages[ScheduleView]:

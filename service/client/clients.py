@@ -70,6 +70,7 @@ class _Routes:
     manifest, file = _Route(calls.manifest), _Route(calls.file)
     consumers, acknowledge = _Route(calls.consumers), _Route(calls.acknowledge)
     remove_consumer = _Route(calls.remove_consumer)
+    redeliver, webhook_secret = _Route(calls.redeliver), _Route(calls.webhook_secret)
     schedules, schedule = _List(calls.schedules), _Route(calls.schedule)
     schedule_request, add_schedule = _Route(calls.schedule_request), _Route(calls.add_schedule)
     change_schedule, delete_schedule = _Route(calls.change_schedule), _Route(calls.delete_schedule)

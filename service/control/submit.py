@@ -8,6 +8,7 @@ from schemas.job import Estimate
 from schemas.request import ExtractRequest
 from schemas.source import PostedSource
 from service.control.request_body import CheckedRequest
+from service.control.webhooks import check_webhook
 from service.errors import DiskFull, OptionRefused
 from service.settings import Settings
 from service.store import JobRow, NewJob, Store, jobs, keys
@@ -102,6 +103,7 @@ def check(
     from service.plan.target import fetch_target
 
     check_scratch(request, settings)
+    check_webhook(request, settings)
     located, source = fetch_target(request, settings), None
     # All samples of a request were checked already.
     if not (request.source.kind == "inline" or (of_schedule and isinstance(request.source, PostedSource))):

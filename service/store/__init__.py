@@ -16,6 +16,7 @@ from service.store.values import (
     UnitFiles,
     UnitLease,
     UnitRow,
+    WebhookLease,
 )
 
 __all__ = [
@@ -35,4 +36,5 @@ __all__ = [
     "UnitFiles",
     "UnitLease",
     "UnitRow",
+    "WebhookLease",
 ]

@@ -26,7 +26,7 @@ from service.store.tables import (
     UNIT_COMMIT,
     UNIT_PLAN,
 )
-from service.store.transitions import LockedJob, lock_job, move_job
+from service.store.transitions import LockedJob, add_task, lock_job, move_job
 from service.store.values import DeletionLease, Lease, TaskKind
 
 TOMBSTONE = timedelta(days=30)
@@ -53,7 +53,7 @@ def begin(tx: Transaction, job_id: str, *, with_dataset: bool) -> None:
             # What it wrote is in no dataset: those samples come again.
             of_job = (CAPTURED_SAMPLES.c.schedule == locked.schedule) & (CAPTURED_SAMPLES.c.job_id == job_id)
             tx.connection.execute(delete(CAPTURED_SAMPLES).where(of_job))
-        tasks.add(tx, move_job(tx, locked, JobState.DELETING), TaskKind.DELETE)
+        add_task(tx, move_job(tx, locked, JobState.DELETING), TaskKind.DELETE)
         submission = update(SUBMISSION).where(SUBMISSION.c.job_id == job_id)
         tx.connection.execute(submission.values(deleted_at=tx.now))
     if with_dataset:

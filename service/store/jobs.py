@@ -13,14 +13,23 @@ from schemas.job import ENDED_JOB_STATES, STOPPED_JOB_STATES, JobState, Problem,
 from schemas.names import job_id_from_content
 from schemas.request import ExtractRequest
 from service.errors import IdempotencyConflict, IllegalMove, NotFound, RequestError
-from service.store import consumers, keys, tasks, workers
+from service.store import consumers, keys, workers
 from service.store.database import Transaction
 from service.store.deletion import TOMBSTONE
 from service.store.policies import POLICIES
 from service.store.schedule_tables import SCHEDULE
 from service.store.stopping import stop
 from service.store.tables import EVENT, JOB, REQUEST, SUBMISSION, TASK
-from service.store.transitions import LockedJob, lock_job, move_job, move_task, progress_of, record, tasks_in
+from service.store.transitions import (
+    LockedJob,
+    add_task,
+    lock_job,
+    move_job,
+    move_task,
+    progress_of,
+    record,
+    tasks_in,
+)
 from service.store.values import JobRow, LoneDeaths, NewJob, TaskKind, TaskState
 
 CURSOR = re.compile("[0-9]{1,18}")
@@ -85,6 +94,7 @@ def submit(tx: Transaction, made: NewJob) -> tuple[JobRow, bool]:
         source_kind=made.source_kind,
         skips_canary=made.skips_canary,
         keeps_local=made.keeps_local,
+        has_webhook=made.has_webhook,
         priority=made.priority,
         schedule=made.schedule,
         spool=made.spool,
@@ -98,7 +108,7 @@ def submit(tx: Transaction, made: NewJob) -> tuple[JobRow, bool]:
     tx.connection.execute(new)
     tx.connection.execute(insert(REQUEST).values(job_id=made.id, body=made.request_json))
     job_added = record(tx, lock_job(tx, made.id), "state", "submitted")
-    tasks.add(tx, job_added, TaskKind.PLAN)
+    add_task(tx, job_added, TaskKind.PLAN)
     return job(tx, made.id), True
 
 

@@ -12,7 +12,7 @@ from service.store import captured_samples, keys, publishing, tasks
 from service.store.database import Store, Transaction
 from service.store.tables import JOB, REJECT, TASK, UNIT, UNIT_PLAN
 from service.store.task_choice import Choice
-from service.store.transitions import LockedJob, count, record
+from service.store.transitions import LockedJob, add_task, count, record
 from service.store.values import Lease, PlanLease, PlannedUnit, TaskKind, TaskState
 
 AHEAD_UNITS = 64
@@ -85,7 +85,7 @@ def add_unit(
     counts = {"num_samples": unit.num_samples, "num_tokens": unit.num_tokens}
     tx.connection.execute(insert(UNIT).values(**place, **counts, plan_sha256=plan_sha256))
     tx.connection.execute(insert(UNIT_PLAN).values(**place, content=unit.plan, sha256=plan_sha256))
-    tasks.add(tx, job, TaskKind.CAPTURE, unit.unit)
+    add_task(tx, job, TaskKind.CAPTURE, unit.unit)
     tasks.forgive(tx, task)
     progress = count(
         job.progress,
@@ -149,7 +149,7 @@ def add_pass(tx: Transaction, job: LockedJob) -> None:
     rows = progress.samples_planned + progress.samples_known
     place = {"pass_unit": progress.units_planned, "pass_position": rows * (part.of if part else 1)}
     tx.connection.execute(update(JOB).where(JOB.c.id == job.id).values(place))
-    tasks.add(tx, job, TaskKind.PLAN, last.item + 1)
+    add_task(tx, job, TaskKind.PLAN, last.item + 1)
 
 
 def add_rejects(tx: Transaction, job_id: str, unit: int | None, rejects: Sequence[RejectView]) -> None:

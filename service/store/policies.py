@@ -17,6 +17,7 @@ class Policy:
     `by_turns`: of jobs of one priority, those whose owner has none leased come first.
     `of_hosts`: its item is the host that alone may work on it.
     `ahead`: it is done ahead of time, so that no error but one that fails the job ends it.
+    `few`: jobs of any number have few open tasks of it, from which they are found.
     `one_a_subject`: tasks of different jobs may have the same subject, which one lease at a time may work on.
     `exhausted` is the job's state after the last attempt that may fail, VOID if none ever ends it;
     `max_deaths` is how many owners may vanish over the task, killed or crashed, before the job is blocked.
@@ -30,6 +31,7 @@ class Policy:
     by_turns: bool = False
     of_hosts: bool = False
     ahead: bool = False
+    few: bool = False
     one_a_subject: bool = False
     exhausted: Outcome
     max_deaths: int
@@ -81,6 +83,17 @@ POLICIES = {
         delay=0.5,
         blame="publishers died without a word over this job",
         cure="look for the reason in the worker's log and the kernel's (memory), then resume",
+    ),
+    # How an attempt ends is recorded by `webhooks`; only a bug ends one otherwise.
+    TaskKind.WEBHOOK: Policy(
+        job_states=frozenset(JobState) - {JobState.QUEUED, JobState.DELETING},
+        by_turns=True,
+        few=True,
+        exhausted=Outcome.VOID,
+        max_deaths=sys.maxsize,
+        delay=1.0,
+        blame="",
+        cure="",
     ),
     # It is tried again for as long as the job is there.
     TaskKind.DELETE: Policy(

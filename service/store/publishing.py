@@ -10,14 +10,14 @@ from service.store import storing, tasks
 from service.store.database import Store, Transaction
 from service.store.tables import UNIT_COMMIT
 from service.store.task_choice import Choice
-from service.store.transitions import LockedJob, move_job, record
+from service.store.transitions import LockedJob, add_task, move_job, record
 from service.store.values import Lease, PublishLease, StoreLease, TaskKind
 
 
 def add_when_captured(tx: Transaction, job: LockedJob) -> None:
     """Add the publishing of a locked job whose units are all done; it stores what the data folder has."""
     if job.progress.is_captured and storing.end(tx, job):
-        tasks.add(tx, job, TaskKind.PUBLISH, subject=job.publish_subject)
+        add_task(tx, job, TaskKind.PUBLISH, subject=job.publish_subject)
 
 
 def stored(tx: Transaction, lease: StoreLease, units: Sequence[int]) -> None:

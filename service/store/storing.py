@@ -13,7 +13,7 @@ from service.store.database import Store, Transaction
 from service.store.migration import check_write
 from service.store.tables import JOB, PAUSE, SHARD, TASK, UNIT_COMMIT, UNIT_PLAN
 from service.store.task_choice import Choice
-from service.store.transitions import LockedJob, count, record
+from service.store.transitions import LockedJob, add_task, count, record
 from service.store.values import HOME, Lease, StoreLease, TaskKind, TaskState
 
 FULL_FILES = MAX_COMMIT_FILES
@@ -28,7 +28,7 @@ def add(tx: Transaction, job: LockedJob, host: int) -> None:
     soon, late = tx.now + APART, tx.now + LATEST
     state = tx.connection.scalar(select(TASK.c.state).where(mine))
     if state is None:
-        tasks.add(tx, job, TaskKind.STORE, host, not_before=late)
+        add_task(tx, job, TaskKind.STORE, host, not_before=late)
         return
     if state is TaskState.DONE:
         again = {"state": TaskState.PENDING, "attempts": 0, "deaths": 0, "not_before": late}
@@ -80,7 +80,7 @@ def end(tx: Transaction, job: LockedJob) -> bool:
     others = tx.connection.scalars(select(UNIT_COMMIT.c.host).where(*held).distinct()).all()
     for host in others:
         if tx.connection.scalar(select(TASK.c.item).where(_task(job, host))) is None:
-            tasks.add(tx, job, TaskKind.STORE, host)
+            add_task(tx, job, TaskKind.STORE, host)
     waits = of_job, TASK.c.item.in_(others), TASK.c.state != TaskState.LEASED
     tx.connection.execute(update(TASK).where(*waits).values(state=TaskState.PENDING, not_before=None))
     return not others

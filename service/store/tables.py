@@ -52,6 +52,7 @@ JOB = Table(
     Column("source_kind", String(16), nullable=False),
     Column("skips_canary", Boolean, nullable=False),
     Column("keeps_local", Boolean, nullable=False),
+    Column("has_webhook", Boolean, nullable=False, server_default=false()),
     Column("priority", Integer, nullable=False),
     # The schedule whose earlier runs' samples the job leaves out. No foreign key: it may be deleted.
     Column("schedule", BigInteger().with_variant(Integer, "sqlite")),
@@ -172,6 +173,10 @@ Index(
     sqlite_where=TASK.c.state == TaskState.LEASED,
     postgresql_where=TASK.c.state == TaskState.LEASED,
 )
+
+OPEN_WEBHOOK = text(f"kind = '{TaskKind.WEBHOOK}' AND state <> '{TaskState.DONE}'")
+"""Of a task: the condition of a partial index, as `AT_WORK`."""
+Index("open_webhook", TASK.c.kind, TASK.c.job_id, sqlite_where=OPEN_WEBHOOK, postgresql_where=OPEN_WEBHOOK)
 
 # Until when nothing is committed ahead to a repository: commits stand apart, or the Hub was asked too often.
 PAUSE = Table(

@@ -23,8 +23,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import aliased
 
+from schemas.job import JobState
 from service.store.policies import POLICIES
-from service.store.tables import AT_WORK, AT_WORK_STATES, JOB, SICKNESS, TASK
+from service.store.tables import AT_WORK, AT_WORK_STATES, JOB, OPEN_WEBHOOK, SICKNESS, TASK
 from service.store.transitions import TASK_COLUMNS
 from service.store.values import HOME, TaskKind, TaskState
 
@@ -65,9 +66,15 @@ def jobs_with_work(
     states = POLICIES[kind].job_states
     late = func.coalesce(JOB.c.owner, "").in_(_owners(clock, kind)) if POLICIES[kind].by_turns else false()
     columns = JOB.c.id, JOB.c.priority, JOB.c.number, late.label("late")
-    query = select(*columns).where(JOB.c.state.in_(states), waiting)
+    query = select(*columns).where(waiting)
     if states <= AT_WORK_STATES:
         query = query.where(AT_WORK)
+    if POLICIES[kind].few:
+        # A state that is not another one is looked for by no index: those of the tasks are.
+        query = query.where(JOB.c.state.not_in(frozenset(JobState) - states))
+        query = query.where(JOB.c.id.in_(select(TASK.c.job_id).where(OPEN_WEBHOOK)))
+    else:
+        query = query.where(JOB.c.state.in_(states))
     if POLICIES[kind].one_a_subject:
         is_pushed = JOB.c.publish_subject != JOB.c.id
         query = query.where(~and_(bindparam("unpushed", type_=Boolean), is_pushed))

@@ -6,13 +6,13 @@ A lease that ran out is good until another owner takes the task: the epoch fence
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import TypeVar
 
 from sqlalchemy import (
     and_,
     bindparam,
-    insert,
+    delete,
     select,
     update,
 )
@@ -29,6 +29,7 @@ from service.store.transitions import (
     TASK_COLUMNS,
     LockedJob,
     LockedTask,
+    add_task,
     lock_job,
     move_job,
     move_task,
@@ -65,28 +66,11 @@ def _attempt(lease: Lease) -> dict[str, object]:
     }
 
 
-def add(
-    tx: Transaction,
-    job: LockedJob,
-    kind: TaskKind,
-    item: int = 0,
-    *,
-    subject: str | None = None,
-    not_before: datetime | None = None,
-) -> None:
-    """Add a task that waits; it must not be there."""
-    new = insert(TASK).values(
-        job_id=job.id,
-        kind=kind,
-        item=item,
-        subject=subject or f"{job.id}/{item}",
-        state=TaskState.PENDING,
-        epoch=0,
-        attempts=0,
-        deaths=0,
-        not_before=not_before,
-    )
-    tx.connection.execute(new)
+def begin_again(tx: Transaction, job: LockedJob, kind: TaskKind, item: int) -> None:
+    """Let a task of a locked job wait as a new one does, at once; an attempt at it is fenced."""
+    same = (TASK.c.job_id == job.id) & (TASK.c.kind == kind) & (TASK.c.item == item)
+    epoch = tx.connection.execute(delete(TASK).where(same).returning(TASK.c.epoch)).scalar_one()
+    add_task(tx, job, kind, item, epoch=epoch)
 
 
 def lease(

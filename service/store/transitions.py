@@ -16,6 +16,7 @@ from sqlalchemy.engine import RowMapping
 from schemas.events import Event
 from schemas.identity import Identity, Provenance
 from schemas.job import JOB_MOVES, JobState, Problem, Progress
+from schemas.webhook import REPORTED_JOB_STATES
 from service.errors import IdentityChanged, IllegalMove, NotFound
 from service.store.database import Transaction
 from service.store.migration import check_write
@@ -44,6 +45,7 @@ class LockedJob:
     owner: str | None
     skips_canary: bool
     keeps_local: bool
+    has_webhook: bool
 
     @property
     def is_pushed(self) -> bool:
@@ -156,7 +158,35 @@ def move_job(tx: Transaction, job: LockedJob, to: JobState, problem: Problem | N
             cure=f"a job becomes {to} from: {origins}",
         )
     message = f"{job.state} -> {to}"
-    return record(tx, replace(job, state=to, problem=problem), "state", message, problem)
+    job = record(tx, replace(job, state=to, problem=problem), "state", message, problem)
+    if job.has_webhook and to in REPORTED_JOB_STATES:
+        add_task(tx, job, TaskKind.WEBHOOK, job.last_event)
+    return job
+
+
+def add_task(
+    tx: Transaction,
+    job: LockedJob,
+    kind: TaskKind,
+    item: int = 0,
+    *,
+    subject: str | None = None,
+    not_before: datetime | None = None,
+    epoch: int = 0,
+) -> None:
+    """Add a task that waits; it must not be there. `epoch` is the last of one that it takes the place of."""
+    new = insert(TASK).values(
+        job_id=job.id,
+        kind=kind,
+        item=item,
+        subject=subject or f"{job.id}/{item}",
+        state=TaskState.PENDING,
+        epoch=epoch,
+        attempts=0,
+        deaths=0,
+        not_before=not_before,
+    )
+    tx.connection.execute(new)
 
 
 def move_task(

@@ -15,6 +15,7 @@ from schemas.keys import Grants
 from schemas.receipts import AttemptId
 from schemas.request import ExtractRequest
 from schemas.source import SourceKind
+from schemas.webhook import Webhook
 
 HOME = 0
 """The number of the host of the data folder, where jobs are planned and finished."""
@@ -24,7 +25,7 @@ class TaskKind(StrEnum):
     """What there is to do for a job.
 
     Plan its units, capture each of them, store those that are captured in its repository meanwhile, publish
-    its dataset, and delete it in the end.
+    its dataset, report each end of it, and delete it.
     """
 
     PLAN = "plan"
@@ -32,6 +33,7 @@ class TaskKind(StrEnum):
     STORE = "store"
     PUBLISH = "publish"
     DELETE = "delete"
+    WEBHOOK = "webhook"
 
 
 class TaskState(StrEnum):
@@ -64,6 +66,7 @@ class NewJob:
     skips_canary: bool
     keeps_local: bool
     publish_subject: str
+    has_webhook: bool
     request_json: str
     request_sha256: str
     schedule: int | None
@@ -98,6 +101,7 @@ class NewJob:
             skips_canary=request.canary == "skip",
             keeps_local=request.storage.stays,
             publish_subject=request.hub.repo_id if request.hub else job_id,
+            has_webhook=request.webhook is not None,
             request_json=document,
             request_sha256=hashlib.sha256(document.encode()).hexdigest(),
             schedule=schedule,
@@ -320,6 +324,14 @@ class PublishLease(Lease):
     identity: Identity
     provenance: Provenance | None
     captured_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebhookLease(Lease):
+    """The right to report the event `item` of a job, which is `job` as it was then."""
+
+    webhook: Webhook
+    job: JobSummary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

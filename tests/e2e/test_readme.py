@@ -16,7 +16,7 @@ from schemas.source import FileSource
 from service.api.app import create_app
 from service.plan.layers import resolve_layers
 from service.settings import Settings
-from tests.support import settings_page
+from tests.support import errors_page, settings_page
 from tests.support.plans import identity, provenance
 from tests.support.shards import ShardRow, write_shard
 
@@ -85,6 +85,10 @@ def test_the_table_of_columns_is_the_schema() -> None:
 def test_the_page_of_settings_is_current_and_describes_each_of_them() -> None:
     assert settings_page.PAGE.read_text() == settings_page.page()
     assert [name for name, field in Settings.model_fields.items() if not field.description] == []
+
+
+def test_the_page_of_errors_is_made_of_their_tree() -> None:
+    assert errors_page.PAGE.read_text() == errors_page.page()
 
 
 def test_readme_can_be_read_at_once() -> None:

@@ -8,7 +8,17 @@ import pytest
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
-from service.store import Store, captured_samples, deletion, migration, plans, publishing, runs, units
+from service.store import (
+    Store,
+    captured_samples,
+    deletion,
+    migration,
+    plans,
+    publishing,
+    runs,
+    units,
+    webhooks,
+)
 from tests.support.store_cases import job_id
 
 JOB = job_id(1)
@@ -18,6 +28,7 @@ QUESTIONS: dict[str, tuple[Callable[[Store], object], str]] = {
     "the owners of plans": (lambda store: plans.lease(store, "anybody", 60.0), "task_by_subject (kind=?)"),
     "the next unit": (lambda store: units.lease(store, "anybody", 60.0), OF_JOB),
     "the next deletion": (lambda store: deletion.lease(store, "anybody", 60.0), OF_JOB),
+    "the next report": (lambda store: webhooks.lease(store, "anybody", 60.0), "open_webhook"),
     "the next dataset": (lambda store: publishing.lease(store, "anybody", 60.0), OF_JOB),
     "a repository's publisher": (lambda store: publishing.lease(store, "anybody", 60.0), "task_by_subject ("),
     "a job's run": (

@@ -1,0 +1,59 @@
+"""Webhooks: where a job's end is reported, and what is sent there, as Standard Webhooks say."""
+
+from datetime import datetime
+from ipaddress import ip_address
+from typing import Annotated, Literal
+from urllib.parse import SplitResult, urlsplit
+
+from pydantic import AfterValidator, StringConstraints
+
+from schemas.base import Wire
+from schemas.job import JobState, JobSummary
+
+REPORTED_JOB_STATES = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.BLOCKED})
+"""States that a webhook hears of: ends, and what waits for a person."""
+
+
+def _https(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        is_good = parts.scheme == "https" and parts.hostname and parts.port != 0
+    except ValueError as error:
+        raise ValueError(f"{url!r} is not a URL: {error}") from error
+    if not is_good or parts.username is not None or parts.fragment:
+        raise ValueError("expected https://HOST/PATH without a user and without a fragment")
+    return url
+
+
+class Webhook(Wire):
+    """An address that gets a signed `POST` when the job ends or is blocked."""
+
+    url: Annotated[str, StringConstraints(max_length=2048, pattern=r"^[!-~]+$"), AfterValidator(_https)]
+
+    @property
+    def parts(self) -> SplitResult:
+        """The URL's parts."""
+        return urlsplit(self.url)
+
+    @property
+    def names_address(self) -> bool:
+        """Whether its host is an address instead of a name."""
+        try:
+            ip_address(str(self.parts.hostname))
+        except ValueError:
+            return False
+        return True
+
+
+class WebhookBody(Wire):
+    """What is sent: the job as it was at that moment."""
+
+    type: Literal["job.completed", "job.failed", "job.cancelled", "job.blocked"]
+    timestamp: datetime
+    data: JobSummary
+
+
+class WebhookSecret(Wire):
+    """The answer of `GET /webhooks/secret`: what the caller's webhooks are signed with."""
+
+    secret: str

@@ -1,0 +1,40 @@
+"""Webhooks: the caller's secret, and a report once more."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Security
+
+from schemas.job import JobSummary
+from schemas.keys import Scope
+from schemas.webhook import WebhookSecret
+from service.api.auth import caller
+from service.api.problems import problem_responses
+from service.api.routes.jobs import no_options
+from service.api.routes.resources import CallerOf, JobOf, NoOptions, SettingsOf, StoreOf
+from service.control.webhooks import secret
+from service.store import webhooks
+
+router = APIRouter(
+    tags=["jobs"],
+    dependencies=[Security(caller, scopes=[Scope.JOBS_WRITE])],
+    responses=problem_responses(401, 403, 422, 429),
+)
+
+
+@router.get("/webhooks/secret")
+def read_secret(
+    asks: CallerOf, settings: SettingsOf, options: Annotated[NoOptions, Query()]
+) -> WebhookSecret:
+    """Say what the webhooks of the caller's jobs are signed with, as Standard Webhooks verify it."""
+    return WebhookSecret(secret=secret(asks.owner, settings))
+
+
+@router.post(
+    "/jobs/{job_id}/webhook",
+    status_code=202,
+    dependencies=[Depends(no_options)],
+    responses=problem_responses(404, 409),
+)
+def redeliver(job: JobOf, store: StoreOf) -> JobSummary:
+    """Report the job's last end once more, with the same `webhook-id`."""
+    return store.write(webhooks.again, job.id).view()

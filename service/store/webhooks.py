@@ -1,0 +1,69 @@
+"""Webhooks: a task for each report of a job's end, which ends by itself and never ends the job."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+from sqlalchemy import func, select
+
+from schemas.events import Event
+from schemas.job import Problem
+from schemas.request import ExtractRequest
+from schemas.webhook import REPORTED_JOB_STATES
+from service.errors import IllegalMove
+from service.store import jobs, tasks
+from service.store.database import Store, Transaction
+from service.store.tables import EVENT, TASK
+from service.store.transitions import LockedJob, lock_job, move_task, record
+from service.store.values import JobRow, Lease, TaskKind, TaskState, WebhookLease
+
+WAITS_S = (5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_400)
+"""Before each further attempt: the example of Standard Webhooks; the last comes after three days."""
+
+
+def lease(store: Store, owner: str, ttl_s: float) -> WebhookLease | None:
+    """Lease a report; `item` is the number of the event that it is of."""
+    return tasks.lease(store, TaskKind.WEBHOOK, _grant, owner, ttl_s)
+
+
+def _grant(tx: Transaction, job: LockedJob, lease: Lease) -> WebhookLease:
+    of_event = select(EVENT.c.entry).where(EVENT.c.job_id == job.id, EVENT.c.id == lease.item)
+    event: Event = tx.connection.execute(of_event).scalar_one()
+    request: ExtractRequest = jobs.request(tx, job.id)
+    assert request.webhook is not None, "a task of a job that has a webhook"  # noqa: S101
+    then = {
+        "state": event.state,
+        "progress": event.progress,
+        "problem": event.problem,
+        "updated_at": event.at,
+    }
+    view = jobs.job(tx, job.id).view().model_copy(update=then | {"waits": None})
+    return WebhookLease(**lease.fields(), webhook=request.webhook, job=view)
+
+
+def delivered(tx: Transaction, lease: WebhookLease, status: int) -> None:
+    """End a report that was taken. Raises LeaseLost."""
+    job, task = tasks.held(tx, lease)
+    record(tx, tasks.done(tx, job, task), "progress", f"webhook: answered {status}", job.problem)
+
+
+def undelivered(tx: Transaction, lease: WebhookLease, problem: Problem) -> None:
+    """Let a report that was not taken wait for its next attempt; the last one ends it. Raises LeaseLost."""
+    job, task = tasks.held(tx, lease)
+    if task.attempts > len(WAITS_S):
+        record(tx, tasks.done(tx, job, task), "progress", "webhook: given up", problem)
+        return
+    due = tx.now + timedelta(seconds=WAITS_S[task.attempts - 1])
+    waiting = replace(task, state=TaskState.PENDING, owner=None, lease_until=None, not_before=due)
+    move_task(tx, job, task, replace(waiting, problem=problem), problem)
+
+
+def again(tx: Transaction, job_id: str) -> JobRow:
+    """Report a job's last end once more, at once. Raises NotFound, IllegalMove."""
+    job = lock_job(tx, job_id)
+    if not job.has_webhook or job.state not in REPORTED_JOB_STATES:
+        cure = f"a request with a `webhook` reports when its job is {', '.join(sorted(REPORTED_JOB_STATES))}"
+        raise IllegalMove(f"job {job_id} is {job.state} and has nothing to report", field="state", cure=cure)
+    reports = TASK.c.job_id == job_id, TASK.c.kind == TaskKind.WEBHOOK
+    last = tx.connection.scalar(select(func.max(TASK.c.item)).where(*reports))
+    tasks.begin_again(tx, job, TaskKind.WEBHOOK, last)
+    return jobs.job(tx, job_id)

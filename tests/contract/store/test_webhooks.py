@@ -1,0 +1,223 @@
+"""Reports of a job's end: signed, sent to no private address, repeated until they are taken."""
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from ipaddress import ip_address
+from pathlib import Path
+
+import pytest
+from standardwebhooks import Webhook as Signature
+
+from schemas.job import JobState, Problem
+from schemas.keys import NewKey, Scope
+from schemas.webhook import Webhook, WebhookBody
+from service.control import webhooks as control
+from service.control.webhooks import run_webhooks, secret
+from service.errors import IllegalMove, LeaseLost, OptionRefused
+from service.settings import Settings
+from service.store import NewJob, Store, jobs, keys, webhooks
+from service.work.keeper import Keeper
+from tests.support.receiver import NAME, Receiver, receiving
+from tests.support.store_cases import OWNER, TTL_S, Clock, a_request, job_id, reach, stop_job
+
+JOB = job_id(1)
+
+
+@pytest.fixture
+def receiver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
+    """A server whose name leads to this machine, and whose certificate is trusted."""
+    found = socket.getaddrinfo
+
+    def resolve(host: str, *rest: object, **more: object) -> object:
+        return found("127.0.0.1" if host == NAME else host, *rest, **more)  # type: ignore[arg-type]
+
+    with receiving(tmp_path) as (server, certificate):
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        monkeypatch.setattr(socket, "getaddrinfo", resolve)
+        yield server
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    (tmp_path / "secret").write_text("s" * 32)
+    return Settings(data_dir=tmp_path, webhook_secret_file=tmp_path / "secret", webhook_hosts=(NAME,))
+
+
+def submit(store: Store, url: str, owner: str | None = None) -> str:
+    request = a_request().model_copy(update={"webhook": Webhook(url=url)})
+    store.write(jobs.submit, NewJob.of(JOB, "key", request, owner=owner))
+    return JOB
+
+
+def run(store: Store, settings: Settings) -> bool:
+    with Keeper(store, TTL_S) as keeper:
+        return run_webhooks(store, settings, OWNER, lambda: False, keeper)
+
+
+def said(store: Store) -> list[tuple[str, Problem | None]]:
+    """What the job's events say of its reports."""
+    events = store.read(jobs.events, JOB, after=0, limit=100)
+    return [(event.message, event.problem) for event in events if event.message.startswith("webhook")]
+
+
+def body_of(came: tuple[dict[str, str], bytes], key: str) -> WebhookBody:
+    headers, body = came
+    Signature(key).verify(body, headers)
+    return WebhookBody.model_validate_json(body)
+
+
+def test_each_end_is_reported_once_signed_and_as_it_was(store: Store, settings: Settings, receiver: Receiver):
+    """1. Nothing before the end. 2. Cancelled, resumed, cancelled: two reports, by two ids."""
+    submit(store, receiver.url)
+    assert not run(store, settings)
+    store.write(jobs.cancel, JOB)
+    store.write(jobs.resume, JOB)
+    assert not run(store, settings)  # it is queued; the report comes with its next turn
+    stop_job(store, JOB, JobState.BLOCKED)
+    assert [run(store, settings) for _ in range(3)] == [True, True, False]
+    first, second = (body_of(came, secret(None, settings)) for came in receiver.came)
+    assert (first.type, first.data.state, first.data.problem) == ("job.cancelled", JobState.CANCELLED, None)
+    assert (second.type, second.data.state) == ("job.blocked", JobState.BLOCKED)
+    assert second.data.problem is not None and second.data.id == JOB
+    ids = [headers["webhook-id"] for headers, _ in receiver.came]
+    assert len(set(ids)) == 2 and all(one.startswith(JOB) for one in ids)
+    assert said(store) == [("webhook: answered 204", second.data.problem)] * 2
+    assert store.read(jobs.state, JOB) is JobState.BLOCKED
+    host, _, port = receiver.came[0][0]["host"].partition(":")
+    assert (host, port) == (NAME, str(receiver.server_port))
+
+
+@pytest.mark.parametrize("answer", [500, 302, 404])
+def test_a_report_that_is_not_taken_comes_again_by_the_same_id(
+    store: Store, settings: Settings, receiver: Receiver, clock: Clock, answer: int
+):
+    receiver.answers = [answer]
+    submit(store, receiver.url)
+    store.write(jobs.cancel, JOB)
+    assert run(store, settings)
+    assert not run(store, settings)
+    clock.advance(webhooks.WAITS_S[0])
+    assert run(store, settings)
+    assert not run(store, settings)
+    (one, body), (other, same) = receiver.came
+    assert (one["webhook-id"], body) == (other["webhook-id"], same)
+    (_, problem), (last, _) = said(store)
+    assert problem is not None and f"{NAME} answered {answer}" in problem.detail
+    assert last == "webhook: answered 204"
+
+
+def test_it_is_given_up_in_the_end_and_tried_again_when_somebody_asks(
+    store: Store, settings: Settings, receiver: Receiver, clock: Clock
+):
+    receiver.answers = [503] * 10
+    submit(store, receiver.url)
+    with pytest.raises(IllegalMove, match="nothing to report"):
+        store.write(webhooks.again, JOB)
+    store.write(jobs.cancel, JOB)
+    for wait_s in (*webhooks.WAITS_S, 0.0):
+        assert run(store, settings)
+        clock.advance(wait_s)
+    clock.advance(10 * webhooks.WAITS_S[-1])
+    assert not run(store, settings)
+    assert said(store)[-1][0] == "webhook: given up"
+    assert store.read(jobs.state, JOB) is JobState.CANCELLED
+    assert store.write(webhooks.again, JOB).state is JobState.CANCELLED
+    assert run(store, settings)
+    assert said(store)[-1][0] == "webhook: answered 204"
+    assert len({headers["webhook-id"] for headers, _ in receiver.came}) == 1
+
+
+def test_an_attempt_is_fenced_by_one_that_somebody_asked_for(store: Store, clock: Clock):
+    submit(store, "https://hooks.example/")
+    store.write(jobs.cancel, JOB)
+    old = webhooks.lease(store, OWNER, TTL_S)
+    assert old is not None
+    store.write(webhooks.again, JOB)
+    new = webhooks.lease(store, OWNER, TTL_S)
+    assert new is not None and new.epoch > old.epoch
+    with pytest.raises(LeaseLost):
+        store.write(webhooks.delivered, old, 200)
+
+
+def test_a_server_that_sends_its_answer_slowly_is_left(
+    store: Store, settings: Settings, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(control, "DEADLINE_S", 0.5)
+    receiver.answers = ["HTTP/1.1 204 No Content\r\n" + "X: y\r\n" * 1000]
+    submit(store, receiver.url)
+    store.write(jobs.cancel, JOB)
+    assert run(store, settings)
+    ((_, problem),) = said(store)
+    assert problem is not None and "did not answer: TimeoutError" in problem.detail
+
+
+def test_a_certificate_of_nobody_is_refused(
+    store: Store, settings: Settings, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("SSL_CERT_FILE")
+    submit(store, receiver.url)
+    store.write(jobs.cancel, JOB)
+    assert run(store, settings)
+    ((_, problem),) = said(store)
+    assert problem is not None and "certificate" in problem.detail
+    assert receiver.came == []
+
+
+def test_a_name_that_leads_to_a_private_address_is_not_called(
+    store: Store, settings: Settings, receiver: Receiver
+):
+    submit(store, receiver.url)
+    store.write(jobs.cancel, JOB)
+    assert run(store, settings.model_copy(update={"webhook_hosts": ()}))
+    ((_, problem),) = said(store)
+    assert problem is not None and f"{NAME} is at 127.0.0.1, which is not a public address" in problem.detail
+    assert "QUARRY_WEBHOOK_HOSTS" in str(problem.cure)
+    assert receiver.came == []
+
+
+PRIVATE = [
+    *("127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0"),
+    *("224.0.0.1", "255.255.255.255", "198.18.0.1", "192.0.2.1", "240.0.0.1"),
+    *("::1", "::", "fe80::1", "fd00::1", "ff02::1", "2001:db8::1"),
+    *("::ffff:10.0.0.1", "::ffff:169.254.169.254", "64:ff9b::10.0.0.1", "64:ff9b::7f00:1", "2002:a00:1::1"),
+]
+PUBLIC = ["93.184.215.14", "1.1.1.1", "2606:4700:4700::1111", "64:ff9b::1.1.1.1", "::ffff:1.1.1.1"]
+
+
+def test_only_public_addresses_are_called(settings: Settings):
+    webhook = Webhook(url="https://somewhere.example/")
+    for text in PRIVATE:
+        with pytest.raises(OptionRefused):
+            control._check_address(ip_address(text), webhook, settings)
+    for text in PUBLIC:
+        control._check_address(ip_address(text), webhook, settings)
+
+
+def test_one_private_address_among_several_is_enough(settings: Settings, monkeypatch: pytest.MonkeyPatch):
+    both = [(2, 1, 6, "", (address, 443)) for address in ("1.1.1.1", "10.0.0.1")]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: both)
+    with pytest.raises(OptionRefused, match=r"10\.0\.0\.1"):
+        asyncio.run(control._addresses(Webhook(url="https://somewhere.example/"), settings))
+
+
+def test_the_secret_of_an_owner_signs_for_nobody_else(
+    store: Store, settings: Settings, receiver: Receiver, tmp_path: Path
+):
+    assert len({secret(owner, settings) for owner in (None, "a", "b")}) == 3
+    (tmp_path / "short").write_text("s" * 31)
+    for file in (None, tmp_path / "missing", tmp_path / "short"):
+        with pytest.raises(OptionRefused, match="webhook"):
+            secret("a", settings.model_copy(update={"webhook_secret_file": file}))
+    store.write(keys.add, "0" * 8, "0" * 64, NewKey(name="a", scopes=(Scope.JOBS_WRITE,)))
+    submit(store, receiver.url, owner="a")
+    store.write(jobs.cancel, JOB)
+    assert run(store, settings)
+    assert body_of(receiver.came[0], secret("a", settings)).data.owner == "a"
+
+
+@pytest.mark.parametrize("state", set(JobState) - {JobState.DELETING})
+def test_which_states_are_reported(store: Store, state: JobState):
+    """A job without a webhook reports none of them."""
+    reach(store, state)
+    assert webhooks.lease(store, OWNER, TTL_S) is None
