@@ -16,6 +16,7 @@ from schemas.job import Problem
 from service.cli import (
     datasets,
     diagnose,
+    doctor,
     export,
     files,
     jobs,
@@ -37,10 +38,10 @@ app = typer.Typer(
     name="quarry",
     help="Hidden states of a target LLM as proven, durable training sets for EAGLE-style drafters.",
     epilog=(
-        "Exit codes: 0 success, 1 a dataset is broken or 'serve' did not start, 2 wrong usage or "
-        "request, 3 a job did not fully succeed, a file could not be read or written, or the service did "
-        "not answer, 4 'serve' lost its worker, 5 a job is blocked or the Hub refuses, 6 the engine of "
-        "'worker --until-idle' dies again and again, 75 try again, "
+        "Exit codes: 0 success, 1 a dataset is broken, 'serve' did not start or 'doctor' says bad, 2 wrong "
+        "usage or request, 3 a job did not fully succeed, a file could not be read or written, or the "
+        "service did not answer, 4 'serve' lost its worker, 5 a job is blocked or the Hub refuses, 6 the "
+        "engine of 'worker --until-idle' dies again and again, 75 try again, "
         "128 + n 'extract' was stopped by signal n."
     ),
     no_args_is_help=True,
@@ -72,6 +73,7 @@ app.command()(datasets.verify)
 app.command()(datasets.publish)
 app.command()(export.export)
 app.command()(diagnose.diagnose)
+app.command()(doctor.doctor)
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(schedules.app, name="schedules")
 app.add_typer(keys.app, name="keys")

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from schemas.dataset.seal import sha256_of
 from schemas.identity import Identity
 from schemas.names import is_local_model
 from service.artifacts.hub_client import reading_hub
-from service.errors import UnknownModel
+from service.errors import HubUnavailable, UnknownModel
 from service.settings import Settings
 
 if TYPE_CHECKING:
@@ -208,6 +209,34 @@ def _model_info(model: str, revision: str | None, settings: Settings) -> "ModelI
         if token is False:
             raise
         return None
+
+
+@_read()
+def weight_bytes(model: str, settings: Settings) -> int:
+    """Return the bytes of the safetensors files that an engine loads: those of the index, if there is one.
+
+    Fetches a Hub model's small files, never weights. Raises UnknownModel, HubUnavailable.
+    """
+    located = locate_model(model, None, settings)
+    if located.commit is None:
+        sizes = {path.name: path.stat().st_size for path in located.folder.glob("*.safetensors")}
+    else:
+        with reading_hub(f"model {model!r}", UnknownModel, "model", READ_CURE):
+            info = _model_info(model, located.commit, settings)
+        if info is None:
+            raise HubUnavailable(f"the Hub does not say how large {model!r} is", field="model")
+        sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
+        sizes = {name: size for name, size in sizes.items() if re.fullmatch(r"[^/]+\.safetensors", name)}
+    index, names = located.folder / "model.safetensors.index.json", set(sizes)
+    try:
+        if index.is_file():
+            names = set(json.loads(index.read_bytes())["weight_map"].values())
+        if not names:
+            raise _unknown(f"{model!r} holds no safetensors files", "convert the weights to safetensors")
+        return sum(sizes[name] for name in names)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        detail = f"the index of {model!r} does not name its files of weights: {error!r}"
+        raise _unknown(detail, "copy the model again") from error
 
 
 def files_digest(folder: Path, patterns: Iterable[str]) -> str:

@@ -98,12 +98,12 @@ class Store:
     Each may raise StoreUnavailable, and DiskFull where it writes.
     """
 
-    def __init__(self, url: str, clock: str | None = None) -> None:
+    def __init__(self, url: str, clock: str | None = None, *, read_only: bool = False) -> None:
         """Prepare connections to an SQLAlchemy URL, opening none; `clock` is SQL for the database's time.
 
-        Raises OptionRefused.
+        A `read_only` store leaves no trace: it makes no folder and no file. Raises OptionRefused.
         """
-        self._engine = _engine(_checked(url))
+        self._engine = _engine(_checked(url), read_only=read_only)
         self._writer = self._engine.execution_options(immediate=True)
         expression = clock or CLOCKS[self._engine.dialect.name]
         self._clock = type_coerce(literal_column(expression), UtcTime())
@@ -152,7 +152,17 @@ def _checked(url: str) -> URL:
     return parsed
 
 
-def _engine(url: URL) -> Engine:
+def missing_file(url: str) -> Path | None:
+    """Return the file of an SQLite database that was not made yet; null for any other database.
+
+    Raises OptionRefused.
+    """
+    parsed = _checked(url)
+    file = Path(str(parsed.database)).absolute()
+    return file if parsed.get_backend_name() == "sqlite" and not file.exists() else None
+
+
+def _engine(url: URL, *, read_only: bool) -> Engine:
     """Return an engine with the hooks of its dialect.
 
     Both keep a pool of connections. Closing the last one to an SQLite database checkpoints the whole WAL, and
@@ -166,7 +176,13 @@ def _engine(url: URL) -> Engine:
             hide_parameters=True,
         )
         event.listen(engine, "connect", _prepare_postgresql)
-        return engine
+        return engine.execution_options(postgresql_readonly=read_only)
+    if read_only:
+        file = Path(str(url.database)).absolute()
+        # Without its log nobody has it open; as immutable SQLite makes no log for the one read either.
+        mode = {"mode": "ro"} if file.with_name(f"{file.name}-wal").exists() else {"immutable": "1"}
+        url = url.set(database=file.as_uri(), query={"uri": "true", **mode})
+        return create_engine(url, hide_parameters=True)
     engine = create_engine(url, max_overflow=-1, hide_parameters=True)
     make_folder(Path(str(url.database)).absolute().parent)
     event.listen(engine, "connect", _prepare_sqlite)
@@ -215,6 +231,9 @@ def _translated() -> Iterator[None]:
             # SQLite's word for a page that it could not read, which may be one passing error of the disk.
             cure = "look for disk errors in the kernel's log; if it does not pass, restore a backup"
             raise StoreUnavailable("the database cannot be read", cure=cure) from error
+        if isinstance(error.orig, psycopg.errors.InsufficientPrivilege):
+            cure = "grant it: deploy/README.md lists what a worker's role needs"
+            raise StoreUnavailable(f"the database's role has no right: {error.orig}", cure=cure) from error
         raise
     except PoolTimeout as error:
         raise StoreUnavailable("every connection to the database is in use", cure="try again") from error

@@ -23,6 +23,11 @@ def check(tx: Transaction) -> None:
     _compare(MigrationContext.configure(tx.connection).get_current_revision())
 
 
+def is_new(tx: Transaction) -> bool:
+    """Say whether no service has made its tables in the database yet."""
+    return MigrationContext.configure(tx.connection).get_current_revision() is None
+
+
 def check_write(tx: Transaction) -> None:
     """Refuse a write where a newer service has migrated since this one began. Raises VersionRefused."""
     _compare(tx.connection.scalar(VERSION))

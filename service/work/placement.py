@@ -12,7 +12,6 @@ from service.errors import OptionRefused
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ORDER, BY_BUS = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
 AUTO = "auto"
-LIST_GPUS = ("nvidia-smi", "--query-gpu=index,uuid,pci.bus_id,name", "--format=csv,noheader")
 LIST_S = 60.0
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 
@@ -99,7 +98,7 @@ def visible_gpus() -> list[Gpu]:
     given = map(str.strip, (shown or "").split(","))
     names = takewhile(lambda name: name not in ("-1", "NoDevFiles"), given)
     named = None if shown is None else [name for name in names if name]
-    listed = _listed()
+    listed = query_gpus("index", "uuid", "pci.bus_id", "name")
     known = {Gpu(index, _near(bus_id)): uuid for index, uuid, bus_id, _ in listed}
     gpus = list(known) if named is None else [_named(name, known) for name in named]
     if len(set(gpus)) < len(gpus):
@@ -118,16 +117,25 @@ def _named(name: str, known: Mapping[Gpu, str]) -> Gpu:
     return next((gpu for gpu, uuid in known.items() if gpu.name == name or uuid.startswith(name)), Gpu(name))
 
 
-def _listed() -> list[tuple[str, str, str, str]]:
-    """Return number, UUID, bus and model of the machine's GPUs; nothing where nvidia-smi is not installed."""
+def query_gpus(*fields: str) -> list[list[str]]:
+    """Return the fields of each of the machine's GPUs, sizes in MiB; nothing where there is no nvidia-smi.
+
+    The last field may hold any text. Raises OptionRefused (`workers`) with what nvidia-smi says.
+    """
+    command = ("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
     try:
-        done = subprocess.run(LIST_GPUS, capture_output=True, text=True, check=True, timeout=LIST_S)  # noqa: S603
-        rows = [line.split(", ", 3) for line in done.stdout.splitlines()]
-        return [(index, uuid, bus_id, model) for index, uuid, bus_id, model in rows]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIST_S)  # noqa: S603
+        said, is_well = done.stdout or done.stderr, done.returncode == 0
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, subprocess.SubprocessError) as error:  # a lost GPU is a line of words
-        raise OptionRefused(f"nvidia-smi fails: {error}", field="workers", cure="mend the driver") from error
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        said, is_well = str(error), False
+    rows = [line.split(", ", len(fields) - 1) for line in said.splitlines()]
+    # A lost GPU is a line of words, also where nvidia-smi ends well.
+    if not is_well or any(len(row) != len(fields) for row in rows):
+        detail = f"nvidia-smi fails: {' '.join(said.split())}"
+        raise OptionRefused(detail, field="workers", cure="mend the driver")
+    return rows
 
 
 def _near(bus_id: str) -> frozenset[int] | None:

@@ -3,6 +3,7 @@
 What only the extras bring is hidden from a child; tests/compat installs the wheel for real.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -132,6 +133,16 @@ def test_a_command_whose_extra_is_missing_says_which(
     assert done.returncode == 2, done.stderr
     assert "pip install 'eagle-quarry[service]'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_node_is_looked_at_as_far_as_it_goes(hidden: set[str], tmp_path: Path) -> None:
+    done = command(hidden, "doctor", "--json", "--data-dir", str(tmp_path))
+    assert done.stderr == ""
+    found = {one["what"]: one for one in map(json.loads, done.stdout.splitlines())}
+    for what, module in (("memory", "psutil"), ("database", "psycopg")):
+        assert (found[what]["verdict"], found[what]["detail"]) == ("not seen", f"{module} is not installed")
+        assert found[what]["cure"] == "pip install 'eagle-quarry[service]'"
+    assert found["disk speed"]["verdict"] != "not seen"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,46 @@
+"""`quarry doctor`: how this node is, before anybody pays for GPU hours."""
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from service.cli.console import EXIT_BROKEN, say
+from service.cli.datasets import hub_target
+from service.cli.jobs import AsJson
+from service.cli.processes import DataDir
+from service.doctor.finding import Verdict
+from service.settings import load_settings
+
+
+def doctor(
+    data_dir: DataDir = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="DIR_OR_ID", help="A model that this node is to capture.")
+    ] = None,
+    repo: Annotated[
+        str | None, typer.Option(metavar="NAMESPACE/NAME", help="A repository that it is to push to.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say how this node is: each line good, doubtful, bad or not seen, with what to do.
+
+    With the settings that 'quarry serve' would have. Nothing is started, and the database is only read. Ends
+    with 1 if something is bad.
+    """
+    from service.doctor.examination import examine
+
+    settings = load_settings(data_dir=data_dir)
+    target = None if repo is None else hub_target(repo, public=True, config_name="default")
+    is_bad = False
+    for finding in examine(settings, model, target):
+        is_bad |= finding.verdict is Verdict.BAD
+        if as_json:
+            say(json.dumps(asdict(finding)))
+            continue
+        say(f"{finding.verdict:<10}{finding.what:<15}{finding.detail}")
+        if finding.cure is not None:
+            say(f"{'':<25}-> {finding.cure}")
+    if is_bad:
+        raise typer.Exit(EXIT_BROKEN)

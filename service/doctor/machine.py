@@ -1,0 +1,141 @@
+"""The machine below an engine: cores, memory, shared memory, open files, and the data folder's disk."""
+
+import os
+import re
+import resource
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from schemas.dataset.direct import DirectWriter
+from schemas.dataset.memory import page_aligned
+from schemas.dataset.seal import fsync
+from schemas.request import Storage
+from service.doctor.finding import Finding, Verdict, at_least
+from service.settings import Settings
+
+GIB, GB = 2**30, 1e9
+STATES_GB_S, CORES_A_GB_S = 1.0, 1.4
+"""What an 8B target makes on one GPU at most, and the cores that write and prove it: docs/sizing.md."""
+SHARED_BYTES = 2**30
+"""Of vLLM's queues between processes, and of NCCL where a model is split; Docker gives 64 MiB."""
+PROBE_BYTES, PROBE_BLOCK_BYTES, PROBE_S = 2**28, 2**23, 5.0
+NETWORK = ("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "beegfs", "gpfs")
+PASSING = ("overlay", "tmpfs", "ramfs")
+
+
+def cores(settings: Settings, num_gpus: int) -> Iterator[Finding]:
+    """Count the cores: a worker keeps one busy, its engine's core one, each GPU one and its writers."""
+    here = min(len(os.sched_getaffinity(0)), quota())
+    workers = -(-num_gpus // settings.tensor_parallel_size)
+    wanted = 2 * workers + (1 + CORES_A_GB_S * STATES_GB_S) * num_gpus
+    cure = "give the container or the batch job more: GPUs wait while states are written"
+    detail = f"{here:g}" + (f"; what the GPUs need keeps up to {wanted:.1f} busy" if num_gpus else "")
+    yield Finding("cores", at_least(here, wanted), detail, cure)
+
+
+def quota(groups: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> float:
+    """Return the cores that the control groups above this process allow; infinity without a bound."""
+    least = float("inf")
+    for path in re.findall(r"^0::/(.*)$", membership.read_text(), re.MULTILINE):
+        for group in (groups / path, *(groups / path).parents):
+            with suppress(FileNotFoundError, ValueError):  # a root has none, and others say max
+                allowed, period = (group / "cpu.max").read_text().split()
+                least = min(least, int(allowed) / int(period))
+    return least
+
+
+def memory(settings: Settings, num_gpus: int) -> Iterator[Finding]:
+    """Compare what may still be taken with the pools that workers drain through, and with planning."""
+    from service.memory import available_bytes
+
+    free, size = available_bytes(), settings.tensor_parallel_size
+    wanted = settings.pool_bytes * max(num_gpus, size) + settings.planners * settings.plan_memory_bytes
+    detail = f"{free / GIB:.1f} GiB to take; pools and planning take {wanted / GIB:.1f}"
+    cure = "give the container more, or lower QUARRY_POOL_BYTES or QUARRY_PLANNERS"
+    yield Finding("memory", at_least(free, wanted, settings.pool_bytes * size), detail, cure)
+
+
+def shared_memory(settings: Settings, folder: Path = Path("/dev/shm")) -> Iterator[Finding]:  # noqa: S108
+    """Look at the room that the engine's processes share."""
+    free = shutil.disk_usage(folder).free
+    needed = SHARED_BYTES if settings.tensor_parallel_size > 1 else 0
+    detail = f"{free / GIB:.2f} GiB free in {folder}, an engine may take {SHARED_BYTES / GIB:g}"
+    cure = "start the container with --ipc=host or --shm-size=16g"
+    yield Finding("shared memory", at_least(free, SHARED_BYTES, needed), detail, cure)
+
+
+def open_files(settings: Settings) -> Iterator[Finding]:
+    """Look at the hard limit, to which the service raises the soft one."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    verdict = Verdict.GOOD if hard == resource.RLIM_INFINITY else at_least(hard, 2 * settings.max_connections)
+    detail = f"{hard} allowed, {settings.max_connections} connections take twice as many"
+    cure = "raise the hard limit (ulimit -Hn, nofile), or lower QUARRY_MAX_CONNECTIONS"
+    yield Finding("open files", verdict, detail, cure)
+
+
+def disk(settings: Settings, num_gpus: int) -> Iterator[Finding]:
+    """Look at the data folder's disk: its room, its kind, and its speed, by writing to it. Raises OSError."""
+    whole = settings.data_dir.absolute()
+    folder = next(place for place in (whole, *whole.parents) if place.exists())
+    usage = shutil.disk_usage(folder)
+    waiting = settings.scratch_bytes or Storage().shard_bytes * (
+        settings.units_in_flight + settings.units_in_proof
+    )
+    detail = (
+        f"{usage.free / GB:.1f} of {usage.total / GB:.1f} GB free at {folder}; {waiting / GB:.1f} may wait "
+    )
+    detail += f"there beside QUARRY_MIN_FREE_BYTES, {settings.min_free_bytes / GB:.1f}"
+    verdict = at_least(usage.free, waiting + settings.min_free_bytes, settings.min_free_bytes)
+    cure = "free space, name a larger disk in QUARRY_DATA_DIR, or lower QUARRY_SCRATCH_BYTES"
+    yield Finding("disk room", verdict, detail, cure)
+
+    kind, cure = (
+        file_system(folder),
+        "keep SQLite on a local disk, or set QUARRY_DATABASE_URL to a PostgreSQL",
+    )
+    is_doubtful = kind.startswith((*NETWORK, "fuse")) and settings.database().startswith("sqlite")
+    if kind in PASSING:
+        is_doubtful, cure = (
+            True,
+            "mount a volume: this goes with the container, or with the machine's next start",
+        )
+    yield Finding("file system", Verdict.DOUBTFUL if is_doubtful else Verdict.GOOD, kind, cure)
+
+    rate, wanted = written_gb_s(folder), STATES_GB_S * max(1, num_gpus)
+    detail = f"{rate:.2f} GB/s written and synced; an 8B target makes up to {STATES_GB_S:g} on each GPU"
+    cure = "GPUs wait for a slow disk: take NVMe, or store fewer layers (docs/sizing.md)"
+    yield Finding("disk speed", at_least(rate, wanted, wanted / 10), detail, cure)
+
+
+def written_gb_s(folder: Path, num_bytes: int = PROBE_BYTES) -> float:
+    """Write bytes as the drain does, for `PROBE_S` at most; then remove them. Raises OSError."""
+    block = page_aligned(PROBE_BLOCK_BYTES)
+    block[:] = np.frombuffer(os.urandom(PROBE_BLOCK_BYTES), np.uint8)  # a disk may compress zeros
+    with tempfile.TemporaryDirectory(prefix=".quarry-doctor-", dir=folder) as probe:
+        file = Path(probe, "probe")
+        began_s, writer = time.monotonic(), DirectWriter(file)
+        try:
+            while writer.position < num_bytes and time.monotonic() - began_s < PROBE_S:
+                writer.write(block.data)
+            writer.end()
+        finally:
+            writer.close()
+        fsync(file)
+        return writer.position / (time.monotonic() - began_s) / GB
+
+
+def file_system(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
+    """Return the kind of the file system that a folder is on: of the last mount over it."""
+    kinds = {}
+    for line in mounts.read_text().splitlines():
+        before, _, after = line.partition(" - ")
+        point = re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), before.split()[4])
+        kinds[Path(point)] = after.split()[0]
+    whole = folder.resolve()
+    return next((kinds[place] for place in (whole, *whole.parents) if place in kinds), "not known")

@@ -1,0 +1,63 @@
+"""The database as workers find it: its tables and clock, the versions of its workers, silent hosts."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from importlib.metadata import version
+
+from schemas.worker import HostView
+from service.doctor.finding import Finding, Verdict
+from service.installed import DISTRIBUTION
+from service.settings import Settings
+
+MAX_SKEW = timedelta(seconds=1)
+SILENT = timedelta(minutes=2)
+
+
+def database(settings: Settings) -> Iterator[Finding]:
+    """Read the database and leave no trace in it. Raises StoreUnavailable, OptionRefused."""
+    from service.store import Store, hosts, migration
+    from service.store.database import missing_file
+
+    url = settings.database()
+    if (missing := missing_file(url)) is not None:
+        yield Finding("database", Verdict.GOOD, f"{missing} is not there: 'quarry serve' will make it")
+        return
+    store = Store(url, read_only=True)
+    try:
+        with store.reading() as tx:
+            asked = datetime.now(UTC)
+            now, answered = tx.now, datetime.now(UTC)
+            if migration.is_new(tx):
+                yield Finding("database", Verdict.GOOD, "empty: 'quarry serve' will make its tables")
+            else:
+                migration.check(tx)
+                yield Finding("database", Verdict.GOOD, "answers, with the tables of this version")
+                yield from _workers(hosts.views(tx), now)
+        yield _clock(max(asked - now, now - answered, timedelta()))
+    finally:
+        store.close()
+
+
+def _clock(skew: timedelta) -> Finding:
+    """Judge what no lease depends on: those are by the database's clock alone, so that it is never bad."""
+    detail = f"{skew.total_seconds():.1f} s from the database's"
+    cure = "run an NTP client: certificates, logs and `min_age_s` of sources are by this machine's clock"
+    return Finding("clock", Verdict.DOUBTFUL if skew > MAX_SKEW else Verdict.GOOD, detail, cure)
+
+
+def _workers(views: Sequence[HostView], now: datetime) -> Iterator[Finding]:
+    where = defaultdict(set)
+    for host in views:
+        for worker in host.workers:
+            where[worker.version].add(host.name)
+    ours = version(DISTRIBUTION)
+    detail = "; ".join(f"{one} on {', '.join(sorted(names))}" for one, names in sorted(where.items()))
+    verdict = Verdict.GOOD if where.keys() <= {ours} else Verdict.DOUBTFUL
+    cure = "install one version everywhere: one that has other tables takes no work"
+    yield Finding("workers", verdict, f"this is Quarry {ours}; workers: {detail or 'none'}", cure)
+    for host in views:
+        if host.units_to_store and now - host.seen_at > SILENT:
+            detail = f"{host.name} has {host.units_to_store} units to store and is silent since "
+            cure = f"start it again; if it is lost: quarry workers forget {host.id}"
+            yield Finding("host", Verdict.DOUBTFUL, f"{detail}{host.seen_at:%Y-%m-%d %H:%M:%S}", cure)

@@ -1,0 +1,271 @@
+"""`quarry doctor` against real databases, a Hub on the loopback, and the machine that the tests run on."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+from sqlalchemy import text, update
+from sqlalchemy.exc import DBAPIError
+
+from schemas.request import HubTarget
+from schemas.worker import WorkerStatus
+from service.doctor import hub, store
+from service.doctor.examination import judged
+from service.doctor.finding import Finding, Verdict
+from service.errors import StoreUnavailable
+from service.settings import Settings
+from service.store import HOME, Store, hosts, migration, workers
+from service.store.database import CLOCKS, missing_file
+from service.store.tables import HOST
+from tests.support import store_cases
+from tests.support.fake_hub import FakeHub
+from tests.support.hub_state import Fault, Token
+from tests.support.pg import Postgres
+
+GOOD, DOUBTFUL, BAD, UNSEEN = Verdict
+OURS = version("eagle-quarry")
+
+
+@pytest.fixture
+def settings(tmp_path: Path, url: str) -> Settings:
+    return Settings(data_dir=tmp_path, database_url=SecretStr(url))
+
+
+@pytest.fixture
+def served(url: str) -> Iterator[Store]:
+    """A database that a service has started on, with the data folder's host."""
+    opened = Store(url)
+    opened.write(migration.migrate)
+    opened.write(hosts.register, "a" * 32, "node-1", is_home=True)
+    yield opened
+    opened.close()
+
+
+def found(settings: Settings) -> list[Finding]:
+    return list(judged("database", lambda: store.database(settings)))
+
+
+def verdicts(settings: Settings) -> dict[str, Verdict]:
+    return {one.what: one.verdict for one in found(settings)}
+
+
+def test_a_database_that_a_service_runs_on_is_good_and_nothing_is_left_in_it(
+    settings: Settings, served: Store, tmp_path: Path
+) -> None:
+    before = sorted(tmp_path.iterdir())
+    assert verdicts(settings) == {"database": GOOD, "workers": GOOD, "clock": GOOD}
+    assert sorted(tmp_path.iterdir()) == before
+    served.close()
+    left = sorted(tmp_path.iterdir())
+    assert verdicts(settings) == {"database": GOOD, "workers": GOOD, "clock": GOOD}
+    assert sorted(tmp_path.iterdir()) == left
+
+
+def test_a_read_only_store_writes_nothing(url: str, served: Store) -> None:
+    looking = Store(url, read_only=True)
+    try:
+        with pytest.raises((DBAPIError, StoreUnavailable), match=r"read-only|does not answer"):
+            looking.write(workers.beat, "one", 60.0)
+    finally:
+        looking.close()
+
+
+def test_an_empty_database_is_good_and_stays_empty(settings: Settings, url: str) -> None:
+    missing = missing_file(url)
+    (first, *others) = found(settings)
+    assert first.verdict is GOOD and "will make" in first.detail
+    assert [one.what for one in others] == ([] if missing else ["clock"])
+    assert missing is None or not missing.exists()
+    if missing:
+        missing.touch()
+        assert verdicts(settings) == {"database": GOOD, "clock": GOOD}
+        assert missing.stat().st_size == 0
+
+
+def test_the_folder_of_a_database_to_come_is_not_made(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path / "data")
+    assert verdicts(settings) == {"database": GOOD}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_versions_database_is_bad(settings: Settings, served: Store) -> None:
+    with served.writing() as tx:
+        tx.connection.execute(text("UPDATE alembic_version SET version_num = '9.9'"))
+    (one,) = found(settings)
+    assert (one.verdict, "version 9.9" in one.detail) == (BAD, True)
+    assert one.cure
+
+
+def test_a_file_that_is_no_database_is_bad(tmp_path: Path) -> None:
+    (tmp_path / "quarry.db").write_bytes(b"not a database" * 100)
+    assert verdicts(Settings(data_dir=tmp_path)) == {"database": BAD}
+
+
+@pytest.mark.parametrize(("seconds", "verdict"), [(0, GOOD), (3, DOUBTFUL), (-3, DOUBTFUL)])
+def test_a_clock_that_differs_is_doubtful(
+    postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: int, verdict: Verdict
+) -> None:
+    clock = f"clock_timestamp() + interval '{seconds} seconds'"
+    monkeypatch.setitem(CLOCKS, "postgresql", clock)
+    with postgres.database() as url:
+        assert verdicts(Settings(data_dir=tmp_path, database_url=SecretStr(url)))["clock"] is verdict
+
+
+def test_workers_of_another_version_are_doubtful(settings: Settings, served: Store) -> None:
+    served.write(workers.beat, "one", 60.0, status=WorkerStatus(version=OURS))
+    assert verdicts(settings)["workers"] is GOOD
+    served.write(workers.beat, "two", 60.0, status=WorkerStatus(version="9.9"))
+    (one,) = [one for one in found(settings) if one.what == "workers"]
+    assert one.verdict is DOUBTFUL
+    assert f"{OURS} on " in one.detail and "9.9 on " in one.detail
+
+
+@pytest.mark.parametrize(("minutes", "units", "verdict"), [(3, 1, DOUBTFUL), (1, 1, None), (3, 0, None)])
+def test_a_silent_host_that_has_units_to_store_is_doubtful(
+    settings: Settings, served: Store, minutes: int, units: int, verdict: Verdict | None
+) -> None:
+    if units:
+        store_cases.capture(served, units, repo_id="org/states")
+    with served.writing() as tx:
+        seen_at = tx.now - timedelta(minutes=minutes)
+        tx.connection.execute(update(HOST).where(HOST.c.number == HOME).values(seen_at=seen_at))
+    assert verdicts(settings).get("host") is verdict
+
+
+def test_a_role_without_rights_is_bad(postgres: Postgres, tmp_path: Path) -> None:
+    with postgres.database() as url:
+        owner = Store(url)
+        owner.write(migration.migrate)
+        owner.close()
+        with postgres.admin(url.partition("@/")[2].partition("?")[0]) as admin:
+            admin.execute("CREATE ROLE doctor_reads LOGIN")
+            admin.execute("GRANT USAGE ON SCHEMA public TO doctor_reads")
+            try:
+                role = url.replace("//quarry@", "//doctor_reads@")
+                (one,) = found(Settings(data_dir=tmp_path, database_url=SecretStr(role)))
+            finally:
+                admin.execute("DROP OWNED BY doctor_reads")
+                admin.execute("DROP ROLE doctor_reads")
+    assert (one.verdict, "has no right" in one.detail) == (BAD, True)
+
+
+REPO = HubTarget(repo_id="org/states", private=False)
+
+
+@pytest.mark.parametrize("exists", [False, True])
+@pytest.mark.parametrize(
+    ("token", "namespaces", "verdict"),
+    [
+        (Token("me", orgs={"org": "write"}), None, GOOD),
+        (Token("me", orgs={"org": "write"}), ("elsewhere",), BAD),
+        (Token("me", role="read", orgs={"org": "write"}), None, BAD),
+        (Token("me"), None, BAD),
+        (Token("me", role="fineGrained", scopes={"org": ("repo.write",)}), None, GOOD),
+        (Token("me", role="fineGrained", scopes={"org": ("repo.content.read",)}), None, BAD),
+        (None, None, BAD),
+    ],
+)
+def test_a_token_is_good_if_it_may_write_to_the_repository(
+    tmp_path: Path, token: Token | None, namespaces: tuple[str, ...] | None, exists: bool, verdict: Verdict
+) -> None:
+    secret = tmp_path / "token"
+    secret.write_text("hf_secret_word\n")
+    with FakeHub() as server:
+        if token is not None:
+            server.add_token("hf_secret_word", token)
+        if exists:
+            server.add_repo(REPO.repo_id)
+        settings = Settings(hub_endpoint=server.url, hub_token_file=secret, hub_namespaces=namespaces)
+        (one,) = judged("hub", lambda: hub.token(settings, REPO))
+        assert one.verdict is verdict
+        assert "hf_secret_word" not in f"{one.detail} {one.cure}"
+        if verdict is GOOD:
+            assert ("exists" if exists else "will make it") in one.detail
+        assert server.calls["create"] == server.calls["commit"] == 0
+
+
+def test_without_a_repository_the_hub_is_not_asked(tmp_path: Path) -> None:
+    for token in (None, "hf_word"):
+        (one,) = judged(
+            "hub",
+            lambda token=token: hub.token(Settings(hub_token=token, hub_endpoint="http://127.0.0.1:9"), None),
+        )
+        assert one.verdict is UNSEEN and ("no token" in one.detail) == (token is None)
+    settings = Settings(hub_token_file=tmp_path / "missing")
+    (one,) = judged("hub", lambda: hub.token(settings, None))
+    assert one.verdict is BAD and "cannot be read" in one.detail
+
+
+def test_a_hub_that_does_not_answer_is_bad_and_asked_twice_at_most() -> None:
+    with FakeHub() as server:
+        server.fail("info", Fault(status=503, times=100))
+        (one,) = judged(
+            "hub", lambda: hub.token(Settings(hub_token="hf_word", hub_endpoint=server.url), REPO)
+        )
+        assert one.verdict is BAD and "503" in one.detail
+        assert server.calls["info"] == 2
+
+
+def doctor(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("QUARRY_")}
+    return subprocess.run(
+        [sys.executable, "-m", "service.cli", "doctor", *arguments],
+        capture_output=True, text=True, check=False, env=environment | variables,
+    )  # fmt: skip
+
+
+def test_the_command_says_all_of_this_machine_and_its_code_is_that_of_the_worst(
+    tmp_path: Path, target: Path
+) -> None:
+    done = doctor(
+        "--data-dir",
+        str(tmp_path / "data"),
+        "--model",
+        str(target),
+        QUARRY_MODEL_ROOTS=json.dumps([str(target)]),
+        QUARRY_MIN_FREE_BYTES="0",
+        PATH="",
+    )
+    lines = done.stdout.splitlines()
+    assert (done.returncode, done.stderr) == (any(line.startswith("bad") for line in lines), "")
+    whats = [line[10:25].strip() for line in lines if not line.startswith(" ")]
+    assert whats == [
+        *("engine", "driver", "model", "cores", "memory", "shared memory", "open files"),
+        *("disk room", "file system", "disk speed", "database", "hub"),
+    ]
+    driver = next(n for n, line in enumerate(lines) if line.startswith("not seen  driver"))
+    assert lines[driver + 1].strip().startswith("-> ")
+    assert not (tmp_path / "data").exists()
+
+
+def test_what_is_bad_ends_it_with_1_and_no_secret_is_printed(tmp_path: Path) -> None:
+    """1. No database answers. 2. No Hub does."""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        place = f"127.0.0.1:{closed.getsockname()[1]}"
+        secrets = {
+            "QUARRY_DATABASE_URL": f"postgresql+psycopg://quarry:pass-word@{place}/quarry",
+            "QUARRY_HUB_TOKEN": "hf_secret_word",
+            "QUARRY_HUB_ENDPOINT": f"http://{place}",
+        }
+        done = doctor("--json", "--repo", "org/states", "--data-dir", str(tmp_path), **secrets)
+    assert done.returncode == 1, done.stderr
+    by_what = {one["what"]: one for one in map(json.loads, done.stdout.splitlines())}
+    assert {what for what, one in by_what.items() if one["verdict"] == "bad"} >= {"database", "hub"}
+    assert all(by_what[what]["cure"] for what in ("database", "hub"))
+    assert "pass-word" not in done.stdout + done.stderr
+    assert "hf_secret_word" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("arguments", [("--repo", "nothing"), ("--repo", "a/b/c")])
+def test_a_repository_that_cannot_be_is_wrong_usage(arguments: tuple[str, ...]) -> None:
+    done = doctor(*arguments)
+    assert (done.returncode, "give 'namespace/name'" in done.stderr) == (2, True)

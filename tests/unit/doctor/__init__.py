@@ -1,0 +1,1 @@
+"""How a node is: each check against what a real machine shows."""
