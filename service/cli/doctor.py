@@ -8,8 +8,8 @@ import typer
 
 from service.cli.console import EXIT_BROKEN, say
 from service.cli.datasets import hub_target
-from service.cli.jobs import AsJson
 from service.cli.processes import DataDir
+from service.cli.server import AsJson
 from service.doctor.finding import Verdict
 from service.settings import load_settings
 

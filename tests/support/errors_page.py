@@ -8,9 +8,10 @@ from service.errors import Outcome, QuarryError, problem_slug
 PAGE = Path(__file__).parents[2] / "docs" / "errors.md"
 HEAD = """# What went wrong, and what to do
 
-Every error has a `type` that stays, a `detail` that says what happened, the `field` of the request or the setting that is at fault
-where there is one, and a `cure`. The cure in an error is more exact than the usual one below. `quarry jobs show ID` prints the
-error of a job, `GET /jobs/{id}/events` those that passed by themselves, and `quarry jobs rejects ID` the samples that are in no shard.
+Every error has a `type` that stays, a `detail` that says what happened, the `field` of the request or the
+setting that is at fault where there is one, and a `cure`, which is often more exact than the usual one below.
+`quarry jobs show ID` prints the error of a job, `GET /jobs/{id}/events` those that passed by themselves, and
+`quarry jobs rejects ID` the samples that are in no shard.
 
 What becomes of the work that an error stopped:
 
@@ -18,7 +19,7 @@ What becomes of the work that an error stopped:
 | --- | --- |
 | fails | the job ends as `failed`; `quarry jobs resume ID` tries again with all that is committed |
 | retried | it is tried again by itself, a bounded number of times |
-| waits | the job is `blocked` until a person has done what the cure says, and resumes it; everything is kept |
+| waits | the job is `blocked` until a person has done what the cure says and resumes it; all is kept |
 | not counted | it is tried again by itself as often as needed: the work is not at fault |
 
 `python -m tests.support.errors_page` makes this page from [service/errors.py](../service/errors.py).
