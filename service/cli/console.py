@@ -1,6 +1,5 @@
 """What people and scripts see: problems on stderr, exit codes, settings made from options."""
 
-import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -10,7 +9,7 @@ from typing import TextIO
 
 from schemas.job import Problem
 from service.errors import DatasetBroken, Outcome, QuarryError, RequestError
-from service.visible import one_line, visible
+from service.visible import one_line
 
 EXIT_BROKEN = 1
 EXIT_USAGE = 2
@@ -44,19 +43,6 @@ def complain(problem: Problem) -> None:
 def say(*fields: object, file: TextIO | None = None) -> None:
     """Print one line, its fields apart by tabs; what others named is made visible in it."""
     print(*(one_line(str(field)) for field in fields), sep="\t", file=file)
-
-
-class _VisibleFormatter(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        return visible(super().format(record))
-
-
-def log_to_stderr(level: int = logging.INFO) -> None:
-    """Let this process's loggers write lines to stderr."""
-    logging.getLogger("alembic").setLevel(logging.WARNING)
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_VisibleFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(level=level, handlers=[handler])
 
 
 @contextmanager
