@@ -212,10 +212,10 @@ class Capture:
         if lease is None:
             WAITS.enter("work" if self._waits is None else "disk")
             return False
+        WAITS.enter("none")
         unit, self._last_job = self._keep(lease), lease.job_id
         preparing = self._supervised(unit, self._session_for(unit))
         session = await unless(preparing, self.stop, unit.lost)
-        WAITS.enter("none")
         if self.stop.is_set():
             return True
         if session is None or not unit.leased:
@@ -279,9 +279,9 @@ class Capture:
         async with Canary(lease, self._store, self._settings) as canary:
             inspect = partial(self._engine.inspect, lease)
             if session is None or not session.serves(lease.identity):
+                WAITS.enter("start")
                 if running := self._tasks():
                     await asyncio.wait(running)
-                WAITS.enter("start")
                 spec = await inspect()
                 logger.info("starting the engine for %s", lease.model)
                 head = await self._engine.prepare(spec)

@@ -52,26 +52,20 @@ class Phases(Collector):
         self._state, self._since = states[0], time.monotonic()
         REGISTRY.register(self)
 
-    def enter(self, state: str) -> None:
+    def enter(self, state: str | None = None) -> None:
         """Be in another state, or go on in the same."""
         with self._lock:
-            self._count()
-            self._state = state
+            now = time.monotonic()
+            self._spent_s[self._state] += now - self._since
+            self._state, self._since = state or self._state, now
 
     def collect(self) -> Iterator[Metric]:
         """Yield the counter."""
-        with self._lock:
-            self._count()
-            spent_s = dict(self._spent_s)
+        self.enter()
         family = CounterMetricFamily(self._name, self._what, labels=[self._label])
-        for state, seconds in spent_s.items():
+        for state, seconds in self._spent_s.items():
             family.add_metric([state], seconds)
         yield family
-
-    def _count(self) -> None:
-        now = time.monotonic()
-        self._spent_s[self._state] += now - self._since
-        self._since = now
 
 
 PREFILLED = Stage("prefilled", "that the engine has computed", "samples", "tokens")
@@ -93,7 +87,7 @@ ENGINE = Phases(
 WAITS = Phases(
     "wait_seconds",
     "Seconds by why no further unit is taken: engine (it has enough), proof (too many wait for theirs), work "
-    "(there is none), disk (QUARRY_SCRATCH_BYTES is taken), start (of an engine, with its canary), alone "
+    "(there is none), disk (QUARRY_SCRATCH_BYTES is taken), start (another engine and its canary), alone "
     "(one on which engines died runs alone), database (it is away), stop; none: one is being taken.",
     "reason",
     ("none", "engine", "proof", "work", "disk", "start", "alone", "database", "stop"),

@@ -1,4 +1,4 @@
-"""vLLM's own metrics beside a worker's: passed on, by one engine after another, with what the dashboard asks."""
+"""vLLM's own metrics beside a worker's: passed on, by one engine after another, as the dashboard asks."""
 
 import asyncio
 from pathlib import Path
@@ -37,7 +37,7 @@ def test_what_vllm_counts_is_passed_on_by_one_engine_and_by_the_next(tmp_path: P
                 def over(job_id: str = job_id) -> bool:
                     return worker.exit_code() is not None or shop.store.read(jobs.state, job_id) in ENDED
 
-                asyncio.run(until(over, patience_s=150.0, poll_s=0.1))
+                asyncio.run(until(over, patience_s=180.0, poll_s=0.1))
                 job = shop.store.read(jobs.job, job_id)
                 assert job.state is JobState.COMPLETED, (job.problem, (tmp_path / "log").read_text())
                 text = httpx2.get(f"http://127.0.0.1:{port}/metrics", trust_env=False).raise_for_status().text
