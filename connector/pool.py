@@ -96,6 +96,12 @@ class HostPool:
                 index -= 1
             self._free.insert(index, (begin, end - begin))
 
+    @property
+    def used_bytes(self) -> int:
+        """How much of the buffer is in slabs."""
+        with self._lock:
+            return self.num_bytes - sum(size for _, size in self._free)
+
     def tensor(self, slab: Slab, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
         """Return the slab's bytes as a contiguous tensor of `dtype` and `shape`; no copy."""
         return self._buffer[slab.offset : slab.offset + slab.num_bytes].view(dtype).view(shape)

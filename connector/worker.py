@@ -19,7 +19,7 @@ from connector.repeats import RepeatCheck
 from connector.sentinels import Sentinels
 from connector.wire import DrainConfig, DrainJob, RowRef, StepWork, VoidRow
 from connector.writers import CapturedRow, WriterPool
-from schemas.receipts import Hello, ToConnector
+from schemas.receipts import AskLoad, Hello, RankLoad, ToConnector
 
 
 def gather_for(cache_BLSH: torch.Tensor) -> CpuGather | CudaGather:
@@ -59,6 +59,8 @@ class WorkerHalf:
         self._sentinels = Sentinels(cache_BLSH)
         self._waiting: deque[DrainJob] = deque()
         self._copying: deque[tuple[Copy, DrainJob, Slab, torch.Tensor]] = deque()
+        self._drained_rows = self._drained_tokens = 0
+        self._num_writers = config.writer_threads
         self._link = Link(config.socket_path, self._on_message, on_lost)
         repeats = RepeatCheck(num_layers, num_blocks * num_slots)
         self._writers = WriterPool(config, self._pool, self._link.send, repeats)
@@ -99,6 +101,7 @@ class WorkerHalf:
     def stop(self) -> None:
         """Write what is queued, then let go of everything."""
         self._writers.stop()
+        self._link.send(self._load())
         self._link.close()
 
     def _owns(self, ref: RowRef) -> bool:
@@ -132,7 +135,26 @@ class WorkerHalf:
             copy, job, slab, states_LTH = self._copying.popleft()
             self._writers.put(job.ref.attempt_id, CapturedRow(job, slab, states_LTH, copy.sums()))
             copied.add(job.req_id)
+            self._drained_rows += 1
+            self._drained_tokens += job.num_tokens
         return copied
 
+    def _load(self) -> RankLoad:
+        """Return what this rank holds and has done; on any thread, so its numbers may be a step apart."""
+        return RankLoad(
+            rank=self._rank,
+            pool_bytes=self._pool.num_bytes,
+            pool_used_bytes=self._pool.used_bytes,
+            waiting_rows=len(self._waiting),
+            writers=self._num_writers,
+            busy_s=self._writers.busy_s,
+            drained_rows=self._drained_rows,
+            drained_tokens=self._drained_tokens,
+            drained_bytes=self._drained_tokens * self._row_bytes_per_token,
+        )
+
     def _on_message(self, message: ToConnector) -> None:
-        self._writers.put(message.attempt_id, message)
+        if isinstance(message, AskLoad):
+            self._link.send(self._load())
+        else:
+            self._writers.put(message.attempt_id, message)

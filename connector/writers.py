@@ -11,6 +11,7 @@ import logging
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -84,9 +85,11 @@ class WriterPool:
         """The queue of an open attempt. An attempt that is not here is over."""
         self._units: dict[AttemptId, UnitWriter] = {}
         """Those of all threads. Only an attempt's own thread adds and removes it."""
+        self._busy_ns = [0] * config.writer_threads
+        """What each thread has worked; only the thread itself adds to it."""
         self._encoders = ThreadPoolExecutor(config.writer_threads, "quarry-encoder", initializer=_unbind)
         self._threads = [
-            threading.Thread(target=self._run, args=(own,), name=f"quarry-writer-{index}", daemon=True)
+            threading.Thread(target=self._run, args=(index, own), name=f"quarry-writer-{index}", daemon=True)
             for index, own in enumerate(self._queues)
         ]
         for thread in self._threads:
@@ -125,10 +128,16 @@ class WriterPool:
             thread.join(timeout=30.0)
         self._encoders.shutdown(wait=False)
 
-    def _run(self, own: Queue) -> None:
+    @property
+    def busy_s(self) -> float:
+        """How long the threads have worked, all together."""
+        return sum(self._busy_ns) / 1e9
+
+    def _run(self, index: int, own: Queue) -> None:
         """Serve one thread's queue until None comes."""
         _unbind()
         while (entry := own.get()) is not None:
+            begun_ns = time.monotonic_ns()
             attempt_id, item, encoding = entry
             try:
                 self._serve(attempt_id, item, encoding)
@@ -143,6 +152,7 @@ class WriterPool:
                     wait([encoding])  # it writes to the slab
                 if isinstance(item, CapturedRow):
                     self._pool.release(item.slab)
+                self._busy_ns[index] += time.monotonic_ns() - begun_ns
         for attempt_id in [one for one, home in list(self._home.items()) if home is own]:
             if (unit := self._units.pop(attempt_id, None)) is not None:
                 unit.discard()

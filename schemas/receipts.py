@@ -12,6 +12,8 @@ fsync of the folder.
       SkipRow -->                          (a row the engine will never see)
       <-- UnitSealed | UnitFailed          (every row of rank r is written, rejected, void or skipped)
       AbandonUnit -->                      (lease lost or job cancelled: delete the temporary file; no answer)
+      AskLoad -->                          (at any time, where somebody watches)
+      <-- RankLoad                         (also unasked, as the last line of a rank that is stopped)
 
 Rows of a unit are spread over ranks by `row % num_ranks`. The service stops the engine only when every unit
 it opened was answered or abandoned: the receipts are the flush barrier. A connector whose socket closes stops
@@ -81,6 +83,30 @@ class AbandonUnit(Wire):
     attempt_id: AttemptId
 
 
+class AskLoad(Wire):
+    """Ask a rank for its `RankLoad`."""
+
+    kind: Literal["ask-load"] = "ask-load"
+
+
+class RankLoad(Wire):
+    """What a rank holds now, and what it has done since its start.
+
+    `waiting_rows` hold their blocks until the pool has room. All `writers` together have worked for `busy_s`.
+    """
+
+    kind: Literal["load"] = "load"
+    rank: int
+    pool_bytes: int
+    pool_used_bytes: int
+    waiting_rows: int
+    writers: int
+    busy_s: float
+    drained_rows: int
+    drained_tokens: int
+    drained_bytes: int
+
+
 class UnitOpened(Wire):
     """Rank `rank` is ready for the rows of the attempt."""
 
@@ -133,8 +159,10 @@ class UnitFailed(Wire):
     errno: int | None = None
 
 
-ToConnector = Annotated[OpenUnit | SkipRow | AbandonUnit, Field(discriminator="kind")]
-FromConnector = Annotated[Hello | Refused | UnitOpened | UnitSealed | UnitFailed, Field(discriminator="kind")]
+ToConnector = Annotated[OpenUnit | SkipRow | AbandonUnit | AskLoad, Field(discriminator="kind")]
+FromConnector = Annotated[
+    Hello | Refused | UnitOpened | UnitSealed | UnitFailed | RankLoad, Field(discriminator="kind")
+]
 
 TO_CONNECTOR: TypeAdapter[ToConnector] = TypeAdapter(ToConnector)
 FROM_CONNECTOR: TypeAdapter[FromConnector] = TypeAdapter(FromConnector)

@@ -30,6 +30,7 @@ class WorkerStatus(Wire):
     job: str | None = Field(default=None, description="of that unit")
     devices: str | None = Field(default=None, description="the GPUs that it may use; null: all")
     units: int = Field(default=0, description="units that it captures, proves or commits now")
+    scratch_bytes: int | None = Field(default=None, description="of shards that may wait to leave its host")
 
 
 class WorkerView(WorkerStatus):

@@ -167,6 +167,15 @@ class Settings(BaseSettings):
     the card and the jobs of a repository that is pushed to."""
     estimates_at_once: int = Field(default=2, ge=1, le=64)
     """Estimates that the API makes at once, half of them for one key's owner; another is a 429."""
+    worker_metrics_port: int | None = Field(default=None, ge=1, le=65_535)
+    """Port of a worker's own `/metrics`, which asks for no key; the next one of `--workers` takes the next.
+
+    vLLM then keeps its statistics, which are there too. Unset: none.
+    """
+    worker_metrics_host: str = "127.0.0.1"
+    """Address that workers' `/metrics` are listened on; `0.0.0.0` for a Prometheus elsewhere."""
+    log_format: Literal["text", "json"] = "text"
+    """Of the log lines of services and workers; `json`: an object a line, with job, unit and epoch."""
     receipt_timeout_s: float = Field(default=600.0, gt=0)
     """How long the last rows of a unit may take to be written after the engine has answered them all."""
     drain_s: float = Field(default=120.0, ge=0)
@@ -250,6 +259,11 @@ class Settings(BaseSettings):
         """Return these settings with the secrets of others, where they have some."""
         own = {name: value for name in _SECRETS if (value := getattr(other, name)) is not None}
         return self.model_copy(update=own)
+
+    def of_worker(self, number: int) -> Self:
+        """Return the settings of one of a node's workers, counted from 0: each has a port of its own."""
+        port = self.worker_metrics_port
+        return self if port is None else self.model_copy(update={"worker_metrics_port": port + number})
 
     def writers(self) -> int:
         """Return how many threads each rank writes with."""

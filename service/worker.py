@@ -21,6 +21,7 @@ from service.settings import Settings
 from service.store import Store, jobs
 from service.sweeper import run_sweep
 from service.work.keeper import Keeper, process_keeper
+from service.work.meters import served
 from service.work.runner import migrate
 from service.work.task_loop import TaskLoop, owner_name
 from service.work.worker_process import EXIT_RESTS
@@ -49,7 +50,7 @@ def run_worker(settings: Settings, *, only_job: str | None = None, until_idle: b
     """
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     store = Store(settings.database())
-    with _imported_beside(settings), process_keeper(settings) as keeper:
+    with served(settings), _imported_beside(settings), process_keeper(settings) as keeper:
         crew = _crew(store, settings, keeper)
         try:
             state, rests = asyncio.run(_main(store, settings, keeper, crew, only_job, until_idle))

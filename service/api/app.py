@@ -36,7 +36,8 @@ def create_app(settings: Settings) -> FastAPI:
             await run_in_threadpool(store.write, migration.migrate)
             app.state.store = store
             app.state.feed = EventFeed(store, lambda: app.state.stopping())
-            app.state.registry.register(JobMetrics(store))
+            metrics = JobMetrics(store, settings.data_dir, lambda: app.state.workers_lost())
+            app.state.registry.register(metrics)
             yield
         finally:
             store.close()

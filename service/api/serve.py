@@ -65,6 +65,7 @@ def serve(settings: Settings, workers: Sequence[Placement] = (EVERYWHERE,)) -> i
         port=settings.port,
         timeout_graceful_shutdown=CLOSE_CONNECTIONS_S,
         server_header=False,
+        **({"log_config": None} if settings.log_format == "json" else {}),  # else its lines are its own
     )
     # Exits with a message if the port is taken, before there is a worker.
     listener = server.config.bind_socket()

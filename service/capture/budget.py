@@ -9,6 +9,8 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from service.work.meters import ENGINE, REQUESTS
+
 
 class InFlight:
     """A first-in-first-out budget. A request larger than the whole budget is let through alone."""
@@ -33,14 +35,19 @@ class InFlight:
                 await self._room.wait()
             if not self.requests:
                 self._changed = time.monotonic()
+                ENGINE.enter("busy")
             self.tokens += num_tokens
             self.requests += 1
+            REQUESTS.set(self.requests)
         try:
             yield
         finally:
             self._changed = time.monotonic()
             self.tokens -= num_tokens
             self.requests -= 1
+            REQUESTS.set(self.requests)
+            if not self.requests:
+                ENGINE.enter("idle")
             self._room.set()
 
     def heard(self) -> None:

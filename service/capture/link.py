@@ -12,15 +12,18 @@ import shutil
 import socket
 import struct
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from schemas.names import shard_file
 from schemas.receipts import (
     FROM_CONNECTOR,
     AbandonUnit,
+    AskLoad,
     AttemptId,
     Hello,
     OpenUnit,
+    RankLoad,
     Refused,
     SkipRow,
     ToConnector,
@@ -77,6 +80,8 @@ class EngineLink:
         self._complete = asyncio.Event()
         """Set once every rank has connected."""
         self._lost: EngineDied | None = None
+        self.on_load: Callable[[RankLoad], None] = lambda load: None
+        """Called with what a rank says of itself."""
         self.refusal: str | None = None
         """Why the connector refuses the engine, if it does."""
 
@@ -140,6 +145,10 @@ class EngineLink:
             if len(attempt.receipts) == attempt.num_ranks:
                 self._attempts.pop(attempt_id, None)
 
+    async def ask_load(self) -> None:
+        """Have each rank say what it holds and has done: `on_load` is called with every answer."""
+        await self._send(AskLoad())
+
     async def close(self) -> None:
         """Stop listening and let go of the connections."""
         if self._server is not None:
@@ -191,9 +200,12 @@ class EngineLink:
             raise ValueError(f"rank {hello.rank} of {hello.num_ranks} connected beside ranks of {counts}")
         self._hellos[hello.rank] = hello
 
-    def _take(self, message: UnitOpened | Receipt, speaker: int | None) -> None:
+    def _take(self, message: UnitOpened | Receipt | RankLoad, speaker: int | None) -> None:
         if message.rank != speaker:
             raise ValueError(f"rank {speaker} speaks for rank {message.rank}")
+        if isinstance(message, RankLoad):
+            self.on_load(message)
+            return
         attempt_id = message.attempt_id
         attempt = self._attempts.get(attempt_id)
         if attempt is None:

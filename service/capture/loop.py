@@ -20,6 +20,7 @@ from service.capture import scratch
 from service.capture.attempt_files import land_unit
 from service.capture.budget import InFlight
 from service.capture.imports import import_engine
+from service.capture.interruption import unless
 from service.capture.renderer import Renderers
 from service.capture.session import EngineSession, EngineSlot
 from service.capture.status import status
@@ -39,6 +40,7 @@ from service.host import host_of
 from service.settings import Settings
 from service.store import HOME, Store, UnitCommit, UnitLease, commits, jobs, tasks, units, workers
 from service.work.keeper import BEATS, Keeper
+from service.work.meters import COMMITTED, REJECTED, UNITS, WAITS
 from service.work.runner import attempt, record
 
 logger = logging.getLogger(__name__)
@@ -121,9 +123,10 @@ class Capture:
                 self._keeper.check()
                 if not await self._serve_one():
                     await self._pause()
+            WAITS.enter("stop")
             if running := self._tasks():
                 drained = asyncio.wait(running, timeout=self._settings.drain_s)
-                await self._unless(drained, self._at_once)
+                await unless(drained, self._at_once)
         finally:
             ended.set()
             try:
@@ -181,9 +184,13 @@ class Capture:
         """Lease and start one unit if there is room; return whether there was one."""
         in_engine = sum(unit.needs_engine for unit in self._units.values())
         limit = self._settings.units_in_flight
+        UNITS.labels("engine").set(in_engine)
+        UNITS.labels("behind").set(len(self._units) - in_engine)
         if in_engine >= limit or len(self._units) >= limit + self._settings.units_in_proof:
+            WAITS.enter("engine" if in_engine >= limit else "proof")
             return False
         if any(unit.alone for unit in self._units.values()):
+            WAITS.enter("alone")
             return False
         try:
             leases = [unit.lease for unit in self._units.values()]
@@ -200,12 +207,15 @@ class Capture:
             )
         except STORE_AWAY as error:
             logger.warning("no unit can be leased: %s", error)
+            WAITS.enter("database")
             return False
         if lease is None:
+            WAITS.enter("work" if self._waits is None else "disk")
             return False
+        WAITS.enter("none")
         unit, self._last_job = self._keep(lease), lease.job_id
         preparing = self._supervised(unit, self._session_for(unit))
-        session = await self._unless(preparing, self.stop, unit.lost)
+        session = await unless(preparing, self.stop, unit.lost)
         if self.stop.is_set():
             return True
         if session is None or not unit.leased:
@@ -269,6 +279,7 @@ class Capture:
         async with Canary(lease, self._store, self._settings) as canary:
             inspect = partial(self._engine.inspect, lease)
             if session is None or not session.serves(lease.identity):
+                WAITS.enter("start")
                 if running := self._tasks():
                     await asyncio.wait(running)
                 spec = await inspect()
@@ -283,18 +294,6 @@ class Capture:
                 raise
         session.proven = session.proven or not lease.skips_canary
         return session
-
-    async def _unless(self, work: Coroutine[Any, Any, T], *events: asyncio.Event) -> T | None:
-        """Return what `work` returns; none if one of `events` is set before, which ends the work."""
-        working = asyncio.create_task(work)
-        tasks = [working, *(asyncio.create_task(event.wait()) for event in events)]
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            return working.result() if working.done() else None
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run_unit(self, unit: _Unit, session: EngineSession) -> None:
         from service.capture.unit_run import UnitRun
@@ -326,6 +325,8 @@ class Capture:
                 logger.warning("unit %s cannot be committed yet: %s", commit.attempt_id, error)
             await asyncio.sleep(self._settings.poll_s)
         session.has_captured = True
+        COMMITTED.add_shards(commit.shards, units=1)
+        REJECTED.add(samples=len(commit.rejects))
         self._let_go(unit)
         if unit.lease.host != HOME:
             return  # they go from there to the repository
@@ -334,7 +335,7 @@ class Capture:
 
     async def _supervised(self, unit: _Unit, work: Coroutine[Any, Any, T]) -> T | None:
         """Return what `work` returns; whatever it raises ends the attempt, and nothing else."""
-        with attempt(f"unit {unit.lease.attempt_id}") as end:
+        with attempt(f"unit {unit.lease.attempt_id}", **unit.lease.named()) as end:
             return await work
         if end.error is not None:
             await self._fail(unit, end.error)

@@ -15,11 +15,13 @@ from schemas.names import is_local_model
 from schemas.receipts import AttemptId, OpenUnit
 from service.capture.engine import Engine, EngineSpec
 from service.capture.link import EngineLink
+from service.capture.watching import watched
 from service.errors import EngineDied, IdentityChanged, RequestError
 from service.plan.target import Target, planned_target
 from service.plan.weights import fetch_weights
 from service.settings import Settings
 from service.store import HOME, UnitLease
+from service.work.meters import ENGINE
 
 if TYPE_CHECKING:
     from service.proof.head import Head
@@ -151,12 +153,17 @@ class EngineSlot:
         engine: Engine = resolve_name(self._settings.engine)()
         link = EngineLink()
         async with AsyncExitStack() as starting:
+            starting.callback(ENGINE.enter, "none")
+            ENGINE.enter("starting")
+            asks = self._settings.worker_metrics_port is not None
+            await starting.enter_async_context(watched(link, asks=asks))
             starting.push_async_callback(link.close)
             starting.push_async_callback(engine.stop)
             await link.listen()
             await engine.start(spec, self._settings, link)
             await self.check_unchanged(lease)
             self._running = starting.pop_all()
+        ENGINE.enter("idle")
         self.session = EngineSession(spec, engine, link, head)
         return self.session
 

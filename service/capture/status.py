@@ -21,4 +21,5 @@ def status(settings: Settings, session: EngineSession | None, leases: Sequence[U
         model=leases[-1].model if leases else None,
         job=leases[-1].job_id if leases else None,
         units=len(leases),
+        scratch_bytes=settings.scratch_bytes,
     )

@@ -29,6 +29,7 @@ from service.plan.unit_plan import as_written, unpacked
 from service.proof.checks import check_unit
 from service.settings import Settings
 from service.store import UnitCommit, UnitLease
+from service.work import meters
 
 
 class UnitRun:
@@ -85,7 +86,11 @@ class UnitRun:
         except BaseException:
             await link.abandon(self._attempt_id)
             raise
-        return await asyncio.to_thread(self._verify, order, sealed)
+        for receipt in sealed:
+            meters.SEALED.add(samples=len(receipt.rows), tokens=sum(receipt.num_tokens), bytes=receipt.bytes)
+        commit = await asyncio.to_thread(self._verify, order, sealed)
+        meters.PROVEN.add_shards(commit.shards)
+        return commit
 
     async def _capture(self) -> tuple[UnitSealed, ...]:
         """Run every row and wait for the receipts; a failed receipt or a silent engine ends the rows."""
@@ -141,6 +146,8 @@ class UnitRun:
             await answering.run(planned)
             for row in answering.rejects.keys() & set(rows):
                 await self._skip(row, *answering.rejects[row])
+        written = [answering.written[row] for row in rows if row in answering.written]
+        meters.PREFILLED.add(samples=len(written), tokens=sum(len(row.ids) for row in written))
 
     async def _prefill(self, row: int) -> None:
         """Run a row whose tokens are all known."""
@@ -152,6 +159,7 @@ class UnitRun:
             except PromptRefused as error:
                 await self._skip(row, "engine-refused", str(error))
                 return
+        meters.PREFILLED.add(samples=1, tokens=len(token_ids))
         if answer.likely:
             self._witnesses[row] = answer.likely
 

@@ -197,7 +197,7 @@ def engine_arguments(
         # Prompts are token ids, so no place is kept for images by a model that also sees.
         "language_model_only": True,
         "tensor_parallel_size": settings.tensor_parallel_size,
-        "disable_log_stats": True,
+        "disable_log_stats": settings.worker_metrics_port is None,
         "enable_log_requests": False,
         **({"max_num_batched_tokens": step_tokens} if step_tokens < defaults[USAGE] else {}),
         **settings.engine_options,

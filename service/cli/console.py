@@ -1,6 +1,5 @@
 """What people and scripts see: tables, problems on stderr, exit codes."""
 
-import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,7 +11,7 @@ from pydantic import BaseModel
 
 from schemas.job import Problem
 from service.errors import DatasetBroken, Outcome, QuarryError, RequestError
-from service.visible import one_line, visible
+from service.visible import one_line
 
 EXIT_BROKEN = 1
 EXIT_USAGE = 2
@@ -76,19 +75,6 @@ def show_facts(facts: Iterable[tuple[str, object]]) -> None:
     width = max(len(name) for name, _ in known)
     for name, value in known:
         say(f"{name:{width}}  {value}")
-
-
-class _VisibleFormatter(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        return visible(super().format(record))
-
-
-def log_to_stderr(level: int = logging.INFO) -> None:
-    """Let this process's loggers write lines to stderr."""
-    logging.getLogger("alembic").setLevel(logging.WARNING)
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_VisibleFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(level=level, handlers=[handler])
 
 
 @contextmanager

@@ -15,7 +15,6 @@ from service.cli.console import (
     EXIT_NOT_COMPLETE,
     EXIT_TRY_AGAIN,
     complain,
-    log_to_stderr,
     say,
     show_facts,
     show_json,
@@ -23,6 +22,7 @@ from service.cli.console import (
 from service.cli.job_file import own_roots, read_job_file
 from service.errors import EngineDied, EngineStuck
 from service.installed import check_engine, check_python
+from service.logs import log_to_stderr
 from service.settings import load_settings
 
 JobFile = Annotated[
@@ -97,9 +97,10 @@ def extract(
     from service.cli.foreground import extract_to
     from service.cli.progress_bar import amounts, progress_display
 
-    log_to_stderr(logging.WARNING)
+    settings = load_settings()
+    log_to_stderr(settings.log_format, logging.WARNING)
     request = read_job_file(file, part)
-    settings = own_roots(load_settings(), request, file)
+    settings = own_roots(settings, request, file)
     check_engine(settings)
     ending = extract_to(out, request, settings, progress_display(sys.stderr))
     if ending.signal is not None:

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from service.cli.console import log_to_stderr
 from service.installed import check_engine, check_python
+from service.logs import log_to_stderr
 from service.settings import Settings, load_settings
 from service.work.placement import Placement, placements
 
@@ -44,8 +44,8 @@ def serve(
     from service.api.serve import serve as serve_until_signalled
 
     os.umask(PRIVATE_UMASK)
-    log_to_stderr()
     settings = load_settings(data_dir=data_dir, host=host, port=port)
+    log_to_stderr(settings.log_format)
     placed: list[Placement] = []
     if with_worker:
         check_engine(settings)
@@ -71,11 +71,11 @@ def worker(
     parent_pid: Annotated[int | None, typer.Option(hidden=True, help="End when this process does.")] = None,
 ) -> None:
     """Run jobs, until SIGTERM or SIGINT; then finish what the engine holds and release the rest."""
-    log_to_stderr()
     os.umask(PRIVATE_UMASK)  # also under a parent of Ray's
     if parent_pid is None:
         check_python()
         settings = load_settings(data_dir=data_dir, roles=roles and tuple(roles.split(",")))
+        log_to_stderr(settings.log_format)
         check_engine(settings)
         if len(placed := placements(workers, settings.tensor_parallel_size)) > 1:
             raise typer.Exit(_supervise(settings, placed, only_job, until_idle=until_idle))
@@ -84,6 +84,7 @@ def worker(
 
         die_with_parent(parent_pid, ORPHANED)
         settings = Settings.model_validate_json(sys.stdin.buffer.read())
+        log_to_stderr(settings.log_format)
     from service.worker import run_worker
 
     raise typer.Exit(run_worker(settings, only_job=only_job, until_idle=until_idle))

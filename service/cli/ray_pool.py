@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.console import EXIT_NOT_COMPLETE, log_to_stderr, say
+from service.cli.console import EXIT_NOT_COMPLETE, say
 from service.cli.processes import DataDir
 from service.errors import OptionRefused
+from service.logs import log_to_stderr
 from service.settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def _pool(settings: Settings, address: str, scratch: Path | None = None) -> Iter
     except ModuleNotFoundError as error:
         detail = f"{error.name} is not installed"
         raise OptionRefused(detail, cure="pip install 'eagle-quarry[ray]' here and on every node") from error
-    log_to_stderr()
+    log_to_stderr(settings.log_format)
     # Ray prints news of its nodes to stdout, between our own lines.
     with redirect_stdout(sys.stderr), ray_pool(settings, address, scratch or SCRATCH) as pool:
         yield pool

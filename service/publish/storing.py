@@ -20,6 +20,7 @@ from service.publish.upload import Uploads
 from service.settings import Settings
 from service.store import HOME, Store, StoreLease, UnitFiles, commits, jobs, publishing, storing
 from service.work.keeper import Keeper, Kept
+from service.work.meters import EVICTED, STORED
 from service.work.runner import Stopped, run_next
 
 TURN_S = 1.0
@@ -101,10 +102,14 @@ def _store(
         raise OptionRefused(detail, field="hub.repo_id", cure=cure)
     store.write(publishing.stored, lease, [unit.attempt_id.unit for unit in made])
     for unit in made:
+        num_bytes = sum(entry.bytes for entry in unit.shards)
+        STORED.add(units=1, bytes=num_bytes)
         if not is_home:
             remove_attempt(settings, unit.attempt_id)
         if not request.storage.keep_local:
             remove_paths(settings, lease.job_id, [entry.path for entry in unit.shards])
+        if not (is_home and request.storage.keep_local):
+            EVICTED.add(bytes=num_bytes)
 
 
 def _take_turn(store: Store, lease: StoreLease, repo_id: str, check: Callable[[], None]) -> None:

@@ -12,6 +12,7 @@ from schemas.dataset.entries import FileEntry
 from schemas.dataset.jobs_table import git_oid
 from service.artifacts.repository import BRANCH, Repository
 from service.errors import DatasetBroken, HubUnavailable
+from service.work.meters import UPLOADED
 
 GROUP_FILES = 8
 """Files between two looks at the lease, and what an error of an upload puts at stake."""
@@ -94,6 +95,7 @@ class Uploads:
             # The client hashed the very bytes that it sent.
             if addition.upload_info.sha256.hex() != entry.sha256:
                 raise DatasetBroken(f"{entry.path} no longer has the bytes that were sealed")
+        UPLOADED.add(bytes=sum(entry.bytes for entry in entries))
         return group
 
     def _addition(self, entry: FileEntry) -> CommitOperationAdd:

@@ -51,6 +51,7 @@ def commit(tx: Transaction, made: UnitCommit, lease: UnitLease) -> None:
         supervised_tokens=made.supervised_tokens,
         checks=made.checks,
         num_bytes=sum(entry.bytes for entry in made.shards),
+        committed_at=tx.now,
     )
     tx.connection.execute(new)
     of_unit = (UNIT_PLAN.c.job_id == job.id) & (UNIT_PLAN.c.unit == task.item)

@@ -7,7 +7,7 @@ from sqlalchemy import Select, Table, and_, delete, exists, or_, select, tuple_,
 
 from schemas.job import ENDED_JOB_STATES, JobState
 from service.errors import NotFound
-from service.store import tasks
+from service.store import tasks, totals
 from service.store.database import Store, Transaction
 from service.store.schedule_tables import CAPTURED_SAMPLES, RUN
 from service.store.tables import (
@@ -74,7 +74,7 @@ def forget(tx: Transaction, job_id: str) -> bool:
     """Delete some records of a job whose deletion has begun; return whether others are left."""
     try:
         # First, as whoever takes its task does: neither then waits for the other with a lock in hand.
-        lock_job(tx, job_id)
+        job = lock_job(tx, job_id)
     except NotFound:
         return False  # another was faster
     room = MAX_ROWS
@@ -90,6 +90,7 @@ def forget(tx: Transaction, job_id: str) -> bool:
     for table in (TASK, FINAL_NORM, REQUEST, CONSUMER):
         tx.connection.execute(delete(table).where(table.c.job_id == job_id))
     tx.connection.execute(delete(JOB).where(JOB.c.id == job_id))
+    totals.keep(tx, job.progress.model_dump(exclude={"plan_done", "units_failed"}))
     tx.connection.execute(delete(PAUSE).where(PAUSE.c.until <= tx.now))
     tx.connection.execute(delete(SUBMISSION).where(SUBMISSION.c.deleted_at <= tx.now - TOMBSTONE))
     return False

@@ -1,5 +1,6 @@
 """Hosts: folders that hold captured units until they are stored. What a lost one held is captured again."""
 
+from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
 
@@ -8,7 +9,7 @@ from sqlalchemy import delete, func, select, update
 from schemas.job import JOB_MOVES, JobState
 from schemas.worker import HostView, WorkerView
 from service.errors import NotFound, OptionRefused, StoreUnavailable
-from service.store import jobs, workers
+from service.store import jobs, totals, workers
 from service.store.database import Transaction
 from service.store.migration import check_write
 from service.store.stopping import stop
@@ -133,7 +134,8 @@ def forget(tx: Transaction, host_id: str) -> int:
     holds = held.where(is_there_alone).exists()
     in_order = select(JOB.c.id).where(holds, JOB.c.state.not_in(OVER)).order_by(JOB.c.number)
     job_ids = tx.connection.scalars(in_order).all()
-    units = sum(_run_again(tx, lock_job(tx, job_id), lost) for job_id in job_ids)
+    counts = sum((_run_again(tx, lock_job(tx, job_id), lost) for job_id in job_ids), Counter[str]())
+    totals.keep(tx, counts)  # behind the jobs, of which it is a part to nobody any more
     if lost == HOME:
         on = select(JOB.c.id).where(JOB.c.state.not_in(OVER))
         stored = UNIT_COMMIT.c.host == HOME, UNIT_COMMIT.c.is_stored, UNIT_COMMIT.c.job_id.in_(on)
@@ -141,11 +143,11 @@ def forget(tx: Transaction, host_id: str) -> int:
     # Behind the jobs, as a beat: else the two would wait for each other.
     gone = {"is_lost": True} | ({"id": None} if lost == HOME else {})
     tx.connection.execute(update(HOST).where(HOST.c.number == lost).values(gone))
-    return units
+    return counts["units_done"]
 
 
-def _run_again(tx: Transaction, job: LockedJob, host: int) -> int:
-    """Let a job's units that only a lost host held wait for another attempt; return how many."""
+def _run_again(tx: Transaction, job: LockedJob, host: int) -> Counter[str]:
+    """Let a job's units that only a lost host held wait for another attempt; return what they had counted."""
     held = UNIT_COMMIT.c.job_id == job.id, UNIT_COMMIT.c.host == host, ~UNIT_COMMIT.c.is_stored
     columns = UNIT_COMMIT.c.unit, UNIT_COMMIT.c.num_tokens, UNIT_COMMIT.c.num_bytes
     if not job.is_pushed:
@@ -153,7 +155,7 @@ def _run_again(tx: Transaction, job: LockedJob, host: int) -> int:
         # One that has ended says so itself if it is resumed.
         for end in [to for to in (JobState.FAILED, JobState.CANCELLED) if to in JOB_MOVES[job.state]][:1]:
             stop(tx, job, end, OptionRefused(detail, cure="submit a new job").problem())
-        return 0
+        return Counter()
     lost = tx.connection.execute(select(*columns).where(*held)).all()
     units = [row.unit for row in lost]
     # What was rejected stays so, as if by the plan; the rows that were written come again.
@@ -182,15 +184,15 @@ def _run_again(tx: Transaction, job: LockedJob, host: int) -> int:
     tx.connection.execute(update(TASK).where(*storing).values(free | {"state": TaskState.DONE}))
     publishing = TASK.c.job_id == job.id, TASK.c.kind == TaskKind.PUBLISH
     tx.connection.execute(delete(TASK).where(*publishing))
-    progress = count(
-        job.progress,
-        units_done=-len(units),
-        samples_written=-int(samples or 0),
-        tokens_written=-sum(row.num_tokens for row in lost),
-        bytes_written=-sum(row.num_bytes for row in lost),
+    counted = Counter(
+        units_done=len(units),
+        samples_written=int(samples or 0),
+        tokens_written=sum(row.num_tokens for row in lost),
+        bytes_written=sum(row.num_bytes for row in lost),
     )
+    progress = count(job.progress, **{name: -number for name, number in counted.items()})
     message = f"{len(units)} captured units were lost with their host and run again"
     job = record(tx, replace(job, progress=progress), "progress", message)
     if job.state is JobState.PUBLISHING:
         jobs.queue_again(tx, stop(tx, job, JobState.BLOCKED))
-    return len(units)
+    return counted

@@ -257,14 +257,6 @@ def state(tx: Transaction, job_id: str) -> JobState:
     return stored
 
 
-def totals(tx: Transaction) -> Progress:
-    """Return the counters of all jobs together; `plan_done` is false."""
-    names = [name for name in Progress.model_fields if name != "plan_done"]
-    columns = [func.coalesce(func.sum(JOB.c[name]), 0).label(name) for name in names]
-    sums = tx.connection.execute(select(*columns))
-    return Progress.model_validate(dict(sums.mappings().one()))
-
-
 def events(tx: Transaction, job_id: str, *, after: int = 0, limit: int = 500) -> list[Event]:
     """Return events numbered above `after`, in order; none that comes later gets a lower number."""
     query = select(EVENT.c.entry).where(EVENT.c.job_id == job_id, EVENT.c.id > after)

@@ -153,6 +153,8 @@ TASK = Table(
     Column("deaths", Integer, nullable=False),
     Column("owner", Text),
     Column("lease_until", UtcTime),
+    # Of its last lease.
+    Column("leased_at", UtcTime),
     Column("not_before", UtcTime),
     Column("problem", Document(Problem)),
     Column("lone_deaths", Document(LoneDeaths)),
@@ -249,6 +251,7 @@ UNIT_COMMIT = Table(
     Column("is_stored", Boolean, nullable=False, server_default=false()),
     # Of its shards.
     Column("num_bytes", BigInteger, nullable=False),
+    Column("committed_at", UtcTime, nullable=False),
     ForeignKeyConstraint(["job_id", "unit"], ["unit.job_id", "unit.unit"]),
 )
 Index(
@@ -327,6 +330,14 @@ API_KEY = Table(
     Column("expires_at", UtcTime),
     Column("created_at", UtcTime, nullable=False),
     Column("revoked_at", UtcTime),
+)
+
+# What deleted jobs and lost hosts had counted of `Progress`, so that the totals of all jobs never fall.
+PAST = Table(
+    "past",
+    METADATA,
+    Column("counter", String(32), primary_key=True),
+    Column("number", BigInteger, nullable=False),
 )
 
 CANARY = Table(

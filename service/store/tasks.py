@@ -152,6 +152,7 @@ def _take(
         attempts=waiting.attempts + 1,
         owner=owner,
         lease_until=tx.now + timedelta(seconds=ttl_s),
+        leased_at=tx.now,
         not_before=None,
     )
     job = move_task(tx, job, before, after)

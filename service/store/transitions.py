@@ -76,12 +76,13 @@ class LockedTask:
     deaths: int
     owner: str | None
     lease_until: datetime | None
+    leased_at: datetime | None
     not_before: datetime | None
     problem: Problem | None
 
 
 TASK_COLUMNS = [TASK.c[name] for name in LockedTask.__slots__]
-CHANGING = ("state", "epoch", "attempts", "deaths", "owner", "lease_until", "not_before", "problem")
+CHANGING = tuple(name for name in LockedTask.__slots__ if name not in ("job_id", "kind", "item", "subject"))
 """Columns of a task that a move may change."""
 
 

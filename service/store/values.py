@@ -178,6 +178,11 @@ class Lease:
     ttl_s: float
     model: str
 
+    def named(self) -> dict[str, object]:
+        """Return what log lines say of the task."""
+        unit = {"unit": self.item} if self.kind is TaskKind.CAPTURE else {}
+        return {"job": self.job_id, "task": self.kind.value, **unit, "epoch": self.epoch}
+
     def fields(self) -> dict[str, Any]:
         """Return what a lease of every kind has."""
         return {name: getattr(self, name) for name in Lease.__slots__}

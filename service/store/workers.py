@@ -95,6 +95,12 @@ def present(tx: Transaction, *, at_home: bool = False) -> set[str]:
     return set(tx.connection.scalars(query.where(WORKER.c.host == HOME) if at_home else query))
 
 
+def on_full_disks(tx: Transaction) -> int:
+    """Return how many of the workers that are there wait for room on their disk."""
+    full = select(func.count()).select_from(WORKER).where(WORKER.c.alive_until > tx.clock)
+    return tx.connection.execute(full.where(WORKER.c.waits.is_not(None))).scalar_one()
+
+
 def sick(tx: Transaction, *, resting: bool = False) -> list[Sickness]:
     """Return what the engines of the workers that are there die over; only what they rest from, if asked."""
     host = func.coalesce(HOST.c.name, "").label("host")

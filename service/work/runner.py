@@ -16,6 +16,7 @@ from service.errors import (
     VersionRefused,
     internal_error,
 )
+from service.logs import working_on
 from service.store import Lease, Store, jobs, migration, tasks
 from service.work.keeper import Keeper, Kept
 
@@ -52,7 +53,7 @@ def run_next(
     if lease is None:
         return False
     with keeper.keep(lease) as kept:
-        with attempt(f"the {lease.kind} of job {lease.job_id}") as end:
+        with attempt(f"the {lease.kind} of job {lease.job_id}", **lease.named()) as end:
             work(lease, kept)
         if end.stopped:
             record(lambda: store.write(tasks.release, lease), stopped)
@@ -72,23 +73,27 @@ class End:
 
 
 @contextmanager
-def attempt(what: str) -> Iterator[End]:
-    """Run one attempt in this block, which ends whatever it raises; what becomes of it is the caller's."""
+def attempt(what: str, **named: object) -> Iterator[End]:
+    """Run one attempt in this block, which ends whatever it raises; what becomes of it is the caller's.
+
+    What is logged in it has the fields `named`, such as the lease's.
+    """
     end = End()
-    try:
-        yield end
-    except LeaseLost as error:
-        logger.info("%s: %s", what, error)
-        end.lost = True
-    except Stopped:
-        end.stopped = True
-    except QuarryError as error:
-        logger.warning("%s: %s", what, error.detail)
-        end.error = error
-    except Exception as error:
-        # Supervisor: one task's bug must not end the work on all others.
-        logger.exception("%s", what)
-        end.error = internal_error(error)
+    with working_on(**named):
+        try:
+            yield end
+        except LeaseLost as error:
+            logger.info("%s: %s", what, error)
+            end.lost = True
+        except Stopped:
+            end.stopped = True
+        except QuarryError as error:
+            logger.warning("%s: %s", what, error.detail)
+            end.error = error
+        except Exception as error:
+            # Supervisor: one task's bug must not end the work on all others.
+            logger.exception("%s", what)
+            end.error = internal_error(error)
 
 
 @contextmanager
@@ -97,7 +102,7 @@ def one_of_many(what: str, store: Store, job_id: str) -> Iterator[None]:
 
     Raises StoreUnavailable and DiskFull: then it can be done for none of them.
     """
-    with attempt(f"{what} job {job_id}") as end:
+    with attempt(f"{what} job {job_id}", job=job_id) as end:
         yield
     if isinstance(end.error, STORE_AWAY):
         raise end.error

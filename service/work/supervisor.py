@@ -130,17 +130,16 @@ class NodeSupervisor:
                 on_giving_up()
             return not self.gave_up and not last_codes  # else the others end when they have done its work
 
-        content, grace_s = settings.with_secrets(), stop_grace_s(settings)
         self._supervisors = [
             Supervisor(
                 worker_command(*arguments),
-                content,
-                grace_s,
+                settings.of_worker(number).with_secrets(),
+                stop_grace_s(settings),
                 last_codes=last_codes,
                 on_giving_up=given_up,
                 placement=placement,
             )
-            for placement in placements
+            for number, placement in enumerate(placements)
         ]
 
     @property

@@ -19,6 +19,7 @@ from typing import Self
 
 from service.errors import STORE_AWAY
 from service.lifeline import die_with_parent
+from service.logs import log_to_stderr
 from service.settings import Settings
 from service.store import Store, tasks
 from service.work.keeper import Keeper, process_keeper
@@ -153,6 +154,7 @@ def _run_in_process(num_threads: int, begin: tuple[str, str, Settings, str, floa
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent(parent_pid)
     settings = begin[2]
+    log_to_stderr(settings.log_format)
     store = Store(settings.database())
     stop = threading.Event()
     with process_keeper(settings) as keeper:

@@ -14,7 +14,7 @@ from sqlalchemy import text
 
 from schemas.job import JobState
 from service.errors import Outcome, StoreUnavailable
-from service.store import NewJob, Store, jobs, migration, plans, publishing, tasks, units
+from service.store import NewJob, Store, jobs, migration, plans, publishing, tasks, totals, units
 from service.store.tables import JOB, METADATA
 from tests.support.children import settings_environment
 from tests.support.engine_bench import until
@@ -155,7 +155,7 @@ def test_a_worker_that_runs_on_while_a_newer_one_migrates_loses_and_doubles_noth
     async def overtaken() -> dict[str, list[Any]]:
         loop = Capture(older.store, older.settings, "older")
         task = asyncio.create_task(loop.run())
-        await until(lambda: older.store.read(jobs.totals).units_done > 0)
+        await until(lambda: older.store.read(totals.totals).units_done > 0)
         stamp(url, NEWER)
         left = contents(url)
         await until(lambda: f"version {NEWER}" in caplog.text)

@@ -94,6 +94,24 @@ def test_the_compose_file_runs_the_image_of_this_version() -> None:
     assert service["image"] == f"{project['name']}:{project['version']}"
 
 
+def test_the_observability_overlay_publishes_no_worker_and_mounts_what_is_there() -> None:
+    """It is laid over the compose file, whose folder its paths begin in; each image has its version."""
+    overlay = yaml.safe_load((COMPOSE.parent / "observability" / "compose.yaml").read_text())
+    services = overlay["services"]
+    assert services["quarry"].keys() == {"environment"}
+    assert settings_that_do_not_exist(services["quarry"]["environment"]) == set()
+    for name in ("prometheus", "grafana"):
+        assert re.search(r":v?\d+\.\d+\.\d+$", services[name]["image"])
+        assert all(port.startswith("127.0.0.1:") for port in services[name]["ports"])
+        for volume in services[name]["volumes"]:
+            source, _, rest = volume.partition(":")
+            assert source in overlay["volumes"] or (COMPOSE.parent / source).exists(), source
+            assert source in overlay["volumes"] or rest.endswith(":ro")
+    first = int(services["quarry"]["environment"]["QUARRY_WORKER_METRICS_PORT"])
+    targets = yaml.safe_load((COMPOSE.parent / "observability" / "workers.yml").read_text())
+    assert [target for group in targets for target in group["targets"]] == [f"quarry:{first}"]
+
+
 def test_hadolint_finds_nothing_in_the_dockerfile(tmp_path: Path) -> None:
     """It does not look through ARG, so that the copy names the image in FROM itself."""
     text = DOCKERFILE.read_text()

@@ -9,7 +9,7 @@ import httpx2
 
 from schemas.job import JobState, JobSummary
 from service.errors import EngineDied
-from service.store import Store, hosts, jobs, workers
+from service.store import Store, hosts, jobs, totals, workers
 from tests.support.api import api_settings, complete, problem_of, serving
 from tests.support.store_cases import OWNER, TTL_S, job_id, lease_unit, start_units
 
@@ -39,13 +39,13 @@ def test_metrics_count_requests_jobs_and_what_was_written(api: httpx2.Client, st
     response = api.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain")
     values = dict(line.rsplit(" ", 1) for line in response.text.splitlines() if not line.startswith("#"))
-    counts, totals = store.read(jobs.counts), store.read(jobs.totals)
+    counts, counted = store.read(jobs.counts), store.read(totals.totals)
     for state in JobState:
         assert float(values[f'quarry_jobs{{state="{state}"}}']) == counts[state]
-    assert float(values["quarry_samples_written_total"]) == totals.samples_written > 0
-    assert float(values["quarry_samples_rejected_total"]) == totals.samples_rejected > 0
-    assert float(values["quarry_tokens_written_total"]) == totals.tokens_written > 0
-    assert float(values["quarry_bytes_written_total"]) == totals.bytes_written > 0
+    assert float(values["quarry_committed_samples_total"]) == counted.samples_written > 0
+    assert float(values["quarry_rejected_samples_total"]) == counted.samples_rejected > 0
+    assert float(values["quarry_committed_tokens_total"]) == counted.tokens_written > 0
+    assert float(values["quarry_committed_bytes_total"]) == counted.bytes_written > 0
     assert float(values['http_requests_total{handler="/extract",method="POST",status="202"}']) > 0
 
 
@@ -61,6 +61,7 @@ def test_metrics_and_a_job_say_what_a_workers_engine_dies_over(api: httpx2.Clien
     store.write(workers.engine_died, lease_unit(store), died, 600.0, alone=False, sound=False)
     values = dict(line.rsplit(" ", 1) for line in api.get("/metrics").text.splitlines() if line[0] != "#")
     assert float(values["quarry_workers"]) == 2
+    assert float(values['quarry_waiting_workers{reason="engine"}']) == 1
     labels = f'host="{socket.gethostname()}",model="org/model",pid="{os.getpid()}"'
     assert float(values[f"quarry_worker_engine_deaths{{{labels}}}"]) == 4
     assert 500 < float(values[f"quarry_worker_rest_seconds{{{labels}}}"]) <= 600

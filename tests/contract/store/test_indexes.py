@@ -10,6 +10,7 @@ from sqlalchemy.engine import Engine
 
 from service.store import (
     Store,
+    backlog,
     captured_samples,
     deletion,
     migration,
@@ -42,6 +43,15 @@ QUESTIONS: dict[str, tuple[Callable[[Store], object], str]] = {
     "a run's keys": (
         lambda store: store.read(captured_samples.hashes, 1, "recipe", JOB),
         "captured_sample_by_job (schedule=? AND job_id=? AND recipe=?)",
+    ),
+    "jobs that wait": (lambda store: store.read(backlog.runnable), OF_JOB),
+    "the oldest leases": (
+        lambda store: store.read(backlog.leased),
+        "SCAN task USING INDEX task_by_subject",
+    ),
+    "what is not stored": (
+        lambda store: store.read(backlog.held),
+        "SEARCH unit_commit USING INDEX unit_to_store (job_id=?)",
     ),
     "a schedule's last good run": (
         lambda store: store.read(runs.last_good_at, 1),

@@ -182,14 +182,6 @@ def test_jobs_are_counted_in_every_state(store: Store) -> None:
     assert store.read(jobs.counts) == expected
 
 
-def test_totals_are_the_sums_over_all_jobs(store: Store) -> None:
-    assert store.read(jobs.totals) == Progress()
-    capture(store, units=2, number=1)
-    capture(store, units=1, number=2)
-    totals = store.read(jobs.totals)
-    assert (totals.units_done, totals.samples_written, totals.tokens_written) == (3, 6, 30)
-
-
 def test_a_view_names_the_identity_once_it_is_known(store: Store) -> None:
     assert submit(store).view().identity_sha256 is None
     lease = lease_plan(store)

@@ -235,6 +235,6 @@ def test_a_name_in_an_error_is_shown(run: Run, job_file: Callable[..., Path]):
 
 
 def test_a_name_in_a_log_line_is_shown():
-    code = f"import logging; from service.cli.console import *; log_to_stderr(); logging.error({HOSTILE!r})"
+    code = f"import logging; from service.logs import *; log_to_stderr(); logging.error({HOSTILE!r})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "<U+001B>[2J<U+001B>[9A<U+202E><U+009B>1A\n" in done.stderr

@@ -1,0 +1,128 @@
+"""What a worker process counts of itself, by stage, and its own `/metrics`, which says so.
+
+All is in prometheus_client's own registry, where vLLM's front end puts what it counts. It is the process's,
+and goes on from engine to engine.
+"""
+
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from prometheus_client import REGISTRY, Counter, Gauge, start_http_server
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from schemas.dataset.entries import ShardEntry
+from service.errors import OptionRefused
+from service.settings import Settings
+
+PREFIX = "quarry_worker"
+
+
+class Stage:
+    """Counts what has come through a stage, in each of `units`."""
+
+    def __init__(self, name: str, what: str, *units: str) -> None:
+        """Register a counter for each unit, at 0."""
+        self._counters = {
+            unit: Counter(f"{PREFIX}_{name}_{unit}", f"{unit.capitalize()} {what}.") for unit in units
+        }
+
+    def add(self, **amounts: float) -> None:
+        """Count more, by unit."""
+        for unit, amount in amounts.items():
+            self._counters[unit].inc(amount)
+
+    def add_shards(self, shards: Iterable[ShardEntry], **amounts: int) -> None:
+        """Count what is in shards: samples, tokens and bytes."""
+        for entry in shards:
+            self.add(samples=entry.rows, tokens=entry.tokens, bytes=entry.bytes)
+        self.add(**amounts)
+
+
+class Phases(Collector):
+    """A counter of seconds by the state that something was in; what goes on is counted too."""
+
+    def __init__(self, name: str, what: str, label: str, states: tuple[str, ...]) -> None:
+        """Begin in the first of `states`."""
+        self._name, self._what, self._label = f"{PREFIX}_{name}", what, label
+        self._lock = threading.Lock()
+        self._spent_s = dict.fromkeys(states, 0.0)
+        self._state, self._since = states[0], time.monotonic()
+        REGISTRY.register(self)
+
+    def enter(self, state: str | None = None) -> None:
+        """Be in another state, or go on in the same."""
+        with self._lock:
+            now = time.monotonic()
+            self._spent_s[self._state] += now - self._since
+            self._state, self._since = state or self._state, now
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the counter."""
+        self.enter()
+        family = CounterMetricFamily(self._name, self._what, labels=[self._label])
+        for state, seconds in self._spent_s.items():
+            family.add_metric([state], seconds)
+        yield family
+
+
+PREFILLED = Stage("prefilled", "that the engine has computed", "samples", "tokens")
+DRAINED = Stage("drained", "that were copied from the engine's cache", "samples", "tokens", "bytes")
+SEALED = Stage("sealed", "in shards that are durable on this host", "samples", "tokens", "bytes")
+PROVEN = Stage("proven", "in shards that were read back and proven", "samples", "tokens", "bytes")
+COMMITTED = Stage("committed", "that are committed", "units", "samples", "tokens", "bytes")
+REJECTED = Stage("rejected", "of committed units that are in no shard", "samples")
+UPLOADED = Stage("uploaded", "of files that were sent to the Hub", "bytes")
+STORED = Stage("stored", "that their job's repository holds, before it is published", "units", "bytes")
+EVICTED = Stage("evicted", "of stored shards that were deleted from this host", "bytes")
+
+ENGINE = Phases(
+    "engine_seconds",
+    "Seconds by the engine's state; idle: it has no row of a job.",
+    "state",
+    ("none", "starting", "idle", "busy"),
+)
+WAITS = Phases(
+    "wait_seconds",
+    "Seconds by why no further unit is taken: engine (it has enough), proof (too many wait for theirs), work "
+    "(there is none), disk (QUARRY_SCRATCH_BYTES is taken), start (another engine and its canary), alone "
+    "(one on which engines died runs alone), database (it is away), stop; none: one is being taken.",
+    "reason",
+    ("none", "engine", "proof", "work", "disk", "start", "alone", "database", "stop"),
+)
+REQUESTS = Gauge(f"{PREFIX}_requests", "Rows of jobs in the engine.")
+UNITS = Gauge(f"{PREFIX}_units", "Units by where they are: with rows in the engine, or behind it.", ["place"])
+RANKS = {
+    "pool_bytes": Gauge(f"{PREFIX}_pool_bytes", "Size of the pools that the engine's ranks drain into."),
+    "pool_used_bytes": Gauge(f"{PREFIX}_pool_used_bytes", "Bytes of the pools that hold rows."),
+    "waiting_rows": Gauge(
+        f"{PREFIX}_pool_waiting_samples", "Rows whose blocks are held until a pool has room."
+    ),
+    "writers": Gauge(f"{PREFIX}_writers", "Writer threads of the engine's ranks."),
+}
+"""What the engine's ranks hold, all together, by the names in `RankLoad`."""
+POOL_FULL = Counter(f"{PREFIX}_pool_full_seconds", "Seconds in which rows waited for room in a pool, about.")
+WRITERS_BUSY = Counter(f"{PREFIX}_writer_busy_seconds", "Seconds that writer threads have worked, together.")
+
+
+@contextmanager
+def served(settings: Settings) -> Iterator[None]:
+    """Answer `GET /metrics` in this block, where a port is set. Raises OptionRefused."""
+    port, host = settings.worker_metrics_port, settings.worker_metrics_host
+    if port is None:
+        yield
+        return
+    try:
+        server, thread = start_http_server(port, host)
+    except (OSError, OverflowError) as error:
+        detail = f"{host}:{port} cannot be listened on: {error}"
+        cure = "name a free port; workers of one node that are started apart need a port each"
+        raise OptionRefused(detail, field="QUARRY_WORKER_METRICS_PORT", cure=cure) from error
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
