@@ -43,15 +43,16 @@ class Browser:
         result: dict[str, Any] = answer["result"]
         return result
 
-    def open(self, page: Path, *, width: int, dark: bool = False) -> None:
-        """Load a file in a window of `width` pixels and wait until all of it has been loaded."""
+    def open(self, page: Path | str, *, width: int, dark: bool = False) -> None:
+        """Load a file or an address in a window of `width` pixels and wait until all of it has been loaded."""
         self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.seen.clear()
-        self.call("Page.navigate", url=page.absolute().as_uri())
+        url = page if isinstance(page, str) else page.absolute().as_uri()
+        self.call("Page.navigate", url=url)
         while not any(event.get("method") == "Page.loadEventFired" for event in self.seen):
             self.seen.append(self._next())
 
