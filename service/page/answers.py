@@ -15,11 +15,11 @@ from fastapi.routing import APIRoute
 from jinja2 import ChoiceLoader, Environment, FileSystemLoader, StrictUndefined
 
 from schemas.job import Problem
+from schemas.names import shown_model
 from service import report
 from service.api.problems import HEADERS, invalid_parameters, noted
 from service.errors import KeyRefused, QuarryError
 from service.report.wording import count, number, percent, short, size
-from service.visible import visible
 
 HERE = Path(__file__).parent
 REPORT = Path(report.__file__).parent
@@ -93,7 +93,7 @@ def _templates() -> Environment:
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     words = {"count": count, "number": number, "percent": percent, "short": short, "size": size}
-    environment.filters |= words | {"ago": ago, "visible": visible, "px": "{:.1f}".format}
+    environment.filters |= words | {"ago": ago, "model": shown_model, "px": "{:.1f}".format}
     environment.globals |= {"version": version("eagle-quarry"), "digests": DIGESTS, "sign_in": SIGN_IN}
     return environment
 

@@ -20,7 +20,7 @@ from service.page.session import pages
 from service.store import JobRow, TaskState, Transaction, canaries, commits, jobs, units
 from service.visible import visible
 
-EVENTS_SHOWN, UNITS_SHOWN, FILES_SHOWN = 20, 20, 4
+EVENTS_SHOWN, UNITS_SHOWN, FILES_SHOWN = 12, 20, 4
 REJECTS_COUNTED, CHECKS_COUNTED = 500, 100
 """Rows of a job that one page reads: a job may have a hundred thousand."""
 WHOLE_REQUEST, CUT_REQUEST = 16_384, 4_000

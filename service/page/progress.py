@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from schemas.events import Event
-from schemas.job import JobState, Problem, Progress
+from schemas.job import ENDED_JOB_STATES, JobState, Problem, Progress
 from service.report.wording import count, number, percent, size
 from service.store import JobRow
 
@@ -27,7 +27,8 @@ def share_done(progress: Progress, state: JobState) -> float:
 
 def numbers(progress: Progress, state: JobState) -> dict[str, str]:
     """Return the counters by the name that an element on a page has for them."""
-    done, more = share_done(progress, state), "" if progress.plan_done else "+"
+    done = share_done(progress, state)
+    more = "" if progress.plan_done or state in ENDED_JOB_STATES else " so far"
     waiting = progress.units_planned - progress.units_done - progress.units_failed
     return {
         "state": state,
@@ -73,8 +74,8 @@ def waits_for(job: JobRow) -> str | None:
     problem: Problem | None = job.problem
     if job.waits is not None:
         return job.waits
-    if job.state is JobState.QUEUED and not job.progress.units_planned:
-        return "a planner that is free"
+    if job.state in {JobState.QUEUED, JobState.RUNNING} and not job.progress.units_planned:
+        return "its plan" if job.state is JobState.RUNNING else "a planner that is free"
     if problem is not None and job.state in {JobState.BLOCKED, JobState.FAILED}:
         return problem.detail
     return WAITS.get(job.state)

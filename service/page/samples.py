@@ -1,5 +1,7 @@
 """The page of a sample: its tokens coloured by its mask, and the size of its states at each layer."""
 
+import json
+from contextlib import closing
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -12,22 +14,22 @@ from schemas.job import UnitView
 from schemas.keys import Scope
 from schemas.names import MAX_UNITS
 from schemas.receipts import AttemptId
-from service import apart
 from service.api.routes.resources import BudgetOf, CallerOf, JobOf, SettingsOf, StoreOf
 from service.capture.attempt_files import sealed_files
 from service.control.budget import Turn
 from service.errors import DatasetBroken, NotFound, ServiceBusy
 from service.page.answers import page
 from service.page.session import pages
-from service.page.stored_row import ShownRow, shown_row
+from service.plan.child.fork_server import FORK_SERVER
+from service.plan.child.task import Limits, RowTask, ShownRow
 from service.report.chart import TOP, WIDTH, Axis, Chart, spanning
 from service.report.wording import number
 from service.settings import Settings
 from service.store import JobRow, Store, UnitFiles, commits
 
-DEADLINE_S = 20.0
+CPU_S, DEADLINE_S, MAX_ANSWER_BYTES = 10.0, 30.0, 2**20
 COLOURS = 6
-HEIGHT = 250.0
+HEIGHT = 220.0
 
 router = pages(Scope.JOBS_READ)
 
@@ -60,17 +62,28 @@ def sample_context(store: Store, settings: Settings, job: JobRow, unit: int, row
     if not found.in_folder:
         return context | {"shown": None, "chart": None}
     file = _file(settings, job.id, found, shard)
-    arguments = file, in_shard, job.model, settings.model_roots, job.identity
-    try:
-        shown = apart.call(
-            shown_row, *arguments, memory_bytes=settings.plan_memory_bytes, deadline_s=DEADLINE_S
-        )
-    except apart.Ended as ended:
-        detail = f"the process that read the row {ended}"
-        if ended.is_passing:
-            raise ServiceBusy(detail, cure="load the page again") from ended
-        raise DatasetBroken(detail, cure="run `quarry verify` on the dataset") from ended
+    shown = _shown(RowTask(file, in_shard, job.model, settings.model_roots, job.identity), settings)
     return context | {"shown": shown, "chart": _chart(shown)}
+
+
+def _shown(task: RowTask, settings: Settings) -> ShownRow:
+    """Have a child read a row. Raises DatasetBroken, ServiceBusy."""
+    cure = "run `quarry verify` on the dataset, which says more"
+    try:
+        talk, life, _ = FORK_SERVER.start_child()
+    except OSError as error:
+        raise ServiceBusy(f"no process reads the row: {error.strerror}", cure="load it again") from error
+    with closing(life), closing(talk):
+        try:
+            talk.send((task, Limits(settings.plan_memory_bytes, CPU_S, DEADLINE_S)))
+            if not talk.poll(DEADLINE_S):
+                raise DatasetBroken(f"the row took more than {DEADLINE_S:g} s to read", cure=cure)
+            kind, answer = json.loads(talk.recv_bytes(MAX_ANSWER_BYTES))
+            if kind == "row":
+                return ShownRow.model_validate(answer)
+        except (EOFError, OSError, ValueError) as error:
+            raise DatasetBroken("the process that read the row ended", cure=cure) from error
+    raise DatasetBroken(f"the row cannot be read: {answer}", cure=cure)
 
 
 def _place(unit: UnitView | None, row: int) -> tuple[ShardEntry | None, int]:
@@ -94,7 +107,7 @@ def _chart(shown: ShownRow) -> Chart:
     """Return a line a layer over the tokens of the row."""
     values = [value for layer in shown.rms.values() for value in layer]
     x = Axis(0, max(1, shown.num_tokens - 1), 44, WIDTH - 8, whole=True)
-    chart = Chart(HEIGHT, x, spanning(values, HEIGHT - 48, TOP, log=True))
+    chart = Chart(HEIGHT, x, spanning(values, HEIGHT - 36, TOP, log=True))
     rows = []
     for index, (layer_id, layer) in enumerate(shown.rms.items()):
         points = [(x.at(place * shown.step), chart.y.at(value)) for place, value in enumerate(layer)]

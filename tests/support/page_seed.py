@@ -102,7 +102,12 @@ def _fill(client: httpx2.Client, model: Path) -> dict[str, str]:
     source = {"kind": "file", "path": str(rows)}
     ended = {"completed", "failed", "blocked"}
     nightly = {"name": "nightly", "cron": "0 3 * * *", "request": body | {"source": source, "loss": "all"}}
-    weekly = nightly | {"name": "weekly-all", "cron": "30 1 * * 0", "samples": "all", "time_zone": "Europe/Berlin"}
+    weekly = nightly | {
+        "name": "weekly-all",
+        "cron": "30 1 * * 0",
+        "samples": "all",
+        "time_zone": "Europe/Berlin",
+    }
     broken = nightly | {"name": "code-traces", "request": nightly["request"] | {"canary": "run"}}
     for schedule in (nightly, weekly, broken):
         answer = client.post("/schedules", json=schedule)
