@@ -57,7 +57,7 @@ async def admitted(
     for scope in required.scopes:
         if not sender.may(Scope(scope)):
             cure = "ask an admin for a key with that scope"
-            raise CallerRefused(f"the key has no scope {scope!r}", field="Authorization", cure=cure)
+            raise CallerRefused(f"the key has no scope {str(scope)!r}", field="Authorization", cure=cure)
     if sender.owner is not None and sender.grants.requests_per_minute is not None:
         budget.count_request(sender.owner, sender.grants.requests_per_minute)
     with budget.taking(sender.owner, LASTING.get(request.scope["route"].path, Taken.REQUESTS)):

@@ -17,7 +17,7 @@ from service.api.routes.resources import CallerOf, JobOf, StoreOf
 from service.page.answers import page
 from service.page.progress import numbers, rates, waits_for
 from service.page.session import pages
-from service.store import JobRow, TaskState, Transaction, canaries, commits, jobs, units
+from service.store import JobRow, Transaction, canaries, commits, jobs, units
 from service.visible import visible
 
 EVENTS_SHOWN, UNITS_SHOWN, FILES_SHOWN = 12, 20, 4
@@ -84,7 +84,7 @@ def job_context(tx: Transaction, job: JobRow) -> dict[str, Any]:
         "numbers": numbers(progress, job.state) | rates(events, datetime.now(UTC)),
         "waits": waits_for(job),
         "in_work": units.in_work(tx, job.id),
-        "open_units": units.of_job(tx, job.id, (TaskState.LEASED, TaskState.FAILED), UNITS_SHOWN),
+        "open_units": units.open_units(tx, job.id, UNITS_SHOWN),
         "events": events[::-1],
         "reasons": _by_reason(commits.rejects(tx, job.id, limit=REJECTS_COUNTED)),
         "rejects_counted": REJECTS_COUNTED,

@@ -43,10 +43,14 @@ class Browser:
         result: dict[str, Any] = answer["result"]
         return result
 
-    def open(self, page: Path | str, *, width: int, dark: bool = False) -> None:
-        """Load a file or an address in a window of `width` pixels and wait until all of it has been loaded."""
+    def open(self, page: Path | str, *, width: int, dark: bool = False, height: int = 900) -> None:
+        """Load a file or an address in a window of `width` pixels and wait until all of it is loaded."""
         self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
@@ -58,7 +62,7 @@ class Browser:
 
     def ask(self, expression: str) -> Any:
         """Return the value of a JavaScript expression; a page's own policy does not bind it."""
-        told = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        told = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in told:
             raise RuntimeError(f"{expression}: {told['exceptionDetails']}")
         return told["result"].get("value")

@@ -51,17 +51,21 @@ def show(task: RowTask) -> ShownRow | str:
     )
 
 
-def _rms_T(shard: Shard, row: int, layer_id: int) -> NDArray[np.float32]:
+def _rms_T(shard: Shard, row: int, layer_id: int) -> NDArray[np.float64]:
     """Return the root mean square of each token's state."""
     identity = shard.provenance.identity
     states, *scales = shard.layer_bytes(row, layer_id)
     by_token = states.reshape(shard.light[row].num_tokens, -1)
     roots = [
-        np.sqrt(np.square(chunk_TH, dtype=np.float32).mean(axis=1))
+        np.sqrt(np.square(chunk_TH, dtype=np.float64).mean(axis=1))
         for chunk_TH in _chunks(by_token, identity.dtype, is_fp8=bool(scales))
     ]
-    rms_T: NDArray[np.float32] = np.concatenate(roots)
-    return rms_T * scales[0].view("<f4") if scales else rms_T
+    rms_T: NDArray[np.float64] = np.concatenate(roots)
+    if scales:
+        rms_T *= scales[0].view("<f4")
+    if not np.isfinite(rms_T).all():
+        raise DatasetError(f"the states of layer {layer_id} are not finite")
+    return rms_T
 
 
 def _chunks(by_token: NDArray[np.uint8], dtype: str, *, is_fp8: bool) -> Iterator[NDArray[Any]]:
@@ -76,7 +80,7 @@ def _chunks(by_token: NDArray[np.uint8], dtype: str, *, is_fp8: bool) -> Iterato
             yield chunk.view(f"<f{2 if dtype == 'float16' else 4}")
 
 
-def _fp8_values() -> NDArray[np.float32]:
+def _fp8_values() -> NDArray[np.float64]:
     """Return the value of each code of float8_e4m3fn."""
     codes = np.arange(256)
     exponent, fraction = codes >> 3 & 15, (codes & 7) / 8
@@ -85,7 +89,7 @@ def _fp8_values() -> NDArray[np.float32]:
     return np.where(codes & 128, -size, size).astype(np.float32)
 
 
-def _means(values_T: NDArray[np.float32], step: int) -> tuple[float, ...]:
+def _means(values_T: NDArray[np.float64], step: int) -> tuple[float, ...]:
     return tuple(float(values_T[begin : begin + step].mean()) for begin in range(0, len(values_T), step))
 
 
