@@ -40,9 +40,9 @@ async def follow_jobs(
     feed: EventFeed = request.app.state.feed
     newest = await run_in_threadpool(store.read, jobs.newest_events, job, asks.sees_only)
     recent = {job_id: deque((event,), EVENTS_SHOWN) for job_id, event in newest.items()}
-    if len(recent) == 1:
-        (only,) = recent
-        recent[only].extend(await run_in_threadpool(store.read, jobs.recent_events, only, EVENTS_SHOWN))
+    for only in recent if len(recent) == 1 else ():  # of many no rate is shown
+        events = await run_in_threadpool(store.read, jobs.recent_events, only, EVENTS_SHOWN)
+        recent[only] = deque(events, EVENTS_SHOWN)
     yield _message(recent, newest)
     asked_s = time.monotonic()
     async for later in feed.changes(newest, EVERY_S):
@@ -59,6 +59,7 @@ async def follow_jobs(
 def _message(recent: dict[str, deque[Event]], later: Mapping[str, Event]) -> ServerSentEvent:
     now, words = datetime.now(UTC), {}
     for job_id, event in later.items():
-        recent[job_id].append(event)
+        if event.id > recent[job_id][-1].id:
+            recent[job_id].append(event)
         words[job_id] = numbers(event.progress, event.state) | rates(recent[job_id], now)
     return ServerSentEvent(raw_data=json.dumps(words))

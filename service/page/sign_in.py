@@ -10,12 +10,14 @@ from starlette.concurrency import run_in_threadpool
 
 from service.api.routes.resources import SettingsOf, StoreOf
 from service.control.keys import Caller
-from service.errors import KeyRefused
+from service.errors import KeyRefused, RequestError
 from service.page.answers import SIGN_IN, page
 from service.page.session import COOKIE, LASTS_S, begun, pages, session_caller
 
 HERE = re.compile(r"/(?:ui/[a-z0-9/._-]*)?")
 """Where a sign-in may lead: to a page of this service."""
+
+MAX_FIELDS = 4
 
 router = pages()
 
@@ -49,7 +51,10 @@ async def sign_in(request: Request, store: StoreOf, settings: SettingsOf) -> Res
 
     That it was sent from a page of this service is checked before (`service.api.gate`).
     """
-    fields = parse_qs((await request.body()).decode("latin-1"), max_num_fields=4)
+    try:
+        fields = parse_qs((await request.body()).decode("latin-1"), max_num_fields=MAX_FIELDS)
+    except ValueError as error:
+        raise RequestError(f"the form has more than {MAX_FIELDS} fields") from error
     key, to = fields.get("key", [""])[0].strip(), _safe(fields.get("to", ["/"])[0])
     response: Response = RedirectResponse(to if key else SIGN_IN, 303)
     is_tls = request.headers.get("origin", "").startswith("https://")

@@ -75,7 +75,7 @@ def sources(*folders: str) -> list[Path]:
 
 
 def texts() -> Iterator[tuple[str, str]]:
-    """Yield the path and text of every file that is meant to be tracked, but for pictures and what is frozen."""
+    """Yield the path and text of every file to be tracked, but for pictures and what is frozen."""
     for entry in sorted(ROOT.iterdir()):
         if entry.name != ".git" and not is_ignored(entry):
             for path in [entry] if entry.is_file() else sorted(entry.rglob("*")):

@@ -1,5 +1,6 @@
 """The page over HTTP: who sees what, what a browser may do with it, and what strangers wrote does nothing."""
 
+import json
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -12,7 +13,7 @@ from sqlalchemy import update
 
 from schemas.job import JobState, Problem
 from schemas.worker import WorkerStatus
-from service.page import session
+from service.page import events, session
 from service.settings import Settings
 from service.store import Store, hosts, jobs, plans, runs, schedules, workers
 from service.store.tables import JOB, SICKNESS
@@ -136,6 +137,10 @@ def test_a_wrong_key_is_refused_and_quoted_nowhere(api: httpx2.Client):
     assert "xxxx" not in text_of(answer, 401)
 
 
+def test_a_form_of_too_many_fields_is_refused(api: httpx2.Client):
+    assert api.post("/ui/sign-in", data=dict.fromkeys("abcdef", "x")).status_code == 422
+
+
 @pytest.mark.parametrize("to", ["//evil.example", "https://evil.example", "/\\evil.example", "javascript:x"])
 def test_a_sign_in_leads_to_no_other_site(api: httpx2.Client, to: str):
     answer = api.post("/ui/sign-in", data={"key": ADMIN, "to": to})
@@ -249,6 +254,23 @@ def test_all_is_there_without_scripts_and_lists_have_pages(api: httpx2.Client, s
     assert other in listed
     assert job_id in api.get(following.replace("&amp;", "&"), headers=signed_in).text
     store.write(jobs.cancel, other)
+
+
+def test_an_event_stream_sends_what_has_changed_and_ends_with_its_key(
+    api: httpx2.Client, store: Store, model: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(events, "ASK_AGAIN_S", 0.0)
+    key_id, key = add_key(api, "watcher", model_roots=[str(model.parent)])
+    job_id = submit(api, model, key)
+    with api.stream("GET", f"/ui/events?job={job_id}", headers=cookie(api, key)) as stream:
+        told = (json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data: "))
+        first = next(told)[job_id]
+        assert (first["state"], first["planned"]) == ("queued", "0 so far")
+        store.write(jobs.pause, job_id)
+        assert next(told)[job_id]["state"] == "paused"
+        api.delete(f"/keys/{key_id}", headers=bearer())
+        assert list(told) == []
+    assert api.get("/ui/events?job=' OR 1", headers=cookie(api)).status_code == 422
 
 
 def plant(store: Store, job_id: str, evil: str) -> None:
