@@ -4,13 +4,13 @@ import struct
 from dataclasses import dataclass
 from enum import Enum, IntEnum, auto
 from pathlib import Path
-from typing import NamedTuple
 
 from schemas.base import Wire
 from schemas.identity import Identity
 from schemas.request import ExtractRequest
 from service.plan.model_folder import ModelFolder
 from service.plan.sources.rows import RowSource
+from service.report.sample_text import Token
 
 PROGRESS = struct.Struct("<qqq")
 """What a child notes in shared memory, since it cannot be asked once it is frozen: a row's position, which is
@@ -62,15 +62,6 @@ class RowTask:
     identity: Identity
 
 
-class ShownToken(NamedTuple):
-    """A token at its place in the row; `text` is null where its id alone is known."""
-
-    place: int
-    id: int
-    text: str | None
-    supervised: bool
-
-
 class ShownRow(Wire):
     """A row; of a long one the first and the last tokens. `no_text` says why only ids are known.
 
@@ -82,7 +73,7 @@ class ShownRow(Wire):
     num_tokens: int
     prompt_tokens: int
     supervised: int
-    tokens: tuple[ShownToken, ...]
+    tokens: tuple[Token, ...]
     no_text: str | None
     rms: dict[int, tuple[float, ...]]
     step: int
