@@ -7,10 +7,10 @@ INSTALL_LOG := .venv/install.log
 TRAINERS := .cache/trainers/installed
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: help install fmt lint test test-all demo crash crash-all mutants fuzz load loop bench gpu soak architectures healthy lock audit compat clean
+.PHONY: help install fmt lint test test-all demo crash crash-all mutants fuzz load loop bench gpu soak architectures healthy pages lock audit compat clean
 
 help:
-	@echo "make install | fmt | lint | test | test-all | demo | crash | crash-all | mutants | fuzz | load | loop | bench | gpu | soak | architectures | healthy | lock | audit | compat | clean"
+	@echo "make install | fmt | lint | test | test-all | demo | crash | crash-all | mutants | fuzz | load | loop | bench | gpu | soak | architectures | healthy | pages | lock | audit | compat | clean"
 
 install: $(INSTALLED)
 
@@ -110,6 +110,10 @@ architectures: install
 # 10,000 healthy samples on the real engine: an alarm is a fault of the checks.
 healthy: install
 	$(BIN)/python -m tests.architectures.healthy --save
+
+# Pictures of each page of a service, in both themes and two widths. Needs Chromium.
+pages: install
+	$(BIN)/python -m tests.support.page_pictures
 
 lock: install
 	$(BIN)/python requirements/lock.py

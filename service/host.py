@@ -26,7 +26,7 @@ def host_of(store: Store, settings: Settings) -> int:
     Raises OptionRefused, StoreUnavailable, DiskFull, WriteFailed.
     """
     with writing("the host's id"):
-        host_id = _host_id(settings.data_dir.resolve())
+        host_id = kept_word(settings.data_dir.resolve(), HOST_FILE)
     known = store.read(hosts.number, host_id)
     if known is not None and (known == HOME or not settings.is_at_home):
         return known
@@ -44,10 +44,13 @@ def run_lost(
 
 
 @cache
-def _host_id(folder: Path) -> str:
-    """Return the id that a folder keeps, made now if it has none. Raises OSError."""
+def kept_word(folder: Path, name: str) -> str:
+    """Return the 32 random hex digits that a folder keeps in a file, made now if there is none.
+
+    Raises OSError.
+    """
     make_folder(folder)
-    file, draft = folder / HOST_FILE, folder / f".{HOST_FILE}.{secrets.token_hex(4)}"
+    file, draft = folder / name, folder / f".{name}.{secrets.token_hex(4)}"
     if not file.exists():
         draft.write_text(secrets.token_hex(16))
         fsync(draft)  # a file that a power cut left empty would be the same id on every machine

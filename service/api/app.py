@@ -17,6 +17,7 @@ from service.api.metrics import JobMetrics
 from service.api.routes import consumers, extract, health, jobs, keys, schedules, webhooks, workers
 from service.api.sse import EventFeed
 from service.control.budget import TURNS, Budget, Turn
+from service.page.router import router as page_router
 from service.settings import Settings
 from service.store import Store, migration
 
@@ -66,6 +67,7 @@ def create_app(settings: Settings) -> FastAPI:
     problems.install(app)
     for module in (extract, jobs, consumers, webhooks, schedules, keys, workers, health):
         app.include_router(module.router)
+    app.include_router(page_router)
     Instrumentator(
         should_group_status_codes=False,
         should_exclude_streaming_duration=True,

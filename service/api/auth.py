@@ -1,6 +1,7 @@
 """Asks each request for its API key: `Security(caller, scopes=[...])` on a route."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Annotated
 
@@ -10,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 
 from schemas.keys import Scope
 from service.api.routes.resources import BudgetOf, SettingsOf, StoreOf
-from service.control.budget import Taken
+from service.control.budget import Budget, Taken
 from service.control.keys import Caller, authenticate
 from service.errors import CallerRefused
 
@@ -19,6 +20,8 @@ LASTING = {
     "/jobs/{job_id}/units": Taken.STREAMS,
     "/jobs/{job_id}/manifest": Taken.DOWNLOADS,
     "/jobs/{job_id}/files/{path:path}": Taken.DOWNLOADS,
+    "/ui/events": Taken.STREAMS,
+    "/ui/jobs/{job_id}/samples/{unit}/{row}": Taken.DOWNLOADS,
 }
 """What the requests of a route take that may last for long; others are in work."""
 BEARER = HTTPBearer(auto_error=False, description="an API key, `qk_...`; none is needed on the loopback")
@@ -37,12 +40,24 @@ async def caller(
     Raises KeyRefused, CallerRefused, QuotaExceeded.
     """
     ask = partial(authenticate, store, settings, given.credentials if given else None)
+    async with admitted(request, required, ask, budget) as sender:
+        yield sender
+
+
+@asynccontextmanager
+async def admitted(
+    request: Request, required: SecurityScopes, ask: Callable[[], Caller], budget: Budget
+) -> AsyncIterator[Caller]:
+    """Yield who sent a request, as `ask` says, if their key has all required scopes.
+
+    Raises what `ask` raises, CallerRefused, QuotaExceeded.
+    """
     sender = await run_in_threadpool(ask)
     request.state.caller, request.state.ask_again = sender, ask
     for scope in required.scopes:
         if not sender.may(Scope(scope)):
             cure = "ask an admin for a key with that scope"
-            raise CallerRefused(f"the key has no scope {scope!r}", field="Authorization", cure=cure)
+            raise CallerRefused(f"the key has no scope {str(scope)!r}", field="Authorization", cure=cure)
     if sender.owner is not None and sender.grants.requests_per_minute is not None:
         budget.count_request(sender.owner, sender.grants.requests_per_minute)
     with budget.taking(sender.owner, LASTING.get(request.scope["route"].path, Taken.REQUESTS)):

@@ -12,11 +12,11 @@ from starlette.requests import ClientDisconnect
 
 from schemas.job import PROBLEM_MEDIA_TYPE, Problem
 from service.control.request_body import invalid
-from service.errors import HubUnavailable, QuarryError
+from service.errors import HubUnavailable, QuarryError, RequestError
 
 LOG = logging.getLogger(__name__)
 
-_HEADERS = {
+HEADERS = {
     401: {"WWW-Authenticate": "Bearer"},
     429: {"Retry-After": "10"},
     503: {"Retry-After": "10"},
@@ -52,7 +52,7 @@ def problem_response(problem: Problem, headers: Mapping[str, str] | None = None)
     return Response(
         problem.model_dump_json(exclude_none=True),
         status_code=problem.status,
-        headers={**_HEADERS.get(problem.status, {}), **(headers or {})},
+        headers={**HEADERS.get(problem.status, {}), **(headers or {})},
         media_type=PROBLEM_MEDIA_TYPE,
     )
 
@@ -73,19 +73,27 @@ def install(app: FastAPI) -> None:
 
 
 async def _quarry_error(request: Request, error: Exception) -> Response:
-    error = cast(QuarryError, error)
+    return problem_response(noted(request, cast(QuarryError, error)))
+
+
+def noted(request: Request, error: QuarryError) -> Problem:
+    """Return the document of an error; one that is the service's own is logged."""
     if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         # What the Hub answered may quote the token that was sent to it.
         ours = None if isinstance(error, HubUnavailable) else error
         LOG.error("%s %s failed: %s", request.method, request.url.path, error.detail, exc_info=ours)
-    return problem_response(error.problem())
+    return error.problem()
 
 
 async def _invalid_parameters(request: Request, error: Exception) -> Response:
     """Answer a parameter out of its bounds; the first part of a fault's path says where it was sent."""
-    error = cast(RequestValidationError, error)
+    return problem_response(invalid_parameters(cast(RequestValidationError, error)).problem())
+
+
+def invalid_parameters(error: RequestValidationError) -> RequestError:
+    """Return the error that names the first parameter at fault and lists all."""
     faults = [(".".join(str(part) for part in fault["loc"][1:]) or None, fault) for fault in error.errors()]
-    return problem_response(invalid(faults).problem())
+    return invalid(faults)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -32,7 +32,7 @@ from service.errors import EngineDied, EngineRefused, StatesWrong, WriteFailed
 from service.memory import available_bytes
 from service.plan.unit_plan import packed
 from service.plan.units import PlannedSample
-from service.proof.canary import States, canary_digest, canary_prompts, judge, judge_by_noise, states_digest
+from service.proof.canary import States, canary_prompts, judge, judge_by_noise
 from service.proof.head import Head
 from service.proof.reference import Reference, reference_states
 from service.settings import Settings
@@ -72,7 +72,7 @@ class Canary:
         Where these states passed on an engine before, this one's canary has most likely passed too, and the
         reference would be in vain.
         """
-        if self._lease.skips_canary or await self._passed(states_digest(self._lease.identity)):
+        if self._lease.skips_canary or await self._passed(canaries.states_digest(self._lease.identity)):
             return
         max_bytes = self._settings.canary_max_bytes
         self._is_early = max_bytes is None
@@ -91,7 +91,7 @@ class Canary:
         WriteFailed.
         """
         identity, job_id = self._lease.identity, self._lease.attempt_id.job_id
-        digest = canary_digest(session.provenance(job_id, identity))
+        digest = canaries.canary_digest(session.provenance(job_id, identity))
         if self._lease.skips_canary or await self._passed(digest):
             return
         spec = await inspect()
@@ -114,7 +114,7 @@ class Canary:
             seconds=round(expected.seconds, 3),
             peak_bytes=expected.peak_bytes,
         )
-        for name in (digest, states_digest(identity)):
+        for name in (digest, canaries.states_digest(identity)):
             await asyncio.to_thread(self._store.write, canaries.record, name, passed.model_dump_json())
 
     async def _passed(self, digest: str) -> bool:

@@ -17,6 +17,9 @@ from service.store import Store, keys
 
 KEY = re.compile(r"qk_([0-9a-f]{8})_[A-Za-z0-9_-]{43}")
 OPERATOR = Grants(scopes=(Scope.ADMIN,))
+OPERATORS_ID = "operator"
+"""What the key of `QUARRY_ADMIN_KEY_FILE` is known by; those in the store have hex digits."""
+KEY_CURE = "send the header 'Authorization: Bearer qk_...'; an admin makes keys with 'quarry keys add'"
 SHORTEST_ADMIN_KEY = 32
 
 
@@ -66,18 +69,30 @@ def authenticate(store: Store, settings: Settings, key: str | None) -> Caller:
 
     Raises KeyRefused.
     """
-    cure = "send the header 'Authorization: Bearer qk_...'; an admin makes keys with 'quarry keys add'"
     if key is None:
         if needs_key(store, settings):
-            raise KeyRefused("this service is used with an API key", field="Authorization", cure=cure)
+            raise KeyRefused("this service is used with an API key", field="Authorization", cure=KEY_CURE)
         return Caller(None, OPERATOR)
+    return key_caller(store, settings, key)[1]
+
+
+def key_caller(store: Store, settings: Settings, key: str) -> tuple[str, Caller]:
+    """Return the id of a key and who has it. Raises KeyRefused."""
     form = KEY.fullmatch(key)
-    stored = store.read(keys.active, form[1]) if form else None
-    if stored is not None and hmac.compare_digest(_sha256(key), stored[1]):
-        return Caller(stored[0].name, stored[0])
-    if settings.admin_key_file and hmac.compare_digest(_sha256(key), _sha256(admin_key(settings))):
-        return Caller(None, OPERATOR)
-    raise KeyRefused("the key is unknown, revoked or expired", field="Authorization", cure=cure)
+    for key_id in (*((form[1],) if form else ()), OPERATORS_ID):
+        found = active_key(store, settings, key_id)
+        if found is not None and hmac.compare_digest(_sha256(key), found[1]):
+            return key_id, found[0]
+    raise KeyRefused("the key is unknown, revoked or expired", field="Authorization", cure=KEY_CURE)
+
+
+def active_key(store: Store, settings: Settings, key_id: str) -> tuple[Caller, str] | None:
+    """Return who has a key that is neither revoked nor expired, and the digest of its secret."""
+    if key_id == OPERATORS_ID:
+        given = settings.admin_key_file is not None
+        return (Caller(None, OPERATOR), _sha256(admin_key(settings))) if given else None
+    stored = store.read(keys.active, key_id)
+    return None if stored is None else (Caller(stored[0].name, stored[0]), stored[1])
 
 
 def needs_key(store: Store, settings: Settings) -> bool:

@@ -17,8 +17,6 @@ import numpy as np
 import torch
 
 from schemas.dataset.manifest import LayerAgreement
-from schemas.digest import canonical_sha256
-from schemas.identity import Identity, Provenance
 from schemas.request import Dtype
 from service.errors import EngineRefused, StatesWrong
 
@@ -71,22 +69,6 @@ class _Distance:
     cosine_T: torch.Tensor
     own_T: torch.Tensor
     error_JT: torch.Tensor
-
-
-def canary_digest(made: Provenance) -> str:
-    """Return what a passed canary is remembered under: all that can change which states are captured."""
-    parts = _states_parts(made.identity) | {"engine": made.engine.model_dump(mode="json")}
-    return canonical_sha256(parts | {"quarry": made.service_version})
-
-
-def states_digest(identity: Identity) -> str:
-    """Return what the last passed canary of these states is remembered under, on any engine."""
-    return canonical_sha256(_states_parts(identity))
-
-
-def _states_parts(identity: Identity) -> dict[str, object]:
-    states = identity.model_dump(mode="json", include={"dtype", "layer_ids"})
-    return states | {"model_sha256": identity.model_sha256()}
 
 
 def canary_prompts(vocab_size: int, max_len: int) -> list[list[int]]:

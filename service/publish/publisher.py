@@ -106,12 +106,10 @@ def _publish(
 
 def _canary(store: Store, lease: PublishLease, request: ExtractRequest) -> tuple[str, CanaryReport | None]:
     """Return what the manifest says of the canary, and the numbers of the one that passed."""
-    from service.proof.canary import canary_digest
-
     if request.canary == "skip":
         return "skipped by request", None
     made = lease.provenance
-    stored = None if made is None else store.read(canaries.report, canary_digest(made))
+    stored = None if made is None else store.read(canaries.report, canaries.canary_digest(made))
     if stored is None:
         raise DatasetBroken("no canary is recorded for this model and engine", cure="resume the job")
     report = CanaryReport.model_validate_json(stored)

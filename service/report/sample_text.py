@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from schemas.dataset.shard import LightRow
 from service.visible import visible
 
 if TYPE_CHECKING:
+    from schemas.dataset.shard import LightRow
     from service.reader.row import Row
 
 HEAD_TOKENS, TAIL_TOKENS = 320, 80

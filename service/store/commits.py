@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, and_, delete, insert, select, update
 
 from schemas.dataset.entries import FileEntry, ShardEntry
+from schemas.dataset.manifest import UnitChecks
 from schemas.identity import Provenance
 from schemas.job import RejectView, UnitPage, UnitView
 from schemas.receipts import AttemptId
@@ -182,6 +183,19 @@ def readable(tx: Transaction, job_id: str, *, after: int, limit: int) -> UnitPag
         state=job.state,
         repository=job.publish_subject if job.publish_subject != job_id else None,
     )
+
+
+def readable_unit(tx: Transaction, job_id: str, unit: int) -> UnitView | None:
+    """Return a unit that can be read; none where it is not committed, or its host has not stored it yet."""
+    place = tx.connection.scalar(select(UNIT.c.place).where(UNIT.c.job_id == job_id, UNIT.c.unit == unit))
+    made = () if place is None else readable(tx, job_id, after=place - 1, limit=1).units
+    return made[0] if made else None
+
+
+def last_checks(tx: Transaction, job_id: str, limit: int) -> list[UnitChecks]:
+    """Return what was proven of the committed units with the highest numbers."""
+    of_job = select(UNIT_COMMIT.c.checks).where(UNIT_COMMIT.c.job_id == job_id)
+    return list(tx.connection.scalars(of_job.order_by(UNIT_COMMIT.c.unit.desc()).limit(limit)))
 
 
 def indexes(tx: Transaction, job_id: str) -> list[FileEntry]:

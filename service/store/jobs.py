@@ -159,6 +159,12 @@ def request_json(tx: Transaction, job_id: str) -> str:
     return body
 
 
+def request_head(tx: Transaction, job_id: str, limit: int) -> str:
+    """Return the first characters of a job's request, which may hold megabytes of samples."""
+    head = select(func.substr(REQUEST.c.body, 1, limit)).where(REQUEST.c.job_id == job_id)
+    return tx.connection.scalar(head) or ""
+
+
 def request(tx: Transaction, job_id: str) -> ExtractRequest:
     """Return a job's request. Raises NotFound."""
     return ExtractRequest.model_validate_json(request_json(tx, job_id))
@@ -261,6 +267,21 @@ def events(tx: Transaction, job_id: str, *, after: int = 0, limit: int = 500) ->
     """Return events numbered above `after`, in order; none that comes later gets a lower number."""
     query = select(EVENT.c.entry).where(EVENT.c.job_id == job_id, EVENT.c.id > after)
     return list(tx.connection.scalars(query.order_by(EVENT.c.id).limit(limit)))
+
+
+def recent_events(tx: Transaction, job_id: str, limit: int) -> list[Event]:
+    """Return the newest events of a job, in order."""
+    query = select(EVENT.c.entry).where(EVENT.c.job_id == job_id).order_by(EVENT.c.id.desc()).limit(limit)
+    return list(tx.connection.scalars(query))[::-1]
+
+
+def newest_events(tx: Transaction, job_ids: Sequence[str], owner: str | None = None) -> dict[str, Event]:
+    """Return the newest event of each job that there is, of one owner's if one is given."""
+    newest = (EVENT.c.job_id == JOB.c.id) & (EVENT.c.id == JOB.c.last_event)
+    query = select(JOB.c.id, EVENT.c.entry).join(EVENT, newest).where(JOB.c.id.in_(job_ids))
+    if owner is not None:
+        query = query.where(JOB.c.owner == owner)
+    return {job_id: event for job_id, event in tx.connection.execute(query)}
 
 
 def unknown(job_id: str) -> NotFound:

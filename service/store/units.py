@@ -3,8 +3,9 @@
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
-from sqlalchemy import and_, exists, or_, select
+from sqlalchemy import Select, and_, exists, func, or_, select
 
 from service.errors import LeaseLost
 from service.store import tasks, workers
@@ -78,7 +79,26 @@ def needs_attempt(tx: Transaction, job_id: str, unit: int, epoch: int) -> bool:
 
 def of_job(tx: Transaction, job_id: str) -> list[UnitRow]:
     """Return the units of a job, lowest first."""
+    return _rows(tx, _captures(job_id).order_by(UNIT.c.unit))
+
+
+def open_units(tx: Transaction, job_id: str, limit: int) -> list[UnitRow]:
+    """Return the first units of a job that have failed, then those that are leased."""
+    unsettled = _captures(job_id).where(TASK.c.state.in_((TaskState.FAILED, TaskState.LEASED)))
+    return _rows(tx, unsettled.order_by(TASK.c.state, TASK.c.item).limit(limit))
+
+
+def in_work(tx: Transaction, job_id: str) -> int:
+    """Return how many units of a job are leased."""
+    leased = TASK.c.job_id == job_id, TASK.c.kind == TaskKind.CAPTURE, TASK.c.state == TaskState.LEASED
+    return tx.connection.execute(select(func.count()).select_from(TASK).where(*leased)).scalar_one()
+
+
+def _captures(job_id: str) -> Select[Any]:
     columns = [UNIT.c[name] if name in UNIT.c else TASK.c[name] for name in UnitRow.__slots__]
-    of_job = (UNIT.c.job_id == job_id) & (TASK.c.kind == TaskKind.CAPTURE)
-    query = select(*columns).join(TASK, OF_UNIT).where(of_job).order_by(UNIT.c.unit)
+    of_job = (TASK.c.job_id == job_id) & (TASK.c.kind == TaskKind.CAPTURE)
+    return select(*columns).join(TASK, OF_UNIT).where(of_job)
+
+
+def _rows(tx: Transaction, query: Select[Any]) -> list[UnitRow]:
     return [UnitRow(**row) for row in tx.connection.execute(query).mappings()]

@@ -43,21 +43,26 @@ class Browser:
         result: dict[str, Any] = answer["result"]
         return result
 
-    def open(self, page: Path, *, width: int, dark: bool = False) -> None:
-        """Load a file in a window of `width` pixels and wait until all of it has been loaded."""
+    def open(self, page: Path | str, *, width: int, dark: bool = False, height: int = 900) -> None:
+        """Load a file or an address in a window of `width` pixels and wait until all of it is loaded."""
         self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.seen.clear()
-        self.call("Page.navigate", url=page.absolute().as_uri())
+        url = page if isinstance(page, str) else page.absolute().as_uri()
+        self.call("Page.navigate", url=url)
         while not any(event.get("method") == "Page.loadEventFired" for event in self.seen):
             self.seen.append(self._next())
 
     def ask(self, expression: str) -> Any:
         """Return the value of a JavaScript expression; a page's own policy does not bind it."""
-        told = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        told = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in told:
             raise RuntimeError(f"{expression}: {told['exceptionDetails']}")
         return told["result"].get("value")

@@ -18,7 +18,6 @@ from schemas.names import index_path, job_id_from_content, shard_path
 from schemas.receipts import AttemptId
 from schemas.request import ExtractRequest, HubTarget, Storage
 from schemas.source import InlineSource, Sample
-from service.proof.canary import canary_digest
 from service.publish.assemble import Account, assemble
 from service.store import NewJob, PlannedUnit, Store, UnitCommit, canaries, commits, jobs, plans, units
 from tests.support.parquet import xxh3_of
@@ -204,7 +203,7 @@ def run_to_publishing(
     Of its units only the first few, if it says how many are `captured`.
     """
     if canary:
-        key = canary_digest(a_provenance(job_id, an_identity()))
+        key = canaries.canary_digest(a_provenance(job_id, an_identity()))
         store.write(canaries.record, key, a_canary(job_id).model_dump_json())
     store.write(jobs.submit, NewJob.of(job_id, job_id, request))
     plan = plans.lease(store, OWNER, TTL_S)

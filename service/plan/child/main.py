@@ -21,7 +21,8 @@ from typing import Any
 from schemas.generate import MIX_LABEL
 from schemas.request import ExtractRequest
 from service.errors import QuarryError, problem_slug
-from service.plan.child.task import PROGRESS, Limits, Purpose, Step, Task
+from service.plan.child.stored_row import show
+from service.plan.child.task import PROGRESS, Limits, Purpose, RowTask, Step, Task
 from service.plan.content_hashes import KnownHashes, content_hash
 from service.plan.model_config import ModelConfig
 from service.plan.model_folder import local_model
@@ -42,6 +43,12 @@ def run(connection: Connection, progress: mmap.mmap) -> None:
     """Do the task that `connection` brings, and say how it ended; after a check, do the next."""
     task, limits = connection.recv()
     _limit_memory(limits)
+    if isinstance(task, RowTask):
+        signal.setitimer(signal.ITIMER_PROF, limits.row_cpu_s)
+        shown = show(task)
+        message = ["error", shown] if isinstance(shown, str) else ["row", shown.model_dump(mode="json")]
+        connection.send_bytes(json.dumps(message).encode())
+        return
     with suppress(EOFError):
         while True:
             _answer(task, _Parent(connection, progress, limits.row_cpu_s))

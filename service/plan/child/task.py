@@ -5,9 +5,12 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum, auto
 from pathlib import Path
 
+from schemas.base import Wire
+from schemas.identity import Identity
 from schemas.request import ExtractRequest
 from service.plan.model_folder import ModelFolder
 from service.plan.sources.rows import RowSource
+from service.report.sample_text import Token
 
 PROGRESS = struct.Struct("<qqq")
 """What a child notes in shared memory, since it cannot be asked once it is frozen: a row's position, which is
@@ -46,6 +49,34 @@ class Limits:
     memory_bytes: int
     row_cpu_s: float
     silence_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RowTask:
+    """The task to show row `row` of a shard; its text with the tokenizer of `model`, if that is the job's."""
+
+    file: Path
+    row: int
+    model: str
+    model_roots: tuple[Path, ...]
+    identity: Identity
+
+
+class ShownRow(Wire):
+    """A row; of a long one the first and the last tokens. `no_text` says why only ids are known.
+
+    `rms` has the root mean square of the states of each layer, a value for every `step` tokens.
+    """
+
+    sample_id: str
+    source_id: str | None
+    num_tokens: int
+    prompt_tokens: int
+    supervised: int
+    tokens: tuple[Token, ...]
+    no_text: str | None
+    rms: dict[int, tuple[float, ...]]
+    step: int
 
 
 @dataclass(frozen=True, slots=True)

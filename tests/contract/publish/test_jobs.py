@@ -10,7 +10,6 @@ from schemas.job import JobState
 from schemas.names import FINAL_NORM_PATH, manifest_path
 from schemas.request import HubTarget
 from service.artifacts.repository import Patience
-from service.proof.canary import canary_digest
 from service.publish import publisher
 from service.publish.assemble import read_manifest
 from service.settings import Settings
@@ -125,7 +124,9 @@ def test_a_job_whose_canary_nobody_recorded_is_not_published(store: Store, setti
 def test_a_job_that_relies_on_an_earlier_canary_keeps_its_numbers(store: Store, settings: Settings) -> None:
     prepare(store, settings, repo_id=None)
     earlier = a_canary("j-" + "e" * 16)
-    store.write(canaries.record, canary_digest(a_provenance(JOB, an_identity())), earlier.model_dump_json())
+    store.write(
+        canaries.record, canaries.canary_digest(a_provenance(JOB, an_identity())), earlier.model_dump_json()
+    )
     publish(store, settings)
     checks = read_manifest(settings.dataset_dir(JOB) / manifest_path(JOB)).checks
     assert (checks.canary, checks.canary_report) == ("cached", earlier)

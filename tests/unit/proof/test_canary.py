@@ -9,7 +9,8 @@ import torch
 
 from schemas.dataset.manifest import LayerAgreement
 from service.errors import StatesWrong
-from service.proof.canary import POST_NORM, canary_digest, canary_prompts, judge, judge_by_noise
+from service.proof.canary import POST_NORM, canary_prompts, judge, judge_by_noise
+from service.store.canaries import canary_digest
 from tests.support.finished_job import a_canary
 from tests.support.plans import identity, provenance
 from tests.support.reference_models import HIDDEN_SIZE, NUM_LAYERS, VOCAB_SIZE, TinyModel

@@ -1,0 +1,1 @@
+"""The page for people: read-only HTML of what the store holds, a file for each noun."""

@@ -1,0 +1,101 @@
+"""What every page answers: a filled template, errors as pages, and headers that bound what a browser does."""
+
+from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime
+from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, RedirectResponse
+from fastapi.routing import APIRoute
+from jinja2 import ChoiceLoader, Environment, FileSystemLoader, StrictUndefined
+
+from schemas.job import Problem
+from schemas.names import shown_model
+from service import report
+from service.api.problems import HEADERS, invalid_parameters, noted
+from service.errors import KeyRefused, QuarryError
+from service.report.wording import count, number, percent, short, size
+
+HERE = Path(__file__).parent
+REPORT = Path(report.__file__).parent
+"""Whose style and charts the page shares."""
+SIGN_IN = "/ui/sign-in"
+SAFE = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; "
+    "img-src 'self' data:; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+STYLE = (REPORT / "page.css").read_bytes() + (HERE / "static" / "page.css").read_bytes()
+FILES = {
+    "page.css": (STYLE, "text/css"),
+    "page.js": ((HERE / "static" / "page.js").read_bytes(), "text/javascript"),
+    "icon.svg": ((HERE / "static" / "icon.svg").read_bytes(), "image/svg+xml"),
+}
+"""What pages load, by name, with its media type."""
+DIGESTS = {name: sha256(content).hexdigest()[:16] for name, (content, _) in FILES.items()}
+AGES = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+
+class PageRoute(APIRoute):
+    """A route of the page: its errors are pages too, and without a valid key it leads to the sign-in."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return what answers a request."""
+        answer = super().get_route_handler()
+
+        async def answering(request: Request) -> Response:
+            try:
+                response = await answer(request)
+            except KeyRefused:
+                response = RedirectResponse(f"{SIGN_IN}?{urlencode({'to': request.url.path})}", 303)
+            except QuarryError as error:
+                response = _problem_page(request, noted(request, error))
+            except RequestValidationError as error:
+                response = _problem_page(request, invalid_parameters(error).problem())
+            for name, value in SAFE.items():
+                response.headers.setdefault(name, value)
+            return response
+
+        return answering
+
+
+def page(request: Request, template: str, status: int = 200, **context: object) -> HTMLResponse:
+    """Return a page made of a template; what it shows of others is escaped."""
+    who = getattr(request.state, "caller", None)
+    text = TEMPLATES.get_template(template).render(path=request.url.path, who=who, **context)
+    return HTMLResponse(text, status)
+
+
+def _problem_page(request: Request, problem: Problem) -> HTMLResponse:
+    response = page(request, "problem.html", problem.status, problem=problem)
+    response.headers.update(HEADERS.get(problem.status, {}))
+    return response
+
+
+def ago(at: datetime) -> str:
+    """Return how long ago a time was, or how far ahead it is: `3 min ago`, `in 2 h`."""
+    passed_s = (datetime.now(UTC) - at).total_seconds()
+    length_s, unit = next(((s, unit) for s, unit in AGES if abs(passed_s) >= s), (1, "s"))
+    text = f"{abs(passed_s) // length_s:.0f} {unit}"
+    return f"{text} ago" if passed_s >= 0 else f"in {text}"
+
+
+def _templates() -> Environment:
+    loader = ChoiceLoader([FileSystemLoader(HERE / "templates"), FileSystemLoader(REPORT)])
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    words = {"count": count, "number": number, "percent": percent, "short": short, "size": size}
+    environment.filters |= words | {"ago": ago, "model": shown_model, "px": "{:.1f}".format}
+    environment.globals |= {"version": version("eagle-quarry"), "digests": DIGESTS, "sign_in": SIGN_IN}
+    return environment
+
+
+TEMPLATES = _templates()

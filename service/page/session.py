@@ -1,0 +1,69 @@
+"""Who looks at a page: the holder of a key, known by a cookie that is made of it and is no key itself.
+
+The cookie authorizes the page's GETs alone. It names a key and is sealed with the key's digest and a word of
+the data folder, so that it ends with the key, and neither the cookie nor the database makes the other.
+"""
+
+import hmac
+import re
+import time
+from collections.abc import AsyncIterator
+from functools import partial
+
+from fastapi import APIRouter, Request, Security
+from fastapi.security import SecurityScopes
+
+from schemas.keys import Scope
+from service.api.auth import admitted
+from service.api.routes.resources import BudgetOf, SettingsOf, StoreOf
+from service.control.keys import Caller, active_key, authenticate, key_caller
+from service.errors import KeyRefused, writing
+from service.host import kept_word
+from service.page.answers import PageRoute
+from service.settings import Settings
+from service.store import Store
+
+COOKIE, LASTS_S = "quarry_session", 30 * 86_400
+FORM = re.compile(r"([0-9a-f]{8}|operator)[.]([0-9]{10})[.]([0-9a-f]{64})")
+SECRET_FILE = "page-secret"  # noqa: S105 - a file's name
+
+
+def begun(store: Store, settings: Settings, key: str) -> str:
+    """Return the cookie of a key's holder. Raises KeyRefused, WriteFailed."""
+    key_id, _ = key_caller(store, settings, key)
+    found = active_key(store, settings, key_id)
+    if found is None:
+        raise KeyRefused("the key was revoked a moment ago")
+    until = f"{time.time() + LASTS_S:.0f}"
+    return f"{key_id}.{until}.{_seal(settings, key_id, until, found[1])}"
+
+
+def session_caller(store: Store, settings: Settings, cookie: str | None) -> Caller:
+    """Return who has the cookie; without one that is valid, who sends no key. Raises KeyRefused."""
+    form = FORM.fullmatch(cookie or "")
+    if form is not None and int(form[2]) > time.time():
+        found = active_key(store, settings, form[1])
+        if found is not None and hmac.compare_digest(form[3], _seal(settings, form[1], form[2], found[1])):
+            return found[0]
+    return authenticate(store, settings, None)
+
+
+def _seal(settings: Settings, key_id: str, until: str, sha256: str) -> str:
+    with writing("the page's secret"):
+        secret = kept_word(settings.data_dir.resolve(), SECRET_FILE)
+    return hmac.new(secret.encode(), f"{key_id}.{until}.{sha256}".encode(), "sha256").hexdigest()
+
+
+async def viewer(
+    request: Request, required: SecurityScopes, store: StoreOf, settings: SettingsOf, budget: BudgetOf
+) -> AsyncIterator[Caller]:
+    """Yield who looks, as `service.api.auth.caller` does, but known by the cookie alone."""
+    ask = partial(session_caller, store, settings, request.cookies.get(COOKIE))
+    async with admitted(request, required, ask, budget) as sender:
+        yield sender
+
+
+def pages(*scopes: Scope) -> APIRouter:
+    """Return a router of pages for the holders of keys with all these scopes."""
+    dependencies = [Security(viewer, scopes=[*scopes])] if scopes else []
+    return APIRouter(route_class=PageRoute, include_in_schema=False, dependencies=dependencies)

@@ -1,0 +1,31 @@
+"""The page of workers: hosts, what runs on them, what they rest from, and the data folder's disk."""
+
+import shutil
+
+from fastapi import Request, Response
+
+from schemas.keys import Scope
+from service.api.routes.resources import SettingsOf, StoreOf
+from service.page.answers import page
+from service.page.session import pages
+from service.store import HOME, hosts, storing, workers
+
+router = pages(Scope.METRICS)
+
+
+@router.get("/ui/workers")
+def workers_page(request: Request, store: StoreOf, settings: SettingsOf) -> Response:
+    """Show the workers by their hosts."""
+    disk = shutil.disk_usage(settings.data_dir)
+    waiting_bytes, _, _ = store.read(storing.unstored, HOME)
+    return page(
+        request,
+        "workers.html",
+        hosts=store.read(hosts.views),
+        sick=store.read(workers.sick),
+        disk=disk,
+        reserve=settings.min_free_bytes,
+        scratch=settings.scratch_bytes,
+        waiting_bytes=waiting_bytes,
+        folder=str(settings.data_dir.resolve()),
+    )

@@ -1,0 +1,97 @@
+"""What a child shows of a stored row: its tokens as text, and the size of its states.
+
+The file may be damaged, and the tokenizer is a stranger's. Legend: T tokens, H hidden size.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import LocalEntryNotFoundError
+from numpy.typing import NDArray
+
+from schemas.dataset.errors import DatasetError
+from schemas.dataset.shard import Shard, open_shard
+from schemas.names import is_local_model
+from service.errors import UnknownModel
+from service.plan.child.task import RowTask, ShownRow
+from service.plan.model_folder import TOKENIZER_FILES, files_digest, local_model
+from service.report.sample_text import Decode, load_tokenizer, sample_tokens
+
+MAX_VALUES = 200
+"""Of a layer: each is the mean of as many tokens as that takes."""
+CHUNK_TOKENS = 256
+_CODES = np.arange(256)
+_EXPONENT, _FRACTION = _CODES >> 3 & 15, (_CODES & 7) / 8
+_SIZES = np.where(_EXPONENT, 1 + _FRACTION, _FRACTION) * 2.0 ** (np.maximum(_EXPONENT, 1) - 7)
+DECODE: dict[str, Callable[[NDArray[np.uint8]], NDArray[Any]]] = {
+    "fp8": lambda codes: _SIZES[codes],
+    "bfloat16": lambda raw: (raw.view("<u2").astype("<u4") << 16).view("<f4"),
+    "float16": lambda raw: raw.view("<f2"),
+    "float32": lambda raw: raw.view("<f4"),
+}
+"""The elements in bytes; of fp8 their magnitudes before the token's scale. As torch has them, which takes a
+second to import."""
+
+
+def show(task: RowTask) -> ShownRow | str:
+    """Return a row of a shard, or why it cannot be read."""
+    try:
+        with open_shard(task.file) as shard:
+            light = shard.light[task.row]
+            step = -(-light.num_tokens // MAX_VALUES)
+            rms = {
+                layer_id: _means(_rms_T(shard, task.row, layer_id, light.num_tokens), step)
+                for layer_id in task.identity.layer_ids
+            }
+    except (DatasetError, OSError, IndexError) as error:
+        return str(error)
+    decoding = _tokenizer(task)
+    is_text = not isinstance(decoding, str)
+    tokens = sample_tokens(light, decoding if is_text else None)  # type: ignore[arg-type]  # told by `is_text`
+    return ShownRow(
+        sample_id=light.sample_id,
+        source_id=light.source_id,
+        num_tokens=light.num_tokens,
+        prompt_tokens=light.prompt_tokens,
+        supervised=int(light.loss_mask.sum()),
+        tokens=tuple(tokens),
+        no_text=None if is_text else str(decoding),
+        rms=rms,
+        step=step,
+    )
+
+
+def _rms_T(shard: Shard, row: int, layer_id: int, num_tokens: int) -> NDArray[np.float64]:
+    """Return the root mean square [T] of each token's state; a few tokens at a time are decoded."""
+    states, *scales = shard.layer_bytes(row, layer_id, num_tokens)
+    decode = DECODE["fp8" if scales else shard.provenance.identity.dtype]
+    chunks = np.array_split(states.reshape(num_tokens, -1), -(-num_tokens // CHUNK_TOKENS))
+    squares = [np.square(decode(chunk), dtype=np.float64).mean(axis=1) for chunk in chunks]
+    rms_T: NDArray[np.float64] = np.sqrt(np.concatenate(squares))
+    if scales:
+        rms_T *= scales[0].view("<f4")
+    if not np.isfinite(rms_T).all():
+        raise DatasetError(f"the states of layer {layer_id} are not finite")
+    return rms_T
+
+
+def _means(values_T: NDArray[np.float64], step: int) -> tuple[float, ...]:
+    return tuple(float(values_T[begin : begin + step].mean()) for begin in range(0, len(values_T), step))
+
+
+def _tokenizer(task: RowTask) -> tuple[Decode, int] | str:
+    """Return what decodes with the job's own tokenizer, or why it is not here; nothing is fetched."""
+    try:
+        if is_local_model(task.model):
+            folder = local_model(task.model, None, task.model_roots).folder
+        else:
+            revision = task.identity.revision
+            folder = Path(snapshot_download(task.model, revision=revision, local_files_only=True))
+    except (UnknownModel, LocalEntryNotFoundError):
+        return "the model is not on this machine any more"
+    if files_digest(folder, TOKENIZER_FILES) != task.identity.tokenizer_sha256:
+        return "the tokenizer on this machine is not the job's"
+    return load_tokenizer(folder)

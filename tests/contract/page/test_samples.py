@@ -1,0 +1,99 @@
+"""The page of a sample: a stored row as it is on disk, read by a child."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from schemas.dataset.shard import open_shard
+from schemas.dataset.states import read_states
+from schemas.names import shard_path
+from service.plan.child.stored_row import show
+from service.plan.child.task import RowTask
+from service.settings import Settings
+from service.store import Store
+from tests.support.api import api_settings, serving, stored
+from tests.support.finished_job import (
+    JOB,
+    LAYERS,
+    a_request,
+    an_identity,
+    land_files,
+    row_tokens,
+    run_to_publishing,
+)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return api_settings(tmp_path)
+
+
+@pytest.fixture
+def api(settings: Settings) -> Iterator[httpx2.Client]:
+    with serving(settings) as client:
+        yield client
+
+
+@pytest.fixture
+def store(settings: Settings, api: httpx2.Client) -> Iterator[Store]:
+    with stored(settings) as opened:
+        run_to_publishing(opened, settings.dataset_dir(JOB), JOB, a_request())
+        yield opened
+
+
+@pytest.mark.parametrize(
+    ("compression", "dtype"),
+    [
+        ("none", "bfloat16"),
+        ("none", "float16"),
+        ("none", "float32"),
+        ("planes", "bfloat16"),
+        ("fp8", "bfloat16"),
+    ],
+)
+def test_the_size_of_the_states_is_that_of_the_stored_ones(tmp_path: Path, compression: str, dtype: str):
+    about = an_identity(compression, dtype=dtype)
+    land_files(tmp_path, JOB, about, 1, 1, 3)
+    file = tmp_path / shard_path(JOB, 1)
+    shown = show(RowTask(file, 1, "org/none-here", (), about))
+    assert not isinstance(shown, str), shown
+    assert [token.id for token in shown.tokens] == row_tokens(1, 1)
+    assert (shown.supervised, shown.no_text) == (
+        len(row_tokens(1, 1)) - 1,
+        "the model is not on this machine any more",
+    )
+    with open_shard(file) as shard:
+        for layer in LAYERS:
+            rms_T = read_states(shard, 1, layer).double().square().mean(1).sqrt()
+            assert list(shown.rms[layer]) == pytest.approx(rms_T.tolist(), rel=1e-2)
+
+
+def test_a_row_is_shown_with_its_mask_and_its_layers(api: httpx2.Client, store: Store):
+    answer = api.get(f"/ui/jobs/{JOB}/samples/0/1")
+    assert answer.status_code == 200, answer.text
+    tokens = row_tokens(0, 1)
+    assert re.findall(r'<(mark|bdi) class="id" title="token (\d+) at (\d+)">', answer.text) == [
+        ("mark" if place else "bdi", str(token), str(place)) for place, token in enumerate(tokens)
+    ]
+    assert "the model is not on this machine" in answer.text
+    assert [f"layer {layer}" in answer.text for layer in LAYERS] == [True, True]
+    assert 'rel="prev"' in answer.text
+    for row, status in ((2, 200), (3, 404)):
+        assert api.get(f"/ui/jobs/{JOB}/samples/0/{row}").status_code == status
+    assert api.get(f"/ui/jobs/{JOB}/samples/7/0").status_code == 404
+    assert api.get(f"/ui/jobs/{JOB}/samples/-1/0").status_code == 422
+
+
+def test_a_file_that_is_damaged_or_gone_is_named(api: httpx2.Client, store: Store, settings: Settings):
+    file = settings.dataset_dir(JOB) / shard_path(JOB, 0)
+    whole = file.read_bytes()
+    for content in (whole[:-1], b"PAR1" * 100, b""):
+        file.write_bytes(content)
+        answer = api.get(f"/ui/jobs/{JOB}/samples/0/0")
+        assert answer.status_code == 422, answer.text
+        assert "quarry verify" in answer.text
+    file.unlink()
+    assert "No such file" in api.get(f"/ui/jobs/{JOB}/samples/0/0").text

@@ -1,0 +1,109 @@
+"""The page in a browser: it fits, breaks no rule, is reached by keyboard, and shows what happens."""
+
+import time
+from collections.abc import Iterator
+from importlib.resources import files
+
+import pytest
+
+from tests.support.browser import Browser, running_browser
+from tests.support.page_seed import Seeded, seeded
+
+pytestmark = [pytest.mark.slow, pytest.mark.outside]
+
+WIDTHS = (360, 1280)
+NOT_FOUND = "problem"
+FOCUSABLE = "a[href], button:not([hidden]), input:not([type=hidden]), summary, [tabindex='0']"
+OPEN_ALL = "document.querySelectorAll('details').forEach(one => { one.open = true })"
+ENDED = "document.activeElement === document.body"
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seeded]:
+    with seeded(tmp_path_factory.mktemp("page")) as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def browser(service: Seeded, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with running_browser(tmp_path_factory.mktemp("profile")) as browser:
+        browser.call("Network.setCookie", name="quarry_session", value=service.sign_in(), url=service.url)
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def axe() -> str:
+    return (files("axe_playwright_python") / "axe.min.js").read_text()
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_each_page_is_accessible_fits_and_breaks_no_rule(
+    service: Seeded, browser: Browser, axe: str, width: int, dark: bool
+):
+    for name, path in service.pages().items():
+        browser.open(f"{service.url}{path}", width=width, dark=dark)
+        browser.ask(OPEN_ALL)
+        assert browser.ask("document.documentElement.scrollWidth") <= width, name
+        assert browser.ask("getComputedStyle(document.body).backgroundColor") == (
+            "rgb(15, 19, 23)" if dark else "rgb(246, 247, 249)"
+        ), "the style sheet is there"
+        browser.ask(axe)
+        broken = browser.ask(
+            "axe.run({resultTypes: ['violations']}).then(found => found.violations.map("
+            "one => one.id + ' ' + one.nodes.map(node => node.html).join(' | ')))"
+        )
+        assert broken == [], name
+        told = [entry["entry"]["text"] for entry in browser.events("Log.entryAdded")]
+        assert [text for text in told if name != NOT_FOUND or "404" not in text] == [], name
+        assert browser.events("Runtime.exceptionThrown") == []
+        foreign = {
+            event["request"]["url"]
+            for event in browser.events("Network.requestWillBeSent")
+            if not event["request"]["url"].startswith(service.url)
+        }
+        assert foreign == set(), name
+
+
+def test_every_link_and_button_is_reached_by_keyboard_and_shows_that_it_is(service: Seeded, browser: Browser):
+    for name, path in service.pages().items():
+        browser.open(f"{service.url}{path}", width=1280)
+        browser.ask(OPEN_ALL)
+        browser.ask(f"window.all = [...document.querySelectorAll({FOCUSABLE!r})]; window.reached = new Set()")
+        for _ in range(browser.ask("all.length") + 2):
+            for kind in ("rawKeyDown", "keyUp"):
+                key = {"key": "Tab", "code": "Tab", "windowsVirtualKeyCode": 9}
+                browser.call("Input.dispatchKeyEvent", type=kind, **key)
+            browser.ask("reached.add(document.activeElement)")
+            if not browser.ask(ENDED):
+                assert browser.ask("getComputedStyle(document.activeElement).outlineStyle") != "none", name
+        assert browser.ask("all.filter(one => !reached.has(one)).map(one => one.outerHTML)") == [], name
+
+
+def test_numbers_follow_the_job_and_rest_while_nobody_looks(service: Seeded, browser: Browser):
+    """1. A running job's page is opened. 2. Its numbers grow by themselves. 3. Its tab is hidden."""
+    browser.open(f"{service.url}{service.pages()['job']}", width=1280)
+    written = "Number(document.querySelector('[data-live=written]').textContent.replaceAll(',', ''))"
+    first, deadline = browser.ask(written), time.monotonic() + 60
+    while browser.ask(written) <= first and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert browser.ask(written) > first
+    assert browser.ask("document.getElementById('live').textContent") == "live"
+    hide = "Object.defineProperty(document, 'hidden', {value: true, configurable: true})"
+    browser.ask(f"{hide}; document.dispatchEvent(new Event('visibilitychange')); 1")
+    last = browser.ask(written)
+    time.sleep(3)
+    assert browser.ask(written) == last
+
+
+def test_signing_in_with_the_form_opens_the_page_that_was_asked_for(service: Seeded, tmp_path_factory):
+    with running_browser(tmp_path_factory.mktemp("other")) as browser:
+        browser.open(f"{service.url}/ui/workers", width=360)
+        assert browser.ask("location.pathname") == "/ui/sign-in"
+        browser.ask(f"document.getElementById('key').value = {'k' * 40!r}; 1")
+        browser.seen.clear()
+        browser.ask("document.querySelector('form').requestSubmit(); 1")
+        while not browser.events("Page.loadEventFired"):
+            browser.call("Page.getLayoutMetrics")
+        assert browser.ask("location.pathname") == "/ui/workers"
+        assert browser.ask("document.cookie") == "", "scripts do not see it"
