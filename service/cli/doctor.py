@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -32,6 +33,10 @@ def doctor(
     from service.doctor.examination import examine
 
     settings = load_settings(data_dir=data_dir)
+    if model is not None and Path(model).is_dir():  # whoever names it may read it
+        model = str(Path(model).resolve())
+        roots = (Path(model).parent, *settings.model_roots)
+        settings = settings.model_copy(update={"model_roots": roots})
     target = None if repo is None else hub_target(repo, public=True, config_name="default")
     is_bad = False
     for finding in examine(settings, model, target):
