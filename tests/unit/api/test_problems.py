@@ -45,9 +45,10 @@ def test_an_error_class_answers_with_its_status_its_type_and_its_three_parts(kin
     assert Problem.model_validate_json(response.content) == error.problem()
 
 
-def test_parts_that_an_error_does_not_have_are_left_out():
+def test_a_part_that_an_error_does_not_have_is_left_out_and_its_cure_is_the_usual_one():
     response = client_raising(errors.NotFound("no such job")).get("/")
-    assert set(response.json()) == {"type", "title", "status", "detail"}
+    assert set(response.json()) == {"type", "title", "status", "detail", "cure"}
+    assert response.json()["cure"] == errors.NotFound.usual_cure
 
 
 @pytest.mark.parametrize("kind", FAMILY)

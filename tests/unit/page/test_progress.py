@@ -13,7 +13,7 @@ from tests.support.store_cases import PROBLEM
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 JOB = JobRow(
-    **dict.fromkeys(("identity", "provenance", "hub_commit", "waits", "owner", "problem")),
+    **dict.fromkeys(("identity", "provenance", "hub_commit", "repository", "waits", "owner", "problem")),
     id="j-0000000000000000",
     state=JobState.QUEUED,
     priority=0,
