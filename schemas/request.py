@@ -204,6 +204,7 @@ class ExtractRequest(Wire):
         """Return what a dataset shows of the request."""
         shown = self.model_dump(mode="json")
         shown["source"].pop("samples", None)
+        shown["webhook"] = None  # its URL may be a secret
         shown["model"] = shown_model(self.model)
         for source in (shown["source"], *(part["source"] for part in shown["source"].get("sources", ()))):
             if is_local_model(source.get("path", "")):

@@ -1,9 +1,8 @@
 """Webhooks: where a job's end is reported, and what is sent there, as Standard Webhooks say."""
 
 from datetime import datetime
-from ipaddress import ip_address
 from typing import Annotated, Literal
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, StringConstraints
 
@@ -18,6 +17,7 @@ def _https(url: str) -> str:
     try:
         parts = urlsplit(url)
         is_good = parts.scheme == "https" and parts.hostname and parts.port != 0
+        (parts.hostname or "").encode("idna")  # as resolvers do
     except ValueError as error:
         raise ValueError(f"{url!r} is not a URL: {error}") from error
     if not is_good or parts.username is not None or parts.fragment:
@@ -29,20 +29,6 @@ class Webhook(Wire):
     """An address that gets a signed `POST` when the job ends or is blocked."""
 
     url: Annotated[str, StringConstraints(max_length=2048, pattern=r"^[!-~]+$"), AfterValidator(_https)]
-
-    @property
-    def parts(self) -> SplitResult:
-        """The URL's parts."""
-        return urlsplit(self.url)
-
-    @property
-    def names_address(self) -> bool:
-        """Whether its host is an address instead of a name."""
-        try:
-            ip_address(str(self.parts.hostname))
-        except ValueError:
-            return False
-        return True
 
 
 class WebhookBody(Wire):

@@ -62,7 +62,7 @@ class QuarryError(Exception):
     status: ClassVar[int] = 500
     outcome: ClassVar[Outcome] = Outcome.FAIL
     title: ClassVar[str] = "Internal error"
-    usual_cure: ClassVar[str] = "look for the traceback in the log of the process that says so, and report it"
+    usual_cure: ClassVar[str] = "look for the traceback in the log of the service or worker, and report it"
     """What is said where an error has no cure of its own; docs/errors.md lists them."""
     wait_s: float = 0.0
     """Before the work is tried again, at least."""
@@ -193,7 +193,7 @@ class IllegalMove(Conflict):
     """The job's state does not allow this."""
 
     title = "Not possible in this state"
-    usual_cure = "wait for a state that allows it"
+    usual_cure = "look at the job's state; a completed job does not change, submit a new one"
 
 
 class QuotaExceeded(QuarryError):

@@ -56,7 +56,8 @@ class JsonFormatter(logging.Formatter):
 
 def log_to_stderr(log_format: LogFormat = "text", level: int = logging.INFO) -> None:
     """Let this process's loggers write lines to stderr."""
-    logging.getLogger("alembic").setLevel(logging.WARNING)
+    for library in ("alembic", "httpx2"):  # of which the second logs URLs whole
+        logging.getLogger(library).setLevel(logging.WARNING)
     handler = logging.StreamHandler(sys.stderr)
     text = _VisibleFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     handler.setFormatter(JsonFormatter() if log_format == "json" else text)

@@ -14,6 +14,7 @@ from service.capture.imports import import_engine
 from service.capture.loop import Capture
 from service.control.deletion import run_deletion, run_retention
 from service.control.scheduling import submit_due
+from service.control.webhooks import run_webhooks
 from service.errors import STORE_AWAY, EngineDied
 from service.host import host_of
 from service.lifeline import ORPHANED
@@ -35,6 +36,8 @@ PLANNING = "service.plan.planner:run_planning"
 PUBLISHING = "service.publish.publisher:run_publishing"
 STORING = "service.publish.storing:run_storing"
 LOCAL_PUBLISHING = "service.publish.publisher:run_local_publishing"
+WEBHOOKS, AT_ONCE = "service.control.webhooks:run_webhooks", 3
+"""Reports that wait for a slow receiver hold up others' for as long as one of them lasts."""
 SWEEP_S = 300.0
 SLOTS_S = 2.0
 STORE_S = 1.0
@@ -75,7 +78,7 @@ def _crew(store: Store, settings: Settings, keeper: Keeper) -> list[TaskLoop]:
             "lost-hosts": ("service.host:run_lost", LOST_S),
             "retention": ("service.control.deletion:run_retention", SWEEP_S),
             "deletion": ("service.control.deletion:run_deletion", None),
-            "webhooks": ("service.control.webhooks:run_webhooks", SLOTS_S),
+            **{f"webhooks-{number}": (WEBHOOKS, SLOTS_S) for number in range(AT_ONCE)},
             "local-publisher": (LOCAL_PUBLISHING, None),
             **{f"publisher-{number}": (PUBLISHING, None) for number in range(settings.publishers)},
         }
@@ -179,15 +182,15 @@ def _all_rest(store: Store, owner: str) -> bool:
 
 
 def _last_turn(store: Store, settings: Settings, keeper: Keeper) -> None:
-    """Sweep and delete what is left of the jobs that ended last: no other worker may come."""
+    """Report the jobs that ended last, sweep and delete what is left of them: no other worker may come."""
     owner = owner_name("last-turn")
-    finishing = (run_retention, run_deletion) if Role.FINISH in settings.roles else ()
+    finishing = (run_webhooks, run_retention, run_deletion) if Role.FINISH in settings.roles else ()
     for run in (run_sweep, *finishing):
         try:
             while run(store, settings, owner, lambda: False, keeper):
                 pass  # the next job
         except STORE_AWAY as error:
-            logger.warning("not all old jobs were deleted: %s", error)
+            logger.warning("not all of the jobs that ended were reported and deleted: %s", error)
 
 
 async def _until_ended(store: Store, job_id: str, stop: asyncio.Event) -> JobState | None:

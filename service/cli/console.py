@@ -63,7 +63,8 @@ def show_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     from rich.table import Column, Table
     from rich.text import Text
 
-    table = Table(*(Column(head, overflow="fold") for head in heads), box=None, pad_edge=False)
+    columns = [Column(head, overflow="fold", no_wrap=head == heads[0]) for head in heads]
+    table = Table(*columns, box=None, pad_edge=False)
     for row in rows:
         table.add_row(*(Text(one_line(str(field))) for field in row))
     Console().print(table)

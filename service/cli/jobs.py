@@ -1,5 +1,6 @@
 """`quarry jobs`: the jobs of a running service."""
 
+import json
 import sys
 from itertools import islice
 from pathlib import Path
@@ -10,7 +11,15 @@ from rich.filesize import decimal
 
 from schemas.job import JobState, JobSummary
 from schemas.names import is_job_id
-from service.cli.console import EXIT_NOT_COMPLETE, complain, say, show_facts, show_json, show_table
+from service.cli.console import (
+    EXIT_BLOCKED,
+    EXIT_NOT_COMPLETE,
+    complain,
+    say,
+    show_facts,
+    show_json,
+    show_table,
+)
 from service.cli.server import DEFAULT_SERVER, AsJson, Server
 from service.client import Quarry
 
@@ -109,6 +118,8 @@ def watch(job_id: JobIdArgument, server: Server = DEFAULT_SERVER, as_json: AsJso
                     display.show(job)
     if job.problem is not None and not as_json:
         complain(job.problem)
+    if job.state is JobState.BLOCKED:
+        raise typer.Exit(EXIT_BLOCKED)
     if job.state is not JobState.COMPLETED:
         raise typer.Exit(EXIT_NOT_COMPLETE)
 
@@ -153,11 +164,12 @@ def delete(
         bool, typer.Option("--dataset", help="Delete its dataset from the service's data folder, too.")
     ] = False,
     server: Server = DEFAULT_SERVER,
+    as_json: AsJson = False,
 ) -> None:
     """Delete a job that has ended; what it pushed to the Hub stays there."""
     with Quarry(server) as quarry:
         quarry.delete(job_id, dataset=dataset)
-    say(job_id)
+    say(json.dumps({"deleted": job_id}) if as_json else job_id)
 
 
 @app.command()
@@ -175,19 +187,17 @@ def rejects(job_id: JobIdArgument, server: Server = DEFAULT_SERVER, as_json: AsJ
 @app.command()
 def files(job_id: JobIdArgument, server: Server = DEFAULT_SERVER, as_json: AsJson = False) -> None:
     """Print the shards of a job and where each is; with --json their units, with digests."""
-    after, rows = -1, []
     with Quarry(server) as quarry:
-        while (page := quarry.units(job_id, after=after, limit=1000)).units:
-            after = page.next_after
-            if as_json:
-                show_json(*page.units)
-                continue
-            for unit in page.units:
-                places = {"data folder": unit.in_folder, page.repository: unit.in_repository}
-                held = ", ".join(str(place) for place, holds in places.items() if holds) or "gone"
-                rows += [(shard.path, decimal(shard.bytes), held) for shard in unit.shards]
-    if not as_json:
-        show_table(("path", "size", "in"), rows)
+        repository, every = quarry.job(job_id).repository, quarry.units(job_id)
+        if as_json:
+            show_json(*every)
+            return
+        rows = []
+        for unit in every:
+            places = {"data folder": unit.in_folder, repository: unit.in_repository}
+            held = ", ".join(str(place) for place, holds in places.items() if holds) or "gone"
+            rows += [(shard.path, decimal(shard.bytes), held) for shard in unit.shards]
+    show_table(("path", "size", "in"), rows)
 
 
 @app.command()
@@ -198,10 +208,11 @@ def redeliver(job_id: JobIdArgument, server: Server = DEFAULT_SERVER, as_json: A
 
 
 @app.command("webhook-secret")
-def webhook_secret(server: Server = DEFAULT_SERVER) -> None:
+def webhook_secret(server: Server = DEFAULT_SERVER, as_json: AsJson = False) -> None:
     """Print what the webhooks of this key's jobs are signed with."""
     with Quarry(server) as quarry:
-        print(quarry.webhook_secret().secret)
+        answer = quarry.webhook_secret()
+    say(answer.model_dump_json() if as_json else answer.secret)
 
 
 def _show(jobs: list[JobSummary], as_json: bool) -> None:

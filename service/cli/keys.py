@@ -34,7 +34,7 @@ def add(
     ] = None,
     max_bytes: Annotated[int | None, typer.Option(min=1, help="Bytes of the shards of its jobs.")] = None,
     requests_per_minute: Annotated[int | None, typer.Option(min=1, help="Requests a minute.")] = None,
-    days: Annotated[float | None, typer.Option(min=0, help="Days until it expires.")] = None,
+    days: Annotated[float | None, typer.Option(min=0, max=36_500, help="Days until it expires.")] = None,
     server: Server = DEFAULT_SERVER,
     as_json: AsJson = False,
 ) -> None:

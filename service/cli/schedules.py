@@ -1,5 +1,6 @@
 """`quarry schedules`: jobs that a running service makes again and again."""
 
+import json
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -112,6 +113,7 @@ def post(
         typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="Samples as JSON, one a line."),
     ],
     server: Server = DEFAULT_SERVER,
+    as_json: AsJson = False,
 ) -> None:
     """Post samples for the next job of a schedule whose source is of kind `posted`; safe to repeat."""
     with Quarry(server) as quarry, file.open("rb") as lines:
@@ -119,15 +121,16 @@ def post(
         samples = (cast(Mapping[str, Any], parse_json(line)) for line in lines if line.strip())
         while batch := list(islice(samples, POSTED_AT_ONCE)):
             posted += quarry.post_samples(name, batch).samples
-    say(f"{posted} samples wait for the next job of {name}")
+    said = f"{posted} samples wait for the next job of {name}"
+    say(json.dumps({"samples": posted}) if as_json else said)
 
 
 @app.command()
-def delete(name: Name, server: Server = DEFAULT_SERVER) -> None:
+def delete(name: Name, server: Server = DEFAULT_SERVER, as_json: AsJson = False) -> None:
     """Delete a schedule; its jobs stay."""
     with Quarry(server) as quarry:
         quarry.delete_schedule(name)
-    say(name)
+    say(json.dumps({"deleted": name}) if as_json else name)
 
 
 def _show(schedules: list[ScheduleView], as_json: bool) -> None:

@@ -33,11 +33,13 @@ def list_workers(server: Server = DEFAULT_SERVER, as_json: AsJson = False) -> No
 def forget(
     host_id: Annotated[str, typer.Argument(metavar="HOST", help="Its id, as 'list' prints it.")],
     server: Server = DEFAULT_SERVER,
+    as_json: AsJson = False,
 ) -> None:
     """Give up what a host had captured and not stored: it is captured again elsewhere."""
     with Quarry(server) as quarry:
         forgotten = quarry.forget_host(host_id)
-    say(f"{forgotten.units} units are captured again")
+    said = f"{forgotten.units} units are captured again"
+    say(forgotten.model_dump_json() if as_json else said)
 
 
 def _fields(host: HostView, worker: WorkerView | None) -> tuple[str, ...]:

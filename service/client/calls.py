@@ -21,6 +21,7 @@ from schemas.job import (
     RejectPage,
     RejectView,
     UnitPage,
+    UnitView,
 )
 from schemas.keys import IssuedKey, KeyList, KeyView, NewKey
 from schemas.request import ExtractRequest
@@ -37,7 +38,8 @@ from schemas.source import Sample
 from schemas.webhook import WebhookSecret
 from schemas.worker import Forgotten, HostList
 
-TIMEOUT_S = 30.0
+TIMEOUT_S, CHECK_S = 30.0, 300.0
+"""For an answer; and for that to a request that is checked first, also by asking the Hub."""
 
 Answer = TypeVar("Answer")
 Item = TypeVar("Item")
@@ -79,7 +81,8 @@ class FilePart:
 def submit(request: Document, *, key: str | None = None, priority: int = 0) -> Call[JobSummary]:
     """Submit a job. The same `key` with the same request is the same job; without one it is a new job."""
     headers = {"Idempotency-Key": key or uuid4().hex}
-    return _posted("/extract", _of(JobSummary), request, query={"priority": priority}, headers=headers)
+    query = {"priority": priority}
+    return _posted("/extract", _of(JobSummary), request, query=query, headers=headers, timeout_s=CHECK_S)
 
 
 def estimate(request: Document) -> Call[Estimate]:
@@ -135,8 +138,15 @@ def rejects(job_id: str) -> Pages[RejectView]:
     return Pages(first, "after", lambda page: (page.rejects, page.next_after))
 
 
-def units(job_id: str, *, after: int = -1, limit: int = 100, wait_s: int = 0) -> Call[UnitPage]:
-    """List committed units with their files, in the order of their commits; wait for one if there is none."""
+def units(job_id: str) -> Pages[UnitView]:
+    """List the units that are committed so far with their files, in the order of their commits."""
+    return Pages(
+        unit_page(job_id), "after", lambda page: (page.units, page.next_after if page.units else None)
+    )
+
+
+def unit_page(job_id: str, *, after: int = -1, limit: int = 100, wait_s: int = 0) -> Call[UnitPage]:
+    """List committed units behind the place `after`; wait for one if there is none."""
     query = {"after": after, "limit": limit, "wait": wait_s}
     return Call("GET", _path("jobs", job_id, "units"), _of(UnitPage), query, timeout_s=TIMEOUT_S + wait_s)
 
@@ -202,7 +212,8 @@ def schedule_request(name: str) -> Call[ExtractRequest]:
 
 def add_schedule(new: NewSchedule | Mapping[str, Any], *, preview: bool = False) -> Call[ScheduleView]:
     """Make a schedule; with `preview` only check it and return its next slots."""
-    return _posted("/schedules", _of(ScheduleView), new, query={"preview": "true" if preview else "false"})
+    query = {"preview": "true" if preview else "false"}
+    return _posted("/schedules", _of(ScheduleView), new, query=query, timeout_s=CHECK_S)
 
 
 def change_schedule(name: str, change: ScheduleChange | Mapping[str, Any]) -> Call[ScheduleView]:
@@ -268,6 +279,9 @@ def readiness() -> Call[Readiness]:
 
 
 def _path(*parts: str) -> str:
+    """Return a path of the service. Raises ValueError for a part that would lead elsewhere."""
+    if not {"", ".", ".."}.isdisjoint(parts):
+        raise ValueError(f"expected names, got {'/'.join(parts)!r}")
     return "".join(f"/{quote(part, safe='')}" for part in parts)
 
 

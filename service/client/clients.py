@@ -2,10 +2,12 @@
 
 import asyncio
 import os
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
+from typing import Any, BinaryIO, Generic, ParamSpec, Self, TypeVar, overload
 
 import httpx2
 from pydantic import ValidationError
@@ -13,7 +15,7 @@ from pydantic import ValidationError
 from schemas.job import RESTING_JOB_STATES, JobSummary
 from service.client import calls
 from service.client.calls import Call, Pages
-from service.client.problem import UNREACHABLE, ProblemReceived, refused, unreachable, unreadable
+from service.client.problem import ProblemReceived, bad_key, refused, unreachable, unreadable
 
 DEFAULT_SERVER = "http://127.0.0.1:8642"
 KEPT_S = 3.0
@@ -66,7 +68,7 @@ class _Routes:
     jobs, job, request = _List(calls.jobs), _Route(calls.job), _Route(calls.request)
     cancel, pause, resume = _Route(calls.cancel), _Route(calls.pause), _Route(calls.resume)
     set_priority, delete = _Route(calls.set_priority), _Route(calls.delete)
-    rejects, units = _List(calls.rejects), _Route(calls.units)
+    rejects, units, unit_page = _List(calls.rejects), _List(calls.units), _Route(calls.unit_page)
     manifest, file = _Route(calls.manifest), _Route(calls.file)
     consumers, acknowledge = _Route(calls.consumers), _Route(calls.acknowledge)
     remove_consumer = _Route(calls.remove_consumer)
@@ -90,7 +92,7 @@ class Quarry(_Routes):
         Without `server` it is that of QUARRY_SERVER, else the one on this machine. Without `key` it is that
         of QUARRY_KEY, or in the file that QUARRY_KEY_FILE names. Proxies of the environment are not used.
 
-        Raises OSError: the file cannot be read.
+        Raises OSError: the file cannot be read. ProblemReceived: the key cannot be sent.
         """
         self._http = httpx2.Client(**_options(server, key))
 
@@ -108,7 +110,7 @@ class Quarry(_Routes):
         """Send one of `service.client.calls` and return its answer. Raises ProblemReceived."""
         try:
             response = self._http.request(call.method, call.path, **_sent(call))
-        except httpx2.TransportError as error:
+        except (httpx2.RequestError, httpx2.InvalidURL) as error:
             raise unreachable(str(self._http.base_url), error) from error
         return _read(call, response)
 
@@ -116,7 +118,7 @@ class Quarry(_Routes):
         """Yield every item of all pages. Raises ProblemReceived."""
         call: Call[Any] | None = pages.first
         while call is not None:
-            items, call = _turned(pages, self.send(call))
+            items, call = _turned(pages, call, self.send(call))
             yield from items
 
     def follow(self, job_id: str) -> Iterator[JobSummary]:
@@ -137,13 +139,16 @@ class Quarry(_Routes):
             time.sleep(POLL_S)
 
     def download(self, job_id: str, path: str, to: Path) -> None:
-        """Write a file of the dataset, by its path there, to `to`. Raises ProblemReceived, OSError."""
-        with to.open("wb") as file:
-            num_bytes = 1
-            while (written := file.tell()) < num_bytes:
-                part = self.file(job_id, path, offset=written, num_bytes=PIECE_BYTES)
-                num_bytes = part.num_bytes
+        """Write a file of the dataset, by its path there, to `to`, which it replaces once it is whole.
+
+        Raises ProblemReceived, OSError.
+        """
+        with _replaced(to) as file:
+            while (part := self.file(job_id, path, offset=file.tell(), num_bytes=PIECE_BYTES)).content:
                 file.write(part.content)
+                if file.tell() >= part.num_bytes:
+                    return
+            raise OSError(f"{path} ends at byte {file.tell()}, expected {part.num_bytes}")
 
 
 class AsyncQuarry(_Routes):
@@ -167,7 +172,7 @@ class AsyncQuarry(_Routes):
         """Send one of `service.client.calls` and return its answer. Raises ProblemReceived."""
         try:
             response = await self._http.request(call.method, call.path, **_sent(call))
-        except httpx2.TransportError as error:
+        except (httpx2.RequestError, httpx2.InvalidURL) as error:
             raise unreachable(str(self._http.base_url), error) from error
         return _read(call, response)
 
@@ -175,7 +180,7 @@ class AsyncQuarry(_Routes):
         """Yield every item of all pages. Raises ProblemReceived."""
         call: Call[Any] | None = pages.first
         while call is not None:
-            items, call = _turned(pages, await self.send(call))
+            items, call = _turned(pages, call, await self.send(call))
             for item in items:
                 yield item
 
@@ -195,12 +200,12 @@ class AsyncQuarry(_Routes):
 
     async def download(self, job_id: str, path: str, to: Path) -> None:
         """Write a file of the dataset to `to`, as `Quarry.download` does."""
-        with to.open("wb") as file:
-            num_bytes = 1
-            while (written := file.tell()) < num_bytes:
-                part = await self.file(job_id, path, offset=written, num_bytes=PIECE_BYTES)
-                num_bytes = part.num_bytes
+        with _replaced(to) as file:
+            while (part := await self.file(job_id, path, offset=file.tell(), num_bytes=PIECE_BYTES)).content:
                 await asyncio.to_thread(file.write, part.content)
+                if file.tell() >= part.num_bytes:
+                    return
+            raise OSError(f"{path} ends at byte {file.tell()}, expected {part.num_bytes}")
 
 
 class _Patience:
@@ -211,7 +216,8 @@ class _Patience:
 
     def unanswered(self, error: ProblemReceived) -> None:
         self._unanswered += 1
-        if error.problem.type != UNREACHABLE or self._unanswered > MAX_UNANSWERED:
+        passes = error.problem.status == 429 or error.problem.status >= 500
+        if not passes or self._unanswered > MAX_UNANSWERED:
             raise error
 
     def rests(self, job: JobSummary) -> bool:
@@ -225,7 +231,10 @@ def _options(server: str | None, key: str | None) -> dict[str, Any]:
     file = os.environ.get("QUARRY_KEY_FILE") if key is None else None
     key = os.environ.get("QUARRY_KEY", "") if key is None else key
     if file:
-        key = Path(file).read_text().strip()
+        key = Path(file).read_text()
+    key = key.strip()
+    if re.fullmatch(r"[!-~]*", key) is None:
+        raise bad_key()
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     limits = httpx2.Limits(keepalive_expiry=KEPT_S)
     return {"base_url": server, "headers": headers, "limits": limits, "trust_env": False}
@@ -247,10 +256,22 @@ def _read(call: Call[Answer], response: httpx2.Response) -> Answer:
         raise unreadable(response, error) from error
 
 
-def _turned(pages: Pages[Item], page: Any) -> tuple[Any, Call[Any] | None]:  # noqa: ANN401 - a page of any kind
+@contextmanager
+def _replaced(path: Path) -> Iterator[BinaryIO]:
+    """Yield a new file beside `path`, which takes its place if the block ends well."""
+    beside = path.with_name(f".{path.name}.part")
+    try:
+        with beside.open("wb") as file:
+            yield file
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _turned(pages: Pages[Item], call: Call[Any], page: Any) -> tuple[Any, Call[Any] | None]:  # noqa: ANN401 - a page of any kind
     """Return a page's items, and the call of the next one."""
     items, following = pages.of_page(page)
-    if following is None:
+    if following is None or following == call.query.get(pages.option):
         return items, None
     first = pages.first
     return items, Call(first.method, first.path, first.read, {**first.query, pages.option: following})

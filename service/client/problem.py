@@ -31,6 +31,19 @@ def unreachable(server: str, error: Exception) -> ProblemReceived:
     )
 
 
+def bad_key() -> ProblemReceived:
+    """Return the problem of a key that no header can hold; it is not quoted."""
+    return ProblemReceived(
+        Problem(
+            type="urn:quarry:key-refused",
+            title="A key is needed",
+            status=401,
+            detail="the API key is not one word of printable ASCII characters, so it is not sent",
+            cure="give the key alone, in QUARRY_KEY or the file of QUARRY_KEY_FILE",
+        )
+    )
+
+
 def refused(response: httpx2.Response) -> ProblemReceived:
     """Return the problem in `response`, or one that says what else it was: a proxy may have answered."""
     if response.headers.get("content-type", "").startswith(PROBLEM_MEDIA_TYPE):
@@ -54,6 +67,6 @@ def not_quarrys(response: httpx2.Response, what: str) -> ProblemReceived:
             title="The answer is not from Quarry",
             status=response.status_code if response.is_error else 502,
             detail=f"{response.request.url} answered {what}",
-            cure="check --server",
+            cure="check --server; if that service is newer, update this client",
         )
     )

@@ -8,33 +8,49 @@ import asyncio
 import base64
 import hashlib
 import hmac
+import socket
 import ssl
+import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from queue import Empty, Queue
+from urllib.parse import SplitResult, urlsplit
 
 import httpx2
 
 from schemas.request import ExtractRequest
-from schemas.webhook import Webhook, WebhookBody
+from schemas.webhook import WebhookBody
 from service.errors import OptionRefused, WebhookFailed
+from service.report.wording import short
 from service.settings import Settings
 from service.store import Store, WebhookLease, webhooks
 from service.work.keeper import Keeper, Kept
-from service.work.runner import run_next
+from service.work.runner import attempt, run_next
 
 DEADLINE_S = 20.0
-"""For the name, the connection and the answer's head together; its body is not read."""
+"""For the name, and as much for the connection and the answer's head together; its body is not read."""
 SHORTEST_SECRET = 32
-NAT64 = IPv6Network("64:ff9b::/96")
+MOST_SAID = 200
+"""Characters of an error: it may quote what a receiver sent."""
+PUBLIC, NAT64 = IPv6Network("2000::/3"), IPv6Network("64:ff9b::/96")
+NOT_PUBLIC = [IPv6Network(one) for one in ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")]
+"""Of `PUBLIC`: protocols, documentation, and what stands for an address of IPv4."""
+OF_A_CLOUD = IPv4Address("168.63.129.16")
+"""Public by its number, and Azure's own to each of its machines."""
 
 
 def check_webhook(request: ExtractRequest, settings: Settings) -> None:
     """Refuse a webhook that could not be signed, or whose address is private. Raises OptionRefused."""
-    if request.webhook is not None:
-        secret(None, settings)
-        if request.webhook.names_address:
-            _check_address(ip_address(str(request.webhook.parts.hostname)), request.webhook, settings)
+    if request.webhook is None:
+        return
+    secret(None, settings)
+    parts = urlsplit(request.webhook.url)
+    try:
+        address = ip_address(str(parts.hostname))
+    except ValueError:
+        return  # a name, which is resolved when it is called
+    _check_address(address, parts, settings)
 
 
 def secret(owner: str | None, settings: Settings) -> str:
@@ -62,12 +78,10 @@ def run_webhooks(
     """Deliver one report; return whether there was one. One that is not taken is tried again for days."""
 
     def work(lease: WebhookLease, _: Kept) -> None:
-        try:
-            status = asyncio.run(_delivered(lease, settings))
-        except (WebhookFailed, OptionRefused) as error:
-            store.write(webhooks.undelivered, lease, error.problem())
-        else:
-            store.write(webhooks.delivered, lease, status)
+        with attempt(f"the report of job {lease.job_id}") as end:
+            store.write(webhooks.delivered, lease, _delivered(lease, settings))
+        if end.error is not None:
+            store.write(webhooks.undelivered, lease, end.error.problem())
 
     return run_next(
         store,
@@ -79,15 +93,36 @@ def run_webhooks(
     )
 
 
-async def _delivered(lease: WebhookLease, settings: Settings) -> int:
+def _delivered(lease: WebhookLease, settings: Settings) -> int:
     """Send a report and return the status of a good answer. Raises WebhookFailed, OptionRefused."""
+    parts = urlsplit(lease.url)
+    cure = f"it is tried again for three days; 'quarry jobs redeliver {lease.job_id}' tries at once"
+    try:
+        addresses = _addresses(parts, settings)
+        status = asyncio.run(_answered(lease, parts, addresses, settings))
+    except TimeoutError as error:
+        raise WebhookFailed(
+            f"{parts.hostname} did not answer in time", field="webhook.url", cure=cure
+        ) from error
+    except (httpx2.HTTPError, OSError, ValueError) as error:
+        said = short(f"{type(error).__name__}: {error}", MOST_SAID)
+        detail = f"{parts.hostname} did not answer: {said}"
+        raise WebhookFailed(detail, field="webhook.url", cure=cure) from error
+    if not 200 <= status < 300:
+        raise WebhookFailed(f"{parts.hostname} answered {status}", field="webhook.url", cure=cure)
+    return status
+
+
+async def _answered(lease: WebhookLease, parts: SplitResult, addresses: list[str], settings: Settings) -> int:
+    """Send a report to the first address that takes a connection; return the status of the answer.
+
+    Raises TimeoutError, HTTPError, OSError, OptionRefused.
+    """
     from standardwebhooks import Webhook as Signature
 
-    job, parts = lease.job, lease.webhook.parts
-    body = WebhookBody.model_validate(
-        {"type": f"job.{job.state}", "timestamp": job.updated_at, "data": job}
-    ).model_dump_json()
-    number, now = f"{job.id}-{lease.item}", datetime.now(UTC)
+    job, number, now = lease.job, f"{lease.job_id}-{lease.item}", datetime.now(UTC)
+    told = {"type": f"job.{job.state}", "timestamp": job.updated_at, "data": job}
+    body = WebhookBody.model_validate(told).model_dump_json()
     headers = {
         "Host": parts.netloc,
         "Content-Type": "application/json",
@@ -96,55 +131,71 @@ async def _delivered(lease: WebhookLease, settings: Settings) -> int:
         "webhook-timestamp": str(int(now.timestamp())),
         "webhook-signature": Signature(secret(job.owner, settings)).sign(number, now, body),
     }
-    error: Exception | None = None
+    trusted = ssl.create_default_context()
+    error: Exception = OSError("its name has no address")
+    async with (
+        asyncio.timeout(DEADLINE_S),
+        httpx2.AsyncClient(verify=trusted, trust_env=False, timeout=None) as client,
+    ):
+        for address in addresses:
+            sent = client.build_request(
+                "POST",
+                httpx2.URL(lease.url).copy_with(host=address),
+                content=body,
+                headers=headers,
+                extensions={"sni_hostname": parts.hostname},
+            )
+            try:
+                response = await client.send(sent, stream=True)
+            except httpx2.ConnectError as refused:
+                error = refused
+                continue
+            await response.aclose()
+            return response.status_code
+    raise error
+
+
+def _addresses(parts: SplitResult, settings: Settings) -> list[str]:
+    """Return the addresses of a host, all of which may be called.
+
+    Raises TimeoutError, OSError, ValueError, OptionRefused.
+    """
+    answers: Queue[list[str] | Exception] = Queue(1)
+
+    def resolve() -> None:  # in a thread that is left alone if it takes too long
+        try:
+            found = socket.getaddrinfo(parts.hostname, parts.port or 443, type=socket.SOCK_STREAM)
+        except (OSError, ValueError) as error:
+            answers.put(error)
+        else:
+            answers.put(list(dict.fromkeys(str(one[4][0]) for one in found)))
+
+    threading.Thread(target=resolve, daemon=True).start()
     try:
-        async with (
-            asyncio.timeout(DEADLINE_S),
-            httpx2.AsyncClient(verify=ssl.create_default_context(), trust_env=False, timeout=None) as client,
-        ):
-            for address in await _addresses(lease.webhook, settings):
-                url = httpx2.URL(lease.webhook.url).copy_with(host=address)
-                named = {"sni_hostname": parts.hostname}
-                try:
-                    async with client.stream(
-                        "POST", url, content=body, headers=headers, extensions=named
-                    ) as response:
-                        if response.is_success:
-                            return response.status_code
-                        raise _failed(lease, f"answered {response.status_code}")
-                except httpx2.ConnectError as refused:
-                    error = refused
-    except (TimeoutError, httpx2.TransportError, OSError) as raised:
-        error = raised
-    raise _failed(lease, f"did not answer: {str(error) or type(error).__name__}") from error
+        answer = answers.get(timeout=DEADLINE_S)
+    except Empty:
+        raise TimeoutError("the name was not resolved") from None
+    if isinstance(answer, Exception):
+        raise answer
+    for address in answer:
+        _check_address(ip_address(address), parts, settings)
+    return answer
 
 
-async def _addresses(webhook: Webhook, settings: Settings) -> list[str]:
-    """Return the addresses of a host, all of which may be called. Raises OSError, OptionRefused."""
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(webhook.parts.hostname, webhook.parts.port or 443, type=1)
-    addresses = list(dict.fromkeys(str(one[4][0]) for one in found))
-    for address in addresses:
-        _check_address(ip_address(address), webhook, settings)
-    return addresses
-
-
-def _check_address(address: IPv4Address | IPv6Address, webhook: Webhook, settings: Settings) -> None:
+def _check_address(address: IPv4Address | IPv6Address, parts: SplitResult, settings: Settings) -> None:
     """Raise OptionRefused for one that is not public, unless the operator named its host."""
-    if webhook.parts.hostname in settings.webhook_hosts:
+    if parts.hostname in {host.lower() for host in settings.webhook_hosts}:
         return
-    inner = address
-    if isinstance(address, IPv6Address):
-        embedded = IPv4Address(int(address) & 0xFFFFFFFF) if address in NAT64 else None
-        inner = address.ipv4_mapped or address.sixtofour or embedded or address
-    if not (inner.is_global and address.is_global) or inner.is_multicast:
+    inner: IPv4Address | None = address if isinstance(address, IPv4Address) else address.ipv4_mapped
+    if isinstance(address, IPv6Address) and address in NAT64:
+        inner = IPv4Address(int(address) & 0xFFFFFFFF)
+    if inner is not None:
+        is_public = inner.is_global and not inner.is_multicast and inner != OF_A_CLOUD
+    else:
+        is_public = address in PUBLIC and not any(address in other for other in NOT_PUBLIC)
+    if not is_public:
         raise OptionRefused(
-            f"{webhook.parts.hostname} is at {address}, which is not a public address",
+            f"{parts.hostname} is at {address}, which is not a public address",
             field="webhook.url",
             cure="name a public host, or ask the operator to put it into QUARRY_WEBHOOK_HOSTS",
         )
-
-
-def _failed(lease: WebhookLease, what: str) -> WebhookFailed:
-    cure = f"it is tried again for three days; 'quarry jobs redeliver {lease.job_id}' tries at once"
-    return WebhookFailed(f"{lease.webhook.parts.hostname} {what}", field="webhook.url", cure=cure)

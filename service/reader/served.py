@@ -38,7 +38,7 @@ class ServedJob:
         """
         try:
             self._quarry = Quarry(server, key)
-        except OSError as error:
+        except (OSError, ProblemReceived) as error:
             raise ReaderError(f"the key of {server} cannot be read: {error}") from error
         self._id, self._patience_s = job_id, patience_s
         self.name = f"job {job_id} of {server}"
@@ -52,7 +52,7 @@ class ServedJob:
 
         Raises ReaderError as the two below: the job is not there, the key is refused, no answer in time.
         """
-        return self._ask(calls.units(self._id, after=after, limit=1, wait_s=wait_s))
+        return self._ask(calls.unit_page(self._id, after=after, limit=1, wait_s=wait_s))
 
     def summary(self) -> JobSummary:
         """Return the job as it stands. Raises ReaderError."""

@@ -94,7 +94,7 @@ def submit(tx: Transaction, made: NewJob) -> tuple[JobRow, bool]:
         source_kind=made.source_kind,
         skips_canary=made.skips_canary,
         keeps_local=made.keeps_local,
-        has_webhook=made.has_webhook,
+        webhook=made.webhook,
         priority=made.priority,
         schedule=made.schedule,
         spool=made.spool,
@@ -232,7 +232,10 @@ def queue_again(tx: Transaction, locked: LockedJob) -> None:
         fresh = replace(task, state=TaskState.PENDING)
         units_failed = -int(POLICIES[task.kind].of_units)
         locked = move_task(tx, locked, task, fresh, units_failed=units_failed)
-    waiting = update(TASK).where(TASK.c.job_id == locked.id, TASK.c.state == TaskState.PENDING)
+    again = [kind for kind, policy in POLICIES.items() if JobState.QUEUED in policy.job_states]
+    waiting = update(TASK).where(
+        TASK.c.job_id == locked.id, TASK.c.state == TaskState.PENDING, TASK.c.kind.in_(again)
+    )
     tx.connection.execute(waiting.values(attempts=0, deaths=0, not_before=None))
     # They still run alone.
     tx.connection.execute(waiting.where(TASK.c.lone_deaths.is_not(None)).values(lone_deaths=LoneDeaths()))

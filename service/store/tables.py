@@ -52,7 +52,8 @@ JOB = Table(
     Column("source_kind", String(16), nullable=False),
     Column("skips_canary", Boolean, nullable=False),
     Column("keeps_local", Boolean, nullable=False),
-    Column("has_webhook", Boolean, nullable=False, server_default=false()),
+    # Where its ends are reported.
+    Column("webhook", Text),
     Column("priority", Integer, nullable=False),
     # The schedule whose earlier runs' samples the job leaves out. No foreign key: it may be deleted.
     Column("schedule", BigInteger().with_variant(Integer, "sqlite")),

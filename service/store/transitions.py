@@ -45,7 +45,7 @@ class LockedJob:
     owner: str | None
     skips_canary: bool
     keeps_local: bool
-    has_webhook: bool
+    webhook: str | None
 
     @property
     def is_pushed(self) -> bool:
@@ -121,8 +121,13 @@ def record(
     kind: Literal["state", "progress", "unit"],
     message: str,
     problem: Problem | None = None,
+    *,
+    is_change: bool = True,
 ) -> LockedJob:
-    """Write the job as it is given here and the event that tells of it; return it with the event's number."""
+    """Write the job as it is given here and the event that tells of it; return it with the event's number.
+
+    What `is_change` is false for leaves the time at which the job changed: for many that is its end.
+    """
     job = replace(job, last_event=job.last_event + 1)
     values = {
         "state": job.state,
@@ -132,7 +137,7 @@ def record(
         "hub_commit": job.hub_commit,
         "captured_at": job.captured_at,
         "last_event": job.last_event,
-        "updated_at": tx.now,
+        **({"updated_at": tx.now} if is_change else {}),
         **job.progress.model_dump(),
     }
     tx.connection.execute(update(JOB).where(JOB.c.id == job.id).values(values))
@@ -160,7 +165,7 @@ def move_job(tx: Transaction, job: LockedJob, to: JobState, problem: Problem | N
         )
     message = f"{job.state} -> {to}"
     job = record(tx, replace(job, state=to, problem=problem), "state", message, problem)
-    if job.has_webhook and to in REPORTED_JOB_STATES:
+    if job.webhook is not None and to in REPORTED_JOB_STATES:
         add_task(tx, job, TaskKind.WEBHOOK, job.last_event)
     return job
 

@@ -15,7 +15,6 @@ from schemas.keys import Grants
 from schemas.receipts import AttemptId
 from schemas.request import ExtractRequest
 from schemas.source import SourceKind
-from schemas.webhook import Webhook
 
 HOME = 0
 """The number of the host of the data folder, where jobs are planned and finished."""
@@ -66,7 +65,7 @@ class NewJob:
     skips_canary: bool
     keeps_local: bool
     publish_subject: str
-    has_webhook: bool
+    webhook: str | None
     request_json: str
     request_sha256: str
     schedule: int | None
@@ -101,7 +100,7 @@ class NewJob:
             skips_canary=request.canary == "skip",
             keeps_local=request.storage.stays,
             publish_subject=request.hub.repo_id if request.hub else job_id,
-            has_webhook=request.webhook is not None,
+            webhook=request.webhook.url if request.webhook else None,
             request_json=document,
             request_sha256=hashlib.sha256(document.encode()).hexdigest(),
             schedule=schedule,
@@ -333,9 +332,9 @@ class PublishLease(Lease):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookLease(Lease):
-    """The right to report the event `item` of a job, which is `job` as it was then."""
+    """The right to report the event `item` of a job to a URL; `job` is the job as it was then."""
 
-    webhook: Webhook
+    url: str
     job: JobSummary
 
 

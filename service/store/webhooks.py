@@ -7,7 +7,6 @@ from sqlalchemy import func, select
 
 from schemas.events import Event
 from schemas.job import Problem
-from schemas.request import ExtractRequest
 from schemas.webhook import REPORTED_JOB_STATES
 from service.errors import IllegalMove
 from service.store import jobs, tasks
@@ -28,8 +27,7 @@ def lease(store: Store, owner: str, ttl_s: float) -> WebhookLease | None:
 def _grant(tx: Transaction, job: LockedJob, lease: Lease) -> WebhookLease:
     of_event = select(EVENT.c.entry).where(EVENT.c.job_id == job.id, EVENT.c.id == lease.item)
     event: Event = tx.connection.execute(of_event).scalar_one()
-    request: ExtractRequest = jobs.request(tx, job.id)
-    assert request.webhook is not None, "a task of a job that has a webhook"  # noqa: S101
+    assert job.webhook is not None, "a task of a job that has a webhook"  # noqa: S101
     then = {
         "state": event.state,
         "progress": event.progress,
@@ -37,30 +35,35 @@ def _grant(tx: Transaction, job: LockedJob, lease: Lease) -> WebhookLease:
         "updated_at": event.at,
     }
     view = jobs.job(tx, job.id).view().model_copy(update=then | {"waits": None})
-    return WebhookLease(**lease.fields(), webhook=request.webhook, job=view)
+    return WebhookLease(**lease.fields(), url=job.webhook, job=view)
 
 
 def delivered(tx: Transaction, lease: WebhookLease, status: int) -> None:
     """End a report that was taken. Raises LeaseLost."""
     job, task = tasks.held(tx, lease)
-    record(tx, tasks.done(tx, job, task), "progress", f"webhook: answered {status}", job.problem)
+    _note(tx, tasks.done(tx, job, task), f"webhook: answered {status}", job.problem)
 
 
 def undelivered(tx: Transaction, lease: WebhookLease, problem: Problem) -> None:
     """Let a report that was not taken wait for its next attempt; the last one ends it. Raises LeaseLost."""
     job, task = tasks.held(tx, lease)
     if task.attempts > len(WAITS_S):
-        record(tx, tasks.done(tx, job, task), "progress", "webhook: given up", problem)
+        _note(tx, tasks.done(tx, job, task), "webhook: given up", problem)
         return
     due = tx.now + timedelta(seconds=WAITS_S[task.attempts - 1])
     waiting = replace(task, state=TaskState.PENDING, owner=None, lease_until=None, not_before=due)
-    move_task(tx, job, task, replace(waiting, problem=problem), problem)
+    job = move_task(tx, job, task, replace(waiting, problem=problem))
+    _note(tx, job, "webhook: not taken", problem)
+
+
+def _note(tx: Transaction, job: LockedJob, message: str, problem: Problem | None) -> None:
+    record(tx, job, "progress", message, problem, is_change=False)
 
 
 def again(tx: Transaction, job_id: str) -> JobRow:
     """Report a job's last end once more, at once. Raises NotFound, IllegalMove."""
     job = lock_job(tx, job_id)
-    if not job.has_webhook or job.state not in REPORTED_JOB_STATES:
+    if job.webhook is None or job.state not in REPORTED_JOB_STATES:
         cure = f"a request with a `webhook` reports when its job is {', '.join(sorted(REPORTED_JOB_STATES))}"
         raise IllegalMove(f"job {job_id} is {job.state} and has nothing to report", field="state", cure=cure)
     reports = TASK.c.job_id == job_id, TASK.c.kind == TaskKind.WEBHOOK

@@ -114,8 +114,9 @@ def test_a_job_from_its_submission_to_its_files(ask: Ask, service: tuple[str, St
     complete(store, job.id, num_units=3, rejects=1500)
     assert [one.state for one in ask("follow", job.id)] == [JobState.COMPLETED]
     assert len(ask("rejects", job.id)) == 1500
-    page = ask("units", job.id, limit=2)
+    page = ask("unit_page", job.id, limit=2)
     assert [unit.unit for unit in page.units] == [0, 1]
+    assert [unit.unit for unit in ask("units", job.id)] == [0, 1, 2]
     data = Path(str(page.folder), "data")
     data.mkdir(parents=True)
     (data / "a file").write_bytes(bytes(range(100)))
@@ -134,11 +135,24 @@ def test_a_file_is_downloaded_in_pieces(
 ):
     monkeypatch.setattr(clients, "PIECE_BYTES", 33)
     job = ask("submit", job_body(service[2]))
-    folder = Path(str(ask("units", job.id).folder))
+    folder = Path(str(ask("unit_page", job.id).folder))
     folder.mkdir(parents=True)
     (folder / "a").write_bytes(bytes(range(100)))
     ask("download", job.id, "a", tmp_path / "copy")
     assert (tmp_path / "copy").read_bytes() == bytes(range(100))
+    with pytest.raises(ProblemReceived):
+        ask("download", job.id, "missing", tmp_path / "copy")
+    assert [file.read_bytes() for file in tmp_path.iterdir()] == [bytes(range(100))]
+    with pytest.raises(ValueError, match="names"):
+        ask("download", job.id, "../../secret", tmp_path / "copy")
+
+
+def test_a_key_that_could_not_be_sent_is_not_quoted():
+    assert Quarry(key=" qk_word\n").health
+    for client in (Quarry, AsyncQuarry):
+        with pytest.raises(ProblemReceived, match="API key") as refused:
+            client(key="qk_secret word")
+        assert "secret" not in str(refused.value)
 
 
 def test_a_schedule_from_its_making_to_its_end(ask: Ask, service: tuple[str, Store, Path]):
@@ -186,6 +200,6 @@ def test_a_newer_service_is_understood_and_what_is_not_quarry_is_named():
                 with pytest.raises(ProblemReceived) as refused:
                     quarry.job(path)
                 problem = refused.value.problem
-                assert (problem.status, problem.cure) == (502, "check --server")
+                assert (problem.status, "update this client" in str(problem.cure)) == (502, True)
                 assert said in problem.detail
         server.shutdown()

@@ -35,6 +35,13 @@ WORDS = {
 }
 
 
+TAIL = """
+Two more are the client's: `server-unreachable`, where the service does not answer, and `unexpected-answer`, where
+what answers is not Quarry or is newer than the client. `system-refused` is a file that the command line
+could not read or write. What HTTP itself refuses is called by its status, such as `content-too-large`.
+"""
+
+
 def every(kind: type[QuarryError] = QuarryError) -> Iterator[type[QuarryError]]:
     """Yield the tree, each class before those below it."""
     yield kind
@@ -43,7 +50,7 @@ def every(kind: type[QuarryError] = QuarryError) -> Iterator[type[QuarryError]]:
 
 
 def page() -> str:
-    return HEAD + "".join(f"{line}\n" for line in _lines())
+    return HEAD + "".join(f"{line}\n" for line in _lines()) + TAIL
 
 
 def _lines() -> Iterator[str]:

@@ -37,6 +37,8 @@ def store(settings: Settings) -> Iterator[Store]:
         ("https://hooks.example:0/", "webhook.url"),
         ("https://hooks.example:port/", "webhook.url"),
         ("https://hooks.example/ two", "webhook.url"),
+        ("https://a..b/", "webhook.url"),
+        (f"https://{'a' * 64}.example/", "webhook.url"),
         ("https://hooks.example/\r\nX: y", "webhook.url"),
         ("https://[::1", "webhook.url"),
         ("https://" + "a" * 2100, "webhook.url"),

@@ -1,10 +1,11 @@
 """Reports of a job's end: signed, sent to no private address, repeated until they are taken."""
 
-import asyncio
 import socket
+import threading
 from collections.abc import Iterator
 from ipaddress import ip_address
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from standardwebhooks import Webhook as Signature
@@ -149,7 +150,7 @@ def test_a_server_that_sends_its_answer_slowly_is_left(
     store.write(jobs.cancel, JOB)
     assert run(store, settings)
     ((_, problem),) = said(store)
-    assert problem is not None and "did not answer: TimeoutError" in problem.detail
+    assert problem is not None and "did not answer in time" in problem.detail
 
 
 def test_a_certificate_of_nobody_is_refused(
@@ -180,25 +181,83 @@ PRIVATE = [
     *("127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0"),
     *("224.0.0.1", "255.255.255.255", "198.18.0.1", "192.0.2.1", "240.0.0.1"),
     *("::1", "::", "fe80::1", "fd00::1", "ff02::1", "2001:db8::1"),
+    *(
+        "fec0::1",
+        "64:ff9b:1::7f00:1",
+        "::127.0.0.1",
+        "::ffff:0:127.0.0.1",
+        "3fff::1",
+        "5f00::1",
+        "168.63.129.16",
+    ),
     *("::ffff:10.0.0.1", "::ffff:169.254.169.254", "64:ff9b::10.0.0.1", "64:ff9b::7f00:1", "2002:a00:1::1"),
 ]
 PUBLIC = ["93.184.215.14", "1.1.1.1", "2606:4700:4700::1111", "64:ff9b::1.1.1.1", "::ffff:1.1.1.1"]
 
 
 def test_only_public_addresses_are_called(settings: Settings):
-    webhook = Webhook(url="https://somewhere.example/")
+    parts = urlsplit("https://somewhere.example/")
     for text in PRIVATE:
         with pytest.raises(OptionRefused):
-            control._check_address(ip_address(text), webhook, settings)
+            control._check_address(ip_address(text), parts, settings)
     for text in PUBLIC:
-        control._check_address(ip_address(text), webhook, settings)
+        control._check_address(ip_address(text), parts, settings)
+
+
+def test_a_name_that_is_not_resolved_in_time_is_left_and_one_that_cannot_be_is_given_up_in_the_end(
+    store: Store, settings: Settings, clock: Clock, monkeypatch: pytest.MonkeyPatch
+):
+    ended = threading.Event()
+    monkeypatch.setattr(control, "DEADLINE_S", 0.2)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [ended.wait(60)][1:])
+    submit(store, "https://slow.example/")
+    store.write(jobs.cancel, JOB)
+    at = store.read(jobs.job, JOB).updated_at
+    assert run(store, settings)
+    ended.set()
+
+    def fail(*_: object, **__: object) -> None:
+        raise UnicodeError("label empty or too long " * 100)
+
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
+    for wait_s in webhooks.WAITS_S:
+        clock.advance(wait_s)
+        assert run(store, settings)
+    assert not run(store, settings)
+    problems = [str(problem and problem.detail) for _, problem in said(store)]
+    assert len(problems) == 10 and "in time" in problems[0] and "UnicodeError" in problems[1]
+    assert max(map(len, problems)) < 400
+    assert store.read(jobs.job, JOB).updated_at == at  # its end, as others read it
+
+
+def test_what_a_receiver_says_is_cut(store: Store, settings: Settings, receiver: Receiver):
+    receiver.answers = ["BANNER" * 3]
+    submit(store, receiver.url)
+    store.write(jobs.cancel, JOB)
+    assert run(store, settings)
+    ((_, problem),) = said(store)
+    assert problem is not None and len(problem.detail) < 300
+
+
+def test_a_report_that_waits_is_not_hurried_by_a_resume(
+    store: Store, settings: Settings, receiver: Receiver, clock: Clock
+):
+    receiver.answers = [500]
+    submit(store, receiver.url)
+    store.write(jobs.cancel, JOB)
+    assert run(store, settings)
+    store.write(jobs.resume, JOB)
+    stop_job(store, JOB, JobState.BLOCKED)
+    assert [run(store, settings), run(store, settings)] == [True, False]  # the new one
+    clock.advance(webhooks.WAITS_S[0])
+    assert run(store, settings)
 
 
 def test_one_private_address_among_several_is_enough(settings: Settings, monkeypatch: pytest.MonkeyPatch):
     both = [(2, 1, 6, "", (address, 443)) for address in ("1.1.1.1", "10.0.0.1")]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: both)
     with pytest.raises(OptionRefused, match=r"10\.0\.0\.1"):
-        asyncio.run(control._addresses(Webhook(url="https://somewhere.example/"), settings))
+        control._addresses(urlsplit("https://somewhere.example/"), settings)
 
 
 def test_the_secret_of_an_owner_signs_for_nobody_else(
