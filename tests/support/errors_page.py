@@ -36,8 +36,8 @@ WORDS = {
 
 
 TAIL = """
-Two more are the client's: `server-unreachable`, where the service does not answer, and `unexpected-answer`, where
-what answers is not Quarry or is newer than the client. `system-refused` is a file that the command line
+Two more are the client's: `server-unreachable`, where the service does not answer, and `unexpected-answer`,
+where what answers is not Quarry or is newer than the client. `system-refused` is a file that the command line
 could not read or write. What HTTP itself refuses is called by its status, such as `content-too-large`.
 """
 
