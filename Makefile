@@ -44,9 +44,9 @@ SLOW := slow or outside or (engine and not short)
 test: lint
 	$(PYTEST) --maxprocesses 8 -m "not long and not ($(SLOW))"
 
-# Everything slower. An engine has threads of its own: two side by side are enough.
+# Everything slower. An engine has threads of its own: three side by side are enough.
 test-all: install $(TRAINERS)
-	$(PYTEST) --maxprocesses 2 -m "not long and ($(SLOW))"
+	$(PYTEST) --maxprocesses 3 -m "not long and ($(SLOW))"
 
 # The trainers' own packages, in a folder apart: only the export tests read with their loaders.
 $(TRAINERS): requirements/trainers.txt | install
@@ -84,10 +84,11 @@ load: install
 	$(BIN)/python -m pytest tests/load -m long -s
 
 # Trains drafters on Quarry's dataset, on the trainer's own dump and on wrong ones, serves each, and compares what
-# is accepted.
+# is accepted. Then runs every command of docs/first-drafter.md.
 loop: install $(TRAINERS)
 	$(BIN)/python -m benchmarks.loop --save
 	$(BIN)/python -m benchmarks.loop.turns --save
+	$(BIN)/python -m pytest tests/e2e/test_guides.py -m long --numprocesses 1
 
 # Ways to stored states side by side, and what a job's time goes to, the checks included.
 bench: install

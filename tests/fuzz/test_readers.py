@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-SECONDS = int(os.environ.get("FUZZ_SECONDS", "5"))
+SECONDS = int(os.environ.get("FUZZ_SECONDS", "3"))
 NAMES = ("shard", "index", "counts", "manifest", "jobs", "norm", "socket")
 ENDED_BY_PYARROW = "ERROR: libFuzzer: deadly signal"
 """Over some footers it aborts. Nothing is read then: `quarry verify` says that the file is broken."""

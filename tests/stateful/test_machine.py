@@ -23,7 +23,7 @@ from tests.stateful.machine import Machine
 from tests.stateful.oracle import Checkpoints
 from tests.support.pg import Postgres
 
-SECONDS = int(os.environ.get("STATEFUL_SECONDS", "40"))
+SECONDS = int(os.environ.get("STATEFUL_SECONDS", "25"))
 ANY_SEED = random.SystemRandom().randrange(10**6) if "STATEFUL_SECONDS" in os.environ else 6000
 SEED = int(os.environ.get("STATEFUL_SEED", ANY_SEED))
 STEPS = int(os.environ.get("STATEFUL_STEPS", "30"))
